@@ -1,5 +1,6 @@
 """Which GPUs a driver gives to us, and what is measured where those are not all."""
 
+import ast
 import json
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from homenode.input_files import package_text
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
@@ -155,6 +157,18 @@ def test_the_driver_is_asked_itself(driver: tuple[Path, int]) -> None:
     expected = ShownGpus((Bdf.parse("0001:9b:00.0"), Bdf.parse("0001:19:00.0")))
     none = ShownGpus((), "cuInit says error 802")
     assert parse_shown(ended.stdout_or_raise()) == (none if code else expected)
+
+
+def test_the_question_is_written_for_python_3_6() -> None:
+    """RHEL 8's own: it has neither deferred annotations nor list[str]."""
+    text = program_text("gpus_shown")
+    ast.parse(text, feature_version=(3, 6))
+    source = package_text("measure", "programs", "gpus_shown.py")
+    assert "__future__" not in text
+    functions = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef))
+    for function in functions:
+        hints = [function.returns, *(argument.annotation for argument in function.args.args)]
+        assert not any(isinstance(hint, ast.Subscript | ast.BinOp) for hint in hints)
 
 
 def test_without_a_driver_nothing_is_asked() -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from homenode.bdf import Bdf
 from homenode.cluster.slurm.options import StudyOptions
 from homenode.cluster.slurm.study.evidence import StudySources, parse_record
 from homenode.cluster.slurm.study.experiments import Experiment, Mode, Study
 from homenode.cluster.slurm.study.folder import read_study
+from homenode.cluster.slurm.study.locality import CGROUP, VISIBLE, parse_gpus
 from homenode.cluster.slurm.study.report import study_report
 from homenode.cluster.slurm.study.scripts import script_of
 from homenode.measure.results.model import Origin
@@ -110,6 +112,25 @@ def test_a_job_leaves_an_ordinary_run_with_raw_output_and_time(tmp_path: Path) -
     assert alone.cpu_nodes == (1,)
     report = study_report("x", StudySources(jobs=found.jobs))
     assert [str(job.locality) for job in report.jobs] == ["lost", "bound by the study"]
+
+
+def test_a_job_notes_which_gpus_its_cgroup_lets_it_open(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for minor, (address, is_open) in enumerate((("0009:01:00.0", False), ("0019:01:00.0", True))):
+        folder = root / f"proc/driver/nvidia/gpus/{address}"
+        folder.mkdir(parents=True)
+        text = f"Model: \t NVIDIA GH200\nGPU UUID: \t GPU-{minor}a\nDevice Minor: \t {minor}\n"
+        (folder / "information").write_text(text)
+        (root / "dev").mkdir(exist_ok=True)
+        if is_open:
+            (root / f"dev/nvidia{minor}").touch()
+    given = {"SLURM_JOB_GPUS": "1", "CUDA_VISIBLE_DEVICES": "0", "node_root": str(root)}
+    _, files = run_job(tmp_path, ALONE, StudyOptions(tests=()), measure=False, **given)
+    shown, numbers = parse_gpus(files["gpus.txt"])
+    own = (Bdf.parse("0019:01:00.0"),)
+    assert (shown, str(numbers)) == ({CGROUP: own, VISIBLE: own}, "1")
+    renamed = files["gpus.txt"].replace("visible 0", "visible GPU-1a")
+    assert parse_gpus(renamed)[0] == shown
 
 
 def test_a_job_that_can_measure_nothing_fails_and_says_why(tmp_path: Path) -> None:

@@ -25,16 +25,15 @@ from homenode.cluster.slurm.study.evidence import (
 )
 from homenode.cluster.slurm.study.experiments import Experiment, Mode
 from homenode.cluster.slurm.study.folder import read_sources
+from homenode.cluster.slurm.study.locality import JobLocality
 from homenode.cluster.slurm.study.maps import matrices
 from homenode.cluster.slurm.study.report import (
     FAR,
     NEAR,
-    JobLocality,
     Queue,
     StudyReport,
     comparisons,
     copies_as_runs,
-    locality_of,
     study_report,
 )
 from homenode.cluster.slurm.study.text import slurm_study_page, slurm_study_text
@@ -139,7 +138,7 @@ def test_what_homenode_import_made_of_them_gives_the_same_table(
     assert first["remote"] == pytest.approx(88.6e9)
     assert found["verdicts"][0]["queue"] == "exclusive"
     two = [job for job in found["jobs"] if "2gpu" in job["name"]]
-    assert {job["why"] for job in two} == {"nothing says on which nodes its CPUs were"}
+    assert {job["why"] for job in two} == {"nothing shows on which nodes its CPUs were"}
     pairs = {job["name"]: job["gpus"] for job in two}
     assert pairs == {"shared_array_2gpu, job 0": 2, "shared_array_2gpu, job 1": 2}
 
@@ -188,12 +187,12 @@ def judged(run: Run, texts: dict[str, str], *, known: bool = True) -> JobEvidenc
 
 def test_a_job_away_from_its_gpus_by_slurms_word_has_lost_locality() -> None:
     texts = {"job.txt": JOB + SHARE.format(ids="32-37", count=6, gpus="0-1,4-7")}
-    locality, why = locality_of(judged(run_of("a"), texts))
+    locality, why = judged(run_of("a"), texts).locality
     assert locality is JobLocality.LOST
     assert "expected CPUs on node 0, where GPUs 0 (0000:11:00.0), 1 (0000:12:00.0) are" in why
     near = {"job.txt": JOB + SHARE.format(ids="32-37", count=2, gpus="4-5")}
-    assert locality_of(judged(run_of("a"), near))[0] is JobLocality.KEPT
-    assert locality_of(judged(run_of("a"), near, known=False))[0] is JobLocality.UNKNOWN
+    assert judged(run_of("a"), near).locality[0] is JobLocality.KEPT
+    assert judged(run_of("a"), near, known=False).locality[0] is JobLocality.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -212,7 +211,66 @@ def test_what_the_job_measured_itself_counts_before_slurms_word(
     texts = {"job.txt": JOB + SHARE.format(ids="32-33", count=1, gpus="4")}
     copy = Sample("h2d-bandwidth", "bytes_per_s", 50e9, device=Bdf.parse(gpu))
     run = run_of("a", copy, pus=CpuSet.parse(pus, "pus"), nodes=nodes)
-    assert locality_of(judged(run, texts))[0] is expected
+    assert judged(run, texts).locality[0] is expected
+
+
+DRIVER = ("answers", "silent", "absent", "old", "wrong")
+"""Of the tool's device list: addresses, none, nothing measured, numbers alone, other GPUs."""
+
+
+@pytest.mark.parametrize("driver", DRIVER)
+@pytest.mark.parametrize("access", ["", "confined", "open to all"])
+@pytest.mark.parametrize("gpus", [(4,), (0, 1), (0, 5)])
+@pytest.mark.parametrize("cpu_node", [0, 1])
+def test_the_locality_of_a_job_is_right_or_unknown(
+    driver: str, access: str, gpus: tuple[int, ...], cpu_node: int
+) -> None:
+    devices = [gpu.bdf for gpu in GPU_NODE.gpus if gpu.bdf is not None]
+    other = [(gpu + 4) % 8 for gpu in gpus]
+    measured = {"answers": gpus, "wrong": other, "old": (None,) * len(gpus)}.get(driver, ())
+    samples = [
+        # nvidia-smi shows the power of every GPU of the node, whatever the job was given.
+        *(Sample("gpu-power", "watts", 90.0, device=device) for device in devices),
+        *(
+            Sample("h2d-bandwidth", "bytes_per_s", 5e10, device=None if n is None else devices[n])
+            for n in measured
+        ),
+    ]
+    opened = range(8) if access == "open to all" else gpus
+    names = ",".join(map(str, gpus if access == "open to all" else range(len(gpus))))
+    lines = [
+        f"slurm {','.join(map(str, gpus))}\nvisible {names}",
+        *(f"gpu {d} {'open' if n in opened else 'closed'}" for n, d in enumerate(devices)),
+    ]
+    ids = f"{32 * cpu_node}-{32 * cpu_node + 7}"
+    listed = ",".join(map(str, gpus))
+    texts = {
+        "job.txt": JOB + SHARE.format(ids=ids, count=len(gpus), gpus=listed),
+        "gpus.txt": "\n".join(lines) if access else "",
+    }
+    pus = CpuSet.parse("16-19,48-51" if cpu_node else "0-3,32-35", "pus")
+    run = run_of("a", *samples, pus=pus, nodes=(cpu_node,))
+    is_near = {cpu_node} == {gpu // 4 for gpu in gpus}
+    truth = JobLocality.KEPT if is_near else JobLocality.LOST
+    locality, why = judged(run, texts).locality
+    if driver == "wrong" and len({gpu // 4 for gpu in gpus}) == 1:
+        assert locality is JobLocality.UNKNOWN
+        assert f"the measuring tool shows {devices[other[0]]}" in why
+    else:
+        assert locality is truth
+
+
+def test_a_job_of_which_nothing_shows_gpus_or_cpus_is_unknown() -> None:
+    power = [Sample("gpu-power", "watts", 90.0, device=gpu.bdf) for gpu in GPU_NODE.gpus]
+    silent = run_of("a", *power, pus=CpuSet.parse("0-3", "pus"), nodes=(0,))
+    assert judged(silent, {}).locality[0] is JobLocality.UNKNOWN
+    without_cpus = {
+        "job.txt": JOB + SHARE.format(ids="", count=1, gpus="4").replace("CPU_IDs= ", "")
+    }
+    assert judged(run_of("a"), without_cpus).locality[0] is JobLocality.UNKNOWN
+    wide = run_of("a", pus=CpuSet.parse("0-63", "pus"), nodes=(1,))
+    texts = {"job.txt": JOB + SHARE.format(ids="32-37", count=1, gpus="4")}
+    assert judged(wide, texts).locality[0] is JobLocality.OPEN
 
 
 def test_a_record_tells_waits_hours_and_neighbours() -> None:

@@ -11,12 +11,14 @@ The user's own packages stay where they are: PyTorch may be one of them.
 """
 
 import hashlib
+import sys
 from collections.abc import Collection, Mapping, Sequence
 
 from homenode.errors import HostError, ParseError, ToolError
 from homenode.machine.tools.proc_stat import PATH as PROC_STAT
 from homenode.machine.tools.proc_stat import PuTimes, parse
 from homenode.machine.topology import Host
+from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.machine import Machine
 from homenode.measure.gpu.machine import is_nvidia
 from homenode.measure.model import PROBE, PYTHON, TORCH, SuiteOptions
@@ -87,11 +89,13 @@ def gpus_shown_by(
     Raises ToolError where the machine cannot be reached.
     """
     gpus = measured_gpus(host, [])
-    if not gpus or PYTHON not in installed:
+    # Here our own interpreter asks: a node's python3 may be absent, or too old.
+    python = sys.executable if isinstance(machine, LocalMachine) else options.python
+    if not gpus or (python == options.python and PYTHON not in installed):
         return None
     driver = "cuda" if is_nvidia(gpus) else "hip"
     try:
-        argv = (options.python, "-", driver)
+        argv = (python, "-", driver)
         said = run_program(machine, argv, _ASK_S, "gpus_shown", dict([BY_BUS]))
         return parse_shown(said.stdout)
     except (ParseError, ToolMissingError, ToolTimeoutError):
@@ -148,10 +152,11 @@ def program_text(name: str) -> str:
 
     Raises HostError where the installation lacks it.
     """
-    lines = [_NOT_FROM_HERE, _LAUNCHER]
-    for module in _CARRIED:
-        lines.append(f"_carry({f'{_PACKAGE}.{module}'!r}, {_source(module)!r})\n")
-    main = f'compile({_source(name)!r}, "homenode {name}", "exec")'
+    lines, source = [_NOT_FROM_HERE, _LAUNCHER], _source(name)
+    if _PACKAGE in source:
+        for module in _CARRIED:
+            lines.append(f"_carry({f'{_PACKAGE}.{module}'!r}, {_source(module)!r})\n")
+    main = f'compile({source!r}, "homenode {name}", "exec")'
     lines.append(f'exec({main}, {{"__name__": "__main__"}})\n')
     return "".join(lines)
 

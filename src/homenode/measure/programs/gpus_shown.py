@@ -2,14 +2,12 @@
 
     python3 - cuda|hip   < this
 
-Runs in any Python from 3.8 on. Prints one line of JSON, homenode.gpus/1. A job or a container may
+Runs in any Python from 3.6 on. Prints one line of JSON, homenode.gpus/1. A job or a container may
 be given fewer GPUs than /sys shows, and CUDA_VISIBLE_DEVICES orders them as it likes.
 
 Source: cuInit, cuDeviceGetCount, cuDeviceGetPCIBusId (CUDA driver API); hipGetDeviceCount,
 hipDeviceGetPCIBusId (HIP).
 """
-
-from __future__ import annotations
 
 import ctypes
 import json
@@ -41,7 +39,7 @@ def library(driver: str) -> Any:
     return None
 
 
-def addresses(driver: str, calls: Any) -> list[str]:
+def addresses(driver: str, calls: Any) -> "list[str]":
     """Of the GPUs, by their number. Raises OSError with the driver's code where it gives none."""
     count = ctypes.c_int()
     if driver == "cuda":
@@ -67,7 +65,7 @@ def _check(call: str, code: int) -> None:
         raise OSError(f"{call} says {'no GPU' if code == _NO_DEVICE else f'error {code}'}")
 
 
-def main(words: list[str]) -> None:
+def main(words: "list[str]") -> None:
     driver = words[0]
     found: list[str] | None = None
     reason = None

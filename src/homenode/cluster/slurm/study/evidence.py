@@ -21,24 +21,18 @@ from statistics import fmean
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from homenode.cluster.slurm.audit import audit
-from homenode.cluster.slurm.job_allocation import (
-    AllocatedGpu,
-    JobAllocation,
-    NodeMachine,
-    allocation_on,
-)
+from homenode.cluster.slurm.job_allocation import NodeMachine
 from homenode.cluster.slurm.study.experiments import Experiment, Mode
+from homenode.cluster.slurm.study.locality import JobLocality, Locality, place_by_homes, place_of
 from homenode.errors import ParseError
-from homenode.findings import Findings, Gap
-from homenode.indices import NodeIndex
+from homenode.findings import Gap
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.tools import nccl_tests
 from homenode.machine.tools.scontrol import Job, parse_scontrol_jobs
 from homenode.machine.topology import Host
 from homenode.measure.figures.nvidia import Binding, sections
 from homenode.measure.imported.runs import ImportOptions, SourceFolder, imported_runs
-from homenode.measure.results.model import Condition, Origin, Run, RunHead, Sample
+from homenode.measure.results.model import Condition, Origin, Run, Sample
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import REPLAYED, REPLAYED_LINE
 from homenode.wording import plural
@@ -58,7 +52,7 @@ class AttemptRecord(Struct, frozen=True):
     """What a job wrote down before it measured; None where it did not.
 
     others: jobs of others on the node. queue_wait_s: from when it could have started. gpu_hours:
-    used. met: jobs that measured with it, of how many.
+    used. met: jobs that measured with it, of how many. gpus_file: the text of its gpus.txt.
     """
 
     job: Job | None = None
@@ -67,6 +61,7 @@ class AttemptRecord(Struct, frozen=True):
     gpu_hours: float | None = None
     met: str | None = None
     gaps: tuple[Gap, ...] = ()
+    gpus_file: str = ""
 
 
 class NicLine(Struct, frozen=True, kw_only=True):
@@ -83,8 +78,8 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
 
     name: unique in the study. node: of the cluster. bound_to: the NUMA node that it was bound to;
     None where to none. cpu_nodes, memory_nodes: NUMA nodes that it might use, () = not known.
-    homes: (GPU address, its NUMA node); homes_measured: nothing says it, the figures do. placement:
-    what the audit says; None where there is nothing to judge by.
+    homes: (GPU address, its NUMA node); homes_measured: nothing says it, the figures do. place: by
+    the node's machine; None where that is unknown.
     """
 
     name: str
@@ -98,7 +93,7 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
     run: Run
     homes: tuple[tuple[str, int], ...] = ()
     homes_measured: bool = False
-    placement: Findings | None = None
+    place: Locality | None = None
     record: AttemptRecord = AttemptRecord()
     nics: tuple[NicLine, ...] = ()
     gaps: tuple[Gap, ...] = ()
@@ -106,6 +101,15 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
     @property
     def samples(self) -> tuple[Sample, ...]:
         return self.run.samples
+
+    @property
+    def locality(self) -> Locality:
+        """Whether its CPUs and memory were where its GPUs are, and by what."""
+        if self.mode is Mode.EXCLUSIVE:
+            return JobLocality.BOUND, ""
+        if self.place is not None:
+            return self.place
+        return place_by_homes(dict(self.homes), self.run, self.cpu_nodes, self.memory_nodes)
 
     @property
     def replayed(self) -> str | None:
@@ -151,6 +155,7 @@ def parse_record(texts: Mapping[str, str], gpus: int) -> AttemptRecord:
         gpu_hours(texts, count),
         texts.get("met", "").strip()[:40] or None,
         tuple(gaps),
+        texts.get("gpus.txt", ""),
     )
 
 
@@ -178,11 +183,18 @@ def evidence_of(
         memory_nodes=tuple(head.nodes or ()),
         run=run,
         homes=_homes(machine),
-        placement=_placement(run, record, experiment, machine),
+        place=None if machine is None else _place(experiment, run, record, machine),
         record=record,
         nics=() if host is None else tuple(_nearest_nics(experiment.nodes[0], host)),
         gaps=record.gaps,
     )
+
+
+def _place(
+    experiment: Experiment, run: Run, record: AttemptRecord, machine: NodeMachine
+) -> Locality:
+    gpu_count = experiment.gpus if experiment.gres == "gpu" else None
+    return place_of(run, record.job, record.gpus_file, gpu_count, machine, experiment.nodes[0])
 
 
 def _errors(texts: Mapping[str, str]) -> Iterator[Gap]:
@@ -231,46 +243,6 @@ def _homes(machine: NodeMachine | None) -> tuple[tuple[str, int], ...]:
     gpus = () if machine is None else machine.gpus
     return tuple(
         (str(g.bdf), int(g.node)) for g in gpus if g.bdf is not None and g.node is not None
-    )
-
-
-def _placement(
-    run: Run, record: AttemptRecord, experiment: Experiment, machine: NodeMachine | None
-) -> Findings | None:
-    """Are its GPUs, CPUs and memory on the same nodes: by the GPUs that it measured, else by
-    Slurm's word. None where neither shows GPUs."""
-    if machine is None:
-        return None
-    measured = dict.fromkeys(sample.device for sample in run.samples if sample.device is not None)
-    known = {gpu.bdf: gpu for gpu in machine.gpus}
-    gpus = tuple(known[device] for device in measured if device in known)
-    if gpus and run.head.pus is not None:
-        own = _own_allocation(run.head, record.job, experiment, gpus, machine)
-        return audit((own,))
-    if record.job is not None:
-        shares = [allocation_on(record.job, one, machine, None) for one in record.job.shares]
-        return audit(shares) if shares else None
-    return None
-
-
-def _own_allocation(
-    head: RunHead,
-    job: Job | None,
-    experiment: Experiment,
-    gpus: tuple[AllocatedGpu, ...],
-    machine: NodeMachine,
-) -> JobAllocation:
-    memory = None if head.nodes is None else frozenset(map(NodeIndex, head.nodes))
-    bound = None if experiment.numa is None else frozenset((NodeIndex(experiment.numa),))
-    return JobAllocation(
-        job="unknown" if job is None else job.id,
-        node=experiment.nodes[0],
-        name="" if job is None else job.name,
-        pus=head.pus,
-        gpus=gpus,
-        tree=machine.tree,
-        memory_nodes=memory,
-        bound_nodes=bound,
     )
 
 

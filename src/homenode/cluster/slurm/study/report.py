@@ -19,6 +19,7 @@ from homenode.cluster.slurm.study.evidence import (
     device_of,
 )
 from homenode.cluster.slurm.study.experiments import Mode
+from homenode.cluster.slurm.study.locality import JobLocality
 from homenode.cluster.slurm.study.maps import (
     COPIES,
     Outlier,
@@ -35,7 +36,7 @@ from homenode.decide.comparison import Comparison, Outcome
 from homenode.decide.statement import ground_of, sentence_of
 from homenode.decide.verdict import verdict
 from homenode.decide.words import multiple_text
-from homenode.findings import Gap, Severity
+from homenode.findings import Gap
 from homenode.measure.results.model import CPU_ONLY, GPU_UNKNOWN, Run, Sample
 from homenode.objective import Objective
 
@@ -53,16 +54,6 @@ class Queue(StrEnum):
     UNKNOWN = "cannot tell"
 
 
-class JobLocality(StrEnum):
-    """Of a job's CPUs and memory to its GPUs."""
-
-    KEPT = "kept"
-    OPEN = "kept, memory not bound"  # its CPUs are right, its memory may lie on other nodes
-    LOST = "lost"
-    BOUND = "bound by the study"  # to each NUMA node in turn: near some GPUs, far from others
-    UNKNOWN = "unknown"
-
-
 class WorkVerdict(Struct, frozen=True, kw_only=True):
     """For one kind of work. measured: False where it follows from no figure of this study."""
 
@@ -71,48 +62,6 @@ class WorkVerdict(Struct, frozen=True, kw_only=True):
     rationale: str
     evidence: tuple[str, ...]
     measured: bool
-
-
-def locality_of(job: JobEvidence) -> tuple[JobLocality, str]:
-    """Whether a job's CPUs and memory were where its GPUs are, and by what."""
-    if job.mode is Mode.EXCLUSIVE:
-        return JobLocality.BOUND, ""
-    if job.placement is not None:
-        found = job.placement.findings
-        far = [f for f in found if f.id in ("job-gpu-far", "job-memory-far")]
-        if far:
-            return JobLocality.LOST, f"{far[0].observed}; expected {far[0].expected}"
-        unjudged = [f for f in found if f.severity is Severity.INCONCLUSIVE]
-        if unjudged:
-            return JobLocality.UNKNOWN, unjudged[0].observed
-        is_open = len(job.memory_nodes) > 1 or any(f.id == "job-memory-open" for f in found)
-        return (JobLocality.OPEN, _memory(job)) if is_open else (JobLocality.KEPT, "")
-    return _by_homes(job)
-
-
-def _by_homes(job: JobEvidence) -> tuple[JobLocality, str]:
-    """By the homes of the GPUs that it measured, where the audit had nothing to look at."""
-    homes = dict(job.homes)
-    wanted = {homes[str(s.device)] for s in job.samples if str(s.device) in homes}
-    if not wanted:
-        return JobLocality.UNKNOWN, "nothing says on which nodes its GPUs are"
-    if not job.cpu_nodes:
-        return JobLocality.UNKNOWN, "nothing says on which nodes its CPUs were"
-    if not wanted <= set(job.cpu_nodes):
-        return JobLocality.LOST, f"CPUs on node {_list(job.cpu_nodes)}, GPUs on {_list(wanted)}"
-    if job.memory_nodes and set(job.memory_nodes) <= wanted:
-        return JobLocality.KEPT, ""
-    return JobLocality.OPEN, _memory(job)
-
-
-def _memory(job: JobEvidence) -> str:
-    if not job.memory_nodes:
-        return "its memory was not bound to one node"
-    return f"its memory may lie on nodes {_list(job.memory_nodes)}"
-
-
-def _list(nodes: Iterable[int]) -> str:
-    return " ".join(str(node) for node in sorted(nodes))
 
 
 def verdicts(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> tuple[WorkVerdict, ...]:
@@ -285,7 +234,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
     if not shared:
         reason = "bound to the GPUs' nodes it gets the local figure; shared jobs were not measured"
         return Queue.EXCLUSIVE, reason, evidence, True
-    places = [locality_of(job)[0] for job in shared]
+    places = [job.locality[0] for job in shared]
     evidence.append(_places(places))
     shapes = {job.shape for job in shared}
     if JobLocality.LOST in places or shapes & {*made.avoid}:
@@ -493,7 +442,7 @@ def _setup(jobs: tuple[JobEvidence, ...]) -> Iterator[tuple[str, str]]:
 
 
 def _line(job: JobEvidence) -> JobLine:
-    locality, why = locality_of(job)
+    locality, why = job.locality
     record = job.record
     return JobLine(
         name=job.name,

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from homenode.cluster.slurm.study.experiments import Mode
+from homenode.cluster.slurm.study.locality import JobLocality
 from homenode.cluster.slurm.study.maps import LEAST_NODES, Outlier, StudyMatrix
-from homenode.cluster.slurm.study.report import CopySpread, JobLine, JobLocality, StudyReport
+from homenode.cluster.slurm.study.report import CopySpread, JobLine, StudyReport
 from homenode.decide.comparison import Comparison, Effect, Outcome
 from homenode.decide.words import figure_text, multiple_text, range_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Table, Text

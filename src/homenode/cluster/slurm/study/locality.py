@@ -1,0 +1,188 @@
+"""Locality: were the CPUs and the memory of a job on the NUMA nodes of its GPUs.
+
+A job's GPUs are shown by the tool that measured them, the devices that its cgroup let it open,
+CUDA_VISIBLE_DEVICES and Slurm's numbers. All that show as many GPUs as the job has must lead to
+the same answer; else the answer is unknown, with the reason.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from enum import StrEnum
+
+from homenode.bdf import Bdf
+from homenode.cluster.slurm.audit import audit
+from homenode.cluster.slurm.job_allocation import (
+    AllocatedGpu,
+    JobAllocation,
+    NodeMachine,
+    allocation_on,
+)
+from homenode.cpuset import CpuSet
+from homenode.errors import ParseError
+from homenode.indices import NodeIndex
+from homenode.machine.tools.scontrol import Job
+from homenode.measure.results.model import Run
+from homenode.metrics import POWER
+
+GpusBySource = Mapping[str, tuple[Bdf, ...]]
+
+CGROUP, VISIBLE, SLURM, TOOL = (
+    "the devices that its cgroup lets it open",
+    "CUDA_VISIBLE_DEVICES",
+    "Slurm",
+    "the measuring tool",
+)
+
+
+class JobLocality(StrEnum):
+    """Of a job's CPUs and memory to its GPUs."""
+
+    KEPT = "kept"
+    OPEN = "kept, not bound"  # near its GPUs; its memory or some CPUs may be elsewhere
+    LOST = "lost"
+    BOUND = "bound by the study"  # to each NUMA node in turn: near some GPUs, far from others
+    UNKNOWN = "unknown"
+
+
+Locality = tuple[JobLocality, str]
+"""With the reason; "" where the answer needs none."""
+
+
+def parse_gpus(text: str) -> tuple[GpusBySource, CpuSet]:
+    """What a job's gpus.txt shows: GPUs by source, and Slurm's numbers (SLURM_JOB_GPUS).
+
+    Numbers in CUDA_VISIBLE_DEVICES count the GPUs that the job can open, by address.
+
+    >>> parse_gpus("slurm 1\\nvisible 0\\ngpu 0009:01:00.0 closed\\ngpu 0019:01:00.0 open\\n")[1]
+    CpuSet('1')
+    """
+    numbers, visible = CpuSet(), ""
+    gpus: dict[Bdf, tuple[bool, str]] = {}
+    for key, *values in filter(None, map(str.split, text.splitlines())):
+        with suppress(ParseError):
+            match key, values:
+                case "slurm", [listed]:
+                    numbers = CpuSet.parse(listed, "SLURM_JOB_GPUS")
+                case "visible", [listed]:
+                    visible = listed
+                case "gpu", [address, access, *uuid]:
+                    gpus[Bdf.parse(address)] = access == "open", "".join(uuid)
+    usable = sorted(bdf for bdf, (is_open, _) in gpus.items() if is_open)
+    shown = {CGROUP: tuple(usable)} if len(usable) < len(gpus) else {}
+    by_name = {str(number): bdf for number, bdf in enumerate(usable)}
+    by_name |= {uuid: bdf for bdf, (_, uuid) in gpus.items() if uuid}
+    names = visible.split(",")
+    if all(name in by_name for name in names):
+        shown[VISIBLE] = tuple(by_name[name] for name in names)
+    return shown, numbers
+
+
+def place_of(
+    run: Run,
+    job: Job | None,
+    gpus_file: str,
+    gpu_count: int | None,
+    machine: NodeMachine,
+    cluster_node: str,
+) -> Locality:
+    """Whether a job was where its GPUs are. gpu_count: that it asked for; None for MIG slices."""
+    shown, numbers = parse_gpus(gpus_file)
+    listed = set(map(str, numbers))
+    reasons: list[str] = []
+    pus = run.head.pus
+    by_slurm = tuple(g.bdf for g in machine.gpus if str(g.index) in listed and g.bdf is not None)
+    allocations = () if job is None else (allocation_on(job, s, machine, None) for s in job.shares)
+    for allocation in allocations:
+        if allocation.unknown is not None:
+            reasons.append(allocation.unknown)
+        pus = allocation.pus if pus is None else pus
+        by_slurm = tuple(gpu.bdf for gpu in allocation.gpus if gpu.bdf is not None) or by_slurm
+        gpu_count = gpu_count and (len(allocation.gpus) or gpu_count)
+    devices = (s.device for s in run.samples if s.device is not None and s.metric != POWER)
+    shown = {TOOL: tuple(dict.fromkeys(devices)), SLURM: by_slurm, **shown}
+    known = {gpu.bdf: gpu for gpu in machine.gpus}
+    answers: dict[str, Locality] = {}
+    for source, addresses in shown.items():
+        gpus = tuple(known[bdf] for bdf in addresses if bdf in known)
+        if not addresses or (source == SLURM and _is_confined(shown, gpu_count)):
+            continue  # gres.conf may order its numbers otherwise; what the kernel allows is certain
+        if len(gpus) != len(addresses):
+            reasons.append(f"{source} shows a GPU that the node does not have")
+        elif gpu_count is not None and len(gpus) != gpu_count:
+            reasons.append(f"{source} shows {len(gpus)} GPUs, and the job has {gpu_count}")
+        else:
+            answers[source] = _judge(run, gpus, pus, machine, cluster_node)
+    return _agreed(answers, shown, reasons)
+
+
+def _is_confined(shown: GpusBySource, gpu_count: int | None) -> bool:
+    return gpu_count is not None and len(shown.get(CGROUP, ())) == gpu_count
+
+
+def _agreed(
+    answers: Mapping[str, Locality], shown: GpusBySource, reasons: Iterable[str]
+) -> Locality:
+    if len({locality for locality, _ in answers.values()}) == 1:
+        return next(iter(answers.values()))
+    if answers:
+        each = (f"{source} shows {', '.join(map(str, shown[source]))}" for source in answers)
+        return JobLocality.UNKNOWN, "; ".join(each)
+    return JobLocality.UNKNOWN, "; ".join(reasons) or "nothing shows which GPUs it had"
+
+
+def _judge(
+    run: Run,
+    gpus: tuple[AllocatedGpu, ...],
+    pus: CpuSet | None,
+    machine: NodeMachine,
+    cluster_node: str,
+) -> Locality:
+    if pus is None:
+        return JobLocality.UNKNOWN, "nothing shows on which nodes its CPUs were"
+    nodes = run.head.nodes
+    allocation = JobAllocation(
+        job="",
+        node=cluster_node,
+        pus=pus,
+        gpus=gpus,
+        tree=machine.tree,
+        memory_nodes=None if nodes is None else frozenset(map(NodeIndex, nodes)),
+    )
+    findings = audit((allocation,)).findings
+    for ids, locality in (
+        (("job-gpu-far", "job-memory-far"), JobLocality.LOST),
+        (("job-unjudged",), JobLocality.UNKNOWN),
+        (("job-cpus-far",), JobLocality.OPEN),
+    ):
+        for finding in findings:
+            if finding.id in ids:
+                return locality, f"{finding.observed}; expected {finding.expected}"
+    if len(nodes or ()) > 1:
+        return JobLocality.OPEN, memory_words(nodes or ())
+    return JobLocality.KEPT, ""
+
+
+def place_by_homes(
+    homes: Mapping[str, int], run: Run, cpus: Iterable[int], memory: tuple[int, ...]
+) -> Locality:
+    """By the home node of each GPU that it measured, where no machine of the node is known."""
+    wanted = {homes[str(s.device)] for s in run.samples if str(s.device) in homes}
+    cpu_nodes = set(cpus)
+    if not wanted or not cpu_nodes:
+        subject = "its CPUs were" if wanted else "its GPUs are"
+        return JobLocality.UNKNOWN, f"nothing shows on which nodes {subject}"
+    if not wanted <= cpu_nodes:
+        return JobLocality.LOST, f"CPUs on node {_words(cpu_nodes)}, GPUs on {_words(wanted)}"
+    if memory and set(memory) <= wanted:
+        return JobLocality.KEPT, ""
+    return JobLocality.OPEN, memory_words(memory)
+
+
+def memory_words(nodes: Iterable[int]) -> str:
+    """Where the memory of a job that did not bind it may lie."""
+    listed = _words(nodes)
+    return f"its memory may lie on nodes {listed}" if listed else "its memory was not bound"
+
+
+def _words(nodes: Iterable[int]) -> str:
+    return " ".join(map(str, sorted(nodes)))

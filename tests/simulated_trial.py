@@ -17,13 +17,12 @@ from homenode.machine.description.parse import parse_description
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
-from homenode.measure.access.machine import Machine
-from homenode.measure.layouts.guest_access import GuestAccess
-from homenode.measure.layouts.journal import BOOT, Head, JournalFile
-from homenode.measure.layouts.prepare import TrialRequest, preflight, prepare, reopen
-from homenode.measure.layouts.runner import Trial
-from homenode.measure.layouts.trial_config import Measuring
+from homenode.measure.access.machine import GuestAccess, Machine
 from homenode.measure.model import Depth, Group, SuiteOptions
+from homenode.measure.trial.journal import BOOT, TrialHead, TrialJournal
+from homenode.measure.trial.prepare import TrialRequest, preflight, prepare, reopen
+from homenode.measure.trial.runner import Trial
+from homenode.measure.trial.trial_config import Measuring
 from homenode.process import Completed
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_options import PlanOptions, Policy
@@ -204,18 +203,18 @@ def wanted(
     )
 
 
-def begun(root: Path, asked: TrialRequest) -> tuple[Head, JournalFile]:
+def begun(root: Path, asked: TrialRequest) -> tuple[TrialHead, TrialJournal]:
     """A trial of the stand-in's domain, looked at and written down."""
     checked = preflight(Virsh(URI), NAME, asked, host(), root)
     assert not checked.obstacles
     assert not any(one.against for one in checked.fitted)
-    journal = JournalFile(root, asked.id)
+    journal = TrialJournal(root, asked.id)
     prepare(checked, journal)
     return checked.head, journal
 
 
 def changed(
-    journal: JournalFile, kind: str, what: ChangeState = ChangeState.BEGIN, **facts: str
+    journal: TrialJournal, kind: str, what: ChangeState = ChangeState.BEGIN, **facts: str
 ) -> None:
     """Have a line in the journal's changes, as a step of the trial writes it."""
     facts = {"number": "0", **facts} if kind == BOOT else facts
@@ -223,8 +222,8 @@ def changed(
 
 
 def trial_of(
-    head: Head,
-    journal: JournalFile,
+    head: TrialHead,
+    journal: TrialJournal,
     root: Path,
     reach: SimulatedReach,
     stated: list[str] | None = None,

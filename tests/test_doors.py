@@ -150,7 +150,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "vm/domain/schema.py": {
         "etree.parse": "libvirt's schema below /usr, whose parts libxml2 opens"
     },
-    "measure/layouts/runner.py": {"shutil.move": "a run's folder, by its name"},
+    "measure/trial/runner.py": {"shutil.move": "a run's folder, by its name"},
     "measure/tool_setup.py": {"unlink": "a program whose way and sum were looked at"},
     "cluster/kubevirt/object.py": {"yaml": "it is given a text"},
     "cluster/kubevirt/files/on_define_domain.py": {

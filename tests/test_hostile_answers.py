@@ -17,10 +17,10 @@ from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.description.parse import parse_description
 from homenode.machine.topology import Host
 from homenode.measure.access.guest_agent import GuestAgent
-from homenode.measure.layouts.journal import Head, TrialEntry
 from homenode.measure.results.received import MAX_BYTES, receive_run
 from homenode.measure.results.store import parse_run, run_text
 from homenode.measure.tool_setup import FOLDER, setup_journal
+from homenode.measure.trial.journal import TrialEntry, TrialHead
 from homenode.plan.stored import read_plan_for
 from homenode.safe.record_folder import JOURNAL
 from homenode.vm.sources import load_host
@@ -57,7 +57,7 @@ def test_hostile_json_is_a_message_wherever_it_is_read(text: str, tmp_path: Path
         lambda: parse_run(content + b"\n", "x"),
         lambda: decode_head(content, "change", ChangeHead, "x"),
         lambda: setup_journal(tmp_path).entries(),
-        lambda: decode_journal(content + b"\n", "trial", Head, TrialEntry, "x"),
+        lambda: decode_journal(content + b"\n", "trial", TrialHead, TrialEntry, "x"),
         lambda: read_plan_for(load_host("hgx-h100"), content, "x"),
         lambda: load_host(str(tmp_path / "host")),
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HostError
-from homenode.measure.layouts import guest
-from homenode.measure.layouts.guest import retry_while_unavailable
+from homenode.measure.trial import guest
+from homenode.measure.trial.guest import retry_while_unavailable
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.command_line import be_host, homenode
 from tests.two_node_libvirt import TwoNodes, two_nodes

@@ -12,8 +12,8 @@ from homenode.change.apply.store import DomainStore
 from homenode.change.retrain import execution as retrain_journals
 from homenode.change.retrain.execution import KIND, retrain_journal
 from homenode.change.step import ChangeEntry, ChangeState
-from homenode.measure.layouts.journal import BOOT, Head, JournalFile
 from homenode.measure.tool_setup import setup_journal
+from homenode.measure.trial.journal import BOOT, TrialHead, TrialJournal
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.command_line import homenode
@@ -55,9 +55,9 @@ def test_what_every_command_can_undo_is_listed_with_both_ways_back(
     setup_journal(tmp_path / "prefix").write(
         ChangeEntry(what=ChangeState.DONE, kind="install-program", subject=str(program))
     )
-    trial = JournalFile(root, "t1")
+    trial = TrialJournal(root, "t1")
     trial.begin_with(
-        Head(
+        TrialHead(
             id="t1",
             connect=URI,
             domain="d",

@@ -18,8 +18,8 @@ VALUES = {
     "opt",
     "vm.plan_options",
     "measure.results.vantage",
-    "measure.layouts",
-    "measure.layouts.guest_access",
+    "measure.trial",
+    "measure.trial.guest_access",
 }
 """Modules outside cli/ of which options have their types and defaults. None of them imports
 another package's work: a new option whose type lies in a large module gets a small one."""

@@ -24,22 +24,22 @@ from homenode.decide.verdict import ReasonId
 from homenode.errors import HostError, UsageError
 from homenode.machine.topology import PagePool, RunningDomain
 from homenode.measure import runner as bench_runner
-from homenode.measure.layouts import guest
-from homenode.measure.layouts.boot_steps import rollback
-from homenode.measure.layouts.journal import (
-    BOOT,
-    LAYOUT,
-    Head,
-    JournalFile,
-    What,
-    known_trials,
-)
-from homenode.measure.layouts.prepare import latest, preflight, reopen
-from homenode.measure.layouts.runner import outcome_code, run_trial, steps_of
-from homenode.measure.layouts.trial_config import BARE
 from homenode.measure.model import Group
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import read_run
+from homenode.measure.trial import guest
+from homenode.measure.trial.boot_steps import rollback
+from homenode.measure.trial.journal import (
+    BOOT,
+    LAYOUT,
+    EntryKind,
+    TrialHead,
+    TrialJournal,
+    known_trials,
+)
+from homenode.measure.trial.prepare import latest, preflight, reopen
+from homenode.measure.trial.runner import outcome_code, run_trial, steps_of
+from homenode.measure.trial.trial_config import BARE
 from homenode.objective import Objective
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_options import ManualRanges
@@ -73,7 +73,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 def run(
     tmp_path: Path, reach: SimulatedReach, stated: list[str] | None = None, **asked: object
-) -> tuple[Head, JournalFile]:
+) -> tuple[TrialHead, TrialJournal]:
     """A whole trial."""
     head, journal = begun(tmp_path / "state", wanted(tmp_path / "results", **asked))  # type: ignore[arg-type]
     with journal.held() as lock:
@@ -81,7 +81,7 @@ def run(
     return head, journal
 
 
-def runs_of(head: Head, journal: JournalFile) -> list[Run]:
+def runs_of(head: TrialHead, journal: TrialJournal) -> list[Run]:
     state = journal.known().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
     steps = sorted(steps_of(head), key=lambda step: (order[step.variant], step.round))
@@ -92,7 +92,7 @@ def runs_of(head: Head, journal: JournalFile) -> list[Run]:
     ]
 
 
-def conclusion(head: Head, journal: JournalFile) -> Conclusion:
+def conclusion(head: TrialHead, journal: TrialJournal) -> Conclusion:
     words = ("--policy", "spread")
     runs = runs_of(head, journal)
     machine = facts_of_runs("the host", runs)
@@ -164,8 +164,8 @@ def test_every_boot_is_written_down_before_and_after(daemon: StandIn, tmp_path: 
     known = journal.known()
     assert known.head == head
     of_first = [entry.what for entry in known.entries if entry.number == 0]
-    assert of_first == [What.MEASURING, What.MEASURED]
-    assert known.entries[-1].what == What.ENDED
+    assert of_first == [EntryKind.MEASURING, EntryKind.MEASURED]
+    assert known.entries[-1].what == EntryKind.ENDED
     layout = [(LAYOUT, ChangeState.BEGIN), (LAYOUT, ChangeState.DONE)]
     guest_up = [(BOOT, ChangeState.BEGIN), *[(BOOT, ChangeState.DONE)] * 2]
     guest_off = [(BOOT, ChangeState.UNDOING), (BOOT, ChangeState.UNDONE)]
@@ -190,9 +190,9 @@ def test_a_guest_that_is_not_as_planned_is_reported_and_not_measured(
     state = journal.known().state
     assert outcome_code(state) == 1
     by_layout = {step.variant: state.outcomes[step.number] for step in steps_of(head)}
-    assert by_layout["pin-numa"].what == What.MISMATCHED
+    assert by_layout["pin-numa"].what == EntryKind.MISMATCHED
     assert any("guest-nodes" in line for line in by_layout["pin-numa"].findings)
-    assert by_layout["pin"].what == What.MEASURED
+    assert by_layout["pin"].what == EntryKind.MEASURED
     assert any("not as planned" in line for line in stated)
     assert daemon.definition() == ORIGINAL
 
@@ -202,10 +202,10 @@ def test_a_wrong_key_is_named_and_the_rest_goes_on(daemon: StandIn, tmp_path: Pa
     head, journal = run(tmp_path, reach, boots=1, answer_s=0.05)
     state = journal.known().state
     by_layout = {step.variant: state.outcomes[step.number] for step in steps_of(head)}
-    assert by_layout["pin"].what == What.FAILED
+    assert by_layout["pin"].what == EntryKind.FAILED
     assert "Permission denied" in by_layout["pin"].detail
     assert "key" in by_layout["pin"].detail
-    assert [by_layout[one].what for one in ("default", "pin-numa")] == [What.MEASURED] * 2
+    assert [by_layout[one].what for one in ("default", "pin-numa")] == [EntryKind.MEASURED] * 2
     assert outcome_code(state) == 3
     assert daemon.definition() == ORIGINAL
     # With the right key, what failed is tried again, and nothing else.
@@ -223,9 +223,9 @@ def test_a_layout_that_libvirt_refuses_is_named_and_the_rest_goes_on(
     head, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
     state = journal.known().state
     by_layout = {step.variant: state.outcomes[step.number] for step in steps_of(head)}
-    assert by_layout["pin-numa"].what == What.REFUSED
+    assert by_layout["pin-numa"].what == EntryKind.REFUSED
     assert "expected libvirt to keep" in by_layout["pin-numa"].detail
-    assert by_layout["default"].what == What.MEASURED
+    assert by_layout["default"].what == EntryKind.MEASURED
     assert outcome_code(state) == 3
     assert daemon.definition() == ORIGINAL
 
@@ -244,8 +244,8 @@ def test_a_layout_whose_cores_another_vm_got_meanwhile_is_not_booted(
         run_trial(replace(trial, read_host=lambda: now[0]), lock)
     outcomes = journal.known().state.outcomes
     by_layout = {step.variant: outcomes[step.number] for step in steps_of(head)}
-    assert by_layout["default"].what == What.MEASURED
-    assert by_layout["pin"].what == What.REFUSED
+    assert by_layout["default"].what == EntryKind.MEASURED
+    assert by_layout["pin"].what == EntryKind.REFUSED
     assert f"PUs {pins[0]}" in by_layout["pin"].detail
     assert daemon.definition() == ORIGINAL
     now = [host()]  # that one has gone
@@ -258,7 +258,7 @@ def test_a_vm_that_does_not_start_is_named(daemon: StandIn, tmp_path: Path) -> N
     daemon.put("start-fails", "cannot allocate huge pages")
     _, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
     state = journal.known().state
-    assert {one.what for one in state.outcomes.values()} == {What.FAILED}
+    assert {one.what for one in state.outcomes.values()} == {EntryKind.FAILED}
     assert all("huge pages" in one.detail for one in state.outcomes.values())
     assert daemon.definition() == ORIGINAL
 
@@ -274,12 +274,12 @@ def test_a_boot_without_a_figure_has_failed_and_is_made_anew(
 
     head, journal = run(tmp_path, Broken(daemon, EQUAL), boots=1, layouts=("pin",))
     (outcome,) = journal.known().state.outcomes.values()
-    assert outcome.what == What.FAILED
+    assert outcome.what == EntryKind.FAILED
     assert "every test failed" in outcome.detail
     trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
     with journal.held() as lock:
         run_trial(trial, lock)
-    assert [entry.what for entry in journal.known().entries].count(What.SET_ASIDE) == 1
+    assert [entry.what for entry in journal.known().entries].count(EntryKind.SET_ASIDE) == 1
     assert len(runs_of(head, journal)) == 1
 
 
@@ -299,7 +299,7 @@ def test_a_boot_in_which_a_test_failed_is_not_measured_and_made_anew(
     head, journal = run(tmp_path, reach, boots=1, layouts=("pin",))
     state = journal.known().state
     (outcome,) = state.outcomes.values()
-    assert outcome.what == What.INCOMPLETE
+    assert outcome.what == EntryKind.INCOMPLETE
     assert outcome.samples
     assert any("stream" in one for one in outcome.findings)
     assert outcome_code(state) == 1
@@ -389,7 +389,7 @@ def test_a_full_disk_is_named_and_the_vm_is_as_it_was(
     with journal.held() as lock:
         run_trial(trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL)), lock)
     state = journal.known().state
-    assert {one.what for one in state.outcomes.values()} == {What.FAILED}
+    assert {one.what for one in state.outcomes.values()} == {EntryKind.FAILED}
     assert outcome_code(state) == 3
     assert daemon.definition() == ORIGINAL
 
@@ -415,7 +415,7 @@ def test_a_full_disk_under_the_journal_keeps_no_guest_running(
                     file.write(b"x" * 1024)
             with suppress(HostError):  # what is left of the journals' own pages
                 while True:
-                    journal.note(What.SET_ASIDE)
+                    journal.note(EntryKind.SET_ASIDE)
             with suppress(HostError):
                 while True:
                     DomainStore(root, URI, UUID).journal.write(line)
@@ -522,7 +522,7 @@ def test_what_stands_in_the_way_is_found_before_the_first_boot(
 def test_the_host_itself_is_measured_on_the_plans_pus(
     daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from homenode.measure.layouts import runner
+    from homenode.measure.trial import runner
     from tests.bench_machines import FakeMachine
     from tests.simulated_trial import HOST
 

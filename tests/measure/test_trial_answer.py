@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from homenode.cli import trial as trial_work
 from homenode.measure import runner as bench_runner
-from homenode.measure.layouts import guest, prepare
-from homenode.measure.layouts.journal import known_trials
-from homenode.measure.layouts.runner import Trial, run_trial
+from homenode.measure.trial import guest, prepare
+from homenode.measure.trial.journal import known_trials
+from homenode.measure.trial.runner import Trial, run_trial
 from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import Result, homenode
 from tests.simulated_trial import SimulatedReach, daemon_in

@@ -8,11 +8,11 @@ import pytest
 from homenode.change.step import ChangeState
 from homenode.cli import trial as trial_work
 from homenode.errors import HomenodeError
-from homenode.measure.layouts.journal import (
+from homenode.measure.trial.journal import (
     BOOT,
     LAYOUT,
-    JournalFile,
-    What,
+    EntryKind,
+    TrialJournal,
     domain_locked,
     known_trials,
 )
@@ -193,7 +193,7 @@ def test_status_of_a_running_trial_says_that_it_runs(daemon: StandIn, tmp_path: 
     left_behind(daemon, tmp_path)
     (known,) = known_trials(tmp_path / "state")
     assert known.head is not None
-    with JournalFile(tmp_path / "state", known.head.id).held():
+    with TrialJournal(tmp_path / "state", known.head.id).held():
         shown = trial("status").output
     assert "a homenode is at work on it now" in shown
     assert "trial undo" not in shown
@@ -204,7 +204,7 @@ def test_status_of_one_name_shows_its_last_trial(daemon: StandIn, tmp_path: Path
     root = tmp_path / "state"
     for name in ("first", "second"):
         _, journal = begun(root, wanted(tmp_path / "results", boots=1, id=name))
-        journal.note(What.ENDED)
+        journal.note(EntryKind.ENDED)
     shown = trial("status", "--", NAME)
     assert "Trial second" in shown.output
     assert "Trial first" not in shown.output
@@ -221,7 +221,7 @@ def test_another_instance_that_somebody_started_is_left_alone(
     left_behind(daemon, tmp_path)
     (known,) = known_trials(tmp_path / "state")
     assert known.head is not None
-    journal = JournalFile(tmp_path / "state", known.head.id)
+    journal = TrialJournal(tmp_path / "state", known.head.id)
     changed(journal, BOOT, ChangeState.DONE, run_id="1")
     daemon.put("id", "9")
     error = refusal("undo", "--shutdown-timeout", "0.2", "--", NAME)

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from homenode.measure.layouts.copying import PreparedCopy, make_copy, prepare_copy, remove_copy
+from homenode.measure.layouts.guest import is_there
 from msgspec.structs import replace
 
 from homenode.errors import HostError, InputError, UsageError
 from homenode.machine.tools import qcow2
-from homenode.measure.layouts.copying import PreparedCopy, make_copy, prepare_copy, remove_copy
-from homenode.measure.layouts.guest import is_there
-from homenode.measure.layouts.journal import Copy
+from homenode.measure.trial.journal import TrialCopy
 from homenode.safe.trusted_path import let_in
 from homenode.vm.domain.copy import WritableDisk, with_overlays, writable_disks
 from homenode.vm.domain.read import read_vm
@@ -190,7 +190,7 @@ def prepared_for(disk: Path, format: str = "raw") -> tuple[Path, PreparedCopy]:
         f"<disk type='file' device='disk'><driver name='qemu' type='{format}'/>"
         f"<source file='{disk}'/><target dev='vda' bus='virtio'/></disk>"
     )
-    copy = Copy("3f1c6d3e-0000-4000-8000-000000000001", "vm-trial", (str(overlay),), None)
+    copy = TrialCopy("3f1c6d3e-0000-4000-8000-000000000001", "vm-trial", (str(overlay),), None)
     return overlay, PreparedCopy(copy, document, writable_disks(document, "vm"), None)
 
 
@@ -381,7 +381,7 @@ def test_the_copys_nvram_is_as_private_as_the_originals_and_replaces_nothing(
     prepared = replace(
         prepared_for(tmp_path / "no.img")[1],
         disks=(),
-        copy=Copy("3f1c6d3e-0000-4000-8000-000000000001", "vm-trial", (), str(after)),
+        copy=TrialCopy("3f1c6d3e-0000-4000-8000-000000000001", "vm-trial", (), str(after)),
         nvram=(str(before), str(after)),
     )
     make_copy(Virsh(URI), prepared)  # it has none yet
@@ -498,12 +498,12 @@ def test_an_overlay_that_cannot_be_made_is_named_and_leaves_nothing(
 def test_only_a_trials_own_disks_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from homenode.measure.layouts import copying
-    from homenode.measure.layouts.journal import Copy
+    from homenode.measure.trial import copying
+    from homenode.measure.trial.journal import TrialCopy
 
     precious = tmp_path / "precious.qcow2"
     precious.touch()
     monkeypatch.setattr(copying, "is_there", lambda virsh, uuid: False)
     with pytest.raises(InputError, match="expected a throw-away disk of a trial"):
-        remove_copy(Virsh(URI), Copy("u", "n", (str(precious),)))
+        remove_copy(Virsh(URI), TrialCopy("u", "n", (str(precious),)))
     assert precious.exists()

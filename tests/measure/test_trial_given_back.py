@@ -11,21 +11,21 @@ from homenode.change.apply.definition import apply_definition, restore_definitio
 from homenode.change.step import ChangeState
 from homenode.errors import HostError, InputError, UsageError
 from homenode.measure import runner as bench_runner
-from homenode.measure.layouts import guest
-from homenode.measure.layouts.boot_steps import held_interrupts, rollback
-from homenode.measure.layouts.journal import (
+from homenode.measure.results.store import load_runs
+from homenode.measure.trial import guest
+from homenode.measure.trial.boot_steps import held_interrupts, rollback
+from homenode.measure.trial.journal import (
     BOOT,
     COPY,
     LAYOUT,
-    Copy,
-    Head,
-    JournalFile,
-    What,
+    EntryKind,
+    TrialCopy,
+    TrialHead,
+    TrialJournal,
     known_trials,
 )
-from homenode.measure.layouts.prepare import latest, preflight, prepare
-from homenode.measure.layouts.runner import run_trial
-from homenode.measure.results.store import load_runs
+from homenode.measure.trial.prepare import latest, preflight, prepare
+from homenode.measure.trial.runner import run_trial
 from homenode.vm.domain.merge import same_definition
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
@@ -55,7 +55,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return found
 
 
-def run_one(root: Path, results: Path, reach: SimulatedReach) -> tuple[Head, JournalFile]:
+def run_one(root: Path, results: Path, reach: SimulatedReach) -> tuple[TrialHead, TrialJournal]:
     head, journal = begun(root, wanted(results, boots=1, layouts=("pin-numa",)))
     with journal.held() as lock:
         run_trial(trial_of(head, journal, root, reach), lock)
@@ -160,7 +160,7 @@ def test_nothing_of_a_copy_is_remembered_once_it_is_gone(daemon: StandIn, tmp_pa
     """Else the next copy, of the same UUID but other disks, would be mistaken for edited."""
     root, virsh = tmp_path / "state", Virsh(URI)
     head, journal = begun(root, wanted(tmp_path / "results", boots=1))
-    head = replace(head, copy=Copy(UUID, NAME, ()))
+    head = replace(head, copy=TrialCopy(UUID, NAME, ()))
     for by_hand in (False, True):
         (daemon.state / "undefined").unlink(missing_ok=True)
         (daemon.state / "definition.xml").write_bytes(ORIGINAL)
@@ -180,7 +180,7 @@ def test_a_copy_is_not_booted_while_its_original_runs(daemon: StandIn, tmp_path:
     root = tmp_path / "state"
     head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("pin",)))
     trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL))
-    head = replace(head, copy=Copy(UUID, NAME, ()))
+    head = replace(head, copy=TrialCopy(UUID, NAME, ()))
     changed(journal, COPY, ChangeState.DONE)
     daemon.put("id", "5")
 
@@ -193,7 +193,7 @@ def test_a_copy_is_not_booted_while_its_original_runs(daemon: StandIn, tmp_path:
     with journal.held() as lock:
         run_trial(trial, lock)
     (outcome,) = journal.known().state.outcomes.values()
-    assert outcome.what == What.FAILED
+    assert outcome.what == EntryKind.FAILED
     assert "lie over its own" in outcome.detail
     assert daemon.get("id") == "5"
 
@@ -215,7 +215,7 @@ def test_figures_of_a_guest_that_restarted_itself_are_set_aside(
 
     head, journal = run_one(tmp_path / "state", tmp_path / "results", Restarting(daemon, EQUAL))
     (outcome,) = journal.known().state.outcomes.values()
-    assert outcome.what == What.FAILED
+    assert outcome.what == EntryKind.FAILED
     assert "stay in its boot" in outcome.detail
     assert list((journal.path / "set-aside").iterdir())
     assert not list((tmp_path / "results").glob(f"*/{head.id}-*"))

@@ -11,12 +11,12 @@ import pytest
 
 from homenode.errors import HomenodeError, HostError
 from homenode.measure import runner as bench_runner
-from homenode.measure.layouts import guest
-from homenode.measure.layouts.journal import JournalFile, What, known_trials
-from homenode.measure.layouts.prepare import preflight
-from homenode.measure.layouts.runner import run_trial, steps_of
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import read_run
+from homenode.measure.trial import guest
+from homenode.measure.trial.journal import EntryKind, TrialJournal, known_trials
+from homenode.measure.trial.prepare import preflight
+from homenode.measure.trial.runner import run_trial, steps_of
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import (
@@ -72,8 +72,8 @@ class Trials:
         return f"trial-{self.number}"
 
     @property
-    def journal(self) -> JournalFile:
-        return JournalFile(self.root, self.id)
+    def journal(self) -> TrialJournal:
+        return TrialJournal(self.root, self.id)
 
     def work(self) -> None:
         """Begin the present trial, or continue it."""
@@ -149,7 +149,9 @@ def check_done(trials: Trials, samples: dict[str, Keys]) -> None:
     assert trials.daemon.definition() == ORIGINAL
     assert not (trials.daemon.state / "id").exists()
     for step in steps_of(known.head):
-        said = [e for e in known.entries if e.what == What.MEASURED and e.number == step.number]
+        said = [
+            e for e in known.entries if e.what == EntryKind.MEASURED and e.number == step.number
+        ]
         assert len(said) == 1
         folders = list(trials.results.glob(f"*/{said[0].run}"))
         assert len(folders) == 1

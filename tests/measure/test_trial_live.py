@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from homenode.cli import trial as trial_work
-from homenode.measure.layouts.journal import BOOT, JournalFile, Known, What, known_trials
-from homenode.measure.layouts.runner import steps_of
 from homenode.measure.results.model import Origin
 from homenode.measure.results.store import load_runs
+from homenode.measure.trial.journal import BOOT, EntryKind, StoredTrial, TrialJournal, known_trials
+from homenode.measure.trial.runner import steps_of
 from homenode.vm.sources import load_host
 from tests.command_line import homenode
 from tests.lab.serial_agent import agent_virsh
@@ -89,14 +89,14 @@ def options(daemon: TwoNodes, folder: Path, layouts: str, boots: int, *how: str)
     ]
 
 
-def only(state: Path) -> Known:
+def only(state: Path) -> StoredTrial:
     (found,) = known_trials(state)
     return found
 
 
 def boots(state: Path) -> set[str | None]:
     """libvirt's numbers of the instances that were started."""
-    changes = JournalFile(state, only(state).folder.name).changes.entries()
+    changes = TrialJournal(state, only(state).folder.name).changes.entries()
     return {one.facts.get("run_id") for one in changes if one.kind == BOOT} - {None}
 
 
@@ -129,7 +129,7 @@ def test_three_layouts_come_to_their_report(daemon: TwoNodes, state: Path, tmp_p
 
 
 def invoked_until(
-    what: What, state: Path, arguments: list[str], then: Callable[[int], object]
+    what: EntryKind, state: Path, arguments: list[str], then: Callable[[int], object]
 ) -> int:
     """The command in a process of its own; `then` gets its number once the journal says so."""
     child = os.fork()
@@ -157,7 +157,7 @@ def test_a_killed_tool_leaves_a_boot_that_is_measured_on(
     before = definition(daemon)
     arguments = options(daemon, tmp_path, "pin-numa", 1, "--in-place")
     code = invoked_until(
-        What.MEASURING, state, arguments, lambda child: os.kill(child, signal.SIGKILL)
+        EntryKind.MEASURING, state, arguments, lambda child: os.kill(child, signal.SIGKILL)
     )
     assert code == -signal.SIGKILL
     assert definition(daemon) != before
@@ -169,7 +169,7 @@ def test_a_killed_tool_leaves_a_boot_that_is_measured_on(
     assert definition(daemon) == before
     whats = [entry.what for entry in only(state).entries]
     assert len(boots(state)) == 1, "the guest that was there was measured on"
-    assert whats.count(What.MEASURED) == 1
+    assert whats.count(EntryKind.MEASURED) == 1
     assert len(load_runs(tmp_path / "results").runs) == 1
 
 
@@ -179,11 +179,14 @@ def test_a_guest_and_a_libvirtd_that_die_cost_a_boot_and_no_more(
     before = definition(daemon)
     arguments = options(daemon, tmp_path, "pin-numa", 1)
     code = invoked_until(
-        What.MEASURING, state, arguments, lambda child: daemon.virsh("destroy", f"{NAME}-trial")
+        EntryKind.MEASURING,
+        state,
+        arguments,
+        lambda child: daemon.virsh("destroy", f"{NAME}-trial"),
     )
     assert code == 3
     assert definition(daemon) == before
-    assert only(state).state.outcomes[0].what == What.FAILED
+    assert only(state).state.outcomes[0].what == EntryKind.FAILED
 
     killed = []
 

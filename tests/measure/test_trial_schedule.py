@@ -9,15 +9,15 @@ from homenode import formats
 from homenode.errors import InputError, UsageError
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import RunningDomain
-from homenode.measure.layouts.fitting import fit
-from homenode.measure.layouts.journal import (
+from homenode.measure.trial.fitting import fit
+from homenode.measure.trial.journal import (
     KIND,
-    Head,
+    EntryKind,
     TrialEntry,
-    What,
+    TrialHead,
     state_of,
 )
-from homenode.measure.layouts.trial_config import trial_schedule
+from homenode.measure.trial.trial_config import trial_schedule
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
@@ -84,7 +84,7 @@ _ENTRIES = st.lists(
     st.builds(
         TrialEntry,
         at=st.just("2026-01-01T00:00:00Z"),
-        what=st.sampled_from(What),
+        what=st.sampled_from(EntryKind),
         number=st.integers(0, 5) | st.none(),
         detail=st.text(max_size=5),
         samples=st.integers(0, 9) | st.none(),
@@ -93,11 +93,11 @@ _ENTRIES = st.lists(
 )
 
 
-_HEAD = Head("t", URI, "vm", "u", "vm", ("pin",), 1, 1, "/r")
+_HEAD = TrialHead("t", URI, "vm", "u", "vm", ("pin",), 1, 1, "/r")
 
 
-def decoded(content: bytes) -> tuple[Head, tuple[TrialEntry, ...]]:
-    return formats.decode_journal(content, KIND, Head, TrialEntry, "journal")
+def decoded(content: bytes) -> tuple[TrialHead, tuple[TrialEntry, ...]]:
+    return formats.decode_journal(content, KIND, TrialHead, TrialEntry, "journal")
 
 
 @given(_ENTRIES, st.integers(0, 5000))

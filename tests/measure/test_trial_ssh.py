@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.measure import runner as bench_runner
-from homenode.measure.layouts import guest
-from homenode.measure.layouts.guest import GuestReach
-from homenode.measure.layouts.guest_access import GuestAccess, Transport
-from homenode.measure.layouts.journal import What
-from homenode.measure.layouts.runner import run_trial
+from homenode.measure.access.machine import GuestAccess, Transport
 from homenode.measure.progress import Progress
+from homenode.measure.trial import guest
+from homenode.measure.trial.guest import GuestReach
+from homenode.measure.trial.journal import EntryKind
+from homenode.measure.trial.runner import run_trial
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import ORIGINAL
 from tests.simulated_trial import SimulatedReach, begun, daemon_in, trial_of, wanted
@@ -58,8 +58,8 @@ def test_a_guest_is_equipped_and_looked_at_and_a_wrong_key_is_named(
                 lock,
             )
     whats = [entry.what for entry in journal.known().entries]
-    assert whats.count(What.MISMATCHED) == 1
-    failed = [entry for entry in journal.known().entries if entry.what == What.FAILED]
+    assert whats.count(EntryKind.MISMATCHED) == 1
+    failed = [entry for entry in journal.known().entries if entry.what == EntryKind.FAILED]
     assert len(failed) == 1
     assert "Permission denied" in failed[0].detail
     assert "--ssh-key" in failed[0].detail
@@ -86,8 +86,8 @@ def test_a_guest_that_has_another_host_key_at_its_second_boot_is_refused_and_nam
         with journal.held() as lock:
             run_trial(replace(trial, on_boot=at_the_second), lock)
     entries = journal.known().entries
-    outcomes = [one for one in entries if one.what in (What.MISMATCHED, What.FAILED)]
-    assert [one.what for one in outcomes] == [What.MISMATCHED, What.FAILED]
+    outcomes = [one for one in entries if one.what in (EntryKind.MISMATCHED, EntryKind.FAILED)]
+    assert [one.what for one in outcomes] == [EntryKind.MISMATCHED, EntryKind.FAILED]
     assert "expected the host key of the first login" in outcomes[1].detail
     assert "ssh-keygen -R" in outcomes[1].detail
     assert daemon.definition() == ORIGINAL

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure import runner as bench_runner
-from homenode.measure.layouts import guest
-from homenode.measure.layouts.journal import JournalFile
-from homenode.measure.layouts.prepare import preflight, prepare
-from homenode.measure.layouts.runner import outcome_code, run_trial, steps_of
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.results.store import read_run
+from homenode.measure.trial import guest
+from homenode.measure.trial.journal import TrialJournal
+from homenode.measure.trial.prepare import preflight, prepare
+from homenode.measure.trial.runner import outcome_code, run_trial, steps_of
 from homenode.nccl.checks import check_topology
 from homenode.process import Completed
 from homenode.vm.hypervisor.virsh import Virsh
@@ -183,7 +183,7 @@ def test_each_layouts_guest_is_measured_with_and_without_its_own_topology_file(
     host, root = load_host(HOST), tmp_path / "state"
     checked = preflight(Virsh(URI), NAME, asked, host, root)
     assert not checked.obstacles, checked.obstacles
-    journal = JournalFile(root, asked.id)
+    journal = TrialJournal(root, asked.id)
     prepare(checked, journal)
     reach = GpuReach(daemon)
     with journal.held() as lock:

@@ -10,9 +10,9 @@ import pytest
 
 from homenode.cli.terminal import write_text
 from homenode.errors import HostError, InputError
-from homenode.measure.layouts.journal import JournalFile
 from homenode.measure.results.store import read_run, write_run
 from homenode.measure.run_folder import RAW, open_run
+from homenode.measure.trial.journal import TrialJournal
 from homenode.safe import durable
 from homenode.safe.record_folder import RecordFolder
 from homenode.vm.domain.restore import restore, write_tuned
@@ -125,7 +125,7 @@ def test_a_folder_that_is_swapped_for_a_link_meanwhile_is_not_written_through(
 
 
 def test_the_lock_of_a_trial_is_made_through_no_link(tmp_path: Path) -> None:
-    journal = JournalFile(tmp_path, "t")
+    journal = TrialJournal(tmp_path, "t")
     journal.path.mkdir(parents=True)
     (journal.path / ".lock").symlink_to(tmp_path / "nologin")
     with pytest.raises(HostError), journal.held():

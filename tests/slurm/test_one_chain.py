@@ -20,9 +20,9 @@ from homenode.decide.compare import compare
 from homenode.decide.comparison import Effect, Outcome
 from homenode.machine.tools.slurm_nodes import ClusterNode
 from homenode.measure import runner
-from homenode.measure.layouts import guest
-from homenode.measure.layouts.runner import run_trial
 from homenode.measure.results.store import load_runs
+from homenode.measure.trial import guest
+from homenode.measure.trial.runner import run_trial
 from homenode.process import Completed
 from homenode.vm.sources import load_host
 from tests import probe_documents

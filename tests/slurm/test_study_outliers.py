@@ -5,18 +5,9 @@ from msgspec.structs import replace
 
 from homenode.cluster.slurm.study.evidence import (
     Collective,
-    StudySources,
     collective_of,
-    evidence_of,
-    parse_record,
 )
 from homenode.cluster.slurm.study.maps import StudyMatrix, slow_in_collective, slow_nodes_and_links
-from homenode.cluster.slurm.study.report import study_report
-from homenode.machine.description.parse import parse_description
-from homenode.machine.discover import discover
-from homenode.vm.domain.read import read_running_domain
-from tests.rendered.machine import render
-from tests.slurm.test_study_report import ALONE, run_of, text_of
 
 
 def on_nodes(figures: dict[str, list[float]]) -> list[StudyMatrix]:
@@ -94,20 +85,6 @@ def test_a_ring_tells_a_slow_link_from_a_slow_port(
     slow = (("a", 380.0), ("b", 380.0), ("c", 100.0), ("d", 380.0))
     first = slow_in_collective(Collective(slow, named, None, None, ()))[0]
     assert (first.node, first.what) == ("c", "the node: all-reduce on it alone")
-
-
-def test_the_nearest_nic_of_each_gpu_is_named() -> None:
-    described = parse_description(
-        'name = "x"\npackages = 2\ncores_per_package = 2\nmemory_per_node = "8GiB"\n'
-        '[[root]]\nnode = 0\nbus = 0x10\nports = [{ switch = ["gpu", "nic"] }, "nic"]\n'
-        '[[root]]\nnode = 1\nbus = 0x80\nports = ["gpu"]\n',
-        "x",
-    )
-    host = discover(render(described), read_running_domain)
-    one = evidence_of(ALONE, run_of("a"), parse_record({}, 1), host, None)
-    report = study_report("x", StudySources(jobs=(one,)))
-    assert [line.nearness for line in report.nics] == ["same switch", "another node"]
-    assert "nearest NIC of each GPU" in text_of(report)
 
 
 def test_an_all_reduce_that_failed_is_a_gap() -> None:

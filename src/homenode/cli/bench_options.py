@@ -19,17 +19,17 @@ from homenode.cli.arguments.trial import TrialArguments
 from homenode.cli.command import as_words
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
+from homenode.measure.access.machine import GuestAccess, Transport
 from homenode.measure.access.ssh import SshChannel
 from homenode.measure.environment import is_virtual
-from homenode.measure.layouts.guest_access import GuestAccess, Transport
-from homenode.measure.layouts.prepare import (
-    TrialRequest,
-)
-from homenode.measure.layouts.trial_config import Measuring
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.orders import AppOrder, BenchOptions, check_name
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Switches
 from homenode.measure.results.vantage import Vantage
+from homenode.measure.trial.prepare import (
+    TrialRequest,
+)
+from homenode.measure.trial.trial_config import Measuring
 from homenode.objective import Objective
 from homenode.plan.stored import read_plan
 from homenode.process import find_program

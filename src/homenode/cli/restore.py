@@ -91,8 +91,8 @@ def _list_open() -> None:
     from homenode.change.journal import OpenChange, default_root, open_changes
     from homenode.change.paused_start import paused_journals
     from homenode.change.retrain.execution import retrain_journals
-    from homenode.measure.layouts.journal import JournalFile, known_trials
     from homenode.measure.tool_setup import setup_journals
+    from homenode.measure.trial.journal import TrialJournal, known_trials
 
     root = default_root()
     journals = (
@@ -100,7 +100,7 @@ def _list_open() -> None:
         *paused_journals(root),
         *retrain_journals(),
         *setup_journals(root),
-        *(JournalFile(root, known.folder.name).changes for known in known_trials(root)),
+        *(TrialJournal(root, known.folder.name).changes for known in known_trials(root)),
     )
     found = list(open_changes(journals))
     for one in found:

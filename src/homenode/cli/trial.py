@@ -37,20 +37,25 @@ from homenode.errors import FINDINGS, UNPLANNABLE, HomenodeError, HostError, Inp
 from homenode.findings import Finding, in_order
 from homenode.formats import encode
 from homenode.machine.pci import DeviceKind
-from homenode.measure.layouts.boot_steps import rollback
-from homenode.measure.layouts.guest import GuestReach, again
-from homenode.measure.layouts.guest_access import GuestAccess
-from homenode.measure.layouts.journal import (
-    Head,
-    JournalFile,
-    Known,
+from homenode.measure.access.machine import GuestAccess
+from homenode.measure.model import PROBE
+from homenode.measure.progress import Pace, Progress
+from homenode.measure.results.model import Run
+from homenode.measure.results.store import read_run
+from homenode.measure.suite import suite_for
+from homenode.measure.trial.boot_steps import rollback
+from homenode.measure.trial.guest import GuestReach, again
+from homenode.measure.trial.journal import (
+    EntryKind,
     State,
+    StoredTrial,
     TrialEntry,
-    What,
+    TrialHead,
+    TrialJournal,
     domain_locked,
     known_trials,
 )
-from homenode.measure.layouts.prepare import (
+from homenode.measure.trial.prepare import (
     Preflight,
     latest,
     preflight,
@@ -58,13 +63,8 @@ from homenode.measure.layouts.prepare import (
     reopen,
     with_access,
 )
-from homenode.measure.layouts.runner import Reopened, Trial, outcome_code, run_trial, steps_of
-from homenode.measure.layouts.trial_config import BARE
-from homenode.measure.model import PROBE
-from homenode.measure.progress import Pace, Progress
-from homenode.measure.results.model import Run
-from homenode.measure.results.store import read_run
-from homenode.measure.suite import suite_for
+from homenode.measure.trial.runner import Reopened, Trial, outcome_code, run_trial, steps_of
+from homenode.measure.trial.trial_config import BARE
 from homenode.objective import Objective
 from homenode.plan.auto import suggested_objective
 from homenode.show.trial_text import (
@@ -149,7 +149,7 @@ def begin_trial(asked: TrialArguments) -> None:
             note("nothing was changed")
             raise SystemExit(FINDINGS)
         probe = static_probe(asked.access.probe)
-        journal = JournalFile(default_root(), checked.head.id)
+        journal = TrialJournal(default_root(), checked.head.id)
         with journal.held() as lock:
             if asked.report is not None:
                 begun = replace(checked.begun, report=str(asked.report.absolute()))
@@ -172,7 +172,7 @@ def usual_layouts(vm: Vm, host: "Host") -> tuple[str, ...]:
     return tuple(layouts)
 
 
-def _question(head: Head) -> str:
+def _question(head: TrialHead) -> str:
     times = plural(len(steps_of(head)), "time")
     return f"Boot {head.domain} {times}?"
 
@@ -185,7 +185,7 @@ def resume_trial(asked: TrialResumeArguments) -> None:
     check_can_write(asked.report)
     known = latest(default_root(), asked.name)
     assert known.head is not None, "latest leaves out what cannot be read"
-    head, journal = known.head, JournalFile(default_root(), known.head.id)
+    head, journal = known.head, TrialJournal(default_root(), known.head.id)
     alone = domain_locked(default_root(), head.source_uuid or head.uuid)
     with alone, journal.held() as lock:
         probe = static_probe(asked.access.probe)
@@ -197,27 +197,27 @@ def resume_trial(asked: TrialResumeArguments) -> None:
     _conclude(head, journal, asked.report or (None if kept is None else Path(kept)), None)
 
 
-def _order_more(head: Head, state: State, journal: JournalFile, boots: int) -> None:
+def _order_more(head: TrialHead, state: State, journal: TrialJournal, boots: int) -> None:
     """Raises UsageError for no more than there are, or too many."""
     ordered = state.boots or head.boots
     if boots <= ordered:
         raise UsageError(f"--boots {boots}: expected more than the {ordered} of each layout so far")
     steps_of(head, replace(state, boots=boots))
-    journal.note(What.MORE_BOOTS, boots=boots)
+    journal.note(EntryKind.MORE_BOOTS, boots=boots)
 
 
 def rollback_trial(asked: TrialUndoArguments) -> None:
     """Have the VM as it was before the last trial of it."""
     known = latest(default_root(), asked.name)
     assert known.head is not None, "latest leaves out what cannot be read"
-    journal = JournalFile(default_root(), known.head.id)
+    journal = TrialJournal(default_root(), known.head.id)
     alone = domain_locked(default_root(), known.head.source_uuid or known.head.uuid)
     with alone, journal.held():
         if not journal.known().state.to_undo:
             note(f"{known.head.source}: nothing left to undo of trial {known.head.id}")
         virsh = Virsh(known.head.connect)
         rollback(virsh, known.head, journal, default_root(), asked.stop_within, notify=note)
-        journal.note(What.ENDED)
+        journal.note(EntryKind.ENDED)
 
 
 def show_status(asked: TrialStatusArguments) -> None:
@@ -242,14 +242,14 @@ def show_status(asked: TrialStatusArguments) -> None:
             note(f"{known.folder}: {known.reason}")
             continue
         steps = steps_of(known.head, known.state)
-        is_running = JournalFile(default_root(), known.head.id).is_locked
+        is_running = TrialJournal(default_root(), known.head.id).is_locked
         console().print(status_text(known, steps, is_running=is_running))
     if name is not None and len(found) > 1:
         earlier = ", ".join(one.folder.name for one in found[:-1])
         note(f"earlier: {earlier} (homenode trial status ID shows one)")
 
 
-def _standing(known: Known) -> TrialStanding:
+def _standing(known: StoredTrial) -> TrialStanding:
     head, state = known.head, known.state
     if head is None:
         return TrialStanding(folder=str(known.folder), reason=known.reason)
@@ -272,7 +272,7 @@ def _standing(known: Known) -> TrialStanding:
         id=head.id,
         domain=head.source,
         connect=head.connect,
-        running=JournalFile(default_root(), head.id).is_locked,
+        running=TrialJournal(default_root(), head.id).is_locked,
         ended=state.ended,
         to_undo=tuple(one.kind for one in state.changes),
         boots=tuple(boots),
@@ -282,8 +282,8 @@ def _standing(known: Known) -> TrialStanding:
 
 def _run(
     virsh: Virsh,
-    head: Head,
-    journal: JournalFile,
+    head: TrialHead,
+    journal: TrialJournal,
     lock: int,
     probe: bytes,
     *,
@@ -325,7 +325,9 @@ def _run(
             raise
 
 
-def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str | None) -> None:
+def _conclude(
+    head: TrialHead, journal: TrialJournal, report: Path | None, host: str | None
+) -> None:
     """Print what the boots show, write the report, and exit as the trial came out.
 
     host: source of the one that the layouts were planned for; None: this machine, if it is theirs.
@@ -366,10 +368,10 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
 
 
 def _is_measured(outcome: TrialEntry | None) -> bool:
-    return outcome is not None and outcome.what == What.MEASURED
+    return outcome is not None and outcome.what == EntryKind.MEASURED
 
 
-def _report(folders: list[str], head: Head, host: str | None, path: Path) -> bool:
+def _report(folders: list[str], head: TrialHead, host: str | None, path: Path) -> bool:
     """Whether it could be written; without the extra, say, the trial is none the worse."""
     from homenode.cli.conclude import write_page
 
@@ -381,7 +383,7 @@ def _report(folders: list[str], head: Head, host: str | None, path: Path) -> boo
     return True
 
 
-def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
+def _runs(head: TrialHead, journal: TrialJournal) -> tuple[list[Run], list[str]]:
     """The measured boots, by layout in the order of the head, and where they lie."""
     state = journal.known().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}

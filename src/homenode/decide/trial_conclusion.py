@@ -12,9 +12,9 @@ from homenode.decide.decide import decide_all
 from homenode.decide.machine_facts import MachineFacts
 from homenode.decide.statement import effect_text, sentence_of
 from homenode.decide.verdict import Verdict
-from homenode.measure.layouts.journal import Head
 from homenode.measure.results.model import Origin, Run
 from homenode.measure.results.vantage import Vantage
+from homenode.measure.trial.journal import TrialHead
 from homenode.objective import Objective
 from homenode.wording import command_line
 
@@ -101,7 +101,7 @@ MORE_BOOTS = 2
 """Of each layout, next time."""
 
 
-def answer_of(found: Conclusion, head: Head, boots: int) -> TrialAnswer:
+def answer_of(found: Conclusion, head: TrialHead, boots: int) -> TrialAnswer:
     """The answer for what the trial is to decide; where it has no figures of that, for the first
     objective that it answers. boots: of each layout, as they were ordered."""
     about = f"{head.source}: "

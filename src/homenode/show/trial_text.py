@@ -4,10 +4,18 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from homenode.doc import Cell, Doc, Part, Span, Table, Text
 from homenode.findings import Finding
-from homenode.measure.layouts.journal import BOOT, COPY, LAYOUT, Head, Known, State, What
-from homenode.measure.layouts.prepare import Preflight
 from homenode.measure.progress import Progress, TaskState, TaskStatus
 from homenode.measure.schedule import ScheduledTask
+from homenode.measure.trial.journal import (
+    BOOT,
+    COPY,
+    LAYOUT,
+    EntryKind,
+    State,
+    StoredTrial,
+    TrialHead,
+)
+from homenode.measure.trial.prepare import Preflight
 from homenode.wording import command_line, number_list, plural, printable
 
 _MOST_SHOWN = 30
@@ -117,11 +125,11 @@ def missing_lines(missing: Iterable[TaskStatus]) -> Iterator[str]:
 
 
 _OUTCOMES = {
-    What.MEASURED: Span("measured", "good"),
-    What.INCOMPLETE: Span("not measured: tests failed", "warn"),
-    What.MISMATCHED: Span("not as planned, not measured", "warn"),
-    What.REFUSED: Span("refused", "bad"),
-    What.FAILED: Span("failed", "bad"),
+    EntryKind.MEASURED: Span("measured", "good"),
+    EntryKind.INCOMPLETE: Span("not measured: tests failed", "warn"),
+    EntryKind.MISMATCHED: Span("not as planned, not measured", "warn"),
+    EntryKind.REFUSED: Span("refused", "bad"),
+    EntryKind.FAILED: Span("failed", "bad"),
 }
 _LAST = 6
 
@@ -166,7 +174,9 @@ def schedule_text(
     return Doc(title, (table, *labelled))
 
 
-def status_text(known: Known, steps: Sequence[ScheduledTask], *, is_running: bool = False) -> Doc:
+def status_text(
+    known: StoredTrial, steps: Sequence[ScheduledTask], *, is_running: bool = False
+) -> Doc:
     """How far a trial is, the last things that it did, and what is left to undo.
 
     is_running: a homenode is at work on it now.
@@ -185,7 +195,7 @@ def status_text(known: Known, steps: Sequence[ScheduledTask], *, is_running: boo
     return Doc(f"Trial {head.id} of {head.source}", tuple(lines))
 
 
-def _left(head: Head, state: State, steps: Sequence[ScheduledTask]) -> Iterator[Text]:
+def _left(head: TrialHead, state: State, steps: Sequence[ScheduledTask]) -> Iterator[Text]:
     """What is left to undo or to measure, and the commands for it."""
     resume, undo = (command_line("homenode", "trial", what, head.id) for what in ("resume", "undo"))
     if state.to_undo:
@@ -216,5 +226,5 @@ def outcomes_table(state: State, steps: Sequence[ScheduledTask]) -> Table:
         detail = "; ".join(entry.findings) or entry.detail
         if entry.samples is not None:
             detail = f"{entry.samples} samples" + (f"; {detail}" if detail else "")
-        rows.append((boot, step.variant, Cell((_OUTCOMES[What(entry.what)],)), detail))
+        rows.append((boot, step.variant, Cell((_OUTCOMES[EntryKind(entry.what)],)), detail))
     return Table(heads=heads, rows=tuple(rows), folds=heads[-1:])

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from homenode.cli.arguments import JsonOption
 from homenode.cli.command import Under
-from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess, Transport
+from homenode.measure.access.machine import ANSWER_S, STOP_S, GuestAccess, Transport
 from homenode.measure.results.vantage import Vantage
 from homenode.opt import Arg, Flag, Opt
 from homenode.units import parse_duration

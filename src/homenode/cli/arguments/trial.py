@@ -17,7 +17,7 @@ from homenode.cli.arguments.measure import (
     WithinOption,
 )
 from homenode.cli.command import Only, Under
-from homenode.measure.layouts.guest_access import STOP_S
+from homenode.measure.access.machine import STOP_S
 from homenode.objective import Objective
 from homenode.opt import Arg, Flag, Opt
 from homenode.vm.hypervisor.connection import DEFAULT

@@ -15,7 +15,6 @@ pairs of a node are slow, it is that node's side of them.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import takewhile
 from statistics import fmean
 
 from msgspec import Struct, structs
@@ -26,7 +25,6 @@ from homenode.cluster.slurm.study.experiments import Experiment, Mode
 from homenode.cluster.slurm.study.locality import JobLocality, Locality, place_by_homes, place_of
 from homenode.errors import ParseError
 from homenode.findings import Gap
-from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.tools import nccl_tests
 from homenode.machine.tools.scontrol import Job, parse_scontrol_jobs
 from homenode.machine.topology import Host
@@ -64,15 +62,6 @@ class AttemptRecord(Struct, frozen=True):
     gpus_file: str = ""
 
 
-class NicLine(Struct, frozen=True, kw_only=True):
-    """How near a GPU's nearest NIC is. node: of the cluster."""
-
-    node: str
-    gpu: str
-    nic: str
-    nearness: str
-
-
 class JobEvidence(Struct, frozen=True, kw_only=True):
     """One task of an experiment.
 
@@ -95,7 +84,6 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
     homes_measured: bool = False
     place: Locality | None = None
     record: AttemptRecord = AttemptRecord()
-    nics: tuple[NicLine, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
     @property
@@ -185,7 +173,6 @@ def evidence_of(
         homes=_homes(machine),
         place=None if machine is None else _place(experiment, run, record, machine),
         record=record,
-        nics=() if host is None else tuple(_nearest_nics(experiment.nodes[0], host)),
         gaps=record.gaps,
     )
 
@@ -244,35 +231,6 @@ def _homes(machine: NodeMachine | None) -> tuple[tuple[str, int], ...]:
     return tuple(
         (str(g.bdf), int(g.node)) for g in gpus if g.bdf is not None and g.node is not None
     )
-
-
-def _nearest_nics(node: str, host: Host) -> Iterator[NicLine]:
-    nics = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if nic.physical_function is None]
-    order = ("same switch", "same root complex", "same node", "another node", "unknown")
-    for gpu in host.devices_of_kind(DeviceKind.GPU):
-        if nics:
-            near = {nic.bdf: _nearness(host, gpu, nic) for nic in nics}
-            nic = min(near, key=lambda bdf: order.index(near[bdf]))
-            yield NicLine(node=node, gpu=str(gpu.bdf), nic=str(nic), nearness=near[nic])
-
-
-def _nearness(host: Host, gpu: PciDevice, nic: PciDevice) -> str:
-    """Where the paths of a GPU and a NIC part."""
-    steps = zip(_path(host, gpu), _path(host, nic), strict=False)
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], steps))
-    if shared > 1:
-        return "same switch"
-    if shared == 1:
-        return "same root complex"
-    if gpu.node is None or nic.node is None:
-        return "unknown"
-    return "same node" if gpu.node == nic.node else "another node"
-
-
-def _path(host: Host, device: PciDevice) -> tuple[str, ...]:
-    """From the root complex down to the bridge above a device."""
-    bridges = host.bridges_above(device.bdf)
-    return (device.root_complex, *(str(bridge.bdf) for bridge in reversed(bridges)))
 
 
 def measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:

@@ -14,7 +14,6 @@ from msgspec import Struct
 from homenode.cluster.slurm.study.evidence import (
     Collective,
     JobEvidence,
-    NicLine,
     StudySources,
     device_of,
 )
@@ -375,7 +374,6 @@ class StudyReport(Struct, frozen=True, kw_only=True):
     verdicts: tuple[WorkVerdict, ...]
     outliers: tuple[Outlier, ...]
     collective: Collective | None
-    nics: tuple[NicLine, ...]
     missing: tuple[str, ...]
     gaps: tuple[Gap, ...]
     spreads: tuple[CopySpread, ...] = ()
@@ -401,7 +399,6 @@ def study_report(source: str, sources: StudySources) -> StudyReport:
         verdicts=verdicts(jobs, found),
         outliers=outliers,
         collective=collective,
-        nics=tuple(dict.fromkeys(one for job in jobs for one in job.nics)),
         missing=sources.missing,
         gaps=(*sources.gaps, *(collective.gaps if collective is not None else ())),
         spreads=spreads(jobs),

@@ -80,11 +80,6 @@ def _figures(report: StudyReport, *, everything: bool) -> Iterator[Section]:
         found = report.collective
         of_all = 0.0 if found is None else found.gpu_hours or 0.0
         yield _jobs(report.jobs, of_all, everything=everything)
-    if report.nics:
-        nics = tuple((n.node, n.gpu, n.nic, str(n.nearness)) for n in report.nics)
-        heads = ("node", "GPU", "NIC", "where")
-        nearest = Table(heads=heads, rows=nics if everything else nics[:_SHOWN])
-        yield Section("nearest NIC of each GPU", (nearest,))
     if report.collective is not None:
         yield _collective(report)
     if report.jobs:

@@ -10,10 +10,9 @@ from msgspec import Struct
 
 from homenode.errors import HostError, ToolError
 from homenode.measure.access.guest_agent import GuestAgent
-from homenode.measure.access.machine import Channel, Machine
+from homenode.measure.access.machine import Channel, GuestAccess, Machine, Transport
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.access.ssh import HostKeyError, SshChannel
-from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.model import PROBE
 from homenode.process import ToolTimeoutError
 from homenode.safe.input_files import read_kernel_file

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from homenode import formats
 from homenode.cpuset import CpuSet
-from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess
+from homenode.measure.access.machine import ANSWER_S, STOP_S, GuestAccess
 from homenode.measure.model import SuiteOptions
 from homenode.measure.orders import AppOrder, BenchOptions
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Switches

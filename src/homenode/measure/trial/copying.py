@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from homenode.errors import HostError, InputError, UsageError
 from homenode.machine.tools import qcow2
-from homenode.measure.layouts.guest import is_there
-from homenode.measure.layouts.journal import Copy
+from homenode.measure.trial.guest import is_there
+from homenode.measure.trial.journal import TrialCopy
 from homenode.process import run
 from homenode.safe.durable import create_file, create_like, remove_file
 from homenode.safe.host_files import HostFile, host_file
@@ -43,7 +43,7 @@ class PreparedCopy(Struct, frozen=True):
     nvram: (the original's file, the copy's); None where it has none.
     """
 
-    copy: Copy
+    copy: TrialCopy
     document: bytes
     disks: tuple[WritableDisk, ...]
     nvram: tuple[str, str] | None
@@ -82,7 +82,7 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
     nvram = (before, after) if before is not None and after is not None else None
     if nvram is not None:
         _check_nvram(*nvram, name)
-    copy = Copy(uuid, name, tuple(overlays.values()), None if nvram is None else nvram[1])
+    copy = TrialCopy(uuid, name, tuple(overlays.values()), None if nvram is None else nvram[1])
     return PreparedCopy(copy, document, disks, nvram)
 
 
@@ -195,7 +195,7 @@ def _check_under(header: qcow2.Qcow2Header, path: str, what: str, left: int) -> 
     _check_under(qcow2.parse(start, f"{what}: {under}"), under, what, left - 1)
 
 
-def remove_copy(virsh: Virsh, copy: Copy) -> None:
+def remove_copy(virsh: Virsh, copy: TrialCopy) -> None:
     """Undefine the copy, which is shut off, and remove its files, as far as they are there."""
     if is_there(virsh, copy.uuid):
         virsh.undefine(copy.uuid)

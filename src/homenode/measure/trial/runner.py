@@ -21,7 +21,13 @@ from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.machine import Machine
 from homenode.measure.derived_run import TEST_FAILED
 from homenode.measure.experiment import run_tasks
-from homenode.measure.layouts.boot_steps import (
+from homenode.measure.model import Group, SuiteOptions
+from homenode.measure.orders import BenchOptions
+from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
+from homenode.measure.results.store import finished, run_named
+from homenode.measure.runner import run_bench
+from homenode.measure.schedule import ScheduledTask
+from homenode.measure.trial.boot_steps import (
     ORIGINAL,
     BootStep,
     CopyStep,
@@ -30,20 +36,20 @@ from homenode.measure.layouts.boot_steps import (
     answered,
     held_interrupts,
 )
-from homenode.measure.layouts.copying import PreparedCopy
-from homenode.measure.layouts.fitting import no_longer_fits
-from homenode.measure.layouts.guest import Reach, answering, boot_of
-from homenode.measure.layouts.journal import (
+from homenode.measure.trial.copying import PreparedCopy
+from homenode.measure.trial.fitting import no_longer_fits
+from homenode.measure.trial.guest import Reach, answering, boot_of
+from homenode.measure.trial.journal import (
     BOOT,
     COPY,
     STATES,
-    Head,
-    JournalFile,
+    EntryKind,
     State,
     TrialEntry,
-    What,
+    TrialHead,
+    TrialJournal,
 )
-from homenode.measure.layouts.trial_config import (
+from homenode.measure.trial.trial_config import (
     BARE,
     Measuring,
     TrialConfig,
@@ -52,12 +58,6 @@ from homenode.measure.layouts.trial_config import (
     run_name,
     trial_schedule,
 )
-from homenode.measure.model import Group, SuiteOptions
-from homenode.measure.orders import BenchOptions
-from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
-from homenode.measure.results.store import finished, run_named
-from homenode.measure.runner import run_bench
-from homenode.measure.schedule import ScheduledTask
 from homenode.nccl.assemble import AMD_VENDOR, assemble_topology
 from homenode.nccl.guest_side import guest_side, left_to_libvirt
 from homenode.nccl.topology import NcclVariant, write_topology
@@ -79,7 +79,7 @@ class Tuned(Struct, frozen=True):
 class Reopened(Struct, frozen=True):
     """A trial that was begun, as it was. copy: what is to be made first, None in place."""
 
-    head: Head
+    head: TrialHead
     config: TrialConfig
     layouts: Mapping[str, Tuned]
     copy: PreparedCopy | None
@@ -99,7 +99,7 @@ class Trial(Struct, frozen=True):
 
     virsh: Virsh
     begun: Reopened
-    journal: JournalFile
+    journal: TrialJournal
     root: Path
     reach: Reach
     on_boot: Callable[[Progress], None]
@@ -112,7 +112,7 @@ class Trial(Struct, frozen=True):
     within_s: float | None = None
 
     @property
-    def head(self) -> Head:
+    def head(self) -> TrialHead:
         return self.begun.head
 
     @property
@@ -129,7 +129,7 @@ class Trial(Struct, frozen=True):
         return TrialDomain(self.virsh, self.head, self.journal, self.root, stop_s, self.notify)
 
 
-def steps_of(head: Head, state: State | None = None) -> tuple[ScheduledTask, ...]:
+def steps_of(head: TrialHead, state: State | None = None) -> tuple[ScheduledTask, ...]:
     """The schedule of a trial, with the boots that were ordered since it was begun."""
     layouts = (*head.layouts, BARE) if head.bare else head.layouts
     more = None if state is None else state.boots
@@ -153,14 +153,14 @@ def run_trial(trial: Trial, lock: int) -> None:
         run_tasks(vm, trial.on_boot, retry=True)
     except KeyboardInterrupt:
         try:
-            trial.journal.note(What.INTERRUPTED)
+            trial.journal.note(EntryKind.INTERRUPTED)
         except HostError as error:
             trial.notify(f"not written down that it was interrupted: {error.message}")
         raise
     finally:
         with held_interrupts(trial.notify):
             trial.domain.undo()
-    trial.journal.note(What.ENDED)
+    trial.journal.note(EntryKind.ENDED)
 
 
 def _refuse_edited(trial: Trial) -> None:
@@ -199,7 +199,7 @@ class _BootedVm:
         tasks = []
         for name, step in self._steps.items():
             outcome = outcomes.get(step.number)
-            state = TaskState.WAITING if outcome is None else STATES[What(outcome.what)]
+            state = TaskState.WAITING if outcome is None else STATES[EntryKind(outcome.what)]
             tasks.append(TaskStatus(name, 0, state))
         left = [self._steps[one.id] for one in tasks if one.state is TaskState.WAITING]
         next_one = self._next(left)
@@ -232,7 +232,7 @@ class _BootedVm:
             there = self._run_there(step)
             if there is not None:
                 _set_aside(self._trial, step, there)
-            self._trial.journal.note(What.AGAIN, step.number)
+            self._trial.journal.note(EntryKind.AGAIN, step.number)
 
     def begin(self, tasks: Sequence[TaskStatus]) -> None:
         step = self._next([self._steps[task.id] for task in tasks])
@@ -282,7 +282,7 @@ class _BootedVm:
             made = finished(there)
             if made is not None:  # it was killed after the last sample, before it said so
                 count = len(made.samples)
-                trial.journal.note(What.MEASURED, step.number, run=name, samples=count)
+                trial.journal.note(EntryKind.MEASURED, step.number, run=name, samples=count)
                 return
             _set_aside(trial, step, there)
         try:
@@ -296,7 +296,7 @@ class _BootedVm:
             orders = _orders(trial, step, name, machine)
             _measure(trial, step, machine, orders, resume=is_alive and there is not None)
         except HomenodeError as error:
-            trial.journal.note(What.FAILED, step.number, str(error))
+            trial.journal.note(EntryKind.FAILED, step.number, str(error))
             trial.notify(f"{_name(step)}: {error}")
             # Raises where libvirt has gone for good: the other boots cannot be made either.
             trial.domain.retry(lambda: trial.virsh.domain(trial.head.uuid))
@@ -315,7 +315,7 @@ class _BootedVm:
             try:
                 LayoutStep(domain, tuned.document, lambda: _refuse_taken(trial, tuned)).do(note)
             except (HostError, InputError) as error:
-                trial.journal.note(What.REFUSED, step.number, str(error))
+                trial.journal.note(EntryKind.REFUSED, step.number, str(error))
                 trial.notify(f"{_name(step)}: refused: {error}")
                 domain.retry(lambda: trial.virsh.domain(trial.head.uuid))
                 return None
@@ -360,14 +360,14 @@ def _refuse_running_original(trial: Trial) -> None:
 def _measure(
     trial: Trial, step: ScheduledTask, machine: Machine, orders: BenchOptions, *, resume: bool
 ) -> None:
-    trial.journal.note(What.MEASURING, step.number, run=orders.name)
+    trial.journal.note(EntryKind.MEASURING, step.number, run=orders.name)
     results = Path(trial.head.results)
     outcome = run_bench(machine, orders, results, trial.on_progress, resume=resume)
     if step.variant != BARE:
         _refuse_rebooted(trial, step, machine, orders)
     if outcome.run is None:
         found = tuple(str(one) for one in outcome.findings)
-        trial.journal.note(What.MISMATCHED, step.number, run=orders.name, findings=found)
+        trial.journal.note(EntryKind.MISMATCHED, step.number, run=orders.name, findings=found)
         for line in found:
             trial.notify(f"{_name(step)}: not as planned: {line}")
         return
@@ -380,12 +380,12 @@ def _measure(
     )
     if failed:
         trial.journal.note(
-            What.INCOMPLETE, step.number, gaps, run=orders.name, samples=count, findings=failed
+            EntryKind.INCOMPLETE, step.number, gaps, run=orders.name, samples=count, findings=failed
         )
         for line in failed:
             trial.notify(f"{_name(step)}: not measured: {line}")
         return
-    trial.journal.note(What.MEASURED, step.number, gaps, run=orders.name, samples=count)
+    trial.journal.note(EntryKind.MEASURED, step.number, gaps, run=orders.name, samples=count)
 
 
 def _refuse_rebooted(
@@ -464,7 +464,7 @@ def _set_aside(trial: Trial, step: ScheduledTask, folder: Path) -> None:
     number = 0
     while (aside := trial.journal.path / "set-aside" / f"{folder.name}-{number}").exists():
         number += 1
-    trial.journal.note(What.SET_ASIDE, step.number, str(aside), run=folder.name)
+    trial.journal.note(EntryKind.SET_ASIDE, step.number, str(aside), run=folder.name)
     try:
         aside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.move(folder, aside)
@@ -481,9 +481,9 @@ def outcome_code(state: State) -> int:
     """The exit code that a trial comes to: 3 where a boot failed, 1 where a guest was not as
     planned or a test failed in it, else 0."""
     kinds = {one.what for one in state.outcomes.values()}
-    if kinds & {What.FAILED, What.REFUSED}:
+    if kinds & {EntryKind.FAILED, EntryKind.REFUSED}:
         return 3
-    return 1 if kinds & {What.MISMATCHED, What.INCOMPLETE} else 0
+    return 1 if kinds & {EntryKind.MISMATCHED, EntryKind.INCOMPLETE} else 0
 
 
 def topology_text(plan: Plan, document: bytes, guest: Host, host: Host) -> str:

@@ -24,15 +24,15 @@ from homenode.change.host_lock import host_locked
 from homenode.change.step import ChangeEntry, ChangeState, ChangeStep, Note
 from homenode.errors import HostError
 from homenode.measure.access.machine import Machine
-from homenode.measure.layouts.copying import PreparedCopy, make_copy, remove_copy
-from homenode.measure.layouts.guest import (
+from homenode.measure.trial.copying import PreparedCopy, make_copy, remove_copy
+from homenode.measure.trial.guest import (
     host_boot,
     is_same_host_boot,
     is_there,
     retry_while_unavailable,
     stop,
 )
-from homenode.measure.layouts.journal import BOOT, COPY, LAYOUT, Head, JournalFile
+from homenode.measure.trial.journal import BOOT, COPY, LAYOUT, TrialHead, TrialJournal
 from homenode.vm.domain.merge import same_definition
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.wording import command_line
@@ -78,17 +78,13 @@ def held_interrupts(notify: Callable[[str], None]) -> Iterator[None]:
             signal.signal(one, handler)
 
 
-ORIGINAL = "original.xml"
-"""Next to the journal: the user's domain as libvirt printed it when the trial was begun."""
-
-
 class TrialDomain(Struct, frozen=True):
     """The domain that a trial works on. root: of apply's records. stop_s: how long its guest may
     take to be off. notify: gets a line about everything that is worth one."""
 
     virsh: Virsh
-    head: Head
-    journal: JournalFile
+    head: TrialHead
+    journal: TrialJournal
     root: Path
     stop_s: float
     notify: Callable[[str], None]
@@ -139,8 +135,8 @@ class TrialDomain(Struct, frozen=True):
 
 def rollback(
     virsh: Virsh,
-    head: Head,
-    journal: JournalFile,
+    head: TrialHead,
+    journal: TrialJournal,
     root: Path,
     stop_s: float,
     *,

@@ -9,21 +9,27 @@ from msgspec.structs import replace
 from homenode.change.apply.definition import preview_definition
 from homenode.errors import InputError, UsageError
 from homenode.machine.topology import Host
-from homenode.measure.layouts.boot_steps import ORIGINAL
-from homenode.measure.layouts.copying import PreparedCopy, prepare_copy
-from homenode.measure.layouts.fitting import Fitted, fit, short_memory
-from homenode.measure.layouts.guest import is_there
-from homenode.measure.layouts.guest_access import GuestAccess, Transport
-from homenode.measure.layouts.journal import Head, JournalFile, Known, known_trials, names_of
-from homenode.measure.layouts.runner import Reopened, Tuned, is_emulated
-from homenode.measure.layouts.trial_config import (
+from homenode.measure.access.machine import GuestAccess, Transport
+from homenode.measure.preparation import versions_of
+from homenode.measure.results.model import host_kind
+from homenode.measure.trial.boot_steps import ORIGINAL
+from homenode.measure.trial.copying import PreparedCopy, prepare_copy
+from homenode.measure.trial.fitting import Fitted, fit, short_memory
+from homenode.measure.trial.guest import is_there
+from homenode.measure.trial.journal import (
+    StoredTrial,
+    TrialHead,
+    TrialJournal,
+    known_trials,
+    names_of,
+)
+from homenode.measure.trial.runner import Reopened, Tuned, is_emulated
+from homenode.measure.trial.trial_config import (
     Measuring,
     TrialConfig,
     decode_config,
     encode_config,
 )
-from homenode.measure.preparation import versions_of
-from homenode.measure.results.model import host_kind
 from homenode.objective import Objective
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.vm.domain.read import open_domain, read_vm
@@ -63,7 +69,7 @@ class TrialRequest(Struct, frozen=True):
 class Preflight(Struct, frozen=True):
     """What a trial would be: nothing is written yet. obstacles: why it cannot be."""
 
-    head: Head
+    head: TrialHead
     begun: TrialConfig
     original: bytes
     fitted: tuple[Fitted, ...]
@@ -108,7 +114,7 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
             if one.tuning is not None:
                 would = preview_definition(virsh, state.uuid, one.tuning.document, original, root)
                 obstacles += [f"{found}; {found.fix}" for found in would.obstacles]
-    head = Head(
+    head = TrialHead(
         id=wanted.id,
         connect=virsh.connect,
         domain=domain,
@@ -145,7 +151,7 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
     )
 
 
-def prepare(checked: Preflight, journal: JournalFile) -> None:
+def prepare(checked: Preflight, journal: TrialJournal) -> None:
     """Keep all of it, the head last: a trial without one has not begun. Raises HostError."""
     journal.refuse_begun()
     journal.make()
@@ -159,7 +165,7 @@ def prepare(checked: Preflight, journal: JournalFile) -> None:
     journal.begin_with(checked.head)
 
 
-def reopen(head: Head, journal: JournalFile) -> Reopened:
+def reopen(head: TrialHead, journal: TrialJournal) -> Reopened:
     """What `begin` kept. Raises InputError or HostError where it is not there any more."""
     config = decode_config(journal.kept(_BEGUN), str(journal.path / _BEGUN))
     layouts = {
@@ -182,7 +188,7 @@ def with_access(reopened: Reopened, given: GuestAccess | None) -> Reopened:
     return replace(reopened, config=replace(reopened.config, reaching=given))
 
 
-def latest(root: Path, name: str, virsh: Virsh | None = None) -> Known:
+def latest(root: Path, name: str, virsh: Virsh | None = None) -> StoredTrial:
     """The trial of a domain, or of that id, that was begun last. Raises InputError."""
     found = known_trials(root, name)
     known = [one for one in found if one.head is not None]
@@ -211,7 +217,7 @@ def _refuse_running(state: DomainState) -> None:
 
 
 def _refuse_unfinished(state: DomainState, root: Path) -> None:
-    left: Sequence[Known] = [
+    left: Sequence[StoredTrial] = [
         one
         for one in known_trials(root)
         if one.head is not None

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -30,7 +31,7 @@ COPY, LAYOUT, BOOT = "copy", "layout", "boot"
 """Kinds of steps: the copy made, a layout defined, a guest started."""
 
 
-class What(StrEnum):
+class EntryKind(StrEnum):
     """What a line says. Of a boot the last line that gives its state counts."""
 
     MEASURING = "measuring"
@@ -47,16 +48,16 @@ class What(StrEnum):
 
 
 STATES = {
-    What.MEASURED: TaskState.DONE,
-    What.INCOMPLETE: TaskState.INCOMPLETE,
-    What.MISMATCHED: TaskState.MISMATCHED,
-    What.REFUSED: TaskState.REFUSED,
-    What.FAILED: TaskState.FAILED,
-    What.AGAIN: TaskState.WAITING,
+    EntryKind.MEASURED: TaskState.DONE,
+    EntryKind.INCOMPLETE: TaskState.INCOMPLETE,
+    EntryKind.MISMATCHED: TaskState.MISMATCHED,
+    EntryKind.REFUSED: TaskState.REFUSED,
+    EntryKind.FAILED: TaskState.FAILED,
+    EntryKind.AGAIN: TaskState.WAITING,
 }
 
 
-class Copy(Struct, frozen=True):
+class TrialCopy(Struct, frozen=True):
     """The copy that a trial works on. overlays, nvram: files that were made for it."""
 
     uuid: str
@@ -65,7 +66,7 @@ class Copy(Struct, frozen=True):
     nvram: str | None = None
 
 
-class Head(Struct, frozen=True):
+class TrialHead(Struct, frozen=True):
     """What a trial is. id: its own name. domain, uuid: what it works on, a copy where `copy` says
     so. source, source_uuid: the domain that the user named. results: folder. objective: what is to
     be decided."""
@@ -80,7 +81,7 @@ class Head(Struct, frozen=True):
     seed: int
     results: str
     bare: bool = False
-    copy: Copy | None = None
+    copy: TrialCopy | None = None
     source_uuid: str = ""
     objective: Objective = Objective.MEMORY_BANDWIDTH
 
@@ -134,21 +135,21 @@ class State(Struct, frozen=True):
 
     @property
     def measured(self) -> frozenset[int]:
-        return self._that_came_to(What.MEASURED)
+        return self._that_came_to(EntryKind.MEASURED)
 
     @property
     def with_figures(self) -> frozenset[int]:
         """Boots that left a run, whole or not."""
-        return self._that_came_to(What.MEASURED, What.INCOMPLETE)
+        return self._that_came_to(EntryKind.MEASURED, EntryKind.INCOMPLETE)
 
-    def _that_came_to(self, *kinds: What) -> frozenset[int]:
+    def _that_came_to(self, *kinds: EntryKind) -> frozenset[int]:
         return frozenset(number for number, one in self.outcomes.items() if one.what in kinds)
 
 
 def state_of(entries: Iterable[TrialEntry], changes: Iterable[ChangeEntry] = ()) -> State:
     """The state that these lines lead to. changes: those to undo.
 
-    >>> whats = ((What.FAILED, 0), (What.AGAIN, 0), (What.MEASURED, 1))
+    >>> whats = ((EntryKind.FAILED, 0), (EntryKind.AGAIN, 0), (EntryKind.MEASURED, 1))
     >>> lines = [TrialEntry("", what, number) for what, number in whats]
     >>> state_of(lines).outcomes.keys()
     dict_keys([1])
@@ -160,20 +161,20 @@ def state_of(entries: Iterable[TrialEntry], changes: Iterable[ChangeEntry] = ())
         boots = entry.boots or boots
         if entry.number is not None and entry.what in STATES:
             outcomes[entry.number] = entry
-            if entry.what == What.AGAIN:
+            if entry.what == EntryKind.AGAIN:
                 del outcomes[entry.number]
-        ended = entry.what == What.ENDED
+        ended = entry.what == EntryKind.ENDED
     return State(outcomes, tuple(changes), ended, boots)
 
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\Z", re.ASCII)
 
 
-class Known(Struct, frozen=True):
+class StoredTrial(Struct, frozen=True):
     """A trial that is on disk. reason: why it cannot be read; then there is no head."""
 
     folder: Path
-    head: Head | None
+    head: TrialHead | None
     entries: tuple[TrialEntry, ...]
     changes: tuple[ChangeEntry, ...] = ()
     reason: str | None = None
@@ -183,7 +184,7 @@ class Known(Struct, frozen=True):
         return state_of(self.entries, self.changes)
 
 
-class JournalFile(ExperimentJournal[Head, TrialEntry]):
+class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
     """One trial's folder. Errors of the file system are HostErrors."""
 
     __slots__ = ("changes",)
@@ -192,7 +193,7 @@ class JournalFile(ExperimentJournal[Head, TrialEntry]):
         if not _ID.match(id):
             raise InputError(f"trial {id!r}: expected letters, digits, dots and dashes")
         path = root / "trials" / id
-        super().__init__(path, KIND, Head, TrialEntry)
+        super().__init__(path, KIND, TrialHead, TrialEntry)
         head = ChangeHead(
             run=id, command="homenode trial", undo=command_line("homenode", "trial", "undo", id)
         )
@@ -215,39 +216,20 @@ class JournalFile(ExperimentJournal[Head, TrialEntry]):
             )
 
     def note(
-        self,
-        what: What,
-        number: int | None = None,
-        detail: str = "",
-        *,
-        run: str | None = None,
-        samples: int | None = None,
-        findings: tuple[str, ...] = (),
-        boots: int | None = None,
+        self, what: EntryKind, number: int | None = None, detail: str = "", **more: Any
     ) -> None:
-        """Write a line; it is on disk when this returns."""
+        """Write a line; it is on disk when this returns. more: other fields of TrialEntry."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.add(
-            TrialEntry(
-                at=at,
-                what=what,
-                number=number,
-                detail=detail,
-                run=run,
-                samples=samples,
-                findings=findings,
-                boots=boots,
-            )
-        )
+        self.add(TrialEntry(at=at, what=what, number=number, detail=detail, **more))
 
-    def known(self) -> Known:
+    def known(self) -> StoredTrial:
         """What is on disk."""
         try:
             head, entries = self.contents()
             changes = self.changes.to_undo()
         except (InputError, HostError) as error:
-            return Known(self.path, None, (), reason=error.message)
-        return Known(self.path, head, entries, changes)
+            return StoredTrial(self.path, None, (), reason=error.message)
+        return StoredTrial(self.path, head, entries, changes)
 
     def kept(self, name: str) -> bytes:
         """A file that was kept."""
@@ -267,13 +249,13 @@ def domain_locked(root: Path, uuid: str) -> Iterator[None]:
         yield
 
 
-def known_trials(root: Path, domain: str | None = None) -> tuple[Known, ...]:
+def known_trials(root: Path, domain: str | None = None) -> tuple[StoredTrial, ...]:
     """Trials on disk, the oldest first. domain: only those of this domain, or of this id."""
     try:
         folders = [folder for folder in (root / "trials").iterdir() if (folder / JOURNAL).exists()]
     except OSError:
         return ()
-    found = [JournalFile(root, folder.name).known() for folder in folders]
+    found = [TrialJournal(root, folder.name).known() for folder in folders]
     found = [
         one
         for one in found
@@ -284,7 +266,7 @@ def known_trials(root: Path, domain: str | None = None) -> tuple[Known, ...]:
     return tuple(sorted(found, key=lambda one: (one.folder / JOURNAL).stat().st_mtime))
 
 
-def names_of(head: Head) -> tuple[str, ...]:
+def names_of(head: TrialHead) -> tuple[str, ...]:
     """What a trial's domain may be called, and the copy of it."""
     return head.source, head.source_uuid, head.domain, head.uuid
 

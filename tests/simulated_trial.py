@@ -17,13 +17,14 @@ from homenode.machine.description.parse import parse_description
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
-from homenode.measure.access.machine import GuestAccess, Machine
+from homenode.measure.access.machine import Machine
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.trial.journal import BOOT, TrialHead, TrialJournal
 from homenode.measure.trial.prepare import TrialRequest, preflight, prepare, reopen
 from homenode.measure.trial.runner import Trial
 from homenode.measure.trial.trial_config import Measuring
 from homenode.process import Completed
+from homenode.vm.hypervisor.connection import GuestAccess
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_options import PlanOptions, Policy
 from homenode.vm.sources import load_host

@@ -36,7 +36,6 @@ LINEAR = 2.6
 
 PASSED_ON = {
     "machine/snapshot/redact.py": "fullmatch",
-    "measure/importers/openssl_speed.py": "fullmatch",
     "measure/importers/intel_mlc.py": "fullmatch",
     "machine/tools/nccl_tests.py": "fullmatch",
     "machine/tools/nvbandwidth.py": "fullmatch",

@@ -18,8 +18,6 @@ VALUES = {
     "opt",
     "vm.plan_options",
     "measure.results.vantage",
-    "measure.trial",
-    "measure.trial.guest_access",
 }
 """Modules outside cli/ of which options have their types and defaults. None of them imports
 another package's work: a new option whose type lies in a large module gets a small one."""

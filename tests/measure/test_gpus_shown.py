@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from homenode.input_files import package_text
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
@@ -25,6 +24,7 @@ from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import figures_of_step
 from homenode.measure.suite import ShownGpus, parse_shown, suite_for
 from homenode.measure.tools_installed import program_text
+from homenode.package_data import package_text
 from homenode.process import Completed
 from tests.measure import test_gpu_run as gpu_run
 from tests.measure.test_gpu_suite import NVIDIA, TWO, by_id, host_with

@@ -25,7 +25,6 @@ from homenode.metrics import METRICS
 from homenode.vm.layout import PRESETS
 from tests.measure.importers import test_cuda_bandwidth_test as cuda
 from tests.measure.importers import test_intel_mlc as mlc
-from tests.measure.importers import test_openssl_speed as openssl
 from tests.measure.importers import test_stream as stream
 from tests.measure.importers import test_sysbench as sysbench
 from tests.tools import test_nccl_tests as nccl
@@ -392,8 +391,6 @@ def test_a_pair_of_nodes_and_gpus_of_amd_are_read() -> None:
         (cuda.OUTPUT, "bandwidthTest"),
         (rocm.MATRICES, Reader.ROCM),
         (rocm.PAIR, Reader.ROCM),
-        (openssl.RSA_3_5, "openssl speed"),
-        (openssl.BULK, "openssl speed"),
         (numactl.HARDWARE, None),
         ("", None),
         ('{"format": "homenode.plan/1"}', None),

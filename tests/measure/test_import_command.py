@@ -15,7 +15,6 @@ from homenode.measure.results.store import FILE, load_runs, read_run
 from tests.command_line import homenode
 from tests.measure.importers import test_cuda_bandwidth_test as cuda
 from tests.measure.importers import test_intel_mlc as mlc
-from tests.measure.importers import test_openssl_speed as openssl
 from tests.measure.importers import test_stream as stream
 from tests.measure.importers import test_sysbench as sysbench
 from tests.measure.test_import import CHASE, COPIES, STUDY, folder, pinned
@@ -96,7 +95,7 @@ def test_a_file_with_lines_without_end_is_left_out(tmp_path: Path) -> None:
 def test_no_line_costs_more_than_its_length(unit: str) -> None:
     started = time.process_time()
     texts = (sysbench.CPU, stream.OUTPUT, nvbandwidth.TEXT, nccl.TEXT, mlc.OUTPUT)
-    for text in (*texts, openssl.BULK, openssl.RSA_3_0, rocm.MATRICES, cuda.OUTPUT):
+    for text in (*texts, rocm.MATRICES, cuda.OUTPUT):
         hostile = f"{text}rsa {unit * (16_000 // len(unit))}!\n"
         imported_runs([folder({"log.txt": hostile})], ImportOptions())
     # Linear ones take some milliseconds; squares of 16,000 took seconds each.

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from homenode.measure.layouts.copying import PreparedCopy, make_copy, prepare_copy, remove_copy
-from homenode.measure.layouts.guest import is_there
 from msgspec.structs import replace
 
 from homenode.errors import HostError, InputError, UsageError
 from homenode.machine.tools import qcow2
+from homenode.measure.trial.copying import PreparedCopy, make_copy, prepare_copy, remove_copy
+from homenode.measure.trial.guest import is_there
 from homenode.measure.trial.journal import TrialCopy
 from homenode.safe.trusted_path import let_in
 from homenode.vm.domain.copy import WritableDisk, with_overlays, writable_disks

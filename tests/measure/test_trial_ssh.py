@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.measure import runner as bench_runner
-from homenode.measure.access.machine import GuestAccess, Transport
 from homenode.measure.progress import Progress
 from homenode.measure.trial import guest
 from homenode.measure.trial.guest import GuestReach
 from homenode.measure.trial.journal import EntryKind
 from homenode.measure.trial.runner import run_trial
+from homenode.vm.hypervisor.connection import GuestAccess, Transport
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import ORIGINAL
 from tests.simulated_trial import SimulatedReach, begun, daemon_in, trial_of, wanted

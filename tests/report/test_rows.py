@@ -1,20 +1,17 @@
-"""Rows: the figures of a report as CSV, JSON and Parquet."""
+"""Rows: the figures of a report as CSV and JSON."""
 
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from homenode.cli import terminal
-from homenode.errors import HostError
 from homenode.measure.results.model import Run
 from homenode.show.page.machine import Stored, machines_of
-from homenode.show.page.rows import COLUMNS, csv_of, parquet_of, rows_of
-from tests.report.test_page import machines
+from homenode.show.page.rows import COLUMNS, csv_of, rows_of
 from tests.report_runs import full_results, full_run, report
 
 
@@ -30,7 +27,7 @@ def test_csv_and_json_carry_the_same_rows(
     assert stored["format"] == "homenode.rows/1"
     assert len(table) == len(stored["rows"]) > 100
     for row, other in zip(table, stored["rows"], strict=True):
-        assert tuple(other) == tuple(COLUMNS) == tuple(row)
+        assert tuple(other) == COLUMNS == tuple(row)
         for name, value in other.items():
             text = row[name]
             if value is None:
@@ -51,7 +48,7 @@ def test_a_cell_that_a_spreadsheet_would_run_is_quoted_off(tmp_path: Path) -> No
         (one,) = machines_of([named], [Stored()], {})
         (row,) = rows_of(one)
         cells = next(csv.reader(io.StringIO(csv_of([row]).split("\r\n", 1)[1])))
-        assert cells[list(COLUMNS).index("system")] == "'" + start.replace("\t", "?")
+        assert cells[COLUMNS.index("system")] == "'" + start.replace("\t", "?")
 
 
 def test_a_cell_cannot_steer_the_terminal_it_is_printed_on(tmp_path: Path) -> None:
@@ -67,18 +64,4 @@ def test_rows_are_documented_field_by_field() -> None:
     from tests.doc_pages import first_column, read_page
 
     section = read_page("docs/formats/rows.md").sections()["Fields"]
-    assert first_column(section) == tuple(COLUMNS)
-
-
-def test_parquet_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(HostError, match="pyarrow") as error:
-        parquet_of([])
-    assert "pip install pyarrow" in str(error.value)
-
-
-def test_parquet_carries_the_rows_where_pyarrow_is(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    rows = [row for one in machines(full_results(tmp_path / "r")) for row in rows_of(one)]
-    table = parquet.read_table(io.BytesIO(parquet_of(rows))).to_pylist()
-    assert table == list(rows)
+    assert first_column(section) == COLUMNS

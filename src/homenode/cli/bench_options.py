@@ -19,7 +19,6 @@ from homenode.cli.arguments.trial import TrialArguments
 from homenode.cli.command import as_words
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.measure.access.machine import GuestAccess, Transport
 from homenode.measure.access.ssh import SshChannel
 from homenode.measure.environment import is_virtual
 from homenode.measure.model import Depth, Group, SuiteOptions
@@ -35,7 +34,13 @@ from homenode.plan.stored import read_plan
 from homenode.process import find_program
 from homenode.safe.input_files import read_input
 from homenode.units import parse_bytes
-from homenode.vm.hypervisor.connection import check_host, checked_uri, is_local
+from homenode.vm.hypervisor.connection import (
+    GuestAccess,
+    Transport,
+    check_host,
+    checked_uri,
+    is_local,
+)
 from homenode.vm.layout import PRESETS, Pinning, preset_named, unknown_layout
 from homenode.vm.plan_options import (
     DeviceLocality,

@@ -94,11 +94,11 @@ def report(asked: ReportArguments) -> None:
                 hint="homenode bench makes results; logs of other tools are read as they are",
             )
         runs = [str(RESULTS)]
-    if output is None and not (asked.csv or asked.json or asked.parquet):
+    if output is None and not (asked.csv or asked.json):
         output = _neighbours(runs)
     if asked.csv and asked.json:
         raise UsageError("give either --csv or --json, not both")
-    check_can_write(output, asked.parquet, force=asked.force)
+    check_can_write(output, force=asked.force)
     if (
         output is not None
         and output != STANDARD_OUTPUT
@@ -110,8 +110,8 @@ def report(asked: ReportArguments) -> None:
         _write(machines, skipped, asked.title, output, appendix=asked.appendix)
         if not (asked.csv or asked.json or output == STANDARD_OUTPUT):
             _say(machines)
-    if asked.csv or asked.json or asked.parquet is not None:
-        _rows(machines, skipped, csv=asked.csv, json=asked.json, parquet=asked.parquet)
+    if asked.csv or asked.json:
+        _rows(machines, skipped, csv=asked.csv, json=asked.json)
 
 
 def _neighbours(runs: Sequence[str]) -> Path:
@@ -209,7 +209,6 @@ def _rows(
     *,
     csv: bool,
     json: bool,
-    parquet: Path | None,
 ) -> None:
     from homenode.show.page.rows import csv_of, json_text, rows_of
 
@@ -218,8 +217,3 @@ def _rows(
         print_file(csv_of(rows))
     if json:
         print_json(json_text(rows, skipped))
-    if parquet is not None:
-        from homenode.show.page.rows import parquet_of
-
-        write_bytes(parquet, parquet_of(rows))
-        note_written(parquet)

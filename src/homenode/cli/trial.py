@@ -37,7 +37,6 @@ from homenode.errors import FINDINGS, UNPLANNABLE, HomenodeError, HostError, Inp
 from homenode.findings import Finding, in_order
 from homenode.formats import encode
 from homenode.machine.pci import DeviceKind
-from homenode.measure.access.machine import GuestAccess
 from homenode.measure.model import PROBE
 from homenode.measure.progress import Pace, Progress
 from homenode.measure.results.model import Run
@@ -74,7 +73,7 @@ from homenode.show.trial_text import (
     status_text,
 )
 from homenode.vm.domain.read import open_domain, vm_of
-from homenode.vm.hypervisor.connection import is_local
+from homenode.vm.hypervisor.connection import GuestAccess, is_local
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
 from homenode.vm.sources import load_host

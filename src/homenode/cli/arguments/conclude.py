@@ -49,7 +49,6 @@ class ReportArguments(Struct, frozen=True, kw_only=True):
     csv: Annotated[bool, Flag("--csv")] = False
     force: ForceOption = False
     json: JsonOption = False
-    parquet: Annotated[Path | None, Opt("--parquet", "FILE")] = None
 
 
 class LayoutsArguments(Struct, frozen=True, kw_only=True):

@@ -7,10 +7,10 @@ from msgspec import Struct
 
 from homenode.cli.arguments import JsonOption
 from homenode.cli.command import Under
-from homenode.measure.access.machine import ANSWER_S, STOP_S, GuestAccess, Transport
 from homenode.measure.results.vantage import Vantage
 from homenode.opt import Arg, Flag, Opt
 from homenode.units import parse_duration
+from homenode.vm.hypervisor.connection import ANSWER_S, STOP_S, GuestAccess, Transport
 
 SUITE = "What is measured"
 OWN = "Your own program"
@@ -136,7 +136,7 @@ class ImportArguments(Struct, frozen=True, kw_only=True):
     """Read outputs of other tools and of the study's scripts, as runs.
 
     Files are recognised by their content: nvbandwidth, nccl-tests, Intel MLC, STREAM,
-    sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench, openssl speed.
+    sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench.
 
     Examples:
       homenode import logs/pin logs/pin-numa --layout 'pin*=pin' -o results

@@ -17,10 +17,9 @@ from homenode.cli.arguments.measure import (
     WithinOption,
 )
 from homenode.cli.command import Only, Under
-from homenode.measure.access.machine import STOP_S
 from homenode.objective import Objective
 from homenode.opt import Arg, Flag, Opt
-from homenode.vm.hypervisor.connection import DEFAULT
+from homenode.vm.hypervisor.connection import DEFAULT, STOP_S
 from homenode.vm.plan_options import PLACEMENT, ManualRanges, PlanOptions
 
 DomainArgument = Annotated[str, Arg("NAME", complete="domain_names")]

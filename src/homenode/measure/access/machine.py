@@ -4,7 +4,6 @@ A channel is a way to a shell on another machine, by which RemoteMachine reaches
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from enum import StrEnum
 from typing import Protocol
 
 from msgspec import Struct
@@ -72,24 +71,3 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """Leave nothing behind there; the next script opens it again."""
-
-
-ANSWER_S, STOP_S = 300.0, 60.0
-"""How long a guest may take until it answers, and until it is off."""
-
-
-class Transport(StrEnum):
-    """How a guest is reached."""
-
-    SSH = "ssh"
-    AGENT = "agent"
-
-
-class GuestAccess(Struct, frozen=True):
-    """How to reach the guest. address: None = as libvirt's leases say. key: a file's path."""
-
-    transport: Transport = Transport.SSH
-    address: str | None = None
-    user: str = "root"
-    port: int = 22
-    key: str | None = None

@@ -10,13 +10,13 @@ from msgspec import Struct
 
 from homenode.errors import HostError, ToolError
 from homenode.measure.access.guest_agent import GuestAgent
-from homenode.measure.access.machine import Channel, GuestAccess, Machine, Transport
+from homenode.measure.access.machine import Channel, Machine
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.access.ssh import HostKeyError, SshChannel
 from homenode.measure.model import PROBE
 from homenode.process import ToolTimeoutError
 from homenode.safe.input_files import read_kernel_file
-from homenode.vm.hypervisor.connection import is_local
+from homenode.vm.hypervisor.connection import GuestAccess, Transport, is_local
 from homenode.vm.hypervisor.virsh import Virsh, is_lost
 from homenode.wording import command_line
 

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from homenode.change.apply.definition import preview_definition
 from homenode.errors import InputError, UsageError
 from homenode.machine.topology import Host
-from homenode.measure.access.machine import GuestAccess, Transport
 from homenode.measure.preparation import versions_of
 from homenode.measure.results.model import host_kind
 from homenode.measure.trial.boot_steps import ORIGINAL
@@ -34,6 +33,7 @@ from homenode.objective import Objective
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.vm.domain.read import open_domain, read_vm
 from homenode.vm.domain.schema import refuse_new_errors
+from homenode.vm.hypervisor.connection import GuestAccess, Transport
 from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_options import ManualRanges, PlanOptions

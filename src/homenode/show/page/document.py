@@ -121,8 +121,8 @@ def document_of(
         title,
         tuple(one for one in sections if one.parts),
         f"{counts}. {made}",
-        "Made by homenode; needs no network. Figures as rows: homenode report --csv, --json or "
-        f"--parquet{'' if appendix else '; all of each machine: --appendix'}.",
+        "Made by homenode; needs no network. Figures as rows: homenode report --csv or --json"
+        + ("." if appendix else "; all of each machine: --appendix."),
         next((one.hatches for one in hosts if one.hatches), ""),
     )
 

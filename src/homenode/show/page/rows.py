@@ -1,7 +1,6 @@
-"""Rows: every figure of a report as a flat row: what CSV, JSON and Parquet hold."""
+"""Rows: every figure of a report as a flat row: what CSV and JSON hold."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -10,7 +9,6 @@ from homenode.decide.alternative import Alternative
 from homenode.decide.compare import series_key
 from homenode.decide.comparison import Effect
 from homenode.decide.summary import Series, SeriesKey
-from homenode.errors import HostError
 from homenode.measure.results.model import FigureKey
 from homenode.show.page.machine import ReportedMachine
 from homenode.wording import csv_text
@@ -18,47 +16,15 @@ from homenode.wording import csv_text
 VERSION = 1
 """Of the rows, whatever they are written as."""
 
-COLUMNS = {
-    "machine": "string",
-    "system": "string",
-    "layout": "string",
-    "pinning": "string",
-    "siblings": "string",
-    "cells": "string",
-    "pcie": "string",
-    "memory": "string",
-    "arrangement": "string",
-    "memory_mode": "string",
-    "page_bytes": "int64",
-    "vcpus": "int64",
-    "origin": "string",
-    "vantage": "string",
-    "metric": "string",
-    "unit": "string",
-    "variant": "string",
-    "size_bytes": "int64",
-    "node": "int64",
-    "peer_node": "int64",
-    "device": "string",
-    "peer": "string",
-    "state": "string",
-    "slowest_device": "bool_",
-    "value": "float64",
-    "low": "float64",
-    "high": "float64",
-    "boots": "int64",
-    "samples": "int64",
-    "baseline": "string",
-    "ratio": "float64",
-    "ratio_low": "float64",
-    "ratio_high": "float64",
-    "p": "float64",
-    "p_adjusted": "float64",
-    "outcome": "string",
-    "level": "string",
-    "doubts": "string",
-}
-"""Of a row, with their types in Arrow's words. See docs/formats/rows.md."""
+COLUMNS = tuple(
+    """
+    machine system layout pinning siblings cells pcie memory arrangement memory_mode
+    page_bytes vcpus origin vantage metric unit variant size_bytes node peer_node device
+    peer state slowest_device value low high boots samples baseline ratio ratio_low
+    ratio_high p p_adjusted outcome level doubts
+""".split()
+)
+"""Of a row. See docs/formats/rows.md."""
 
 ReportRow = dict[str, Any]
 """One series of one alternative, by column."""
@@ -90,28 +56,6 @@ def json_text(rows: Iterable[ReportRow], skipped: Sequence[str]) -> str:
     document = {"format": f"homenode.rows/{VERSION}", "skipped": skipped, "rows": list(rows)}
     encoded = msgspec.json.encode(msgspec.to_builtins(document))
     return msgspec.json.format(encoded, indent=2).decode() + "\n"
-
-
-def parquet_of(rows: Sequence[ReportRow]) -> bytes:
-    """The rows, column by column. Raises HostError without pyarrow."""
-    try:
-        arrow: Any = import_module("pyarrow")
-        parquet: Any = import_module("pyarrow.parquet")
-    except ImportError:
-        raise HostError(
-            "--parquet: expected the Python package pyarrow, found none",
-            hint="pip install pyarrow, or use --csv: the rows are the same",
-        ) from None
-    schema, columns = [], []
-    for name, kind in COLUMNS.items():
-        of = getattr(arrow, kind)()
-        schema.append((name, of))
-        columns.append(arrow.array([row[name] for row in rows], of))
-    table = arrow.Table.from_arrays(columns, schema=arrow.schema(schema))
-    sink = arrow.BufferOutputStream()
-    parquet.write_table(table, sink)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
 
 
 def _row(

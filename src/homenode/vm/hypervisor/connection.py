@@ -1,6 +1,9 @@
-"""Connection: which libvirt daemon is meant, as its URI says."""
+"""Connection: which libvirt daemon is meant, as its URI says, and how a guest there is reached."""
 
 import re
+from enum import StrEnum
+
+from msgspec import Struct
 
 from homenode.errors import UsageError
 
@@ -75,3 +78,24 @@ def machine_of(uri: str) -> str:
     if not port.isdecimal():
         return "" if server in _HERE else server
     return server if name in _HERE else name
+
+
+ANSWER_S, STOP_S = 300.0, 60.0
+"""How long a guest may take until it answers, and until it is off."""
+
+
+class Transport(StrEnum):
+    """How a guest is reached."""
+
+    SSH = "ssh"
+    AGENT = "agent"
+
+
+class GuestAccess(Struct, frozen=True):
+    """How to reach the guest. address: None = as libvirt's leases say. key: a file's path."""
+
+    transport: Transport = Transport.SSH
+    address: str | None = None
+    user: str = "root"
+    port: int = 22
+    key: str | None = None

@@ -137,13 +137,13 @@ def parse_record(texts: Mapping[str, str], gpus: int) -> AttemptRecord:
     job = _job(texts.get("job.txt", ""), gaps)
     count = gpus if job is None else sum(share.gpus.count or 0 for share in job.shares) or gpus
     return AttemptRecord(
-        job,
-        _others(texts.get("others.txt"), job),
-        None if job is None else job.queue_wait_s,
-        gpu_hours(texts, count),
-        texts.get("met", "").strip()[:40] or None,
-        tuple(gaps),
-        texts.get("gpus.txt", ""),
+        job=job,
+        others=_others(texts.get("others.txt"), job),
+        queue_wait_s=None if job is None else job.queue_wait_s,
+        gpu_hours=gpu_hours(texts, count),
+        met=texts.get("met", "").strip()[:40] or None,
+        gaps=tuple(gaps),
+        gpus_file=texts.get("gpus.txt", ""),
     )
 
 

@@ -1,6 +1,6 @@
 """The planner's rules, applied by trying every set of nodes, every split and every set of GPUs.
 
-Written from docs/decisions/0010-placement-order.md, and sharing nothing with the search, not even
+Written from decision 0010, and sharing nothing with the search, not even
 the order of terms; only the VM's overhead is asked for where the planner says it. For small hosts.
 
 Where the record leaves a choice, this is how it is read here:

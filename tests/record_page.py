@@ -24,7 +24,7 @@ from tests.stored_records import meanings
 PAGE = DOCS / "records.md"
 _HEAD = """# Records
 
-What the functions of [homenode.api](python.md) give, field by field, from the code's own words.
+What the functions of [homenode.api](reference/python.md) give, field by field.
 Records are frozen: `msgspec.structs.replace` makes a changed one, `to_json` the documented format
 of those that have one. `None` is "not known", or what the record says of it.
 """

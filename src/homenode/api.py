@@ -1,4 +1,4 @@
-"""The Python interface: what `from homenode.api import ...` gives. docs/python.md shows it. [I/O]
+"""The Python interface: what `from homenode.api import ...` gives. docs/reference shows it. [I/O]
 
 A domain is a file (a str or a Path) or a document itself (bytes). A host is a Host or whatever
 --host takes: a capture, a host.toml, a shipped host's name; None is this machine.

@@ -1,4 +1,4 @@
-"""Each program that is here reads so many cases: docs/supported-versions.md, make nightly."""
+"""Each program that is here reads so many cases: supported-versions.md, make nightly."""
 
 import argparse
 import datetime

@@ -1,4 +1,4 @@
-"""The page docs/supported-versions.md: a row for each program and version that was asked."""
+"""The page supported-versions.md: a row for each program and version that was asked."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.conformance.judge import Answer, Judge
 
-PAGE = Path(__file__).parents[2] / "docs" / "supported-versions.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "supported-versions.md"
 NOT_RUN = "–"
 _MOST = 200
 

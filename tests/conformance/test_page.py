@@ -1,4 +1,4 @@
-"""docs/supported-versions.md has the form that `python -m tests.conformance` writes."""
+"""The page supported-versions.md has the form that `python -m tests.conformance` writes."""
 
 import datetime
 import re

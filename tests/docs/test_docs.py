@@ -35,7 +35,7 @@ from tests.stored_records import FORMATS, below, field_types, stored_names
 
 PAGES = all_pages()
 """Read once; a test names the page it is about."""
-_SHOWING = (("docs", "commands"), ("docs", "tasks"), ("README.md",))
+_SHOWING = (("docs", "commands"), ("docs", "howto"), ("README.md",))
 SHOWING = [p for p in PAGES if p.path.parts[:2] in _SHOWING]
 COMMANDS: dict[str, Command] = {
     one.name: one.whole() for one in PROGRAM.commands if not one.hidden and has_room(one)
@@ -157,7 +157,7 @@ def test_the_pages_name_no_option_that_does_not_exist() -> None:
 
 def test_every_preset_policy_and_objective_is_documented() -> None:
     words = page("docs/commands/plan.md").words_in_code()
-    assert set(PRESETS) <= page("docs/layouts.md").words_in_code()
+    assert set(PRESETS) <= page("docs/concepts/layouts.md").words_in_code()
     assert {*map(str, Policy), *map(str, Objective)} <= words
 
 
@@ -177,11 +177,15 @@ def _and_below(of: type[HomenodeError]) -> Iterator[type[HomenodeError]]:
 
 
 @NEEDS_CLUSTER
-def test_the_dataflow_names_every_package_and_every_file_outside_of_one() -> None:
+def test_the_architecture_names_every_package_and_every_file_outside_of_one() -> None:
     source = ROOT / "src/homenode"
     spaces = {f"{one.parent.relative_to(source)}/" for one in source.rglob("*/*.py")}
     files = {one.stem for one in source.glob("*.py")} - {"__init__"}
-    table = [row for row in page("docs/dataflow.md").text.splitlines() if row.startswith("|")]
+    table = [
+        row
+        for row in page("docs/developer/architecture.md").text.splitlines()
+        if row.startswith("|")
+    ]
     named = {word for row in table for word in re.sub("[`,]", " ", row.split("|")[1]).split()}
     assert not (spaces | files) - named
     assert not {n for n in named if n.endswith("/")} - spaces - {"machine/hosts/", "native/"}
@@ -213,7 +217,7 @@ def test_every_page_has_a_place_in_the_contents_of_the_site() -> None:
 
 
 def test_the_supported_versions_are_those_that_the_program_checks() -> None:
-    document = page("docs/requirements.md")
+    document = page("docs/reference/requirements.md")
     rows = [line.replace("`", "") for line in document.text.splitlines()]
     for need in codec.SINCE:
         qemu = "any" if need.qemu is None else _version(need.qemu)
@@ -229,7 +233,7 @@ def test_the_supported_python_versions_are_those_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     prefix = "Programming Language :: Python :: 3."
     versions = [c.rpartition(" ")[2] for c in project["classifiers"] if c.startswith(prefix)]
-    text = page("docs/requirements.md").text
+    text = page("docs/reference/requirements.md").text
     assert versions
     assert not [version for version in versions if version not in text]
 

@@ -83,4 +83,4 @@ def test_the_examples_of_the_pages_are_read() -> None:
 
 
 def test_the_decision_on_intervals_is_as_short_as_decisions_are() -> None:
-    assert len(read_page("docs/decisions/0003-intervals.md").text.splitlines()) <= 45
+    assert len(read_page("docs/developer/decisions/0003-intervals.md").text.splitlines()) <= 45

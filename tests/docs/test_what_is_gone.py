@@ -21,7 +21,7 @@ from tests.source_trees import SOURCE
 PAGES = [
     page
     for page in (*all_pages(), read_page("SECURITY.md"))
-    if page.path.parts[:2] != ("docs", "decisions") and page.path.name != "limits.md"
+    if page.path.parts[:3] != ("docs", "developer", "decisions") and page.path.name != "limits.md"
 ]
 HELPS = [
     Page(ROOT / " ".join(words), help_text(command, " ".join(words)))

@@ -1,4 +1,4 @@
-"""docs/targets.md, from the tables of the targets: `python -m tests.targets.page` writes it."""
+"""The page targets.md, from the tables of the targets: `python -m tests.targets.page` writes it."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from homenode.vm.targets.registry import TARGETS, target_named
 from homenode.vm.targets.target import Feature, Level, version_text
 
-PAGE = Path(__file__).parents[2] / "docs" / "targets.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "targets.md"
 
 _MARKS = {Level.NATIVE: "yes", Level.INDIRECT: "indirectly", Level.LOST: "**lost**"}
 
@@ -35,7 +35,7 @@ def _head(targets: Sequence[str]) -> Iterator[str]:
         "  its package qemu-server; QEMU's own are compared with `--qemu`.",
         "",
         "Once the VM runs, its guest is compared with the saved plan, under any hypervisor; what",
-        "is lost is named, not compared: [verify --target](commands/verify.md#guests-of-targets).",
+        "is lost is named, not compared: [verify](../commands/verify.md#guests-of-targets).",
         "",
         "```console live",
         "$ homenode plan --target xen --vcpus 16 --memory 64GiB -o vm.cfg --save-plan p.json",

@@ -1,4 +1,4 @@
-"""What docs/targets.md says is lost is not in the files, and what it says is there is."""
+"""What docs/reference/targets.md says is lost is not in the files, and what it says is there is."""
 
 import pytest
 from msgspec import structs

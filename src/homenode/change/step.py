@@ -1,6 +1,6 @@
 """Step: one thing that a host does whole or not at all, and the data that undoes it.
 
-docs/decisions/0018-steps-with-undo.md says what is promised after a kill.
+Decision 0018 says what is promised after a kill.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,7 +1,7 @@
 """The host as a value: packages, NUMA nodes, LLCs, cores, PUs; its PCI tree is in pci.py.
 
 A Host is immutable and complete: whatever could not be learnt is None, with its reason in
-`Host.gaps`. Names and their meaning: docs/glossary.md.
+`Host.gaps`. Names and their meaning: docs/reference/glossary.md.
 
 Source: the object types of hwloc (hwloc.h), Documentation/ABI/stable/sysfs-devices-system-cpu and
 Documentation/admin-guide/cputopology.rst of the Linux kernel.

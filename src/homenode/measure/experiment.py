@@ -1,7 +1,7 @@
 """Experiment: a schedule of tasks on an executor: its journal, and the loop that runs it. [I/O]
 
 `bench` is one command after the other on a machine, `trial` one boot after the other of a VM,
-`slurm study` jobs in a queue (docs/decisions/0019). What differs lies in their executors.
+`slurm study` jobs in a queue (decision 0019). What differs lies in their executors.
 """
 
 import time

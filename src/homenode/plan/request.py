@@ -44,7 +44,7 @@ _X86 = frozenset({"x86_64", "i686"})
 class GuestRequest(Struct, frozen=True, kw_only=True):
     """One VM to be placed.
 
-    guest: the document's own facts. layout: docs/layouts.md; `options` names the one asked for.
+    guest: the document's own facts. layout: `options` names the one asked for.
     options: as the user has them; what the document, the layout or the host's description settle
     stands in the fields below, and counts instead.
     page_bytes: huge pages to back the memory; None = ordinary pages.

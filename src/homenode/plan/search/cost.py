@@ -1,7 +1,7 @@
 """Cost: what a placement costs, and the order of concerns of each policy, in one place.
 
 Terms are whole numbers and smaller is better; they are compared one after the other, without
-weights. The last ones are indices, so no two placements cost the same. docs/decisions/0010.
+weights. The last ones are indices, so no two placements cost the same. Decision 0010.
 """
 
 from typing import NamedTuple

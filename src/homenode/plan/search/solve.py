@@ -2,7 +2,7 @@
 
 The first terms of the cost depend on the set of nodes alone, once each set is given the GPUs that
 suit it best. So sets of nodes are compared by these first (candidates.py lists them), and only the
-best are worked out: the split over the nodes, then the GPUs. docs/decisions/0010.
+best are worked out: the split over the nodes, then the GPUs. Decision 0010.
 """
 
 from bisect import insort

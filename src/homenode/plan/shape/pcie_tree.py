@@ -170,7 +170,7 @@ def sparse_places(places: tuple[PortPlace, ...], devices: tuple[Bdf, ...]) -> tu
     """The ports that a VM's numbering counts: of each section and node of which it gets a device.
 
     A group of which it would leave more than MOST_EMPTY_SEATS empty before a used one is counted
-    by its used ports alone. docs/decisions/0004-guest-pcie-places.md says what that costs.
+    by its used ports alone. Decision 0004 says what that costs.
     """
     wanted = set(devices)
     used: dict[tuple[PortSection, NodeIndex], int] = {}

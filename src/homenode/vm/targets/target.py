@@ -297,7 +297,7 @@ def refuse_older_target(target: Target, plan: Plan, version: Version) -> None:
     if not any(support.since for support in target.support.values()):
         raise UsageError(
             f"--target-version: expected a target whose versions are known, found {target.title}",
-            hint="docs/targets.md says them; --qemu VERSION is for the target qemu",
+            hint="docs/reference/targets.md says them; --qemu VERSION is for the target qemu",
         )
     for feature in Feature:
         since = target.support[feature].since

@@ -57,10 +57,18 @@ node   0   1
   0:  10  21
   1:  21  10
 """
+LSCPU = """\
+Architecture:             x86_64
+CPU(s):                   8
+Vendor ID:                GenuineIntel
+  Model name:             INTEL(R) XEON(R) PLATINUM 8558
+    Thread(s) per core:   1
+"""
 STUDY = {
     "metadata.json": json.dumps({"vcpus": 8, "gpu_devices": ["NVIDIA H200"]}),
     "numa_topology.txt": TWO_NODES,
-    "hugepages.txt": "HugePages_Total: 0\n",
+    "cpu_topology.txt": LSCPU,
+    "hugepages.txt": "HugePages_Total:       0\nHugepagesize:       2048 kB\n",
     "cpu_single.txt": ONE_THREAD,
     "cpu_all.txt": sysbench.CPU,
     "stream.txt": stream.OUTPUT,
@@ -202,6 +210,21 @@ def test_a_guest_that_cannot_have_had_its_layout_is_unusable(name: str, is_wrong
     assert bool(list(contradictions(STUDY, switches_of(name)))) is is_wrong
     one = only(imported_runs([folder(STUDY, name)], ImportOptions()))
     assert bool(one.run.head.unusable) is is_wrong
+
+
+def test_the_guests_processor_threads_and_pages_are_read() -> None:
+    one = only(imported_runs([folder(STUDY)], ImportOptions()))
+    assert one.run.head.hardware == ("INTEL(R) XEON(R) PLATINUM 8558", "NVIDIA H200")
+    conditions = {one.name: one.value for one in one.run.head.conditions}
+    assert conditions["guest threads per core"] == "1"
+    assert conditions["huge pages"] == "none"
+    lscpu = LSCPU.replace("per core:   1", "per core:   2")
+    two = {"cpu_topology.txt": lscpu, "hugepages.txt": ""}
+    metadata = {**two, "stream.txt": stream.OUTPUT}
+    assert only(imported_runs([folder(metadata)], ImportOptions())).run.head.vcpus == 8
+    (reason,) = contradictions(two, switches_of("vcpu_pin"))
+    assert reason == "layout pin hides siblings, the guest showed 2 a core"
+    assert not list(contradictions(two, switches_of("vcpu_pin_numa_smt")))
 
 
 def test_a_broken_file_is_a_gap_that_names_it_and_the_others_are_kept() -> None:

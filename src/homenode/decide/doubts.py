@@ -150,7 +150,8 @@ def _other_conditions(subject: str, first: list[RunHead], second: list[RunHead])
             found.setdefault(condition.name, set()).add(condition.value)
     for name in sorted(values[0].keys() | values[1].keys()):
         a, b = (found.get(name, set()) for found in values)
-        if not (a and b) or (a == b and len(a) == 1):
+        # Those of the guest follow from the layout.
+        if name.startswith("guest ") or not (a and b) or (a == b and len(a) == 1):
             continue
         blocks = name.split()[0] in _MUST_AGREE
         yield Doubt(

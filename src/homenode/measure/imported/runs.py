@@ -4,6 +4,7 @@ The study's scripts write results/<gpu>/<config>/:
 
     metadata.json  cpu_single.txt  cpu_all.txt  stream.txt  stream_numa_local.txt  …_remote.txt
     mem_latency.txt  gpu_compute.txt  gpu_bandwidth.txt  nccl_allreduce.txt  numa_topology.txt
+    cpu_topology.txt (lscpu)  hugepages.txt (of /proc/meminfo)
 
 Source: run_vcpu_benchmark.sh of revision 8476fab. What follows from it and not from the files:
 
@@ -11,8 +12,8 @@ Source: run_vcpu_benchmark.sh of revision 8476fab. What follows from it and not 
 * Collectives ran with P2P switched off, ring and simple; where no GPU had a node, on PUs and memory
   of node 0. A guest with cells and no expander buses is such a one.
 * One sample of each CPU test; gpu_bandwidth.txt holds five runs under "# run N".
-* summary.csv is derived from the others, and may be stale; hugepages.txt is the guest's own pool
-  and not its backing. Neither is read.
+* summary.csv is derived from the others, and may be stale: it is not read. hugepages.txt is the
+  guest's own pool and not its backing.
 """
 
 import fnmatch
@@ -44,7 +45,7 @@ from homenode.measure.results.model import (
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import figures_of, lenient, tool_of
 from homenode.units import MIB
-from homenode.vm.layout import PRESETS, GuestCells
+from homenode.vm.layout import PRESETS, GuestCells, Siblings
 
 _REPEATED = re.compile(r"[_-]?(?:run|rep)[_-]?\d+\Z", re.I | re.A)
 _OF_NODE = re.compile(r"[_-]?(?:node|numa)[_-]?\d+\Z", re.I | re.A)
@@ -246,7 +247,7 @@ def _finished(
         ended_s=max(times, default=None),
         of_files=bool(times),
         place=place,
-        hardware=draft.figures.gpu_names,
+        hardware=(*_processors(draft.folder.texts), *draft.figures.gpu_names),
     )
     if draft.is_study:
         texts = draft.folder.texts
@@ -314,12 +315,12 @@ FILES = frozenset(
     """
     metadata.json cpu_single.txt cpu_all.txt stream.txt stream_numa_local.txt
     stream_numa_remote.txt mem_latency.txt gpu_compute.txt gpu_bandwidth.txt
-    nccl_allreduce.txt numa_topology.txt
+    nccl_allreduce.txt numa_topology.txt cpu_topology.txt hugepages.txt
 """.split()
 )
 """Names that are read."""
 
-NOT_READ = frozenset({"summary.csv", "hugepages.txt", "cpu_topology.txt"})
+NOT_READ = frozenset({"summary.csv"})
 
 LAYOUTS = {
     "vcpu-pin": "pin",
@@ -375,7 +376,7 @@ def figures_of_study(files: Mapping[str, str]) -> Figures:
         "gpu_bandwidth.txt": _copies,
         "nccl_allreduce.txt": _collective,
     }
-    parts = []
+    parts = [Figures(conditions=tuple(_guest_conditions(files)))]
     for name, reader in read.items():
         if name in files and files[name].strip():
             parts.append(_or_gap(reader, name, files[name]))
@@ -389,6 +390,9 @@ def vcpus_of(files: Mapping[str, str]) -> int | None:
     hardware = _hardware(files)
     if hardware is not None:
         return sum(len(node.pus) for node in hardware.nodes) or None
+    cpus = _fields(files, _LSCPU).get("CPU(s)", "")
+    if cpus.isdecimal():
+        return int(cpus)
     try:
         found = lines.json_object(files.get("metadata.json", ""), "metadata.json").get("vcpus")
     except ParseError:
@@ -398,6 +402,9 @@ def vcpus_of(files: Mapping[str, str]) -> int | None:
 
 def contradictions(files: Mapping[str, str], switches: Switches) -> Iterator[str]:
     """Why the guest cannot have had the layout that its folder is named for."""
+    threads = _fields(files, _LSCPU).get("Thread(s) per core", "1")
+    if switches.siblings is Siblings.HIDDEN and threads != "1":
+        yield f"layout {switches.name} hides siblings, the guest showed {threads} a core"
     hardware = _hardware(files)
     if hardware is None or switches.cells is None:
         return
@@ -406,6 +413,30 @@ def contradictions(files: Mapping[str, str], switches: Switches) -> Iterator[str
         yield f"layout {switches.name} has no guest cells, but the guest showed {nodes} nodes"
     if switches.cells is GuestCells.HOST and nodes == 1:
         yield f"layout {switches.name} has guest cells, but the guest showed one node"
+
+
+_LSCPU, _MEMINFO = "cpu_topology.txt", "hugepages.txt"
+_FIELD = re.compile(r"(?m)^ *([A-Za-z()_ ]{1,40}):[ \t]*(\S.{0,199}?)\s*$", re.A)
+
+
+def _fields(files: Mapping[str, str], name: str) -> dict[str, str]:
+    """The fields of a file of lines "NAME: VALUE": lscpu's, /proc/meminfo's."""
+    return dict(_FIELD.findall(files.get(name, "")))
+
+
+def _processors(files: Mapping[str, str]) -> tuple[str, ...]:
+    named = _fields(files, _LSCPU).get("Model name")
+    return () if named is None else (_name(" ".join(named.split())),)
+
+
+def _guest_conditions(files: Mapping[str, str]) -> Iterator[Condition]:
+    """What the guest saw of its cores and pages."""
+    if threads := _fields(files, _LSCPU).get("Thread(s) per core"):
+        yield Condition("guest threads per core", threads)
+    pages = _fields(files, _MEMINFO)
+    if count := pages.get("HugePages_Total"):
+        size = pages.get("Hugepagesize", "unknown size")
+        yield Condition("huge pages", "none" if count == "0" else f"{count} of {size}")
 
 
 def _hardware(files: Mapping[str, str]) -> "numactl.NumactlHardware | None":

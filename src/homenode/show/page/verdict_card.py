@@ -194,7 +194,8 @@ def _stop(machine: ReportedMachine) -> str:
 def machine_line(machine: ReportedMachine) -> str:
     """What the machine is, as far as anybody said."""
     kinds = dict.fromkeys(run.head.host_kind for run in machine.runs if run.head.host_kind)
-    return "; ".join(kinds) or "the results do not name its processor and GPUs"
+    named = dict.fromkeys(name for run in machine.runs for name in run.head.hardware)
+    return "; ".join(kinds or named) or "the results do not name its processor and GPUs"
 
 
 _LEAST_GPUS = {Objective.MULTI_GPU: 2, Objective.GPU_COPY: 1}

@@ -90,7 +90,14 @@ def test_a_named_format_is_there(page: Page) -> None:
     assert set(FORMAT.findall(page.text)) <= known
 
 
-OF_OTHERS = {"attach-device", "prometheus-node-exporter", "strict-cpu-reservation", "user-data"}
+OF_OTHERS = {
+    "attach-device",
+    "cores-per-socket",
+    "numa-affinity-policy",
+    "prometheus-node-exporter",
+    "strict-cpu-reservation",
+    "user-data",
+}
 """Names of other programs' commands, packages and settings."""
 
 MADE_UP = re.compile(r"(?:after|before)-run1|pin(?:-numa)?-x|slot-\d|nvidia-558|arrays-near-caches")

@@ -8,7 +8,6 @@ from pathlib import Path
 from tests.source_trees import FILES, SOURCE, nodes
 
 ANY = frozenset({"Finding", "finding"})
-_OF_PLANS = frozenset({"PlanFinding", "plan_finding"})
 
 
 def ids_given(path: Path, callables: Collection[str] = ANY) -> Iterator[str]:
@@ -40,7 +39,7 @@ def ids_of(call: ast.Call) -> Iterator[str]:
 
 
 _MAKERS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("", dict.fromkeys((*ANY, *_OF_PLANS, "Broken", "_of_others"), "")),
+    ("", dict.fromkeys((*ANY, "Broken", "_of_others"), "")),
     ("check/verify/guest", {"check": "guest-", "_groups": "guest-"}),
     ("cluster/kubevirt", {"_refused": ""}),
 )
@@ -72,7 +71,7 @@ def words_of_source() -> frozenset[str]:
 
 def severities_given(path: Path) -> Iterator[tuple[str, str]]:
     """(id, severity) of each finding whose id is a text, for every severity that stands there."""
-    for call in calls(path, ANY | _OF_PLANS):
+    for call in calls(path, ANY):
         for word in call.keywords:
             if word.arg == "severity":
                 names, severities = tuple(ids_of(call)), tuple(_severities(word.value))

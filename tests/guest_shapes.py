@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.findings import Finding
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestPciController, PortModel, Vm
-from homenode.vm.plan_model import Plan, PlanFinding
+from homenode.vm.plan_model import Plan
 from tests.small_hosts import DeviceSpec, even_host, small_request
 
 
@@ -149,7 +150,7 @@ def ask(devices: tuple[Bdf, ...], vcpus: int = 4, defined: bool = True) -> Guest
     return replace(request, guest=defined_guest(request.guest)) if defined else request
 
 
-def on_devices(plan: Plan) -> list[PlanFinding]:
+def on_devices(plan: Plan) -> list[Finding]:
     """Findings on the PCIe tree: hosts here have no LLCs, which is a finding of its own."""
     return [finding for finding in plan.findings if finding.id != "guest-l3-not-mirrored"]
 

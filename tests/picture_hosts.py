@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.findings import Gap
+from homenode.findings import Finding, Gap, Rejection, Severity
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind, PciLink
 from homenode.machine.topology import Host, MemoryKind, PagePool
@@ -24,15 +24,7 @@ from homenode.vm.model import (
     Vm,
     VmCell,
 )
-from homenode.vm.plan_model import (
-    Aperture,
-    CostTerm,
-    PageReservation,
-    Plan,
-    PlanFinding,
-    Rejection,
-    RunnerUp,
-)
+from homenode.vm.plan_model import Aperture, CostTerm, PageReservation, Plan, RunnerUp
 from homenode.vm.plan_options import MemoryMode
 from tests.small_hosts import DeviceSpec, NodeSpec, even_host, host_of, pinned_domain
 
@@ -346,11 +338,11 @@ def hand_plan(
             Rejection("memory", (NodeIndex(0),), "needs 1.5 TiB, 490 GiB free"),
         ),
         findings=(
-            PlanFinding(
+            Finding(
                 id="emulator-near",
-                severity="info",
+                severity=Severity.INFO,
                 subject="emulator",
-                detail="runs next to the vCPUs",
+                observed="runs next to the vCPUs",
                 fix="none",
             ),
         ),

@@ -1,4 +1,4 @@
-"""Findings: what a machine, a definition or a guest should be and is not; gaps: what is unknown.
+"""What is wrong or missing: findings, gaps in what is known, rejected placements.
 
 The texts of every finding stand in findings/PAGE.toml, a table for each id:
 
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import DONE, FINDINGS, NOT_KNOWN
+from homenode.indices import NodeIndex
 from homenode.package_data import package_names, package_text
 
 
@@ -42,25 +43,20 @@ _RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One answer that the user asked for.
+    """One answer that the user asked for."""
 
-    id: stable, for tests, filters and documentation. subject: the thing, in the user's words.
-    expected, observed: texts with units. cost: what it costs, None = unknown.
-    fix: the next thing to do, None where there is nothing. source: what was looked at, or who says
-    so. devices: host functions that it is about, the cause first; () = none, or not one by one.
-    count: how often it was seen, of what is counted.
-    """
-
-    id: str
+    id: str  # stable, for tests, filters and documentation
     severity: Severity
-    subject: str
-    expected: str
+    subject: str  # the thing, in the user's words
+    expected: str = ""  # with units, as observed; "" if observed says all
     observed: str
-    cost: str | None = None
-    fix: str | None = None
-    source: str
-    devices: tuple[Bdf, ...] = ()
-    count: int | None = None
+    cost: str | None = None  # None = unknown
+    fix: str | None = None  # the next thing to do, None where there is nothing
+    source: str = ""  # what was looked at, or who says so; "" = the plan
+    devices: tuple[
+        Bdf, ...
+    ] = ()  # functions that it is about, the cause first; () = not one by one
+    count: int | None = None  # how often it was seen, of what is counted
 
     @property
     def is_bad(self) -> bool:
@@ -68,24 +64,33 @@ class Finding(Struct, frozen=True, kw_only=True):
         return self.severity in (Severity.CRITICAL, Severity.WARNING)
 
     def __str__(self) -> str:
-        return (
-            f"{self.severity}: {self.subject}: expected {self.expected}, "
-            f"found {self.observed} ({self.id})"
-        )
+        return f"{self.severity}: {self.subject}: {self.compared} ({self.id})"
+
+    @property
+    def compared(self) -> str:
+        """What was expected and found, on one line."""
+        if not self.expected:
+            return self.observed
+        return f"expected {self.expected}, found {self.observed}"
 
 
 class Gap(Struct, frozen=True, order=True):
-    """One unknown. A value that is None somewhere has its reason in a gap.
+    """One unknown. A value that is None somewhere has its reason in a gap."""
 
-    subject: what is unknown, in the user's words ("node 1 free memory", "0000:17:00.0 node").
-    reason:  why ("/sys/.../numa_node says -1", "lstopo XML holds no link state").
-    """
-
-    subject: str
-    reason: str
+    subject: str  # what is unknown, in the user's words: "node 1 free memory"
+    reason: str  # "/sys/.../numa_node says -1", "lstopo XML holds no link state"
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.reason}"
+
+
+class Rejection(Struct, frozen=True):
+    """A placement that was considered and refused, by the name of the constraint."""
+
+    constraint: str
+    nodes: tuple[NodeIndex, ...]  # host nodes of the candidate
+    detail: str  # expected against found, with numbers
+    hint: str | None = None  # what would make it fit
 
 
 class FindingTexts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,19 +127,18 @@ class FindingTexts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Findings(Struct, frozen=True, kw_only=True):
-    """The `findings` format. checked: what was looked at, one line each, also where all is well.
-    not_checked: what was not, and may be wrong all the same."""
+    """The `findings` format."""
 
-    checked: tuple[str, ...]
+    checked: tuple[str, ...]  # what was looked at, one line each, also where all is well
     findings: tuple[Finding, ...]
-    not_checked: tuple[str, ...] = ()
+    not_checked: tuple[str, ...] = ()  # what was not, and may be wrong all the same
 
 
 def finding(
     id: str,
     subject: str,
-    expected: str,
-    observed: str,
+    expected: str = "",
+    observed: str = "",
     source: str = "",
     *,
     severity: Severity | None = None,

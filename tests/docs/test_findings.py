@@ -38,7 +38,6 @@ def test_every_finding_that_homenode_makes_has_its_texts() -> None:
 
 def test_findings_are_made_from_their_texts_and_none_while_a_module_is_imported() -> None:
     """So that no start reads the pages."""
-    makers = {"homenode/findings.py", "homenode/vm/plan_model.py"}
     for path in FILES:
         inside = {
             call
@@ -46,9 +45,9 @@ def test_findings_are_made_from_their_texts_and_none_while_a_module_is_imported(
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
             for call in ast.walk(function)
         }
-        for call in calls(path, {"Finding", "PlanFinding"}):
-            assert path.as_posix().endswith(tuple(makers)), f"{path}:{call.lineno}"
-        for call in calls(path, {"finding", "plan_finding"}):
+        for call in calls(path, {"Finding"}):
+            assert path.name == "findings.py", f"{path}:{call.lineno}"
+        for call in calls(path, {"finding"}):
             assert call in inside, f"{path}:{call.lineno}"
 
 
@@ -63,7 +62,7 @@ def test_findings_have_the_severities_of_their_texts() -> None:
             assert severity in catalogue()[name].severity, f"{path}: {name}"
 
 
-MAKERS = frozenset({"finding", "plan_finding", "check"})
+MAKERS = frozenset({"finding", "check"})
 
 
 def _made() -> Iterator[tuple[ast.Call, str]]:

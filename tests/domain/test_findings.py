@@ -1,10 +1,11 @@
 """Findings of a document: what neither the planner nor libvirt would say."""
 
+from homenode.findings import Finding
 from homenode.vm.domain.limits import document_findings
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.model import GuestAddress, GuestPciController, PortModel
-from homenode.vm.plan_model import Aperture, Plan, PlanFinding, with_vm
+from homenode.vm.plan_model import Aperture, Plan, with_vm
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 
@@ -15,7 +16,7 @@ DISK = b"""<disk type='file' device='disk'>
     <memballoon"""
 
 
-def _findings(xml: bytes, plan: Plan) -> tuple[PlanFinding, ...]:
+def _findings(xml: bytes, plan: Plan) -> tuple[Finding, ...]:
     return document_findings(xml, rewrite(xml, plan), plan)
 
 
@@ -28,7 +29,7 @@ def test_spare_ports_that_libvirt_would_fill_are_reported() -> None:
     (finding,) = _findings(xml, roomy)
     assert finding.id == "libvirt-fills-ports"
     assert finding.subject == "1 empty ports on expander buses"
-    assert "<disk>" in finding.detail
+    assert "<disk>" in finding.observed
     assert _findings(sample("study"), roomy) == ()
 
 

@@ -90,7 +90,7 @@ def test_a_gpu_that_brings_none_is_a_finding_with_who_has_it() -> None:
     host = hgx(nic(0x1A), domains=(busy,))
     placed = place(host, wanting(None, with_nics=True, devices=(Bdf.parse("19:00.0"),)))
     (finding,) = (f for f in placed.findings if f.id == "gpu-without-nic")
-    assert finding.severity == "warning" and "1a:00.0 by 'other'" in finding.detail
+    assert finding.severity == "warning" and "1a:00.0 by 'other'" in finding.observed
 
 
 def test_a_nic_that_the_document_has_serves_its_gpu() -> None:
@@ -127,7 +127,7 @@ def test_a_nic_that_the_host_uses_is_named(driver: str | None, severity: str | N
     placed = place(host, wanting(2, with_nics=True))
     said = [f for f in placed.findings if f.id == "nic-of-host"]
     assert [f.severity for f in said] == ([] if severity is None else [severity])
-    assert all("1a:00.0" in f.subject and "mlx5_core" in f.detail for f in said)
+    assert all("1a:00.0" in f.subject and "mlx5_core" in f.observed for f in said)
 
 
 def test_where_no_driver_is_known_the_nics_are_named_as_well() -> None:

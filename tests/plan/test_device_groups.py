@@ -16,7 +16,7 @@ def incomplete(host: Host, *devices: str, layout: str = "pin") -> list[str]:
     placement = place(host, small_request(4, layout=layout, devices=devices))
     found = [f for f in placement.findings if f.id == "iommu-group-incomplete"]
     assert all(f.severity == "warning" for f in found)
-    return [f"{f.subject}: {f.detail}" for f in found]
+    return [f"{f.subject}: {f.observed}" for f in found]
 
 
 def workstation(audio: str | None = None, graphics: str | None = None) -> Host:

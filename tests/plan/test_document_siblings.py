@@ -115,7 +115,7 @@ def test_the_plan_says_what_whole_cores_span_more_than_siblings(
     vcpus: int, host: Host, words: str | None
 ) -> None:
     (said,) = (f for f in auto(guest(vcpus), host).findings if f.id == "document-siblings")
-    text = f"{said.detail} {said.fix}"
+    text = f"{said.observed} {said.fix}"
     assert "instead of" not in text if words is None else words in text
 
 

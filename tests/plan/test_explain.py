@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.doc import Text, plain
-from homenode.findings import Gap
+from homenode.findings import Finding, Gap, Rejection, Severity
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.plan.planner import plan as plan_on
@@ -22,8 +22,6 @@ from homenode.vm.plan_model import (
     CostTerm,
     PageReservation,
     Plan,
-    PlanFinding,
-    Rejection,
     RunnerUp,
     is_critical,
     with_vm,
@@ -160,11 +158,11 @@ def test_a_plan_over_four_packages_says_how_many() -> None:
 
 
 def test_critical_findings_come_before_everything_else() -> None:
-    critical = PlanFinding(
+    critical = Finding(
         id="host-memory-taken",
-        severity="critical",
+        severity=Severity.CRITICAL,
         subject="h",
-        detail="too little is left",
+        observed="too little is left",
         fix="lower it",
     )
     plan = replace(_plan(), findings=(*_plan().findings, critical))
@@ -370,17 +368,20 @@ def test_a_node_that_holds_two_cells_of_mixed_kinds_is_reported_once() -> None:
 
 def test_sixteen_devices_without_a_node_are_one_warning_with_their_addresses_and_count() -> None:
     alike = tuple(
-        PlanFinding(
+        Finding(
             id="device-node-unknown",
-            severity="warning",
+            severity=Severity.WARNING,
             subject=f"0000:{bus:02x}:00.0",
-            detail="found none",
+            observed="found none",
             fix="fix it",
         )
         for bus in range(1, 17)
     )
-    other = PlanFinding(
-        id="device-in-use", severity="warning", subject="0000:01:00.0", detail="a domain has it"
+    other = Finding(
+        id="device-in-use",
+        severity=Severity.WARNING,
+        subject="0000:01:00.0",
+        observed="a domain has it",
     )
     plan = replace(_plan(), findings=(*alike, other))
     lines = _section(plan, None, "Findings").lines

@@ -5,11 +5,11 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.findings import Finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
-from homenode.vm.plan_model import PlanFinding
 from tests.figures import numbers
 from tests.plan.test_gpus import HGX, buses, hgx, some
 from tests.small_hosts import asking, pinned_domain, small_request
@@ -52,7 +52,7 @@ def test_a_partition_of_which_a_part_is_in_use_is_not_chosen() -> None:
     assert buses(board(domains=(busy,)), some(4)) == ["9b", "ab", "bb", "db"]
 
 
-def finding(host: Host, request: GuestRequest) -> PlanFinding | None:
+def finding(host: Host, request: GuestRequest) -> Finding | None:
     found = (f for f in place(host, request).findings if f.id == "no-nvlink-partition")
     return next(found, None)
 
@@ -61,9 +61,9 @@ def test_where_no_partition_is_free_any_gpus_serve_and_a_finding_names_who_has_t
     busy = [pinned_domain("0", name=f"train-{i}", devices=(HGX[i].bdf[5:],)) for i in (0, 2, 4, 6)]
     found = finding(board(domains=tuple(busy)), some(2))
     assert found is not None
-    assert 2 in numbers(found.detail)
-    assert "0000:19:00.0, 0000:3b:00.0" in found.detail
-    assert "'train-0'" in found.detail
+    assert 2 in numbers(found.compared)
+    assert "0000:19:00.0, 0000:3b:00.0" in found.compared
+    assert "'train-0'" in found.compared
     anyway = asking(some(2), without_nvlink=True)
     assert finding(board(domains=tuple(busy)), anyway) is None
 
@@ -77,7 +77,7 @@ def test_a_number_of_gpus_that_no_partition_has_is_a_finding(
         found = finding(board(modules), request)
         assert found is not None
         assert found.severity == "warning"
-        assert {1, 2, 4, 8} <= set(numbers(found.detail))
+        assert {1, 2, 4, 8} <= set(numbers(found.compared))
 
 
 def test_gpus_named_one_by_one_that_are_no_partition_are_a_finding() -> None:
@@ -85,8 +85,8 @@ def test_gpus_named_one_by_one_that_are_no_partition_are_a_finding() -> None:
     assert finding(board(), named(6)) is None
     found = finding(board(), named(1, 2))
     assert found is not None
-    assert "0000:3b:00.0" in found.detail and "0000:4c:00.0" in found.detail
-    assert {5, 6} <= set(numbers(found.detail))
+    assert "0000:3b:00.0" in found.compared and "0000:4c:00.0" in found.compared
+    assert {5, 6} <= set(numbers(found.compared))
     assert finding(board(), asking(named(1, 2), without_nvlink=True)) is None
 
 

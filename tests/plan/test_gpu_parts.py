@@ -80,14 +80,14 @@ def test_a_part_is_placed_on_its_gpus_node_and_the_finding_names_what_it_shares(
     assert made.nodes == (1,)
     assert made.vm.hostdevs[0].cell == 0
     (found,) = [f for f in made.findings if f.id == "gpu-shared"]
-    assert str(gpus(virtual=False, node=1)[0]) in found.detail
-    assert 3 in numbers(found.detail)
+    assert str(gpus(virtual=False, node=1)[0]) in found.observed
+    assert 3 in numbers(found.observed)
 
 
 def test_all_parts_of_a_gpu_are_shared_with_no_other() -> None:
     parts = gpus(virtual=True, node=0)
     (found,) = [f for f in planned(*parts).findings if f.id == "gpu-shared"]
-    assert "0 other" in found.detail
+    assert "0 other" in found.observed
 
 
 def test_a_whole_gpu_that_has_parts_is_a_warning_and_one_without_is_none() -> None:
@@ -150,11 +150,11 @@ def test_a_part_that_another_vm_has_and_a_whole_divided_gpu_are_said() -> None:
     sibling = tuned(host, devices=(UUIDS[1],)).plan
     assert "device-in-use" not in {f.id for f in sibling.findings}
     (shared,) = [f for f in sibling.findings if f.id == "gpu-shared"]
-    assert 2 in numbers(shared.detail) and "o0" in shared.detail
+    assert 2 in numbers(shared.observed) and "o0" in shared.observed
     for gpu, what in (("11:00.0", "4 MIG"), ("81:00.0", "3 mediated"), ("82:00.0", "8 partitions")):
         whole = tuned(host, devices=(Bdf.parse(gpu),)).plan
         (found,) = [f for f in whole.findings if f.id == "gpu-and-its-parts"]
-        assert what in found.detail
+        assert what in found.observed
 
 
 def test_a_function_of_a_gpu_with_vgpus_that_is_none_itself_is_critical() -> None:

@@ -132,7 +132,7 @@ def test_layouts_that_leave_pcie_as_it_was_leave_its_window_too_and_say_so() -> 
     assert plan.aperture.memlock_bytes == 65 * GIB
     (finding,) = [f for f in plan.findings if f.id == "pci-window-small"]
     assert finding.severity == "info"
-    assert "1 TiB" in finding.detail and "32 GiB" in finding.detail
+    assert "1 TiB" in finding.expected and "32 GiB" in finding.observed
     assert "<pcihole64 unit='KiB'>1073741824</pcihole64>" in (finding.fix or "")
     few_bits = planned(host, {"cpu_mode": "custom"}, layout=PRESETS["pin-numa"])
     assert [f.severity for f in few_bits.findings if f.id == "pci-window-small"] == ["warning"]

@@ -6,14 +6,14 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.findings import Gap
+from homenode.findings import Gap, Rejection
 from homenode.machine.pci import PciLink
 from homenode.plan.placement import Placement
 from homenode.plan.shape.assemble import assemble
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import GuestHostdev
-from homenode.vm.plan_model import CostTerm, Rejection, RunnerUp
+from homenode.vm.plan_model import CostTerm, RunnerUp
 from homenode.vm.plan_options import Policy
 from tests.figures import numbers
 from tests.guest_shapes import HGX_GPUS, HGX_NICS, defined_guest, hgx_host, placed
@@ -152,7 +152,7 @@ def test_memory_first_states_the_price_of_shared_cores() -> None:
     plan = assemble(host, request, placed((4,), pins=shared, threads=2))
     found = {finding.id: finding for finding in plan.findings}["vcpus-share-cores"]
     assert found.severity == "warning"
-    assert {2, 40, 75} <= set(numbers(found.detail))
+    assert {2, 40, 75} <= set(numbers(found.observed))
     whole = [CpuSet([pu]) for pu in (0, 1, 2, 3)]
     for plan in (
         assemble(host, request, placed((4,), pins=whole, threads=1)),

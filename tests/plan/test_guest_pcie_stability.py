@@ -181,7 +181,7 @@ def test_switch_granularity_mirrors_switches_and_warns_of_their_links() -> None:
     assert len(of_model(plan, PortModel.SWITCH_UPSTREAM)) == 8
     assert len(of_model(plan, PortModel.SWITCH_DOWNSTREAM)) == 16
     (finding,) = on_devices(plan)
-    assert finding.id == "mirrored-switch-slow-link" and "0.2 GB/s" in finding.detail
+    assert finding.id == "mirrored-switch-slow-link" and "0.2 GB/s" in finding.observed
     check_tree(request, plan)
     for bdf in devices:
         fresh = assemble(hgx_host(), *without(request, placement, bdf))

@@ -264,7 +264,7 @@ def test_siblings_of_amd_keep_an_l3_that_is_false_with_a_warning() -> None:
     plan = assemble(host, small_request(20, layout="pin-numa-smt"), placement)
     assert plan.vm.cpu_cache is GuestCache.DISABLED and plan.vm.topoext
     found = [f for f in plan.findings if f.id == "guest-l3-not-mirrored"]
-    assert [f.severity for f in found] == ["warning"] and "each guest socket" in found[0].detail
+    assert [f.severity for f in found] == ["warning"] and "each guest socket" in found[0].observed
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_llcs_that_are_not_known_are_not_shown() -> None:
         host, small_request(4), placed((2, 2), pins=[CpuSet([i]) for i in (0, 1, 4, 5)])
     )
     assert plan.vm.cpu_cache is GuestCache.DISABLED and plan.llcs == ()
-    assert any("not known" in f.detail for f in plan.findings if f.id == "guest-l3-not-mirrored")
+    assert any("not known" in f.observed for f in plan.findings if f.id == "guest-l3-not-mirrored")
 
 
 def test_vcpus_that_float_over_several_llcs_are_shown_none_and_over_one_its_own() -> None:

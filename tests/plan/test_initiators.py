@@ -112,7 +112,7 @@ def test_where_they_cannot_be_given_a_finding_says_why(
     plan = plan_on(machine, layout)
     assert len(plan.cells) == 1 and not plan.vm.hostdevs[0].initiator_cells
     (finding,) = [finding for finding in plan.findings if finding.id == "initiators-missing"]
-    assert finding.subject == GPU and said in finding.detail
+    assert finding.subject == GPU and said in finding.observed
     # Programs that are not known cannot be updated.
     asks_for_host = finding.fix is not None and finding.fix.startswith("plan on the host itself")
     assert asks_for_host is ("libvirt unknown" in said)

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
+from homenode.findings import Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, MemoryKind
 from homenode.plan.placement import Placement
@@ -13,7 +14,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.units import GIB
-from homenode.vm.plan_model import Rejection, Unplannable
+from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import MemoryMode
 from tests.figures import numbers
 from tests.small_hosts import (
@@ -135,7 +136,7 @@ def test_mixed_kinds_take_all_20_pus_where_the_vcpus_must_be_kept() -> None:
         Concession.SHARED_CORES,
         Concession.HOST_CORE,
     )
-    assert any("two of its vCPUs share one" in f.detail for f in placement.findings)
+    assert any("two of its vCPUs share one" in f.observed for f in placement.findings)
 
 
 @pytest.mark.parametrize("keep", [False, True])

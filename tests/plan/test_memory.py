@@ -5,6 +5,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
+from homenode.findings import Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, MemoryKind, PagePool
 from homenode.plan.memory import free_memory
@@ -13,7 +14,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
-from homenode.vm.plan_model import Rejection, Unplannable
+from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import Balance, cell_asked
 from tests.figures import numbers
 from tests.small_hosts import (
@@ -157,7 +158,7 @@ def test_a_kept_binding_that_leaves_out_the_vcpus_nodes_is_reported() -> None:
     elsewhere = replace(request, guest=structs.replace(request.guest, bound_nodes=CpuSet([1])))
     (finding,) = place(host, elsewhere).findings
     assert finding.id == "memory-bound-elsewhere"
-    assert 1 in numbers(finding.detail)
+    assert 1 in numbers(finding.observed)
     near = replace(request, guest=structs.replace(request.guest, bound_nodes=CpuSet([0, 1])))
     assert not place(host, near).findings
 

@@ -130,7 +130,7 @@ def test_more_unpinned_vcpus_than_pus_are_reported() -> None:
     assert not place(host, small_request(8, layout="default")).findings
     (finding,) = place(host, small_request(9, layout="default")).findings
     assert (finding.id, finding.severity) == ("overcommitted", "warning")
-    assert numbers(finding.detail)[:2] == [9, 8]
+    assert numbers(finding.observed)[:2] == [9, 8]
 
 
 @pytest.mark.parametrize(("work", "optimal"), [(problem.MOST_STEPS, True), (0, None)])

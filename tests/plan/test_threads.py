@@ -108,7 +108,7 @@ def test_vcpus_take_a_core_that_serves_other_emulators_only_as_the_hosts_last() 
     last = place(served, small_request(4))
     assert Concession.HOST_CORE in last.concessions
     assert CpuSet([4]) <= vcpus(last)
-    assert any("other" in f.detail for f in last.findings if f.id == "host-core-taken")
+    assert any("other" in f.observed for f in last.findings if f.id == "host-core-taken")
 
 
 def test_where_no_core_is_left_housekeeping_pus_come_before_those_of_vcpus() -> None:

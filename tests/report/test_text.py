@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from rich.console import RenderableType
 
 from homenode.doc import Doc
+from homenode.findings import Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import HostSettings
@@ -17,7 +18,7 @@ from homenode.show.fit_text import rank_text
 from homenode.show.host_tree import host_tree
 from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.layout import PRESETS
-from homenode.vm.plan_model import Plan, Rejection, Unplannable
+from homenode.vm.plan_model import Plan, Unplannable
 from tests.picture_hosts import gh200_host, h200_host, hand_plan, hgx_host, pictures
 from tests.small_hosts import even_host, small_request
 

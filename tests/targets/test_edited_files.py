@@ -133,7 +133,7 @@ def test_a_hook_script_of_ours_goes_with_its_layout_and_snapshots_stay() -> None
 def test_pending_changes_that_undo_the_plan_are_said() -> None:
     found = edited(BUSY_QM, HOST, plain("pin")).findings
     (pending,) = [f for f in found if f.id == "target-left" and "PENDING" in f.subject]
-    assert "cores" in pending.detail and "onboot" not in pending.detail
+    assert "cores" in pending.observed and "onboot" not in pending.observed
 
 
 def test_options_of_a_device_stay_with_it() -> None:

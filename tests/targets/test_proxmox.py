@@ -10,10 +10,9 @@ import pytest
 
 from homenode.check.verify.target_file import verify_target
 from homenode.errors import InputError
-from homenode.findings import are_bad
+from homenode.findings import Finding, are_bad
 from homenode.plan.vm_file import TargetPlan, kind_of, plan_for_target, read_vm
 from homenode.units import GIB, MIB
-from homenode.vm.plan_model import PlanFinding
 from homenode.vm.targets.qm_conf import start_timeout_s
 from tests.cli.test_plan import homenode
 from tests.targets.test_edited_files import HOST, plain
@@ -55,7 +54,7 @@ def test_memory_on_nodes_that_are_no_range_is_refused() -> None:
     )
 
 
-def timeouts(planned: TargetPlan) -> list[PlanFinding]:
+def timeouts(planned: TargetPlan) -> list[Finding]:
     return [found for found in planned.findings if found.id == "target-start-timeout"]
 
 
@@ -63,7 +62,7 @@ def test_a_start_with_devices_in_args_is_given_the_time_of_hostpci() -> None:
     conf = b"cores: 8\nhostpci0: 0000:19:00,pcie=1\nmachine: q35\nmemory: 262144\nnet0: virtio\n"
     planned = edited(conf, "hgx-h100", plain("pin-numa-pci"), "101.conf")
     (found,) = timeouts(planned)
-    assert found.fix == "qm start 101 --timeout 1029" and "261 s" in found.detail
+    assert found.fix == "qm start 101 --timeout 1029" and "261 s" in found.observed
     assert b"reserved_s=1244" in dict(planned.rendering.companions)[".hook.sh"]
     assert timeouts(edited(conf, "hgx-h100", plain("pin-numa"), "101.conf")) == []
     assert timeouts(written("proxmox", HOST, options("pin-numa-pci"))) == []

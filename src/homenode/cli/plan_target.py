@@ -147,7 +147,9 @@ def _write(planned: TargetPlan, host: "Host", document: str, asked: PlanArgument
         lines += _write_files(planned, asked.output, document, asked)
     for finding in planned.findings:
         fix = "" if finding.fix is None else f"; {finding.fix}"
-        lines.append(f"{finding.severity}: {finding.subject}: {finding.detail}{fix} ({finding.id})")
+        lines.append(
+            f"{finding.severity}: {finding.subject}: {finding.compared}{fix} ({finding.id})"
+        )
     return [*lines, *planning.write_plan_files(planned.plan, host, asked)]
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from homenode.bdf import Bdf
+from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind, PartKind, PciDevice, is_viable_driver
 from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations, listed
@@ -11,7 +12,6 @@ from homenode.plan.devices.brought import are_paired, switched_gpus
 from homenode.plan.request import GuestRequest
 from homenode.vm.gpu_parts import is_divided
 from homenode.vm.layout import Pinning
-from homenode.vm.plan_model import PlanFinding, plan_finding
 
 _CHIPSET_CLASSES = frozenset({0x0600, 0x0601})
 """Host and ISA bridges, which have no driver that VFIO minds."""
@@ -19,18 +19,18 @@ _CHIPSET_CLASSES = frozenset({0x0600, 0x0601})
 
 def device_findings(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
-) -> Iterator[PlanFinding]:
+) -> Iterator[Finding]:
     """Findings on the devices, and on a VM of more vCPUs than the host has PUs."""
     mediated = dict(request.mediated)
     for bdf in devices:
         device = mediated.get(bdf, bdf)
         holder = others.holder(device)
         if holder is not None:
-            yield plan_finding(
+            yield finding(
                 "device-in-use",
                 str(device),
-                f"domain {holder!r} has it, so the VM cannot start while that runs",
-                severity="warning",
+                observed=f"domain {holder!r} has it, so the VM cannot start while that runs",
+                severity=Severity.WARNING,
             )
     # A mediated device has an IOMMU group of its own.
     yield from _incomplete_groups(host, [bdf for bdf in devices if bdf not in mediated])
@@ -41,17 +41,15 @@ def device_findings(
     floats = request.layout.pinning is Pinning.NONE
     pus = sum(pu.online and pu.allowed for pu in host.pus) if floats else 0
     if pus and request.vcpus > pus:
-        yield plan_finding(
+        yield finding(
             "overcommitted",
             host.name,
-            f"{request.vcpus} vCPUs share {pus} PUs, so some wait for others at any time",
+            observed=f"{request.vcpus} vCPUs share {pus} PUs, so some wait for others at any time",
             values={"pus": pus},
         )
 
 
-def _nics_without_gpu(
-    host: Host, devices: Sequence[Bdf], others: Allocations
-) -> Iterator[PlanFinding]:
+def _nics_without_gpu(host: Host, devices: Sequence[Bdf], others: Allocations) -> Iterator[Finding]:
     """NICs whose GPUs the VM does not get, while it gets other GPUs."""
     ours = [host.device_at[bdf] for bdf in devices if bdf in host.device_at]
     gpus = [device for device in ours if device.kind is DeviceKind.GPU]
@@ -74,10 +72,10 @@ def _nics_without_gpu(
         and any(are_paired(gpu, nic) for gpu in gpus)
     ]
     pairs = (f"{nic} with {', '.join(str(gpu.bdf) for gpu in its)}" for nic, its in apart.items())
-    yield plan_finding(
+    yield finding(
         "nic-without-gpu",
         ", ".join(map(str, apart)),
-        f"paired by switch or root complex with GPUs that the VM does not get "
+        observed=f"paired by switch or root complex with GPUs that the VM does not get "
         f"({'; '.join(pairs)}), and with none that it gets: data from its GPUs crosses a CPU",
         case=None if near else "none near",
         values={"nics": ", ".join(map(str, near[:8]))},
@@ -86,7 +84,7 @@ def _nics_without_gpu(
 
 def _brought(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
-) -> Iterator[PlanFinding]:
+) -> Iterator[Finding]:
     """NICs that GPUs bring while the host may use them, and GPUs that bring none."""
     if not request.options.with_nics:
         return
@@ -98,14 +96,14 @@ def _brought(
     leave = "leave the host with the VM's start, and so does what they carry for it"
     drivers = ", ".join(sorted({nic.driver for nic in in_use if nic.driver is not None}))
     for found, severity, what in (
-        (in_use, "warning", f"{drivers} of the host has them"),
-        (unknown, "info", "the host's source does not say which drivers have them"),
+        (in_use, Severity.WARNING, f"{drivers} of the host has them"),
+        (unknown, Severity.INFO, "the host's source does not say which drivers have them"),
     ):
         if found:
-            yield plan_finding(
+            yield finding(
                 "nic-of-host",
                 ", ".join(str(nic.bdf) for nic in found),
-                f"the VM's GPUs bring these NICs, and {what}: their interfaces {leave}",
+                observed=f"the VM's GPUs bring these NICs, and {what}: their interfaces {leave}",
                 severity=severity,
             )
     for gpu in ours:
@@ -114,23 +112,25 @@ def _brought(
         near = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if are_paired(gpu, nic)]
         held = [f"{nic.bdf} by {who!r}" for nic in near if (who := others.holder(nic.bdf))]
         why = f"in use: {', '.join(held)}" if held else "none is on its switch or root complex"
-        yield plan_finding(
-            "gpu-without-nic", str(gpu.bdf), f"--with-nics found no NIC for this GPU: {why}"
+        yield finding(
+            "gpu-without-nic",
+            str(gpu.bdf),
+            observed=f"--with-nics found no NIC for it: {why}",
         )
 
 
 def _nvswitches_left_out(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
-) -> Iterator[PlanFinding]:
+) -> Iterator[Finding]:
     """All GPUs of a board without its NVSwitches, unless another VM has these: it runs Fabric
     Manager for all."""
     for board in () if request.options.without_nvlink else switched_gpus(host):
         missing = board.left_out(devices)
         if missing and all(others.holder(bdf) is None for bdf in board.switches):
-            yield plan_finding(
+            yield finding(
                 "nvswitches-left-out",
                 ", ".join(map(str, missing)),
-                f"the VM gets all {len(board.gpus)} GPUs that these NVSwitches join, and "
+                observed=f"the VM gets all {len(board.gpus)} GPUs that these NVSwitches join, and "
                 f"{'none' if len(missing) == len(board.switches) else 'not all'} of these: unless "
                 "a Fabric Manager outside activates the partition of all GPUs, CUDA fails to start "
                 "(802, system not yet initialized)",
@@ -143,7 +143,7 @@ def _whole_gpus(host: Host) -> list[PciDevice]:
 
 def _parts_of_gpus(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
-) -> Iterator[PlanFinding]:
+) -> Iterator[Finding]:
     """What the VM's parts of GPUs share, and with whom; GPUs taken whole that have parts."""
     mediated = dict(request.mediated)
     for gpu in _whole_gpus(host):
@@ -158,19 +158,19 @@ def _parts_of_gpus(
         )
         users = sorted({name for name in holders if name is not None})
         if gpu.bdf in devices and gpu.bdf not in own and is_divided(gpu):
-            yield plan_finding(
+            yield finding(
                 "gpu-and-its-parts",
                 str(gpu.bdf),
-                f"the GPU as a whole takes its {_parts_counted(gpu)} from whoever has them"
+                observed=f"the GPU as a whole takes its {_parts_counted(gpu)} from whoever has them"
                 + (f" ({listed(users)})" if users else "")
                 + ": they end when its driver lets go of it",
             )
         elif own:
             shared = sum(part.is_for_vms for part in gpu.parts) - len(own)
-            yield plan_finding(
+            yield finding(
                 "gpu-shared",
                 ", ".join(map(str, own)),
-                f"part of GPU {gpu.bdf}, which {shared} other parts share"
+                observed=f"part of GPU {gpu.bdf}, which {shared} other parts share"
                 + (f", some of {listed(users)}" if users else "")
                 + ": memory bandwidth, link and copies are one GPU's",
             )
@@ -178,7 +178,7 @@ def _parts_of_gpus(
 
 def _without_vgpu(
     host: Host, gpu: PciDevice, devices: Sequence[Bdf], mediated: Mapping[Bdf, str]
-) -> Iterator[PlanFinding]:
+) -> Iterator[Finding]:
     """Virtual functions of a GPU with vGPUs, passed by their address, that are none themselves."""
     parts = {part.bdf: part for part in gpu.parts if part.is_for_vms and part.profile is not None}
     for bdf in devices:
@@ -188,10 +188,10 @@ def _without_vgpu(
         part = parts.get(bdf)
         if part is not None and part.uuid is None:
             continue
-        yield plan_finding(
+        yield finding(
             "vgpu-missing",
             str(bdf),
-            "it has no vGPU type, so the VM's start fails"
+            observed="it has no vGPU type, so the VM's start fails"
             if part is None
             else f"VFIO gives its mediated device {part.uuid}, not the function: the start fails",
             case=None if part is None else "mediated device",
@@ -224,7 +224,7 @@ def _drivers_are_unknown(host: Host) -> bool:
     return all(device.driver is None for device in _endpoints(host))
 
 
-def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[PlanFinding]:
+def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[Finding]:
     """VFIO gives away whole IOMMU groups: a function that stays must have no driver of the host.
 
     A source that names no endpoint's driver is silent, so that a driver has to be assumed.
@@ -247,10 +247,10 @@ def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[PlanFindi
         ]
         if others:
             more = f" and {len(others) - 4} more" if len(others) > 4 else ""
-            yield plan_finding(
+            yield finding(
                 "iommu-group-incomplete",
                 str(first),
-                f"its IOMMU group {group} also holds {', '.join(others[:4])}{more}: "
+                observed=f"its IOMMU group {group} also holds {', '.join(others[:4])}{more}: "
                 "VFIO refuses "
                 "the start while a driver of the host has one of these",
             )

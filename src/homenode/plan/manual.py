@@ -5,12 +5,11 @@ The study's generator worked so; this is the way to its listings. The planner ne
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.findings import Gap
+from homenode.findings import Finding, Gap, finding
 from homenode.indices import NodeIndex
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, Siblings
-from homenode.vm.plan_model import PlanFinding, plan_finding
 from homenode.vm.plan_options import ManualRanges
 
 
@@ -98,15 +97,15 @@ def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
         seen |= pus
 
 
-def _overlap(emulator: CpuSet, pins: list[CpuSet]) -> list[PlanFinding]:
+def _overlap(emulator: CpuSet, pins: list[CpuSet]) -> list[Finding]:
     shared = emulator & CpuSet.from_bits(sum(pin.bits for pin in pins))
     if not shared:
         return []
     return [
-        plan_finding(
+        finding(
             "emulator-shares-vcpus",
             f"PUs {shared}",
-            "QEMU's own threads run on PUs of vCPUs",
+            observed="QEMU's own threads run on PUs of vCPUs",
             case="of PU lists",
         )
     ]

@@ -9,12 +9,12 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.findings import Gap
+from homenode.findings import Finding, Gap, Rejection
 from homenode.indices import NodeIndex
 from homenode.plan.search.cost import INDICES
 from homenode.plan.search.ladder import Concession
 from homenode.vm.layout import Layout
-from homenode.vm.plan_model import CostTerm, PlanFinding, Rejection, RunnerUp
+from homenode.vm.plan_model import CostTerm, RunnerUp
 
 
 class Placement(Struct, frozen=True):
@@ -45,7 +45,7 @@ class Placement(Struct, frozen=True):
     optimal: bool | None = True
     runners_up: tuple[RunnerUp, ...] = ()
     rejections: tuple[Rejection, ...] = ()
-    findings: tuple[PlanFinding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     gaps: tuple[Gap, ...] = ()
     cell_memory_bytes: tuple[int, ...] = ()
     concessions: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Severity, finding
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind, Host
@@ -24,11 +25,10 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule
 from homenode.units import format_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
-from homenode.vm.plan_model import PlanFinding, plan_finding
 from homenode.wording import plural
 
 
-def memory_short(host: Host, request: GuestRequest) -> Iterator[PlanFinding]:
+def memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:
     """More memory than all nodes have free, or than they have next to what the host needs, for a VM
     whose memory no node was asked for."""
     page, wanted = page_size_bytes(host, request), cell_pages_wanted(host, request)
@@ -36,10 +36,10 @@ def memory_short(host: Host, request: GuestRequest) -> Iterator[PlanFinding]:
     free = _free_pages(host, request, keeps_reserve=False)
     if free is not None and free < wanted:
         size = format_bytes(free * page)
-        yield plan_finding(
+        yield finding(
             "memory-short",
             host.name,
-            f"{memory_text(request)} for the VM, {size} free on all nodes together: the "
+            observed=f"{memory_text(request)} for the VM, {size} free on all nodes together: the "
             "start fails, or the host's OOM killer ends the VM",
             case="of a plan",
         )
@@ -71,7 +71,7 @@ def placement_findings(
     vcpu_pus: CpuSet,
     threads: int,
     isolated: CpuSet,
-) -> Iterator[PlanFinding]:
+) -> Iterator[Finding]:
     """Findings on devices, and on what gave way for the VM to fit. threads: siblings of a core that
     the guest is shown."""
     yield from device_findings(host, request, devices, others)
@@ -82,48 +82,49 @@ def placement_findings(
     further = sorted(set(memory) - set(own))
     if fallback.memory is MemoryRule.ELSEWHERE and further:
         bound = request.layout.memory is not MemoryBinding.KEEP
-        yield plan_finding(
+        yield finding(
             "memory-from-other-nodes",
             _nodes(further),
-            f"node {', '.join(map(str, own))} cannot hold the memory next to the vCPUs, so "
-            f"{'it is bound to' if bound else 'some will lie on'} further nodes",
+            observed=f"node {', '.join(map(str, own))} cannot hold the memory next to the vCPUs, "
+            f"so {'it is bound to' if bound else 'some will lie on'} further nodes",
         )
     elif fallback.memory is not MemoryRule.FOLLOWS:
         mirrored = request.layout.cells is GuestCells.HOST
-        yield plan_finding(
+        yield finding(
             "memory-uneven",
             _nodes(own),
-            "the nodes hold the memory together, but not each its vCPUs' share of it",
-            severity="warning" if mirrored else "info",
+            observed="the nodes hold the memory together, but not each its vCPUs' share of it",
+            severity=Severity.WARNING if mirrored else Severity.INFO,
             case=None if mirrored else "one cell",
         )
     if Concession.UNEQUAL_CELLS in given:
-        yield plan_finding(
+        yield finding(
             "unequal-cells",
             _nodes(own),
-            "no number of equal cells fits without a further package, a further node or a "
+            observed="no number of equal cells fits without a further package, a further node or a "
             "GPU away from its node",
         )
     shows = request.layout.siblings is Siblings.EXPOSED or fallback.shares
     if shows and threads == 1 and request.layout.pinning is not Pinning.NODE:
         yield _not_exposed(host, request, fallback)
     if fallback.mixed:
-        yield plan_finding(
+        yield finding(
             "mixed-kinds",
             host.name,
-            "vCPUs lie on performance and on efficiency cores, so they differ in speed",
-            severity="info" if request.options.mixed_kinds else "warning",
+            observed="vCPUs lie on performance and on efficiency cores, so they differ in speed",
+            severity=Severity.INFO if request.options.mixed_kinds else Severity.WARNING,
         )
     if isolated and not vcpu_pus <= isolated:
         outside = vcpu_pus - isolated
-        yield plan_finding(
+        yield finding(
             "vcpus-not-isolated",
             f"PUs {outside}",
-            f"{len(outside)} vCPUs lie outside isolcpus and nohz_full, where the host may run too",
+            observed=f"{len(outside)} vCPUs lie outside isolcpus and nohz_full, where the host may "
+            "run too",
         )
 
 
-def _not_exposed(host: Host, request: GuestRequest, fallback: Fallback) -> PlanFinding:
+def _not_exposed(host: Host, request: GuestRequest, fallback: Fallback) -> Finding:
     """A topology has as many threads on each core: what is not so cannot be shown."""
     threads, packs = fallback.grouping.threads, fallback.grouping.counts_pus
     if fallback.shares or packs:
@@ -138,8 +139,8 @@ def _not_exposed(host: Host, request: GuestRequest, fallback: Fallback) -> PlanF
         why = "no whole groups of siblings are free for the VM, so the guest sees one thread per "
         why += "core"
         case = "no siblings"
-    return plan_finding(
-        "siblings-not-exposed", host.name, why, case=case, values={"threads": threads}
+    return finding(
+        "siblings-not-exposed", host.name, observed=why, case=case, values={"threads": threads}
     )
 
 
@@ -150,7 +151,7 @@ def _host_share(
     vcpu_pus: CpuSet,
     threads: int,
     others: Allocations,
-) -> Iterator[PlanFinding]:
+) -> Iterator[Finding]:
     if Concession.HOST_CORE in given:
         cores = sum(not core.pus.isdisjoint(vcpu_pus) for core in host.cores)
         shared = [
@@ -161,10 +162,10 @@ def _host_share(
         also = (
             f"; QEMU's own threads of {listed(shared)} run on cores of its vCPUs" if shared else ""
         )
-        yield plan_finding(
+        yield finding(
             "host-core-taken",
             host.name,
-            f"the VM takes the host's last core without vCPUs{also}",
+            observed=f"the VM takes the host's last core without vCPUs{also}",
             case="of a plan",
             values={"vcpus": max(1, min(request.vcpus, cores * threads) - threads)},
         )
@@ -172,11 +173,11 @@ def _host_share(
         yield _host_memory_taken(host, request)
 
 
-def _host_memory_taken(host: Host, request: GuestRequest) -> PlanFinding:
-    return plan_finding(
+def _host_memory_taken(host: Host, request: GuestRequest) -> Finding:
+    return finding(
         "host-memory-taken",
         host.name,
-        f"{memory_text(request)} leave the host less than its reserve and the "
+        observed=f"{memory_text(request)} leave the host less than its reserve and the "
         f"{format_bytes(overhead_bytes(request))} that QEMU and page tables need: the host may "
         "kill the VM",
     )
@@ -184,23 +185,23 @@ def _host_memory_taken(host: Host, request: GuestRequest) -> PlanFinding:
 
 def _away_from_home(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], own: Sequence[NodeIndex]
-) -> Iterator[PlanFinding]:
+) -> Iterator[Finding]:
     """GPUs that the guest's tree cannot put next to their own node."""
     if request.layout.pcie is not GuestPcie.HOST:
         return
     with_pus = {node.index for node in host.nodes if node.pus}
     for gpu in host.devices_of_kind(DeviceKind.GPU):
         if gpu.bdf in devices and gpu.node in with_pus and gpu.node not in own:
-            yield plan_finding(
+            yield finding(
                 "gpu-away-from-home",
                 str(gpu.bdf),
-                f"its node {gpu.node} gives the VM no vCPU, so no guest cell is next to it",
+                observed=f"its node {gpu.node} gives the VM no vCPU: no guest cell is next to it",
             )
 
 
 def _nics_in_other_packages(
     host: Host, devices: Sequence[Bdf], own: Sequence[NodeIndex]
-) -> Iterator[PlanFinding]:
+) -> Iterator[Finding]:
     """NICs that are paired with a GPU of the VM and lie in a package that it is not in."""
     package_of = {node.index: node.package for node in host.nodes}
     packages = {package_of.get(node) for node in own}
@@ -211,15 +212,15 @@ def _nics_in_other_packages(
         package = package_of.get(nic.node)
         pair = next((g for g in ours if g.kind is DeviceKind.GPU and are_paired(g, nic)), None)
         if pair is not None and package is not None and package not in packages:
-            yield plan_finding(
+            yield finding(
                 "nic-away-from-vm",
                 str(nic.bdf),
-                f"paired with GPU {pair.bdf}, but its node {nic.node} is in a package that "
-                "gives the VM no vCPU",
+                observed=f"paired with GPU {pair.bdf}, but its node {nic.node} is in a package "
+                "that gives the VM no vCPU",
             )
 
 
-def _bound_elsewhere(request: GuestRequest, own: Sequence[NodeIndex]) -> Iterator[PlanFinding]:
+def _bound_elsewhere(request: GuestRequest, own: Sequence[NodeIndex]) -> Iterator[Finding]:
     """A binding that the layout keeps, and that leaves out nodes of the vCPUs."""
     bound = request.guest.bound_nodes
     if bound is None or request.layout.memory is not MemoryBinding.KEEP:
@@ -227,10 +228,10 @@ def _bound_elsewhere(request: GuestRequest, own: Sequence[NodeIndex]) -> Iterato
     without = [node for node in own if node not in bound]
     where = _nodes([NodeIndex(node) for node in bound])
     if without:
-        yield plan_finding(
+        yield finding(
             "memory-bound-elsewhere",
             _nodes(without),
-            f"the document binds all memory to {where}, and layout "
+            observed=f"the document binds all memory to {where}, and layout "
             f"{request.layout.name} leaves that as it was: the vCPUs there have none of it near",
         )
 
@@ -268,7 +269,7 @@ def document_siblings(
     placement: Placement,
     other: Placement | None,
     costs: Sequence[str],
-) -> Iterator[PlanFinding]:
+) -> Iterator[Finding]:
     """Which of the two a document that shows siblings got, and what the other would have cost.
     other: the placement of the other choice; None = it has none."""
     cores = len(_cores_of(host, placement))
@@ -298,7 +299,7 @@ def document_siblings(
         )
     else:
         return
-    yield plan_finding("document-siblings", "<topology>", detail, fix=fix)
+    yield finding("document-siblings", "<topology>", observed=detail, fix=fix)
 
 
 def _cores_of(host: Host, placement: Placement) -> list[CpuSet]:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from homenode import formats
 from homenode.errors import InputError, UsageError
+from homenode.findings import Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, RunningDomain
 from homenode.plan.allocations import uuid_of_device
@@ -16,7 +17,7 @@ from homenode.plan.shape.guest_numa import guest_memory
 from homenode.plan.shape.guest_topology import numbering
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.model import MAX_VCPUS, GuestCache, PortModel, Vm, VmCell
-from homenode.vm.plan_model import PageReservation, Plan, Rejection, Unplannable
+from homenode.vm.plan_model import PageReservation, Plan, Unplannable
 from homenode.vm.plan_options import MemoryMode
 
 

@@ -10,6 +10,7 @@ from itertools import product
 from msgspec import Struct, structs
 
 from homenode.errors import HomenodeError
+from homenode.findings import Finding
 from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
 from homenode.plan.manual import manual_placement
@@ -35,7 +36,7 @@ from homenode.vm.domain.memory import nodemask_not_strict
 from homenode.vm.domain.read import open_domain, vm_of, with_kept
 from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Plan, PlanFinding, Unplannable
+from homenode.vm.plan_model import Plan, Unplannable
 from homenode.vm.plan_options import EmulatorPolicy, ManualRanges, PlanOptions
 
 _MOST_ALIKE = 8
@@ -223,6 +224,6 @@ def _warnings(broken: Sequence[Broken]) -> Iterator[str]:
             yield f"warning: {counts[one.id] - _MOST_ALIKE} more of this kind ({one.id})"
 
 
-def _sentence(finding: PlanFinding) -> str:
+def _sentence(finding: Finding) -> str:
     fix = "" if finding.fix is None else f"; {finding.fix}"
-    return f"{finding.severity}: {finding.subject}: {finding.detail}{fix} ({finding.id})"
+    return f"{finding.severity}: {finding.subject}: {finding.compared}{fix} ({finding.id})"

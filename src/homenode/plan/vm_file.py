@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from homenode.errors import InputError, UsageError
+from homenode.findings import Finding, Severity, finding
 from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
 from homenode.plan.planner import plan
@@ -16,7 +17,7 @@ from homenode.vm.domain.copy import DEFAULT_NAME
 from homenode.vm.domain.limits import check_vcpus, refuse_unsafe
 from homenode.vm.domain.read import read_vm as read_domain
 from homenode.vm.model import GuestTopology, Vm
-from homenode.vm.plan_model import LIBVIRT, Plan, PlanFinding, plan_finding
+from homenode.vm.plan_model import LIBVIRT, Plan
 from homenode.vm.plan_options import PlanOptions, size_of_cells
 from homenode.vm.targets.registry import recognised, target_named
 from homenode.vm.targets.target import (
@@ -141,7 +142,7 @@ class TargetPlan:
     target: str
     given: bytes | None
     rendering: Rendering
-    findings: tuple[PlanFinding, ...]
+    findings: tuple[Finding, ...]
 
 
 def plan_for_target(
@@ -165,7 +166,7 @@ def plan_for_target(
     _refuse_lost_vgpus(made, module)
     if version is not None:
         refuse_older_target(module, made, version)
-    limits: tuple[PlanFinding, ...] = ()
+    limits: tuple[Finding, ...] = ()
     if module.runs_qemu:
         qemu = host.settings.qemu_version
         refuse_older(made, None, qemu, is_virt=vm.guest.is_virt)
@@ -180,13 +181,13 @@ def plan_for_target(
     return TargetPlan(made, target, given, rendering, findings)
 
 
-def _not_encrypted(guest: Vm, target: str) -> PlanFinding:
+def _not_encrypted(guest: Vm, target: str) -> Finding:
     """A file of another hypervisor says nothing of keys and measurements."""
-    return plan_finding(
+    return finding(
         "target-not-carried",
         f"launch security {guest.launch_security}",
-        f"it is not in the file for {target}: the guest would not be encrypted",
-        severity="warning",
+        observed=f"it is not in the file for {target}: the guest would not be encrypted",
+        severity=Severity.WARNING,
         case="launch security",
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Section, Table, Text
+from homenode.findings import Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.show.cost_words import span_lines, term_lines, term_value, term_words
@@ -23,7 +24,7 @@ from homenode.show.explain_guest import (
 )
 from homenode.units import format_bytes
 from homenode.vm.layout import Pinning, layout_text
-from homenode.vm.plan_model import Plan, Rejection, Unplannable
+from homenode.vm.plan_model import Plan, Unplannable
 from homenode.wording import nodes_text, plural, pus_text
 
 _MOST_REJECTIONS = 4  # of one constraint; the rest are counted
@@ -290,7 +291,7 @@ def finding_lines(plan: Plan, severities: Sequence[str]) -> tuple[str, ...]:
     subjects: dict[tuple[str, str, str | None], list[str]] = {}
     found = [finding for finding in plan.findings if finding.severity in severities]
     for finding in sorted(found, key=lambda f: severities.index(f.severity)):
-        said = (finding.severity, finding.detail, finding.fix)
+        said = (finding.severity, finding.compared, finding.fix)
         subjects.setdefault(said, []).append(finding.subject)
     lines: list[str] = []
     for (severity, detail, fix), of in subjects.items():

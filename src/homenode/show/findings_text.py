@@ -45,7 +45,8 @@ def checks_text(title: str, checks: Sequence[Check]) -> Doc:
 def _finding(finding: Finding, with_source: bool) -> Iterator[Text]:
     severity = Span(f"{finding.severity}: ", _LOOKS[finding.severity])
     yield Text((severity, Span(finding.subject, "bold"), f"  ({finding.id})"))
-    yield Text(f"expected {finding.expected}", indent=2)
+    if finding.expected:
+        yield Text(f"expected {finding.expected}", indent=2)
     yield Text(f"found    {finding.observed}", indent=2)
     if finding.cost is not None:
         yield Text(f"cost     {finding.cost}", indent=2)

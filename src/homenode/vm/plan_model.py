@@ -1,15 +1,14 @@
 """Plan: where every vCPU, page and device of one VM goes, and why."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from msgspec import UNSET, Struct, UnsetType, structs
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
-from homenode.findings import Gap, Severity, finding
+from homenode.findings import Finding, Gap, Rejection, Severity
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.objective import Objective
 from homenode.vm.layout import GuestCells, Layout
@@ -47,19 +46,6 @@ class PageReservation(NamedTuple):
     free_pages: int | None
 
 
-class Rejection(Struct, frozen=True):
-    """A placement that was considered and refused, by the name of the constraint.
-
-    nodes: the host nodes of the candidate. detail: expected against found, with numbers.
-    hint: what would make it fit, where there is something.
-    """
-
-    constraint: str
-    nodes: tuple[NodeIndex, ...]
-    detail: str
-    hint: str | None = None
-
-
 class CostTerm(Struct, frozen=True):
     """One term of a cost tuple, with its name, in the order of comparison.
 
@@ -80,38 +66,6 @@ class RunnerUp(Struct, frozen=True):
     cost: tuple[CostTerm, ...]
     decided_by: str
     devices: tuple[Bdf, ...] = ()
-
-
-class PlanFinding(Struct, frozen=True):
-    """Something that the user should know of a plan that works.
-
-    severity: "critical" (the VM or the host may fail: `homenode plan` exits with 1), "warning" or
-    "info". id is stable, for tests and documentation.
-    """
-
-    id: str
-    severity: str
-    subject: str
-    detail: str
-    fix: str | None = None
-
-
-def plan_finding(
-    id: str,
-    subject: str,
-    detail: str,
-    *,
-    severity: str | None = None,
-    case: str | None = None,
-    values: Mapping[str, object] | None = None,
-    fix: str | UnsetType | None = UNSET,
-) -> PlanFinding:
-    """A finding with the severity and fix of its texts."""
-    level = Severity(severity) if severity else None
-    made = finding(id, subject, "", detail, severity=level, case=case, values=values, fix=fix)
-    return PlanFinding(
-        id=id, severity=str(made.severity), subject=subject, detail=detail, fix=made.fix
-    )
 
 
 class Plan(Struct, frozen=True):
@@ -141,7 +95,7 @@ class Plan(Struct, frozen=True):
     runners_up: tuple[RunnerUp, ...]
     """Feasible placements that cost more, the best first."""
     rejections: tuple[Rejection, ...]
-    findings: tuple[PlanFinding, ...]
+    findings: tuple[Finding, ...]
     consequences: tuple[str, ...]
     """What the guest's user will see change, one sentence each."""
     gaps: tuple[Gap, ...]
@@ -240,7 +194,7 @@ def vm_as_it_runs(plan: Plan, document: Vm | None) -> Vm:
 
 def is_critical(plan: Plan) -> bool:
     """A finding of the plan is critical."""
-    return any(finding.severity == "critical" for finding in plan.findings)
+    return any(finding.severity is Severity.CRITICAL for finding in plan.findings)
 
 
 class Unplannable(HomenodeError):

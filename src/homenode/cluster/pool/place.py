@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from homenode.cluster.pool.free import FreeOfNode, alike_key, free_by_node, sum_of
 from homenode.errors import HomenodeError, InputError
+from homenode.findings import Rejection
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import with_certain_nodes
 from homenode.plan.placement import Placement
@@ -17,7 +18,7 @@ from homenode.plan.search.place import place
 from homenode.plan.stored import domain_of_placement
 from homenode.vm.host_sources import NamedHost, Progress, natural_key
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Rejection, Unplannable
+from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import Balance, PlanOptions
 
 _OF_NODES = "balance_cores"

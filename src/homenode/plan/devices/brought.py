@@ -12,11 +12,12 @@ from functools import cached_property
 from msgspec import Struct
 
 from homenode.bdf import Bdf
+from homenode.findings import Rejection
 from homenode.machine.pci import DeviceKind, LinkKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations
 from homenode.plan.request import GuestRequest
-from homenode.vm.plan_model import Rejection, Unplannable
+from homenode.vm.plan_model import Unplannable
 
 
 def are_paired(gpu: PciDevice, nic: PciDevice) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.findings import Gap
+from homenode.findings import Finding, Gap, finding
 from homenode.machine.pci import NVIDIA, DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations
@@ -20,7 +20,6 @@ from homenode.plan.devices.partitions import (
     partition_sizes,
     partitions_of_size,
 )
-from homenode.vm.plan_model import PlanFinding, plan_finding
 
 _MOST_SHOWN = 4
 _MOST_WITHOUT_SWITCHES = 4
@@ -43,7 +42,7 @@ class Fabric(Struct, frozen=True):
     gpus: int
     module_of_gpu: Mapping[Bdf, int]
 
-    def no_partition(self, gpus: Sequence[PciDevice]) -> PlanFinding | None:
+    def no_partition(self, gpus: Sequence[PciDevice]) -> Finding | None:
         """A warning where these GPUs are known to be no partition."""
         wanted = _physical(gpus)
         if len(wanted) < 2 or (
@@ -64,7 +63,7 @@ class Fabric(Struct, frozen=True):
         free: Sequence[PciDevice],
         count: int,
         others: Allocations,
-    ) -> tuple[tuple[tuple[Bdf, ...], ...] | None, PlanFinding | None]:
+    ) -> tuple[tuple[tuple[Bdf, ...], ...] | None, Finding | None]:
         """The sets of `count` free GPUs that are a partition together with the named ones.
 
         None where any GPUs will do: for a single one, where too few modules are known, and, with a
@@ -124,16 +123,15 @@ class Fabric(Struct, frozen=True):
             "vfio-pci; whether Fabric Manager can join the GPUs was not checked",
         )
 
-    def _finding(self, found: str, allowed: Sequence[tuple[Bdf, ...]]) -> PlanFinding:
+    def _finding(self, found: str, allowed: Sequence[tuple[Bdf, ...]]) -> Finding:
         sizes = ", ".join(map(str, self.sizes()))
         expected = "; ".join(_named(one) for one in allowed[:_MOST_SHOWN])
         if len(allowed) > _MOST_SHOWN:
             expected += f"; and {len(allowed) - _MOST_SHOWN} more"
-        return plan_finding(
+        return finding(
             "no-nvlink-partition",
             str(self.board),
-            "expected a partition of the NVSwitch fabric "
-            f"({expected or f'{sizes} GPUs'}), found "
+            f"a partition of the NVSwitch fabric ({expected or f'{sizes} GPUs'})",
             f"{found}: the GPUs have no NVLink to each other where Fabric Manager partitions the "
             "board",
             case="other sets" if allowed else None,

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
-from homenode.findings import Gap
+from homenode.findings import Finding, Gap, Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
@@ -25,7 +25,7 @@ from homenode.plan.devices.fabric import Fabric, fabric_of_host
 from homenode.plan.devices.gpu_ties import GpuTies
 from homenode.plan.request import GuestRequest
 from homenode.vm.gpu_parts import free_parts, is_divided, profiles_text
-from homenode.vm.plan_model import PlanFinding, Rejection, Unplannable
+from homenode.vm.plan_model import Unplannable
 
 
 class GpuCandidate(Struct, frozen=True):
@@ -80,7 +80,7 @@ class DeviceOptions(Struct, frozen=True, dict=True):
     sets: tuple[int, ...]
     link_groups: tuple[int, ...]
     without_node: frozenset[Bdf]
-    findings: tuple[PlanFinding, ...]
+    findings: tuple[Finding, ...]
     gaps: tuple[Gap, ...]
     brought: BroughtDevices
 
@@ -331,7 +331,7 @@ class _Choices(Struct, frozen=True):
     """GPUs (bits) of which all are chosen, None = of all; and what to know of them."""
 
     groups: tuple[int, ...] | None
-    findings: tuple[PlanFinding, ...]
+    findings: tuple[Finding, ...]
     gaps: tuple[Gap, ...]
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
-from homenode.findings import Gap
+from homenode.findings import Gap, Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind
@@ -47,7 +47,7 @@ from homenode.vm.layout import (
     Siblings,
     named,
 )
-from homenode.vm.plan_model import Rejection, RunnerUp
+from homenode.vm.plan_model import RunnerUp
 from homenode.vm.plan_options import EmulatorPolicy
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homenode.findings import Rejection
 from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.allocations import Allocations, allocations
 from homenode.plan.device_findings import device_findings
@@ -33,7 +34,7 @@ from homenode.plan.search.rejections import (
 from homenode.plan.search.solve import may_be_nearer
 from homenode.plan.search.supply import CoreInventory, usable
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, with_siblings
-from homenode.vm.plan_model import Rejection, Unplannable
+from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import DocumentSiblings, Policy
 
 MOST_REFUSED_NODES = 16

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
+from homenode.findings import Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.topology import CoreKind, Host, MemoryKind
 from homenode.plan.memory import memory_text, overhead_bytes, page_size_bytes
@@ -20,7 +21,7 @@ from homenode.plan.search.solve import fits
 from homenode.plan.search.supply import Supply
 from homenode.units import format_bytes
 from homenode.vm.layout import MemoryBinding
-from homenode.vm.plan_model import Rejection, Unplannable
+from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import DeviceLocality
 
 

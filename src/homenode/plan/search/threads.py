@@ -23,10 +23,10 @@ from itertools import chain, islice
 from msgspec import Struct
 
 from homenode.cpuset import CpuSet
+from homenode.findings import Finding, finding
 from homenode.machine.topology import CoreKind
 from homenode.plan.bit_sets import members
 from homenode.plan.search.supply import FreeCore, Usable
-from homenode.vm.plan_model import PlanFinding, plan_finding
 
 EMULATOR_CORES = 2
 
@@ -36,7 +36,7 @@ class ThreadPlaces(Struct, frozen=True):
 
     emulator_pus: CpuSet | None
     iothread_pus: tuple[CpuSet, ...]
-    findings: tuple[PlanFinding, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 class ThreadRequest(Struct, frozen=True):
@@ -71,7 +71,7 @@ def thread_places(
     nodes = node_order[:chosen]
     own = _own_spare_cores(free, nodes, wanted.vcpu_pus)
     far = _far_cores(free, node_order[chosen:], wanted.vcpu_pus)
-    findings: tuple[PlanFinding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     emulator = wanted.emulator_pus
     if emulator is None and wanted.on_every_node and not wanted.housekeeping:
         emulator, findings = _on_every_node(free, wanted, own)
@@ -119,7 +119,7 @@ def _emulator(
 
 def _on_every_node(
     free: Usable, wanted: ThreadRequest, own: dict[int, list[int]]
-) -> tuple[CpuSet | None, tuple[PlanFinding, ...]]:
+) -> tuple[CpuSet | None, tuple[Finding, ...]]:
     """A core, or idle siblings, for the emulator on each node; None where one has neither."""
     bits, siblings = 0, 0
     for node, spare in own.items():
@@ -134,17 +134,17 @@ def _on_every_node(
     return CpuSet.from_bits(bits), found
 
 
-def _off_nodes(free: Usable, emulator: CpuSet, nodes: Sequence[int]) -> tuple[PlanFinding, ...]:
+def _off_nodes(free: Usable, emulator: CpuSet, nodes: Sequence[int]) -> tuple[Finding, ...]:
     without = [
         free.nodes[node].index for node in nodes if emulator.isdisjoint(free.nodes[node].pus)
     ]
     if not without:
         return ()
     return (
-        plan_finding(
+        finding(
             "emulator-off-memory-node",
             f"node {CpuSet(without)}",
-            "QEMU's own threads may run on no PU there, and they allocate that node's "
+            observed="QEMU's own threads may run on no PU there, and they allocate that node's "
             "huge pages: "
             'libvirt 9.0 and newer may fail to start the VM ("Setting CPU affinity failed")',
         ),
@@ -153,16 +153,16 @@ def _off_nodes(free: Usable, emulator: CpuSet, nodes: Sequence[int]) -> tuple[Pl
 
 def _next_to_vcpus(
     free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet
-) -> tuple[CpuSet | None, tuple[PlanFinding, ...]]:
+) -> tuple[CpuSet | None, tuple[Finding, ...]]:
     siblings = _free_siblings(free, nodes, vcpu_pus)
     if siblings:
         pus = CpuSet.from_bits(siblings[0])
         return pus, (_on_siblings(pus),)
     if not vcpu_pus.bits & free.isolated.bits:
         shares = "no PU is left for QEMU's own threads, so they run on those of vCPUs"
-        return vcpu_pus, (plan_finding("emulator-shares-vcpus", f"PUs {vcpu_pus}", shares),)
+        return vcpu_pus, (finding("emulator-shares-vcpus", f"PUs {vcpu_pus}", observed=shares),)
     unpinned = "every PU that is left is isolated, so QEMU's own threads are not pinned"
-    return None, (plan_finding("emulator-not-pinned", "emulator", unpinned),)
+    return None, (finding("emulator-not-pinned", "emulator", observed=unpinned),)
 
 
 def _own_spare_cores(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> dict[int, list[int]]:
@@ -205,9 +205,9 @@ def _free_siblings(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> list
     ]
 
 
-def _on_siblings(pus: CpuSet) -> PlanFinding:
-    return plan_finding(
+def _on_siblings(pus: CpuSet) -> Finding:
+    return finding(
         "emulator-on-siblings",
         f"PUs {pus}",
-        "no core without vCPUs is free, so QEMU's own threads share a core with a vCPU",
+        observed="no core without vCPUs is free, so QEMU's own threads share a core with a vCPU",
     )

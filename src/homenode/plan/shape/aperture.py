@@ -10,14 +10,14 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from homenode.findings import Gap
+from homenode.findings import Finding, Gap, Severity, finding
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import HostSettings
 from homenode.plan.request import GuestRequest
 from homenode.units import GIB, KIB, MIB, format_bytes
 from homenode.vm.layout import GuestPcie
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Aperture, PlanFinding, plan_finding
+from homenode.vm.plan_model import Aperture
 
 DEFAULT_WINDOW_BYTES = 32 * GIB
 """64-bit PCI window of q35 and of OVMF where nothing else is said."""
@@ -40,7 +40,7 @@ class ApertureChoice(Struct, frozen=True):
     """What to set and what it costs; None without devices."""
 
     aperture: Aperture | None
-    findings: tuple[PlanFinding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
 
@@ -81,7 +81,7 @@ def aperture(
     entries = -(-whole // step) + -(-bars // step)
     memlock = factor * (whole + GIB)
     guest = request.guest
-    findings: tuple[PlanFinding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     hole = bits = firmware = None
     is_mirrored = request.layout.pcie is GuestPcie.HOST
     stated = {hostdev.bdf for hostdev in guest.hostdevs}
@@ -98,30 +98,30 @@ def aperture(
         findings = (_small_window(guest, window),)
     elif is_ours and guest.architecture == "aarch64" and window > VIRT_WINDOW_BYTES:
         findings = (
-            plan_finding(
+            finding(
                 "virt-window-small",
                 "64-bit PCI window",
-                f"expected space for {format_bytes(window)} of BARs, found "
+                f"space for {format_bytes(window)} of BARs",
                 f"{format_bytes(VIRT_WINDOW_BYTES)} on the virt machine",
             ),
         )
     return ApertureChoice(Aperture(hole, bits, firmware, memlock, entries), findings, tuple(gaps))
 
 
-def _small_window(guest: Vm, window: int) -> PlanFinding:
+def _small_window(guest: Vm, window: int) -> Finding:
     """The document has these devices, but no space for them that is known.
 
     Firmware of 2023 sizes its window by the address bits where it sees the host's.
     """
     has = format_bytes(max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0))
     sees_host = guest.domain_type == "kvm" and guest.cpu_mode in _HOST_BITS_MODES
-    return plan_finding(
+    return finding(
         "pci-window-small",
         "64-bit PCI window",
-        f"expected space for {format_bytes(window)} of BARs, found {has}, which this "
-        "layout leaves "
-        "as it is: firmware that does not size the window itself leaves the devices without BARs",
-        severity="info" if sees_host else "warning",
+        f"space for {format_bytes(window)} of BARs",
+        f"{has}, which this layout leaves as it is: firmware that does not size the window itself "
+        "leaves the devices without BARs",
+        severity=Severity.INFO if sees_host else Severity.WARNING,
         case="of a layout" if guest.is_q35 else "other machine",
         values={"kibibytes": window // KIB},
     )

@@ -9,7 +9,7 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
-from homenode.findings import Gap
+from homenode.findings import Finding, Gap, finding
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host
@@ -49,7 +49,7 @@ from homenode.vm.model import (
     Vm,
     VmCell,
 )
-from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
+from homenode.vm.plan_model import Plan
 from homenode.vm.plan_options import MemoryMode, Policy
 from homenode.wording import plural
 
@@ -313,7 +313,7 @@ def _binding(request: GuestRequest, placement: Placement) -> tuple[str, CpuSet] 
 
 def _shared_cores(
     host: Host | None, request: GuestRequest, placement: Placement
-) -> tuple[PlanFinding, ...]:
+) -> tuple[Finding, ...]:
     """The cores that run several vCPUs, where the VM gave up whole cores or the policy does not
     count them, and what that costs."""
     gave_up = Concession.SHARED_CORES in placement.concessions
@@ -341,11 +341,12 @@ def _shared_cores(
         return ()
     case = None if request.layout.pinning is Pinning.NODE else "pinned"
     return (
-        plan_finding(
+        finding(
             "vcpus-share-cores",
             f"PUs {pus & CpuSet.from_bits(reduce(or_, shared))}",
-            f"{vcpus} vCPUs have no whole core each: {where}. Under full load these are 40 "
-            "to 75 % slower than on whole cores (published for VMs that XAPI packs onto one node)",
+            observed=f"{vcpus} vCPUs have no whole core each: {where}. Under full load these are "
+            "40 to 75 % slower than on whole cores (published for VMs that XAPI packs onto one "
+            "node)",
             case=case if gave_up else "any PUs",
             values={"cores": len(own)},
         ),

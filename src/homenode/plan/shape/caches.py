@@ -18,14 +18,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
-from homenode.findings import Gap
+from homenode.findings import Finding, Gap, Severity, finding
 from homenode.indices import LlcIndex
 from homenode.machine.topology import Host, Llc
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_topology import AMD_VENDORS, INTEL_VENDOR
 from homenode.vm.model import GuestCache, GuestTopology, Vm
-from homenode.vm.plan_model import PlanFinding, plan_finding
 
 PASSTHROUGH_MODES = frozenset({"host-passthrough", "maximum"})
 """CPU modes with which libvirt takes <cache mode='passthrough'/>."""
@@ -60,7 +59,7 @@ class CacheChoice(Struct, frozen=True):
 
     cache: GuestCache | None
     topoext: bool | None
-    findings: tuple[PlanFinding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
 
@@ -271,7 +270,7 @@ def _grouped(topology: GuestTopology, key: Callable[[int], int]) -> Groups:
     return tuple(map(CpuSet, groups.values()))
 
 
-def _no_l3(shared: SharedLlcs | None, request: GuestRequest, *, is_told: bool) -> PlanFinding:
+def _no_l3(shared: SharedLlcs | None, request: GuestRequest, *, is_told: bool) -> Finding:
     if shared is None:
         why = "the LLCs under the vCPUs are not known, or a vCPU may run on several"
     else:
@@ -284,11 +283,11 @@ def _no_l3(shared: SharedLlcs | None, request: GuestRequest, *, is_told: bool) -
     if is_told:
         shown = "and siblings of AMD need the feature topoext, with which Linux takes each guest "
         shown += "socket for one L3"
-    return plan_finding(
+    return finding(
         "guest-l3-not-mirrored",
         "guest L3",
-        f"{why}, {shown}",
-        severity="warning" if is_told else "info",
+        observed=f"{why}, {shown}",
+        severity=Severity.WARNING if is_told else Severity.INFO,
     )
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.findings import Gap
+from homenode.findings import Finding, Gap, Severity, finding
 from homenode.indices import NodeIndex
 from homenode.machine.pci import NVIDIA, PciDevice
 from homenode.machine.topology import LOCAL_DISTANCE, Host
@@ -23,7 +23,7 @@ from homenode.plan.request import GuestRequest
 from homenode.units import KIB, MIB, bytes_of, format_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, Layout, MemoryBinding
 from homenode.vm.model import MemoryDevice, Vm, VmCell
-from homenode.vm.plan_model import PageReservation, PlanFinding, plan_finding
+from homenode.vm.plan_model import PageReservation
 from homenode.vm.plan_options import MemoryMode
 
 
@@ -76,7 +76,7 @@ class GuestMemory(Struct, frozen=True):
 
     cells: tuple[VmCell, ...]
     reservations: tuple[PageReservation, ...]
-    findings: tuple[PlanFinding, ...]
+    findings: tuple[Finding, ...]
     gaps: tuple[Gap, ...]
 
 
@@ -297,7 +297,7 @@ def _reserve(
     placement: Placement,
     cells: tuple[VmCell, ...],
     page_bytes: int | None,
-) -> tuple[tuple[PageReservation, ...], tuple[PlanFinding, ...]]:
+) -> tuple[tuple[PageReservation, ...], tuple[Finding, ...]]:
     """Pages per bound node, and a finding for each node that has too few free."""
     if page_bytes is None or not placement.memory_nodes:
         return (), ()
@@ -326,23 +326,22 @@ def _reserve(
         pages, extra = divmod(whole, len(nodes))
         pages_of_node = {node: pages + (i < extra) for i, node in enumerate(nodes)}
     reservations: list[PageReservation] = []
-    findings: list[PlanFinding] = []
+    findings: list[Finding] = []
     for node in sorted(pages_of_node):
         pool = pools.get((node, page_bytes))
         needed = pages_of_node[node]
         free = pool.free_pages if pool else None
         reservations.append(PageReservation(node, page_bytes, needed, free))
         if pool is not None and free is not None and free < needed:
-            severity = "info" if request.options.memory_mode is MemoryMode.PREFERRED else "warning"
+            is_preferred = request.options.memory_mode is MemoryMode.PREFERRED
             wanted = pool.total_pages + needed - free
             findings.append(
-                plan_finding(
+                finding(
                     "huge-pages-short",
                     f"node {node}",
-                    f"expected {needed} free pages of {format_bytes(page_bytes)}, "
-                    f"found {free} "
-                    f"of {pool.total_pages}",
-                    severity=severity,
+                    expected=f"{needed} free pages of {format_bytes(page_bytes)}",
+                    observed=f"{free} of {pool.total_pages}",
+                    severity=Severity.INFO if is_preferred else Severity.WARNING,
                     case="of a plan",
                     values={"pages": wanted, "node": node, "kilobytes": page_bytes // KIB},
                 )
@@ -363,7 +362,7 @@ class InitiatorCells(Struct, frozen=True):
 
     cells: tuple[VmCell, ...]
     cells_of_gpu: dict[Bdf, CpuSet]
-    findings: tuple[PlanFinding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
 
@@ -409,7 +408,7 @@ def _missing(
     found: dict[Bdf, tuple[NodeIndex, ...]],
     *,
     shows: bool,
-) -> PlanFinding:
+) -> Finding:
     needed = sum(map(len, found.values()))
     versions = [
         f"{name} {'unknown' if version is None else '.'.join(map(str, version))}"
@@ -435,10 +434,10 @@ def _missing(
         )
         libvirt = host.settings.libvirt_version
         case = "unknown programs" if libvirt is None else "old programs"
-    return plan_finding(
+    return finding(
         "initiators-missing",
         ", ".join(str(gpu.bdf) for gpu in gpus),
-        f"{detail}: it cannot put the GPU's memory online",
+        observed=f"{detail}: it cannot put the GPU's memory online",
         case=case,
     )
 

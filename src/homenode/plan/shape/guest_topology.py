@@ -23,12 +23,12 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
+from homenode.findings import Finding, Severity, finding
 from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.vm.layout import GuestCells, Siblings
 from homenode.vm.model import GuestTopology
-from homenode.vm.plan_model import PlanFinding, plan_finding
 from homenode.wording import plural
 
 MOST_SOCKETS_PER_CELL = 4
@@ -112,14 +112,14 @@ def online_text(vcpus: CpuSet, offline: CpuSet) -> str:
     return f", of which {online or 'none'} online," if online != vcpus else ""
 
 
-def without_online(cells: Sequence[CpuSet], offline: CpuSet) -> Iterator[PlanFinding]:
+def without_online(cells: Sequence[CpuSet], offline: CpuSet) -> Iterator[Finding]:
     """A warning for each cell in which the guest starts without a CPU."""
     for cell, vcpus in enumerate(cells):
         if vcpus and vcpus <= offline:
-            yield plan_finding(
+            yield finding(
                 "cell-without-online-vcpu",
                 f"guest cell {cell}",
-                f"none of its vCPUs {vcpus} is online at the start: until one is, the "
+                observed=f"none of its vCPUs {vcpus} is online at the start: until one is, the "
                 "cell's memory and devices are remote to every CPU of the guest",
                 values={"cells": len(cells)},
             )
@@ -209,7 +209,7 @@ class TopologyChoice(Struct, frozen=True):
     """topology: None = the document's stays."""
 
     topology: GuestTopology | None
-    findings: tuple[PlanFinding, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 def may_share_sockets(host: Host | None, request: GuestRequest) -> bool:
@@ -236,7 +236,7 @@ def guest_topology(
     """
     threads = numbers.placement.threads_per_core
     counts = tuple(map(len, numbers.cells))
-    findings: tuple[PlanFinding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     if request.layout.cells is GuestCells.SINGLE:
         topology = _flat(request, counts[0], threads, package_vcpus)
     else:
@@ -307,7 +307,7 @@ def _sockets_of_cells(
     package_vcpus: tuple[int, ...],
     *,
     shares_llc: bool,
-) -> tuple[int, tuple[PlanFinding, ...]]:
+) -> tuple[int, tuple[Finding, ...]]:
     """How many sockets, and what is to be said of them: one for each cell where these are equal.
 
     On Intel cells that are not, or lie on one LLC, share the sockets of the host's packages, or
@@ -323,15 +323,15 @@ def _sockets_of_cells(
     in_turns = any(len(cell) < max(cell) - min(cell) + 1 for cell in numbers.cells)
     if may_share and (shares_llc or (size is None and (in_turns or not is_equal))):
         sockets = _sockets(package_vcpus, vcpus, threads)
-        finding = plan_finding(
+        made = finding(
             "cells-share-socket",
             subject,
-            f"they share {'a socket' if sockets == 1 else f'{sockets} sockets'} of "
+            observed=f"they share {'a socket' if sockets == 1 else f'{sockets} sockets'} of "
             f"{vcpus // threads // sockets} cores, "
             "as sub-NUMA clusters do; Linux older than 5.15 prints a warning at boot",
             case=None if is_equal else "unequal cells",
         )
-        return sockets, (finding,)
+        return sockets, (made,)
     if size is None:
         size = gcd(*counts)
     sockets = vcpus // size
@@ -341,11 +341,11 @@ def _sockets_of_cells(
     if in_turns:
         reason = f"take turns by {plural(size // threads, 'core')}, so that each has its part "
         reason += "of the vCPUs that are online at the start"
-    finding = plan_finding(
+    made = finding(
         "sockets-exceed-cells",
         f"{sockets} sockets for {len(counts)} guest cells",
-        f"{subject} {reason}; licences and some operating systems limit sockets",
-        severity="info" if in_turns and sockets <= 4 * len(counts) else "warning",
+        observed=f"{subject} {reason}; licences and some operating systems limit sockets",
+        severity=Severity.INFO if in_turns and sockets <= 4 * len(counts) else Severity.WARNING,
         case="in turns" if in_turns else None,
     )
-    return sockets, (finding,)
+    return sockets, (made,)

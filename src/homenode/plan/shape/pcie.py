@@ -13,6 +13,7 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
+from homenode.findings import Finding, Severity, finding
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import CoreKind, Host
@@ -30,7 +31,6 @@ from homenode.plan.shape.pcie_build import (
 )
 from homenode.plan.shape.pcie_tree import PortPlace, device_places, pcie_tree, sparse_places
 from homenode.vm.model import GuestAddress, GuestCellId, GuestPciController, PortModel
-from homenode.vm.plan_model import PlanFinding, plan_finding
 from homenode.vm.plan_options import PciGranularity
 
 
@@ -60,7 +60,7 @@ def nearest_cells(host: Host, nodes: Sequence[NodeIndex]) -> dict[NodeIndex, Nea
 
 def nearest_cell_finding(
     devices: Iterable[tuple[Bdf, NodeIndex]], nearest: Mapping[NodeIndex, NearestCell]
-) -> tuple[PlanFinding, ...]:
+) -> tuple[Finding, ...]:
     """One finding for all devices on a cell that is not their node's. devices: with their nodes."""
     by_node: dict[NodeIndex, list[Bdf]] = {}
     for bdf, node in devices:
@@ -74,10 +74,10 @@ def nearest_cell_finding(
     )
     count = sum(map(len, by_node.values()))
     return (
-        plan_finding(
+        finding(
             "device-on-nearest-cell",
             f"{count} device{'' if count == 1 else 's'}",
-            f"their host nodes have no cell, so each hangs on the nearest one: {stated}",
+            observed=f"their host nodes have no cell, so each hangs on the nearest one: {stated}",
         ),
     )
 
@@ -93,7 +93,7 @@ class MirroredPcie(Struct, frozen=True):
     address_of: dict[Bdf, GuestAddress]
     cell_of: dict[Bdf, GuestCellId]
     group_of: dict[Bdf, Bdf]
-    findings: tuple[PlanFinding, ...]
+    findings: tuple[Finding, ...]
 
 
 def mirror_pcie(host: Host, request: GuestRequest, placement: Placement) -> MirroredPcie:
@@ -213,11 +213,11 @@ def mirror_cells(
         findings += tuple(_displaced_finding(assignment) for assignment in displaced)
     if any(port.model == PortModel.SWITCH_UPSTREAM for port in controllers):
         findings += (
-            plan_finding(
+            finding(
                 "mirrored-switch-slow-link",
                 "mirrored PCIe switches",
-                "QEMU's switch ports report links of Gen1 x1, from which NCCL computes 0.2 GB/s "
-                "between GPUs below one switch",
+                observed="QEMU's switch ports report links of Gen1 x1, from which NCCL computes "
+                "0.2 GB/s between GPUs below one switch",
             ),
         )
     findings += _without_bus(cells, with_bus)
@@ -236,15 +236,15 @@ def _cells_with_bus(
     return tuple(sorted({p.cell for p in places if not wanted.isdisjoint(p.functions)}))
 
 
-def _without_bus(cells: int, with_bus: tuple[int, ...]) -> tuple[PlanFinding, ...]:
+def _without_bus(cells: int, with_bus: tuple[int, ...]) -> tuple[Finding, ...]:
     without = CpuSet(range(cells)) - CpuSet(with_bus)
     if not without:
         return ()
     return (
-        plan_finding(
+        finding(
             "cells-without-bus",
             f"guest cells {without}",
-            f"pcie.0 has no slots for {cells} expander buses, so cells without devices "
+            observed=f"pcie.0 has no slots for {cells} expander buses, so cells without devices "
             "have none: "
             "a device that is plugged in later has no port there",
         ),
@@ -269,8 +269,8 @@ def _unplaced(
     cell_of_node: dict[NodeIndex, int],
     address_of: dict[Bdf, GuestAddress],
     cell_of: dict[Bdf, GuestCellId],
-) -> tuple[PlanFinding, ...]:
-    findings: list[PlanFinding] = []
+) -> tuple[Finding, ...]:
+    findings: list[Finding] = []
     for bdf in devices:
         if bdf in address_of:
             continue
@@ -282,20 +282,21 @@ def _unplaced(
         )
         if node is None:
             findings.append(
-                plan_finding(
+                finding(
                     "device-node-unknown",
                     str(bdf),
-                    f"expected a host NUMA node, found none: it {where}",
-                    severity="info" if bdf in cell_of else "warning",
+                    "a host NUMA node",
+                    f"none: it {where}",
+                    severity=Severity.INFO if bdf in cell_of else Severity.WARNING,
                 )
             )
         else:
             nodes = ", ".join(map(str, sorted(cell_of_node)))
             findings.append(
-                plan_finding(
+                finding(
                     "device-without-cell",
                     str(bdf),
-                    f"expected its host node {node} among the guest's ({nodes}): it {where}",
+                    observed=f"its host node {node} is not among the guest's ({nodes}): it {where}",
                     case="other node",
                     values={"node": node, "nodes": nodes},
                 )
@@ -307,7 +308,7 @@ def _unguarded(
     request: GuestRequest,
     controllers: tuple[GuestPciController, ...],
     address_of: dict[Bdf, GuestAddress],
-) -> tuple[PlanFinding, ...]:
+) -> tuple[Finding, ...]:
     """Empty ports in a document that libvirt has never seen, which names no controllers.
 
     libvirt 9.0 gives any empty port, on an expander bus and with hotplug='off' too, to the first
@@ -321,21 +322,21 @@ def _unguarded(
     if not empty:
         return ()
     return (
-        plan_finding(
+        finding(
             "empty-ports-unguarded",
             f"{len(empty)} empty ports",
-            "the document has not been defined yet: libvirt will give them to devices "
+            observed="the document has not been defined yet: libvirt will give them to devices "
             "that have no "
             "PCI address, a virtual NIC or disk, say",
         ),
     )
 
 
-def _displaced_finding(assignment: PortAssignment) -> PlanFinding:
-    return plan_finding(
+def _displaced_finding(assignment: PortAssignment) -> Finding:
+    return finding(
         "device-off-its-place",
         str(assignment.first),
-        "the document has something else where this device's port belongs: it has a "
+        observed="the document has something else where this device's port belongs: it has a "
         "root port of "
         f"its own on an expander bus of cell {assignment.cell}",
     )

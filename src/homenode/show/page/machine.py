@@ -334,12 +334,12 @@ def _findings(machine: ReportedMachine) -> Section | None:
     found = () if machine.host is None else diagnose(machine.host).findings
     items: list[Words] = []
     for one, subjects in _by_subjects(found):
-        said = f": {', '.join(subjects)}: expected {one.expected}, found {one.observed} "
+        said = f": {', '.join(subjects)}: {one.compared} "
         fix = f". Fix: {one.fix}" if one.fix else ""
         items.append((Span(one.severity, "bold"), said, Span(f"({one.id}){fix}", "dim")))
     for label, plan in machine.plans.items():
         for own in plan.findings:
-            said = f", plan of {label}: {own.subject}: {own.detail} "
+            said = f", plan of {label}: {own.subject}: {own.compared} "
             items.append((Span(own.severity, "bold"), said, Span(f"({own.id})", "dim")))
     if not items:
         return None

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from homenode.errors import InputError, UsageError
+from homenode.findings import Finding, finding
 from homenode.package_data import package_text
 from homenode.units import KIB
 from homenode.vm.domain.codec import read_name
@@ -31,7 +32,6 @@ from homenode.vm.domain.edits import (
 from homenode.vm.domain.fields import format_size
 from homenode.vm.domain.hostdevs import is_pci_function
 from homenode.vm.domain.read import open_domain
-from homenode.vm.plan_model import PlanFinding, plan_finding
 
 _NAME = re.compile(r"[^/\x00-\x1f]{1,255}\Z")
 _LIBVIRT_SOCKET = "/libvirt/qemu/"
@@ -82,14 +82,14 @@ def copied_mac(original_mac: str, name: str) -> str:
     return ":".join(f"{octet:02x}" for octet in octets)
 
 
-def shared_with_original(xml: bytes, source: str = "domain") -> tuple[PlanFinding, ...]:
+def shared_with_original(xml: bytes, source: str = "domain") -> tuple[Finding, ...]:
     """What a copy of this domain has in common with it, so that both may not run at once."""
     document = open_domain(xml, source)
     found = map(_shared, document.root.all("devices/*"))
     return tuple(finding for finding in found if finding is not None)
 
 
-def _shared(element: Element) -> PlanFinding | None:
+def _shared(element: Element) -> Finding | None:
     name = element.value("target/@dev") or f"on line {element.line}"
     path = element.value("source/@path")
     if element.name == "disk":
@@ -113,7 +113,7 @@ def _shared(element: Element) -> PlanFinding | None:
         detail = "both domains open this file"
     else:
         return None
-    return plan_finding(kind, f"{element.name} {name}", detail)
+    return finding(kind, f"{element.name} {name}", observed=detail)
 
 
 def _identity(document: Document, original: str, name: str) -> list[Edit]:

@@ -15,6 +15,7 @@ Source: libvirt 12.1 and 12.2, DomainIOMMUFD of libvirtxml 1.12002; QEMU 8.2 (-o
 """
 
 from homenode.errors import InputError
+from homenode.findings import Finding, finding
 from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
 from homenode.vm.domain.controllers import pci_controllers
@@ -31,7 +32,7 @@ from homenode.vm.domain.edits import (
 )
 from homenode.vm.domain.hostdevs import hostdev_elements
 from homenode.vm.model import PortModel, Vm
-from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
+from homenode.vm.plan_model import Plan
 
 LIBVIRT_WITH_ACCEL: Version = (12, 7, 0)
 QEMU_WITH_ACCEL: Version = (11, 1, 0)
@@ -123,7 +124,7 @@ def smmu_left_out(
     buses: tuple[int, ...],
     libvirt: Version | None,
     qemu: Version | None,
-) -> PlanFinding | None:
+) -> Finding | None:
     """What a guest with Grace GPUs lacks without an accelerated SMMUv3, and what would give it one.
 
     buses: what `smmu_buses` says. Source: KubeVirt enhancement VEP-199.
@@ -139,11 +140,11 @@ def smmu_left_out(
         case = "no bus"
     else:
         return None
-    return plan_finding(
+    return finding(
         "smmuv3-left-out",
         "<iommu model='smmuv3'>",
-        f"an accelerated SMMUv3 for each bus with a Grace GPU was left out: {why}; without "
-        "it the GPU's driver in the guest has no address translation of its own",
+        observed=f"an accelerated SMMUv3 for each bus with a Grace GPU was left out: {why}; "
+        "without it the GPU's driver in the guest has no address translation of its own",
         case=case,
     )
 
@@ -229,12 +230,12 @@ def has_iommufd(document: Document) -> bool:
     return bool(said) and all(word == "yes" for word in said)
 
 
-def iommufd_missing(guest: Vm, libvirt: Version | None, qemu: Version | None) -> PlanFinding:
+def iommufd_missing(guest: Vm, libvirt: Version | None, qemu: Version | None) -> Finding:
     """What was left out, and from which versions it works."""
-    return plan_finding(
+    return finding(
         "iommufd-missing",
         f"launch security {guest.launch_security}",
-        "devices of such a guest need iommufd, which was left out: expected libvirt "
+        observed="devices of such a guest need iommufd, which was left out: expected libvirt "
         "12.1 and QEMU "
         f"8.2 or newer, found {_found(libvirt, qemu)}",
     )

@@ -10,6 +10,7 @@ A vendor's own machine types ("pc-q35-rhel9.4.0") have limits of their own."""
 import re
 
 from homenode.errors import InputError
+from homenode.findings import Finding, Severity, finding
 from homenode.vm.domain.controllers import read_controllers
 from homenode.vm.domain.cpu import needs_acpi
 from homenode.vm.domain.document import Document, Element
@@ -17,7 +18,7 @@ from homenode.vm.domain.hostdevs import addressed_devices
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.model import PORTS, PortModel, Vm
-from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
+from homenode.vm.plan_model import Plan
 
 _MEASURED = frozenset({"sev-es", "sev-snp", "tdx"})
 
@@ -53,7 +54,7 @@ def refuse_unsafe(guest: Vm, plan: Plan, source: str) -> None:
         )
 
 
-def launch_findings(guest: Vm, plan: Plan) -> tuple[PlanFinding, ...]:
+def launch_findings(guest: Vm, plan: Plan) -> tuple[Finding, ...]:
     """What whoever attests the guest must know of a plan that works."""
     kind = guest.launch_security
     if kind is None:
@@ -71,11 +72,11 @@ def launch_findings(guest: Vm, plan: Plan) -> tuple[PlanFinding, ...]:
         return ()
     measured = kind in _MEASURED or kind == "sev"
     return (
-        plan_finding(
+        finding(
             "launch-measurement",
             f"launch security {kind}",
-            "the plan changes what the guest is launched with: " + ", ".join(changes),
-            severity="warning" if measured else "info",
+            observed="the plan changes what the guest is launched with: " + ", ".join(changes),
+            severity=Severity.WARNING if measured else Severity.INFO,
         ),
     )
 
@@ -116,7 +117,7 @@ def most_vcpus(machine: str | None, qemu: tuple[int, int, int] | None) -> int | 
 
 def check_vcpus(
     guest: Vm, vcpus: int, qemu: tuple[int, int, int] | None, source: str = "domain"
-) -> tuple[PlanFinding, ...]:
+) -> tuple[Finding, ...]:
     """A finding where so many vCPUs may be too many for the machine type and its limit is unknown.
 
     Raises InputError where they are too many.
@@ -127,10 +128,10 @@ def check_vcpus(
     machine = guest.machine or "none, which is libvirt's choice"
     if most is None:
         return (
-            plan_finding(
+            finding(
                 "vcpu-limit-unknown",
                 "<vcpu>",
-                f"{vcpus} vCPUs, and how many machine type {machine} takes is not known",
+                observed=f"{vcpus} vCPUs, and how many machine type {machine} takes is not known",
             ),
         )
     if vcpus <= most:
@@ -151,7 +152,7 @@ _ON_PCI = frozenset({"interface", "sound", "video", "rng", "filesystem", "vsock"
 
 def document_findings(
     before: bytes, tuned: bytes, plan: Plan, source: str = "domain"
-) -> tuple[PlanFinding, ...]:
+) -> tuple[Finding, ...]:
     """What a plan brings with it for a document, given before and after it was rewritten."""
     document = open_domain(before, source)
     after = open_domain(tuned, source)
@@ -163,7 +164,7 @@ def document_findings(
     )
 
 
-def _ports_that_libvirt_fills(after: Document, plan: Plan) -> tuple[PlanFinding, ...]:
+def _ports_that_libvirt_fills(after: Document, plan: Plan) -> tuple[Finding, ...]:
     """libvirt puts a device without an address on the first empty port, expander bus or not.
 
     Seen with libvirt 9.0: a virtio disk and NIC without addresses took two of --spare-ports.
@@ -184,10 +185,10 @@ def _ports_that_libvirt_fills(after: Document, plan: Plan) -> tuple[PlanFinding,
     names = ", ".join(f"<{element.tag}>" for element in floating[:4])
     more = f" and {len(floating) - 4} more" if len(floating) > 4 else ""
     return (
-        plan_finding(
+        finding(
             "libvirt-fills-ports",
             f"{empty} empty ports on expander buses",
-            f"libvirt will plug devices without an address into them: {names}{more}",
+            observed=f"libvirt will plug devices without an address into them: {names}{more}",
         ),
     )
 
@@ -208,41 +209,41 @@ def _floats(device: Element) -> bool:
     return device.name in _ON_PCI and device.get("model") != "none"
 
 
-def _taint(before: Document, after: Document) -> tuple[PlanFinding, ...]:
+def _taint(before: Document, after: Document) -> tuple[Finding, ...]:
     def commandlines(document: Document) -> int:
         return sum(e.name.endswith("}commandline") for e in document.root.children)
 
     if commandlines(after) == commandlines(before):
         return ()
     return (
-        plan_finding(
+        finding(
             "qemu-commandline",
             "<qemu:commandline>",
-            "OVMF's window for large BARs can be set in no other way; libvirt marks the "
+            observed="OVMF's window for large BARs can be set in no other way; libvirt marks the "
             "domain as tainted (custom-argv)",
         ),
     )
 
 
-def _acpi(before: Document, after: Document, plan: Plan) -> tuple[PlanFinding, ...]:
+def _acpi(before: Document, after: Document, plan: Plan) -> tuple[Finding, ...]:
     had, has = (one.root.at("features/acpi") is not None for one in (before, after))
     if not had and has:
         return (
-            plan_finding(
+            finding(
                 "acpi-added",
                 "<acpi/>",
-                "expected in <features>, by which the guest learns its NUMA nodes and those "
-                "of its devices, found none: it was added",
+                "in <features>, by which the guest learns its NUMA nodes and those of its devices",
+                "none: it was added",
             ),
         )
     expanders = any(c.model == PortModel.EXPANDER_BUS for c in plan.vm.controllers)
     if has or not needs_acpi(plan) or not expanders:
         return ()
     return (
-        plan_finding(
+        finding(
             "acpi-missing",
             "<acpi/>",
-            "expected in <features>, by which the guest finds its expander buses, found "
+            "in <features>, by which the guest finds its expander buses",
             "none: the guest does not see the devices on them",
             case="of a plan",
         ),

@@ -2,6 +2,7 @@
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
+from homenode.findings import Finding, finding
 from homenode.machine.tools.versions import Version
 from homenode.units import bytes_of
 from homenode.vm.domain.cells import cell_elements, cells_bytes, page_bytes_of_cell, read_page_bytes
@@ -24,7 +25,7 @@ from homenode.vm.domain.fields import decimal, format_set, format_size, number, 
 from homenode.vm.domain.metadata import read_record
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.model import MemoryDevice, Vm
-from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
+from homenode.vm.plan_model import Plan
 from homenode.vm.plan_options import MemoryMode
 
 LIBVIRT_WITH_STRICT_MASK: Version = (12, 0, 0)
@@ -165,7 +166,7 @@ def edit_memory_devices(document: Document, plan: Plan) -> Document:
     return apply(document, edits)
 
 
-def nodemask_not_strict(guest: Vm, plan: Plan, libvirt: Version | None) -> PlanFinding | None:
+def nodemask_not_strict(guest: Vm, plan: Plan, libvirt: Version | None) -> Finding | None:
     """What a node mask of memory devices does not give before libvirt 12.0, which took the mode of
     the cell with it. Source: NEWS of libvirt 12.0; qemuBuildMemoryBackendProps of libvirt 11.3."""
     masked = [device for device in guest.memory_devices if device.has_nodemask]
@@ -174,10 +175,10 @@ def nodemask_not_strict(guest: Vm, plan: Plan, libvirt: Version | None) -> PlanF
     if libvirt is not None and libvirt >= LIBVIRT_WITH_STRICT_MASK:
         return None
     found = "unknown" if libvirt is None else ".".join(map(str, libvirt))
-    return plan_finding(
+    return finding(
         "nodemask-not-strict",
         "<memory><source><nodemask>",
-        f"{len(masked)} memory devices have mode {plan.memory_mode} of their cell: a node "
+        observed=f"{len(masked)} memory devices have mode {plan.memory_mode} of their cell: a node "
         f"mask is strict from libvirt 12.0, found {found}",
     )
 

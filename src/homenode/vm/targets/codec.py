@@ -8,10 +8,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from msgspec import Struct
 
 from homenode.errors import ParseError
+from homenode.findings import Finding
 from homenode.machine.topology import Host
 from homenode.units import MIB
 from homenode.vm.model import Vm, VmCell
-from homenode.vm.plan_model import Plan, PlanFinding
+from homenode.vm.plan_model import Plan
 from homenode.vm.targets.target import (
     Feature,
     Rendering,
@@ -66,7 +67,7 @@ class Row(Struct, frozen=True, kw_only=True):
     is_compared: bool = True
 
 
-def _nothing(*_: Any) -> Iterable[PlanFinding]:
+def _nothing(*_: Any) -> Iterable[Finding]:
     return ()
 
 
@@ -82,7 +83,7 @@ class Codec(Struct, frozen=True, kw_only=True):
     new: Callable[[Vm, Plan], str]
     edited: Callable[[Any, Mapping[str, Any]], str]
     refuse: Callable[[Any], None] = _nothing  # type: ignore[assignment]
-    findings: Callable[[Any, Any], Iterable[PlanFinding]] = _nothing
+    findings: Callable[[Any, Any], Iterable[Finding]] = _nothing
     companions: Callable[[Any, Mapping[str, Any]], tuple[tuple[str, bytes], ...]] = lambda *_: ()
 
     def read_vm(self, content: bytes, source: str) -> Vm:

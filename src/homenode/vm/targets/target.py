@@ -12,6 +12,7 @@ from msgspec import Struct, toml
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, UsageError
+from homenode.findings import Finding, finding
 from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
 from homenode.package_data import package_text
@@ -23,7 +24,7 @@ from homenode.vm.model import (
     PortModel,
     Vm,
 )
-from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
+from homenode.vm.plan_model import Plan
 from homenode.vm.plan_options import MemoryMode
 
 
@@ -182,7 +183,7 @@ class Rendering:
 
     document: bytes
     companions: tuple[tuple[str, bytes], ...] = ()
-    findings: tuple[PlanFinding, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 class Target(Struct, frozen=True, kw_only=True):
@@ -272,7 +273,7 @@ def lost_features(target: Target, plan: Plan) -> frozenset[Feature]:
     return frozenset(f for f in features_of(plan) if target.support[f].level is Level.LOST)
 
 
-def target_findings(target: Target, plan: Plan) -> tuple[PlanFinding, ...]:
+def target_findings(target: Target, plan: Plan) -> tuple[Finding, ...]:
     """What the target cannot express of this plan, or only at a price, in the order of Feature."""
     asked = features_of(plan)
     found = []
@@ -282,10 +283,10 @@ def target_findings(target: Target, plan: Plan) -> tuple[PlanFinding, ...]:
             continue
         is_lost = support.level is Level.LOST
         found.append(
-            plan_finding(
+            finding(
                 "target-lost" if is_lost else "target-indirect",
                 f"{target.title}: {feature.words}",
-                f"{support.how}; {support.loses}",
+                observed=f"{support.how}; {support.loses}",
             )
         )
     return tuple(found)

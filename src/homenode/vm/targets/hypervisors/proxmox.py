@@ -14,10 +14,11 @@ from typing import Any
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
+from homenode.findings import Finding, finding
 from homenode.indices import NodeIndex
 from homenode.machine.pci import canonical_uuid
 from homenode.units import GIB, MIB
-from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
+from homenode.vm.plan_model import Plan
 from homenode.vm.targets.codec import Codec, Row, Writing
 from homenode.vm.targets.qemu_command import (
     CACHE_WORDS,
@@ -255,7 +256,7 @@ def _own_hook(writing: Writing[Conf]) -> str:
     return f"{_OUR_HOOK}{writing.file.vmid or 'vm'}.sh"
 
 
-def _hostpci(writing: Writing[Conf]) -> tuple[dict[str, str | None], list[PlanFinding]]:
+def _hostpci(writing: Writing[Conf]) -> tuple[dict[str, str | None], list[Finding]]:
     """hostpciN lines, as they are where their devices stay, gone where args has them; and what of
     them is left."""
     plan, conf = writing.plan, writing.file
@@ -277,7 +278,9 @@ def _hostpci(writing: Writing[Conf]) -> tuple[dict[str, str | None], list[PlanFi
         else:
             cards = {card_of(f) for f in functions if any("." not in name for name in names)}
             there |= functions | {bdf for bdf in planned if card_of(bdf) in cards}
-    findings = [plan_finding("target-left", f"Proxmox: {key}", why) for key, why in left.items()]
+    findings = [
+        finding("target-left", f"Proxmox: {key}", observed=why) for key, why in left.items()
+    ]
     if _in_args(plan):
         return lines, findings
     in_use = {key for key in conf.values if key not in lines}
@@ -384,7 +387,7 @@ def _is_ours(option: str, value: str) -> bool:
     )
 
 
-def _findings(writing: Writing[Conf], wanted: Mapping[str, str | None]) -> Iterator[PlanFinding]:
+def _findings(writing: Writing[Conf], wanted: Mapping[str, str | None]) -> Iterator[Finding]:
     plan, conf = writing.plan, writing.file
     yield from _hostpci(writing)[1]
     # What a start with these devices may take by Proxmox's own rule, where it gives less.
@@ -392,34 +395,35 @@ def _findings(writing: Writing[Conf], wanted: Mapping[str, str | None]) -> Itera
     needed = start_timeout_s(keys | {"hostpci0"}, plan.vm.memory_bytes)
     given = start_timeout_s(keys, plan.vm.memory_bytes)
     if plan.vm.hostdevs and given < needed:
-        yield plan_finding(
+        yield finding(
             "target-start-timeout",
             "Proxmox: time-out of the start",
-            f"Proxmox does not see devices in args: it ends a start after {given} s, "
+            observed=f"Proxmox does not see devices in args: it ends a start after {given} s, "
             f"and with hostpciN after {needed} s, since VFIO pins all memory",
             values={"vmid": conf.vmid or "VMID", "seconds": needed},
         )
     hook = wanted.get(_HOOK_KEY)
     if hook is not None and hook == _own_hook(writing):
-        yield plan_finding(
+        yield finding(
             "target-hook",
             "Proxmox: hookscript",
-            f"{hook} does not start the VM until the hook script is there: Proxmox refuses",
+            observed=f"{hook} does not start the VM until the hook script is there: Proxmox "
+            "refuses",
             case="to be copied",
             values={"name": hook[15:]},
         )
     elif hook is not None:
-        yield plan_finding(
+        yield finding(
             "target-hook",
             "Proxmox: hookscript",
-            f"{hook} is there already and stays: vCPUs are not pinned and devices not bound",
+            observed=f"{hook} is there already and stays: vCPUs are not pinned, devices not bound",
         )
     undone = sorted(set(conf.pending) & {key for key, value in wanted.items() if value is not None})
     if undone:
-        yield plan_finding(
+        yield finding(
             "target-left",
             "Proxmox: [PENDING]",
-            f"the next start changes {', '.join(undone)} again, which the plan sets",
+            observed=f"the next start changes {', '.join(undone)} again, which the plan sets",
             case="pending",
         )
 

@@ -10,11 +10,12 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError, ParseError
+from homenode.findings import Finding, finding
 from homenode.machine.pci import canonical_uuid
 from homenode.package_data import package_text
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import GuestAddress, GuestPciController, Vm
-from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
+from homenode.vm.plan_model import Plan
 from homenode.vm.targets.codec import Codec, Row, Writing
 from homenode.vm.targets.qemu_command import (
     Options,
@@ -151,12 +152,12 @@ def _root(guest: Vm) -> str:
     return "pcie.0" if guest.is_q35 or guest.is_virt else "pci.0"
 
 
-def _findings(writing: Writing[Script], _: object) -> Iterator[PlanFinding]:
+def _findings(writing: Writing[Script], _: object) -> Iterator[Finding]:
     words = _words_of_user(writing.plan, writing.guest)
-    yield plan_finding(
+    yield finding(
         "target-not-carried",
         writing.guest.name,
-        "disks, network, firmware and consoles of the VM are not in the script: it "
+        observed="disks, network, firmware and consoles of the VM are not in the script: it "
         "says where "
         "vCPUs, memory and devices go",
         case="QEMU",

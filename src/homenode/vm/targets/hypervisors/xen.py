@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
+from homenode.findings import Finding, finding
 from homenode.units import MIB
 from homenode.vm.layout import Pinning
 from homenode.vm.model import Vm, VmCell
-from homenode.vm.plan_model import Plan, PlanFinding, plan_finding
+from homenode.vm.plan_model import Plan
 from homenode.vm.targets.codec import Codec, Entry, Row, Writing, text_of, with_entries
 from homenode.vm.targets.target import (
     Feature,
@@ -350,21 +351,21 @@ def _refuse(writing: Writing[Config]) -> None:
         )
 
 
-def _findings(writing: Writing[Config], _: object) -> Iterator[PlanFinding]:
+def _findings(writing: Writing[Config], _: object) -> Iterator[Finding]:
     """The choice that only Xen gives to vCPUs that float over nodes, as XAPI places its VMs; and
     where dom0 runs."""
     plan = writing.plan
     if plan.vcpu_pins and plan.layout.pinning is Pinning.NODE and not _is_soft(writing):
-        yield plan_finding(
+        yield finding(
             "target-soft-affinity",
             "Xen: cpus",
-            "the vCPUs stay on the PUs of their nodes while all of these are busy, too",
+            observed="the vCPUs stay on the PUs of their nodes while all of these are busy, too",
         )
     if writing.is_new and plan.vm.emulator_pus is not None:
-        yield plan_finding(
+        yield finding(
             "target-dom0",
             "Xen: dom0",
-            f"the plan keeps {plan.vm.emulator_pus} for the device model",
+            observed=f"the plan keeps {plan.vm.emulator_pus} for the device model",
             values={"pus": plan.vm.emulator_pus},
         )
 

@@ -15,7 +15,6 @@ namespace homenode {
 namespace {
 
 constexpr double enough_huge_ratio = 0.95;
-constexpr double most_of_available_ratio = 0.8;
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -171,6 +170,14 @@ PageReport Buffer::verify() const {
   return report;
 }
 
+std::uint64_t usable_bytes(const Host& host, std::optional<int> node) {
+  // With one node its own figure may be wrong (hot-added memory is missing from it), and adds nothing.
+  const HostNode* const bound = node && host.nodes.size() > 1 ? host.node(*node) : nullptr;
+  const std::uint64_t available =
+      bound == nullptr ? host.available_bytes : std::min(host.available_bytes, bound->available_bytes);
+  return available / 5 * 4;
+}
+
 void require_memory(const Host& host, std::uint64_t bytes, std::optional<int> node) {
   const HostNode* const bound = node ? host.node(*node) : nullptr;
   if (node && !host.nodes.empty() && (bound == nullptr || bound->memory_bytes == 0)) {
@@ -181,14 +188,11 @@ void require_memory(const Host& host, std::uint64_t bytes, std::optional<int> no
     throw measure_failure("expected a node with memory (" + with_memory + "), found node " +
                               std::to_string(*node), "choose with --node");
   }
-  // With one node its own figure may be wrong (hot-added memory is missing from it), and adds nothing.
-  const bool of_node = bound != nullptr && host.nodes.size() > 1;
-  const std::uint64_t available =
-      of_node ? std::min(host.available_bytes, bound->available_bytes) : host.available_bytes;
-  if (static_cast<double>(bytes) <= most_of_available_ratio * static_cast<double>(available)) return;
-  throw measure_failure("expected to use at most four fifths of the memory available" +
-                            (of_node ? " on node " + std::to_string(*node) : std::string()) + " (" +
-                            mib(available) + "), found a need of " + mib(bytes),
+  const std::uint64_t usable = usable_bytes(host, node);
+  if (bytes <= usable) return;
+  throw measure_failure("needs " + mib(bytes) + " of memory" +
+                            (node ? " on node " + std::to_string(*node) : std::string()) + ", may use " +
+                            mib(usable) + " (four fifths of what is available)",
                         "ask for less with --array-bytes or --max-bytes, or free memory");
 }
 

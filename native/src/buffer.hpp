@@ -69,6 +69,8 @@ class Buffer {
 
 constexpr std::size_t buffer_alignment = std::size_t{2} << 20U;
 
+// Of what is available to us, there or in all, the share that may be used.
+std::uint64_t usable_bytes(const Host& host, std::optional<int> node);
 // Throws Failure if `bytes` would not leave the machine or cgroup a fifth of what is available.
 void require_memory(const Host& host, std::uint64_t bytes, std::optional<int> node);
 void write_pages(Json& json, const PageReport& report);

@@ -7,10 +7,6 @@
 namespace homenode {
 namespace {
 
-constexpr std::size_t least_array_bytes = std::size_t{128} << 20U;
-// Four times the caches, and some more: at exactly a quarter the caches could still hold that much.
-constexpr std::uint64_t arrays_per_llc = 5;
-
 std::vector<Kernel> chosen_kernels(const Options& options) {
   const std::string set = options.text("isa");
   const auto available = instruction_sets();
@@ -52,19 +48,19 @@ std::string sets_of(const std::vector<Kernel>& kernels) {
   return names;
 }
 
-std::size_t default_array_bytes(const Host& host, const PuSet& pus) {
-  return std::max<std::size_t>(least_array_bytes, arrays_per_llc * host.llc_bytes_of(pus));
-}
-
-BandwidthRequest request_of(const Options& options, const Session& session, const PuSet& pus) {
+BandwidthRequest request_of(const Options& options, const Session& session, const PuSet& pus,
+                            std::optional<int> node) {
+  const Host& host = session.host();
   BandwidthRequest request;
   request.pus = pus;
-  request.node = options.node("node");
+  request.node = node;
   const auto pages = page_kind_of(options.text("pages"));
   if (!pages) options.reject("pages", "auto, huge, base or hugetlb");
   request.pages = *pages;
-  request.array_bytes = options.given("array-bytes") ? options.bytes("array-bytes")
-                                                     : default_array_bytes(session.host(), pus);
+  request.array_bytes =
+      options.given("array-bytes")
+          ? options.bytes("array-bytes")
+          : StreamArrays::default_bytes(host.llc_bytes_of(pus), usable_bytes(host, node), pus.size());
   if (request.array_bytes / pus.size() < StreamArrays::least_bytes()) {
     options.reject("array-bytes", std::to_string((StreamArrays::least_bytes() * pus.size()) >> 10U) +
                                       "K or more, " + std::to_string(StreamArrays::least_bytes() >> 10U) +
@@ -94,7 +90,7 @@ std::vector<Kernel> measure_one(const BandwidthRequest& request, Session& sessio
 
 std::string run(const Options& options) {
   Session session("bandwidth", options);
-  const BandwidthRequest one = request_of(options, session, session.pus());
+  const BandwidthRequest one = request_of(options, session, session.pus(), options.node("node"));
   std::vector<Kernel> kernels;
   session.json().array("runs");
   if (!options.flag("matrix")) {
@@ -106,9 +102,7 @@ std::string run(const Options& options) {
       const PuSet pus = from.pus.intersection(session.pus());
       for (const auto& to : session.host().nodes) {
         if (pus.empty() || to.memory_bytes == 0) continue;
-        BandwidthRequest cell = request_of(options, session, pus);
-        cell.node = to.index;
-        kernels = measure_one(cell, session);
+        kernels = measure_one(request_of(options, session, pus, to.index), session);
         ++cells;
       }
     }
@@ -129,7 +123,7 @@ std::vector<OptionSpec> options() {
   specs.push_back({"stores", "KIND", "both", "both, regular or non-temporal"});
   specs.push_back({"pages", "KIND", "auto", "auto (huge if allowed), huge, base, hugetlb; all but auto demand"});
   specs.push_back({"array-bytes", "SIZE", "", "of each of three arrays, all threads together; without it, "
-                                              "five times the LLCs, 128M at least"});
+                                              "five times the LLCs (four where memory is short), 128M at least"});
   specs.push_back({"isa", "NAME", "auto", "auto (the best for each kernel), avx512, avx2, sse2; neon on aarch64"});
   return specs;
 }

@@ -31,6 +31,17 @@ std::size_t StreamArrays::footprint_bytes(std::size_t array_bytes) {
   return 3 * (array_bytes + offset_room_bytes + buffer_alignment);
 }
 
+// At exactly four times, the caches could still hold that quarter: hence five where it fits.
+std::size_t StreamArrays::default_bytes(std::uint64_t llc_bytes, std::uint64_t usable_bytes, std::size_t threads) {
+  constexpr std::uint64_t least_of_all = std::uint64_t{128} << 20U;
+  const std::uint64_t least = std::max(least_of_all, 4 * llc_bytes);
+  std::uint64_t bytes = std::max(least_of_all, 5 * llc_bytes);
+  while (bytes > least && footprint_bytes(bytes / threads) * threads > usable_bytes) {
+    bytes = std::max(least, bytes - bytes / 64);
+  }
+  return bytes;
+}
+
 std::size_t StreamArrays::least_bytes() { return period * sizeof(double); }
 
 StreamArrays::StreamArrays(std::size_t array_bytes, PageKind pages, std::optional<int> node,

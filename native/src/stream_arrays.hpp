@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "buffer.hpp"
@@ -21,6 +22,8 @@ class StreamArrays {
   StreamArrays(std::size_t array_bytes, PageKind pages, std::optional<int> node, const Host& host);
 
   static std::size_t footprint_bytes(std::size_t array_bytes);  // of the three arrays together
+  // Of one array of all threads: five times the LLCs, and four times where less memory is usable.
+  static std::size_t default_bytes(std::uint64_t llc_bytes, std::uint64_t usable_bytes, std::size_t threads);
   static std::size_t least_bytes();  // of one array: whole periods of its values, which are whole grains
 
   std::size_t elements() const { return elements_; }

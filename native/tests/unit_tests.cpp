@@ -290,6 +290,16 @@ void an_arm_machine_is_called_emulated_or_not_only_where_something_tells() {
   CHECK(emulated_by({}) == false);
 }
 
+void arrays_shrink_to_the_memory_and_stay_larger_than_the_caches() {
+  constexpr std::uint64_t mib = std::uint64_t{1} << 20U;
+  CHECK(StreamArrays::default_bytes(32 * mib, 4096 * mib, 4) == 160 * mib);
+  const std::size_t small = StreamArrays::default_bytes(32 * mib, 489 * mib, 2);
+  CHECK(small >= 128 * mib && small < 160 * mib);
+  CHECK(StreamArrays::footprint_bytes(small / 2) * 2 <= 489 * mib);
+  CHECK(StreamArrays::default_bytes(32 * mib, 100 * mib, 2) == 128 * mib);
+  CHECK(StreamArrays::default_bytes(64 * mib, 100 * mib, 2) == 256 * mib);
+}
+
 int main() {
   limits_of_a_job_are_found_in_its_own_cgroup_and_above();
   a_cgroup_leaves_its_limit_without_what_cannot_be_dropped();
@@ -309,6 +319,7 @@ int main() {
   a_failing_thread_breaks_the_barrier_and_is_reported();
   an_arm_machine_is_called_emulated_or_not_only_where_something_tells();
   work_gives_the_same_result_each_time();
+  arrays_shrink_to_the_memory_and_stay_larger_than_the_caches();
   std::printf("%d checks, %d failed\n", checks, failures);
   return failures == 0 ? 0 : 1;
 }

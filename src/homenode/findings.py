@@ -64,7 +64,12 @@ class Finding(Struct, frozen=True, kw_only=True):
         return self.severity in (Severity.CRITICAL, Severity.WARNING)
 
     def __str__(self) -> str:
-        return f"{self.severity}: {self.subject}: {self.compared} ({self.id})"
+        return f"{self.severity}: {self.fact}"
+
+    @property
+    def fact(self) -> str:
+        """The finding without its severity."""
+        return f"{self.subject}: {self.compared} ({self.id})"
 
     @property
     def compared(self) -> str:

@@ -20,7 +20,7 @@ from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
 from homenode.vm.domain.codec import refuse_older
 from homenode.vm.domain.copy import copy_domain, shared_with_original
-from homenode.vm.domain.crosscheck import Broken, crosscheck
+from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.iommu import (
     can_accelerate,
     can_have_iommufd,
@@ -200,7 +200,7 @@ def _tuned(
     new = [one for one in crosscheck(open_domain(after, source)) if one not in were_there]
     if new:
         raise HomenodeError(
-            f"{source}: the tuned document would contradict itself: {new[0]}",
+            f"{source}: the tuned document would contradict itself: {new[0].fact}",
             hint="nothing was written; this is a defect of homenode: please send it the document",
         )
     known = document_findings(before, after, made, source)
@@ -212,14 +212,14 @@ def _tuned(
     )
 
 
-def _warnings(broken: Sequence[Broken]) -> Iterator[str]:
+def _warnings(broken: Sequence[Finding]) -> Iterator[str]:
     """A line for each, and one for what many more have."""
     counts = Counter(one.id for one in broken)
     seen: Counter[str] = Counter()
     for one in broken:
         seen[one.id] += 1
         if seen[one.id] <= _MOST_ALIKE:
-            yield f"warning: {one}"
+            yield f"warning: {one.fact}"
         elif seen[one.id] == counts[one.id]:
             yield f"warning: {counts[one.id] - _MOST_ALIKE} more of this kind ({one.id})"
 

@@ -34,10 +34,10 @@ from homenode.check.domain.pins import (
     pins_alone,
     pins_on_host,
 )
-from homenode.check.domain.verification import broken_references
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, sourced
 from homenode.machine.topology import Host
+from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.hostdevs import hostdev_elements
 from homenode.vm.model import Vm
@@ -47,7 +47,7 @@ def domain_findings(facts: Vm, document: Document | None, host: Host) -> list[Fi
     """What is wrong with one VM on its host. document: None of one that another file describes."""
     found = []
     if document is not None:
-        found += [*broken_references(document), *windows_findings(facts, document)]
+        found += [*crosscheck(document), *windows_findings(facts, document)]
     found += [*pins_alone(facts), *memory_alone(facts)]
     found += [*devices_alone(facts), *limit_findings(facts, document, host)]
     if host.pus:

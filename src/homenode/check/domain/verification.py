@@ -43,7 +43,7 @@ def verify_document(
     facts = vm_of(document)
     found = [
         *schema_findings(schema_errors, parsed),
-        *broken_references(document),
+        *crosscheck(document),
         *pins_alone(facts),
         *memory_alone(facts),
         *devices_alone(facts),
@@ -96,20 +96,6 @@ def _left_on_root(plan: Plan) -> Iterator[Finding]:
             expected=f"no NUMA node in the guest, as layout {plan.layout.name} has it",
             observed="no NUMA node",
             severity=Severity.INFO,
-        )
-
-
-def broken_references(document: Document) -> Iterator[Finding]:
-    """A finding for everything that the cross-check finds."""
-    for broken in crosscheck(document):
-        # libvirt itself so places a lone USB companion controller.
-        is_lone = broken.id == "function-without-0" and not broken.subject.startswith("<hostdev>")
-        yield finding(
-            broken.id,
-            broken.subject,
-            expected=broken.expected,
-            observed=broken.observed,
-            severity=Severity.WARNING if is_lone else None,
         )
 
 

@@ -126,7 +126,7 @@ def no_longer_fits(document: bytes, name: str, plan: Plan, host: Host) -> tuple[
 def _in_the_way(document: bytes, name: str, plan: Plan, host: Host) -> list[str]:
     found = verify_document(open_domain(document, name), plan=plan, host=host).findings
     against = [
-        f"{one.subject}: {one.compared} ({one.id})"
+        f"{one.fact}"
         for one in found
         if one.id in _STAND_AGAINST and one.severity is Severity.CRITICAL
     ]

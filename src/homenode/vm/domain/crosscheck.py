@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 from math import prod
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Severity, finding
 from homenode.units import KIB
 from homenode.vm.domain.cells import cells_bytes, read_cells
 from homenode.vm.domain.controllers import (
@@ -28,44 +29,26 @@ from homenode.vm.domain.memory import read_memnodes, read_memory
 from homenode.vm.model import EXPANDER, PORTS, QEMU_DEVICE, GuestPciController, PortModel
 
 
-class Broken(Struct, frozen=True, order=True):
-    """One reference or sum of a document that does not hold.
-
-    id: stable, for tests and documentation. subject: the element, in the user's words.
-    """
-
-    id: str
-    subject: str
-    expected: str
-    observed: str
-
-    def __str__(self) -> str:
-        return f"{self.subject}: expected {self.expected}, found {self.observed} ({self.id})"
+def _broken(id: str, subject: str, expected: str, observed: object) -> Finding:
+    return finding(id, subject, expected, str(observed))
 
 
-def _broken(id: str, subject: str, expected: str, observed: object) -> Broken:
-    return Broken(id=id, subject=subject, expected=expected, observed=str(observed))
-
-
-def crosscheck(document: Document) -> tuple[Broken, ...]:
+def crosscheck(document: Document) -> tuple[Finding, ...]:
     """Every reference and sum of a domain document that does not hold, in a fixed order.
 
     Raises ParseError or InputError where the document cannot be read at all.
     """
-    return tuple(
-        sorted(
-            {
-                *_threads(document),
-                *_cells(document),
-                *_memory(document),
-                *_command_line(document),
-                *check_pci(document),
-            }
-        )
-    )
+    broken = {
+        *_threads(document),
+        *_cells(document),
+        *_memory(document),
+        *_command_line(document),
+        *check_pci(document),
+    }
+    return tuple(sorted(broken, key=lambda each: (each.id, each.subject, each.compared)))
 
 
-def _threads(document: Document) -> Iterator[Broken]:
+def _threads(document: Document) -> Iterator[Finding]:
     vcpus, _ = read_vcpus(document)
     threads = iothread_ids(document)
     for (name, number), count in pin_counts(document).items():
@@ -93,7 +76,7 @@ def _threads(document: Document) -> Iterator[Broken]:
         yield _broken("topology-product", "<topology>", f"{vcpus} vCPUs", shape)
 
 
-def _cells(document: Document) -> Iterator[Broken]:
+def _cells(document: Document) -> Iterator[Finding]:
     vcpus, _ = read_vcpus(document)
     cells = read_cells(document)
     everything = CpuSet(range(vcpus))
@@ -117,7 +100,7 @@ def _cells(document: Document) -> Iterator[Broken]:
     yield from _names_of_cells(document, len(cells))
 
 
-def _siblings(document: Document, cell: Element, id: int, cells: int) -> Iterator[Broken]:
+def _siblings(document: Document, cell: Element, id: int, cells: int) -> Iterator[Finding]:
     """Distances to cells that are there, one to each."""
     seen: set[int] = set()
     for sibling in cell.all("distances/sibling"):
@@ -133,7 +116,7 @@ def _siblings(document: Document, cell: Element, id: int, cells: int) -> Iterato
         seen.add(other)
 
 
-def _names_of_cells(document: Document, cells: int) -> Iterator[Broken]:
+def _names_of_cells(document: Document, cells: int) -> Iterator[Finding]:
     """Whatever names a guest cell from elsewhere in the document."""
     there = f"a cell below {cells}" if cells else "no cell: the guest is flat"
     for cell in read_memnodes(document):
@@ -153,7 +136,7 @@ def _names_of_cells(document: Document, cells: int) -> Iterator[Broken]:
             yield _broken("device-of-no-cell", f"<{element.tag}><acpi>", there, named)
 
 
-def _memory(document: Document) -> Iterator[Broken]:
+def _memory(document: Document) -> Iterator[Finding]:
     """<memory> is that of all cells, with that of the memory devices or without."""
     element, cells = document.root.child("memory"), read_cells(document)
     if element is not None and cells:
@@ -166,7 +149,7 @@ def _memory(document: Document) -> Iterator[Broken]:
             yield _broken("memory-sum", "the memory of all cells", wanted, f"{total} bytes{also}")
 
 
-def _command_line(document: Document) -> Iterator[Broken]:
+def _command_line(document: Document) -> Iterator[Finding]:
     """-fw_cfg and its value, one behind the other: QEMU takes either alone for something else."""
     words = [e.get("value") or "" for e in qemu_arguments(document)]
     for before, word in zip(("", *words), (*words, ""), strict=True):
@@ -198,7 +181,7 @@ _CHIPSET_SLOT = {"pcie-root": 0x1F, "pci-root": 1, "": 0x1F}
 """
 
 
-def check_pci(document: Document) -> Iterator[Broken]:
+def check_pci(document: Document) -> Iterator[Finding]:
     """What is wrong with controllers and addresses."""
     controllers = read_controllers(document)
     yield from _indices(controllers)
@@ -208,13 +191,13 @@ def check_pci(document: Document) -> Iterator[Broken]:
     yield from _model_names(document)
 
 
-def _indices(controllers: tuple[GuestPciController, ...]) -> Iterator[Broken]:
+def _indices(controllers: tuple[GuestPciController, ...]) -> Iterator[Finding]:
     for index, count in Counter(c.index for c in controllers).items():
         if count > 1:
             yield _broken("controller-twice", f"PCI controller {index}", "one", count)
 
 
-def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> Iterator[Broken]:
+def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> Iterator[Finding]:
     model_of = {controller.index: controller.model for controller in controllers}
     devices = addressed_devices(document)
     for address, count in Counter(address for address, _ in devices).items():
@@ -234,7 +217,10 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
             head = in_use.get(first)
             place = None if head is None else head.child("address")
             if place is None:
-                yield _broken("function-without-0", what, f"a device at {first}", "none")
+                # libvirt itself so places a lone USB companion controller.
+                is_lone = element.tag != "hostdev"
+                missing = _broken("function-without-0", what, f"a device at {first}", "none")
+                yield replace(missing, severity=Severity.WARNING) if is_lone else missing
             elif place.get("multifunction") == "off":  # where it is not given, libvirt gives it
                 yield _broken(
                     "multifunction-off",
@@ -244,7 +230,7 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
                 )
 
 
-def _windows(document: Document, controllers: tuple[GuestPciController, ...]) -> Iterator[Broken]:
+def _windows(document: Document, controllers: tuple[GuestPciController, ...]) -> Iterator[Finding]:
     """Each root needs a bus for itself and for every controller below it.
 
     libvirt adds a port on the root bus for each index that is left out below the highest one.
@@ -294,7 +280,7 @@ def _windows(document: Document, controllers: tuple[GuestPciController, ...]) ->
         yield _broken("bus-window", "the root bus", f"{1 + buses_below[0]} buses", starts[0])
 
 
-def _chassis(document: Document) -> Iterator[Broken]:
+def _chassis(document: Document) -> Iterator[Finding]:
     numbers: Counter[int] = Counter()
     for index, element in pci_controllers(document):
         if element.get("model") in PORTS:
@@ -304,7 +290,7 @@ def _chassis(document: Document) -> Iterator[Broken]:
             yield _broken("chassis-twice", f"chassis {number}", "one port", count)
 
 
-def _model_names(document: Document) -> Iterator[Broken]:
+def _model_names(document: Document) -> Iterator[Finding]:
     for index, element in pci_controllers(document):
         name = element.value("model/@name")
         model = element.get("model") or ""

@@ -81,7 +81,7 @@ def take_out(original: Document, applied: Document, now: Document) -> Merged:
         return Merged(now, tuple(sorted(work.conflicts)), ())
     merged, moved = _unplugged(apply(now, work.edits), now)
     known = {*crosscheck(now), *crosscheck(original)}
-    broken = [str(found) for found in crosscheck(merged) if found not in known]
+    broken = [found.fact for found in crosscheck(merged) if found not in known]
     return Merged(merged, tuple(broken), moved)
 
 

@@ -42,7 +42,7 @@ def rewrite_by(steps: tuple[Step, ...], xml: bytes, plan: Plan, source: str) -> 
         more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
         raise InputError(
             f"{source}: expected a document that holds together with the plan in it, found "
-            f"{broken[0]}{more}",
+            f"{broken[0].fact}{more}",
             hint=_WAYS_OUT.get(
                 broken[0].id,
                 "plan again for this document, or start from the original with homenode restore",

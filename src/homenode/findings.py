@@ -1,4 +1,4 @@
-"""What is wrong or missing: findings, gaps in what is known, rejected placements.
+"""What is wrong or missing: findings, gaps in what is known, rejections, doubts in results.
 
 The texts of every finding stand in findings/PAGE.toml, a table for each id:
 
@@ -96,6 +96,17 @@ class Rejection(Struct, frozen=True):
     nodes: tuple[NodeIndex, ...]  # host nodes of the candidate
     detail: str  # expected against found, with numbers
     hint: str | None = None  # what would make it fit
+
+
+class Doubt(Struct, frozen=True, kw_only=True):
+    """Something that speaks against trusting a comparison."""
+
+    id: str  # stable
+    subject: str  # the metric, the run or the alternatives
+    detail: str
+    blocks: bool  # nothing can be concluded while it stands
+    cause: str  # the likely one
+    remedy: str  # the next thing to do
 
 
 class FindingTexts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.decide.alternative import alternatives
-from homenode.decide.comparison import Doubt
 from homenode.decide.doubts import doubts_between, doubts_of
+from homenode.findings import Doubt
 from homenode.measure.results.model import Condition, Origin, Run, Sample
 from tests.simulated_runs import simulated_run
 

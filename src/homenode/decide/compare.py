@@ -12,7 +12,6 @@ from homenode.decide.comparison import (
     PRINTED,
     STATES,
     Comparison,
-    Doubt,
     Effect,
     EvidenceLevel,
     Outcome,
@@ -25,6 +24,7 @@ from homenode.decide.intervals import CONFIDENCE, LEAST_BOOTS, interval
 from homenode.decide.outcomes import Found, judged, metric_of_effect
 from homenode.decide.summary import Series, SeriesKey, headline, part_in, power_by_test
 from homenode.errors import InputError
+from homenode.findings import Doubt
 from homenode.measure.results.model import FigureKey
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS, POWER, TWO_STATES, UNCOMPARED, Metric, metric_of, primaries

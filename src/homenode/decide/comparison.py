@@ -6,6 +6,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homenode.findings import Doubt
 from homenode.measure.results.model import FigureKey
 
 
@@ -42,21 +43,6 @@ FEW_BOOTS, PRINTED, ORDER, NO_ORDER, STATES = (
 )
 WEAKENING = frozenset({FEW_BOOTS, PRINTED, ORDER, NO_ORDER})
 """Doubts that leave no interval to trust, but differences far beyond any between boots."""
-
-
-class Doubt(Struct, frozen=True, kw_only=True):
-    """Something that speaks against trusting a comparison.
-
-    id: stable. subject: the metric, the run or the alternatives it is about. blocks: nothing can be
-    given while it stands. cause: the likely one. remedy: the next thing to do.
-    """
-
-    id: str
-    subject: str
-    detail: str
-    blocks: bool
-    cause: str
-    remedy: str
 
 
 def once(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from homenode.decide.alternative import Alternative, alternatives
-from homenode.decide.comparison import Doubt, EvidenceLevel
+from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.health import figure_findings
 from homenode.decide.machine_facts import (
     MachineFacts,
@@ -31,7 +31,7 @@ from homenode.decide.verdict import (
     verdict,
     with_memory_bound,
 )
-from homenode.findings import Finding, Severity
+from homenode.findings import Doubt, Finding, Severity
 from homenode.machine.topology import Host
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
 from homenode.measure.results.vantage import Vantage

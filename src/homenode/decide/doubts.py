@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import chain, pairwise
 
 from homenode.decide.alternative import Alternative
-from homenode.decide.comparison import NO_ORDER, ORDER, Doubt
+from homenode.decide.comparison import NO_ORDER, ORDER
 from homenode.decide.matrices import localities
 from homenode.decide.words import figure_text
+from homenode.findings import Doubt
 from homenode.measure.results.model import Origin, RunHead
 from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import GuestCells, GuestPcie, Siblings

@@ -8,8 +8,8 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.check.doctor.links import link_health
-from homenode.decide.comparison import Doubt, once
-from homenode.findings import Finding
+from homenode.decide.comparison import once
+from homenode.findings import Doubt, Finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run, RunHead, hardware_of, host_kind

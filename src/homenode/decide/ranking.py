@@ -7,17 +7,10 @@ from msgspec import Struct
 
 from homenode.decide.alternative import Alternative
 from homenode.decide.compare import compare_series, series_key
-from homenode.decide.comparison import (
-    STATES,
-    WEAKENING,
-    Comparison,
-    Doubt,
-    Effect,
-    EvidenceLevel,
-    Outcome,
-)
+from homenode.decide.comparison import STATES, WEAKENING, Comparison, Effect, EvidenceLevel, Outcome
 from homenode.decide.summary import Series, SeriesKey, headline_series
 from homenode.decide.words import range_text
+from homenode.findings import Doubt
 from homenode.metrics import METRICS, Metric, primaries
 from homenode.objective import Objective
 

@@ -7,10 +7,10 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.decide.alternative import Alternative
-from homenode.decide.comparison import Comparison, Doubt, EvidenceLevel, once
+from homenode.decide.comparison import Comparison, EvidenceLevel, once
 from homenode.decide.doubts import doubts_of
 from homenode.decide.ranking import Position, RankedResult, Ranking, ranking_for
-from homenode.findings import Finding
+from homenode.findings import Doubt, Finding
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run, Switches
 from homenode.metrics import METRICS, primaries
 from homenode.objective import Objective

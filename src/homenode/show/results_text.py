@@ -8,7 +8,6 @@ from homenode.decide.comparison import (
     PRINTED,
     WEAKENING,
     Comparison,
-    Doubt,
     Effect,
     EvidenceLevel,
     Outcome,
@@ -19,6 +18,7 @@ from homenode.decide.summary import Series, SeriesKey, headline
 from homenode.decide.verdict import DecidedComparison, ReasonId, Verdict
 from homenode.decide.words import figure_text, multiple_text, range_text
 from homenode.doc import Doc, Part, Section, Span, Table, Text
+from homenode.findings import Doubt
 from homenode.measure.derived_run import schedule_of
 from homenode.measure.orders import BenchOutcome
 from homenode.measure.run_folder import RunRecord

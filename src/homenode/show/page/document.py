@@ -6,12 +6,12 @@ from itertools import islice
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.decide.comparison import Doubt
 from homenode.decide.grade import Grade
 from homenode.decide.matrices import CopyLocality, localities, matrices_of
 from homenode.decide.summary import power_by_test
 from homenode.decide.words import figure_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, plain
+from homenode.findings import Doubt
 from homenode.machine.pci import DeviceKind
 from homenode.metrics import METRICS
 from homenode.show.page.across import across_pictures, effects_table, link_speeds, summary_table

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.decide.alternative import Alternative, alternatives
 from homenode.decide.compare import compare_series
-from homenode.decide.comparison import Comparison, Doubt, EvidenceLevel, once
+from homenode.decide.comparison import Comparison, EvidenceLevel, once
 from homenode.decide.decide import decide_all
 from homenode.decide.doubts import doubts_of
 from homenode.decide.grade import Graded, grade_of
@@ -22,7 +22,7 @@ from homenode.decide.summary import Series, SeriesKey
 from homenode.decide.switch_effects import SwitchEffect, switch_effects
 from homenode.decide.verdict import Verdict
 from homenode.doc import Gallery, Items, Part, Picture, Section, Span, Table, Text, Words
-from homenode.findings import Finding, Severity
+from homenode.findings import Doubt, Finding, Severity
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run

@@ -45,19 +45,14 @@ from homenode.units import GIB, MIB
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.plan_options import Balance, DeviceLocality, DocumentSiblings, Policy
 
-_EVENNESS = ("lopsided_split", "guest_sockets", "unevenness")
 _LAST = (
-    "gpu_link_groups",
     "gpu_sets_lost",
     "unisolated_cores",
     "llcs_spanned",
-    "unequal_llcs",
     "pages_to_reserve",
     "balance_cores",
     "balance_memory",
-    "gpus_without_nic",
     "unevenness",
-    "gpu_nodes_used",
     "nodes",
     "split",
     "gpus",
@@ -70,6 +65,7 @@ ORDER = {
         _HOME,
         "nodes_spanned",
         "node_distance",
+        "distance_sum",
         "device_distance",
         *_LAST,
     ),
@@ -77,6 +73,7 @@ ORDER = {
         *_NEAR,
         "nodes_spanned",
         "node_distance",
+        "distance_sum",
         _HOME,
         "device_distance",
         *_LAST,
@@ -86,6 +83,7 @@ ORDER = {
         *_NEAR,
         _HOME,
         "node_distance",
+        "distance_sum",
         "device_distance",
         *_LAST,
     ),
@@ -93,6 +91,7 @@ ORDER = {
         "nodes_spanned",
         *_NEAR,
         "node_distance",
+        "distance_sum",
         _HOME,
         "device_distance",
         *_LAST,
@@ -102,6 +101,7 @@ ORDER = {
         *_NEAR,
         _HOME,
         "node_distance",
+        "distance_sum",
         "device_distance",
         *_LAST,
     ),
@@ -109,6 +109,7 @@ ORDER = {
         "minus_nodes_spanned",
         *_NEAR,
         "node_distance",
+        "distance_sum",
         _HOME,
         "device_distance",
         *_LAST,
@@ -126,9 +127,9 @@ out what is near or far.
 def _evenly(order: tuple[str, ...]) -> tuple[str, ...]:
     """The order where vCPUs are shared out evenly: that comes after what the set of nodes decides,
     and before what the devices are next to."""
-    order = tuple(name for name in order if name not in _EVENNESS)
+    order = tuple(name for name in order if name != "unevenness")
     place = next(i for i, name in enumerate(order) if name in ("device_distance", *_LAST))
-    return (*order[:place], *_EVENNESS, *order[place:])
+    return (*order[:place], "unevenness", *order[place:])
 
 
 _PAIRS = {"H": ((1, 3), (2, 4), (5, 7), (6, 8)), "B": ((1, 2), (3, 4), (5, 6), (7, 8))}
@@ -311,14 +312,12 @@ def _others(host: Host, request: GuestRequest) -> list[RunningDomain]:
 class _Homes:
     """Positions of the nodes of a VM's devices, as far as they are known, one for each device.
 
-    link_groups: groups of linked GPUs that it has GPUs of. sets_lost: GPU sets that it takes a
-    part of; None for a VM without GPUs.
+    sets_lost: GPU sets that it takes a part of; None for a VM without GPUs.
     """
 
     pulling: tuple[int, ...]
     gpus: tuple[int, ...]
     all: tuple[int, ...]
-    link_groups: int
     sets_lost: int | None
 
 
@@ -860,24 +859,20 @@ class _Step:
             of(device for device in devices if self._pulls(device, of_vm)),
             of(of_vm),
             of(devices),
-            len({frozenset(self.joined[bdf]) for bdf in in_use}) if self.links else 0,
             sum(bool(one & in_use) and not one <= in_use for one in self.sets_of_gpus)
             if in_use
             else None,
         )
 
-    @_remembered
-    def without_nic(self, gpus: tuple[Bdf, ...]) -> int:
-        """GPUs of the VM that no NIC of it is paired with; 0 where that is so of all free ones."""
+    def _by_nic(self, gpus: tuple[Bdf, ...]) -> tuple[tuple[bool, Bdf], ...]:
+        """GPUs in order, those first that a NIC of the VM is paired with."""
         nics = [device for device in self.fixed if device.kind is DeviceKind.NIC]
-
-        def is_without(bdf: Bdf) -> bool:
-            return not any(self._pulls(nic, [self.device_of[bdf]]) for nic in nics)
-
-        of_vm = {*gpus, *(gpu.bdf for gpu in self.gpus_of_host if gpu in self.fixed)}
-        if all(is_without(bdf) for bdf in self.free_gpus | of_vm):
-            return 0
-        return sum(is_without(bdf) for bdf in of_vm)
+        return tuple(
+            sorted(
+                (not any(self._pulls(nic, [self.device_of[bdf]]) for nic in nics), bdf)
+                for bdf in gpus
+            )
+        )
 
     def allows_gpus(self, nodes: tuple[int, ...], gpus: tuple[Bdf, ...]) -> bool:
         requires = self.request.options.device_locality is DeviceLocality.REQUIRE
@@ -919,11 +914,9 @@ class _Step:
             "nodes_spanned": len(nodes),
             "minus_nodes_spanned": -len(nodes),
             "node_distance": max((self.far(a, b) for a, b in combinations(nodes, 2)), default=10),
-            "gpu_link_groups": homes.link_groups,
+            "distance_sum": sum(self.far(a, b) for a, b in combinations(nodes, 2)),
             "gpu_sets_lost": lost,
             "sets_broken": homes.sets_lost or 0,
-            "gpu_nodes_used": used,
-            "gpus_without_nic": self.without_nic(gpus),
         }
 
     @_remembered
@@ -941,19 +934,9 @@ class _Step:
                 max(0, -(-self.pages * n // self.groups) - self.pools[node])
                 for node, n in zip(nodes, split, strict=True)
             )
-        # A cell is whole sockets; Intel guests of KVM may have cells that share one.
-        shares = self.host.cpu.vendor == "GenuineIntel" and self.request.guest.domain_type == "kvm"
-        counts = self.mirrored and not (self.fallback.mixed or shares or self.counts_pus)
-        largest = max(n for n in range(1, self.groups + 1) if all(part % n == 0 for part in split))
         return {
-            "lopsided_split": int(max(split) > 2 * min(split)),
-            "guest_sockets": sum(part // largest for part in split) if counts else 0,
             "unisolated_cores": sum(one[0] for one in drawn),
             "llcs_spanned": sum(one[1] for one in drawn),
-            "unequal_llcs": int(
-                any(one[2] for one in drawn)
-                or len({n / one[1] for n, one in zip(split, drawn, strict=True)}) > 1
-            ),
             "pages_to_reserve": short,
             "balance_cores": sign * sum(self.whole[node] for node in nodes),
             "balance_memory": sign * sum((self.space[node] or 0) * self.granule for node in nodes),
@@ -974,7 +957,7 @@ class _Step:
                 for home in self.homes(gpus).all
                 for node, n in zip(nodes, split, strict=True)
             ),
-            "gpus": gpus,
+            "gpus": self._by_nic(gpus),
         }
 
     def _pulls(self, device: PciDevice, gpus: list[PciDevice]) -> bool:

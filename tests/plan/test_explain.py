@@ -189,7 +189,7 @@ def test_terms_of_devices_are_said_and_what_is_nought_is_not() -> None:
         "1. 2 GPUs are on no chosen node",
         "2. 1 set of free GPUs that later VMs can no longer get whole",
     )
-    silent = ("gpus_away_from_home", "gpu_sets_lost", "device_distance", "gpu_link_groups")
+    silent = ("gpus_away_from_home", "gpu_sets_lost", "device_distance")
     assert term_lines([CostTerm(name, 0) for name in silent]) == ()
     assert term_lines([CostTerm("pages_to_reserve", 1024)]) == (
         "1. to do: reserve 1024 huge pages",

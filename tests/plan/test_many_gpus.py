@@ -66,7 +66,7 @@ def lowest_first(gpus: int) -> tuple[int, ...]:
 
 def test_choosing_among_four_times_the_gpus_takes_no_more_than_sixteen_times_the_work() -> None:
     def work(gpus: int) -> int:
-        ties = GpuTies(tree(gpus, 2, 4, 8, 16), tree(gpus, 4), lowest_first(gpus))
+        ties = GpuTies(tree(gpus, 2, 4, 8, 16), lowest_first(gpus))
         return calls_of(lambda: ties.least(0, (((1 << gpus) - 1, gpus // 2 + 1),)))
 
     assert work(64) < 16 * work(16)
@@ -76,11 +76,10 @@ def test_choosing_among_four_times_the_gpus_takes_no_more_than_sixteen_times_the
 def trying_all(ties: GpuTies, sure: int, tied: list[tuple[int, int]]) -> int:
     """The same choice, by trying every one."""
 
-    def cost(mine: int) -> tuple[int, int, int]:
-        links = sum(bool(one & mine) for one in ties.link_groups)
+    def cost(mine: int) -> tuple[int, int]:
         broken = sum(bool(one & mine) and bool(one & ~mine) for one in ties.sets)
         ranks = sum(rank for number, rank in enumerate(ties.ranks) if mine >> number & 1)
-        return links, broken, ranks
+        return broken, ranks
 
     ways = [
         [sum(some) for some in combinations([1 << n for n in range(12) if gpus >> n & 1], number)]
@@ -95,9 +94,7 @@ def test_no_choice_among_equally_near_gpus_breaks_fewer_sets() -> None:
         sets = [sum(1 << n for n in draw.sample(range(12), draw.randint(2, 6))) for _ in range(4)]
         sets += draw.sample(tree(12, 2, 3, 6), draw.randint(0, 8))
         order = draw.sample(range(12), 12)
-        pairs = [1 << a | 1 << b for a, b in zip(order[::2], order[1::2], strict=True)]
-        links = tuple(pairs) if draw.random() < 0.5 else ()
-        ties = GpuTies(tuple(dict.fromkeys(sets)), links, lowest_first(12))
+        ties = GpuTies(tuple(dict.fromkeys(sets)), lowest_first(12))
         bounds = sorted(draw.sample(range(12), 3))
         parts = [order[a:b] for a, b in pairwise(bounds)]
         tied = [(sum(1 << n for n in part), draw.randint(1, len(part))) for part in parts]
@@ -108,7 +105,7 @@ def test_no_choice_among_equally_near_gpus_breaks_fewer_sets() -> None:
 def test_of_too_many_overlapping_sets_a_choice_is_made_that_is_not_called_the_best() -> None:
     rows = tree(64, 8)
     columns = tuple(sum(1 << 8 * row + column for row in range(8)) for column in range(8))
-    ties = GpuTies((*rows, *columns), (), lowest_first(64))
+    ties = GpuTies((*rows, *columns), lowest_first(64))
     chosen, is_complete = ties.least(0, (((1 << 64) - 1, 32),))
     assert chosen.bit_count() == 32 and not is_complete
 

@@ -60,17 +60,15 @@ _WORDS: dict[str, tuple[str, Callable[[int], str]]] = {
         lambda value: f"{-value} node{'' if value == -1 else 's'} spanned, as many as there are",
     ),
     "node_distance": ("distance between the chosen nodes", _node_distance),
+    "distance_sum": (
+        "distances between the chosen nodes, in sum",
+        lambda value: f"distances of the pairs of chosen nodes, in sum: {value}",
+    ),
     "packages_spanned": ("packages spanned", _spanned("package")),
     "gpus_away_from_home": ("GPUs away from their own node", _away_from_home),
     "device_distance": (
         "distance from the devices to the VM's cores",
         lambda value: f"distance from the devices to the VM's cores, in sum: {value}",
-    ),
-    "gpu_link_groups": (
-        "groups of linked GPUs",
-        _counted(
-            "group of GPUs joined by NVLink or xGMI", "groups of GPUs, not joined with others"
-        ),
     ),
     "gpu_sets_lost": (
         "GPU sets that later VMs lose",
@@ -79,20 +77,11 @@ _WORDS: dict[str, tuple[str, Callable[[int], str]]] = {
             "sets of free GPUs that later VMs can no longer get whole",
         ),
     ),
-    "lopsided_split": (
-        "a node with more than twice another's share",
-        lambda value: "one node has more than twice the cores of another",
-    ),
-    "guest_sockets": ("sockets of the guest", _counted("guest socket", "guest sockets")),
     "unevenness": (
         "evenness of the split over nodes",
         lambda value: (
             f"evenness of the split: {value}, the sum of its squared parts (least: equal)"
         ),
-    ),
-    "gpu_nodes_used": (
-        "nodes with GPUs",
-        _counted("chosen node has GPUs that were free", "chosen nodes have GPUs that were free"),
     ),
     "unisolated_cores": (
         "cores outside isolcpus and nohz_full",
@@ -102,32 +91,21 @@ _WORDS: dict[str, tuple[str, Callable[[int], str]]] = {
         "LLCs spanned",
         lambda value: f"{value} LLC{'' if value == 1 else 's'} spanned, counted on each node",
     ),
-    "unequal_llcs": (
-        "unequal numbers of vCPUs on the LLCs",
-        lambda value: "the vCPUs do not fill equal LLCs, so the guest cannot be shown its L3",
-    ),
     "pages_to_reserve": (
         "huge pages to reserve",
         lambda value: f"to do: reserve {value} huge page{'' if value == 1 else 's'}",
     ),
     "balance_cores": ("whole cores left free", _free("cores")),
     "balance_memory": ("memory left free", _free("memory")),
-    "gpus_without_nic": (
-        "GPUs without a NIC of the VM next to them",
-        _counted("GPU has none of the VM's NICs next to it", "GPUs have none of the VM's NICs"),
-    ),
 }
 _SILENT_AT_0 = {
+    "distance_sum",
     "device_class",
     "device_distance",
     "gpus_away_from_home",
-    "gpu_link_groups",
     "gpu_sets_lost",
     "unisolated_cores",
-    "unequal_llcs",
     "pages_to_reserve",
-    "gpus_without_nic",
-    "lopsided_split",
 }
 _INDICES = {
     "nodes": ("node numbers, as a tie-break", "lowest node numbers among equals"),
@@ -211,12 +189,10 @@ def _line(term: CostTerm, *, has_gpus: bool) -> str:
 
 
 def _is_silent(term: CostTerm, cost: Sequence[CostTerm]) -> bool:
-    if term.name in ("unevenness", "guest_sockets"):
+    if term.name == "unevenness":
         parts = next((other.value for other in cost if other.name == "split"), ())
-        even = isinstance(parts, tuple) and len(set(parts)) <= 1
-        return even or (term.name == "guest_sockets" and term.value == 0)
-    is_tie_break = term.name == "gpu_nodes_used" or term.name in _INDICES
-    return is_tie_break or (term.name in _SILENT_AT_0 and term.value == 0)
+        return isinstance(parts, tuple) and len(set(parts)) <= 1
+    return term.name in _INDICES or (term.name in _SILENT_AT_0 and term.value == 0)
 
 
 def _indices(values: Sequence[int]) -> str:

@@ -230,7 +230,7 @@ def _nodes_with_pus(host: Host | None) -> tuple[NodeIndex, ...]:
 def _unknown(plan: Plan, nodes: Sequence[NodeIndex]) -> set[str]:
     """Terms of the cost that count nothing on these nodes, as the host says nothing to count."""
     gaps = {gap.subject for gap in plan.gaps}
-    names = {"llcs_spanned", "unequal_llcs"} if "LLCs" in gaps else set()
+    names = {"llcs_spanned"} if "LLCs" in gaps else set()
     if any(f"node {node} memory" in gaps for node in nodes):
         names.add("balance_memory")
     return names

@@ -18,8 +18,8 @@ KEPT_STATES = 200
 _State = tuple[int, int, int]
 """(GPUs still to choose, sets begun (bits), sets of which a GPU is left (bits))."""
 
-_Value = tuple[int, int, int, int]
-"""(link groups, sets broken, rank, GPUs (bits)): of one state the least is kept."""
+_Value = tuple[int, int, int]
+"""(sets broken, rank, GPUs (bits)): of one state the least is kept."""
 
 
 class _Alike(Struct, frozen=True):
@@ -30,21 +30,19 @@ class _Alike(Struct, frozen=True):
 
 
 class GpuTies(Struct, frozen=True, dict=True):
-    """GPUs are bits. sets: of which a VM should take all or none. link_groups: of which it should
-    take as few as can be, () = does not count. ranks: of each GPU; of equals the least sum counts.
-    """
+    """GPUs are bits. sets: of which a VM should take all or none. ranks: of each GPU; of equals the
+    least sum counts."""
 
     sets: tuple[int, ...]
-    link_groups: tuple[int, ...]
     ranks: tuple[int, ...]
 
     def least(self, sure: int, tied: Sequence[tuple[int, int]]) -> tuple[int, bool]:
         """(so many of each of the `tied` sets (GPUs, number), whether all choices were compared).
 
-        Fewest link groups, then fewest sets broken, with the GPUs `sure`. A choice is made for some
-        GPUs after the others; of choices that have begun and left the same of the sets that have
-        GPUs to come, only the best goes on. So the work grows with the square of the GPUs where
-        the sets are a tree, as those of switches and nodes are.
+        Fewest sets broken, with the GPUs `sure`. A choice is made for some GPUs after the others;
+        of choices that have begun and left the same of the sets that have GPUs to come, only the
+        best goes on. So the work grows with the square of the GPUs where the sets are a tree, as
+        those of switches and nodes are.
         """
         together: list[tuple[int, int]] = []
         found, is_complete = 0, True
@@ -62,8 +60,7 @@ class GpuTies(Struct, frozen=True, dict=True):
     @cached_property
     def _around(self) -> Callable[[int], int]:
         """All GPUs of the sets that some are in."""
-        sets = (*self.sets, *self.link_groups)
-        return cache(lambda gpus: reduce(or_, [one for one in sets if one & gpus], gpus))
+        return cache(lambda gpus: reduce(or_, [one for one in self.sets if one & gpus], gpus))
 
     @cached_property
     def _known(self) -> dict[tuple[int, tuple[tuple[int, int], ...]], tuple[int, bool]]:
@@ -78,7 +75,7 @@ class GpuTies(Struct, frozen=True, dict=True):
         reach = sum(gpus for gpus, _ in tied)
         if all(gpus.bit_count() == number for gpus, number in tied):
             return reach, True
-        begun = left_out = links = 0
+        begun = left_out = 0
         counted: list[int] = []
         others = ~(sure | reach)
         for one in self.sets:
@@ -86,15 +83,11 @@ class GpuTies(Struct, frozen=True, dict=True):
                 begun |= bool(one & sure) << len(counted)
                 left_out |= bool(one & others) << len(counted)
                 counted.append(one)
-        for one in self.link_groups:
-            if one & reach and not one & sure:
-                links |= 1 << len(counted)
-                counted.append(one)
         ordered = [list(self._alike(gpus, counted)) for gpus, _ in tied]
         later = [0]
         for alike in (alike for some in reversed(ordered) for alike in reversed(some)):
             later.append(later[-1] | alike.sets)
-        states: dict[_State, _Value] = {(0, begun, left_out): (0, 0, 0, 0)}
+        states: dict[_State, _Value] = {(0, begun, left_out): (0, 0, 0)}
         is_complete = True
         for some, (gpus, number) in zip(ordered, tied, strict=True):
             states = {(number, *state[1:]): value for state, value in states.items()}
@@ -102,11 +95,11 @@ class GpuTies(Struct, frozen=True, dict=True):
             for alike in some:
                 rest -= len(alike.firsts) - 1
                 later.pop()
-                states = _with(alike, states, rest, links, later[-1])
+                states = _with(alike, states, rest, later[-1])
                 if len(states) > (MOST_COMPARED_STATES if is_complete else KEPT_STATES):
                     is_complete = False
                     states = dict(nsmallest(KEPT_STATES, states.items(), key=itemgetter(1)))
-        return min(states.values())[3], is_complete
+        return min(states.values())[2], is_complete
 
     def _alike(self, gpus: int, counted: Sequence[int]) -> Iterator[_Alike]:
         """These GPUs by the sets that they belong to; GPUs of one set follow one another, those of
@@ -130,19 +123,18 @@ class GpuTies(Struct, frozen=True, dict=True):
 
 
 def _with(
-    alike: _Alike, states: dict[_State, _Value], rest: int, links: int, later: int
+    alike: _Alike, states: dict[_State, _Value], rest: int, later: int
 ) -> dict[_State, _Value]:
     """The states with so many of these GPUs chosen as can be. rest: GPUs of the tied set after
-    them. links: sets that are link groups. later: sets that GPUs after them belong to."""
+    them. later: sets that GPUs after them belong to."""
     result: dict[_State, _Value] = {}
     all_of_them = len(alike.firsts) - 1
-    for (left, begun, left_out), (groups, broken, rank, gpus) in states.items():
+    for (left, begun, left_out), (broken, rank, gpus) in states.items():
         for number in range(max(0, left - rest), min(all_of_them, left) + 1):
             more_rank, bits = alike.firsts[number]
             now_begun = begun | alike.sets if number else begun
-            now_left = left_out | alike.sets & ~links if number < all_of_them else left_out
+            now_left = left_out | alike.sets if number < all_of_them else left_out
             value = (
-                groups + (now_begun & ~begun & links).bit_count(),
                 broken + (now_begun & now_left & ~(begun & left_out)).bit_count(),
                 rank + more_rank,
                 gpus | bits,

@@ -19,7 +19,6 @@ from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations
-from homenode.plan.bit_sets import members
 from homenode.plan.devices.brought import BroughtDevices, are_paired, link_groups
 from homenode.plan.devices.fabric import Fabric, fabric_of_host
 from homenode.plan.devices.gpu_ties import GpuTies
@@ -32,8 +31,8 @@ class GpuCandidate(Struct, frozen=True):
     """A GPU of the host that no other VM has. number: its position among these, and its bit.
 
     home: its node, None where the firmware gives none. weight: functions that come with it.
-    position: among all GPUs of the host. nics: the VM's NICs that are paired with it; nic_nodes:
-    those of their nodes that are known.
+    position: among all GPUs of the host, those next to a NIC of the VM first. nics: the VM's NICs
+    that are paired with it; nic_nodes: those of their nodes that are known.
     """
 
     bdf: Bdf
@@ -50,9 +49,7 @@ class GpuChoice(NamedTuple):
     """GPUs (bits), what they come to, and whether all that are as near were compared."""
 
     gpus: int
-    link_groups: int
     sets_lost: int
-    without_nic: int
     is_complete: bool
 
 
@@ -63,9 +60,7 @@ class DeviceOptions(Struct, frozen=True, dict=True):
     they are among them. homes: of each named device with a known node: (node, whether it is a GPU
     or a NIC paired with a named GPU, whether it is a GPU).
     count: how many GPUs to choose. groups: GPUs (bits) of one of which all are chosen: of an NVLink
-    partition, of a package, or any_gpus = all that are free. sets: GPU sets (bits) that are wholly
-    free now. link_groups: of each GPU the number of its NVLink or xGMI group, () where none of the
-    host's GPUs is linked.
+    partition, of a package, or all that are free. sets: GPU sets (bits) that are wholly free now.
     without_node: functions whose node is unknown. brought: what the GPUs bring along.
     """
 
@@ -76,9 +71,7 @@ class DeviceOptions(Struct, frozen=True, dict=True):
     gpus: tuple[GpuCandidate, ...]
     count: int
     groups: tuple[int, ...]
-    any_gpus: bool
     sets: tuple[int, ...]
-    link_groups: tuple[int, ...]
     without_node: frozenset[Bdf]
     findings: tuple[Finding, ...]
     gaps: tuple[Gap, ...]
@@ -111,11 +104,6 @@ class DeviceOptions(Struct, frozen=True, dict=True):
         mine = gpus | self.named_gpus
         return sum(bool(one & mine) and bool(one & ~mine) for one in self.sets)
 
-    def links_spanned(self, gpus: int) -> int:
-        """NVLink or xGMI groups of these GPUs and the named ones; 0 where no GPU is linked."""
-        mine = gpus | self.named_gpus
-        return len({self.link_groups[i] for i in members(mine)}) if self.link_groups else 0
-
     def unplaced(self, devices: Iterable[Bdf]) -> Iterator[Gap]:
         """A gap for each of these functions whose node is unknown."""
         for bdf in devices:
@@ -124,57 +112,25 @@ class DeviceOptions(Struct, frozen=True, dict=True):
                     f"{bdf} node", "the firmware gives none, so placement does not consider it"
                 )
 
-    @cached_property
-    def _unpaired(self) -> int:
-        """The GPUs with which none of the VM's NICs is paired; none where all are like that."""
-        paired = sum(1 << gpu.number for gpu in self.gpus if gpu.nics)
-        return (1 << len(self.gpus)) - 1 & ~paired if paired else 0
-
-    def without_nic(self, gpus: int) -> int:
-        """How many of these GPUs and the named ones have none of the VM's NICs next to them; 0
-        where no GPU could have one."""
-        return ((gpus | self.named_gpus) & self._unpaired).bit_count()
-
     def least_lost(self, sure: int, tied: Sequence[tuple[int, int]]) -> "GpuChoice":
-        """The GPUs `sure` and so many of each of the `tied` sets: those of the fewest link groups,
-        then those of which the rest of the host loses the fewest sets, then those with a NIC of
-        the VM next to them; of equals the first."""
+        """The GPUs `sure` and so many of each of the `tied` sets: those of which the rest of the
+        host loses the fewest sets; of equals the first."""
         picked, is_complete = self._ties.least(sure | self.named_gpus, tied)
         gpus = sure | picked
-        return GpuChoice(
-            gpus,
-            self.links_spanned(gpus),
-            self.sets_lost(gpus),
-            self.without_nic(gpus),
-            is_complete,
-        )
+        return GpuChoice(gpus, self.sets_lost(gpus), is_complete)
 
     @cached_property
     def _ties(self) -> GpuTies:
-        linked: dict[int, int] = {}
-        for number, group in enumerate(self.link_groups):
-            linked[group] = linked.get(group, 0) | 1 << number
-        # One GPU without a NIC outweighs all numbers. Of the numbers in which two choices differ,
-        # the lowest is the better one's.
-        count = len(self.gpus)
-        ranks = tuple(
-            ((self._unpaired >> number & 1) << count + 2) - (1 << count - number)
-            for number in range(count)
-        )
-        return GpuTies(self.sets, tuple(linked.values()), ranks)
+        # Of the positions in which two choices differ, the lowest is the better one's.
+        last = max([gpu.position for gpu in self.gpus], default=0)
+        return GpuTies(self.sets, tuple([-1 << last - gpu.position for gpu in self.gpus]))
 
     def of_least_loss(self) -> int:
         """The GPUs of a VM that is on no certain nodes."""
         if not self.count:
             return 0
-        if self.any_gpus:
-            return self.least_lost(0, ((self.groups[0], self.count),)).gpus
-        ties = replace(self._ties, link_groups=())
-        found = (ties.least(self.named_gpus, ((one, self.count),))[0] for one in self.groups)
-        return min(
-            found,
-            key=lambda gpus: (self.sets_lost(gpus), self.without_nic(gpus), self.positions(gpus)),
-        )
+        found = (self._ties.least(self.named_gpus, ((one, self.count),))[0] for one in self.groups)
+        return min(found, key=lambda gpus: (self.sets_lost(gpus), self.positions(gpus)))
 
 
 class DeviceInventory(Struct, frozen=True, dict=True):
@@ -242,7 +198,6 @@ def device_options(
     count = request.options.gpu_count or 0
     if len(free) < count:
         raise _too_few(host, request, others, len(free))
-    position = {gpu.bdf: i for i, gpu in enumerate(every)}
     unheld = _free_gpus(host, request, others, also=request.devices)
     named_nics = [device for device in named if device.kind is DeviceKind.NIC]
     brought = BroughtDevices(host, request, others)
@@ -253,6 +208,9 @@ def device_options(
         )
         for gpu in (*unheld, *named_gpus)
     }
+    # GPUs next to a NIC of the VM come before the others.
+    by_nic = sorted(every, key=lambda gpu: not nics_of.get(gpu.bdf))
+    position = {gpu.bdf: i for i, gpu in enumerate(by_nic)}
     gpus = tuple(
         GpuCandidate(
             bdf=gpu.bdf,
@@ -297,12 +255,6 @@ def device_options(
         if device.node in known and device.node is not None
     )
     has_gpus = bool(count or named_gpus)
-    links = inventory.link_of if has_gpus else {}
-    groups = sorted(set(links.values()))
-    link_groups = tuple(
-        groups.index(links[gpu.bdf]) if gpu.bdf in links else len(groups) + gpu.number
-        for gpu in gpus
-    )
     # Sets all of whose GPUs are free.
     masks = {
         sum(bit_of[bdf] for bdf in one)
@@ -317,9 +269,7 @@ def device_options(
         gpus=gpus,
         count=count,
         groups=(open_gpus,) if choices.groups is None else choices.groups,
-        any_gpus=choices.groups is None,
         sets=tuple(sorted(masks)),
-        link_groups=link_groups if groups else (),
         without_node=inventory.without_node,
         findings=choices.findings,
         gaps=choices.gaps,

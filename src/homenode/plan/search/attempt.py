@@ -23,7 +23,7 @@ from homenode.plan.search.cost import terms
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallback_name
 from homenode.plan.search.problem import PlacementSearch, SearchProblem, Split
 from homenode.plan.search.solve import (
-    Placing,
+    Candidate,
     Solution,
     best_on,
     solve,
@@ -104,12 +104,12 @@ class Attempt:
 
     def _solve(self, problem: SearchProblem) -> tuple[Solution | None, bool]:
         if not self.request.options.explicit_cells:
-            return solve(problem, self.search.work)
+            return solve(problem)
         ways, are_all = self._nodes_of_cells
-        found = solve_fixed(problem, ways, self.search.work)
+        found = solve_fixed(problem, ways)
         return found if found is None or are_all else replace(found, optimal=None), are_all
 
-    def _has_slots(self, placing: Placing) -> bool:
+    def _has_slots(self, placing: Candidate) -> bool:
         """Whether the devices find the expander buses that they need."""
         if self.search.slots is None:
             return True
@@ -129,7 +129,7 @@ class Attempt:
         return self._solved[1]
 
     @property
-    def best(self) -> Placing:
+    def best(self) -> Candidate:
         assert self.solution is not None, "asked of a fallback that holds the VM"
         return self.solution.best
 

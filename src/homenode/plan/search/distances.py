@@ -108,6 +108,13 @@ class DistanceMatrix:
                 break
         return self.levels[level]
 
+    def sum_of(self, nodes: int) -> int:
+        """The sum of the distances of all pairs of nodes of a set; 0 for one node."""
+        positions, total = members(nodes), 0
+        for i, node in enumerate(positions):
+            total += sum(map(self.between[node].__getitem__, positions[:i]))
+        return total
+
     @cached_property
     def levels(self) -> tuple[int, ...]:
         """The distances between different nodes, ascending."""

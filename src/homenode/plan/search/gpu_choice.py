@@ -1,23 +1,23 @@
-"""GpuChoice of a set of nodes: the GPUs and the splits of the vCPUs that are nearest to each other.
+"""NearestGpus: the GPUs and the splits of the vCPUs that are nearest to each other on some nodes.
 
 Which GPUs are nearest depends on how many vCPUs each node gets, and the best split on the GPUs. One
-split is given its nearest GPUs. Of several, a branch and bound goes over the numbers of GPUs by
-home; what is left of the GPUs costs at least what each would with the split that suits it best.
+split is given its nearest GPUs. Of several, all numbers of GPUs by home are tried, each with the
+split that suits it; where these are too many, GPUs and split are fitted to each other in turn.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, groupby
-from operator import add, itemgetter, mul
+from itertools import groupby, product
+from math import prod
+from operator import itemgetter, mul
 from typing import NamedTuple
 
 from homenode.plan.bit_sets import members
 from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.devices import HomeGpus
-from homenode.plan.search.problem import SearchProblem, Work
+from homenode.plan.search.problem import SearchProblem
 
 MOST_EQUAL = 100  # numbers of GPUs by home that are equally near and are kept
-STEPS_OF_BRANCH = 10  # to try a number of GPUs of a home, next to those for each node
-DISTANCES_OF_STEP = 8  # that are looked at
+MOST_NUMBERS = 5_000  # of GPUs by home that are tried for one set of nodes
 
 Ranges = tuple[GroupRange, ...]
 
@@ -113,9 +113,7 @@ class _Splits(NamedTuple):
         left = self.left
         if not left:
             return self.ranges
-        narrowed = [
-            GroupRange(low, low, one.step) for low, one in zip(self.low, self.ranges, strict=True)
-        ]
+        narrowed = [GroupRange(low, low) for low in self.low]
         weight = weights.__getitem__
         for _, alike in groupby(sorted(self.wide, key=weight), key=weight):
             here = list(alike)
@@ -144,43 +142,37 @@ class _Asked(NamedTuple):
         return Choice(self.splits.distance(row), sure, tied, self.splits.all_nearest(row))
 
 
-def steps_of_distances(nodes: int, homes: int) -> int:
-    """To look at the distances from so many nodes to so many homes, once each."""
-    return 20 + nodes * homes // DISTANCES_OF_STEP
-
-
 class NearestGpus:
     """Choices of GPUs for one search. exact: so far none that is as near was left out."""
 
-    def __init__(self, problem: SearchProblem, work: Work) -> None:
+    def __init__(self, problem: SearchProblem) -> None:
         self.exact = True
-        self.problem, self.work = problem, work
+        self.problem = problem
 
     def bound(self, nodes: int, ranges: Ranges) -> int:
         """What no choice for these nodes (bits) can undercut."""
-        bounds = [0] * ("device_distance" not in self.problem.rest)
-        for asked in () if bounds else self._asked(nodes, ranges):
-            self.work.spend(steps_of_distances(len(ranges), len(asked.homes)))
+        if not self.problem.compares_devices:
+            return 0
+        bounds = []
+        for asked in self._asked(nodes, ranges):
             distance = asked.splits.distance
             costs = [one for home in asked.homes for one in _of_each(home, distance(home.row))]
             bounds.append(distance(asked.row) + sum(sorted(costs)[: asked.left]))
         return min(bounds)
 
-    def choices(self, nodes: int, ranges: Ranges, most: int | None = None) -> list[Choice]:
-        """The nearest for these nodes (bits), within these ranges; none where they are farther
-        than `most`."""
+    def choices(self, nodes: int, ranges: Ranges) -> list[Choice]:
+        """The nearest for these nodes (bits), within these ranges."""
         problem = self.problem
         count = problem.devices.options.count
-        if "device_distance" not in problem.rest:
+        if not problem.compares_devices:
             # No GPU of those that may go together is nearer than another to this policy.
             groups = problem.devices.home_groups(nodes)
             every = (sum(gpus for one in g.homes for _, gpus in one.by_weight) for g in groups)
             tied = [((gpus, count),) for gpus in every] if count else [()]
             return [Choice(0, 0, one, ranges) for one in tied]
-        found: list[Choice] = []
-        for asked in self._asked(nodes, ranges):
-            found = _least([*found, *self._of_group(asked, _most(found, most))])
-        return found
+        found = [one for asked in self._asked(nodes, ranges) for one in self._of_group(asked)]
+        least = min(one.device_distance for one in found)
+        return [one for one in found if one.device_distance == least]
 
     def _homes(self, nodes: int) -> Iterator[tuple[list[HomeGpus], list[HomeGpus], int]]:
         """(homes of which the VM gets all GPUs, homes of which it gets some, and how many) for each
@@ -201,72 +193,41 @@ class NearestGpus:
         positions, named = tuple(members(nodes)), self.problem.devices.named_rows
         splits = _Splits.within(ranges, self.problem.groups)
         for certain, others, left in self._homes(nodes):
-            self.work.spend(steps_of_distances(len(positions), 2 * (len(certain) + len(others))))
             own = [(one.weight, one.home.to_node) for one in certain if one.home is not None]
             row = tuple(map(_plus(named, own).__getitem__, positions))
             sure = sum([gpus for one in certain for _, gpus in one.by_weight])
             yield _Asked(splits, row, sure, _merged(others, positions), left)
 
-    def _of_group(self, asked: _Asked, most: int | None) -> list[Choice]:
+    def _of_group(self, asked: _Asked) -> list[Choice]:
         if not asked.left:
-            if most is not None and asked.splits.distance(asked.row) > most:
-                return []
             return [asked.choice(asked.row, asked.certain, ())]
         if not asked.splits.left:
-            self.work.spend(steps_of_distances(len(asked.row), len(asked.homes)))
             low = asked.splits.low
             distances = [sum(map(mul, home.row, low)) for home in asked.homes]
-            return _within(most, [_of_split(asked, low, distances)])
-        start = _alternating(asked, self.work)
-        limit = start.device_distance if most is None else min(most, start.device_distance)
-        return _within(most, _least([start, *self._branched(asked, limit)]))
+            return [_of_split(asked, low, distances)]
+        if prod([home.total + 1 for home in asked.homes]) > MOST_NUMBERS:
+            self.exact = False
+            return [_alternating(asked)]
+        return self._of_numbers(asked)
 
-    def _branched(self, asked: _Asked, limit: int) -> list[Choice]:
-        """Those of least distance, at most the limit: a branch and bound, depth first, over how
-        many GPUs each home gives, the nearest home first."""
-        self.work.spend(steps_of_distances(len(asked.row), 2 * len(asked.homes)))
-        alone = [asked.splits.distance(home.row) for home in asked.homes]
-        order = sorted(range(len(alone)), key=lambda i: alone[i] * asked.homes[i].by_weight[0][0])
-        homes = [asked.homes[i] for i in order]
-        # Of the homes from each on: the least that so many of their GPUs come to, each by itself.
-        least_of: list[list[int]] = [[0]]
-        costs: list[int] = []
-        for i in reversed(order):
-            costs = sorted([*costs, *_of_each(asked.homes[i], alone[i])])
-            least_of.append([0, *accumulate(costs)])
-        least_of.reverse()
-        rows = [[one.times(n) for n in range(one.total + 1)] for one in homes]
-        found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-        work = self.work.part(4)
-
-        def visit(numbers: tuple[int, ...], left: int, row: tuple[int, ...]) -> None:
-            nonlocal limit
-            i = len(numbers)
-            if not left:
-                distance = asked.splits.distance(row)
-                if distance < limit:
-                    found.clear()
-                    limit = distance
-                if distance == limit:
-                    found.append((numbers, row))
-                return
-            rest = len(least_of[i + 1]) - 1
-            for number in range(min(left, homes[i].total), max(0, left - rest) - 1, -1):
-                if work.left <= 0:
-                    self.exact = False
-                    return
-                work.spend(STEPS_OF_BRANCH + len(row))
-                more = tuple(map(add, row, rows[i][number])) if number else row
-                bound = asked.splits.distance(more) + least_of[i + 1][left - number]
-                if bound == limit and len(found) >= MOST_EQUAL:
-                    self.exact = False
-                elif bound <= limit:
-                    visit((*numbers, number), left - number, more)
-
-        visit((), asked.left, asked.row)
+    def _of_numbers(self, asked: _Asked) -> list[Choice]:
+        """Those of least distance, of all numbers of GPUs by home."""
+        homes, limit = asked.homes, None
+        nearest: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        for numbers in product(*[range(home.total, -1, -1) for home in homes]):
+            if sum(numbers) != asked.left:
+                continue
+            more = [(1, home.times(n)) for home, n in zip(homes, numbers, strict=True) if n]
+            row = _plus(asked.row, more)
+            distance = asked.splits.distance(row)
+            if limit is None or distance < limit:
+                limit, nearest = distance, []
+            if distance == limit:
+                nearest.append((numbers, row))
+        self.exact &= len(nearest) <= MOST_EQUAL
         result = []
-        for numbers, row in found:
-            firsts = [one.first(n) for one, n in zip(homes, numbers, strict=False)]
+        for numbers, row in nearest[:MOST_EQUAL]:
+            firsts = [home.first(n) for home, n in zip(homes, numbers, strict=True)]
             sure = asked.certain | sum(some for some, _, _ in firsts)
             tied = tuple(one for _, _, one in firsts if one is not None)
             result.append(asked.choice(row, sure, tied))
@@ -320,13 +281,12 @@ def _of_split(asked: _Asked, split: Sequence[int], distances: Sequence[int]) -> 
     return Choice(total, sure | tied, (), ranges)
 
 
-def _alternating(asked: _Asked, work: Work) -> Choice:
-    """A choice to begin with: the GPUs nearest to a split, the split nearest to these, and so on
+def _alternating(asked: _Asked) -> Choice:
+    """A choice among too many: the GPUs nearest to a split, the split nearest to these, and so on
     until neither gets nearer."""
     row = _plus(asked.row, [(1, one.row) for one in asked.homes])
     best: Choice | None = None
     while True:
-        work.spend(steps_of_distances(len(row), len(asked.homes)))
         split = asked.splits.nearest(row)
         distances = [sum(map(mul, home.row, split)) for home in asked.homes]
         found = _of_split(asked, split, distances)
@@ -340,16 +300,3 @@ def _alternating(asked: _Asked, work: Work) -> Choice:
             left -= number
             more += [(1, home.times(number))] * (number > 0)
         row = _plus(asked.row, more)
-
-
-def _most(found: Sequence[Choice], most: int | None) -> int | None:
-    return found[0].device_distance if found else most
-
-
-def _within(most: int | None, choices: list[Choice]) -> list[Choice]:
-    return [one for one in choices if most is None or one.device_distance <= most]
-
-
-def _least(choices: Sequence[Choice]) -> list[Choice]:
-    least = min((one.device_distance for one in choices), default=0)
-    return [one for one in choices if one.device_distance == least]

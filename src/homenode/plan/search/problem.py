@@ -6,7 +6,7 @@ PlacementSearch states one problem per fallback of the ladder; solve.py solves i
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property
 
-from msgspec import Struct, field, structs
+from msgspec import Struct, structs
 
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
@@ -22,7 +22,6 @@ from homenode.plan.memory import (
     page_size_bytes,
 )
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.cell_sizes import cell_sizes
 from homenode.plan.search.cost import Cost, order
 from homenode.plan.search.devices import Home, NamedDevice, SearchDevices
 from homenode.plan.search.distances import DistanceMatrix
@@ -33,10 +32,8 @@ from homenode.plan.search.supply import (
     Grouping,
     Supply,
     Usable,
-    are_unequal,
     supply,
 )
-from homenode.plan.shape.guest_topology import may_share_sockets
 from homenode.vm.layout import GuestCells, GuestPcie
 from homenode.vm.plan_options import Balance, DeviceLocality, Policy
 
@@ -44,51 +41,25 @@ Split = tuple[tuple[int, int], ...]
 """(node position, sibling groups there), ascending by node."""
 
 
-MOST_STEPS = 320_000
-"""Of the searches for one VM, on all fallbacks together."""
-
-
-class Work:
-    """Steps, of about a microsecond each, that a search may still take. They are counted and not
-    timed, so that the same request always comes to the same plan."""
-
-    def __init__(self, steps: int) -> None:
-        self._of_all, self._kept = [steps], 0
-
-    @property
-    def left(self) -> int:
-        return self._of_all[0] - self._kept
-
-    def part(self, share: int) -> "Work":
-        """A half, a third, … of what is left; what is spent of it is spent of the whole."""
-        part = Work(0)
-        part._of_all, part._kept = self._of_all, self._of_all[0] - max(0, self.left) // share
-        return part
-
-    def spend(self, steps: int) -> None:
-        self._of_all[0] -= steps
-
-
 class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     """Nodes are positions in `supplies` here, which ascend by node index; sets of them are bits.
 
     first, rest: names of the terms in the order of comparison. even_splits: vCPUs are shared out
-    evenly before they are put next to devices. counts_sockets: no cell may share a socket with
-    another. groups: sibling groups that the VM needs. pages: pages that follow the groups, what
-    QEMU needs included; 0 where memory is no limit. pages_together: pages that the nodes must hold
-    together, pages_anywhere: that all nodes must, 0 = no limit. huge: pages are huge ones, so pools
-    matter. page_bytes: bytes of a page. equal: equal cells are preferred. most_nodes: at most so
-    many. distances: between the nodes; their packages are numbered from 0. device_pages: (guest
-    cell, pages) of each memory device, next to `pages`; the n-th cell is on the n-th of the nodes.
-    shares: there are more groups than whole cores, so each node gives all of its whole cores first.
-    slots: for expander buses, None where any nodes may be chosen.
+    evenly before they are put next to devices. groups: sibling groups that the VM needs. pages:
+    pages that follow the groups, what QEMU needs included; 0 where memory is no limit.
+    pages_together: pages that the nodes must hold together, pages_anywhere: that all nodes must, 0
+    = no limit. huge: pages are huge ones, so pools matter. page_bytes: bytes of a page. equal:
+    equal cells are preferred. most_nodes: at most so many. distances: between the nodes; their
+    packages are numbered from 0. device_pages: (guest cell, pages) of each memory device, next to
+    `pages`; the n-th cell is on the n-th of the nodes. shares: there are more groups than whole
+    cores, so each node gives all of its whole cores first. slots: for expander buses, None where
+    any nodes may be chosen.
     """
 
     pack: bool
     first: tuple[str, ...]
     rest: tuple[str, ...]
     even_splits: bool
-    counts_sockets: bool
     huge: bool
     page_bytes: int
     most_nodes: int
@@ -105,6 +76,11 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     device_pages: tuple[tuple[int, int], ...] = ()
     shares: bool = False
     slots: ExpanderSlots | None = None
+
+    @property
+    def compares_devices(self) -> bool:
+        """Whether it counts how far the devices are."""
+        return "device_distance" in self.rest
 
     @cached_property
     def capacities(self) -> tuple[int, ...]:
@@ -253,6 +229,8 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
                 value = nodes.bit_count()
             elif name == "node_distance":
                 value = self.distances.worst(nodes)
+            elif name == "distance_sum":
+                value = self.distances.sum_of(nodes)
             elif name == "device_class":
                 value = devices.device_class(nodes)
             elif name == "packages_spanned":
@@ -291,53 +269,40 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     ) -> Cost:
         """The whole cost. nearness: (device class, GPUs away from home)."""
         unisolated, llcs, more_packages, short = 0, 0, 0, 0
-        allocations = [self.cost_of(node, groups) for node, groups in split]
-        for (node, groups), found in zip(split, allocations, strict=True):
+        for node, groups in split:
+            found = self.cost_of(node, groups)
             unisolated += found.unisolated
             llcs += found.llcs
             more_packages += found.packages - 1
             short += self.short_pages(node, groups)
-        sizes = cell_sizes([groups for _, groups in split], counts_sockets=self.counts_sockets)
-        nodes = tuple([node for node, _ in split])
-        if nodes not in self._bare_costs:
-            self._bare_costs[nodes] = self._bare_cost(nodes)
-        bare = self._bare_costs[nodes]
+        bare = self.bare_cost(sum([1 << node for node, _ in split]))
         return bare._replace(
             device_class=nearness[0],
             packages_spanned=bare.packages_spanned + more_packages,
             gpus_away_from_home=nearness[1],
-            lopsided_split=sizes.lopsided_split,
-            guest_sockets=sizes.guest_sockets,
+            unevenness=sum([groups * groups for _, groups in split]),
             device_distance=device_distance,
-            gpu_link_groups=gpus.link_groups,
             gpu_sets_lost=gpus.sets_lost,
             unisolated_cores=unisolated,
             llcs_spanned=llcs,
-            unequal_llcs=are_unequal(allocations),
             pages_to_reserve=short,
-            gpus_without_nic=gpus.without_nic,
-            unevenness=sizes.unevenness,
             split=tuple([-groups for _, groups in split]),
             gpus=self.devices.options.positions(gpus.gpus),
         )
 
-    @cached_property
-    def _bare_costs(self) -> dict[tuple[int, ...], Cost]:
-        return {}
-
-    def _bare_cost(self, nodes: tuple[int, ...]) -> Cost:
-        """What the nodes come to whatever the split and the devices, whose terms are 0."""
-        sign, packages = 1 if self.pack else -1, self.distances.packages
+    def bare_cost(self, chosen: int) -> Cost:
+        """What nodes (bits) come to whatever the split and the devices, whose terms are 0."""
+        sign, packages, nodes = 1 if self.pack else -1, self.distances.packages, members(chosen)
         return Cost._make([0] * (len(Cost._fields) - 3) + [(), (), ()])._replace(
             vcpus_beyond_cores=self.beyond_cores(nodes) if self.shares else 0,
             packages_spanned=len({packages[node] for node in nodes}),
             nodes_spanned=len(nodes),
-            node_distance=self.distances.worst(sum(1 << node for node in nodes)),
+            node_distance=self.distances.worst(chosen),
+            distance_sum=self.distances.sum_of(chosen),
             balance_cores=sign * sum(self.supplies[node].whole_cores for node in nodes),
             balance_memory=sign
             * self.page_bytes
             * sum(self.memory[node].pages or 0 for node in nodes),
-            gpu_nodes_used=sum(self.devices.gpu_nodes >> node & 1 for node in nodes),
             nodes=tuple(self.supplies[node].cores.index for node in nodes),
         )
 
@@ -345,8 +310,8 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
 class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
     """What a search for one VM works with, whatever the fallback: the problem of each fallback.
 
-    free: without and with the cores that serve other emulators. work: what is left of it for the
-    problems of all fallbacks. What several fallbacks share is remembered.
+    free: without and with the cores that serve other emulators. What several fallbacks share is
+    remembered.
     """
 
     host: Host
@@ -355,7 +320,6 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
     options: DeviceOptions
     distances: DistanceMatrix
     free: tuple[Usable, Usable]
-    work: Work = field(default_factory=lambda: Work(MOST_STEPS))
 
     @cached_property
     def _supplies(self) -> Callable[[bool, Grouping], tuple[Supply, ...]]:
@@ -410,11 +374,6 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             memory=tuple([memory[cores.index] for cores in self.free[0].nodes]),
             groups=fallback.groups,
             equal=fallback.equal and not fallback.shares and not fallback.idle_siblings(request),
-            # Cells of mixed kinds are two for each node. Where PUs are counted, fewer sockets would
-            # give more vCPUs fewer cores: those of the node with the smaller share.
-            counts_sockets=self._bare.counts_sockets
-            and not fallback.mixed
-            and not fallback.grouping.counts_pus,
             # Cells that are given have each its own memory.
             pages=pages
             if fallback.memory is MemoryRule.FOLLOWS and not request.options.explicit_cells
@@ -444,8 +403,6 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             first=(),
             rest=(),
             even_splits=not request.options.unequal_cells,
-            counts_sockets=request.layout.cells is GuestCells.HOST
-            and not may_share_sockets(self.host, request),
             huge=request.page_bytes is not None,
             page_bytes=page_bytes,
             most_nodes=most_nodes,

@@ -10,118 +10,70 @@ from itertools import islice, pairwise
 
 from homenode.errors import UsageError
 from homenode.plan.search.cell_sizes import GroupRange, even_split
-from homenode.plan.search.problem import SearchProblem, Split, Work
-from homenode.plan.search.supply import are_unequal
+from homenode.plan.search.problem import SearchProblem, Split
 from homenode.vm.model import VmCell
 
 MOST_ASSIGNMENTS = 5_040  # of cells to nodes: all of seven unlike cells to seven nodes
 MOST_SUMS = 60_000  # that are compared for one split; beyond, the even split is used
-SUMS_OF_STEP = 4  # that take as long as a step of the search
 
 
 def least_split(
-    problem: SearchProblem,
-    nodes: Sequence[int],
-    ranges: Sequence[GroupRange],
-    work: Work,
+    problem: SearchProblem, nodes: Sequence[int], ranges: Sequence[GroupRange]
 ) -> tuple[Split, bool]:
     """(the split within these ranges of least cost, whether all were compared).
 
-    Cores outside isolcpus first, then LLCs, then as many groups on each of them, then huge pages to
-    reserve, then evenness; of equals the one with the larger parts on the lower nodes.
+    Cores outside isolcpus first, then LLCs, then huge pages to reserve, then evenness; of equals
+    the one with the larger parts on the lower nodes.
     """
-    work.spend(3 * len(nodes))
     left = problem.groups - sum([one.least for one in ranges])
     even = even_split(ranges, problem.groups)
     if not left or sum(one.most > one.least for one in ranges) < 2:
         return tuple(zip(nodes, even, strict=True)), True
     least = _sums(problem, nodes, [one.least for one in ranges])
-    if _sums(problem, nodes, even) == (*least[:2], 0, least[3]):  # more groups cost no less
+    if _sums(problem, nodes, even) == least:  # more groups cost no less
         return tuple(zip(nodes, even, strict=True)), True
-    every = [tuple(range(one.least, one.most + 1, one.step)) for one in ranges]
-    number = sum(map(len, every)) * (left + 1)
-    if number > MOST_SUMS or number // SUMS_OF_STEP > work.left:
+    choices = [range(one.least, one.most + 1) for one in ranges]
+    if sum(map(len, choices)) * (left + 1) > MOST_SUMS:
         return tuple(zip(nodes, even, strict=True)), False
-    by_size = [_by_size(problem, node, some) for node, some in zip(nodes, every, strict=True)]
-    sizes = sorted(set(by_size[0]).intersection(*by_size[1:]))
-    alike = [_least(problem, nodes, [one[size] for one in by_size], work) for size in sizes]
-    best = min(
-        (unisolated, llcs, unequal, short, squares, split)
-        for unequal, ways in enumerate((alike, [_least(problem, nodes, every, work)]))
-        for unisolated, llcs, short, squares, split in filter(None, ways)
-    )
-    return tuple(zip(nodes, (-groups for groups in best[-1]), strict=True)), True
-
-
-_Sums = tuple[int, int, int, int, tuple[int, ...]]
-"""Unisolated, LLCs, short pages, squares, negated split."""
-
-_WIDTHS = (32, 32, 80, 48)
-"""Bits of these sums but for the split, where they are digits of one number."""
+    return tuple(zip(nodes, _least(problem, nodes, choices), strict=True)), True
 
 
 def _least(
-    problem: SearchProblem, nodes: Sequence[int], choices: Sequence[Sequence[int]], work: Work
-) -> _Sums | None:
-    """The least sums where each node gets one of these numbers of groups, None where no way comes
-    to the groups of the VM. All sums of a way are digits of one number, the split the last."""
-    groups, digit = problem.groups, problem.groups.bit_length()
+    problem: SearchProblem, nodes: Sequence[int], choices: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
+    """The groups of each node that come to the groups of the VM at the least cost; each node gets
+    one of its choices. The terms of a split are compared as a tuple, the split last."""
+    groups = problem.groups
     most, fewest = groups - sum(map(min, choices)), groups - sum(map(max, choices))
-    best = {0: 0}
-    for place, node, some in zip(range(len(nodes))[::-1], nodes, choices, strict=True):
-        most, fewest = most + min(some), fewest + max(some)
-        following: dict[int, int] = {}
-        work.spend(len(some) * (1 + len(best) // SUMS_OF_STEP))
-        for number in some:
-            cost = problem.cost_of(node, number)
-            short = problem.short_pages(node, number)
-            own = 0
-            sums = (cost.unisolated, cost.llcs, short, number * number)
-            for width, one in zip(_WIDTHS, sums, strict=True):
-                own = own << width | one
-            own = own << digit * len(nodes) | groups - number << digit * place
-            for used, value in best.items():
-                more = used + number
-                if fewest <= more <= most and (
-                    more not in following or value + own < following[more]
-                ):
-                    following[more] = value + own
+    best: dict[int, tuple[int, int, int, int, tuple[int, ...]]] = {0: (0, 0, 0, 0, ())}
+    for node, numbers in zip(reversed(nodes), reversed(choices), strict=True):
+        most, fewest = most + min(numbers), fewest + max(numbers)
+        following: dict[int, tuple[int, int, int, int, tuple[int, ...]]] = {}
+        for number in numbers:
+            cost, short = problem.cost_of(node, number), problem.short_pages(node, number)
+            for used, (unisolated, llcs, pages, squares, split) in best.items():
+                if not fewest <= used + number <= most:
+                    continue
+                value = (
+                    unisolated + cost.unisolated,
+                    llcs + cost.llcs,
+                    pages + short,
+                    squares + number * number,
+                    (-number, *split),
+                )
+                if used + number not in following or value < following[used + number]:
+                    following[used + number] = value
         best = following
-    found = best.get(groups)
-    return None if found is None else _sums_in(found, groups, len(nodes))
-
-
-def _sums_in(number: int, groups: int, count: int) -> _Sums:
-    """The sums that are the digits of a number. groups: of the VM; count: so many nodes."""
-    digit, split = groups.bit_length(), []
-    for place in range(count)[::-1]:
-        split.append((number >> digit * place & (1 << digit) - 1) - groups)
-    number >>= digit * count
-    sums = []
-    for width in reversed(_WIDTHS):
-        sums.append(number & (1 << width) - 1)
-        number >>= width
-    squares, short, llcs, unisolated = sums
-    return unisolated, llcs, short, squares, tuple(split)
-
-
-def _by_size(problem: SearchProblem, node: int, numbers: Sequence[int]) -> dict[int, list[int]]:
-    """Those of these numbers of groups that give as many to each LLC, by how many these are."""
-    found: dict[int, list[int]] = {}
-    for groups in numbers:
-        size = problem.cost_of(node, groups).per_llc
-        if size:
-            found.setdefault(size, []).append(groups)
-    return found
+    return tuple([-number for number in best[groups][-1]])
 
 
 def _sums(
     problem: SearchProblem, nodes: Sequence[int], split: Sequence[int]
-) -> tuple[int, int, int, int]:
-    """Unisolated, LLCs, whether these are unequal, short pages."""
+) -> tuple[int, int, int]:
+    """Unisolated, LLCs, short pages."""
     costs = [problem.cost_of(node, groups) for node, groups in zip(nodes, split, strict=True)]
     short = sum(problem.short_pages(node, n) for node, n in zip(nodes, split, strict=True))
-    return sum(c.unisolated for c in costs), sum(c.llcs for c in costs), are_unequal(costs), short
+    return sum(c.unisolated for c in costs), sum(c.llcs for c in costs), short
 
 
 # Cells that the user gives.

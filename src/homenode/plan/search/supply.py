@@ -231,11 +231,6 @@ class AllocationCost(NamedTuple):
     per_llc: int
 
 
-def are_unequal(costs: Sequence[AllocationCost]) -> int:
-    """0 where all LLCs of these allocations get as many groups, else 1."""
-    return int(not costs[0].per_llc or len({cost.per_llc for cost in costs}) > 1)
-
-
 class Part(NamedTuple):
     """The tiers of a node, or of one package's share of a node that spans packages."""
 

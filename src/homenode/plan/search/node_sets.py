@@ -1,4 +1,4 @@
-"""Candidates: the sets of nodes that can hold a VM, in an order that lets a search stop early.
+"""NodeSets: the sets of nodes that can hold a VM, in an order that lets a search stop early.
 
 Of each package and of all packages: up to MOST_LISTED_NODES nodes, every set. Beyond, sets that are
 grown from each node outwards: the nearest nodes, package by package. Where the distances are
@@ -11,14 +11,7 @@ from functools import cache, cached_property
 from itertools import combinations
 
 from homenode.plan.bit_sets import members
-from homenode.plan.search.cell_sizes import (
-    CellSizes,
-    CellSplits,
-    GroupRange,
-    cell_sizes,
-    even_split,
-    least_uneven,
-)
+from homenode.plan.search.cell_sizes import CellSplits, GroupRange, even_split, least_uneven
 from homenode.plan.search.problem import SearchProblem
 
 MOST_LISTED_NODES = 16
@@ -27,7 +20,7 @@ Bounded = tuple[tuple[int, ...], Iterable[int]]
 """Lower bound of the first terms of the sets that follow, and the sets."""
 
 
-class Candidates:
+class NodeSets:
     """Sets of nodes (bits) that hold the VM. equal: with the same number of groups on each.
 
     exact: every set was listed so far.
@@ -37,36 +30,51 @@ class Candidates:
         self.problem, self.equal = problem, equal
         self.exact = True
         self.most_nodes = min(problem.most_nodes, problem.groups)
-        self._known: dict[int, bool] = {}
         self._capacity = problem.capacities
-        self._splits: dict[int, CellSplits] = {}
         unreachable = problem.distances.unreachable
         self._unreachable = unreachable if any(unreachable) else ()
 
     def groups(self) -> Iterator[Bounded]:
-        """The sets, in groups of ascending lower bound: those of each package that holds the VM
-        alone, and those of all packages, which are at least as many as hold it together."""
+        """The sets in groups of ascending lower bound; some may be in two groups.
+
+        A group is so many nodes of a package that holds the VM alone, or of all packages, which
+        are at least as many as hold it together. Policies that compare no packages first have no
+        groups of packages; where vCPUs share cores, or nodes are too many, all sets are one group.
+        """
         problem = self.problem
-        if next(self.counts(problem.eligible), None) is None:
-            return  # no number of nodes holds the VM
-        if problem.first[:2] != ("device_class", "packages_spanned"):
-            yield (), self._sets(problem.eligible)
-            return
+        lots: list[tuple[tuple[int, ...], int]] = [((), problem.eligible)]
+        if problem.first[:2] == ("device_class", "packages_spanned"):
+            lots = list(self._of_packages())
+        bounded: list[tuple[tuple[int, ...], int, int]] = []
+        by_number = "vcpus_beyond_cores" not in problem.first
+        for bound, nodes in lots:
+            if not by_number or nodes.bit_count() > MOST_LISTED_NODES:
+                bounded.append((bound, nodes, 0))
+                continue
+            terms = problem.first[len(bound) :]
+            for number, _ in self.counts(nodes):
+                of_number = {"nodes_spanned": number, "minus_nodes_spanned": -number}
+                of_number["gpus_away_from_home"] = 0
+                more = [of_number[name] for name in terms[:2] if name in of_number]
+                bounded.append(((*bound, *more), nodes, number))
+        for bound, nodes, number in sorted(bounded):
+            yield bound, self._sets(nodes, number)
+
+    def _of_packages(self) -> Iterator[tuple[tuple[int, ...], int]]:
+        """(device class and packages at least, nodes) of each package that holds the VM alone, and
+        of all."""
+        problem = self.problem
         device_class, held = problem.devices.least_class, problem.groups_of_package
         of_package, owned = problem.distances.nodes_of_package, 0
-        bounded = [
-            ((device_class(1 << one), 1), of_package[one] & problem.eligible)
-            for one, groups in held.items()
-            if groups >= problem.groups
-        ]
+        for one, groups in held.items():
+            if groups >= problem.groups:
+                yield (device_class(1 << one), 1), of_package[one] & problem.eligible
         for number, groups in enumerate(sorted(held.values(), reverse=True), 1):
             owned += groups
             if number > 1 and owned >= problem.groups:
                 packages = sum([1 << one for one, groups in held.items() if groups])
-                bounded.append(((device_class(packages), number), problem.eligible))
-                break
-        for bound, nodes in sorted(bounded):
-            yield bound, self._sets(nodes)
+                yield (device_class(packages), number), problem.eligible
+                return
 
     def any_set(self) -> Iterator[int]:
         """A set that holds the VM, if there is one: a few sums where distances forbid nothing."""
@@ -79,31 +87,23 @@ class Candidates:
             owned += self._capacity[node]
             if owned >= self.problem.groups and self.holds(nodes):
                 yield nodes
-        yield from self._sets(self.problem.eligible)
+        yield from self._sets(self.problem.eligible, 0)
 
     def splits(self, nodes: int) -> CellSplits:
         """The splits over the chosen nodes (bits) that may be the best, whatever the devices: the
         least uneven ones, or all where the devices come first."""
-        if nodes not in self._splits:
-            self._splits[nodes] = self._splits_over(members(nodes))
-        return self._splits[nodes]
-
-    def _splits_over(self, nodes: Sequence[int]) -> CellSplits:
-        problem, number = self.problem, len(nodes)
+        problem, positions = self.problem, members(nodes)
+        number = len(positions)
         if self.equal:
             each = problem.groups // number
-            sizes = cell_sizes((each,) * number, counts_sockets=problem.counts_sockets)
-            return CellSplits(sizes, (GroupRange(each, each),) * number)
+            return CellSplits(each * each * number, (GroupRange(each, each),) * number)
         if problem.shares:
-            return CellSplits(CellSizes(0, 0, 0), self._shared_ranges(nodes))
-        capacities = self._capacities(nodes)
+            return CellSplits(0, self._shared_ranges(positions))
+        capacities = self._capacities(positions)
         if problem.even_splits:
-            splits = least_uneven(capacities, problem.groups, counts_sockets=problem.counts_sockets)
-            assert splits is not None, "these nodes hold the VM"
-            return splits
+            return least_uneven(capacities, problem.groups)
         most = problem.groups - number + 1
-        ranges = tuple([GroupRange(1, min(most, capacity)) for capacity in capacities])
-        return CellSplits(CellSizes(0, 0, 0), ranges)
+        return CellSplits(0, tuple([GroupRange(1, min(most, one)) for one in capacities]))
 
     def _shared_ranges(self, nodes: Sequence[int]) -> tuple[GroupRange, ...]:
         """All whole cores of each node, and of what is left to each as much as to the others."""
@@ -191,8 +191,9 @@ class Candidates:
                 lots.append(1 << node)
         return tuple(lots)
 
-    def _sets(self, nodes: int) -> Iterator[int]:
-        """The sets of these nodes that hold the VM, smaller ones first."""
+    def _sets(self, nodes: int, number: int) -> Iterator[int]:
+        """The sets of so many of these nodes that hold the VM; 0 = of any number, smaller sets
+        first."""
         if self.problem.shares and self._most_cores(nodes) == nodes and self.holds(nodes):
             yield nodes  # no other set has as many whole cores
             return
@@ -202,15 +203,15 @@ class Candidates:
         # Of nodes that are alike the first ones are chosen: others cost the same but for the index.
         earlier_equals = self.problem.earlier_equals
         alike = [(1 << node, one) for node in members(nodes) if (one := earlier_equals[node])]
-        for number, able in self.counts(nodes):
-            for chosen in combinations([1 << node for node in members(able)], number):
+        for size, able in self.counts(nodes):
+            if number not in (0, size):
+                continue
+            for chosen in combinations([1 << node for node in members(able)], size):
                 some = sum(chosen)
                 if any(some & node and not some & earlier for node, earlier in alike):
                     continue
-                if some not in self._known:
-                    self._known[some] = self.holds(some)
-                    if self._known[some]:
-                        yield some
+                if self.holds(some):
+                    yield some
 
     def _most_cores(self, nodes: int) -> int:
         """Those of these nodes that have the most whole cores together."""
@@ -226,16 +227,16 @@ class Candidates:
         if not numbers:
             return  # no number of these nodes holds the VM
         self.exact = False
-        known = self._known
+        tried = set[int]()
         if self.problem.shares and (most := self._most_cores(nodes)) and self.holds(most):
-            known[most] = True
+            tried.add(most)
             yield most
         for order in self._orders(nodes):
             for number, able in numbers:
                 grown = self._first(order, number, able)
-                if grown and grown not in known:
-                    known[grown] = self.holds(grown)
-                    if known[grown]:
+                if grown and grown not in tried:
+                    tried.add(grown)
+                    if self.holds(grown):
                         yield grown
 
     def _first(self, order: Sequence[int], number: int, able: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from homenode.decide.comparison import Comparison
-from homenode.decide.verdict import DecidedComparison
+from homenode.decide.recommendation import RecommendedComparison
 from homenode.findings import Findings
 from homenode.machine.topology import Host
 from homenode.measure.results.model import RunHead, Sample, Switches
@@ -23,7 +23,7 @@ FORMATS = {
     "host": Host,
     "plan": Plan,
     "refusal": Refusal,
-    "comparison": DecidedComparison,
+    "comparison": RecommendedComparison,
 }
 if has_cluster():
     from homenode.cluster.pool.fits import Pool

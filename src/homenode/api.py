@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from homenode.decide.comparison import Comparison
-from homenode.decide.verdict import Verdict
+from homenode.decide.recommendation import Recommendation
 from homenode.errors import HomenodeError
 from homenode.findings import Findings
 from homenode.machine.topology import Host
@@ -30,10 +30,10 @@ __all__ = [
     "Objective",
     "Plan",
     "PlanOptions",
+    "Recommendation",
     "Run",
     "Tuning",
     "Unplannable",
-    "Verdict",
     "compare",
     "decide",
     "diagnose",
@@ -98,13 +98,13 @@ def diagnose(host: HostSource = None, domain: Domain | None = None) -> Findings:
     return find(_host(host), document)
 
 
-def decide(host: HostSource, objective: Objective, results: Sequence[str] = ()) -> Verdict:
+def decide(host: HostSource, objective: Objective, results: Sequence[str] = ()) -> Recommendation:
     """Which layout to run on a host for an objective, and on what evidence.
 
     results: folders that overrule the table.
     """
-    from homenode.decide.decide import decide as decide_on
     from homenode.decide.machine_facts import facts_of_host, of_host
+    from homenode.decide.recommendation import decide as decide_on
 
     machine = _host(host)
     runs = of_host(load_results(*results), machine)

@@ -19,7 +19,7 @@ from homenode.decide.comparison import (
     EvidenceLevel,
     Outcome,
 )
-from homenode.decide.decide import left_out
+from homenode.decide.summary import left_out
 from homenode.errors import InputError
 from homenode.measure.results.model import Condition, GpuPlace, Origin, Run, Sample, Statistic
 from homenode.measure.results.vantage import Vantage
@@ -392,7 +392,7 @@ def test_published_figures_are_distinguished_far_beyond_any_boots_and_are_called
     effect = only(compared(first, printed))
     assert effect.ratio == pytest.approx(5.61, rel=0.05)
     assert (effect.outcome, effect.doubts) == (Outcome.BETTER, (PRINTED,))
-    assert effect.level is EvidenceLevel.PUBLISHED
+    assert effect.level is EvidenceLevel.PROVISIONAL
 
 
 def test_bare_metal_is_compared_on_the_same_ground_only() -> None:

@@ -18,7 +18,7 @@ from homenode.decide.distributions import (
     t_quantile,
     two_sided_p,
 )
-from homenode.decide.verdict import verdict
+from homenode.decide.recommendation import recommend
 from homenode.measure.results.model import Run
 from homenode.objective import Objective
 from tests.analyse.test_compare import GPU, LATENCY, TRIAD, compared, only
@@ -266,7 +266,7 @@ def test_a_verdict_hardly_ever_avoids_one_of_several_equal_layouts(
         runs = [
             simulated_run(one, TRIAD, rng, between=noise, samples=3) for one in LAYOUTS[:layouts]
         ]
-        avoided += bool(verdict("x", alternatives(runs), Objective.MEMORY_BANDWIDTH).avoid)
+        avoided += bool(recommend("x", alternatives(runs), Objective.MEMORY_BANDWIDTH).avoid)
     assert avoided / count <= 0.085  # 6 % and twice what chance adds in so few
 
 

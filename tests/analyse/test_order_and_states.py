@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import FEW_BOOTS, ORDER, STATES, Effect, EvidenceLevel, Outcome
-from homenode.decide.decide import decide
 from homenode.decide.machine_facts import facts_of_runs
+from homenode.decide.recommendation import decide
 from homenode.measure.results.model import Condition, Origin, Run, RunHead, Sample, Switches
 from homenode.measure.results.vantage import Vantage
 from homenode.objective import Objective
@@ -80,7 +80,7 @@ def test_boots_that_contradict_each_other_stay_the_unit_though_samples_name_thei
     assert (effect.state, effect.boots) == (None, (3, 3))
     assert effect.outcome is Outcome.CANNOT_TELL
     made = decide((tuple(runs)), facts_of_runs("H200", runs), Objective.MEMORY_BANDWIDTH)
-    assert made.level is EvidenceLevel.REASONED
+    assert made.level is EvidenceLevel.RULE
 
 
 def test_a_state_that_every_boot_of_a_layout_has_is_its_usual_one() -> None:

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from homenode import api
 from homenode.cli.apply import tuned_together
 from homenode.decide.comparison import EvidenceLevel
-from homenode.decide.decide import by_results, decide
 from homenode.decide.machine_facts import facts_of_host, facts_of_measured
+from homenode.decide.recommendation import Recommendation, RecommendedComparison, decide
+from homenode.decide.sentences import by_results
 from homenode.decide.trial_conclusion import conclude
-from homenode.decide.verdict import DecidedComparison, Verdict
 from homenode.formats import decode
 from homenode.machine.topology import Host
 from homenode.measure.imported.files import find_sources
@@ -44,7 +44,7 @@ STREAM = {"default": 77e9, "pin": 75e9, "pin-numa": 84e9}
 Answer = tuple[str | None, str | None, str | None, tuple[str, ...]]
 
 
-def answer(made: Verdict) -> Answer:
+def answer(made: Recommendation) -> Answer:
     return made.choice, made.layout, made.level, made.words
 
 
@@ -55,8 +55,8 @@ def host_of(system: str) -> Host:
 
 def recommended(*arguments: str) -> dict[Objective, Answer]:
     done = homenode("compare", *arguments, "--json")
-    assert done.exit_code == 0, done.output
-    found = decode(done.output, "comparison", DecidedComparison, "output").verdicts
+    assert done.exit_code in (0, 1, 5), done.output
+    found = decode(done.stdout, "comparison", RecommendedComparison, "output").recommendations
     return {one.objective: answer(one) for one in found}
 
 
@@ -69,10 +69,10 @@ def planned(host: Host, runs: Sequence[Run]) -> Iterator[tuple[Objective, tuple[
         yield objective, (layout_for(made), made.keep_vcpus)
 
 
-def expected_plan(made: Verdict, host: Host) -> tuple[object, ...]:
+def expected_plan(made: Recommendation, host: Host) -> tuple[object, ...]:
     """The layout of results that decide, else that of the table."""
     if made.level in (EvidenceLevel.MEASURED, EvidenceLevel.PROVISIONAL):
-        return layout_of(made), made.keep_vcpus
+        return layout_of(made), made.keeps_vcpus
     inputs = replace(auto.host_inputs(host), has_gpus=False)
     choice = auto.layout_for(made.objective, inputs)
     return PRESETS[choice.layout], choice.keep_vcpus
@@ -81,13 +81,13 @@ def expected_plan(made: Verdict, host: Host) -> tuple[object, ...]:
 def reported(*arguments: str, host: str | None = None) -> dict[Objective, Answer]:
     found = gather(arguments, () if host is None else (host,))
     (machine,) = machines_of(found.runs, found.stored, found.hosts)
-    return {one.objective: answer(one) for one in machine.verdicts}
+    return {one.objective: answer(one) for one in machine.recommendations}
 
 
 def concluded(runs: list[Run], host: Host) -> dict[Objective, Answer]:
     machine = facts_of_measured(runs, host)
     found = conclude(runs, "vm", "qemu:///system", (), machine)
-    return {one.objective: answer(one) for one in found.verdicts}
+    return {one.objective: answer(one) for one in found.recommendations}
 
 
 @pytest.mark.parametrize("source", [*HOSTS[:3], "hgx-h100"])
@@ -133,12 +133,12 @@ SMALL = (
 )
 
 
-def layout_of(made: Verdict) -> Layout | None:
+def layout_of(made: Recommendation) -> Layout | None:
     """The switches that a verdict comes to."""
     if made.layout is None:
         return None
     layout = PRESETS[made.layout]
-    if made.floating:
+    if made.floats:
         return replace(layout, name="custom", pinning=Pinning.NODE, memory=MemoryBinding.BOUND)
     return layout
 

@@ -140,7 +140,7 @@ def test_a_flat_curve_is_a_finding() -> None:
     text = nccl.HEAD + nccl.COLUMNS + rows + nccl.FOOT
     figures = figures_of_step(made(Reader.NCCL_TESTS, Group.NCCL), text, HOST)
     assert [finding.id for finding in figures.findings] == ["collective-flat-curve"]
-    assert "0.53 GB/s from 64 KiB on" in figures.findings[0].observed
+    assert "0.53 GB/s, knee at" in figures.findings[0].observed
 
 
 def test_choices_of_the_library_are_conditions_and_no_figures() -> None:

@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 
 from homenode.decide.comparison import EvidenceLevel
-from homenode.decide.decide import decide_for_machines
 from homenode.decide.grade import Grade, grade_of
-from homenode.decide.statement import ground_of
-from homenode.decide.verdict import DecidedComparison, ReasonId, Verdict
+from homenode.decide.recommendation import (
+    ReasonId,
+    Recommendation,
+    RecommendedComparison,
+    decide_for_machines,
+)
+from homenode.decide.sentences import first_line, ground_of
 from homenode.formats import decode
 from homenode.measure.results.store import load_runs
 from homenode.objective import Objective
@@ -34,7 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def verdicts(root: Path) -> dict[tuple[str, Objective], Verdict]:
+def verdicts(root: Path) -> dict[tuple[str, Objective], Recommendation]:
     systems = write_study_folders(root / "results")
     done = homenode("import", str(root / "results"), "-o", str(root / "imported"))
     assert done.exit_code == 0, done.output
@@ -46,48 +50,52 @@ def verdicts(root: Path) -> dict[tuple[str, Objective], Verdict]:
 
 @pytest.mark.parametrize(("system", "objective"), RECOMMENDED)
 def test_one_run_per_configuration_gives_the_articles_answer_as_provisional(
-    verdicts: dict[tuple[str, Objective], Verdict], system: str, objective: Objective
+    verdicts: dict[tuple[str, Objective], Recommendation], system: str, objective: Objective
 ) -> None:
     made = verdicts[system, objective]
     assert made.layout == RECOMMENDED[system, objective]
+    if system == "MI350X":  # whose layouts do not differ: the article's rule is ours
+        assert (made.level, ground_of(made)) == (EvidenceLevel.RULE, "cannot tell")
+        return
     assert (made.level, made.boots) == (EvidenceLevel.PROVISIONAL, (1, 1))
-    assert ground_of(made) == "provisional, one boot each, on a host not named"
+    assert ground_of(made) == "provisional, 1 boot each, on a host not named"
 
 
 def test_raw_folders_are_decided_compared_and_reported_as_imported_ones(
-    verdicts: dict[tuple[str, Objective], Verdict], root: Path
+    verdicts: dict[tuple[str, Objective], Recommendation], root: Path
 ) -> None:
     expected = {key: (one.choice, one.layout, one.level) for key, one in verdicts.items()}
     done = homenode("compare", root / "results", "--json")
-    found = decode(done.output, "comparison", DecidedComparison, "output").verdicts
+    found = decode(done.output, "comparison", RecommendedComparison, "output").recommendations
     assert {(v.system, v.objective): (v.choice, v.layout, v.level) for v in found} == expected
     read = gather([str(root / "results")], ())
     machines = machines_of(read.runs, read.stored, read.hosts)
-    reported = [one for machine in machines for one in machine.verdicts]
+    reported = [one for machine in machines for one in machine.recommendations]
     assert {(v.system, v.objective): (v.choice, v.layout, v.level) for v in reported} == expected
     folders = (root / "results/H200", root / "imported/H200")
     raw, imported = (json.loads(homenode("compare", one, "--json").output) for one in folders)
     for document in (raw, imported):
-        assert all(one.pop("sources") for one in document["verdicts"])
+        assert all(one.pop("sources") for one in document["recommendations"])
     assert raw == imported
 
 
 def test_the_rtx_5090_gets_none_and_its_card_says_why(
-    verdicts: dict[tuple[str, Objective], Verdict],
+    verdicts: dict[tuple[str, Objective], Recommendation],
 ) -> None:
     own = [one for one in verdicts.values() if one.system == "RTX 5090"]
-    assert len(own) == len(Objective)
-    for one in own:
-        assert (one.choice, one.layout) == (None, None)
-        assert one.why(ReasonId.HEALTH)
-        assert {finding.id for finding in one.findings} == {"h2d-low", "collective-flat-curve"}
+    blocked = {one.objective for one in own if one.why(ReasonId.HEALTH)}
+    assert blocked == {Objective.MULTI_GPU, Objective.GPU_COPY}
+    (found,) = [{finding.id for finding in one.findings} for one in own[:1]]
+    assert found == {"h2d-low", "collective-flat-curve"}
+    assert not [one for one in own if one.tells]
+    assert first_line("RTX 5090", own).startswith("RTX 5090: repair first: ")
     graded = grade_of(own)
     assert graded.grade is Grade.NOT_READY
     assert "h2d-low" in graded.reason or "collective-flat-curve" in graded.reason
 
 
 def test_the_rtx_4080_is_to_have_its_pins_reviewed(
-    verdicts: dict[tuple[str, Objective], Verdict],
+    verdicts: dict[tuple[str, Objective], Recommendation],
 ) -> None:
     own = [one for one in verdicts.values() if one.system == "RTX 4080"]
     assert grade_of(own).grade is Grade.REVIEW

@@ -18,9 +18,8 @@ from homenode.decide.alternative import alternatives_of
 from homenode.decide.compare import compare
 from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.machine_facts import facts_of_runs
-from homenode.decide.statement import sentence_of
+from homenode.decide.sentences import sentence_of
 from homenode.decide.trial_conclusion import Conclusion, conclude
-from homenode.decide.verdict import ReasonId
 from homenode.errors import HostError, UsageError
 from homenode.machine.topology import PagePool, RunningDomain
 from homenode.measure import runner as bench_runner
@@ -101,7 +100,7 @@ def conclusion(head: TrialHead, journal: TrialJournal) -> Conclusion:
 
 
 @pytest.mark.parametrize(
-    ("effects", "best"), [(CELLS_HELP, "pin-numa"), (CELLS_HURT, "pin"), (EQUAL, "default")]
+    ("effects", "best"), [(CELLS_HELP, "pin-numa"), (CELLS_HURT, "pin"), (EQUAL, "pin-numa")]
 )
 def test_known_effects_come_to_the_right_verdict(
     effects: Mapping[str, float], best: str, daemon: StandIn, tmp_path: Path
@@ -109,10 +108,12 @@ def test_known_effects_come_to_the_right_verdict(
     head, journal = run(tmp_path, SimulatedReach(daemon, effects), boots=3)
     assert outcome_code(journal.known().state) == 0
     found = conclusion(head, journal)
-    verdict = next(one for one in found.verdicts if one.objective is Objective.MEMORY_BANDWIDTH)
+    verdict = next(
+        one for one in found.recommendations if one.objective is Objective.MEMORY_BANDWIDTH
+    )
     assert str(verdict.choice).split(", ")[0] == best, sentence_of(verdict)
     advice = next(one for one in found.advice if one.objective is Objective.MEMORY_BANDWIDTH)
-    assert (verdict.why(ReasonId.LEAST_CHANGE) is not None) is (best == "default")
+    assert (verdict.level is EvidenceLevel.NO_DIFFERENCE) is (effects is EQUAL)
     bound = "pin-numa" if best == "pin-numa" else "pin-bound"
     assert (verdict.layout, advice.layout) == (bound, bound)
     assert advice.command == (
@@ -138,7 +139,9 @@ def test_one_boot_of_each_is_provisional_where_layouts_are_far_apart(
 ) -> None:
     head, journal = run(tmp_path, SimulatedReach(daemon, CELLS_HELP), boots=1)
     found = conclusion(head, journal)
-    (verdict,) = [one for one in found.verdicts if one.objective is Objective.MEMORY_BANDWIDTH]
+    (verdict,) = [
+        one for one in found.recommendations if one.objective is Objective.MEMORY_BANDWIDTH
+    ]
     assert (verdict.level, verdict.boots) == (EvidenceLevel.PROVISIONAL, (1, 1))
 
 
@@ -549,5 +552,5 @@ def test_figures_of_emulated_guests_come_to_no_verdict(daemon: StandIn, tmp_path
         run_trial(replace(trial, begun=replace(trial.begun, config=config)), lock)
     found = conclusion(head, journal)
     assert found.emulated
-    assert found.verdicts == ()
+    assert found.recommendations == ()
     assert found.advice == ()

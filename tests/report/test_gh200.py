@@ -77,8 +77,8 @@ def _machines(folders: list[Path]) -> tuple[ReportedMachine, ...]:
 
 def test_runs_of_made_up_logs_say_so_and_decide_nothing(machine: ReportedMachine) -> None:
     assert {run.head.origin for run in machine.runs} == {Origin.SYNTHESISED}
-    assert machine.graded.grade is Grade.NOT_REAL
-    assert "its figures are synthesised" in machine.graded.reason
+    assert machine.graded.grade is Grade.NOT_READY
+    assert "its results are synthesised" in machine.graded.reason
     assert [one.label for one in machine.chosen] == [
         "exclusive_4gpu",
         "shared_array_1gpu",

@@ -22,10 +22,17 @@ from homenode.cli.terminal import (
 )
 from homenode.decide.alternative import alternatives_of
 from homenode.decide.compare import compare as compare_alternatives
-from homenode.decide.decide import decide_all, decide_for_machines, left_out
+from homenode.decide.compare import compare_machines
+from homenode.decide.comparison import Outcome
 from homenode.decide.machine_facts import facts_of_host, of_host
-from homenode.decide.verdict import DecidedComparison, Verdict
-from homenode.errors import HomenodeError, UsageError
+from homenode.decide.recommendation import (
+    Recommendation,
+    RecommendedComparison,
+    decide_all,
+    decide_for_machines,
+)
+from homenode.decide.summary import left_out
+from homenode.errors import FINDINGS, NOT_KNOWN, HomenodeError, UsageError
 from homenode.formats import encode
 from homenode.machine.topology import Host
 from homenode.measure.imported.sources import load_sources
@@ -41,28 +48,30 @@ if TYPE_CHECKING:
 def compare(asked: CompareArguments) -> None:
     """Print what to run, then each metric's effect."""
     named = load_sources(asked.runs if asked.bare is None else [asked.bare, *asked.runs])
-    chosen = alternatives_of(
-        [(one.argument, one.runs) for one in named], first_alone=asked.bare is not None
-    )
+    by_argument = [(one.argument, one.runs) for one in named]
     runs = [run for one in named for run in one.runs]
     wanted = tuple(Objective) if asked.objective is None else (asked.objective,)
     skipped = [reason for one in named for reason in one.skipped]
-    compared = compare_alternatives(
-        chosen,
-        asked.objective,
-        bare=asked.bare is not None,
-        skipped=(*skipped, *left_out(runs, wanted)),
-    )
-    comparison = DecidedComparison(**asdict(compared), verdicts=_decide(runs, wanted, asked.host))
+    skipped += left_out(runs, wanted)
+    if asked.bare is None:
+        compared = compare_machines(by_argument, asked.objective, skipped=skipped)
+    else:
+        chosen = alternatives_of(by_argument, first_alone=True)
+        compared = compare_alternatives(chosen, asked.objective, bare=True, skipped=skipped)
+    answers = _decide(runs, wanted, asked.host)
+    comparison = RecommendedComparison(**asdict(compared), recommendations=answers)
     if asked.json:
         print_json(encode("comparison", comparison))
     else:
         console().print(comparison_text(comparison, everything=asked.everything))
+    told = any(effect.outcome is not Outcome.CANNOT_TELL for effect in comparison.effects)
+    if not told and not any(answer.tells for answer in answers):
+        raise SystemExit(FINDINGS if any(answer.findings for answer in answers) else NOT_KNOWN)
 
 
 def _decide(
     runs: Sequence[Run], objectives: Sequence[Objective], host: str | None
-) -> tuple[Verdict, ...]:
+) -> tuple[Recommendation, ...]:
     """The answers for a host; where none is named, for every machine that runs are of."""
     if host is not None:
         machine = load_host(host)

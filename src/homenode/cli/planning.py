@@ -245,7 +245,7 @@ def choose_by(results: Sequence[str]) -> "Choose | None":
     """What chooses a layout in place of the table: these results; None without any."""
     if not results:
         return None
-    from homenode.decide.decide import by_results
+    from homenode.decide.sentences import by_results
     from homenode.measure.imported.sources import load_sources
 
     return by_results([run for named in load_sources(results) for run in named.runs])

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.decide.joint_states import joint_states
@@ -110,3 +110,31 @@ def alternatives_of(
     return with_joint_states(
         [replace(one, label=argument) for argument, runs in arguments for one in alternatives(runs)]
     )
+
+
+CONSERVATIVE = (
+    "pin-bound",
+    "pin",
+    "default",
+    "pin-numa",
+    "pin-numa-pci",
+    "pin-numa-smt",
+    "pin-numa-pci-smt",
+)
+"""After the layout of the rule: pins and bound memory keep results from changing with the load, and
+whatever the guest is shown beyond that can mislead it. It is the study's advice."""
+
+_SIMPLEST = ("default", "pin", "pin-bound", *CONSERVATIVE[3:])
+"""From what changes nothing to what changes most."""
+
+
+def preset_of(switches: Switches) -> str | None:
+    """The simplest preset that agrees with every switch that is known; None where none is."""
+    if switches == UNKNOWN_SWITCHES:
+        return None
+    for name in _SIMPLEST:
+        preset = structs.astuple(Switches.of(PRESETS[name]))
+        pairs = zip(structs.astuple(switches), preset, strict=True)
+        if all(known is None or known is value for known, value in pairs):
+            return name
+    return None

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import structs
 
-from homenode.decide.alternative import Alternative, with_joint_states
+from homenode.decide.alternative import Alternative, alternatives_of, with_joint_states
 from homenode.decide.comparison import (
     FEW_BOOTS,
     NO_ORDER,
@@ -21,11 +21,12 @@ from homenode.decide.correction import holm
 from homenode.decide.doubts import Metrics, doubts_between
 from homenode.decide.health import figure_findings
 from homenode.decide.intervals import CONFIDENCE, LEAST_BOOTS, interval
+from homenode.decide.machine_facts import runs_by_machine
 from homenode.decide.outcomes import Found, judged, metric_of_effect
 from homenode.decide.summary import Series, SeriesKey, headline, part_in, power_by_test
 from homenode.errors import InputError
 from homenode.findings import Doubt
-from homenode.measure.results.model import FigureKey
+from homenode.measure.results.model import FigureKey, Run
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS, POWER, TWO_STATES, UNCOMPARED, Metric, metric_of, primaries
 from homenode.objective import Objective
@@ -59,6 +60,56 @@ def compare(
     found = compare_series(joined, made, objective, bare=bare, skipped=skipped)
     power = {label: drawn for label, one in made.items() if (drawn := power_by_test(one))}
     return structs.replace(found, doubts=once([*_sick(chosen), *found.doubts]), power=power)
+
+
+def compare_machines(
+    named: Sequence[tuple[str, Sequence[Run]]],
+    objective: Objective | None = None,
+    *,
+    skipped: Sequence[str] = (),
+) -> Comparison:
+    """Layouts of each machine with one another; machines are never compared.
+
+    named: runs by the argument that names them. Raises InputError where no machine has two layouts.
+    """
+    machines = runs_by_machine([run for _, runs in named for run in runs])
+    made: dict[str, Comparison] = {}
+    single = []
+    for name, runs in machines.items():
+        own = {id(run) for run in runs}
+        parts = [(argument, [one for one in group if id(one) in own]) for argument, group in named]
+        chosen = alternatives_of([(argument, group) for argument, group in parts if group])
+        if len(chosen) > 1 or len(machines) == 1:
+            made[name] = compare(chosen, objective)
+        else:
+            single.append(f"{name}: results of one layout only")
+    if not made:
+        raise InputError(
+            f"compare: expected two layouts of one machine, found one of each of {len(machines)}",
+            hint="homenode report shows several machines next to each other",
+        )
+    first = next(iter(made.values()))
+    if len(machines) == 1:
+        return structs.replace(first, skipped=tuple(skipped))
+    return structs.replace(
+        first,
+        effects=tuple(
+            structs.replace(effect, system=name)
+            for name, one in made.items()
+            for effect in one.effects
+        ),
+        doubts=once(
+            structs.replace(doubt, subject=f"{name}: {doubt.subject}")
+            for name, one in made.items()
+            for doubt in one.doubts
+        ),
+        skipped=(*skipped, *single),
+        power={
+            f"{name}: {label}": drawn
+            for name, one in made.items()
+            for label, drawn in one.power.items()
+        },
+    )
 
 
 def compare_series(

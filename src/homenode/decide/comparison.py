@@ -23,10 +23,10 @@ class EvidenceLevel(StrEnum):
     """How strong the evidence for an answer is, the strongest first."""
 
     MEASURED = "measured"  # intervals over three boots or more of each
-    PROVISIONAL = "provisional"  # fewer boots, or an order that drift can explain: given only where
-    # the difference is far beyond what boots of one layout have differed by
-    PUBLISHED = "published"  # the same of figures that somebody printed
-    REASONED = "reasoned"  # topology, and figures of other machines
+    NO_DIFFERENCE = "no-difference"  # the same, and they exclude a difference that matters
+    PROVISIONAL = "provisional"  # fewer boots, printed values, or an order that drift can explain:
+    # only where the difference is far beyond what boots of one layout have differed by
+    RULE = "rule"  # of plan/auto: no result shows a difference, nor that there is none
 
     @property
     def rank(self) -> int:
@@ -56,6 +56,7 @@ def once(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
 class Effect(FigureKey, frozen=True, kw_only=True, gc=False):
     """One series of one alternative against the same series of the baseline.
 
+    system: the machine, where several were compared, each with itself; else "".
     slowest_device: the slowest of several devices, boot by boot. primary: it decides for the
     objective; else it is exploratory. baseline_value, value: geometric means of boot medians.
     ratio: value over baseline_value. low, high: its interval, None where there is none. p,
@@ -81,6 +82,7 @@ class Effect(FigureKey, frozen=True, kw_only=True, gc=False):
     level: EvidenceLevel
     outcome: Outcome
     doubts: tuple[str, ...]
+    system: str = ""
 
     @property
     def gain(self) -> float:
@@ -92,7 +94,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """The `comparison` format.
 
     objective: whose primary metrics decide; None = those of every objective, each for itself.
-    bare: the baseline is the host itself, and ratios are parts of bare metal. confidence: of every
+    bare: the baseline is the host itself, and ratios are parts of bare metal. baseline,
+    alternatives: of the first machine; of others their effects name them. confidence: of every
     interval. skipped: folders that were left out, with the reason. power: median watts of a GPU, by
     alternative and test.
     """

@@ -5,9 +5,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from homenode.decide.comparison import EvidenceLevel
-from homenode.decide.statement import sentence_of
-from homenode.decide.verdict import ReasonId, Verdict
+from homenode.decide.recommendation import ReasonId, Recommendation
+from homenode.decide.sentences import sentence_of
 
 
 class Grade(StrEnum):
@@ -17,7 +16,6 @@ class Grade(StrEnum):
     DEPENDS = "depends"  # decided, but objectives want different layouts
     REVIEW = "review"  # its pins are to be looked at first
     UNKNOWN = "cannot tell"  # no figure decides
-    NOT_REAL = "not real"  # emulated or synthesised: no figure of it means anything
     NOT_READY = "not ready"  # something is to be repaired first
 
 
@@ -28,25 +26,20 @@ class Graded(Struct, frozen=True):
     reason: str
 
 
-def grade_of(verdicts: Sequence[Verdict]) -> Graded:
+def grade_of(verdicts: Sequence[Recommendation]) -> Graded:
     """The grade of one machine's verdicts.
 
     >>> grade_of(())
     Graded(grade=<Grade.UNKNOWN: 'cannot tell'>, reason='no figure decides for any objective')
     """
     for reason, grade in (
-        (ReasonId.NOT_REAL, Grade.NOT_REAL),
         (ReasonId.HEALTH, Grade.NOT_READY),
         (ReasonId.UNUSABLE, Grade.NOT_READY),
     ):
         for one in verdicts:
             if one.why(reason) is not None:
                 return Graded(grade, sentence_of(one))
-    decided = [
-        one
-        for one in verdicts
-        if one.choice is not None and one.level is not EvidenceLevel.REASONED
-    ]
+    decided = [one for one in verdicts if one.choice is not None and one.tells]
     for one in verdicts:
         regressed = one.why(ReasonId.PIN_REGRESSION)
         if regressed is not None:
@@ -75,7 +68,7 @@ def grade_of(verdicts: Sequence[Verdict]) -> Graded:
     return Graded(Grade.DEPENDS, stated)
 
 
-def _serving_all(decided: Sequence[Verdict]) -> str | None:
+def _serving_all(decided: Sequence[Recommendation]) -> str | None:
     """The alternative that is the choice, or no worse, for every objective; the most chosen one."""
     common = set.intersection(*({one.choice or "", *one.also} for one in decided))
     chosen = [one.choice for one in decided]

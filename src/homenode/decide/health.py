@@ -1,60 +1,110 @@
-"""Health: what figures of a machine say against recommending anything for it.
+"""Health: what results of a machine say about its links, and which objectives that blocks.
 
-A link at a fraction of its speed makes every layout slow, and their comparison worthless.
+A link at a fraction of its speed makes every layout slow, and their comparison worthless, for the
+work that uses it.
 """
 
 import statistics
 from collections.abc import Iterator, Sequence
 
-from homenode.findings import Finding, finding
-from homenode.measure.results.flat_curve import FLAT_FROM_BYTES, flat_from
+from homenode.findings import Finding, Severity, finding
 from homenode.measure.results.model import Origin, Run
-from homenode.units import format_bytes
+from homenode.measure.results.sweep import (
+    FLAT_WITHIN,
+    LEAST_RATE_BYTES_PER_S,
+    fit_sweep,
+    flat_fit,
+)
+from homenode.objective import Objective
 
 LOW_COPY_BYTES_PER_S = 8e9
 """Copies between host and GPU below this: what PCIe Gen 2 x16, or Gen 3 x8, can carry at most.
 Every x16 link since 2012 carries twice as much."""
 
 
+USES_HOST_LINKS = frozenset({Objective.MULTI_GPU, Objective.GPU_COPY})
+"""Objectives that a slow link between host and GPUs makes worthless to compare."""
+
+
+def blocking_findings(
+    runs: Sequence[Run], of_host: Sequence[Finding], objective: Objective
+) -> tuple[Finding, ...]:
+    """The critical findings about links that an objective uses. of_host: what its topology says."""
+    if objective not in USES_HOST_LINKS:
+        return ()
+    concerned = [
+        found
+        for found in figure_findings(runs)
+        if found.id != "collective-flat-curve" or objective is Objective.MULTI_GPU
+    ]
+    return tuple(one for one in (*of_host, *concerned) if one.severity is Severity.CRITICAL)
+
+
 def figure_findings(runs: Sequence[Run]) -> tuple[Finding, ...]:
-    """What figures of a machine say about its links, whatever the layout."""
+    """What results of a machine say about its links: never what another layout of it refutes."""
     real = [run for run in runs if run.head.origin not in (Origin.EMULATED, Origin.SYNTHESISED)]
     return (*_flat_curves(real), *_low_copies(real))
 
 
-def _flat_curves(runs: Sequence[Run]) -> Iterator[Finding]:
+def sweeps_of(run: Run) -> dict[str, tuple[list[tuple[int, float]], float]]:
+    """Medians by size, ascending, of each metric and variant; and the bytes on the bus for each
+    byte of a message."""
+    by_size: dict[str, dict[int, list[float]]] = {}
+    for key, samples in run.groups.items():
+        is_sweep = key.metric.endswith("-busbw") or key.metric in ("h2d-bandwidth", "d2h-bandwidth")
+        if is_sweep and key.size_bytes is not None:
+            sizes = by_size.setdefault(f"{key.metric} {key.variant or ''}".strip(), {})
+            sizes.setdefault(key.size_bytes, []).extend(one.value for one in samples)
+    gpus = len(run.head.gpus)
+    factor = 2 * (gpus - 1) / gpus if gpus > 1 else 1.0
+    return {
+        name: (
+            sorted((size, statistics.median(values)) for size, values in sizes.items()),
+            factor if name.startswith("allreduce") else 1.0,
+        )
+        for name, sizes in by_size.items()
+    }
+
+
+def sweep_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """Start-up time, rate and knee of each sweep of some runs."""
     for run in runs:
-        by_size: dict[int, list[float]] = {}
-        for key, samples in run.groups.items():
-            if key.metric.endswith("-busbw") and key.size_bytes is not None:
-                values = [one.value for one in samples]
-                by_size.setdefault(key.size_bytes, []).extend(values)
-        points = sorted((size, statistics.median(values)) for size, values in by_size.items())
-        if not points:
+        for name, (points, factor) in sweeps_of(run).items():
+            if (fit := fit_sweep(points, factor)) is not None:
+                yield f"{run.head.name}: {name}: {fit.text}; off by {fit.spread:.0%}"
+
+
+def _flat_curves(runs: Sequence[Run]) -> Iterator[Finding]:
+    sweeps = [
+        (run, points, factor)
+        for run in runs
+        for name, (points, factor) in sweeps_of(run).items()
+        if "-busbw" in name
+    ]
+    for run, points, factor in sweeps:
+        fit = flat_fit(points, factor)
+        if fit is None:
             continue
-        peak = max(rate for _, rate in points)
-        start = flat_from(points, peak)
-        if start is not None:
-            yield finding(
-                "collective-flat-curve",
-                f"{run.head.system}/{run.head.name}",
-                expected=f"a bus bandwidth that climbs beyond {format_bytes(FLAT_FROM_BYTES)}",
-                observed=f"{peak / 1e9:.2f} GB/s from {format_bytes(start)} on",
-                source="sweep over message sizes",
-            )
+        ceiling = fit.rate_bytes_per_s * (1 + FLAT_WITHIN)
+        others = [each for other, each, _ in sweeps if other.head.switches != run.head.switches]
+        if any(rate > ceiling for each in others for _, rate in each):
+            continue
+        yield finding(
+            "collective-flat-curve",
+            f"{run.head.system}/{run.head.name}",
+            expected=f"{LEAST_RATE_BYTES_PER_S / 1e9:g} GB/s at least, as one lane of PCIe 3.0",
+            observed=fit.text,
+            source="sweep over message sizes",
+        )
 
 
 def _low_copies(runs: Sequence[Run]) -> Iterator[Finding]:
     for metric, what in (("h2d-bandwidth", "host to device"), ("d2h-bandwidth", "device to host")):
-        for run in runs:
-            by_gpu: dict[object, list[float]] = {}
-            for key, samples in run.groups.items():
-                if key.metric == metric and key.variant is None and key.size_bytes is None:
-                    values = [one.value for one in samples]
-                    by_gpu.setdefault(key.device or key.position, []).extend(values)
-            medians = [statistics.median(values) for values in by_gpu.values()]
+        copies = [(run, medians) for run in runs if (medians := _copies(run, metric))]
+        for run, medians in copies:
             low = [value for value in medians if value < LOW_COPY_BYTES_PER_S]
-            if low:
+            others = (each for other, each in copies if other.head.switches != run.head.switches)
+            if low and not any(min(each) >= LOW_COPY_BYTES_PER_S for each in others):
                 yield finding(
                     "h2d-low",
                     f"{run.head.system}/{run.head.name}, {what}",
@@ -63,3 +113,13 @@ def _low_copies(runs: Sequence[Run]) -> Iterator[Finding]:
                     observed=f"{min(low) / 1e9:.1f} GB/s ({len(low)} of {len(medians)} GPUs)",
                     source="copies from and to pinned host memory",
                 )
+
+
+def _copies(run: Run, metric: str) -> list[float]:
+    """Medians of a run's GPUs."""
+    by_gpu: dict[object, list[float]] = {}
+    for key, samples in run.groups.items():
+        if key.metric == metric and key.variant is None and key.size_bytes is None:
+            values = [one.value for one in samples]
+            by_gpu.setdefault(key.device or key.position, []).extend(values)
+    return [statistics.median(values) for values in by_gpu.values()]

@@ -167,6 +167,22 @@ def _are_one(models: frozenset[str], others: frozenset[str]) -> bool:
     return bool((models & others) - _VARIANTS) and models & _VARIANTS == others & _VARIANTS
 
 
+def runs_by_machine(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by machine: by their folder's, unless they name several hosts, or kinds of host."""
+    by_system: dict[str, list[Run]] = {}
+    for run in runs:
+        by_system.setdefault(run.head.system, []).append(run)
+    machines: dict[str, list[Run]] = {}
+    for system, group in by_system.items():
+        hosts = {run.head.host for run in group} - {None}
+        kinds = {run.head.host_kind for run in group} - {None}
+        is_one = len(hosts) < 2 and len(kinds) < 2
+        for run in group:
+            where = run.head.host or run.head.host_kind or "some host"
+            machines.setdefault(system if is_one else f"{system} on {where}", []).append(run)
+    return machines
+
+
 def machines_in(runs: Sequence[Run], here: Host | None = None) -> tuple[MachineFacts, ...]:
     """The machines of runs. here: this machine, whose links count where runs name it."""
     own: dict[tuple[str, str | None], list[Run]] = {}

@@ -9,7 +9,6 @@ from msgspec import structs
 from homenode.decide.comparison import (
     NO_ORDER,
     ORDER,
-    PRINTED,
     WEAKENING,
     Effect,
     EvidenceLevel,
@@ -94,6 +93,4 @@ def _outcome(effect: Effect, p: float | None, found: Found) -> Outcome:
 
 
 def _level(effect: Effect) -> EvidenceLevel:
-    if PRINTED in effect.doubts:
-        return EvidenceLevel.PUBLISHED
     return EvidenceLevel.PROVISIONAL if WEAKENING & set(effect.doubts) else EvidenceLevel.MEASURED

@@ -1,5 +1,6 @@
 """Ranking: alternatives by an objective's metrics, and which of them are worse than the best."""
 
+import math
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
@@ -62,38 +63,62 @@ class Ranking(Struct, frozen=True):
         """RankedResults on one metric, best first."""
         return tuple(one for one in self.results if one.metric == metric)
 
-    def acceptable(self) -> tuple[str, ...]:
-        """Alternatives that are worse on no metric; best first. Empty where nothing is known.
+    def like(self) -> tuple[str, ...]:
+        """Alternatives that are like the best on every metric; empty where nothing can be compared.
 
-        Those of which nothing is given are left out while others are there. Where each loses
-        somewhere, those that are best somewhere.
+        Where none is, the one that loses least, of those that are not shown to be worse.
         """
         if self._at(Position.UNKNOWN):
             return ()
-        worse, undecided = self._at(Position.WORSE), self._at(Position.UNDECIDED)
-        names = dict.fromkeys(one.alternative for one in self.results)
-        kept = tuple(name for name in names if name not in worse)
-        stated = tuple(name for name in kept if name not in undecided)
-        if not worse and len(stated) < min(2, len(kept)):
-            return ()
-        best = (one.alternative for one in self.results if one.position is Position.BEST)
-        return stated or kept or tuple(dict.fromkeys(best))
+        unlike = {one.alternative for one in self.results if not is_like_best(one)}
+        names = tuple(dict.fromkeys(one.alternative for one in self.results))
+        if like := tuple(name for name in names if name not in unlike):
+            return like
+        candidates = tuple(name for name in names if name not in self.worse()) or names
+        return (min(candidates, key=self._greatest_loss),)
 
-    def undecided(self) -> tuple[str, ...]:
-        """Alternatives that may be as good as the acceptable ones, or much worse; best first."""
-        worse, kept = self._at(Position.WORSE), self.acceptable()
-        return tuple(name for name in self._at(Position.UNDECIDED) if name not in (*worse, *kept))
+    def worse(self) -> tuple[str, ...]:
+        """Alternatives that are shown to be worse than the best on some metric; where each is worse
+        somewhere, without those that are best somewhere."""
+        worse = self._at(Position.WORSE)
+        names = {one.alternative for one in self.results}
+        best = self._at(Position.BEST) if names == set(worse) else ()
+        return tuple(name for name in worse if name not in best)
 
     def level(self) -> EvidenceLevel:
-        """The weakest by which something is worse than the best; where nothing is, the weakest of
-        all. A pair that shows nothing weakens no other."""
-        worse = [one.level for one in self.results if one.position is Position.WORSE]
-        levels = worse or [one.level for one in self.results]
-        return max(levels, key=lambda one: one.rank, default=EvidenceLevel.MEASURED)
+        """The weakest by which something is worse than the best; where nothing is, whether a
+        difference that matters is excluded. A pair that shows nothing weakens no other."""
+        if levels := [one.level for one in self.results if one.position is Position.WORSE]:
+            return max(levels, key=lambda level: level.rank)
+        same = {Position.BEST, Position.NO_WORSE}
+        excluded = all(one.position in same for one in self.results)
+        return EvidenceLevel.NO_DIFFERENCE if excluded else EvidenceLevel.RULE
+
+    def _greatest_loss(self, name: str) -> float:
+        own = (one for one in self.results if one.alternative == name)
+        return max(_loss(one) / METRICS[one.metric].matters for one in own)
 
     def _at(self, position: Position) -> tuple[str, ...]:
         found = (one.alternative for one in self.results if one.position is position)
         return tuple(dict.fromkeys(found))
+
+
+def is_like_best(result: RankedResult) -> bool:
+    """Whether a result is so near the best that another ground may choose it: within what matters,
+    and within most of that where its interval excludes that they are equal.
+
+    It rests on values more than on how sure they are, so that another boot changes no choice.
+    """
+    if result.position in (Position.BEST, Position.WORSE):
+        return result.position is Position.BEST
+    is_sure = result.level is EvidenceLevel.MEASURED and result.low is not None
+    differs = is_sure and not (result.low or 0.0) < 1 < (result.high or math.inf)
+    most = METRICS[result.metric].matters * (0.8 if differs else 1.0)
+    return _loss(result) < most
+
+
+def _loss(result: RankedResult) -> float:
+    return 1 - min(result.ratio, 1 / result.ratio)
 
 
 OWN_NODE, OTHER_NODE = "the GPU's own node", "another GPU's node"

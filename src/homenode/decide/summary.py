@@ -6,7 +6,7 @@ What a series never mixes: units, variants, sizes, nodes, devices, placement sta
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -14,8 +14,18 @@ from typing import Any, NamedTuple
 from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
-from homenode.measure.results.model import UNSETTLED, FigureKey, Run, RunHead, Sample, Statistic
-from homenode.metrics import POWER, Metric, metric_of
+from homenode.measure.results.model import (
+    UNKNOWN_SWITCHES,
+    UNSETTLED,
+    FigureKey,
+    Origin,
+    Run,
+    RunHead,
+    Sample,
+    Statistic,
+)
+from homenode.metrics import METRICS, POWER, Metric, metric_of
+from homenode.objective import Objective
 
 LEAST_UNDISTURBED = 3
 """Disturbed samples are left out while at least this many others are there in a boot."""
@@ -287,3 +297,19 @@ def _folded(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
         blocks=tuple(blocks[boot].block for boot in by_boot),
         times=tuple(blocks[boot].time for boot in by_boot),
     )
+
+
+def left_out(runs: Sequence[Run], objectives: Sequence[Objective]) -> Iterator[str]:
+    """Runs of other tools without a layout, and figures that decide for none of these objectives,
+    as they are of parts alone."""
+    for run in runs:
+        name = f"{run.head.system}/{run.head.name}"
+        is_foreign = run.head.origin is Origin.IMPORTED and run.head.arrangement is None
+        if is_foreign and run.head.switches == UNKNOWN_SWITCHES:
+            yield f"{name}: its layout is not known (homenode import --layout NAME=PRESET)"
+            continue
+        series = series_of([run]) if run.head.origin is not Origin.PUBLISHED else {}
+        for metric in METRICS.values():
+            part = None if headline(series, metric) else part_in(series, metric)
+            if part and not set(objectives).isdisjoint((*metric.primary, *metric.stands_in)):
+                yield f"{name}: {metric.title}: {part} alone decides nothing"

@@ -8,10 +8,9 @@ from msgspec import Struct
 from homenode.decide.alternative import alternatives_of
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Comparison, EvidenceLevel
-from homenode.decide.decide import decide_all
 from homenode.decide.machine_facts import MachineFacts
-from homenode.decide.statement import effect_text, sentence_of
-from homenode.decide.verdict import Verdict
+from homenode.decide.recommendation import ReasonId, Recommendation, decide_all
+from homenode.decide.sentences import effect_text, sentence_of
 from homenode.measure.results.model import Origin, Run
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.trial.journal import TrialHead
@@ -29,11 +28,11 @@ class Advice(Struct, frozen=True, kw_only=True):
 
 class Conclusion(Struct, frozen=True, kw_only=True):
     """of_bare: each layout against the host itself, None where that was not measured. emulated: no
-    figure means anything, and there are no verdicts.
+    figure means anything, and there are no answers.
     """
 
     of_bare: Comparison | None
-    verdicts: tuple[Verdict, ...]
+    recommendations: tuple[Recommendation, ...]
     advice: tuple[Advice, ...]
     emulated: bool
 
@@ -61,7 +60,7 @@ def conclude(
         of_bare = compare(against, bare=True)
     found = () if emulated else decide_all(guests, machine)
 
-    def command(found: Verdict) -> str:
+    def command(found: Recommendation) -> str:
         if not plan_words:
             words = ["homenode", "apply", domain, "--connect", connect, *apply_words]
             return shlex.join([*words, *found.words])
@@ -83,7 +82,7 @@ def conclude(
     )
     return Conclusion(
         of_bare=of_bare,
-        verdicts=found,
+        recommendations=found,
         advice=advice,
         emulated=emulated,
     )
@@ -109,9 +108,9 @@ def answer_of(found: Conclusion, head: TrialHead, boots: int) -> TrialAnswer:
         nothing = "nothing is decided: it is emulated, and its figures mean nothing"
         return TrialAnswer(sentence=about + nothing)
     commands = {one.objective: one.command for one in found.advice}
-    verdict = next(one for one in found.verdicts if one.objective is head.objective)
-    if not verdict.here and not verdict.passed and not verdict.stopped and commands:
-        verdict = next(one for one in found.verdicts if one.objective in commands)
+    verdict = next(one for one in found.recommendations if one.objective is head.objective)
+    if not verdict.here and not _passed(verdict) and not verdict.is_blocked and commands:
+        verdict = next(one for one in found.recommendations if one.objective in commands)
     objective = verdict.objective
     if verdict.here and verdict.choice is not None and objective in commands:
         level = "" if verdict.level is EvidenceLevel.MEASURED else f" ({verdict.level})"
@@ -119,8 +118,8 @@ def answer_of(found: Conclusion, head: TrialHead, boots: int) -> TrialAnswer:
         chosen = f"run {layout} for {objective}: {effect_text(verdict)}{level}"
         bare = _share_of_bare(found.of_bare, verdict)
         return TrialAnswer(sentence=about + chosen + bare, command=commands[objective])
-    why = "; ".join(verdict.passed) or sentence_of(verdict)
-    if verdict.stopped:
+    why = "; ".join(_passed(verdict)) or sentence_of(verdict)
+    if verdict.is_blocked:
         return TrialAnswer(sentence=f"{about}nothing is decided for {objective}: {why}")
     more = ("homenode", "trial", "resume", head.id, "--boots", boots + MORE_BOOTS)
     return TrialAnswer(
@@ -128,7 +127,11 @@ def answer_of(found: Conclusion, head: TrialHead, boots: int) -> TrialAnswer:
     )
 
 
-def _share_of_bare(of_bare: Comparison | None, verdict: Verdict) -> str:
+def _passed(answer: Recommendation) -> tuple[str, ...]:
+    return tuple(one.detail for one in answer.reasons if one.id is ReasonId.PASSED)
+
+
+def _share_of_bare(of_bare: Comparison | None, verdict: Recommendation) -> str:
     if of_bare is None or not verdict.results:
         return ""
     metric = verdict.results[0].metric

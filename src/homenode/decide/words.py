@@ -34,26 +34,48 @@ def multiple_text(ratio: float) -> str:
     """A ratio as a multiple, two digits; near 1 with the digits that distinguish it from 1.
 
     >>> multiple_text(1.026), multiple_text(0.4257), multiple_text(7.265), multiple_text(1.0)
-    ('1.026 x', '0.43 x', '7.3 x', '1 x')
+    ('1.03x', '0.43x', '7.3x', '1x')
     >>> multiple_text(38.1), multiple_text(1.31), multiple_text(240.0)
-    ('38 x', '1.31 x', '240 x')
+    ('38x', '1.31x', '240x')
     """
     if 0.95 < ratio < 2:
-        return f"{_multiple(ratio)} x"
-    return f"{ratio:.2g} x" if ratio < 10 else f"{ratio:.0f} x"
+        return f"{_multiple(ratio)}x"
+    return f"{ratio:.2g}x" if ratio < 10 else f"{ratio:.0f}x"
 
 
 def range_text(low: float, high: float) -> str:
     """Two ratios as a range of multiples, with a digit more: it may be an interval.
 
     >>> range_text(0.83, 0.88), range_text(1.5, 7.37)
-    ('0.83 to 0.88 x', '1.5 to 7.37 x')
+    ('0.83x to 0.88x', '1.5x to 7.37x')
     """
-    return f"{_multiple(low)} to {_multiple(high)} x"
+    return f"{_multiple(low)}x to {_multiple(high)}x"
+
+
+def change_text(ratio: float, name: str = "", *, lower_is_better: bool = False) -> str:
+    """What a value is against another one: a gain as a multiple, a loss in per cent.
+
+    >>> change_text(7.27, "default"), change_text(1.023, "pin"), change_text(0.43, "pin")
+    ('7.3x default', '2 % faster than pin', '57 % slower than pin')
+    >>> change_text(0.72, "default", lower_is_better=True), change_text(1.0, "pin")
+    ('28 % lower than default', 'the same as pin')
+    """
+    percent = abs(ratio - 1) * 100
+    if ratio >= LEAST_MULTIPLE and not lower_is_better:
+        return f"{multiple_text(ratio)} {name}".rstrip()
+    if percent < 0.05:
+        return f"the same as {name}" if name else "the same"
+    up, down = ("higher", "lower") if lower_is_better else ("faster", "slower")
+    amount = f"{percent:.0f} %" if percent >= 1 else f"{percent:.1f} %"
+    return f"{amount} {up if ratio > 1 else down}" + (f" than {name}" if name else "")
+
+
+LEAST_MULTIPLE = 1.1
+"""Smaller gains are in per cent."""
 
 
 def _multiple(ratio: float) -> str:
-    return f"{ratio:.4g}" if 1 < ratio < 1.1 else f"{ratio:.3g}"
+    return f"{ratio:.3g}"
 
 
 def _digits(value: float) -> str:

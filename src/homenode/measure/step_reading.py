@@ -32,7 +32,7 @@ from homenode.machine.topology import Host
 from homenode.measure.figures import amd as amd_figures
 from homenode.measure.figures import nvidia as gpu_figures
 from homenode.measure.figures import torch_programs as torch_figures
-from homenode.measure.figures.nvidia import Binding, CollectiveCurve, curve_of, flat_curve, sections
+from homenode.measure.figures.nvidia import Binding, flat_curve, half_peak_of, sections
 from homenode.measure.figures.probe import BracketedSample, StepReading, probe_figures
 from homenode.measure.figures.sample import (
     Figures,
@@ -126,9 +126,11 @@ def _torch(test: BenchTest, text: str, host: Host) -> Figures:
 
 def _collective(figures: Figures, run: NcclTests, test: BenchTest) -> Figures:
     """With what the curve says, and the test's variant on every sample."""
-    curve = curve_of(run) if figures.samples else None
-    finding = flat_curve(run, test.id) if curve is not None else None
-    samples = (*figures.samples, *_half_peak(curve))
+    half_peak = half_peak_of(run) if figures.samples else None
+    finding = flat_curve(run, test.id) if half_peak is not None else None
+    samples = figures.samples
+    if half_peak is not None:
+        samples = (*samples, sample("allreduce-half-peak", "bytes", float(half_peak)))
     conditions = figures.conditions
     if test.variant is None and test.binding is not None:
         conditions += (Condition("collective binding", test.binding),)
@@ -138,12 +140,6 @@ def _collective(figures: Figures, run: NcclTests, test: BenchTest) -> Figures:
         conditions=conditions,
         findings=(*figures.findings, *([finding] if finding is not None else [])),
     )
-
-
-def _half_peak(curve: CollectiveCurve | None) -> tuple[Sample, ...]:
-    if curve is None:
-        return ()
-    return (sample("allreduce-half-peak", "bytes", float(curve.half_peak_bytes)),)
 
 
 def _varied(one: Sample, *words: str | None) -> Sample:

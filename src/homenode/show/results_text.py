@@ -13,9 +13,9 @@ from homenode.decide.comparison import (
     Outcome,
 )
 from homenode.decide.outcomes import is_large
-from homenode.decide.statement import ground_of, memory_text, runs_as, sentence_of
+from homenode.decide.recommendation import ReasonId, Recommendation, RecommendedComparison
+from homenode.decide.sentences import first_line, ground_of, layout_named, sentence_of
 from homenode.decide.summary import Series, SeriesKey, headline
-from homenode.decide.verdict import DecidedComparison, ReasonId, Verdict
 from homenode.decide.words import figure_text, multiple_text, range_text
 from homenode.doc import Doc, Part, Section, Span, Table, Text
 from homenode.findings import Doubt
@@ -114,18 +114,23 @@ _OUTCOMES = {
 }
 
 
-def comparison_text(comparison: DecidedComparison, *, everything: bool = False) -> Doc:
+def comparison_text(comparison: RecommendedComparison, *, everything: bool = False) -> Doc:
     """What to run, a table for each alternative, primary metrics first, doubts, what was skipped.
 
     everything: also why of many machines, sources, and series of single devices, nodes, sizes and
     pairs of PUs.
     """
-    against = "bare metal" if comparison.bare else comparison.baseline
     parts = list(_verdicts(comparison, everything))
+    pairs: dict[tuple[str, str, str], list[Effect]] = {}
+    for one in comparison.effects:
+        pairs.setdefault((one.system, one.alternative, one.baseline), []).append(one)
+    for (system, label, baseline), effects in pairs.items():
+        against = f"{label} against {'bare metal' if comparison.bare else baseline}"
+        title = f"{system}: {against}" if system else against
+        parts.append(Section(title, tuple(_tables(comparison, effects, everything))))
     for label in comparison.alternatives:
-        effects = [one for one in comparison.effects if one.alternative == label]
-        tables = tuple(_tables(comparison, effects, everything))
-        parts.append(Section(f"{label} against {against}", tables))
+        if not comparison.effects:
+            parts.append(Text(f"{label} and {comparison.baseline} have no series in common"))
     parts += power_table(comparison.power)
     parts += (Section("", tuple(_doubts(comparison.doubts))), Text(""))
     parts += [Text(f"skipped: {one}", "warn") for one in comparison.skipped]
@@ -169,8 +174,6 @@ def _tables(comparison: Comparison, effects: Sequence[Effect], everything: bool)
             yield Table(heads=_HEADS, rows=rows, folds=_HEADS[-1:])
     if hidden := len(rest) - len(shown):
         yield Text(f"{plural(hidden, 'more series', 'more series')} with --all")
-    if not effects:
-        yield Text("no series in common")
 
 
 def _is_whole(effect: Effect) -> bool:
@@ -247,54 +250,35 @@ MOST_IN_FULL = 3
 """Machines; of more, a line says what to run on each."""
 
 
-def _verdicts(comparison: DecidedComparison, everything: bool) -> Iterator[Part]:
+def _verdicts(comparison: RecommendedComparison, everything: bool) -> Iterator[Part]:
     """One section per machine."""
-    systems: dict[str, list[Verdict]] = {}
-    for verdict in comparison.verdicts:
+    systems: dict[str, list[Recommendation]] = {}
+    for verdict in comparison.recommendations:
         systems.setdefault(verdict.system, []).append(verdict)
     in_full = everything or len(systems) <= MOST_IN_FULL
     for name, verdicts in systems.items():
         lines = _of_system(verdicts, comparison.doubts, everything) if in_full else ()
-        yield Section(_first_line(name, verdicts), tuple(lines))
+        yield Section(first_line(name, verdicts), tuple(lines))
     if not systems:
         yield Text("no figures for any objective")
     if not in_full:
         yield Text("Why: name the results of one machine, or give --all (all of it)", "dim")
 
 
-def _first_line(name: str, verdicts: Sequence[Verdict]) -> str:
-    """What to run: "H200: run pin-numa for memory-bandwidth (measured)"."""
-    objectives: dict[tuple[str, str], list[str]] = {}
-    for verdict in verdicts:
-        if verdict.words:
-            answer = " ".join(verdict.words[1:]), verdict.level or "unknown"
-            objectives.setdefault(answer, []).append(verdict.objective)
-    answers = "; ".join(
-        f"{layout} for {', '.join(group)} ({level})"
-        for (layout, level), group in objectives.items()
-    )
-    return f"{name}: run {answers}" if answers else f"{name}: {ground_of(verdicts[0])}"
-
-
 def _of_system(
-    verdicts: Sequence[Verdict], listed: Sequence[Doubt], everything: bool
+    answers: Sequence[Recommendation], listed: Sequence[Doubt], everything: bool
 ) -> Iterator[Text]:
-    sick = [one for one in verdicts if one.why(ReasonId.HEALTH) is not None]
-    for one in verdicts:
-        if one not in sick:
-            yield from _block(one, str(one.objective), listed, everything)
-        elif one is sick[0]:  # the same of every objective
-            objectives = ", ".join(str(other.objective) for other in sick)
-            yield from _block(one, objectives, listed, everything)
+    sick = [answer for answer in answers if answer.why(ReasonId.HEALTH) is not None]
+    for answer in answers:
+        if answer not in sick:
+            yield from _block(answer, str(answer.objective), everything)
+        elif answer is sick[0]:  # the same of every objective
+            yield from _block(answer, ", ".join(str(one.objective) for one in sick), everything)
+    for line in dict.fromkeys(line for answer in answers for line in doubts_of(answer, listed)):
+        yield Text(f"caveat: {line}")
 
 
-def answer_of(verdict: Verdict) -> str:
-    """What to run: the choice, and the layout where that is not its name."""
-    layout = runs_as(verdict)
-    return f"{verdict.choice or 'no answer'}{f' ({layout})' if layout else ''}"
-
-
-def doubts_of(verdict: Verdict, listed: Sequence[Doubt] = ()) -> tuple[str, ...]:
+def doubts_of(verdict: Recommendation, listed: Sequence[Doubt] = ()) -> tuple[str, ...]:
     """The doubts that its level does not say already, with remedies. listed: elsewhere, in full."""
     stated = [one for one in verdict.doubts if one.id not in SAID_BY_LEVEL]
     known = {one.id for one in listed}
@@ -306,21 +290,14 @@ def doubts_of(verdict: Verdict, listed: Sequence[Doubt] = ()) -> tuple[str, ...]
     )
 
 
-def _block(
-    verdict: Verdict, objective: str, listed: Sequence[Doubt], everything: bool
-) -> Iterator[Text]:
-    answer = Span(answer_of(verdict), "good" if verdict.choice else "warn")
-    yield Text((Span(f"{objective}: ", "bold"), answer, f"  [{ground_of(verdict)}]"))
-    lines = [sentence_of(verdict)]
-    if verdict.choice is not None:
-        pages = verdict.huge_pages or "not known"
-        lines.append(f"memory: {memory_text(verdict)}; huge pages: {pages}")
-    if verdict.level is EvidenceLevel.PROVISIONAL:
-        lines.append("to be sure: boot each layout five times, in mixed order (homenode trial)")
-    lines += [f"doubt: {one}" for one in doubts_of(verdict, listed)]
-    if verdict.measure_next is not None:
-        lines.append(f"measure next: {verdict.measure_next}")
-    lines += [f"stronger evidence that cannot tell: {one}" for one in verdict.passed]
+def _block(answer: Recommendation, objective: str, everything: bool) -> Iterator[Text]:
+    layout = layout_named(answer) if answer.choice else "no answer"
+    name = Span(layout, "good" if answer.tells else "warn")
+    yield Text((Span(f"{objective}: ", "bold"), name, f"  [{ground_of(answer)}]"))
+    lines = [sentence_of(answer)]
+    if answer.measure_next is not None:
+        lines.append(f"measure next: {answer.measure_next}")
+    lines += [one.detail for one in answer.reasons if one.id is ReasonId.PASSED]
     if everything:
-        lines += [f"source: {one}" for one in verdict.sources]
+        lines += [f"source: {one}" for one in answer.sources]
     yield from (Text(line, indent=2) for line in lines)

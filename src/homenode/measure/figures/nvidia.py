@@ -31,9 +31,8 @@ from homenode.machine.tools.nvbandwidth import (
 )
 from homenode.machine.tools.study_programs import GpuCopies
 from homenode.measure.figures.sample import FigureList, Figures, sample
-from homenode.measure.results.flat_curve import FLAT_FROM_BYTES, flat_from
 from homenode.measure.results.model import Condition, Sample
-from homenode.units import format_bytes
+from homenode.measure.results.sweep import LEAST_RATE_BYTES_PER_S, flat_fit
 
 _PINNED = re.compile(r"\bPINNED to (\d{1,5})\b", re.ASCII)
 
@@ -284,36 +283,24 @@ def of_copies(gpus: tuple[GpuCopies, ...]) -> Figures:
     return found.figures(gpu.name for gpu in gpus)
 
 
-class CollectiveCurve(Struct, frozen=True):
-    """half_peak_bytes: the first size with half of the peak. flat_from_bytes: where a plateau
-    begins that begins too early, None where none does."""
-
-    peak_bytes_per_s: float
-    half_peak_bytes: int
-    flat_from_bytes: int | None
-
-
-def curve_of(run: NcclTests) -> CollectiveCurve | None:
-    """The curve of a run, of the better half at each size; None where nothing was moved."""
+def half_peak_of(run: NcclTests) -> int | None:
+    """The first size with half of the highest bus bandwidth; None where nothing was moved."""
     points = _points(run.rows)
-    if not points:
-        return None
-    peak = max(rate for _, rate in points)
-    half = next(size for size, rate in points if rate >= peak / 2)
-    return CollectiveCurve(peak, half, flat_from(points, peak))
+    peak = max((rate for _, rate in points), default=0.0)
+    return next((size for size, rate in points if rate >= peak / 2), None)
 
 
 def flat_curve(run: NcclTests, subject: str) -> Finding | None:
-    """The finding of a curve that meets a hard ceiling. subject: the run, in the user's words."""
-    curve = curve_of(run)
-    if curve is None or curve.flat_from_bytes is None:
+    """The finding of a curve that meets a ceiling. subject: the run, in the user's words."""
+    gpus = run.gpus or 1
+    fit = flat_fit(_points(run.rows), 2 * (gpus - 1) / gpus if gpus > 1 else 1.0)
+    if fit is None:
         return None
     return finding(
         "collective-flat-curve",
         subject,
-        expected=f"a bus bandwidth that climbs beyond {format_bytes(FLAT_FROM_BYTES)}",
-        observed=f"{curve.peak_bytes_per_s / 1e9:.2f} GB/s from "
-        f"{format_bytes(curve.flat_from_bytes)} on",
+        expected=f"{LEAST_RATE_BYTES_PER_S / 1e9:g} GB/s at least, as one lane of PCIe 3.0",
+        observed=fit.text,
         severity=Severity.WARNING,
         source="sweep over message sizes",
     )

@@ -168,7 +168,7 @@ def _best(machine: ReportedMachine, metric: Metric) -> str | None:
 
     Nothing is best of figures that are emulated, of a sick machine, or of too few boots.
     """
-    for verdict in machine.verdicts:
+    for verdict in machine.recommendations:
         results = verdict.on(metric.id)
         others = [one.position is Position.WORSE for one in results[1:]]
         if verdict.choice is not None and others and all(others):

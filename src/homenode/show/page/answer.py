@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from homenode.decide.advice import Advised, Sentence, advise
+from homenode.decide.sentences import Advised, Sentence, advise
 from homenode.doc import Doc, Gallery, Items, Part, Picture, Section, Span, Text, Words
 from homenode.metrics import Metric, primaries
 from homenode.objective import Objective
@@ -20,7 +20,7 @@ _NOTHING = "No figure decides which layout to run: homenode trial VM measures it
 
 def advice_of(machines: Sequence[ReportedMachine]) -> tuple[Sentence, ...]:
     """What these machines' evidence says to do."""
-    return advise([Advised(one.name, one.verdicts, one.effects) for one in machines])
+    return advise([Advised(one.name, one.recommendations, one.effects) for one in machines])
 
 
 def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) -> Section:
@@ -53,7 +53,7 @@ def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
 def _named_layouts(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
     """Layouts that these machines have figures or verdicts of."""
     named = {one.label for machine in machines for one in machine.every}
-    for verdict in (one for machine in machines for one in machine.verdicts):
+    for verdict in (one for machine in machines for one in machine.recommendations):
         named |= {verdict.choice or "", verdict.layout or ""}
     return tuple(name for name in PRESETS if name in named)
 
@@ -87,7 +87,7 @@ def _groups(machines: Sequence[ReportedMachine]) -> Iterator[EffectGroup]:
 def _row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
     """None where the machine has no two layouts' figures, or has to be repaired first."""
     comparison = machine.comparison
-    if comparison is None or any(one.stopped for one in machine.verdicts):
+    if comparison is None or any(one.is_blocked for one in machine.recommendations):
         return None
     if comparison.baseline not in PRESETS:
         return None  # queues and policies: of a chart of their own

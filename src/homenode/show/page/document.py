@@ -53,8 +53,8 @@ _SIGNS = {
     "measured": " measured: intervals over three boots or more. ",
     "provisional": " provisional: fewer boots, so that a difference is stated only where it is far "
     "larger than between boots. ",
-    "published": " published: one run each. ",
-    "reasoned": " reasoned: no figure of this machine, only its topology and figures of others. ",
+    "no-difference": " no difference shown. ",
+    "rule": " a rule: results cannot tell, or there are none. ",
 }
 _RUN_AS = "Run as pin-bound: with memory bound as well, which such a guest does not see."
 _EFFECTS = (
@@ -268,7 +268,7 @@ def _doubt(one: Doubt) -> tuple[str | Span, ...]:
 
 def _notes(machine: ReportedMachine) -> Iterator[Section]:
     """The sources that verdicts and runs name."""
-    sources = [source for verdict in machine.verdicts for source in verdict.sources]
+    sources = [source for verdict in machine.recommendations for source in verdict.sources]
     sources += [run.head.source for run in machine.runs if run.head.source]
     if sources:
         items = Items(tuple(dict.fromkeys(sources)))

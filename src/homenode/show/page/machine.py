@@ -13,14 +13,17 @@ from msgspec.structs import replace
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.decide.alternative import Alternative, alternatives
 from homenode.decide.compare import compare_series
-from homenode.decide.comparison import Comparison, EvidenceLevel, once
-from homenode.decide.decide import decide_all
+from homenode.decide.comparison import Comparison, once
 from homenode.decide.doubts import doubts_of
 from homenode.decide.grade import Graded, grade_of
 from homenode.decide.machine_facts import facts_of_host, facts_of_runs, of_host
+from homenode.decide.recommendation import (
+    Recommendation,
+    decide_all,
+    rests_on_rule_alone,
+)
 from homenode.decide.summary import Series, SeriesKey
 from homenode.decide.switch_effects import SwitchEffect, switch_effects
-from homenode.decide.verdict import Verdict
 from homenode.doc import Gallery, Items, Part, Picture, Section, Span, Table, Text, Words
 from homenode.findings import Doubt, Finding, Severity
 from homenode.machine.pci import DeviceKind
@@ -66,7 +69,7 @@ class ReportedMachine(Struct, frozen=True, kw_only=True):
     chosen: tuple[Alternative, ...]
     rest: tuple[Alternative, ...]
     series: Mapping[str, Mapping[SeriesKey, Series]]
-    verdicts: tuple[Verdict, ...]
+    recommendations: tuple[Recommendation, ...]
     graded: Graded
     comparison: Comparison | None
     bare: Comparison | None
@@ -167,7 +170,7 @@ def _machine(
         chosen=chosen,
         rest=rest,
         series=series,
-        verdicts=verdicts,
+        recommendations=verdicts,
         graded=grade_of(verdicts),
         comparison=comparison,
         bare=bare,
@@ -184,7 +187,7 @@ def _verdicts(
     runs: Sequence[Run],
     known: Sequence[Alternative],
     host: Host | None,
-) -> tuple[Verdict, ...]:
+) -> tuple[Recommendation, ...]:
     """The answers for a machine, of which the reader may know the host or nothing but its runs."""
     if host is not None:
         machine, runs = facts_of_host(host), of_host(runs, host)
@@ -192,9 +195,7 @@ def _verdicts(
         machine = facts_of_runs(runs[0].head.system, runs)
     found = decide_all(runs, replace(machine, name=name), known=known)
     figures = machine.nodes is not None
-    return tuple(
-        one for one in found if figures or one.level is not EvidenceLevel.REASONED or one.passed
-    )
+    return tuple(one for one in found if figures or not rests_on_rule_alone(one))
 
 
 def _bare_metal(runs: Sequence[Run]) -> Alternative | None:
@@ -292,7 +293,7 @@ def host_part(machine: ReportedMachine, *, paper: bool) -> HostPart:
     svgs: list[tuple[str, str]] = []
     plans = list(machine.plans.items())
     if host is not None and plans and _fits(host, plans[0][1]):
-        choices = [one.choice for one in machine.verdicts]
+        choices = [one.choice for one in machine.recommendations]
         label, plan = max(plans, key=lambda pair: choices.count(pair[0]))
         svgs.append((f"host, with the VM of {label}", topology_map(host, plan)))
     elif host is not None:

@@ -6,14 +6,14 @@ from msgspec import Struct
 
 from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.grade import Grade
-from homenode.decide.statement import (
+from homenode.decide.recommendation import Recommendation, titles_of
+from homenode.decide.sentences import (
     effect_text,
     ground_of,
-    runs_as,
+    layout_named,
     sentence_of,
     stop_text,
 )
-from homenode.decide.verdict import Verdict, titles_of
 from homenode.doc import Cell, Span, Table, Words
 from homenode.machine.pci import DeviceKind
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin
@@ -26,7 +26,6 @@ TONES = {
     Grade.DEPENDS: "good",
     Grade.REVIEW: "review",
     Grade.UNKNOWN: "unknown",
-    Grade.NOT_REAL: "unknown",
     Grade.NOT_READY: "stop",
 }
 """Which look a grade has; its word says it too."""
@@ -36,16 +35,15 @@ GRADES = {
     Grade.DEPENDS: "its uses want different layouts.",
     Grade.REVIEW: "check the pinning first.",
     Grade.NOT_READY: "repair what the finding says, then measure.",
-    Grade.NOT_REAL: "emulated or synthesised figures.",
     Grade.UNKNOWN: "no figure decides.",
 }
 """What a grade means."""
 
 SIGNS = {
     "measured": "\u25cf",
+    "no-difference": "\u25cf",
     "provisional": "\u25d0",
-    "published": "\u25d0",
-    "reasoned": "\u25cb",
+    "rule": "\u25cb",
 }
 """How sure, at a glance."""
 
@@ -87,7 +85,9 @@ class VerdictCard(Struct, frozen=True, kw_only=True):
     @property
     def is_stopped(self) -> bool:
         """No objective has an answer, all for the same reason."""
-        return bool(self.answers) and not any(one.has_choice for one in self.answers)
+        telling = [one for one in self.answers if one.has_choice and one.sure != "rule"]
+        is_blocked = self.tone == "stop" or not any(one.has_choice for one in self.answers)
+        return bool(self.answers) and is_blocked and not telling
 
 
 def verdict_card(machine: ReportedMachine, anchor: str) -> VerdictCard:
@@ -103,7 +103,7 @@ def verdict_card(machine: ReportedMachine, anchor: str) -> VerdictCard:
         tone=TONES[graded.grade],
         reason=graded.reason,
         stop=_stop(machine) or graded.reason,
-        answers=tuple(_answer(one, evidence, machine) for one in machine.verdicts),
+        answers=tuple(_answer(one, evidence, machine) for one in machine.recommendations),
     )
 
 
@@ -126,8 +126,7 @@ def _decisions(card: VerdictCard) -> tuple[Cell, ...]:
     first = Cell(((name, " ", grade), Span(card.about, "dim small")))
     if card.is_stopped or not card.answers:
         stop: Words = Span(card.stop, "small")
-        action = "measure first" if card.grade == Grade.NOT_REAL else "repair first"
-        lines = (Span(action, "bold"), stop) if card.is_stopped else (stop,)
+        lines = (Span("repair first", "bold"), stop) if card.is_stopped else (stop,)
         return (first, Cell(lines, across=len(Objective)))
     answers = {one.objective: one for one in card.answers}
     return (first, *(_decision(answers.get(str(one))) for one in Objective))
@@ -139,7 +138,7 @@ def _decision(one: Answer | None) -> Cell:
     if one is None or not one.has_choice:
         return Cell((Span("no figures" if one is None else "cannot tell", "dim"),), "none")
     lines: list[Words] = [
-        (Span(SIGNS.get(one.sure, SIGNS["reasoned"]), f"sure {one.sure}"), " ", _chip(one))
+        (Span(SIGNS.get(one.sure, SIGNS["rule"]), f"sure {one.sure}"), " ", _chip(one))
     ]
     if one.layout:
         lines.append(Span(one.layout, "small dim"))
@@ -177,18 +176,18 @@ def _stop(machine: ReportedMachine) -> str:
     """The first of the findings that stop every recommendation, and how many are like it; of logs
     that no one said a layout of, what to do."""
     heads = [run.head for run in machine.runs]
-    if not machine.verdicts and all(
+    if not machine.recommendations and all(
         one.switches == UNKNOWN_SWITCHES and one.arrangement == one.name for one in heads
     ):
         return (
             "the logs do not say under which layout each run was made: "
             "homenode import --layout RUN=LAYOUT adds it; the figures are below"
         )
-    first = next((one.findings[0] for one in machine.verdicts if one.findings), None)
+    first = next((one.findings[0] for one in machine.recommendations if one.findings), None)
     if first is None:
         return ""
     fix = f". Fix: {first.fix}" if first.fix else "."
-    return stop_text(machine.verdicts) + fix
+    return stop_text(machine.recommendations) + fix
 
 
 def machine_line(machine: ReportedMachine) -> str:
@@ -210,17 +209,17 @@ def _has_gpus(machine: ReportedMachine, objective: Objective) -> bool:
     return sum(one.physical_function is None for one in cards) >= least
 
 
-def _answer(one: Verdict, origins: str, machine: ReportedMachine) -> Answer:
+def _answer(one: Recommendation, origins: str, machine: ReportedMachine) -> Answer:
     said = [f"measure next: {one.measure_next}"] if one.measure_next is not None else []
     ground = ground_of(one)
     if origins and one.boots is not None:
         ground += f" ({origins})"
     return Answer(
         objective=str(one.objective),
-        choice=one.choice or "no answer",
+        choice=layout_named(one) if one.choice else "no answer",
         has_choice=one.choice is not None,
-        layout=runs_as(one),
-        applies=one.level is not EvidenceLevel.REASONED or _has_gpus(machine, one.objective),
+        layout="",
+        applies=one.level is not EvidenceLevel.RULE or _has_gpus(machine, one.objective),
         effect=effect_text(one),
         sure="" if one.level is None else str(one.level),
         statement=sentence_of(one),

@@ -32,8 +32,8 @@ from homenode.cluster.slurm.study.maps import (
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Comparison, Outcome
-from homenode.decide.statement import ground_of, sentence_of
-from homenode.decide.verdict import verdict
+from homenode.decide.recommendation import recommend
+from homenode.decide.sentences import ground_of, sentence_of
 from homenode.decide.words import multiple_text
 from homenode.findings import Gap
 from homenode.measure.results.model import CPU_ONLY, GPU_UNKNOWN, Run, Sample
@@ -222,7 +222,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
     evidence = [_on_node(one) for one in local[:_SHOWN]]
     # A slice of a GPU is no part of this question.
     whole = tuple(job for job in jobs if job.gres == "gpu")
-    made = verdict("", alternatives(copies_as_runs(whole, COPIES[:2])), Objective.GPU_COPY)
+    made = recommend("", alternatives(copies_as_runs(whole, COPIES[:2])), Objective.GPU_COPY)
     evidence.append(f"{ground_of(made)}: {sentence_of(made)}")
     shared = [
         job
@@ -291,7 +291,7 @@ def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     runs = between_gpus(jobs)
     if len({run.head.arrangement for run in runs}) < 2:
         return _unknown("copies between GPUs were measured under one binding, or none")
-    made = verdict("", alternatives(runs), Objective.MULTI_GPU)
+    made = recommend("", alternatives(runs), Objective.MULTI_GPU)
     evidence = f"{ground_of(made)}: {sentence_of(made)}"
     if made.choice is None:
         return _unknown(sentence_of(made), evidence)

@@ -1,0 +1,550 @@
+"""Recommendation: which layout to run for an objective on a machine, and on what evidence.
+
+Health first: a critical finding about a link blocks the objectives that use it. Then the strongest
+results that tell layouts apart: of this machine before others of its kind. Layouts that results
+cannot tell apart are chosen among by the rule of plan/auto. Memory is bound to the chosen nodes in
+every answer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.decide.alternative import CONSERVATIVE, Alternative, alternatives, preset_of
+from homenode.decide.comparison import Comparison, EvidenceLevel, once
+from homenode.decide.doubts import doubts_of
+from homenode.decide.health import blocking_findings, figure_findings
+from homenode.decide.machine_facts import (
+    MachineFacts,
+    machines_in,
+    of_no_machine,
+)
+from homenode.decide.ranking import Position, RankedResult, Ranking, is_like_best, ranking_for
+from homenode.findings import Doubt, Finding
+from homenode.machine.topology import Host
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
+from homenode.measure.results.vantage import Vantage
+from homenode.metrics import METRICS, primaries
+from homenode.objective import Objective
+from homenode.plan.auto import LAYOUTS, LayoutInputs, layout_for, needed_layout
+from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
+
+
+class ReasonId(StrEnum):
+    """Why a choice was made, or none was."""
+
+    BEST = "best"  # the others are worse by as much as matters
+    RULE = "rule"  # of plan/auto, among layouts that results cannot tell apart, or without results
+    NO_LAYOUT = "no-layout"  # the choice is not a layout: the layout is the rule's
+    BOUND = "bound"  # the guest is the choice's, and the layout binds its memory as well
+    FLOATING = "floating"  # pins are worse: vCPUs float over the nodes of their memory
+    PIN_REGRESSION = "pin-regression"  # pinning lost throughput: the pins are wrong
+    PASSED = "passed"  # stronger evidence that cannot tell
+    HEALTH = "health"  # a critical finding about a link that the objective uses
+    UNUSABLE = "unusable"  # emulated or synthesised, or marked by whoever measured
+    REFUSED = "refused"  # zeroes
+    NO_RESULTS = "no-results"  # of the objective, or of one layout only
+    CANNOT_TELL = "cannot-tell"  # the doubts say why
+
+
+class Reason(Struct, frozen=True, kw_only=True):
+    """Why, with what it is about."""
+
+    id: ReasonId
+    alternative: str | None = None
+    metric: str | None = None
+    ratio: float | None = None  # to the best, or to what the alternative is compared with
+    detail: str = ""  # for people only
+
+
+class Recommendation(Struct, frozen=True, kw_only=True):
+    """The answer for one objective on one machine."""
+
+    objective: Objective
+    system: str
+    level: EvidenceLevel | None = None  # None: there is no answer, and the reasons say why
+    here: bool = False  # the evidence is of this very machine
+    choice: str | None = None  # the alternative that the evidence favours
+    layout: str | None = None  # the preset to run: the choice's guest, with bound memory
+    avoid: tuple[str, ...] = ()  # what is worse than the best
+    results: tuple[RankedResult, ...] = ()  # by metric, best first
+    boots: tuple[int, int] | None = None  # fewest and most of an alternative; None: printed values
+    reasons: tuple[Reason, ...] = ()
+    findings: tuple[Finding, ...] = ()  # that block the objective
+    doubts: tuple[Doubt, ...] = ()
+    measure_next: str | None = None  # the layout without results that could change the answer
+    sources: tuple[str, ...] = ()
+
+    def why(self, id: ReasonId) -> Reason | None:
+        """The reason of that id, or None."""
+        return next((reason for reason in self.reasons if reason.id is id), None)
+
+    @property
+    def keeps_vcpus(self) -> bool:
+        """Whether siblings take half the cores rather than double the vCPUs."""
+        exposes = self.layout is not None and PRESETS[self.layout].siblings is Siblings.EXPOSED
+        return exposes and self.objective is Objective.DENSITY
+
+    @property
+    def floats(self) -> bool:
+        """Whether the layout is default, with vCPUs that float over the nodes of their memory."""
+        return self.why(ReasonId.FLOATING) is not None
+
+    @property
+    def also(self) -> tuple[str, ...]:
+        """Alternatives that are like the choice; of others beside avoid nothing is known."""
+        if self.choice is None:
+            return ()
+        out = {self.choice, *self.avoid}
+        out |= {
+            result.alternative
+            for result in self.results
+            if result.position is not Position.WORSE and not is_like_best(result)
+        }
+        names = dict.fromkeys(result.alternative for result in self.results)
+        return tuple(name for name in names if name not in out)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options of a command that plans it; none where nothing is recommended."""
+        if self.layout is None:
+            return ()
+        floating = ("--pinning", Pinning.NODE, "--memory-binding", MemoryBinding.BOUND)
+        return (
+            "--layout",
+            self.layout,
+            *(("--keep-vcpus",) if self.keeps_vcpus else ()),
+            *(map(str, floating) if self.floats else ()),
+        )
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether something must be repaired, or measured for real, before results count."""
+        return any(reason.id in (ReasonId.HEALTH, ReasonId.UNUSABLE) for reason in self.reasons)
+
+    @property
+    def tells(self) -> bool:
+        """Whether results decide it: they show that layouts differ, or that they do not."""
+        return self.level not in (None, EvidenceLevel.RULE)
+
+    def on(self, metric: str) -> tuple[RankedResult, ...]:
+        """Results on one metric, best first."""
+        return tuple(result for result in self.results if result.metric == metric)
+
+
+class RecommendedComparison(Comparison, frozen=True, kw_only=True):
+    """The `comparison` format with the answers, one for each machine and objective."""
+
+    recommendations: tuple[Recommendation, ...]
+
+
+def decide(
+    runs: Sequence[Run],
+    machine: MachineFacts,
+    objective: Objective,
+    inputs: LayoutInputs | None = None,
+) -> Recommendation:
+    """The answer for an objective on a machine. inputs: the machine's, with those of the VM."""
+    (answer,) = decide_all(runs, machine, (objective,), inputs)
+    return answer
+
+
+def decide_all(
+    runs: Sequence[Run],
+    machine: MachineFacts,
+    objectives: Sequence[Objective] = tuple(Objective),
+    inputs: LayoutInputs | None = None,
+    *,
+    known: Sequence[Alternative] = (),
+) -> tuple[Recommendation, ...]:
+    """The answers for several objectives.
+
+    known: alternatives that the caller has made of the machine's runs; their series are most of the
+    work.
+    """
+    inputs = inputs or machine.inputs
+    own = _of_guests(_own(runs, machine))
+    here = known if _are_of(known, own) else alternatives(own)
+    like = {host: alternatives(group) for host, group in _like(runs, machine).items()}
+    strangers = of_no_machine(runs, machine)
+    answers = []
+    for objective in objectives:
+        findings = blocking_findings(own, machine.findings, objective)
+        if findings:
+            answer = Recommendation(
+                objective=objective,
+                system=machine.name,
+                reasons=(Reason(id=ReasonId.HEALTH),),
+                findings=findings,
+            )
+        else:
+            answer = _strongest(machine, objective, here, like, inputs)
+            answer = _with_memory_bound(_with_needs(answer, inputs))
+        answers.append(replace(answer, doubts=(*answer.doubts, *strangers)))
+    return tuple(_with_unseen_links(answer, machine) for answer in answers)
+
+
+def decide_for_machines(
+    runs: Sequence[Run], objectives: Sequence[Objective], here: Host | None = None
+) -> tuple[Recommendation, ...]:
+    """The answers for every machine that runs are of.
+
+    here: this machine. Objectives without a result are omitted, unless the machine's topology is
+    known.
+    """
+    return tuple(
+        answer
+        for machine in machines_in(runs, here)
+        for answer in decide_all(runs, machine, objectives)
+        if machine.nodes is not None or not rests_on_rule_alone(answer)
+    )
+
+
+def rests_on_rule_alone(answer: Recommendation) -> bool:
+    """Whether no result of the objective was compared, nor found wanting."""
+    is_silent = answer.level is EvidenceLevel.RULE and not answer.results
+    return is_silent and answer.why(ReasonId.PASSED) is None
+
+
+def recommend(
+    system: str,
+    every: Sequence[Alternative],
+    objective: Objective,
+    inputs: LayoutInputs | None = None,
+) -> Recommendation:
+    """The answer of one machine's results alone. inputs: of the rule; None: of a common machine."""
+    runs = [run for alternative in every for run in alternative.runs]
+    candidates = [
+        alternative
+        for alternative in every
+        if alternative.switches != UNKNOWN_SWITCHES or alternative.arrangement is not None
+    ]
+    ranking, used = ranking_for(candidates, objective)
+    own = once(doubt for alternative in every for doubt in doubts_of(alternative))
+    empty = Recommendation(
+        objective=objective,
+        system=system,
+        results=ranking.results,
+        boots=_boots(used),
+        sources=tuple(dict.fromkeys(run.head.source for run in runs if run.head.source)),
+    )
+    if blocks := tuple(_blocks(runs)):
+        marks = ("unusable", "no-real-machine")
+        return replace(
+            empty, reasons=blocks, doubts=tuple(doubt for doubt in own if doubt.id in marks)
+        )
+    refused = [metric for metric in primaries(objective) if _is_refused(runs, metric.id)]
+    of_objective = tuple(
+        doubt for doubt in own if doubt.blocks or (doubt.id == "refused-figures" and refused)
+    )
+    doubts = (*ranking.doubts, *of_objective)
+    empty = replace(empty, doubts=once(one for one in doubts if _fits(one, objective, used)))
+    if len(used) < 2:
+        if refused and not used:
+            return replace(empty, reasons=(Reason(id=ReasonId.REFUSED, metric=refused[0].id),))
+        only = used[0].label if used else None
+        return replace(empty, reasons=(Reason(id=ReasonId.NO_RESULTS, alternative=only),))
+    return _chosen(empty, ranking, used, _rule_of(objective, inputs))
+
+
+def _chosen(
+    empty: Recommendation, ranking: Ranking, used: tuple[Alternative, ...], rule: str
+) -> Recommendation:
+    """The best; the rule's among those that are like the best."""
+    objective, level, worse = empty.objective, ranking.level(), ranking.worse()
+    like = [alternative for alternative in used if alternative.label in ranking.like()]
+    are_layouts = any(preset_of(alternative.switches) for alternative in like)
+    is_open = any(result.position is Position.UNDECIDED for result in ranking.results)
+    if not like or (level is EvidenceLevel.RULE and is_open and not are_layouts):
+        next_layout = _unmeasured(used, None, objective)
+        reason = Reason(id=ReasonId.CANNOT_TELL)
+        return replace(empty, reasons=(reason,), measure_next=next_layout)
+    order = (rule, *(("pin",) if rule == "pin-bound" else ()), *CONSERVATIVE)
+    choice = min(like, key=lambda one: (*_place(one, objective, order), one.label))
+    reason = Reason(id=ReasonId.BEST, alternative=choice.label)
+    if len(like) > 1 or level is EvidenceLevel.RULE:
+        reason = Reason(id=ReasonId.RULE, alternative=choice.label)
+    floating: tuple[Reason, ...] = ()
+    if _pins_are_worse(choice, used, like):
+        floating = (Reason(id=ReasonId.FLOATING, alternative=choice.label),)
+    doubts, regressions = _pin_regressions(ranking, used)
+    return replace(
+        empty,
+        level=level,
+        choice=choice.label,
+        layout=preset_of(choice.switches),
+        avoid=tuple(one.label for one in used if one.label in worse),
+        reasons=(reason, *floating, *regressions),
+        doubts=(*empty.doubts, *doubts),
+        measure_next=_unmeasured(used, choice, objective),
+    )
+
+
+def _rule_of(objective: Objective, inputs: LayoutInputs | None) -> str:
+    return LAYOUTS[objective][0] if inputs is None else layout_for(objective, inputs).layout
+
+
+def _blocks(runs: Sequence[Run]) -> Iterator[Reason]:
+    """Why nothing may be concluded from these runs."""
+    unreal = {run.head.origin for run in runs} & {Origin.EMULATED, Origin.SYNTHESISED}
+    marks = [f"its results are {origin}" for origin in sorted(unreal)]
+    for text in dict.fromkeys((*marks, *(text for run in runs for text in run.head.unusable))):
+        yield Reason(id=ReasonId.UNUSABLE, detail=text)
+
+
+def _is_refused(runs: Sequence[Run], metric: str) -> bool:
+    """Whether every figure of a metric is one that no machine gives."""
+    refused = any(sample.metric == metric for run in runs for sample in run.refused)
+    return refused and not any(metric in run.metrics for run in runs)
+
+
+def _boots(used: Sequence[Alternative]) -> tuple[int, int] | None:
+    if not used or any(run.head.origin is Origin.PUBLISHED for one in used for run in one.runs):
+        return None
+    counts = [sum(len(run.boots) for run in alternative.runs) for alternative in used]
+    return min(counts), max(counts)
+
+
+def _pins_are_worse(
+    choice: Alternative, used: Sequence[Alternative], like: Sequence[Alternative]
+) -> bool:
+    """Whether the choice is `default`, and no flat guest with pins that was compared is like it."""
+    if preset_of(choice.switches) != "default":
+        return False
+    pinned = [
+        alternative
+        for alternative in used
+        if alternative.switches.pinning is Pinning.ONE_PER_CORE
+        and alternative.switches.cells is GuestCells.SINGLE
+    ]
+    return bool(pinned) and not any(alternative in like for alternative in pinned)
+
+
+def _fits(doubt: Doubt, objective: Objective, used: Sequence[Alternative]) -> bool:
+    """GPUs without a node are a doubt where GPUs talk, and no layout gave them one."""
+    if doubt.id != "gpus-without-node":
+        return True
+    tried = any(alternative.switches.pcie is GuestPcie.HOST for alternative in used)
+    return not tried and objective in _OF_GPUS
+
+
+def _place(
+    alternative: Alternative, objective: Objective, order: Sequence[str]
+) -> tuple[bool, int]:
+    """Density wants siblings; apart from that, the order of presets."""
+    is_exposed = alternative.switches.siblings is Siblings.EXPOSED
+    preset = preset_of(alternative.switches)
+    place = order.index(preset) if preset in order else len(order)
+    return objective is Objective.DENSITY and not is_exposed, place
+
+
+def _pin_regressions(
+    ranking: Ranking, used: Sequence[Alternative]
+) -> tuple[tuple[Doubt, ...], tuple[Reason, ...]]:
+    """Pinning that costs processor throughput is a wrong pin, not a property of pinning."""
+    pinned = {one.label for one in used if one.switches.pinning is Pinning.ONE_PER_CORE}
+    free = {one.label for one in used if one.switches.pinning is Pinning.NONE}
+    results = ranking.on("cpu-throughput")
+    if not results or results[0].alternative not in free:
+        return (), ()
+    slow = [one for one in results if one.alternative in pinned and one.position is Position.WORSE]
+    doubts = tuple(
+        Doubt(
+            id="pin-regression",
+            subject=result.alternative,
+            detail=f"{1 - result.ratio:.0%} below the unpinned guest's throughput",
+            blocks=False,
+            cause="pins on slower cores, on siblings of one core, or on CPUs that QEMU's own "
+            "threads use; "
+            "or fewer vCPUs",
+            remedy="check the pinning: homenode doctor VM.xml, or let homenode plan choose them",
+        )
+        for result in slow
+    )
+    return doubts, tuple(
+        Reason(
+            id=ReasonId.PIN_REGRESSION,
+            alternative=result.alternative,
+            metric=result.metric,
+            ratio=result.ratio,
+        )
+        for result in slow
+    )
+
+
+def _unmeasured(
+    used: Sequence[Alternative], choice: Alternative | None, objective: Objective
+) -> str | None:
+    """The layout that could change the answer: GPUs on their cells, where only cells were tried."""
+    if objective not in (*_OF_GPUS, Objective.MEMORY_BANDWIDTH):
+        return None
+    cells = [one for one in used if one.switches.cells is GuestCells.HOST]
+    if any(one.switches.pcie is GuestPcie.HOST for one in cells):
+        return None
+    has_gpus = any(run.head.system != "cpu-only" for one in used for run in one.runs)
+    if choice is not None and objective is Objective.MEMORY_BANDWIDTH and choice not in cells:
+        return None
+    return "pin-numa-pci" if cells and has_gpus else None
+
+
+def titles_of(objective: Objective) -> str:
+    """The metrics that decide for an objective, in words."""
+    return " or ".join(METRICS[metric.id].title for metric in primaries(objective))
+
+
+def _with_unseen_links(answer: Recommendation, machine: MachineFacts) -> Recommendation:
+    """Results of GPUs of a machine whose links nobody has looked at may be those of a sick one."""
+    if machine.nodes is not None or answer.objective not in _OF_GPUS or answer.choice is None:
+        return answer
+    doubt = Doubt(
+        id="links-unseen",
+        subject=machine.name,
+        detail="the links of its GPUs were not looked at",
+        blocks=False,
+        cause="the runs do not bring their host along",
+        remedy="give --host: a link that trained low makes every layout slow",
+    )
+    return replace(answer, doubts=(*answer.doubts, doubt))
+
+
+def _with_needs(answer: Recommendation, inputs: LayoutInputs) -> Recommendation:
+    """The answer with the layout that the VM's memory or devices need. What was measured here has
+    shown that its devices work."""
+    layout = answer.layout
+    if layout is None or (answer.here and not inputs.private_memory):
+        return answer
+    if "pin-numa-pci" in answer.avoid:
+        inputs = replace(inputs, has_pairs=False)
+    needed = needed_layout(layout, answer.objective, inputs)
+    if needed is None:
+        return answer
+    rule = Reason(id=ReasonId.RULE, alternative=layout, detail=needed[1])
+    reasons = [reason for reason in answer.reasons if reason.id is not ReasonId.FLOATING]
+    return replace(answer, layout=needed[0], reasons=(*reasons, rule), measure_next=None)
+
+
+def _with_memory_bound(answer: Recommendation) -> Recommendation:
+    """The answer with a layout that binds memory: the guest does not see it, so that what was
+    measured of the guest holds, and the evidence stays that of the choice."""
+    if answer.layout is None or PRESETS[answer.layout].memory is not MemoryBinding.KEEP:
+        return answer
+    reason = Reason(id=ReasonId.BOUND, alternative=answer.layout)
+    layout = answer.layout if answer.floats else "pin-bound"
+    return replace(answer, layout=layout, reasons=(*answer.reasons, reason))
+
+
+def _are_of(known: Sequence[Alternative], runs: Sequence[Run]) -> bool:
+    """Whether these are the very runs, not copies."""
+    return {id(run) for one in known for run in one.runs} == {id(run) for run in runs}
+
+
+def _of_guests(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """Without runs on the host itself next to those of its guests: bare metal is no choice."""
+    guests = tuple(run for run in runs if run.head.vantage is Vantage.GUEST)
+    return guests or tuple(runs)
+
+
+def _own(runs: Sequence[Run], machine: MachineFacts) -> tuple[Run, ...]:
+    """Runs of the very machine; where no one named it, of the same folder and kind."""
+    if machine.fingerprint is not None:
+        return tuple(run for run in runs if run.head.host == machine.fingerprint)
+    return tuple(
+        run
+        for run in runs
+        if run.head.host is None
+        and (run.head.system, run.head.host_kind) == (machine.results, machine.kind)
+    )
+
+
+def _like(runs: Sequence[Run], machine: MachineFacts) -> dict[str, tuple[Run, ...]]:
+    """Runs of other machines of its kind, machine by machine: they are never mixed."""
+    by_host: dict[str, list[Run]] = {}
+    for run in runs:
+        head = run.head
+        is_own = machine.fingerprint is not None and head.host == machine.fingerprint
+        if head.host_kind is None or head.host_kind != machine.kind or is_own:
+            continue
+        if head.host is not None:
+            by_host.setdefault(head.host, []).append(run)
+    return {host: _of_guests(group) for host, group in by_host.items()}
+
+
+def _strongest(
+    machine: MachineFacts,
+    objective: Objective,
+    here: Sequence[Alternative],
+    like: Mapping[str, Sequence[Alternative]],
+    inputs: LayoutInputs,
+) -> Recommendation:
+    """The answer of the strongest results that can tell, and what stronger could not."""
+    own = [replace(recommend(machine.name, here, objective, inputs), here=True) for _ in here[:1]]
+    for answer in own:
+        if answer.is_blocked or answer.why(ReasonId.REFUSED) is not None:
+            return answer
+    reviewed = [host for host, every in like.items() if is_under_review(every)]
+    advisers = [every for host, every in like.items() if host not in reviewed]
+    answers = [*own, *(recommend(machine.name, every, objective, inputs) for every in advisers)]
+    answers = [one for one in answers if not one.why(ReasonId.NO_RESULTS)]
+    answers.sort(key=lambda one: (EvidenceLevel.RULE if one.level is None else one.level).rank)
+    chosen = [one for one in answers if one.choice is not None and _can_run(one, inputs)]
+    passed = [
+        *(_passed(machine.name, _obstacle(one)) for one in answers if one not in chosen),
+        *(_passed(host, "under review: it gives no advice for others") for host in reviewed),
+    ]
+    rule = _by_rule(machine, objective, inputs)
+    best = chosen[0] if chosen else rule
+    labels = {result.alternative.partition(",")[0] for result in best.results}
+    is_compared = {rule.layout or "", *(("pin",) if rule.layout == "pin-bound" else ())} & labels
+    if chosen and (best.layout is None or not (best.tells or is_compared)):
+        ground = ReasonId.NO_LAYOUT if best.layout is None else ReasonId.RULE
+        reason = Reason(id=ground, alternative=rule.layout, detail=rule.reasons[0].detail)
+        best = replace(best, layout=rule.layout, reasons=(*best.reasons, reason))
+    layouts = [one.layout for one in chosen[1:] if one.layout is not None]
+    unknown = (one for one in layouts if one not in (best.layout, *best.also, *best.avoid))
+    measure_next = best.measure_next or next(unknown, None)
+    return replace(best, reasons=(*best.reasons, *passed), measure_next=measure_next)
+
+
+def is_under_review(every: Sequence[Alternative]) -> bool:
+    """Whether a machine's own results speak against its links or pins: such a machine gives no
+    advice for others."""
+    if figure_findings([run for alternative in every for run in alternative.runs]):
+        return True
+    answer = recommend("", every, Objective.THROUGHPUT)
+    return answer.is_blocked or answer.why(ReasonId.PIN_REGRESSION) is not None
+
+
+def _passed(system: str, detail: str) -> Reason:
+    return Reason(id=ReasonId.PASSED, detail=f"{system}: {detail}")
+
+
+def _obstacle(answer: Recommendation) -> str:
+    """Why results that are stronger than what decides do not decide."""
+    details = dict.fromkeys(doubt.detail for doubt in answer.doubts if doubt.blocks)
+    return "; ".join(details) or "it names a layout that this VM cannot have"
+
+
+def _can_run(answer: Recommendation, inputs: LayoutInputs) -> bool:
+    layout = answer.layout
+    return layout is None or inputs.expander_buses or PRESETS[layout].pcie is GuestPcie.KEEP
+
+
+_OF_GPUS = frozenset({Objective.MULTI_GPU, Objective.GPU_COPY})
+
+
+def _by_rule(machine: MachineFacts, objective: Objective, inputs: LayoutInputs) -> Recommendation:
+    """What the table of plan/auto has, where no results decide."""
+    rule = layout_for(objective, inputs)
+    measure = objective in _OF_GPUS and machine.nodes != 1 and (machine.gpus or 0) > 0
+    measure = measure and inputs.expander_buses and rule.layout != "pin-numa-pci"
+    return Recommendation(
+        objective=objective,
+        system=machine.name,
+        reasons=(Reason(id=ReasonId.RULE, alternative=rule.layout, detail=rule.reason),),
+        level=EvidenceLevel.RULE,
+        choice=rule.layout,
+        layout=rule.layout,
+        measure_next="pin-numa-pci" if measure else None,
+    )

@@ -1,0 +1,460 @@
+"""Sentences: recommendations in words, for people. Nothing reads them back."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct, structs
+
+from homenode.decide.comparison import FEW_BOOTS, PRINTED, EvidenceLevel, Outcome
+from homenode.decide.machine_facts import facts_of_host, of_host
+from homenode.decide.ranking import Position, RankedResult
+from homenode.decide.recommendation import (
+    Reason,
+    ReasonId,
+    Recommendation,
+    decide,
+    titles_of,
+)
+from homenode.decide.switch_effects import StudySwitch, SwitchEffect
+from homenode.decide.words import change_text, range_text
+from homenode.machine.topology import Host
+from homenode.measure.results.model import Run
+from homenode.metrics import METRICS, primaries
+from homenode.objective import Objective
+from homenode.plan.auto import Choose, LayoutChoice, LayoutInputs, layout_for
+from homenode.vm.layout import PRESETS
+from homenode.wording import plural
+
+STRENGTHS: Mapping[EvidenceLevel, str] = {
+    EvidenceLevel.MEASURED: "measured",
+    EvidenceLevel.NO_DIFFERENCE: "no difference shown",
+    EvidenceLevel.PROVISIONAL: "provisional",
+    EvidenceLevel.RULE: "a rule",
+}
+"""How sure an answer is."""
+
+WIDEST_LINE = 80
+"""Characters of the first line."""
+
+
+def layout_named(answer: Recommendation) -> str:
+    """The layout of an answer as it was compared; where no layout was, the one to run."""
+    label = (answer.choice or "").partition(",")[0]
+    return label if label in PRESETS else answer.layout or label
+
+
+def first_line(system: str, answers: Sequence[Recommendation]) -> str:
+    """What to run on a machine: "H200: run pin-numa for memory-bandwidth (measured)"."""
+    telling = [answer for answer in answers if answer.choice is not None and answer.tells]
+    if telling:
+        return _run_line(system, telling)
+    if stop := stop_text(answers):
+        action = "repair first" if any(answer.findings for answer in answers) else "measure first"
+        return f"{system}: {action}: {stop}"
+    return f"{system}: cannot tell {_undecided(answers)}"
+
+
+def _run_line(system: str, answers: Sequence[Recommendation]) -> str:
+    uses: dict[tuple[str, EvidenceLevel], list[str]] = {}
+    for answer in answers:
+        assert answer.level is not None
+        uses.setdefault((layout_named(answer), answer.level), []).append(answer.objective)
+    levels = {level for _, level in uses}
+
+    def line(most: int, count: int) -> str:
+        parts = []
+        for (layout, level), objectives in list(uses.items())[:count]:
+            use = (
+                _joined(objectives) if len(objectives) <= most else f"{len(objectives)} objectives"
+            )
+            strength = f" ({STRENGTHS[level]})" if len(levels) > 1 else ""
+            parts.append(f"{layout} for {use}{strength}")
+        more = [f"{len(uses) - count} more"] if count < len(uses) else []
+        end = f" ({STRENGTHS[max(levels)]})" if len(levels) == 1 else ""
+        return f"{system}: run {', '.join([*parts, *more])}{end}"
+
+    whole = len(uses)
+    sizes = [*((most, whole) for most in (6, 2, 1)), *((1, count) for count in range(whole, 0, -1))]
+    lines = [line(*size) for size in sizes]
+    return next((text for text in lines if len(text) <= WIDEST_LINE), lines[-1])
+
+
+def _undecided(answers: Sequence[Recommendation]) -> str:
+    """ "pin from default in 3 of 3 results: 1 boot each"."""
+    open_answers = [answer for answer in answers if _compared(answer)]
+    if not open_answers:
+        return "which layout is best: no two layouts have results of one objective"
+    labels = list(dict.fromkeys(label for one in open_answers for label in _compared(one)))
+    metrics = {one.metric for answer in open_answers for one in answer.results}
+    named = " from ".join(reversed(labels)) if len(labels) == 2 else f"{len(labels)} layouts apart"
+    return f"{named} in {len(metrics)} of {len(metrics)} results: {_obstacle(open_answers)}"
+
+
+def _compared(answer: Recommendation) -> tuple[str, ...]:
+    labels = tuple(dict.fromkeys(result.alternative for result in answer.results))
+    return labels if len(labels) > 1 else ()
+
+
+def _obstacle(answers: Sequence[Recommendation]) -> str:
+    doubts = {doubt.id: doubt for answer in answers for doubt in answer.doubts if doubt.blocks}
+    if FEW_BOOTS in doubts or PRINTED in doubts:
+        boots = [answer.boots for answer in answers if answer.boots is not None]
+        least, most = (
+            min((low for low, _ in boots), default=1),
+            max((n for _, n in boots), default=1),
+        )
+        return f"{plural(least, 'boot')} each" if least == most else f"{least} to {most} boots"
+    return next((doubt.detail for doubt in doubts.values()), "they are within noise of each other")
+
+
+def sentence_of(answer: Recommendation) -> str:
+    """An answer as a sentence, with its multiples."""
+    if answer.choice is None:
+        return "; ".join(_nothing(reason, answer) for reason in answer.reasons) or "no answer"
+    metrics = tuple(dict.fromkeys(result.metric for result in answer.results))
+    parts = [text for metric in metrics if (text := _compare(answer, metric, len(metrics) > 1))]
+    rule = [reason for reason in answer.reasons if reason.id is ReasonId.RULE]
+    if rule and (answer.also or not parts):
+        parts.append(f"the rule of auto chooses {layout_named(answer)}")
+    parts += [reason.detail for reason in rule if reason.detail and not answer.results]
+    parts += filter(None, (_more(reason) for reason in answer.reasons))
+    return "; ".join(parts)
+
+
+def _compare(answer: Recommendation, metric: str, has_others: bool) -> str:
+    """The choice against each of the others on a metric; "" where it has no value there."""
+    results = answer.on(metric)
+    own = next((one for one in results if one.alternative == answer.choice), None)
+    if own is None or len(results) < 2:
+        return ""
+    others = [one for one in results if one is not own]
+    told = [one for one in others if one.position is Position.WORSE]
+    if own.position is Position.WORSE:  # it is best on another metric
+        told = []
+    same = [one for one in others if one not in told]
+    parts = []
+    if told:
+        changes = ", ".join(_change(own, one, metric) for one in told)
+        parts.append(f"{answer.choice} is {changes}")
+    if same:
+        names = ", ".join(
+            f"{one.alternative} ({_change(own, one, metric, bare=True)})" for one in same
+        )
+        is_same = answer.level is EvidenceLevel.NO_DIFFERENCE
+        it = "it" if told else answer.choice
+        word = "no difference that matters of" if is_same else "cannot tell"
+        parts.append(f"{word} {it} from {names}")
+    title = f"{METRICS[metric].title}: " if has_others else ""
+    return title + "; ".join(parts)
+
+
+def _change(own: RankedResult, other: RankedResult, metric: str, *, bare: bool = False) -> str:
+    """ "2.1x pin-numa (2.0x to 2.2x)". bare: without the other's name."""
+    lower = METRICS[metric].lower_is_better
+    name = "" if bare else other.alternative
+    text = change_text(own.value / other.value, name, lower_is_better=lower)
+    is_interval = other.low is not None and other.high is not None and not bare
+    if not is_interval or own.position is not Position.BEST or lower:
+        return text
+    return f"{text} ({range_text(1 / (other.high or 1.0), 1 / (other.low or 1.0))})"
+
+
+def effect_text(answer: Recommendation) -> str:
+    """What the choice gives over `default`, else over the next: "7.3x default (6.9x to 7.7x)"; ""
+    where nothing was compared."""
+    for metric in dict.fromkeys(result.metric for result in answer.results):
+        results = answer.on(metric)
+        own = next((one for one in results if one.alternative == answer.choice), None)
+        others = [one for one in results if one is not own]
+        if own is None or not others:
+            continue
+        other = next((one for one in others if one.alternative == "default"), others[0])
+        text = _change(own, other, metric)
+        return f"like {other.alternative}" if other.alternative in answer.also else text
+    return ""
+
+
+def stop_text(answers: Sequence[Recommendation]) -> str:
+    """The first of the findings that block answers in a few words, and how many are of its kind;
+    else why nothing is concluded; "" where nothing blocks."""
+    findings = next((answer.findings for answer in answers if answer.findings), ())
+    if not findings:
+        return next((sentence_of(answer) for answer in answers if answer.is_blocked), "")
+    first = findings[0]
+    observed, expected = (
+        re.split(":| [(]|, ", text)[0] for text in (first.observed, first.expected)
+    )
+    subject = first.subject.rpartition(", ")[2].partition(": ")[0]
+    like = sum(finding.id == first.id for finding in findings) - 1
+    more = f" and {like} more" if like else ""
+    return f"{subject}{more}: {observed}, expected {expected.removesuffix(' at least')}"
+
+
+def ground_of(answer: Recommendation) -> str:
+    """What the answer rests on, in a few words."""
+    if answer.level is None:
+        is_blocked = answer.is_blocked or answer.why(ReasonId.REFUSED)
+        return "not ready" if is_blocked else "cannot tell"
+    if answer.level is EvidenceLevel.RULE:
+        return "cannot tell" if answer.results else "a rule"
+    return f"{STRENGTHS[answer.level]}, {_boots(answer)} each, {_where(answer)}"
+
+
+def _where(answer: Recommendation) -> str:
+    """Runs that name no host are of the machine that they stand under, not of one that is known."""
+    if any(doubt.id == "host-unknown" for doubt in answer.doubts):
+        return "on a host not named"
+    return "here" if answer.here else "on this kind of machine"
+
+
+def _boots(answer: Recommendation) -> str:
+    if answer.boots is None:
+        return "one printed value"
+    low, high = answer.boots
+    return plural(low, "boot") if low == high else f"{low} to {high} boots"
+
+
+def _more(reason: Reason) -> str | None:
+    match reason.id:
+        case ReasonId.NO_LAYOUT:
+            return f"that is no layout of a VM; the rule of auto chooses {reason.alternative}"
+        case ReasonId.PIN_REGRESSION:
+            return f"check the pins of {reason.alternative}"
+    return None
+
+
+def _nothing(reason: Reason, answer: Recommendation) -> str:
+    match reason.id:
+        case ReasonId.HEALTH:
+            first = answer.findings[0]
+            more = f" (and {len(answer.findings) - 1} more)" if len(answer.findings) > 1 else ""
+            fix = f": {first.fix}" if first.fix else ""
+            return f"not ready: {first.subject}: {first.observed} ({first.id}){more}{fix}"
+        case ReasonId.UNUSABLE:
+            return f"not ready: {reason.detail}; fix the cause, then measure again"
+        case ReasonId.REFUSED:
+            title = METRICS[reason.metric or ""].title
+            return f"not ready: every result of {title} is zero or impossible: measure it again"
+        case ReasonId.NO_RESULTS:
+            only = "no layout" if reason.alternative is None else f"only {reason.alternative}"
+            return f"{only} has results of {titles_of(answer.objective)}"
+    blocking = dict.fromkeys(f"{one.detail}: {one.remedy}" for one in answer.doubts if one.blocks)
+    return "cannot tell: " + ("; ".join(blocking) or "the layouts have no results in common")
+
+
+def by_results(runs: Sequence[Run]) -> Choose:
+    """The choice of a layout by results of the host; by the rule where they decide nothing."""
+
+    def choose(host: Host, objective: Objective, inputs: LayoutInputs) -> LayoutChoice:
+        answer = decide(of_host(runs, host), facts_of_host(host), objective, inputs)
+        caveats = tuple(f"{doubt.detail}; {doubt.remedy}." for doubt in answer.doubts)
+        if answer.layout is None or not answer.tells:
+            silent = [one.detail for one in answer.reasons if one.id is ReasonId.PASSED]
+            if answer.results or answer.layout is None:
+                silent.append(sentence_of(answer))
+            lines = tuple(f"The results do not decide: {line}." for line in silent)
+            rule = layout_for(objective, inputs)
+            if answer.layout in (None, rule.layout):
+                return structs.replace(rule, caveats=(*lines, *caveats))
+            caveats = (*lines, *caveats)
+        return LayoutChoice(
+            layout=answer.layout,
+            reason=f"{ground_of(answer)}: {sentence_of(answer)}",
+            keep_vcpus=answer.keeps_vcpus,
+            floating=answer.floats,
+            caveats=caveats,
+        )
+
+    return choose
+
+
+MOST = 3
+"""Sentences: what somebody reads in a minute."""
+
+_DO = {
+    StudySwitch.PINNING: "pin each vCPU to a core of its own",
+    StudySwitch.MEMORY: "bind the memory to the VM's nodes",
+    StudySwitch.CELLS: "show the guest its NUMA nodes",
+    StudySwitch.PCIE: "show the guest the nodes of its GPUs",
+    StudySwitch.SIBLINGS: "give it both threads of each core",
+}
+_DO_NOT = {
+    **{switch: f"do not {action}" for switch, action in _DO.items()},
+    StudySwitch.CELLS: "do not show the guest NUMA nodes unless its GPUs have theirs",
+}
+"""The step to guest cells is measured in guests whose GPUs have no node: theirs are another."""
+
+
+class Sentence(Struct, frozen=True, kw_only=True):
+    """One piece of advice: for which use, what to do, and what that changed where."""
+
+    use: str
+    action: str
+    figures: str
+    machine: str | None = None  # None: several
+
+    @property
+    def text(self) -> str:
+        """The whole sentence."""
+        figures = f"; {self.figures}" if self.figures else ""
+        return f"{self.use}: {self.action}{figures}."
+
+
+class Advised(Struct, frozen=True):
+    """What is known of one machine."""
+
+    name: str
+    answers: tuple[Recommendation, ...]
+    effects: tuple[SwitchEffect, ...]
+
+    @property
+    def review(self) -> str:
+        """Why its results are to be checked first, and give no advice for other machines; ""."""
+        if any(answer.is_blocked for answer in self.answers):
+            return stop_text(self.answers)
+        for answer in self.answers:
+            if reason := answer.why(ReasonId.PIN_REGRESSION):
+                change = change_text(reason.ratio or 1.0, "the unpinned guest")
+                return f"check the pins of {reason.alternative}: {change}"
+        return ""
+
+
+def advise(machines: Sequence[Advised]) -> tuple[Sentence, ...]:
+    """At most MOST of each: answers, the one that most machines support first, and machines under
+    review, which give no advice for others. None where no result decides anything."""
+    if len(machines) == 1:
+        repairs = [] if _has_choice(machines[0]) else [_review(machines[0])]
+        return tuple([*repairs, *([] if repairs else _of_one(machines[0]))][:MOST])
+    reviewed = [_review(machine) for machine in machines if machine.review]
+    sound = [machine for machine in machines if not machine.review]
+    found = _of_several([effect for machine in sound for effect in machine.effects])
+    if not found:  # layouts that differ in several steps have no effect of one step
+        for machine in sound:
+            better = tuple(one for one in machine.answers if one.tells and not one.also)
+            for said in _of_one(structs.replace(machine, answers=better)):
+                use = f"{machine.name}, {said.use[0].lower()}{said.use[1:]}"
+                found.append(structs.replace(said, use=use))
+    reviewed.sort(key=lambda one: not one.action.startswith("repair"))
+    return (*found[: MOST - min(len(reviewed), 1)], *reviewed[:MOST])
+
+
+def _has_choice(machine: Advised) -> bool:
+    return not machine.review or any(answer.choice for answer in machine.answers)
+
+
+def _review(machine: Advised) -> Sentence:
+    findings = any(answer.findings for answer in machine.answers)
+    action = "repair it first" if findings else "measure it again first"
+    if not any(answer.is_blocked for answer in machine.answers):
+        action = "review it first"
+    figures = f"{machine.review}; it gives no advice for other machines"
+    return Sentence(use=machine.name, action=action, figures=figures, machine=machine.name)
+
+
+def _of_several(effects: Sequence[SwitchEffect]) -> list[Sentence]:
+    """One for each objective at most: the switch that moves it on most machines, and furthest."""
+    found: list[tuple[tuple[bool, int, float], Sentence]] = []
+    for objective in Objective:
+        metrics = {metric.id for metric in primaries(objective)}
+        if any(metrics == {m.id for m in primaries(o)} for o in _before(objective)):
+            continue  # density is decided by the figures of throughput
+        ranked = []
+        for switch in StudySwitch:
+            of_switch = [e for e in effects if e.switch is switch and e.effect.metric in metrics]
+            if moved := [one for one in of_switch if _is_stated(one)]:
+                ranked.append((_weight(moved), _sentence(objective, switch, of_switch, moved)))
+        if ranked:
+            found.append(max(ranked, key=lambda one: one[0]))
+    return [advice for _, advice in sorted(found, key=lambda one: one[0], reverse=True)]
+
+
+def _before(objective: Objective) -> Iterator[Objective]:
+    for one in Objective:
+        if one is objective:
+            return
+        yield one
+
+
+def _is_stated(one: SwitchEffect) -> bool:
+    return one.judged in (Outcome.BETTER, Outcome.WORSE)
+
+
+def _weight(moved: Sequence[SwitchEffect]) -> tuple[bool, int, float]:
+    one_way = len({one.judged for one in moved}) == 1
+    furthest = max(abs(math.log(one.effect.gain)) for one in moved)
+    return one_way, len({one.machine for one in moved}), furthest
+
+
+def _sentence(
+    objective: Objective,
+    switch: StudySwitch,
+    every: Sequence[SwitchEffect],
+    moved: Sequence[SwitchEffect],
+) -> Sentence:
+    use = objective.use[0].upper() + objective.use[1:]
+    title = " or ".join(dict.fromkeys(METRICS[one.effect.metric].title for one in moved))
+    ways = {one.judged for one in moved}
+    layout, than = (
+        " or ".join(dict.fromkeys(getattr(one.effect, side) for one in moved))
+        for side in ("alternative", "baseline")
+    )
+    if len(ways) > 1:
+        worst, best = (pick(moved, key=lambda one: one.effect.gain) for pick in (min, max))
+        changes = (f"{_effect_text(one)} on {one.machine}" for one in (worst, best))
+        action = f"measure {layout} before you {_DO[switch]}"
+        return Sentence(use=use, action=action, figures=f"{title} {', '.join(changes)}")
+    action = f"run {than}, not {layout} ({_DO_NOT[switch]})"
+    if Outcome.BETTER in ways:
+        action = f"run {layout} ({_DO[switch]})"
+    known = len({one.machine for one in every})
+    named = len({one.machine for one in moved})
+    count = f"all {named}" if named == known else f"{named} of the {known}"
+    where = f"on {moved[0].machine}" if known == 1 else f"on {count} machines with results"
+    order = sorted(moved, key=lambda one: abs(math.log(one.effect.gain)))
+    least, most = _effect_text(order[0]), _effect_text(order[-1])
+    first, unit = least.split(" ")[0], most[most.index(" ") :]
+    change = f"{first if least.endswith(unit) else least} to {most}" if least != most else most
+    return Sentence(use=use, action=action, figures=f"{title} {change} {where}")
+
+
+def _effect_text(effect: SwitchEffect) -> str:
+    of = effect.effect
+    return change_text(of.ratio, of.baseline, lower_is_better=of.lower_is_better)
+
+
+def _of_one(machine: Advised) -> Iterator[Sentence]:
+    """A sentence for each layout that results choose, first where it is better than others; where
+    none decides, what the rule has."""
+    chosen: dict[str, list[Recommendation]] = {}
+    for answer in machine.answers:
+        if answer.choice is not None and answer.tells:
+            chosen.setdefault(layout_named(answer), []).append(answer)
+    decided = sorted(chosen.items(), key=lambda item: all(answer.also for answer in item[1]))
+    for layout, answers in decided:
+        uses = _joined(answer.objective.use for answer in answers)
+        changes = dict.fromkeys(f"{titles_of(one.objective)} {effect_text(one)}" for one in answers)
+        levels = dict.fromkeys(STRENGTHS[one.level] for one in answers if one.level is not None)
+        yield Sentence(
+            use=uses[0].upper() + uses[1:],
+            action=f"run {layout}",
+            figures=f"{'; '.join(changes)} ({' or '.join(levels)})",
+            machine=machine.name,
+        )
+    ruled: dict[str, list[str]] = {}
+    for answer in machine.answers:
+        if answer.layout is not None:
+            ruled.setdefault(answer.layout, []).append(answer.objective)
+    if not chosen and ruled:
+        layouts = (f"{layout} for {', '.join(uses)}" for layout, uses in ruled.items())
+        yield Sentence(
+            use="No result decides here",
+            action=f"by the rule of auto, {_joined(layouts)}",
+            figures="homenode trial measures it",
+            machine=machine.name,
+        )
+
+
+def _joined(parts: Iterable[str]) -> str:
+    every = list(parts)
+    return every[0] if len(every) == 1 else f"{', '.join(every[:-1])} and {every[-1]}"

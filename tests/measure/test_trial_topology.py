@@ -20,7 +20,7 @@ from homenode.measure.trial import guest
 from homenode.measure.trial.journal import TrialJournal
 from homenode.measure.trial.prepare import preflight, prepare
 from homenode.measure.trial.runner import outcome_code, run_trial, steps_of
-from homenode.nccl.checks import check_topology
+from homenode.nccl.check import check_topology
 from homenode.process import Completed
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.sources import load_host

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from homenode.errors import ParseError
 from homenode.findings import Severity, are_bad
-from homenode.nccl.checks import check_topology, flavour_of
-from homenode.nccl.strict_reader import read_topology
+from homenode.nccl.check import check_topology, flavour_of
+from homenode.nccl.reader import read_topology
 from homenode.nccl.topology import NcclVariant
 from tests.nccl_documents import TWO_CPUS
 from tests.shared_data import needs_shared, shared

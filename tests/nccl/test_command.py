@@ -10,7 +10,7 @@ from homenode.cli.main import run as program
 from homenode.errors import InputError, UsageError
 from homenode.formats import encode
 from homenode.machine.pci import DeviceKind
-from homenode.nccl.checks import check_topology
+from homenode.nccl.check import check_topology
 from homenode.plan.stored import encode_plan
 from homenode.vm.sources import load_host
 from tests.nccl_documents import TWO_CPUS, tuned_for

@@ -5,9 +5,8 @@ import re
 import pytest
 
 from homenode.findings import Severity, are_bad
-from homenode.nccl.checks import check_topology
-from homenode.nccl.comparison import compare_topology
-from homenode.nccl.strict_reader import read_number, read_topology
+from homenode.nccl.check import check_topology, compare_topology
+from homenode.nccl.reader import read_number, read_topology
 from homenode.nccl.topology import NcclVariant
 from homenode.vm.sources import load_host
 from tests.nccl_documents import TWO_CPUS, assembled, text_of, tuned_for

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import ParseError
-from homenode.nccl.checks import check_topology
-from homenode.nccl.strict_reader import XmlNode, read_topology
+from homenode.nccl.check import check_topology
+from homenode.nccl.reader import XmlNode, read_topology
 from homenode.nccl.topology import NcclVariant
 from tests.nccl.mutants import COUNT, RECORDED, SEED, VERSIONS, marks, mutants, parsed
 

@@ -13,9 +13,8 @@ from homenode.findings import are_bad
 from homenode.machine.pci import DeviceKind, PciLink
 from homenode.machine.topology import Host
 from homenode.nccl.assemble import Assembled, assemble_topology
-from homenode.nccl.checks import check_topology
-from homenode.nccl.comparison import compare_topology
-from homenode.nccl.strict_reader import read_topology
+from homenode.nccl.check import check_topology, compare_topology
+from homenode.nccl.reader import read_topology
 from homenode.nccl.topology import (
     DEFAULT_PATH,
     KEPT_PATH,

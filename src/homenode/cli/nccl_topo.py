@@ -30,10 +30,9 @@ from homenode.nccl.assemble import (
     check_fabric_of_host,
     tuned_elsewhere,
 )
-from homenode.nccl.checks import check_topology, flavour_of
-from homenode.nccl.comparison import compare_topology
+from homenode.nccl.check import check_topology, compare_topology, flavour_of
 from homenode.nccl.guest_side import STARTED, Loose, guest_side, left_to_libvirt
-from homenode.nccl.strict_reader import read_topology
+from homenode.nccl.reader import read_topology
 from homenode.nccl.topology import NcclVariant, cloud_config, write_topology
 from homenode.plan.devices.fabric import may_have_nvswitches
 from homenode.plan.stored import read_plan_for

@@ -1,13 +1,15 @@
-"""Checks: a topology file against what NCCL and RCCL make of it, most of it in silence."""
+"""A topology file against what NCCL and RCCL make of it, and against the guest that it is for."""
 
 import re
 from collections import Counter
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding, Severity, finding, in_order
-from homenode.nccl.strict_reader import (
+from homenode.findings import Finding, Severity, finding, in_order, sourced
+from homenode.nccl.reader import (
     MOST_ATTRIBUTES,
     ReadTopology,
     XmlNode,
@@ -15,7 +17,13 @@ from homenode.nccl.strict_reader import (
     read_number,
     read_topology,
 )
-from homenode.nccl.topology import ADDED_FOR_GPU, ADDED_FOR_NIC, NcclVariant
+from homenode.nccl.topology import (
+    ADDED_FOR_GPU,
+    ADDED_FOR_NIC,
+    NcclTopology,
+    NcclVariant,
+    write_topology,
+)
 
 _KNOWN = {
     name: {*words.split()}
@@ -69,16 +77,10 @@ def check_topology(
         read = read_topology(data, source)
     except ParseError as error:
         where = source if error.line is None else f"line {error.line}"
-        return (
-            finding(
-                "nccl-unreadable",
-                where,
-                expected=error.expected,
-                observed=repr(error.found),
-                source=source,
-            ),
-        )
-    return in_order([*_whole(read, flavour), *_elements(read, flavour)])
+        unreadable = finding("nccl-unreadable", where, error.expected, repr(error.found), source)
+        return (unreadable,)
+    findings = sourced([*_whole(read, flavour), *_elements(read, flavour)], source)
+    return in_order(findings)
 
 
 def flavour_of(read: ReadTopology) -> NcclVariant:
@@ -90,13 +92,9 @@ def flavour_of(read: ReadTopology) -> NcclVariant:
 def _whole(read: ReadTopology, flavour: NcclVariant | None) -> Found:
     if len(read.systems) != 1:
         yield finding(
-            "nccl-system",
-            "file",
-            expected="one <system>",
-            observed=str(len(read.systems)),
-            source=read.source,
+            "nccl-system", "file", expected="one <system>", observed=str(len(read.systems))
         )
-    expected = [one.version for one in NcclVariant if flavour in (None, one)]
+    expected = [v.version for v in NcclVariant if flavour in (None, v)]
     for system in read.systems:
         if system.get("version") not in expected:
             yield finding(
@@ -105,7 +103,6 @@ def _whole(read: ReadTopology, flavour: NcclVariant | None) -> Found:
                 expected=" or ".join(f'version="{v}"' for v in expected)
                 + (" (RCCL's)" if flavour is NcclVariant.RCCL else ""),
                 observed=f'version="{system.get("version")}"',
-                source=read.source,
             )
     for ignored in read.ignored:
         yield finding(
@@ -113,7 +110,6 @@ def _whole(read: ReadTopology, flavour: NcclVariant | None) -> Found:
             f"<{ignored.name}> in line {ignored.line}",
             expected="elements that NCCL reads there",
             observed="one that it ignores, with all that is in it",
-            source=read.source,
         )
     names = Counter(node.name for node in read.walk())
     more = 0 if names["gpu"] else ADDED_FOR_GPU
@@ -126,7 +122,6 @@ def _whole(read: ReadTopology, flavour: NcclVariant | None) -> Found:
             "file",
             expected=f"at most {most} elements with those that NCCL adds",
             observed=f"{read.nodes}, and about {read.nodes + more} with them",
-            source=read.source,
         )
     for attribute in ("busid", "numaid"):
         values = [node.get(attribute) for node in read.walk()]
@@ -139,7 +134,6 @@ def _whole(read: ReadTopology, flavour: NcclVariant | None) -> Found:
                     f'{attribute}="{value}"',
                     expected="each once",
                     observed=f"{count} times",
-                    source=read.source,
                 )
     yield from _overlaps(read)
     yield from _of_versions(read, flavour or flavour_of(read))
@@ -156,7 +150,6 @@ def _of_versions(read: ReadTopology, flavour: NcclVariant) -> Found:
             observed="single quotes",
             severity=Severity.CRITICAL if is_rccl else Severity.WARNING,
             case="RCCL" if is_rccl else None,
-            source=read.source,
         )
     for node in read.walk():
         if len(node.children) > _FEW_CHILDREN:
@@ -165,7 +158,6 @@ def _of_versions(read: ReadTopology, flavour: NcclVariant) -> Found:
                 f"<{node.name}> in line {node.line}",
                 expected=f"at most {_FEW_CHILDREN} elements in one",
                 observed=str(len(node.children)),
-                source=read.source,
             )
 
 
@@ -183,7 +175,6 @@ def _overlaps(read: ReadTopology) -> Found:
                     _cpu(node),
                     expected=f"other vCPUs than {_cpu(other)}",
                     observed=f"vCPUs {mask & others} in both",
-                    source=read.source,
                 )
 
 
@@ -210,7 +201,6 @@ def _of_a_dump(read: ReadTopology, flavour: NcclVariant) -> Found:
                 expected="system, cpu and pci alone",
                 observed=f"{len(lines)} of them, as in a dump",
                 severity=severity,
-                source=read.source,
             )
 
 
@@ -222,7 +212,6 @@ def _attributes(read: ReadTopology, node: XmlNode) -> Found:
             where,
             expected=f"at most {MOST_ATTRIBUTES} attributes",
             observed=f"{MOST_ATTRIBUTES + node.surplus}",
-            source=read.source,
         )
     for key, _ in node.attributes:
         if not key.strip():
@@ -231,7 +220,6 @@ def _attributes(read: ReadTopology, node: XmlNode) -> Found:
                 where,
                 expected="one space between attributes, none before '/>'",
                 observed="more",
-                source=read.source,
             )
         elif key not in _KNOWN[node.name] | _OF_ANY:
             yield finding(
@@ -239,7 +227,6 @@ def _attributes(read: ReadTopology, node: XmlNode) -> Found:
                 where,
                 expected="attributes that NCCL reads",
                 observed=repr(key),
-                source=read.source,
             )
     if node.get("host_hash") is not None:
         yield finding(
@@ -248,7 +235,6 @@ def _attributes(read: ReadTopology, node: XmlNode) -> Found:
             expected="no host_hash",
             observed="one, as in a dump",
             case="host_hash",
-            source=read.source,
         )
 
 
@@ -259,7 +245,6 @@ def _cpu_checks(read: ReadTopology, cpu: XmlNode) -> Found:
             f"<cpu> in line {cpu.line}",
             expected="numaid with the guest's node number",
             observed=repr(cpu.get("numaid")),
-            source=read.source,
         )
     affinity = cpu.get("affinity")
     is_mask = affinity is not None and _AFFINITY.match(affinity)
@@ -270,7 +255,6 @@ def _cpu_checks(read: ReadTopology, cpu: XmlNode) -> Found:
             expected="vCPUs in affinity, as groups of 8 hexadecimal digits such as "
             "0000ffff,ffffffff",
             observed=repr(affinity),
-            source=read.source,
         )
     architecture, vendor = cpu.get("arch"), cpu.get("vendor")
     if architecture is not None and not architecture.startswith(_ARCHITECTURES):
@@ -279,16 +263,11 @@ def _cpu_checks(read: ReadTopology, cpu: XmlNode) -> Found:
             _cpu(cpu),
             expected=" or ".join(_ARCHITECTURES),
             observed=repr(architecture),
-            source=read.source,
         )
     is_x86 = architecture is not None and architecture.startswith("x86_64")
     if is_x86 and vendor is not None and not vendor.startswith(_VENDORS):
         yield finding(
-            "nccl-vendor",
-            _cpu(cpu),
-            expected=" or ".join(_VENDORS[:2]),
-            observed=repr(vendor),
-            source=read.source,
+            "nccl-vendor", _cpu(cpu), expected=" or ".join(_VENDORS[:2]), observed=repr(vendor)
         )
     family, model = cpu.get("familyid"), cpu.get("modelid")
     of_amd_alone = vendor == "AuthenticAMD" and model is None  # NCCL goes by AMD's family
@@ -298,7 +277,6 @@ def _cpu_checks(read: ReadTopology, cpu: XmlNode) -> Found:
             _cpu(cpu),
             expected="familyid and modelid, or neither",
             observed="familyid alone" if model is None else "modelid alone",
-            source=read.source,
         )
 
 
@@ -310,7 +288,6 @@ def _pci_checks(read: ReadTopology, pci: XmlNode, flavour: NcclVariant) -> Found
             f"<pci> in line {pci.line}",
             expected="busid as the guest's kernel prints it: dddd:bb:dd.f, lower case",
             observed=repr(bus_id),
-            source=read.source,
         )
     is_switch = any(child.name == "pci" for child in pci.children)
     where = _pci(pci)
@@ -321,7 +298,6 @@ def _pci_checks(read: ReadTopology, pci: XmlNode, flavour: NcclVariant) -> Found
             where,
             expected="class, link_speed and link_width: no guest has this switch to ask",
             observed=f"no {', no '.join(missing)}",
-            source=read.source,
         )
     klass = pci.get("class")
     if klass is not None and not _CLASS.match(klass):
@@ -331,15 +307,10 @@ def _pci_checks(read: ReadTopology, pci: XmlNode, flavour: NcclVariant) -> Found
             expected="a class such as 0x060400",
             observed=repr(klass),
             severity=Severity.WARNING,
-            source=read.source,
         )
     if is_switch and klass is not None and klass.startswith(_DEVICE_CLASSES):
         yield finding(
-            "nccl-class",
-            where,
-            expected="class 0x060400 on a switch",
-            observed=repr(klass),
-            source=read.source,
+            "nccl-class", where, expected="class 0x060400 on a switch", observed=repr(klass)
         )
     if is_switch and pci.get("vendor") == _BROADCOM and flavour is NcclVariant.NCCL:  # not in RCCL
         yield finding(
@@ -347,7 +318,6 @@ def _pci_checks(read: ReadTopology, pci: XmlNode, flavour: NcclVariant) -> Found
             where,
             expected="a vendor other than 0x1000",
             observed="0x1000, Broadcom's",
-            source=read.source,
         )
     yield from _link(read, pci, where)
 
@@ -360,7 +330,6 @@ def _link(read: ReadTopology, pci: XmlNode, where: str) -> Found:
             where,
             expected="one of NCCL's own texts, such as 16 GT/s or 32.0 GT/s PCIe",
             observed=repr(speed),
-            source=read.source,
         )
     lanes = read_number(width)
     if width is not None and (lanes is None or not 0 < lanes <= 32):
@@ -371,7 +340,6 @@ def _link(read: ReadTopology, pci: XmlNode, where: str) -> Found:
             expected="1 to 32 lanes",
             observed=repr(width),
             severity=severity,
-            source=read.source,
         )
 
 
@@ -385,3 +353,166 @@ def _cpu(cpu: XmlNode) -> str:
 
 def _pci(pci: XmlNode) -> str:
     return f"<pci> {pci.get('busid') or f'in line {pci.line}'}"
+
+
+_Link = tuple[float | None, int | None]
+
+
+class _Place(Struct, frozen=True, kw_only=True):
+    """Where a device hangs. next to: the devices below its lowest switch, itself included; only
+    itself where there is none. links: (GT/s, lanes) of the switches above, from the CPU down, and
+    of itself last; None where the file leaves it to the guest."""
+
+    numa_id: str
+    affinity: CpuSet | None
+    neighbours: frozenset[str]
+    links: tuple[_Link, ...]
+
+
+def compare_topology(read: ReadTopology, expected: NcclTopology) -> tuple[Finding, ...]:
+    """What of a file is not as the host and the guest have it, the worst first."""
+    written = read_topology(write_topology(expected).encode(), read.source)
+    findings = [*_differences(_places(read), _places(written)), *_cpu_differences(read, written)]
+    return in_order(sourced(findings, read.source))
+
+
+def _cpu_differences(read: ReadTopology, expected: ReadTopology) -> Found:
+    """What NCCL computes the bandwidth between CPUs from."""
+    cpus = {read_number(cpu.get("numaid")): cpu for cpu in reversed([*read.walk("cpu")])}
+    for planned in expected.walk("cpu"):
+        cpu = cpus.get(read_number(planned.get("numaid")))
+        for name in ("arch", "vendor", "familyid", "modelid"):
+            value, text = planned.get(name), None if cpu is None else cpu.get(name)
+            if value is None or text is None:
+                continue
+            is_number = name in ("familyid", "modelid")
+            if read_number(text) != int(value) if is_number else not text.startswith(value):
+                yield finding(
+                    "nccl-cpu-differs",
+                    f"cpu {planned.get('numaid')}",
+                    expected=f'{name}="{value}"',
+                    observed=f'{name}="{text}"',
+                )
+
+
+def _differences(found: dict[str, _Place], wanted: dict[str, _Place]) -> Found:
+    for bus_id, place in wanted.items():
+        there = found.get(bus_id)
+        if there is None:
+            yield finding(
+                "nccl-device-missing",
+                bus_id,
+                expected=f"on cpu {place.numa_id}",
+                observed="not in the file",
+            )
+            continue
+        if there.numa_id != place.numa_id:
+            yield finding(
+                "nccl-device-on-other-cpu",
+                bus_id,
+                expected=f"on cpu {place.numa_id}",
+                observed=f"on cpu {there.numa_id}",
+            )
+        elif there.affinity is not None and there.affinity != place.affinity:
+            yield finding(
+                "nccl-other-vcpus",
+                f"cpu {place.numa_id}, of {bus_id}",
+                expected=f"vCPUs {place.affinity}",
+                observed=f"vCPUs {there.affinity}",
+            )
+        if _link_differs(there.links, place.links):
+            yield finding(
+                "nccl-link-differs",
+                bus_id,
+                expected=_links_text(place.links),
+                observed=_links_text(there.links),
+            )
+        if there.neighbours & wanted.keys() != place.neighbours:
+            yield finding(
+                "nccl-switch-group",
+                bus_id,
+                expected=_group_text(place.neighbours),
+                observed=_group_text(there.neighbours),
+            )
+    for bus_id in found.keys() - wanted.keys():
+        yield finding(
+            "nccl-busid-of-no-device",
+            bus_id,
+            expected="bus ids of the guest's GPUs and NICs",
+            observed="none of them",
+        )
+
+
+def _link_differs(there: tuple[_Link, ...], wanted: tuple[_Link, ...]) -> bool:
+    """True where a link that the host gives is another in the file, or is left to the guest."""
+    if len(there) != len(wanted):
+        return True
+    return any(
+        expected is not None and value != expected
+        for ours, theirs in zip(wanted, there, strict=True)
+        for expected, value in zip(ours, theirs, strict=True)
+    )
+
+
+def _links_text(links: tuple[_Link, ...]) -> str:
+    texts = [
+        f"{'?' if speed is None else f'{speed:g}'} GT/s x{'?' if width is None else width}"
+        for speed, width in links
+    ]
+    return ", ".join([*(f"switch {text}" for text in texts[:-1]), texts[-1]])
+
+
+def _group_text(neighbours: frozenset[str]) -> str:
+    if len(neighbours) == 1:
+        return "alone below its switch or root"
+    return f"below one switch: {', '.join(sorted(neighbours))}"
+
+
+def _places(read: ReadTopology) -> dict[str, _Place]:
+    found: dict[str, _Place] = {}
+
+    def visit(
+        cpu: XmlNode, affinity: CpuSet | None, around: XmlNode, above: tuple[_Link, ...]
+    ) -> None:
+        pcis = [child for child in around.children if child.name == "pci"]
+        leaves = [pci.get("busid") or "" for pci in pcis if not _is_switch(pci)]
+        for pci in pcis:
+            links = (*above, _link_of(pci))
+            if _is_switch(pci):
+                visit(cpu, affinity, pci, links)
+            else:
+                bus_id = pci.get("busid") or ""
+                neighbours = leaves if around is not cpu else [bus_id]
+                number = read_number(cpu.get("numaid"))
+                numa_id = "" if number is None else str(number)
+                found[bus_id] = _Place(
+                    numa_id=numa_id,
+                    affinity=affinity,
+                    neighbours=frozenset(neighbours),
+                    links=links,
+                )
+
+    for system in read.systems:
+        for cpu in (node for node in system.children if node.name == "cpu"):
+            visit(cpu, _affinity(cpu), cpu, ())
+    return found
+
+
+def _link_of(pci: XmlNode) -> _Link:
+    """As NCCL reads it: an unknown speed is Gen3, 0 lanes are 16."""
+    speed, width = pci.get("link_speed"), read_number(pci.get("link_width"))
+    return None if speed is None else read_link_speed(speed) or 8.0, 16 if width == 0 else width
+
+
+def _affinity(cpu: XmlNode) -> CpuSet | None:
+    text = cpu.get("affinity")
+    if text is None:
+        return None
+    try:
+        return CpuSet.parse_mask(text)
+    except ParseError:
+        return CpuSet()
+
+
+def _is_switch(pci: XmlNode) -> bool:
+    return any(child.name == "pci" for child in pci.children)

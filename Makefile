@@ -121,7 +121,6 @@ $(TOOLS)/.ready: packaging/tools.lock
 
 docs: $(TOOLS)/.ready $(CHECKS)
 	$(BIN)/python -m tests.option_tables
-	$(BIN)/python -m tests.record_page
 	mkdir -p build && $(BIN)/python -m tests.doc_pictures build
 	$(BIN)/python -m tests.doc_tree build
 	$(TOOLS)/bin/sphinx-build -q -W --keep-going -b html -c packaging/docs build/docs build/site

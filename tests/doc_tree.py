@@ -1,4 +1,4 @@
-"""The pages of docs/ with those that are made from the source: findings.
+"""The pages of docs/ with those that are made from the source: findings and records.
 
 `python -m tests.doc_tree FOLDER` writes them; `make docs` and `make deb` build from there.
 """
@@ -18,11 +18,13 @@ _ROW = re.compile(r"^\| \[([^]]+)\]\(([a-z]+)\.md\) \| (.+) \|$", re.MULTILINE)
 @cache
 def made_pages() -> dict[str, str]:
     """Texts by their paths in the checkout."""
+    from tests.record_page import page as record_page  # which reads pages
+
     index = (ROOT / "docs/findings/README.md").read_text(encoding="utf-8")
     return {
         f"docs/findings/{name}.md": _findings(f"# {title}\n\n{about}.\n", name)
         for title, name, about in _ROW.findall(index)
-    }
+    } | {"docs/records.md": record_page()}
 
 
 def _findings(head: str, name: str) -> str:

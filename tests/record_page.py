@@ -1,12 +1,8 @@
-"""docs/records.md: the records that `homenode.api` gives, with their fields, from the code itself.
-
-`python -m tests.record_page` writes it; `make docs` does so before it makes the pages.
-"""
+"""docs/records.md: the records that `homenode.api` gives, with their fields, from the code."""
 
 import enum
 import inspect
 import re
-import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -18,10 +14,8 @@ from msgspec.structs import fields
 from homenode import api
 from homenode.cli.option_pages import meaning as meaning_of_option
 from homenode.opt import Opt
-from tests.doc_pages import DOCS
 from tests.stored_records import meanings
 
-PAGE = DOCS / "records.md"
 _HEAD = """# Records
 
 What the functions of [homenode.api](reference/python.md) give, field by field.
@@ -149,13 +143,3 @@ def _type(hint: Any, known: dict[str, type]) -> str:
 
 def _escaped(text: str) -> str:
     return re.sub(r"([<>|*_\[\]])", r"\\\1", text)
-
-
-def main() -> int:
-    """Write the page."""
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,6 +5,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -16,7 +17,7 @@ from homenode.measure.results.model import RunHead, Sample, Switches
 from homenode.plan.stored import Refusal
 from homenode.vm.plan_model import Plan
 from tests.command_line import has_cluster
-from tests.doc_pages import read_page
+from tests.doc_pages import ROOT, Page
 
 FORMATS = {
     "findings": Findings,
@@ -94,7 +95,8 @@ def meanings() -> dict[tuple[type, str], str]:
     places += [("results", record, heading) for record, heading in _OF_RUNS.items()]
     for kind, record, heading in places:
         stored = {name: field for field, name in stored_names(record).items()}
-        section = read_page(f"docs/formats/{kind}.md").sections().get(heading, "")
+        path = Path(f"docs/formats/{kind}.md")
+        section = Page(path, (ROOT / path).read_text()).sections().get(heading, "")
         for row in section.splitlines():
             cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)]
             if len(cells) > 3 and cells[1].strip("`") in stored:

@@ -150,7 +150,9 @@ def test_each_finding_says_what_it_means_and_how_to_fix_it(name: str) -> None:
 
 
 def test_the_index_names_every_page() -> None:
-    assert {f"docs/findings/{name}.md" for name in page_names()} == made_pages().keys()
+    assert {f"docs/findings/{name}.md" for name in page_names()} == {
+        p for p in made_pages() if p.startswith("docs/findings/")
+    }
 
 
 def test_a_text_of_another_name_is_refused() -> None:

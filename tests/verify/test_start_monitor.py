@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.check.start.monitor import MonitorView, read_view, view_findings
+from homenode.check.verify.start import MonitorView, read_view, view_findings
 from homenode.errors import ParseError
 from homenode.findings import Finding
 from homenode.machine.pci import PciBar

@@ -2,7 +2,7 @@
 
 import pytest
 
-from homenode.check.start.paused import made_files
+from homenode.check.verify.start import made_files
 from homenode.vm.domain.document import parse_document
 
 DOMAIN = """<domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>{}<devices>{}</devices>

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from homenode.change.journal import default_root
-from homenode.check.start.paused import startable, verify_paused
 from homenode.check.verify.boot.libvirt import SYSTEM, answering
+from homenode.check.verify.start import startable, verify_paused
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.process import Completed, run
@@ -151,7 +151,7 @@ def test_a_start_that_libvirt_refuses_is_named_and_leaves_no_open_step(name: str
 
 HELD = """
 import sys
-from homenode.check.start import paused
+from homenode.check.verify import start as paused
 paused._look = lambda *words: (print("paused", flush=True), sys.stdin.read())
 paused.verify_paused(paused.startable("qemu:///system", sys.argv[1]), None, None)
 """

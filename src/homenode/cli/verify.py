@@ -97,7 +97,7 @@ def _started(verified: Verified, wanted: VerifyRequest, *, yes: bool) -> Verifie
     """With what the VM shows when it is started paused; as it was where it could not start."""
     from homenode.change.host_lock import host_locked
     from homenode.change.journal import default_root
-    from homenode.check.start.paused import startable, verify_paused
+    from homenode.check.verify.start import startable, verify_paused
     from homenode.cli.restore import changing_host
 
     assert wanted.domain is not None, "_check_start_alone has seen to it"

@@ -270,9 +270,16 @@ def device_paths(
     """Paths of GPUs, NVSwitches, NICs and NVMe drives, ascending by address.
 
     known_widths: lanes of slots that are wired narrower than their ports say, by a device on them.
-    Virtual functions have no link of their own, and functions above 0 share that of function 0.
     """
-    by_bdf = {device.bdf: device for device in host.pci_devices}
+    # A dozen checks of one host read them: they hang on it, as its cached properties do.
+    if "device_paths" not in host.__dict__:
+        host.__dict__["device_paths"] = _device_paths(host)
+    paths: tuple[DevicePath, ...] = host.__dict__["device_paths"]
+    return tuple(_in_known_slots(path, known_widths) for path in paths) if known_widths else paths
+
+
+def _device_paths(host: Host) -> tuple[DevicePath, ...]:
+    """Virtual functions have no link of their own, and functions above 0 share that of 0."""
     found: list[DevicePath] = []
     seen: set[tuple[int, int, int]] = set()
     for device in host.pci_devices:
@@ -282,17 +289,15 @@ def device_paths(
         seen.add(slot)
         links = tuple(
             link
-            for link in links_above(device, by_bdf)
+            for link in links_above(device, host.device_at)
             if not (link.is_inside_a_card or link.is_virtual or link.capable is None)
         )
         found.append(DevicePath(device=device, links=links, expected=path_rate(links)))
-    return tuple(_in_known_slots(path, known_widths or {}) for path in found)
+    return tuple(found)
 
 
 def _in_known_slots(path: DevicePath, known: Mapping[Bdf, int]) -> DevicePath:
     """The path with what is known of its slots: of the device's own, and of those above."""
-    if not known:
-        return path
     own = known.get(path.device.bdf)
     lanes = [known.get(link.lower.bdf) for link in path.links]
     lanes[:1] = [lanes[0] or own] if lanes else []

@@ -1,1 +1,0 @@
-"""Start: a real VM started paused, and what its host and QEMU then say."""

@@ -162,13 +162,13 @@ def test_the_command_takes_a_plan_alone(saved: tuple[str, str]) -> None:
     ("words", "refused"),
     [
         (("--target", "zen"), "did you mean"),
-        (("--target", "xen"), "expected a domain document, or a guest"),
-        (("--target", "xen", "--live", "vm"), "--live: expected no document"),
-        (("--target", "xen", "--guest", "GUEST"), "expected a plan or a domain document"),
-        (("vm.xml", "--target", "xen"), "expected a plan and a guest, and no document"),
+        (("--target", "xen"), "missing argument VM"),
+        (("--target", "xen", "--live", "vm"), "--live: not together with --target"),
+        (("--target", "xen", "--guest", "GUEST"), "--guest: missing VM or --plan"),
+        (("vm.xml", "--target", "xen"), "--target: not together with VM"),
         (
             ("vm.xml", "--target", "xen", "--guest", "GUEST", "--plan", "PLAN"),
-            "expected a plan and a guest, and no document",
+            "--target: not together with VM",
         ),
     ],
 )

@@ -1,6 +1,8 @@
 """homenode verify: does a document, a booted guest or the real one match its plan. [I/O]"""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -29,31 +31,67 @@ from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.sources import load_host, names_domain
 
 
+class Rule(NamedTuple):
+    """An option: the others of which it needs one, those that it excludes, and a right command."""
+
+    field: str
+    needs: tuple[str, ...]
+    excludes: tuple[str, ...]
+    command: str
+
+
+_APART = ("host", "lspci", "boot", "guest", "target")
+_OF_TARGET = "homenode verify --plan P.json --guest SOURCE --target NAME"
+_OF_BOOT = "homenode verify VM.xml --boot"
+RULES = (
+    Rule("live", (), ("document", "start", "svg", *_APART), "homenode verify --live NAME"),
+    Rule("start", ("document",), _APART, "homenode verify NAME --start"),
+    Rule("boot", ("document",), (), _OF_BOOT),
+    Rule("guest", ("document", "plan"), (), "homenode verify VM.xml --guest ssh:HOST"),
+    Rule("target", ("guest",), ("document",), _OF_TARGET),
+    Rule("target", ("plan",), (), _OF_TARGET),
+    *(Rule(field, ("boot",), (), _OF_BOOT) for field in ("kernel", "timeout", "keep")),
+    Rule("json", (), ("prometheus",), "homenode verify VM.xml --json"),
+)
+
+
+def check_rules(asked: VerifyArguments) -> None:
+    """Raise UsageError for an option without what it needs, or with what it excludes."""
+    given = {name for name in asked.__struct_fields__ if getattr(asked, name) not in (None, False)}
+    if given.isdisjoint(("document", "guest", "live")):
+        raise UsageError(
+            "missing argument VM",
+            hint="homenode verify VM.xml, or homenode verify --plan P.json --guest ssh:HOST",
+        )
+    for rule in RULES:
+        if rule.field not in given:
+            continue
+        if clash := [name for name in rule.excludes if name in given]:
+            raise UsageError(
+                f"--{rule.field}: not together with {_typed(clash)}", hint=rule.command
+            )
+        if rule.needs and given.isdisjoint(rule.needs):
+            raise UsageError(f"--{rule.field}: missing {_typed(rule.needs)}", hint=rule.command)
+
+
+def _typed(fields: Iterable[str]) -> str:
+    return " or ".join("VM" if field == "document" else f"--{field}" for field in fields)
+
+
 def verify(asked: VerifyArguments) -> None:
     """Check what is asked, and print the findings."""
-    _refuse_idle(asked)
-    if asked.json and asked.prometheus:
-        raise UsageError("give either --json or --prometheus, not both")
     target = asked.target
-    if asked.live is not None:
-        if asked.boot or any(
-            one is not None
-            for one in (asked.document, asked.guest, asked.host, asked.lspci, target)
-        ):
-            raise UsageError(
-                "--live: expected no document, --host, --lspci, --boot, --guest or --target: a "
-                "running domain is checked where it runs"
-            )
-
-        _verify_live(asked.live, asked)
-        return
-
     if target is not None:
         from homenode.cli.plan_target import refuse_unknown_target
         from homenode.vm.plan_model import LIBVIRT
 
         refuse_unknown_target(target)
         target = None if target == LIBVIRT else target
+    check_rules(structs.replace(asked, target=target))
+    if asked.live is not None:
+        _verify_live(asked.live, asked)
+        return
+
     check_can_write(asked.svg)
     options = (
         BootOptions(asked.connect, asked.kernel, asked.timeout, asked.keep) if asked.boot else None
@@ -70,8 +108,14 @@ def verify(asked: VerifyArguments) -> None:
         guest=asked.guest,
         target=target,
     )
+    if asked.start and not is_domain:
+        raise UsageError(
+            "--start: missing the name of a domain", hint="homenode verify NAME --start"
+        )
+    if asked.connect is not None and not (asked.boot or is_domain):
+        raise UsageError("--connect: missing the name of a domain, or --boot", hint=_OF_BOOT)
     if asked.start:
-        _check_start_alone(asked, is_domain=is_domain)
+        check_can_ask(asked=not asked.yes, has_dry_run=False)
     # Interruptible, since a test guest would run on.
     with interruptible(), working("booting a test guest" if asked.boot else "checking"):
         verified = verify_wanted(wanted, note)
@@ -83,16 +127,6 @@ def verify(asked: VerifyArguments) -> None:
     exit_by(verified.findings)
 
 
-def _check_start_alone(asked: VerifyArguments, *, is_domain: bool) -> None:
-    others = (asked.host, asked.lspci, asked.guest, asked.live, asked.target)
-    if not is_domain or asked.boot or any(one is not None for one in others):
-        raise UsageError(
-            "--start: expected the name of a domain of this machine, and --plan alone with it",
-            hint="homenode verify NAME --start: the VM itself is started, not a document",
-        )
-    check_can_ask(asked=not asked.yes, has_dry_run=False)
-
-
 def _started(verified: Verified, wanted: VerifyRequest, *, yes: bool) -> Verified:
     """With what the VM shows when it is started paused; as it was where it could not start."""
     from homenode.change.host_lock import host_locked
@@ -100,7 +134,7 @@ def _started(verified: Verified, wanted: VerifyRequest, *, yes: bool) -> Verifie
     from homenode.check.verify.start import startable, verify_paused
     from homenode.cli.restore import changing_host
 
-    assert wanted.domain is not None, "_check_start_alone has seen to it"
+    assert wanted.domain is not None, "only a domain is started"
     look = startable(wanted.connect, wanted.domain)
     name, before = look.state.name, verified.findings
     if not yes and not confirm(
@@ -121,19 +155,6 @@ def _started(verified: Verified, wanted: VerifyRequest, *, yes: bool) -> Verifie
         not_checked=before.not_checked,
     )
     return structs.replace(verified, findings=findings)
-
-
-def _refuse_idle(asked: VerifyArguments) -> None:
-    """Options that would do nothing: whoever gives one expects what did not happen."""
-    of_boot = {"--kernel": asked.kernel, "--timeout": asked.timeout, "--keep": asked.keep}
-    idle = [] if asked.boot else [name for name, value in of_boot.items() if value is not None]
-    elsewhere = asked.document is None or asked.host is not None
-    if asked.connect is not None and not asked.boot and asked.live is None and elsewhere:
-        idle.append("--connect")
-    if idle:
-        raise UsageError(f"{', '.join(idle)}: expected --boot as well, found none")
-    if asked.svg is not None and asked.live is not None:
-        raise UsageError("give either --svg or --live, not both")
 
 
 def _print(verified: Verified, asked: VerifyArguments) -> None:

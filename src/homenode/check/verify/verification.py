@@ -79,10 +79,9 @@ class Verified(Struct, frozen=True):
 def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
     """Verify what is wanted. notify: gets a line about what takes long.
 
-    Raises UsageError for too few arguments, InputError for what cannot be read, HostError and its
-    kin where this machine cannot boot guests or the guest cannot be reached.
+    Raises UsageError for a file of another kind, InputError for what cannot be read, HostError and
+    its kin where this machine cannot boot guests or the guest cannot be reached.
     """
-    _refuse_nonsense(wanted)
     content, document = None, None
     if wanted.domain is not None:
         virsh = Virsh(wanted.connect)
@@ -245,27 +244,6 @@ def _guest_of(source: str) -> tuple[Host, FirmwareNodes | None]:
     return discover(collected), firmware_nodes(collected)
 
 
-def _refuse_nonsense(wanted: VerifyRequest) -> None:
-    has_document = wanted.document is not None or wanted.domain is not None
-    if not has_document and wanted.guest is None:
-        raise UsageError(
-            "expected a domain document, or a guest with --guest, found neither",
-            hint="homenode verify VM.xml, or homenode verify --plan P.json --guest ssh:HOST",
-        )
-    if wanted.boot is not None and not has_document:
-        raise UsageError("--boot: expected a domain document to boot a test guest for, found none")
-    if wanted.guest is not None and wanted.plan is None and not has_document:
-        raise UsageError(
-            "--guest: expected a plan or a domain document to compare the guest with, found none",
-            hint="homenode plan --save-plan P.json",
-        )
-    if wanted.target is not None and (wanted.guest is None or wanted.plan is None or has_document):
-        raise UsageError(
-            "--target: expected a plan and a guest, and no document, which would say it itself",
-            hint="homenode verify --plan P.json --guest SOURCE --target NAME",
-        )
-
-
 def _host(
     wanted: VerifyRequest, plan: Plan | None, facts: Vm | None
 ) -> tuple[Host | None, tuple[Finding, ...]]:
@@ -300,5 +278,5 @@ def _host(
 
 def _expected(plan: Plan | None, facts: Vm | None, host: Host | None) -> Expectation:
     vm = facts if plan is None else vm_as_it_runs(plan, facts)
-    assert vm is not None, "_refuse_nonsense asks for one of the two"
+    assert vm is not None, "a document or a plan is given"
     return expectation_of(vm, host=host, document=facts)

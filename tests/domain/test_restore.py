@@ -28,6 +28,25 @@ def test_the_original_comes_back_and_nothing_else_stays(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out.xml"]
 
 
+def test_nothing_is_read_through_a_link_next_to_the_document(tmp_path: Path) -> None:
+    """Whoever owns the folder could have a file of root's printed by its sum, or published."""
+    secret, out = tmp_path / "secret", tmp_path / "in" / "out.xml"
+    secret.write_bytes(ORIGINAL)
+    out.parent.mkdir()
+    for linked in (".orig", ".orig.sha256"):
+        write_tuned(out, ORIGINAL, TUNED)
+        link = out.with_name(out.name + linked)
+        link.unlink()
+        link.symlink_to(secret)
+        for do in (restore, lambda path: write_tuned(path, TUNED, TUNED)):
+            with pytest.raises(HostError, match="a link, not a regular file") as refused:
+                do(out)
+            assert hashlib.sha256(ORIGINAL).hexdigest() not in str(refused.value)
+        assert out.read_bytes() == TUNED
+        for path in out.parent.iterdir():
+            path.unlink()
+
+
 def test_the_record_is_one_that_sha256sum_can_check(tmp_path: Path) -> None:
     saved = write_tuned(tmp_path / "out.xml", ORIGINAL, TUNED)
     text = saved.record.read_text()

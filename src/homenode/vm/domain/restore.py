@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from homenode.errors import HostError, InputError
 from homenode.safe.durable import PRIVATE, check_links, replace_file
-from homenode.safe.input_files import MAX_BYTES, read_plain
+from homenode.safe.input_files import MAX_BYTES, read_below
 from homenode.wording import command_line
 
 _LINE = re.compile(r"(# before: )?([0-9a-f]{64}) [ *](.+)\Z")
@@ -116,7 +116,7 @@ def restore(output: str | Path) -> Path:
     saved = restorable.saved
     try:
         there = _permissions(saved.output)
-        kept = saved.original.stat().st_mode & 0o777
+        kept = saved.original.lstat().st_mode & 0o777
         replace_file(saved.output, restorable.original, kept if there is None else there)
         saved.record.unlink()
         saved.original.unlink()
@@ -206,7 +206,8 @@ def _read_record(saved: SavedOriginal) -> _Sums:
 
 
 def _content(path: Path) -> bytes:
-    return read_plain(path, MAX_BYTES)
+    """A file's content. A link is not followed: whoever owns the folder may point it anywhere."""
+    return read_below(path.parent, path.name, MAX_BYTES)
 
 
 def _sum(content: bytes) -> str:

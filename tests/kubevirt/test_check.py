@@ -1,6 +1,7 @@
 """What the check says of VMIs and nodes that do not go together, and of those that do."""
 
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 from homenode.cluster.kubevirt.check import RULES, check, read_gates
 from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptions
 from homenode.cluster.kubevirt.manifests import gates_of, virtual_machine
-from homenode.cluster.kubevirt.object import parse_quantity
+from homenode.cluster.kubevirt.object import parse_quantity, read_manifest
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, read_vmi, vmi_of
 from homenode.errors import InputError
 from homenode.machine.topology import Host, PagePool
@@ -215,3 +216,24 @@ def test_what_the_api_server_would_not_take_is_refused(path: str, value: Any) ->
     at[last] = value
     with pytest.raises(InputError):
         vmi_of(document, "vmi", needs_domain=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "---\na: 1\n" * 180_000,
+        "---\n" * 1_000_000,
+        "items: [" + "1," * 400_000,
+        "- a: " + "1:" * 1_000_000 + "1",
+        'a: !!int "' + "1:" * 1_000_000 + '1"',
+        "- " * 1_000_000,
+        "a: &a [1]\nb: *a",
+        "!!python/object/apply:os.getcwd []",
+    ],
+    ids=("documents", "empty documents", "values", "base 60", "tag", "depth", "alias", "object"),
+)
+def test_a_manifest_is_counted_before_it_is_built(text: str) -> None:
+    started = time.process_time()
+    with pytest.raises(InputError):
+        read_manifest(text.encode(), "vm.yaml", "a VMI")
+    assert time.process_time() - started < 5

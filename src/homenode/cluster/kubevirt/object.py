@@ -48,22 +48,35 @@ def down(value: Any, *path: str) -> Any:
 
 
 _MAX_DEPTH = 64
+_LONGEST_NUMBER = 64
+_MAX_NODES = 20_000
+"""Of a file; a VMI with its status has 500. To build one takes 10 microseconds and 300 bytes."""
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Values as Kubernetes has them: no aliases, no dates, bounded depth."""
+    """Values as Kubernetes has them: no aliases, no dates, bounded depth and number."""
 
-    depth = 0
+    depth = nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("found an alias; write the value out")
+        if self.peek_event().tag is not None:
+            raise yaml.YAMLError("found a tag, which Kubernetes does not take")
         self.depth += 1
-        if self.depth > _MAX_DEPTH:
-            raise yaml.YAMLError(f"found more than {_MAX_DEPTH} levels")
+        self.nodes += 1
+        if self.depth > _MAX_DEPTH or self.nodes > _MAX_NODES:
+            raise yaml.YAMLError(f"found more than {_MAX_DEPTH} levels or {_MAX_NODES} values")
         node: yaml.Node | None = super().compose_node(parent, index)
         self.depth -= 1
         return node
+
+    def resolve(self, kind: type[yaml.Node], value: str | None, implicit: Any) -> str:
+        """The type of a value. A long one is a text: 1:1:1 to base 60 takes minutes as a number."""
+        if value is not None and len(value) > _LONGEST_NUMBER:
+            implicit = (False, implicit[1])
+        tag: str = super().resolve(kind, value, implicit)
+        return tag
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -1,5 +1,6 @@
 """The way of peer requests against the PCIe specification's own rules, for every setting."""
 
+import time
 from itertools import product
 
 import pytest
@@ -8,8 +9,12 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.check.doctor.peer_paths import peer_findings
 from homenode.findings import Severity
+from homenode.machine.discover import discover
 from homenode.machine.discover.lspci import host_from_lspci
+from homenode.machine.pci import DeviceKind
 from homenode.machine.peer_route import AddressType, PeerRoute, RouteWay, peer_routes, request_way
+from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import BoundedSnapshot
 from homenode.machine.topology import Host
 
 CONTROLS = ("ReqRedir", "CmpltRedir", "UpstreamFwd", "EgressCtrl", "DirectTrans", "TransBlk")
@@ -222,3 +227,18 @@ def test_only_the_nics_of_mellanox_are_told_to_use_mlxconfig() -> None:
             if one.id == "p2p-redirected" and "03:00.1" in one.subject
         ]
         assert [("mlxconfig -d 0000:03:00.0" in fix) is is_theirs for fix in fixes] == [True], fixes
+
+
+def test_routes_of_ten_thousand_functions_are_looked_for_below_one_root_port_each() -> None:
+    files = {"/sys/devices/system/cpu/cpu0/topology/core_id": "0"}
+    for number in range(10_000):
+        folder = f"/sys/bus/pci/devices/0000:{number >> 8:02x}:{number >> 3 & 31:02x}.{number & 7}"
+        files |= {f"{folder}/{name}": word for name, word in GPU_FILES.items()}
+    started = time.process_time()
+    many = discover(BoundedSnapshot(MemorySnapshot("many", files)))
+    assert len(many.devices_of_kind(DeviceKind.GPU)) == 10_000
+    assert not list(peer_findings(many))
+    assert time.process_time() - started < 20
+
+
+GPU_FILES = {"class": "0x030200", "vendor": "0x10de", "device": "0x2330", "numa_node": "0"}

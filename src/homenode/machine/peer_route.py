@@ -310,21 +310,22 @@ def peer_routes(host: Host, passed: frozenset[Bdf] = frozenset()) -> tuple[PeerR
     gpus = host.devices_of_kind(DeviceKind.GPU)
     nics = host.devices_of_kind(DeviceKind.NIC)
     given = {nic.physical_function for nic in nics if is_passed(nic) or nic.bdf in passed}
-    users = [
-        one
-        for one in (*nics, *(gpu for gpu in gpus if gpu.physical_function is None))
-        if one.bdf in passed
-        or (is_passed(one) if one.physical_function is not None else one.bdf not in given)
-    ]
-    found = []
+    users: dict[Bdf, list[PciDevice]] = {}  # by the root port, since a switch is below one
+    for user in (*nics, *(gpu for gpu in gpus if gpu.physical_function is None)):
+        ports = _ports(host, user)
+        is_whole = user.physical_function is None
+        if ports and (
+            user.bdf in passed or (user.bdf not in given if is_whole else is_passed(user))
+        ):
+            users.setdefault(ports[-1].bdf, []).append(user)
+    routes = []
     for gpu in gpus:
-        for one in users:
-            is_vm = gpu.bdf in passed
-            if one.bdf == gpu.bdf or (one.bdf in passed) is not is_vm:
-                continue
-            if not (is_vm or None in (one.driver, gpu.driver) or is_passed(one) is is_passed(gpu)):
-                continue
-            route = peer_route(host, one, gpu, in_vm=True if is_vm else None)
-            if route.switch is not None:
-                found.append(route)
-    return tuple(found)
+        is_vm = gpu.bdf in passed
+        for port in _ports(host, gpu)[-1:]:
+            for user in users.get(port.bdf, ()):
+                if user.bdf == gpu.bdf or (user.bdf in passed) is not is_vm:
+                    continue
+                is_same = None in (user.driver, gpu.driver) or is_passed(user) is is_passed(gpu)
+                if is_vm or is_same:
+                    routes.append(peer_route(host, user, gpu, in_vm=True if is_vm else None))
+    return tuple(route for route in routes if route.switch is not None)

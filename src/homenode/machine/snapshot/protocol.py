@@ -1,9 +1,11 @@
 """Snapshot: the one way in which discovery reads a host, live or stored; where its links lead."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from homenode.errors import InputError
+
+T = TypeVar("T")
 
 
 class Snapshot(Protocol):
@@ -80,11 +82,11 @@ class BoundedSnapshot:
     """The same host, as far as it is of a size that hosts have: whoever made a stored one may want
     our time. Raises InputError where more is read than of the largest machines."""
 
-    __slots__ = ("_asked", "_chars", "_commas", "_files", "_known")
+    __slots__ = ("_asked", "_chars", "_commas", "_files", "_found", "_known")
 
     def __init__(self, files: Snapshot) -> None:
         self._files = files
-        self._asked = self._chars = self._commas = 0
+        self._asked = self._found = self._chars = self._commas = 0
         self._known: set[str] = set()
 
     @property
@@ -92,11 +94,10 @@ class BoundedSnapshot:
         return self._files.name
 
     def read_text(self, path: str) -> str | None:
-        return self._counted(self._files.read_text(path))
+        return self._text(self._files.read_text(path))
 
     def list(self, path: str) -> tuple[str, ...] | None:
-        names = self._files.list(path)
-        self._count()
+        names = self._counted(self._files.list(path))
         if names is not None and len(names) > MAX_NAMES:
             raise InputError(
                 f"{self.name}: {path}: expected at most {MAX_NAMES} names, found {len(names)}"
@@ -104,40 +105,47 @@ class BoundedSnapshot:
         return names
 
     def read_link(self, path: str) -> str | None:
-        self._count()
-        return self._files.read_link(path)
+        return self._counted(self._files.read_link(path))
 
     def real_path(self, path: str) -> str | None:
-        self._count()
-        return self._files.real_path(path)
+        return self._counted(self._files.real_path(path))
 
     def command_output(self, command: str) -> str | None:
-        return self._counted(self._files.command_output(command))
+        return self._text(self._files.command_output(command))
 
-    def _counted(self, text: str | None) -> str | None:
-        self._count()
+    def _text(self, text: str | None) -> str | None:
         if text is not None:
             self._chars += len(text)
             if "," in text and text not in self._known:
                 self._known.add(text)
                 self._commas += text.count(",")
-        return text
+        return self._counted(text)
 
-    def _count(self) -> None:
+    def _counted(self, answer: T) -> T:
+        """Count an answer; what is not there takes no room, and little time."""
+        self._found += answer is not None
         self._asked += 1
-        if self._asked > MAX_ASKED or self._chars > MAX_CHARS or self._commas > MAX_COMMAS:
+        if (
+            self._found > MAX_FILES
+            or self._asked > MAX_ASKED
+            or self._chars > MAX_CHARS
+            or self._commas > MAX_COMMAS
+        ):
             raise InputError(
-                f"{self.name}: expected a host of at most {MAX_ASKED} files, of "
+                f"{self.name}: expected a host of at most {MAX_FILES} files, of "
                 f"{MAX_CHARS >> 20} MiB in them and {MAX_COMMAS} parts of lists, found more"
             )
+        return answer
 
 
-MAX_ASKED = 200_000
+MAX_FILES = 200_000
+MAX_ASKED = 1_000_000
 MAX_CHARS = 16 << 20
 MAX_COMMAS = 100_000
 MAX_NAMES = 10_000
-"""Of one host; NAMES: of one folder. Linux has at most 8,192 PUs. A machine of 384 takes 6,000
-files of 0.3 MB; its lists, which are the dearest to read, have 600 parts."""
+"""Of one host; ASKED: with those that are not there; NAMES: of one folder. Linux has at most 8,192
+PUs. A machine of 384 takes 6,000 files of 0.3 MB; its lists, the dearest to read, have 600 parts.
+"""
 
 MAX_LINKS = 40
 """Links followed in one path before it counts as a loop. Source: MAXSYMLINKS of the kernel."""

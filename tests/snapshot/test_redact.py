@@ -12,6 +12,7 @@ from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.pseudonyms import Pseudonyms
 from homenode.machine.snapshot.redact import Identities, identities_of, redact, redact_command_line
 from homenode.machine.tools.lspci import parse as parse_lspci
+from homenode.machine.tools.nvidia_smi import parse_topology
 from tests.shared_data import SHARED
 
 SECRETS = {
@@ -459,3 +460,28 @@ def test_an_interface_that_is_named_by_its_mac_has_the_pseudonym_of_it() -> None
     name, mac, plain, wireless = said.split()
     assert name == f"enx{mac.replace(':', '')}" and wireless == f"wlx{name[3:]}"
     assert "0a1b2c3d4e5f" not in said.lower() and plain == "enp1s0"
+
+
+def test_names_of_nics_builds_and_firmware_of_ones_own_do_not_survive() -> None:
+    files = {
+        "/proc/sys/kernel/osrelease": "6.8.0-45-acme+gpu-generic",
+        "/proc/version": "Linux version 6.8.0-45-acme (root@acme) (gcc 13.2.0 acme) #45 SMP",
+        "/sys/devices/virtual/dmi/id/bios_vendor": "Acme Cloud",
+    }
+    topology = (
+        "\tGPU0\troce_acme\tNIC0\tCPU Affinity\nGPU0\tX\tPIX\tSYS\t0-7\nroce_acme\tPIX\tX\tSYS\n"
+        "NIC0\tSYS\tSYS\tX\n\nNIC Legend:\n\n  NIC0: mlx5_acme\n  NIC1: mlx5_0\n"
+    )
+    commands = {
+        "nvidia-smi-topo": topology,
+        "qemu-version": "QEMU emulator version 8.2.2 (qemu-8.2.2-acme.el9)\n",
+        "uname": "Linux 6.8.0-45-acme #45~22.04-acme SMP Fri Aug 30 12:02:04 UTC 2024 x86_64\n",
+    }
+    left = redact(MemorySnapshot("host", files, {}, commands), Identities()).snapshot
+    assert "acme" not in _texts(left).lower()
+    assert left.files["/proc/sys/kernel/osrelease"] == "6.8.0-45-redacted+redacted-generic"
+    uname = "Linux 6.8.0-45-redacted #45~22.04-redacted SMP Fri Aug 30 12:02:04 UTC 2024 x86_64\n"
+    assert left.commands["uname"] == uname
+    matrix = parse_topology(left.commands["nvidia-smi-topo"])
+    assert [device.name for device in matrix.devices] == ["GPU0", "nic-1", "NIC0"]
+    assert left.commands["nvidia-smi-topo"].endswith("NIC0: nic-2\n  NIC1: mlx5_0\n")

@@ -178,9 +178,16 @@ def redact_product(text: str, names: Pseudonyms) -> str:
     return names.scrub(_SERIAL_WORD.sub(lambda found: names.serial(found[0]), text))
 
 
+_RELEASE_FILES = ("/proc/sys/kernel/osrelease", "/proc/version", "/proc/hwloc-nofile-info")
+
+
 def _file(path: str, text: str, names: Pseudonyms) -> str:
     if path == "/proc/cmdline":
         return redact_command_line(text, names) + "\n"
+    if path in _RELEASE_FILES:
+        return redact_release(text, names)
+    if path.endswith("/bios_vendor") and text.split()[:1] and text.split()[0] not in _FIRMWARE:
+        return "redacted\n"
     if path.startswith("/sys/devices/virtual/dmi/") or path == "/proc/device-tree/model":
         return redact_product(text, names)
     # These are binary, and gather() has blanked what is not structure.
@@ -189,6 +196,42 @@ def _file(path: str, text: str, names: Pseudonyms) -> str:
     if len(text.strip()) < _SHORTEST_SECRET:
         return text
     return names.scrub(text)
+
+
+def redact_release(text: str, names: Pseudonyms) -> str:
+    """A kernel's or tool's version, without the words that whoever built it put there.
+
+    >>> redact_release("6.8.0-45-acme+gpu7-generic", Pseudonyms())
+    '6.8.0-45-redacted+redacted-generic'
+    """
+
+    def part(found: re.Match[str]) -> str:
+        word = found[0].lower()
+        return found[0] if _NUMBERED.fullmatch(word) or word in _RELEASES else "redacted"
+
+    return _RELEASE_PART.sub(part, names.scrub(text))
+
+
+_RELEASE_PART = re.compile(r"[A-Za-z0-9]+")
+_NUMBERED = re.compile(r"(?:rc|v|el|fc|deb|amzn|azl|cm|dfsg)?\d+k?")
+_FIRMWARE = words("firmware")
+
+
+def _topology(text: str, names: Pseudonyms) -> str:
+    """nvidia-smi topo -m: whoever runs the host may have named the NICs."""
+    header = next((line for line in text.splitlines() if line.split()[:1] == ["GPU0"]), "")
+    named = {*header.partition("CPU Affinity")[0].split(), *_NIC_IN_LEGEND.findall(text)}
+    named = {name for name in named if not _TOPO_NAME.fullmatch(name)}
+    parts = _SPACE.split(names.scrub(text)) if named else (names.scrub(text),)
+    return "".join(names.of("nic", part) if part in named else part for part in parts)
+
+
+_SPACE = re.compile(r"(\s+)")
+_NIC_IN_LEGEND = re.compile(r"NIC\d{1,4}: (\S{1,80})")
+_TOPO_NAME = re.compile(
+    r"(?:GPU|NIC|(?:mlx[45]|mlx5_bond|bnxt_re|irdma|hfi1|qedr|efa|mana|hns)_)\d{1,3}"
+)
+"""As the tool and the kernel's drivers name devices."""
 
 
 def _scrub(text: str, names: Pseudonyms) -> str:
@@ -361,6 +404,7 @@ _ARCHITECTURES = tuple(
     ppc64le riscv32 riscv64 s390 s390x sparc sparc64 x86_64
 """.split()
 )
+_RELEASES = words("releases") | {"host", "user", *_ARCHITECTURES}
 _DISTRIBUTIONS = ("rhel", "ubuntu", "noble", "jammy", "focal", "bionic", "openeuler", "bclinux")
 _MACHINE = re.compile(
     r"(?:pc|q35|pc-q35|pc-i440fx|virt|pseries|microvm|s390-ccw-virtio)"
@@ -469,6 +513,8 @@ _REDACTORS: dict[str, Callable[[str, Pseudonyms], str]] = {
     "amd-smi-topology": _amd,
     "amd-smi-partition": _amd,
     "nvidia-smi-query": redact_nvidia_query,
+    "nvidia-smi-topo": _topology,
+    **dict.fromkeys(("qemu-version", "uname", "virsh-version"), redact_release),
     "virsh-capabilities": redact_capabilities,
     "virsh-domains": redact_domains,
 }

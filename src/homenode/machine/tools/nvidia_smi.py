@@ -162,7 +162,7 @@ _TOPO_DEVICE = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]{0,40}", re.ASCII)
 _LINK = re.compile(r"X|[A-Z]{2,5}\d{0,3}", re.ASCII)
 _NVLINKS = re.compile(r"NV(\d{1,3})", re.ASCII)
 _LEGEND = re.compile(r"\s+(?:X|NV#|[A-Z]{2,5}#?)\s+= ")
-_NIC_NAME = re.compile(r"\s*(NIC\d+): (\S+)\s*")
+_NIC_NAME = re.compile(r"\s*NIC\d+: \S+\s*")
 _HEAD_CHARACTERS = 8192
 _AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 
@@ -187,12 +187,10 @@ class TopoMatrix(Struct, frozen=True):
 
     links: shape (devices, devices), [from][to]; "X" on the diagonal, then NV#, PIX, PXB, PHB, NODE
     or SYS, nearest first; None for N/A.
-    nic_names: (name in the matrix, name of the device), as in ("NIC0", "mlx5_0").
     """
 
     devices: tuple[TopoDevice, ...]
     links: tuple[tuple[str | None, ...], ...]
-    nic_names: tuple[tuple[str, str], ...]
 
     def nvlinks(self, a: int, b: int) -> int:
         """Bonded NVLinks between the devices at two positions; 0 where there are none.
@@ -214,7 +212,6 @@ def parse_topology(text: str) -> TopoMatrix:
     names: list[str] = []
     affinities = place = 0
     rows: list[tuple[TopoDevice, tuple[str | None, ...]]] = []
-    nic_names: list[tuple[str, str]] = []
     in_legend = False
     for line in Lines(_TERMINAL_CODE.sub("", text), _TOPOLOGY, stripped=False):
         if not line.text.strip():
@@ -225,10 +222,7 @@ def parse_topology(text: str) -> TopoMatrix:
         elif line.text.strip() in ("Legend:", "NIC Legend:"):
             in_legend = True
         elif in_legend:
-            nic = _NIC_NAME.fullmatch(line.text)
-            if nic is not None:
-                nic_names.append((nic[1], nic[2]))
-            elif not _LEGEND.match(line.text):
+            if not _NIC_NAME.fullmatch(line.text) and not _LEGEND.match(line.text):
                 raise line.error("a line of the legend")
         elif len(rows) == len(names):
             raise line.error(f"{len(names)} rows")
@@ -236,9 +230,7 @@ def parse_topology(text: str) -> TopoMatrix:
             rows.append(_row(line, names[len(rows)], len(names), affinities, place))
     if not names or len(rows) != len(names):
         raise ParseError(_TOPOLOGY, f"{len(names) or 'some'} rows", f"{len(rows)} rows")
-    return TopoMatrix(
-        tuple(device for device, _ in rows), tuple(links for _, links in rows), tuple(nic_names)
-    )
+    return TopoMatrix(tuple(device for device, _ in rows), tuple(links for _, links in rows))
 
 
 def _header(line: Line) -> tuple[list[str], int]:

@@ -107,32 +107,10 @@ BY_NAME = {"CSS", "DTD", "ElementTree", "HTML", "RelaxNG", "Schematron", "XMLSch
 """Classes of libraries that open what file= or filename= names."""
 
 MODULES = {
-    "_io",
-    "configparser",
-    "ctypes",
-    "dbm",
-    "duckdb",
-    "fileinput",
-    "http",
-    "linecache",
-    "mailbox",
-    "marshal",
-    "mmap",
-    "netrc",
-    "numpy",
-    "pandas",
-    "pickle",
-    "pkgutil",
-    "plistlib",
-    "posix",
-    "runpy",
-    "shelve",
-    "sqlite3",
-    "urllib",
-    "xml",
-    "yaml",
-    "zipfile",
-    "zipimport",
+    *"""
+    _io configparser ctypes dbm duckdb fileinput http linecache mailbox marshal mmap netrc numpy
+    pandas pickle pkgutil plistlib posix runpy shelve sqlite3 urllib xml yaml zipfile zipimport
+""".split()
 }
 """Modules that open files by their names."""
 

@@ -9,20 +9,9 @@ import pytest
 from tests.source_trees import FILES, SOURCE, nodes, tree
 
 EFFECTS = {
-    "os",
-    "subprocess",
-    "pathlib",
-    "socket",
-    "time",
-    "random",
-    "logging",
-    "shutil",
-    "tempfile",
-    "tarfile",
-    "signal",
-    "datetime",
-    "glob",
-    "io",
+    *"""
+    os subprocess pathlib socket time random logging shutil tempfile tarfile signal datetime glob io
+""".split()
 }
 
 

@@ -358,19 +358,9 @@ def test_capture_and_show_agree(tmp_path: Path) -> None:
 
 def test_a_host_is_filled_by_saved_plans(tmp_path: Path) -> None:
     first, second = tmp_path / "first.json", tmp_path / "second.json"
-    asked = [
-        "--host",
-        "hgx-h100",
-        "--layout",
-        "pin-numa-pci",
-        "--gpus",
-        "4",
-        "--vcpus",
-        "40",
-        "--memory",
-        "512GiB",
-        "-q",
-    ]
+    asked = """
+        --host hgx-h100 --layout pin-numa-pci --gpus 4 --vcpus 40 --memory 512GiB -q
+    """.split()
     assert homenode("plan", DOCUMENT, *asked, "--save-plan", first).exit_code == 0
     again = homenode("plan", DOCUMENT, *asked, "--after", first)
     assert again.exit_code == 2 and "--name" in again.stderr

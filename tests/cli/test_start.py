@@ -6,18 +6,10 @@ import sys
 import pytest
 
 VALUES = {
-    "bdf",
-    "cpuset",
-    "errors",
-    "indices",
-    "units",
-    "vm.hypervisor.connection",
-    "objective",
-    "vm.layout",
-    "vm.model",
-    "opt",
-    "vm.plan_options",
-    "measure.results.vantage",
+    *"""
+    bdf cpuset errors indices units vm.hypervisor.connection objective vm.layout vm.model opt
+    vm.plan_options measure.results.vantage
+""".split()
 }
 """Modules outside cli/ of which options have their types and defaults. None of them imports
 another package's work: a new option whose type lies in a large module gets a small one."""

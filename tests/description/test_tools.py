@@ -74,7 +74,7 @@ def test_rocm_smi_tells_xgmi_between_physical_functions_only() -> None:
 
 def test_versions_are_those_that_the_file_names() -> None:
     text = '[settings]\nlibvirt = "10.4.0"\nqemu = "9.0.2"\n'
-    assert parse_virsh_version(_output(text, "virsh-version")).libvirt == (10, 4, 0)
+    assert parse_virsh_version(_output(text, "virsh-version"))[0] == (10, 4, 0)
     assert parse_qemu_version(_output(text, "qemu-version")) == (9, 0, 2)
     assert render(parse_description(HEAD, "host.toml")).command_output("virsh-version") is None
 

@@ -176,17 +176,10 @@ def test_every_gpu_of_the_sick_5090_host_is_found_with_the_platforms_ceiling() -
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "h200-xeon8558",
-        "mi350x-epyc9575f",
-        "rtxpro6000-xeon8468v",
-        "rtx4090-epyc7702",
-        "rtx4080-i9-14900k",
-        "hgx-h100",
-        "hgx-a100-ibm",
-        "gh200x4",
-        "epyc-nps4-gpu-nic",
-    ],
+    """
+        h200-xeon8558 mi350x-epyc9575f rtxpro6000-xeon8468v rtx4090-epyc7702 rtx4080-i9-14900k
+        hgx-h100 hgx-a100-ibm gh200x4 epyc-nps4-gpu-nic
+    """.split(),
 )
 def test_sound_hosts_have_no_link_findings(name: str) -> None:
     assert found(load_host(name)) == []

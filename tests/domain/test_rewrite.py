@@ -27,24 +27,10 @@ PAIRS = [
 ]
 TOKEN = re.compile(rb"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<[^>]*>|[^<]+", re.DOTALL)
 OWNED = {
-    "vcpu",
-    "vcpus",
-    "numatune",
-    "memory",
-    "currentMemory",
-    "maxMemory",
-    "topology",
-    "numa",
-    "hugepages",
-    "vcpupin",
-    "emulatorpin",
-    "iothreadpin",
-    "vcpusched",
-    "cachetune",
-    "memorytune",
-    "address",
-    "metadata",
-    "node",
+    *"""
+    vcpu vcpus numatune memory currentMemory maxMemory topology numa hugepages vcpupin emulatorpin
+    iothreadpin vcpusched cachetune memorytune address metadata node
+""".split()
 }
 OPENED = {"cpu", "cputune", "memoryBacking", "devices"}  # may gain children, or close up
 

@@ -111,14 +111,14 @@ def main() -> None:
 def through_iommufd() -> dict[str, Any]:
     """The same VM with its devices through iommufd: {"devices": open}, or {"not tried": why}."""
     subprocess.run(["modprobe", "-q", "iommufd"], check=False)
-    found = parse_virsh_version(virsh("version"))
+    libvirt, qemu = parse_virsh_version(virsh("version"))
     has_device = Path("/dev/iommu").exists()
-    why = without_iommufd(found.libvirt, found.hypervisor, has_device=has_device)
+    why = without_iommufd(libvirt, qemu, has_device=has_device)
     if why is not None:
         return {"not tried": why}
     path = Path("/tmp/iommufd.xml")
     document = open_domain(virsh("dumpxml", "--inactive", "--security-info", "vm").encode(), "vm")
-    path.write_bytes(edit_iommufd(document, found.libvirt).to_bytes())
+    path.write_bytes(edit_iommufd(document, libvirt).to_bytes())
     virsh("define", str(path))
     virsh("start", "--paused", "vm")
     opened = Path(f"/proc/{process_of('vm')}/fd").iterdir()

@@ -113,17 +113,7 @@ def test_the_static_probe_needs_nothing_of_it(image: str, results: Path) -> None
 
 
 def test_a_run_lands_in_the_mounted_folder(image: str, results: Path) -> None:
-    argv = (
-        "homenode",
-        "bench",
-        "--name",
-        "boxed",
-        "--quick",
-        "--repeat",
-        "1",
-        "--tests",
-        "cpu-single",
-    )
+    argv = "homenode bench --name boxed --quick --repeat 1 --tests cpu-single".split()
     done = ran(image, results, *argv)
     assert done.returncode in (0, 1), done.stderr
     run = read_run(results / "cpu-only" / "boxed" / "results.jsonl")

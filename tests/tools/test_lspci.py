@@ -179,23 +179,10 @@ DUMP = "00: de 10 30 23 46 05 10 00 a1 00 02 03 10 00 00 00\n10: 00 00\nff0: 0c 
         SMALL.replace("00:01.0 PCI", f"{DUMP}\n00:01.0 PCI") + DUMP,
         SMALL.strip(),
     ],
-    ids=[
-        "bom",
-        "prompt",
-        "brackets",
-        "dollar",
-        "banner",
-        "codes",
-        "fence",
-        "tildes",
-        "crlf",
-        "quoted",
-        "indented",
-        "spaces",
-        "two-spaces",
-        "hex-dump",
-        "stripped",
-    ],
+    ids="""
+        bom prompt brackets dollar banner codes fence tildes crlf quoted indented spaces two-spaces
+        hex-dump stripped
+    """.split(),
 )
 def test_a_listing_is_read_as_people_copied_it(text: str, tmp_path: Path) -> None:
     assert looks_like_lspci(text)

@@ -73,10 +73,8 @@ def test_capabilities_that_are_none_are_refused(old: str, new: str, says: str) -
 
 
 def test_versions_are_numbers() -> None:
-    version = parse_virsh_version(VIRSH)
-    assert (version.libvirt, version.daemon) == ((9, 0, 0), (10, 1, 0))
-    assert (version.hypervisor_name, version.hypervisor) == ("QEMU", (7, 2, 22))
-    assert parse_virsh_version("Using library: libvirt 11.3.0\n").hypervisor is None
+    assert parse_virsh_version(VIRSH) == ((10, 1, 0), (7, 2, 22))
+    assert parse_virsh_version("Using library: libvirt 11.3.0\n") == ((11, 3, 0), None)
 
 
 @pytest.mark.parametrize(

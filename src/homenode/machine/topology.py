@@ -141,20 +141,6 @@ class NumaNode(Struct, frozen=True):
     package: PackageIndex | None = None
 
 
-class MemoryPath(Struct, frozen=True):
-    """HMAT's figures from an initiator node to a target node; None where not given.
-
-    Latencies in ns, bandwidths in bytes/s. Source: nodeN/access0/initiators in sysfs.
-    """
-
-    initiator: NodeIndex
-    target: NodeIndex
-    read_latency_ns: int | None
-    write_latency_ns: int | None
-    read_bytes_per_s: int | None
-    write_bytes_per_s: int | None
-
-
 DOMAINS_GAP, DOMAIN_GAP = "running domains", "domain "
 """Of gaps: what is unknown where libvirt did not answer, and before the name of one unread VM."""
 
@@ -299,7 +285,6 @@ class Host(Struct, frozen=True, dict=True):
     root_complexes: tuple[RootComplex, ...] = ()
     pci_devices: tuple[PciDevice, ...] = ()
     links: tuple[DeviceLink, ...] = ()
-    memory_paths: tuple[MemoryPath, ...] = ()
     domains: tuple[RunningDomain, ...] = ()
     settings: HostSettings = HostSettings()
     gaps: tuple[Gap, ...] = ()

@@ -15,7 +15,6 @@ from homenode.machine.discover.nodes import (
     name_memory,
     read_distances,
     read_driver_gpus,
-    read_memory_paths,
     read_nodes,
 )
 from homenode.machine.discover.pci_nodes import (
@@ -167,7 +166,6 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
         root_complexes=tree.root_complexes,
         pci_devices=devices,
         links=links.links,
-        memory_paths=read_memory_paths(snapshot, nodes.nodes),
         domains=domains,
         settings=read_settings(snapshot, states.online, libvirt, qemu),
         nodes_assumed=nodes.assumed,

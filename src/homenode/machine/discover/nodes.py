@@ -28,7 +28,6 @@ from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import (
     LOCAL_DISTANCE,
     MemoryKind,
-    MemoryPath,
     NumaNode,
     Package,
     PagePool,
@@ -257,45 +256,6 @@ def read_distances(
         if rows[i][i] != LOCAL_DISTANCE
     ]
     return tuple(rows), tuple(odd)
-
-
-def read_memory_paths(snapshot: Snapshot, nodes: tuple[NumaNode, ...]) -> tuple[MemoryPath, ...]:
-    """HMAT's figures for the best initiators of each target node, by (initiator, target).
-
-    access0 counts any initiator, access1 CPUs only; one folder gives one set of figures for all of
-    its initiators. Source: Documentation/admin-guide/mm/numaperf.rst.
-    """
-    known = CpuSet(node.index for node in nodes)
-    paths: dict[tuple[int, int], MemoryPath] = {}
-    for node in nodes:
-        for access in ("access0", "access1"):
-            folder = f"{NODE}/node{node.index}/{access}/initiators"
-            initiators = numbered(snapshot.list(folder), "node")
-            if not initiators:
-                continue
-            figures = [
-                read_number(snapshot, f"{folder}/{file}")
-                for file in ("read_latency", "write_latency", "read_bandwidth", "write_bandwidth")
-            ]
-            # 0 is what the kernel prints for figures that the firmware left out
-            known_figures = [figure or None for figure in figures]
-            if not any(known_figures):
-                continue
-            read_ns, write_ns, read_mb, write_mb = known_figures
-            for initiator in initiators:
-                if initiator in known:
-                    paths.setdefault(
-                        (initiator, node.index),
-                        MemoryPath(
-                            initiator=NodeIndex(initiator),
-                            target=node.index,
-                            read_latency_ns=read_ns,
-                            write_latency_ns=write_ns,
-                            read_bytes_per_s=read_mb and read_mb * _BYTES_PER_MB,
-                            write_bytes_per_s=write_mb and write_mb * _BYTES_PER_MB,
-                        ),
-                    )
-    return tuple(paths[key] for key in sorted(paths))
 
 
 def _is_distance(field: str) -> bool:

@@ -236,9 +236,7 @@ def read_versions(
     try:
         text = snapshot.command_output("virsh-version")
         if text is not None:
-            found = parse_virsh_version(text)
-            libvirt = found.daemon or found.libvirt
-            qemu = found.hypervisor if found.hypervisor_name == "QEMU" else None
+            libvirt, qemu = parse_virsh_version(text)
     except ParseError as error:
         gaps.append(Gap("libvirt version", str(error)))
     try:

@@ -12,8 +12,6 @@ virsh-host.c of libvirt; softmmu/vl.c of QEMU.
 
 import re
 
-from msgspec import Struct
-
 from homenode.errors import ParseError
 
 Version = tuple[int, int, int]
@@ -22,49 +20,30 @@ Version = tuple[int, int, int]
 _NUMBERS = r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?"
 _VIRSH_LINE = re.compile(rf"([A-Z][A-Za-z ]+): (?:([A-Za-z]+) )?{_NUMBERS}\s*", re.ASCII)
 _QEMU_LINE = re.compile(rf"QEMU emulator version {_NUMBERS}(?:\D.*)?", re.ASCII)
-_KEYS = {
-    "Compiled against library": None,  # of the client's build: says nothing of the daemon
-    "Using library": "libvirt",
-    "Using API": None,  # the driver, numbered as the library
-    "Running hypervisor": "hypervisor",
-    "Running against daemon": "daemon",  # virsh version --daemon; a number alone
-}
+_KEYS = (
+    "Compiled against library",  # of the client's build: says nothing of the daemon
+    "Using library",
+    "Using API",  # the driver, numbered as the library
+    "Running hypervisor",
+    "Running against daemon",  # virsh version --daemon; a number alone
+)
 
 
-class VirshVersion(Struct, frozen=True):
-    """libvirt: of the library, and of the daemon on the same host unless `daemon` says otherwise.
-
-    hypervisor: its name ("QEMU") and version. None where the tool does not say.
-    """
-
-    libvirt: Version
-    hypervisor_name: str | None
-    hypervisor: Version | None
-    daemon: Version | None
-
-
-def parse_virsh_version(text: str) -> VirshVersion:
-    """What `virsh version` says. Raises ParseError."""
-    found: dict[str, tuple[str | None, Version]] = {}
+def parse_virsh_version(text: str) -> tuple[Version, Version | None]:
+    """libvirt's version, of the daemon where it is another one, and QEMU's. Raises ParseError."""
+    found: dict[str, Version] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         matched = _VIRSH_LINE.fullmatch(line)
         if matched is None or matched[1] not in _KEYS:
             raise ParseError("virsh version", f"one of {', '.join(_KEYS)}", line, line=number)
-        key = _KEYS[matched[1]]
-        if key is not None:
-            found[key] = (matched[2], _version(matched, 3))
-    if "libvirt" not in found:
+        if matched[1] != "Running hypervisor" or matched[2] == "QEMU":
+            found[matched[1]] = _version(matched, 3)
+    if "Using library" not in found:
         raise ParseError("virsh version", "a line 'Using library'", text.strip()[:80])
-    hypervisor = found.get("hypervisor")
-    daemon = found.get("daemon")
-    return VirshVersion(
-        found["libvirt"][1],
-        None if hypervisor is None else hypervisor[0],
-        None if hypervisor is None else hypervisor[1],
-        None if daemon is None else daemon[1],
-    )
+    libvirt = found.get("Running against daemon", found["Using library"])
+    return libvirt, found.get("Running hypervisor")
 
 
 def parse_qemu_version(text: str) -> Version:

@@ -4,9 +4,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from homenode.vm.model import Vm
+
 UUID = "11111111-2222-4333-8444-555555555555"
 MIB = 1 << 20
 PID = 4242
+BARE = Vm(name="bare", vcpus=1, memory_bytes=0)
+"""A VM of which nothing is expected."""
 
 
 class ProcTree:

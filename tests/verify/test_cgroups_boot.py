@@ -8,12 +8,11 @@ import pytest
 
 from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.initramfs import initramfs
-from homenode.check.verify.live.capture import ProcFiles, Watch, capture_running_vm
+from homenode.check.verify.live.capture import ProcFiles, capture_running_vm
 from homenode.check.verify.live.checks import group_findings, limit_findings
-from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.vm.domain.read import read_vm
-from tests.proc_trees import PID, UUID, ProcTree
+from tests.proc_trees import BARE, PID, UUID, ProcTree
 
 pytestmark = pytest.mark.qemu
 
@@ -120,7 +119,7 @@ def findings(files: dict[str, str], root: Path) -> list[tuple[str, str, str]]:
         tree.put(f"proc/{PID}/task/{PID + number}/cgroup", cgroup)
         if number == 0:
             tree.put(f"proc/{PID}/cgroup", cgroup)
-    seen = capture_running_vm(UUID, Watch(CpuSet(), (), (), 0.0), ProcFiles(str(root)))
+    seen = capture_running_vm(UUID, BARE, ProcFiles(str(root)), watched_s=0)
     vm = read_vm(TWO, "vm.xml")
     found = [*limit_findings(vm, seen), *group_findings(vm, seen)]
     return [(one.id, one.subject, one.observed) for one in found]

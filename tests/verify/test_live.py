@@ -9,7 +9,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.check.verify.live.capture import ProcFiles, Watch, capture_running_vm, what_to_watch
+from homenode.check.verify.live.capture import ProcFiles, capture_running_vm
 from homenode.check.verify.live.checks import verify_live
 from homenode.check.verify.live.procfs import (
     Neighbour,
@@ -26,7 +26,7 @@ from homenode.errors import HostError, InputError
 from homenode.findings import Findings, Severity
 from homenode.indices import NodeIndex
 from homenode.vm.model import GuestHostdev, Vm, VmCell
-from tests.proc_trees import MIB, PID, UUID, ProcTree
+from tests.proc_trees import BARE, MIB, PID, UUID, ProcTree
 
 GPU = Bdf.parse("0000:41:00.0")
 THREADS = {
@@ -80,8 +80,7 @@ def tree(tmp_path: Path) -> ProcTree:
 
 
 def captured(tree: ProcTree, expected: Vm = EXPECTED) -> RunningVm:
-    watch = what_to_watch(expected, seconds=0)
-    return capture_running_vm(UUID, watch, ProcFiles(str(tree.root)))
+    return capture_running_vm(UUID, expected, ProcFiles(str(tree.root)), watched_s=0)
 
 
 def judged(tree: ProcTree, expected: Vm = EXPECTED) -> Findings:
@@ -299,7 +298,7 @@ def test_an_unpinned_vm_has_nothing_to_be_compared_with(tree: ProcTree) -> None:
 
 def test_no_process_or_several_are_errors(tree: ProcTree) -> None:
     with pytest.raises(HostError, match="found none"):
-        capture_running_vm("none", Watch(CpuSet(), (), (), 0), ProcFiles(str(tree.root)))
+        capture_running_vm("none", BARE, ProcFiles(str(tree.root)))
     # Something that merely says so is not taken for the VM.
     tree.process(99, {"liar": "0"}, ("liar", "-uuid", UUID))
     assert captured(tree).process == PID

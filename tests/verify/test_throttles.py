@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from homenode.check.domain.throttles import throttle_findings
-from homenode.check.verify.live.capture import ProcFiles, Watch, capture_running_vm
+from homenode.check.verify.live.capture import ProcFiles, capture_running_vm
 from homenode.check.verify.live.checks import group_findings, limit_findings
-from homenode.cpuset import CpuSet
 from homenode.vm.domain.read import open_domain, read_vm
-from tests.proc_trees import PID, UUID, ProcTree
+from tests.proc_trees import BARE, PID, UUID, ProcTree
 
 DOMAIN = "<domain type='kvm'><name>a</name><vcpu>2</vcpu><cputune>{tune}</cputune>{more}</domain>"
 
@@ -78,8 +77,7 @@ def test_a_running_vm_that_the_kernel_holds_back_is_named(
         tree.put(f"proc/{PID}/task/{PID + 1 + number}/cgroup", text)
     for path, text in files.items():
         tree.put(path, text)
-    watch = Watch(CpuSet(), (), (), 0.0)
-    seen = capture_running_vm(UUID, watch, ProcFiles(str(tmp_path)))
+    seen = capture_running_vm(UUID, BARE, ProcFiles(str(tmp_path)), watched_s=0)
     found = limit_findings(read_vm(TWO, "vm.xml"), seen)
     assert [(one.id, one.subject, one.observed) for one in found] == named
 
@@ -113,7 +111,7 @@ def test_a_limit_of_a_cgroup_is_named_with_its_figure_and_one_that_is_none_is_no
     tree.qemu({"CPU 0/KVM": "0", "CPU 1/KVM": "1"}, ((64, "0"), (64, "1")))
     tree.put(f"proc/{PID}/cgroup", "0::/m/vm/emulator\n")
     tree.put(f"sys/fs/cgroup{folder}/{file}", f"{text}\n")
-    seen = capture_running_vm(UUID, Watch(CpuSet(), (), (), 0.0), ProcFiles(str(tmp_path)))
+    seen = capture_running_vm(UUID, BARE, ProcFiles(str(tmp_path)), watched_s=0)
     found = group_findings(read_vm(TWO, "vm.xml"), seen)
     assert [(one.id, one.observed) for one in found] == [
         (id_, said.format(folder)) for id_, said in named

@@ -12,9 +12,8 @@ from homenode.findings import Finding, Findings, Severity, as_printed, finding, 
 from homenode.machine.topology import Host
 from homenode.plan.vm_file import VmFile, on_host
 from homenode.vm.facts import diff
-from homenode.vm.model import GuestTopology, Vm
+from homenode.vm.model import Vm
 from homenode.vm.plan_model import KEPT, Plan
-from homenode.vm.plan_options import MemoryMode
 from homenode.vm.targets.registry import target_named
 from homenode.vm.targets.script import pins_in
 from homenode.vm.targets.target import (
@@ -25,6 +24,7 @@ from homenode.vm.targets.target import (
     is_vgpu,
     lost_features,
     settings_of,
+    visible,
 )
 from homenode.wording import printable
 
@@ -53,7 +53,7 @@ def verify_target(
     skipped = _unsaid(plan, vm, module, lost)
     found = [
         _differs(one.title, one.expected, one.observed, source, one.fact.id)
-        for one in diff(as_said(plan, lost), vm, skipped)
+        for one in diff(visible(plan.vm, lost), vm, skipped)
     ]
     written = _written_again(content, source, target, plan, host)
     if module.hook_suffix is not None:
@@ -135,24 +135,6 @@ def _unsaid(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature]) -> se
     return facts
 
 
-def as_said(plan: Plan, lost: Collection[Feature]) -> Vm:
-    """The planned VM as far as the target can say it: cores where it has no dies, no cells of a
-    GPU's own memory where it has no initiators, strict binding where it has no memory modes."""
-    vm = plan.vm
-    if Feature.DIES in lost and vm.cpu_topology is not None:
-        sockets, dies, cores, threads = vm.cpu_topology
-        vm = replace(vm, cpu_topology=GuestTopology(sockets, 1, dies * cores, threads))
-    if Feature.INITIATORS in lost:
-        cells = [cell for cell in vm.cells if cell.vcpus or cell.memory_bytes]
-        cut = (replace(cell, distances=cell.distances[: len(cells)]) for cell in cells)
-        vm = replace(vm, cells=tuple(cut))
-    if Feature.MEMORY_MODE in lost and vm.binding is not None:
-        strict = str(MemoryMode.STRICT)
-        bound = tuple(replace(cell, mode=strict) for cell in vm.cells)
-        vm = replace(vm, binding=(strict, vm.binding[1]), cells=bound)
-    return vm
-
-
 def _hook(
     hook: bytes | None, plan: Plan, source: str, written: Rendering | None, suffix: str
 ) -> Iterator[Finding]:
@@ -188,15 +170,10 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
     module = target_named(target)
     lost = lost_features(module, plan)
     _refuse_plan_of_others(plan, module, target, lost)
-    vm = as_said(plan, lost)
-    if lost & {Feature.TOPOLOGY, Feature.THREADS}:
-        vm = replace(vm, cpu_topology=None)
-    if Feature.CACHE in lost:
-        vm = replace(vm, cpu_cache=None)
-    # Who can show no device's cell plugs devices in wherever it likes.
     shows_cells = module.support[Feature.DEVICE_CELLS].level is not Level.LOST
-    if not shows_cells:
-        vm = replace(vm, hostdevs=tuple(replace(one, address=None) for one in vm.hostdevs))
+    hidden = lost | ({Feature.TOPOLOGY} if Feature.THREADS in lost else set())
+    # Who can show no device's cell plugs devices in wherever it likes.
+    vm = visible(plan.vm, hidden if shows_cells else hidden | {Feature.DEVICE_CELLS})
     return replace(expectation_of(vm, host=host), has_device_cells=shows_cells)
 
 

@@ -1,13 +1,14 @@
 """Target: what a hypervisor can say of a plan, what is lost by it, and how a file is written."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
 
 from msgspec import Struct, toml
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -271,6 +272,29 @@ def features_of(plan: Plan) -> frozenset[Feature]:
 def lost_features(target: Target, plan: Plan) -> frozenset[Feature]:
     """What the plan asks for and the target cannot give at all."""
     return frozenset(f for f in features_of(plan) if target.support[f].level is Level.LOST)
+
+
+def visible(vm: Vm, lost: Collection[Feature]) -> Vm:
+    """The VM as far as a file without these features, and its guest, can show it: cores where there
+    are no dies, no cells of a GPU's own memory without initiators, strict binding without modes."""
+    if Feature.TOPOLOGY in lost:
+        vm = replace(vm, cpu_topology=None)
+    if Feature.DIES in lost and vm.cpu_topology is not None:
+        sockets, dies, cores, threads = vm.cpu_topology
+        vm = replace(vm, cpu_topology=GuestTopology(sockets, 1, dies * cores, threads))
+    if Feature.CACHE in lost:
+        vm = replace(vm, cpu_cache=None)
+    if Feature.INITIATORS in lost:
+        cells = [cell for cell in vm.cells if cell.vcpus or cell.memory_bytes]
+        cut = (replace(cell, distances=cell.distances[: len(cells)]) for cell in cells)
+        vm = replace(vm, cells=tuple(cut))
+    if Feature.MEMORY_MODE in lost and vm.binding is not None:
+        strict = str(MemoryMode.STRICT)
+        bound = tuple(replace(cell, mode=strict) for cell in vm.cells)
+        vm = replace(vm, binding=(strict, vm.binding[1]), cells=bound)
+    if Feature.DEVICE_CELLS in lost:
+        vm = replace(vm, hostdevs=tuple(replace(one, address=None) for one in vm.hostdevs))
+    return vm
 
 
 def target_findings(target: Target, plan: Plan) -> tuple[Finding, ...]:

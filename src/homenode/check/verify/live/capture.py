@@ -59,19 +59,6 @@ _ALWAYS_TOGETHER = 1 << 16
 """Bytes by which a mapping may exceed the memory in it: it is rounded up to pages."""
 
 
-class Watch(Struct, frozen=True):
-    """What to look at next to the VM itself. pus: those of its vCPUs; () = no neighbours.
-
-    seconds: how long to watch them. memory_bytes: of each cell, for a QEMU whose command line names
-    no backends.
-    """
-
-    pus: CpuSet
-    devices: tuple[Bdf, ...]
-    memory_bytes: tuple[int, ...]
-    seconds: float
-
-
 class _Task(Struct, frozen=True):
     process: int
     thread: VmThread
@@ -82,8 +69,11 @@ class _Task(Struct, frozen=True):
         return self.thread.kind in (ThreadKind.VCPU, ThreadKind.ALL_VCPUS)
 
 
-def capture_running_vm(uuid: str, watch: Watch, files: "ProcFiles | None" = None) -> RunningVm:
-    """The VM whose QEMU runs with that UUID. files: where several VMs are looked at, the same.
+def capture_running_vm(
+    uuid: str, expected: Vm, files: "ProcFiles | None" = None, *, watched_s: float = 0.5
+) -> RunningVm:
+    """The VM whose QEMU runs with that UUID. watched_s: how long to look at who else runs on the
+    PUs that it is expected on. files: None = this machine's.
 
     Raises HostError where no process is that VM, or several say that they are.
     """
@@ -93,24 +83,25 @@ def capture_running_vm(uuid: str, watch: Watch, files: "ProcFiles | None" = None
     host = proc.places
     found = backends(argv)
     status = proc.text(f"/proc/{process}/status") or ""
-    nodes = ((bdf, proc.text(f"/sys/bus/pci/devices/{bdf}/numa_node")) for bdf in watch.devices)
+    devices = tuple(hostdev.bdf for hostdev in expected.hostdevs)
+    nodes = ((bdf, proc.text(f"/sys/bus/pci/devices/{bdf}/numa_node")) for bdf in devices)
     return RunningVm(
         name=domain_name(argv) or uuid,
         uuid=uuid,
         process=process,
         threads=tuple(_threads(proc, process)),
         backends=found,
-        areas=_areas(proc, process, found, watch, gaps),
+        areas=_areas(proc, process, found, expected, gaps),
         swapped_bytes=_bytes_of(status, "VmSwap"),
         default_huge_bytes=_bytes_of(proc.text("/proc/meminfo") or "", "Hugepagesize"),
-        interrupts=tuple(_interrupts(proc, watch.devices, gaps)),
+        interrupts=tuple(_interrupts(proc, devices, gaps)),
         node_of_device=tuple(
             (bdf, NodeIndex(int(text)))
             for bdf, text in nodes
             if text is not None and text.strip().isdecimal()
         ),
-        neighbours=_neighbours(proc, process, host, watch),
-        watched_s=watch.seconds,
+        neighbours=_neighbours(proc, process, expected.pinned_pus, watched_s),
+        watched_s=watched_s,
         host=host,
         gaps=tuple(gaps),
         limits=tuple(_limits(proc, process)),
@@ -267,7 +258,7 @@ def _areas(
     proc: ProcFiles,
     process: int,
     found: tuple[BackendObject, ...],
-    watch: Watch,
+    expected: Vm,
     gaps: list[Gap],
 ) -> tuple[RamArea, ...]:
     maps = proc.text(f"/proc/{process}/maps")
@@ -276,7 +267,9 @@ def _areas(
         why = f"/proc/{process}/numa_maps: expected to read it, found no permission"
         gaps.append(Gap("memory by node", why))
         return ()
-    sizes = {backend.size_bytes for backend in found} or set(watch.memory_bytes)
+    sizes = {backend.size_bytes for backend in found}
+    # A QEMU whose command line names no backends.
+    sizes = sizes or {piece.memory_bytes for piece in expected.memory_pieces.values()}
     policies = {policy.start: policy for policy in parse_numa_maps(numa_maps, "numa_maps")}
     areas = []
     for area in parse_maps(maps):
@@ -337,21 +330,22 @@ def _places(proc: ProcFiles) -> HostPlaces:
     )
 
 
-def _neighbours(proc: ProcFiles, own: int, host: HostPlaces, watch: Watch) -> tuple[Neighbour, ...]:
+def _neighbours(proc: ProcFiles, own: int, pus: CpuSet, watched_s: float) -> tuple[Neighbour, ...]:
     """Processes that could meet the VM on its cores; ours and the kernel's are none."""
-    cores = host.cores_of(watch.pus)
+    host = proc.places
+    cores = host.cores_of(pus)
     if not cores:
         return ()
     others = (task for task in proc.tasks if task.process != own)
     before = [task for task in others if not task.thread.allowed.isdisjoint(cores)]
-    time.sleep(watch.seconds)
+    time.sleep(watched_s)
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     grouped: dict[tuple[int, bool, CpuSet], list[tuple[_Task, float]]] = {}
     for task in before:
         allowed = task.thread.allowed
-        now = _times(proc.text_now, task.process, task.thread.id) if watch.seconds else None
-        spent = 0 if now is None or now.pu not in watch.pus else now.ticks - task.times.ticks
-        busy_ratio = spent / ticks_per_s / watch.seconds if watch.seconds else 0.0
+        now = _times(proc.text_now, task.process, task.thread.id) if watched_s else None
+        spent = 0 if now is None or now.pu not in pus else now.ticks - task.times.ticks
+        busy_ratio = spent / ticks_per_s / watched_s if watched_s else 0.0
         if task.is_vcpu or allowed <= cores or busy_ratio > 0:
             # vCPUs of one VM are given together, unless some are pinned and some are not.
             pinned_vcpu = task.is_vcpu and not host.online <= allowed
@@ -426,14 +420,4 @@ def observe_running_domain(
         )
     found = vm_of(open_domain(virsh.live_document(state.uuid), f"the document of {state.name}"))
     expected = found if plan is None else vm_as_it_runs(plan, found)
-    return expected, capture_running_vm(state.uuid, what_to_watch(expected))
-
-
-def what_to_watch(expected: Vm, seconds: float = 0.5) -> Watch:
-    """What such a VM is looked at with."""
-    return Watch(
-        expected.pinned_pus,
-        tuple(hostdev.bdf for hostdev in expected.hostdevs),
-        tuple(piece.memory_bytes for piece in expected.memory_pieces.values()),
-        seconds,
-    )
+    return expected, capture_running_vm(state.uuid, expected)

@@ -19,9 +19,9 @@ from homenode.measure.results.model import Origin, Run, RunHead, Sample, Switche
 from homenode.measure.results.store import write_run
 from homenode.measure.results.vantage import Vantage
 from homenode.show.html import html_page
-from homenode.show.page.document import document_of
-from homenode.show.page.gathered import gather
-from homenode.show.page.machine import machines_of
+from homenode.show.report.document import document_of
+from homenode.show.report.gathered import gather
+from homenode.show.report.machine import machines_of
 from homenode.vm.layout import PRESETS
 
 LAYOUTS = ("default", "pin", "pin-numa", "pin-numa-smt", "pin-numa-pci")

@@ -24,10 +24,10 @@ from homenode.plan.tuning import tune
 from homenode.show.explain import explain, rejections_text
 from homenode.show.host_groups import host_counts
 from homenode.show.html import html_page
-from homenode.show.page.answer import advice_of
-from homenode.show.page.document import document_of
-from homenode.show.page.gathered import gather
-from homenode.show.page.machine import machines_of
+from homenode.show.report.answer import advice_of
+from homenode.show.report.document import document_of
+from homenode.show.report.gathered import gather
+from homenode.show.report.machine import machines_of
 from homenode.show.terminal_text import PrintableConsole
 from homenode.show.topology_map import topology_map
 from homenode.vm.domain.restore import write_tuned

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from homenode.doc import Gallery
-from homenode.show.page.answer import answer_section
-from homenode.show.page.gathered import gather
-from homenode.show.page.machine import machines_of
+from homenode.show.report.answer import answer_section
+from homenode.show.report.gathered import gather
+from homenode.show.report.machine import machines_of
 from homenode.show.svg_canvas import CHART, css
 from tests.command_line import homenode
 from tests.doc_pages import ROOT

@@ -132,9 +132,9 @@ def load_results(*folders: str) -> tuple[Run, ...]:
 
 def result_rows(*folders: str) -> list[dict[str, Any]]:
     """Every figure as a flat row, for pandas.DataFrame: docs/formats/rows.md names the columns."""
-    from homenode.show.page.gathered import gather
-    from homenode.show.page.machine import machines_of
-    from homenode.show.page.rows import rows_of
+    from homenode.show.report.gathered import gather
+    from homenode.show.report.machine import machines_of
+    from homenode.show.report.rows import rows_of
 
     found = gather(list(folders), ())
     machines = machines_of(found.runs, found.stored, found.hosts)

@@ -25,8 +25,8 @@ from homenode.objective import Objective
 from homenode.plan import auto
 from homenode.plan.request import layout_for
 from homenode.plan.stored import read_plan
-from homenode.show.page.gathered import gather
-from homenode.show.page.machine import machines_of
+from homenode.show.report.gathered import gather
+from homenode.show.report.machine import machines_of
 from homenode.vm.domain.read import read_vm
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import PRESETS, Layout, MemoryBinding, Pinning

@@ -6,19 +6,18 @@ from pathlib import Path
 import pytest
 
 from homenode.decide.comparison import EvidenceLevel
-from homenode.decide.grade import Grade, grade_of
 from homenode.decide.recommendation import (
     ReasonId,
     Recommendation,
     RecommendedComparison,
     decide_for_machines,
 )
-from homenode.decide.sentences import first_line, ground_of
+from homenode.decide.sentences import Advised, first_line, ground_of
 from homenode.formats import decode
 from homenode.measure.results.store import load_runs
 from homenode.objective import Objective
-from homenode.show.page.gathered import gather
-from homenode.show.page.machine import machines_of
+from homenode.show.report.gathered import gather
+from homenode.show.report.machine import machines_of
 from tests.command_line import homenode
 from tests.study_folders import write_study_folders
 
@@ -89,16 +88,13 @@ def test_the_rtx_5090_gets_none_and_its_card_says_why(
     assert found == {"h2d-low", "collective-flat-curve"}
     assert not [one for one in own if one.tells]
     assert first_line("RTX 5090", own).startswith("RTX 5090: repair first: ")
-    graded = grade_of(own)
-    assert graded.grade is Grade.NOT_READY
-    assert "h2d-low" in graded.reason or "collective-flat-curve" in graded.reason
 
 
 def test_the_rtx_4080_is_to_have_its_pins_reviewed(
     verdicts: dict[tuple[str, Objective], Recommendation],
 ) -> None:
     own = [one for one in verdicts.values() if one.system == "RTX 4080"]
-    assert grade_of(own).grade is Grade.REVIEW
+    assert Advised("RTX 4080", tuple(own), ()).review.startswith("check the pins of pin")
 
 
 def test_a_machine_with_zeroes_alone_is_not_ready(tmp_path: Path) -> None:
@@ -111,4 +107,5 @@ def test_a_machine_with_zeroes_alone_is_not_ready(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     runs = load_runs(tmp_path / "imported").runs
     found = decide_for_machines((runs), tuple(Objective))
-    assert grade_of(found).grade is Grade.NOT_READY
+    assert ReasonId.REFUSED in {reason.id for answer in found for reason in answer.reasons}
+    assert not [answer for answer in found if answer.choice]

@@ -9,13 +9,13 @@ from demo import gh200_study
 
 from homenode.cli.main import main
 from homenode.decide.alternative import alternatives
-from homenode.decide.grade import Grade
 from homenode.decide.matrices import Axis, localities, matrices_of
+from homenode.doc import plain
 from homenode.measure.results.model import Origin
-from homenode.show.page.document import document_of
-from homenode.show.page.gathered import gather
-from homenode.show.page.machine import ReportedMachine, machines_of
-from homenode.show.page.verdict_card import verdict_card
+from homenode.show.report.answer import stop_of
+from homenode.show.report.document import document_of
+from homenode.show.report.gathered import gather
+from homenode.show.report.machine import ReportedMachine, machines_of
 from tests.explained import rows
 from tests.report_runs import report
 
@@ -63,7 +63,7 @@ def test_logs_that_name_no_layout_say_what_to_do_and_are_found_next_to_runs(
     for name, text in gh200_study.files().items():
         (real / name).write_text(text.partition("\n")[2])
     (machine,) = _machines([real])
-    assert "homenode import --layout" in verdict_card(machine, "x").stop
+    assert "homenode import --layout" in plain(stop_of(machine)[0])
     (one,) = [run for run in results.rglob("results.jsonl") if "exclusive" in str(run)]
     (real / "run").mkdir()
     (real / "run/results.jsonl").write_bytes(one.read_bytes())
@@ -77,8 +77,8 @@ def _machines(folders: list[Path]) -> tuple[ReportedMachine, ...]:
 
 def test_runs_of_made_up_logs_say_so_and_decide_nothing(machine: ReportedMachine) -> None:
     assert {run.head.origin for run in machine.runs} == {Origin.SYNTHESISED}
-    assert machine.graded.grade is Grade.NOT_READY
-    assert "its results are synthesised" in machine.graded.reason
+    action, reason = map(plain, stop_of(machine))
+    assert action == "measure again first" and "its results are synthesised" in reason
     assert [one.label for one in machine.chosen] == [
         "exclusive_4gpu",
         "shared_array_1gpu",

@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
-from homenode.decide.grade import Grade
 from homenode.decide.switch_effects import StudySwitch
 from homenode.doc import Doc, plain
 from homenode.errors import HostError
@@ -23,11 +22,11 @@ from homenode.measure.results.vantage import Vantage
 from homenode.plan.stored import encode_plan
 from homenode.plan.tuning import tune
 from homenode.show.html import html_for_paper, html_page
-from homenode.show.page.document import document_of
-from homenode.show.page.gathered import gather
-from homenode.show.page.machine import ReportedMachine, machines_of
-from homenode.show.page.pictures import product_picture
-from homenode.show.page.verdict_card import verdict_card
+from homenode.show.report.answer import advised, answers_table, stop_of
+from homenode.show.report.document import document_of
+from homenode.show.report.gathered import gather
+from homenode.show.report.machine import ReportedMachine, machines_of
+from homenode.show.report.pictures import product_picture
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.explained import pictures, rows, section
@@ -98,22 +97,20 @@ def parsed(html: str) -> _Html:
     return parser
 
 
-def test_the_studys_systems_get_the_grades_that_their_figures_support(
+def test_systems_under_review_are_named_and_others_are_not(
     published: dict[str, ReportedMachine],
 ) -> None:
-    grades = {name: one.graded.grade for name, one in published.items()}
-    assert grades["H200"] is Grade.DEPENDS
-    assert grades["RTX 4090"] is Grade.GOOD
-    assert grades["RTX 4080"] is Grade.REVIEW
-    assert grades["RTX 5090"] is Grade.NOT_READY
-    assert "homenode doctor" in published["RTX 5090"].graded.reason
-    assert grades["HGX A100"] is Grade.GOOD
+    reviews = {name: advised(one).review for name, one in published.items()}
+    assert [name for name, review in reviews.items() if review] == ["RTX 4080", "RTX 5090"]
+    assert "check the pins of pin" in reviews["RTX 4080"]
+    stop = stop_of(published["RTX 5090"])
+    assert plain(stop[0]) == "repair first" and "homenode doctor" in plain(stop[1])
 
 
 def test_effects_and_risks_say_what_each_switch_did_and_where_it_hurt(document: Doc) -> None:
     cells = {
         (row["metric"].partition(";")[0], switch): row[switch.value]
-        for row in rows(document, "effects")
+        for row in rows(document, "Effects and risks")
         for switch in StudySwitch
     }
     cell = cells["memory bandwidth", StudySwitch.CELLS]
@@ -132,7 +129,7 @@ def test_a_certain_loss_that_is_small_is_no_risk(tmp_path: Path) -> None:
     for layout, value in (("default", 100e9), ("pin", 99e9)):
         figures = {"memory-bandwidth": ("bytes_per_s", value)}
         write_run(tmp_path, simulated_run(layout, figures, rng, between=1e-4, within=1e-4))
-    (row,) = rows(document_of(machines(tmp_path), (), "now"), "effects")
+    (row,) = rows(document_of(machines(tmp_path), (), "now"), "Effects and risks")
     assert row[StudySwitch.PINNING.value] == "0.99x (1 machine); no risk shown"
 
 
@@ -249,7 +246,7 @@ def test_doubts_of_a_layout_that_stands_alone_are_said(tmp_path: Path) -> None:
     run = full_run("pin", 1)
     write_run(tmp_path, Run(replace(run.head, unusable=("throttled",)), run.samples))
     (one,) = machines(tmp_path)
-    assert one.graded.grade is Grade.NOT_READY
+    assert plain(stop_of(one)[0]) == "measure again first"
     assert [(doubt.id, doubt.detail) for doubt in one.doubts] == [("unusable", "throttled")]
 
 
@@ -372,22 +369,25 @@ def test_published_figures_alone_make_a_whole_report(tmp_path: Path) -> None:
     path = tmp_path / "published.html"
     assert report(FOLDER, "-o", path) == 0
     html = path.read_text(encoding="utf-8")
-    order = [html.index(f'id="{name}"') for name in ("verdicts", "effects", "summary", "machine-1")]
-    assert order == sorted(order), "verdicts first"
+    order = [
+        html.index(f'id="{name}"')
+        for name in ("answers", "machines", "evidence", "caveats", "data")
+    ]
+    assert order == sorted(order), "answers first"
     assert len(html.encode()) < 3_000_000
     assert "provisional, one printed value each" in html
 
 
-def test_a_card_names_what_is_no_worse_and_whose_figure_it_shows(
+def test_the_details_of_a_machine_compare_its_layouts(
     published: dict[str, ReportedMachine],
 ) -> None:
-    figures = {
-        (name, answer.objective): answer.statement
+    why = {
+        (name, str(row[0])): str(row[2])
         for name, machine in published.items()
-        for answer in verdict_card(machine, "x").answers
+        for row in answers_table(machine).rows
     }
-    assert "pin is 2.1x pin-numa, 2.2x pin-numa-smt" in figures["H200", "multi-gpu"]
-    assert "expander buses is 1.18x GPUs on the root complex" in figures["HGX A100", "gpu-copy"]
+    assert "pin is 2.1x pin-numa, 2.2x pin-numa-smt" in why["H200", "multi-gpu"]
+    assert "expander buses is 1.18x GPUs on the root complex" in why["HGX A100", "gpu-copy"]
 
 
 def test_without_arguments_it_reports_on_the_studys_own_folder_in_one_step(
@@ -399,7 +399,7 @@ def test_without_arguments_it_reports_on_the_studys_own_folder_in_one_step(
         assert report() == 0
         assert "read 20 runs" in capsys.readouterr().err
     html = (tmp_path / "results/report.html").read_text(encoding="utf-8")
-    first = html[html.index('id="verdicts"') : html.index('id="effects"')]
+    first = html[html.index('id="machines"') : html.index('id="evidence"')]
     assert all(f">{system}</a>" in first for system in systems)
     assert "7.3x default" in first
     assert "repair first" in first, "the RTX 5090"

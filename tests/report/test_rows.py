@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from homenode.cli import terminal
 from homenode.measure.results.model import Run
-from homenode.show.page.machine import Stored, machines_of
-from homenode.show.page.rows import COLUMNS, csv_of, rows_of
+from homenode.show.report.machine import Stored, machines_of
+from homenode.show.report.rows import COLUMNS, csv_of, rows_of
 from tests.report_runs import full_results, full_run, report
 
 

@@ -42,7 +42,7 @@ from homenode.show.results_text import comparison_text
 from homenode.vm.sources import load_host
 
 if TYPE_CHECKING:
-    from homenode.show.page.machine import ReportedMachine
+    from homenode.show.report.machine import ReportedMachine
 
 
 def compare(asked: CompareArguments) -> None:
@@ -118,7 +118,9 @@ def report(asked: ReportArguments) -> None:
     if output is not None:
         _write(machines, skipped, asked.title, output, appendix=asked.appendix)
         if not (asked.csv or asked.json or output == STANDARD_OUTPUT):
-            _say(machines)
+            _say(machines, output)
+        elif output != STANDARD_OUTPUT:
+            note_written(output)
     if asked.csv or asked.json:
         _rows(machines, skipped, csv=asked.csv, json=asked.json)
 
@@ -133,6 +135,7 @@ def write_page(folders: list[str], host: str | None, title: str, output: Path) -
     """The page of results of one host: that of a source, or this machine if it is theirs."""
     machines, skipped = _machines(folders, [host])
     _write(machines, skipped, title, output)
+    note_written(output)
 
 
 def _note_queues(machines: "tuple[ReportedMachine, ...]") -> None:
@@ -148,8 +151,8 @@ def _note_queues(machines: "tuple[ReportedMachine, ...]") -> None:
 def _machines(
     arguments: list[str], hosts: Sequence[str | None]
 ) -> "tuple[tuple[ReportedMachine, ...], tuple[str, ...]]":
-    from homenode.show.page.gathered import gather
-    from homenode.show.page.machine import machines_of
+    from homenode.show.report.gathered import gather
+    from homenode.show.report.machine import machines_of
 
     with working("reading results"):
         found = gather(arguments, hosts)
@@ -177,7 +180,7 @@ def _place(machine: "ReportedMachine") -> tuple[bool, int]:
 def _write(
     machines: "tuple[ReportedMachine, ...]",
     skipped: tuple[str, ...],
-    title: str,
+    title: str | None,
     output: Path,
     *,
     appendix: bool = False,
@@ -185,7 +188,7 @@ def _write(
     from datetime import UTC, datetime
 
     from homenode.show.html import html_for_paper, html_page, pdf_pages
-    from homenode.show.page.document import document_of
+    from homenode.show.report.document import document_of
 
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
     is_pdf = output.suffix.lower() == ".pdf"
@@ -203,12 +206,12 @@ def _write(
         write_bytes(output, pages)
     else:
         write_text(output, html_page(document))
-    note_written(output)
 
 
-def _say(machines: "tuple[ReportedMachine, ...]") -> None:
-    from homenode.show.page.answer import answer_text
+def _say(machines: "tuple[ReportedMachine, ...]", output: Path) -> None:
+    from homenode.show.report.answer import answer_text, counts_text
 
+    note(f"wrote {output}: {counts_text(machines)}")
     console().print(answer_text(machines))
 
 
@@ -219,7 +222,7 @@ def _rows(
     csv: bool,
     json: bool,
 ) -> None:
-    from homenode.show.page.rows import csv_of, json_text, rows_of
+    from homenode.show.report.rows import csv_of, json_text, rows_of
 
     rows = [row for machine in machines for row in rows_of(machine)]
     if csv:

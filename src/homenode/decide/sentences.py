@@ -270,35 +270,26 @@ def by_results(runs: Sequence[Run]) -> Choose:
 
 
 MOST = 3
-"""Sentences: what somebody reads in a minute."""
-
-_DO = {
-    StudySwitch.PINNING: "pin each vCPU to a core of its own",
-    StudySwitch.MEMORY: "bind the memory to the VM's nodes",
-    StudySwitch.CELLS: "show the guest its NUMA nodes",
-    StudySwitch.PCIE: "show the guest the nodes of its GPUs",
-    StudySwitch.SIBLINGS: "give it both threads of each core",
-}
-_DO_NOT = {
-    **{switch: f"do not {action}" for switch, action in _DO.items()},
-    StudySwitch.CELLS: "do not show the guest NUMA nodes unless its GPUs have theirs",
-}
-"""The step to guest cells is measured in guests whose GPUs have no node: theirs are another."""
+"""Lines of advice from several machines: what somebody reads in a minute."""
 
 
-class Sentence(Struct, frozen=True, kw_only=True):
-    """One piece of advice: for which use, what to do, and what that changed where."""
+class AdviceLine(Struct, frozen=True, kw_only=True):
+    """One line: for an objective, or of a machine under review, what to do and on what ground."""
 
-    use: str
-    action: str
-    figures: str
+    subject: str
+    action: str  # the layout to type, "pin, not pin-numa", "repair it first"
+    ground: str
     machine: str | None = None  # None: several
 
     @property
     def text(self) -> str:
-        """The whole sentence."""
-        figures = f"; {self.figures}" if self.figures else ""
-        return f"{self.use}: {self.action}{figures}."
+        """The whole line."""
+        return f"{self.subject}: {self.action}{f'; {self.ground}' if self.ground else ''}"
+
+    @property
+    def is_review(self) -> bool:
+        """Whether it is about a machine whose results are not used."""
+        return self.subject == self.machine
 
 
 class Advised(Struct, frozen=True):
@@ -320,12 +311,14 @@ class Advised(Struct, frozen=True):
         return ""
 
 
-def advise(machines: Sequence[Advised]) -> tuple[Sentence, ...]:
-    """At most MOST of each: answers, the one that most machines support first, and machines under
-    review, which give no advice for others. None where no result decides anything."""
+def advise(machines: Sequence[Advised]) -> tuple[AdviceLine, ...]:
+    """Answers, the one that most machines support first, and machines under review, which give no
+    advice for others: at most MOST of each. Of one machine a line for each objective. None where
+    no result decides anything."""
     if len(machines) == 1:
-        repairs = [] if _has_choice(machines[0]) else [_review(machines[0])]
-        return tuple([*repairs, *([] if repairs else _of_one(machines[0]))][:MOST])
+        (machine,) = machines
+        is_sound = not machine.review or any(answer.choice for answer in machine.answers)
+        return tuple(_of_one(machine)) if is_sound else (_review(machine),)
     reviewed = [_review(machine) for machine in machines if machine.review]
     sound = [machine for machine in machines if not machine.review]
     found = _of_several([effect for machine in sound for effect in machine.effects])
@@ -333,47 +326,38 @@ def advise(machines: Sequence[Advised]) -> tuple[Sentence, ...]:
         for machine in sound:
             better = tuple(one for one in machine.answers if one.tells and not one.also)
             for said in _of_one(structs.replace(machine, answers=better)):
-                use = f"{machine.name}, {said.use[0].lower()}{said.use[1:]}"
-                found.append(structs.replace(said, use=use))
+                subject = f"{machine.name}, {said.subject}"
+                found.append(structs.replace(said, subject=subject))
     reviewed.sort(key=lambda one: not one.action.startswith("repair"))
-    return (*found[: MOST - min(len(reviewed), 1)], *reviewed[:MOST])
+    return (*found[:MOST], *reviewed[:MOST])
 
 
-def _has_choice(machine: Advised) -> bool:
-    return not machine.review or any(answer.choice for answer in machine.answers)
+def _review(machine: Advised) -> AdviceLine:
+    action = "review first"
+    if any(answer.is_blocked for answer in machine.answers):
+        has_findings = any(answer.findings for answer in machine.answers)
+        action = "repair first" if has_findings else "measure again first"
+    ground = f"{machine.review}; not used for other machines"
+    return AdviceLine(subject=machine.name, action=action, ground=ground, machine=machine.name)
 
 
-def _review(machine: Advised) -> Sentence:
-    findings = any(answer.findings for answer in machine.answers)
-    action = "repair it first" if findings else "measure it again first"
-    if not any(answer.is_blocked for answer in machine.answers):
-        action = "review it first"
-    figures = f"{machine.review}; it gives no advice for other machines"
-    return Sentence(use=machine.name, action=action, figures=figures, machine=machine.name)
-
-
-def _of_several(effects: Sequence[SwitchEffect]) -> list[Sentence]:
+def _of_several(effects: Sequence[SwitchEffect]) -> list[AdviceLine]:
     """One for each objective at most: the switch that moves it on most machines, and furthest."""
-    found: list[tuple[tuple[bool, int, float], Sentence]] = []
+    found: list[tuple[tuple[bool, int, float], AdviceLine]] = []
+    decided: set[frozenset[str]] = set()
     for objective in Objective:
-        metrics = {metric.id for metric in primaries(objective)}
-        if any(metrics == {m.id for m in primaries(o)} for o in _before(objective)):
+        metrics = frozenset(metric.id for metric in primaries(objective))
+        if metrics in decided:
             continue  # density is decided by the figures of throughput
+        decided.add(metrics)
         ranked = []
         for switch in StudySwitch:
             of_switch = [e for e in effects if e.switch is switch and e.effect.metric in metrics]
             if moved := [one for one in of_switch if _is_stated(one)]:
-                ranked.append((_weight(moved), _sentence(objective, switch, of_switch, moved)))
+                ranked.append((_weight(moved), _advice(objective, of_switch, moved)))
         if ranked:
             found.append(max(ranked, key=lambda one: one[0]))
     return [advice for _, advice in sorted(found, key=lambda one: one[0], reverse=True)]
-
-
-def _before(objective: Objective) -> Iterator[Objective]:
-    for one in Objective:
-        if one is objective:
-            return
-        yield one
 
 
 def _is_stated(one: SwitchEffect) -> bool:
@@ -386,14 +370,10 @@ def _weight(moved: Sequence[SwitchEffect]) -> tuple[bool, int, float]:
     return one_way, len({one.machine for one in moved}), furthest
 
 
-def _sentence(
-    objective: Objective,
-    switch: StudySwitch,
-    every: Sequence[SwitchEffect],
-    moved: Sequence[SwitchEffect],
-) -> Sentence:
-    use = objective.use[0].upper() + objective.use[1:]
-    title = " or ".join(dict.fromkeys(METRICS[one.effect.metric].title for one in moved))
+def _advice(
+    objective: Objective, every: Sequence[SwitchEffect], moved: Sequence[SwitchEffect]
+) -> AdviceLine:
+    """What a step from one layout to another changed, and on how many of the machines."""
     ways = {one.judged for one in moved}
     layout, than = (
         " or ".join(dict.fromkeys(getattr(one.effect, side) for one in moved))
@@ -401,56 +381,39 @@ def _sentence(
     )
     if len(ways) > 1:
         worst, best = (pick(moved, key=lambda one: one.effect.gain) for pick in (min, max))
-        changes = (f"{_effect_text(one)} on {one.machine}" for one in (worst, best))
-        action = f"measure {layout} before you {_DO[switch]}"
-        return Sentence(use=use, action=action, figures=f"{title} {', '.join(changes)}")
-    action = f"run {than}, not {layout} ({_DO_NOT[switch]})"
-    if Outcome.BETTER in ways:
-        action = f"run {layout} ({_DO[switch]})"
-    known = len({one.machine for one in every})
-    named = len({one.machine for one in moved})
-    count = f"all {named}" if named == known else f"{named} of the {known}"
-    where = f"on {moved[0].machine}" if known == 1 else f"on {count} machines with results"
+        changes = (f"{_change_of(one, than)} on {one.machine}" for one in (worst, best))
+        ground = f"{layout} is {', '.join(changes)}"
+        return AdviceLine(subject=objective, action=f"measure {layout}", ground=ground)
     order = sorted(moved, key=lambda one: abs(math.log(one.effect.gain)))
-    least, most = _effect_text(order[0]), _effect_text(order[-1])
-    first, unit = least.split(" ")[0], most[most.index(" ") :]
+    is_better = Outcome.BETTER in ways
+    name = than if is_better else ""
+    least, most = _change_of(order[0], name), _change_of(order[-1], name)
+    first, unit = least.split(" ")[0], most[most.index(" ") :] if " " in most else ""
     change = f"{first if least.endswith(unit) else least} to {most}" if least != most else most
-    return Sentence(use=use, action=action, figures=f"{title} {change} {where}")
+    known, named = (len({one.machine for one in of}) for of in (every, moved))
+    where = f"on {named} of {known} machines" if known > 1 else f"on {moved[0].machine}"
+    if is_better:
+        return AdviceLine(subject=objective, action=layout, ground=f"{change} {where}")
+    ground = f"{layout} is {change} {where}"
+    return AdviceLine(subject=objective, action=f"{than}, not {layout}", ground=ground)
 
 
-def _effect_text(effect: SwitchEffect) -> str:
+def _change_of(effect: SwitchEffect, name: str) -> str:
     of = effect.effect
-    return change_text(of.ratio, of.baseline, lower_is_better=of.lower_is_better)
+    return change_text(of.ratio, name, lower_is_better=of.lower_is_better)
 
 
-def _of_one(machine: Advised) -> Iterator[Sentence]:
-    """A sentence for each layout that results choose, first where it is better than others; where
-    none decides, what the rule has."""
-    chosen: dict[str, list[Recommendation]] = {}
-    for answer in machine.answers:
-        if answer.choice is not None and answer.tells:
-            chosen.setdefault(layout_named(answer), []).append(answer)
-    decided = sorted(chosen.items(), key=lambda item: all(answer.also for answer in item[1]))
-    for layout, answers in decided:
-        uses = _joined(answer.objective.use for answer in answers)
-        changes = dict.fromkeys(f"{titles_of(one.objective)} {effect_text(one)}" for one in answers)
-        levels = dict.fromkeys(STRENGTHS[one.level] for one in answers if one.level is not None)
-        yield Sentence(
-            use=uses[0].upper() + uses[1:],
-            action=f"run {layout}",
-            figures=f"{'; '.join(changes)} ({' or '.join(levels)})",
-            machine=machine.name,
-        )
-    ruled: dict[str, list[str]] = {}
-    for answer in machine.answers:
-        if answer.layout is not None:
-            ruled.setdefault(answer.layout, []).append(answer.objective)
-    if not chosen and ruled:
-        layouts = (f"{layout} for {', '.join(uses)}" for layout, uses in ruled.items())
-        yield Sentence(
-            use="No result decides here",
-            action=f"by the rule of auto, {_joined(layouts)}",
-            figures="homenode trial measures it",
+def _of_one(machine: Advised) -> Iterator[AdviceLine]:
+    """A line for each objective that results decide; where none does, what the rule has."""
+    decided = [one for one in machine.answers if one.choice is not None and one.tells]
+    ruled = [one for one in machine.answers if one.layout is not None]
+    for answer in decided or ruled:
+        assert answer.level is not None
+        ground = f"{effect_text(answer)} ({STRENGTHS[answer.level]})".lstrip()
+        yield AdviceLine(
+            subject=answer.objective,
+            action=layout_named(answer) if decided else answer.layout or "",
+            ground=ground if decided else "no result decides: the rule of auto",
             machine=machine.name,
         )
 

@@ -8,9 +8,8 @@ from msgspec import Struct
 from homenode.decide.words import multiple_text
 from homenode.show.svg_canvas import CHART_WIDTH, TEXT, SvgCanvas, text_width
 
-_ROW, _GROUP, _KEY, _GAP = 19.0, 20.0, 17.0, 6.0
-_RIGHT = 68.0
-"""Of the plot: the figure that is furthest from 1, with a dot in the colour of its layout."""
+_LANE, _GROUP, _KEY, _GAP = 16.0, 20.0, 17.0, 6.0
+_DOT, _NUMBER = 4.5, 9.5
 
 _MOST_LEFT = 118.0
 _STEPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
@@ -57,25 +56,24 @@ def effect_dots(title: str, groups: Sequence[EffectGroup], equal: str) -> str:
         for value in (dot.ratio, dot.low or dot.ratio, dot.high or dot.ratio)
     ]
     low, high = min(*ends, -0.2) - 0.1, max(*ends, 0.2) + 0.1
-    right = CHART_WIDTH - _RIGHT
 
     def at(ratio: float) -> float:
-        return left + (math.log(ratio) - low) / (high - low) * (right - left)
+        return left + (math.log(ratio) - low) / (high - low) * (CHART_WIDTH - left)
 
-    top = _key(canvas, rows)
-    y = top
+    y = _key(canvas, rows)
     for group in groups:
         canvas.text(0, y + 13, group.name, bold=True, width=CHART_WIDTH - 110)
         canvas.text(CHART_WIDTH, y + 13, group.better, 10, "dim", anchor="end")
         y += _GROUP
-        bottom = y + _ROW * len(group.rows)
+        lanes = [_lanes(row, at) for row in group.rows]
+        bottom = y + sum(_LANE * len(of_row) + _GAP / 2 for of_row in lanes)
         for step in _STEPS:
             if low <= math.log(step) <= high:
                 kind = "axis" if step == 1.0 else "grid"
                 canvas.line((at(step), y), (at(step), bottom), classes=kind)
-        for row in group.rows:
-            _draw(canvas, row, y, left, at)
-            y += _ROW
+        for row, of_row in zip(group.rows, lanes, strict=True):
+            _draw(canvas, row.name, of_row, y, left, at)
+            y += _LANE * len(of_row) + _GAP / 2
         y += _GAP
     for step in _STEPS:
         if low <= math.log(step) <= high:
@@ -98,23 +96,47 @@ def _key(canvas: SvgCanvas, rows: Sequence[EffectRow]) -> float:
     return y + _KEY + _GAP
 
 
+def _lanes(row: EffectRow, at: Callable[[float], float]) -> list[list[EffectDot]]:
+    """Dots that would overlap with their numbers, each in a lane of its own."""
+    lanes: list[list[EffectDot]] = []
+    ends: list[float] = []
+    for dot in sorted(row.dots, key=lambda one: one.ratio):
+        start, end = _span(dot, at)
+        lane = next((n for n, taken in enumerate(ends) if taken < start), len(lanes))
+        if lane == len(lanes):
+            lanes.append([])
+            ends.append(0.0)
+        lanes[lane].append(dot)
+        ends[lane] = end
+    return lanes
+
+
+def _span(dot: EffectDot, at: Callable[[float], float]) -> tuple[float, float]:
+    """What a dot takes with the number to its right; at the edge to its left."""
+    x, width = at(dot.ratio), text_width(multiple_text(dot.ratio), _NUMBER) + 4
+    if x + _DOT + width > CHART_WIDTH:
+        return x - _DOT - width, x + _DOT
+    return x - _DOT, x + _DOT + width
+
+
 def _draw(
-    canvas: SvgCanvas, row: EffectRow, y: float, left: float, at: Callable[[float], float]
+    canvas: SvgCanvas,
+    name: str,
+    lanes: Sequence[Sequence[EffectDot]],
+    y: float,
+    left: float,
+    at: Callable[[float], float],
 ) -> None:
-    middle = y + _ROW / 2
-    canvas.text(0, middle + 4, row.name, width=left - 6)
-    for dot in row.dots:
-        if dot.low is not None and dot.high is not None:
-            ends = (at(dot.low), middle), (at(dot.high), middle)
-            canvas.line(*ends, classes=f"whisker l{dot.series}")
-        canvas.dot(
-            at(dot.ratio),
-            middle,
-            4.5,
-            f"s{dot.series}",
-            f"{row.name}, {dot.label}: {dot.ratio:.3g} x",
-        )
-    furthest = max(row.dots, key=lambda dot: abs(math.log(dot.ratio)))
-    said = multiple_text(furthest.ratio)
-    canvas.text(CHART_WIDTH, middle + 4, said, 10, anchor="end", bold=True)
-    canvas.dot(CHART_WIDTH - 56, middle, 3, f"s{furthest.series}")
+    canvas.text(0, y + _LANE * len(lanes) / 2 + 4, name, width=left - 6)
+    for number, dots in enumerate(lanes):
+        middle = y + _LANE * (number + 0.5)
+        for dot in dots:
+            x = at(dot.ratio)
+            if dot.low is not None and dot.high is not None:
+                ends = (at(dot.low), middle), (at(dot.high), middle)
+                canvas.line(*ends, classes=f"whisker l{dot.series}")
+            shown = f"{name}, {dot.label}: {dot.ratio:.3g} x"
+            canvas.dot(x, middle, _DOT, f"s{dot.series}", shown)
+            start = _span(dot, at)[0]
+            place = x + _DOT + 2 if start == x - _DOT else start
+            canvas.text(place, middle + 3.5, multiple_text(dot.ratio), _NUMBER)

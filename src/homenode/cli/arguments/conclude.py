@@ -44,7 +44,7 @@ class ReportArguments(Struct, frozen=True, kw_only=True):
     runs: Annotated[tuple[str, ...], Arg("[RUN]...")] = ()
     output: Annotated[Path | None, Opt("--output -o", "FILE")] = None
     host: Annotated[tuple[str, ...], Opt("--host", "SOURCE")] = ()
-    title: Annotated[str, Opt("--title", "TEXT")] = "homenode report"
+    title: Annotated[str | None, Opt("--title", "TEXT")] = None
     appendix: Annotated[bool, Flag("--appendix")] = False
     csv: Annotated[bool, Flag("--csv")] = False
     force: ForceOption = False

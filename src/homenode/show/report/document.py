@@ -6,7 +6,6 @@ from itertools import islice
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.decide.grade import Grade
 from homenode.decide.matrices import CopyLocality, localities, matrices_of
 from homenode.decide.summary import power_by_test
 from homenode.decide.words import figure_text
@@ -14,16 +13,22 @@ from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span
 from homenode.findings import Doubt
 from homenode.machine.pci import DeviceKind
 from homenode.metrics import METRICS
-from homenode.show.page.across import across_pictures, effects_table, link_speeds, summary_table
-from homenode.show.page.answer import answer_section
-from homenode.show.page.machine import (
+from homenode.show.report.across import across_pictures, effects_table, link_speeds, summary_table
+from homenode.show.report.answer import (
+    answer_section,
+    answers_table,
+    machine_line,
+    machines_table,
+    stop_of,
+)
+from homenode.show.report.machine import (
     HostPart,
     ReportedMachine,
     host_lines,
     host_part,
     map_sections,
 )
-from homenode.show.page.pictures import (
+from homenode.show.report.pictures import (
     bar_pictures,
     better_text,
     curve_pictures,
@@ -38,25 +43,9 @@ from homenode.show.page.pictures import (
     product_picture,
     profile_picture,
 )
-from homenode.show.page.verdict_card import (
-    GRADES,
-    SIGNS,
-    VerdictCard,
-    decisions_table,
-    verdict_card,
-    verdicts_table,
-)
 from homenode.show.results_text import SAID_BY_LEVEL, power_table
 from homenode.wording import plural
 
-_SIGNS = {
-    "measured": " measured: intervals over three boots or more. ",
-    "provisional": " provisional: fewer boots, so that a difference is stated only where it is far "
-    "larger than between boots. ",
-    "no-difference": " no difference shown. ",
-    "rule": " a rule: results cannot tell, or there are none. ",
-}
-_RUN_AS = "Run as pin-bound: with memory bound as well, which such a guest does not see."
 _EFFECTS = (
     "What each switch of a layout changed, over the machines where two layouts show it: pinning "
     "over default; bound memory and guest cells over pin; guest PCIe and siblings over guest "
@@ -72,103 +61,113 @@ _INTERVALS = (
 MOST_PICTURES = 4
 """Of one machine, in a report without its appendix: a row of a page."""
 
+MOST_NAMED = 3
+"""Machines in a title."""
+
+MOST_CAVEATS = 12
+"""Before the details of each machine."""
+
 
 def document_of(
     machines: Sequence[ReportedMachine],
     skipped: Sequence[str],
     made: str,
     *,
-    title: str = "homenode report",
+    title: str | None = None,
     paper: bool = False,
     appendix: bool = True,
 ) -> Doc:
-    """The report on these machines.
+    """The report on these machines: answers first, each machine's details on a page of their own.
 
-    made: when and by
-    what. skipped: folders that were left out, with the reason. paper: for a renderer of pages:
-    pictures have style sheets of their own, and topologies stand at the end. appendix: with every
-    figure, doubt and remark of each machine; False: what a reader needs to judge the answer.
+    made: when and by what. skipped: directories that were left out, with the reason. title: None =
+    of what the machines are. paper: for a renderer of pages: pictures have style sheets of their
+    own, and topologies stand at the end. appendix: with every result, caveat and remark of each
+    machine; False: what a reader needs to judge the answer.
     """
     anchors = [f"machine-{number}" for number in range(1, len(machines) + 1)]
-    cards = [verdict_card(*pair) for pair in zip(machines, anchors, strict=True)]
+    pairs = list(zip(machines, anchors, strict=True))
     hosts = [host_part(machine, paper=paper) for machine in machines] if appendix else []
-    sections: list[Section] = [
-        answer_section(machines, anchors),
-        _verdicts(cards, skipped),
-        _effects(machines),
-        _across(machines),
-    ]
+    sections = [answer_section(machines, anchors), _machines(machines, anchors)]
+    sections += [_evidence(machines), _caveats(machines)]
     if appendix:
-        summary = summary_table(machines, anchors, paper=paper)
-        sections += (
-            Section("Summary", (summary,), "summary", "Summary"),
-            *(
-                _machine(machine, card, host, paper=paper)
-                for machine, card, host in zip(machines, cards, hosts, strict=True)
-            ),
-            _tests(machines),
-            *((_topologies(cards, hosts),) if paper else ()),
-        )
+        sections.append(_data(machines, anchors, skipped, paper=paper))
+        details: list[Part] = [
+            _machine(machine, anchor, host, paper=paper)
+            for (machine, anchor), host in zip(pairs, hosts, strict=True)
+        ]
+        details += [_topologies(machines, hosts)] if paper else []
+        sections.append(Section("Details of each machine", tuple(details), "appendix"))
     else:
-        sections += (_brief(*pair) for pair in zip(machines, cards, strict=True))
-        sections += (_tests(machines), _references(machines))
-    skipped_items = (Items(tuple(skipped)),) if skipped else ()
-    sections.append(Section("Skipped", skipped_items, "skipped", "Skipped"))
-    counts = (
-        f"{plural(len(machines), 'machine')}, {plural(sum(len(m.runs) for m in machines), 'run')}"
-    )
+        sections += [_brief(machine, anchor) for machine, anchor in pairs]
+        sections.append(_tests(machines))
     return Doc(
-        title,
-        tuple(one for one in sections if one.parts),
-        f"{counts}. {made}",
-        "Made by homenode; needs no network. Figures as rows: homenode report --csv or --json"
+        title or title_of(machines),
+        tuple(section for section in sections if section.parts),
+        made,
+        "Made by homenode; needs no network. Results as rows: homenode report --csv or --json"
         + ("." if appendix else "; all of each machine: --appendix."),
         next((one.hatches for one in hosts if one.hatches), ""),
     )
 
 
-def _verdicts(cards: Sequence[VerdictCard], skipped: Sequence[str]) -> Section:
-    parts: list[Part] = [Text(one, "small dim") for one in _legends(cards)]
-    parts.append(decisions_table(cards))
-    if skipped:
-        which = Span("which, and why", link="skipped")
-        parts.append(Text((f"{plural(len(skipped), 'folder')} skipped: ", which, "."), "small dim"))
-    title = "Which layout to run, for what, and how sure that is"
-    return Section(title, tuple(parts), "verdicts", "Verdicts")
+def title_of(machines: Sequence[ReportedMachine]) -> str:
+    """What the page answers, and about what: the machines in the user's names."""
+    names = ", ".join(machine.name for machine in machines)
+    about = names if len(machines) <= MOST_NAMED else plural(len(machines), "machine")
+    is_published = bool(machines) and all(machine.is_published for machine in machines)
+    return f"Which layout to run: {about}{', published results' if is_published else ''}"
 
 
-def _legends(cards: Sequence[VerdictCard]) -> Iterator[tuple[str | Span, ...]]:
-    """What the words and signs of these cards mean, before they are read."""
-    grades = {card.grade: card.tone for card in cards}
-    yield tuple(
-        one
-        for grade, tone in grades.items()
-        for one in (Span(grade, f"grade {tone}"), f" {GRADES[Grade(grade)]} ")
-    )
-    answers = [answer for card in cards for answer in card.answers if answer.has_choice]
-    levels = {one.sure for one in answers}
-    said: list[str | Span] = []
-    for level, meaning in _SIGNS.items():
-        if level in levels:
-            said += (Span(SIGNS[level], f"sure {level}"), meaning)
-    if any(one.layout for one in answers):
-        said.append(_RUN_AS)
-    if said:
-        yield tuple(said)
+def _machines(machines: Sequence[ReportedMachine], anchors: Sequence[str]) -> Section:
+    title = "What to run on each machine"
+    return Section(title, (machines_table(machines, anchors),), "machines", "Machines")
 
 
-def _effects(machines: Sequence[ReportedMachine]) -> Section:
+def _evidence(machines: Sequence[ReportedMachine]) -> Section:
+    """What each switch of a layout changed, and the machines on one axis."""
     table = effects_table(machines)
-    name = "Effects and risks"
-    return Section(name, () if table is None else (table,), "effects", name, _EFFECTS)
-
-
-def _across(machines: Sequence[ReportedMachine]) -> Section:
+    parts: list[Part] = (
+        [] if table is None else [Section("Effects and risks", (table,), about=_EFFECTS)]
+    )
+    parts += _pictures("Machines compared", "", across_pictures(machines))
     speeds = link_speeds(machines)
-    parts: list[Part] = list(_pictures("", "", across_pictures(machines)))
     if speeds.rows:
         parts.append(Section("PCIe links and copies", (speeds,)))
-    return Section("Machines compared", tuple(parts), "across", "Machines compared")
+    return Section("Evidence", tuple(parts), "evidence", "Evidence")
+
+
+def _caveats(machines: Sequence[ReportedMachine]) -> Section:
+    """Each caveat once, with the machines that it is about; then how intervals are made."""
+    names: dict[tuple[str, str, str], dict[str, None]] = {}
+    for machine in machines:
+        for one in _own_doubts(machine):
+            names.setdefault((one.id, one.detail, one.remedy), {})[machine.name] = None
+    items = tuple(
+        (Span(", ".join(of), "bold"), f": {detail}. Fix: {remedy}. ", Span(name, "dim small"))
+        for (name, detail, remedy), of in islice(names.items(), MOST_CAVEATS)
+    )
+    parts: list[Part] = [Items(items)] if items else []
+    if len(names) > MOST_CAVEATS:
+        parts.append(Text(f"{len(names) - MOST_CAVEATS} more with the details of each machine."))
+    parts.append(Text(_INTERVALS, "dim small"))
+    if sources := _references(machines):
+        parts.append(Section("Sources", (Items(sources),)))
+    return Section("Caveats", tuple(parts), "caveats", "Caveats")
+
+
+def _data(
+    machines: Sequence[ReportedMachine],
+    anchors: Sequence[str],
+    skipped: Sequence[str],
+    *,
+    paper: bool,
+) -> Section:
+    parts: list[Part] = [summary_table(machines, anchors, paper=paper), _tests(machines)]
+    details = Span("Details of each machine", link="appendix")
+    parts.append(Text((details, ": every result, picture and setting.")))
+    if skipped:
+        parts.append(Section("Skipped", (Items(tuple(skipped)),), "skipped"))
+    return Section("Data", tuple(parts), "data", "Data")
 
 
 def _pictures(
@@ -178,20 +177,22 @@ def _pictures(
         yield Section(title, (Gallery(found, look),), about=about)
 
 
-def _machine(
-    machine: ReportedMachine, card: VerdictCard, host: HostPart, *, paper: bool
-) -> Section:
-    parts: list[Part] = [Text(card.about, "dim"), Text(card.reason)]
-    if card.answers and not card.is_stopped:
-        parts.append(verdicts_table(card))
-    evidence = tuple(_evidence(machine, card, host, paper=paper))
+def _machine(machine: ReportedMachine, anchor: str, host: HostPart, *, paper: bool) -> Section:
+    parts: list[Part] = _heading(machine)
+    if machine.recommendations and not stop_of(machine):
+        parts.append(answers_table(machine))
+    evidence = tuple(_machine_evidence(machine, host, paper=paper))
     parts.append(Section("", evidence, look="evidence"))
-    title = (f"{card.name} ", Span(card.grade, f"grade {card.tone}"))
-    return Section(title, tuple(parts), card.anchor, card.name, look="machine")
+    return Section(machine.name, tuple(parts), anchor, look="machine")
 
 
-def _brief(machine: ReportedMachine, card: VerdictCard) -> Section:
-    """A machine's answer and its pictures; its figures as rows are in the appendix."""
+def _heading(machine: ReportedMachine) -> list[Part]:
+    stop = (Text(line) for line in stop_of(machine))
+    return [Text(machine_line(machine), "dim"), *stop]
+
+
+def _brief(machine: ReportedMachine, anchor: str) -> Section:
+    """A machine's answers and its pictures; its results as rows are in the appendix."""
     pictures = tuple(
         structs.replace(one, note=())
         for one in (
@@ -200,23 +201,19 @@ def _brief(machine: ReportedMachine, card: VerdictCard) -> Section:
             *_details(machine),
         )
     )
-    parts: list[Part] = [Text(card.about, "dim"), Text(card.reason)]
+    parts = _heading(machine)
     if pictures:
         parts.append(Gallery(pictures[:MOST_PICTURES]))
-    title = (f"{card.name} ", Span(card.grade, f"grade {card.tone}"))
-    return Section(title, tuple(parts), card.anchor, card.name, look="machine")
+    return Section(machine.name, tuple(parts), anchor, look="machine")
 
 
-def _references(machines: Sequence[ReportedMachine]) -> Section:
-    """The documents that figures are from."""
+def _references(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
+    """The documents that results are from."""
     heads = (run.head for machine in machines if machine.is_published for run in machine.runs)
-    named = tuple(dict.fromkeys(head.source for head in heads if head.source))
-    return Section("Sources", (Items(named),) if named else (), "sources", "Sources")
+    return tuple(dict.fromkeys(head.source for head in heads if head.source))
 
 
-def _evidence(
-    machine: ReportedMachine, card: VerdictCard, host: HostPart, *, paper: bool
-) -> Iterator[Part]:
+def _machine_evidence(machine: ReportedMachine, host: HostPart, *, paper: bool) -> Iterator[Part]:
     matrices = {one.label: matrices_of(one) for one in machine.every}
     near_and_far = localities(machine.every, _nodes_of_gpus(machine))
     about = "What the guest sees, and where that lies on the host"
@@ -251,18 +248,21 @@ def _details(machine: ReportedMachine) -> Iterator[Picture]:
         yield from pictures(machine)
 
 
+def _own_doubts(machine: ReportedMachine) -> list[Doubt]:
+    """Without those of published results that their strength says already."""
+    is_said = SAID_BY_LEVEL if machine.is_published else frozenset()
+    return [one for one in machine.doubts if one.id not in is_said]
+
+
 def _doubts(machine: ReportedMachine) -> Iterator[Section]:
-    doubts = [
-        one for one in machine.doubts if not (machine.is_published and one.id in SAID_BY_LEVEL)
-    ]
-    if doubts:
+    if doubts := _own_doubts(machine):
         items = Items(tuple(map(_doubt, doubts)))
-        yield Section(f"Doubts ({len(doubts)})", (items,), is_open=True)
+        yield Section(f"Caveats ({len(doubts)})", (items,), is_open=True)
 
 
 def _doubt(one: Doubt) -> tuple[str | Span, ...]:
     said = f"{' (blocks)' if one.blocks else ''}, {one.subject}: {one.detail}. "
-    remedy = Span(f"Likely cause: {one.cause}. Remedy: {one.remedy}.", "dim")
+    remedy = Span(f"Likely cause: {one.cause}. Fix: {one.remedy}.", "dim")
     return Span(one.id, "bold"), said, remedy
 
 
@@ -298,16 +298,15 @@ def _tests(machines: Sequence[ReportedMachine]) -> Section:
         numeric=last[-1:],
         name="What each metric measures",
     )
-    name = "What is measured"
-    return Section(name, (table, Text(_INTERVALS, "dim small")), "tests", name)
+    return Section("What is measured", (table,), "tests")
 
 
-def _topologies(cards: Sequence[VerdictCard], hosts: Sequence[HostPart]) -> Section:
+def _topologies(machines: Sequence[ReportedMachine], hosts: Sequence[HostPart]) -> Section:
     parts: list[Part] = []
-    for card, host in zip(cards, hosts, strict=True):
+    for machine, host in zip(machines, hosts, strict=True):
         for one in host.maps:
             drawn = Gallery((Picture("", one.svg, look="map"),), "maps")
-            parts.append(Section(f"{card.name}: {plain(one.title)}", (drawn,)))
+            parts.append(Section(f"{machine.name}: {plain(one.title)}", (drawn,)))
         parts += host.links
     evidence = Section("", tuple(parts), look="evidence")
     return Section("Topologies and links", (evidence,) if parts else (), "topologies")

@@ -15,7 +15,6 @@ from homenode.decide.alternative import Alternative, alternatives
 from homenode.decide.compare import compare_series
 from homenode.decide.comparison import Comparison, once
 from homenode.decide.doubts import doubts_of
-from homenode.decide.grade import Graded, grade_of
 from homenode.decide.machine_facts import facts_of_host, facts_of_runs, of_host
 from homenode.decide.recommendation import (
     Recommendation,
@@ -70,7 +69,6 @@ class ReportedMachine(Struct, frozen=True, kw_only=True):
     rest: tuple[Alternative, ...]
     series: Mapping[str, Mapping[SeriesKey, Series]]
     recommendations: tuple[Recommendation, ...]
-    graded: Graded
     comparison: Comparison | None
     bare: Comparison | None
     effects: tuple[SwitchEffect, ...]
@@ -171,7 +169,6 @@ def _machine(
         rest=rest,
         series=series,
         recommendations=verdicts,
-        graded=grade_of(verdicts),
         comparison=comparison,
         bare=bare,
         effects=switch_effects(name, chosen),

@@ -18,7 +18,7 @@ from homenode.measure.results.store import FILE, load_runs
 from homenode.measure.results.vantage import Vantage
 from homenode.plan.stored import read_plan
 from homenode.safe.input_files import read_plain
-from homenode.show.page.machine import UNNAMED, Stored
+from homenode.show.report.machine import UNNAMED, Stored
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.plan_model import Plan
 from homenode.vm.sources import load_host

@@ -18,8 +18,8 @@ from homenode.show.bars import (
     range_figures,
     short_figure,
 )
-from homenode.show.page.machine import ReportedMachine
-from homenode.show.page.pictures import better_text, metric_bars
+from homenode.show.report.machine import ReportedMachine
+from homenode.show.report.pictures import better_text, metric_bars
 from homenode.wording import plural
 
 _TONES = {"better": "\u25b2 ", "worse": "\u25bc ", "mixed": "\u25b2\u25bc "}

@@ -25,8 +25,8 @@ from homenode.show.bars import (
     size_text,
 )
 from homenode.show.curves import Curve, Matrix, SizeRange, curve_chart, heat_map
-from homenode.show.page.machine import ReportedMachine
 from homenode.show.paths import paths_picture, paths_text, planned_paths
+from homenode.show.report.machine import ReportedMachine
 from homenode.show.svg_canvas import series_number
 
 MOST_CURVES = 8

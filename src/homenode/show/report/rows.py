@@ -10,7 +10,7 @@ from homenode.decide.compare import series_key
 from homenode.decide.comparison import Effect
 from homenode.decide.summary import Series, SeriesKey
 from homenode.measure.results.model import FigureKey
-from homenode.show.page.machine import ReportedMachine
+from homenode.show.report.machine import ReportedMachine
 from homenode.wording import csv_text
 
 VERSION = 1

@@ -1,0 +1,259 @@
+"""Answer: the first screen of a report, and what to run on each machine, from recommendations."""
+
+from collections.abc import Iterator, Sequence
+
+from homenode.decide.comparison import EvidenceLevel
+from homenode.decide.recommendation import Recommendation, titles_of
+from homenode.decide.sentences import (
+    STRENGTHS,
+    AdviceLine,
+    Advised,
+    advise,
+    effect_text,
+    ground_of,
+    layout_named,
+    sentence_of,
+    stop_text,
+)
+from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, Words
+from homenode.machine.pci import DeviceKind
+from homenode.measure.results.model import UNKNOWN_SWITCHES
+from homenode.metrics import Metric, primaries
+from homenode.objective import Objective
+from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, effect_dots
+from homenode.show.report.machine import ReportedMachine
+from homenode.show.report.pictures import better_text
+from homenode.show.results_text import doubts_of
+from homenode.show.svg_canvas import series_number
+from homenode.vm.layout import PRESETS, SUMMARIES
+from homenode.wording import plural
+
+MOST_ROWS = 14
+"""Of the picture, which is a part of the first screen; all is in the charts of the evidence."""
+
+_NOTHING = "No result decides which layout to run: homenode trial VM measures it."
+
+
+def advice_of(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
+    """What these machines' evidence says to do."""
+    return advise(list(map(advised, machines)))
+
+
+def advised(machine: ReportedMachine) -> Advised:
+    """The machine as advice is drawn from it."""
+    return Advised(machine.name, machine.recommendations, machine.effects)
+
+
+def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) -> Section:
+    """A line for each answer, with a link to what it rests on, and one picture."""
+    links = dict(zip((one.name for one in machines), anchors, strict=True))
+    lines = advice_of(machines)
+    items = tuple(_line(line, links.get(line.machine or "", "evidence")) for line in lines)
+    parts: list[Part] = [Items(items, "sentences") if items else Text(_NOTHING)]
+    parts.append(Text((strength_of(machines), ": ", Span("caveats", link="caveats")), "small dim"))
+    if names := _named_layouts(machines):
+        meanings = ((Span(name, "bold"), f": {SUMMARIES[name]}") for name in names)
+        parts.append(Items(tuple(meanings), "layouts small dim"))
+    groups = tuple(_groups(machines, [line.subject for line in lines]))
+    if groups:
+        title = "What each layout changes"
+        baselines = {one.comparison.baseline for one in machines if one.comparison is not None}
+        baselines &= PRESETS.keys()
+        baseline = baselines.pop() if len(baselines) == 1 else "first"
+        note = f"multiples of the same machine's {baseline} layout"
+        if any(dot.low is not None for group in groups for row in group.rows for dot in row.dots):
+            note += "; lines: 95 % intervals"
+        parts.append(Gallery((Picture(title, effect_dots(title, groups, baseline), (note,)),)))
+    return Section("What to run", tuple(parts), "answers", "Answers", look="screen")
+
+
+def strength_of(machines: Sequence[ReportedMachine]) -> str:
+    """How sure the answers are, in a few words."""
+    answers = [one for machine in machines for one in machine.recommendations if one.tells]
+    levels = sorted({one.level for one in answers if one.level is not None}, key=lambda of: of.rank)
+    strengths = [STRENGTHS[level] for level in levels] or ["nothing is decided"]
+    if machines and all(one.is_published for one in machines):
+        strengths.append("one printed value each")
+    return ", ".join(strengths)
+
+
+def answer_text(machines: Sequence[ReportedMachine]) -> Doc:
+    """The same lines for a terminal."""
+    lines = advice_of(machines)
+    widths = [max((len(line.subject) for line in lines), default=0) + 2]
+    widths.append(max((len(line.action) for line in lines), default=0) + 2)
+    shown = (
+        Text(f"{line.subject:<{widths[0]}}{line.action:<{widths[1]}}{line.ground}", indent=2)
+        for line in lines
+    )
+    return Doc("", tuple(shown) or (Text(_NOTHING),))
+
+
+def counts_text(machines: Sequence[ReportedMachine]) -> str:
+    """The result of a report in a line: "9 machines; 2 answers, 1 machine to repair first"."""
+    lines = advice_of(machines)
+    reviewed = [one for one in map(advised, machines) if one.review]
+    blocked = sum(any(answer.is_blocked for answer in one.answers) for one in reviewed)
+    parts = [plural(sum(not line.is_review for line in lines), "answer")]
+    if blocked:
+        parts.append(f"{plural(blocked, 'machine')} to repair first")
+    if len(reviewed) > blocked:
+        parts.append(f"{plural(len(reviewed) - blocked, 'machine')} to review first")
+    return f"{plural(len(machines), 'machine')}; {', '.join(parts)}"
+
+
+def _line(line: AdviceLine, link: str) -> Words:
+    subject = line.subject if line.is_review else _title(line.subject)
+    ground = (Span(line.ground, "dim small", link),) if line.ground else ()
+    return (Span(f"{subject}: {line.action}. ", "bold"), *ground)
+
+
+def _title(subject: str) -> str:
+    """An objective as a heading: "Multi GPU"."""
+    words = subject.replace("-", " ").replace("gpu", "GPU")
+    return words[:1].upper() + words[1:]
+
+
+def _named_layouts(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
+    """Layouts that these machines have results or recommendations of."""
+    names = {one.label for machine in machines for one in machine.every}
+    for answer in (one for machine in machines for one in machine.recommendations):
+        names |= {answer.choice or "", answer.layout or ""}
+    return tuple(name for name in PRESETS if name in names)
+
+
+def _groups(machines: Sequence[ReportedMachine], decided: Sequence[str]) -> Iterator[EffectGroup]:
+    """Metrics of what is decided first, then those of most machines."""
+    found = {}
+    for objective in Objective:
+        for metric in primaries(objective):
+            rows = tuple(filter(None, (_row(machine, metric) for machine in machines)))
+            if rows and metric.id not in found:
+                place = objective not in decided, -len(rows)
+                found[metric.id] = place, EffectGroup(metric.title, better_text(metric), rows)
+    left = MOST_ROWS
+    for _, group in sorted(found.values(), key=lambda one: one[0]):
+        if len(group.rows) <= left:
+            left -= len(group.rows)
+            yield group
+
+
+def _row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
+    """None where the machine has no two layouts' results, or they are to be checked first."""
+    comparison = machine.comparison
+    if comparison is None or advised(machine).review:
+        return None
+    if comparison.baseline not in PRESETS:
+        return None  # queues and policies: of a chart of their own
+    labels = [one.label for one in machine.chosen]
+    dots = tuple(
+        EffectDot(
+            label=one.alternative,
+            ratio=one.ratio,
+            low=one.low,
+            high=one.high,
+            series=series_number(one.alternative, labels.index(one.alternative)),
+        )
+        for one in comparison.effects
+        if one.metric == metric.id and one.primary and one.state is None and one.ratio > 0
+    )
+    return EffectRow(machine.name, dots) if dots else None
+
+
+def machines_table(machines: Sequence[ReportedMachine], anchors: Sequence[str]) -> Table:
+    """A row for each machine, a column for each objective: what to run, the gain, how sure."""
+    heads = (Cell((str(one), Span(titles_of(one), "dim small"))) for one in Objective)
+    return Table(
+        heads=(Cell(("machine",), "of-machine"), *heads),
+        rows=tuple(_machine_row(*pair) for pair in zip(machines, anchors, strict=True)),
+        name="What to run by machine and objective",
+        look="decisions",
+    )
+
+
+def _machine_row(machine: ReportedMachine, anchor: str) -> tuple[Cell, ...]:
+    lines: list[Words] = [Span(machine.name, "name", anchor)]
+    lines.append(Span(machine_line(machine), "dim small"))
+    if review := advised(machine).review:
+        lines.append(Span(f"review first: {review}", "bold small"))
+    stop = stop_of(machine)
+    if stop:
+        return Cell(tuple(lines[:2])), Cell(stop, across=len(Objective))
+    answers = {one.objective: one for one in machine.recommendations}
+    cells = (_objective_cell(machine, answers.get(one)) for one in Objective)
+    return (Cell(tuple(lines)), *cells)
+
+
+def _objective_cell(machine: ReportedMachine, answer: Recommendation | None) -> Cell:
+    if answer is not None and not _applies(machine, answer):
+        return Cell((Span("-", "dim"),), "none")
+    if answer is None or answer.choice is None or answer.level is None:
+        return Cell((Span("no result" if answer is None else "cannot tell", "dim"),), "none")
+    lines: list[Words] = [Span(layout_named(answer), "bold" if answer.tells else "")]
+    if effect := effect_text(answer):
+        lines.append(Span(effect, "small"))
+    lines.append(Span(STRENGTHS[answer.level], "small dim"))
+    return Cell(tuple(lines), "answer")
+
+
+def answers_table(machine: ReportedMachine) -> Table:
+    """A row for each objective: what to run, why, how sure that is, and what is open."""
+    rows = []
+    for answer in machine.recommendations:
+        if _applies(machine, answer):
+            caveats = dict.fromkeys(doubts_of(answer, machine.doubts))
+            if answer.measure_next is not None:
+                caveats = {f"measure next: {answer.measure_next}": None, **caveats}
+            layout = layout_named(answer) if answer.choice else "no answer"
+            cells = (sentence_of(answer), ground_of(answer), "; ".join(caveats))
+            rows.append((answer.objective, Cell((Span(layout, "bold"),), "run"), *cells))
+    return Table(
+        heads=("objective", "run", "why", "evidence", "caveats, and what to measure next"),
+        rows=tuple(rows),
+        name=f"What to run on {machine.name}",
+        look="verdicts",
+    )
+
+
+def stop_of(machine: ReportedMachine) -> tuple[Words, ...]:
+    """Why no layout is named for anything, and what to do; () where one is."""
+    answers = machine.recommendations
+    heads = [run.head for run in machine.runs]
+    if not answers and all(
+        one.switches == UNKNOWN_SWITCHES and one.arrangement == one.name for one in heads
+    ):
+        return (
+            "the logs do not say under which layout each run was made: "
+            "homenode import --layout RUN=LAYOUT adds it; the results are below",
+        )
+    if not answers:
+        return ("no result decides for any objective",)
+    if any(one.choice is not None and one.tells for one in answers) or not (
+        all(one.choice is None for one in answers) or any(one.is_blocked for one in answers)
+    ):
+        return ()
+    first = next((one.findings[0] for one in answers if one.findings), None)
+    if first is None and not any(one.is_blocked for one in answers):
+        return (sentence_of(answers[0]),)
+    fix = f". Fix: {first.fix}" if first is not None and first.fix else "."
+    action = "repair first" if first is not None else "measure again first"
+    return Span(action, "bold"), Span(stop_text(answers) + fix, "small")
+
+
+def machine_line(machine: ReportedMachine) -> str:
+    """What the machine is, as far as anybody said."""
+    kinds = dict.fromkeys(run.head.host_kind for run in machine.runs if run.head.host_kind)
+    named = dict.fromkeys(name for run in machine.runs for name in run.head.hardware)
+    return "; ".join(kinds or named) or "the results do not name its processor and GPUs"
+
+
+_LEAST_GPUS = {Objective.MULTI_GPU: 2, Objective.GPU_COPY: 1}
+
+
+def _applies(machine: ReportedMachine, answer: Recommendation) -> bool:
+    """False where the machine is known to have fewer GPUs than the objective is about."""
+    if machine.host is None or answer.level is not EvidenceLevel.RULE:
+        return True
+    cards = machine.host.devices_of_kind(DeviceKind.GPU)
+    count = sum(one.physical_function is None for one in cards)
+    return count >= _LEAST_GPUS.get(answer.objective, 0)

@@ -24,7 +24,7 @@ PARTS = {
     ),
     "kills": (
         f"HOMENODE_KILLS=500 {_PYTEST} -s -n0 -m 'libvirt or not lab' tests/change/test_killed.py",
-        f"HOMENODE_KILLS=100 {_PYTEST} -s -n0 -m 'libvirt or not lab' tests/apply/test_killed.py",
+        f"HOMENODE_KILLS=200 {_PYTEST} -s -n0 -m libvirt tests/apply/test_killed.py",
         f"HOMENODE_KILLS=100 {_PYTEST} -s -n0 -m libvirt tests/change/test_real_daemon.py",
     ),
     "conformance": ("python -m tests.conformance --seed {seed}",),

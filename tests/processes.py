@@ -1,7 +1,37 @@
-"""Whether processes that a test started have ended."""
+"""Processes that a test starts, and whether they have ended."""
 
+import os
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+from homenode.errors import HomenodeError
+
+FAILED = 70
+
+
+def start_child(work: Callable[[], object]) -> int:
+    """A process that does it; it exits with the contract's code."""
+    child = os.fork()
+    if child == 0:
+        code = FAILED
+        try:
+            work()
+            code = 0
+        except HomenodeError as error:
+            print(error, file=sys.stderr)
+            code = error.exit_code
+        finally:
+            os._exit(code)
+    return child
+
+
+def code_of(child: int) -> int:
+    """The exit code of a process that ends; of a killed one the signal, negative."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def wait_for_end(number: int) -> None:
@@ -16,3 +46,11 @@ def is_running(number: int) -> bool:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if what():
+            return
+        time.sleep(0.02)
+    pytest.fail("it never happened")

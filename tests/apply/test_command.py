@@ -19,20 +19,10 @@ from homenode.vm.domain.restore import write_tuned
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
-from tests.command_line import apply, be_host, restore
+from tests.command_line import apply, restore
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 HOST = "small-2n8c-2gpu"
-
-
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    stand_in = StandIn(tmp_path / "daemon", NAME, ORIGINAL)
-    monkeypatch.setenv("PATH", f"{stand_in.bin}:/usr/bin:/bin")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    be_host(monkeypatch, HOST)
-    return stand_in
 
 
 def test_apply_plans_defines_and_says_how_to_undo_it(
@@ -97,20 +87,6 @@ def test_without_a_layout_the_evidence_chooses_one(
     apply([NAME], yes=True, host=HOST)
     assert "Why this layout" in capsys.readouterr().out
     assert b"<vcpupin" in daemon.definition()
-
-
-def test_edits_can_be_kept_as_the_new_original(
-    daemon: StandIn, capsys: pytest.CaptureFixture[str]
-) -> None:
-    apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
-    edited = daemon.definition().replace(b"kept", b"new")
-    (daemon.state / "definition.xml").write_bytes(edited)
-    with pytest.raises(InputError, match="--forget"):
-        restore_domains([NAME], yes=True)
-    restore([NAME], forget=True)
-    assert "the present definition is the original now" in capsys.readouterr().err
-    restore_domains([NAME], yes=True)
-    assert daemon.definition() == edited
 
 
 def test_a_domain_that_is_gone_is_brought_back_by_what_is_said(

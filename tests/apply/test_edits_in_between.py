@@ -23,8 +23,8 @@ from homenode.change.apply.store import DomainStore
 from homenode.errors import InputError
 from homenode.vm.domain.merge import same_definition
 from homenode.vm.hypervisor.virsh import Virsh
-from tests.apply.test_killed import in_child
 from tests.apply_documents import NAME, ORIGINAL, tuned
+from tests.processes import code_of, start_child
 from tests.verify_documents import PLAIN
 from tests.virsh_stand_in import URI, UUID, StandIn
 
@@ -68,13 +68,6 @@ AFTERWARDS: tuple[tuple[Work, ...], ...] = (
     (partial(apply, layout="pin-numa-pci"), restore),
     (partial(restore, keep_edits=True), restore),
 )
-
-
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    daemon = StandIn(tmp_path / "daemon", NAME, ORIGINAL)
-    monkeypatch.setenv("PATH", f"{daemon.bin}:/usr/bin:/bin")
-    return daemon
 
 
 class Start:
@@ -147,8 +140,7 @@ def test_no_edit_after_a_kill_at_any_call_is_lost(
     for number, when in moments(calls):
         start.again()
         daemon.happens(number, when)
-        ended = in_child(partial(work, start.root), None, with_virsh=False)
-        assert not ended, "it was to be killed"
+        assert code_of(start_child(partial(work, start.root))) < 0, "it was to be killed"
         daemon.nothing_happens()
         daemon.put_definition(with_title(daemon.definition()))
         for message in goes_on(daemon, start.root, next(afterwards)):
@@ -163,7 +155,7 @@ def test_keeping_edits_after_a_kill_at_any_call_ends_with_the_edited_original(
     for number, when in moments(start.calls_of(work)):
         start.again()
         daemon.happens(number, when)
-        in_child(partial(work, start.root), None, with_virsh=False)
+        code_of(start_child(partial(work, start.root)))
         daemon.nothing_happens()
         if DomainStore(start.root, URI, UUID).definition() is None:
             assert daemon.definition() == ORIGINAL
@@ -290,7 +282,7 @@ def test_kept_edits_that_somebody_takes_back_later_stay_away(
     define = next(number for number, what in moments(start.calls_of(work)) if what == "kill-after")
     start.again()
     daemon.happens(define, "kill-before")
-    in_child(partial(work, start.root), None, with_virsh=False)
+    code_of(start_child(partial(work, start.root)))
     daemon.nothing_happens()
     daemon.put_definition(with_title(ORIGINAL))
     restore(start.root, keep_edits=True)

@@ -1,68 +1,63 @@
-"""Apply and restore of a real daemon killed at random moments, and what libvirt does after Ctrl-C.
+"""Apply and restore on a real daemon, killed at random moments and edited by others in between, and
+what libvirt does after Ctrl-C.
 
 On stand-ins every command is killed in tests/change/test_killed.py.
 """
 
 import contextlib
-import fcntl
 import os
 import random
-import shutil
+import re
 import signal
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from homenode.change.apply.definition import apply_definition, restore_definition
-from homenode.errors import HomenodeError, HostError
-from homenode.process import run
+from homenode.change.apply.store import DomainStore
+from homenode.change.host_lock import host_locked
+from homenode.change.step import TO_UNDO
+from homenode.errors import HomenodeError, InputError
+from homenode.plan.tuning import tune
 from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.plan_options import PlanOptions
+from homenode.vm.sources import load_host
+from tests.apply.test_undo_libvirt import DEVICES, Domain
+from tests.apply.test_undo_libvirt import NAME as UNDO
 from tests.apply_documents import NAME, ORIGINAL, tuned
-from tests.virsh_stand_in import URI, UUID, StandIn
+from tests.processes import FAILED, code_of, start_child, wait_for
+from tests.two_node_libvirt import two_nodes
+from tests.virsh_stand_in import URI, StandIn
 
-REAL_KILLS = int(os.environ.get("HOMENODE_KILLS", "12"))
+KILLS = int(os.environ.get("HOMENODE_KILLS", "12"))
 SEED = int(os.environ.get("HOMENODE_SEED", "20240517"))
 LAYOUTS = ("pin", "pin-numa", "pin-numa-pci")
 
 
-def in_child(work: Callable[[], object], kill_after_s: float | None, *, with_virsh: bool) -> bool:
+def in_child(work: Callable[[], object], kill_after_s: float, *, with_virsh: bool) -> bool:
     """Runs `work` in a process of its own and kills it; True where it had come to its end.
 
     with_virsh: what it has started dies with it, else that goes on alone.
     """
-    child = os.fork()
-    if child == 0:
-        status = 3
-        try:
-            work()
-            status = 0
-        except HomenodeError:
-            status = 4  # refused: it had nothing to do, or another is at work
-        finally:
-            os._exit(status)
-    if kill_after_s is not None:
-        time.sleep(kill_after_s)
-        victims = [*(children_of(child) if with_virsh else ()), child]
-        for victim in victims:
-            try:
-                os.kill(victim, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-    _, how = os.waitpid(child, 0)
-    assert not (os.WIFEXITED(how) and os.WEXITSTATUS(how) == 3), "it failed by itself"
-    return os.WIFEXITED(how)
+    child = start_child(work)
+    time.sleep(kill_after_s)
+    for victim in (*(children_of(child) if with_virsh else ()), child):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+    code = code_of(child)
+    assert code != FAILED, "it failed by itself"
+    return code >= 0
 
 
 def children_of(process: int) -> list[int]:
-    try:
-        listed = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    except OSError:
-        return []
-    return [int(child) for child in listed]
+    with contextlib.suppress(OSError):
+        return [*map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())]
+    return []
 
 
 def apply(connect: str, domain: str, root: Path, layout: str) -> None:
@@ -71,124 +66,112 @@ def apply(connect: str, domain: str, root: Path, layout: str) -> None:
     apply_definition(virsh, domain, tuned(layout, original), original, root)
 
 
-def restore(connect: str, domain: str, root: Path) -> None:
-    restore_definition(Virsh(connect), domain, root)
+class Operators:
+    """One runs homenode, which is killed; the other edits the same definition between two runs."""
 
+    def __init__(self, domain: Domain, choose: random.Random, counts: Counter[str]) -> None:
+        self.domain, self.choose, self.counts = domain, choose, counts
+        self.host = load_host("hgx-h100")
+        self.bare = without_title(domain.definition())  # of all but the title, which others edit
+        self.tunings: dict[tuple[bytes, str, int], bytes] = {}
+        self.longest_s = 1.0
 
-def finish(work: Callable[[], object]) -> None:
-    """To the end, past a virsh that a killed homenode left behind."""
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        try:
-            work()
-        except HostError as error:
-            assert "no other homenode at work" in error.message
-            time.sleep(0.01)
-        else:
-            return
-    pytest.fail("a lock was never given back")
+    def tuned(self, now: bytes) -> bytes:
+        """What a plan makes of a definition; the definition itself where it cannot have a plan."""
+        key = now, self.choose.choice(LAYOUTS), self.choose.randint(0, 2)
+        if key not in self.tunings:
+            self.tunings[key] = now
+            options = PlanOptions(key[1], gpu_count=key[2] or None)
+            with contextlib.suppress(HomenodeError):
+                self.tunings[key] = tune(now, UNDO, options, self.host).document
+        return self.tunings[key]
 
-
-def duration_s(work: Callable[[], object]) -> float:
-    started = time.monotonic()
-    assert in_child(work, None, with_virsh=False)
-    return time.monotonic() - started
-
-
-def rounds(
-    work: dict[str, Callable[[], object]],
-    definition: Callable[[], bytes],
-    known: set[bytes],
-    original: bytes,
-    kills: int,
-) -> tuple[int, int]:
-    """Kills so often, then looks; gives how many came too late, and found a new definition."""
-    choose = random.Random(SEED)
-    longest_s = {name: duration_s(work[name]) for name in (*LAYOUTS, "restore")}
-    late = changed = 0
-    for _ in range(kills):
-        before = definition()
-        name = choose.choice(sorted(work))
-        ended = in_child(
-            work[name], choose.uniform(0, longest_s[name]), with_virsh=choose.random() < 0.5
-        )
-        late += ended
+    def run_and_kill(self) -> None:
+        """Run a command in a process of its own, and kill it at any moment."""
+        domain, choose = self.domain, self.choose
+        now = domain.definition()
+        work: Callable[[], object] = partial(domain.restore, keep_edits=choose.random() < 0.5)
+        if choose.random() < 0.6:
+            document = self.tuned(now)
+            work = partial(apply_definition, domain.virsh, UNDO, document, now, domain.root)
+        with_virsh = choose.random() < 0.5
+        ended = in_child(work, choose.uniform(0, self.longest_s), with_virsh=with_virsh)
         # The machine is shared: what a run takes is learnt as we go, so that one in five is late.
-        longest_s[name] *= 0.9 if ended else 1.03
-        now = definition()
-        assert now in known, f"half-written after {name}"
-        changed += now != before
-        if choose.random() < 0.2:
-            # Whatever the kill left, restore finds the original.
-            finish(work["restore"])
-            assert definition() == original
-            finish(work[choose.choice(LAYOUTS)])
-    finish(work["restore"])
-    assert definition() == original
-    return late, changed
+        self.longest_s *= 0.9 if ended else 1.03
+        self.counts["late" if ended else "killed"] += 1
+        with host_locked(domain.root, domain.virsh.connect, "tests"):  # a virsh that goes on alone
+            assert title_of(domain.definition()) == title_of(now), "an edit is lost"
+            self.counts["changed"] += domain.definition() != now
+        store = DomainStore(domain.root, domain.virsh.connect, domain.virsh.domain(UNDO).uuid)
+        entry = store.definition()
+        if entry is not None and entry.what in TO_UNDO:
+            assert without_title(store.document(entry.before)) == self.bare, "the original is lost"
+
+    def edit(self) -> None:
+        """Edit as others do: with virsh edit, or with virsh define of another text."""
+        before, number = self.domain.definition(), self.counts.total()
+        title, kind = f"<title>edit {number}</title>", self.choose.choice(("edit", "define", "pin"))
+        if kind == "edit":
+            command = f"sed -i -e '/<title>/d' -e 's,</uuid>,</uuid>{title},'"
+            with patch.dict(os.environ, EDITOR=command, VISUAL=command):
+                done = self.domain.daemon.virsh("edit", UNDO)
+            assert done.returncode == 0, done.stderr
+        elif kind == "define":
+            text = without_title(before).replace(b"</uuid>", f"</uuid>{title}".encode())
+            self.domain.define(text)
+        elif b"<vcpupin" in before:  # which the layout sets as well: whose value is right?
+            self.domain.define(re.sub(rb"(<vcpupin vcpu='0' cpuset=')[^']*", rb"\g<1>1", before))
+            edited = self.domain.definition()
+            for keep_edits in (False, True):
+                with pytest.raises(InputError):
+                    self.domain.restore(keep_edits=keep_edits)
+            assert self.domain.definition() == edited
+            self.domain.define(before)
+        self.counts[kind] += 1
+
+    def settle(self) -> None:
+        """Give the original back with what others edited, whatever the kills have left."""
+        domain, now = self.domain, self.domain.definition()
+        try:
+            domain.restore()
+        except InputError:
+            assert domain.definition() == now, "a refused restore changed the definition"
+            domain.restore(keep_edits=True)
+            merged = without_title(domain.definition())
+            assert sorted(merged.splitlines()) == sorted(self.bare.splitlines())
+            self.bare = merged
+            self.counts["merged"] += 1
+        assert without_title(domain.definition()) == self.bare
+        assert title_of(domain.definition()) == title_of(now), "an edit is lost"
 
 
-@pytest.fixture
-def real_domain(tmp_path: Path) -> Iterator[str]:
-    if shutil.which("virsh") is None:
-        pytest.skip("no virsh here")
-    if run(("virsh", "-c", URI, "uri"), 180).returncode:
-        pytest.skip(f"no libvirtd answers at {URI}")
-    domain = str(uuid.uuid4())
-    name = f"-homenode-test {domain[:8]}"
-    document = ORIGINAL.replace(UUID.encode(), domain.encode()).replace(
-        NAME.encode(), name.encode()
-    )
-    path = tmp_path / "domain.xml"
-    path.write_bytes(document)
-    virsh = Virsh(URI)
-    virsh.define(str(path))
-    # Once more, from its own print: then the controllers that libvirt added are in their order.
-    path.write_bytes(virsh.definition(domain))
-    virsh.define(str(path))
-    yield domain
-    run(("virsh", "-c", URI, "undefine", "--domain", domain), 60)
+def without_title(definition: bytes) -> bytes:
+    return re.sub(rb"  <title>.*\n", b"", definition)
 
 
+def title_of(definition: bytes) -> bytes:
+    return b"".join(re.findall(rb"<title>.*</title>", definition))
+
+
+@pytest.mark.root
 @pytest.mark.libvirt
-def test_kills_on_a_real_daemon_lose_nothing(real_domain: str, tmp_path: Path) -> None:
-    virsh = Virsh(URI)
-    original = virsh.definition(real_domain)
-    root = tmp_path / "state"
-    work: dict[str, Callable[[], object]] = {
-        layout: partial(apply, URI, real_domain, root, layout) for layout in LAYOUTS
-    }
-    work["restore"] = partial(restore, URI, real_domain, root)
-    known, new = {original}, [original]
-    while new:
-        here = new.pop()
-        for layout in LAYOUTS:
-            path = tmp_path / "known.xml"
-            path.write_bytes(tuned(layout, here))
-            virsh.define(str(path))
-            there = virsh.definition(real_domain)
-            if there not in known:
-                known.add(there)
-                new.append(there)
-    path.write_bytes(original)
-    virsh.define(str(path))
-    rounds(work, lambda: virsh.definition(real_domain), known, original, REAL_KILLS)
-
-
-@pytest.mark.libvirt
-def test_a_real_daemon_gives_the_original_back_byte_for_byte(
-    real_domain: str, tmp_path: Path
-) -> None:
-    virsh = Virsh(URI)
-    original = virsh.definition(real_domain)
-    assert b"passwd='kept'" in original
-    for layout in LAYOUTS:
-        apply(URI, real_domain, tmp_path, layout)
-        assert b"<vcpupin" in virsh.definition(real_domain)
-    done = restore_definition(virsh, real_domain, tmp_path)
-    assert done.changed
-    assert done.exact
-    assert virsh.definition(real_domain) == original
+def test_kills_and_edits_in_between_lose_neither_the_original_nor_an_edit(tmp_path: Path) -> None:
+    choose, counts = random.Random(SEED), Counter[str]()
+    tunable = sorted(set(DEVICES) - {"i440fx"})
+    names = choose.sample(tunable, max(1, min(len(tunable), KILLS // 12)))
+    with two_nodes() as daemon:
+        for number, name in enumerate(names, start=1):
+            (folder := tmp_path / str(number)).mkdir()
+            both = Operators(Domain(daemon, folder, *DEVICES[name]), choose, counts)
+            assert both.domain.apply("pin", 1, both.host)
+            while counts["killed"] < KILLS * number // len(names):
+                both.run_and_kill()
+                if choose.random() < 0.4:
+                    both.edit()
+                if choose.random() < 0.3:
+                    both.settle()
+            daemon.virsh("undefine", UNDO, "--nvram")
+    print(f"seed {SEED}:", ", ".join(f"{count} {kind}" for kind, count in counts.items()))
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -216,26 +199,9 @@ def test_what_libvirt_does_after_ctrl_c_is_known_and_undone(
     assert daemon.definition() == owned
     (daemon.state / "late").unlink()
     wait_for(lambda: daemon.definition() != owned)
-    (lock,) = root.rglob(".host.lock")
-    wait_for(lambda: is_free(lock))  # the stand-in has it from its client, as no daemon would
+    with host_locked(root, URI, "tests"):  # the stand-in has it from its client, as no daemon would
+        pass
     if again:
         apply(URI, NAME, root, "pin-numa-pci")
-    restore(URI, NAME, root)
+    restore_definition(Virsh(URI), NAME, root)
     assert daemon.definition() == ORIGINAL
-
-
-def is_free(lock: Path) -> bool:
-    with lock.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if what():
-            return
-        time.sleep(0.02)
-    pytest.fail("it never happened")

@@ -1,10 +1,11 @@
 """A tuned domain keeps its layout on a host that is no longer the one it was planned for."""
 
 import re
-from pathlib import Path
+import shutil
 
 import pytest
 
+from homenode.change.journal import default_root
 from homenode.cli.restore import restore_domains
 from homenode.errors import InputError
 from homenode.objective import Objective
@@ -24,19 +25,9 @@ HOSTDEV = (
 WITH_GPU = ORIGINAL.replace(b"</devices>", b"  " + HOSTDEV + b"</devices>")
 
 
-def _daemon(folder: Path, monkeypatch: pytest.MonkeyPatch, original: bytes = ORIGINAL) -> StandIn:
-    stand_in = StandIn(folder / "daemon", NAME, original)
-    monkeypatch.setenv("PATH", f"{stand_in.bin}:/usr/bin:/bin")
-    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    be_host(monkeypatch, HOST)
-    return stand_in
-
-
 def test_a_domain_of_another_host_gets_a_plan_for_this_one_and_keeps_its_first_original(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    daemon: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    daemon = _daemon(tmp_path, monkeypatch)
     apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
     before = daemon.definition()
     be_host(monkeypatch, OTHER)
@@ -50,9 +41,8 @@ def test_a_domain_of_another_host_gets_a_plan_for_this_one_and_keeps_its_first_o
 
 
 def test_a_dry_run_changes_nothing_and_the_same_host_has_the_same_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    daemon: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    daemon = _daemon(tmp_path, monkeypatch)
     apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
     before = daemon.definition()
     be_host(monkeypatch, OTHER)
@@ -64,35 +54,15 @@ def test_a_dry_run_changes_nothing_and_the_same_host_has_the_same_plan(
     assert "had this definition already" in capsys.readouterr().err
 
 
-def test_a_renamed_domain_is_refused_with_both_names_until_its_name_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    daemon = _daemon(tmp_path, monkeypatch)
-    apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
-    before = daemon.definition()
-    daemon.put("name", "renamed")
-    daemon.put_definition(before.replace(f"<name>{NAME}".encode(), b"<name>renamed"))
-    refused = f"^renamed: expected the name {NAME}, .*renamed"
-    with pytest.raises(InputError, match=refused):
-        apply(["renamed"], yes=True)
-    with pytest.raises(InputError, match=refused):
-        restore_domains(["renamed"], yes=True)
-    daemon.put("name", NAME)
-    daemon.put_definition(before)
-    be_host(monkeypatch, OTHER)
-    apply([NAME], yes=True)
-    assert daemon.definition() != before
-
-
 def test_a_device_that_the_host_lacks_is_named_with_the_gpus_that_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon = _daemon(tmp_path, monkeypatch, WITH_GPU)
+    daemon.put_definition(WITH_GPU)
     apply([NAME], yes=True, layout="pin-numa-pci", host=HOST, quiet=True)
     before = daemon.definition().replace(b"bus='0x11'", b"bus='0x21'")
     # As it arrives from a host that had the GPU elsewhere, with that host's records left behind.
-    (tmp_path / "here").mkdir()
-    daemon = _daemon(tmp_path / "here", monkeypatch, before)
+    daemon.put_definition(before)
+    shutil.rmtree(default_root())
     with pytest.raises(InputError) as refused:
         apply([NAME], yes=True, host=HOST)
     assert "0000:21:00.0" in refused.value.message
@@ -101,9 +71,8 @@ def test_a_device_that_the_host_lacks_is_named_with_the_gpus_that_it_has(
 
 
 def test_another_layout_is_that_of_the_command_and_not_of_the_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon = _daemon(tmp_path, monkeypatch)
     apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
     tuned = daemon.definition()
     pinning = PlanOptions(pinning=Pinning.ALL_PUS)

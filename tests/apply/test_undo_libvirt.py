@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from homenode.change.apply import define_step
 from homenode.change.apply.definition import apply_definition, restore_definition
-from homenode.errors import HomenodeError, InputError
+from homenode.errors import HomenodeError
 from homenode.machine.topology import Host
 from homenode.plan.tuning import tune
 from homenode.vm.hypervisor.virsh import Virsh
@@ -25,7 +24,6 @@ pytestmark = [pytest.mark.libvirt, pytest.mark.root]
 
 SEED = 20261128
 NAME = "undo"
-TITLE = "<title>mine</title>"
 
 DEFINITION = """<domain type='qemu'>
   <name>{name}</name>
@@ -118,9 +116,6 @@ class Domain:
     def restore(self, *, keep_edits: bool = False) -> None:
         restore_definition(self.virsh, NAME, self.root, keep_edits=keep_edits)
 
-    def edit(self) -> None:
-        self.define(self.definition().replace(b"</uuid>", f"</uuid>{TITLE}".encode()))
-
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[TwoNodes]:
@@ -160,39 +155,3 @@ def test_restore_gives_back_what_libvirt_printed_before_in_each_layout(
     domain: Domain, host: Host
 ) -> None:
     check_undo(domain, ALL, host)
-
-
-@pytest.mark.lab
-@pytest.mark.parametrize("is_killed", [False, True], ids=["applied", "killed"])
-def test_an_edit_after_apply_is_kept_and_the_layout_taken_out(
-    domain: Domain, host: Host, is_killed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where homenode was killed after libvirt's answer, before it wrote down what came."""
-    original = domain.definition()
-
-    class KilledError(Exception):
-        pass
-
-    def kill(*_: object) -> None:
-        raise KilledError
-
-    for layout, gpus in (("pin", 2), ("pin-numa", 8), ("pin-numa-pci", 2)):
-        with monkeypatch.context() as patched:
-            if is_killed:
-                patched.setattr(define_step.DefineStep, "_came_to", kill)
-            try:
-                if not domain.apply(layout, gpus, host):
-                    continue
-            except KilledError:
-                pass
-        domain.edit()
-        with pytest.raises(InputError):
-            domain.restore()
-        domain.restore(keep_edits=True)
-        lines = domain.definition().decode().splitlines()
-        lines.remove(f"  {TITLE}")
-        assert sorted(lines) == sorted(original.decode().splitlines()), (layout, gpus)
-        domain.define(original)
-        domain.daemon.virsh("undefine", NAME, "--nvram")
-        domain.define(original)
-        domain.root = domain.root.with_name(f"{domain.root.name}-next")

@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import apply, restore
+from tests.processes import code_of, start_child, wait_for
 from tests.rendered.machine import render
 from tests.tree_writer import write_tree
 from tests.virsh_stand_in import URI, UUID
@@ -118,7 +118,6 @@ class SmallHost:
             [f"vm{number}" for number in numbers],
             options=PlanOptions(
                 "pin",
-                reserve_defined=True,
                 gpu_count=1,
                 page_bytes=1 << 30,
                 memory_binding=MemoryBinding.BOUND,
@@ -161,22 +160,6 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallHost:
     return found
 
 
-def in_child(work: Callable[[], object]) -> int:
-    """A process that does it; it exits with the contract's code."""
-    child = os.fork()
-    if child == 0:
-        code = 70
-        try:
-            work()
-            code = 0
-        except HomenodeError as error:
-            print(error, file=sys.stderr)
-            code = error.exit_code
-        finally:
-            os._exit(code)
-    return child
-
-
 @contextmanager
 def held_by_another(root: Path, connect: str) -> Iterator[int]:
     """A process of its own that holds the lock meanwhile; its number."""
@@ -188,7 +171,7 @@ def held_by_another(root: Path, connect: str) -> Iterator[int]:
             os.write(begun[1], b".")
             os.read(ended[0], 1)
 
-    child = in_child(hold)
+    child = start_child(hold)
     assert os.read(begun[0], 1) == b"."
     try:
         yield child
@@ -198,12 +181,8 @@ def held_by_another(root: Path, connect: str) -> Iterator[int]:
         assert code_of(child) == 0
 
 
-def code_of(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def test_applies_at_once_give_each_vm_a_core_of_its_own(host: SmallHost) -> None:
-    children = [in_child(lambda at=number: host.apply(at)) for number in range(VMS)]  # type: ignore[misc]
+    children = [start_child(lambda at=number: host.apply(at)) for number in range(VMS)]  # type: ignore[misc]
     assert [code_of(child) for child in children] == [0] * VMS
     host.check_alone(VMS)
 
@@ -311,8 +290,8 @@ def test_a_killed_holder_frees_the_host_when_the_virsh_that_it_started_has_ended
     host: SmallHost,
 ) -> None:
     (host.state / "slow").write_text("1")
-    child = in_child(lambda: host.apply(0))
-    until(lambda: (host.state / "begun").exists())
+    child = start_child(lambda: host.apply(0))
+    wait_for(lambda: (host.state / "begun").exists())
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     (host.state / "slow").unlink()
@@ -324,11 +303,3 @@ def test_a_killed_holder_frees_the_host_when_the_virsh_that_it_started_has_ended
     pins = host.pins()
     assert len(pins) == 2
     assert len(CpuSet.parse(",".join(pins))) == 2
-
-
-def until(what: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if what():
-            return
-        time.sleep(0.02)
-    pytest.fail("it never happened")

@@ -18,14 +18,15 @@ from homenode.change.journal import default_root, open_changes
 from homenode.errors import HomenodeError
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import ORIGINAL, tuned
-from tests.change.test_host_lock import SmallHost, code_of, in_child
+from tests.change.test_host_lock import SmallHost
 from tests.command_line import restore
+from tests.processes import code_of, start_child
 from tests.two_node_libvirt import TwoNodes, two_nodes
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.root]
 
-AT_ONCE = 5
 KILLS = int(os.environ.get("HOMENODE_KILLS", "4"))
+APPLIES = min(KILLS, 10)
 SEED = int(os.environ.get("HOMENODE_SEED", "20261123"))
 LAYOUTS = ("pin", "pin-numa", "pin-numa-pci")
 
@@ -83,18 +84,23 @@ class RealHost(SmallHost):
         return {uuid: virsh.definition(uuid) for uuid in uuids}
 
 
-def test_applies_at_once_on_a_real_daemon_give_no_core_gpu_or_page_twice(
-    daemon: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_at_once", [False, True], ids=["in a row", "at once"])
+def test_applies_on_a_real_daemon_give_no_core_gpu_or_page_twice(
+    daemon: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_at_once: bool
 ) -> None:
     host = RealHost(tmp_path, daemon)
     monkeypatch.setenv("PATH", f"{host.bin}:{os.environ['PATH']}")
     before = host.definitions()
-    children = [in_child(lambda at=number: host.apply(at)) for number in range(AT_ONCE)]  # type: ignore[misc]
-    assert [code_of(child) for child in children] == [0] * AT_ONCE
-    host.check_alone(AT_ONCE)
+    works = [partial(host.apply, number) for number in range(APPLIES)]
+    if is_at_once:
+        children = [start_child(work) for work in works]
+        assert [code_of(child) for child in children] == [0] * APPLIES
+    else:
+        assert [code_of(start_child(work)) for work in works] == [0] * APPLIES
+    host.check_alone(APPLIES)
     changed = [uuid for uuid, now in host.definitions().items() if before[uuid] != now]
-    assert len(changed) == AT_ONCE
-    restore([f"vm{number}" for number in range(AT_ONCE)], connect=daemon.uri)
+    assert len(changed) == APPLIES
+    restore([f"vm{number}" for number in range(APPLIES)], connect=daemon.uri)
     assert host.definitions() == before
 
 
@@ -121,7 +127,7 @@ def test_a_daemon_killed_at_any_moment_loses_nothing(daemon: TwoNodes, tmp_path:
             *(partial(apply, layout) for layout in LAYOUTS),
             partial(restore_definition, virsh, name, root),
         )
-        child = in_child(choose.choice(works))
+        child = start_child(choose.choice(works))
         killer = threading.Timer(choose.uniform(0, longest_s), daemon.kill)
         killer.start()
         interrupted += code_of(child) != 0

@@ -324,6 +324,7 @@ def _change(
             note(f"{name}: had this definition already")
         if one.edited:
             note("warning: it was edited at the same moment, and has those edits")
+        _note_placed(one)
         note(f"original in {one.original}")
         if one.changed:
             start = command_line("virsh", "-c", virsh.connect, "start", own)
@@ -349,7 +350,16 @@ def _previewed(virsh: Virsh, change: DomainChange, root: Path, *, quiet: bool) -
         note(f"{name}: would define the tuned document, and {saved}")
     elif not would.changed:
         note(f"{name}: has this definition already")
+    _note_placed(would)
     return would
+
+
+def _note_placed(applied: Applied) -> None:
+    if applied.is_original_placed:
+        note(
+            f"warning: {applied.state.name}: no record has an original without homenode's layout: "
+            "the definition of now, which has one, is kept as the original"
+        )
 
 
 def _applied(one: Applied) -> AppliedDomain:

@@ -141,6 +141,17 @@ class NumaNode(Struct, frozen=True):
     package: PackageIndex | None = None
 
 
+LAYOUT_NAMESPACE = "urn:homenode:layout:1"
+"""XML namespace of homenode's mark, <layout> in a domain's <metadata>."""
+
+
+class DomainMark(StrEnum):
+    """Whose UUID homenode's mark in a domain's metadata has."""
+
+    OWN = "own"  # the domain's: homenode placed it; a mark without a UUID counts as its own
+    COPY = "copy"  # another domain's: virt-clone keeps metadata
+
+
 DOMAINS_GAP, DOMAIN_GAP = "running domains", "domain "
 """Of gaps: what is unknown where libvirt did not answer, and before the name of one unread VM."""
 
@@ -156,6 +167,7 @@ class RunningDomain(Struct, frozen=True):
     ran, although the kernel's counters of free memory and pages do not know it yet.
     mediated: UUIDs of the mediated devices that it has.
     uuid: libvirt's, in lower case; None where the source has none, or a pseudonym.
+    mark: homenode's, in its metadata; None = homenode has not placed it.
     """
 
     name: str
@@ -171,6 +183,17 @@ class RunningDomain(Struct, frozen=True):
     planned: bool = False
     mediated: tuple[str, ...] = ()
     uuid: str | None = None
+    mark: DomainMark | None = None
+
+    @property
+    def has_claim(self) -> bool:
+        """True where its CPUs, memory and devices count as taken, whoever plans another VM."""
+        return self.running or self.planned or self.is_kept
+
+    @property
+    def is_kept(self) -> bool:
+        """True where it is shut off and homenode has placed it."""
+        return not (self.running or self.planned) and self.mark is DomainMark.OWN
 
     @property
     def pins(self) -> tuple[CpuSet | None, ...]:

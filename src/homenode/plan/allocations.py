@@ -1,10 +1,10 @@
 """Allocations: what other domains have of a host, and the gaps that floating ones leave.
 
 A pinned vCPU takes its whole core: one VM shares no core with another. A core with nothing but
-emulator threads or IOThreads of others may serve further emulators. The domain that is planned
-itself, known by its name, holds nothing, and neither do those that the user says it replaces:
-planning a running VM again gives it back what it has. Of a redacted capture no domain is known by
-its name.
+emulator threads or IOThreads of others may serve further emulators. A domain that is shut off keeps
+what it has where homenode has placed it. The domain that is planned itself, known by its name or
+UUID, holds nothing, and neither do those that the user says it replaces: planning a VM again gives
+it back what it has. Of a redacted capture no domain is known by its name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +16,12 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.findings import Gap
-from homenode.machine.topology import Host, RunningDomain
+from homenode.machine.pci import canonical_uuid
+from homenode.machine.topology import DomainMark, Host, RunningDomain
 from homenode.plan.bit_sets import members
 from homenode.plan.request import GuestRequest
 from homenode.vm.gpu_parts import free_parts
+from homenode.wording import command_line
 
 
 class DomainCores(Struct, frozen=True):
@@ -33,7 +35,7 @@ class DomainCores(Struct, frozen=True):
 class Allocations(Struct, frozen=True):
     """What others have. vcpu_cores: PUs of cores with pinned vCPUs; service_cores: PUs of cores
     with emulators or IOThreads only. devices: (function, domain), ascending; mediated:
-    (UUID, domain)."""
+    (UUID, domain). kept: names of the domains that are shut off."""
 
     vcpu_cores: CpuSet
     service_cores: CpuSet
@@ -41,6 +43,13 @@ class Allocations(Struct, frozen=True):
     devices: tuple[tuple[Bdf, str], ...]
     gaps: tuple[Gap, ...]
     mediated: tuple[tuple[str, str], ...] = ()
+    kept: frozenset[str] = frozenset()
+
+    def label(self, domain: str) -> str:
+        """The name of a holder in messages; of one that is shut off with what frees its share."""
+        if domain not in self.kept:
+            return repr(domain)
+        return f"{domain!r} (shut off; {command_line('--ignore-domain', domain)})"
 
     def holder(self, device: Bdf | str) -> str | None:
         """The domain that has the function, or the mediated device of that UUID; None = none."""
@@ -48,9 +57,10 @@ class Allocations(Struct, frozen=True):
 
 
 def other_domains(host: Host, request: GuestRequest) -> Iterator[RunningDomain]:
-    """Domains that count: running and planned ones, and with reserve_defined the shut-off ones."""
+    """Domains that count: running and planned ones, those that homenode has placed, and with
+    reserve_defined every one that is shut off."""
     for domain in host.domains:
-        counts = domain.running or domain.planned or request.options.reserve_defined
+        counts = domain.has_claim or request.options.reserve_defined
         if counts and not _is_own(domain, request):
             yield domain
 
@@ -77,8 +87,10 @@ def own_domains(host: Host, request: GuestRequest) -> tuple[RunningDomain, ...]:
 
 
 def _is_own(domain: RunningDomain, request: GuestRequest) -> bool:
-    named = domain.name == request.guest.name and not domain.has_pseudonym
-    return named or domain.name in request.options.replaces
+    guest = request.guest
+    is_named = domain.name == guest.name and not domain.has_pseudonym
+    is_same = domain.uuid is not None and domain.uuid == canonical_uuid(guest.uuid or "")
+    return is_named or is_same or domain.name in request.options.replaces
 
 
 def own_is_unknown(host: Host, request: GuestRequest) -> Gap | None:
@@ -111,6 +123,7 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
     if unknown is not None:
         gaps.append(unknown)
     counted = list(other_domains(host, request))
+    gaps += _copies(host, counted)
     named = CpuSet.union(pin for domain in counted for pin in domain.pins).bits
     core_of = {pu: core for core in cores if core & named for pu in members(core)}
     of_vcpus, of_threads, ranges = 0, 0, []
@@ -165,7 +178,19 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
         tuple(sorted(devices)),
         tuple(gaps),
         tuple(sorted(mediated)),
+        kept=frozenset(vm.name for vm in counted if not (vm.running or vm.planned)),
     )
+
+
+def _copies(host: Host, counted: Sequence[RunningDomain]) -> Iterator[Gap]:
+    """A gap for each copy of a placed domain that does not count."""
+    for domain in host.domains:
+        if domain.mark is DomainMark.COPY and domain not in counted:
+            yield Gap(
+                f"CPUs of domain {domain.name!r}",
+                "it is a copy of a VM that homenode placed, so what it names counts as free; "
+                f"{command_line('homenode', 'apply', domain.name)} gives it a place of its own",
+            )
 
 
 def _vcpu_pins(domain: RunningDomain, widest: int, online: int) -> tuple[int, int, list[int]]:

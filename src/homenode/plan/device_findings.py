@@ -29,7 +29,8 @@ def device_findings(
             yield finding(
                 "device-in-use",
                 str(device),
-                observed=f"domain {holder!r} has it, so the VM cannot start while that runs",
+                observed=f"domain {others.label(holder)} has it, so the VM cannot start while "
+                "that runs",
                 severity=Severity.WARNING,
             )
     # A mediated device has an IOMMU group of its own.

@@ -25,7 +25,7 @@ from homenode.show.explain_guest import (
 from homenode.units import format_bytes
 from homenode.vm.layout import Pinning, layout_text
 from homenode.vm.plan_model import Plan, Unplannable
-from homenode.wording import nodes_text, plural, pus_text
+from homenode.wording import command_line, nodes_text, plural, pus_text
 
 _MOST_REJECTIONS = 4  # of one constraint; the rest are counted
 
@@ -56,6 +56,9 @@ def explain(
         apertures_section(plan),
         section("What changes in the guest", plan.consequences),
         section("Findings", finding_lines(plan, ("warning", "info"))),
+        section(
+            "Kept for VMs that are shut off", () if host is None else kept_lines(host, plan.vm.name)
+        ),
         section("Not known", gap_lines(plan)),
         section("Why this layout", tuple(why)),
     )
@@ -299,6 +302,20 @@ def finding_lines(plan: Plan, severities: Sequence[str]) -> tuple[str, ...]:
         lines.append(f"{severity}: {each}{subjects_text(of)}: {detail}")
         if fix:
             lines.append(f"  fix: {fix}")
+    return tuple(lines)
+
+
+def kept_lines(host: Host | None, name: str) -> tuple[str, ...]:
+    """What VMs other than the named one keep of the host while they are shut off."""
+    lines = []
+    for domain in () if host is None else host.domains:
+        if domain.is_kept and domain.name != name:
+            pus = CpuSet.union(domain.vcpu_pins)
+            parts = [pus_text(pus)] if pus else []
+            parts.append(format_bytes(domain.memory_bytes))
+            parts += [subjects_text([str(bdf) for bdf in domain.devices])] if domain.devices else []
+            option = command_line("--ignore-domain", domain.name)
+            lines.append(f"{domain.name}: {', '.join(parts)} ({option} frees them)")
     return tuple(lines)
 
 

@@ -146,7 +146,7 @@ def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
     siblings: dict[int, CpuSet] = {pu: core.pus for core in host.cores for pu in core.pus}
     own = None if plan is None else plan.vm.name
     for domain in host.domains:
-        if domain.name != own and (domain.running or domain.planned):
+        if domain.name != own and domain.has_claim:
             for pu in _in_use(domain, siblings):
                 uses[pu] = replace(uses[pu], used_by=(*uses[pu].used_by, domain.name))
     if plan is None:

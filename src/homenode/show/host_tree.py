@@ -6,7 +6,7 @@ from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Section, Span, Table, Text, Tree, Words
 from homenode.findings import Gap
 from homenode.machine.pci import DeviceKind
-from homenode.machine.topology import Host, NumaNode, RunningDomain
+from homenode.machine.topology import DomainMark, Host, NumaNode, RunningDomain
 from homenode.show.device_groups import (
     DeviceCard,
     NodeDevices,
@@ -64,7 +64,10 @@ class _Branches:
         self.short = short_addresses(host)
         self.memory_of = memory_nodes(host)
         self.user_of = {
-            bdf: domain.name for domain in host.domains if domain.running for bdf in domain.devices
+            bdf: f"{'kept for' if domain.is_kept else 'in use by'} {domain.name}"
+            for domain in host.domains
+            if domain.has_claim
+            for bdf in domain.devices
         }
 
     def every(self) -> Iterator[Tree]:
@@ -147,11 +150,13 @@ class _Branches:
         text = "".join(f", {part}" for part in parts if part)
         users = [self.user_of[f.bdf] for f in card.functions if f.bdf in self.user_of]
         look = "bold" if device.kind is DeviceKind.GPU else ""
-        used = f", in use by {users[0]}" if users else ""
+        used = f", {users[0]}" if users else ""
         return Span(title, look), text, Span(used, "warn")
 
     def _domain(self, domain: RunningDomain) -> Tree:
         state = "planned" if domain.planned else "running" if domain.running else "shut off"
+        if domain.mark is not None:
+            state += f", {_MARKS[domain.mark]}"
         pinned = [pins for pins in domain.vcpu_pins if pins is not None]
         floating = len(domain.vcpu_pins) - len(pinned)
         parts = [state, plural(len(domain.vcpu_pins), "vCPU")]
@@ -173,6 +178,9 @@ class _Branches:
             said = ", ".join(address_text(bdf, self.short) for bdf in domain.devices)
             parts.append(f"devices {said}")
         return Tree((Span(domain.name, "bold"), f": {', '.join(parts)}"))
+
+
+_MARKS = {DomainMark.OWN: "placed by homenode", DomainMark.COPY: "copy of a placed VM"}
 
 
 def _marked_pus(host: Host) -> list[tuple[str, CpuSet]]:

@@ -67,7 +67,7 @@ def device_facts(host: Host, plan: Plan | None) -> DeviceFacts:
         used_by={
             bdf: domain.name
             for domain in host.domains
-            if domain.running and (plan is None or domain.name != plan.vm.name)
+            if domain.has_claim and (plan is None or domain.name != plan.vm.name)
             for bdf in domain.devices
         },
         memory_nodes=memory_nodes(host),

@@ -44,7 +44,7 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
     """The SVG document of a host: packages, nodes, LLCs, cores, memory, and the devices of each
     node; with a plan also its vCPUs on their PUs, its memory, and its devices by guest cell."""
     uses = uses_of_pus(host, plan)
-    keep = {bdf for domain in host.domains if domain.running for bdf in domain.devices}
+    keep = {bdf for domain in host.domains if domain.has_claim for bdf in domain.devices}
     if plan is not None:
         keep |= {device.bdf for device in plan.vm.hostdevs}
     devices = devices_by_node(host, keep)

@@ -16,6 +16,7 @@ from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState, Note
 from homenode.errors import HostError, InputError
 from homenode.vm.domain.controllers import pci_controllers
 from homenode.vm.domain.merge import added_ports, same_definition
+from homenode.vm.domain.metadata import read_mark
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.facts import diff
 from homenode.vm.hypervisor.connection import with_connection
@@ -31,6 +32,7 @@ class Applied(Struct, frozen=True):
     changed: False where the domain had this definition already.
     edited: it has more changes than libvirt makes of the tuned document: somebody edited it at the
     same moment, and restore will not drop that.
+    is_original_placed: the original carries homenode's mark, and no record has an earlier one.
     """
 
     state: DomainState
@@ -40,6 +42,7 @@ class Applied(Struct, frozen=True):
     obstacles: tuple[Obstacle, ...]
     changed: bool
     edited: bool = False
+    is_original_placed: bool = False
 
 
 class DomainChange(Struct, frozen=True, kw_only=True):
@@ -84,6 +87,7 @@ class DefineStep:
             obstacles=(),
             changed=not self._is_untouched,
             edited=self._is_edited,
+            is_original_placed=records_placed(self._base, self._original),
         )
 
     def do(self, note: Note) -> ChangeEntry:
@@ -231,14 +235,19 @@ def with_facts(entry: ChangeEntry, **facts: str) -> ChangeEntry:
 
 
 def first_original(store: DomainStore, state: DomainState, original: bytes, connect: str) -> str:
-    """sha256 of the original to come back to: the first one, where ours lies over it."""
+    """sha256 of the original to come back to: the first one, where ours lies over it. A definition
+    that homenode has placed is an original only where no record says what was there before."""
     entry = store.definition()
-    if entry is None or entry.before is None or entry.what not in TO_UNDO:
+    if entry is None or (base := entry.before) is None:
         return sha256(original)
-    if _is(store, entry.before, original):
-        return entry.before
+    if _is(store, base, original):
+        return base
+    if entry.what not in TO_UNDO:
+        if not is_placed(original) or is_placed(store.document(base)):
+            return sha256(original)
+        entry = entry.now(ChangeState.BEGIN)  # somebody has defined the tuned document again
     if is_ours(store, entry, original):
-        return entry.before  # applied again, or interrupted before it was read back
+        return base  # applied again, or interrupted before it was read back
     name = entry.facts["name"]
     if state.name != name:
         raise renamed(store, entry, state, original, connect)
@@ -249,6 +258,16 @@ def first_original(store: DomainStore, state: DomainState, original: bytes, conn
         + " keeps the edits as the new original; with --keep-edits in its place the layout is "
         "taken out first",
     )
+
+
+def records_placed(base: str, definition: bytes) -> bool:
+    """Whether a definition is recorded as the original though homenode has placed it."""
+    return base == sha256(definition) and is_placed(definition)
+
+
+def is_placed(definition: bytes) -> bool:
+    """Whether a definition carries homenode's mark."""
+    return read_mark(open_domain(definition, "definition")) is not None
 
 
 def is_ours(store: DomainStore, entry: ChangeEntry, definition: bytes) -> bool:

@@ -17,6 +17,7 @@ from homenode.change.apply.define_step import (
     is_ours,
     last_known,
     passwords_lost,
+    records_placed,
     renamed,
     with_facts,
 )
@@ -50,6 +51,7 @@ def preview_definition(
         None,
         against,
         tuned != original,
+        is_original_placed=records_placed(base, original),
     )
 
 

@@ -127,7 +127,7 @@ def examine_pool(
         hosts.append(
             PoolHost(
                 name=entry.name,
-                vms=sum(domain.running or domain.planned for domain in host.domains),
+                vms=sum(domain.has_claim for domain in host.domains),
                 nodes=free_by_node(host),
                 fits=fits_of[key],
             )

@@ -34,6 +34,7 @@ from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.snapshot.pseudonyms import Pseudonyms
 from homenode.machine.tools.xml_text import parse_xml
+from homenode.machine.topology import LAYOUT_NAMESPACE
 
 _SHORTEST_SECRET = 4
 """Characters; most files of /sys are shorter ("1", "0-3")."""
@@ -382,6 +383,8 @@ def _local(tag: str) -> str:
 NAME_PREFIX = "redacted/"
 """Of a domain's pseudonym. libvirt takes no "/" in names, so no document's name equals one."""
 
+_MARK = f"{{{LAYOUT_NAMESPACE}}}layout"
+
 UNKNOWN_EMULATOR = "/usr/bin/redacted"
 
 
@@ -477,6 +480,13 @@ def redact_domains(text: str, names: Pseudonyms) -> str:
                     names.uuid(secret) if kind == "uuid" else NAME_PREFIX + names.of(kind, secret)
                 )
                 identity.append(element)
+        mark = domain.find(f"metadata/{_MARK}")
+        if mark is not None:
+            identity.append(etree.Element("metadata"))
+            copied = etree.SubElement(identity[-1], _MARK, nsmap={"homenode": LAYOUT_NAMESPACE})
+            if mark.get("uuid"):
+                # The pseudonym of the domain's own UUID, or of another's: whose it is can be read.
+                copied.set("uuid", names.uuid(str(mark.get("uuid"))))
         for at, element in enumerate(identity):
             kept.insert(at, element)
         for address in kept.iterfind("devices/hostdev/source/address[@uuid]"):

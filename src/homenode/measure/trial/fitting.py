@@ -62,11 +62,16 @@ def fit(
     Unplannable, which is an answer here.
     """
     # Its own pins, where it is defined with some, are not taken from it.
-    others = tuple(domain for domain in host.domains if domain.name != name)
-    alone = structs.replace(host, domains=others)
+    alone = host_without(host, name)
     return tuple(
         _fit(original, name, structs.replace(options, layout=one), alone, ranges) for one in layouts
     )
+
+
+def host_without(host: Host, name: str) -> Host:
+    """The host as if it had no domain of that name."""
+    others = tuple(domain for domain in host.domains if domain.name != name)
+    return structs.replace(host, domains=others)
 
 
 def short_memory(fitted: Sequence[Fitted], groups: Sequence[Group]) -> tuple[str, ...]:
@@ -113,12 +118,12 @@ def no_longer_fits(document: bytes, name: str, plan: Plan, host: Host) -> tuple[
     where nothing has, or where this is not the plan's host."""
     if host_fingerprint(host) != plan.host_fingerprint:
         return ()
-    others = tuple(one for one in host.domains if one.name != name)
-    found = _in_the_way(document, name, plan, structs.replace(host, domains=others))
+    alone = host_without(host, name)
+    found = _in_the_way(document, name, plan, alone)
     pinned = CpuSet.union(plan.vcpu_pins)
-    for one in others:
+    for one in alone.domains:
         taken = pinned & CpuSet.union(pins for pins in one.vcpu_pins if pins is not None)
-        if one.running and taken:
+        if one.has_claim and taken:
             found.append(f"PUs {taken}: expected no other VM's, found {one.name} pinned to them")
     return tuple(found)
 

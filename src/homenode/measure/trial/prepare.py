@@ -13,7 +13,7 @@ from homenode.measure.preparation import versions_of
 from homenode.measure.results.model import host_kind
 from homenode.measure.trial.boot_steps import ORIGINAL
 from homenode.measure.trial.copying import PreparedCopy, prepare_copy
-from homenode.measure.trial.fitting import Fitted, fit, short_memory
+from homenode.measure.trial.fitting import Fitted, fit, host_without, short_memory
 from homenode.measure.trial.guest import is_there
 from homenode.measure.trial.journal import (
     StoredTrial,
@@ -99,7 +99,9 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
     copy = prepare_copy(virsh, state, original, wanted.id) if wanted.as_copy else None
     document = original if copy is None else copy.document
     domain = state.name if copy is None else copy.copy.name
-    fitted = fit(document, domain, wanted.placing, wanted.layouts, host, wanted.ranges)
+    # What the VM keeps while it is shut off is its copy's.
+    alone = host_without(host, state.name)
+    fitted = fit(document, domain, wanted.placing, wanted.layouts, alone, wanted.ranges)
     unchecked = [
         f"{one.layout}: {gap}"
         for one in fitted

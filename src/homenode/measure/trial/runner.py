@@ -37,7 +37,7 @@ from homenode.measure.trial.boot_steps import (
     held_interrupts,
 )
 from homenode.measure.trial.copying import PreparedCopy
-from homenode.measure.trial.fitting import no_longer_fits
+from homenode.measure.trial.fitting import host_without, no_longer_fits
 from homenode.measure.trial.guest import Reach, answering, boot_of
 from homenode.measure.trial.journal import (
     BOOT,
@@ -335,7 +335,8 @@ def _refuse_taken(trial: Trial, tuned: Tuned) -> None:
     """Another VM may have got what the layout was planned to take. Raises InputError."""
     if trial.read_host is None or trial.begun.config.plan_words:
         return  # the user gave the PUs
-    against = no_longer_fits(tuned.document, trial.head.domain, tuned.plan, trial.read_host())
+    host = host_without(trial.read_host(), trial.head.source)
+    against = no_longer_fits(tuned.document, trial.head.domain, tuned.plan, host)
     if against:
         raise InputError(
             f"expected the host to have room as when the trial was planned, found: "

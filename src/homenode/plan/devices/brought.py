@@ -186,7 +186,7 @@ class BroughtDevices(Struct, frozen=True, dict=True):
         Raises Unplannable where there is none, or another VM has a board's NVSwitches.
         """
         held = [
-            f"{bdf} by {name!r}"
+            f"{bdf} by {self.others.label(name)}"
             for board in self.boards
             for bdf in (*board.switches, *sorted(board.gpus))
             if (name := self.others.holder(bdf)) is not None

@@ -87,7 +87,7 @@ class Fabric(Struct, frozen=True):
         if len(modules) < len(candidates):
             return None, None
         busy = [
-            f"{bdf} by {domain!r}"
+            f"{bdf} by {others.label(domain)}"
             for bdf in sorted(self.module_of_gpu)
             if (domain := others.holder(bdf)) is not None
         ]

@@ -431,7 +431,7 @@ def _in_no_package(host: Host, others: Allocations, count: int, free: int) -> Un
 
 def _in_use(host: Host, others: Allocations) -> str:
     owned = [
-        f"{gpu.bdf} by {domain!r}"
+        f"{gpu.bdf} by {others.label(domain)}"
         for gpu in host.devices_of_kind(DeviceKind.GPU)
         if (domain := others.holder(gpu.bdf)) is not None
     ]

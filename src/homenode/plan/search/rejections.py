@@ -273,7 +273,7 @@ def _owned(attempt: Attempt, supply: Supply) -> str:
     for one in others.by_domain:
         owned = one.cores & pus
         if owned:
-            parts.append(f"{len(owned)} PUs in use by {one.domain!r} ({owned})")
+            parts.append(f"{len(owned)} PUs in use by {others.label(one.domain)} ({owned})")
     rest = pus - attempt.free.pus - reserved - others.vcpu_cores - others.service_cores
     if request.options.emulator_pus is not None:
         rest -= request.options.emulator_pus

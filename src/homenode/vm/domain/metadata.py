@@ -6,6 +6,8 @@ from.
 
 from msgspec.structs import asdict
 
+from homenode.machine.pci import canonical_uuid
+from homenode.machine.topology import LAYOUT_NAMESPACE, DomainMark
 from homenode.objective import Objective
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import New, apply, put, set_attributes, without
@@ -22,8 +24,7 @@ from homenode.vm.layout import (
 from homenode.vm.model import LayoutRecord
 from homenode.vm.plan_model import Plan
 
-NAMESPACE = "urn:homenode:layout:1"
-_RECORD = f"{{{NAMESPACE}}}layout"
+_RECORD = f"{{{LAYOUT_NAMESPACE}}}layout"
 
 
 def _element(document: Document) -> Element | None:
@@ -50,6 +51,20 @@ def read_record(document: Document) -> LayoutRecord | None:
     return LayoutRecord(layout=layout, host=element.get("host"), objective=objective)
 
 
+def read_mark(document: Document) -> DomainMark | None:
+    """Return whose mark a definition carries; None where it carries none."""
+    element = _element(document)
+    if element is None:
+        return None
+    marked, uuid = element.get("uuid"), _uuid(document)
+    is_own = marked is None or (uuid is not None and canonical_uuid(marked) == uuid)
+    return DomainMark.OWN if is_own else DomainMark.COPY
+
+
+def _uuid(document: Document) -> str | None:
+    return canonical_uuid(document.root.value("uuid") or "")
+
+
 def edit_metadata(document: Document, plan: Plan) -> Document:
     """The record of the plan's layout. A layout that leaves everything as it was has none."""
     element = _element(document)
@@ -59,8 +74,9 @@ def edit_metadata(document: Document, plan: Plan) -> Document:
         **{name: str(value) for name, value in asdict(plan.layout).items()},
         "host": plan.host_fingerprint[:RECORDED] or None,
         "objective": None if plan.objective is None else str(plan.objective),
+        "uuid": _uuid(document),
     }
     if element is not None:
         return apply(document, set_attributes(document, element, values))
-    record = New("homenode:layout", {"xmlns:homenode": NAMESPACE, **values})
+    record = New("homenode:layout", {"xmlns:homenode": LAYOUT_NAMESPACE, **values})
     return put(document, "metadata", record)

@@ -18,6 +18,7 @@ from homenode.vm.domain.controllers import QEMU_NAMESPACE
 from homenode.vm.domain.document import Document, Element, parse_document
 from homenode.vm.domain.fields import host_address, pu_set, size_bytes
 from homenode.vm.domain.hostdevs import element_of_bdf, is_pci_function
+from homenode.vm.domain.metadata import read_mark
 from homenode.vm.facts import FACTS
 from homenode.vm.model import Vm
 from homenode.vm.plan_model import KEPT, Plan
@@ -135,6 +136,7 @@ def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> Ru
         devices=_all_devices(document),
         mediated=tuple(sorted(one.uuid for one in vm.mediated)),
         uuid=None if vm.uuid is None or "/" in vm.name else canonical_uuid(vm.uuid),
+        mark=read_mark(document),
     )
 
 

@@ -8,38 +8,65 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.machine.description.shipped import shipped_hosts
 from homenode.machine.topology import Host, RunningDomain
 from homenode.vm.daemon_host import load_daemon_host
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.sources import load_host
+from tests.apply.test_undo_libvirt import GPU as GPU_WITH_ADDRESS
 from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import apply, be_host, homenode
 from tests.virsh_stand_in import URI, StandIn
 
 HERE = "small-2n8c-2gpu"
-OTHERS = tuple(name for name in sorted(shipped_hosts()) if name != HERE)[::2]
-
-
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    stand_in = StandIn(tmp_path / "daemon", NAME, ORIGINAL)
-    monkeypatch.setenv("PATH", f"{stand_in.bin}:/usr/bin:/bin")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    be_host(monkeypatch, HERE)
-    return stand_in
+GPU = GPU_WITH_ADDRESS.format(address="")
+OTHERS = ("hgx-h100", "h200-xeon8558", "rtx4090-epyc7702")
+BOOTS = ("create", "define", "start")
+CALLS: dict[str, tuple[str, ...]] = {
+    "apply": ("apply", "--layout", "pin", "--yes", "--host", "OTHER", "--", NAME),
+    "apply --dry-run": ("apply", "--layout", "pin", "--dry-run", "--host", "OTHER", "--", NAME),
+    "apply --domain": ("apply", "--yes", "--domain", "TUNED", "--", NAME),
+    "trial": ("trial", "--in-place", "--yes", "--host", "OTHER", "--", NAME),
+    "trial --dry-run": ("trial", "--in-place", "--dry-run", "--host", "OTHER", "--", NAME),
+    "verify --live": ("verify", f"--live={NAME}", "--host", "OTHER"),
+    "verify --live --plan": ("verify", f"--live={NAME}", "--plan", "PLAN"),
+    "verify --start": ("verify", "--start", "--yes", "--host", "OTHER", "--", NAME),
+    "verify --start --plan": ("verify", "--start", "--yes", "--plan", "PLAN", "--", NAME),
+}
 
 
 @pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize("dry_run", [False, True], ids=["apply", "dry run"])
-def test_a_plan_for_another_host_is_refused_with_both_names(
-    daemon: StandIn, other: str, dry_run: bool
+@pytest.mark.parametrize("call", CALLS)
+def test_a_plan_for_another_host_is_refused_and_nothing_defined_or_started(
+    daemon: StandIn, tmp_path: Path, other: str, call: str
 ) -> None:
-    with pytest.raises(InputError, match=f"{other}.*{HERE}"):
-        apply([NAME], host=other, layout="pin", yes=not dry_run, dry_run=dry_run, quiet=True)
+    files = {"OTHER": other, "PLAN": str(tmp_path / "p.json"), "TUNED": str(tmp_path / "t.xml")}
+    (tmp_path / "vm.xml").write_bytes(ORIGINAL)
+    planned = homenode(
+        *("plan", tmp_path / "vm.xml", "--layout", "pin", "--host", other, "-q"),
+        *("-o", files["TUNED"], "--save-plan", files["PLAN"]),
+    )
+    assert planned.exit_code == 0, planned.output
+    daemon.put("log", "")
+    refused = homenode(*(files.get(word, word) for word in CALLS[call]))
+    assert isinstance(refused.exception, InputError), refused.output
+    assert HERE in refused.exception.message
+    assert other in refused.exception.message or call == "apply --domain"  # which has no name
     assert daemon.definition() == ORIGINAL
-    assert not any(line.startswith("define") for line in daemon.commands())
+    assert not any(line.startswith(BOOTS) for line in daemon.commands())
+
+
+@pytest.mark.parametrize("call", ["apply --domain", "verify --start"])
+def test_a_device_that_the_host_lacks_is_refused_by_name(
+    daemon: StandIn, tmp_path: Path, call: str
+) -> None:
+    daemon.put_definition(ORIGINAL.replace(b"</devices>", f"{GPU}</devices>".encode()))
+    (tmp_path / "t.xml").write_bytes(daemon.definition())
+    daemon.put("log", "")
+    files = {"TUNED": str(tmp_path / "t.xml"), "OTHER": HERE}
+    refused = homenode(*(files.get(word, word) for word in CALLS[call]))
+    assert isinstance(refused.exception, InputError), refused.output
+    assert "0000:19:00.0" in refused.exception.message
+    assert not any(line.startswith(BOOTS) for line in daemon.commands())
 
 
 def test_a_capture_of_the_same_machine_is_accepted(daemon: StandIn, tmp_path: Path) -> None:

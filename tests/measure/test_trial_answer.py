@@ -6,13 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.cli import trial as trial_work
+from homenode.machine.topology import DomainMark
 from homenode.measure import runner as bench_runner
 from homenode.measure.trial import guest, prepare
 from homenode.measure.trial.journal import known_trials
 from homenode.measure.trial.runner import Trial, run_trial
+from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
-from tests.command_line import Result, homenode
+from tests.command_line import Result, be_host, homenode
 from tests.simulated_trial import SimulatedReach, daemon_in
+from tests.small_hosts import pinned_domain
 from tests.virsh_stand_in import UUID, StandIn
 
 EFFECTS = {"default": 1.0, "pin": 2.0, "pin-numa": 4.0}
@@ -33,6 +36,8 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     found = daemon_in(tmp_path / "daemon")
     monkeypatch.setenv("PATH", f"{found.bin}:/usr/bin:/bin")
     monkeypatch.setattr(trial_work, "default_root", lambda: tmp_path / "state")
+    (tmp_path / "host.toml").write_text(TWO_NODES)
+    be_host(monkeypatch, str(tmp_path / "host.toml"))
     monkeypatch.setattr(trial_work, "static_probe", lambda given: b"probe")
     monkeypatch.setattr(trial_work, "GuestReach", lambda *said: SimulatedReach(found, EFFECTS))
     monkeypatch.setattr(prepare, "is_emulated", lambda document: False)
@@ -43,9 +48,8 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 def tried(tmp_path: Path, *words: str) -> Result:
-    (tmp_path / "host.toml").write_text(TWO_NODES)
-    where = ("--host", str(tmp_path / "host.toml"), "--results", str(tmp_path / "results"))
-    return homenode("trial", *words, *where, "--", NAME, env={"COLUMNS": "100"})
+    results = str(tmp_path / "results")
+    return homenode("trial", *words, "--results", results, "--", NAME, env={"COLUMNS": "100"})
 
 
 def test_a_dry_run_shows_plans_findings_order_and_time(daemon: StandIn, tmp_path: Path) -> None:
@@ -60,6 +64,16 @@ def test_a_dry_run_shows_plans_findings_order_and_time(daemon: StandIn, tmp_path
     assert places == sorted(places)
     assert known_trials(tmp_path / "state") == ()
     assert not any(line.startswith(("define", "start")) for line in daemon.commands())
+
+
+def test_a_vm_that_keeps_its_place_is_named(
+    daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = replace(pinned_domain("1", name="kept", running=False), mark=DomainMark.OWN)
+    host = replace(load_host(str(tmp_path / "host.toml")), domains=(kept,))
+    monkeypatch.setattr("homenode.vm.daemon_host._this_machine", lambda: host)
+    done = tried(tmp_path, "--dry-run", "--in-place")
+    assert "--ignore-domain kept" in done.output
 
 
 def test_a_copy_is_booted_where_nothing_else_is_said(daemon: StandIn, tmp_path: Path) -> None:

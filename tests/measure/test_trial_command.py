@@ -18,7 +18,7 @@ from homenode.measure.trial.journal import (
 )
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL
-from tests.command_line import Result, homenode
+from tests.command_line import Result, be_host, homenode
 from tests.simulated_trial import HOST, SimulatedReach, begun, changed, daemon_in, trial_of, wanted
 from tests.virsh_stand_in import URI, UUID, StandIn
 
@@ -29,6 +29,7 @@ WIDE = {"COLUMNS": "100"}
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     found = daemon_in(tmp_path / "daemon")
     monkeypatch.setenv("PATH", f"{found.bin}:/usr/bin:/bin")
+    be_host(monkeypatch, HOST)
     monkeypatch.setattr(trial_work, "default_root", lambda: tmp_path / "state")
     return found
 
@@ -44,7 +45,7 @@ def refusal(*words: str) -> HomenodeError:
     return done.exception
 
 
-HERE = ("--host", HOST, "--policy", "spread")
+HERE = ("--policy", "spread")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from homenode.measure.results.store import load_runs
 from homenode.measure.trial.journal import BOOT, EntryKind, StoredTrial, TrialJournal, known_trials
 from homenode.measure.trial.runner import steps_of
 from homenode.vm.sources import load_host
-from tests.command_line import homenode
+from tests.command_line import be_host, homenode
 from tests.lab.serial_agent import agent_virsh
 from tests.probe_build import make
 from tests.trial_guest import NAME, trial_guest
@@ -48,6 +48,7 @@ def state(daemon: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     root = tmp_path / "state"
     monkeypatch.setenv("PATH", f"{daemon.folder}/bin:{os.environ['PATH']}")
     monkeypatch.setattr(trial_work, "default_root", lambda: root)
+    be_host(monkeypatch, str(daemon.host))
     return root
 
 
@@ -69,8 +70,6 @@ def options(daemon: TwoNodes, folder: Path, layouts: str, boots: int, *how: str)
         "agent",
         "--connect",
         daemon.uri,
-        "--host",
-        str(daemon.host),
         "--tests",
         "cpu-single,core-to-core",
         "--quick",

@@ -95,8 +95,7 @@ def apply(asked: ApplyArguments) -> None:
     if asked.domain is not None:
         _refuse_planning(asked)
     check_can_write(asked.save_plan, force=asked.force)
-    if asked.domain is None:
-        check_host(asked.host, asked.connect)
+    check_host(asked.host, asked.connect)
     tunings: tuple[Tuning, ...] = ()
     with changing_host("apply", asked.names, asked.connect, dry_run=asked.dry_run):
         virsh = Virsh(asked.connect)
@@ -106,7 +105,8 @@ def apply(asked: ApplyArguments) -> None:
         if asked.domain is not None:
             hint = "homenode plan VM.xml -o OUT.xml"
             tuned: tuple[bytes, ...] = (read_input(asked.domain, "a domain document", hint=hint),)
-            refuse_tuned_for_other(read_vm(tuned[0], str(asked.domain)), virsh)
+            here = load_daemon_host(asked.host, virsh)
+            refuse_tuned_for_other(read_vm(tuned[0], str(asked.domain)), here)
         else:
             quiet = asked.quiet or asked.json
             tunings = tuned_together(

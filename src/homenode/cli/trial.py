@@ -66,12 +66,14 @@ from homenode.measure.trial.runner import Reopened, Trial, outcome_code, run_tri
 from homenode.measure.trial.trial_config import BARE
 from homenode.objective import Objective
 from homenode.plan.auto import suggested_objective
+from homenode.show.explain import kept_lines
 from homenode.show.trial_text import (
     outcomes_table,
     progress_line,
     schedule_text,
     status_text,
 )
+from homenode.vm.daemon_host import load_daemon_host
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.hypervisor.connection import GuestAccess, is_local
 from homenode.vm.hypervisor.virsh import Virsh
@@ -128,7 +130,7 @@ def begin_trial(asked: TrialArguments) -> None:
     check_options(asked)
     check_can_write(asked.report)
     virsh = Virsh(asked.connect)
-    host = hosts_after((load_host(asked.host),), asked.after)[0]
+    host = hosts_after((load_daemon_host(asked.host, virsh),), asked.after)[0]
     state = virsh.domain(asked.name)
     check_can_ask(asked=not (asked.yes or asked.dry_run))
     document = open_domain(virsh.definition(state.uuid), state.name)
@@ -140,6 +142,8 @@ def begin_trial(asked: TrialArguments) -> None:
     with alone:
         checked = preflight(virsh, asked.name, want, host, default_root())
         boot_s = _seconds_of_boots(host, checked)
+        for line in kept_lines(host, state.name):
+            note(f"kept: {line}")
         _show(checked, Pace(boot_s), diagnose(host, document).findings)
         if asked.dry_run:
             say("dry run: nothing was started")

@@ -26,9 +26,19 @@ from homenode.cli.terminal import (
 )
 from homenode.errors import FINDINGS, UsageError
 from homenode.findings import Findings, in_order
+from homenode.machine.topology import Host
+from homenode.plan.stored import read_plan
 from homenode.safe.input_files import read_input
+from homenode.vm.daemon_host import (
+    load_daemon_host,
+    refuse_plan_for_other,
+    refuse_tuned_for_other,
+)
+from homenode.vm.domain.read import read_vm
 from homenode.vm.hypervisor.connection import DEFAULT
-from homenode.vm.sources import load_host, names_domain
+from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.plan_model import Plan
+from homenode.vm.sources import names_domain
 
 
 class Rule(NamedTuple):
@@ -40,7 +50,7 @@ class Rule(NamedTuple):
     command: str
 
 
-_APART = ("host", "lspci", "boot", "guest", "target")
+_APART = ("lspci", "boot", "guest", "target")
 _OF_TARGET = "homenode verify --plan P.json --guest SOURCE --target NAME"
 _OF_BOOT = "homenode verify VM.xml --boot"
 RULES = (
@@ -116,6 +126,7 @@ def verify(asked: VerifyArguments) -> None:
         raise UsageError("--connect: missing the name of a domain, or --boot", hint=_OF_BOOT)
     if asked.start:
         check_can_ask(asked=not asked.yes, has_dry_run=False)
+        _check_host(asked)
     # Interruptible, since a test guest would run on.
     with interruptible(), working("booting a test guest" if asked.boot else "checking"):
         verified = verify_wanted(wanted, note)
@@ -125,6 +136,26 @@ def verify(asked: VerifyArguments) -> None:
     if asked.svg is not None:
         _draw(verified, asked.svg)
     exit_by(verified.findings)
+
+
+def _host_and_plan(asked: VerifyArguments, virsh: Virsh) -> tuple[Host, Plan | None]:
+    """The daemon's host, and the saved plan for it. Raises InputError where --host or the plan is
+    for another."""
+    here = load_daemon_host(asked.host, virsh)
+    if asked.plan is None:
+        return here, None
+    content = read_input(asked.plan, "a saved plan", hint="homenode plan --save-plan P.json")
+    plan = read_plan(content, str(asked.plan))
+    refuse_plan_for_other(plan, here)
+    return here, plan
+
+
+def _check_host(asked: VerifyArguments) -> None:
+    """Raise InputError if the VM to start, or the plan, is for another host than the daemon's."""
+    virsh = Virsh(asked.connect or DEFAULT)
+    here, _ = _host_and_plan(asked, virsh)
+    state = virsh.domain(str(asked.document))
+    refuse_tuned_for_other(read_vm(virsh.definition(state.uuid), state.name), here)
 
 
 def _started(verified: Verified, wanted: VerifyRequest, *, yes: bool) -> Verified:
@@ -192,13 +223,10 @@ def _verify_live(name: str, asked: VerifyArguments) -> None:
     """
     from homenode.check.verify.live.capture import verify_running_domain
 
-    made = None
-    if asked.plan is not None:
-        from homenode.plan.stored import read_plan_for
-
-        content = read_input(asked.plan, "a saved plan", hint="homenode plan --save-plan P.json")
-        made = read_plan_for(load_host(None), content, str(asked.plan))
-    findings = verify_running_domain(name, asked.connect or DEFAULT, made)
+    connect, made = asked.connect or DEFAULT, None
+    if asked.plan is not None or asked.host is not None:
+        _, made = _host_and_plan(asked, Virsh(connect))
+    findings = verify_running_domain(name, connect, made)
     if asked.prometheus:
         print_file(prometheus(findings, {"domain": name}))
     else:

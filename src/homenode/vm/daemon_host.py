@@ -8,12 +8,13 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.machine.tools import virsh_capabilities
-from homenode.machine.topology import Host
+from homenode.machine.topology import Host, summarise
 from homenode.vm.domain.read import read_running_domain
 from homenode.vm.fingerprint import host_fingerprint, is_made_for
 from homenode.vm.hypervisor.connection import check_host, is_local, machine_of
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
+from homenode.vm.plan_model import Plan
 from homenode.vm.sources import load_host
 from homenode.wording import command_line
 
@@ -33,7 +34,9 @@ def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
         if source is None:
             return here
         planned = load_host(source)
-        _refuse_other(planned, here)
+        has_fingerprint = bool(planned.pci_devices) and not planned.nodes_assumed
+        print_of_planned = host_fingerprint(planned) if has_fingerprint else ""
+        _refuse_other(_size_text(planned), print_of_planned, here)
         return replace(here, reserve=planned.reserve or here.reserve)
     planned = load_host(source)
     _refuse_unlike(planned, virsh)
@@ -48,17 +51,29 @@ def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
     )
 
 
-def refuse_tuned_for_other(vm: Vm, virsh: Virsh) -> None:
-    """Raise InputError for a tuned definition that is not shown to be for this daemon's host."""
+def refuse_plan_for_other(plan: Plan, here: Host) -> None:
+    """Raise InputError for a saved plan that is not shown to be for the daemon's host."""
+    _refuse_other(plan.host_name or "a host without a name", plan.host_fingerprint, here)
+    refuse_tuned_for_other(plan.vm, here)
+
+
+def refuse_tuned_for_other(vm: Vm, here: Host) -> None:
+    """Raise InputError for a tuned definition that is not shown to be for the daemon's host, or
+    that has devices that this host lacks."""
     record = vm.record
-    if record is None or record.host is None or not is_local(virsh.connect):
-        return
-    here = _this_machine()
-    if not is_made_for(here, record.host):
+    if record is not None and record.host is not None and not is_made_for(here, record.host):
         raise InputError(
             f"{vm.name}: nothing shows that its definition was tuned for {here.name}, which the "
             "daemon runs on; nothing was changed",
             hint=command_line("homenode", "apply", vm.name),
+        )
+    devices = (device.bdf for device in vm.hostdevs if device.uuid is None)
+    missing = sorted(bdf for bdf in devices if bdf not in here.device_at)
+    if missing and here.pci_devices:
+        raise InputError(
+            f"{vm.name}: {here.name} has no device {', '.join(map(str, missing))}; nothing was "
+            "changed",
+            hint="homenode show lists the devices of this machine",
         )
 
 
@@ -66,22 +81,26 @@ def _this_machine() -> Host:
     return load_host(None)
 
 
-def _refuse_other(planned: Host, here: Host) -> None:
-    is_same = is_made_for(here, host_fingerprint(planned))
-    if planned.nodes_assumed or not planned.pci_devices:
-        is_same = None
-    if is_same:
-        return
-    if is_same is None:
+def _size_text(host: Host) -> str:
+    size = summarise(host)
+    return f"{host.name} ({size.pus} CPUs, {size.gpus} GPUs)"
+
+
+def _refuse_other(planned: str, fingerprint: str, here: Host) -> None:
+    """planned: the name of the plan's host, with its size. fingerprint: "" = it has none."""
+    if not fingerprint or here.nodes_assumed or not here.pci_devices:
         raise InputError(
-            f"--host {planned.name}: cannot be compared with this machine, {here.name}: one of "
-            "the two shows no NUMA nodes or no PCI functions; nothing was changed",
+            f"the plan is for {planned}, which cannot be compared with the daemon's host, "
+            f"{_size_text(here)}: one of the two shows no NUMA nodes or no PCI functions; nothing "
+            "was changed",
             hint="without --host, the plan is made for this machine",
         )
-    raise InputError(
-        f"--host {planned.name}: not the daemon's host, {here.name}; nothing was changed",
-        hint=command_line("homenode", "plan", "--host", planned.name) + " plans for it, to a file",
-    )
+    if not is_made_for(here, fingerprint):
+        raise InputError(
+            f"the plan is for {planned}, not for the daemon's host, {_size_text(here)}; nothing "
+            "was changed",
+            hint="homenode plan VM --host HOST -o tuned.xml writes a file for another host",
+        )
 
 
 def _refuse_unlike(planned: Host, virsh: Virsh) -> None:

@@ -150,7 +150,8 @@ def read_page(path: str | Path) -> Page:
 def all_pages() -> tuple[Page, ...]:
     """Everything below docs/, and the pages at the top of the checkout; without the room of such
     commands, not those that show them."""
-    paths = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    paths = [*sorted(DOCS.rglob("*.md"))]
+    paths += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
     names = [*(str(path.relative_to(ROOT)) for path in paths if path.is_file()), *made_pages()]
     pages = map(read_page, names)
     return tuple(page for page in pages if has_cluster() or not _OF_CLUSTER.search(page.text))

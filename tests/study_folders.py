@@ -17,8 +17,14 @@ SIZES = [8 << (2 * step) for step in range(14)]
 """8 B to 512 MiB."""
 
 
-def write_study_folders(root: Path) -> tuple[str, ...]:
-    """Folders of every system and configuration of the study; the systems' names."""
+def write_study_folders(
+    root: Path, start_s: float | None = None, rate: float | None = None
+) -> tuple[str, ...]:
+    """Folders of every system and configuration of the study; the systems' names.
+
+    start_s: start-up time of the sweeps, which end at the printed peaks, or at this rate where none
+    is printed; None: sweeps with a corner.
+    """
     study = [run for run in PUBLISHED_RUNS if (run.head.source or "").startswith("study:")]
     copies = {
         run.head.system: max(s.value for s in run.samples if s.metric == "h2d-bandwidth")
@@ -41,7 +47,11 @@ def write_study_folders(root: Path) -> tuple[str, ...]:
         folder = root / run.head.system / run.head.name
         folder.mkdir(parents=True)
         ceiling = ceilings.get(run.head.system)
-        for name, text in _files(figures, copies[run.head.system], ceiling).items():
+        files = _files(figures, copies[run.head.system], ceiling)
+        peak = ceiling or figures.get("allreduce-busbw-peak", rate)
+        if start_s is not None and peak is not None:
+            files["nccl_allreduce.txt"] = _collective(_climbing(start_s, peak))
+        for name, text in files.items():
             (folder / name).write_text(text)
     return tuple(dict.fromkeys(run.head.system for run in study))
 
@@ -68,6 +78,10 @@ def _files(figures: Mapping[str, float], copies: float, ceiling: float | None) -
     if ceiling is not None:
         files["nccl_allreduce.txt"] = _collective(lambda size: ceiling * min(1.0, size / 65536))
     return files
+
+
+def _climbing(start_s: float, peak: float) -> Callable[[int], float]:
+    return lambda size: size / (start_s + size / peak)
 
 
 def _collective(rate_of: Callable[[int], float]) -> str:

@@ -84,12 +84,6 @@ def test_processor_bandwidth_wants_cells(system: str) -> None:
     assert set(made.avoid) == {"default", "pin"}
 
 
-def test_mi350x_collectives_do_not_differ_and_get_the_layout_that_risks_least() -> None:
-    made = published("MI350X", Objective.MULTI_GPU)
-    assert (made.choice, made.layout, made.avoid) == ("pin", "pin-bound", ())
-    assert (made.level, made.why(ReasonId.RULE) is not None) == (EvidenceLevel.RULE, True)
-
-
 @pytest.mark.parametrize(("system", "gain"), [("H200", 1.0227), ("MI350X", 1.0263)])
 def test_siblings_are_worth_two_to_three_percent_of_throughput_and_no_more(
     system: str, gain: float
@@ -143,13 +137,6 @@ def test_measured_zero_latencies_stop_the_answer_for_latency_alone() -> None:
     made = measured(zeroed, Objective.LATENCY)
     assert (made.choice, made.why(ReasonId.REFUSED) is not None) == (None, True)
     assert measured(zeroed, Objective.MEMORY_BANDWIDTH).choice is not None
-
-
-def test_ibm_wants_expander_buses() -> None:
-    made = published("HGX A100", Objective.GPU_COPY)
-    assert (made.choice, made.layout) == ("expander buses", "pin-numa-pci")
-    assert made.avoid == ("GPUs on the root complex",)
-    assert not [one for one in made.doubts if one.id == "gpus-without-node"]
 
 
 def test_sdumont_wants_local_memory_and_says_which_queue_gives_it() -> None:

@@ -1,11 +1,13 @@
 """A user who did what the study did, one run per configuration, gets the study's answers."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 
 from homenode.decide.comparison import EvidenceLevel
+from homenode.decide.health import figure_findings
 from homenode.decide.recommendation import (
     ReasonId,
     Recommendation,
@@ -14,11 +16,14 @@ from homenode.decide.recommendation import (
 )
 from homenode.decide.sentences import Advised, first_line, ground_of
 from homenode.formats import decode
+from homenode.measure.imported.files import find_sources
+from homenode.measure.imported.runs import ImportOptions, imported_runs
 from homenode.measure.results.store import load_runs
 from homenode.objective import Objective
 from homenode.show.report.gathered import gather
 from homenode.show.report.machine import machines_of
 from tests.command_line import homenode
+from tests.seeds import draws
 from tests.study_folders import write_study_folders
 
 RECOMMENDED = {
@@ -29,6 +34,9 @@ RECOMMENDED = {
     ("RTX 4090", Objective.MEMORY_BANDWIDTH): "pin-numa",
     ("RTX 4080", Objective.THROUGHPUT): "default",
 }
+
+
+OBJECTIVES = tuple(Objective)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +51,7 @@ def verdicts(root: Path) -> dict[tuple[str, Objective], Recommendation]:
     assert done.exit_code == 0, done.output
     runs = load_runs(root / "imported").runs
     assert {run.head.system for run in runs} == set(systems)
-    found = decide_for_machines((runs), tuple(Objective))
+    found = decide_for_machines(runs, OBJECTIVES)
     return {(one.system, one.objective): one for one in found}
 
 
@@ -90,6 +98,27 @@ def test_the_rtx_5090_gets_none_and_its_card_says_why(
     assert first_line("RTX 5090", own).startswith("RTX 5090: repair first: ")
 
 
+def test_sweeps_of_any_start_up_time_and_rate_change_no_recommendation(tmp_path: Path) -> None:
+    """Forty study directories: each healthy machine has the article's answer, the sick one is
+    named."""
+    rng = random.Random(40)
+    for number in range(draws(40)):
+        root = tmp_path / str(number)
+        start_s, rate = rng.uniform(10e-6, 100e-6), rng.uniform(2e9, 20e9)
+        write_study_folders(root, start_s, rate)
+        folders = find_sources([root]).folders
+        runs = [one.run for one in imported_runs(folders, ImportOptions())]
+        found = {(one.system, one.objective): one for one in decide_for_machines(runs, OBJECTIVES)}
+        for key, layout in RECOMMENDED.items():
+            assert found[key].layout == layout, (start_s, rate, key)
+        for (system, _), answer in found.items():
+            assert bool(answer.findings) <= (system == "RTX 5090"), (start_s, rate, system)
+        own = [one for (system, _), one in found.items() if system == "RTX 5090"]
+        assert first_line("RTX 5090", own).startswith("RTX 5090: repair first: ")
+        sick = [run for run in runs if run.head.system == "RTX 5090"]
+        assert "collective-flat-curve" in {one.id for one in figure_findings(sick)}
+
+
 def test_the_rtx_4080_is_to_have_its_pins_reviewed(
     verdicts: dict[tuple[str, Objective], Recommendation],
 ) -> None:
@@ -106,6 +135,6 @@ def test_a_machine_with_zeroes_alone_is_not_ready(tmp_path: Path) -> None:
     done = homenode("import", tmp_path / "results", "-o", tmp_path / "imported")
     assert done.exit_code == 0, done.output
     runs = load_runs(tmp_path / "imported").runs
-    found = decide_for_machines((runs), tuple(Objective))
+    found = decide_for_machines(runs, OBJECTIVES)
     assert ReasonId.REFUSED in {reason.id for answer in found for reason in answer.reasons}
     assert not [answer for answer in found if answer.choice]

@@ -1,5 +1,6 @@
 """Alternative: one thing that can be chosen, a layout or an arrangement, with its runs."""
 
+import statistics
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
@@ -8,7 +9,14 @@ from msgspec.structs import replace
 
 from homenode.decide.joint_states import joint_states
 from homenode.decide.summary import Series, SeriesKey, series_of
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run, RunHead, Switches
+from homenode.measure.results.model import (
+    UNKNOWN_SWITCHES,
+    Origin,
+    Run,
+    RunHead,
+    SampleKey,
+    Switches,
+)
 from homenode.units import format_bytes
 from homenode.vm.layout import PRESETS
 
@@ -30,18 +38,36 @@ class Alternative(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def series(self) -> dict[SeriesKey, Series]:
-        """Every series of the runs. Made once: it is most of the work of a verdict."""
+        """Every series of the runs. Made once: it is most of the work of a recommendation."""
         return series_of(self.runs)
+
+    @cached_property
+    def copies(self) -> dict[SampleKey, float]:
+        """Medians of copies between host and single GPUs, over all boots. Made once."""
+        values: dict[SampleKey, list[float]] = {}
+        for run in self.runs:
+            for key, samples in run.groups.items():
+                is_copy = key.metric.startswith(("h2d-", "d2h-")) and key.peer is None
+                if (
+                    is_copy
+                    and key.size_bytes is None
+                    and (key.device, key.position) != (None, None)
+                ):
+                    everywhere = structs.replace(key, boot=0, state=None)
+                    values.setdefault(everywhere, []).extend(sample.value for sample in samples)
+        return {key: statistics.median(each) for key, each in values.items()}
 
 
 def alternatives(runs: Iterable[Run]) -> tuple[Alternative, ...]:
-    """Runs by what was chosen, in the order in which they come.
+    """Runs by what was chosen, in the order in which they come; runs with the same samples once.
 
     Placement states have the same names over all of them.
     """
     by_key: dict[_Key, list[Run]] = {}
     for run in runs:
-        by_key.setdefault(_key(run.head), []).append(run)
+        group = by_key.setdefault(_key(run.head), [])
+        if not any(_are_copies(run, other) for other in group):
+            group.append(run)
     several_modes = len({key[2] for key in by_key}) > 1
     several_pages = len({key[3] for key in by_key}) > 1
     joint = joint_states(list(by_key.values()))
@@ -56,6 +82,14 @@ def alternatives(runs: Iterable[Run]) -> tuple[Alternative, ...]:
         )
         for key, grouped in zip(by_key, joint, strict=True)
     )
+
+
+def _are_copies(run: Run, other: Run) -> bool:
+    """Whether two runs are one that was given, or imported, twice, under whatever name."""
+    first, second = run.samples, other.samples
+    if len(first) != len(second) or not first or first[0].value != second[0].value:
+        return False
+    return first == second
 
 
 def with_joint_states(chosen: Sequence[Alternative]) -> tuple[Alternative, ...]:

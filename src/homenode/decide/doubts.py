@@ -5,7 +5,7 @@ from itertools import chain, pairwise
 
 from homenode.decide.alternative import Alternative
 from homenode.decide.comparison import NO_ORDER, ORDER
-from homenode.decide.matrices import localities
+from homenode.decide.matrices import far_copies
 from homenode.decide.words import figure_text
 from homenode.findings import Doubt
 from homenode.measure.results.model import Origin, RunHead
@@ -81,15 +81,14 @@ def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Dou
 
 def _far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
     """Copies of one table that fall into two groups: some GPUs were copied to from far."""
-    for one in localities([alternative], {}):
-        in_question = metrics is None or one.key.metric in metrics
-        if in_question and one.inferred and one.ratio is not None:
-            near, far = (figure_text(mean or 0, one.key.unit) for mean in (one.local, one.remote))
+    for one in far_copies(alternative):
+        if metrics is None or one.key.metric in metrics:
+            near, far = (figure_text(mean, one.key.unit) for mean in (one.near, one.far))
             what = " ".join(filter(None, (one.key.metric, one.key.variant)))
             yield Doubt(
                 id="far-copies",
                 subject=alternative.label,
-                detail=f"{what}: {one.cells[1]} of {sum(one.cells)} GPUs {far}, the others {near}",
+                detail=f"{what}: {one.gpus[0]} of {one.gpus[1]} GPUs {far}, the others {near}",
                 blocks=False,
                 cause="their copies come from another node: the tool's threads know no node of "
                 "these GPUs, or were bound elsewhere",

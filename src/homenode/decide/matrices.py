@@ -3,7 +3,7 @@
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -215,22 +215,49 @@ _Figures = dict[_Place, float]
 
 def _copies(alternative: Alternative) -> dict[MatrixKey, _Figures]:
     """Those of two places or more. A node is where memory was bound, else where the tool's thread
-    was seen."""
-    found: dict[MatrixKey, dict[_Place, list[float]]] = {}
-    for run in alternative.runs:
-        for one, samples in run.groups.items():
-            is_copy = one.metric.startswith(("h2d-", "d2h-")) and one.peer is None
-            if is_copy and one.size_bytes is None and (one.device, one.position) != (None, None):
-                node = one.peer_node if one.node is None else one.node
-                place = node, MatrixPlace(Axis.GPU, one.position or 0, one.device)
-                key = MatrixKey(one.metric, one.unit, one.variant, Axis.NODE, Axis.GPU)
-                figures = found.setdefault(key, {}).setdefault(place, [])
-                figures.extend(sample.value for sample in samples)
-    return {
-        key: {place: statistics.median(values) for place, values in figures.items()}
-        for key, figures in found.items()
-        if len(figures) > 1
-    }
+    was seen; next to copies whose node is known, the others are of no place."""
+    found: dict[MatrixKey, _Figures] = {}
+    for one, value in alternative.copies.items():
+        node = one.peer_node if one.node is None else one.node
+        key = MatrixKey(one.metric, one.unit, one.variant, Axis.NODE, Axis.GPU)
+        gpu = MatrixPlace(Axis.GPU, one.position or 0, one.device)
+        found.setdefault(key, {})[node, gpu] = value
+    for key, figures in found.items():
+        if any(node is not None for node, _ in figures):
+            found[key] = {place: each for place, each in figures.items() if place[0] is not None}
+    return {key: figures for key, figures in found.items() if len(figures) > 1}
+
+
+class FarCopies(Struct, frozen=True, kw_only=True):
+    """GPUs whose copies are slower than the others', as if from another node. near, far: means."""
+
+    key: MatrixKey
+    near: float
+    far: float
+    gpus: tuple[int, int]  # far, all
+
+
+def far_copies(alternative: Alternative) -> Iterator[FarCopies]:
+    """Copies that nobody bound to a node and that fall into two groups, by metric. Where each GPU's
+    node and the thread's are known, none that is near counts as far."""
+    nodes = _nodes_of_gpus(alternative, {})
+    by_key: dict[MatrixKey, dict[tuple[Bdf | None, int | None], float]] = {}
+    for one, value in alternative.copies.items():
+        is_near = one.device in nodes and nodes[one.device] == one.peer_node
+        if one.node is None and not is_near:
+            key = MatrixKey(one.metric, one.unit, one.variant, Axis.NODE, Axis.GPU)
+            by_key.setdefault(key, {})[one.device, one.position] = value
+    for key, values in by_key.items():
+        if (groups := _groups(values.values())) is not None:
+            low = [value for value in values.values() if value < groups.between]
+            high = [value for value in values.values() if value >= groups.between]
+            near, far = (low, high) if key.unit == "ns" else (high, low)
+            yield FarCopies(
+                key=key,
+                near=statistics.fmean(near),
+                far=statistics.fmean(far),
+                gpus=(len(far), len(values)),
+            )
 
 
 def _nodes_of_gpus(alternative: Alternative, node_of: Mapping[Bdf, int]) -> dict[Bdf, int]:

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from msgspec import structs
 
 from homenode.decide.comparison import (
-    NO_ORDER,
-    ORDER,
     WEAKENING,
     Effect,
     EvidenceLevel,
@@ -19,20 +17,20 @@ from homenode.decide.intervals import CONFIDENCE, Interval
 from homenode.metrics import Metric, metric_of
 from homenode.objective import Objective
 
-LEAST_BEYOND_DRIFT = 1.25
-"""A machine that warms up or is shared drifts by a tenth over hours, not by twice as much."""
-
 
 class Found(NamedTuple):
     """An effect that no one has judged yet, with what its interval rests on.
 
     apart: the ratio above 1 by which the two boots that are nearest to each other differ, one of
-    each side; below 1 where boots of the two overlap.
+    each side; below 1 where boots of the two overlap. within: the same of the slowest device over
+    the faster half of its own boot, over what chance adds there, above 1 where the alternative is
+    better, and below where it is worse; 1 where that cannot be told.
     """
 
     effect: Effect
     interval: Interval | None
     apart: float
+    within: float = 1.0
 
 
 def metric_of_effect(effect: Effect) -> Metric:
@@ -51,7 +49,7 @@ def judged(found: Sequence[Found]) -> Iterator[Effect]:
     """Effects with corrected p values and outcomes; primary ones are corrected by objective."""
     alternatives = 1 + len({one.effect.alternative for one in found})
     families: dict[Objective | None, dict[int, Tested]] = {}
-    for place, (effect, interval, _) in enumerate(found):
+    for place, (effect, interval, *_) in enumerate(found):
         if effect.primary and interval is not None:
             metric = metric_of_effect(effect)
             family = (*metric.primary, *metric.stands_in, None)[0]
@@ -78,10 +76,9 @@ def _outcome(effect: Effect, p: float | None, found: Found) -> Outcome:
         return Outcome.CANNOT_TELL
     direction = Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
     if effect.doubts:
-        least = metric_of_effect(effect).boot_variation
-        can_drift = not {ORDER, NO_ORDER}.isdisjoint(effect.doubts)
-        least = max(least, LEAST_BEYOND_DRIFT) if can_drift else least
-        return direction if found.apart >= least else Outcome.CANNOT_TELL
+        is_within = found.within > 1 if direction is Outcome.BETTER else found.within < 1
+        is_apart = found.apart >= metric_of_effect(effect).boot_variation
+        return direction if is_apart or is_within else Outcome.CANNOT_TELL
     if p is None or effect.low is None or effect.high is None:
         return Outcome.CANNOT_TELL
     if p < 1 - CONFIDENCE:

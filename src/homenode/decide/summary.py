@@ -6,7 +6,7 @@ What a series never mixes: units, variants, sizes, nodes, devices, placement sta
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -53,7 +53,9 @@ class Series(Struct, frozen=True, kw_only=True, dict=True):
     published figures. devices: whose the slowest was taken of. blocks: of each boot,
     (experiment, round), None where it is of no round. times: of each boot, in seconds or as its
     place in the order; None where unknown. is_range: somebody printed low and high, and
-    `value` is nothing but their middle.
+    `value` is nothing but their middle. shares: of each boot, the slowest device over the faster
+    half, which a boot that is fast or slow as a whole does not change; () of few devices.
+    device_spread: standard deviation of the faster half's logarithms, over boots.
     """
 
     key: SeriesKey
@@ -67,6 +69,8 @@ class Series(Struct, frozen=True, kw_only=True, dict=True):
     blocks: tuple[tuple[str, int] | None, ...] = ()
     times: tuple[float | None, ...] = ()
     is_range: bool = False
+    shares: tuple[float, ...] = ()
+    device_spread: float = 0.0
 
     @cached_property
     def value(self) -> float:
@@ -118,7 +122,7 @@ def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
                 together += samples
                 boots[boot] = _Boot(together, block, time)
     in_use = {SeriesKey(*fields): boots for fields, boots in by_fields.items()}
-    if len(names) < len(runs):
+    if len(runs) > 1:
         in_use = {key: _once(boots) for key, boots in in_use.items()}
     found = {key: _series(key, boots) for key, boots in in_use.items()}
     return found | _slowest(in_use)
@@ -180,13 +184,14 @@ def power_by_test(series: Mapping[SeriesKey, Series]) -> dict[str, float]:
 
 
 def _once(boots: _Boots) -> _Boots:
-    """Without boots of which none is given the identity, and that a run of the same name has figure
-    by figure: somebody gave, or imported, it twice.
+    """Without boots of no known identity that another one has value by value: somebody gave, or
+    imported, a run twice. Few values agree by chance: of these the run's name must agree as well.
     """
     first: dict[tuple[str, int, tuple[float, ...]], tuple[str, int]] = {}
     for (name, number), boot in boots.items():
         values = tuple(sample.value for sample in boot.samples)
-        first.setdefault((name.partition("\n")[0], number, values), (name, number))
+        run = "" if len(values) > 2 else name.partition("\n")[0]
+        first.setdefault((run, number, values), (name, number))
     kept = set(first.values())
     return {key: boot for key, boot in boots.items() if key in kept or key[1] < 0}
 
@@ -284,6 +289,13 @@ def _folded(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
             samples += len(found_values)
         variances.append(_inner_variance(values))
     medians = tuple(take_worst(found) for found in by_boot.values())
+    halves = [_faster_half(found, take_worst) for found in by_boot.values()]
+    shares: tuple[float, ...] = ()
+    spread = 0.0
+    if all(len(half) >= LEAST_HALF for half in halves):
+        pairs = zip(medians, halves, strict=True)
+        shares = tuple(worst / statistics.geometric_mean(half) for worst, half in pairs)
+        spread = max(statistics.stdev(map(math.log, half)) for half in halves)
     every = [one for boots in devices.values() for boot in boots.values() for one in boot.samples]
     return Series(
         key=key,
@@ -296,7 +308,19 @@ def _folded(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
         devices=frozenset(sample.device for sample in every if sample.device is not None),
         blocks=tuple(blocks[boot].block for boot in by_boot),
         times=tuple(blocks[boot].time for boot in by_boot),
+        shares=shares,
+        device_spread=spread,
     )
+
+
+LEAST_HALF = 2
+"""Devices whose scatter says how much one of them differs by chance."""
+
+
+def _faster_half(medians: Sequence[float], take_worst: Callable[..., float]) -> list[float]:
+    """The faster half of a boot's devices: never the slowest two of four."""
+    ordered = sorted(medians, reverse=take_worst is min)
+    return ordered[: len(ordered) // 2]
 
 
 def left_out(runs: Sequence[Run], objectives: Sequence[Objective]) -> Iterator[str]:

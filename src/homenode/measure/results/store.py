@@ -6,10 +6,11 @@ is skipped with its reason; the rest is used.
 
 import math
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from homenode import formats
 from homenode.errors import HomenodeError, HostError, InputError
@@ -59,6 +60,9 @@ def _whole_run(text: bytes, source: str) -> Run | None:
     is_sound = all(
         -math.inf < one.value < math.inf and one.boot >= 0 and one.number >= 0 for one in samples
     )
+    for sample in samples:  # of a million each would have its own texts
+        structs.force_setattr(sample, "metric", sys.intern(sample.metric))
+        structs.force_setattr(sample, "unit", sys.intern(sample.unit))
     if not is_sound or text[last:] != end_line(len(samples)).encode():
         return None
     return Run(_head(text[: first - 1], source), tuple(samples))

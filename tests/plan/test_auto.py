@@ -20,11 +20,12 @@ from homenode.decide.sentences import by_results
 from homenode.findings import Finding
 from homenode.machine.description.shipped import shipped_hosts
 from homenode.machine.pci import DeviceKind, PciDevice, has_verbs
-from homenode.machine.topology import Host
+from homenode.machine.topology import Host, PagePool
 from homenode.objective import Objective
 from homenode.plan.auto import host_inputs, resolve_layout
 from homenode.plan.auto import layout_for as table_layout
-from homenode.plan.request import layout_for
+from homenode.plan.planner import plan
+from homenode.plan.request import layout_for, request_for
 from homenode.plan.tuning import Tuning, tune
 from homenode.units import GIB
 from homenode.vm.domain.memory import read_binding
@@ -42,9 +43,10 @@ from homenode.vm.layout import (
 )
 from homenode.vm.model import PortModel
 from homenode.vm.plan_model import Unplannable
-from homenode.vm.plan_options import MemoryMode, PlanOptions
+from homenode.vm.plan_options import DeviceLocality, MemoryMode, PlanOptions
 from homenode.vm.sources import load_host
 from tests.simulated_runs import simulated_run
+from tests.small_hosts import DeviceSpec, NodeSpec, host_of, small_guest
 
 EVERY_HOST = pytest.mark.parametrize("name", shipped_hosts())
 DOCUMENT = (
@@ -367,15 +369,40 @@ def test_encrypted_guests_over_several_nodes_are_planned_flat(kind: str, gpus: i
     assert len(made.memory_nodes) == 2
 
 
-@pytest.mark.parametrize(("vcpus", "gib", "nodes"), [(1, 300, 2), (2, 700, 4), (2, 300, 2)])
-def test_vms_of_fewer_vcpus_than_nodes_of_memory_are_planned_flat(
-    vcpus: int, gib: int, nodes: int
+CORES = ((1,) * 8,)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wanted"),
+    [
+        ((NodeSpec(CORES), NodeSpec(CORES, free_bytes=0)), {}),
+        ((NodeSpec(CORES), NodeSpec(CORES, memory_bytes=0)), {}),
+        (
+            (NodeSpec(CORES, pools=(PagePool(GIB, 40, 40),)), NodeSpec(CORES, free_bytes=0)),
+            {"page_bytes": GIB},
+        ),
+        ((NodeSpec(CORES), NodeSpec(CORES)), {"vcpus": 1, "memory_bytes": 80 * GIB}),
+        ((NodeSpec(CORES),) * 3, {"vcpus": 18, "memory_bytes": 2 * GIB, "page_bytes": GIB}),
+        (
+            (NodeSpec(CORES), NodeSpec(CORES, free_bytes=0)),
+            {"vcpus": 4, "gpu_count": 1, "device_locality": DeviceLocality.REQUIRE},
+        ),
+    ],
+)
+def test_a_vm_that_cells_do_not_hold_is_planned_flat(
+    nodes: tuple[NodeSpec, ...], wanted: dict[str, object]
 ) -> None:
-    host = host_named("epyc-nps4-gpu-nic")
-    options = auto(host, PlanOptions("auto", vcpus=vcpus, memory_bytes=gib * GIB))
-    made = tuned(host, options).plan
-    assert (made.layout.cells is GuestCells.SINGLE) is (nodes > vcpus)
-    assert len(made.memory_nodes) == nodes
+    host = host_of(nodes, devices=[DeviceSpec("11:00.0", node=1)])
+    size = {"vcpus": 12, "memory_bytes": 16 * GIB, **wanted}
+    resolved = resolve_layout(small_guest(), PlanOptions("auto", **size), host)  # type: ignore[arg-type]
+    assert "do not hold the VM" in resolved.why[0]
+    made = plan(host, request_for(small_guest(), resolved.options, host))
+    assert made.layout == PRESETS["pin-bound"]
+    named = replace(resolved.options, layout="auto", cells=GuestCells.HOST, memory_binding=None)
+    with pytest.raises(Unplannable):  # whoever asks for cells gets cells or none
+        asked = resolve_layout(small_guest(), named, host)
+        assert asked.options.cells is GuestCells.HOST
+        plan(host, request_for(small_guest(), asked.options, host))
 
 
 def test_a_vm_that_no_layout_holds_is_refused_in_the_layout_of_the_table() -> None:

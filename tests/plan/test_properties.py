@@ -30,17 +30,7 @@ def attempt(host: Host, request: GuestRequest) -> Placement | None:
         return None
 
 
-@given(st.randoms(use_true_random=False))
-@MANY
-def test_each_vcpu_is_pinned_once_and_no_pu_is_used_twice(draw: random.Random) -> None:
-    host = small_host(draw)
-    request = asking(
-        small_wish(draw, host),
-        emulator_policy=draw.choice((EmulatorPolicy.AUTO, EmulatorPolicy.NONE)),
-    )
-    placement = attempt(host, request)
-    if placement is None:
-        return
+def check_pins(host: Host, request: GuestRequest, placement: Placement) -> None:
     used = [pu for pin in placement.vcpu_pins for pu in pin]
     assert all(len(pin) == 1 for pin in placement.vcpu_pins)
     assert len(used) == len(set(used)) == len(placement.vcpu_nodes)
@@ -76,6 +66,19 @@ def test_each_vcpu_is_pinned_once_and_no_pu_is_used_twice(draw: random.Random) -
     if placement.emulator_pus is not None and "emulator-shares-vcpus" not in finding:
         assert placement.emulator_pus.isdisjoint(kept)
         assert placement.emulator_pus.isdisjoint(CpuSet(used))
+
+
+@given(st.randoms(use_true_random=False))
+@MANY
+def test_each_vcpu_is_pinned_once_and_no_pu_is_used_twice(draw: random.Random) -> None:
+    host = small_host(draw)
+    request = asking(
+        small_wish(draw, host),
+        emulator_policy=draw.choice((EmulatorPolicy.AUTO, EmulatorPolicy.NONE)),
+    )
+    placement = attempt(host, request)
+    if placement is not None:
+        check_pins(host, request, placement)
 
 
 @given(st.randoms(use_true_random=False))

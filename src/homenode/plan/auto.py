@@ -9,11 +9,12 @@ from homenode.errors import HomenodeError, UsageError
 from homenode.machine.pci import DeviceKind, has_verbs
 from homenode.machine.topology import Host
 from homenode.objective import Objective
+from homenode.plan.planner import plan
 from homenode.plan.request import request_for
-from homenode.plan.search.place import place
 from homenode.plan.shape.guest_numa import is_grace
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import Vm
+from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import AUTO, DocumentSiblings, PciGranularity, PlanOptions
 
 FLAT, TREE = "pin-bound", "pin-numa-pci"
@@ -152,13 +153,13 @@ def resolve_layout(
         private_memory=guest.has_private_memory,
     )
     choice = layout_for(objective, inputs) if choose is None else choose(host, objective, inputs)
-    chosen = _with_choice(options, choice, objective)
-    if options.cells is None and options.pcie is None and not _has_cells(guest, chosen, host):
-        reason = "a guest cell needs a vCPU, and the VM needs the memory of more nodes than that"
-        choice = structs.replace(choice, layout=FLAT, reason=reason, keep_vcpus=False)
-        chosen = _with_choice(options, choice, objective)
-    if has_pairs and chosen.pcie is GuestPcie.HOST and chosen.pci_granularity is None:
-        chosen = structs.replace(chosen, pci_granularity=PciGranularity.SWITCH)
+    chosen = _with_choice(options, choice, objective, has_pairs=has_pairs)
+    if chosen.cells is GuestCells.HOST and options.cells is None and options.pcie is None:
+        for_flat = structs.replace(choice, layout=FLAT, keep_vcpus=False)
+        flat = _with_choice(options, for_flat, objective)
+        reason = _reason_for_flat(guest, chosen, flat, host)
+        if reason is not None:
+            chosen, choice = flat, structs.replace(for_flat, reason=reason)
     layout = f"{choice.layout} with bound memory" if choice.floating else choice.layout
     return ResolvedLayout(chosen, (f"{layout} for {objective}: {choice.reason}.", *choice.caveats))
 
@@ -209,34 +210,29 @@ def _has_pairs(guest: Vm, options: PlanOptions, host: Host) -> bool:
     return not (of_gpus & switches(DeviceKind.NIC, options.with_nics)) <= {None}
 
 
-def _has_cells(guest: Vm, options: PlanOptions, host: Host) -> bool:
-    """Whether the VM has a vCPU for each cell that its memory needs: one of fewer vCPUs than the
-    host has nodes may not. It is flat then, with memory of nodes on which it has no vCPU."""
-    vcpus = options.vcpus or guest.vcpus
-    if options.cells is not GuestCells.HOST or vcpus >= sum(bool(n.pus) for n in host.nodes):
-        return True
-    flat = structs.replace(
-        options,
-        layout=FLAT,
-        cells=GuestCells.SINGLE,
-        pcie=GuestPcie.KEEP,
-        memory_binding=MemoryBinding.BOUND,
-    )
-    return _holds(guest, options, host) or not _holds(guest, flat, host)
+def _reason_for_flat(guest: Vm, chosen: PlanOptions, flat: PlanOptions, host: Host) -> str | None:
+    """Why the guest is flat though `chosen` shows it nodes: these do not hold it, and flat does."""
+
+    def refusal(options: PlanOptions, *, brief: bool = True) -> HomenodeError | None:
+        try:
+            plan(host, request_for(guest, options, host), brief=brief)
+        except HomenodeError as error:
+            return error
+        return None
+
+    if refusal(chosen) is None or refusal(flat) is not None:
+        return None
+    error = refusal(chosen, brief=False)
+    nearest = error.nearest if isinstance(error, Unplannable) else None
+    return f"guest NUMA nodes do not hold the VM ({nearest.detail if nearest else error})"
 
 
-def _holds(guest: Vm, options: PlanOptions, host: Host) -> bool:
-    try:
-        place(host, request_for(guest, options, host), brief=True)
-    except HomenodeError:
-        return False
-    return True
-
-
-def _with_choice(options: PlanOptions, choice: LayoutChoice, objective: Objective) -> PlanOptions:
+def _with_choice(
+    options: PlanOptions, choice: LayoutChoice, objective: Objective, *, has_pairs: bool = False
+) -> PlanOptions:
     """The options with the layout. A switch that the user gives stays as given, and the others
-    follow: there are cells where PCIe is mirrored, no expander bus where the guest is flat, and
-    memory is bound, per cell where there are cells."""
+    follow: there are cells where PCIe is mirrored, with switches if a GPU and its NIC share one, no
+    expander bus where the guest is flat, and memory is bound, per cell where there are cells."""
     preset = PRESETS[choice.layout]
     mirrors = GuestCells.HOST if options.pcie is GuestPcie.HOST else preset.cells
     cells = options.cells or mirrors
@@ -244,12 +240,16 @@ def _with_choice(options: PlanOptions, choice: LayoutChoice, objective: Objectiv
     pcie = options.pcie or (GuestPcie.KEEP if is_flat else preset.pcie)
     memory = MemoryBinding.BOUND if is_flat else MemoryBinding.BOUND_PER_CELL
     by_switch = options.pinning or options.siblings
+    granularity = options.pci_granularity
+    if granularity is None and has_pairs and pcie is GuestPcie.HOST:
+        granularity = PciGranularity.SWITCH
     as_asked = bool(by_switch) or options.document_siblings is not DocumentSiblings.IGNORED
     return structs.replace(
         options,
         layout=choice.layout,
         cells=cells,
         pcie=pcie,
+        pci_granularity=granularity,
         pinning=options.pinning or (Pinning.NODE if choice.floating else None),
         memory_binding=options.memory_binding or memory,
         objective=objective if (cells, pcie) == (preset.cells, preset.pcie) else None,

@@ -15,15 +15,15 @@ from homenode.plan.shape.assemble import assemble
 from homenode.vm.plan_model import Plan, Unplannable
 
 
-def plan(host: Host, request: GuestRequest) -> Plan:
-    """The plan of least cost on the first fallback that holds the VM. Same input, same plan.
+def plan(host: Host, request: GuestRequest, *, brief: bool = False) -> Plan:
+    """The plan of least cost on the first fallback that holds the VM. brief: without explanations.
 
     Raises Unplannable with every rejection, UsageError for options that contradict each other,
     InputError for what the host has not, NotKnownError if its cores are unknown.
     """
     certain = with_certain_nodes(host)
     try:
-        placed = place(certain, request)
+        placed = place(certain, request, brief=brief)
     except Unplannable as error:
         if certain.pus and not certain.cores:
             raise NotKnownError(

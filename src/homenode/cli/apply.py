@@ -33,6 +33,7 @@ from homenode.errors import FINDINGS, HostError, UsageError
 from homenode.formats import encode
 from homenode.machine.topology import Host
 from homenode.plan.auto import resolve_layout
+from homenode.plan.request import fills_cores
 from homenode.plan.stored import encode_plan
 from homenode.plan.tuning import Tuning, TuningRequest, tune_together
 from homenode.safe.input_files import read_input
@@ -42,7 +43,7 @@ from homenode.vm.domain.schema import refuse_new_errors
 from homenode.vm.fingerprint import is_made_for
 from homenode.vm.hypervisor.connection import DEFAULT, check_host, with_connection
 from homenode.vm.hypervisor.virsh import Virsh
-from homenode.vm.layout import PRESETS
+from homenode.vm.layout import PRESETS, Pinning, Siblings
 from homenode.vm.model import PortModel, Vm
 from homenode.vm.plan_model import Unplannable, is_critical
 from homenode.vm.plan_options import AUTO, PciGranularity, PlanOptions, refuse_objective
@@ -278,6 +279,9 @@ def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> PlanOptions:
             hint="run it on the host itself, not in a container, or give a capture: --host",
         )
     layout = record.layout
+    shares = layout.pinning is Pinning.ALL_PUS and layout.siblings is Siblings.HIDDEN
+    if shares and not fills_cores(guest, host):  # vCPUs shared cores, for want of more
+        layout = replace(layout, pinning=Pinning.ONE_PER_CORE)
     planned = "this host as it is" if is_same else "another host, or this one before it changed"
     note(f"{guest.name}: layout {layout.name} of its record, planned for {planned}")
     has_switches = any(c.model == PortModel.SWITCH_UPSTREAM for c in guest.controllers)

@@ -177,9 +177,12 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     pins = layout.pinning not in (Pinning.NONE, Pinning.NODE)
     keeps = options.siblings is Siblings.KEEP and pins
     as_document = keeps or options.document_siblings is DocumentSiblings.ALWAYS
+    exposed = guest.record is not None and guest.record.layout.siblings is Siblings.EXPOSED
     most_threads = None
     if as_document:
-        layout, most_threads = _as_document(layout, guest), guest.threads_per_core
+        layout = _as_document(layout, guest, exposed=exposed)
+    if guest.threads_per_core > 1 and (as_document or exposed):
+        most_threads = guest.threads_per_core
     cores = host.cores if host and layout.siblings is Siblings.EXPOSED else ()
     _check_counts(options, max((len(core.pus) for core in cores), default=1))
     _check_page_size(options, guest)
@@ -209,9 +212,8 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
             refuse_second(function, [GuestHostdev(function, None)])
     devices = tuple(sorted({*documented, *named_bdfs, *mediated}))
     _check_brought(options, devices, host)
-    keep_vcpus = layout.pinning is Pinning.ALL_PUS and (
-        options.keep_vcpus or options.vcpus is not None or _has_final_vcpus(guest)
-    )
+    is_final = as_document or options.vcpus is not None or _has_final_vcpus(guest, host)
+    keep_vcpus = layout.pinning is Pinning.ALL_PUS and (options.keep_vcpus or is_final)
     siblings = DocumentSiblings.ALWAYS if as_document else options.document_siblings
     if not _may_weigh_siblings(guest, options, layout):
         siblings = DocumentSiblings.IGNORED
@@ -235,17 +237,29 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     )
 
 
-def _has_final_vcpus(guest: Vm) -> bool:
-    """Whether an -smt layout keeps the vCPUs of a definition: if they are hyper-threads already, or
-    homenode has tuned it. One with an -smt layout and no siblings was not doubled: it did not fit.
+def _has_final_vcpus(guest: Vm, host: Host | None) -> bool:
+    """Whether an -smt layout keeps the vCPUs of a definition: if they are hyper-threads already,
+    shown or hidden, or homenode has tuned it. One with an -smt layout and no siblings was not
+    doubled: it did not fit.
     """
-    if guest.threads_per_core > 1:
+    layout = guest.record.layout if guest.record else None
+    if guest.threads_per_core > 1 or (layout and layout.pinning is not Pinning.ALL_PUS):
         return True
-    return guest.record is not None and guest.record.layout.pinning is not Pinning.ALL_PUS
+    if layout is None or layout.siblings is Siblings.EXPOSED or host is None:
+        return False
+    return fills_cores(guest, host)
 
 
-def _as_document(layout: Layout, guest: Vm) -> Layout:
-    """The layout with the siblings that the document shows, or without any."""
+def fills_cores(guest: Vm, host: Host) -> bool:
+    """Whether all vCPUs are pinned to whole groups of siblings."""
+    pinned = guest.pinned_pus
+    used = [core.pus for core in host.cores if core.pus & pinned]
+    return CpuSet.union(used) == pinned and any(len(pus) > 1 for pus in used)
+
+
+def _as_document(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:
+    """The layout with the siblings that the document shows, or without any. exposed: it showed them
+    before homenode tuned it, though the host may have had none to give."""
     if layout.pinning in (Pinning.NONE, Pinning.NODE):
         raise UsageError(
             f"--siblings keep: expected a layout that pins each vCPU, found {layout.name}",
@@ -253,7 +267,7 @@ def _as_document(layout: Layout, guest: Vm) -> Layout:
         )
     return (
         with_siblings(layout)
-        if guest.threads_per_core > 1
+        if exposed or guest.threads_per_core > 1
         else named(replace(layout, pinning=Pinning.ONE_PER_CORE, siblings=Siblings.HIDDEN))
     )
 

@@ -164,7 +164,7 @@ def test_applied_it_installs_records_and_is_undone(tools: Path, tmp_path: Path) 
     assert stated == [line.split()[0] for line in entry.facts["commands"].splitlines()]
     assert carried_out(plan) == programs
     assert len(installed(journal)) == 1
-    assert take_back(prefix) == (str(program),)
+    assert take_back(prefix) == (str(program), str(prefix / "share/homenode/src"))
     assert not program.exists()
     with pytest.raises(HostError, match="expected the record of a setup"):
         take_back(prefix)
@@ -238,6 +238,13 @@ def test_an_archive_with_another_sum_is_not_unpacked(tools: Path, tmp_path: Path
         carried_out(plan)
     assert not (prefix / "share/homenode/src/nvbandwidth-0.9").exists()
     assert installed(setup_journal(prefix)) == ()
+    # What the build that failed has left is removed as well, and only once.
+    removed = homenode("bench", "setup", "--prefix", str(prefix), "--remove")
+    assert removed.exit_code == 0 and f"removed {prefix}/share/homenode/src" in removed.output
+    left = [path.name for path in (prefix / "share/homenode").iterdir()]
+    assert not [name for name in left if name == "src" or name.endswith(".part")]
+    with pytest.raises(HostError, match="expected the record of a setup"):
+        take_back(prefix)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +308,7 @@ def test_pytorch_is_installed_in_an_environment_of_its_own_and_undone(
         [program, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True
     )
     assert said.stdout.strip() == str(prefix / "share/homenode/src/torch-2.10.0")
-    assert take_back(prefix) == (program,)
+    assert take_back(prefix)[0] == program
     assert not Path(program).exists()
 
 

@@ -353,12 +353,14 @@ def _set_here(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def take_back(prefix: Path) -> tuple[str, ...]:
-    """Remove the programs of the journal that are as we left them; the paths of those.
+    """Remove the programs of the journal that are as we left them, and what they were built from,
+    also where a build failed; the paths of those.
 
-    Raises HostError where there is no journal, or a program was changed since: nothing is removed.
+    Raises HostError where there is neither, or a program was changed since: nothing is removed.
     """
     journal, step = setup_journal(prefix), InstallStep(prefix)
-    if not installed(journal):
+    sources = prefix / FOLDER / "src"
+    if not installed(journal) and not sources.is_dir():
         raise HostError(
             f"{journal.files.path}: expected the record of a setup, found none",
             hint="give the --prefix that it was built with",
@@ -376,7 +378,17 @@ def take_back(prefix: Path) -> tuple[str, ...]:
                     f"{path}: expected it as homenode built it, found another file",
                     hint="remove it by hand if it may go",
                 )
-        return tuple(entry.subject for entry in journal.undo(lambda entry: step))
+        removed = [entry.subject for entry in journal.undo(lambda entry: step)]
+        try:
+            check_links(sources)
+            if sources.is_dir():
+                shutil.rmtree(sources)
+                removed.append(str(sources))
+            for part in (prefix / FOLDER).glob("*.part"):
+                part.unlink()
+        except OSError as error:
+            raise of_os(error, str(sources), "a folder that homenode built in") from None
+        return tuple(removed)
 
 
 def installed(journal: Journal) -> tuple[ChangeEntry, ...]:

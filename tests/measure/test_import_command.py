@@ -276,3 +276,60 @@ def test_the_studys_names_are_known_with_a_number_of_cores_or_a_repeat(
     (one,) = imported_runs([folder(STUDY, name)], ImportOptions())
     assert one.run.head.switches.name == layout
     assert one.run.head.name == name
+
+
+COPY = """[CUDA Bandwidth Test] - Starting...
+ Device 0: Tesla P100
+ Host to Device Bandwidth, 1 Device(s)
+ PINNED Memory Transfers
+   Transfer Size (Bytes)\tBandwidth(GB/s)
+   32000000\t\t\t{}
+Result = PASS
+"""
+PASS = """STREAM version $Revision: 5.10 $
+Array size = 80000000 (elements), Offset = 0 (elements)
+Number of Threads counted = 8
+Function    Best Rate MB/s  Avg time     Min time     Max time
+Copy:           {0}000.0     0.1   0.1   0.1
+Scale:          {0}000.0     0.1   0.1   0.1
+Add:            {0}000.0     0.1   0.1   0.1
+Triad:          {0}000.0     0.1   0.1   0.1
+"""
+ROW_AT_0 = """nvbandwidth Version: v0.4
+Running host_to_device_memcpy_ce.
+memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)
+{1}0         1         2
+{1}0     {0}.00     57.06     56.68
+"""
+
+
+@pytest.mark.parametrize("unit", ["", " " * 11])
+@pytest.mark.parametrize(
+    ("output", "metric"),
+    [(COPY, "h2d-bandwidth"), (PASS, "memory-bandwidth"), (ROW_AT_0, "h2d-bandwidth")],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "$ numactl -N{0} -m{0} ./x",
+        "# numactl --cpunodebind={0} --membind={0} /opt/x",
+        "numactl -m {0} x",
+    ],
+)
+def test_each_run_of_a_paste_is_bound_as_the_numactl_line_above_it_says(
+    command: str, output: str, metric: str, unit: str, tmp_path: Path
+) -> None:
+    parts = [
+        f"{command.format(node)}\n{output.format(rate, unit)}" for node, rate in ((0, 12), (1, 3))
+    ]
+    (tmp_path / "paste.txt").write_text("\n".join(parts))
+    (made,) = imported_runs(find_folders(tmp_path).folders, ImportOptions())
+    rates = {
+        (one.node, round(one.value / 1e9))
+        for one in made.run.samples
+        if one.metric == metric and round(one.value / 1e9) != 57
+    }
+    assert rates == {(0, 12), (1, 3)}
+    shown = homenode("import", str(tmp_path / "paste.txt"), "--dry-run").output
+    assert "12.0 GB/s from node 0, 3.0 GB/s from node 1" in shown or output is ROW_AT_0
+    assert ("GPU 0, host to device: 3.0 GB/s; expected 56.9 GB/s" in shown) is (output is ROW_AT_0)

@@ -209,10 +209,14 @@ def _write(
 
 
 def _say(machines: "tuple[ReportedMachine, ...]", output: Path) -> None:
+    from homenode.decide.health import figure_findings
     from homenode.show.report.answer import answer_text, counts_text
 
     note(f"wrote {output}: {counts_text(machines)}")
     console().print(answer_text(machines))
+    runs = [run for machine in machines if not machine.is_published for run in machine.runs]
+    for found in figure_findings(runs):
+        note(f"{found.severity}: {found.subject}: {found.observed}; expected {found.expected}")
 
 
 def _rows(

@@ -1,12 +1,14 @@
 """homenode import: other tools' outputs into results. [I/O]"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
 from msgspec import Struct
 
 from homenode.cli.arguments.measure import ImportArguments
 from homenode.cli.terminal import console, note, print_json
+from homenode.decide.health import figure_findings
 from homenode.doc import Doc, Table
 from homenode.errors import HostError, InputError, UsageError
 from homenode.findings import Gap
@@ -157,6 +159,10 @@ def _print(runs: tuple[Imported, ...], skipped: list[Gap], *, everything: bool) 
     heads = ("run", "layout", "vantage", "samples", "metrics", "files")
     table = Table(heads=heads, rows=rows, numeric=heads[3:], least=heads[2:3], shortened=True)
     console().print(Doc("", (table,)))
+    for line in _by_node(runs):
+        note(line)
+    for found in figure_findings([one.run for one in runs]):
+        note(f"{found.severity}: {found.subject}: {found.observed}; expected {found.expected}")
     runs_of_gap: dict[Gap, list[str]] = {}
     for one in runs:
         for gap in one.gaps:
@@ -170,3 +176,20 @@ def _print(runs: tuple[Imported, ...], skipped: list[Gap], *, everything: bool) 
             note(line)
         if not everything and len(lines) > _SHOWN:
             note(f"{len(lines) - _SHOWN} more of this kind (--all names them)")
+
+
+def _by_node(runs: tuple[Imported, ...]) -> Iterator[str]:
+    """A line for each metric of a run that was measured from several nodes."""
+    for one in runs:
+        rates: dict[str, dict[int, list[float]]] = {}
+        for sample in one.run.samples:
+            if sample.node is not None and sample.unit == "bytes_per_s":
+                title = " ".join(filter(None, (sample.metric, sample.variant)))
+                rates.setdefault(title, {}).setdefault(sample.node, []).append(sample.value)
+        for title, by_node in rates.items():
+            nodes = ", ".join(
+                f"{median(values) / 1e9:.1f} GB/s from node {node}"
+                for node, values in sorted(by_node.items())
+            )
+            if len(by_node) > 1:
+                yield f"{one.run.head.system}/{one.run.head.name}: {title}: {nodes}"

@@ -43,7 +43,7 @@ def blocking_findings(
 def figure_findings(runs: Sequence[Run]) -> tuple[Finding, ...]:
     """What results of a machine say about its links: never what another layout of it refutes."""
     real = [run for run in runs if run.head.origin not in (Origin.EMULATED, Origin.SYNTHESISED)]
-    return (*_flat_curves(real), *_low_copies(real))
+    return (*_flat_curves(real), *_low_copies(real), *_copies_unlike_peers(real))
 
 
 def sweeps_of(run: Run) -> dict[str, tuple[list[tuple[int, float]], float]]:
@@ -98,8 +98,56 @@ def _flat_curves(runs: Sequence[Run]) -> Iterator[Finding]:
         )
 
 
+_PEERS_SHARE = 0.7
+"""A GPU that copies less than this share of what its peers copy is behind another link."""
+
+
+def _copies_unlike_peers(runs: Sequence[Run]) -> Iterator[Finding]:
+    """GPUs whose copies are far below those of the others, of three at least, in every layout."""
+    for metric, what in _COPIES.items():
+        shares = [(run, _shares_of_peers(run, metric)) for run in runs]
+        for run, peers in shares:
+            for place, (value, usual) in peers.items():
+                others = [each.get(place) for other, each in shares if other is not run]
+                refuted = any(each and each[0] >= _PEERS_SHARE * each[1] for each in others)
+                if value < _PEERS_SHARE * usual and not refuted:
+                    gpu, _, _ = place
+                    yield finding(
+                        "h2d-low",
+                        f"{run.head.system}/{run.head.name}, GPU {gpu}, {what}",
+                        expected=f"{usual / 1e9:.1f} GB/s, as its peers",
+                        observed=f"{value / 1e9:.1f} GB/s",
+                        severity=Severity.WARNING,
+                        cost=f"{(1 - value / usual) * 100:.0f} % below its peers",
+                        source="copies from and to host memory",
+                    )
+
+
+def _shares_of_peers(run: Run, metric: str) -> dict[tuple[object, ...], tuple[float, float]]:
+    """The copies of each GPU, by size and node, and the median of those of its peers."""
+    values: dict[tuple[object, object], dict[object, list[float]]] = {}
+    for key, samples in run.groups.items():
+        if key.metric == metric and key.variant is None:
+            of_gpu = values.setdefault((key.size_bytes, key.node), {})
+            place = key.position if key.device is None else key.device
+            of_gpu.setdefault(place, []).extend(one.value for one in samples)
+    medians = {
+        way: {gpu: statistics.median(own) for gpu, own in of_gpu.items()}
+        for way, of_gpu in values.items()
+    }
+    return {
+        (gpu, *way): (own, statistics.median(v for other, v in of_gpu.items() if other != gpu))
+        for way, of_gpu in medians.items()
+        if len(of_gpu) > 2
+        for gpu, own in of_gpu.items()
+    }
+
+
+_COPIES = {"h2d-bandwidth": "host to device", "d2h-bandwidth": "device to host"}
+
+
 def _low_copies(runs: Sequence[Run]) -> Iterator[Finding]:
-    for metric, what in (("h2d-bandwidth", "host to device"), ("d2h-bandwidth", "device to host")):
+    for metric, what in _COPIES.items():
         copies = [(run, medians) for run in runs if (medians := _copies(run, metric))]
         for run, medians in copies:
             low = [value for value in medians if value < LOW_COPY_BYTES_PER_S]

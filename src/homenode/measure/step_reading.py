@@ -27,12 +27,19 @@ from homenode.machine.tools import (
 )
 from homenode.machine.tools.homenode_probe import parse
 from homenode.machine.tools.nccl_tests import PARAMETERS_LINE, NcclTests
+from homenode.machine.tools.numactl import bound_by_command
 from homenode.machine.tools.nvbandwidth import TABLE_LINE, NvbandwidthDevice, NvbandwidthRun
 from homenode.machine.topology import Host
 from homenode.measure.figures import amd as amd_figures
 from homenode.measure.figures import nvidia as gpu_figures
 from homenode.measure.figures import torch_programs as torch_figures
-from homenode.measure.figures.nvidia import Binding, flat_curve, half_peak_of, sections
+from homenode.measure.figures.nvidia import (
+    Binding,
+    binding_in,
+    flat_curve,
+    half_peak_of,
+    sections,
+)
 from homenode.measure.figures.probe import BracketedSample, StepReading, probe_figures
 from homenode.measure.figures.sample import (
     Figures,
@@ -243,9 +250,42 @@ def tool_of(text: str) -> str | None:
 def figures_of(tool: str, text: str, name: str) -> Figures:
     """The figures of a file. name: the file's, for what old versions do not print.
 
-    Raises ParseError. A file with several runs of nvbandwidth or nccl-tests gives all of them.
+    Raises ParseError. A file with several runs of nvbandwidth or nccl-tests gives all of them, and
+    so does one of any tool whose runs stand below commands of numactl each.
     """
-    return tools()[tool].of_log(text, name)
+    output = tools()[tool]
+    parts = [] if tool == Reader.NVBANDWIDTH else list(_below_commands(text, output))
+    if not any(binding for binding, _ in parts):
+        return output.of_log(text, name)
+    return joined([_bound(output.of_log(part, name), binding) for binding, part in parts])
+
+
+def _below_commands(text: str, output: ToolOutput) -> Iterator[tuple[Binding | None, str]]:
+    """The runs of a paste, each with the binding of the command above it. A run of STREAM keeps its
+    command: it is read with it."""
+    lines = text.split("\n")
+    starts = [at for at, line in enumerate(lines) if bound_by_command(line) is not None]
+    for start, end in pairwise([0, *starts, len(lines)]):
+        body = (
+            lines[start:end] if output.name == "STREAM" else lines[start + (start in starts) : end]
+        )
+        part = "\n".join(body)
+        if output.sign is not None and output.sign.search(part):
+            yield binding_in(lines[start])[0], part
+
+
+def _bound(figures: Figures, binding: Binding | None) -> Figures:
+    """The figures with the node of the memory that their process was bound to."""
+    if binding is None:
+        return figures
+    samples = (
+        msgspec.structs.replace(one, node=binding.node)
+        if one.node is None and one.metric.startswith(("h2d-", "d2h-", "memory-"))
+        else one
+        for one in figures.samples
+    )
+    conditions = (*figures.conditions, *binding.conditions())
+    return replace(figures, samples=tuple(samples), conditions=conditions)
 
 
 def _nvbandwidth_log(text: str, name: str) -> Figures:

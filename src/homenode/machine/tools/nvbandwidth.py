@@ -343,7 +343,9 @@ class _Text:
         if test is None or test.unit is None:
             return False
         if not test.columns:
-            if not 0 < len(words) <= MAX_DEVICES or not line.text.startswith(" "):
+            # Forums and chats drop the blanks in front.
+            is_header = line.text[:1].isspace() or words == [*map(str, range(len(words)))]
+            if not 0 < len(words) <= MAX_DEVICES or not is_header:
                 raise line.error("a row of GPU numbers")
             test.columns = len(words)
             return True

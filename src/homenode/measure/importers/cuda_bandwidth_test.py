@@ -184,6 +184,6 @@ def of_cuda(run: CudaBandwidthTest) -> Figures:
 
 OUTPUT = ToolOutput(
     "bandwidthTest",
-    re.compile(r"^\[CUDA Bandwidth Test\]|^ +Transfer Size \(Bytes\)|^bandwidthTest-", re.M),
+    re.compile(r"^\[CUDA Bandwidth Test\]|^[ \t]*Transfer Size \(Bytes\)|^bandwidthTest-", re.M),
     of_text(parse, of_cuda),
 )

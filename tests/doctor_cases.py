@@ -12,10 +12,12 @@ from homenode.change.retrain.install import dropped_links
 from homenode.change.retrain.plan import Use, plan_retrain
 from homenode.check.doctor.baseline import drift, record_of
 from homenode.check.doctor.diagnosis import Circumstances, diagnose
+from homenode.check.doctor.gpu_matrix import matrix_findings
 from homenode.findings import Finding
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.link_path import LinkRate
 from homenode.machine.pci import DeviceKind, PciDevice, PciErrors, PciLink, PortType
+from homenode.machine.tools.nvidia_smi import parse_topology
 from homenode.machine.topology import Host, PagePool
 from tests.doctor_domains import diagnosed as found_in
 from tests.doctor_domains import domain, gpus, host
@@ -52,6 +54,7 @@ def is_gpu(device: PciDevice) -> bool:
     return device.kind is DeviceKind.GPU
 
 
+_AFFINITY = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t{}\t3\t\tN/A\n"
 DESKTOP, H200, SICK, HGX = "rtx4080-i9-14900k", "h200-xeon8558", "rtx5090-epyc7702", "hgx-h100"
 GPU_4080 = gpus(DESKTOP, 1)[0]
 PORT_4080 = host(DESKTOP).bridges_above(GPU_4080)[0].bdf
@@ -181,6 +184,12 @@ HOST_CASES: dict[str, Case] = {
         lambda: of_host(
             changed(changed(host(DESKTOP), lambda d: True, link=None), is_gpu, parent=None)
         ),
+    ),
+    "job-gpu-far": Case(
+        "nvidia-smi topo -m of a job without CPUs of its GPU's node",
+        lambda: list(matrix_findings(parse_topology(_AFFINITY.format("")), "topo")),
+        "the same of a job with some",
+        lambda: list(matrix_findings(parse_topology(_AFFINITY.format("0-3")), "topo")),
     ),
     "device-silent": Case(
         "a listing in which a GPU has revision ff and header type 7f",

@@ -63,7 +63,7 @@ def test_several_vms_are_judged_and_the_host_once(tmp_path: Path) -> None:
 
 
 def test_a_source_in_which_nothing_can_be_judged_is_not_known(tmp_path: Path) -> None:
-    code, said = doctor(tmp_path, TOPOLOGY)
+    code, said = doctor(tmp_path, "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tN/A\tN/A\n")
     assert code == 5
     assert "nothing was checked" in said and "nothing is wrong" not in said
     answer = json.loads(homenode("doctor", tmp_path / "file0", "--json").stdout)
@@ -103,7 +103,11 @@ def test_a_host_is_given_once_and_a_plan_is_made_for_one_vm(tmp_path: Path) -> N
         ("lscpu-e-and-pins", 1, {"threads-not-siblings", "emulator-floats"}),
         ("numactl-as-host", 1, {"memory-elsewhere", "emulator-floats"}),
         ("numactl-host-and-pins", 0, {"emulator-floats"}),
-        ("topo-sys-on-one-node", 5, set()),
+        ("topo-sys-on-one-node", 0, set()),
+        ("job-without-cpu-of-its-gpus", 1, {"job-gpu-far"}),
+        ("gpu-link-idle-alone", 0, {"pcie-link-idle"}),
+        ("qm-affinity-right-node", 0, set()),
+        ("iothreads-on-the-other-node", 1, {"pin-off-node"}),
     ],
 )
 def test_what_people_post_is_answered(case: str, code: int, named: set[str]) -> None:

@@ -31,7 +31,13 @@ from homenode.plan.vm_file import read_vm, target_of
 from homenode.safe.input_files import read_input
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.restore import is_tuned_output, write_tuned
-from homenode.vm.sources import is_host_source, load_host, load_host_of, names_domain
+from homenode.vm.sources import (
+    is_host_source,
+    load_host,
+    load_host_of,
+    names_domain,
+    read_matrices,
+)
 from homenode.vm.targets.qemu_command import read_command_line
 from homenode.wording import plural, printable
 
@@ -92,6 +98,7 @@ def doctor(asked: DoctorArguments) -> None:
             hint="homenode plan FILE writes it again",
         )
     found = _diagnosed(loaded, vms, known, everything=asked.everything or asked.json)
+    found = _with_matrices(found, sources or [asked.host] if asked.host else sources)
     if asked.expect is not None:
         from homenode.check.doctor.baseline import drift, record_of
 
@@ -123,6 +130,26 @@ def _diagnosed(
     shown = None if everything else 2 if vms else 1
     lines = dict.fromkeys(line for answer in answers for line in answer.checked[:shown])
     return Findings(checked=tuple(lines), findings=findings)
+
+
+def _with_matrices(found: Findings, sources: Sequence[str]) -> Findings:
+    """The findings with what `nvidia-smi topo -m` among the sources says: a host has no place for
+    GPUs without an address."""
+    matrices = read_matrices(sources)
+    if not matrices:
+        return found
+    from homenode.check.doctor.gpu_matrix import describe_matrix, matrix_findings
+
+    lines = [
+        f"{name}: {text}"
+        for name, matrix in matrices.items()
+        if (text := describe_matrix(matrix)) is not None
+    ]
+    if not lines:
+        return found
+    more = [one for name, matrix in matrices.items() for one in matrix_findings(matrix, name)]
+    findings = in_order((*found.findings, *more))
+    return Findings(checked=(*found.checked, *lines), findings=findings)
 
 
 def _under_load(

@@ -130,7 +130,7 @@ class Link(Struct, frozen=True, kw_only=True):
     @property
     def current(self) -> LinkRate | None:
         """What is up. The ends agree, unless they were read while it changed: then the lower."""
-        a, b = _current(self.upper.link), _current(self.lower.link)
+        a, b = current_of(self.upper.link), current_of(self.lower.link)
         if a is None or b is None:
             return a or b
         return least(a, b)
@@ -238,7 +238,7 @@ def most_of(link: PciLink | None) -> LinkRate | None:
     return LinkRate(link.max_gt_per_s, link.max_width)
 
 
-def _current(link: PciLink | None) -> LinkRate | None:
+def current_of(link: PciLink | None) -> LinkRate | None:
     if link is None or link.current_gt_per_s is None or link.current_width is None:
         return None
     return LinkRate(link.current_gt_per_s, link.current_width)

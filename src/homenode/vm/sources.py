@@ -7,12 +7,16 @@ import re
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from homenode.errors import InputError, of_os
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.safe.input_files import read_file, read_start
 from homenode.wording import did_you_mean
+
+if TYPE_CHECKING:
+    from homenode.machine.tools.nvidia_smi import TopoMatrix
 
 _MAX_TEXT_BYTES = 16 << 20
 _MAX_TREE_CHARACTERS = 8 << 20
@@ -208,6 +212,19 @@ def load_host_of(sources: Sequence[str], *, lspci: Path | None = None) -> Host:
             hint="homenode doctor --pool FOLDER compares hosts",
         )
     return _overlaid(reduce(complement, map(_named, bases)), *overlays)
+
+
+def read_matrices(sources: Sequence[str]) -> "dict[str, TopoMatrix]":
+    """The sources that are outputs of `nvidia-smi topo -m`, by name."""
+    from homenode.machine.tools import nvidia_smi
+
+    files = [name for name in sources if _holds_files(name, Path(name)) == (False, True)]
+    texts = {name: _text(Path(name)) for name in files}
+    return {
+        name: nvidia_smi.parse_topology(text)
+        for name, text in texts.items()
+        if nvidia_smi.looks_like_topology(text)
+    }
 
 
 def _is_lspci(source: str) -> bool:

@@ -17,10 +17,12 @@ from homenode.machine.link_path import (
     DevicePath,
     Link,
     LinkRate,
+    current_of,
     device_paths,
     gigabytes,
     lane_sharers,
     links_above,
+    most_of,
 )
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
@@ -64,6 +66,33 @@ def link_findings(
     for bdf, affected in behind.items():
         yield _finding(link_of[bdf], affected, paths, busy, host)
     yield from _low_targets(paths, frozenset(behind), host)
+    yield from _idle_alone(host)
+
+
+def _idle_alone(host: Host) -> Iterator[Finding]:
+    """GPUs at an idle card's speed of which the source shows no port."""
+    for gpu in host.devices_of_kind(DeviceKind.GPU):
+        most, current = most_of(gpu.link), current_of(gpu.link)
+        if not _is_alone(gpu) or most is None or current is None:
+            continue
+        if current.gt_per_s == _IDLE_SPEED < most.gt_per_s:
+            lanes = "full width" if current.width == most.width else f"{current.width} lanes"
+            yield finding(
+                "pcie-link-idle",
+                f"GPU {gpu.bdf}",
+                expected=f"{most}, which the card can (LnkCap); the port above is not listed",
+                observed=f"{current}: {current.gt_per_s:g} of {most.gt_per_s:g} GT/s at {lanes} is "
+                "what an idle card shows",
+                values={"copied": gpu.bdf, "device": gpu.bdf},
+                source=f"{host.name}: LnkCap and LnkSta",
+                devices=(gpu.bdf,),
+            )
+
+
+def _is_alone(gpu: PciDevice) -> bool:
+    """Whether the source lists the device without the port above it, as `lspci -s` does. Guests on
+    other machines than q35 have their devices on bus 0, without a port."""
+    return gpu.parent is None and gpu.bdf.bus != 0 and gpu.physical_function is None
 
 
 def _limits(link: Link, expected: LinkRate) -> bool:
@@ -349,24 +378,27 @@ def unknown_link_findings(host: Host) -> Iterator[Finding]:
     ]
     if not blind:
         return
+    no_port = all(_is_alone(gpu) for gpu in host.devices_of_kind(DeviceKind.GPU))
     yield finding(
         "pcie-link-unknown",
         f"GPU {first_few(map(str, blind), _MOST_NAMED)}",
         expected="speed and width of both ends of the link, maximum and current",
-        observed=f"{host.name} does not give them",
+        observed=f"{host.name} {'lists no port above it' if no_port else 'does not give them'}",
         source="LnkCap and LnkSta of lspci -vvv, which it shows to root only",
         devices=tuple(blind),
     )
 
 
 def _is_blind(gpu: PciDevice, by_bdf: dict[Bdf, PciDevice]) -> bool:
-    """Whether the link at the GPU's slot is unknown: the first that is not inside its card.
-
-    A GPU with a link, on another bus than the first, and without a port above it: the source lists
-    the device alone, as `lspci -s` does. Guests on other machines than q35 have theirs on bus 0.
-    """
+    """Whether the link at the GPU's slot is unknown: the first that is not inside its card. Of a
+    card without its port the link is known to be sound, or to be an idle card's."""
     if gpu.parent is None:
-        return gpu.link is not None and gpu.bdf.bus != 0
+        current = current_of(gpu.link)
+        is_judged = current is not None and current in (
+            most_of(gpu.link),
+            LinkRate(_IDLE_SPEED, current.width),
+        )
+        return gpu.link is not None and _is_alone(gpu) and not is_judged
     links = (link for link in links_above(gpu, by_bdf) if not link.is_inside_a_card)
     slot = next(links, None)
     return slot is not None and not slot.is_virtual and not _is_known(slot)

@@ -28,6 +28,7 @@ from homenode.check.domain.devices import (
 )
 from homenode.check.domain.memory import memory_alone, memory_findings, memory_on_host
 from homenode.check.domain.pins import (
+    floats,
     is_flat_by_evidence,
     nodes_of,
     pin_findings,
@@ -99,6 +100,9 @@ def domain_checked(facts: Vm, host: Host) -> list[str]:
         else f"{facts.source}: references, devices and limits of {facts.name}; "
         f"{host.name} gives no PUs to hold its pins against"
     ]
+    pus = facts.pinned_pus
+    if floats(facts) and host.pus:
+        lines[0] += f"; its vCPUs float over PUs {pus}, node {nodes_of(pus, host)}"
     devices = passed_devices(facts, host)
     if devices:
         lines.append(describe_limits(limits(facts, devices), len(devices)))
@@ -114,7 +118,7 @@ _ADDRESS = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 _NUMBERED = (
     (re.compile(r"\bvCPUs? (\d[\d,-]*)"), "vcpupin", "vcpu", "vcpu"),
     (re.compile(r"\bcells? (\d[\d,-]*)"), "cell", "id", "cell"),
-    (re.compile(r"\bIOThread (\d+)"), "iothreadpin", "iothread", "iothreads"),
+    (re.compile(r"\bIOThreads? (\d+)"), "iothreadpin", "iothread", "iothreads"),
 )
 """How a subject names a thing with a number, the element of it, the attribute with the number, and
 the element that is shown where there is none."""

@@ -300,7 +300,7 @@ def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
             expected="memory bound to the node of the cell's vCPUs",
             observed="no <memnode> and no <memory>",
         )
-    elif len(facts.cells) < 2 and facts.binding is None and len(vcpu_nodes) == 1:
+    elif len(facts.cells) < 2 and not facts.memory_nodes and len(vcpu_nodes) == 1:
         record = facts.record
         as_planned = record is not None and record.layout.memory is MemoryBinding.KEEP
         yield finding(

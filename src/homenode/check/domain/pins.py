@@ -56,6 +56,7 @@ def pins_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     yield from _existence(facts, host)
     yield from _cores(facts, host)
     yield from _cells_at_home(facts, host)
+    yield from _helpers_at_home(facts, host)
     yield from _others(facts, host)
 
 
@@ -63,10 +64,18 @@ def _enough(facts: Vm, host: Host) -> Iterator[Finding]:
     """More vCPUs than PUs: KVM takes that, and the VM has no more than the host. Pins to PUs that
     are not there are named by themselves."""
     online = sum(pu.online for pu in host.pus)
-    started = facts.vcpus_online
+    started, pins = facts.vcpus_online, facts.pinned_pus
     if 0 < online < started:
         most = f"at most the {online} PUs of {host.name}"
         yield finding("vcpus-above-pus", f"{started} vCPUs", most, str(started))
+    elif floats(facts) and len(pins) < started:
+        most = f"at most the {len(pins)} PUs that they may run on ({pins})"
+        yield finding("vcpus-above-pus", f"{started} vCPUs", most, str(started), case="pins")
+
+
+def floats(facts: Vm) -> bool:
+    """Whether every vCPU is pinned to a set of PUs rather than to one."""
+    return bool(facts.vcpu_pins) and all(pin and len(pin) > 1 for pin in facts.vcpu_pins)
 
 
 def _threads(facts: Vm) -> Iterator[tuple[str, CpuSet]]:
@@ -157,6 +166,36 @@ def _cells_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
                 f"cell {cell.id}, {vcpus_text(CpuSet(far))}",
                 expected=f"PUs of node {cell.nodes} ({near}), where the cell's memory is",
                 observed=f"PUs {pins}",
+            )
+
+
+def _helpers_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
+    """QEMU's own threads on the node of the guest's memory, or of its vCPUs where nothing binds
+    it. homenode takes cores of another node only where that one has none."""
+    record = facts.record
+    if record is not None and record.host is not None and is_made_for(host, record.host):
+        return
+    nodes = facts.memory_nodes or nodes_of(facts.pinned_pus, host)
+    near = CpuSet.union(node.pus for node in host.nodes if node.index in nodes)
+    present = CpuSet(pu.index for pu in host.pus)
+
+    def is_far(pin: CpuSet) -> bool:
+        return bool(near) and bool(pin) and pin <= present and pin.isdisjoint(near)
+
+    threads = CpuSet(number for number, pin in facts.iothread_pins if is_far(pin))
+    emulator = facts.emulator_pus or CpuSet()
+    pins = {"<emulatorpin>": emulator if is_far(emulator) else CpuSet()}
+    name = f"IOThread {threads}" if len(threads) == 1 else f"IOThreads {threads}"
+    pins[name] = CpuSet.union(pin for number, pin in facts.iothread_pins if number in threads)
+    for subject, pus in pins.items():
+        if pus:
+            yield finding(
+                "pin-off-node",
+                subject,
+                expected=f"PUs of node {nodes} ({near}), where the guest's memory is",
+                observed=f"PUs {pus} of node {nodes_of(pus, host)}",
+                severity=Severity.INFO if subject == "<emulatorpin>" else None,
+                case="threads of QEMU",
             )
 
 

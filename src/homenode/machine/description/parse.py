@@ -29,7 +29,7 @@ from homenode.machine.description.system import (
     tables_of_nodes,
 )
 from homenode.machine.description.vms import parse_housekeeping, parse_reserve, parse_vms
-from homenode.machine.discover.pci_nodes import NAMED_KINDS
+from homenode.machine.discover.pci_nodes import NAMED_KINDS, Locality
 from homenode.machine.topology import (
     Core,
     CoreId,
@@ -162,6 +162,7 @@ def parse_description(text: str, source: str) -> HostDescription:
         housekeeping_pus=parse_housekeeping(file, online),
         assumed=tuple(file.facts.assumed),
     )
+    host = _at_cpus(host, online)
     host = replace(host, gaps=tuple(_gaps(host, online)))
     return HostDescription(
         source=source,
@@ -176,6 +177,32 @@ def parse_description(text: str, source: str) -> HostDescription:
             (one.name, int(count))
             for one in fields(HostSummary)
             if (count := getattr(file.expect, one.name)) is not None
+        ),
+    )
+
+
+def _at_cpus(host: Host, online: CpuSet) -> Host:
+    """The host with devices of a GPU's node (GB200) on the CPUs' node next to it, as discovery puts
+    them."""
+    of_gpus = [node.index for node in host.nodes if node.gpu is not None]
+    near = Locality.of(host.nodes, online, host.distances, of_gpus).cpu_node
+    if all(node == cpus for node, cpus in near.items()):
+        return host
+    return replace(
+        host,
+        root_complexes=tuple(
+            root if root.node is None else replace(root, node=near[root.node])
+            for root in host.root_complexes
+        ),
+        pci_devices=tuple(
+            device
+            if device.node is None or near[device.node] == device.node
+            else replace(device, node=near[device.node], firmware_node=device.node)
+            for device in host.pci_devices
+        ),
+        links=tuple(
+            link if link.b_node is None else replace(link, b_node=near[link.b_node])
+            for link in host.links
         ),
     )
 

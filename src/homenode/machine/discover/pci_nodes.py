@@ -53,14 +53,17 @@ class Locality(Struct, frozen=True):
 
     def node_of(self, numa_node: int | None, local_pus: CpuSet | None) -> NodeIndex | None:
         """The node that numa_node names, or the CPUs' node next to that; else, on a host of several
-        nodes with PUs, the one whose PUs are just the local ones (old kernels give only these);
-        else None."""
+        nodes with PUs, the one that has all local PUs (some firmware and old kernels give only
+        these); else None."""
         named = None if numa_node is None else self.cpu_node.get(NodeIndex(numa_node))
         if named is not None:
             return named
         if local_pus is None or len(self.node_of_pus) < 2:
             return None
-        return self.node_of_pus.get(local_pus & self.online_pus)
+        local = local_pus & self.online_pus
+        return next(
+            (node for pus, node in self.node_of_pus.items() if local and local <= pus), None
+        )
 
     def node_listed(self, nodes: Iterable[int], pus: CpuSet | None) -> NodeIndex | None:
         """The one node with CPUs among those that a tool lists, as "0,5-11" on GH200; where it

@@ -23,7 +23,7 @@ from homenode.indices import LlcIndex
 from homenode.machine.topology import Host, Llc
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.shape.guest_topology import AMD_VENDORS, INTEL_VENDOR
+from homenode.plan.shape.guest_topology import AMD_VENDORS, INTEL_MODELS, INTEL_VENDOR
 from homenode.vm.model import GuestCache, GuestTopology, Vm
 
 PASSTHROUGH_MODES = frozenset({"host-passthrough", "maximum"})
@@ -185,7 +185,9 @@ def guest_cache(
     vendor = None if host is None else host.cpu.vendor
     # Without siblings the guest can do without it, and libvirt takes it only with a CPU model.
     can_say = guest.cpu_mode is not None or (topology is not None and topology.threads > 1)
-    wanted = True if vendor in AMD_VENDORS and is_x86 and can_say and topology else None
+    is_intel = guest.cpu_mode == "custom" and (guest.cpu_model or "").startswith(INTEL_MODELS)
+    needs_topoext = vendor in AMD_VENDORS and is_x86 and can_say and not is_intel
+    wanted = True if needs_topoext and topology else None
     if host is None or not is_x86 or not pins:
         return CacheChoice(None, wanted)
     shape = topology or stated_topology(guest, len(pins))

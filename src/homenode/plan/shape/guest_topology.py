@@ -203,6 +203,13 @@ def _turns(counts: Sequence[int], offline: CpuSet, size: int) -> _Way:
 INTEL_VENDOR = "GenuineIntel"
 AMD_VENDORS = frozenset({"AuthenticAMD", "HygonGenuine"})
 """CPUID vendors whose siblings are given by leaf 0x8000001E, which QEMU shows with topoext only."""
+INTEL_MODELS = tuple(
+    """
+    Nehalem Westmere SandyBridge IvyBridge Haswell Broadwell Skylake Cascadelake Cooperlake
+    Icelake Snowridge SapphireRapids GraniteRapids SierraForest Denverton KnightsMill
+""".split()
+)
+"""How the names of Intel's CPU models begin in QEMU: they have no topoext to ask for."""
 
 
 class TopologyChoice(Struct, frozen=True):

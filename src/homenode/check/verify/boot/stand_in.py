@@ -26,6 +26,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HostError
 from homenode.machine.topology import Host
 from homenode.plan.shape.aperture import DEFAULT_WINDOW_BYTES, prefetchable_window_bytes
+from homenode.plan.shape.guest_topology import INTEL_MODELS
 from homenode.units import GIB, MIB
 from homenode.vm.domain.controllers import QEMU_NAMESPACE, read_hole, read_window_mib
 from homenode.vm.domain.document import Document
@@ -33,12 +34,6 @@ from homenode.vm.domain.hostdevs import addressed_devices
 from homenode.vm.model import GuestAddress, GuestPciController, Vm, VmCell
 
 SUBSTITUTE = "Skylake-Server"
-_INTEL = tuple(
-    """
-    Nehalem Westmere SandyBridge IvyBridge Haswell Broadwell Skylake Cascadelake Cooperlake
-    Icelake Snowridge SapphireRapids GraniteRapids SierraForest Denverton KnightsMill
-""".split()
-)
 _L3 = ("emulate", "passthrough", "disable")
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z", re.ASCII)
 
@@ -68,7 +63,7 @@ def choose_cpu(document: Document, facts: Vm, *, kvm: bool) -> CpuChoice:
     )
     emulated = facts.domain_type == "qemu"
     if mode == "custom" and model is not None and _SAFE.match(model):
-        if kvm or emulated or model.startswith(_INTEL):
+        if kvm or emulated or model.startswith(INTEL_MODELS):
             return CpuChoice(mode, model, features, _of_any_model(l3), None)
         why = f"model substituted: {SUBSTITUTE} for {model}, which gives no siblings without KVM"
         return _substitute(l3, why)

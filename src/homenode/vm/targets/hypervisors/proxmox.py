@@ -238,9 +238,12 @@ def _write_hook(writing: Writing[Conf]) -> Mapping[str, str | None]:
 
 
 def _read_pins(conf: Conf) -> Mapping[str, Any]:
+    """Proxmox starts QEMU under taskset: `affinity` holds for all of its threads."""
     affinity = conf.values.get("affinity")
-    where = f"{conf.source}: affinity"
-    return {"emulator_pus": None if affinity is None else CpuSet.parse(affinity, where)}
+    if affinity is None:
+        return {"emulator_pus": None}
+    pus = CpuSet.parse(affinity, f"{conf.source}: affinity")
+    return {"emulator_pus": pus, "vcpu_pins": (pus,) * conf.said["vcpus"]}
 
 
 def _in_args(plan: Plan) -> bool:

@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a program, not by p
 from homenode.cli import bench, main
 from homenode.cluster.slurm.job_allocation import allocation_on, node_machine
 from homenode.cluster.slurm.study import commands as slurm_study
+from homenode.cluster.slurm.tools.scontrol import parse_scontrol_jobs
 from homenode.machine.description.parse import parse_description
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.machine.tools.scontrol import parse_scontrol_jobs
 from homenode.measure.access import local
 from homenode.process import Completed, ToolMissingError, find_program, run
 from homenode.vm.sources import load_host

@@ -13,12 +13,12 @@ from homenode.cluster.slurm.config import parse_config
 from homenode.cluster.slurm.gres import device_order
 from homenode.cluster.slurm.job_allocation import JobAllocation, allocation_on, node_machine
 from homenode.cluster.slurm.numbering import core_order
+from homenode.cluster.slurm.tools.scontrol import Job, is_asked_for, parse_scontrol_jobs
+from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
+from homenode.cluster.slurm.tools.squeue import parse_squeue_jobs
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.findings import Finding, Severity
-from homenode.machine.tools.scontrol import Job, is_asked_for, parse_scontrol_jobs
-from homenode.machine.tools.slurm_nodes import NodeShape
-from homenode.machine.tools.squeue import parse_squeue_jobs
 from homenode.machine.topology import Host
 from homenode.vm.sources import load_host
 from tests.slurm.gpu_nodes import (

@@ -11,9 +11,9 @@ import pytest
 from homenode.cli import main, terminal
 from homenode.cluster.slurm.client import ask_jobs, ask_tasks
 from homenode.cluster.slurm.record import hooks, parse_record
-from homenode.machine.tools.scontrol import parse_scontrol_jobs
-from homenode.machine.tools.slurm_nodes import SHAPES_COMMAND, parse_shapes, shown_shapes
-from homenode.machine.tools.squeue import parse_squeue_jobs
+from homenode.cluster.slurm.tools.scontrol import parse_scontrol_jobs
+from homenode.cluster.slurm.tools.slurm_nodes import SHAPES_COMMAND, parse_shapes, shown_shapes
+from homenode.cluster.slurm.tools.squeue import parse_squeue_jobs
 from tests.slurm.testbed import Testbed, running
 
 pytestmark = pytest.mark.slurm

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from homenode.cluster.slurm.config import ConfigFile, parse_config
 from homenode.cluster.slurm.gres import autodetect_for, gres_lines, lines_for
 from homenode.cluster.slurm.nodes import node_classes, node_definitions
-from homenode.errors import ParseError
-from homenode.machine.tools.scontrol import gpu_count, owned_gpus, parse_scontrol_jobs
-from homenode.machine.tools.slurm_nodes import (
+from homenode.cluster.slurm.tools.scontrol import gpu_count, owned_gpus, parse_scontrol_jobs
+from homenode.cluster.slurm.tools.slurm_nodes import (
     NodeShape,
     compress_hostlist,
     expand_hostlist,
     shown_shapes,
 )
+from homenode.errors import ParseError
 
 GRES = """\
 # GPUs of the cluster

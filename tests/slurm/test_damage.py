@@ -12,10 +12,10 @@ from homenode.cluster.slurm.gres import gres_lines
 from homenode.cluster.slurm.job_allocation import allocation_on, node_machine
 from homenode.cluster.slurm.nodes import node_definitions
 from homenode.cluster.slurm.record import parse_record, recorded_allocation
+from homenode.cluster.slurm.tools.scontrol import Job, parse_scontrol_jobs
+from homenode.cluster.slurm.tools.slurm_nodes import shown_shapes
+from homenode.cluster.slurm.tools.squeue import parse_squeue_jobs
 from homenode.errors import ParseError
-from homenode.machine.tools.scontrol import Job, parse_scontrol_jobs
-from homenode.machine.tools.slurm_nodes import shown_shapes
-from homenode.machine.tools.squeue import parse_squeue_jobs
 from tests.mutations import MUTATIONS, mutations, survives
 from tests.slurm.gpu_nodes import (
     TESTBED,

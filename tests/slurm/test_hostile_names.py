@@ -20,8 +20,8 @@ from homenode.cluster.slurm.study.experiments import (
     choose_nodes,
 )
 from homenode.cluster.slurm.study.scripts import script_of
+from homenode.cluster.slurm.tools.slurm_nodes import parse_nodes
 from homenode.errors import InputError, UsageError
-from homenode.machine.tools.slurm_nodes import parse_nodes
 from tests.hostile_names import NAMES, SHELL_NAMES, run_shell, stub
 
 

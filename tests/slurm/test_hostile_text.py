@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.cluster.slurm.audit import audit
-from homenode.machine.tools.scontrol import Job, parse_scontrol_jobs
-from homenode.machine.tools.slurm_nodes import shown_shapes
-from homenode.machine.tools.squeue import parse_squeue_jobs
+from homenode.cluster.slurm.tools.scontrol import Job, parse_scontrol_jobs
+from homenode.cluster.slurm.tools.slurm_nodes import shown_shapes
+from homenode.cluster.slurm.tools.squeue import parse_squeue_jobs
 from tests.slurm.gpu_nodes import TESTBED
 from tests.slurm.hostile_jobs import FIELDS, FORGED, PIECES, Said, document, listing
 from tests.slurm.test_commands import Run, run  # noqa: F401

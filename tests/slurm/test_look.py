@@ -5,8 +5,8 @@ import pytest
 from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.job_allocation import allocation_on, node_machine
 from homenode.cluster.slurm.record import look_command, parse_look, with_tasks
+from homenode.cluster.slurm.tools.scontrol import parse_scontrol_jobs
 from homenode.errors import ParseError
-from homenode.machine.tools.scontrol import parse_scontrol_jobs
 from tests.slurm.gpu_nodes import TESTBED, Listed, machine, scontrol_text
 
 ANSWER = """\

@@ -15,10 +15,10 @@ from homenode.cluster.slurm.study.experiments import Experiment, Mode, Study, ex
 from homenode.cluster.slurm.study.folder import StudyFolder, read_sources
 from homenode.cluster.slurm.study.report import study_report
 from homenode.cluster.slurm.study.scripts import script_of
+from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Effect, Outcome
-from homenode.machine.tools.slurm_nodes import ClusterNode
 from homenode.measure import runner
 from homenode.measure.results.store import load_runs
 from homenode.measure.trial import guest

@@ -11,8 +11,8 @@ from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.config import parse_config
 from homenode.cluster.slurm.gres import device_order
 from homenode.cluster.slurm.job_allocation import allocation_on, node_machine
-from homenode.machine.tools.scontrol import parse_scontrol_jobs
-from homenode.machine.tools.slurm_nodes import shown_shapes
+from homenode.cluster.slurm.tools.scontrol import parse_scontrol_jobs
+from homenode.cluster.slurm.tools.slurm_nodes import shown_shapes
 from tests.slurm import testbed
 from tests.slurm.gpu_nodes import TESTBED, machine
 

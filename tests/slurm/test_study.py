@@ -26,9 +26,9 @@ from homenode.cluster.slurm.study.experiments import (
 from homenode.cluster.slurm.study.folder import StudyFolder
 from homenode.cluster.slurm.study.run import statuses, unrecorded
 from homenode.cluster.slurm.study.scripts import job_name, script_name, script_of
+from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode, parse_nodes
+from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_somebody, parse_states
 from homenode.errors import UsageError
-from homenode.machine.tools.slurm_nodes import ClusterNode, parse_nodes
-from homenode.machine.tools.squeue import JobState, QueuedJob, needs_somebody, parse_states
 from homenode.measure.progress import Progress, TaskState, TaskStatus
 from homenode.show.terminal_text import PrintableConsole
 from homenode.show.trial_text import missing_lines, progress_view

@@ -14,10 +14,10 @@ from homenode.cluster.slurm.study.experiments import Study, experiments_for
 from homenode.cluster.slurm.study.folder import StudyFolder, read_sources
 from homenode.cluster.slurm.study.report import StudyReport, study_report
 from homenode.cluster.slurm.study.text import slurm_study_text
+from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.formats import encode
-from homenode.machine.tools.slurm_nodes import ClusterNode
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Origin, Run, RunHead, Sample
 from homenode.measure.results.store import run_text, write_run
 from homenode.measure.results.vantage import Vantage

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import UNSET
 
 from homenode.cluster.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
+from homenode.cluster.slurm.tools.scontrol import Job
+from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.findings import Finding, Findings, finding, in_order
 from homenode.indices import NodeIndex
-from homenode.machine.tools.scontrol import Job
-from homenode.machine.tools.slurm_nodes import compress_hostlist
 from homenode.plan.allocations import listed
 from homenode.wording import nodes_text, number_list, plural
 

@@ -21,11 +21,20 @@ from homenode.cluster.slurm.record import (
     parse_record,
     recorded_allocation,
 )
-from homenode.errors import InputError, NoAnswerError, ParseError, ToolError
-from homenode.machine.tools import slurm_nodes
-from homenode.machine.tools.scontrol import JOBS_COMMAND, Job, is_asked_for, parse_scontrol_jobs
-from homenode.machine.tools.slurm_nodes import SHAPES_COMMAND, ClusterNode, NodeShape, parse_shapes
-from homenode.machine.tools.squeue import (
+from homenode.cluster.slurm.tools import slurm_nodes
+from homenode.cluster.slurm.tools.scontrol import (
+    JOBS_COMMAND,
+    Job,
+    is_asked_for,
+    parse_scontrol_jobs,
+)
+from homenode.cluster.slurm.tools.slurm_nodes import (
+    SHAPES_COMMAND,
+    ClusterNode,
+    NodeShape,
+    parse_shapes,
+)
+from homenode.cluster.slurm.tools.squeue import (
     NUMBERS_COMMAND,
     QueuedJob,
     json_command,
@@ -33,6 +42,7 @@ from homenode.machine.tools.squeue import (
     parse_states,
     states_command,
 )
+from homenode.errors import InputError, NoAnswerError, ParseError, ToolError
 from homenode.process import Completed, ToolTimeoutError, run
 from homenode.safe.input_files import read_below, read_file, read_plain
 

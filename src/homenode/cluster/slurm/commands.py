@@ -44,10 +44,10 @@ from homenode.cluster.slurm.job_allocation import (
     unknown_allocation,
 )
 from homenode.cluster.slurm.record import TaskRecord, hooks, with_tasks
+from homenode.cluster.slurm.tools.scontrol import Job, is_asked_for
+from homenode.cluster.slurm.tools.slurm_nodes import NodeShape, expand_hostlist, shown_shapes
 from homenode.errors import ParseError, ToolError, UsageError
 from homenode.findings import Findings, Severity
-from homenode.machine.tools.scontrol import Job, is_asked_for
-from homenode.machine.tools.slurm_nodes import NodeShape, expand_hostlist, shown_shapes
 from homenode.safe.input_files import read_input
 from homenode.vm.sources import load_host
 

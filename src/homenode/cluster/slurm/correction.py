@@ -19,8 +19,8 @@ from homenode.cluster.slurm.config import ConfigLine, SlurmConfig, config_word, 
 from homenode.cluster.slurm.gres import GresLine, placed_files
 from homenode.cluster.slurm.nodes import NodeClass, node_classes
 from homenode.cluster.slurm.numbering import core_order
+from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.cpuset import CpuSet
-from homenode.machine.tools.slurm_nodes import compress_hostlist
 from homenode.machine.topology import Host
 
 _DEVICE_FILES = {0x10DE: ("/dev/nvidia", 0), 0x1002: ("/dev/dri/renderD", 128)}

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from homenode.cluster.slurm.config import ConfigLine, SlurmConfig
+from homenode.cluster.slurm.tools.slurm_nodes import Hostlists
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.machine.tools.slurm_nodes import Hostlists
 
 _COUNT = re.compile(r"([0-9]{1,15})([kmgtp]?)\Z", re.IGNORECASE | re.ASCII)
 

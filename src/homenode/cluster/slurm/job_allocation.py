@@ -16,10 +16,10 @@ from homenode.cluster.slurm.numbering import (
     home_node,
     nodes_with_cpus,
 )
+from homenode.cluster.slurm.tools.scontrol import Job, NodeShare
+from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.machine.tools.scontrol import Job, NodeShare
-from homenode.machine.tools.slurm_nodes import NodeShape
 from homenode.machine.topology import Host
 
 

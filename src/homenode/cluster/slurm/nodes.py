@@ -12,9 +12,14 @@ from homenode.cluster.slurm.gres import (
     lines_by_node,
     lines_for,
 )
+from homenode.cluster.slurm.tools.scontrol import gpu_types, has_slices
+from homenode.cluster.slurm.tools.slurm_nodes import (
+    Hostlists,
+    NodeShape,
+    compress_hostlist,
+    node_shape,
+)
 from homenode.errors import InputError
-from homenode.machine.tools.scontrol import gpu_types, has_slices
-from homenode.machine.tools.slurm_nodes import Hostlists, NodeShape, compress_hostlist, node_shape
 
 
 class NodeDefinition(Struct, frozen=True):

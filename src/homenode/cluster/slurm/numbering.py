@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from homenode.bdf import Bdf
+from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
-from homenode.machine.tools.slurm_nodes import NodeShape
 from homenode.machine.topology import Host, MemoryKind, NumaNode
 
 

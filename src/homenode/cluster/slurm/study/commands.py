@@ -25,10 +25,10 @@ from homenode.cluster.slurm.study.report import study_report
 from homenode.cluster.slurm.study.run import SlurmQueue, made_study
 from homenode.cluster.slurm.study.scripts import script_name
 from homenode.cluster.slurm.study.text import slurm_study_page, slurm_study_text
+from homenode.cluster.slurm.tools.slurm_nodes import expand_hostlist
 from homenode.cpuset import CpuSet
 from homenode.errors import FINDINGS, HostError, InputError, UsageError
 from homenode.formats import encode
-from homenode.machine.tools.slurm_nodes import expand_hostlist
 from homenode.measure.experiment import Patience, run_tasks
 from homenode.measure.progress import Progress
 from homenode.show.html import html_page

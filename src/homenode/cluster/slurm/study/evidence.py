@@ -23,10 +23,10 @@ from msgspec.structs import replace
 from homenode.cluster.slurm.job_allocation import NodeMachine
 from homenode.cluster.slurm.study.experiments import Experiment, Mode
 from homenode.cluster.slurm.study.locality import JobLocality, Locality, place_by_homes, place_of
+from homenode.cluster.slurm.tools.scontrol import Job, parse_scontrol_jobs
 from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.tools import nccl_tests
-from homenode.machine.tools.scontrol import Job, parse_scontrol_jobs
 from homenode.machine.topology import Host
 from homenode.measure.figures.nvidia import Binding, sections
 from homenode.measure.imported.runs import ImportOptions, SourceFolder, imported_runs

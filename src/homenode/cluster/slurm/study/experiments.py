@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from homenode.cluster.slurm.numbering import bindable_node, bindable_nodes
 from homenode.cluster.slurm.options import StudyOptions
+from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
 from homenode.errors import UsageError
 from homenode.machine.pci import DeviceKind
-from homenode.machine.tools.slurm_nodes import ClusterNode
 from homenode.machine.topology import Host, NumaNode
 from homenode.measure.app_metric import check_metric
 from homenode.measure.model import Group

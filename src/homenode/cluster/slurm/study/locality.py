@@ -17,10 +17,10 @@ from homenode.cluster.slurm.job_allocation import (
     NodeMachine,
     allocation_on,
 )
+from homenode.cluster.slurm.tools.scontrol import Job
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.indices import NodeIndex
-from homenode.machine.tools.scontrol import Job
 from homenode.measure.results.model import Run
 from homenode.metrics import POWER
 

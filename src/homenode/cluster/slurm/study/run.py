@@ -25,8 +25,8 @@ from homenode.cluster.slurm.study.experiments import (
 )
 from homenode.cluster.slurm.study.folder import StudyEntry, StudyFolder, attempts, done_attempt
 from homenode.cluster.slurm.study.scripts import job_name, script_name
+from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_somebody
 from homenode.errors import InputError, NoAnswerError, ToolError, UsageError
-from homenode.machine.tools.squeue import JobState, QueuedJob, needs_somebody
 from homenode.machine.topology import Host
 from homenode.measure.progress import UNSETTLED, Pace, Progress, TaskState, TaskStatus
 from homenode.vm.sources import load_host

@@ -27,10 +27,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from homenode.cluster.slurm.tools.scontrol import RUNNING, Job, NodeShare, OwnedGpus, owned_gpus
+from homenode.cluster.slurm.tools.slurm_nodes import expand_hostlist, plain_number
 from homenode.errors import ParseError
 from homenode.machine.tools.lines import json_object
-from homenode.machine.tools.scontrol import RUNNING, Job, NodeShare, OwnedGpus, owned_gpus
-from homenode.machine.tools.slurm_nodes import expand_hostlist, plain_number
 
 NUMBERS_COMMAND = ("squeue", "--all", "--noheader", "--states=all", "--format=%A")
 MAX_STATES = 1_000_000

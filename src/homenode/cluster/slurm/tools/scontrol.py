@@ -33,9 +33,9 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homenode.cluster.slurm.tools.slurm_nodes import Hostlists
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.machine.tools.slurm_nodes import Hostlists
 
 _HELD = re.compile(
     r"(?P<name>gpu|shard|mps)(?::(?P<type>[^:(),]+?))?(?::(?P<count>[0-9]{1,6}))?(?:\((?P<detail>[^()]*)\))?\Z",

@@ -1,0 +1,1 @@
+"""Tools of Slurm: commands, records and parsers."""

@@ -115,6 +115,10 @@ def plural(count: int, noun: str, nouns: str | None = None) -> str:
     return f"{count} {noun if count == 1 else nouns or noun + 's'}"
 
 
+_MEANT = {"nccl": "multi-gpu", "rccl": "multi-gpu", "stream": "memory-bandwidth"}
+"""What programs measure, and the objective that it is."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The beginning of a hint, where a known word is near to the one that was given.
 
@@ -122,13 +126,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     'did you mean pin-numa? '
     >>> did_you_mean("mi300x", ["mi300x-epyc9654"])
     'did you mean mi300x-epyc9654? '
+    >>> did_you_mean("nccl", ["multi-gpu", "latency"])
+    'did you mean multi-gpu? '
     >>> did_you_mean("xyz", ["pin"])
     ''
     """
     from difflib import get_close_matches
 
     names = list(known)
-    near = get_close_matches(word, names, n=1)
+    near = [_MEANT[word]] if _MEANT.get(word) in names else get_close_matches(word, names, n=1)
     near = near or [one for one in names if word and one.startswith(word)]
     return f"did you mean {near[0]}? " if near else ""
 

@@ -66,12 +66,28 @@ def test_line_1_of_compare_is_the_answer_of_each_machine_and_fits_a_line() -> No
     assert call("compare", machine).splitlines()[0] == (
         "H200: run pin for multi-gpu, pin-numa for 2 objectives (provisional)"
     )
-    lines = call("compare", FOLDER, width=300).split("Why: ")[0].splitlines()
+    lines = call("compare", FOLDER, width=300).split("why: ")[0].splitlines()
     named = [line for line in lines if line]
     assert len(named) == 10 and max(map(len, named)) <= 80
     assert named[7] == (
         "RTX 5090: repair first: host to device and 1 more: 5.2 GB/s, expected 8 GB/s"
     )
+
+
+def test_compare_shows_results_by_layout_why_caveats_and_the_next_command() -> None:
+    lines = call("compare", FOLDER / "h200").splitlines()
+    cells = {line.split()[0]: line.split("  ") for line in lines if line.startswith(" ")}
+    heads = [cell.strip() for cell in cells["objective"] if cell.strip()]
+    assert heads == ["objective", "result", "default", "pin", "pin-numa", "pin-numa-smt", "run"]
+    runs = {name: row[-1].strip() for name, row in cells.items()}
+    assert (runs["multi-gpu"], runs["throughput"]) == ("pin", "cannot tell")
+    labels = {line.partition("  ")[0]: line for line in lines if not line.startswith(" ")}
+    assert "pin is 2.1x pin-numa, 2.2x pin-numa-smt" in labels["multi-gpu"]
+    assert labels["next"].endswith("--layouts default,pin,pin-numa,pin-numa-smt,pin-numa-pci")
+    assert len(lines) <= 25 and "caveat" in labels
+    sick = call("compare", FOLDER / "rtx-5090")
+    assert sick.startswith("RTX 5090: repair first: ") and "\nrepair  not ready: " in sick
+    assert "next  " not in sick, "no trial before the repair"
 
 
 def test_machines_are_never_compared_with_each_other(tmp_path: Path) -> None:
@@ -86,15 +102,6 @@ def test_machines_are_never_compared_with_each_other(tmp_path: Path) -> None:
     assert pairs == {("a", "pin", "pin-numa"), ("b", "default", "pin")}
     assert "c: results of one layout only" in printed["skipped"]
     assert not [one for one in printed["doubts"] if one["id"] == "other-host"]
-
-
-def test_compare_prints_effects_intervals_outcomes_and_what_was_skipped(results: Path) -> None:
-    printed = call("compare", results, "--objective", "memory-bandwidth")
-    assert "pin-numa against default" in printed
-    assert "better (p" in printed
-    assert "x default (" in printed
-    assert "zz-broken" in printed
-    assert "half-written" in printed
 
 
 def test_compare_fits_a_narrow_terminal(results: Path) -> None:
@@ -125,12 +132,12 @@ def test_a_certain_difference_that_is_small_says_that_it_does_not_matter(tmp_pat
     for layout, value in (("default", 100e9), ("pin", 99e9)):
         figures = {"memory-bandwidth": ("bytes_per_s", value)}
         write_run(tmp_path, simulated_run(layout, figures, rng, between=1e-4, within=1e-4))
-    assert "worse, less than matters (p" in call("compare", tmp_path)
+    assert "worse, less than matters (p" in call("compare", tmp_path, "--explain")
 
 
 def test_published_figures_are_compared_by_name() -> None:
     machine = FOLDER / "rtx-pro-6000"
-    printed = call("compare", machine / "default", machine / "pin")
+    printed = call("compare", machine / "default", machine / "pin", "--explain")
     assert "2.4x" in printed
     assert "better (provisional, one figure each)" in printed
     assert "against unknown" not in call("compare", machine), "figures of no layout are left out"
@@ -141,19 +148,20 @@ def test_compare_prints_one_verdict_per_objective_and_says_on_what_it_rests(
 ) -> None:
     printed = call("compare", results)
     assert printed.startswith("H200: run pin-numa for memory-bandwidth (measured)\n")
-    assert "memory-bandwidth: pin-numa  [measured, 3 boots each, here]" in printed
-    assert "skipped:" in printed
-    assert "collective" not in printed
-    published = call("compare", FOLDER, "--objective", "multi-gpu", "--all")
+    assert "not read: " in printed
+    explained = call("compare", results, "--explain")
+    for text in ("[measured, 3 boots each, here]", "pin-numa against default", "better (p"):
+        assert text in explained
+    assert "zz-broken" in explained and "half-written" in explained
+    published = call("compare", FOLDER, "--objective", "multi-gpu", "--explain")
     assert "[provisional, one printed value each, here]" in published
-    assert "measure next: pin-numa-pci" in published
 
 
 def test_compare_says_of_which_gpu_a_figure_is_and_what_a_doubt_may_come_from() -> None:
-    copies = " ".join(call("compare", FOLDER / "hgx-a100").split())
+    copies = " ".join(call("compare", FOLDER / "hgx-a100", "--explain").split())
     assert "expander buses is 1.18x GPUs on the root complex" in copies
     assert "host to device, slowest GPU 14.76 GB/s 12.55 GB/s" in copies
-    pins = " ".join(call("compare", FOLDER / "rtx-4080").split())
+    pins = " ".join(call("compare", FOLDER / "rtx-4080", "--explain").split())
     assert "likely cause: pins on slower cores, on siblings of one core" in pins
 
 
@@ -167,16 +175,6 @@ def test_compare_for_a_host_takes_the_best_rung_and_prints_the_documented_format
     assert json.loads(printed)["format"] == "homenode.comparison/1"
 
 
-def test_a_gpu_named_like_a_terminal_sequence_stays_text(tmp_path: Path) -> None:
-    rng = random.Random(3)
-    for layout in ("pin", "pin-numa"):
-        run = simulated_run(
-            layout, {"memory-bandwidth": ("bytes_per_s", 1e9)}, rng, system="<script>[red]GPU"
-        )
-        write_run(tmp_path, run)
-    assert "<script>[red]GPU" in call("compare", tmp_path)
-
-
 def test_nothing_to_compare_says_what_to_name(tmp_path: Path) -> None:
     write_run(tmp_path, runs()[0])
     with pytest.raises(HomenodeError, match="expected two alternatives or more, found default"):
@@ -186,12 +184,12 @@ def test_nothing_to_compare_says_what_to_name(tmp_path: Path) -> None:
         call("compare", tmp_path / "empty", tmp_path)
 
 
-def test_pairs_of_pus_are_listed_with_all_only(tmp_path: Path) -> None:
+def test_pairs_of_pus_are_listed_with_explain_only(tmp_path: Path) -> None:
     rng = random.Random(9)
     for layout in ("pin", "default"):
         run = simulated_run(layout, {"core-to-core-latency": ("ns", 60.0)}, rng)
         pairs = (msgspec.structs.replace(one, variant="0 to 1") for one in run.samples)
         write_run(tmp_path, Run(run.head, tuple(pairs)))
     assert "0 to 1" not in call("compare", tmp_path)
-    assert "1 more series with --all" in call("compare", tmp_path)
-    assert "0 to 1" in call("compare", tmp_path, "--all")
+    assert "1 more series with --explain" in call("compare", tmp_path)
+    assert "0 to 1" in call("compare", tmp_path, "--explain")

@@ -84,6 +84,24 @@ def test_power_is_shown_by_test_and_layout_and_decides_nothing() -> None:
     ]
     found = compared(quiet, replace(loud, samples=(*loud.samples, *watts)))
     assert found.power == {"pin-numa": {"matmul": 400.0}}
+    copies = [
+        Sample("h2d-bandwidth", "bytes_per_s", 50e9, device=gpu, boot=boot)
+        for gpu in (GPU, Bdf.parse("0000:3b:00.0"))
+        for boot in range(3)
+    ]
+    events = [Sample("app-rate:x", "units_per_s", 4.0, boot=boot) for boot in range(3)]
+    of_tests = [
+        msgspec.structs.replace(one, variant=test)
+        for one in watts
+        for test in ("gpu-bandwidth", "app")
+    ]
+    run = replace(loud, samples=(*loud.samples, *copies, *events, *of_tests))
+    assert compared(quiet, run).power["pin-numa"] == {
+        "gpu-bandwidth": 400.0,
+        "gpu-bandwidth, J/GB": pytest.approx(8.0),
+        "app": 400.0,
+        "app, J/event": pytest.approx(200.0, rel=0.05),
+    }
     assert {one.metric for one in found.effects} == {"memory-bandwidth"}
     assert not [one for one in found.doubts if one.id == "unknown-metric"]
     (table,) = power_table({"pin": {}, **found.power})

@@ -3,10 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from homenode.cluster.slurm.study.evidence import (
-    Collective,
-    collective_of,
-)
+from homenode.cluster.slurm.study.evidence import Collective, collective_of
 from homenode.cluster.slurm.study.maps import StudyMatrix, slow_in_collective, slow_nodes_and_links
 
 

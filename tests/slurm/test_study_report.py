@@ -236,14 +236,13 @@ def test_the_locality_of_a_job_is_right_or_unknown(
             for n in measured
         ),
     ]
-    opened = range(8) if access == "open to all" else gpus
-    names = ",".join(map(str, gpus if access == "open to all" else range(len(gpus))))
-    lines = [
-        f"slurm {','.join(map(str, gpus))}\nvisible {names}",
-        *(f"gpu {d} {'open' if n in opened else 'closed'}" for n, d in enumerate(devices)),
-    ]
-    ids = f"{32 * cpu_node}-{32 * cpu_node + 7}"
     listed = ",".join(map(str, gpus))
+    confined = ",".join(map(str, range(len(gpus))))
+    names = confined if access == "confined" else listed
+    opened = gpus if access == "confined" else range(8)
+    lines = [f"slurm {listed}\nvisible {names}"]
+    lines += [f"gpu {d} {'open' if n in opened else 'closed'}" for n, d in enumerate(devices)]
+    ids = f"{32 * cpu_node}-{32 * cpu_node + 7}"
     texts = {
         "job.txt": JOB + SHARE.format(ids=ids, count=len(gpus), gpus=listed),
         "gpus.txt": "\n".join(lines) if access else "",
@@ -364,6 +363,17 @@ def test_shared_jobs_do_for_copies_where_they_are_near_bound_and_as_fast(
     jobs = (job(Mode.EXCLUSIVE, 50e9), job(Mode.TOGETHER, shared, memory_nodes=memory))
     report = study_report("x", StudySources(jobs=jobs))
     assert report.verdicts[0].queue is expected
+
+
+def test_power_is_shown_by_binding_with_the_energy_of_a_copy() -> None:
+    gpu = Bdf.parse("11:00.0")
+    copy = Sample("h2d-bandwidth", "bytes_per_s", 50e9, device=gpu)
+    watts = Sample("gpu-power", "watts", 400.0, device=gpu, variant="gpu-bandwidth")
+    jobs = (job(Mode.TOGETHER, 50e9, samples=(copy, watts)), job(Mode.EXCLUSIVE, 50e9))
+    report = study_report("x", StudySources(jobs=jobs))
+    expected = {"gpu-bandwidth": 400.0, "gpu-bandwidth, J/GB": pytest.approx(8.0)}
+    assert report.power == {"1 GPU, together": expected}
+    assert "8 J/GB" in text_of(report)
 
 
 def test_slices_are_compared_with_whole_gpus_and_decide_nothing() -> None:

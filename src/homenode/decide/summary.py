@@ -174,13 +174,44 @@ def shown_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series |
     return headline_series(series, metric) or (series[only[0]] if only else None)
 
 
+_WORK = {
+    "gpu-bandwidth": ("h2d-bandwidth", "GB"),
+    "gpu-copy": ("d2d-bandwidth", "GB"),
+    "gpu-peer": ("p2p-bandwidth", "GB"),
+    "nccl": ("allreduce-busbw-peak", "GB"),
+    "app": ("app-rate", "event"),
+}
+"""Of a test of bench: the metric of its work, and what that counts."""
+
+
 def power_by_test(series: Mapping[SeriesKey, Series]) -> dict[str, float]:
-    """Watts of a GPU while each test ran: the median over GPUs and boots."""
+    """Watts of a GPU while each test ran: the median over GPUs and boots. By "TEST, J/GB" and
+    "app, J/event": joules of a GPU for a GB, and of all GPUs for an event of the user's program."""
     drawn: dict[str, list[float]] = {}
+    total: dict[str, float] = {}
     for key, one in series.items():
-        if key.metric == POWER:
-            drawn.setdefault(key.variant or "", []).extend(one.medians)
-    return {test: statistics.median(watts) for test, watts in drawn.items()}
+        if key.metric == POWER and not key.worst:
+            test = key.variant or ""
+            drawn.setdefault(test, []).extend(one.medians)
+            total[test] = total.get(test, 0.0) + one.value
+    found = {}
+    for test, watts in drawn.items():
+        found[test] = statistics.median(watts)
+        name, _, binding = test.replace(": ", " from ").partition(" from ")
+        metric, unit = _WORK.get(name, (None, ""))
+        rates = [
+            one.value
+            for key, one in series.items()
+            if metric is not None
+            and key.metric.partition(":")[0] == metric
+            and not key.worst
+            and (binding or None) in (key.variant, None if key.node is None else f"node {key.node}")
+        ]
+        if rates:
+            spent = total[test] if unit == "event" else found[test]
+            scale = 1e9 if unit == "GB" else 1.0
+            found[f"{test}, J/{unit}"] = spent / (statistics.median(rates) / scale)
+    return found
 
 
 def _once(boots: _Boots) -> _Boots:

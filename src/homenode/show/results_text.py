@@ -17,7 +17,7 @@ from homenode.decide.recommendation import ReasonId, Recommendation, Recommended
 from homenode.decide.sentences import first_line, ground_of, layout_named, sentence_of
 from homenode.decide.summary import Series, SeriesKey, headline
 from homenode.decide.words import figure_text, multiple_text, range_text
-from homenode.doc import Doc, Part, Section, Span, Table, Text
+from homenode.doc import Cell, Doc, Part, Section, Table, Text
 from homenode.findings import Doubt
 from homenode.measure.derived_run import schedule_of
 from homenode.measure.orders import BenchOutcome
@@ -25,7 +25,8 @@ from homenode.measure.run_folder import RunRecord
 from homenode.metrics import METRICS, metric_of
 from homenode.show.trial_text import duration_text
 from homenode.units import format_bytes
-from homenode.wording import plural
+from homenode.vm.layout import PRESETS
+from homenode.wording import command_line, plural
 
 _GAPS = 12
 
@@ -114,38 +115,131 @@ _OUTCOMES = {
 }
 
 
-def comparison_text(comparison: RecommendedComparison, *, everything: bool = False) -> Doc:
-    """What to run, a table for each alternative, primary metrics first, doubts, what was skipped.
+MOST_IN_FULL = 3
+"""Machines; of more, a line says what to run on each."""
 
-    everything: also why of many machines, sources, and series of single devices, nodes, sizes and
-    pairs of PUs.
+_MOST_CAVEATS = 4
+
+
+def comparison_text(comparison: RecommendedComparison, *, everything: bool = False) -> Doc:
+    """What to run on each machine, a table of results by layout, and why.
+
+    everything: also effects with intervals, caveats with their fixes, sources, and series of single
+    devices, nodes, sizes and pairs of PUs.
     """
-    parts = list(_verdicts(comparison, everything))
+    systems: dict[str, list[Recommendation]] = {}
+    for answer in comparison.recommendations:
+        systems.setdefault(answer.system, []).append(answer)
+    parts: list[Part] = []
+    in_full = everything or len(systems) <= MOST_IN_FULL
+    is_shown = False
+    for name, answers in systems.items():
+        rows = _objective_rows(answers) if in_full else None
+        is_shown = is_shown or rows is not None or not in_full
+        lines = _why(answers, comparison.doubts, everything) if in_full else ()
+        parts.append(Section(first_line(name, answers), (*((rows,) if rows else ()), *lines)))
+    if not in_full:
+        parts.append(Text("why: name the results of one machine, or give --explain", "dim"))
+    if everything or not is_shown:
+        parts += _effect_tables(comparison, everything)
+        parts += (Section("", tuple(_doubts(comparison.doubts))), Text(""))
+    parts += power_table(comparison.power)
+    parts += [Text(f"not read: {one}", "warn") for one in comparison.skipped]
+    if everything:
+        about = f"intervals: {comparison.confidence:.0%}, over boots (t, on logarithms of medians)"
+        parts.append(Text(f"{about}; primary metrics are corrected for their number"))
+    return Doc("", tuple(parts))
+
+
+def _objective_rows(answers: Sequence[Recommendation]) -> Table | None:
+    """A row for each objective with results of two layouts, a column for each; None without."""
+    labels = dict.fromkeys(one.alternative for answer in answers for one in answer.results)
+    layouts = sorted(labels, key=lambda one: [*PRESETS, one].index(one))
+    rows: list[tuple[str | Cell, ...]] = []
+    for answer in answers:
+        for metric in dict.fromkeys(one.metric for one in answer.results):
+            results = {one.alternative: one for one in answer.on(metric)}
+            if len(results) > 1:
+                values = (
+                    figure_text(results[one].value, results[one].unit) if one in results else "-"
+                    for one in layouts
+                )
+                run = Cell((layout_named(answer),), "good")
+                run = run if answer.tells else Cell(("cannot tell",), "warn")
+                rows.append((str(answer.objective), METRICS[metric].title, *values, run))
+    heads = ("objective", "result", *layouts, "run")
+    return Table(heads=heads, rows=tuple(rows), numeric=tuple(layouts)) if rows else None
+
+
+def _why(
+    answers: Sequence[Recommendation], listed: Sequence[Doubt], everything: bool
+) -> Iterator[Text]:
+    """Why for each objective that has results, the caveats, and what to measure next."""
+    lines: list[tuple[str, str, str]] = []
+    blocked = [answer for answer in answers if answer.is_blocked]
+    for answer in answers:
+        if answer in blocked[1:] or not (answer.results or answer.reasons):
+            continue
+        label = "repair" if answer in blocked else str(answer.objective)
+        ground = f"  [{ground_of(answer)}]" if everything else ""
+        lines.append((label, sentence_of(answer) + ground, "" if answer.tells else "warn"))
+        lines += [("", one.detail, "") for one in answer.reasons if one.id is ReasonId.PASSED]
+        if everything:
+            lines += [("source", source, "dim") for source in answer.sources]
+    caveats = dict.fromkeys(text for answer in answers for text in _caveats_of(answer, everything))
+    shown = list(caveats) if everything else list(caveats)[:_MOST_CAVEATS]
+    lines += [("caveat", caveat, "") for caveat in shown]
+    if len(shown) < len(caveats):
+        lines.append(("caveat", f"{len(caveats) - len(shown)} more (--explain)", ""))
+    if command := _next_trial(answers):
+        lines.append(("next", command, "hint"))
+    width = max((len(label) for label, _, _ in lines), default=0) + 2
+    for label, text, look in lines:
+        yield Text(f"{label:<{width}}{text}", look)
+
+
+def _caveats_of(answer: Recommendation, everything: bool) -> Iterator[str]:
+    for doubt in answer.doubts:
+        if doubt.id not in SAID_BY_LEVEL:
+            more = f"; fix: {doubt.remedy}; likely cause: {doubt.cause} ({doubt.id})"
+            yield doubt.detail + (more if everything else "")
+
+
+def _next_trial(answers: Sequence[Recommendation]) -> str:
+    """The trial that would decide what is open: the layouts compared, and those to measure next."""
+    open_answers = [one for one in answers if one.level is not EvidenceLevel.MEASURED]
+    if not open_answers or any(answer.findings for answer in answers):
+        return ""
+    names = {result.alternative for answer in open_answers for result in answer.results}
+    names |= {one.measure_next for one in open_answers if one.measure_next is not None}
+    layouts = [name for name in PRESETS if name in names]
+    words = ("homenode", "trial", "VM", "--layouts", ",".join(layouts))
+    return command_line(*words) if len(layouts) > 1 else ""
+
+
+def _effect_tables(comparison: RecommendedComparison, everything: bool) -> Iterator[Part]:
     pairs: dict[tuple[str, str, str], list[Effect]] = {}
     for one in comparison.effects:
         pairs.setdefault((one.system, one.alternative, one.baseline), []).append(one)
     for (system, label, baseline), effects in pairs.items():
         against = f"{label} against {'bare metal' if comparison.bare else baseline}"
         title = f"{system}: {against}" if system else against
-        parts.append(Section(title, tuple(_tables(comparison, effects, everything))))
+        yield Section(title, tuple(_tables(comparison, effects, everything)))
     for label in comparison.alternatives:
         if not comparison.effects:
-            parts.append(Text(f"{label} and {comparison.baseline} have no series in common"))
-    parts += power_table(comparison.power)
-    parts += (Section("", tuple(_doubts(comparison.doubts))), Text(""))
-    parts += [Text(f"skipped: {one}", "warn") for one in comparison.skipped]
-    about = (
-        f"intervals: {comparison.confidence:.0%}, over boots (t, on logarithms of medians); "
-        "primary metrics are corrected for their number"
-    )
-    return Doc("", (*parts, Text(about)))
+            yield Text(f"{label} and {comparison.baseline} have no series in common")
 
 
 def power_table(power: Mapping[str, Mapping[str, float]]) -> tuple[Table, ...]:
-    """Watts by alternative and test, a column for each alternative; none where none is known."""
+    """Watts of a GPU, and joules for a GB or an event, by test, a column for each alternative."""
     tests = dict.fromkeys(test for drawn in power.values() for test in drawn)
+
+    def text(drawn: Mapping[str, float], test: str) -> str:
+        unit = test.rpartition(", ")[2] if ", J/" in test else "W"
+        return f"{drawn[test]:.3g} {unit}" if test in drawn else "-"
+
     rows = tuple(
-        (test, *(f"{drawn[test]:.0f} W" if test in drawn else "-" for drawn in power.values()))
+        (test.partition(", J/")[0], *(text(drawn, test) for drawn in power.values()))
         for test in tests
     )
     heads = ("power of a GPU, median", *power)
@@ -173,7 +267,7 @@ def _tables(comparison: Comparison, effects: Sequence[Effect], everything: bool)
             yield Text(f"{title}; boots: {boots}")
             yield Table(heads=_HEADS, rows=rows, folds=_HEADS[-1:])
     if hidden := len(rest) - len(shown):
-        yield Text(f"{plural(hidden, 'more series', 'more series')} with --all")
+        yield Text(f"{plural(hidden, 'more series', 'more series')} with --explain")
 
 
 def _is_whole(effect: Effect) -> bool:
@@ -246,38 +340,6 @@ SAID_BY_LEVEL = frozenset({PRINTED, "unusable"})
 """Doubts that the level of the evidence, or the answer itself, says already."""
 
 
-MOST_IN_FULL = 3
-"""Machines; of more, a line says what to run on each."""
-
-
-def _verdicts(comparison: RecommendedComparison, everything: bool) -> Iterator[Part]:
-    """One section per machine."""
-    systems: dict[str, list[Recommendation]] = {}
-    for verdict in comparison.recommendations:
-        systems.setdefault(verdict.system, []).append(verdict)
-    in_full = everything or len(systems) <= MOST_IN_FULL
-    for name, verdicts in systems.items():
-        lines = _of_system(verdicts, comparison.doubts, everything) if in_full else ()
-        yield Section(first_line(name, verdicts), tuple(lines))
-    if not systems:
-        yield Text("no figures for any objective")
-    if not in_full:
-        yield Text("Why: name the results of one machine, or give --all (all of it)", "dim")
-
-
-def _of_system(
-    answers: Sequence[Recommendation], listed: Sequence[Doubt], everything: bool
-) -> Iterator[Text]:
-    sick = [answer for answer in answers if answer.why(ReasonId.HEALTH) is not None]
-    for answer in answers:
-        if answer not in sick:
-            yield from _block(answer, str(answer.objective), everything)
-        elif answer is sick[0]:  # the same of every objective
-            yield from _block(answer, ", ".join(str(one.objective) for one in sick), everything)
-    for line in dict.fromkeys(line for answer in answers for line in doubts_of(answer, listed)):
-        yield Text(f"caveat: {line}")
-
-
 def doubts_of(verdict: Recommendation, listed: Sequence[Doubt] = ()) -> tuple[str, ...]:
     """The doubts that its level does not say already, with remedies. listed: elsewhere, in full."""
     stated = [one for one in verdict.doubts if one.id not in SAID_BY_LEVEL]
@@ -288,16 +350,3 @@ def doubts_of(verdict: Recommendation, listed: Sequence[Doubt] = ()) -> tuple[st
         else f"{one.detail}; {one.remedy}; likely cause: {one.cause}"
         for one in stated
     )
-
-
-def _block(answer: Recommendation, objective: str, everything: bool) -> Iterator[Text]:
-    layout = layout_named(answer) if answer.choice else "no answer"
-    name = Span(layout, "good" if answer.tells else "warn")
-    yield Text((Span(f"{objective}: ", "bold"), name, f"  [{ground_of(answer)}]"))
-    lines = [sentence_of(answer)]
-    if answer.measure_next is not None:
-        lines.append(f"measure next: {answer.measure_next}")
-    lines += [one.detail for one in answer.reasons if one.id is ReasonId.PASSED]
-    if everything:
-        lines += [f"source: {one}" for one in answer.sources]
-    yield from (Text(line, indent=2) for line in lines)

@@ -25,7 +25,7 @@ class CompareArguments(Struct, frozen=True, kw_only=True):
     objective: Annotated[Objective | None, Opt("--objective", "NAME")] = None
     host: HostOption = None
     bare: Annotated[str | None, Opt("--bare-metal", "HOSTRUN")] = None
-    everything: Annotated[bool, Flag("--all")] = False
+    everything: Annotated[bool, Flag("--explain")] = False
     json: JsonOption = False
 
 

@@ -34,6 +34,7 @@ from homenode.decide.compare import compare
 from homenode.decide.comparison import Comparison, Outcome
 from homenode.decide.recommendation import recommend
 from homenode.decide.sentences import ground_of, sentence_of
+from homenode.decide.summary import power_by_test
 from homenode.decide.words import multiple_text
 from homenode.findings import Gap
 from homenode.measure.results.model import CPU_ONLY, GPU_UNKNOWN, Run, Sample
@@ -196,6 +197,10 @@ def _binding_order(run: Run) -> tuple[bool, int, str]:
 def _by_binding(job: JobEvidence, sample: Sample) -> str | None:
     if sample.metric in COPIES:
         return None
+    return _binding_of(job)
+
+
+def _binding_of(job: JobEvidence) -> str:
     return f"{_BOUND} {job.bound_to}" if job.mode is Mode.EXCLUSIVE else job.shape
 
 
@@ -360,7 +365,8 @@ class StudyReport(Struct, frozen=True, kw_only=True):
 
     systems: kinds of GPU; figures over all nodes mean little where there are several. comparisons:
     of copies by where memory was, and of all else by how jobs were bound. spreads: of copies, by
-    how they were made. setup: hardware and tools, (what, which).
+    how they were made. setup: hardware and tools, (what, which). power: watts and joules by binding
+    and test.
     missing: jobs without results, and why.
     """
 
@@ -378,6 +384,7 @@ class StudyReport(Struct, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...]
     spreads: tuple[CopySpread, ...] = ()
     setup: tuple[tuple[str, str], ...] = ()
+    power: Mapping[str, Mapping[str, float]] = {}
 
 
 def study_report(source: str, sources: StudySources) -> StudyReport:
@@ -403,7 +410,16 @@ def study_report(source: str, sources: StudySources) -> StudyReport:
         gaps=(*sources.gaps, *(collective.gaps if collective is not None else ())),
         spreads=spreads(jobs),
         setup=tuple(_setup(jobs)),
+        power=dict(_power(jobs)),
     )
+
+
+def _power(jobs: Iterable[JobEvidence]) -> Iterator[tuple[str, Mapping[str, float]]]:
+    """Of each binding and shape of jobs."""
+    runs = runs_by(jobs, lambda job, _: _binding_of(job))
+    for alternative in sorted(alternatives(runs), key=lambda one: _binding_order(one.runs[0])):
+        if drawn := power_by_test(alternative.series):
+            yield alternative.label, drawn
 
 
 def _systems(jobs: tuple[JobEvidence, ...]) -> tuple[str, ...]:

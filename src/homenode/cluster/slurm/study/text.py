@@ -14,6 +14,7 @@ from homenode.metrics import METRICS
 from homenode.show.bars import Bar, BarGroup, bar_chart
 from homenode.show.curves import Matrix as HeatMatrix
 from homenode.show.curves import heat_map
+from homenode.show.results_text import power_table
 from homenode.wording import plural
 
 _SHADES = 5
@@ -80,6 +81,8 @@ def _figures(report: StudyReport, *, everything: bool) -> Iterator[Section]:
         found = report.collective
         of_all = 0.0 if found is None else found.gpu_hours or 0.0
         yield _jobs(report.jobs, of_all, everything=everything)
+    if table := power_table(report.power):
+        yield Section("", table)
     if report.collective is not None:
         yield _collective(report)
     if report.jobs:

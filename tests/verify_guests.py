@@ -28,7 +28,7 @@ bars = ["16MiB", "256MiB prefetchable"]
 
 [[root]]
 node = {nodes}
-bus = [0x80, 0xc0]
+bus = [0xf0, 0xf8]
 ports = ["gpu"]
 """
 

@@ -143,16 +143,13 @@ def test_every_granularity_is_written_and_read_back(name: str, granularity: PciG
     assert rewrite(after, plan(host, request)) == after
 
 
-def test_dropping_a_device_moves_no_other_in_the_tuned_document_or_in_a_fresh_plan(
-    hgx: Host,
-) -> None:
+def test_a_fresh_plan_numbers_only_the_ports_of_the_vms_own_devices(hgx: Host) -> None:
     devices = gpus_and_nics(hgx)
-    xml = document_with(devices)
-    before = addresses(rewrite(xml, plan_of(hgx, xml, "pin-numa-pci")))
-    for gone in (devices[0], devices[5], devices[-1]):
-        fewer = document_with([bdf for bdf in devices if bdf != gone])
-        fresh = addresses(rewrite(fewer, plan_of(hgx, fewer, "pin-numa-pci")))
-        assert fresh == {bdf: at for bdf, at in before.items() if bdf != str(gone)}
+    for some in (devices, devices[:-1], devices[5:6]):
+        xml = document_with(some)
+        tuned = rewrite(xml, plan_of(hgx, xml, "pin-numa-pci"))
+        ports = tuned.count(b"model='pcie-root-port'")
+        assert ports == len(addresses(tuned)) == len(some)
 
 
 @pytest.mark.parametrize("layout", PRESETS)

@@ -13,14 +13,13 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
-from homenode.machine.pci import DeviceKind, PciLink
+from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import HostReserve
 from homenode.plan.planner import plan as plan_vm
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.expander_slots import expander_slots
 from homenode.plan.search.place import Inventory
 from homenode.plan.shape.assemble import assemble
-from homenode.plan.shape.pcie_tree import ExpanderNeed, Window, assign_windows
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS, GuestCells
 from homenode.vm.model import GuestAddress, GuestPciController, PortModel
@@ -66,14 +65,13 @@ def test_hgx_gets_two_expander_buses_and_sixteen_root_ports() -> None:
     check_tree(request, plan)
 
 
-def test_slots_follow_the_hosts_order_of_gpus_and_their_nics() -> None:
+def test_slots_follow_the_hosts_order_gpus_first() -> None:
     devices = tuple(sorted(HGX_GPUS + HGX_NICS))
     plan = assemble(hgx_host(), ask(devices), placed((2, 2), devices=devices))
-    port = {c.index: c.address for c in plan.vm.controllers if c.address is not None}
-    for cell in (0, 1):
-        mine = [d for d in plan.vm.hostdevs if d.cell == cell and d.address is not None]
-        slots = [port[d.address.bus].device for d in mine if d.address is not None]
-        assert slots == list(range(8))
+    slot_of = {c.index: c.address.device for c in plan.vm.controllers if c.address is not None}
+    at = {d.bdf: slot_of[d.address.bus] for d in plan.vm.hostdevs if d.address is not None}
+    assert [at[bdf] for bdf in HGX_GPUS] == [0, 1, 2, 3] * 2
+    assert [at[bdf] for bdf in HGX_NICS] == [4, 5, 6, 7] * 2
 
 
 def test_gpus_alone_need_no_empty_port() -> None:
@@ -85,7 +83,7 @@ def test_every_cell_has_its_expander_bus_even_without_a_device() -> None:
     request = ask(())
     plan = assemble(hgx_host(), request, placed((2, 2)))
     assert [c.cell for c in of_model(plan, PortModel.EXPANDER_BUS)] == [0, 1]
-    assert [c.bus_nr for c in plan.vm.controllers] == [128, 192]
+    assert [c.bus_nr for c in plan.vm.controllers] == [240, 248]
     check_tree(request, plan)
 
 
@@ -191,42 +189,17 @@ def test_the_functions_of_a_nic_have_a_port_each() -> None:
     assert len({device.address.bus for device in plan.vm.hostdevs if device.address}) == 2
 
 
-def test_the_fastest_nic_below_a_switch_is_the_gpus_own() -> None:
-    host = even_host(
-        1,
-        devices=[
-            DeviceSpec("10:00.0", kind=DeviceKind.NIC, switch=0),
-            DeviceSpec("11:00.0", kind=DeviceKind.GPU, switch=0),
-            DeviceSpec("12:00.0", kind=DeviceKind.NIC, switch=0),
-        ],
-    )
-    links = {"0000:10:00.0": 16.0, "0000:12:00.0": 32.0}
-    host = structs.replace(
-        host,
-        pci_devices=tuple(
-            structs.replace(d, link=PciLink(None, None, links[str(d.bdf)], 16))
-            if str(d.bdf) in links
-            else d
-            for d in host.pci_devices
-        ),
-    )
-    devices = bdfs("11:00.0", "12:00.0")
-    plan = assemble(host, ask(devices), placed((4,), devices=devices))
-    assert len(of_model(plan, PortModel.ROOT_PORT)) == 2
-
-
-def test_the_first_virtual_function_takes_its_parents_place() -> None:
+def test_each_virtual_function_has_a_port_after_those_of_whole_devices() -> None:
     host = even_host(
         1,
         devices=[DeviceSpec("10:00.0", switch=0), DeviceSpec("11:00.0", kind=DeviceKind.NIC)],
     )
-    before = assemble(
-        host, ask(bdfs("10:00.0", "11:00.0")), placed((4,), devices=["10:00.0", "11:00.0"])
-    )
+    devices = bdfs("10:00.0", "11:01.0", "11:01.2")
     host = with_virtual(host, "11:00.0", 16)
-    devices = bdfs("10:00.0", "11:01.0")
     plan = assemble(host, ask(devices), placed((4,), devices=devices))
-    assert [d.address for d in plan.vm.hostdevs] == [d.address for d in before.vm.hostdevs]
+    last = max(c.index for c in plan.vm.controllers)
+    at = [device.address for device in plan.vm.hostdevs]
+    assert at == [GuestAddress(0, bus, 0, 0) for bus in range(last - 2, last + 1)]
 
 
 def test_more_devices_than_slots_get_a_second_expander_bus() -> None:
@@ -329,17 +302,26 @@ def test_an_expander_bus_of_no_cell_is_left_its_numbers() -> None:
 
 
 def test_bus_numbers_that_do_not_suffice_are_counted() -> None:
-    needs = [ExpanderNeed(20, 100, None), ExpanderNeed(21, 120, None)]
-    assert [w.bus_nr for w in assign_windows(needs, 2, 36)] == [36, 136]
-    with pytest.raises(Unplannable, match=r"216 .* 40 .* 220") as error:
-        assign_windows(needs, 2, 40)
-    assert {20, 100, 21, 120} <= set(numbers(error.value.message))
-    foreign = (Window(200, 6), Window(240, 3))
-    small = [ExpanderNeed(i, 13, None) for i in range(4)]
-    assert [w.bus_nr for w in assign_windows(small, 4, 40, foreign)] == [104, 136, 168, 208]
-    assert [w.bus_nr for w in assign_windows(small, 4, 150, foreign)] == [187, 214, 227, 243]
-    with pytest.raises(Unplannable, match=" 9 "):
-        assign_windows(needs, 2, 40, foreign)
+    specs = [DeviceSpec(f"{1 + i:02x}:00.0", 0, DeviceKind.NIC, root=i) for i in range(110)]
+    devices = bdfs(*(spec.bdf for spec in specs))
+    request = ask(devices)
+    crowd = tuple(
+        GuestPciController(i, "pcie-root-port", GuestAddress(0, 0, 2 + i // 8, i % 8))
+        for i in range(1, 130)
+    )
+    placement, host = placed((4,), devices=devices), even_host(1, devices=specs)
+
+    def crowded(count: int) -> GuestRequest:
+        controllers = (GuestPciController(0, "pcie-root"), *crowd[:count])
+        return replace(request, guest=structs.replace(request.guest, controllers=controllers))
+
+    # 110 ports need four expander buses: 114 numbers, beside one for each port of pcie.0.
+    check_tree(crowded(110), assemble(host, crowded(110), placement))
+    bus = GuestPciController(126, "pcie-expander-bus", None, 190)
+    taken = structs.replace(request.guest, controllers=(*crowded(125).guest.controllers, bus))
+    with pytest.raises(Unplannable, match="256") as error:
+        assemble(host, replace(request, guest=taken), placement)
+    assert error.value.hint
 
 
 def test_ports_that_libvirt_adds_for_left_out_indices_have_their_numbers_too() -> None:

@@ -184,7 +184,7 @@ def test_a_window_without_a_bus_for_its_port_loses_the_device_also_in_a_guest_of
         pytest.skip("no qemu-system-x86_64 here")
     monkeypatch.setattr("homenode.check.verify.boot.stand_in.MOST_TOGETHER", 2)
     right = tuned("pin-numa-pci")
-    document = open_domain(changed(right.document, ("busNr='192'", "busNr='129'")), "vm.xml")
+    document = open_domain(changed(right.document, ("busNr='248'", "busNr='241'")), "vm.xml")
     facts = vm_of(document)
     options = BootOptions("none", timeout_s=600, keep=tmp_path)
     outcome = boot_stand_in(document, facts, options)
@@ -209,17 +209,17 @@ def test_siblings_are_exact_with_an_intel_model_and_a_missing_one_is_named(
 def test_what_qemu_refuses_is_named_with_its_words() -> None:
     if shutil.which("qemu-system-x86_64") is None:
         pytest.skip("no qemu-system-x86_64 here")
-    xml = changed(tuned("pin-numa-pci").document, ("busNr='192'", "busNr='128'"))
+    xml = changed(tuned("pin-numa-pci").document, ("busNr='248'", "busNr='240'"))
     outcome = boot(xml, "none")
     assert outcome.guest is None
     assert [f.id for f in outcome.findings] == ["guest-refused"]
-    assert "Bus 128 is already in use" in outcome.findings[0].observed
+    assert "Bus 240 is already in use" in outcome.findings[0].observed
 
 
 ENDLESS = """#!/bin/sh
 case "$*" in
   *'-machine help'*) printf 'Supported machines are:\\nq35 PC\\n'; exit 0 ;;
-  *pxb-pcie*) echo 'Bus 128 is already in use' >&2; exit 1 ;;
+  *pxb-pcie*) echo 'Bus 240 is already in use' >&2; exit 1 ;;
 esac
 exec sleep 60
 """
@@ -242,7 +242,7 @@ def test_what_qemu_refuses_is_named_also_where_the_other_guest_never_ends(
     outcome = boot_stand_in(document, vm_of(document), BootOptions("none", timeout_s=1))
     assert outcome.guest is None
     assert [finding.id for finding in outcome.findings] == ["guest-refused"]
-    assert "Bus 128 is already in use" in outcome.findings[0].observed
+    assert "Bus 240 is already in use" in outcome.findings[0].observed
 
 
 def test_a_libvirt_whose_guest_never_ends_leaves_the_boot_to_qemu(

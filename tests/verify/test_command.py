@@ -59,11 +59,11 @@ def test_a_document_as_planned_ends_with_0(files: Files) -> None:
 
 def test_findings_end_with_1_and_say_expected_found_and_fix(files: Files) -> None:
     wrong = files.write(
-        "wrong.xml", changed(tuned("pin-numa-pci").document, ("busNr='192'", "busNr='129'"))
+        "wrong.xml", changed(tuned("pin-numa-pci").document, ("busNr='248'", "busNr='241'"))
     )
     code, said = ends(wrong, "--host", SMALL)
     assert code == 1
-    for part in ("critical: expander bus 1 at busNr 128  (bus-window)", "expected", "found", "fix"):
+    for part in ("critical: expander bus 1 at busNr 240  (bus-window)", "expected", "found", "fix"):
         assert part in said
 
 

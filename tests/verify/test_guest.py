@@ -98,13 +98,13 @@ def test_nodes_are_matched_by_their_vcpus_not_by_their_numbers() -> None:
 def test_a_device_that_is_not_there_is_missing_and_another_in_its_place_is_named() -> None:
     guest = guest_host()
     gone = structs.replace(
-        guest, pci_devices=tuple(d for d in guest.pci_devices if str(d.bdf) != "0000:81:00.0")
+        guest, pci_devices=tuple(d for d in guest.pci_devices if str(d.bdf) != "0000:f1:00.0")
     )
     assert "guest-device-missing" in ids(seen(gone).findings)
     other = structs.replace(
         guest,
         pci_devices=tuple(
-            structs.replace(d, device_id=0x1021) if str(d.bdf) == "0000:81:00.0" else d
+            structs.replace(d, device_id=0x1021) if str(d.bdf) == "0000:f1:00.0" else d
             for d in guest.pci_devices
         ),
     )
@@ -263,7 +263,7 @@ def test_a_path_leaves_out_the_bus_numbers_that_firmware_gives() -> None:
 
 def test_every_function_of_a_guest_has_one_path() -> None:
     paths = paths_of_guest(guest_host())
-    assert paths[GuestPath(0x80, ((0, 0), (0, 0)))] == Bdf.parse("81:00.0")
+    assert paths[GuestPath(0xF0, ((0, 0), (0, 0)))] == Bdf.parse("f1:00.0")
     assert len(paths) == len(guest_host().pci_devices)
 
 

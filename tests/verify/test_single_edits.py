@@ -260,7 +260,7 @@ def test_each_reason_is_one_of_an_edit_that_passes() -> None:
         ("cpus='0,1'", "cpus='0-1'"),
         ("cpus='0,1'", "cpus='0-3,^2,^3'"),
         ("nodeset='0,1'", 'nodeset="0-1"'),
-        ("busNr='128'", "busNr='0x80'"),
+        ("busNr='240'", "busNr='0xf0'"),
         ("bus='0x11' slot='0x00'", "bus='17' slot='0'"),
         ("bus='0x03' slot='0x00' function='0x0'/>", "function='0' slot='00' bus='03'></address>"),
         ("<sibling id='0' value='10'/>", "<!-- near --><sibling value='10' id='0'/>"),

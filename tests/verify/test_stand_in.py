@@ -188,7 +188,7 @@ def test_qemus_command_line_says_the_same() -> None:
         "-smp 4,sockets=2,dies=1,cores=2,threads=1",
         "-numa node,nodeid=1,cpus=2-3,memdev=m1",
         "-numa dist,src=0,dst=1,val=20",
-        "pxb-pcie,id=pci.2,bus_nr=192,numa_node=1,bus=pcie.0,addr=0x11.0x0",
+        "pxb-pcie,id=pci.2,bus_nr=248,numa_node=1,bus=pcie.0,addr=0x11.0x0",
         "pcie-root-port,id=pci.3,chassis=3,bus=pci.1,addr=0x0.0x0",
         "virtio-serial-pci,bus=pci.3,addr=0x0.0x0",
         "-accel tcg,thread=single",

@@ -147,19 +147,10 @@ def place_devices(
             return PlacedXml(xml, (*notes, "no device is left to place: nothing to do"))
         return PlacedXml(rewritten, (*notes, "added the distances of the cells; no device moved"))
     _refuse_machine(guest, source)
-    # Devices that stay must not take ports: those of those would be empty.
-    placed_host = replace(
-        host,
-        pci_devices=tuple(
-            d for d in host.pci_devices if d.bdf in placeable or d.kind is DeviceKind.BRIDGE
-        ),
-    )
     request = GuestRequest(
         guest=guest, layout=LAYOUT, options=PlanOptions(LAYOUT.name, pci_granularity=granularity)
     )
-    mirrored = mirror_cells(
-        placed_host, request, placeable, nodes.cell_of_node, len(guest.cell_vcpus)
-    )
+    mirrored = mirror_cells(host, request, placeable, nodes.cell_of_node, len(guest.cell_vcpus))
     cells_of_gpu: dict[Bdf, CpuSet] = {}
     grace = tuple(by_bdf[bdf] for bdf in placeable if is_grace(by_bdf[bdf]))
     steps: tuple[Callable[[Document, Plan], Document], ...] = PCIE_STEPS

@@ -15,7 +15,7 @@ from homenode.machine.topology import Host
 from homenode.plan.bit_sets import members
 from homenode.plan.devices.options import DeviceOptions
 from homenode.plan.request import GuestRequest
-from homenode.plan.shape.pcie_build import PcieDocument
+from homenode.plan.shape.pcie import PcieDocument
 from homenode.vm.layout import GuestPcie
 from homenode.vm.plan_options import DeviceLocality
 

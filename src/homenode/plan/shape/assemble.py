@@ -35,8 +35,7 @@ from homenode.plan.shape.guest_topology import (
     offline_vcpus,
     without_online,
 )
-from homenode.plan.shape.pcie import MirroredPcie, mirror_pcie
-from homenode.plan.shape.pcie_build import PcieDocument
+from homenode.plan.shape.pcie import MirroredPcie, PcieDocument, mirror_pcie
 from homenode.vm.fingerprint import RECORDED, host_fingerprint
 from homenode.vm.gpu_parts import mediated_gaps, parts_at
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning

@@ -1,88 +1,72 @@
 """Guest PCIe: an expander bus per cell, a port per device, next to what the document has.
 
-Every device goes to its place of pcie_tree.py. Ports of places that are not used, but come
-before one that is, stay empty: an address then depends on the kinds of devices that a VM gets and
-not on which, and libvirt finds no gap to fill. They serve hot-plug too.
+Stability comes from the document alone: a device that is on an expander bus of its cell stays, its
+port stays when it goes, and a device that comes takes an empty port before it gets a new one. What
+is new has indices after the document's last, without gaps, which libvirt would fill with root ports
+on pcie.0. Root ports on an expander bus take slots 0 to 31, a port's own bus has slot 0 only.
+Source: libvirt PCI topology documentation, and tried on libvirt 9.0.
+
+An expander bus owns the bus numbers from its busNr up to the next expander's. libvirt takes a
+window that is too small without a word, and the guest's enumeration then breaks.
+Source: tried on libvirt 9.0 and QEMU 7.2; libvirt domain XML, <target busNr> is 1 to 254.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise, product
 from types import MappingProxyType
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
-from homenode.findings import Finding, Severity, finding
+from homenode.findings import Finding
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import CoreKind, Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.shape.pcie_build import (
-    PcieBuild,
-    PcieDocument,
-    PortAssignment,
-    assignments_of,
-    base_of,
-    best_ones,
-    refuse_machine,
-    right_ones,
+from homenode.plan.shape.pcie_cells import (
+    NearestCell,
+    cells_without_bus,
+    nearest_cells,
+    on_nearest_cells,
+    slow_switches,
+    unguarded_ports,
+    unplaced,
 )
-from homenode.plan.shape.pcie_tree import PortPlace, device_places, pcie_tree, sparse_places
-from homenode.vm.model import GuestAddress, GuestCellId, GuestPciController, PortModel
+from homenode.vm.model import (
+    EXPANDER,
+    GuestAddress,
+    GuestCellId,
+    GuestPciController,
+    PortModel,
+    Vm,
+    expander_above,
+)
+from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import PciGranularity
 
-
-class NearestCell(Struct, frozen=True):
-    """The guest's cell that is nearest to a host node without one. distance: the host's SLIT."""
-
-    cell: int
-    node: NodeIndex
-    distance: int
-
-
-def nearest_cells(host: Host, nodes: Sequence[NodeIndex]) -> dict[NodeIndex, NearestCell]:
-    """For each host node that is no cell's the nearest cell, the lowest among equals.
-
-    nodes: host node of each cell. Empty where the host gives no distances: then none is nearest.
-    """
-    known = {node.index for node in host.nodes}
-    if host.distances is None or not nodes or not known.issuperset(nodes):
-        return {}
-    found: dict[NodeIndex, NearestCell] = {}
-    for node in known.difference(nodes):
-        far = [host.distance(node, other) or 0 for other in nodes]
-        cell = far.index(min(far))
-        found[node] = NearestCell(cell, nodes[cell], far[cell])
-    return found
-
-
-def nearest_cell_finding(
-    devices: Iterable[tuple[Bdf, NodeIndex]], nearest: Mapping[NodeIndex, NearestCell]
-) -> tuple[Finding, ...]:
-    """One finding for all devices on a cell that is not their node's. devices: with their nodes."""
-    by_node: dict[NodeIndex, list[Bdf]] = {}
-    for bdf, node in devices:
-        by_node.setdefault(node, []).append(bdf)
-    if not by_node:
-        return ()
-    stated = "; ".join(
-        f"{', '.join(map(str, bdfs))} of host node {node} on cell {nearest[node].cell} (host node "
-        f"{nearest[node].node}), at distance {nearest[node].distance}"
-        for node, bdfs in sorted(by_node.items())
-    )
-    count = sum(map(len, by_node.values()))
-    return (
-        finding(
-            "device-on-nearest-cell",
-            f"{count} device{'' if count == 1 else 's'}",
-            observed=f"their host nodes have no cell, so each hangs on the nearest one: {stated}",
-        ),
-    )
-
-
 MOST_SPARE_PORTS = 16
+SLOTS_PER_BUS = 32
+"""Device numbers on an expander bus or below a switch's upstream port."""
+
+LARGEST_INDEX = 255
+"""libvirt writes a controller's index as `bus` of an address, which has 8 bits."""
+
+BUS_COUNT = 256
+ROOM = (8, 2)
+"""Bus numbers that an expander bus gets beside those that it needs, at most; if these are too many,
+the second. One number alone does not do: busNr is 254 at most."""
+
+# Slots on pcie.0 for expander buses, the quietest first. Left out: 0 is the host bridge; libvirt
+# gives 1 to the first video device and counts up from 2 with its own root ports; q35's chipset has
+# 0x1a, 0x1d (USB), 0x1b (sound) and 0x1f (LPC, SATA, SMBus).
+_EXPANDER_SLOTS = (*range(0x10, 0x19), *range(0x0F, 0x02, -1), 0x19, 0x1C, 0x1E)
+
+_KINDS = (DeviceKind.GPU, DeviceKind.NVSWITCH, DeviceKind.NIC, DeviceKind.NVME)
+"""The order in which devices of a cell get new ports; others after them."""
 
 
 class MirroredPcie(Struct, frozen=True):
@@ -142,112 +126,409 @@ def mirror_cells(
     of nodes that have none of their own; devices of all other nodes stay where they are.
     Raises as mirror_pcie, the machine type apart.
     """
-    if not 0 <= request.options.spare_ports <= MOST_SPARE_PORTS:
+    guest, options = request.guest, request.options
+    if not 0 <= options.spare_ports <= MOST_SPARE_PORTS:
         raise UsageError(
-            f"--spare-ports: expected 0 to {MOST_SPARE_PORTS}, found {request.options.spare_ports}"
+            f"--spare-ports: expected 0 to {MOST_SPARE_PORTS}, found {options.spare_ports}"
         )
     _refuse_unfit(host.device_at, devices)
-    granularity = request.options.pci_granularity or PciGranularity.CELL
-    any_port = granularity is PciGranularity.CELL
-    nearest_of_node = {node: to.cell for node, to in nearest.items()}
-    places = device_places(host, cell_of_node, nearest_of_node)
-    if any_port:
-        places = sparse_places(places, devices)
-    stated = PcieDocument(request.guest, cells, ())
-    with_bus = _cells_with_bus(stated, places, devices, cells)
-    tree = pcie_tree(places, with_bus, granularity, request.options.spare_ports)
-    assignments = assignments_of(tree, devices)
-    hostdevs = {hostdev.bdf: hostdev for hostdev in request.guest.hostdevs}
-    addresses = {bdf: device.address for bdf, device in hostdevs.items() if device.address}
-    base = base_of(stated, tree, assignments, addresses, any_port)
-    kept = right_ones(stated, assignments, addresses) if stated.has_tree else {}
-    if not any_port:
-        kept = best_ones(stated, tree, base, assignments, addresses, kept)
+    granularity = options.pci_granularity or PciGranularity.CELL
+    groups = _device_groups(host, devices, cell_of_node, nearest, granularity)
+    addresses = {one.bdf: one.address for one in guest.hostdevs if one.address}
+    stated = PcieDocument(guest, cells, ())
+    kept = _kept_addresses(stated, groups, addresses, granularity)
     leaving = [
         addresses[bdf]
-        for assignment in assignments
-        for bdf in assignment.function_of
-        if assignment.position not in kept and bdf in addresses
+        for i, group in enumerate(groups)
+        for bdf, function in group.function_of.items()
+        if bdf in addresses and (i not in kept or addresses[bdf].function != function)
     ]
-    document = PcieDocument(request.guest, cells, leaving)
-    if base is None and not (any_port and document.has_tree):
-        base = document.last_index  # a new tree, behind whatever there is
-    build = PcieBuild(document, tree, base)
-    for address in kept.values():
-        build.adopt_expander_of(address.bus)
-    bus_of = build.lay_ideal(
-        [assignment.position for assignment in assignments if assignment.position not in kept]
-    )
-    if any_port:
+    build = _PcieBuild(PcieDocument(guest, cells, leaving), options.spare_ports)
+    with_bus: Sequence[int] = range(cells)
+    if cells > len(stated.expander_slots()) + len(stated.cells_with_bus):
+        # The search chooses no nodes for which these are too many (search/expander_slots.py).
+        with_bus = sorted({group.cell for group in groups})
+    for i, group in enumerate(groups):
+        if i in kept:
+            build.claim(kept[i].bus, group)
+    if granularity is not PciGranularity.ROOT_COMPLEX:
         for cell in with_bus:
-            build.ensure_expander(cell)
-    displaced: list[PortAssignment] = []
-    for assignment in assignments:
-        if assignment.position not in kept and assignment.position not in bus_of:
-            bus_of[assignment.position] = build.append(assignment.cell)
-            displaced.append(assignment)
-    build.add_spares(request.options.spare_ports)
+            build.expander(cell, "")
 
     address_of: dict[Bdf, GuestAddress] = {}
     cell_of: dict[Bdf, GuestCellId] = {}
     group_of: dict[Bdf, Bdf] = {}
-    for assignment in assignments:
-        at = kept.get(assignment.position) or GuestAddress(0, bus_of[assignment.position], 0, 0)
-        for bdf, function in assignment.function_of.items():
+    for i, group in enumerate(groups):
+        at = kept.get(i) or GuestAddress(0, build.port(group), 0, 0)
+        for bdf, function in group.function_of.items():
             address_of[bdf] = GuestAddress(at.domain, at.bus, at.device, function)
-            cell_of[bdf] = GuestCellId(assignment.cell)
-            group_of[bdf] = assignment.first
+            cell_of[bdf] = GuestCellId(group.cell)
+            group_of[bdf] = next(iter(group.function_of))
     for bdf, address in addresses.items():
-        expander = document.expander_above(address.bus)
+        expander = stated.expander_above(address.bus)
         if bdf not in cell_of and expander is not None and expander.cell is not None:
             cell_of[bdf] = GuestCellId(expander.cell)
-    controllers = build.controllers()
-    findings = _unplaced(host.device_at, devices, cell_of_node, address_of, cell_of)
+    build.add_spares()
+    controllers = build.planned()
     near = [
         (bdf, node)
         for bdf in devices
         if (node := host.device_at[bdf].node) is not None and node in nearest
     ]
-    findings += nearest_cell_finding(near, nearest)
-    if not any_port:
-        findings += tuple(_displaced_finding(assignment) for assignment in displaced)
-    if any(port.model == PortModel.SWITCH_UPSTREAM for port in controllers):
-        findings += (
-            finding(
-                "mirrored-switch-slow-link",
-                "mirrored PCIe switches",
-                observed="QEMU's switch ports report links of Gen1 x1, from which NCCL computes "
-                "0.2 GB/s between GPUs below one switch",
-            ),
-        )
-    findings += _without_bus(cells, with_bus)
-    findings += _unguarded(request, controllers, address_of)
+    findings = (
+        *unplaced(host.device_at, devices, cell_of_node, address_of, cell_of),
+        *on_nearest_cells(near, nearest),
+        *slow_switches(controllers),
+        *cells_without_bus(cells, with_bus),
+        *unguarded_ports(request, controllers, address_of),
+    )
     return MirroredPcie(controllers, address_of, cell_of, group_of, findings)
 
 
-def _cells_with_bus(
-    stated: PcieDocument, places: tuple[PortPlace, ...], devices: tuple[Bdf, ...], cells: int
-) -> tuple[int, ...]:
-    """Every cell; only those that get a device where pcie.0 has no slot for so many buses. The
-    search chooses no nodes for which these are too many (search/expander_slots.py)."""
-    if cells <= len(stated.expander_slots()) + len(stated.cells_with_bus):
-        return tuple(range(cells))
-    wanted = set(devices)
-    return tuple(sorted({p.cell for p in places if not wanted.isdisjoint(p.functions)}))
+class DeviceGroup(Struct, frozen=True, kw_only=True):
+    """What sits behind one port: a GPU with its audio and USB functions, or one function."""
+
+    function_of: dict[Bdf, int]  # guest function of each host function, ascending by address
+    cell: int
+    root: str  # host root complex whose expander bus it is on; "" = any of the cell
+    switch: Bdf | None  # upstream port of the host's switch that the guest is shown above it
 
 
-def _without_bus(cells: int, with_bus: tuple[int, ...]) -> tuple[Finding, ...]:
-    without = CpuSet(range(cells)) - CpuSet(with_bus)
-    if not without:
-        return ()
-    return (
-        finding(
-            "cells-without-bus",
-            f"guest cells {without}",
-            observed=f"pcie.0 has no slots for {cells} expander buses, so cells without devices "
-            "have none: "
-            "a device that is plugged in later has no port there",
-        ),
+def _device_groups(
+    host: Host,
+    devices: tuple[Bdf, ...],
+    cell_of_node: Mapping[NodeIndex, int],
+    nearest: Mapping[NodeIndex, NearestCell],
+    granularity: PciGranularity,
+) -> list[DeviceGroup]:
+    """The devices that have a cell, cell by cell in the order in which they get new ports; those
+    whose cell is only the nearest one come last and move no other."""
+    cell_of = {node: near.cell for node, near in nearest.items()} | dict(cell_of_node)
+    slots: dict[Bdf, list[PciDevice]] = {}
+    placeable = [host.device_at[bdf] for bdf in devices if host.device_at[bdf].node in cell_of]
+    gpus = {_slot(one.bdf): one.bdf for one in placeable if one.kind is DeviceKind.GPU}
+    for device in placeable:
+        is_whole = device.physical_function is None
+        owner = gpus.get(_slot(device.bdf), device.bdf) if is_whole else device.bdf
+        slots.setdefault(owner, []).append(device)
+    keyed = []
+    for members in slots.values():
+        head = next((one for one in members if one.kind is DeviceKind.GPU), members[0])
+        members.sort(key=lambda one: one.bdf)
+        assert head.node is not None  # it has a cell
+        # A guest looks at function 0 first and skips the device where there is none: the lowest
+        # takes its number. A virtual function's number on the host says nothing.
+        numbers = {device.bdf: device.bdf.function for device in members}
+        numbers[members[0].bdf] = 0
+        is_virtual = head.physical_function is not None
+        shows_switch = granularity is PciGranularity.SWITCH and not is_virtual
+        group = DeviceGroup(
+            function_of=numbers,
+            cell=cell_of[head.node],
+            root=head.root_complex if granularity is PciGranularity.ROOT_COMPLEX else "",
+            switch=host.switch_above(head.bdf) if shows_switch else None,
+        )
+        kind = _KINDS.index(head.kind) if head.kind in _KINDS else len(_KINDS)
+        is_far = head.node not in cell_of_node
+        keyed.append(((is_far, group.cell, is_virtual, kind, head.bdf), group))
+    return [group for _, group in sorted(keyed, key=lambda item: item[0])]
+
+
+def _slot(bdf: Bdf) -> tuple[int, int, int]:
+    return bdf.domain, bdf.bus, bdf.device
+
+
+def _kept_addresses(
+    stated: "PcieDocument",
+    groups: Sequence[DeviceGroup],
+    addresses: Mapping[Bdf, GuestAddress],
+    granularity: PciGranularity,
+) -> dict[int, GuestAddress]:
+    """The document's address of each group (by position) that is where it belongs: on an expander
+    bus of its cell that devices of no other root complex are on, or below a switch likewise. One
+    function that is right keeps the port for the others."""
+    kept: dict[int, GuestAddress] = {}
+    owner: dict[int, object] = {}
+    for i, group in enumerate(groups):
+        for bdf, function in group.function_of.items():
+            address = addresses.get(bdf)
+            if address is None or address.function != function or address.device != 0:
+                continue
+            port, expander = stated.controllers.get(address.bus), stated.expander_above(address.bus)
+            if port is None or port.model == EXPANDER or expander is None:
+                continue
+            is_right = expander.cell == group.cell
+            if granularity is PciGranularity.ROOT_COMPLEX:
+                is_right &= owner.setdefault(expander.index, group.root) == group.root
+            elif group.switch is not None:
+                is_right &= port.model == PortModel.SWITCH_DOWNSTREAM
+                upstream = 0 if port.address is None else port.address.bus
+                is_right &= owner.setdefault(upstream, group.switch) == group.switch
+            if is_right:
+                kept[i] = address
+                break
+    return kept
+
+
+class PcieDocument:
+    """Controllers and addresses of a document, without the devices that a plan moves.
+
+    cells: of the guest to be; an expander bus that names another one belongs to no cell.
+    leaving: addresses that become free.
+    """
+
+    def __init__(self, guest: Vm, cells: int, leaving: Iterable[GuestAddress]) -> None:
+        self.controllers = {
+            controller.index: controller
+            if controller.cell is None or controller.cell < cells
+            else replace(controller, cell=None)
+            for controller in guest.controllers
+        }
+        gone = set(leaving)
+        staying = [address for address in guest.addresses if address not in gone]
+        plugged = [c.address for c in guest.controllers if c.address is not None]
+        self.slots_of_bus: dict[int, set[int]] = {}
+        for address in (*staying, *plugged):
+            self.slots_of_bus.setdefault(address.bus, set()).add(address.device)
+        self.last_index = max((*self.controllers, *self.slots_of_bus), default=0)
+
+    def expander_above(self, bus: int) -> GuestPciController | None:
+        """The expander bus that a controller's bus hangs on; None where that is pcie.0."""
+        return expander_above(self.controllers, bus)
+
+    def expander_slots(self) -> list[int]:
+        """Free slots on pcie.0, in the order in which expander buses take them."""
+        in_use = self.slots_of_bus.get(0, set())
+        return [slot for slot in _EXPANDER_SLOTS if slot not in in_use]
+
+    @property
+    def cells_with_bus(self) -> frozenset[int]:
+        """Cells that an expander bus of the document belongs to."""
+        buses = (one for one in self.controllers.values() if one.model == EXPANDER)
+        return frozenset(one.cell for one in buses if one.cell is not None)
+
+
+class _PcieBuild:
+    """The document's controllers and those that are added; none is renumbered or moved."""
+
+    def __init__(self, document: PcieDocument, spare_ports: int) -> None:
+        self.document, self.spare_ports = document, spare_ports
+        self.controllers = dict(document.controllers)
+        self._slots = {bus: set(slots) for bus, slots in document.slots_of_bus.items()}
+        self._roots: dict[int, str] = {}  # host root complex of an expander bus
+        self._switches: dict[int, Bdf] = {}  # host switch of an upstream port
+        self._root_slots = document.expander_slots()
+        for index, controller in sorted(self.controllers.items()):
+            if controller.cell is not None and controller.address is None:  # libvirt gave none yet
+                at = GuestAddress(0, 0, self._root_slot(), 0)
+                self.controllers[index] = replace(controller, address=at)
+
+    def claim(self, bus: int, group: DeviceGroup) -> None:
+        """Remember whose the expander bus and the switch above a device that stays are."""
+        expander = self.document.expander_above(bus)
+        assert expander is not None, "a device that stays is on an expander bus"
+        self._roots[expander.index] = group.root
+        above = self.controllers[bus].address
+        if group.switch is not None and above is not None:
+            self._switches[above.bus] = group.switch
+
+    def expander(self, cell: int, root: str) -> int:
+        """The index of an expander bus of the cell, and of this root complex, with a free slot."""
+        most = SLOTS_PER_BUS - self.spare_ports
+        for index in self._expanders(cell, root):
+            if len(self._slots.get(index, ())) < most:
+                return index
+        return self._add(PortModel.EXPANDER_BUS, 0, self._root_slot(), cell=cell)
+
+    def port(self, group: DeviceGroup) -> int:
+        """The index of an empty port for a group, one of the document or a new one."""
+        if group.switch is None:
+            return self._taken(self._root_port(group))
+        for upstream, switch in sorted(self._switches.items()):
+            above = expander_above(self.controllers, upstream)
+            is_ours = above is not None and above.cell == group.cell and switch == group.switch
+            if is_ours and len(self._slots.get(upstream, ())) < SLOTS_PER_BUS:
+                break
+        else:
+            upstream = self._add(PortModel.SWITCH_UPSTREAM, self._root_port(group), 0)
+            self._switches[upstream] = group.switch
+        empty = self._empty_ports(upstream)
+        model = PortModel.SWITCH_DOWNSTREAM
+        return self._taken(empty[0] if empty else self._add_below(upstream, model))
+
+    def add_spares(self) -> None:
+        """Add ports until each expander bus has as many empty ones as are to be spare."""
+        for index, controller in sorted(self.controllers.items()):
+            if controller.model == EXPANDER and controller.cell is not None:
+                missing = self.spare_ports - len(self._empty_ports(index))
+                free = SLOTS_PER_BUS - len(self._slots.get(index, ()))
+                for _ in range(min(missing, free)):
+                    self._add_below(index)
+
+    def planned(self) -> tuple[GuestPciController, ...]:
+        """The expander buses of cells and all ports below them, by index, with bus windows.
+
+        Raises Unplannable if bus numbers run out.
+        """
+        below: dict[int, list[int]] = {i: [] for i, c in self.controllers.items() if _is_bus(c)}
+        for index, controller in self.controllers.items():
+            above = None if controller.address is None else controller.address.bus
+            expander = None if above is None else expander_above(self.controllers, above)
+            if expander is not None and not _is_bus(controller):
+                below[expander.index].append(index)
+        ours = [i for i in below if self.controllers[i].cell is not None]
+        ours.sort(key=lambda i: (self.controllers[i].cell, i))
+        # libvirt adds a port on pcie.0 for each index that no one names below the highest.
+        last = max((self.document.last_index, *self.controllers))
+        root_buses = last + 1 - sum(1 + len(ports) for ports in below.values())
+        needs = {i: 1 + len(below[i]) for i in ours}
+        stated = {i: nr for i in below if (nr := self.controllers[i].bus_nr) is not None}
+        foreign = [range(nr, nr + 1 + len(below[i])) for i, nr in stated.items() if i not in needs]
+        mine = {i: stated[i] for i in ours if i in stated}
+        for kept, room in product((mine, {}), ROOM):
+            numbers = _bus_numbers(needs, kept, foreign, room)
+            lowest = min(numbers.values(), default=BUS_COUNT)
+            if lowest >= root_buses:
+                break
+        else:
+            shown = ", ".join(f"controller {i}: {count}" for i, count in needs.items())
+            raise Unplannable(
+                f"PCI bus numbers: expected {BUS_COUNT} to suffice, of which pcie.0 has "
+                f"{root_buses}; found a need for {root_buses - lowest} more ({shown})",
+                hint="pass fewer devices, ask for fewer --spare-ports, or use --pci-granularity "
+                "cell",
+            )
+        starts = sorted([*numbers.values(), *(one.start for one in foreign), BUS_COUNT])
+        result = []
+        models = set(PortModel)
+        for index in sorted({*ours, *(port for i in ours for port in below[i])}):
+            controller, number = self.controllers[index], numbers.get(index)
+            if controller.model not in models:
+                continue
+            before = self.document.controllers.get(index)
+            result.append(
+                replace(
+                    controller,
+                    model=PortModel(controller.model),
+                    bus_nr=number,
+                    bus_count=number and next(one for one in starts if one > number) - number,
+                    existing=before is not None
+                    and before.address is not None
+                    and before.bus_nr == number,
+                )
+            )
+        return tuple(result)
+
+    def _empty_ports(self, parent: int) -> list[int]:
+        """Root or downstream ports on this bus with nothing behind them."""
+        return [
+            index
+            for index, controller in sorted(self.controllers.items())
+            if controller.model in (PortModel.ROOT_PORT, PortModel.SWITCH_DOWNSTREAM)
+            and controller.address is not None
+            and controller.address.bus == parent
+            and not self._slots.get(index)
+        ]
+
+    def _expanders(self, cell: int, root: str) -> list[int]:
+        return [
+            index
+            for index, controller in sorted(self.controllers.items())
+            if controller.model == EXPANDER
+            and controller.cell == cell
+            and self._roots.get(index, root) == root
+        ]
+
+    def _root_port(self, group: DeviceGroup) -> int:
+        expanders = self._expanders(group.cell, group.root)
+        empty = sorted(port for expander in expanders for port in self._empty_ports(expander))
+        port = empty[0] if empty else self._add_below(self.expander(group.cell, group.root))
+        expander = expander_above(self.controllers, port)
+        assert expander is not None
+        self._roots[expander.index] = group.root
+        return port
+
+    def _taken(self, port: int) -> int:
+        self._slots.setdefault(port, set()).add(0)
+        return port
+
+    def _add_below(self, parent: int, model: PortModel = PortModel.ROOT_PORT) -> int:
+        slot = min(set(range(SLOTS_PER_BUS)) - self._slots.get(parent, set()))
+        return self._add(model, parent, slot)
+
+    def _root_slot(self) -> int:
+        if not self._root_slots:
+            raise Unplannable(
+                "pcie.0: expected a free slot for an expander bus, found none",
+                hint="move devices of the document behind root ports",
+            )
+        return self._root_slots.pop(0)
+
+    def _add(self, model: PortModel, parent: int, slot: int, cell: int | None = None) -> int:
+        index = max((self.document.last_index, *self.controllers)) + 1
+        if index > LARGEST_INDEX:
+            there = len(self.document.controllers)
+            raise Unplannable(
+                f"PCI controllers: expected indices up to {LARGEST_INDEX}, found a need for "
+                f"{index} ({there} in the document, {len(self.controllers) - there + 1} to add)",
+                hint="pass fewer devices, ask for fewer --spare-ports, or start from a document "
+                "with fewer PCI controllers",
+            )
+        at = GuestAddress(0, parent, slot, 0)
+        self.controllers[index] = GuestPciController(index, model, at, cell=cell, existing=False)
+        self._slots.setdefault(parent, set()).add(slot)
+        return index
+
+
+def _is_bus(controller: GuestPciController) -> bool:
+    return controller.model == EXPANDER
+
+
+def _bus_numbers(
+    needs: Mapping[int, int], stated: Mapping[int, int], foreign: Sequence[range], room: int
+) -> dict[int, int]:
+    """The busNr of each expander bus, which needs so many numbers: the highest that are free, the
+    last one's the highest; some may be too low. stated: those that stay, all 0 = they cannot.
+    foreign: numbers of other expander buses. room: each gets up to so many more, so that devices
+    that come later change no number, which the names of a guest's NICs tell.
+
+    >>> _bus_numbers({2: 5, 3: 1}, {}, [range(200, 256)], 8)
+    {3: 192, 2: 184}
+    """
+    size = {index: count + room - count % room for index, count in needs.items()}
+    taken = [*foreign, *(range(nr, nr + needs[index]) for index, nr in stated.items())]
+    taken.sort(key=lambda one: one.start)
+    end_of_all = range(BUS_COUNT, BUS_COUNT)
+    if any(one.stop > following.start for one, following in pairwise([*taken, end_of_all])):
+        return dict.fromkeys(needs, 0)
+    numbers = dict(stated)
+    for index in reversed([one for one in needs if one not in stated]):
+        end = BUS_COUNT
+        for one in reversed(taken):
+            if end - size[index] < one.stop:
+                end = min(end, one.start)
+        numbers[index] = end - size[index]
+        taken = sorted([*taken, range(numbers[index], end)], key=lambda one: one.start)
+    return numbers
+
+
+def refuse_machine(guest: Vm, layout: str) -> None:
+    """Raises InputError unless the machine type has expander buses for PCIe."""
+    if guest.architecture == "x86_64" and guest.is_q35:
+        return
+    if guest.architecture == "aarch64" and guest.is_virt:
+        return
+    found = guest.machine
+    if found is None:
+        found = "none named, which libvirt takes for i440fx on x86_64"
+    elif guest.architecture == "x86_64" and not guest.is_q35:
+        found = f"{found} (i440fx)" if found == "pc" or "i440fx" in found else found
+    machine = {"x86_64": "q35", "aarch64": "virt"}.get(guest.architecture)
+    other = f"change the machine type to {machine} in a new guest, or " if machine else ""
+    raise InputError(
+        f"layout {layout}: expected machine q35 (x86_64) or virt (aarch64), the only ones with "
+        f"PCIe expander buses; found {found} on {guest.architecture}",
+        hint=f"{other}choose pin-numa, which leaves the PCI tree as it was",
     )
 
 
@@ -261,82 +542,3 @@ def _refuse_unfit(by_bdf: dict[Bdf, PciDevice], devices: tuple[Bdf, ...]) -> Non
             )
         if device.kind is DeviceKind.BRIDGE:
             raise InputError(f"device {bdf}: expected a device, found a bridge")
-
-
-def _unplaced(
-    by_bdf: dict[Bdf, PciDevice],
-    devices: tuple[Bdf, ...],
-    cell_of_node: dict[NodeIndex, int],
-    address_of: dict[Bdf, GuestAddress],
-    cell_of: dict[Bdf, GuestCellId],
-) -> tuple[Finding, ...]:
-    findings: list[Finding] = []
-    for bdf in devices:
-        if bdf in address_of:
-            continue
-        node = by_bdf[bdf].node
-        where = (
-            f"stays on the expander bus of cell {cell_of[bdf]}, where the document has it"
-            if bdf in cell_of
-            else "stays on pcie.0, so the guest sees no NUMA node for it"
-        )
-        if node is None:
-            findings.append(
-                finding(
-                    "device-node-unknown",
-                    str(bdf),
-                    "a host NUMA node",
-                    f"none: it {where}",
-                    severity=Severity.INFO if bdf in cell_of else Severity.WARNING,
-                )
-            )
-        else:
-            nodes = ", ".join(map(str, sorted(cell_of_node)))
-            findings.append(
-                finding(
-                    "device-without-cell",
-                    str(bdf),
-                    observed=f"its host node {node} is not among the guest's ({nodes}): it {where}",
-                    case="other node",
-                    values={"node": node, "nodes": nodes},
-                )
-            )
-    return tuple(findings)
-
-
-def _unguarded(
-    request: GuestRequest,
-    controllers: tuple[GuestPciController, ...],
-    address_of: dict[Bdf, GuestAddress],
-) -> tuple[Finding, ...]:
-    """Empty ports in a document that libvirt has never seen, which names no controllers.
-
-    libvirt 9.0 gives any empty port, on an expander bus and with hotplug='off' too, to the first
-    device without an address.
-    """
-    if request.guest.controllers:
-        return ()
-    used = {address.bus for address in address_of.values()}
-    used |= {c.address.bus for c in controllers if c.address is not None}
-    empty = [c for c in controllers if c.index not in used and c.model != PortModel.EXPANDER_BUS]
-    if not empty:
-        return ()
-    return (
-        finding(
-            "empty-ports-unguarded",
-            f"{len(empty)} empty ports",
-            observed="the document has not been defined yet: libvirt will give them to devices "
-            "that have no "
-            "PCI address, a virtual NIC or disk, say",
-        ),
-    )
-
-
-def _displaced_finding(assignment: PortAssignment) -> Finding:
-    return finding(
-        "device-off-its-place",
-        str(assignment.first),
-        observed="the document has something else where this device's port belongs: it has a "
-        "root port of "
-        f"its own on an expander bus of cell {assignment.cell}",
-    )

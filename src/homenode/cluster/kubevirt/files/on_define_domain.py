@@ -8,21 +8,20 @@ Grace GPUs, PCI granularity and DRA metadata need homenode's image. Licence: Apa
 import json
 import re
 import sys
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
 EXPANDER, ROOT_PORT = "pcie-expander-bus", "pcie-root-port"
 ROOT_SLOTS = (*range(0x10, 0x19), *range(0x0F, 0x02, -1), 0x19, 0x1C, 0x1E)  # free on q35
-# By class: GPUs, NVSwitches, NICs, NVMe. 1 is a GPU's own NIC, 5 virtual functions, 6 the others.
-SECTIONS = {0x0302: 0, 0x0300: 0, 0x0380: 0, 0x1200: 0, 0x0680: 2, 0x0200: 3, 0x0207: 3, 0x0108: 4}
+# By class: GPUs, NVSwitches, NICs, NVMe; 4 are the others.
+KINDS = {0x0302: 0, 0x0300: 0, 0x0380: 0, 0x1200: 0, 0x0680: 1, 0x0200: 2, 0x0207: 2, 0x0108: 3}
 GRACE_GPUS = (("0x10de", "0x2342"), ("0x10de", "0x2348"), ("0x10de", "0x2941"))
 PARTS = ("domain", "bus", "slot", "function")
 
 
-def numbers(text):
-    """The numbers of a list such as 0-3,8."""
+def numbers(text):  # of a list such as 0-3,8
     ends = [part.partition("-") for part in (text or "").strip().split(",") if part]
     return {n for first, _, last in ends for n in range(int(first), int(last or first) + 1)}
 
@@ -40,44 +39,34 @@ def plug_in(element, *at):
     ElementTree.SubElement(element, "address", {"type": "pci", **dict(zip(PARTS, words))})
 
 
-def function_of(at, element, base):
-    """What /sys has of a function: its node, kind and root complex."""
+def function_of(at, element, base):  # what /sys has of it: its node and kind
     folder = Path(base, "sys/bus/pci/devices", "{:04x}:{:02x}:{:02x}.{:x}".format(*at))
     code, vendor, device, node = (
         (folder / name).read_text().strip() for name in ("class", "vendor", "device", "numa_node")
     )
     if (vendor, device) in GRACE_GPUS:
         raise ValueError(f"{folder.name}: a Grace GPU needs the hook of homenode's image")
-    section = 5 if (folder / "physfn").is_symlink() else SECTIONS.get(int(code, 16) >> 8, 6)
-    root = [part for part in folder.resolve().parts if part.startswith("pci")][-1]
+    kind, is_virtual = KINDS.get(int(code, 16) >> 8, 4), (folder / "physfn").is_symlink()
     values = {"node": int(node), "place": address_of(element), "element": element}
-    return SimpleNamespace(at=at, name=folder.name, section=section, root=root, **values)
+    return SimpleNamespace(at=at, name=folder.name, kind=kind, is_virtual=is_virtual, **values)
 
 
 def ports_of(functions, cell_of):
-    """The functions of each port, in the order of numbering: kind by kind, the nodes in turn."""
+    """The functions of each port, cell by cell and kind by kind; a GPU's slot has one port."""
     groups = []
-    for _, slot in groupby(functions, key=lambda f: f.at if f.section == 5 else f.at[:3]):
-        members = sorted(slot, key=lambda f: f.section != 0)
-        groups += [members] if members[0].section == 0 else [[member] for member in members]
-    heads = [group[0] for group in groups]
-    for gpu in [head for head in heads if head.section == 0]:
-        near = [head for head in heads if head.section == 3 and head.root == gpu.root]
-        for nic in sorted(near, key=lambda nic: (abs(nic.at[1] - gpu.at[1]), nic.at))[:1]:
-            nic.section = 1
-    groups.sort(key=lambda group: (group[0].section, group[0].at))
-    kinds = [(group[0].section, group[0].node) for group in groups]
-    turns = [(k[0], kinds[:i].count(k), cell_of[k[1]], k[1]) for i, k in enumerate(kinds)]
-    return [groups[i] for i in sorted(range(len(groups)), key=turns.__getitem__)]
+    for _, slot in groupby(functions, key=lambda f: f.at if f.is_virtual else f.at[:3]):
+        members = sorted(slot, key=lambda f: f.kind != 0)
+        groups += [members] if members[0].kind == 0 else [[member] for member in members]
+    heads = [(cell_of[g[0].node], g[0].is_virtual, g[0].kind, g[0].at) for g in groups]
+    return [groups[i] for i in sorted(range(len(groups)), key=heads.__getitem__)]
 
 
 class PciControllers:
     """The PCI controllers of a document, by index, and the cell of each expander bus."""
 
     def __init__(self, devices, cells):
-        self.devices, self.leaving = devices, []
-        pci = devices.findall("controller[@type='pci']")
-        self.there = {int(one.get("index", "0")): one for one in pci}
+        self.devices, pci = devices, "controller[@type='pci']"
+        self.there = {int(one.get("index", "0")): one for one in devices.findall(pci)}
         expanders = [i for i, one in self.there.items() if one.get("model") == EXPANDER]
         cell_of = {i: self.value(i, "node") for i in expanders}
         self.lost = [i for i in expanders if self.value(i, "busNr") is None and cell_of[i] is None]
@@ -88,15 +77,14 @@ class PciControllers:
         text = None if target is None else target.findtext(name) or target.get(name)
         return None if text is None else int(text, 0)
 
-    def above(self, place):
-        """The expander bus above an address; None on pcie.0."""
+    def above(self, place):  # the expander bus above an address; None on pcie.0
         bus = place[1] if place else None
         if bus in self.cell_of or bus not in self.there:
             return bus if bus in self.cell_of else None
         return self.above(address_of(self.there[bus]))
 
     def places(self):
-        return {at[1:3] for at in map(address_of, {*self.devices} - {*self.leaving}) if at}
+        return {at[1:3] for at in map(address_of, self.devices) if at}
 
     def add(self, model, bus, slot, cell):
         index = max([0, *self.there, *(bus for bus, _ in self.places())]) + 1
@@ -114,31 +102,46 @@ class PciControllers:
         self.there[index] = new
         return index
 
-    def expander(self, cell):
-        """The cell's expander bus with a free slot, of the document or new."""
+    def expander(self, cell):  # with a free slot, of the document or new
         places, buses = self.places(), sorted(i for i, own in self.cell_of.items() if own == cell)
         buses = [bus for bus in buses if sum(bus == used for used, _ in places) < 32]
         free = [slot for slot in ROOT_SLOTS if (0, slot) not in places] or [None]
         return buses[0] if buses else self.add(EXPANDER, 0, free[0], cell)
 
-    def number_buses(self):
-        """Number the buses of our expanders, from 255 down."""
+    def port(self, cell):  # an empty one on the cell's expander buses, or a new one
+        for index, one in sorted(self.there.items()):
+            on_cell = self.cell_of.get((address_of(one) or (0, 0))[1]) == cell
+            if one.get("model") == ROOT_PORT and on_cell and (index, 0) not in self.places():
+                return index
+        bus = self.expander(cell)
+        free = {*range(32)} - {slot for parent, slot in self.places() if parent == bus}
+        return self.add(ROOT_PORT, bus, min(free), cell)
+
+    def number_buses(self):  # the highest that are free; those of the document if they do
         ours = sorted((cell, i) for i, cell in self.cell_of.items() if cell is not None)
         below = [self.above(address_of(one)) for one in self.there.values()]
         root = max(self.there) + 1 - len(self.cell_of) - sum(bus is not None for bus in below)
-        top = min(self.value(i, "busNr") or 256 for i in self.cell_of)
-        width = max(min(64, min(128, top - root - 16) // len(ours)) // 4 * 4, 2)
-        for cell, index in reversed(ours):
-            target = self.there[index].find("target")
-            if target is None:
-                target = ElementTree.SubElement(self.there[index], "target")
-            if target.get("busNr") is None:
-                top -= max(width, 1 + below.count(index))
-                target.set("busNr", str(top))
+        need = {i: 1 + below.count(i) for i in self.cell_of}
+        stated = {i: nr for i in self.cell_of if (nr := self.value(i, "busNr")) is not None}
+        foreign = {i: nr for i, nr in stated.items() if self.cell_of[i] is None}
+        for kept, room in product((stated, foreign), (8, 2)):
+            windows = {i: (nr, nr + need[i]) for i, nr in kept.items()}
+            for _, index in reversed(ours):
+                top, size = 256, need[index] + room - need[index] % room
+                for first, past in sorted(windows.values(), reverse=True):
+                    top = top if top - size >= past else min(top, first)
+                windows.setdefault(index, (top - size, top))
+            spans = [*sorted(windows.values()), (256, 256)]
+            if spans[0][0] >= root and all(map(lambda a, b: a[1] <= b[0], spans, spans[1:])):
+                break
+        else:
+            raise ValueError("PCI bus numbers: expected 256 to suffice, found a need for more")
+        for cell, index in ours:
+            one = self.there[index]
+            target = (one.findall("target") or [ElementTree.SubElement(one, "target")])[0]
+            target.set("busNr", str(windows[index][0]))
             if target.find("node") is None:
                 ElementTree.SubElement(target, "node").text = str(cell)
-        if top < root:
-            raise ValueError("PCI bus numbers: expected 256 to suffice, found a need for more")
 
 
 def cells_of_nodes(root, cells, nodes):
@@ -198,16 +201,13 @@ def place_devices(root, by_name, base):
     if "q35" not in machine and "virt" not in machine:
         raise ValueError(f"expected machine q35 or virt, found {machine}")
     wrong = [f for f in moving if tree.cell_of.get(tree.above(f.place), -1) != cell_of[f.node]]
-    tree.leaving = [f.element for f in wrong]
+    for element in [f.element for f in wrong if f.place]:
+        element.remove(element.find("address"))
     for cell in range(len(cells)):
         tree.expander(cell)
-    ports = ports_of(wrong, cell_of)
-    own = {cell: [p[0] for p in ports if cell_of[p[0].node] == cell] for cell in range(len(cells))}
-    for heads in own.values():
-        heads.sort(key=lambda head: (0 if head.section == 1 else head.section, head.at))
-    for port in ports:
-        cell, lowest = cell_of[port[0].node], min(port, key=lambda f: f.at)
-        bus = tree.add(ROOT_PORT, tree.expander(cell), own[cell].index(port[0]) % 32, cell)
+    for port in ports_of(wrong, cell_of):
+        lowest = min(port, key=lambda f: f.at)
+        bus = tree.port(cell_of[port[0].node])
         for f in port:
             plug_in(f.element, 0, bus, 0, 0 if f is lowest else f.at[3])
         if len(port) > 1:

@@ -1,0 +1,161 @@
+"""Cells of devices: the nearest to a host node without one, and findings on devices and cells that
+lack a place in the guest's PCIe tree."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Severity, finding
+from homenode.indices import NodeIndex
+from homenode.machine.pci import PciDevice
+from homenode.machine.topology import Host
+from homenode.plan.request import GuestRequest
+from homenode.vm.model import GuestAddress, GuestCellId, GuestPciController, PortModel
+
+
+class NearestCell(Struct, frozen=True):
+    """The guest's cell that is nearest to a host node without one. distance: the host's SLIT."""
+
+    cell: int
+    node: NodeIndex
+    distance: int
+
+
+def nearest_cells(host: Host, nodes: Sequence[NodeIndex]) -> dict[NodeIndex, NearestCell]:
+    """For each host node that is no cell's the nearest cell, the lowest among equals.
+
+    nodes: host node of each cell. Empty where the host gives no distances: then none is nearest.
+    """
+    known = {node.index for node in host.nodes}
+    if host.distances is None or not nodes or not known.issuperset(nodes):
+        return {}
+    found: dict[NodeIndex, NearestCell] = {}
+    for node in known.difference(nodes):
+        far = [host.distance(node, other) or 0 for other in nodes]
+        cell = far.index(min(far))
+        found[node] = NearestCell(cell, nodes[cell], far[cell])
+    return found
+
+
+def on_nearest_cells(
+    devices: Iterable[tuple[Bdf, NodeIndex]], nearest: Mapping[NodeIndex, NearestCell]
+) -> tuple[Finding, ...]:
+    """One finding for all devices on a cell that is not their node's. devices: with their nodes."""
+    by_node: dict[NodeIndex, list[Bdf]] = {}
+    for bdf, node in devices:
+        by_node.setdefault(node, []).append(bdf)
+    if not by_node:
+        return ()
+    stated = "; ".join(
+        f"{', '.join(map(str, bdfs))} of host node {node} on cell {nearest[node].cell} (host node "
+        f"{nearest[node].node}), at distance {nearest[node].distance}"
+        for node, bdfs in sorted(by_node.items())
+    )
+    count = sum(map(len, by_node.values()))
+    return (
+        finding(
+            "device-on-nearest-cell",
+            f"{count} device{'' if count == 1 else 's'}",
+            observed=f"their host nodes have no cell, so each hangs on the nearest one: {stated}",
+        ),
+    )
+
+
+def slow_switches(controllers: Sequence[GuestPciController]) -> tuple[Finding, ...]:
+    """One where the guest is shown PCIe switches."""
+    if all(port.model != PortModel.SWITCH_UPSTREAM for port in controllers):
+        return ()
+    return (
+        finding(
+            "mirrored-switch-slow-link",
+            "mirrored PCIe switches",
+            observed="QEMU's switch ports report links of Gen1 x1, from which NCCL computes "
+            "0.2 GB/s between GPUs below one switch",
+        ),
+    )
+
+
+def cells_without_bus(cells: int, with_bus: Iterable[int]) -> tuple[Finding, ...]:
+    without = CpuSet(range(cells)) - CpuSet(with_bus)
+    if not without:
+        return ()
+    return (
+        finding(
+            "cells-without-bus",
+            f"guest cells {without}",
+            observed=f"pcie.0 has no slots for {cells} expander buses, so cells without devices "
+            "have none: "
+            "a device that is plugged in later has no port there",
+        ),
+    )
+
+
+def unplaced(
+    by_bdf: dict[Bdf, PciDevice],
+    devices: tuple[Bdf, ...],
+    cell_of_node: dict[NodeIndex, int],
+    address_of: dict[Bdf, GuestAddress],
+    cell_of: dict[Bdf, GuestCellId],
+) -> tuple[Finding, ...]:
+    findings: list[Finding] = []
+    for bdf in devices:
+        if bdf in address_of:
+            continue
+        node = by_bdf[bdf].node
+        where = (
+            f"stays on the expander bus of cell {cell_of[bdf]}, where the document has it"
+            if bdf in cell_of
+            else "stays on pcie.0, so the guest sees no NUMA node for it"
+        )
+        if node is None:
+            findings.append(
+                finding(
+                    "device-node-unknown",
+                    str(bdf),
+                    "a host NUMA node",
+                    f"none: it {where}",
+                    severity=Severity.INFO if bdf in cell_of else Severity.WARNING,
+                )
+            )
+        else:
+            nodes = ", ".join(map(str, sorted(cell_of_node)))
+            findings.append(
+                finding(
+                    "device-without-cell",
+                    str(bdf),
+                    observed=f"its host node {node} is not among the guest's ({nodes}): it {where}",
+                    case="other node",
+                    values={"node": node, "nodes": nodes},
+                )
+            )
+    return tuple(findings)
+
+
+def unguarded_ports(
+    request: GuestRequest,
+    controllers: tuple[GuestPciController, ...],
+    address_of: dict[Bdf, GuestAddress],
+) -> tuple[Finding, ...]:
+    """Empty ports in a document that libvirt has never seen, which names no controllers.
+
+    libvirt 9.0 gives any empty port, on an expander bus and with hotplug='off' too, to the first
+    device without an address.
+    """
+    if request.guest.controllers:
+        return ()
+    used = {address.bus for address in address_of.values()}
+    used |= {c.address.bus for c in controllers if c.address is not None}
+    empty = [c for c in controllers if c.index not in used and c.model != PortModel.EXPANDER_BUS]
+    if not empty:
+        return ()
+    return (
+        finding(
+            "empty-ports-unguarded",
+            f"{len(empty)} empty ports",
+            observed="the document has not been defined yet: libvirt will give them to devices "
+            "that have no "
+            "PCI address, a virtual NIC or disk, say",
+        ),
+    )

@@ -17,7 +17,7 @@ from homenode.change.apply.definition import (
     restore_definition,
 )
 from homenode.change.apply.live_pins import apply_live_pins, preview_live_pins, restore_live_pins
-from homenode.change.apply.store import DomainStore
+from homenode.change.apply.store import DomainStore, sha256
 from homenode.change.journal import default_root
 from homenode.change.step import ChangeState
 from homenode.cpuset import CpuSet
@@ -50,7 +50,7 @@ def test_apply_defines_the_tuned_document_and_restore_gives_the_original_back_by
     done = restore_definition(Virsh(URI), NAME, root)
     assert done.changed and done.exact
     assert daemon.definition() == ORIGINAL
-    assert done.replaced.read_bytes() == defined
+    assert DomainStore(root, URI, UUID).document(sha256(defined)) == defined
 
 
 def test_passwords_survive_and_no_one_else_can_read_what_is_saved(

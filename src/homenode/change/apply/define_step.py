@@ -28,7 +28,7 @@ from homenode.wording import command_line
 class Applied(Struct, frozen=True):
     """What was done, or would be. defined: as libvirt prints it now; None where nothing was done.
 
-    original, tuned: where the saved documents lie (would lie). obstacles: why it would be refused.
+    original: where it lies (would lie). obstacles: why it would be refused.
     changed: False where the domain had this definition already.
     edited: it has more changes than libvirt makes of the tuned document: somebody edited it at the
     same moment, and restore will not drop that.
@@ -37,7 +37,6 @@ class Applied(Struct, frozen=True):
 
     state: DomainState
     original: Path
-    tuned: Path
     defined: bytes | None
     obstacles: tuple[Obstacle, ...]
     changed: bool
@@ -82,7 +81,6 @@ class DefineStep:
         return Applied(
             state=self.state,
             original=self.store.document_path(self._base),
-            tuned=self.store.document_path(sha256(self.tuned)),
             defined=self._now,
             obstacles=(),
             changed=not self._is_untouched,

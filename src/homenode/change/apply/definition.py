@@ -22,7 +22,7 @@ from homenode.change.apply.define_step import (
     with_facts,
 )
 from homenode.change.apply.obstacles import Obstacle, obstacles
-from homenode.change.apply.store import DomainStore, other_daemons, saved_originals, sha256
+from homenode.change.apply.store import DomainStore, other_daemons, saved_originals
 from homenode.change.host_lock import host_locked
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
@@ -45,12 +45,11 @@ def preview_definition(
     base = first_original(store, state, original, virsh.connect)
     against = _obstacles(virsh, state, tuned)
     return Applied(
-        state,
-        store.document_path(base),
-        store.document_path(sha256(tuned)),
-        None,
-        against,
-        tuned != original,
+        state=state,
+        original=store.document_path(base),
+        defined=None,
+        obstacles=against,
+        changed=tuned != original,
         is_original_placed=records_placed(base, original),
     )
 
@@ -105,18 +104,11 @@ class Restored(Struct, frozen=True):
     exact: it is the original, byte for byte but for the order that libvirt prints devices in; False
     where another libvirt than the one that printed the original prints it otherwise.
     changed: False where it was there already.
-    before: the definition that it had; replaced: where that lies. given: what libvirt was given.
-    moved: see Restorable.
     """
 
-    state: DomainState
     definition: bytes
     exact: bool
     changed: bool
-    before: bytes
-    replaced: Path
-    given: bytes
-    moved: tuple[str, ...]
 
 
 class Restorable(Struct, frozen=True):
@@ -242,41 +234,21 @@ def restore_definition(
     with host_locked(root, virsh.connect, words) as lock, _way_back_named(virsh, state):
         store.sweep()
         found = preview_restore(virsh, state.uuid, root, keep_edits=keep_edits)
-        before = found.definition
-        replaced = store.document_path(sha256(before))
         # Before libvirt hears of it: whatever a kill leaves is then one of the two.
         original = store.save(found.original)
         entry = structs.replace(found.entry, before=original)
         if not found.changed:
             entry = with_facts(entry, name=state.name, found=original)
             store.journal.write(entry.now(ChangeState.UNDONE))
-            return Restored(
-                state=state,
-                definition=before,
-                exact=True,
-                changed=False,
-                before=before,
-                replaced=replaced,
-                given=before,
-                moved=(),
-            )
+            return Restored(definition=found.definition, exact=True, changed=False)
         step = DefineStep(virsh, state, store, lock)
-        undone = step.undo(entry, store.journal.write, replaces=before)
+        undone = step.undo(entry, store.journal.write, replaces=found.definition)
         now = virsh.definition(state.uuid)
         if found.original != store.document(found.entry.before):
             # With the addresses that libvirt gave out.
             store.journal.write(structs.replace(undone, before=store.save(now)))
     exact = same_definition(now, found.original)
-    return Restored(
-        state=state,
-        definition=now,
-        exact=exact,
-        changed=True,
-        before=before,
-        replaced=replaced,
-        given=found.original,
-        moved=found.moved,
-    )
+    return Restored(definition=now, exact=exact, changed=True)
 
 
 @contextmanager

@@ -42,6 +42,7 @@ from homenode.measure.trial.trial_config import BARE
 from homenode.objective import Objective
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_options import ManualRanges
+from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import (
     LAYOUTS,
@@ -242,8 +243,11 @@ def test_a_layout_whose_cores_another_vm_got_meanwhile_is_not_booted(
     trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL))
     pins = trial.layouts["pin"].plan.vcpu_pins
     other = RunningDomain("other", True, pins[:1], None, (), 0, False, (), None, ())
-    now = [structs.replace(host(), domains=(other,))]
+    now = [load_host("hgx-h100")]  # the state folder of another machine
     with journal.held() as lock:
+        run_trial(replace(trial, read_host=lambda: now[0]), lock)
+        assert {one.what for one in journal.known().state.outcomes.values()} == {EntryKind.REFUSED}
+        now = [structs.replace(host(), domains=(other,))]
         run_trial(replace(trial, read_host=lambda: now[0]), lock)
     outcomes = journal.known().state.outcomes
     by_layout = {step.variant: outcomes[step.number] for step in steps_of(head)}

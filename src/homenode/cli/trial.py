@@ -309,7 +309,7 @@ def _run(
         on_wait=_Waiting(),
         notify=note,
         host=_host_of_guests(begun, host),
-        read_host=(lambda: load_host(None)) if is_local(virsh.connect) else None,
+        read_host=(lambda: load_daemon_host(None, virsh)) if is_local(virsh.connect) else None,
         boot_s=boot_s or {},
         within_s=within_s,
     )

@@ -114,10 +114,9 @@ def _fit(
 
 
 def no_longer_fits(document: bytes, name: str, plan: Plan, host: Host) -> tuple[str, ...]:
-    """What has come in the way of a layout since it was planned, on its host as it is now; ()
-    where nothing has, or where this is not the plan's host."""
+    """What has come in the way of a layout since it was planned, on its host as it is now."""
     if host_fingerprint(host) != plan.host_fingerprint:
-        return ()
+        return (f"the topology of {host.name}, not of {plan.host_name}, which the plan is for",)
     alone = host_without(host, name)
     found = _in_the_way(document, name, plan, alone)
     pinned = CpuSet.union(plan.vcpu_pins)

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.change.journal import default_root
+from homenode.check.domain.verification import verify_document
 from homenode.errors import InputError
 from homenode.formats import encode
 from homenode.machine.snapshot.pseudonyms import Pseudonyms
@@ -15,8 +16,9 @@ from homenode.machine.snapshot.redact import redact_domains
 from homenode.machine.topology import DomainMark, Host, RunningDomain
 from homenode.plan.allocations import allocations
 from homenode.plan.request import request_for
+from homenode.plan.tuning import tune
 from homenode.vm.domain.copy import copy_domain
-from homenode.vm.domain.read import read_running_domain, read_vm
+from homenode.vm.domain.read import open_domain, read_running_domain, read_vm
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL, tuned
@@ -70,6 +72,15 @@ def test_a_mark_counts_with_its_uuid_in_a_capture_too(
         assert taken(domain)[0] == (mark is DomainMark.OWN)
 
 
+def test_a_file_without_a_uuid_matches_its_plan_after_libvirt_gave_it_one() -> None:
+    identity = f"  <uuid>{UUID}</uuid>\n".encode()
+    planned = tune(ORIGINAL.replace(identity, b""), "vm", PlanOptions("pin"), load_host(HOST))
+    defined = planned.document.replace(b"  <memory ", identity + b"  <memory ", 1)
+    document = open_domain(defined, "vm")
+    found = verify_document(document, plan=planned.plan, host=load_host(HOST)).findings
+    assert not found and domain_of(defined).mark is DomainMark.OWN
+
+
 def test_a_copy_is_named_and_counts_where_the_user_says_so() -> None:
     (_, gaps), (is_taken, fewer) = taken(domain_of(COPY)), taken(domain_of(ORIGINAL))
     assert gaps == fewer + 1 and not is_taken
@@ -101,6 +112,7 @@ def full_host() -> Host:
         (("plan", "VM", "--layout", "pin", "--vcpus", "1"), "--ignore-domain kept"),
         (("plan", "VM", "--layout", "pin", "--vcpus", "4"), "--ignore-domain kept"),
         (("plan", "VM", "--layout", "pin", "--vcpus", "1", "--gpus", "2"), "--ignore-domain kept"),
+        pytest.param(("pool", "show"), "1 busy", marks=NEEDS_CLUSTER),
         pytest.param(
             ("pool", "place", "VM", "--layout", "pin", "--gpus", "2", "--vcpus", "1"),
             "--ignore-domain kept",
@@ -109,7 +121,7 @@ def full_host() -> Host:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
-def test_whoever_plans_names_the_vm_that_keeps_what_is_missing(
+def test_whoever_plans_counts_the_vm_that_keeps_what_is_missing(
     words: Sequence[str], expected: str, tmp_path: Path
 ) -> None:
     vm, host = tmp_path / "vm.xml", tmp_path / "host.json"

@@ -74,7 +74,8 @@ def edit_metadata(document: Document, plan: Plan) -> Document:
         **{name: str(value) for name, value in asdict(plan.layout).items()},
         "host": plan.host_fingerprint[:RECORDED] or None,
         "objective": None if plan.objective is None else str(plan.objective),
-        "uuid": _uuid(document),
+        # A mark from before the domain had a UUID is its own, and stays.
+        "uuid": None if element is not None and not element.get("uuid") else _uuid(document),
     }
     if element is not None:
         return apply(document, set_attributes(document, element, values))

@@ -43,20 +43,12 @@ def restore(root: Path, *, keep_edits: bool = False) -> None:
     restore_definition(Virsh(URI), NAME, root, keep_edits=keep_edits)
 
 
-def forget(root: Path) -> None:
-    forget_original(Virsh(URI), NAME, root)
-
-
-def restore_edited(root: Path) -> None:
-    restore(root, keep_edits=True)
-
-
 WORK: dict[str, tuple[str | None, Work]] = {
     "apply": (None, partial(apply, layout="pin-numa")),
     "apply over another": ("pin-numa", partial(apply, layout="pin")),
     "restore": ("pin-numa", restore),
-    "restore keeping edits": ("pin-numa, edited", restore_edited),
-    "forget": ("pin-numa, edited", forget),
+    "restore keeping edits": ("pin-numa, edited", partial(restore, keep_edits=True)),
+    "forget": ("pin-numa, edited", partial(forget_original, Virsh(URI), NAME)),
 }
 """By name: the layout that is there before, and what is killed."""
 

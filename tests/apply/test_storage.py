@@ -37,12 +37,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
-def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    daemon = StandIn(folder, NAME, ORIGINAL)
-    monkeypatch.setenv("PATH", f"{daemon.bin}:/usr/bin:/bin")
-    return daemon
-
-
 def apply(root: Path) -> None:
     virsh = Virsh(URI)
     apply_definition(virsh, NAME, tuned(), virsh.definition(virsh.domain(NAME).uuid), root)
@@ -55,9 +49,8 @@ def fill(disk: Path, left: int) -> None:
 
 @pytest.mark.parametrize("left", range(9))
 def test_a_disk_that_is_full_at_any_write_of_apply_loses_nothing(
-    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+    disk: Path, daemon: StandIn, left: int
 ) -> None:
-    daemon = fresh(tmp_path / "daemon", monkeypatch)
     fill(disk, left)
     try:
         apply(disk / "state")
@@ -82,9 +75,8 @@ def test_a_disk_that_is_full_at_any_write_of_apply_loses_nothing(
 
 @pytest.mark.parametrize("left", range(4))
 def test_a_disk_that_is_full_at_any_write_of_restore_loses_nothing(
-    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+    disk: Path, daemon: StandIn, left: int
 ) -> None:
-    daemon = fresh(tmp_path / "daemon", monkeypatch)
     apply(disk / "state")
     used = sum(-(-p.stat().st_size // PAGE) for p in (disk / "state").rglob("*") if p.is_file())
     fill(disk, left + used)
@@ -101,9 +93,9 @@ def test_a_disk_that_is_full_at_any_write_of_restore_loses_nothing(
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_happens(
-    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: Path, daemon: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon = fresh(tmp_path / "daemon", monkeypatch)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     with pytest.raises(HostError, match="Read-only file system") as refused:
         apply(disk / "state")

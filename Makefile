@@ -120,7 +120,6 @@ $(TOOLS)/.ready: packaging/tools.lock
 	@touch $@
 
 docs: $(TOOLS)/.ready $(CHECKS)
-	$(BIN)/python -m tests.option_tables
 	mkdir -p build && $(BIN)/python -m tests.doc_pictures build
 	$(BIN)/python -m tests.doc_tree build
 	$(TOOLS)/bin/sphinx-build -q -W --keep-going -b html -c packaging/docs build/docs build/site
@@ -141,7 +140,7 @@ runtime: wheel
 	build/runtime/bin/pip install --quiet --disable-pip-version-check --no-deps --no-index \
 	  $(WHEEL)/homenode-*.whl
 
-deb: runtime $(TOOLS)/.ready
+deb: runtime $(TOOLS)/.ready $(CHECKS)
 	$(BIN)/python -m tests.doc_tree build
 	$(TOOLS)/bin/sphinx-build -q -W -t manual -b man -c packaging/docs build/docs build/man
 	build/runtime/bin/python packaging/debian.py $(WHEEL)/homenode-*.whl \

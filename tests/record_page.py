@@ -6,13 +6,13 @@ import re
 import types
 import typing
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from msgspec import Struct
 from msgspec.structs import fields
 
 from homenode import api
-from homenode.cli.option_pages import meaning as meaning_of_option
+from homenode.cli.command import option_helps
 from homenode.opt import Opt
 from tests.stored_records import meanings
 
@@ -79,8 +79,8 @@ def _held(hint: Any) -> Iterator[type]:
 
 def _section(one: type, known: dict[str, type], of_pages: dict[tuple[type, str], str]) -> str:
     text = inspect.cleandoc(one.__doc__ or "")
-    text = re.split(r"\n\s*>>> ", text)[0].strip()
-    hints = _hints(one)
+    text = re.split(r"\n\s*>>> |\n\nOptions:\n", text)[0].strip()
+    hints, helps = _hints(one), option_helps(cast(Any, one))
     said = (_paragraph(part.replace("\n", " "), hints) for part in text.split("\n\n"))
     lines = [f"### {one.__name__}", *said]
     if issubclass(one, enum.Enum):
@@ -95,7 +95,7 @@ def _section(one: type, known: dict[str, type], of_pages: dict[tuple[type, str],
         is_said = re.search(rf"`{field.name}`.*: ", "\n".join(lines)) is not None
         meaning = "" if is_said else of_pages.get((one, field.name), "")
         if options and not is_said:
-            meaning = _escaped(meaning_of_option(("plan",), options[0].names[0]).text)
+            meaning = _escaped(helps.get(field.name, options[0].help))
         shown = _type(hints[field.name], known)
         rows.append(f"| `{field.name}` | {shown} | {default} | {_LINK.sub(_moved, meaning)} |")
     return "\n\n".join([*lines, "\n".join(rows) + "\n"])

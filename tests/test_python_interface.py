@@ -11,7 +11,7 @@ import pytest
 from homenode import api
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "python.md"
+PAGE = ROOT / "docs" / "reference" / "python.md"
 
 
 def test_the_page_shows_what_python_prints(monkeypatch: pytest.MonkeyPatch) -> None:

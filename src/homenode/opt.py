@@ -18,11 +18,10 @@ Parser = Callable[[str, str], Any]
 class Opt:
     """An option with a value: its names ("--output -o"), and what stands for the value.
 
-    What it means stands on the page of its command (docs/commands, cli/option_pages.py).
-    parse: None = by the field's type; show: a value as it
-    is typed. ge, le: the range of a number. panel: the title above it in the help. rare:
-    `--help-all` shows it, `--help` does not. complete: the function of cli/completion that knows
-    its values.
+    help: what it does, where the docstring of its record does not say it. parse: None = by the
+    field's type; show: a value as it is typed. ge, le: the range of a number. panel: the title
+    above it in the help. rare: `--help-all` shows it, `--help` does not. complete: the function of
+    cli/completion that knows its values.
     """
 
     def __init__(
@@ -30,6 +29,7 @@ class Opt:
         names: str,
         metavar: str,
         *,
+        help: str = "",
         parse: Parser | None = None,
         show: Callable[[Any], str] = str,
         ge: float | None = None,
@@ -39,7 +39,7 @@ class Opt:
         complete: str = "",
     ) -> None:
         self.names = tuple(names.split())
-        self.metavar, self.panel = metavar, panel
+        self.metavar, self.help, self.panel = metavar, help, panel
         self.parse, self.show, self.ge, self.le = parse, show, ge, le
         self.rare, self.complete = rare, complete
 
@@ -51,19 +51,22 @@ class Flag(Opt):
         self,
         names: str,
         *,
+        help: str = "",
         off: str = "",
         panel: str = "Options",
         rare: bool = False,
     ) -> None:
-        super().__init__(names, "", panel=panel, rare=rare)
+        super().__init__(names, "", help=help, panel=panel, rare=rare)
         self.off = tuple(off.split())
 
 
 class Arg(Opt):
     """A word by its position."""
 
-    def __init__(self, metavar: str, *, parse: Parser | None = None, complete: str = "") -> None:
-        super().__init__("", metavar, parse=parse, complete=complete)
+    def __init__(
+        self, metavar: str, *, help: str = "", parse: Parser | None = None, complete: str = ""
+    ) -> None:
+        super().__init__("", metavar, help=help, parse=parse, complete=complete)
 
 
 def size_bytes(text: str, option: str) -> int:

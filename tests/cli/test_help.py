@@ -6,10 +6,9 @@ import shlex
 import pytest
 
 from homenode.cli import help as completion
-from homenode.cli.command import WrongCall, call_of
-from homenode.cli.help import help_lines, summary
+from homenode.cli.command import WrongCall, call_of, option_helps
+from homenode.cli.help import help_lines, option_text, summary
 from homenode.cli.main import PROGRAM, main
-from homenode.cli.option_pages import meaning, rows_of
 from homenode.opt import Arg
 from tests.command_line import every_command, has_cluster, homenode
 
@@ -55,23 +54,12 @@ def test_every_option_has_a_row_with_its_choices_and_whether_it_may_be_repeated(
     for one in command.parameters:
         if command.hidden:
             continue
-        found = meaning(words[1:], one.name)
-        text = f"{found.text} {found.default}"
-        assert found.text and text.isascii(), one.name
-        assert "as for [" not in text and "see below" not in text, one.name
+        text = option_text(one)
+        assert one.help.endswith(".") and text.isascii(), one.name
+        assert option_helps(one.record).keys() <= set(one.record.__struct_fields__), one.record
         assert set(one.choices) <= set(re.split(r"[^\w-]+", text)), one.name
         is_said = re.search(r"repeated|repeatable|once for each", text) is not None
         assert is_said or not one.many or isinstance(one.opt, Arg), one.name
-
-
-def test_no_subcommand_has_the_row_of_another_one() -> None:
-    """`## show` has `-o` alone: then `pool show --output` would be the row of `## capture`."""
-    for words in EVERY:
-        for one in EVERY[words].parameters if len(words) == 3 else ():
-            rows = [row for row in rows_of(words[1]) if one.name in row.names]
-            own = [row for row in rows if words[2] in row.heading]
-            whole = [row for row in rows if {"Options", "audit"} & row.heading]
-            assert own or whole or isinstance(one.opt, Arg), (words, one.name)
 
 
 @pytest.mark.parametrize("width", [60, 79])

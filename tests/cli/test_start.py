@@ -75,7 +75,6 @@ def test_commands_do_their_work_in_files_that_are_loaded_when_it_begins(at_start
         "command",
         "help",
         "main",
-        "option_pages",
         "terminal",
     )
     known = {"homenode.cli", *(f"homenode.cli.{name}" for name in files)}

@@ -168,7 +168,6 @@ def payload(program: str, work: Path, files: Mapping[str, bytes]) -> Path:
         (folder / "files" / name).write_bytes(content)
     skip = shutil.ignore_patterns("*.pyi", "*.so.dbg")
     shutil.copytree(SOURCE / "homenode", site / "homenode", ignore=skip)
-    shutil.copytree(SOURCE.parent / "docs/commands", site / "homenode/command_pages")
     for name in _needed():
         for path in _top_level(name):
             if path.is_dir():

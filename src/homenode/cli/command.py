@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from enum import StrEnum
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -20,6 +21,8 @@ from homenode.opt import Arg, Flag, Opt
 HELP = ("--help", "-h")
 HELP_ALL = "--help-all"
 EXAMPLES = "Examples:"
+OPTIONS = "Options:"
+"""Sections of a record's docstring."""
 REQUIRED = NODEFAULT
 """The default of a field that has none."""
 
@@ -59,13 +62,20 @@ class Under:
 
 
 class Parameter(NamedTuple):
-    """A field that can be typed. path: the fields that lead to it. many: it may be repeated."""
+    """A field that can be typed. path: the fields that lead to it. many: it may be repeated.
+    record: the one that has the field."""
 
     path: tuple[str, ...]
     opt: Opt
     kind: Any
     many: bool
     default: Any
+    record: Any = None
+
+    @property
+    def help(self) -> str:
+        """What it does, then its values, then "Default:" if the field's own value is none."""
+        return option_helps(self.record).get(self.path[-1]) or self.opt.help
 
     @property
     def name(self) -> str:
@@ -139,7 +149,22 @@ def parameters_of(record: Any, path: tuple[str, ...] = ()) -> Iterator[Parameter
             if isinstance(opt, Opt):
                 kind, many = _kind_of(base)
                 default = given.get(name, NODEFAULT)
-                yield Parameter((*path, name), opt, kind, many, default)
+                yield Parameter((*path, name), opt, kind, many, default, record)
+
+
+@cache
+def option_helps(record: Any) -> dict[str, str]:
+    """What the options of a record do, by field: the lines behind "Options:" in its docstring."""
+    _, _, section = (record.__doc__ or "").partition(f"\n    {OPTIONS}\n")
+    helps: dict[str, str] = {}
+    name = ""
+    for line in section.partition("\n\n")[0].splitlines():
+        if line.startswith("        "):
+            helps[name] += f" {line.strip()}"
+        elif line.strip():
+            name, _, text = line.strip().partition(": ")
+            helps[name] = text
+    return helps
 
 
 def _is_record(annotation: Any) -> bool:
@@ -212,7 +237,9 @@ class Command(NamedTuple):
 
     @property
     def help(self) -> str:
-        return self.about or (self.load().__doc__ or "" if self.record else "")
+        text = self.about or (self.load().__doc__ or "" if self.record else "")
+        before, _, section = text.partition(f"    {OPTIONS}\n")
+        return before + section.partition("\n\n")[2]
 
     @property
     def examples(self) -> tuple[str, ...]:

@@ -1,10 +1,11 @@
 """Help: what `--help` prints, what a shell may fill in, and the scripts that ask for it. [I/O]
 
-A command's help is the docstring of its record, and what its options mean stands on its page of
-docs/commands (cli/option_pages.py). Lines after "Examples:" in it are commands that
-one can copy. A completion script sets _HOMENODE_COMPLETE to complete_SHELL, COMP_WORDS to the words
-of the line, one a line, and COMP_CWORD to the number of the one that is typed. What knows the
-values of an option takes what was typed so far; those candidates that begin like it are kept.
+A command's help is the docstring of its record: what it does, then behind "Options:" what each
+field does, then behind "Examples:" commands that one can copy.
+
+A completion script sets _HOMENODE_COMPLETE to complete_SHELL, COMP_WORDS to the words of the line,
+one a line, and COMP_CWORD to the number of the one that is typed. What knows the values of an
+option takes what was typed so far; those candidates that begin like it are kept.
 """
 
 import os
@@ -16,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from homenode.cli.command import EXAMPLES, HELP_ALL, REQUIRED, Command, Parameter
-from homenode.cli.option_pages import Meaning, meaning
 from homenode.cli.terminal import note, print_own, say, write_bytes, write_text
 from homenode.errors import UsageError
 from homenode.opt import Arg, Flag
@@ -65,7 +65,7 @@ def help_lines(
     for paragraph in paragraphs if whole else paragraphs[:2]:
         yield ""
         yield from _wrapped(" ".join(paragraph.split()), width)
-    sections = _sections(command, tuple(path.split()[1:]), parameters, whole=whole)
+    sections = _sections(command, parameters, whole=whole)
     for number, (title, rows) in enumerate(sections.items()):
         if number == 0 or command.record:
             yield ""
@@ -110,17 +110,17 @@ def _usage(command: Command, path: str, parameters: tuple[Parameter, ...]) -> st
 
 
 def _sections(
-    command: Command, words: tuple[str, ...], parameters: tuple[Parameter, ...], *, whole: bool
+    command: Command, parameters: tuple[Parameter, ...], *, whole: bool
 ) -> dict[str, list[tuple[str, str]]]:
     """Rows of names and descriptions below their titles, in the order of the declarations."""
     arguments: dict[str, list[tuple[str, str]]] = {}
     options: dict[str, list[tuple[str, str]]] = {"Options": []}
     for one in parameters:
         if isinstance(one.opt, Arg):
-            row = (one.opt.metavar, meaning(words, one.opt.metavar).text)
+            row = (one.opt.metavar, one.help)
             arguments.setdefault("Arguments", []).append(row)
         elif whole or not one.opt.rare:
-            row = (_names(one), _description(one, meaning(words, one.name)))
+            row = (_names(one), option_text(one))
             options.setdefault(one.opt.panel if whole else "Options", []).append(row)
     subcommands: dict[str, list[tuple[str, str]]] = {}
     for sub in command.commands:
@@ -144,14 +144,14 @@ def _names(one: Parameter) -> str:
     return f"{names} {one.opt.metavar}"
 
 
-def _description(one: Parameter, meaning: Meaning) -> str:
-    """What an option means, and its default."""
-    default = meaning.default
+def option_text(one: Parameter) -> str:
+    """What an option does, and its default."""
+    text, default = one.help, ""
     if isinstance(one.opt, Flag):
-        default = default or (one.opt.off[0] if one.opt.off else "")
-    elif not default and one.default not in (REQUIRED, None, "", ()):
+        default = one.opt.off[0] if one.opt.off else ""
+    elif one.default not in (REQUIRED, None, "", ()):
         default = one.opt.show(one.default)
-    return f"{meaning.text} Default: {default}." if default else meaning.text
+    return f"{text} Default: {default}." if default and "Default:" not in text else text
 
 
 def _row(left: str, right: str, width: int, column: int) -> Iterator[str]:

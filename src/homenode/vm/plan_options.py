@@ -173,6 +173,74 @@ class PlanOptions(Struct, frozen=True):
     devices: functions of the host, and UUIDs of mediated devices, that the VM gets as well.
     housekeeping_pus: in addition to those that the host's description names.
     balance: None = pack with GPUs, else spread. objective: also what `auto` has chosen for.
+
+    Options:
+      layout: The guest's layout; default, pin, pin-bound, pin-numa, pin-numa-smt, pin-numa-pci,
+        pin-numa-pci-smt; the study's vcpu_pin, vcpu_pin_numa, vcpu_pin_numa_smt, A, B, C; or auto:
+        what results or the table say; see layouts.md.
+      objective: With --layout auto, what the VM is for; multi-gpu, memory-bandwidth, latency,
+        gpu-copy, throughput, density. Default: by its devices: collective of several GPUs, gpu-copy
+        of one device, else memory-bandwidth.
+      vcpus: Number of vCPUs. Default: the document's.
+      memory_bytes: Memory, with a unit: 64GiB. Default: the document's.
+      page_bytes: Size of the huge pages that back it: 2MiB, 1GiB. Default: the document's.
+      devices: Pass this host function or mediated device as well; may be repeated.
+      gpu_count: Choose N GPUs of the host. They replace the GPUs that the document has; whole
+        nodes, switches and NVSwitch groups stay together. Default: the document's GPUs.
+      gpu_profile: With --gpus: parts of GPUs of this vGPU type (NVIDIA A40-12Q, A40-12Q,
+        NVIDIA_A40-12Q). Default: whole GPUs, and virtual functions without a type.
+      with_nics: Each GPU of the VM brings the NIC next to it; that of its switch, else of its root
+        complex; of several the fastest, then the nearest. Of a NIC with virtual functions the first
+        free one. NICs that other VMs have are left, and those that a driver of the host has are
+        named (nic-of-host). Default: the document's NICs.
+      with_nvswitches: The GPUs of the VM, which must be all of their board, bring its NVSwitches.
+        Default: the document's.
+      policy: How many cores the nodes must have; cores-first, memory-first, spread, any.
+      balance: Among equal placements: spread takes the emptiest nodes, pack the tightest fit.
+        Default: pack for a VM with GPUs, else spread.
+      max_nodes: At most so many host nodes. Default: no limit.
+      device_locality: GPUs whose own node is not chosen: require rejects the placement, prefer
+        compares placements by it, ignore places the VM as if it had none.
+      explicit_cells: One guest cell as you want it; once for each cell. Together they say the vCPUs
+        and the memory; vcpus counts siblings where the guest sees them. Needs a layout with cells.
+        Default: as the nodes give them.
+      replaces: Plan as if this domain were gone: its PUs, memory and devices count as free; may be
+        repeated. Default: the domain of the same name or UUID.
+      keep_vcpus: With SMT: keep the vCPU count, use half the cores. Default: of a document that
+        shows siblings.
+      without_nvlink: Choose any GPUs of a board with NVSwitches, also without NVLink between them,
+        not only partitions.
+      unequal_cells: Put vCPUs next to the devices, however unequal the nodes' shares become;
+        without it equal cells are preferred while they cost no package, no node and no GPU its
+        node, and other shares are as even as the nodes allow.
+      mixed_kinds: Allow P and E cores in one VM, in separate cells: no warning where the P cores do
+        not suffice.
+      memory_mode: Mode of <numatune>: strict, interleave, preferred.
+      memory_nodes_allowed: This CPU-less node may serve as ordinary memory; may be repeated. Never
+        one of GPU memory.
+      reserved_pus: PUs that the VM must leave free: 0-3,64-67.
+      reserve_defined: Every domain that is shut off keeps what its definition names; without it,
+        those that homenode placed.
+      host_reserve: What stays with the host: whole cores without vCPUs, and memory of each node.
+        Either may be left out. Default: [reserve] of the host.toml; else 1 core, and the larger of
+        2 GiB and 2 %.
+      emulator_policy: Where QEMU's own threads go: auto (cores without vCPUs, near the devices),
+        housekeeping (the host's housekeeping PUs), share (the vCPUs' PUs), none (not pinned).
+      emulator_pus: Exactly these PUs for QEMU's own threads.
+      housekeeping_pus: PUs that serve the emulators of several VMs with --emulator housekeeping,
+        and where no core is left for one; no vCPU gets one. Default: those that the host.toml
+        names.
+      pinning: The pinning: none, node (each vCPU may run on any PU of its nodes), one-pu-per-core,
+        all-pus. Default: the layout's.
+      siblings: What the guest sees of SMT: keep: as the definition's <topology> shows them, pinned
+        to siblings; hidden, exposed. Default: the layout's.
+      cells: The guest's NUMA cells: single, host. Default: the layout's.
+      pcie: The guest's PCIe tree: keep, host. Default: the layout's.
+      memory_binding: How memory is bound: keep, bound, bound-per-cell. Default: the layout's.
+      pci_granularity: What gets an expander bus of its own: cell, root-complex, switch (and the
+        switches are mirrored). Default: cell; with --layout auto switch where a GPU and its RDMA
+        NIC share a switch.
+      spare_ports: Empty root ports on each expander bus, 0 to 16.
     """
 
     layout: Annotated[str, Opt("--layout -l", "NAME", complete="layouts")] = AUTO
@@ -251,6 +319,10 @@ class ManualRanges(Struct, frozen=True):
 
     sibling_pus: the second PU of each of those cores, node by node and in the same order; () where
     the layout hides them.
+
+    Options:
+      node_pus: Pin to these CPUs of one node, one of each core; once for each node.
+      sibling_pus: Their SMT siblings in the same order; once for each node.
     """
 
     node_pus: Annotated[tuple[CpuSet, ...], _by_hand("--node-cpus", "PUS", parse=CpuSet.parse)] = ()

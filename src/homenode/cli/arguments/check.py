@@ -15,6 +15,31 @@ BOOT = "Test guest"
 class VerifyArguments(Struct, frozen=True, kw_only=True):
     """Check a VM: its file, the VM as it starts, what its guest sees.
 
+    Options:
+      document: The domain document, a domain of this libvirt by name or UUID, or a target's file,
+        which needs --plan; may be left out with --guest and --plan.
+      plan: The saved plan to compare with. Default: the document itself.
+      boot: Boot a test guest.
+      start: Start the domain paused with its real devices, look at it, and end it.
+      yes: With --start: do not ask.
+      guest: The real guest's own view: ssh:HOST or ssh://USER@HOST:PORT, or any source of show made
+        inside it.
+      target: For --guest with a plan alone: the hypervisor that the plan was made for, as plan
+        --target has it. Default: libvirt.
+      live: A running domain of this machine, from outside: threads, memory, IRQs; see apply.
+      connect: The libvirt that is asked; for --boot none = QEMU directly. Default: qemu:///system,
+        and for --boot QEMU where that does not answer.
+      kernel: The test guest's kernel. Default: the first that is there.
+      timeout: How long it may take; through libvirt and without KVM half of it, then QEMU is asked
+        directly. Default: 60, and 5 for each vCPU.
+      keep: Keep its console, its report, its document or command line here.
+      svg: Draw the guest; for a test guest, with the devices of the document. With a plan and its
+        host, they are drawn next to it as *-plan.svg.
+      prometheus: Print Prometheus' text format.
+      host: A source of the host. With --live and --start it, and the host of --plan, must be the
+        host of the libvirt daemon. Default: this machine; none where the plan or the document is
+        for another.
+
     Examples:
       homenode verify tuned.xml --plan plan.json --boot
       homenode verify gpu-vm --start
@@ -49,6 +74,25 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
 
     Nothing is changed. The exit code is 1 where something is critical or a warning.
 
+    Options:
+      files: Files of VMs and of the host, in any order; names of domains of this machine; - for a
+        VM on standard input. Default: only the host.
+      live: Also check this domain of this machine's libvirt.
+      h2d: A measured host-to-device rate, of one GPU or of all; repeatable.
+      known_width: A slot that is wired narrower than its port; repeatable.
+      under_load: Read links while a copy runs: nvbandwidth, rocm-bandwidth-test, or homenode's own
+        program in a python3 with PyTorch. Default: as they are.
+      load_command: With --under-load: what copies to the GPUs.
+      expect: Compare the host with a record of it: a capture, a host.json or any other host source.
+      fix: Plan the same VM again and write its document here.
+      everything: Also print what was checked: each GPU's path, and the memory that the VM locks and
+        maps. Default: one line.
+      prometheus: Print Prometheus' text format.
+      pool: May be repeated: compare each host of a pool with the majority of its kind (processor
+        and GPU model): one row for each difference, with how many hosts have it and which. Kinds
+        with fewer than 3 hosts are not compared; where as many hosts have one value as another, the
+        larger count and the faster link are expected, and the row says that there is no majority.
+
     Examples:
       homenode doctor VM.xml numactl.txt
       homenode doctor --pool captures/
@@ -76,6 +120,14 @@ class RetrainArguments(Struct, frozen=True, kw_only=True):
 
     Without --apply it shows the registers that it would write. It refuses while a VM or a driver
     uses anything behind the port.
+
+    Options:
+      devices: Devices whose links are trained again.
+      target: Generation to train to. Default: the fastest that both ends can.
+      apply: Write the registers. Default: a dry run.
+      print_unit: Print a systemd unit that does this at boot; only where root alone can change the
+        program.
+      print_hook: Print a libvirt hook that does this at VM start; likewise.
 
     Examples:
       homenode doctor retrain 41:00.0

@@ -16,6 +16,16 @@ class CompareArguments(Struct, frozen=True, kw_only=True):
     Where the interval does not decide, the answer is "cannot tell". Runs of one layout are
     combined; the boot is the unit of replication. With --host, for that host.
 
+    Options:
+      runs: Folders of results, also folders of folders, or of other tools' outputs as import reads
+        them.
+      objective: Whose metrics decide: multi-gpu, memory-bandwidth, latency, gpu-copy, throughput,
+        density. Default: every objective, one after another.
+      host: Recommendations for this host alone. Default: the hosts of the results.
+      bare: A run on the host itself: percent of bare metal.
+      everything: Also effects with intervals, caveats with their fixes, sources, more than three
+        machines, single GPUs, nodes, message sizes and pairs of PUs.
+
     Examples:
       homenode compare results/h200/default results/h200/pin-numa
       homenode compare demo/published/h200 --objective multi-gpu
@@ -35,6 +45,19 @@ class ReportArguments(Struct, frozen=True, kw_only=True):
     Without arguments: of ./results, into results/report.html. Folders of the study's
     scripts and logs of other tools are read as they are. Only runs of the same hardware
     are compared. The page needs no network.
+
+    Options:
+      runs: Folders of results, also folders of folders; folders of the study's scripts
+        (results/<gpu>/<config>/) and logs of other tools, read as homenode import reads them.
+        Default: results.
+      output: The page; .html or .pdf. An older report is replaced. Default: report.html in the
+        first folder.
+      host: A capture of a host of these results: its picture, links and findings, for runs that
+        name it, or for the one machine that names none. May be repeated. Default: captures stored
+        next to host runs.
+      title: Above the page. Default: Which layout to run:  and the machines.
+      appendix: In a PDF: also every figure, doubt and remark of each machine.
+      csv: Print every figure as a row of CSV.
 
     Examples:
       homenode report
@@ -65,6 +88,9 @@ class LayoutsArguments(Struct, frozen=True, kw_only=True):
 class HostsArguments(Struct, frozen=True, kw_only=True):
     """List the hosts that come with homenode, for --host.
 
+    Options:
+      everything: Also the made-up hosts.
+
     Examples:
       homenode list hosts
       homenode show --host hgx-h100
@@ -78,6 +104,9 @@ class FindingsArguments(Struct, frozen=True, kw_only=True):
     """Explain a finding: what it means, how it is measured, what it costs and how to fix it.
 
     Without an id, list all.
+
+    Options:
+      finding: The id in the brackets of a finding, or id in its JSON.
 
     Examples:
       homenode list findings

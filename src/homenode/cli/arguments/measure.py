@@ -24,12 +24,27 @@ WithinOption = Annotated[
         "TIME",
         parse=parse_duration,
         show=lambda seconds: f"{seconds:g}s",
+        help="Begin no round that would end later: 30m, 2h. Default: as long as it takes.",
     ),
 ]
 
 
 class SuiteArguments(Struct, frozen=True, kw_only=True):
-    """Which tests, how long and how often."""
+    """Which tests, how long and how often.
+
+    Options:
+      tests: Groups of tests; cpu-single, cpu-all, stream, mem-latency, core-to-core, smt,
+        placement, gpu-copy, gpu-compute, gpu-bandwidth, gpu-small-copies, gpu-peer, nccl. Default:
+        all that this machine can run.
+      repeat: Rounds; each test runs once in each.
+      quick: Half a second a figure. Default: two seconds.
+      full: Eight seconds a figure. Default: two seconds.
+      seed: Of the order of boots and of tests.
+      nccl_max_msg: Largest message of collectives.
+      nccl_topo: A topology file for NCCL: all-reduces are measured with and without it; a trial
+        makes that of each guest. Default: all-reduces without one.
+      python: A Python with PyTorch, used where GPU tools are missing.
+    """
 
     tests: Annotated[str | None, Opt("--tests", "A,B", complete="test_lists")] = None
     repeat: Annotated[int, Opt("--repeat", "N", ge=1, le=1000)] = 3
@@ -42,7 +57,17 @@ class SuiteArguments(Struct, frozen=True, kw_only=True):
 
 
 class AppArguments(Struct, frozen=True, kw_only=True):
-    """A program of the user's, measured as one more test."""
+    """A program of the user's, measured as one more test.
+
+    Options:
+      app: A command, split as a shell would split it, started without a shell. By default only it
+        and the controls run; --tests adds others.
+      metric: Finds its figure: a regular expression with one group, searched in each line of
+        standard output (4096 characters of it); the last match counts. A search that takes longer
+        than 20 s is stopped.
+      lower_is_better: The figure is a time in seconds; or a rate. Default: a rate.
+      app_timeout: Seconds after which it is stopped; that round then has no figure of it.
+    """
 
     app: Annotated[str | None, Opt("--app", "CMD")] = None
     metric: Annotated[str | None, Opt("--metric", "REGEX")] = None
@@ -51,7 +76,27 @@ class AppArguments(Struct, frozen=True, kw_only=True):
 
 
 class RunArguments(Struct, frozen=True, kw_only=True):
-    """What the run is of."""
+    """What the run is of.
+
+    Options:
+      plan: The plan of this guest. The guest is verified first, as by verify --guest; one that
+        differs is not measured. With --context host: measure on the PUs that the plan pins.
+      domain: The guest's document: kept, and used to find its GPUs.
+      layout: This guest's layout. Default: the plan's, else unknown.
+      arrangement: What else was chosen: a queue, a policy.
+      boot: Identity of this boot. Default: the kernel's boot id.
+      experiment: The study that this run is a part of. In a Slurm job, tests then run only with the
+        job's own binding.
+      block: With --experiment: its round there, from 0; a round holds one run of each alternative.
+      vantage: Where this is: guest, host or job; host is refused on a virtual machine unless
+        --force, which marks the run. Default: guest with a plan or on a virtual machine, job under
+        Slurm, else host; on Kubernetes job.
+      pus: Measure on these PUs alone. Default: all that the cpuset and the affinity allow.
+      nodes: Measure on these nodes' PUs, and on their memory if it is one. Default: all.
+      host_kind: A name for hosts of this kind; runs of different kinds are not compared. Default:
+        on a host: its processors and GPUs.
+      force: Measure a guest that is not as planned; the run is marked.
+    """
 
     plan: Annotated[Path | None, Opt("--plan", "PLAN.json")] = None
     domain: Annotated[Path | None, Opt("--domain", "FILE", rare=True)] = None
@@ -67,11 +112,32 @@ class RunArguments(Struct, frozen=True, kw_only=True):
     force: Annotated[bool, Flag("--force -f")] = False
 
 
-StopWithinOption = Annotated[float, Opt("--shutdown-timeout", "SECONDS", ge=0)]
+StopWithinOption = Annotated[
+    float,
+    Opt(
+        "--shutdown-timeout",
+        "SECONDS",
+        ge=0,
+        help="How long it may take to shut down; then it is destroyed.",
+    ),
+]
 
 
 class AccessOptions(Struct, frozen=True, kw_only=True):
-    """How a guest is reached, and how long it may take."""
+    """How a guest is reached, and how long it may take.
+
+    Options:
+      reach: How the guest is reached; ssh or agent (QEMU's guest agent with guest-exec allowed).
+        Default: ssh.
+      address: Address of the guest. Default: from libvirt's leases.
+      ssh_user: The user in the guest.
+      ssh_port: The guest's port for ssh.
+      ssh_key: A private key. Default: ssh's own choice.
+      probe: The static probe that is copied into the guest. Processor and memory tests need only a
+        POSIX shell there; GPU tests need the tools or PyTorch. Default: homenode-probe-static of
+        this installation.
+      answer_within: How long a guest may take to answer after its start.
+    """
 
     reach: Annotated[Transport | None, Opt("--guest-access", "NAME")] = None
     address: Annotated[str | None, Opt("--address", "ADDRESS")] = None
@@ -101,6 +167,16 @@ class BenchArguments(Struct, frozen=True, kw_only=True):
     With a plan, the guest is verified first. Every step is saved as it ends: --resume continues
     after Ctrl-C or a crash.
 
+    Options:
+      name: Name of the run and of its folder; needed with --resume. Default: the layout, date and
+        time.
+      on: Measure there, see elsewhere: ssh://[USER@]HOST[:PORT]. Default: this machine.
+      probe: With --on: the static probe that is copied there. Default: homenode-probe-static of
+        this installation.
+      results: Results folder; the run is DIR/<gpu>/NAME, <gpu> being the GPU's name or cpu-only.
+      resume: Continue the run of this name.
+      dry_run: Print the steps, and run none.
+
     Examples:
       homenode bench --layout pin --quick
       homenode bench --name gpu7 --on ssh://root@gpu7
@@ -121,6 +197,14 @@ class BenchArguments(Struct, frozen=True, kw_only=True):
 class BenchSetupArguments(Struct, frozen=True, kw_only=True):
     """Build the pinned GPU tools (nvbandwidth, nccl-tests, PyTorch, ...) for this machine.
 
+    Options:
+      apply: Run them. Default: they are printed.
+      remove: Remove what they installed.
+      prefix: Programs go to DIR/bin, sources and the record to DIR/share/homenode; PyTorch's Python
+        is DIR/bin/homenode-torch-python, for --python. Default: ~/.local.
+      architecture: Build for these GPUs: 90, 90,120, gfx950; no GPU is needed then. Default: this
+        machine's, as its driver names it.
+
     Examples:
       homenode bench setup
       homenode bench setup --architecture gfx950
@@ -137,6 +221,26 @@ class ImportArguments(Struct, frozen=True, kw_only=True):
 
     Files are recognised by their content: nvbandwidth, nccl-tests, Intel MLC, STREAM,
     sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench.
+
+    Options:
+      folders: Folders, looked through six deep, or single files.
+      output: Results folder to write to; a run that is there already is never replaced.
+      layout: The layout of the run NAME; NAME may contain * and ?, and an exact name takes
+        precedence over a pattern; may be repeated. Default: by the folder's name.
+      system: The folder above the runs. Default: the folder above the study's, else the GPU's name,
+        else cpu-only.
+      host_kind: What machines of this kind have in common; runs of different kinds are not
+        compared. Default: unknown.
+      machine: The host that the tools ran on: a capture, a host.toml, a shipped host, as --host
+        takes it. Without it runs count for a host only where they name a processor or GPU that it
+        has, and none that it has not. Default: unknown.
+      order: All runs, as they were measured: where all of one layout came before all of another,
+        drift looks like the layout. Times of files that were copied together say nothing, and
+        without an order nothing is stated from three boots either. Default: by the files' times.
+      vantage: Where the tools ran: guest, host or job. Default: guest for the study's folders, job
+        for bound logs, else host.
+      dry_run: Say what would be written, and write nothing.
+      everything: List everything that was left out or is not known. Default: the first 20 of each.
 
     Examples:
       homenode import logs/pin logs/pin-numa --layout 'pin*=pin' -o results

@@ -18,6 +18,19 @@ class NcclTopoArguments(Struct, frozen=True, kw_only=True):
     It gives them the host's PCIe tree. A guest sees neither the host's PCIe switches nor real link
     speeds: NCCL then pairs GPUs with far NICs, and computes bandwidths from virtual ports.
 
+    Options:
+      domain: The domain document that the VM runs with.
+      plan: The saved plan: its pins and cells are used; document and host must be those of the
+        plan. Default: the document's pins and cells.
+      guest: The guest's own view, ssh:HOST or a capture made inside it: it says bus ids and nodes.
+        Default: derived from the document.
+      nvidia_smi: The host's nvidia-smi -q -x, to check whether the VM's GPUs are one of Fabric
+        Manager's partitions. Default: as the host's source shows them.
+      output: Write the file here, and print where each device is. Default: standard output.
+      rccl: Write the file's version for AMD's RCCL. Default: NCCL.
+      cloud_init: A cloud-init snippet that puts the file in its place.
+      check: Judge a file; with --domain also against the VM.
+
     Examples:
       homenode nccl-topo --domain VM.xml --plan plan.json -o topo.xml
       homenode nccl-topo --check topo.xml --domain VM.xml

@@ -27,6 +27,11 @@ from homenode.vm.plan_options import ManualRanges, PlanOptions
 class ShowArguments(Struct, frozen=True, kw_only=True):
     """Show a host: nodes, cores, caches, PCI tree, links, and its VMs.
 
+    Options:
+      svg: Draw the host, and print no tree.
+      plan: With --svg: draw the VM of this saved plan as well. The plan must be for this host.
+      everything: Every PCI function and every gap.
+
     Examples:
       homenode show
       homenode show --host hgx-h100 --svg host.svg
@@ -46,6 +51,32 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
 
     Nothing on any machine changes: the tuned document is a file. `homenode restore FILE` gives the
     original back, and `homenode apply NAME` plans and defines a domain of libvirt.
+
+    Options:
+      document: The VM: a domain document, as virsh dumpxml prints it; a configuration of qm
+        (Proxmox) or xl (Xen); a script that homenode wrote for QEMU; - reads standard input.
+        Default: options alone.
+      vm_file: The same as [VM].
+      hosts: The host to plan for; a snapshot, a folder or tar of /sys, an hwloc XML, a host.toml, a
+        host's JSON, lspci text, or a shipped host's name; see show. May be repeated: the hosts are
+        ranked, the VM is planned for the best. Default: this machine.
+      target: The hypervisor to write for; libvirt, or one of the targets, which says what each of
+        them can say (default: what [VM] is of, else libvirt). A file of that target is edited (a qm
+        configuration may then be one without memory, cores or ostype): other lines stay, planning
+        twice gives the same file, restore gives the original back.
+      output: Write the tuned document, and the original to FILE.orig. May be VM.xml itself; - is
+        standard output, for files of other options as well. Files are written before anything is
+        printed. A new domain overwrites a file only with --force.
+      svg: Draw the host with the VM on it.
+      diff: Print the change as a unified diff.
+      explain: Print all figures that were compared, and all runners-up.
+      name: The name of a new VM (vm without it), or of a copy of [VM] with its own UUID, NVRAM and
+        MACs; see copies.
+      libvirt: Version of the host's libvirt, such as 12.1: elements that this version lacks are
+        left out, and a finding says which version has them. Default: what was found.
+      qemu: Version of the host's QEMU, likewise. Default: what was found.
+      target_version: Version of the target, such as 7.2.7 of Proxmox's qemu-server: a plan that
+        needs an option which only a newer one has is refused by its name; targets says since when.
 
     Examples:
       homenode plan VM.xml --host hgx-h100 --gpus 8 --diff
@@ -94,6 +125,16 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
     A NAME with a slash or ending in .xml is a file, which needs no libvirt: it is rewritten, its
     original is kept as FILE.orig, and `homenode restore FILE` gives it back.
 
+    Options:
+      names: The domains: names or UUIDs; needed. With a slash or ending in .xml it is a file, which
+        is rewritten without libvirt.
+      domain: Define this document of homenode plan instead; it must be of the same domain, for the
+        host of the libvirt daemon, and with devices that this host has.
+      yes: Change it without asking; needed where there is no terminal. Default: asks on a terminal.
+      live_pins: Move the threads of a running domain; leave its definition.
+      host: The host to plan for; it must be the host of the libvirt daemon: an equal machine is
+        accepted, another is refused. Default: this machine.
+
     Examples:
       homenode apply gpu-vm gpu-vm-2 --dry-run
       homenode apply ./VM.xml --host hgx-h100 --gpus 2
@@ -121,6 +162,18 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
     Refuses, and changes nothing, if the tuned one or its saved original was edited since. A TARGET
     with a slash or ending in .xml is a file, and so is one that has a saved original.
 
+    Options:
+      targets: A document that homenode plan -o wrote, or domains that homenode apply defined;
+        needed without --list.
+      connect: The libvirt daemon of the domain; default qemu:///system.
+      forget: A domain: keep the present definition as the original.
+      keep_edits: A domain edited since: take out only what the layout set, and show the diff.
+      dry_run: Only show what would change.
+      list_open: List what is open on this host or can be undone: applied domains, moved threads,
+        retrains of this boot, tools that were built, and trials; each with homenode's command that
+        undoes it and the one without homenode.
+      yes: Change it without asking; needed without a terminal.
+
     Examples:
       homenode restore tuned.xml
       homenode restore --list
@@ -141,6 +194,14 @@ class CaptureArguments(Struct, frozen=True, kw_only=True):
     The archive holds what discovery reads: /sys topology, the PCI tree, settings, and the output of
     lspci, nvidia-smi, rocm-smi, amd-smi and virsh where they are installed. Give it to --host, or
     send it with a bug report.
+
+    Options:
+      output: The archive to write (tar.gz); needed.
+      ssh: Capture this host over ssh, HOST, USER@HOST or an alias of your ssh configuration.
+        Nothing is installed or written there.
+      no_redact: Keep serials, UUIDs, MACs, host and user names. The file is then readable by its
+        owner alone.
+      force: Overwrite an existing FILE.
 
     Examples:
       homenode capture -o host.tar.gz

@@ -22,10 +22,17 @@ from homenode.opt import Arg, Flag, Opt
 from homenode.vm.hypervisor.connection import DEFAULT, STOP_S
 from homenode.vm.plan_options import PLACEMENT, ManualRanges, PlanOptions
 
-DomainArgument = Annotated[str, Arg("NAME", complete="domain_names")]
-TrialArgument = Annotated[str, Arg("NAME", complete="domain_names")]
+DomainArgument = Annotated[str, Arg("NAME", complete="domain_names", help="The domain.")]
+TrialArgument = Annotated[str, Arg("NAME", complete="domain_names", help="The domain.")]
 
-ReportOption = Annotated[Path | None, Opt("--report", "FILE")]
+ReportOption = Annotated[
+    Path | None,
+    Opt(
+        "--report",
+        "FILE",
+        help="Write the report here, .html or .pdf. Default: report.html in the trial's directory.",
+    ),
+]
 
 
 class TrialArguments(Struct, frozen=True, kw_only=True):
@@ -33,6 +40,24 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
 
     Prints findings, plans and the time first, then asks. The copy has throw-away disks. What was
     killed continues with the commands below.
+
+    Options:
+      layouts: Layouts; the first is the baseline. Default: default, pin; pin-numa where the host
+        has several nodes, pin-numa-pci where the VM has GPUs too.
+      boots: Boots of each layout. With one boot, only large differences give a verdict
+        (provisional); three boots are enough for most differences of two layouts, four of several.
+        Default: 3 of two layouts, 4 of more.
+      objective: What is to be decided: multi-gpu, memory-bandwidth, latency, gpu-copy, throughput,
+        density. Default: as the VM's devices suggest.
+      in_place: Boot the VM itself: what the guest writes stays. Default: a copy is booted.
+      bare: Also measure the host itself; this runs on the PUs and nodes of the first layout that
+        pins, and gives percentages of bare metal.
+      results: Results folder; each boot is a run ID-LAYOUT-N in it.
+      id: Name of the trial. Default: the domain and the time.
+      yes: Boot without asking.
+      dry_run: Show the plans and the schedule; do nothing.
+      host: The host to plan for; it must be the host of the libvirt daemon: an equal machine is
+        accepted, another is refused. Default: this machine.
 
     Examples:
       homenode trial gpu-vm --dry-run
@@ -66,6 +91,9 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
 class TrialStatusArguments(Struct, frozen=True, kw_only=True):
     """Show how far trials are.
 
+    Options:
+      name: Of status: a domain, whose last trial is shown, or a trial's id; without it all.
+
     Examples:
       homenode trial status
       homenode trial status gpu-vm
@@ -77,6 +105,11 @@ class TrialStatusArguments(Struct, frozen=True, kw_only=True):
 
 class TrialResumeArguments(Struct, frozen=True, kw_only=True):
     """Continue the last trial of a domain, and repeat boots that failed.
+
+    Options:
+      boots: Boots of each layout. With one boot, only large differences give a verdict
+        (provisional); three boots are enough for most differences of two layouts, four of several.
+        Default: 3 of two layouts, 4 of more.
 
     Examples:
       homenode trial resume gpu-vm --boots 6

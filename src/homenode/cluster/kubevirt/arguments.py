@@ -16,6 +16,16 @@ class OnDefineDomainArguments(Struct, frozen=True, kw_only=True):
 
     The script in the ConfigMap that manifest writes makes the same tree without homenode.
 
+    Options:
+      vmi: The VirtualMachineInstance, as the shim gives it.
+      domain: The domain document, as the shim gives it.
+      on_error: What an error does; fail: the VM does not start, and KubeVirt tries again;
+        passthrough: it starts as KubeVirt made it, and the log says so. Default: the VM's
+        annotation, else fail.
+      pci_granularity: What gets an expander bus of its own: cell, root-complex or switch. Default:
+        the VM's annotation, else cell.
+      root: Where the host's /sys lies, as the container sees it.
+
     Examples:
       homenode kubevirt on-define-domain --vmi "$VMI" --domain "$DOMAIN"
       homenode kubevirt on-define-domain --vmi "$VMI" --domain "$DOMAIN" --root node
@@ -33,6 +43,10 @@ class KubevirtReceiveArguments(Struct, frozen=True, kw_only=True):
 
     Anything else in the tar, links, and a run that exists already are refused.
 
+    Options:
+      name: The run that the guest measured.
+      results: Where the runs of all VMs are kept.
+
     Examples:
       homenode kubevirt receive run-1 --results results < run.tar
       ssh guest 'tar -C results -c run-1' | homenode kubevirt receive run-1 --results results
@@ -44,6 +58,13 @@ class KubevirtReceiveArguments(Struct, frozen=True, kw_only=True):
 
 class KubevirtCheckArguments(Struct, frozen=True, kw_only=True):
     """Check whether a VM's CPUs, huge pages, guest nodes and GPUs go together on a node.
+
+    Options:
+      vmi: What kubectl get vmi NAME -o json prints, or a VirtualMachine's; YAML as well.
+      host: The host of the node, as for show, for example a capture made there; without it the node
+        is not checked.
+      kubevirt: What kubectl get kubevirt -A -o json prints, as a file: KubeVirt's version and
+        feature gates.
 
     Examples:
       homenode kubevirt check vmi.json --host node.tar.gz
@@ -58,6 +79,9 @@ class KubevirtCheckArguments(Struct, frozen=True, kw_only=True):
 
 class KubevirtManifestArguments(Struct, frozen=True, kw_only=True):
     """Write the hook (image or ConfigMap), the gates, a VM with the hook, and measuring jobs.
+
+    Options:
+      output: Folder to write to; files that are there are not overwritten.
 
     Examples:
       homenode kubevirt manifest -o manifests --image registry.example/sidecar:1

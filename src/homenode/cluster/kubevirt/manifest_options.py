@@ -50,7 +50,28 @@ class ManifestOptions(Struct, frozen=True, kw_only=True):
     KubeVirt's own image. bench_image: that of the jobs that measure. gpu: the resource's name.
     gpu_id: the GPU's PCI vendor and device. memory_gib, vcpus, gpus: of the example VM. guest:
     user@host of the VM to measure over ssh. claims: the GPUs come from DRA claims, with as many
-    NICs where nic_class is given; None = from a device plugin."""
+    NICs where nic_class is given; None = from a device plugin.
+
+    Options:
+      image: The hook in an image, and where that will be. Default: a ConfigMap.
+      bench_image: Where the image of the measuring jobs will be.
+      vm: Of the example VM.
+      namespace: Of the VM, the ConfigMap and the jobs.
+      gpu: The GPU's resource name in the cluster.
+      gpu_id: The GPU's PCI ids (lspci -n), for permittedHostDevices.
+      gpus: Number of GPUs of the VM.
+      vcpus: Number of vCPUs of the VM.
+      memory_gib: Memory of the VM.
+      hook_version: Version of the hook's interface: v1alpha1, v1alpha2, v1alpha3. Default:
+        v1alpha3, which ends the sidecar with the VM.
+      kubevirt: KubeVirt of the cluster: the version of its sidecar image.
+      guest: The guest to measure in, over ssh.
+      node: The node to measure on. Default: any.
+      claims: The GPUs from DRA claims, all with one pcie-root (each GPU with its NIC) or one
+        numa-node. Default: from a device plugin.
+      gpu_class: With --claims: the DeviceClass of the GPUs.
+      nic_class: With --claims: a NIC of this DeviceClass for each GPU. Default: no NICs.
+    """
 
     image: Annotated[str | None, Opt("--image", "IMAGE")] = None
     bench_image: Annotated[str, Opt("--bench-image", "IMAGE")] = (

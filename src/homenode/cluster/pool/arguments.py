@@ -10,7 +10,7 @@ from homenode.cli.command import Only
 from homenode.opt import Arg, Flag, Opt
 from homenode.vm.plan_options import PlanOptions
 
-ExplainOption = Annotated[bool, Flag("--explain")]
+ExplainOption = Annotated[bool, Flag("--explain", help="Print all details.")]
 
 _OF_PLAN = (
     "layout objective vcpus memory_bytes page_bytes gpu_count with_nics policy balance max_nodes "
@@ -20,6 +20,12 @@ _OF_PLAN = (
 
 class PoolShowArguments(Struct, frozen=True, kw_only=True):
     """Show what is free on each host, and which VMs still fit.
+
+    Options:
+      sizes: A size of VM; may be repeated. Without GPUs it needs vcpus and memory. Default: 1, 2,
+        4, 8 GPUs where a host has GPUs.
+      everything: A row for each host. Else, of more than 40 hosts, those with equal figures are one
+        row: gpu-1 and 298 more.
 
     Examples:
       homenode pool show --pool 'hgx-h100*40'
@@ -36,6 +42,13 @@ class PoolShowArguments(Struct, frozen=True, kw_only=True):
 
 class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
     """Rank the hosts for a VM by what it gets there; plan for the best.
+
+    Options:
+      document: The domain document; - for standard input.
+      among: Choose this host of the pool only; may be repeated, to choose among several. Default:
+        all.
+      output: The tuned document.
+      save_plan: The plan.
 
     Examples:
       homenode pool place gpu-vm.xml --pool pool/ --gpus 2 -o tuned.xml
@@ -59,6 +72,15 @@ class PoolCaptureArguments(Struct, frozen=True, kw_only=True):
 
     Nothing is installed on the hosts. A host that fails is named; the same command later reads
     those that are missing.
+
+    Options:
+      servers: [USER@]HOST[:PORT].
+      hosts: A list: on each line [USER@]HOST[:PORT], then optionally name=NAME; # begins a comment.
+        Other lines, and a second host of one name, are named and not read.
+      output: The directory.
+      jobs: Hosts read at the same time.
+      timeout: The longest time for one host.
+      again: Also read the hosts that the directory has.
 
     Examples:
       homenode pool capture gpu-1 root@gpu-2:2222 -o pool/

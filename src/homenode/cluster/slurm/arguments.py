@@ -13,6 +13,26 @@ from homenode.opt import Arg, Flag, Opt
 class SlurmAuditArguments(Struct, frozen=True, kw_only=True):
     """Check whether the GPUs of running jobs are on the nodes of their CPUs and memory.
 
+    Options:
+      jobs: Jobs to look at: 4711, 4711_3, 4711+1. Default: all that run.
+      host: The machine of these nodes (gpu[01-36]=SOURCE), or of all others; a source as for show;
+        may be repeated. Default: this machine.
+      jobs_file: A stored squeue --all --json of 22.05 and newer, or scontrol show job -d, into
+        which a user with newlines in a comment can write records of jobs that do not exist; - for
+        standard input. Default: Slurm is asked.
+      nodes_file: A stored scontrol show node, as text or with --json: what Slurm takes the nodes
+        for. Default: Slurm is asked; with --jobs, as the machines are.
+      gres: The cluster's gres.conf: which GPU each of Slurm's numbers is, where its lines name the
+        files in another order, or MIG slices (MultipleFiles=); also with --records. Default: by PCI
+        address, as AutoDetect numbers them.
+      look: Also the memory policy of the jobs' processes, which Slurm does not show: a step of one
+        task in each GPU job, with srun --overlap, reads /proc; for your own jobs, or as root.
+        Default: CPUs and GPUs alone.
+      records: Look at jobs that ended, by their records; needs no host.
+      hooks: Write the scripts that keep records, and stop.
+      spool: With --hooks: folder on each node for the records.
+      show_all: Also print findings of severity info.
+
     Examples:
       homenode slurm audit
       homenode slurm audit 4711 --host node.tar.gz
@@ -34,6 +54,13 @@ class SlurmAuditArguments(Struct, frozen=True, kw_only=True):
 class SlurmCheckArguments(Struct, frozen=True, kw_only=True):
     """Check gres.conf and slurm.conf against a node's GPUs, and show what they should say.
 
+    Options:
+      gres: Both files, as the cluster has them, in either order.
+      slurm: Both files, as the cluster has them, in either order.
+      nodes: Only these nodes (gpu[01-36]); the host stands for each. Default: all with GPUs.
+      cgroup: Also cgroup.conf. Default: not judged.
+      output: Write both files as they should be to this folder, and those that they include.
+
     Examples:
       homenode slurm check gres.conf slurm.conf --host node.tar.gz
       homenode slurm check gres.conf slurm.conf -o corrected
@@ -54,6 +81,23 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
     Writes sbatch scripts into DIR/jobs, submits them and waits; runs are in DIR/results.
     Run it again with the same DIR to go on after any interruption: what is done stays done,
     what failed is submitted again.
+
+    Options:
+      output: The study's folder, on a file system that all nodes share.
+      nodelist: These nodes, also as gpu[01-04], each in the partitions that have it.
+      host: What every node is: a snapshot, a description, a shipped host; no look jobs then.
+        Default: each is captured.
+      numa: NUMA nodes to bind to. Default: all with CPUs and memory.
+      shared: GPUs of a shared job, and how many at once; may be repeated. Default: 1x4 and 2x2.
+      mig: Also jobs of one MIG slice each, as gpu:1g.10gb; may be repeated.
+      app: Your own program, under each binding, in the folder that the command is started in; its
+        words are split as by a shell, and no shell runs them.
+      wait: Wait no longer than this. Default: as long as it takes.
+      patience: How long to wait while every remaining job is blocked (a drained node, a hold), or
+        the controller does not answer.
+      poll: Between two polls of the queue.
+      dry_run: Write the scripts, print their names, submit nothing. With --host also where no Slurm
+        answers: nodes are then as described, named by --nodelist.
 
     Examples:
       homenode slurm study -o /shared/study --dry-run
@@ -79,6 +123,15 @@ class SlurmReportArguments(Struct, frozen=True, kw_only=True):
 
     Reads folders of homenode slurm study, also while it runs; folders that homenode import
     wrote; and logs of nvbandwidth named exclusive_… and shared_….
+
+    Options:
+      folders: Folders of homenode slurm study, finished or not; folders that homenode import wrote;
+        logs of nvbandwidth whose names say exclusive or shared.
+      everything: Every map, job and gap. Default: the first map, and all that differ.
+      output: All of it as one page, FILE.html, that loads nothing: which queue for which work; heat
+        maps of both directions and of latency, NUMA nodes down, GPU 0 to n across; mean and
+        deviation, near, far, in shared jobs of 1 and 2 GPUs and between GPUs; copies by CE and by
+        SM; hardware and tools; then every map, figure and job as tables.
 
     Examples:
       homenode slurm report study

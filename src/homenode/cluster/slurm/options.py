@@ -39,6 +39,27 @@ class StudyOptions(Struct, frozen=True):
 
     rounds: a verdict is measured from three on. numa: NUMA nodes to bind to. app: words of a
     command, which runs in app_folder. homenode: as the nodes find it.
+
+    Options:
+      partition_exclusive: Partition of whole nodes. Default: the cluster's default.
+      partition_shared: Partition of shared nodes. Default: as for whole ones.
+      nodes: Cluster nodes to study: of both partitions before others, idle before busy; more than
+        there are is refused.
+      rounds: Jobs of each kind on each node.
+      cpus_per_gpu: CPUs of shared jobs. Default: an even share of the node's.
+      minutes: Time limit of each job.
+      account: The account, for sbatch. Default: SBATCH_ACCOUNT; other variables of sbatch's do not
+        reach the jobs.
+      qos: The QOS, for sbatch.
+      reservation: The reservation, for sbatch.
+      tests: Tests of homenode bench next to the copies; none for no more; may be repeated. Default:
+        stream, mem-latency.
+      metric: Finds its figure: the group of the last match.
+      lower_is_better: The figure is a time, in seconds. Default: a rate.
+      between_nodes: Also all-reduce on and between the nodes (all_reduce_perf on the PATH, built
+        with MPI).
+      mpi: For srun between nodes: pmix, pmi2. Default: the cluster's.
+      setup: A shell file that each job reads first: module load ...
     """
 
     partition_exclusive: Annotated[str | None, Opt("--partition-exclusive", "P")] = None

@@ -416,12 +416,12 @@ def contradictions(files: Mapping[str, str], switches: Switches) -> Iterator[str
 
 
 _LSCPU, _MEMINFO = "cpu_topology.txt", "hugepages.txt"
-_FIELD = re.compile(r"(?m)^ *([A-Za-z()_ ]{1,40}):[ \t]*(\S.{0,199}?)\s*$", re.A)
 
 
 def _fields(files: Mapping[str, str], name: str) -> dict[str, str]:
     """The fields of a file of lines "NAME: VALUE": lscpu's, /proc/meminfo's."""
-    return dict(_FIELD.findall(files.get(name, "")))
+    rows = (line.partition(":") for line in files.get(name, "").splitlines())
+    return {key.strip(): value.strip() for key, _, value in rows if value.strip()}
 
 
 def _processors(files: Mapping[str, str]) -> tuple[str, ...]:

@@ -449,9 +449,11 @@ def test_names_that_are_replaced_everywhere_or_tell_nothing_need_no_word() -> No
 
 def test_of_amd_gpus_no_serial_is_kept() -> None:
     states = '[{"gpu": 0, "asic": {"asic_serial": "0xDEAD", "oam_id": 1}}]'
-    commands = {"amd-smi-topology": states}
+    card = '{"card0": {"PCI Bus": "0000:C1:00.0", "Serial Number": "0xDEAD"}}'
+    commands = {"amd-smi-topology": states, "rocm-smi-json": card}
     shown = redact(MemorySnapshot("host", {}, {}, commands), Identities()).snapshot.commands
-    assert shown["amd-smi-topology"] == states.replace("0xDEAD", "redacted")
+    for name, text in commands.items():
+        assert shown[name] == text.replace("0xDEAD", "redacted")
 
 
 def test_an_interface_that_is_named_by_its_mac_has_the_pseudonym_of_it() -> None:

@@ -263,7 +263,9 @@ def _serial(text: str, names: Pseudonyms) -> str:
     return text if names.scrub(text) != text or text == "redacted" else names.serial(text)
 
 
-_AMD_SECRET = re.compile(r'("[^"]{0,40}(?:serial|uuid|guid|hive)[^"]{0,20}":\s{0,4})("[^"]*"|\d+)')
+_AMD_SECRET = re.compile(
+    r'("[^"]{0,40}(?:serial|uuid|guid|hive)[^"]{0,20}":\s{0,4})("[^"]*"|\d+)', re.I
+)
 
 
 def _amd(text: str, names: Pseudonyms) -> str:
@@ -520,8 +522,7 @@ def _copy(element: etree._Element, path: str) -> etree._Element:
 
 _REDACTORS: dict[str, Callable[[str, Pseudonyms], str]] = {
     "lspci": _lspci,
-    "amd-smi-topology": _amd,
-    "amd-smi-partition": _amd,
+    **dict.fromkeys(("amd-smi-topology", "amd-smi-partition", "rocm-smi-json"), _amd),
     "nvidia-smi-query": redact_nvidia_query,
     "nvidia-smi-topo": _topology,
     **dict.fromkeys(("qemu-version", "uname", "virsh-version"), redact_release),

@@ -38,13 +38,30 @@ _DECODER = json.JSONDecoder()
 T = TypeVar("T")
 
 
-def record(value: object, kind: type[T], source: str, line: int | None = None) -> T:
-    """A value of JSON as a record. Raises ParseError: what is not of its form, and where."""
+def record(
+    value: object, kind: type[T], source: str, line: int | None = None, *, at: str = "$"
+) -> T:
+    """A value of JSON as a record. Raises ParseError: what is not of its form, and where.
+
+    at: the value's own place in its document.
+    """
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, OverflowError, UnicodeError, RecursionError) as error:
         expected = f"what {source} writes"
-        raise ParseError(source, expected, str(error), line=line) from None
+        raise ParseError(source, expected, str(error).replace("$", at), line=line) from None
+
+
+def value_at(document: object, path: str, kind: Any, source: str) -> Any:
+    """The value down a path of keys ("config/ngpus"), as a kind; None where it is not there.
+
+    Raises ParseError for one of another kind.
+    """
+    keys = path.split("/")
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict) else None
+    at = ".".join(("$", *keys))
+    return None if document is None else record(document, kind, source, at=at)
 
 
 def json_object(

@@ -28,14 +28,14 @@ the table; older versions print numbers. Source: enqueue.cc of these, public log
 import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from itertools import groupby
+from itertools import groupby, product
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
 from homenode.errors import ParseError
 from homenode.findings import Gap
-from homenode.machine.tools.lines import Figure, Line, Lines, Whole, json_object, record
+from homenode.machine.tools.lines import Figure, Line, Lines, Whole, json_object, value_at
 from homenode.units import format_bytes
 
 SOURCE = "nccl-tests"
@@ -268,8 +268,13 @@ def _is_correct(rows: Sequence[NcclRow], out_of_bounds: int | None) -> bool | No
     return True if wrongs else None
 
 
-_NOT_READ = {"version", "start_time", "args", "env", "end_time"}
-"""args and env hold the user's environment."""
+_KEYS = frozenset(
+    """
+    average_bus_bandwidith average_bus_bandwidth config errors nccl_version out_of_bounds results
+    version start_time args env end_time
+    """.split()
+)
+"""Of which args and env are not read: they hold the user's environment."""
 
 _Nan = Annotated[str, Meta(pattern=r"^\s*-?[nN][aA][nN]\s*$")]
 _FigureOrNan = Figure | _Nan | None
@@ -297,62 +302,33 @@ class _JsonRow(Struct):
     experiment_name: str | None = None
 
 
-class _JsonDevice(Struct):
-    device_info: str = ""
-
-
-class _JsonConfig(Struct):
-    nthreads: Whole | None = None
-    ngpus: Whole | None = None
-    warmup_iters: Whole | None = None
-    iterations: Whole | None = None
-    devices: tuple[_JsonDevice, ...] = ()
-
-
-class _JsonAverage(Struct):
-    bandwidth: _FigureOrNan = None
-    bandwidith: _FigureOrNan = None
-
-
-class _JsonCount(Struct):
-    count: Whole | None = None
-
-
-class _JsonRun(Struct):
-    results: tuple[_JsonRow, ...]
-    nccl_version: Whole | None = None
-    config: _JsonConfig = field(default_factory=_JsonConfig)
-    out_of_bounds: _JsonCount = field(default_factory=_JsonCount)
-    average_bus_bandwidth: _JsonAverage = field(default_factory=_JsonAverage)
-    average_bus_bandwidith: _JsonAverage = field(default_factory=_JsonAverage)
-    errors: tuple[Any, ...] | None = None
-
-
 def _parse_json(text: str) -> NcclTests:
     document = json_object(text, SOURCE, parse_constant=str)
-    run = record(document, _JsonRun, SOURCE)
-    if not 0 < len(run.results) <= MAX_ROWS:
-        raise ParseError(SOURCE, f"1 to {MAX_ROWS} results", str(len(run.results)))
-    rows = tuple(_row(row) for row in run.results)
-    unknown = sorted(set(document) - {*_JsonRun.__struct_fields__} - _NOT_READ)
-    config = run.config
-    gpus = None
-    if config.nthreads is not None and config.ngpus is not None:
-        gpus = config.nthreads * config.ngpus
-    name = run.results[0].experiment_name
+
+    def at(path: str, kind: Any = Whole) -> Any:
+        return value_at(document, path, kind, SOURCE)
+
+    results: tuple[_JsonRow, ...] = at("results", tuple[_JsonRow, ...]) or ()
+    if not 0 < len(results) <= MAX_ROWS:
+        raise ParseError(SOURCE, f"1 to {MAX_ROWS} results", str(len(results)))
+    rows = tuple(_row(row) for row in results)
+    threads, gpus, version = at("config/nthreads"), at("config/ngpus"), at("nccl_version")
+    devices = at("config/devices", tuple[dict[str, Any], ...]) or ()
+    errors = at("errors", tuple[Any, ...]) or ()
+    name = results[0].experiment_name
     return NcclTests(
-        library_version=None if run.nccl_version is None else str(run.nccl_version),
+        library_version=None if version is None else str(version),
         collective=None if name is None else _COLLECTIVES.get(name, name.lower()[:40]),
-        gpus=gpus,
-        warmups=config.warmup_iters,
-        iterations=config.iterations,
-        gpu_names=tuple(device.device_info[:200].strip() for device in config.devices),
+        gpus=None if threads is None or gpus is None else threads * gpus,
+        warmups=at("config/warmup_iters"),
+        iterations=at("config/iterations"),
+        gpu_names=tuple(str(device.get("device_info", ""))[:200].strip() for device in devices),
         rows=rows,
-        is_correct=_is_correct(rows, run.out_of_bounds.count),
-        average_bus_bytes_per_s=_average(run),
+        is_correct=_is_correct(rows, at("out_of_bounds/count")),
+        average_bus_bytes_per_s=_average(document),
         gaps=(
-            *(Gap(SOURCE, f"key not known: {key[:80]!r}") for key in unknown),
-            *(Gap(SOURCE, f"error: {str(error)[:200]}") for error in (run.errors or ())[:16]),
+            *(Gap(SOURCE, f"key not known: {key[:80]!r}") for key in sorted({*document} - _KEYS)),
+            *(Gap(SOURCE, f"error: {str(error)[:200]}") for error in errors[:16]),
         ),
     )
 
@@ -366,14 +342,15 @@ def _row(row: _JsonRow) -> NcclRow:
     return NcclRow(size_bytes=row.size, out_of_place=first, in_place=second)
 
 
-def _average(run: _JsonRun) -> float | None:
-    for one in (run.average_bus_bandwidth, run.average_bus_bandwidith):
-        for value in (one.bandwidth, one.bandwidith):
-            if value is not None:
-                return value * 1e9 if isinstance(value, float) else None
+def _average(document: dict[str, Any]) -> float | None:
+    for key, name in product(("average_bus_bandwidth", "average_bus_bandwidith"), _SPELLINGS):
+        value = value_at(document, f"{key}/{name}", _FigureOrNan, SOURCE)
+        if value is not None:
+            return value * 1e9 if isinstance(value, float) else None
     return None
 
 
+_SPELLINGS = ("bandwidth", "bandwidith")
 _COLLECTIVES = {
     "AllReduce": "all_reduce",
     "AllGather": "all_gather",

@@ -51,6 +51,7 @@ if find_spec("homenode.cluster") is None:  # an installation may be without it
 REQUIRED = frozenset(filter(None, os.environ.get("HOMENODE_REQUIRED_MARKERS", "").split(",")))
 """Markers whose tests must not skip here: continuous integration owns them."""
 
+os.environ["HOMENODE_EMULATED_TRIALS"] = "1"  # what tests boot has no KVM
 TIMES = Path(os.environ["HOMENODE_TEST_TIMES"]) if "HOMENODE_TEST_TIMES" in os.environ else None
 """Where the processor time of each test is written, for tests/slow_tests.py."""
 

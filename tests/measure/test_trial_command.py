@@ -1,5 +1,6 @@
 """homenode trial as a user meets it: what it refuses, shows, and undoes."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -131,6 +132,48 @@ def test_a_layout_that_does_not_fit_stops_everything_before_the_first_boot(
     )
     assert done.exit_code == 4, done.output
     assert "nothing was booted" in done.output
+    assert known_trials(tmp_path / "state") == ()
+
+
+@pytest.mark.parametrize("how", ["--dry-run", "--quick"])
+@pytest.mark.parametrize(
+    ("missing", "says"),
+    [
+        ("kvm", ("emulated (type='qemu')", "virsh edit")),
+        ("probe", ("homenode-probe-static not found", "make setup")),
+        ("disk", ("needs 64 MiB of free disk, 1000 B free", "--results")),
+        ("ssh", ("ssh: command not found", "apt install openssh-client")),
+        ("agent", ("org.qemu.guest_agent.0", "--guest-access")),
+        ("memory", ("STREAM", "--tests")),
+    ],
+)
+def test_what_a_trial_needs_is_looked_at_before_it_asks_and_in_a_dry_run(
+    missing: str,
+    says: tuple[str, str],
+    how: str,
+    daemon: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    access = () if missing != "agent" else ("--guest-access", "agent")
+    if missing == "kvm":
+        monkeypatch.delenv(trial_work.EMULATED)
+    elif missing == "probe":
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    elif missing == "disk":
+        usage = shutil.disk_usage("/")._replace(free=1000)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    elif missing == "ssh":
+        found = shutil.which
+        monkeypatch.setattr(
+            shutil, "which", lambda *a, **k: None if a[0] == "ssh" else found(*a, **k)
+        )
+    elif missing == "memory":
+        daemon.put_definition(ORIGINAL.replace(b"1048576", b"262144"))
+    done = trial("--layouts", "pin", "--in-place", how, *access, *HERE, "--", NAME)
+    assert done.exit_code == 2
+    said = f"{done.output} {done.exception} {getattr(done.exception, 'hint', '')}"
+    assert all(text in said for text in says), said
     assert known_trials(tmp_path / "state") == ()
 
 

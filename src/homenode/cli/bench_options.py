@@ -329,9 +329,7 @@ def static_probe(given: Path | None) -> bytes:
     found = given or (neighbours if neighbours.exists() else None) or find_program(_STATIC_PROBE)
     if found is None:
         raise UsageError(
-            f"--probe: expected a static probe, found no {_STATIC_PROBE} next to {sys.executable} "
-            "or on PATH",
-            hint="make -C native static, then --probe build/probe/homenode-probe-static",
+            f"{_STATIC_PROBE} not found next to {sys.executable} or on PATH", hint="make setup"
         )
     from homenode.check.verify.boot.initramfs import is_static
 

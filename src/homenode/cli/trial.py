@@ -1,5 +1,6 @@
 """homenode trial: what is asked, and how it begins, goes on, concludes, is undone. [I/O]"""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -62,7 +63,14 @@ from homenode.measure.trial.prepare import (
     reopen,
     with_access,
 )
-from homenode.measure.trial.runner import Reopened, Trial, outcome_code, run_trial, steps_of
+from homenode.measure.trial.runner import (
+    Reopened,
+    Trial,
+    is_emulated,
+    outcome_code,
+    run_trial,
+    steps_of,
+)
 from homenode.measure.trial.trial_config import BARE
 from homenode.objective import Objective
 from homenode.plan.auto import suggested_objective
@@ -79,11 +87,14 @@ from homenode.vm.hypervisor.connection import GuestAccess, is_local
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
 from homenode.vm.sources import load_host
-from homenode.wording import plural
+from homenode.wording import command_line, plural
 
 if TYPE_CHECKING:
     from homenode.machine.topology import Host
 
+
+EMULATED = "HOMENODE_EMULATED_TRIALS"
+"""Variable of the environment with which tests boot emulated guests."""
 
 _BOOT_S = 60.0
 """From start to answer and from there to off, as a server of the day takes; for the estimate."""
@@ -133,7 +144,15 @@ def begin_trial(asked: TrialArguments) -> None:
     host = hosts_after((load_daemon_host(asked.host, virsh),), asked.after)[0]
     state = virsh.domain(asked.name)
     check_can_ask(asked=not (asked.yes or asked.dry_run))
-    document = open_domain(virsh.definition(state.uuid), state.name)
+    original = virsh.definition(state.uuid)
+    if is_emulated(original) and EMULATED not in os.environ:
+        raise UsageError(
+            f"{state.name}: emulated (type='qemu'), so its results would mean nothing",
+            hint=f"on a host with /dev/kvm: {command_line('virsh', 'edit', state.argument)}, "
+            "<domain type='kvm'>",
+        )
+    probe = static_probe(asked.access.probe)
+    document = open_domain(original, state.name)
     vm = vm_of(document)
     objective = suggested_objective(vm, asked.options, host)
     want = trial_request(state.name, asked, usual_layouts(vm, host), objective)
@@ -151,7 +170,6 @@ def begin_trial(asked: TrialArguments) -> None:
         if not (asked.yes or confirm(_question(checked.head))):
             note("nothing was changed")
             raise SystemExit(FINDINGS)
-        probe = static_probe(asked.access.probe)
         journal = TrialJournal(default_root(), checked.head.id)
         with journal.held() as lock:
             if asked.report is not None:

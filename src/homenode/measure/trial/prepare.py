@@ -1,6 +1,8 @@
 """Beginning: what is looked at and kept before the first boot, and read to go on. [I/O]"""
 
-from collections.abc import Sequence
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -31,6 +33,8 @@ from homenode.measure.trial.trial_config import (
 )
 from homenode.objective import Objective
 from homenode.plan.stored import encode_plan, read_plan
+from homenode.process import find_program
+from homenode.units import format_bytes
 from homenode.vm.domain.read import open_domain, read_vm
 from homenode.vm.domain.schema import refuse_new_errors
 from homenode.vm.hypervisor.connection import GuestAccess, Transport
@@ -111,6 +115,7 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
     no_way = _obstacle_to(original, state.name, wanted.reaching.transport)
     obstacles = [] if no_way is None else [no_way]
     obstacles += short_memory(fitted, wanted.measuring.suite.groups)
+    obstacles += _missing_here(wanted, copy)
     if copy is None:
         for one in fitted:
             if one.tuning is not None:
@@ -239,6 +244,30 @@ def _no_nvlink(original: bytes, name: str) -> tuple[str, ...]:
     """The option of apply with which the GPUs that a VM has need be no NVLink partition: as they
     were planned here."""
     return ("--allow-no-nvlink",) if read_vm(original, name).hostdevs else ()
+
+
+_ROOM_OF_DISK, _ROOM_OF_RESULTS = 1 << 30, 64 << 20
+"""Bytes: what a guest writes in its boots, and what is measured."""
+
+
+def _missing_here(wanted: TrialRequest, copy: PreparedCopy | None) -> Iterator[str]:
+    """Programs and room on disks that a trial needs, each with what to do."""
+    needed = {"ssh": "openssh-client"} if wanted.reaching.transport is Transport.SSH else {}
+    needed |= {"qemu-img": "qemu-utils"} if copy is not None and copy.disks else {}
+    for program, package in needed.items():
+        if find_program(program) is None:
+            yield f"{program}: command not found; apt install {package}"
+    room = Counter({wanted.results.absolute(): _ROOM_OF_RESULTS})
+    for overlay in () if copy is None else copy.copy.overlays:
+        room[Path(overlay).parent] += _ROOM_OF_DISK
+    for folder, size in room.items():
+        there = next(one for one in (folder, *folder.parents) if one.exists())
+        free = shutil.disk_usage(there).free
+        if free < size:
+            yield (
+                f"{folder}: needs {format_bytes(size)} of free disk, {format_bytes(free)} free; "
+                "free some, or give another folder: --results"
+            )
 
 
 _AGENT = "org.qemu.guest_agent.0"

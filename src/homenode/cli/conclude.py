@@ -1,6 +1,6 @@
 """homenode compare and report: what results say. [I/O]"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +20,9 @@ from homenode.cli.terminal import (
     write_bytes,
     write_text,
 )
-from homenode.decide.alternative import alternatives_of
+from homenode.decide.alternative import Alternative, alternatives_of
+from homenode.decide.compare import alternatives_by_machine, compare_machines
 from homenode.decide.compare import compare as compare_alternatives
-from homenode.decide.compare import compare_machines
 from homenode.decide.comparison import Outcome
 from homenode.decide.machine_facts import facts_of_host, of_host
 from homenode.decide.recommendation import (
@@ -53,12 +53,14 @@ def compare(asked: CompareArguments) -> None:
     wanted = tuple(Objective) if asked.objective is None else (asked.objective,)
     skipped = [reason for one in named for reason in one.skipped]
     skipped += left_out(runs, wanted)
+    machines: dict[str, tuple[Alternative, ...]] = {}
     if asked.bare is None:
-        compared = compare_machines(by_argument, asked.objective, skipped=skipped)
+        machines = alternatives_by_machine(by_argument)
+        compared = compare_machines(machines, asked.objective, skipped=skipped)
     else:
         chosen = alternatives_of(by_argument, first_alone=True)
         compared = compare_alternatives(chosen, asked.objective, bare=True, skipped=skipped)
-    answers = _decide(runs, wanted, asked.host)
+    answers = _decide(runs, wanted, asked.host, machines)
     comparison = RecommendedComparison(**asdict(compared), recommendations=answers)
     if asked.json:
         print_json(encode("comparison", comparison))
@@ -70,14 +72,17 @@ def compare(asked: CompareArguments) -> None:
 
 
 def _decide(
-    runs: Sequence[Run], objectives: Sequence[Objective], host: str | None
+    runs: Sequence[Run],
+    objectives: Sequence[Objective],
+    host: str | None,
+    machines: Mapping[str, Sequence[Alternative]],
 ) -> tuple[Recommendation, ...]:
     """The answers for a host; where none is named, for every machine that runs are of."""
     if host is not None:
         machine = load_host(host)
         return decide_all(of_host(runs, machine), facts_of_host(machine), objectives)
     here = _this_machine() if any(run.head.host is not None for run in runs) else None
-    return decide_for_machines(runs, objectives, here)
+    return decide_for_machines(runs, objectives, here, machines)
 
 
 def _this_machine() -> Host | None:

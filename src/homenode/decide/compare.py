@@ -62,23 +62,32 @@ def compare(
     return structs.replace(found, doubts=once([*_sick(chosen), *found.doubts]), power=power)
 
 
-def compare_machines(
+def alternatives_by_machine(
     named: Sequence[tuple[str, Sequence[Run]]],
+) -> dict[str, tuple[Alternative, ...]]:
+    """The alternatives of each machine. named: runs by the argument that names them."""
+    machines = {}
+    every = [run for _, group in named for run in group]
+    for name, runs in runs_by_machine(every).items():
+        own = {id(run) for run in runs}
+        parts = [(argument, [one for one in group if id(one) in own]) for argument, group in named]
+        machines[name] = alternatives_of([(argument, group) for argument, group in parts if group])
+    return machines
+
+
+def compare_machines(
+    machines: Mapping[str, Sequence[Alternative]],
     objective: Objective | None = None,
     *,
     skipped: Sequence[str] = (),
 ) -> Comparison:
     """Layouts of each machine with one another; machines are never compared.
 
-    named: runs by the argument that names them. Raises InputError where no machine has two layouts.
+    Raises InputError where no machine has two layouts.
     """
-    machines = runs_by_machine([run for _, runs in named for run in runs])
     made: dict[str, Comparison] = {}
     single = []
-    for name, runs in machines.items():
-        own = {id(run) for run in runs}
-        parts = [(argument, [one for one in group if id(one) in own]) for argument, group in named]
-        chosen = alternatives_of([(argument, group) for argument, group in parts if group])
+    for name, chosen in machines.items():
         if len(chosen) > 1 or len(machines) == 1:
             made[name] = compare(chosen, objective)
         else:
@@ -235,7 +244,8 @@ def _found(
 ) -> Found:
     first, second = pair
     key = first.key
-    found = interval(first, second, neighbours=neighbours)
+    decides = primary or metric.control
+    found = interval(first, second, neighbours=neighbours, is_closed=decides)
     effect = Effect(
         *(getattr(key, name) for name in FigureKey.__struct_fields__),
         slowest_device=key.worst,

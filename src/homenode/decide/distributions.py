@@ -115,7 +115,7 @@ def range_upper_p(q: float, groups: int, freedom: float) -> float:
     log_front = freedom / 2 * math.log(freedom) - (freedom / 2 - 1) * math.log(2)
     log_front -= math.lgamma(freedom / 2)
     beyond = 0.0
-    for place, weight in _nodes():
+    for place, weight in _nodes(24):  # off by 1e-7 at most
         scale = low + (high - low) * place
         if scale > 0.0:
             exponent = log_front + (freedom - 1) * math.log(scale) - freedom * scale**2 / 2

@@ -5,7 +5,7 @@ work that uses it.
 """
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from homenode.findings import Finding, Severity, finding
 from homenode.measure.results.model import Origin, Run
@@ -26,18 +26,13 @@ USES_HOST_LINKS = frozenset({Objective.MULTI_GPU, Objective.GPU_COPY})
 """Objectives that a slow link between host and GPUs makes worthless to compare."""
 
 
-def blocking_findings(
-    runs: Sequence[Run], of_host: Sequence[Finding], objective: Objective
-) -> tuple[Finding, ...]:
-    """The critical findings about links that an objective uses. of_host: what its topology says."""
+def blocking_findings(findings: Iterable[Finding], objective: Objective) -> tuple[Finding, ...]:
+    """Those that are critical and about a link that an objective uses."""
     if objective not in USES_HOST_LINKS:
         return ()
-    concerned = [
-        found
-        for found in figure_findings(runs)
-        if found.id != "collective-flat-curve" or objective is Objective.MULTI_GPU
-    ]
-    return tuple(one for one in (*of_host, *concerned) if one.severity is Severity.CRITICAL)
+    critical = (found for found in findings if found.severity is Severity.CRITICAL)
+    is_collective = objective is Objective.MULTI_GPU
+    return tuple(one for one in critical if is_collective or one.id != "collective-flat-curve")
 
 
 def figure_findings(runs: Sequence[Run]) -> tuple[Finding, ...]:

@@ -85,8 +85,11 @@ def interval(
     confidence: float = CONFIDENCE,
     *,
     neighbours: Sequence[Series] = (),
+    is_closed: bool = True,
 ) -> Interval | None:
     """The ratio with its interval; None where there are too few boots to give one.
+
+    is_closed: by the closed test as well, which takes longest.
 
     neighbours: the same series of other alternatives. They say how much boots vary, where they vary
     alike: with several alternatives three boots of each are enough. And whoever looks at several
@@ -103,7 +106,7 @@ def interval(
     ]
     least_sure = max(found, key=lambda one: one.p)
     low, high, p = min(one.low for one in found), max(one.high for one in found), least_sure.p
-    if p >= 1 - confidence and len(others) <= MOST_CLOSED - 2:
+    if is_closed and p >= 1 - confidence and len(others) <= MOST_CLOSED - 2:
         p = min(p, _closed_p([first, second, *others], 1 - confidence))
         if p < 1 - confidence:
             low, high = (max(low, 1.0), high) if least_sure.ratio > 1 else (low, min(high, 1.0))

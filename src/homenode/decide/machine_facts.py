@@ -13,6 +13,7 @@ from homenode.findings import Doubt, Finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run, RunHead, hardware_of, host_kind
+from homenode.measure.results.vantage import Vantage
 from homenode.plan.auto import LayoutInputs, host_inputs
 from homenode.vm.fingerprint import host_fingerprint
 
@@ -203,3 +204,34 @@ def facts_of_measured(runs: Sequence[Run], host: Host) -> MachineFacts:
     if any(run.head.host == machine.fingerprint for run in runs):
         return machine
     return facts_of_runs(runs[0].head.system, runs)
+
+
+def guest_runs(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """Without runs on the host itself next to those of its guests: bare metal is no choice."""
+    guests = tuple(run for run in runs if run.head.vantage is Vantage.GUEST)
+    return guests or tuple(runs)
+
+
+def own_runs(runs: Sequence[Run], machine: MachineFacts) -> tuple[Run, ...]:
+    """Runs of the very machine; where no one named it, of the same folder and kind."""
+    if machine.fingerprint is not None:
+        return tuple(run for run in runs if run.head.host == machine.fingerprint)
+    return tuple(
+        run
+        for run in runs
+        if run.head.host is None
+        and (run.head.system, run.head.host_kind) == (machine.results, machine.kind)
+    )
+
+
+def runs_of_kind(runs: Sequence[Run], machine: MachineFacts) -> dict[str, tuple[Run, ...]]:
+    """Runs of other machines of its kind, machine by machine: they are never mixed."""
+    by_host: dict[str, list[Run]] = {}
+    for run in runs:
+        head = run.head
+        is_own = machine.fingerprint is not None and head.host == machine.fingerprint
+        if head.host_kind is None or head.host_kind != machine.kind or is_own:
+            continue
+        if head.host is not None:
+            by_host.setdefault(head.host, []).append(run)
+    return {host: guest_runs(group) for host, group in by_host.items()}

@@ -18,14 +18,16 @@ from homenode.decide.doubts import doubts_of
 from homenode.decide.health import blocking_findings, figure_findings
 from homenode.decide.machine_facts import (
     MachineFacts,
+    guest_runs,
     machines_in,
     of_no_machine,
+    own_runs,
+    runs_of_kind,
 )
 from homenode.decide.ranking import Position, RankedResult, Ranking, is_like_best, ranking_for
 from homenode.findings import Doubt, Finding
 from homenode.machine.topology import Host
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
-from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS, primaries
 from homenode.objective import Objective
 from homenode.plan.auto import LAYOUTS, LayoutInputs, layout_for, needed_layout
@@ -165,13 +167,14 @@ def decide_all(
     work.
     """
     inputs = inputs or machine.inputs
-    own = _of_guests(_own(runs, machine))
+    own = guest_runs(own_runs(runs, machine))
     here = known if _are_of(known, own) else alternatives(own)
-    like = {host: alternatives(group) for host, group in _like(runs, machine).items()}
+    like = {host: alternatives(group) for host, group in runs_of_kind(runs, machine).items()}
     strangers = of_no_machine(runs, machine)
+    about_links = (*machine.findings, *figure_findings(own))
     answers = []
     for objective in objectives:
-        findings = blocking_findings(own, machine.findings, objective)
+        findings = blocking_findings(about_links, objective)
         if findings:
             answer = Recommendation(
                 objective=objective,
@@ -187,17 +190,22 @@ def decide_all(
 
 
 def decide_for_machines(
-    runs: Sequence[Run], objectives: Sequence[Objective], here: Host | None = None
+    runs: Sequence[Run],
+    objectives: Sequence[Objective],
+    here: Host | None = None,
+    known: Mapping[str, Sequence[Alternative]] | None = None,
 ) -> tuple[Recommendation, ...]:
     """The answers for every machine that runs are of.
 
-    here: this machine. Objectives without a result are omitted, unless the machine's topology is
-    known.
+    here: this machine. known: alternatives that the caller has made, by machine. Objectives without
+    a result are omitted, unless the machine's topology is known.
     """
     return tuple(
         answer
         for machine in machines_in(runs, here)
-        for answer in decide_all(runs, machine, objectives)
+        for answer in decide_all(
+            runs, machine, objectives, known=(known or {}).get(machine.name, ())
+        )
         if machine.nodes is not None or not rests_on_rule_alone(answer)
     )
 
@@ -436,39 +444,10 @@ def _with_memory_bound(answer: Recommendation) -> Recommendation:
 
 
 def _are_of(known: Sequence[Alternative], runs: Sequence[Run]) -> bool:
-    """Whether these are the very runs, not copies."""
-    return {id(run) for one in known for run in one.runs} == {id(run) for run in runs}
-
-
-def _of_guests(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Without runs on the host itself next to those of its guests: bare metal is no choice."""
-    guests = tuple(run for run in runs if run.head.vantage is Vantage.GUEST)
-    return guests or tuple(runs)
-
-
-def _own(runs: Sequence[Run], machine: MachineFacts) -> tuple[Run, ...]:
-    """Runs of the very machine; where no one named it, of the same folder and kind."""
-    if machine.fingerprint is not None:
-        return tuple(run for run in runs if run.head.host == machine.fingerprint)
-    return tuple(
-        run
-        for run in runs
-        if run.head.host is None
-        and (run.head.system, run.head.host_kind) == (machine.results, machine.kind)
-    )
-
-
-def _like(runs: Sequence[Run], machine: MachineFacts) -> dict[str, tuple[Run, ...]]:
-    """Runs of other machines of its kind, machine by machine: they are never mixed."""
-    by_host: dict[str, list[Run]] = {}
-    for run in runs:
-        head = run.head
-        is_own = machine.fingerprint is not None and head.host == machine.fingerprint
-        if head.host_kind is None or head.host_kind != machine.kind or is_own:
-            continue
-        if head.host is not None:
-            by_host.setdefault(head.host, []).append(run)
-    return {host: _of_guests(group) for host, group in by_host.items()}
+    """Whether these are the very runs, not copies, and no choice is in two alternatives."""
+    choices = {(one.switches, one.arrangement, one.memory_mode, one.page_bytes) for one in known}
+    is_whole = {id(run) for one in known for run in one.runs} == {id(run) for run in runs}
+    return is_whole and len(choices) == len(known)
 
 
 def _strongest(

@@ -290,10 +290,9 @@ def _slowest(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Series]:
     """
     groups: dict[SeriesKey, dict[object, _Boots]] = {}
     for key, boots in in_use.items():
-        metric = metric_of(key.metric)
-        if metric is None or not metric.worst_device or key.node is not None:
+        folded = _over_devices(key)
+        if folded is None:
             continue
-        folded = structs.replace(key, device=None, peer=None, peer_node=None, worst=True)
         for name, (samples, block, time) in boots.items():
             by_index: dict[int | None, list[Sample]] = {}
             for one in samples:
@@ -363,8 +362,24 @@ def left_out(runs: Sequence[Run], objectives: Sequence[Objective]) -> Iterator[s
         if is_foreign and run.head.switches == UNKNOWN_SWITCHES:
             yield f"{name}: its layout is not known (homenode import --layout NAME=PRESET)"
             continue
-        series = series_of([run]) if run.head.origin is not Origin.PUBLISHED else {}
+        series = _keys_of(run) if run.head.origin is not Origin.PUBLISHED else set()
         for metric in METRICS.values():
             part = None if headline(series, metric) else part_in(series, metric)
             if part and not set(objectives).isdisjoint((*metric.primary, *metric.stands_in)):
                 yield f"{name}: {metric.title}: {part} alone decides nothing"
+
+
+def _keys_of(run: Run) -> set[SeriesKey]:
+    """The keys of a run's series."""
+    keys = {SeriesKey(*_SHARED(key)) for key in run.groups if key.state != UNSETTLED}
+    placed = {key for key in run.groups if (key.device, key.position) != (None, None)}
+    folded = {_over_devices(SeriesKey(*_SHARED(key))) for key in placed}
+    return keys | {key for key in folded if key is not None}
+
+
+def _over_devices(key: SeriesKey) -> SeriesKey | None:
+    """The key of the slowest device's series; None where no such series is made."""
+    metric = metric_of(key.metric)
+    if metric is None or not metric.worst_device or key.node is not None:
+        return None
+    return structs.replace(key, device=None, peer=None, peer_node=None, worst=True)

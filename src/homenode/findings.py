@@ -12,7 +12,7 @@ The texts of every finding stand in findings/PAGE.toml, a table for each id:
 The code gives a value for each `{word}`, and names the case that a text is for.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 
@@ -23,6 +23,7 @@ from homenode.bdf import Bdf
 from homenode.errors import DONE, FINDINGS, NOT_KNOWN
 from homenode.indices import NodeIndex
 from homenode.package_data import package_names, package_text
+from homenode.wording import first_few, subjects_text
 
 
 class Severity(StrEnum):
@@ -89,6 +90,42 @@ class Gap(Struct, frozen=True, order=True):
         return f"{self.subject}: {self.reason}"
 
 
+UNREAD_VMS, UNREAD_VM = "VMs, pins and allocations", "running VM "
+"""Subjects of what was not read although the machine has it: all VMs, and before a name one VM."""
+
+NO_VMS = "VMs"
+"""The subject where the source of a host cannot show its VMs: a description, hwloc XML, lspci."""
+
+_MOST_REASONS = 8
+
+
+def unread_vms(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
+    """Return the gaps that hide VMs: what these have may be given to another VM."""
+    return tuple(gap for gap in gaps if gap.subject.startswith((UNREAD_VMS, UNREAD_VM)))
+
+
+def gap_lines(gaps: Iterable[Gap]) -> tuple[str, ...]:
+    """Return a line for each reason with its subjects; further reasons share one line."""
+    subjects: dict[str, list[str]] = {}
+    for gap in dict.fromkeys(gaps):
+        subjects.setdefault(gap.reason, []).append(gap.subject)
+    lines = [f"{subjects_text(group)}: {reason}" for reason, group in subjects.items()]
+    if len(lines) > _MOST_REASONS + 1:
+        groups = list(subjects.values())[_MOST_REASONS:]
+        shared = "; ".join(map(subjects_text, groups))
+        lines[_MOST_REASONS:] = [f"{shared}: homenode show --all gives the reasons"]
+    return tuple(lines)
+
+
+def shared_gap_lines(gaps_of: Iterable[tuple[str, Iterable[Gap]]]) -> tuple[str, ...]:
+    """Return the lines of several hosts, each line once, after the names of its hosts."""
+    names: dict[str, list[str]] = {}
+    for name, gaps in gaps_of:
+        for line in gap_lines(gaps):
+            names.setdefault(line, []).append(name)
+    return tuple(f"{first_few(hosts, 3)}: {line}" for line, hosts in names.items())
+
+
 class Rejection(Struct, frozen=True):
     """A placement that was considered and refused, by the name of the constraint."""
 
@@ -143,11 +180,13 @@ class FindingTexts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Findings(Struct, frozen=True, kw_only=True):
-    """The `findings` format."""
+    """The `findings` format, a line each."""
 
-    checked: tuple[str, ...]  # what was looked at, one line each, also where all is well
+    checked: tuple[str, ...]  # what was looked at, also where all is well
     findings: tuple[Finding, ...]
-    not_checked: tuple[str, ...] = ()  # what was not, and may be wrong all the same
+    not_checked: tuple[str, ...] = ()  # what was not looked at and may be wrong all the same
+    not_read: tuple[str, ...] = ()  # a whole area that was asked about and could not be read
+    unknown: tuple[str, ...] = ()  # facts that the host's source does not show
 
 
 def finding(
@@ -251,10 +290,19 @@ def are_bad(findings: Iterable[Finding]) -> bool:
 
 
 def exit_code(findings: Findings) -> int:
-    """The exit code of a command that answers with findings: NOT_KNOWN if nothing was checked."""
+    """Return FINDINGS for a bad one, NOT_KNOWN if nothing was checked or an area was not read."""
     if are_bad(findings.findings):
         return FINDINGS
-    return DONE if findings.checked else NOT_KNOWN
+    return DONE if findings.checked and not findings.not_read else NOT_KNOWN
+
+
+def with_gaps(findings: Findings, gaps: Sequence[Gap], *, asks_vms: bool | None = None) -> Findings:
+    """Return the findings with what is unknown of their host. asks_vms: whether its VMs are the
+    question, so that an unread one makes the answer unknown; None = the answer needs no VMs."""
+    unread = unread_vms(gaps) if asks_vms else ()
+    omitted = {NO_VMS} if asks_vms is None else set()
+    unknown = gap_lines(gap for gap in gaps if gap not in unread and gap.subject not in omitted)
+    return replace(findings, not_read=gap_lines(unread), unknown=(*findings.unknown, *unknown))
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:

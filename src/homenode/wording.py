@@ -106,6 +106,27 @@ def first_few(texts: Iterable[str], most: int, between: str = ", ") -> str:
     return between.join(every[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+_MOST_SUBJECTS = 6  # that are named; further ones are counted
+
+
+def subjects_text(subjects: Sequence[str]) -> str:
+    """Subjects of which the same is said, in one: all of a few, else the first and a count.
+
+    >>> subjects_text(["node of 0000:17:00.0", "node of 0000:65:00.0"])
+    'node of 0000:17:00.0 and 0000:65:00.0'
+    >>> subjects_text([str(number) for number in range(16)])
+    '0, 1, 2, 3, 4, 5 and 10 more'
+    """
+    heads = {subject.rpartition(" ")[0] for subject in subjects}
+    words = [subject.rpartition(" ")[2] for subject in subjects] if len(heads) == 1 else subjects
+    head = f"{heads.pop()} " if len(heads) == 1 and "" not in heads else ""
+    shown = words if len(words) <= _MOST_SUBJECTS + 1 else words[:_MOST_SUBJECTS]
+    left = len(words) - len(shown)
+    last = f"{left} more" if left else shown[-1]
+    before = ", ".join(shown if left else shown[:-1])
+    return head + (f"{before} and {last}" if before else last)
+
+
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
     """A count with its noun.
 

@@ -46,6 +46,7 @@ def test_lscpu_gives_cores_that_repeat_their_number_and_offline_cpus() -> None:
         "memory of nodes",
         "distances of nodes",
         "PCI functions",
+        "VMs",
     }
 
 
@@ -58,7 +59,11 @@ def test_without_a_column_of_nodes_the_host_counts_as_one_node() -> None:
 def test_what_a_listing_does_not_show_is_unknown() -> None:
     found = host(NUMACTL)
     assert (found.cores, found.llcs, found.packages) == ((), (), ())
-    assert {gap.subject for gap in found.gaps} == {"cores, LLCs and packages", "PCI functions"}
+    assert {gap.subject for gap in found.gaps} == {
+        "cores, LLCs and packages",
+        "PCI functions",
+        "VMs",
+    }
 
 
 def test_the_matrix_of_gpus_shows_their_nodes_and_no_whole_node() -> None:

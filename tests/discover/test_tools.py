@@ -7,6 +7,7 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
+from homenode.findings import NO_VMS, UNREAD_VMS
 from homenode.machine.discover import discover
 from homenode.machine.pci import DeviceLink, LinkKind
 from homenode.machine.topology import Host, MemoryKind, RunningDomain
@@ -175,13 +176,13 @@ def test_domains_are_read_one_by_one_and_a_broken_one_is_a_gap() -> None:
         ("busy", True),
     ]
     assert host.domains[1].vcpu_pins == (CpuSet((0,)), CpuSet((4,)))
-    assert "domain broken" in _reasons(host)
+    assert "shut-off VM broken" in _reasons(host)
 
 
 def test_domains_that_no_one_reads_are_a_gap() -> None:
-    assert "running domains" in _reasons(_host({}, virsh_domains=DOMAINS))
-    assert "running domains" in _reasons(_host({}))
-    assert "running domains" not in _reasons(_host({}, virsh_domains=""))
+    assert NO_VMS in _reasons(_host({}, virsh_domains=DOMAINS))
+    assert UNREAD_VMS in _reasons(_host({}))
+    assert not _reasons(_host({}, virsh_domains="")).keys() & {NO_VMS, UNREAD_VMS}
 
 
 def test_a_reader_that_refuses_does_not_stop_discovery() -> None:
@@ -189,7 +190,7 @@ def test_a_reader_that_refuses_does_not_stop_discovery() -> None:
         raise InputError(f"{source}: no")
 
     host = discover(snapshot(cpu_files(), commands={"virsh-domains": DOMAINS}), refuse)
-    assert host.domains == () and _reasons(host)["domain busy"] == "domain busy: no"
+    assert host.domains == () and _reasons(host)["running VM busy"] == "domain busy: no"
 
 
 def test_gh200_has_36_nodes_of_which_4_have_cpus() -> None:

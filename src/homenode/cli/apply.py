@@ -37,7 +37,11 @@ from homenode.plan.request import fills_cores
 from homenode.plan.stored import encode_plan
 from homenode.plan.tuning import Tuning, TuningRequest, tune_together
 from homenode.safe.input_files import read_input
-from homenode.vm.daemon_host import load_daemon_host, refuse_tuned_for_other
+from homenode.vm.daemon_host import (
+    load_daemon_host,
+    refuse_tuned_for_other,
+    refuse_unread_vms,
+)
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import refuse_new_errors
 from homenode.vm.fingerprint import is_made_for
@@ -47,6 +51,7 @@ from homenode.vm.layout import PRESETS, Pinning, Siblings
 from homenode.vm.model import PortModel, Vm
 from homenode.vm.plan_model import Unplannable, is_critical
 from homenode.vm.plan_options import AUTO, PciGranularity, PlanOptions, refuse_objective
+from homenode.vm.sources import load_host
 from homenode.wording import command_line
 
 if TYPE_CHECKING:
@@ -103,17 +108,18 @@ def apply(asked: ApplyArguments) -> None:
         states = {state.uuid: state for state in map(virsh.domain, asked.names)}
         originals = {state.name: virsh.definition(uuid) for uuid, state in states.items()}
         _check_can_ask(asked)  # once it is known that there is something to ask about
+        here = load_daemon_host(asked.host, virsh)
+        refuse_unread_vms(here)
         if asked.domain is not None:
             hint = "homenode plan VM.xml -o OUT.xml"
             tuned: tuple[bytes, ...] = (read_input(asked.domain, "a domain document", hint=hint),)
-            here = load_daemon_host(asked.host, virsh)
             refuse_tuned_for_other(read_vm(tuned[0], str(asked.domain)), here)
         else:
             quiet = asked.quiet or asked.json
             tunings = tuned_together(
                 originals,
                 asked.options,
-                load_daemon_host(asked.host, virsh),
+                here,
                 asked.after,
                 asked.results,
                 quiet=quiet,
@@ -170,6 +176,8 @@ def _apply_to_file(asked: ApplyArguments) -> None:
     from homenode.cli import planning
 
     path = Path(asked.names[0])
+    if asked.host is None:
+        refuse_unread_vms(load_host(None))
 
     def agreed() -> bool:
         if asked.dry_run:

@@ -21,6 +21,7 @@ from homenode.cli.terminal import (
     exit_if_bad,
     interruptible,
     note,
+    note_gaps,
     print_findings,
 )
 from homenode.errors import FINDINGS, HostError, ToolError, UsageError
@@ -121,6 +122,7 @@ def _print_steps(machine: "Machine", orders: BenchOptions) -> None:
 
     ready, _ = look_over(machine, orders)
     console().print(steps_text(ready.record))
+    note_gaps(ready.host.gaps)
     for finding in ready.mismatch:
         note(str(finding))
     if ready.mismatch:
@@ -129,7 +131,7 @@ def _print_steps(machine: "Machine", orders: BenchOptions) -> None:
 
 def _print(outcome: BenchOutcome, *, as_json: bool) -> None:
     steps = () if outcome.run is None else (f"{len(outcome.run.samples)} samples",)
-    findings = Findings(checked=steps, findings=outcome.findings)
+    findings = Findings(checked=steps, findings=outcome.findings, unknown=outcome.unknown)
 
     def run() -> None:
         from homenode.show.results_text import bench_text

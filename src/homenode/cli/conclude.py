@@ -13,6 +13,7 @@ from homenode.cli.terminal import (
     check_can_write,
     console,
     note,
+    note_gaps,
     note_written,
     print_file,
     print_json,
@@ -80,6 +81,7 @@ def _decide(
     """The answers for a host; where none is named, for every machine that runs are of."""
     if host is not None:
         machine = load_host(host)
+        note_gaps(machine.gaps)
         return decide_all(of_host(runs, machine), facts_of_host(machine), objectives)
     here = _this_machine() if any(run.head.host is not None for run in runs) else None
     return decide_for_machines(runs, objectives, here, machines)
@@ -168,6 +170,8 @@ def _machines(
         note(
             f"read {found.imported} run{several} of other tools' files; homenode import keeps them"
         )
+    for host in found.hosts.values() if any(hosts) else ():
+        note_gaps(host.gaps)
     for line in found.skipped[:_MOST_NAMED]:
         note(f"skipped: {line}")
     if len(found.skipped) > _MOST_NAMED:

@@ -25,7 +25,7 @@ from homenode.cli.terminal import (
     refuse_to_overwrite,
 )
 from homenode.errors import FINDINGS, InputError, UsageError
-from homenode.findings import Findings, in_order
+from homenode.findings import Findings, in_order, shared_gap_lines, with_gaps
 from homenode.machine.pci import DeviceKind
 from homenode.plan.vm_file import read_vm, target_of
 from homenode.safe.input_files import read_input
@@ -109,6 +109,9 @@ def doctor(asked: DoctorArguments) -> None:
             checked=(*found.checked, *(checked if asked.everything or asked.json else ())),
             findings=in_order((*found.findings, *drifted)),
         )
+    # Without another question it is about this machine, whose VMs are a part of it.
+    asks_vms = not (sources or vms or asked.host or asked.expect)
+    found = with_gaps(found, loaded.gaps, asks_vms=asks_vms)
     _print(found, loaded, json=asked.json, prometheus=asked.prometheus)
     if asked.fix is not None:
         _fix(vms[0], loaded, asked.fix, permissions_of(files[0] if files else "-"))
@@ -125,8 +128,7 @@ def _diagnosed(
     ]
     findings = in_order(dict.fromkeys(one for answer in answers for one in answer.findings))
     if not vms and not judged_areas(host):
-        unknown = (f"host {host.name}", *(f"{gap.subject}: {gap.reason}" for gap in host.gaps))
-        return Findings(checked=(), findings=findings, not_checked=unknown)
+        return Findings(checked=(), findings=findings, not_checked=(f"host {host.name}",))
     shown = None if everything else 2 if vms else 1
     lines = dict.fromkeys(line for answer in answers for line in answer.checked[:shown])
     return Findings(checked=tuple(lines), findings=findings)
@@ -299,11 +301,14 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
     from homenode.check.doctor.fleet import LEAST, compare_fleet
     from homenode.doc import Doc, Table
 
-    fleet = compare_fleet(_hosts(sources))
+    hosts = _hosts(sources)
+    fleet = compare_fleet(hosts)
     checked = tuple(f"{plural(count, 'host')}: {kind}" for kind, count in fleet.kinds)
     if as_json:
         findings = Findings(
-            checked=checked, findings=tuple(one.as_finding() for one in fleet.differences)
+            checked=checked,
+            findings=tuple(one.as_finding() for one in fleet.differences),
+            unknown=shared_gap_lines((name, host.gaps) for name, host in hosts),
         )
         print_findings(findings, as_json=True)
     else:
@@ -323,6 +328,8 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
             console().print(Doc("", (Table(heads=columns, rows=rows, folds=columns[-1:]),)))
         for line in checked:
             note(line)
+        for line in shared_gap_lines((name, host.gaps) for name, host in hosts):
+            note(f"unknown: {line}")
         if fleet.alone:
             note(f"not compared, fewer than {LEAST} of a kind: {printable(', '.join(fleet.alone))}")
         if not rows:

@@ -12,6 +12,7 @@ from homenode.cli.terminal import (
     check_can_write,
     console,
     note,
+    note_gaps,
     note_written,
     print_json,
     say,
@@ -76,6 +77,8 @@ def capture(asked: CaptureArguments) -> None:
     )
     for path, reason in manifest.left_out:
         note(f"  left out {path}: {reason}")
+    if asked.output != STANDARD_OUTPUT:
+        note_gaps(load_host(str(asked.output)).gaps)
     note(
         "redacted: serials, UUIDs, MACs, addresses, host, user and domain names"
         if manifest.redacted

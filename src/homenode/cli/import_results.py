@@ -7,7 +7,7 @@ from statistics import median
 from msgspec import Struct
 
 from homenode.cli.arguments.measure import ImportArguments
-from homenode.cli.terminal import console, note, print_json
+from homenode.cli.terminal import console, note, note_gaps, print_json
 from homenode.decide.health import figure_findings
 from homenode.doc import Doc, Table
 from homenode.errors import HostError, InputError, UsageError
@@ -51,6 +51,7 @@ def import_results(asked: ImportArguments) -> None:
     found = find_sources(asked.folders)
     sources = found.folders
     host = None if asked.machine is None else load_host(asked.machine)
+    note_gaps(() if host is None else host.gaps)
     options = ImportOptions(
         system=asked.system,
         host_kind=asked.host_kind or (None if host is None else host_kind(host)),

@@ -14,13 +14,14 @@ from homenode.cli.terminal import (
     exit_by,
     exit_if_bad,
     note,
+    note_gaps,
     note_written,
     print_findings,
     print_json,
     write_text,
 )
 from homenode.errors import UsageError
-from homenode.findings import Finding, Findings, in_order
+from homenode.findings import Finding, Findings, Gap, in_order, with_gaps
 from homenode.machine.pci import DeviceKind
 from homenode.machine.tools.nvidia_smi import parse_query as parse
 from homenode.nccl.assemble import (
@@ -109,7 +110,7 @@ def _assembled(asked: NcclTopoArguments, flavour: NcclVariant) -> Assembled:
     made = assemble_topology(host, side, flavour, source)
     more = [*tuned_elsewhere(facts.record, host, source)]
     more += _fabric(made, host, asked.nvidia_smi)
-    return replace(made, findings=(*made.findings, *more))
+    return replace(made, findings=(*made.findings, *more), gaps=host.gaps)
 
 
 def _fabric(made: Assembled, host: "Host", path: Path | None) -> Iterator[Finding]:
@@ -139,7 +140,8 @@ def _print_made(made: Assembled, output: Path | None, *, as_json: bool) -> None:
     """The table where the file is not on standard output itself; doubts to standard error."""
     findings = in_order(made.findings)
     if as_json:
-        print_findings(Findings(checked=(_stated(made),), findings=findings), as_json=True)
+        checked = Findings(checked=(_stated(made),), findings=findings)
+        print_findings(with_gaps(checked, made.gaps), as_json=True)
     else:
         if output is not None:
             from homenode.show.nccl_text import topology_text
@@ -148,6 +150,7 @@ def _print_made(made: Assembled, output: Path | None, *, as_json: bool) -> None:
 
         for finding in findings:
             note(printable(str(finding)))
+        note_gaps(made.gaps)
     exit_if_bad(findings)
 
 
@@ -164,13 +167,15 @@ def _judge(asked: NcclTopoArguments, check: Path, flavour: NcclVariant | None) -
     data = read_input(check, "a topology file")
     found = list(check_topology(data, str(check), flavour))
     checked = [f"{check}: what NCCL's parser refuses or silently ignores"]
+    gaps: tuple[Gap, ...] = ()
     readable = not any(finding.id == "nccl-unreadable" for finding in found)
     if asked.domain is not None and readable:
         read = read_topology(data, str(check))
         made = _assembled(asked, flavour or flavour_of(read))
         found += compare_topology(read, made.topology)
         found += made.findings
+        gaps = made.gaps
         checked.append(f"{asked.domain}: {_stated(made)}")
-    findings = Findings(checked=tuple(checked), findings=in_order(found))
+    findings = with_gaps(Findings(checked=tuple(checked), findings=in_order(found)), gaps)
     print_findings(findings, as_json=asked.json)
     exit_by(findings)

@@ -316,10 +316,10 @@ def _print(
 
 
 def note_critical(made: Plan) -> None:
-    """What makes the exit code 1, where the explanation is not printed."""
-    from homenode.show.explain import finding_lines
+    """Print what makes the exit code 1, and VMs that were not read, without the explanation."""
+    from homenode.show.explain import finding_lines, unread_lines
 
-    for line in finding_lines(made, ("critical",)):
+    for line in (*finding_lines(made, ("critical",)), *unread_lines(made)):
         note(line)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from homenode.errors import HomenodeError
-    from homenode.findings import Finding, Findings
+    from homenode.findings import Finding, Findings, Gap
 
 
 @cache
@@ -120,6 +120,14 @@ def note(text: str) -> None:
     from homenode.wording import printable
 
     print(printable(text), file=sys.stderr)
+
+
+def note_gaps(gaps: "Iterable[Gap]") -> None:
+    """Name what is unknown of the host that an answer rests on."""
+    from homenode.findings import NO_VMS, gap_lines
+
+    for line in gap_lines(gap for gap in gaps if gap.subject != NO_VMS):
+        note(f"unknown: {line}")
 
 
 def note_error(error: "HomenodeError", before: str = "homenode") -> None:

@@ -29,13 +29,14 @@ from homenode.cli.terminal import (
     interruptible,
     note,
     note_error,
+    note_gaps,
     print_json,
     say,
     update,
 )
 from homenode.doc import Doc
 from homenode.errors import FINDINGS, UNPLANNABLE, HomenodeError, HostError, InputError, UsageError
-from homenode.findings import Finding, in_order
+from homenode.findings import Finding, Gap, in_order
 from homenode.formats import encode
 from homenode.machine.pci import DeviceKind
 from homenode.measure.model import PROBE
@@ -81,7 +82,7 @@ from homenode.show.trial_text import (
     schedule_text,
     status_text,
 )
-from homenode.vm.daemon_host import load_daemon_host
+from homenode.vm.daemon_host import load_daemon_host, refuse_unread_vms
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.hypervisor.connection import GuestAccess, is_local
 from homenode.vm.hypervisor.virsh import Virsh
@@ -160,10 +161,11 @@ def begin_trial(asked: TrialArguments) -> None:
     alone = nullcontext() if asked.dry_run else domain_locked(default_root(), state.uuid)
     with alone:
         checked = preflight(virsh, asked.name, want, host, default_root())
+        refuse_unread_vms(host)
         boot_s = _seconds_of_boots(host, checked)
         for line in kept_lines(host, state.name):
             note(f"kept: {line}")
-        _show(checked, Pace(boot_s), diagnose(host, document).findings)
+        _show(checked, Pace(boot_s), diagnose(host, document).findings, host.gaps)
         if asked.dry_run:
             say("dry run: nothing was started")
             return
@@ -440,7 +442,7 @@ def _seconds_of_boots(host: "Host", checked: Preflight) -> dict[str, float]:
     return {**layouts, BARE: measure_s}  # the host itself is not booted
 
 
-def _show(checked: Preflight, pace: Pace, findings: Sequence[Finding]) -> None:
+def _show(checked: Preflight, pace: Pace, findings: Sequence[Finding], gaps: Sequence[Gap]) -> None:
     """Print the schedule. Exits where a layout does not fit, or something stands against it."""
     steps = steps_of(checked.head)
     seconds = pace.left(step.variant for step in steps)
@@ -448,6 +450,7 @@ def _show(checked: Preflight, pace: Pace, findings: Sequence[Finding]) -> None:
     console().print(schedule_text(checked, steps, seconds, bad[:_MOST_FINDINGS]))
     if len(bad) > _MOST_FINDINGS:
         note(f"{len(bad) - _MOST_FINDINGS} more findings: virsh dumpxml, then homenode doctor")
+    note_gaps(gaps)
     for gap in checked.unchecked:
         note(f"not checked: {gap}")
     for one in checked.fitted:

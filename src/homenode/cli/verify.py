@@ -25,7 +25,7 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.errors import FINDINGS, UsageError
-from homenode.findings import Findings, in_order
+from homenode.findings import in_order
 from homenode.machine.topology import Host
 from homenode.plan.stored import read_plan
 from homenode.safe.input_files import read_input
@@ -180,10 +180,10 @@ def _started(verified: Verified, wanted: VerifyRequest, *, yes: bool) -> Verifie
         working(f"starting {name} paused"),
     ):
         seen = verify_paused(look, verified.plan, verified.host, locks)
-    findings = Findings(
+    findings = structs.replace(
+        before,
         checked=(*before.checked, *seen.checked),
         findings=in_order([*before.findings, *seen.findings]),
-        not_checked=before.not_checked,
     )
     return structs.replace(verified, findings=findings)
 

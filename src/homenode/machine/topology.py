@@ -152,10 +152,6 @@ class DomainMark(StrEnum):
     COPY = "copy"  # another domain's: virt-clone keeps metadata
 
 
-DOMAINS_GAP, DOMAIN_GAP = "running domains", "domain "
-"""Of gaps: what is unknown where libvirt did not answer, and before the name of one unread VM."""
-
-
 class RunningDomain(Struct, frozen=True):
     """What a libvirt domain on this host uses.
 

@@ -75,13 +75,14 @@ class BenchOutcome(Struct, frozen=True):
     """What came of it. folder (a path), run: None where the guest is another: nothing is measured.
 
     findings: of verifying and preflight, and of the run itself. gaps: tests that this machine does
-    not get, failed, or ran out of time.
+    not get, failed, or ran out of time. unknown: of the host, a line each.
     """
 
     folder: str | None
     run: Run | None
     findings: tuple[Finding, ...]
     gaps: tuple[Gap, ...]
+    unknown: tuple[str, ...] = ()
 
 
 def check_name(name: str, option: str = "NAME") -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from homenode.errors import ParseError, ToolError, UsageError
-from homenode.findings import Finding
+from homenode.findings import Finding, gap_lines
 from homenode.machine.discover import discover
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.capture import capture
@@ -94,8 +94,9 @@ def run_bench(
     what was measured is kept. A guest that is not as planned is an answer: see `folder`.
     """
     ready, snapshot = look_over(machine, orders)
+    unknown = gap_lines(ready.host.gaps)
     if ready.mismatch and not orders.force:
-        return BenchOutcome(None, None, ready.mismatch, ready.record.left_out)
+        return BenchOutcome(None, None, ready.mismatch, ready.record.left_out, unknown)
     head = ready.record.head
     with open_run(root, head.system, head.name, resume=resume, notify=notify) as folder:
         record = _ordered(folder, ready.record)
@@ -112,7 +113,7 @@ def run_bench(
         made = session.derived()
         folder.write_run(made.run)
         found = (*ready.mismatch, *made.findings)
-        return BenchOutcome(str(folder.path), made.run, found, made.gaps)
+        return BenchOutcome(str(folder.path), made.run, found, made.gaps, unknown)
 
 
 def look_over(machine: Machine, orders: BenchOptions) -> tuple[Prepared, Snapshot]:

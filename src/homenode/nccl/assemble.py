@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.findings import Finding, finding
+from homenode.findings import Finding, Gap, finding
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice, PciLink, PortType
 from homenode.machine.tools.nvidia_smi import NvidiaQuery
@@ -205,6 +205,7 @@ class Assembled(Struct, frozen=True, kw_only=True):
     topology: NcclTopology
     devices: tuple[PlacedDevice, ...]
     findings: tuple[Finding, ...]
+    gaps: tuple[Gap, ...] = ()  # of the host
 
 
 def assemble_topology(host: Host, guest: GuestSide, flavour: NcclVariant, source: str) -> Assembled:

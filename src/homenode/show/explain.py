@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Section, Table, Text
-from homenode.findings import Rejection
+from homenode.findings import Rejection, gap_lines, unread_vms
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.show.cost_words import span_lines, term_lines, term_value, term_words
@@ -19,13 +19,12 @@ from homenode.show.explain_guest import (
     line_text,
     pages_section,
     section,
-    subjects_text,
     topology_section,
 )
 from homenode.units import format_bytes
 from homenode.vm.layout import Pinning, layout_text
 from homenode.vm.plan_model import Plan, Unplannable
-from homenode.wording import command_line, nodes_text, plural, pus_text
+from homenode.wording import command_line, nodes_text, plural, pus_text, subjects_text
 
 _MOST_REJECTIONS = 4  # of one constraint; the rest are counted
 
@@ -55,11 +54,11 @@ def explain(
         *((kernel_section(plan, host),) if whole else ()),
         apertures_section(plan),
         section("What changes in the guest", plan.consequences),
-        section("Findings", finding_lines(plan, ("warning", "info"))),
+        section("Findings", (*unread_lines(plan), *finding_lines(plan, ("warning", "info")))),
         section(
             "Kept for VMs that are shut off", () if host is None else kept_lines(host, plan.vm.name)
         ),
-        section("Not known", gap_lines(plan)),
+        section("Not known", gap_lines(plan.gaps)),
         section("Why this layout", tuple(why)),
     )
     return Doc(
@@ -319,9 +318,10 @@ def kept_lines(host: Host | None, name: str) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def gap_lines(plan: Plan) -> tuple[str, ...]:
-    """What is not known of the host; gaps of one reason are one line."""
-    subjects: dict[str, list[str]] = {}
-    for gap in plan.gaps:
-        subjects.setdefault(gap.reason, []).append(gap.subject)
-    return tuple(f"{subjects_text(of)}: {reason}" for reason, of in subjects.items())
+def unread_lines(plan: Plan) -> tuple[str, ...]:
+    """Warn of VMs that were not read: the plan may give away what they have."""
+    lines = gap_lines(unread_vms(plan.gaps))
+    return tuple(f"warning: not read: {line}: {_GIVEN_AWAY}" for line in lines)
+
+
+_GIVEN_AWAY = "CPUs, memory and devices of other VMs may be given to this one"

@@ -260,7 +260,6 @@ def _percent(ratio: float | None) -> str:
     return "unknown" if ratio is None else f"{100 * ratio:.0f} %"
 
 
-_MOST_SUBJECTS = 6  # of which one thing is said; the rest are counted
 _LOOKS = {"warning:": "warn", "critical:": "bad", "hint:": "hint", "fix:": "hint"}
 
 
@@ -285,21 +284,3 @@ def line_text(line: str) -> Text:
     word, _, rest = text.partition(" ")
     words = (Span(word, _LOOKS[word]), f" {rest}") if word in _LOOKS else text
     return Text(words, indent=len(line) - len(text))
-
-
-def subjects_text(subjects: Sequence[str]) -> str:
-    """Subjects of which the same is said, in one: all of a few, else the first and a count.
-
-    >>> subjects_text(["node of 0000:17:00.0", "node of 0000:65:00.0"])
-    'node of 0000:17:00.0 and 0000:65:00.0'
-    >>> subjects_text([str(number) for number in range(16)])
-    '0, 1, 2, 3, 4, 5 and 10 more'
-    """
-    heads = {subject.rpartition(" ")[0] for subject in subjects}
-    words = [subject.rpartition(" ")[2] for subject in subjects] if len(heads) == 1 else subjects
-    head = f"{heads.pop()} " if len(heads) == 1 and "" not in heads else ""
-    shown = words if len(words) <= _MOST_SUBJECTS + 1 else words[:_MOST_SUBJECTS]
-    left = len(words) - len(shown)
-    last = f"{left} more" if left else shown[-1]
-    before = ", ".join(shown if left else shown[:-1])
-    return head + (f"{before} and {last}" if before else last)

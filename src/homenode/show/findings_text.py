@@ -21,6 +21,8 @@ def findings_text(findings: Findings, *, with_sources: bool = False) -> Doc:
     """
     parts: list[Part] = [Text(f"checked: {one}") for one in findings.checked]
     parts += [Text(f"not checked: {one}", "dim") for one in findings.not_checked]
+    parts += [Text(f"not read: {line}", "warn") for line in findings.not_read]
+    parts += [Text(f"unknown: {line}", "dim") for line in findings.unknown]
     for finding in findings.findings:
         parts += [Text(""), *_finding(finding, with_sources)]
     return Doc("", (*parts, Text(""), Text(_summary(findings), "bold")))
@@ -61,6 +63,7 @@ def _summary(findings: Findings) -> str:
     for finding in findings.findings:
         counts[finding.severity] += 1
     stated = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
-    if stated:
-        return f"findings: {stated}"
-    return "0 findings" if findings.checked else "nothing was checked"
+    if not (stated or findings.checked):
+        return "nothing was checked"
+    unread = ", and not everything was read" if findings.not_read else ""
+    return (f"findings: {stated}" if stated else "0 findings") + unread

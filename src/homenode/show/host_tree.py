@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Section, Span, Table, Text, Tree, Words
-from homenode.findings import Gap
+from homenode.findings import Gap, gap_lines
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import DomainMark, Host, NumaNode, RunningDomain
 from homenode.show.device_groups import (
@@ -39,7 +39,6 @@ from homenode.wording import nodes_text, number_list, plural, pus_text
 ASSUMED = "assumed (described, not captured; no source prints it)"
 """Above what a described host's picture may have wrong."""
 
-_MOST_GAPS = 12
 _MOST_NODES = 16  # in the table of distances, unless everything is asked for
 
 
@@ -231,10 +230,7 @@ def _distances(host: Host, everything: bool) -> Iterator[Section]:
 
 
 def _gaps(gaps: Sequence[Gap], everything: bool) -> Iterator[Text]:
-    shown = gaps if everything else gaps[:_MOST_GAPS]
     if gaps:
         yield Text(f"{plural(len(gaps), 'thing')} not known:", "bold")
-    for gap in shown:
-        yield Text((Span(gap.subject, "bold"), f": {gap.reason}"), indent=2)
-    if len(shown) < len(gaps):
-        yield Text(f"and {len(gaps) - len(shown)} more: --all lists them", "dim", 2)
+    for line in map(str, gaps) if everything else gap_lines(gaps):
+        yield Text(line, indent=2)

@@ -7,7 +7,7 @@ follows the viewer's light or dark theme. The same host and plan give the same b
 from collections.abc import Sequence
 
 from homenode.cpuset import CpuSet
-from homenode.findings import Gap
+from homenode.findings import NO_VMS, Gap
 from homenode.machine.topology import Host
 from homenode.show.device_groups import NodeDevices, devices_by_node, link_lines
 from homenode.show.host_groups import (
@@ -327,8 +327,8 @@ def draw_legend(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, floa
     offline = CpuSet(pu.index for pu in scene.host.pus if not pu.online)
     if offline:
         notes.append(f"Offline: {pus_text(offline)}.")
-    if scene.host.gaps:
-        notes.append(gaps_text(scene.host.gaps))
+    if gaps := [gap for gap in scene.host.gaps if gap.subject != NO_VMS]:
+        notes.append(gaps_text(gaps))
     return at_y + 20 + draw_lines(canvas, notes, (x, at_y + 20, width), 11, "dim") - y
 
 

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import InputError
+from homenode.errors import InputError, NotKnownError
+from homenode.findings import NO_VMS, gap_lines, unread_vms
 from homenode.machine.tools import virsh_capabilities
 from homenode.machine.topology import Host, summarise
 from homenode.vm.domain.read import read_running_domain
@@ -42,13 +43,25 @@ def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
     _refuse_unlike(planned, virsh)
     domains = virsh.domains()
     running = virsh.domains(running=True)
+    hidden = {NO_VMS, *(gap.subject for gap in unread_vms(planned.gaps))}
     return replace(
         planned,
+        gaps=tuple(gap for gap in planned.gaps if gap.subject not in hidden),
         domains=tuple(
             read_running_domain(virsh.definition(uuid), uuid in running, name)
             for uuid, name in sorted(domains.items(), key=lambda item: item[1])
         ),
     )
+
+
+def refuse_unread_vms(host: Host) -> None:
+    """Raise NotKnownError if VMs were not read: a new definition may get what they have."""
+    for line in gap_lines(unread_vms(host.gaps)):
+        raise NotKnownError(
+            f"{host.name}: cannot tell which CPUs, memory and devices are free: {line}; nothing "
+            "was changed",
+            hint="systemctl start libvirtd",
+        )
 
 
 def refuse_plan_for_other(plan: Plan, here: Host) -> None:

@@ -73,7 +73,6 @@ def diagnose(
     checked += describe_paths(host)
     if document is None and vm is None:
         found += [*peer_findings(host), *settings_findings(host, None)]
-        checked += _not_known(host)
         return Findings(checked=tuple(checked), findings=in_order(merged(found)))
     # Loaded only here: most of what a look at a host alone would load.
     from homenode.check.domain.diagnosis import domain_checked, domain_findings, located
@@ -86,7 +85,6 @@ def diagnose(
     found += peer_findings(host, frozenset(hostdev.bdf for hostdev in facts.hostdevs))
     found += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
     checked[1:1] = domain_checked(facts, host)
-    checked += _not_known(host)
     whole = merged(found) if document is None else located(merged(found), document)
     return Findings(checked=tuple(checked), findings=in_order(whole))
 
@@ -103,7 +101,3 @@ def judged_areas(host: Host) -> tuple[str, ...]:
         "settings": host.settings != HostSettings(),
     }
     return tuple(area for area, is_shown in is_known.items() if is_shown)
-
-
-def _not_known(host: Host) -> list[str]:
-    return [f"not known: {gap.subject}: {gap.reason}" for gap in host.gaps]

@@ -51,9 +51,9 @@ def domain_findings(facts: Vm, document: Document | None, host: Host) -> list[Fi
         found += [*crosscheck(document), *windows_findings(facts, document)]
     found += [*pins_alone(facts), *memory_alone(facts)]
     found += [*devices_alone(facts), *limit_findings(facts, document, host)]
+    found += topology_findings(facts, document, host)
     if host.pus:
         found += [*pins_on_host(facts, host), *pin_findings(facts, host)]
-        found += topology_findings(facts, document, host)
         found += [*thread_findings(facts, host), *isolation_findings(facts, host)]
         found += interrupt_findings(facts, host)
     if host.nodes:

@@ -23,7 +23,7 @@ from homenode.check.verify.guest.view import (
 )
 from homenode.check.verify.target_file import expectation_for_target, lost_in_guest, verify_target
 from homenode.errors import InputError, UsageError
-from homenode.findings import Finding, Findings, finding, in_order, merged
+from homenode.findings import Finding, Findings, finding, in_order, merged, with_gaps
 from homenode.machine.topology import Host
 from homenode.plan.stored import read_plan, read_plan_for
 from homenode.plan.vm_file import kind_of, target_of
@@ -119,6 +119,7 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
         findings=in_order(merged(found) if document is not None or content is None else found),
         not_checked=tuple(answer.left),
     )
+    findings = with_gaps(findings, () if host is None else host.gaps)
     return Verified(findings, tuple(answer.views), tuple(answer.guests), host, plan)
 
 

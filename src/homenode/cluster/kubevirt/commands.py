@@ -7,6 +7,7 @@ from homenode.cluster.kubevirt.arguments import (
     KubevirtReceiveArguments,
     OnDefineDomainArguments,
 )
+from homenode.findings import with_gaps
 from homenode.measure.results.received import receive_run
 from homenode.safe.input_files import read_input
 from homenode.vm.sources import load_host
@@ -43,6 +44,7 @@ def check(asked: KubevirtCheckArguments) -> None:
         gates = read_gates(content, str(asked.kubevirt))
     host = None if asked.host is None else load_host(asked.host)
     findings = judge(vmi_of(document, name, needs_domain=True), host, gates)
+    findings = with_gaps(findings, () if host is None else host.gaps)
     print_findings(findings, as_json=asked.json)
     exit_by(findings)
 

@@ -34,6 +34,7 @@ from homenode.cluster.pool.free import passable_gpus
 from homenode.cluster.pool.place import PoolPlace, rank_hosts
 from homenode.cluster.pool.text import no_place_text, places_text, plan_text, pool_text
 from homenode.errors import FINDINGS, UNPLANNABLE, UsageError
+from homenode.findings import shared_gap_lines
 from homenode.formats import encode
 from homenode.machine.topology import Host
 from homenode.plan.auto import resolve_layout
@@ -118,7 +119,9 @@ def place(asked: PoolPlaceArguments) -> None:
             screen.print(explain(tuning.plan, best.entry.host, whole=True, why=why))
         else:
             screen.print(plan_text(tuning.plan, best.entry.host, why))
-    for line in (*lines, *tuning.notes, *_next_step(best, asked)):
+    others = ((entry.name, entry.host.gaps) for entry in hosts if entry is not best.entry)
+    unknown = (f"unknown: {line}" for line in shared_gap_lines(others))
+    for line in (*lines, *tuning.notes, *unknown, *_next_step(best, asked)):
         note(line)
     _note_unread(named)
     _exit_with_unread(named)

@@ -14,6 +14,7 @@ from homenode.cluster.pool.free import (
     sum_of,
 )
 from homenode.errors import InputError, UsageError
+from homenode.findings import Gap, unread_vms
 from homenode.machine.topology import Host, NumaNode, with_certain_nodes
 from homenode.opt import key_values, size_bytes, whole_number
 from homenode.plan.memory import LEAST_RESERVE_BYTES
@@ -91,9 +92,10 @@ class PoolHost(Struct, frozen=True, kw_only=True):
     """A host of a pool."""
 
     name: str
-    vms: int  # that run or are planned
+    vms: int | None  # that run or are planned; None: they were not read
     nodes: tuple[FreeOfNode, ...]
     fits: tuple[SizeFits, ...]  # in the order of the sizes
+    gaps: tuple[Gap, ...] = ()
 
     @property
     def free(self) -> FreeOfNode:
@@ -124,12 +126,14 @@ def examine_pool(
                 SizeFits(size=str(size), count=count_fits(host, size)) for size in sizes
             )
         progress(number, len(named.hosts))
+        vms = sum(domain.has_claim for domain in host.domains)
         hosts.append(
             PoolHost(
                 name=entry.name,
-                vms=sum(domain.has_claim for domain in host.domains),
+                vms=None if unread_vms(host.gaps) else vms,
                 nodes=free_by_node(host),
                 fits=fits_of[key],
+                gaps=host.gaps,
             )
         )
     return Pool(hosts=tuple(hosts), unread=named.unread)

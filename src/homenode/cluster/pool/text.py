@@ -7,10 +7,11 @@ from homenode.cluster.pool.free import FreeOfNode, sum_of
 from homenode.cluster.pool.place import PoolPlace, PoolRanking, RefusingHosts
 from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Part, Table, Text
+from homenode.findings import gap_lines, shared_gap_lines
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.show.cost_words import term_words
-from homenode.show.explain import finding_lines, gap_lines
+from homenode.show.explain import finding_lines, unread_lines
 from homenode.units import format_bytes
 from homenode.vm.layout import GuestCells, layout_text
 from homenode.vm.plan_model import Plan
@@ -29,9 +30,16 @@ def pool_text(pool: Pool, *, everything: bool = False, by_node: bool = False) ->
     by_node: the nodes of each host.
     """
     hosts, total = pool.hosts, sum_of(host.free for host in pool.hosts)
-    vms = sum(host.vms for host in hosts)
-    busy = sum(host.vms > 0 for host in hosts)
-    if busy:
+    vms = sum(host.vms or 0 for host in hosts)
+    busy = sum((host.vms or 0) > 0 for host in hosts)
+    unread = sum(host.vms is None for host in hosts)
+    if unread:
+        head = (
+            f"{plural(len(hosts), 'host')}, the VMs of {unread} not read: at most "
+            f"{plural(total.free_gpus, 'GPU')}, {plural(total.free_cores, 'core')}, "
+            f"{_memory(total.free_memory_bytes)} free"
+        )
+    elif busy:
         head = (
             f"{plural(len(hosts), 'host')}, {busy} busy: {total.free_gpus} of "
             f"{plural(total.gpus, 'GPU')}, {total.free_cores} of {plural(total.cores, 'core')}, "
@@ -46,7 +54,9 @@ def pool_text(pool: Pool, *, everything: bool = False, by_node: bool = False) ->
     about = "free/all GPUs, free cores and memory"
     if not by_node and hosts[0].fits:
         about += "; how many more VMs of each size fit, local"
-    parts += [Text(about, "dim"), *(Text(str(unread), "warn") for unread in pool.unread)]
+    parts += [Text(about, "dim"), *(Text(str(source), "warn") for source in pool.unread)]
+    lines = shared_gap_lines((host.name, host.gaps) for host in hosts)
+    parts += [Text(f"unknown  {line}", "dim") for line in lines]
     return Doc(head, tuple(parts))
 
 
@@ -67,7 +77,7 @@ def _hosts_table(pool: Pool, everything: bool) -> Table:
         SizeFits(size=size, count=sum(host.fits[at].count or 0 for host in pool.hosts))
         for at, size in enumerate(sizes)
     ]
-    vms = sum(host.vms for host in pool.hosts)
+    vms = sum(host.vms or 0 for host in pool.hosts)
     rows.append(("total", *_figures(total, vms), *(str(fit.count) for fit in counts)))
     figures = ("GPUs", "cores", "memory", "VMs", *sizes)
     return Table(
@@ -89,9 +99,14 @@ def _nodes_table(hosts: Sequence[PoolHost]) -> Table:
     return Table(heads=("host", "node", *figures), numeric=("node", *figures), rows=tuple(rows))
 
 
-def _figures(free: FreeOfNode, vms: int) -> tuple[str, ...]:
+def _figures(free: FreeOfNode, vms: int | None) -> tuple[str, ...]:
     gpus = f"{free.free_gpus}/{free.gpus}"
-    return gpus, str(free.free_cores), _memory(free.free_memory_bytes), str(vms)
+    return (
+        gpus,
+        str(free.free_cores),
+        _memory(free.free_memory_bytes),
+        "unknown" if vms is None else str(vms),
+    )
 
 
 def _fit(fit: SizeFits) -> str:
@@ -196,8 +211,9 @@ def plan_text(plan: Plan, host: Host, why: Sequence[str]) -> Doc:
         if free is None or free < pages:
             page = format_bytes(page_bytes)
             labels.append(("before", f"reserve {pages} huge pages of {page} on node {node}"))
+    labels += [("warning", line.removeprefix("warning: ")) for line in unread_lines(plan)]
     labels += [("warning", line) for line in finding_lines(plan, ("critical", "warning"))]
-    labels += [("unknown", line) for line in gap_lines(plan)]
+    labels += [("unknown", line) for line in gap_lines(plan.gaps)]
     table = Table(heads=heads, rows=tuple(rows), numeric=("memory",))
     return Doc("", (table, *(Text(f"{label:9}{line}") for label, line in labels)))
 

@@ -47,7 +47,7 @@ from homenode.cluster.slurm.record import TaskRecord, hooks, with_tasks
 from homenode.cluster.slurm.tools.scontrol import Job, is_asked_for
 from homenode.cluster.slurm.tools.slurm_nodes import NodeShape, expand_hostlist, shown_shapes
 from homenode.errors import ParseError, ToolError, UsageError
-from homenode.findings import Findings, Severity
+from homenode.findings import Findings, Severity, with_gaps
 from homenode.safe.input_files import read_input
 from homenode.vm.sources import load_host
 
@@ -74,6 +74,8 @@ def audit(asked: SlurmAuditArguments) -> None:
                 [job for job in listed if job.unreadable is not None],
             )
             found = replace(found, not_checked=(*found.not_checked, *not_checked))
+            hosts = dict.fromkeys(machine.host for machine in machines.values())
+            found = with_gaps(found, [gap for host in hosts for gap in host.gaps])
     if asked.json:
         print_findings(found, as_json=True)
     else:
@@ -201,7 +203,7 @@ def check(asked: SlurmCheckArguments) -> None:
     cgroup = None if asked.cgroup is None else read_config(asked.cgroup)
     nodes = () if asked.nodes is None else expand_hostlist(asked.nodes, "--nodes")
     host = load_host(asked.host)
-    found = judge_files(gres, slurm, host, cgroup=cgroup, nodes=nodes)
+    found = with_gaps(judge_files(gres, slurm, host, cgroup=cgroup, nodes=nodes), host.gaps)
     corrected = correct(gres, slurm, host, nodes)
     texts = {file.source: file.text for file in (*gres.files, *slurm.files)}
     print_findings(found, as_json=asked.json)

@@ -9,7 +9,7 @@ from msgspec.structs import fields, replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError
-from homenode.findings import Gap
+from homenode.findings import NO_VMS, Gap
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.description.buses import DescribedPci, address, parse_links
 from homenode.machine.description.devices import parse_models, parse_roots
@@ -209,6 +209,8 @@ def _at_cpus(host: Host, online: CpuSet) -> Host:
 
 def _gaps(host: Host, online: CpuSet) -> Iterator[Gap]:
     """What the description leaves out."""
+    if not host.domains:
+        yield Gap(NO_VMS, _LEFT_OUT)
     if without := online - CpuSet.union(llc.pus for llc in host.llcs):
         yield Gap(f"last-level cache of PUs {without}", _LEFT_OUT)
     if host.distances is None:

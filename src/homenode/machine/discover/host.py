@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, ParseError
-from homenode.findings import Gap
+from homenode.findings import NO_VMS, UNREAD_VM, UNREAD_VMS, Gap
 from homenode.machine.discover.gpus import read_device_links, with_parts
 from homenode.machine.discover.lspci import add_lspci
 from homenode.machine.discover.nodes import (
@@ -39,8 +39,6 @@ from homenode.machine.tools import virsh_capabilities
 from homenode.machine.tools.nvidia_smi import NvidiaGpu
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.machine.topology import (
-    DOMAIN_GAP,
-    DOMAINS_GAP,
     Host,
     RunningDomain,
     assemble_pus,
@@ -222,17 +220,17 @@ def _as_driver_says(
 
 
 def read_running_domains(
-    snapshot: Snapshot, read_domain: ReadDomain | None
+    snapshot: BoundedSnapshot, read_domain: ReadDomain | None
 ) -> tuple[tuple[RunningDomain, ...], tuple[Gap, ...]]:
     """The domains of a snapshot, running and defined, by name; none with a gap where they cannot
     be known. An unreadable one is a gap: what it uses is then unknown."""
     output = snapshot.command_output("virsh-domains")
     if output is None:
-        return (), (Gap(DOMAINS_GAP, "virsh was not there or did not answer"),)
+        return (), (Gap(UNREAD_VMS, snapshot.failure("virsh-domains")),)
     if not output.strip():
         return (), ()
     if read_domain is None:
-        return (), (Gap(DOMAINS_GAP, "their XML was not asked for"),)
+        return (), (Gap(NO_VMS, "their XML was not asked for"),)
     root = parse_xml(output, "domains", f"{snapshot.name}: virsh dumpxml")
     domains: list[RunningDomain] = []
     gaps: list[Gap] = []
@@ -243,5 +241,6 @@ def read_running_domains(
         try:
             domains.append(read_domain(xml, running, f"domain {name}"))
         except HomenodeError as error:
-            gaps.append(Gap(f"{DOMAIN_GAP}{name}", error.message))
+            subject = f"{UNREAD_VM if running else 'shut-off VM '}{name}"
+            gaps.append(Gap(subject, error.message))
     return tuple(sorted(domains, key=lambda domain: domain.name)), tuple(gaps)

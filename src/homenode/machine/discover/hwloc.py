@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError
-from homenode.findings import Gap
+from homenode.findings import NO_VMS, Gap
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.discover.hwloc_pci import read_hwloc_pci
 from homenode.machine.discover.nodes import Distances, package_of
@@ -158,6 +158,7 @@ _DATA_CACHES = {"L2Cache", "L3Cache", "L4Cache", "L5Cache"}  # level 1 is never 
 _KIND_OF_CORE_TYPE = {"IntelCore": CoreKind.PERFORMANCE, "IntelAtom": CoreKind.EFFICIENCY}
 
 _NOT_IN_XML = (
+    (NO_VMS, "hwloc XML holds none"),
     ("free memory of each node", "hwloc XML holds totals only"),
     ("isolated and nohz_full PUs", "hwloc XML holds none"),
     ("host settings", "hwloc XML holds no governor, SMT control or kernel settings"),

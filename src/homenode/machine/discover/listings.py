@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError
-from homenode.findings import Gap
+from homenode.findings import NO_VMS, Gap
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.tools.lscpu import LscpuCpu, LscpuTable
 from homenode.machine.tools.numactl import NumactlHardware
@@ -132,7 +132,7 @@ def host_from_topology(read: TopoMatrix, name: str) -> Host:
         for place, names in names_at.items()
     )
     unshown = Gap("CPUs and NUMA nodes", f"{tool} shows those of GPUs only")
-    return host_of_nothing(name, (unshown, *gaps))
+    return host_of_nothing(name, (unshown, *gaps, Gap(NO_VMS, f"{tool} does not show them")))
 
 
 def complement(first: Host, second: Host) -> Host:
@@ -178,12 +178,18 @@ def complement(first: Host, second: Host) -> Host:
 
 _CORES, _MEMORY, _DISTANCES = "cores, LLCs and packages", "memory of nodes", "distances of nodes"
 _DEVICES = "PCI functions"
-_PARTS = (_CORES, _MEMORY, _DISTANCES, _DEVICES)
+_PARTS = (_CORES, _MEMORY, _DISTANCES, _DEVICES, NO_VMS)
 
 
 def _missing(host: Host, tool: str) -> Iterator[Gap]:
     has_memory = any(node.memory_bytes is not None for node in host.nodes)
-    is_there = (bool(host.cores), has_memory, host.distances is not None, bool(host.pci_devices))
+    is_there = (
+        bool(host.cores),
+        has_memory,
+        host.distances is not None,
+        bool(host.pci_devices),
+        False,
+    )
     for part, is_known in zip(_PARTS, is_there, strict=True):
         if not is_known:
             yield Gap(part, f"{tool} does not show them")

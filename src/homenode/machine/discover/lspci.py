@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.findings import Gap
+from homenode.findings import NO_VMS, Gap
 from homenode.indices import NodeIndex
 from homenode.machine.discover.pci_nodes import Locality, root_complexes
 from homenode.machine.pci import (
@@ -38,7 +38,8 @@ _UNASSIGNED_CLASS = 0xFF0000  # "does not fit any class"
 def host_from_lspci(text: str, name: str) -> Host:
     """A host of which only the PCI part is known: no PUs, no nodes. Raises ParseError."""
     reason = "lspci shows PCI only"
-    gaps = (Gap("PUs, cores, LLCs and NUMA nodes", reason), Gap("architecture", reason))
+    unshown = ("PUs, cores, LLCs and NUMA nodes", "architecture", NO_VMS)
+    gaps = tuple(Gap(subject, reason) for subject in unshown)
     return overlay_lspci(host_of_nothing(name, gaps), text, name)
 
 

@@ -27,7 +27,7 @@ class LiveSnapshot(FilesOf):
 
     @property
     def failures(self) -> dict[str, str]:
-        """What each tool said that was asked, is installed, and failed."""
+        """What each tool printed that was asked and failed; of virsh also that it is missing."""
         return dict(self._failures)
 
     def command_output(self, command: str) -> str | None:
@@ -47,6 +47,8 @@ class LiveSnapshot(FilesOf):
             listed = run(command.each, command.timeout_s).stdout_or_raise()
             return self._wrapped(command, listed.split()[:_MAX_DOMAINS])
         except ToolMissingError:
+            if command.each:  # other VMs may run all the same
+                self._failures[command.name] = f"{command.each[0]}: command not found"
             return None
         except ToolError as error:
             self._failures[command.name] = error.message
@@ -60,10 +62,13 @@ class LiveSnapshot(FilesOf):
             failure = completed.failure()
             if failure is None:
                 outputs.append(completed.stdout)
-            else:  # a domain may end between the list and its turn
-                self._failures[f"{command.name} {word}"] = failure
+            elif _GONE not in failure:  # a domain may end between the list and its turn
+                raise ToolError(failure)
         return f"<{command.wrapped}>\n{''.join(outputs)}</{command.wrapped}>\n"
 
+
+_GONE = "failed to get domain"
+"""What virsh prints of a UUID that no domain has."""
 
 OF_NAME = {**COMMAND_OF_NAME, **{command.name: command for command in IDENTITY_COMMANDS}}
 

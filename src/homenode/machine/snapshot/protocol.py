@@ -1,6 +1,6 @@
 """Snapshot: the one way in which discovery reads a host, live or stored; where its links lead."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from homenode.errors import InputError
@@ -112,6 +112,11 @@ class BoundedSnapshot:
 
     def command_output(self, command: str) -> str | None:
         return self._text(self._files.command_output(command))
+
+    def failure(self, command: str) -> str:
+        """Return the reason why a tool has no output: its own words where it ran just now."""
+        failures: Mapping[str, str] = getattr(self._files, "failures", {})
+        return failures.get(command, f"{self.name} has no output of {command.partition('-')[0]}")
 
     def _text(self, text: str | None) -> str | None:
         if text is not None:

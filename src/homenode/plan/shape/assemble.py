@@ -169,6 +169,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             *window.gaps,
             *initiators.gaps,
             *mediated_gaps(request.guest, host),
+            *(() if host is None else host.gaps),
         ),
         mediated_removed=tuple(
             one.uuid

@@ -170,9 +170,7 @@ class PlanOptions(Struct, frozen=True):
     says. See docs/commands/plan.md.
 
     document_siblings: whether siblings as the document shows them take the place of whole cores.
-    devices: functions of the host, and UUIDs of mediated devices, that the VM gets as well.
-    housekeeping_pus: in addition to those that the host's description names.
-    balance: None = pack with GPUs, else spread. objective: also what `auto` has chosen for.
+    objective: also what `auto` has chosen for.
 
     Options:
       layout: The guest's layout; default, pin, pin-bound, pin-numa, pin-numa-smt, pin-numa-pci,
@@ -316,9 +314,6 @@ def refuse_objective(options: PlanOptions) -> None:
 
 class ManualRanges(Struct, frozen=True):
     """PUs by host node, one of each core, instead of a host to plan for.
-
-    sibling_pus: the second PU of each of those cores, node by node and in the same order; () where
-    the layout hides them.
 
     Options:
       node_pus: Pin to these CPUs of one node, one of each core; once for each node.

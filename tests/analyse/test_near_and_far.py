@@ -3,12 +3,15 @@
 import random
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.decide.alternative import Alternative, alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Outcome
+from homenode.decide.doubts import doubts_of
 from homenode.decide.matrices import CopyLocality, localities
-from homenode.measure.results.model import Origin, Run, RunHead, Sample, Switches
+from homenode.measure.results.model import GpuPlace, Origin, Run, RunHead, Sample, Switches
 from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import PRESETS
 
@@ -93,3 +96,28 @@ def test_before_and_after_are_compared_whatever_node_the_threads_chose() -> None
     assert effect.slowest_device
     assert effect.outcome is Outcome.BETTER
     assert [one.subject for one in found.doubts if one.id == "far-copies"] == ["default"]
+
+
+def test_cells_that_bench_bound_to_the_other_node_are_no_far_copies() -> None:
+    """A healthy guest of two nodes and four GPUs, as bench measures it: unbound, then bound to each
+    node; then with a thread that stands away from GPUs whose node the guest knows."""
+    gpus = [Bdf.parse(f"0000:{bus:02x}:00.0") for bus in (7, 8, 0x47, 0x48)]
+    near, far = (55.3, 55.1, 55.4, 55.2), (41.2, 41.3, 41.0, 41.1)
+    bound = (
+        (near, None),
+        ((*near[:2], *far[2:]), 0),
+        ((*far[:2], *near[2:]), 1),
+    )
+    whole = [
+        alternative("pin-numa-pci", figures, bound=node, gpus=gpus).runs[0]
+        for figures, node in bound
+    ]
+    samples = tuple(sample for run in whole for sample in run.samples)
+    head = structs.replace(
+        whole[0].head,
+        gpus=tuple(GpuPlace(gpu, place // 2) for place, gpu in enumerate(gpus)),
+    )
+    assert not list(doubts_of(alternatives([Run(head, samples)])[0]))
+    astray = alternative("pin-numa-pci", (*far[:2], *near[2:]), (1,) * 4, gpus=gpus).runs[0]
+    (doubt,) = doubts_of(alternatives([astray])[0])
+    assert doubt.id == "far-copies" and "2 of 4 GPUs 41.25 GB/s" in doubt.detail

@@ -516,3 +516,29 @@ def test_every_objective_has_one_answer_and_the_same_twice() -> None:
     machine = facts("h200-xeon8558")
     assert decide_all(PUBLISHED_RUNS, machine) == decide_all(PUBLISHED_RUNS, machine)
     assert [one.objective for one in decide_all(PUBLISHED_RUNS, machine)] == list(Objective)
+
+
+def test_a_machine_under_review_gives_no_advice_for_others_of_its_kind() -> None:
+    machine, rng = facts("h200-xeon8558"), random.Random(12)
+
+    def decided(pinned: float) -> Recommendation:
+        rates = {"default": (77e9, 1e5), "pin": (300e9, pinned)}
+        runs = [
+            simulated_run(
+                layout,
+                {"memory-bandwidth": (STREAM["pin"][1], rate), "cpu-throughput": ("events", cpu)},
+                rng,
+                host="another",
+            )
+            for layout, (rate, cpu) in rates.items()
+        ]
+        known = [
+            Run(structs.replace(run.head, host_kind=machine.kind), run.samples) for run in runs
+        ]
+        return decide(known, machine, Objective.MEMORY_BANDWIDTH)
+
+    assert (decided(1e5).level, decided(1e5).choice) == (EvidenceLevel.MEASURED, "pin")
+    reviewed = decided(0.6e5)
+    passed = reviewed.why(ReasonId.PASSED)
+    assert reviewed.level is EvidenceLevel.RULE
+    assert passed is not None and "no advice for others" in passed.detail

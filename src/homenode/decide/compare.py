@@ -19,7 +19,7 @@ from homenode.decide.comparison import (
 )
 from homenode.decide.correction import holm
 from homenode.decide.doubts import Metrics, doubts_between
-from homenode.decide.health import figure_findings
+from homenode.decide.health import figure_findings, sweep_fits
 from homenode.decide.intervals import CONFIDENCE, LEAST_BOOTS, interval
 from homenode.decide.machine_facts import runs_by_machine
 from homenode.decide.outcomes import Found, judged, metric_of_effect
@@ -59,7 +59,9 @@ def compare(
     made = {one.label: one.series for one in joined}
     found = compare_series(joined, made, objective, bare=bare, skipped=skipped)
     power = {label: drawn for label, one in made.items() if (drawn := power_by_test(one))}
-    return structs.replace(found, doubts=once([*_sick(chosen), *found.doubts]), power=power)
+    doubts = once([*_sick(chosen), *found.doubts])
+    sweeps = {one.label: fits for one in chosen if (fits := sweep_fits(one.runs))}
+    return structs.replace(found, doubts=doubts, power=power, sweeps=sweeps)
 
 
 def alternatives_by_machine(
@@ -114,9 +116,10 @@ def compare_machines(
         ),
         skipped=(*skipped, *single),
         power={
-            f"{name}: {label}": drawn
-            for name, one in made.items()
-            for label, drawn in one.power.items()
+            f"{name}: {of}": drawn for name, one in made.items() for of, drawn in one.power.items()
+        },
+        sweeps={
+            f"{name}: {of}": fits for name, one in made.items() for of, fits in one.sweeps.items()
         },
     )
 

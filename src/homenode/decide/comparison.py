@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from homenode.findings import Doubt
 from homenode.measure.results.model import FigureKey
+from homenode.measure.results.sweep import SweepFit
 
 
 class Outcome(StrEnum):
@@ -97,7 +98,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     bare: the baseline is the host itself, and ratios are parts of bare metal. baseline,
     alternatives: of the first machine; of others their effects name them. confidence: of every
     interval. skipped: folders that were left out, with the reason. power: median watts of a GPU, by
-    alternative and test.
+    alternative and test. sweeps: of rates over sizes, by alternative and metric.
     """
 
     objective: str | None
@@ -109,3 +110,4 @@ class Comparison(Struct, frozen=True, kw_only=True):
     doubts: tuple[Doubt, ...]
     skipped: tuple[str, ...]
     power: Mapping[str, Mapping[str, float]] = {}
+    sweeps: Mapping[str, Mapping[str, SweepFit]] = {}

@@ -12,6 +12,7 @@ from homenode.measure.results.model import Origin, Run
 from homenode.measure.results.sweep import (
     FLAT_WITHIN,
     LEAST_RATE_BYTES_PER_S,
+    SweepFit,
     fit_sweep,
     flat_fit,
 )
@@ -41,16 +42,22 @@ def figure_findings(runs: Sequence[Run]) -> tuple[Finding, ...]:
     return (*_flat_curves(real), *_low_copies(real), *_copies_unlike_peers(real))
 
 
-def sweeps_of(run: Run) -> dict[str, tuple[list[tuple[int, float]], float]]:
+_Points = list[tuple[int, float]]
+_HALVES = ("in-place", "out-of-place")  # of one sweep
+
+
+def sweeps_of(runs: Sequence[Run]) -> dict[str, tuple[_Points, float]]:
     """Medians by size, ascending, of each metric and variant; and the bytes on the bus for each
     byte of a message."""
     by_size: dict[str, dict[int, list[float]]] = {}
-    for key, samples in run.groups.items():
-        is_sweep = key.metric.endswith("-busbw") or key.metric in ("h2d-bandwidth", "d2h-bandwidth")
-        if is_sweep and key.size_bytes is not None:
-            sizes = by_size.setdefault(f"{key.metric} {key.variant or ''}".strip(), {})
-            sizes.setdefault(key.size_bytes, []).extend(one.value for one in samples)
-    gpus = len(run.head.gpus)
+    for run in runs:
+        for key, samples in run.groups.items():
+            is_copy = key.metric in ("h2d-bandwidth", "d2h-bandwidth")
+            if key.size_bytes is not None and (is_copy or key.metric.endswith("-busbw")):
+                words = [word for word in (key.variant or "").split(", ") if word not in _HALVES]
+                sizes = by_size.setdefault(", ".join(filter(None, (key.metric, *words))), {})
+                sizes.setdefault(key.size_bytes, []).extend(one.value for one in samples)
+    gpus = max((len(run.head.gpus) for run in runs), default=0)
     factor = 2 * (gpus - 1) / gpus if gpus > 1 else 1.0
     return {
         name: (
@@ -61,19 +68,17 @@ def sweeps_of(run: Run) -> dict[str, tuple[list[tuple[int, float]], float]]:
     }
 
 
-def sweep_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """Start-up time, rate and knee of each sweep of some runs."""
-    for run in runs:
-        for name, (points, factor) in sweeps_of(run).items():
-            if (fit := fit_sweep(points, factor)) is not None:
-                yield f"{run.head.name}: {name}: {fit.text}; off by {fit.spread:.0%}"
+def sweep_fits(runs: Sequence[Run]) -> dict[str, SweepFit]:
+    """Start-up time, rate and knee of each sweep that has them, by metric and variant."""
+    fits = {name: fit_sweep(*sweep) for name, sweep in sweeps_of(runs).items()}
+    return {name: fit for name, fit in fits.items() if fit is not None}
 
 
 def _flat_curves(runs: Sequence[Run]) -> Iterator[Finding]:
     sweeps = [
         (run, points, factor)
         for run in runs
-        for name, (points, factor) in sweeps_of(run).items()
+        for name, (points, factor) in sweeps_of([run]).items()
         if "-busbw" in name
     ]
     for run, points, factor in sweeps:

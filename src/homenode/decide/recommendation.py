@@ -25,7 +25,7 @@ from homenode.decide.machine_facts import (
     runs_of_kind,
 )
 from homenode.decide.ranking import Position, RankedResult, Ranking, is_like_best, ranking_for
-from homenode.findings import Doubt, Finding
+from homenode.findings import Doubt, Finding, Severity
 from homenode.machine.topology import Host
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
 from homenode.metrics import METRICS, primaries
@@ -489,7 +489,8 @@ def _strongest(
 def is_under_review(every: Sequence[Alternative]) -> bool:
     """Whether a machine's own results speak against its links or pins: such a machine gives no
     advice for others."""
-    if figure_findings([run for alternative in every for run in alternative.runs]):
+    findings = figure_findings([run for alternative in every for run in alternative.runs])
+    if any(found.severity is Severity.CRITICAL for found in findings):
         return True
     answer = recommend("", every, Objective.THROUGHPUT)
     return answer.is_blocked or answer.why(ReasonId.PIN_REGRESSION) is not None

@@ -185,7 +185,7 @@ def stop_text(answers: Sequence[Recommendation]) -> str:
     observed, expected = (
         re.split(":| [(]|, ", text)[0] for text in (first.observed, first.expected)
     )
-    subject = first.subject.rpartition(", ")[2].partition(": ")[0]
+    subject = first.subject.rpartition(", ")[2].partition(": ")[0].rpartition("/")[2]
     like = sum(finding.id == first.id for finding in findings) - 1
     more = f" and {like} more" if like else ""
     return f"{subject}{more}: {observed}, expected {expected.removesuffix(' at least')}"

@@ -143,6 +143,11 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
     if everything or not is_shown:
         parts += _effect_tables(comparison, everything)
         parts += (Section("", tuple(_doubts(comparison.doubts))), Text(""))
+    for label, fits in comparison.sweeps.items() if in_full else ():
+        for metric, fit in fits.items():
+            off = f"; points are off by {fit.spread:.0%}" if everything else ""
+            name = label if metric == "allreduce-busbw" else f"{label}: {metric}"
+            parts.append(Text(f"sweep   {name}: {fit.text}{off}"))
     parts += power_table(comparison.power)
     parts += [Text(f"not read: {one}", "warn") for one in comparison.skipped]
     if everything:

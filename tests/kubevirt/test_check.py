@@ -218,6 +218,11 @@ def test_what_the_api_server_would_not_take_is_refused(path: str, value: Any) ->
         vmi_of(document, "vmi", needs_domain=True)
 
 
+def test_a_manifest_whose_keys_are_numbers_is_no_vmi() -> None:
+    with pytest.raises(InputError, match="found 0, 1"):
+        vmi_of(read_manifest(b"0: 1\n1: 2", "vm.yaml", "a VMI"), "vm.yaml", needs_domain=True)
+
+
 @pytest.mark.parametrize(
     "text",
     [

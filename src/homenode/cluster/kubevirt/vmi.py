@@ -140,7 +140,7 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
     else:
         annotations = _texts(metadata.get("annotations"), source)
     if needs_domain and not isinstance(whole.get("domain"), dict):
-        found = ", ".join(key[:20] for key in list(document)[:8]) or "an empty object"
+        found = ", ".join(str(key)[:20] for key in list(document)[:8]) or "an empty object"
         raise InputError(
             f"{source}: expected a VirtualMachineInstance or a VirtualMachine with spec.domain, "
             f"found {found[:200]}",

@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec.structs import replace
 from tests.rendered.machine import render
 
-from homenode.machine.description.shipped import load_shipped
+from homenode.machine.description.parse import load_shipped
 from homenode.machine.discover.lspci import overlay_lspci
 from homenode.machine.snapshot.capture import capture
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from tests.rendered.machine import render
 
-from homenode.machine.description.parse import parse_description
-from homenode.machine.description.shipped import load_shipped
+from homenode.machine.description.parse import load_shipped, parse_description
 from homenode.machine.discover import discover
 from homenode.machine.discover.hwloc import host_from_hwloc
 from homenode.machine.discover.lspci import host_from_lspci

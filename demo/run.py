@@ -15,7 +15,7 @@ from rich.console import Console
 
 from homenode.doc import Doc, Table, Text
 from homenode.errors import HomenodeError
-from homenode.machine.description.shipped import load_shipped
+from homenode.machine.description.parse import load_shipped
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.capture import capture_host
 from homenode.machine.topology import Host

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from homenode.machine.description.shipped import load_shipped
+from homenode.machine.description.parse import load_shipped
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure import runner
 from homenode.measure.access.local import LocalMachine

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from homenode.machine.description.shipped import load_shipped
+from homenode.machine.description.parse import load_shipped
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure.model import PROBE

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
-from homenode.machine.description.shipped import load_shipped
+from homenode.machine.description.parse import load_shipped
 from tests.rendered.machine import render
 
 CPU = "sys/devices/system/cpu"

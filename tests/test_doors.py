@@ -129,7 +129,10 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "etree.parse": "libvirt's schema below /usr, whose parts libxml2 opens"
     },
     "measure/trial/runner.py": {"shutil.move": "a run's folder, by its name"},
-    "measure/tool_setup.py": {"unlink": "a program whose way and sum were looked at"},
+    "measure/tool_setup.py": {
+        "unlink": "a program whose way and sum were looked at",
+        "rmtree": "its own sources, on a way without links of others",
+    },
     "cluster/kubevirt/object.py": {"yaml": "it is given a text"},
     "cluster/kubevirt/files/on_define_domain.py": {
         "xml.etree": "a text of KubeVirt's",

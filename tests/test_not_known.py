@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.machine.description.shipped import load_shipped
+from homenode.machine.description.parse import load_shipped
 from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.memory import MemorySnapshot
 from tests.command_line import has_cluster, homenode

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError, UsageError
-from homenode.machine.description.shipped import shipped_hosts
+from homenode.machine.description.parse import shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.vm_file import TargetPlan, VmFile, plan_for_target, read_vm, vm_of_options

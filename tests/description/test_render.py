@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import InputError
-from homenode.machine.description.parse import parse_description
-from homenode.machine.description.shipped import load_shipped, shipped_hosts
+from homenode.machine.description.parse import load_shipped, parse_description, shipped_hosts
 from homenode.machine.discover.host import discover
 from homenode.machine.snapshot.contents import PATHS, Kind
 from homenode.machine.snapshot.memory import MemorySnapshot

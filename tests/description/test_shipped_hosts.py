@@ -11,8 +11,8 @@ from lxml import etree
 
 from homenode.errors import UsageError
 from homenode.findings import NO_VMS
-from homenode.machine.description.document import HostDescription
-from homenode.machine.description.shipped import is_made_up, load_shipped, shipped_hosts
+from homenode.machine.description.parse import is_made_up, load_shipped, shipped_hosts
+from homenode.machine.description.tables import HostDescription
 from homenode.machine.discover.host import discover
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import DeviceKind

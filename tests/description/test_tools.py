@@ -3,8 +3,7 @@
 import pytest
 
 from homenode.errors import InputError
-from homenode.machine.description.parse import parse_description
-from homenode.machine.description.shipped import load_shipped
+from homenode.machine.description.parse import load_shipped, parse_description
 from homenode.machine.tools import amd_smi, nvidia_smi
 from homenode.machine.tools.lspci import parse as parse_lspci
 from homenode.machine.tools.versions import parse_qemu_version, parse_virsh_version

@@ -9,7 +9,7 @@ from homenode.check.doctor.baseline import drift, record_of
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import Severity
-from homenode.machine.description.shipped import shipped_hosts
+from homenode.machine.description.parse import shipped_hosts
 from homenode.plan.tuning import tune
 from homenode.units import GIB
 from homenode.vm.domain.document import Document

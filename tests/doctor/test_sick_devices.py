@@ -13,7 +13,7 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.findings import Finding
-from homenode.machine.description.shipped import load_shipped
+from homenode.machine.description.parse import load_shipped
 from homenode.machine.discover.host import discover
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.snapshot.memory import MemorySnapshot

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from homenode.check.domain.verification import verify_document
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import InputError, UsageError
-from homenode.machine.description.shipped import shipped_hosts
+from homenode.machine.description.parse import shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.auto import resolve_layout

@@ -5,7 +5,7 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, InputError
-from homenode.machine.description.shipped import load_shipped
+from homenode.machine.description.parse import load_shipped
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.manual import manual_placement

@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from homenode.errors import HostError, InputError
-from homenode.machine.description.shipped import load_shipped
+from homenode.machine.description.parse import load_shipped
 from homenode.plan.tuning import tune
 from homenode.units import GIB
 from homenode.vm.domain.codec import refuse_older, required_versions

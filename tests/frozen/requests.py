@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import homenode as package
-from homenode.machine.description.shipped import shipped_hosts
+from homenode.machine.description.parse import shipped_hosts
 from homenode.vm.sources import load_host
 from tests.command_line import Result, homenode
 from tests.domain_corpus import NAMES, sample

@@ -18,7 +18,7 @@ from homenode.decide.machine_facts import facts_of_runs
 from homenode.decide.recommendation import ReasonId, decide
 from homenode.decide.sentences import by_results
 from homenode.findings import Finding
-from homenode.machine.description.shipped import shipped_hosts
+from homenode.machine.description.parse import shipped_hosts
 from homenode.machine.pci import DeviceKind, PciDevice, has_verbs
 from homenode.machine.topology import Host, PagePool
 from homenode.objective import Objective

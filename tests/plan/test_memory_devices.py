@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from homenode.check.domain.devices import limits
 from homenode.cpuset import CpuSet
 from homenode.doc import Text, plain
-from homenode.machine.description.shipped import load_shipped
+from homenode.machine.description.parse import load_shipped
 from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place

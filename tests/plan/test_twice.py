@@ -11,7 +11,7 @@ from homenode.bdf import Bdf
 from homenode.cli.apply import tuned_together
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, UsageError
-from homenode.machine.description.shipped import shipped_hosts
+from homenode.machine.description.parse import shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.tuning import tune

@@ -6,7 +6,7 @@ Source: Documentation/ABI/stable/sysfs-devices-system-cpu, admin-guide/cputopolo
 from collections.abc import Iterable
 
 from homenode.cpuset import CpuSet
-from homenode.machine.description.document import CacheSizes, HostDescription
+from homenode.machine.description.tables import CacheSizes, HostDescription
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.topology import Core, CoreKind, Host, Llc, MemoryKind, NumaNode, PagePool, Pu
 from homenode.units import KIB

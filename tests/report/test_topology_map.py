@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.findings import Gap
-from homenode.machine.description.shipped import shipped_hosts
+from homenode.machine.description.parse import shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host, host_of_nothing
 from homenode.plan.planner import plan

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from homenode.check.verify.target_file import verify_target
 from homenode.errors import InputError
 from homenode.findings import Severity
-from homenode.machine.description.shipped import shipped_hosts
+from homenode.machine.description.parse import shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.plan.vm_file import plan_for_target, read_vm, vm_of_options
 from homenode.vm.layout import PRESETS

@@ -290,7 +290,7 @@ def test_lists(incomplete: str) -> Candidates:
 
 def host_sources(incomplete: str) -> Candidates:
     """Names of shipped hosts, and files."""
-    from homenode.machine.description.shipped import shipped_hosts
+    from homenode.machine.description.parse import shipped_hosts
 
     return [*shipped_hosts(), *_files(incomplete)]
 

@@ -24,7 +24,7 @@ from homenode.doc import Doc, Table
 from homenode.errors import InputError, UsageError
 from homenode.findings import catalogue, texts_of
 from homenode.formats import encode
-from homenode.machine.description.shipped import is_made_up, load_shipped, shipped_hosts
+from homenode.machine.description.parse import is_made_up, load_shipped, shipped_hosts
 from homenode.machine.topology import Host, summarise
 from homenode.safe.input_files import read_input
 from homenode.units import format_bytes

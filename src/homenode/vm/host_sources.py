@@ -136,7 +136,7 @@ def _unread(source: str, message: str) -> UnreadSource:
 
 
 def _meant(source: str) -> str:
-    from homenode.machine.description.shipped import shipped_hosts
+    from homenode.machine.description.parse import shipped_hosts
 
     name, times, _ = source.rpartition("*")
     return did_you_mean(name, shipped_hosts()) if times else ""

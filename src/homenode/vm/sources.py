@@ -251,7 +251,7 @@ def _listed_host(text: str, name: str) -> Host | None:
 def shipped_host(name: str) -> Host:
     """A host that comes with homenode, whatever lies under its name in the current folder. Raises
     InputError for a name that none has."""
-    from homenode.machine.description.shipped import load_shipped, shipped_hosts
+    from homenode.machine.description.parse import load_shipped, shipped_hosts
 
     known = shipped_hosts()
     if name not in known:

@@ -23,7 +23,7 @@ from homenode.machine.description.devices import (
     Root,
     Switch,
 )
-from homenode.machine.description.document import HostDocument, LinkTable
+from homenode.machine.description.tables import HostDocument, LinkTable
 from homenode.machine.discover.gpus import partition_count
 from homenode.machine.pci import (
     AMD,

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
-from homenode.machine.description.document import (
+from homenode.machine.description.tables import (
     UNKNOWN_NODE,
     ElementTable,
     HostDocument,

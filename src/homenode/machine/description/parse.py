@@ -1,61 +1,54 @@
-"""From the text of a host.toml to a HostDescription. Pure; format: docs/formats/host-toml.md."""
+"""From a host.toml, a shipped one by its name, to a HostDescription. [I/O]
+
+Format: docs/formats/host-toml.md.
+"""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
-from homenode.errors import InputError
+from homenode.errors import InputError, UsageError
 from homenode.findings import NO_VMS, Gap
-from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.description.buses import DescribedPci, address, parse_links
+from homenode.machine.description.cores import (
+    NodeSlot,
+    cores_of,
+    llcs_of,
+    numa_nodes,
+    online_pus,
+    packages_of,
+    parse_cores,
+    parse_distances,
+    parse_nodes,
+    pus_of_node,
+    tables_of_nodes,
+)
 from homenode.machine.description.devices import parse_models, parse_roots
-from homenode.machine.description.document import (
+from homenode.machine.description.tables import (
     VERSION,
     CacheSizes,
     Fact,
     HostDescription,
     HostDocument,
 )
-from homenode.machine.description.system import (
-    CoreSlot,
-    NodeSlot,
-    parse_cores,
-    parse_distances,
-    parse_nodes,
-    tables_of_nodes,
-)
 from homenode.machine.description.vms import parse_housekeeping, parse_reserve, parse_vms
 from homenode.machine.discover.pci_nodes import NAMED_KINDS, Locality
 from homenode.machine.topology import (
-    Core,
-    CoreId,
     CpuModel,
     Host,
     HostSettings,
     HostSummary,
-    Llc,
-    MemoryKind,
-    NumaNode,
-    Package,
     assemble_pus,
 )
+from homenode.package_data import package_names, package_text
 from homenode.toml_text import decode_toml
-from homenode.wording import plural
+from homenode.wording import did_you_mean, plural
 
 
-class PuSettings(Struct, frozen=True):
-    """PUs out of the cgroup of whoever looked, in isolcpus=, and in nohz_full=."""
-
-    disallowed: CpuSet
-    isolated: CpuSet
-    nohz_full: CpuSet
-
-
-def parse_pu_settings(file: HostDocument, online: CpuSet) -> PuSettings:
+def _check_pus(file: HostDocument, online: CpuSet) -> None:
+    """Raise InputError where PUs of a setting are not online ones, or no PU is allowed."""
     table = file.settings
     for where, key, pus in (
         (file, "disallowed_pus", file.disallowed_pus),
@@ -66,7 +59,6 @@ def parse_pu_settings(file: HostDocument, online: CpuSet) -> PuSettings:
             raise where.refusal(key, f"some of the online PUs {online}", str(pus))
     if file.disallowed_pus == online:
         raise file.refusal("disallowed_pus", f"some of the PUs {online}, not all", str(online))
-    return PuSettings(file.disallowed_pus, table.isolated, table.nohz_full)
 
 
 def parse_settings(file: HostDocument, online: CpuSet, *, smt: bool) -> HostSettings:
@@ -131,7 +123,7 @@ def parse_description(text: str, source: str) -> HostDescription:
     llcs = llcs_of(slots, online, level, _llc_sizes(file))
     packages = packages_of(slots, online)
     host_nodes = numa_nodes(source, nodes, local, tree.bdf_of_name)
-    settings = parse_pu_settings(file, online)
+    _check_pus(file, online)
     host = Host(
         name=file.name,
         architecture=file.architecture,
@@ -149,9 +141,9 @@ def parse_description(text: str, source: str) -> HostDescription:
             nodes=host_nodes,
             packages=packages,
             die_of_pu={PuIndex(pu): slot.die for slot in slots for pu in slot.pus if pu in online},
-            disallowed=settings.disallowed,
-            isolated=settings.isolated,
-            nohz_full=settings.nohz_full,
+            disallowed=file.disallowed_pus,
+            isolated=file.settings.isolated,
+            nohz_full=file.settings.nohz_full,
         ),
         root_complexes=tree.root_complexes,
         pci_devices=tree.devices,
@@ -242,67 +234,6 @@ def _tree(
     return address(file.source, roots, models, everywhere, iommu=file.iommu)
 
 
-def online_pus(file: HostDocument, cores: Sequence[CoreSlot]) -> CpuSet:
-    """All PUs but `offline_pus`. Raises InputError where none is left or one does not exist."""
-    every = CpuSet(pu for core in cores for pu in core.pus)
-    offline = file.offline_pus
-    if not offline <= every or offline == every:
-        raise file.refusal("offline_pus", f"some of the PUs {every}, not all", str(offline))
-    return every - offline
-
-
-def pus_of_node(cores: Sequence[CoreSlot], online: CpuSet) -> dict[int | None, CpuSet]:
-    """Online PUs of each node that has cores; of None, which is no node, all of them."""
-    pus: dict[int | None, list[int]] = {}
-    for core in cores:
-        pus.setdefault(core.node, []).extend(core.pus)
-    return {None: online, **{node: CpuSet(found) & online for node, found in pus.items()}}
-
-
-def numa_nodes(
-    source: str,
-    nodes: Sequence[NodeSlot],
-    local: Mapping[int | None, CpuSet],
-    bdf_of_name: Mapping[str, Bdf],
-) -> tuple[NumaNode, ...]:
-    found = []
-    for node in nodes:
-        gpu = None
-        if node.gpu is not None:
-            gpu = bdf_of_name.get(node.gpu)
-            if gpu is None:
-                known = ", ".join(sorted(bdf_of_name)[:20]) or "none"
-                raise InputError(
-                    f"{source}: node {node.index}.gpu: expected the name of a device, one of "
-                    f"{known}, found {node.gpu!r}"
-                )
-        pus = local.get(node.index, CpuSet())
-        found.append(
-            NumaNode(
-                index=NodeIndex(node.index),
-                pus=pus,
-                memory_bytes=node.memory_bytes,
-                memory_free_bytes=node.free_bytes,
-                page_pools=node.page_pools,
-                memory_kind=_memory_kind(node, pus),
-                gpu=gpu,
-                generic_initiator=node.generic_initiator,
-                package=PackageIndex(node.package) if pus and node.package is not None else None,
-            )
-        )
-    return tuple(found)
-
-
-def cores_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Core, ...]:
-    """Cores that have an online PU, by their lowest one."""
-    alive = [(CpuSet(slot.pus) & online, slot) for slot in slots if CpuSet(slot.pus) & online]
-    alive.sort(key=lambda pair: _lowest(pair[0]))
-    return tuple(
-        Core(CoreIndex(i), CoreId(PackageIndex(slot.package), slot.id), pus, slot.kind)
-        for i, (pus, slot) in enumerate(alive)
-    )
-
-
 def _llc_sizes(file: HostDocument) -> tuple[int | None, ...]:
     """In bytes, of the caches of a package in order; one for all where they are alike."""
     if not file.llc_sizes:
@@ -314,41 +245,28 @@ def _llc_sizes(file: HostDocument) -> tuple[int | None, ...]:
     return tuple(map(_bytes, file.llc_sizes))
 
 
-def llcs_of(
-    slots: Sequence[CoreSlot], online: CpuSet, level: int, sizes: Sequence[int | None]
-) -> tuple[Llc, ...]:
-    """Last-level caches that an online PU uses, by their lowest one. sizes: in turn."""
-    sharers = _united((slot.llc, slot.pus) for slot in slots if slot.llc is not None)
-    alive = [(pus & online, sizes[llc % len(sizes)]) for llc, pus in sorted(sharers.items())]
-    shown = sorted((one for one in alive if one[0]), key=lambda one: _lowest(one[0]))
-    return tuple(Llc(LlcIndex(i), pus, level, size) for i, (pus, size) in enumerate(shown))
+_FOLDER, _SUFFIX = ("machine", "hosts"), ".toml"
+_SHAPE = re.compile(r"-(?:\d+p)?\d+n\d+c|-2p-cpus\Z", re.ASCII)
 
 
-def packages_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Package, ...]:
-    members = _united((slot.package, slot.pus) for slot in slots)
-    return tuple(
-        Package(PackageIndex(index), pus & online)
-        for index, pus in sorted(members.items())
-        if pus & online
-    )
+def shipped_hosts() -> tuple[str, ...]:
+    """Names of the hosts that come with homenode, sorted."""
+    names = package_names(*_FOLDER)
+    return tuple(sorted(n.removesuffix(_SUFFIX) for n in names if n.endswith(_SUFFIX)))
 
 
-def _memory_kind(node: NodeSlot, pus: CpuSet) -> MemoryKind | None:
-    """What the kernel shows a node's memory: of a CPU-less node, nothing by itself."""
-    if node.gpu is not None:
-        return MemoryKind.GPU
-    if node.is_device_memory:
-        return MemoryKind.OTHER
-    return MemoryKind.DRAM if pus else None
+def is_made_up(name: str) -> bool:
+    """Whether a shipped host stands for no machine: it is named for its shape, such as 2 packages
+    and 4 nodes."""
+    return _SHAPE.search(name) is not None
 
 
-def _united(pairs: Iterable[tuple[int, tuple[int, ...]]]) -> dict[int, CpuSet]:
-    members: dict[int, list[int]] = {}
-    for key, pus in pairs:
-        members.setdefault(key, []).extend(pus)
-    return {key: CpuSet(pus) for key, pus in members.items()}
-
-
-def _lowest(pus: CpuSet) -> int:
-    first = pus.first()
-    return -1 if first is None else first
+def load_shipped(name: str) -> HostDescription:
+    """A host that comes with homenode. Raises UsageError for a name that none has."""
+    known = shipped_hosts()
+    if name not in known:
+        raise UsageError(
+            f"host {name!r}: expected the name of a shipped host, found none such",
+            hint=f"{did_you_mean(name, known)}homenode list hosts lists them",
+        )
+    return parse_description(package_text(*_FOLDER, f"{name}{_SUFFIX}"), f"{name}{_SUFFIX}")

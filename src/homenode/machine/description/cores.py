@@ -1,13 +1,16 @@
-"""The CPU and memory part of a host.toml: cores, caches, numbers of PUs; nodes, distances."""
+"""The CPU and memory part of a host.toml: cores, caches, packages, numbers of PUs; nodes."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.machine.description.document import (
+from homenode.errors import InputError
+from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
+from homenode.machine.description.tables import (
     MAX_NODES,
     MAX_PUS,
     DistancesTable,
@@ -16,7 +19,17 @@ from homenode.machine.description.document import (
     PackageTable,
     PagesTable,
 )
-from homenode.machine.topology import LOCAL_DISTANCE, CoreKind, PagePool
+from homenode.machine.topology import (
+    LOCAL_DISTANCE,
+    Core,
+    CoreId,
+    CoreKind,
+    Llc,
+    MemoryKind,
+    NumaNode,
+    Package,
+    PagePool,
+)
 from homenode.toml_text import Count, Size, decode_value, refusal
 
 
@@ -339,3 +352,104 @@ def _distance(a: NodeSlot, b: NodeSlot, classes: DistancesTable) -> int:
     if a.has_cores and b.has_cores:
         return classes.same_package if same else classes.other_package
     return classes.memory_same_package if same else classes.memory_other_package
+
+
+def online_pus(file: HostDocument, cores: Sequence[CoreSlot]) -> CpuSet:
+    """All PUs but `offline_pus`. Raises InputError where none is left or one does not exist."""
+    every = CpuSet(pu for core in cores for pu in core.pus)
+    offline = file.offline_pus
+    if not offline <= every or offline == every:
+        raise file.refusal("offline_pus", f"some of the PUs {every}, not all", str(offline))
+    return every - offline
+
+
+def pus_of_node(cores: Sequence[CoreSlot], online: CpuSet) -> dict[int | None, CpuSet]:
+    """Online PUs of each node that has cores; of None, which is no node, all of them."""
+    pus: dict[int | None, list[int]] = {}
+    for core in cores:
+        pus.setdefault(core.node, []).extend(core.pus)
+    return {None: online, **{node: CpuSet(found) & online for node, found in pus.items()}}
+
+
+def cores_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Core, ...]:
+    """Cores that have an online PU, by their lowest one."""
+    alive = [(CpuSet(slot.pus) & online, slot) for slot in slots if CpuSet(slot.pus) & online]
+    alive.sort(key=lambda pair: _lowest(pair[0]))
+    return tuple(
+        Core(CoreIndex(i), CoreId(PackageIndex(slot.package), slot.id), pus, slot.kind)
+        for i, (pus, slot) in enumerate(alive)
+    )
+
+
+def llcs_of(
+    slots: Sequence[CoreSlot], online: CpuSet, level: int, sizes: Sequence[int | None]
+) -> tuple[Llc, ...]:
+    """Last-level caches that an online PU uses, by their lowest one. sizes: in turn."""
+    sharers = _united((slot.llc, slot.pus) for slot in slots if slot.llc is not None)
+    alive = [(pus & online, sizes[llc % len(sizes)]) for llc, pus in sorted(sharers.items())]
+    shown = sorted((one for one in alive if one[0]), key=lambda one: _lowest(one[0]))
+    return tuple(Llc(LlcIndex(i), pus, level, size) for i, (pus, size) in enumerate(shown))
+
+
+def packages_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Package, ...]:
+    members = _united((slot.package, slot.pus) for slot in slots)
+    return tuple(
+        Package(PackageIndex(index), pus & online)
+        for index, pus in sorted(members.items())
+        if pus & online
+    )
+
+
+def numa_nodes(
+    source: str,
+    nodes: Sequence[NodeSlot],
+    local: Mapping[int | None, CpuSet],
+    bdf_of_name: Mapping[str, Bdf],
+) -> tuple[NumaNode, ...]:
+    found = []
+    for node in nodes:
+        gpu = None
+        if node.gpu is not None:
+            gpu = bdf_of_name.get(node.gpu)
+            if gpu is None:
+                known = ", ".join(sorted(bdf_of_name)[:20]) or "none"
+                raise InputError(
+                    f"{source}: node {node.index}.gpu: expected the name of a device, one of "
+                    f"{known}, found {node.gpu!r}"
+                )
+        pus = local.get(node.index, CpuSet())
+        found.append(
+            NumaNode(
+                index=NodeIndex(node.index),
+                pus=pus,
+                memory_bytes=node.memory_bytes,
+                memory_free_bytes=node.free_bytes,
+                page_pools=node.page_pools,
+                memory_kind=_memory_kind(node, pus),
+                gpu=gpu,
+                generic_initiator=node.generic_initiator,
+                package=PackageIndex(node.package) if pus and node.package is not None else None,
+            )
+        )
+    return tuple(found)
+
+
+def _memory_kind(node: NodeSlot, pus: CpuSet) -> MemoryKind | None:
+    """What the kernel shows a node's memory: of a CPU-less node, nothing by itself."""
+    if node.gpu is not None:
+        return MemoryKind.GPU
+    if node.is_device_memory:
+        return MemoryKind.OTHER
+    return MemoryKind.DRAM if pus else None
+
+
+def _united(pairs: Iterable[tuple[int, tuple[int, ...]]]) -> dict[int, CpuSet]:
+    members: dict[int, list[int]] = {}
+    for key, pus in pairs:
+        members.setdefault(key, []).extend(pus)
+    return {key: CpuSet(pus) for key, pus in members.items()}
+
+
+def _lowest(pus: CpuSet) -> int:
+    first = pus.first()
+    return -1 if first is None else first

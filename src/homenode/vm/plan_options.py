@@ -177,8 +177,7 @@ class PlanOptions(Struct, frozen=True):
         pin-numa-pci-smt; the study's vcpu_pin, vcpu_pin_numa, vcpu_pin_numa_smt, A, B, C; or auto:
         what results or the table say; see layouts.md.
       objective: With --layout auto, what the VM is for; multi-gpu, memory-bandwidth, latency,
-        gpu-copy, throughput, density. Default: by its devices: collective of several GPUs, gpu-copy
-        of one device, else memory-bandwidth.
+        gpu-copy, throughput, density. Default: by its devices.
       vcpus: Number of vCPUs. Default: the document's.
       memory_bytes: Memory, with a unit: 64GiB. Default: the document's.
       page_bytes: Size of the huge pages that back it: 2MiB, 1GiB. Default: the document's.
@@ -188,9 +187,7 @@ class PlanOptions(Struct, frozen=True):
       gpu_profile: With --gpus: parts of GPUs of this vGPU type (NVIDIA A40-12Q, A40-12Q,
         NVIDIA_A40-12Q). Default: whole GPUs, and virtual functions without a type.
       with_nics: Each GPU of the VM brings the NIC next to it; that of its switch, else of its root
-        complex; of several the fastest, then the nearest. Of a NIC with virtual functions the first
-        free one. NICs that other VMs have are left, and those that a driver of the host has are
-        named (nic-of-host). Default: the document's NICs.
+        complex. Default: the document's NICs.
       with_nvswitches: The GPUs of the VM, which must be all of their board, bring its NVSwitches.
         Default: the document's.
       policy: How many cores the nodes must have; cores-first, memory-first, spread, any.
@@ -199,18 +196,15 @@ class PlanOptions(Struct, frozen=True):
       max_nodes: At most so many host nodes. Default: no limit.
       device_locality: GPUs whose own node is not chosen: require rejects the placement, prefer
         compares placements by it, ignore places the VM as if it had none.
-      explicit_cells: One guest cell as you want it; once for each cell. Together they say the vCPUs
-        and the memory; vcpus counts siblings where the guest sees them. Needs a layout with cells.
-        Default: as the nodes give them.
+      explicit_cells: One guest cell as you want it; once for each cell. vcpus counts siblings where
+        the guest sees them. Needs a layout with cells. Default: as the nodes give them.
       replaces: Plan as if this domain were gone: its PUs, memory and devices count as free; may be
         repeated. Default: the domain of the same name or UUID.
       keep_vcpus: With SMT: keep the vCPU count, use half the cores. Default: of a document that
         shows siblings.
       without_nvlink: Choose any GPUs of a board with NVSwitches, also without NVLink between them,
         not only partitions.
-      unequal_cells: Put vCPUs next to the devices, however unequal the nodes' shares become;
-        without it equal cells are preferred while they cost no package, no node and no GPU its
-        node, and other shares are as even as the nodes allow.
+      unequal_cells: Put vCPUs next to the devices, however unequal the nodes' shares become.
       mixed_kinds: Allow P and E cores in one VM, in separate cells: no warning where the P cores do
         not suffice.
       memory_mode: Mode of <numatune>: strict, interleave, preferred.

@@ -74,7 +74,7 @@ ResultsOption = Annotated[
     Opt(
         "--results",
         "DIR",
-        help="Results of this host, which overrule the table of auto; may be repeated.",
+        help="Results of this host; they overrule the table of auto; may be repeated.",
     ),
 ]
 

@@ -88,10 +88,8 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
       everything: Also print what was checked: each GPU's path, and the memory that the VM locks and
         maps. Default: one line.
       prometheus: Print Prometheus' text format.
-      pool: May be repeated: compare each host of a pool with the majority of its kind (processor
-        and GPU model): one row for each difference, with how many hosts have it and which. Kinds
-        with fewer than 3 hosts are not compared; where as many hosts have one value as another, the
-        larger count and the faster link are expected, and the row says that there is no majority.
+      pool: Compare each host of a pool with the majority of its kind (processor and GPU model); may
+        be repeated.
 
     Examples:
       homenode doctor VM.xml numactl.txt

@@ -63,8 +63,7 @@ class AppArguments(Struct, frozen=True, kw_only=True):
       app: A command, split as a shell would split it, started without a shell. By default only it
         and the controls run; --tests adds others.
       metric: Finds its figure: a regular expression with one group, searched in each line of
-        standard output (4096 characters of it); the last match counts. A search that takes longer
-        than 20 s is stopped.
+        standard output; the last match counts.
       lower_is_better: The figure is a time in seconds; or a rate. Default: a rate.
       app_timeout: Seconds after which it is stopped; that round then has no figure of it.
     """
@@ -88,9 +87,8 @@ class RunArguments(Struct, frozen=True, kw_only=True):
       experiment: The study that this run is a part of. In a Slurm job, tests then run only with the
         job's own binding.
       block: With --experiment: its round there, from 0; a round holds one run of each alternative.
-      vantage: Where this is: guest, host or job; host is refused on a virtual machine unless
-        --force, which marks the run. Default: guest with a plan or on a virtual machine, job under
-        Slurm, else host; on Kubernetes job.
+      vantage: Where this is: guest, host or job. On a virtual machine host needs --force. Default:
+        guest with a plan or on a virtual machine, job under Slurm, else host.
       pus: Measure on these PUs alone. Default: all that the cpuset and the affinity allow.
       nodes: Measure on these nodes' PUs, and on their memory if it is one. Default: all.
       host_kind: A name for hosts of this kind; runs of different kinds are not compared. Default:
@@ -231,12 +229,9 @@ class ImportArguments(Struct, frozen=True, kw_only=True):
         else cpu-only.
       host_kind: What machines of this kind have in common; runs of different kinds are not
         compared. Default: unknown.
-      machine: The host that the tools ran on: a capture, a host.toml, a shipped host, as --host
-        takes it. Without it runs count for a host only where they name a processor or GPU that it
-        has, and none that it has not. Default: unknown.
-      order: All runs, as they were measured: where all of one layout came before all of another,
-        drift looks like the layout. Times of files that were copied together say nothing, and
-        without an order nothing is stated from three boots either. Default: by the files' times.
+      machine: The host that the tools ran on: a capture, a host.toml, a shipped host. Default:
+        unknown.
+      order: All runs, as they were measured. Default: by the files' times.
       vantage: Where the tools ran: guest, host or job. Default: guest for the study's folders, job
         for bound logs, else host.
       dry_run: Say what would be written, and write nothing.

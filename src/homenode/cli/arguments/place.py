@@ -57,16 +57,12 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
         (Proxmox) or xl (Xen); a script that homenode wrote for QEMU; - reads standard input.
         Default: options alone.
       vm_file: The same as [VM].
-      hosts: The host to plan for; a snapshot, a folder or tar of /sys, an hwloc XML, a host.toml, a
-        host's JSON, lspci text, or a shipped host's name; see show. May be repeated: the hosts are
-        ranked, the VM is planned for the best. Default: this machine.
-      target: The hypervisor to write for; libvirt, or one of the targets, which says what each of
-        them can say (default: what [VM] is of, else libvirt). A file of that target is edited (a qm
-        configuration may then be one without memory, cores or ostype): other lines stay, planning
-        twice gives the same file, restore gives the original back.
+      hosts: The host to plan for, as show takes it. May be repeated: the hosts are ranked, the VM
+        is planned for the best. Default: this machine.
+      target: The hypervisor to write for; libvirt or one of the targets. A file of that target is
+        edited. Default: what [VM] is of, else libvirt.
       output: Write the tuned document, and the original to FILE.orig. May be VM.xml itself; - is
-        standard output, for files of other options as well. Files are written before anything is
-        printed. A new domain overwrites a file only with --force.
+        standard output, as for the options of other files.
       svg: Draw the host with the VM on it.
       diff: Print the change as a unified diff.
       explain: Print all figures that were compared, and all runners-up.
@@ -169,9 +165,8 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
       forget: A domain: keep the present definition as the original.
       keep_edits: A domain edited since: take out only what the layout set, and show the diff.
       dry_run: Only show what would change.
-      list_open: List what is open on this host or can be undone: applied domains, moved threads,
-        retrains of this boot, tools that were built, and trials; each with homenode's command that
-        undoes it and the one without homenode.
+      list_open: List what is open on this host or can be undone, each with the command that undoes
+        it.
       yes: Change it without asking; needed without a terminal.
 
     Examples:

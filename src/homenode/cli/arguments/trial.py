@@ -44,9 +44,7 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
     Options:
       layouts: Layouts; the first is the baseline. Default: default, pin; pin-numa where the host
         has several nodes, pin-numa-pci where the VM has GPUs too.
-      boots: Boots of each layout. With one boot, only large differences give a verdict
-        (provisional); three boots are enough for most differences of two layouts, four of several.
-        Default: 3 of two layouts, 4 of more.
+      boots: Boots of each layout. Default: 3 of two layouts, 4 of more.
       objective: What is to be decided: multi-gpu, memory-bandwidth, latency, gpu-copy, throughput,
         density. Default: as the VM's devices suggest.
       in_place: Boot the VM itself: what the guest writes stays. Default: a copy is booted.
@@ -107,9 +105,7 @@ class TrialResumeArguments(Struct, frozen=True, kw_only=True):
     """Continue the last trial of a domain, and repeat boots that failed.
 
     Options:
-      boots: Boots of each layout. With one boot, only large differences give a verdict
-        (provisional); three boots are enough for most differences of two layouts, four of several.
-        Default: 3 of two layouts, 4 of more.
+      boots: Boots of each layout. Default: 3 of two layouts, 4 of more.
 
     Examples:
       homenode trial resume gpu-vm --boots 6

@@ -17,17 +17,15 @@ class SlurmAuditArguments(Struct, frozen=True, kw_only=True):
       jobs: Jobs to look at: 4711, 4711_3, 4711+1. Default: all that run.
       host: The machine of these nodes (gpu[01-36]=SOURCE), or of all others; a source as for show;
         may be repeated. Default: this machine.
-      jobs_file: A stored squeue --all --json of 22.05 and newer, or scontrol show job -d, into
-        which a user with newlines in a comment can write records of jobs that do not exist; - for
+      jobs_file: A stored squeue --all --json of 22.05 and newer, or scontrol show job -d; - for
         standard input. Default: Slurm is asked.
       nodes_file: A stored scontrol show node, as text or with --json: what Slurm takes the nodes
         for. Default: Slurm is asked; with --jobs, as the machines are.
       gres: The cluster's gres.conf: which GPU each of Slurm's numbers is, where its lines name the
         files in another order, or MIG slices (MultipleFiles=); also with --records. Default: by PCI
         address, as AutoDetect numbers them.
-      look: Also the memory policy of the jobs' processes, which Slurm does not show: a step of one
-        task in each GPU job, with srun --overlap, reads /proc; for your own jobs, or as root.
-        Default: CPUs and GPUs alone.
+      look: Also the memory policy of the jobs' processes: a step of one task in each GPU job reads
+        /proc; for your own jobs, or as root. Default: CPUs and GPUs alone.
       records: Look at jobs that ended, by their records; needs no host.
       hooks: Write the scripts that keep records, and stop.
       spool: With --hooks: folder on each node for the records.
@@ -128,10 +126,7 @@ class SlurmReportArguments(Struct, frozen=True, kw_only=True):
       folders: Folders of homenode slurm study, finished or not; folders that homenode import wrote;
         logs of nvbandwidth whose names say exclusive or shared.
       everything: Every map, job and gap. Default: the first map, and all that differ.
-      output: All of it as one page, FILE.html, that loads nothing: which queue for which work; heat
-        maps of both directions and of latency, NUMA nodes down, GPU 0 to n across; mean and
-        deviation, near, far, in shared jobs of 1 and 2 GPUs and between GPUs; copies by CE and by
-        SM; hardware and tools; then every map, figure and job as tables.
+      output: All of it as one page, FILE.html, that loads nothing.
 
     Examples:
       homenode slurm report study

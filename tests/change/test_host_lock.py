@@ -144,11 +144,8 @@ class SmallHost:
 
     def pins(self) -> list[str]:
         """PUs of the vCPUs of every domain that is pinned."""
-        return [
-            pus
-            for path in sorted(self.state.glob("*.xml"))
-            for pus in re.findall(r"<vcpupin vcpu='\d+' cpuset='([^']*)'", path.read_text())
-        ]
+        text = b"".join(self.definitions().values()).decode()
+        return re.findall(r"<vcpupin vcpu='\d+' cpuset='([^']*)'", text)
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 import os
 import random
-import shlex
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,19 +28,6 @@ APPLIES = min(KILLS, 10)
 SEED = int(os.environ.get("HOMENODE_SEED", "20261123"))
 LAYOUTS = ("pin", "pin-numa", "pin-numa-pci")
 
-_SHOWS = """#!/bin/sh
-# The machine's own virsh; what it has defined is then shown by the described host.
-real={virsh}; state={state}; uri={uri}
-case "$*" in *" define "*) ;; *) exec $real "$@" ;; esac
-$real "$@" || exit
-for domain in $($real -q -c "$uri" list --all --uuid); do
-  $real -q -c "$uri" dumpxml --inactive "$domain" >"$state/new" &&
-    mv "$state/new" "$state/$domain.xml"
-done
-{{ echo '<domains>'; cat "$state"/*.xml; echo '</domains>'; }} >"$state/all"
-mv "$state/all" {host}/commands/virsh-domains
-"""
-
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes]:
@@ -62,19 +47,11 @@ def define(daemon: TwoNodes, document: Path) -> None:
 
 
 class RealHost(SmallHost):
-    """The described host whose domains a real daemon has."""
+    """The described host, on which a real daemon runs that is not the system's."""
 
     def __init__(self, folder: Path, daemon: TwoNodes) -> None:
         super().__init__(folder)
         self.connect = daemon.uri
-        virsh = shutil.which("virsh")
-        text = _SHOWS.format(
-            virsh=virsh,
-            uri=shlex.quote(daemon.uri),
-            state=shlex.quote(str(self.state)),
-            host=shlex.quote(str(self.folder)),
-        )
-        (self.bin / "virsh").write_text(text)
         for document in sorted(self.state.glob("*.xml")):
             define(daemon, document)
 
@@ -86,10 +63,9 @@ class RealHost(SmallHost):
 
 @pytest.mark.parametrize("is_at_once", [False, True], ids=["in a row", "at once"])
 def test_applies_on_a_real_daemon_give_no_core_gpu_or_page_twice(
-    daemon: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_at_once: bool
+    daemon: TwoNodes, tmp_path: Path, is_at_once: bool
 ) -> None:
     host = RealHost(tmp_path, daemon)
-    monkeypatch.setenv("PATH", f"{host.bin}:{os.environ['PATH']}")
     before = host.definitions()
     works = [partial(host.apply, number) for number in range(APPLIES)]
     if is_at_once:

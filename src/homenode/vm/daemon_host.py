@@ -12,7 +12,7 @@ from homenode.machine.tools import virsh_capabilities
 from homenode.machine.topology import Host, summarise
 from homenode.vm.domain.read import read_running_domain
 from homenode.vm.fingerprint import host_fingerprint, is_made_for
-from homenode.vm.hypervisor.connection import check_host, is_local, machine_of
+from homenode.vm.hypervisor.connection import DEFAULT, check_host, is_local, machine_of
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
 from homenode.vm.plan_model import Plan
@@ -30,28 +30,35 @@ def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
     machine, or if nothing shows that it is the same; UsageError if a daemon elsewhere needs one.
     """
     check_host(source, virsh.connect)
-    if is_local(virsh.connect):
-        here = _this_machine()
-        if source is None:
-            return here
+    if not is_local(virsh.connect):
+        planned = load_host(source)
+        _refuse_unlike(planned, virsh)
+        hidden = {NO_VMS, *(gap.subject for gap in unread_vms(planned.gaps))}
+        gaps = tuple(gap for gap in planned.gaps if gap.subject not in hidden)
+        return _with_domains(replace(planned, domains=(), gaps=gaps), virsh)
+    here = _this_machine()
+    if source is not None:
         planned = load_host(source)
         has_fingerprint = bool(planned.pci_devices) and not planned.nodes_assumed
         print_of_planned = host_fingerprint(planned) if has_fingerprint else ""
         _refuse_other(_size_text(planned), print_of_planned, here)
-        return replace(here, reserve=planned.reserve or here.reserve)
-    planned = load_host(source)
-    _refuse_unlike(planned, virsh)
-    domains = virsh.domains()
+        here = replace(here, reserve=planned.reserve or here.reserve)
+    return here if virsh.connect == DEFAULT else _with_domains(here, virsh)
+
+
+def _with_domains(host: Host, virsh: Virsh) -> Host:
+    """The host with the domains of a daemon that is not this machine's system daemon as well."""
+    known = {domain.uuid for domain in host.domains}
     running = virsh.domains(running=True)
-    hidden = {NO_VMS, *(gap.subject for gap in unread_vms(planned.gaps))}
-    return replace(
-        planned,
-        gaps=tuple(gap for gap in planned.gaps if gap.subject not in hidden),
-        domains=tuple(
-            read_running_domain(virsh.definition(uuid), uuid in running, name)
-            for uuid, name in sorted(domains.items(), key=lambda item: item[1])
-        ),
-    )
+    domains = [
+        read_running_domain(virsh.live_document(uuid), running=True, source=name)
+        if uuid in running
+        else read_running_domain(virsh.definition(uuid), running=False, source=name)
+        for uuid, name in virsh.domains().items()
+        if uuid not in known
+    ]
+    every = sorted((*host.domains, *domains), key=lambda domain: domain.name)
+    return replace(host, domains=tuple(every))
 
 
 def refuse_unread_vms(host: Host) -> None:

@@ -45,7 +45,7 @@ def captured(definition: bytes) -> RunningDomain:
 
 def taken(domain: RunningDomain, **options: object) -> tuple[bool, int]:
     """Whether another VM finds CPUs of a domain taken, and the number of gaps."""
-    host = replace(load_host(HOST), domains=(domain,))
+    host = replace(load_host(HOST), domains=(domain,), gaps=())
     other = read_vm(ORIGINAL.replace(UUID.encode(), UUID[:-1].encode() + b"0"), "other")
     other = replace(other, name="other")
     request = request_for(other, PlanOptions("pin", **options), host)  # type: ignore[arg-type]
@@ -102,7 +102,15 @@ def full_host() -> Host:
     pins = tuple(core.pus for core in host.cores[2:])
     gpu = next(device.bdf for device in host.pci_devices if device.class_code >> 8 == 0x0302)
     kept = replace(domain_of(KEPT), vcpu_pins=pins, devices=(gpu,), uuid=None)
-    return replace(host, domains=(kept,))
+    return replace(host, domains=(kept,), gaps=())
+
+
+def test_reserving_what_is_defined_is_refused_where_the_host_shows_no_vms(tmp_path: Path) -> None:
+    for source, code in ((HOST, 2), (str(tmp_path / "host.json"), 0)):
+        (tmp_path / "host.json").write_text(encode("host", full_host()))
+        (tmp_path / "vm.xml").write_bytes(ORIGINAL)
+        words = ("--layout", "pin", "--vcpus", "1", "--reserve-defined", "--host", source)
+        assert homenode("plan", str(tmp_path / "vm.xml"), *words).exit_code == code
 
 
 @pytest.mark.parametrize(

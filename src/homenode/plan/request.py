@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
+from homenode.findings import NO_VMS
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import DEFAULT_HOST_RESERVE, Host, HostReserve
 from homenode.units import KIB, MIB, format_bytes, parse_bytes
@@ -474,8 +475,14 @@ def _check_pus(options: PlanOptions, layout: Layout, host: Host | None) -> None:
 
 
 def _check_replaced(options: PlanOptions, host: Host | None) -> None:
-    """A name that is none of the host's would change nothing, and the user would not notice."""
+    """What names VMs that the host does not show would change nothing, without a word."""
     there = () if host is None else tuple(domain.name for domain in host.domains)
+    unshown = [] if host is None else [gap for gap in host.gaps if gap.subject == NO_VMS]
+    if options.reserve_defined and unshown:
+        raise UsageError(
+            f"--reserve-defined: the source of the host shows no VMs: {unshown[0].reason}",
+            hint="leave it out, or name a capture of the host: homenode capture -o host.tar.gz",
+        )
     for name in options.replaces:
         if name not in there:
             raise UsageError(

@@ -33,8 +33,8 @@ def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
     if not is_local(virsh.connect):
         planned = load_host(source)
         _refuse_unlike(planned, virsh)
-        hidden = {NO_VMS, *(gap.subject for gap in unread_vms(planned.gaps))}
-        gaps = tuple(gap for gap in planned.gaps if gap.subject not in hidden)
+        unread = unread_vms(planned.gaps)
+        gaps = tuple(gap for gap in planned.gaps if gap not in unread)
         return _with_domains(replace(planned, domains=(), gaps=gaps), virsh)
     here = _this_machine()
     if source is not None:
@@ -58,7 +58,8 @@ def _with_domains(host: Host, virsh: Virsh) -> Host:
         if uuid not in known
     ]
     every = sorted((*host.domains, *domains), key=lambda domain: domain.name)
-    return replace(host, domains=tuple(every))
+    gaps = tuple(gap for gap in host.gaps if gap.subject != NO_VMS)
+    return replace(host, domains=tuple(every), gaps=gaps)
 
 
 def refuse_unread_vms(host: Host) -> None:

@@ -246,11 +246,15 @@ def test_a_node_that_is_not_online_is_no_node() -> None:
     assert any("7, a node that is not online" in gap.reason for gap in host.gaps)
 
 
-def test_where_only_local_pus_are_known_they_give_the_node() -> None:
-    files = {**SWITCHED, f"{PCI}/{GPU}/local_cpulist": "2-3,6-7\n"}
+@pytest.mark.parametrize(
+    ("local", "node"), [("2-3,6-7", 1), ("2-3", 1), ("0", 0), ("0,2", None), ("", None)]
+)
+def test_where_only_local_pus_are_known_they_give_the_node(local: str, node: int | None) -> None:
+    files = {**SWITCHED, f"{PCI}/{GPU}/local_cpulist": f"{local}\n"}
     del files[f"{PCI}/{GPU}/numa_node"]
-    gpu = _host(files).device(Bdf.parse("03:00.0"))
-    assert gpu is not None and gpu.node == 1
+    for numa_node in ({}, {f"{PCI}/{GPU}/numa_node": "-1\n"}):
+        gpu = _host({**files, **numa_node}).device(Bdf.parse("03:00.0"))
+        assert gpu is not None and gpu.node == node
 
 
 def test_a_volume_management_device_has_a_root_complex_of_its_own() -> None:

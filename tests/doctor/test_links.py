@@ -434,8 +434,9 @@ def test_a_gpu_that_is_listed_without_its_port_is_judged_by_its_own_end(
     speed: str, width: str, id: str | None
 ) -> None:
     alone = ALONE.format(speed, width)
-    found_ids = {(f.id, f.severity) for f in diagnose(host_from_lspci(alone, "gpu")).findings}
-    assert found_ids == ({(id, Severity.INCONCLUSIVE)} if id else set())
+    for text in (alone, alone.replace("\t", "")):  # as a forum may have it
+        found_ids = {(f.id, f.severity) for f in diagnose(host_from_lspci(text, "gpu")).findings}
+        assert found_ids == ({(id, Severity.INCONCLUSIVE)} if id else set())
     # On a guest's first bus it has no port above.
     guest = alone.replace("0a:00.0", "00:05.0", 1)
     assert diagnose(host_from_lspci(guest, "guest")).findings == ()

@@ -110,6 +110,8 @@ def test_topo_m_alone_shows_nodes_of_gpus_and_jobs_without_their_cpus(
     rows: list[tuple[str, str]], subjects: list[str], says: str, tmp_path: Path
 ) -> None:
     found, checked = doctor(tmp_path, matrix(*rows))
+    quoted = "".join(f"    {line}\n" for line in matrix(*rows).splitlines())
+    assert doctor(tmp_path, quoted) == (found, checked)
     assert [one[2] for one in found if one[0] == "job-gpu-far"] == subjects
     assert says in checked
     has_pair = len({node for _, node in rows}) < len(rows)

@@ -119,7 +119,9 @@ def test_gres_lines_tell_nodes_files_and_cores() -> None:
     assert autodetect_for(lines, "node03") is None
 
 
-@pytest.mark.parametrize("bad", ["Cores=0-", "Cores=a", "Cores=[a]", "Count=many", "File=/dev/n[0"])
+@pytest.mark.parametrize(
+    "bad", ["Cores=0-", "Cores=a", "Cores=[a]", "Cores=[0-3", "Count=many", "File=/dev/n[0"]
+)
 def test_a_bad_value_of_gres_is_named_with_its_line(bad: str) -> None:
     with pytest.raises(ParseError) as caught:
         gres_lines(parse_config(f"\nName=gpu {bad}\n", "gres.conf"))

@@ -79,10 +79,10 @@ def test_a_permissive_binding_names_the_gpu_memory_nodes_too() -> None:
         ("", "a line 'available"),
         ("No NUMA support available on this system.\n", "a kernel with NUMA"),
         (HARDWARE.replace("3 nodes", "2 nodes"), "one list of"),
-        (HARDWARE.replace("node 4 cpus:\n", ""), "nodes 0,1,4"),
+        (HARDWARE.replace("node 4 cpus:\n", ""), "nodes 0-1,4"),
         (HARDWARE.replace("  4:  80  80  10 \n", ""), "distances between the nodes"),
         (HARDWARE + HARDWARE, "one list"),
-        (HARDWARE.replace("node 1 size", "node 9 size"), "nodes 0,1,4"),
+        (HARDWARE.replace("node 1 size", "node 9 size"), "nodes 0-1,4"),
         (HARDWARE.replace("cpus: 0 1", "cpus: 0 99999999"), "PU"),
     ],
 )

@@ -142,11 +142,8 @@ def _with_matrices(found: Findings, sources: Sequence[str]) -> Findings:
         return found
     from homenode.check.doctor.gpu_matrix import describe_matrix, matrix_findings
 
-    lines = [
-        f"{name}: {text}"
-        for name, matrix in matrices.items()
-        if (text := describe_matrix(matrix)) is not None
-    ]
+    texts = {name: describe_matrix(matrix) for name, matrix in matrices.items()}
+    lines = [f"{name}: {text}" for name, text in texts.items() if text]
     if not lines:
         return found
     more = [one for name, matrix in matrices.items() for one in matrix_findings(matrix, name)]

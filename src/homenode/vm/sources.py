@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING
 
 from homenode.errors import InputError, of_os
@@ -271,4 +272,5 @@ def _text(path: Path) -> str:
         )
     if b"\0" in data:
         raise InputError(f"{path}: expected {_KINDS}; found binary data of no known kind")
-    return data.decode("utf-8", "surrogateescape")
+    text = data.decode("utf-8", "surrogateescape")
+    return dedent(text) if text[:1].isspace() else text  # a quotation in a forum is indented

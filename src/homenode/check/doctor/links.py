@@ -71,11 +71,9 @@ def link_findings(
 
 def _idle_alone(host: Host) -> Iterator[Finding]:
     """GPUs at an idle card's speed of which the source shows no port."""
-    for gpu in host.devices_of_kind(DeviceKind.GPU):
+    for gpu in filter(_is_alone, host.devices_of_kind(DeviceKind.GPU)):
         most, current = most_of(gpu.link), current_of(gpu.link)
-        if not _is_alone(gpu) or most is None or current is None:
-            continue
-        if current.gt_per_s == _IDLE_SPEED < most.gt_per_s:
+        if most and current and current.gt_per_s == _IDLE_SPEED < most.gt_per_s:
             lanes = "full width" if current.width == most.width else f"{current.width} lanes"
             yield finding(
                 "pcie-link-idle",

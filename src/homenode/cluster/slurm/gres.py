@@ -129,7 +129,8 @@ def _gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:
 def _cores(text: str, source: str, line: int) -> CpuSet:
     """Core numbers, in brackets or not: slurmctld takes both."""
     try:
-        return CpuSet.parse(text.removeprefix("[").removesuffix("]"))
+        has_brackets = text.startswith("[") and text.endswith("]")
+        return CpuSet.parse(text[1:-1] if has_brackets else text)
     except ParseError as error:
         raise ParseError(source, "core numbers such as 0-15,32", error.found, line=line) from None
 

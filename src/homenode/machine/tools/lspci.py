@@ -115,6 +115,14 @@ class LspciFunction(Struct, frozen=True):
     registers: PciRegisters | None = None
 
 
+_UNINDENTED = re.compile(
+    r"(?:(?:Lnk|Dev)(?:Cap|Sta|Ctl)2?|Subsystem|Control|Status|Region \d|Capabilities|NUMA node"
+    r"|IOMMU group|Kernel driver in use|Kernel modules|Physical Slot|Interrupt|Latency):? ?",
+    re.ASCII,
+)
+"""How a detail begins that a forum has moved to column 0."""
+
+
 def looks_like_lspci(text: str) -> bool:
     """True where a function's header stands near the beginning."""
     lines = _lines(text[:_HEAD_CHARACTERS])
@@ -233,6 +241,9 @@ def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
     if len(lines) > 1 and ends_within_a_line(text) and not _HEADER.fullmatch(lines[-1].rstrip()):
         del lines[-1]  # "NUMA node: 1" may have been 12
     for number, line in enumerate([*lines, ""], start=1):
+        if header is not None and _UNINDENTED.match(line):
+            block.append(f"\t\t{line}")
+            continue
         if line.startswith((" ", "\t")):
             if header is None and not found and line.startswith("\t"):
                 raise ParseError(source, "an address such as 3b:00.0 first", line, line=number)

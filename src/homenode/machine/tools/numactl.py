@@ -210,4 +210,4 @@ def _shown(line: Line, text: str, expected: str) -> tuple[int, ...]:
 
 
 def _listing(nodes: Iterable[int]) -> str:
-    return ",".join(str(node) for node in nodes)
+    return str(CpuSet(nodes)) or "none"

@@ -221,12 +221,11 @@ def _device_groups(
         numbers = {device.bdf: device.bdf.function for device in members}
         numbers[members[0].bdf] = 0
         is_virtual = head.physical_function is not None
-        shows_switch = granularity is PciGranularity.SWITCH and not is_virtual
         group = DeviceGroup(
             function_of=numbers,
             cell=cell_of[head.node],
             root=head.root_complex if granularity is PciGranularity.ROOT_COMPLEX else "",
-            switch=host.switch_above(head.bdf) if shows_switch else None,
+            switch=host.switch_above(head.bdf) if granularity is PciGranularity.SWITCH else None,
         )
         kind = _KINDS.index(head.kind) if head.kind in _KINDS else len(_KINDS)
         is_far = head.node not in cell_of_node

@@ -436,3 +436,15 @@ def test_matrix_products_are_charted_by_data_type(tmp_path: Path) -> None:
     (picture,) = product_picture(machine)
     for said in ("fp32", "bf16", "803", "51", "TFLOP/s"):
         assert said in picture.svg
+
+
+def test_every_published_number_is_in_the_details_of_its_machine(
+    document: Doc, published: dict[str, ReportedMachine]
+) -> None:
+    parts = re.split(r'<section id="machine-\d+"', html_page(document))[1:]
+    for machine, part in zip(published.values(), parts, strict=True):
+        texts = re.findall(r"\d[\d,]*\.?\d*", re.sub(r"<[^>]+>", " ", part))
+        shown = [float(text.replace(",", "")) for text in texts]
+        for sample in (one for run in machine.runs for one in run.samples if one.value):
+            values = [sample.value / scale for scale in (1, 1e3, 1e6, 1e9, 1e12)]
+            assert any(abs(a - b) <= 0.006 * b for a in shown for b in values), sample

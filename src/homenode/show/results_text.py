@@ -77,7 +77,7 @@ def _table(series: dict[SeriesKey, Series]) -> Table:
             one = series[key]
             rows.append(
                 (
-                    ", ".join(filter(None, (metric.title, _of(key)))),
+                    ", ".join(filter(None, (metric.title, place_text(key)))),
                     *(figure_text(value, key.unit) for value in (one.value, one.low, one.high)),
                     str(one.samples),
                 )
@@ -91,7 +91,8 @@ def _others(series: dict[SeriesKey, Series], id: str) -> tuple[SeriesKey, ...]:
     return tuple(key for key in series if key.metric == id and key.size_bytes is None)[:8]
 
 
-def _of(key: SeriesKey) -> str:
+def place_text(key: SeriesKey) -> str:
+    """What distinguishes a series from others of its metric."""
     state = key.state
     if state is not None and state.endswith(" ns"):
         state = f"PUs {state} apart"

@@ -43,7 +43,7 @@ from homenode.show.report.pictures import (
     product_picture,
     profile_picture,
 )
-from homenode.show.results_text import SAID_BY_LEVEL, power_table
+from homenode.show.results_text import SAID_BY_LEVEL, place_text, power_table
 from homenode.wording import plural
 
 _EFFECTS = (
@@ -237,6 +237,7 @@ def _machine_evidence(machine: ReportedMachine, host: HostPart, *, paper: bool) 
         yield from map_sections(machine, host)
     if host.findings is not None:
         yield host.findings
+    yield from _printed_results(machine)
     yield from _doubts(machine)
     yield from _environment(machine)
     yield from _notes(machine)
@@ -246,6 +247,22 @@ def _details(machine: ReportedMachine) -> Iterator[Picture]:
     makers = (kernel_pictures, profile_picture, fairness_picture, product_picture, device_pictures)
     for pictures in makers:
         yield from pictures(machine)
+
+
+def _printed_results(machine: ReportedMachine) -> Iterator[Section]:
+    """Every number of a published machine, those that no picture draws as well."""
+    rows = []
+    for one in machine.every if machine.is_published else ():
+        for key, series in machine.series[one.label].items():
+            metric = METRICS.get(key.metric)
+            place = place_text(key) + (f", {key.size_bytes} bytes" if key.size_bytes else "")
+            ends = (series.low, series.high) if series.is_range else (series.value,)
+            value = " to ".join(figure_text(end, key.unit) for end in ends)
+            rows.append((one.label, key.metric if metric is None else metric.title, place, value))
+    if rows:
+        heads = ("layout", "result", "of", "value")
+        table = Table(heads=heads, rows=tuple(rows), name=f"Printed results of {machine.name}")
+        yield Section(f"Printed results ({len(rows)})", (table,), is_open=False)
 
 
 def _own_doubts(machine: ReportedMachine) -> list[Doubt]:

@@ -20,12 +20,13 @@ from homenode.decide.comparison import (
     Outcome,
 )
 from homenode.decide.summary import left_out
+from homenode.decide.switch_effects import file_effects
 from homenode.errors import InputError
 from homenode.measure.results.model import Condition, GpuPlace, Origin, Run, Sample, Statistic
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS, metric_of, primaries
 from homenode.objective import Objective
-from homenode.show.results_text import power_table
+from homenode.show.results_text import file_text, power_table
 from tests.simulated_runs import simulated_run
 
 TRIAD = {"memory-bandwidth": ("bytes_per_s", 100e9)}
@@ -107,6 +108,21 @@ def test_power_is_shown_by_test_and_layout_and_decides_nothing() -> None:
     (table,) = power_table({"pin": {}, **found.power})
     assert (table.heads[1:], table.rows) == (("pin", "pin-numa"), (("matmul", "-", "400 W"),))
     assert power_table({}) == ()
+
+
+def test_all_reduce_with_the_topology_file_is_compared_within_its_layout() -> None:
+    rng = random.Random(8)
+    peak = "allreduce-busbw-peak"
+    runs = [simulated_run(one, {peak: ("bytes_per_s", 8e9)}, rng) for one in ("pin", "pin-numa")]
+    with_file = tuple(
+        msgspec.structs.replace(one, variant="topology file", value=2.1 * one.value)
+        for one in runs[1].samples
+    )
+    both = replace(runs[1], samples=(*runs[1].samples, *with_file))
+    (effect,) = file_effects(alternatives([runs[0], both]))
+    assert (effect.alternative, effect.outcome) == ("pin-numa, topology file", Outcome.BETTER)
+    assert file_text(effect).startswith("pin-numa is 2.1x without it (2.")
+    assert not any(map(file_text, compared(*runs).effects))
 
 
 def test_one_boot_of_a_layout_is_provisional_at_most_however_many_samples_it_has() -> None:

@@ -62,7 +62,10 @@ def test_a_dry_run_shows_plans_findings_order_and_time(daemon: StandIn, tmp_path
         for part in ("host CPUs", "pin-numa", "(unpinned)", "round 1", "dry run: nothing")
     ]
     assert places == sorted(places)
+    rounds = [line for line in lines if line.startswith("round ")]
+    assert len(rounds) == 4 and all(line.count("pin-numa") == 1 for line in rounds)
     assert known_trials(tmp_path / "state") == ()
+    assert daemon.definition() == ORIGINAL
     assert not any(line.startswith(("define", "start")) for line in daemon.commands())
 
 

@@ -93,28 +93,6 @@ def test_resuming_without_a_trial_says_how_to_list_them(daemon: StandIn) -> None
     assert "trial status" in str(refusal("resume", "--", NAME).hint)
 
 
-def test_a_dry_run_shows_the_order_and_writes_nothing(daemon: StandIn, tmp_path: Path) -> None:
-    done = trial(
-        "--layouts",
-        "default,pin,pin-numa",
-        "--boots",
-        "2",
-        "--in-place",
-        "--dry-run",
-        *HERE,
-        "--",
-        NAME,
-    )
-    assert done.exit_code == 0, done.output
-    assert "6 boots of the VM itself, about" in done.output
-    rounds = [line for line in done.output.splitlines() if line.startswith("round ")]
-    assert len(rounds) == 2 and all(line.count("pin-numa") == 1 for line in rounds)
-    assert "dry run: nothing was started" in done.output
-    assert known_trials(tmp_path / "state") == ()
-    assert daemon.definition() == ORIGINAL
-    assert not any(line.startswith(("define", "start")) for line in daemon.commands())
-
-
 def test_a_layout_that_does_not_fit_stops_everything_before_the_first_boot(
     daemon: StandIn, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
 from msgspec.structs import asdict
 
 from homenode import __version__
@@ -33,6 +34,7 @@ from homenode.decide.recommendation import (
     decide_for_machines,
 )
 from homenode.decide.summary import left_out
+from homenode.decide.switch_effects import file_effects
 from homenode.errors import FINDINGS, NOT_KNOWN, HomenodeError, UsageError
 from homenode.formats import encode
 from homenode.machine.topology import Host
@@ -62,6 +64,12 @@ def compare(asked: CompareArguments) -> None:
         chosen = alternatives_of(by_argument, first_alone=True)
         compared = compare_alternatives(chosen, asked.objective, bare=True, skipped=skipped)
     answers = _decide(runs, wanted, asked.host, machines)
+    files = [
+        structs.replace(one, system=name if len(machines) > 1 else "")
+        for name, alternatives in machines.items()
+        for one in file_effects(alternatives)
+    ]
+    compared = structs.replace(compared, effects=(*compared.effects, *files))
     comparison = RecommendedComparison(**asdict(compared), recommendations=answers)
     if asked.json:
         print_json(encode("comparison", comparison))

@@ -7,13 +7,14 @@ pinning hides siblings, cells bind memory.
 from collections.abc import Sequence
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from homenode.decide.alternative import Alternative, with_joint_states
 from homenode.decide.compare import compare_series, series_key
 from homenode.decide.comparison import Effect, Outcome
 from homenode.decide.outcomes import is_large
 from homenode.decide.summary import Series, SeriesKey
+from homenode.measure.gpu.collectives import TOPOLOGY_FILE
 from homenode.metrics import METRICS
 
 
@@ -106,3 +107,18 @@ def _is_headline(effect: Effect) -> bool:
     return series_key(effect).is_over_all and (
         effect.primary or effect.slowest_device or effect.variant in (None, metric.headline)
     )
+
+
+def file_effects(chosen: Sequence[Alternative]) -> tuple[Effect, ...]:
+    """All-reduce with NCCL's topology file against without, in each layout that has both."""
+    effects: list[Effect] = []
+    for one in chosen:
+        sides: dict[str | None, dict[SeriesKey, Series]] = {None: {}, TOPOLOGY_FILE: {}}
+        for key, series in one.series.items():
+            if key.metric.startswith("allreduce-busbw") and key.variant in sides:
+                plain = structs.replace(key, variant=None)
+                sides[key.variant][plain] = structs.replace(series, key=plain)
+        other = structs.replace(one, label=f"{one.label}, {TOPOLOGY_FILE}")
+        made = dict(zip((one.label, other.label), sides.values(), strict=True))
+        effects += compare_series((one, other), made).effects if all(made.values()) else ()
+    return tuple(effects)

@@ -16,10 +16,11 @@ from homenode.decide.outcomes import is_large
 from homenode.decide.recommendation import ReasonId, Recommendation, RecommendedComparison
 from homenode.decide.sentences import first_line, ground_of, layout_named, sentence_of
 from homenode.decide.summary import Series, SeriesKey, headline
-from homenode.decide.words import figure_text, multiple_text, range_text
+from homenode.decide.words import change_text, figure_text, multiple_text, range_text
 from homenode.doc import Cell, Doc, Part, Section, Table, Text
 from homenode.findings import Doubt
 from homenode.measure.derived_run import schedule_of
+from homenode.measure.gpu.collectives import TOPOLOGY_FILE
 from homenode.measure.orders import BenchOutcome
 from homenode.measure.run_folder import RunRecord
 from homenode.metrics import METRICS, metric_of
@@ -137,7 +138,7 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
     for name, answers in systems.items():
         rows = _objective_rows(answers) if in_full else None
         is_shown = is_shown or rows is not None or not in_full
-        lines = _why(answers, comparison.doubts, everything) if in_full else ()
+        lines = [*_why(answers, comparison, everything)] if in_full else []
         parts.append(Section(first_line(name, answers), (*((rows,) if rows else ()), *lines)))
     if not in_full:
         parts.append(Text("why: name the results of one machine, or give --explain", "dim"))
@@ -178,7 +179,7 @@ def _objective_rows(answers: Sequence[Recommendation]) -> Table | None:
 
 
 def _why(
-    answers: Sequence[Recommendation], listed: Sequence[Doubt], everything: bool
+    answers: Sequence[Recommendation], comparison: Comparison, everything: bool
 ) -> Iterator[Text]:
     """Why for each objective that has results, the caveats, and what to measure next."""
     lines: list[tuple[str, str, str]] = []
@@ -192,6 +193,11 @@ def _why(
         lines += [("", one.detail, "") for one in answer.reasons if one.id is ReasonId.PASSED]
         if everything:
             lines += [("source", source, "dim") for source in answer.sources]
+    lines += [
+        (TOPOLOGY_FILE, text, "")
+        for effect in comparison.effects
+        if effect.system in ("", answers[0].system) and (text := file_text(effect))
+    ]
     caveats = dict.fromkeys(text for answer in answers for text in _caveats_of(answer, everything))
     shown = list(caveats) if everything else list(caveats)[:_MOST_CAVEATS]
     lines += [("caveat", caveat, "") for caveat in shown]
@@ -202,6 +208,19 @@ def _why(
     width = max((len(label) for label, _, _ in lines), default=0) + 2
     for label, text, look in lines:
         yield Text(f"{label:<{width}}{text}", look)
+
+
+def file_text(effect: Effect) -> str:
+    """What NCCL's topology file changed in a layout; "" of any other effect."""
+    layout, _, condition = effect.alternative.rpartition(", ")
+    is_peak = effect.metric == "allreduce-busbw-peak" and effect.state is None
+    if condition != TOPOLOGY_FILE or layout != effect.baseline or not is_peak:
+        return ""
+    change = change_text(effect.ratio, "without it")
+    if effect.outcome is Outcome.CANNOT_TELL:
+        return f"cannot tell in {layout} ({change})"
+    interval = "" if effect.low is None else f" ({_interval(effect)})"
+    return f"{layout} is {change}{interval}"
 
 
 def _caveats_of(answer: Recommendation, everything: bool) -> Iterator[str]:

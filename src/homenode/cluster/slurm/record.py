@@ -5,28 +5,14 @@ The lines about the machine and the GPUs are written by root, those about tasks 
 Of GPUs Slurm gives the Prolog places in its own list of the node's devices (SLURM_JOB_GPUS): by PCI
 address where AutoDetect found them, a place for each MIG slice; else as gres.conf lists them.
 
-The memory policy of a job's processes, which Slurm itself does not say, can be asked while it runs:
-a step of one task in the job's own allocation (it takes nothing from it) lists the processes with
-scontrol and reads /proc of each. Only the job's owner and root may start one.
+The memory policy of a job's processes can be read while it runs: a step of one task in the job's
+own allocation, which only its owner and root may start, lists them and reads /proc.
+
+The hooks never fail: a Prolog that does drains its node, a TaskProlog that does ends the task. The
+user's part goes to a file of its own, of which Epilog takes only lines of its form, up to 512 KiB.
 
 Source: docs/formats/slurm-record.md; Slurm's gres_common_prep_set_env; gres.conf(5), AutoDetect;
-srun(1), --overlap; scontrol(1), listpids; proc(5).
-
-Hooks are the scripts that keep what each job had on a node, and the one that binds a rank there.
-slurmd runs Prolog and Epilog as root and TaskProlog as the job's user. The user's part goes to a
-file of its own, of which Epilog takes only lines of its form. None of them ever fails: a Prolog
-that does drains its node, a TaskProlog that does ends the task, and what a TaskProlog prints would
-be taken for settings. Prolog and Epilog take a tenth of a second; root.sh, which is a part of both,
-ends them after five. Of the user's part 512 KiB are written and more is read, so that no line is
-cut where all tasks write at once.
-
-The wrapper runs a rank on the node of its GPU, found out where it runs: for jobs that share nodes,
-where Slurm takes no masks, and for nodes that are not alike. It never widens what Slurm allows: the
-rank keeps those of its CPUs that are on the GPU's node. Memory is bound where that is allowed,
-preferred where it is not, left as it was where neither is.
-Source: slurm.conf(5), Prolog, Epilog, TaskProlog; https://slurm.schedmd.com/prolog_epilog.html;
-numactl(8), taskset(1), Documentation/ABI/testing/sysfs-bus-pci, numa_node; the KFD's topology in
-/sys/class/kfd.
+slurm.conf(5), Prolog, Epilog, TaskProlog; srun(1), --overlap; scontrol(1), listpids; proc(5).
 """
 
 import re

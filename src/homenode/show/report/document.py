@@ -8,6 +8,7 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.decide.matrices import CopyLocality, localities, matrices_of
 from homenode.decide.summary import power_by_test
+from homenode.decide.switch_effects import file_effects
 from homenode.decide.words import figure_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, plain
 from homenode.findings import Doubt
@@ -43,7 +44,7 @@ from homenode.show.report.pictures import (
     product_picture,
     profile_picture,
 )
-from homenode.show.results_text import SAID_BY_LEVEL, place_text, power_table
+from homenode.show.results_text import SAID_BY_LEVEL, file_text, place_text, power_table
 from homenode.wording import plural
 
 _EFFECTS = (
@@ -227,6 +228,8 @@ def _machine_evidence(machine: ReportedMachine, host: HostPart, *, paper: bool) 
     yield from _pictures("In detail", "", _details(machine))
     drawn = {one.label: power_by_test(machine.series[one.label]) for one in machine.every}
     yield from power_table({label: watts for label, watts in drawn.items() if watts})
+    if texts := tuple(filter(None, map(file_text, file_effects(machine.chosen)))):
+        yield Section("All-reduce with NCCL's topology file", (Items(texts),))
     if near_and_far:
         yield _locality_table(near_and_far, machine.name)
     yield from _pictures("Near and far", "", locality_pictures(near_and_far))

@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from homenode.change.step import ChangeEntry, ChangeState
 from homenode.errors import ToolError
@@ -235,8 +235,8 @@ def trial_of(
     found = replace(found, config=replace(found.config, emulated=False))
     said = [] if stated is None else stated
     return Trial(
+        **asdict(found),
         virsh=Virsh(URI),
-        begun=found,
         journal=journal,
         root=root,
         reach=reach,

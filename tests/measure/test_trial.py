@@ -552,8 +552,7 @@ def test_figures_of_emulated_guests_come_to_no_verdict(daemon: StandIn, tmp_path
     head, journal = begun(tmp_path / "state", wanted(tmp_path / "results"))
     trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, CELLS_HELP))
     with journal.held() as lock:
-        config = replace(trial.begun.config, emulated=True)
-        run_trial(replace(trial, begun=replace(trial.begun, config=config)), lock)
+        run_trial(replace(trial, config=replace(trial.config, emulated=True)), lock)
     found = conclusion(head, journal)
     assert found.emulated
     assert found.recommendations == ()

@@ -188,8 +188,7 @@ def test_a_copy_is_not_booted_while_its_original_runs(daemon: StandIn, tmp_path:
         def undefine(self, uuid: str) -> None:
             """The stand-in has one domain, which is both here."""
 
-    begun_as_copy = replace(trial.begun, head=head, copy=None)
-    trial = replace(trial, begun=begun_as_copy, virsh=Kept(URI))
+    trial = replace(trial, head=head, copy=None, virsh=Kept(URI))
     with journal.held() as lock:
         run_trial(trial, lock)
     (outcome,) = journal.known().state.outcomes.values()

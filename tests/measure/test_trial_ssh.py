@@ -48,15 +48,9 @@ def test_a_guest_is_equipped_and_looked_at_and_a_wrong_key_is_named(
         assert known_hosts.exists()
         wrong = replace(reaching, key=str(tmp_path / "other_key"))
         with journal.held() as lock:
-            hurried = replace(trial.begun.config, measuring=replace(trial.measuring, answer_s=0.1))
-            run_trial(
-                replace(
-                    trial,
-                    reach=GuestReach(Virsh(URI), wrong, known_hosts, b""),
-                    begun=replace(trial.begun, config=hurried),
-                ),
-                lock,
-            )
+            hurried = replace(trial.config, measuring=replace(trial.config.measuring, answer_s=0.1))
+            reach = GuestReach(Virsh(URI), wrong, known_hosts, b"")
+            run_trial(replace(trial, reach=reach, config=hurried), lock)
     whats = [entry.what for entry in journal.known().entries]
     assert whats.count(EntryKind.MISMATCHED) == 1
     failed = [entry for entry in journal.known().entries if entry.what == EntryKind.FAILED]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from homenode.change.journal import default_root
 from homenode.check.doctor.diagnosis import diagnose
@@ -62,11 +62,10 @@ from homenode.measure.trial.prepare import (
     preflight,
     prepare,
     reopen,
-    with_access,
 )
 from homenode.measure.trial.runner import (
-    Reopened,
     Trial,
+    TrialSetup,
     is_emulated,
     outcome_code,
     run_trial,
@@ -316,11 +315,13 @@ def _run(
     within_s: float | None = None,
 ) -> None:
     """host: that the guests run on; None: this machine, where it is needed."""
-    begun = with_access(reopen(head, journal), reaching)
-    reach = GuestReach(virsh, begun.config.reaching, journal.path / "known_hosts", probe)
+    setup = reopen(head, journal)
+    reach = GuestReach(
+        virsh, reaching or setup.config.reaching, journal.path / "known_hosts", probe
+    )
     trial = Trial(
+        **asdict(setup),
         virsh=virsh,
-        begun=begun,
         journal=journal,
         root=default_root(),
         reach=reach,
@@ -328,7 +329,7 @@ def _run(
         on_progress=_say_step,
         on_wait=_Waiting(),
         notify=note,
-        host=_host_of_guests(begun, host),
+        host=_host_of_guests(setup, host),
         read_host=(lambda: load_daemon_host(None, virsh)) if is_local(virsh.connect) else None,
         boot_s=boot_s or {},
         within_s=within_s,
@@ -421,9 +422,9 @@ def _runs(head: TrialHead, journal: TrialJournal) -> tuple[list[Run], list[str]]
     return runs, folders
 
 
-def _host_of_guests(begun: Reopened, host: "Host | None") -> "Host | None":
+def _host_of_guests(setup: TrialSetup, host: "Host | None") -> "Host | None":
     """The host, where guests may get an NCCL file of it."""
-    if not any(len(tuned.plan.vm.hostdevs) > 1 for tuned in begun.layouts.values()):
+    if not any(len(tuned.plan.vm.hostdevs) > 1 for tuned in setup.layouts.values()):
         return None
     return load_host(None) if host is None else host
 

@@ -207,14 +207,6 @@ class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
         with _owned(self, "this trial") as lock:
             yield lock
 
-    def refuse_begun(self) -> None:
-        """Raises HostError where such a trial is there: nothing of it may be written over."""
-        if self.has_journal:
-            raise HostError(
-                f"{self.journal_path}: expected no trial of this name, found one",
-                hint="give another --name, or homenode trial resume it",
-            )
-
     def note(
         self, what: EntryKind, number: int | None = None, detail: str = "", **more: Any
     ) -> None:

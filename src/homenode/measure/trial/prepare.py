@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
 
+from homenode import formats
 from homenode.change.apply.definition import preview_definition
-from homenode.errors import InputError, UsageError
+from homenode.errors import HostError, InputError, UsageError
 from homenode.machine.topology import Host
 from homenode.measure.preparation import versions_of
 from homenode.measure.results.model import host_kind
@@ -24,12 +24,10 @@ from homenode.measure.trial.journal import (
     known_trials,
     names_of,
 )
-from homenode.measure.trial.runner import Reopened, Tuned, is_emulated
+from homenode.measure.trial.runner import TrialSetup, Tuned, is_emulated
 from homenode.measure.trial.trial_config import (
     Measuring,
     TrialConfig,
-    decode_config,
-    encode_config,
 )
 from homenode.objective import Objective
 from homenode.plan.stored import encode_plan, read_plan
@@ -80,14 +78,6 @@ class Preflight(Struct, frozen=True):
     copy: PreparedCopy | None
     obstacles: tuple[str, ...]
     unchecked: tuple[str, ...]
-
-    @property
-    def layouts(self) -> dict[str, Tuned]:
-        return {
-            one.layout: Tuned(one.tuning.plan, one.tuning.document)
-            for one in self.fitted
-            if one.tuning is not None
-        }
 
 
 def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: Path) -> Preflight:
@@ -160,21 +150,27 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
 
 def prepare(checked: Preflight, journal: TrialJournal) -> None:
     """Keep all of it, the head last: a trial without one has not begun. Raises HostError."""
-    journal.refuse_begun()
+    if journal.has_journal:
+        raise HostError(
+            f"{journal.journal_path}: expected no trial of this name, found one",
+            hint="give another --name, or homenode trial resume it",
+        )
     journal.make()
-    journal.write(_BEGUN, encode_config(checked.begun))
+    journal.write(_BEGUN, formats.encode("trial-config", checked.begun).encode())
     journal.write(ORIGINAL, checked.original)
     if checked.copy is not None:
         journal.write(_COPY, checked.copy.document)
-    for layout, tuned in checked.layouts.items():
-        journal.write(f"{layout}.xml", tuned.document)
-        journal.write(f"{layout}.plan.json", encode_plan(tuned.plan).encode())
+    for one in checked.fitted:
+        if one.tuning is not None:
+            journal.write(f"{one.layout}.xml", one.tuning.document)
+            journal.write(f"{one.layout}.plan.json", encode_plan(one.tuning.plan).encode())
     journal.begin_with(checked.head)
 
 
-def reopen(head: TrialHead, journal: TrialJournal) -> Reopened:
+def reopen(head: TrialHead, journal: TrialJournal) -> TrialSetup:
     """What `begin` kept. Raises InputError or HostError where it is not there any more."""
-    config = decode_config(journal.kept(_BEGUN), str(journal.path / _BEGUN))
+    source = str(journal.path / _BEGUN)
+    config = formats.decode(journal.kept(_BEGUN), "trial-config", TrialConfig, source)
     layouts = {
         layout: Tuned(
             read_plan(journal.kept(f"{layout}.plan.json"), f"{layout}.plan.json"),
@@ -185,14 +181,7 @@ def reopen(head: TrialHead, journal: TrialJournal) -> Reopened:
     copy = None
     if head.copy is not None:
         copy = PreparedCopy(head.copy, journal.kept(_COPY), config.disks, config.nvram)
-    return Reopened(head, config, layouts, copy)
-
-
-def with_access(reopened: Reopened, given: GuestAccess | None) -> Reopened:
-    """The same, reached otherwise: the key was wrong, say."""
-    if given is None:
-        return reopened
-    return replace(reopened, config=replace(reopened.config, reaching=given))
+    return TrialSetup(head, config, layouts, copy)
 
 
 def latest(root: Path, name: str, virsh: Virsh | None = None) -> StoredTrial:

@@ -76,7 +76,7 @@ class Tuned(Struct, frozen=True):
     document: bytes
 
 
-class Reopened(Struct, frozen=True):
+class TrialSetup(Struct, frozen=True):
     """A trial that was begun, as it was. copy: what is to be made first, None in place."""
 
     head: TrialHead
@@ -85,7 +85,7 @@ class Reopened(Struct, frozen=True):
     copy: PreparedCopy | None
 
 
-class Trial(Struct, frozen=True):
+class Trial(TrialSetup, frozen=True, kw_only=True):
     """What every boot needs.
 
     root: of the state folder. on_boot: called before each boot, and at the end; on_progress: before
@@ -98,7 +98,6 @@ class Trial(Struct, frozen=True):
     """
 
     virsh: Virsh
-    begun: Reopened
     journal: TrialJournal
     root: Path
     reach: Reach
@@ -112,20 +111,8 @@ class Trial(Struct, frozen=True):
     within_s: float | None = None
 
     @property
-    def head(self) -> TrialHead:
-        return self.begun.head
-
-    @property
-    def layouts(self) -> Mapping[str, Tuned]:
-        return self.begun.layouts
-
-    @property
-    def measuring(self) -> Measuring:
-        return self.begun.config.measuring
-
-    @property
     def domain(self) -> TrialDomain:
-        stop_s = self.measuring.stop_s
+        stop_s = self.config.measuring.stop_s
         return TrialDomain(self.virsh, self.head, self.journal, self.root, stop_s, self.notify)
 
 
@@ -148,8 +135,8 @@ def run_trial(trial: Trial, lock: int) -> None:
         trial.domain.undo()
         _refuse_edited(trial)
     try:
-        if trial.begun.copy is not None and trial.journal.known().state.change(COPY) is None:
-            CopyStep(trial.domain, trial.begun.copy).do(trial.journal.changes.write)
+        if trial.copy is not None and trial.journal.known().state.change(COPY) is None:
+            CopyStep(trial.domain, trial.copy).do(trial.journal.changes.write)
         run_tasks(vm, trial.on_boot, retry=True)
     except KeyboardInterrupt:
         try:
@@ -320,7 +307,7 @@ class _BootedVm:
                 domain.retry(lambda: trial.virsh.domain(trial.head.uuid))
                 return None
             entry = BootStep(domain, step.number, (self._lock, *host_lock)).do(note)
-        answer_s = trial.measuring.answer_s
+        answer_s = trial.config.measuring.answer_s
         machine = answering(trial.virsh, trial.head.uuid, trial.reach, answer_s, trial.on_wait)
         note(answered(entry, boot_of(machine)))
         trial.reach.equip(machine)
@@ -333,7 +320,7 @@ def _name(step: ScheduledTask) -> str:
 
 def _refuse_taken(trial: Trial, tuned: Tuned) -> None:
     """Another VM may have got what the layout was planned to take. Raises InputError."""
-    if trial.read_host is None or trial.begun.config.plan_words:
+    if trial.read_host is None or trial.config.plan_words:
         return  # the user gave the PUs
     host = host_without(trial.read_host(), trial.head.source)
     against = no_longer_fits(tuned.document, trial.head.domain, tuned.plan, host)
@@ -411,7 +398,7 @@ def _refuse_rebooted(
 def _orders(trial: Trial, step: ScheduledTask, name: str, machine: Machine) -> BenchOptions:
     tuned = trial.layouts[step.variant]
     return guest_orders(
-        replace(trial.begun.config, measuring=_with_topology(trial, tuned.plan, machine)),
+        replace(trial.config, measuring=_with_topology(trial, tuned.plan, machine)),
         step,
         name,
         tuned.plan,
@@ -423,16 +410,16 @@ def _orders(trial: Trial, step: ScheduledTask, name: str, machine: Machine) -> B
 
 def _with_topology(trial: Trial, plan: Plan, machine: Machine) -> Measuring:
     """With the guest's NCCL file, where its all-reduces are measured."""
-    suite, host = trial.measuring.suite, trial.host
+    suite, host = trial.config.measuring.suite, trial.host
     if suite.topology is not None or host is None or not reduces_all(suite, plan, host):
-        return trial.measuring
+        return trial.config.measuring
     try:
         guest = discover(machine.snapshot())
         document = trial.virsh.definition(trial.head.uuid)
         suite = replace(suite, topology=topology_text(plan, document, guest, host))
     except InputError as error:
         suite = replace(suite, why_no_topology=f"it cannot be made: {error.message}")
-    return replace(trial.measuring, suite=suite)
+    return replace(trial.config.measuring, suite=suite)
 
 
 def reduces_all(suite: SuiteOptions, plan: Plan, host: Host) -> bool:
@@ -446,7 +433,7 @@ def _bare(trial: Trial, step: ScheduledTask, name: str) -> BenchOptions:
     pinning = [
         one.plan for one in trial.layouts.values() if one.plan.layout.pinning is not Pinning.NONE
     ]
-    return bare_orders(trial.begun.config, step, name, pinning[0], trial.head.id)
+    return bare_orders(trial.config, step, name, pinning[0], trial.head.id)
 
 
 def _stop(trial: Trial, machine: Machine | None) -> None:

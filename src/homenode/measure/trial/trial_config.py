@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode import formats
 from homenode.cpuset import CpuSet
 from homenode.measure.model import SuiteOptions
 from homenode.measure.orders import AppOrder, BenchOptions
@@ -67,16 +66,6 @@ class TrialConfig(Struct, frozen=True):
     nvram: tuple[str, str] | None = None
     plan_words: tuple[str, ...] = ()
     report: str | None = None
-
-
-def encode_config(begun: TrialConfig) -> bytes:
-    """As JSON."""
-    return formats.encode("trial-config", begun).encode()
-
-
-def decode_config(content: bytes, source: str) -> TrialConfig:
-    """Raises InputError, also for the configuration of another build."""
-    return formats.decode(content, "trial-config", TrialConfig, source)
 
 
 def run_name(trial: str, step: ScheduledTask) -> str:

@@ -28,8 +28,8 @@ class Opt:
         self,
         names: str,
         metavar: str,
-        *,
         help: str = "",
+        *,
         parse: Parser | None = None,
         show: Callable[[Any], str] = str,
         ge: float | None = None,
@@ -50,13 +50,13 @@ class Flag(Opt):
     def __init__(
         self,
         names: str,
-        *,
         help: str = "",
+        *,
         off: str = "",
         panel: str = "Options",
         rare: bool = False,
     ) -> None:
-        super().__init__(names, "", help=help, panel=panel, rare=rare)
+        super().__init__(names, "", help, panel=panel, rare=rare)
         self.off = tuple(off.split())
 
 
@@ -64,9 +64,9 @@ class Arg(Opt):
     """A word by its position."""
 
     def __init__(
-        self, metavar: str, *, help: str = "", parse: Parser | None = None, complete: str = ""
+        self, metavar: str, help: str = "", *, parse: Parser | None = None, complete: str = ""
     ) -> None:
-        super().__init__("", metavar, help=help, parse=parse, complete=complete)
+        super().__init__("", metavar, help, parse=parse, complete=complete)
 
 
 def size_bytes(text: str, option: str) -> int:

@@ -66,9 +66,6 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
     json: JsonOption = False
 
 
-FleetOption = Annotated[tuple[str, ...], Opt("--pool", "POOL")]
-
-
 class DoctorArguments(Struct, frozen=True, kw_only=True):
     """Find slow links, bad settings and costly pins, each with its fix.
 
@@ -108,7 +105,7 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
     fix: Annotated[Path | None, Opt("--fix", "FILE")] = None
     everything: Annotated[bool, Flag("--all")] = False
     prometheus: Annotated[bool, Flag("--prometheus", rare=True)] = False
-    pool: FleetOption = ()
+    pool: Annotated[tuple[str, ...], Opt("--pool", "POOL")] = ()
     force: ForceOption = False
     json: JsonOption = False
 

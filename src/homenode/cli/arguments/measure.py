@@ -19,13 +19,7 @@ ACCESS = "How the guest is reached"
 
 WithinOption = Annotated[
     float | None,
-    Opt(
-        "--within",
-        "TIME",
-        parse=parse_duration,
-        show=lambda seconds: f"{seconds:g}s",
-        help="Begin no round that would end later: 30m, 2h. Default: as long as it takes.",
-    ),
+    Opt("--within", "TIME", parse=parse_duration, show=lambda seconds: f"{seconds:g}s"),
 ]
 
 
@@ -110,21 +104,14 @@ class RunArguments(Struct, frozen=True, kw_only=True):
     force: Annotated[bool, Flag("--force -f")] = False
 
 
-StopWithinOption = Annotated[
-    float,
-    Opt(
-        "--shutdown-timeout",
-        "SECONDS",
-        ge=0,
-        help="How long it may take to shut down; then it is destroyed.",
-    ),
-]
+StopWithinOption = Annotated[float, Opt("--shutdown-timeout", "SECONDS", ge=0)]
 
 
 class AccessOptions(Struct, frozen=True, kw_only=True):
     """How a guest is reached, and how long it may take.
 
     Options:
+      stop_within: How long it may take to shut down; then it is destroyed.
       reach: How the guest is reached; ssh or agent (QEMU's guest agent with guest-exec allowed).
         Default: ssh.
       address: Address of the guest. Default: from libvirt's leases.

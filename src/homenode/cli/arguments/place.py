@@ -8,13 +8,10 @@ from msgspec import Struct
 from homenode.cli.arguments import (
     AfterOption,
     ConnectOption,
-    DomainsArgument,
-    DryRunOption,
     ForceOption,
     HostOption,
     JsonOption,
     LspciOption,
-    OutputOption,
     QuietOption,
     ResultsOption,
     SavePlanOption,
@@ -83,7 +80,7 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
     vm_file: Annotated[str | None, Opt("--vm", "FILE", rare=True)] = None
     hosts: Annotated[tuple[str, ...], Opt("--host", "SOURCE", complete="host_sources")] = ()
     target: Annotated[str | None, Opt("--target", "NAME")] = None
-    output: OutputOption = None
+    output: Annotated[Path | None, Opt("--output -o", "FILE")] = None
     save_plan: SavePlanOption = None
     svg: Annotated[Path | None, Opt("--svg", "FILE")] = None
     diff: Annotated[bool, Flag("--diff")] = False
@@ -122,6 +119,7 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
     original is kept as FILE.orig, and `homenode restore FILE` gives it back.
 
     Options:
+      dry_run: Print the difference and each reason to refuse; change nothing.
       names: The domains: names or UUIDs; needed. With a slash or ending in .xml it is a file, which
         is rewritten without libvirt.
       domain: Define this document of homenode plan instead; it must be of the same domain, for the
@@ -136,7 +134,7 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
       homenode apply ./VM.xml --host hgx-h100 --gpus 2
     """
 
-    names: DomainsArgument
+    names: Annotated[tuple[str, ...], Arg("NAME...", complete="domain_names")]
     options: PlanOptions = PlanOptions()
     host: HostOption = None
     results: ResultsOption = ()
@@ -144,7 +142,7 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
     domain: Annotated[Path | None, Opt("--domain", "FILE", rare=True)] = None
     connect: ConnectOption = DEFAULT
     yes: Annotated[bool, Flag("--yes -y")] = False
-    dry_run: DryRunOption = False
+    dry_run: Annotated[bool, Flag("--dry-run -n")] = False
     live_pins: Annotated[bool, Flag("--live-pins")] = False
     save_plan: SavePlanOption = None
     quiet: QuietOption = False

@@ -22,17 +22,10 @@ from homenode.opt import Arg, Flag, Opt
 from homenode.vm.hypervisor.connection import DEFAULT, STOP_S
 from homenode.vm.plan_options import PLACEMENT, ManualRanges, PlanOptions
 
-DomainArgument = Annotated[str, Arg("NAME", complete="domain_names", help="The domain.")]
-TrialArgument = Annotated[str, Arg("NAME", complete="domain_names", help="The domain.")]
+DomainArgument = Annotated[str, Arg("NAME", "The domain.", complete="domain_names")]
+TrialArgument = Annotated[str, Arg("NAME", "The domain.", complete="domain_names")]
 
-ReportOption = Annotated[
-    Path | None,
-    Opt(
-        "--report",
-        "FILE",
-        help="Write the report here, .html or .pdf. Default: report.html in the trial's directory.",
-    ),
-]
+ReportOption = Annotated[Path | None, Opt("--report", "FILE")]
 
 
 class TrialArguments(Struct, frozen=True, kw_only=True):
@@ -42,6 +35,8 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
     killed continues with the commands below.
 
     Options:
+      report: Write the report here, .html or .pdf. Default: report.html in the trial's directory.
+      within: Begin no round that would end later: 30m, 2h. Default: as long as it takes.
       layouts: Layouts; the first is the baseline. Default: default, pin; pin-numa where the host
         has several nodes, pin-numa-pci where the VM has GPUs too.
       boots: Boots of each layout. Default: 3 of two layouts, 4 of more.
@@ -105,6 +100,8 @@ class TrialResumeArguments(Struct, frozen=True, kw_only=True):
     """Continue the last trial of a domain, and repeat boots that failed.
 
     Options:
+      report: Write the report here, .html or .pdf. Default: report.html in the trial's directory.
+      within: Begin no round that would end later, by its own clock. Default: as long as it takes.
       boots: Boots of each layout. Default: 3 of two layouts, 4 of more.
 
     Examples:
@@ -121,6 +118,9 @@ class TrialResumeArguments(Struct, frozen=True, kw_only=True):
 
 class TrialUndoArguments(Struct, frozen=True, kw_only=True):
     """Stop the last trial of a domain, and restore the VM.
+
+    Options:
+      stop_within: How long it may take to shut down; then it is destroyed.
 
     Examples:
       homenode trial undo gpu-vm

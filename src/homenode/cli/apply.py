@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -12,10 +11,18 @@ from msgspec.structs import replace
 from homenode.change import journal
 from homenode.change.apply.define_step import Applied, DomainChange
 from homenode.change.apply.definition import apply_definitions, preview_definition
+from homenode.change.apply.live_pins import Moved, apply_live_pins, preview_live_pins
 from homenode.change.apply.obstacles import Obstacle
 from homenode.cli.arguments.place import ApplyArguments, PlanArguments
 from homenode.cli.command import as_words
-from homenode.cli.planning import choose_by, hosts_after, note_sick_links
+from homenode.cli.planning import (
+    choose_by,
+    hosts_after,
+    note_critical,
+    note_sick_links,
+    run,
+    say_why_not,
+)
 from homenode.cli.restore import changing_host, is_file_target
 from homenode.cli.terminal import (
     ask,
@@ -37,6 +44,7 @@ from homenode.plan.request import fills_cores
 from homenode.plan.stored import encode_plan
 from homenode.plan.tuning import Tuning, TuningRequest, tune_together
 from homenode.safe.input_files import read_input
+from homenode.show.explain import explain
 from homenode.vm.daemon_host import (
     load_daemon_host,
     refuse_tuned_for_other,
@@ -53,9 +61,6 @@ from homenode.vm.plan_model import Unplannable, is_critical
 from homenode.vm.plan_options import AUTO, PciGranularity, PlanOptions, refuse_objective
 from homenode.vm.sources import load_host
 from homenode.wording import command_line
-
-if TYPE_CHECKING:
-    from homenode.change.apply.live_pins import Moved
 
 
 class MovedThread(Struct, frozen=True, kw_only=True):
@@ -91,9 +96,13 @@ def apply(asked: ApplyArguments) -> None:
     """Plan, show what would change, ask, and define it."""
     refuse_objective(asked.options)
     if len(asked.names) > 1:
-        _refuse_for_several(asked)
+        if files := [name for name in asked.names if is_file_target(name)]:
+            raise UsageError(f"{files[0]}: not a domain of libvirt, but a file")
+        of_one = ("--domain", "--live-pins", "--save-plan")
+        _refuse(asked, of_one, f"one domain, found {len(asked.names)}")
     if is_file_target(asked.names[0]):
-        _refuse_for_file(asked)
+        of_domain = ("--domain", "--connect", "--live-pins")
+        _refuse(asked, of_domain, "a domain of libvirt, and NAME is a file")
         _check_can_ask(asked)
         _apply_to_file(asked)
         return
@@ -146,35 +155,20 @@ def _check_can_ask(asked: ApplyArguments) -> None:
     check_can_ask(asked=not (asked.yes or asked.dry_run))
 
 
-def _refuse_for_several(asked: ApplyArguments) -> None:
-    files = [name for name in asked.names if is_file_target(name)]
-    if files:
-        raise UsageError(f"{files[0]}: expected domains of libvirt next to others, found a file")
-    given = {
-        "--domain": asked.domain is not None,
-        "--live-pins": asked.live_pins,
-        "--save-plan": asked.save_plan is not None,
-    }
-    for option, is_given in given.items():
-        if is_given:
-            raise UsageError(f"{option} is for one domain, found {len(asked.names)}")
-
-
-def _refuse_for_file(asked: ApplyArguments) -> None:
+def _refuse(asked: ApplyArguments, options: Sequence[str], reason: str) -> None:
     given = {
         "--domain": asked.domain is not None,
         "--connect": asked.connect != DEFAULT,
         "--live-pins": asked.live_pins,
+        "--save-plan": asked.save_plan is not None,
     }
-    for option, is_given in given.items():
-        if is_given:
-            raise UsageError(f"{option} is for a domain of libvirt, and NAME is a file")
+    for option in options:
+        if given[option]:
+            raise UsageError(f"{option} is for {reason}")
 
 
 def _apply_to_file(asked: ApplyArguments) -> None:
     """The same on a file: plan, show, ask, and rewrite it."""
-    from homenode.cli import planning
-
     path = Path(asked.names[0])
     if asked.host is None:
         refuse_unread_vms(load_host(None))
@@ -200,7 +194,7 @@ def _apply_to_file(asked: ApplyArguments) -> None:
         quiet=asked.quiet or asked.json,
         force=asked.force,
     )
-    tuning = planning.run(planned, agreed)
+    tuning = run(planned, agreed)
     if asked.json:
         own = AppliedDomain(
             name=str(path), uuid=None, changed=True, original=f"{path}.orig", plan=None
@@ -250,8 +244,6 @@ def tuned_together(
     try:
         tunings = tune_together(requests, machine)
     except Unplannable as error:
-        from homenode.cli.planning import say_why_not
-
         say_why_not(error)
         raise SystemExit(error.exit_code) from None
     for name, tuning in zip(originals, tunings, strict=True):
@@ -259,13 +251,9 @@ def tuned_together(
         if gap is not None:
             note(f"not checked: {gap}")
         if not quiet:
-            from homenode.show.explain import explain
-
             why = chosen[name].why
             console().print(explain(tuning.plan, tuning.host or machine, why=why))
         else:
-            from homenode.cli.planning import note_critical
-
             note_critical(tuning.plan)
         for known in tuning.notes:
             note(known)
@@ -400,8 +388,6 @@ def _answer(
 def _move(
     virsh: Virsh, change: DomainChange, asked: ApplyArguments, tunings: Sequence[Tuning]
 ) -> None:
-    from homenode.change.apply.live_pins import apply_live_pins, preview_live_pins
-
     if asked.dry_run or not asked.yes:
         moved = preview_live_pins(virsh, change.name, change.tuned)
         _note_threads(moved, "would move")
@@ -434,7 +420,7 @@ def _move(
         _answer(asked, (own,), tunings)
 
 
-def _note_threads(moved: "Moved", verb: str) -> None:
+def _note_threads(moved: Moved, verb: str) -> None:
     for before, after in zip(moved.before, moved.after, strict=True):
         thread = after.kind if after.kind == "emulator" else f"{after.kind} {after.number}"
         note(f"{verb} {thread} from PUs {before.pus} to {after.pus}")

@@ -6,19 +6,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from homenode.change import journal
+from homenode.change.apply.definition import (
+    domain_to_restore,
+    forget_original,
+    has_original,
+    preview_restore,
+    restore_definition,
+)
+from homenode.change.apply.live_pins import preview_restore_live_pins, restore_live_pins
+from homenode.change.host_lock import host_locked, lock_of_one_user
+from homenode.change.paused_start import end_paused, paused_journal
+from homenode.change.step import ChangeState
 from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.terminal import ask, check_can_ask, note, note_error, print_diff, say
 from homenode.errors import UsageError
 from homenode.vm.domain.restore import preview_restore as preview_restore_file
 from homenode.vm.domain.restore import restore as restore_original
 from homenode.vm.hypervisor.connection import DEFAULT
-from homenode.wording import plural
-
-if TYPE_CHECKING:
-    from homenode.vm.hypervisor.domain_state import DomainState
-    from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.hypervisor.domain_state import DomainState
+from homenode.vm.hypervisor.virsh import Virsh
+from homenode.wording import command_line, plural
 
 
 def restore(asked: RestoreArguments) -> None:
@@ -88,13 +97,12 @@ def _change_text(before: bytes, after: bytes) -> str:
 def _list_open() -> None:
     """Applies, retrains, set-ups of tools and trials of this user on this host."""
     from homenode.change.apply.store import journals_of_domains
-    from homenode.change.journal import OpenChange, default_root, open_changes
     from homenode.change.paused_start import paused_journals
     from homenode.change.retrain.execution import retrain_journals
     from homenode.measure.tool_setup import setup_journals
     from homenode.measure.trial.journal import TrialJournal, known_trials
 
-    root = default_root()
+    root = journal.default_root()
     journals = (
         *journals_of_domains(root),
         *paused_journals(root),
@@ -102,9 +110,9 @@ def _list_open() -> None:
         *setup_journals(root),
         *(TrialJournal(root, known.folder.name).changes for known in known_trials(root)),
     )
-    found = list(open_changes(journals))
+    found = list(journal.open_changes(journals))
     for one in found:
-        if isinstance(one, OpenChange):
+        if isinstance(one, journal.OpenChange):
             for line in one.lines():
                 say(line)
         else:
@@ -126,11 +134,7 @@ def restore_domains(
     The last comes first. What prevents any of them is said before the user is asked, and before
     the first is changed. keep_edits: take out only what the layout set.
     """
-    from homenode.change.apply.definition import domain_to_restore
-    from homenode.change.journal import default_root
-    from homenode.vm.hypervisor.virsh import Virsh
-
-    virsh, root = Virsh(connect), default_root()
+    virsh, root = Virsh(connect), journal.default_root()
     states = [domain_to_restore(virsh, name, root) for name in names]
     check_can_ask(asked=not (yes or dry_run))
     with changing_host("restore", names, connect, dry_run=dry_run):
@@ -144,14 +148,9 @@ def restore_domains(
             _restore_domain(virsh, state, keep_edits=keep_edits)
 
 
-def _preview(virsh: "Virsh", state: "DomainState", keep_edits: bool, dry_run: bool) -> bool:
+def _preview(virsh: Virsh, state: DomainState, keep_edits: bool, dry_run: bool) -> bool:
     """Print what restoring a domain would change; gives whether there is something to restore."""
-    from homenode.change.apply.definition import has_original, preview_restore
-    from homenode.change.apply.live_pins import preview_restore_live_pins
-    from homenode.change.journal import default_root
-    from homenode.change.paused_start import paused_journal
-
-    root, name = default_root(), state.name
+    root, name = journal.default_root(), state.name
     if paused_journal(root, virsh, state.uuid, name).to_undo():
         note(f"{name}: was left paused by a check of its start, which would be ended first")
         return True
@@ -172,12 +171,8 @@ def _preview(virsh: "Virsh", state: "DomainState", keep_edits: bool, dry_run: bo
     return True
 
 
-def _restore_domain(virsh: "Virsh", state: "DomainState", *, keep_edits: bool) -> None:
-    from homenode.change.apply.definition import has_original, restore_definition
-    from homenode.change.apply.live_pins import restore_live_pins
-    from homenode.change.journal import default_root
-
-    root, name = default_root(), state.name
+def _restore_domain(virsh: Virsh, state: DomainState, *, keep_edits: bool) -> None:
+    root, name = journal.default_root(), state.name
     is_ended = _ended_paused(virsh, state.uuid, name)
     threads = restore_live_pins(virsh, state.uuid, root)
     if threads:
@@ -194,23 +189,15 @@ def _restore_domain(virsh: "Virsh", state: "DomainState", *, keep_edits: bool) -
 
 def _forget(name: str, connect: str) -> None:
     """Take the present definition for the original from now on."""
-    from homenode.change.apply.definition import domain_to_restore, forget_original
-    from homenode.change.journal import default_root
-    from homenode.vm.hypervisor.virsh import Virsh
-
-    virsh, root = Virsh(connect), default_root()
+    virsh, root = Virsh(connect), journal.default_root()
     state = domain_to_restore(virsh, name, root)
     old = forget_original(virsh, state.uuid, root)
     note(f"{state.name}: the present definition is the original now; the old one: {old}")
 
 
-def _ended_paused(virsh: "Virsh", uuid: str, name: str) -> bool:
+def _ended_paused(virsh: Virsh, uuid: str, name: str) -> bool:
     """Whether a VM was there that a killed `verify --start` left paused; it is ended."""
-    from homenode.change.journal import default_root
-    from homenode.change.paused_start import end_paused, paused_journal
-    from homenode.change.step import ChangeState
-
-    root = default_root()
+    root = journal.default_root()
     if not paused_journal(root, virsh, uuid, name).to_undo():
         return False
     for entry in end_paused(virsh, root, uuid, name):
@@ -245,16 +232,13 @@ def changing_host(
     if dry_run:
         yield
         return
-    from homenode.change.host_lock import host_locked, lock_of_one_user
-    from homenode.change.journal import default_root
-    from homenode.wording import command_line
 
     def waiting(holder: str) -> None:
         if sys.stderr.isatty():
             note(f"waiting until this host is no longer changed by {holder}")
 
     words = command_line("homenode", command, *names)
-    with host_locked(default_root(), connect, words, waiting):
+    with host_locked(journal.default_root(), connect, words, waiting):
         if (reason := lock_of_one_user(connect)) is not None:
             _note_once(f"change this host as one user, from one place: {reason}")
         yield

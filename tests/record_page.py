@@ -1,8 +1,11 @@
 """docs/records.md: the records that `homenode.api` gives, with their fields, from the code."""
 
+import ast
 import enum
 import inspect
+import itertools
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Iterator
@@ -70,6 +73,22 @@ def _hints(one: type) -> dict[str, Any]:
     return {}
 
 
+def _comments(one: type) -> dict[str, str]:
+    """What the comment behind each field, or the lines above it, say of it."""
+    source = textwrap.dedent(inspect.getsource(one))
+    lines = source.splitlines()
+    found: dict[str, str] = {}
+    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+        if not isinstance(node, ast.AnnAssign):
+            continue
+        name, at = ast.unparse(node.target), node.lineno - 1
+        above = itertools.takewhile(lambda line: line.startswith("    # "), lines[:at][::-1])
+        parts = [line.strip("# ") for line in above][::-1]
+        behind = lines[(node.end_lineno or at) - 1].partition("  # ")[2]
+        found[name] = " ".join([*parts, behind]).strip()
+    return found
+
+
 def _held(hint: Any) -> Iterator[type]:
     if _is_record(hint):
         yield hint
@@ -81,6 +100,7 @@ def _section(one: type, known: dict[str, type], of_pages: dict[tuple[type, str],
     text = inspect.cleandoc(one.__doc__ or "")
     text = re.split(r"\n\s*>>> |\n\nOptions:\n", text)[0].strip()
     hints, helps = _hints(one), option_helps(cast(Any, one))
+    comments = _comments(one)
     said = (_paragraph(part.replace("\n", " "), hints) for part in text.split("\n\n"))
     lines = [f"### {one.__name__}", *said]
     if issubclass(one, enum.Enum):
@@ -93,7 +113,8 @@ def _section(one: type, known: dict[str, type], of_pages: dict[tuple[type, str],
         default = "" if field.required else _default(field)
         options = [opt for opt in typing.get_args(own[field.name]) if isinstance(opt, Opt)]
         is_said = re.search(rf"`{field.name}`.*: ", "\n".join(lines)) is not None
-        meaning = "" if is_said else of_pages.get((one, field.name), "")
+        meaning = "" if is_said else _escaped(comments.get(field.name, ""))
+        meaning = meaning or ("" if is_said else of_pages.get((one, field.name), ""))
         if options and not is_said:
             meaning = _escaped(helps.get(field.name, options[0].help))
         shown = _type(hints[field.name], known)

@@ -53,8 +53,6 @@ def descriptions(draw: st.DrawFn) -> str:
     pus = packages * cores * threads
     offline = draw(st.sets(st.integers(1, pus - 1), max_size=3)) if pus > 1 else set()
     lines.append(f'offline_pus = "{",".join(map(str, sorted(offline)))}"')
-    if llcs and draw(st.booleans()):
-        lines.append('caches = { l1_data = "32KiB", l1_instruction = "32KiB", l2 = "1MiB" }')
     if packages > 1 and draw(st.booleans()):
         lines += ["[[package]]", "index = 1", f"threads_per_core = {draw(st.integers(1, threads))}"]
         lines[-1] = f"threads_per_core = {threads}" if offline else lines[-1]

@@ -6,7 +6,7 @@ Source: Documentation/ABI/stable/sysfs-devices-system-cpu, admin-guide/cputopolo
 from collections.abc import Iterable
 
 from homenode.cpuset import CpuSet
-from homenode.machine.description.tables import CacheSizes, HostDescription
+from homenode.machine.description.tables import HostDescription
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.topology import Core, CoreKind, Host, Llc, MemoryKind, NumaNode, PagePool, Pu
 from homenode.units import KIB
@@ -17,7 +17,7 @@ CPU = "/sys/devices/system/cpu"
 _PMU_OF_KIND = {CoreKind.PERFORMANCE: "cpu_core", CoreKind.EFFICIENCY: "cpu_atom"}
 
 
-def render_cpus(host: Host, caches: CacheSizes) -> dict[str, str]:
+def render_cpus(host: Host) -> dict[str, str]:
     """Files by path. An offline PU has a folder with nothing but `online` in it, as on x86."""
     every = CpuSet(pu.index for pu in host.pus)
     online = CpuSet(pu.index for pu in host.pus if pu.online)
@@ -53,7 +53,7 @@ def render_cpus(host: Host, caches: CacheSizes) -> dict[str, str]:
                     for suffix, text in spellings:
                         files[f"{CPU}/cpu{pu_index}/topology/{name}{suffix}"] = text
     for core in host.cores:
-        files |= _private_caches(core, caches, width, _last_level(host.llcs))
+        files |= _private_caches(core, width, _last_level(host.llcs))
     for llc in host.llcs:
         files |= _cache(llc.pus, 3, llc.level, "Unified", llc.size_bytes, width)
     for kind, pmu in _PMU_OF_KIND.items():
@@ -96,17 +96,17 @@ def _sets(host: Host) -> dict[tuple[str, ...], Iterable[CpuSet]]:
 
 
 def _last_level(llcs: Iterable[Llc]) -> int:
-    return min((llc.level for llc in llcs), default=4)
+    return min((llc.level for llc in llcs), default=0)
 
 
-def _private_caches(core: Core, caches: CacheSizes, width: int, last_level: int) -> dict[str, str]:
+def _private_caches(core: Core, width: int, last_level: int) -> dict[str, str]:
     files: dict[str, str] = {}
     for index, level, kind, size in (
-        (0, 1, "Data", caches.l1_data_bytes),
-        (1, 1, "Instruction", caches.l1_instruction_bytes),
-        (2, 2, "Unified", caches.l2_bytes),
+        (0, 1, "Data", 32 * KIB),
+        (1, 1, "Instruction", 32 * KIB),
+        (2, 2, "Unified", 1024 * KIB),
     ):
-        if size is not None and level < last_level:
+        if level < last_level:
             files |= _cache(core.pus, index, level, kind, size, width)
     return files
 
@@ -280,7 +280,7 @@ def render(description: HostDescription) -> MemorySnapshot:
     return MemorySnapshot(
         host.name,
         {
-            **render_cpus(host, description.caches),
+            **render_cpus(host),
             **render_memory(host),
             **render_system(host),
             **devices.files,

@@ -28,8 +28,6 @@ from homenode.machine.description.cores import (
 from homenode.machine.description.devices import parse_models, parse_roots
 from homenode.machine.description.tables import (
     VERSION,
-    CacheSizes,
-    Fact,
     HostDescription,
     HostDocument,
 )
@@ -41,6 +39,7 @@ from homenode.machine.topology import (
     HostSettings,
     HostSummary,
     assemble_pus,
+    summarise,
 )
 from homenode.package_data import package_names, package_text
 from homenode.toml_text import decode_toml
@@ -111,16 +110,7 @@ def parse_description(text: str, source: str) -> HostDescription:
     local = pus_of_node(slots, online)
     tree = _tree(file, cpu.vendor, nodes, local)
     cores = cores_of(slots, online)
-    caches, level = file.caches, file.llc_level
-    sizes = CacheSizes(
-        *(_bytes(size) for size in (caches.l1_data, caches.l1_instruction, caches.l2))
-    )
-    without = any(slot.llc is None for slot in slots)
-    if (sizes != CacheSizes() and without) or (caches.l2 is not None and level <= 2):
-        # The largest of them would pass for the last level.
-        found = "no last-level cache" if without else f"llc_level = {level}"
-        raise file.refusal("caches", "a last-level cache above them", found)
-    llcs = llcs_of(slots, online, level, _llc_sizes(file))
+    llcs = llcs_of(slots, online, file.llc_level, _llc_sizes(file))
     packages = packages_of(slots, online)
     host_nodes = numa_nodes(source, nodes, local, tree.bdf_of_name)
     _check_pus(file, online)
@@ -156,21 +146,17 @@ def parse_description(text: str, source: str) -> HostDescription:
     )
     host = _at_cpus(host, online)
     host = replace(host, gaps=tuple(_gaps(host, online)))
-    return HostDescription(
-        source=source,
-        about=file.about,
-        host=host,
-        caches=sizes,
-        facts=(
-            *(Fact(statement, source) for statement, source in file.facts.published.items()),
-            *(Fact(statement, None) for statement in file.facts.assumed),
-        ),
-        expect=tuple(
-            (one.name, int(count))
-            for one in fields(HostSummary)
-            if (count := getattr(file.expect, one.name)) is not None
-        ),
-    )
+    _check_counts(file, host)
+    return HostDescription(file.about, host)
+
+
+def _check_counts(file: HostDocument, host: Host) -> None:
+    """Raise InputError where the file expects other counts than its machine has."""
+    counts = summarise(host)
+    for one in fields(HostSummary):
+        expected, count = getattr(file.expect, one.name), getattr(counts, one.name)
+        if expected not in (None, count):
+            raise file.refusal(f"expect.{one.name}", str(count), int(expected))
 
 
 def _at_cpus(host: Host, online: CpuSet) -> Host:

@@ -16,35 +16,11 @@ from homenode.machine.topology import LOCAL_DISTANCE, CoreKind, Host, HostSummar
 from homenode.toml_text import NO_LIMIT, Count, Line, Size, TomlTable, VmSizeTable
 
 
-class CacheSizes(Struct, frozen=True):
-    """Sizes of the caches below the last level, each private to a core; bytes, None = not drawn."""
-
-    l1_data_bytes: int | None = None
-    l1_instruction_bytes: int | None = None
-    l2_bytes: int | None = None
-
-
-class Fact(Struct, frozen=True):
-    """One statement about the real machine. source is None where the statement is assumed."""
-
-    statement: str
-    source: str | None
-
-
 class HostDescription(Struct, frozen=True):
-    """A machine as its host.toml gives it.
+    """A machine as its host.toml gives it. about: one line for people."""
 
-    source: the file, for messages. about: one line for people.
-    facts:  what is published, with its source, and what is assumed.
-    expect: (field of HostSummary, count) that discovery must find; the file checks itself.
-    """
-
-    source: str
     about: str
     host: Host
-    caches: CacheSizes = CacheSizes()
-    facts: tuple[Fact, ...] = ()
-    expect: tuple[tuple[str, int], ...] = ()
 
 
 VERSION = 1
@@ -112,12 +88,6 @@ class CpuTable(HostTable):
     name: Line | None = None
     family: Count | None = None
     model: Count | None = None
-
-
-class CachesTable(HostTable):
-    l1_data: Size | None = None
-    l1_instruction: Size | None = None
-    l2: Size | None = None
 
 
 class CoreGroupTable(HostTable, kw_only=True):
@@ -294,7 +264,6 @@ class HostDocument(HostTable):
     about: Line = ""
     architecture: Line = "x86_64"
     cpu: CpuTable = field(default_factory=CpuTable)
-    caches: CachesTable = field(default_factory=CachesTable)
     packages: Packages = 1
     package_numbers: NodeNumber | tuple[NodeNumber, ...] | None = None
     nodes_per_package: Parts = 1

@@ -17,9 +17,9 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
     unit: of the samples: bytes_per_s, ns, events_per_s, flop_per_s, units_per_s. matters: the
     smallest relative difference that an operator would change a layout for. primary: objectives for
     which it decides; everything else is exploratory. stands_in: objectives for which it decides
-    where no primary metric was measured. control: it should not depend on the layout. feels_pins:
-    but on which cores the pins are. worst_device: with several devices, the slowest one counts, as
-    every collective waits for it. headline: the variant that decides where there are several.
+    where no primary metric was measured. control: it should not depend on the layout. worst_device:
+    with several devices, the slowest one counts, as every collective waits for it. headline: the
+    variant that decides where there are several.
     about: what it measures. rise, fall: what to think of when it goes up or down. boot_variation:
     ratio that runs of one layout stay below, as far as anybody has seen or published; figures of
     fewer than three boots, and printed ones, are distinguished only beyond it.
@@ -36,7 +36,6 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
     primary: tuple[Objective, ...] = ()
     stands_in: tuple[Objective, ...] = ()
     control: bool = False
-    feels_pins: bool = False
     worst_device: bool = False
     headline: str | None = None
     boot_variation: float = 1.30

@@ -271,18 +271,6 @@ def test_a_gpu_that_fell_behind_by_itself_is_a_control_that_moved() -> None:
     assert only(comparison).doubts == ("control-moved",)
 
 
-def test_pins_are_named_as_a_cause_where_they_changed_with_the_layout() -> None:
-    rng = random.Random(63)
-    default, pin, numa = (
-        simulated_run(layout, {**TRIAD, "cpu-single": ("events_per_s", rate)}, rng)
-        for layout, rate in (("default", 3000.0), ("pin", 2500.0), ("pin-numa", 3000.0))
-    )
-    for first, second, named in ((default, pin, True), (pin, numa, False)):
-        (doubt,) = [one for one in compared(first, second).doubts if one.id == "control-moved"]
-        assert ("pins are on slower" in doubt.cause, "doctor" in doubt.remedy) == (named, named)
-        assert ("no layout changes this" in doubt.cause) is not named
-
-
 def test_figures_of_other_nodes_are_said_not_to_pair() -> None:
     rng = random.Random(8)
     sides = []

@@ -15,6 +15,7 @@ from homenode.decide.comparison import (
     Effect,
     EvidenceLevel,
     Outcome,
+    make_doubt,
     once,
 )
 from homenode.decide.correction import holm
@@ -159,10 +160,10 @@ def compare_series(
 def _sick(chosen: Sequence[Alternative]) -> Iterator[Doubt]:
     """What the figures themselves say of the machine's links: no layout cures it."""
     for one in figure_findings([run for each in chosen for run in each.runs]):
-        yield Doubt(
-            id=one.id,
-            subject=one.subject,
-            detail=f"{one.observed}; expected {one.expected}",
+        yield make_doubt(
+            one.id,
+            one.subject,
+            f"{one.observed}; expected {one.expected}",
             blocks=False,
             cause="a link that trained low, or shares its lanes: every layout is slow alike",
             remedy=one.fix or "homenode doctor",
@@ -211,8 +212,7 @@ def _against(
         found.append(_found(metric, labels, pair, neighbours, key in decisive, tuple(blocking)))
         of_series += own
     doubts += of_series
-    same_pins = baseline.switches.pinning is other.switches.pinning
-    moved = list(_moved_controls([one.effect for one in found], same_pins=same_pins))
+    moved = list(_moved_controls([one.effect for one in found]))
     doubts += moved
     if moved:
         for n, one in enumerate(found):
@@ -329,13 +329,10 @@ def _within_states(first: Series, second: Series, neighbours: Sequence[Series]) 
     gap = max(map(gap_between_boots, (first, second, *neighbours)))
     ratio = max(first.value / second.value, second.value / first.value)
     if gap > 1 and ratio < gap * (1 + STATE_MARGIN):
-        yield Doubt(
-            id=STATES,
-            subject=first.key.metric,
-            detail=f"boots of one layout differ by {gap:.2f} x while their samples agree",
-            blocks=True,
-            cause="boots fall into states: vCPUs or pages are placed otherwise from boot to boot",
-            remedy="pin vCPUs and bind memory; or boot each layout more often, in mixed order",
+        yield make_doubt(
+            STATES,
+            first.key.metric,
+            f"boots of one layout differ by {gap:.2f} x while their samples agree",
         )
 
 
@@ -345,37 +342,28 @@ STATE_MARGIN = 0.10
 
 def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]:
     if not (first.replicated and second.replicated):
-        yield Doubt(
-            id=PRINTED,
-            subject=subject,
-            detail="figures that were printed without their samples: one each, n unknown or 1",
-            blocks=True,
-            cause="the source publishes no repeats",
-            remedy="measure: homenode bench, three boots or more each",
+        yield make_doubt(
+            PRINTED,
+            subject,
+            "figures that were printed without their samples: one each, n unknown or 1",
         )
         return
     counts = len(first.medians), len(second.medians)
     ratio = max(first.value / second.value, second.value / first.value)
     if min(counts) < LEAST_BOOTS:
-        yield Doubt(
-            id=FEW_BOOTS,
-            subject=subject,
-            detail=f"{counts[0]} and {counts[1]} boots: expected three or more each",
-            blocks=True,
-            cause="one boot can differ from the next as much as two layouts do",
-            remedy="boot each layout three times or more, in mixed order",
+        yield make_doubt(
+            FEW_BOOTS, subject, f"{counts[0]} and {counts[1]} boots: expected three or more each"
         )
     elif (
         ratio >= LEAST_STATES
         and _apart(first, second) < TWO_STATES
         and chance_of_states(*counts) > 1 - CONFIDENCE
     ):
-        yield Doubt(
-            id=FEW_BOOTS,
-            subject=subject,
-            detail=f"{counts[0]} and {counts[1]} boots: expected five or more each for a "
+        yield make_doubt(
+            FEW_BOOTS,
+            subject,
+            f"{counts[0]} and {counts[1]} boots: expected five or more each for a "
             f"difference of {ratio:.2f} x",
-            blocks=True,
             cause="boots of one layout have been seen in two states, so far apart",
             remedy="boot each layout five times or more, in mixed order",
         )
@@ -399,23 +387,15 @@ def chance_of_states(first: int, second: int) -> float:
 
 def _devices(first: Series, second: Series) -> Iterator[Doubt]:
     if first.devices != second.devices:
-        yield Doubt(
-            id="other-devices",
-            subject=first.key.metric,
-            detail=f"{_addresses(first)} against {_addresses(second)}",
-            blocks=True,
-            cause="different GPUs, or one run has host addresses and the other the guest's",
-            remedy="give bench and import the plan: it gives each GPU's host address",
+        yield make_doubt(
+            "other-devices", first.key.metric, f"{_addresses(first)} against {_addresses(second)}"
         )
 
 
-_GUEST_ADDRESSES = Doubt(
-    id="guest-addresses",
-    subject="single GPUs",
-    detail="addresses are the guest's, and the layouts give the guest another PCIe tree",
-    blocks=True,
-    cause="the same guest address can be another GPU under the other layout",
-    remedy="give bench and import the plan: it gives each GPU's host address",
+_GUEST_ADDRESSES = make_doubt(
+    "guest-addresses",
+    "single GPUs",
+    "addresses are the guest's, and the layouts give the guest another PCIe tree",
 )
 
 
@@ -438,47 +418,23 @@ def _unpaired(
     """States and devices of one side only: they are left out, and never paired with others."""
     apart = first.keys() ^ second.keys()
     if states := sorted({key.state for key in apart if key.state is not None}):
-        yield Doubt(
-            id="state-without-pair",
-            subject=label,
-            detail=f"placement states {', '.join(states)} on one side only",
-            blocks=False,
-            cause="unpinned vCPUs were moved between LLCs while the suite ran",
-            remedy="pin vCPUs, or take more samples until both sides saw the same states",
+        yield make_doubt(
+            "state-without-pair", label, f"placement states {', '.join(states)} on one side only"
         )
     on_both = {None, *({key.device for key in first} & {key.device for key in second})}
     if devices := sorted({str(key.device) for key in apart if key.device not in on_both}):
-        yield Doubt(
-            id="device-without-pair",
-            subject=label,
-            detail=f"{', '.join(devices)} on one side only",
-            blocks=False,
-            cause="other GPUs, or addresses of the guest, which change with the layout",
-            remedy="give bench and import the plan: it gives each GPU's host address",
-        )
+        yield make_doubt("device-without-pair", label, f"{', '.join(devices)} on one side only")
     paired = {key.metric for key in first.keys() & second.keys()}
     for metric in METRICS.values():
         here, there = part_in(first, metric), part_in(second, metric)
         if here is not None and there is not None and metric.id not in paired:
-            yield Doubt(
-                id="series-without-pair",
-                subject=label,
-                detail=f"{metric.title}: {here} against {there}",
-                blocks=False,
-                cause="one side was bound otherwise, or ran other tests",
-                remedy="measure both alike: the same test, and numactl for both or for neither",
+            yield make_doubt(
+                "series-without-pair", label, f"{metric.title}: {here} against {there}"
             )
     unnamed = {key.metric for key in first if metric_of(key.metric) is None}
     unknown = sorted(unnamed - UNCOMPARED - {POWER})
     if unknown:
-        yield Doubt(
-            id="unknown-metric",
-            subject=label,
-            detail=f"{', '.join(unknown)}: not compared",
-            blocks=False,
-            cause="it is unknown whether more of it is better",
-            remedy="call it app-rate:NAME or app-time:NAME",
-        )
+        yield make_doubt("unknown-metric", label, f"{', '.join(unknown)}: not compared")
 
 
 def _other_ground(host: Alternative, guest: Alternative) -> Iterator[Doubt]:
@@ -487,13 +443,10 @@ def _other_ground(host: Alternative, guest: Alternative) -> Iterator[Doubt]:
         here = {getattr(run.head, what) for run in host.runs}
         there = {getattr(run.head, what) for run in guest.runs}
         if here != there or None in here:
-            yield Doubt(
-                id="other-ground",
-                subject=guest.label,
-                detail=f"{what}: {_said(here)} on the host against {_said(there)} of the plan",
-                blocks=True,
-                cause="bare metal had more, or other, cores and memory than the VM",
-                remedy="homenode trial --bare-metal runs the suite on the plan's PUs and nodes",
+            yield make_doubt(
+                "other-ground",
+                guest.label,
+                f"{what}: {_said(here)} on the host against {_said(there)} of the plan",
             )
 
 
@@ -501,7 +454,7 @@ def _said(values: Iterable[object]) -> str:
     return " and ".join(sorted("unknown" if value is None else str(value) for value in values))
 
 
-def _moved_controls(effects: Sequence[Effect], *, same_pins: bool) -> Iterator[Doubt]:
+def _moved_controls(effects: Sequence[Effect]) -> Iterator[Doubt]:
     """Controls that differ, corrected for how many there are: eight GPUs have dozens.
 
     Single GPUs are corrected by themselves, so that they do not hide what moved over all.
@@ -515,26 +468,8 @@ def _moved_controls(effects: Sequence[Effect], *, same_pins: bool) -> Iterator[D
         adjusted = holm([p for _, p in tested])
         for (effect, _), p in zip(tested, adjusted, strict=True):
             if p < 1 - CONFIDENCE and abs(effect.ratio - 1) > metric_of_effect(effect).matters:
-                yield _moved(effect, same_pins=same_pins)
-
-
-def _moved(effect: Effect, *, same_pins: bool) -> Doubt:
-    cause = "clocks, heat or a neighbour changed between the runs; no layout changes this"
-    remedy = "look at clocks and load, wait for the machine to be idle, and measure both again"
-    if metric_of_effect(effect).feels_pins and not same_pins:
-        cause = (
-            "clocks, heat or a neighbour changed between the runs; or pins are on slower or busier "
-            "cores, or unpinned vCPUs were moved about"
-        )
-        remedy = f"homenode doctor shows pins; {remedy}"
-    return Doubt(
-        id="control-moved",
-        subject=effect.metric,
-        detail=f"{effect.ratio - 1:+.1%} from {effect.baseline} to {effect.alternative}",
-        blocks=True,
-        cause=cause,
-        remedy=remedy,
-    )
+                change = f"{effect.ratio - 1:+.1%} from {effect.baseline} to {effect.alternative}"
+                yield make_doubt("control-moved", effect.metric, change)
 
 
 def _order(key: SeriesKey) -> tuple[object, ...]:

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, toml
 from msgspec.structs import replace
 
 from homenode.findings import Doubt
 from homenode.measure.results.model import FigureKey
 from homenode.measure.results.sweep import SweepFit
+from homenode.package_data import package_text
 
 
 class Outcome(StrEnum):
@@ -44,6 +45,38 @@ FEW_BOOTS, PRINTED, ORDER, NO_ORDER, STATES = (
 )
 WEAKENING = frozenset({FEW_BOOTS, PRINTED, ORDER, NO_ORDER})
 """Doubts that leave no interval to trust, but differences far beyond any between boots."""
+
+
+class DoubtTexts(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is said of each doubt of an id, unless a call says something else."""
+
+    blocks: bool
+    cause: str = ""
+    remedy: str = ""
+
+
+_TEXTS = toml.decode(package_text("decide", "doubts.toml"), type=dict[str, DoubtTexts])
+
+
+def make_doubt(
+    id: str,
+    subject: str,
+    detail: str,
+    *,
+    blocks: bool | None = None,
+    cause: str | None = None,
+    remedy: str | None = None,
+) -> Doubt:
+    """A doubt with the texts of its id, but for those that are given."""
+    texts = _TEXTS.get(id) or DoubtTexts(blocks=False)
+    return Doubt(
+        id=id,
+        subject=subject,
+        detail=detail,
+        blocks=texts.blocks if blocks is None else blocks,
+        cause=texts.cause if cause is None else cause,
+        remedy=texts.remedy if remedy is None else remedy,
+    )
 
 
 def once(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:

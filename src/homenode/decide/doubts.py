@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import chain, pairwise
 
 from homenode.decide.alternative import Alternative
-from homenode.decide.comparison import NO_ORDER, ORDER
+from homenode.decide.comparison import NO_ORDER, ORDER, make_doubt
 from homenode.decide.matrices import far_copies
 from homenode.decide.words import figure_text
 from homenode.findings import Doubt
@@ -22,8 +22,6 @@ _MUST_AGREE = tuple(
 _GPU_METRICS = ("allreduce-", "h2d-", "d2h-", "p2p-")
 
 Metrics = frozenset[str] | None
-
-_LATER_VERSIONS = "the machine was changed or updated between the runs"
 
 
 def doubts_between(
@@ -47,34 +45,15 @@ def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Dou
     for run in alternative.runs:
         head = run.head
         for reason in head.unusable:
-            yield Doubt(
-                id="unusable",
-                subject=f"{head.system}/{head.name}",
-                detail=reason,
-                blocks=True,
-                cause="the suite, or the source itself, marked it",
-                remedy="fix the cause shown, then measure again",
-            )
+            yield make_doubt("unusable", f"{head.system}/{head.name}", reason)
         if head.origin in (Origin.EMULATED, Origin.SYNTHESISED):
-            yield Doubt(
-                id="no-real-machine",
-                subject=f"{head.system}/{head.name}",
-                detail=f"its figures are {head.origin}",
-                blocks=True,
-                cause="emulated run: tests the workflow only",
-                remedy="measure on the machine itself",
+            yield make_doubt(
+                "no-real-machine", f"{head.system}/{head.name}", f"its figures are {head.origin}"
             )
         refused = sorted(_among({sample.metric for sample in run.refused}, metrics))
         if refused:
             detail = f"zero, negative or impossible figures of {', '.join(refused)} were left out"
-            yield Doubt(
-                id="refused-figures",
-                subject=f"{head.system}/{head.name}",
-                detail=detail,
-                blocks=False,
-                cause="a timer that counts whole units truncated them, or the tool failed",
-                remedy="measure with homenode-probe, which resolves fractions of a nanosecond",
-            )
+            yield make_doubt("refused-figures", f"{head.system}/{head.name}", detail)
     yield from _gpus_without_node(alternative, metrics)
     yield from _far_copies(alternative, metrics)
 
@@ -85,14 +64,10 @@ def _far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
         if metrics is None or one.key.metric in metrics:
             near, far = (figure_text(mean, one.key.unit) for mean in (one.near, one.far))
             what = " ".join(filter(None, (one.key.metric, one.key.variant)))
-            yield Doubt(
-                id="far-copies",
-                subject=alternative.label,
-                detail=f"{what}: {one.gpus[0]} of {one.gpus[1]} GPUs {far}, the others {near}",
-                blocks=False,
-                cause="their copies come from another node: the tool's threads know no node of "
-                "these GPUs, or were bound elsewhere",
-                remedy="give each GPU its node in the guest (pin-numa-pci), or bind each thread",
+            yield make_doubt(
+                "far-copies",
+                alternative.label,
+                f"{what}: {one.gpus[0]} of {one.gpus[1]} GPUs {far}, the others {near}",
             )
 
 
@@ -100,7 +75,6 @@ def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) ->
     hosts = [{head.host for head in heads if head.host is not None} for heads in (first, second)]
     kinds = [{head.host_kind for head in heads if head.host_kind} for heads in (first, second)]
     systems = {head.system for head in (*first, *second)}
-    remedy = "run all alternatives on one host, in mixed order"
     if all(kinds) and kinds[0] != kinds[1]:
         detail = f"{_listed(kinds[0])} against {_listed(kinds[1])}"
     elif all(hosts) and hosts[0] != hosts[1]:
@@ -112,35 +86,10 @@ def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) ->
     else:
         nameless = [head for head in (*first, *second) if head.host is None]
         if nameless and all(head.origin is not Origin.PUBLISHED for head in first + second):
-            yield Doubt(
-                id="host-unknown",
-                subject=subject,
-                detail="some runs do not say which host they are of",
-                blocks=False,
-                cause=_why_without_host(nameless),
-                remedy=remedy,
-            )
+            detail = "some runs do not say which host they are of"
+            yield make_doubt("host-unknown", subject, detail)
         return
-    yield Doubt(
-        id="other-host",
-        subject=subject,
-        detail=detail,
-        blocks=True,
-        cause="the machine differs, not the layout",
-        remedy=remedy,
-    )
-
-
-def _why_without_host(heads: list[RunHead]) -> str:
-    """Other tools' outputs name no host; a guest cannot see its own, only its plan names it."""
-    reasons = {
-        "they were imported from other tools' outputs": Origin.IMPORTED,
-        "a guest that is measured without its plan does not know its host": Origin.MEASURED,
-    }
-    found = {head.origin for head in heads}
-    return (
-        "; ".join(why for why, origin in reasons.items() if origin in found) or "nothing gives it"
-    )
+    yield make_doubt("other-host", subject, detail)
 
 
 def _other_conditions(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
@@ -154,16 +103,8 @@ def _other_conditions(subject: str, first: list[RunHead], second: list[RunHead])
         if name.startswith("guest ") or not (a and b) or (a == b and len(a) == 1):
             continue
         blocks = name.split()[0] in _MUST_AGREE
-        yield Doubt(
-            id="other-conditions",
-            subject=name,
-            detail=f"{_listed(a)} against {_listed(b)}",
-            blocks=blocks,
-            cause=_LATER_VERSIONS
-            if not name.startswith("link")
-            else "a link trained at another speed",
-            remedy="homenode doctor; then measure both again under equal conditions",
-        )
+        detail = f"{_listed(a)} against {_listed(b)}"
+        yield make_doubt("other-conditions", name, detail, blocks=blocks)
 
 
 def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Iterator[Doubt]:
@@ -176,13 +117,10 @@ def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Itera
         return
     if any(run.head.vantage is Vantage.HOST for run in (*first.runs, *second.runs)):
         return
-    yield Doubt(
-        id="other-vcpus",
-        subject=subject,
-        detail=f"{_listed(map(str, counts[0]))} against {_listed(map(str, counts[1]))} vCPUs",
-        blocks=False,
-        cause="the layout took another number of cores",
-        remedy="plan both with the same --vcpus",
+    yield make_doubt(
+        "other-vcpus",
+        subject,
+        f"{_listed(map(str, counts[0]))} against {_listed(map(str, counts[1]))} vCPUs",
     )
 
 
@@ -200,36 +138,16 @@ def _order(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterato
     of_files = any(head.of_files for head in heads) and not _all_known(places)
     if known is None or (of_files and _are_together(known)):
         if any(head.origin is Origin.IMPORTED for head in heads):
-            yield Doubt(
-                id=NO_ORDER,
-                subject=subject,
-                detail="nothing says in which order the runs were measured",
-                blocks=True,
-                cause="imported outputs have no time, and times of copied files are those of the "
-                "copy"
-                if known
-                else "imported outputs have no time",
-                remedy="homenode import --order RUN,RUN,… names the runs as they were measured",
-            )
+            detail = "nothing says in which order the runs were measured"
+            yield make_doubt(NO_ORDER, subject, detail)
         return
     if max(known[0]) < min(known[1]) or max(known[1]) < min(known[0]):
-        yield Doubt(
-            id=ORDER,
-            subject=subject,
-            detail="all boots of one were measured before all boots of the other",
-            blocks=True,
-            cause="a machine that warms up, ages or is shared drifts, and the second one has "
-            "it all",
-            remedy="boot the layouts in mixed order: homenode trial does",
+        yield make_doubt(
+            ORDER, subject, "all boots of one were measured before all boots of the other"
         )
     elif of_files:
-        yield Doubt(
-            id="order-of-files",
-            subject=subject,
-            detail="the order of the runs is that of their files' times",
-            blocks=False,
-            cause="imported outputs say no time; a copy or an edit changes a file's",
-            remedy="homenode import --order RUN,RUN,… names the runs as they were measured",
+        yield make_doubt(
+            "order-of-files", subject, "the order of the runs is that of their files' times"
         )
 
 
@@ -259,14 +177,10 @@ def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[D
     )
     if not nodeless:
         return
-    yield Doubt(
-        id="gpus-without-node",
-        subject=alternative.label,
-        detail="the guest has several cells and its GPUs are at numa_node -1",
-        blocks=False,
-        cause="no expander bus: the guest cannot know where its GPUs are, and tools fall back "
-        "to node 0",
-        remedy="measure pin-numa-pci, which gives each GPU its node, before deciding against cells",
+    yield make_doubt(
+        "gpus-without-node",
+        alternative.label,
+        "the guest has several cells and its GPUs are at numa_node -1",
     )
 
 

@@ -8,7 +8,7 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.check.doctor.links import link_health
-from homenode.decide.comparison import once
+from homenode.decide.comparison import make_doubt, once
 from homenode.findings import Doubt, Finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
@@ -132,10 +132,10 @@ def _stranger(head: RunHead, machine: MachineFacts) -> Doubt:
             "if they are of this machine: homenode import --machine, or bench --plan",
         ),
     }[found := belonging(head, machine.hardware)]
-    return Doubt(
-        id="other-machine" if found is Belonging.OTHER else "machine-unknown",
-        subject=head.system,
-        detail=detail,
+    return make_doubt(
+        "other-machine" if found is Belonging.OTHER else "machine-unknown",
+        head.system,
+        detail,
         blocks=False,
         cause=cause,
         remedy=remedy,

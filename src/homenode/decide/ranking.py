@@ -8,7 +8,15 @@ from msgspec import Struct
 
 from homenode.decide.alternative import Alternative
 from homenode.decide.compare import compare_series, series_key
-from homenode.decide.comparison import STATES, WEAKENING, Comparison, Effect, EvidenceLevel, Outcome
+from homenode.decide.comparison import (
+    STATES,
+    WEAKENING,
+    Comparison,
+    Effect,
+    EvidenceLevel,
+    Outcome,
+    make_doubt,
+)
 from homenode.decide.summary import Series, SeriesKey, headline_series
 from homenode.decide.words import range_text
 from homenode.findings import Doubt
@@ -215,14 +223,10 @@ def _wide(results: Sequence[RankedResult], metric: Metric) -> Iterator[Doubt]:
         if one.position is Position.UNDECIDED and one.low is not None and one.high is not None
     ]
     if ranges:
-        yield Doubt(
-            id="wide-interval",
-            subject=metric.id,
-            detail=f"{metric.title} against {results[0].alternative}: {', '.join(ranges)}",
-            blocks=True,
-            cause="boots of one layout differ as much as the layouts may",
-            remedy="boot each layout more often, in mixed order, with clocks and neighbours "
-            "at rest",
+        yield make_doubt(
+            "wide-interval",
+            metric.id,
+            f"{metric.title} against {results[0].alternative}: {', '.join(ranges)}",
         )
 
 

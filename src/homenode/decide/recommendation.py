@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.decide.alternative import CONSERVATIVE, Alternative, alternatives, preset_of
-from homenode.decide.comparison import Comparison, EvidenceLevel, once
+from homenode.decide.comparison import Comparison, EvidenceLevel, make_doubt, once
 from homenode.decide.doubts import doubts_of
 from homenode.decide.health import blocking_findings, figure_findings
 from homenode.decide.machine_facts import (
@@ -186,7 +186,7 @@ def decide_all(
             answer = _strongest(machine, objective, here, like, inputs)
             answer = _with_memory_bound(_with_needs(answer, inputs))
         answers.append(replace(answer, doubts=(*answer.doubts, *strangers)))
-    return tuple(_with_unseen_links(answer, machine) for answer in answers)
+    return tuple(answers)
 
 
 def decide_for_machines(
@@ -359,15 +359,10 @@ def _pin_regressions(
         return (), ()
     slow = [one for one in results if one.alternative in pinned and one.position is Position.WORSE]
     doubts = tuple(
-        Doubt(
-            id="pin-regression",
-            subject=result.alternative,
-            detail=f"{1 - result.ratio:.0%} below the unpinned guest's throughput",
-            blocks=False,
-            cause="pins on slower cores, on siblings of one core, or on CPUs that QEMU's own "
-            "threads use; "
-            "or fewer vCPUs",
-            remedy="check the pinning: homenode doctor VM.xml, or let homenode plan choose them",
+        make_doubt(
+            "pin-regression",
+            result.alternative,
+            f"{1 - result.ratio:.0%} below the unpinned guest's throughput",
         )
         for result in slow
     )
@@ -400,21 +395,6 @@ def _unmeasured(
 def titles_of(objective: Objective) -> str:
     """The metrics that decide for an objective, in words."""
     return " or ".join(METRICS[metric.id].title for metric in primaries(objective))
-
-
-def _with_unseen_links(answer: Recommendation, machine: MachineFacts) -> Recommendation:
-    """Results of GPUs of a machine whose links nobody has looked at may be those of a sick one."""
-    if machine.nodes is not None or answer.objective not in _OF_GPUS or answer.choice is None:
-        return answer
-    doubt = Doubt(
-        id="links-unseen",
-        subject=machine.name,
-        detail="the links of its GPUs were not looked at",
-        blocks=False,
-        cause="the runs do not bring their host along",
-        remedy="give --host: a link that trained low makes every layout slow",
-    )
-    return replace(answer, doubts=(*answer.doubts, doubt))
 
 
 def _with_needs(answer: Recommendation, inputs: LayoutInputs) -> Recommendation:

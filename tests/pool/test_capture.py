@@ -34,7 +34,7 @@ def test_hosts_are_read_at_once_and_one_that_fails_is_named_and_read_later(
     good = [f"root@127.0.0.1:{port} name=a", f"root@127.0.0.1:{port} name=b"]
     first = _capture([*good, "root@127.0.0.1:1 name=c"], pool)
     assert (first.hosts, first.read) == (2, 2)
-    assert [one.source for one in first.failures] == ["root@127.0.0.1:1"]
+    assert [one.subject for one in first.failures] == ["root@127.0.0.1:1"]
     assert pool.stat().st_mode & 0o77 == 0
     assert all(path.stat().st_mode & 0o77 == 0 for path in pool.iterdir())
     repaired = [*good, f"root@127.0.0.1:{port} name=c"]
@@ -77,7 +77,7 @@ def test_a_capture_that_was_cut_short_keeps_the_hosts_that_it_has_read(
 def test_a_line_with_anything_else_in_it_is_named_and_skipped(line: str) -> None:
     hosts, refused = read_list(["gpu-0", line], "hosts")
     assert [one.name for one in hosts] == ["gpu-0"]
-    assert [one.source for one in refused] == ["hosts:2"]
+    assert [one.subject for one in refused] == ["hosts:2"]
 
 
 def test_a_list_without_a_host_is_refused() -> None:

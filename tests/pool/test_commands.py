@@ -61,7 +61,7 @@ def test_show_as_json_has_nodes_and_counts_and_what_was_not_read(run: Run) -> No
     (host,) = pool["hosts"]
     assert [node["free_gpus"] for node in host["nodes"]] == [4, 4]
     assert host["fits"] == [{"size": "2 GPUs, 24 vCPUs, 256 GiB", "count": 4}]
-    assert pool["unread"][0]["source"] == "nothere"
+    assert pool["unread"][0]["subject"] == "nothere"
     assert "not read  nothere" in err
     assert run("show --pool nothere")[0] == 2
     assert run("show")[0] == 2

@@ -113,7 +113,7 @@ def test_broken_half_written_and_foreign_folders_are_skipped_with_their_reason(
     (tmp_path / "gpu" / "foreign" / "stream.txt").write_text("Copy: 1")
     loaded = load_runs(tmp_path)
     assert loaded.runs == (RUN,)
-    reasons = {Path(one.path).name: one.reason for one in loaded.skipped}
+    reasons = {Path(one.subject).name: one.reason for one in loaded.skipped}
     assert set(reasons) == {"broken", "empty", "half", "other", "foreign"}
     assert "finished" in reasons["half"]
     assert "not a run of homenode's" in reasons["foreign"]

@@ -7,13 +7,13 @@ import pytest
 from msgspec.structs import fields
 
 from homenode.errors import ParseError
+from homenode.findings import Gap
 from homenode.machine.tools import nccl_tests
 from homenode.machine.tools.nccl_tests import nccl_choice as choice
 from homenode.machine.tools.torch_report import (
     TorchChoice,
     TorchDevice,
     TorchFigure,
-    TorchGap,
     TorchRank,
     TorchRow,
     TorchRun,
@@ -174,6 +174,6 @@ def test_damaged_logs_give_choices_or_a_parse_error() -> None:
 
 def test_the_page_of_the_format_names_every_field() -> None:
     words = {word.removesuffix("[]") for word in read_page("docs/formats/torch.md").words_in_code()}
-    for record in (TorchRun, TorchDevice, TorchFigure, TorchGap, TorchRank, TorchRow, TorchChoice):
+    for record in (TorchRun, TorchDevice, TorchFigure, Gap, TorchRank, TorchRow, TorchChoice):
         missing = {field.name for field in fields(record)} - words - {"index", "name"}
         assert not missing, record

@@ -29,8 +29,8 @@ def test_a_directory_has_a_host_for_each_file_and_names_those_that_are_broken(
     (tmp_path / "empty.toml").write_bytes(b"")
     read = read_hosts([str(tmp_path)])
     assert [one.name for one in read.hosts] == ["gpu-2", "gpu-10"]
-    assert {Path(one.source).name for one in read.unread} == {"broken.tar.gz", "empty.toml"}
-    assert all(Path(one.source).name not in one.reason for one in read.unread)
+    assert {Path(one.subject).name for one in read.unread} == {"broken.tar.gz", "empty.toml"}
+    assert all(Path(one.subject).name not in one.reason for one in read.unread)
 
 
 THREADS = """
@@ -81,7 +81,7 @@ def test_a_pool_without_any_host_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", ["qemu+tcp://h/system", "xen:///", "hgx-h100*0", "nothere*3"])
 def test_a_source_of_no_known_kind_is_named(source: str) -> None:
     read = read_hosts([source, "small-2n8c-2gpu"])
-    assert [one.source for one in read.unread] == [source]
+    assert [one.subject for one in read.unread] == [source]
     assert len(read.hosts) == 1
 
 

@@ -341,5 +341,5 @@ def _hosts(sources: Sequence[str]) -> "list[tuple[str, Host]]":
     with counting("reading hosts") as progress:
         named = read_hosts(sources, progress)
     for unread in named.unread:
-        note(str(unread))
+        note(f"not read  {unread}")
     return [(entry.name, entry.host) for entry in named.hosts]

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.errors import HomenodeError, InputError, UsageError, of_os
+from homenode.findings import Gap
 from homenode.machine.topology import Host
 from homenode.vm.sources import load_host
 from homenode.wording import did_you_mean
@@ -36,21 +37,11 @@ class NamedHost(Struct, frozen=True, kw_only=True):
         return self.source if "://" in self.source else f"qemu+ssh://{self.name}/system"
 
 
-class UnreadSource(Struct, frozen=True):
-    """A source that gave no host."""
-
-    source: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"not read  {self.source}: {self.reason}"
-
-
 class NamedHosts(Struct, frozen=True):
     """What was read, by name, and what could not be."""
 
     hosts: tuple[NamedHost, ...]
-    unread: tuple[UnreadSource, ...]
+    unread: tuple[Gap, ...]
 
 
 def read_hosts(sources: Sequence[str], progress: Progress = lambda done, total: None) -> NamedHosts:
@@ -63,32 +54,32 @@ def read_hosts(sources: Sequence[str], progress: Progress = lambda done, total: 
             "a pool: expected hosts, found none",
             hint="a directory of captures, NAME*COUNT (hgx-h100*40), qemu+ssh://HOST/system",
         )
-    unread: list[UnreadSource] = []
+    unread: list[Gap] = []
     entries = [entry for source in sources for entry in _entries(source, unread)]
     hosts: dict[str, NamedHost] = {}
     with ThreadPoolExecutor(max_workers=_JOBS) as threads:
         for number, read in enumerate(threads.map(_read, entries), start=1):
             progress(number, len(entries))
-            if isinstance(read, UnreadSource):
+            if isinstance(read, Gap):
                 unread.append(read)
                 continue
             for named in read:
                 first = hosts.setdefault(named.name, named)
                 if first is not named:
                     reason = f"expected another name than {named.name!r}, which {first.source} has"
-                    unread.append(UnreadSource(named.source, reason))
+                    unread.append(Gap(named.source, reason))
     if not hosts:
         first_unread = unread[0]
         raise InputError(
-            f"{first_unread.source}: {first_unread.reason}",
-            hint=f"{_meant(first_unread.source)}a pool is a directory of captures, a libvirt URI, "
+            str(first_unread),
+            hint=f"{_meant(first_unread.subject)}a pool is a directory of captures, a libvirt URI, "
             "or a host times a number: 'hgx-h100*40'",
         )
     ordered = sorted(hosts.values(), key=lambda named: natural_key(named.name))
     return NamedHosts(tuple(ordered), tuple(unread))
 
 
-def _entries(source: str, unread: list[UnreadSource]) -> list[tuple[str, str | None]]:
+def _entries(source: str, unread: list[Gap]) -> list[tuple[str, str | None]]:
     """(source, name) of each host, or hosts times a number; name: of a file in a directory."""
     directory = Path(source)
     try:
@@ -99,11 +90,11 @@ def _entries(source: str, unread: list[UnreadSource]) -> list[tuple[str, str | N
         unread.append(_unread(source, of_os(error, source, "a directory").message))
         return []
     if not paths:
-        unread.append(UnreadSource(source, "expected captures or host.toml files, found none"))
+        unread.append(Gap(source, "expected captures or host.toml files, found none"))
     return [(str(path), _plain_name(path.name)) for path in paths]
 
 
-def _read(entry: tuple[str, str | None]) -> tuple[NamedHost, ...] | UnreadSource:
+def _read(entry: tuple[str, str | None]) -> tuple[NamedHost, ...] | Gap:
     source, name = entry
     times = _TIMES.match(source)
     try:
@@ -128,11 +119,11 @@ def _read(entry: tuple[str, str | None]) -> tuple[NamedHost, ...] | UnreadSource
     )
 
 
-def _unread(source: str, message: str) -> UnreadSource:
+def _unread(source: str, message: str) -> Gap:
     """The reader's message may begin with the source's name, which is removed."""
     for name in (source, f"ssh://{source}", source.rstrip("/").rpartition("/")[2]):
         message = message.removeprefix(f"{name}: ")
-    return UnreadSource(source, message)
+    return Gap(source, message)
 
 
 def _meant(source: str) -> str:

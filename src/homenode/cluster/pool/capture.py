@@ -9,9 +9,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.errors import HomenodeError, HostError, InputError
+from homenode.findings import Gap
 from homenode.formats import encode
 from homenode.safe.durable import PRIVATE, replace_file
-from homenode.vm.host_sources import Progress, UnreadSource, host_over_ssh
+from homenode.vm.host_sources import Progress, host_over_ssh
 
 _SERVER = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9_.:@%\[\]+-]{0,255}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,254}", re.ASCII)
@@ -29,7 +30,7 @@ class CapturedHosts(Struct, frozen=True, kw_only=True):
 
     hosts: int
     read: int
-    failures: tuple[UnreadSource, ...]
+    failures: tuple[Gap, ...]
 
 
 def capture_hosts(
@@ -51,21 +52,21 @@ def capture_hosts(
     except OSError as error:
         raise HostError(f"{directory}: expected a directory, found: {error.strerror}") from None
     missing = [host for host in listed if again or not _file_of(directory, host).exists()]
-    failures: list[UnreadSource] = []
+    failures: list[Gap] = []
     with ThreadPoolExecutor(max_workers=jobs) as threads:
         reads = {threads.submit(_capture, host, directory, timeout_s): host for host in missing}
         try:
             for number, read in enumerate(as_completed(reads), start=1):
                 reason = read.result()
                 if reason is not None:
-                    failures.append(UnreadSource(reads[read].server, reason))
+                    failures.append(Gap(reads[read].server, reason))
                 progress(number, len(missing))
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
     return CapturedHosts(
         hosts=sum(_file_of(directory, host).exists() for host in listed),
         read=len(missing) - len(failures),
-        failures=tuple(sorted(failures, key=lambda failure: failure.source)),
+        failures=tuple(sorted(failures, key=lambda failure: failure.subject)),
     )
 
 
@@ -83,13 +84,11 @@ def _file_of(directory: Path, listed: ListedHost) -> Path:
     return directory / f"{listed.name}.json"
 
 
-def read_list(
-    lines: Iterable[str], source: str
-) -> tuple[tuple[ListedHost, ...], tuple[UnreadSource, ...]]:
+def read_list(lines: Iterable[str], source: str) -> tuple[tuple[ListedHost, ...], tuple[Gap, ...]]:
     """The hosts of lines `[USER@]HOST[:PORT] [name=NAME]`, and the lines that are refused; # begins
     a comment. Raises InputError where none names a host."""
     hosts: dict[str, ListedHost] = {}
-    refused: list[UnreadSource] = []
+    refused: list[Gap] = []
     for number, line in enumerate(lines, start=1):
         words = line.removeprefix("\ufeff").partition("#")[0].split()
         if not words:
@@ -105,8 +104,8 @@ def read_list(
         else:
             hosts[named] = ListedHost(server=server, name=named)
             continue
-        refused.append(UnreadSource(f"{source}:{number}", reason))
+        refused.append(Gap(f"{source}:{number}", reason))
     if not hosts:
-        first = refused[0] if refused else UnreadSource(source, "expected hosts, found none")
-        raise InputError(f"{first.source}: {first.reason}")
+        first = refused[0] if refused else Gap(source, "expected hosts, found none")
+        raise InputError(str(first))
     return tuple(hosts.values()), tuple(refused)

@@ -155,7 +155,7 @@ def _chosen(entries: Sequence[NamedHost], names: Sequence[str]) -> Sequence[Name
 
 def _note_unread(named: NamedHosts) -> None:
     for unread in named.unread:
-        note(str(unread))
+        note(f"not read  {unread}")
 
 
 def _exit_with_unread(named: NamedHosts) -> None:
@@ -185,7 +185,7 @@ def capture(asked: PoolCaptureArguments) -> None:
         )
     failures = (*refused, *done.failures)
     for failure in failures:
-        note(str(failure))
+        note(f"not read  {failure}")
     note(
         f"wrote {asked.output}: {plural(done.hosts, 'host')}, {done.read} read now, "
         f"{len(failures)} failed"

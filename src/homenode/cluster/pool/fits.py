@@ -24,7 +24,7 @@ from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.place import Inventory, place
 from homenode.plan.stored import domain_of_placement
 from homenode.units import GIB, MIB, format_bytes
-from homenode.vm.host_sources import NamedHosts, Progress, UnreadSource
+from homenode.vm.host_sources import NamedHosts, Progress
 from homenode.vm.model import MAX_VCPUS
 from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import PlanOptions
@@ -107,7 +107,7 @@ class Pool(Struct, frozen=True, kw_only=True):
     """Hosts by name, and sources that gave none."""
 
     hosts: tuple[PoolHost, ...]
-    unread: tuple[UnreadSource, ...]
+    unread: tuple[Gap, ...]
 
 
 def examine_pool(

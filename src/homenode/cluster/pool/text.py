@@ -54,7 +54,7 @@ def pool_text(pool: Pool, *, everything: bool = False, by_node: bool = False) ->
     about = "free/all GPUs, free cores and memory"
     if not by_node and hosts[0].fits:
         about += "; how many more VMs of each size fit, local"
-    parts += [Text(about, "dim"), *(Text(str(source), "warn") for source in pool.unread)]
+    parts += [Text(about, "dim"), *(Text(f"not read  {gap}", "warn") for gap in pool.unread)]
     lines = shared_gap_lines((host.name, host.gaps) for host in hosts)
     parts += [Text(f"unknown  {line}", "dim") for line in lines]
     return Doc(head, tuple(parts))

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
+from homenode.findings import Gap
 from homenode.machine.tools import lines
 from homenode.machine.tools.lines import LARGEST
 
@@ -62,13 +63,6 @@ class TorchFigure(Struct, frozen=True):
     memory_node: int | None = None
 
 
-class TorchGap(Struct, frozen=True):
-    """What could not be measured, in PyTorch's words."""
-
-    subject: str
-    reason: str
-
-
 class TorchRow(Struct, frozen=True):
     """One message size of an all-reduce in place. time_ns: of one, of the slowest rank."""
 
@@ -109,7 +103,7 @@ class TorchRun(Struct, frozen=True):
     bound_node: int | None = None
     copy_bytes: int | None = None
     figures: tuple[TorchFigure, ...] = ()
-    gaps: tuple[TorchGap, ...] = ()
+    gaps: tuple[Gap, ...] = ()
     stalled: str | None = None
     failed: str | None = None
     gpus: int = 0

@@ -35,9 +35,7 @@ def _load(argument: str) -> Named:
         return Named(argument, _some(argument, runs, left_out), tuple(left_out))
     loaded = load_runs(path)
     runs, left_out = imported(list(map(Path, loaded.foreign)))
-    left_out += [
-        f"{one.path}: {one.reason}" for one in loaded.skipped if one.path not in loaded.foreign
-    ]
+    left_out += [str(gap) for gap in loaded.skipped if gap.subject not in loaded.foreign]
     return Named(argument, _some(argument, (*loaded.runs, *runs), left_out), tuple(left_out))
 
 

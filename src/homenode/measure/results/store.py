@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 
 from homenode import formats
 from homenode.errors import HomenodeError, HostError, InputError
+from homenode.findings import Gap
 from homenode.measure.results.model import Run, RunHead, Sample
 from homenode.safe.durable import open_folder, replace_file
 from homenode.safe.input_files import read_file
@@ -136,13 +137,6 @@ MAX_DEPTH = 4
 MAX_FOLDERS = 20_000
 
 
-class Skipped(Struct, frozen=True):
-    """A folder that was left out, and why."""
-
-    path: str
-    reason: str
-
-
 class Loaded(Struct, frozen=True):
     """Runs in the order of their paths, and what was left out.
 
@@ -151,7 +145,7 @@ class Loaded(Struct, frozen=True):
     """
 
     runs: tuple[Run, ...]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[Gap, ...]
     folders: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
 
@@ -226,23 +220,23 @@ def load_runs(path: Path) -> Loaded:
             hint="homenode bench and homenode import make one",
         )
     runs: list[Run] = []
-    skipped: list[Skipped] = []
+    skipped: list[Gap] = []
     folders: list[str] = []
     foreign: list[str] = []
     for folder in _leaves(path, skipped):
         if not (folder / FILE).exists():
             foreign.append(str(folder))
-            skipped.append(Skipped(str(folder), f"no {FILE}: not a run of homenode's"))
+            skipped.append(Gap(str(folder), f"no {FILE}: not a run of homenode's"))
             continue
         try:
             runs.append(read_run(folder))
             folders.append(str(folder))
         except HomenodeError as error:
-            skipped.append(Skipped(str(folder), error.message))
+            skipped.append(Gap(str(folder), error.message))
     return Loaded(tuple(runs), tuple(skipped), tuple(folders), tuple(foreign))
 
 
-def _leaves(root: Path, skipped: list[Skipped]) -> Iterator[Path]:
+def _leaves(root: Path, skipped: list[Gap]) -> Iterator[Path]:
     """Folders that hold a run, or could: those without folders below. Links are not followed."""
     queue: list[tuple[Path, int]] = [(root, 0)]
     seen = 0
@@ -250,7 +244,7 @@ def _leaves(root: Path, skipped: list[Skipped]) -> Iterator[Path]:
         folder, depth = queue.pop(0)
         seen += 1
         if seen > MAX_FOLDERS:
-            skipped.append(Skipped(str(root), f"more than {MAX_FOLDERS} folders: the rest"))
+            skipped.append(Gap(str(root), f"more than {MAX_FOLDERS} folders: the rest"))
             return
         if (folder / FILE).exists():
             yield folder
@@ -258,12 +252,12 @@ def _leaves(root: Path, skipped: list[Skipped]) -> Iterator[Path]:
         try:
             below = sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink())
         except OSError as error:
-            skipped.append(Skipped(str(folder), f"cannot be listed: {error.strerror}"))
+            skipped.append(Gap(str(folder), f"cannot be listed: {error.strerror}"))
             continue
         below = [one for one in below if not one.name.startswith(".")]
         if not below:
             yield folder
         elif depth == MAX_DEPTH:
-            skipped.append(Skipped(str(folder), f"more than {MAX_DEPTH} folders deep"))
+            skipped.append(Gap(str(folder), f"more than {MAX_DEPTH} folders deep"))
         else:
             queue += [(one, depth + 1) for one in below]

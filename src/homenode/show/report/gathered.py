@@ -94,9 +94,9 @@ def _of(argument: str) -> tuple[list[Run], list[str | None], list[str], list[Pat
             return [], [], [], [path]
         return [], [], [error.message], []
     others = [Path(one) for one in loaded.foreign]
-    if not loaded.runs and not any(one.path not in loaded.foreign for one in loaded.skipped):
+    if not loaded.runs and not any(gap.subject not in loaded.foreign for gap in loaded.skipped):
         others = [path]  # also files next to its folders
-    skipped = [f"{s.path}: {s.reason}" for s in loaded.skipped if s.path not in loaded.foreign]
+    skipped = [str(gap) for gap in loaded.skipped if gap.subject not in loaded.foreign]
     return list(loaded.runs), list(loaded.folders), skipped, others
 
 

@@ -448,6 +448,6 @@ def _of_others(folder: Path) -> StudySources:
     gaps: tuple[Gap, ...] = ()
     if folder.is_dir() and not found:
         loaded = load_runs(folder)
-        gaps = tuple(Gap(one.path, one.reason) for one in loaded.skipped if loaded.runs)
+        gaps = loaded.skipped if loaded.runs else ()
         found = evidence_of_runs(loaded.runs)
     return StudySources(jobs=found, gaps=gaps)

@@ -78,7 +78,7 @@ _FLAT = {"packages": 1, "cores": 4, "memory": "1000MiB", "distances": ""}
 _DISTANCES = "distances = { other_package = 20 }"
 _CELLS = {"packages": 2, "cores": 2, "memory": "500MiB", "distances": _DISTANCES}
 _OWN_PORTS = 'node = "unknown"\nbus = 0\nports = ["gpu", "gpu"]'
-_EXPANDER_BUSES = 'node = [0, 1]\nbus = [0x80, 0xc0]\nports = ["gpu"]'
+_EXPANDER_BUSES = 'node = [0, 1]\nbus = [0xf0, 0xf8]\nports = ["gpu"]'
 
 
 def layout_of(definition: bytes) -> str:
@@ -98,7 +98,7 @@ def shown_by(definition: bytes) -> MemorySnapshot:
 
     def at_0(text: str) -> str:
         """libvirt's first port on an expander bus is device 0; a described host's is device 1."""
-        return re.sub(r"0000:(80|c0):01\.0", r"0000:\1:00.0", text)
+        return re.sub(r"0000:(f0|f8):01\.0", r"0000:\1:00.0", text)
 
     return MemorySnapshot(
         "guest",
@@ -127,7 +127,7 @@ class GpuGuest(SimulatedGuest):
             return Completed(words, 0, "False\n", "")
         if words[1:] == ("-", "cuda"):
             is_mirrored = layout_of(self._daemon.definition()) == "pin-numa-pci"
-            buses = ("81", "c1") if is_mirrored else ("01", "02")
+            buses = ("f1", "f9") if is_mirrored else ("01", "02")
             shown = [f"0000:{bus}:00.0" for bus in buses]
             answer = {"format": "homenode.gpus/1", "addresses": shown, "reason": None}
             return Completed(words, 0, json.dumps(answer) + "\n", "")
@@ -194,9 +194,9 @@ def test_each_layouts_guest_is_measured_with_and_without_its_own_topology_file(
     assert len(reach.files) == 2 * len(layouts)  # with and without peer access
     for file in files:
         assert not any(finding.is_bad for finding in check_topology(file.encode(), "topo.xml"))
-        addresses = {bus for bus in ("01:00.0", "02:00.0", "81:00.0", "c1:00.0") if bus in file}
-        assert addresses in ({"01:00.0", "02:00.0"}, {"81:00.0", "c1:00.0"})
-    assert sum("81:00.0" in file for file in files) == 1
+        addresses = {bus for bus in ("01:00.0", "02:00.0", "f1:00.0", "f9:00.0") if bus in file}
+        assert addresses in ({"01:00.0", "02:00.0"}, {"f1:00.0", "f9:00.0"})
+    assert sum("f1:00.0" in file for file in files) == 1
     for step in steps_of(checked.head):
         name = state.outcomes[step.number].run
         run = read_run(next(Path(checked.head.results).glob(f"*/{name}")))

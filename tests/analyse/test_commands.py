@@ -148,7 +148,7 @@ def test_compare_prints_one_verdict_per_objective_and_says_on_what_it_rests(
 ) -> None:
     printed = call("compare", results)
     assert printed.startswith("H200: run pin-numa for memory-bandwidth (measured)\n")
-    assert "not read: " in printed
+    assert "not used: " in printed and "\nnext " not in printed
     explained = call("compare", results, "--explain")
     for text in ("[measured, 3 boots each, here]", "pin-numa against default", "better (p"):
         assert text in explained

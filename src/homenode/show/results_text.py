@@ -151,7 +151,7 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
             name = label if metric == "allreduce-busbw" else f"{label}: {metric}"
             parts.append(Text(f"sweep   {name}: {fit.text}{off}"))
     parts += power_table(comparison.power)
-    parts += [Text(f"not read: {one}", "warn") for one in comparison.skipped]
+    parts += [Text(f"not used: {one}", "warn") for one in comparison.skipped]
     if everything:
         about = f"intervals: {comparison.confidence:.0%}, over boots (t, on logarithms of medians)"
         parts.append(Text(f"{about}; primary metrics are corrected for their number"))
@@ -232,7 +232,8 @@ def _caveats_of(answer: Recommendation, everything: bool) -> Iterator[str]:
 
 def _next_trial(answers: Sequence[Recommendation]) -> str:
     """The trial that would decide what is open: the layouts compared, and those to measure next."""
-    open_answers = [one for one in answers if one.level is not EvidenceLevel.MEASURED]
+    decided = (EvidenceLevel.MEASURED, EvidenceLevel.NO_DIFFERENCE)
+    open_answers = [one for one in answers if one.level not in decided and one.results]
     if not open_answers or any(answer.findings for answer in answers):
         return ""
     names = {result.alternative for answer in open_answers for result in answer.results}

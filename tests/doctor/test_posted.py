@@ -122,7 +122,7 @@ def test_topo_m_alone_shows_nodes_of_gpus_and_jobs_without_their_cpus(
     ("cpu", "is_required"),
     [
         ("<cpu mode='custom'><model>Skylake-Server</model></cpu>", False),
-        ("<cpu mode='custom'><model>Icelake-Server-noTSX</model></cpu>", False),
+        ("<cpu mode='custom'><model>core2duo</model></cpu>", False),
         ("<cpu mode='custom'><model>EPYC-Milan</model></cpu>", True),
         ("<cpu mode='host-passthrough'/>", True),
     ],

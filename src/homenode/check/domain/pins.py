@@ -182,6 +182,7 @@ def _helpers_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
     def is_far(pin: CpuSet) -> bool:
         return bool(near) and bool(pin) and pin <= present and pin.isdisjoint(near)
 
+    place = "the guest's memory is" if facts.memory_nodes else "its vCPUs are"
     threads = CpuSet(number for number, pin in facts.iothread_pins if is_far(pin))
     emulator = facts.emulator_pus or CpuSet()
     pins = {"<emulatorpin>": emulator if is_far(emulator) else CpuSet()}
@@ -192,7 +193,7 @@ def _helpers_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
             yield finding(
                 "pin-off-node",
                 subject,
-                expected=f"PUs of node {nodes} ({near}), where the guest's memory is",
+                expected=f"PUs of node {nodes} ({near}), where {place}",
                 observed=f"PUs {pus} of node {nodes_of(pus, host)}",
                 severity=Severity.INFO if subject == "<emulatorpin>" else None,
                 case="threads of QEMU",

@@ -185,7 +185,9 @@ def guest_cache(
     vendor = None if host is None else host.cpu.vendor
     # Without siblings the guest can do without it, and libvirt takes it only with a CPU model.
     can_say = guest.cpu_mode is not None or (topology is not None and topology.threads > 1)
-    is_intel = guest.cpu_mode == "custom" and (guest.cpu_model or "").startswith(INTEL_MODELS)
+    is_intel = guest.cpu_mode == "custom" and (guest.cpu_model or "").startswith(
+        (*INTEL_MODELS, "Conroe", "Penryn", "core", "n270", "pentium")
+    )
     needs_topoext = vendor in AMD_VENDORS and is_x86 and can_say and not is_intel
     wanted = True if needs_topoext and topology else None
     if host is None or not is_x86 or not pins:

@@ -365,6 +365,13 @@ def test_sick_links_block_the_objectives_that_use_them_however_good_the_results(
         assert (made.layout is not None, made.findings) == (True, ())
 
 
+def test_a_machine_has_no_answer_for_what_it_has_too_few_gpus_for() -> None:
+    answers = {one.objective: one for one in decide_all((), facts("rtx4080-i9-14900k"))}
+    assert answers[Objective.MULTI_GPU].choice is None
+    assert sentence_of(answers[Objective.MULTI_GPU]) == "it takes 2 GPUs"
+    assert answers[Objective.GPU_COPY].choice is not None
+
+
 def test_measured_layouts_with_expander_buses_answer_the_open_question() -> None:
     rng = random.Random(3)
     runs = [

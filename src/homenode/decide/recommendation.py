@@ -32,6 +32,7 @@ from homenode.metrics import METRICS, primaries
 from homenode.objective import Objective
 from homenode.plan.auto import LAYOUTS, LayoutInputs, layout_for, needed_layout
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
+from homenode.wording import plural
 
 
 class ReasonId(StrEnum):
@@ -175,7 +176,11 @@ def decide_all(
     answers = []
     for objective in objectives:
         findings = blocking_findings(about_links, objective)
-        if findings:
+        gpus, least = machine.gpus, LEAST_GPUS.get(objective, 0)
+        if gpus is not None and gpus < least:
+            reason = Reason(id=ReasonId.NO_RESULTS, detail=f"it takes {plural(least, 'GPU')}")
+            answer = Recommendation(objective=objective, system=machine.name, reasons=(reason,))
+        elif findings:
             answer = Recommendation(
                 objective=objective,
                 system=machine.name,
@@ -491,7 +496,10 @@ def _can_run(answer: Recommendation, inputs: LayoutInputs) -> bool:
     return layout is None or inputs.expander_buses or PRESETS[layout].pcie is GuestPcie.KEEP
 
 
-_OF_GPUS = frozenset({Objective.MULTI_GPU, Objective.GPU_COPY})
+LEAST_GPUS = {Objective.MULTI_GPU: 2, Objective.GPU_COPY: 1}
+"""What an objective is about: a machine with fewer has no answer."""
+
+_OF_GPUS = LEAST_GPUS.keys()
 
 
 def _by_rule(machine: MachineFacts, objective: Objective, inputs: LayoutInputs) -> Recommendation:

@@ -236,6 +236,8 @@ def _nothing(reason: Reason, answer: Recommendation) -> str:
         case ReasonId.REFUSED:
             title = METRICS[reason.metric or ""].title
             return f"not ready: every result of {title} is zero or impossible: measure it again"
+        case ReasonId.NO_RESULTS if reason.detail:
+            return reason.detail
         case ReasonId.NO_RESULTS:
             only = "no layout" if reason.alternative is None else f"only {reason.alternative}"
             return f"{only} has results of {titles_of(answer.objective)}"

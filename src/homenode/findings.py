@@ -127,12 +127,15 @@ def shared_gap_lines(gaps_of: Iterable[tuple[str, Iterable[Gap]]]) -> tuple[str,
 
 
 class Rejection(Struct, frozen=True):
-    """A placement that was considered and refused, by the name of the constraint."""
+    """A placement or a change that was considered and refused, by the name of the constraint."""
 
     constraint: str
-    nodes: tuple[NodeIndex, ...]  # host nodes of the candidate
+    nodes: tuple[NodeIndex, ...]  # host nodes of the candidate; () = of all, or of a change
     detail: str  # expected against found, with numbers
     hint: str | None = None  # what would make it fit
+
+    def __str__(self) -> str:
+        return f"{self.detail} ({self.constraint})"
 
 
 class Doubt(Struct, frozen=True, kw_only=True):

@@ -84,9 +84,9 @@ def test_apply_refuses_by_name_what_stands_against_it(
     daemon.put(file, value)
     virsh = Virsh(URI)
     original = virsh.definition(UUID)
-    assert [o.id for o in preview_definition(virsh, NAME, tuned(), original, root).obstacles] == [
-        id
-    ]
+    assert [
+        o.constraint for o in preview_definition(virsh, NAME, tuned(), original, root).obstacles
+    ] == [id]
     with pytest.raises(UsageError, match=rf"\({id}\)\n  hint: .+"):
         apply(root)
     assert daemon.definition() == ORIGINAL

@@ -86,7 +86,7 @@ def test_apply_names_what_stands_against_it(daemon: StandIn) -> None:
     done = homenode("apply", UUID, "--layout", "pin", *HOST, "--dry-run", "--json")
     assert done.exit_code == 2
     (domain,) = json.loads(done.stdout)["domains"]
-    assert [one["id"] for one in domain["obstacles"]] == ["managed-save"]
+    assert [one["constraint"] for one in domain["obstacles"]] == ["managed-save"]
 
 
 def test_apply_says_what_becomes_of_a_file(tmp_path: Path) -> None:

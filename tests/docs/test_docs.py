@@ -91,7 +91,7 @@ def test_the_plan_page_names_every_term_of_the_cost() -> None:
 
 def test_the_plan_page_names_every_constraint() -> None:
     ids = {"memory", "pages", "cores", "pus"}  # chosen by a condition at the call
-    for source in sorted((ROOT / "src/homenode").rglob("*.py")):
+    for source in sorted((ROOT / "src/homenode/plan").rglob("*.py")):
         ids |= set(ids_given(source, {"Rejection"}))
     assert len(ids) > 10
     missing = sorted(ids - page("docs/formats/plan.md").words_in_code())

@@ -170,7 +170,7 @@ def test_what_stands_against_a_definition_is_quoted() -> None:
     document = b"<domain type='kvm'><name>vm7</name><memory>1</memory><vcpu>1</vcpu></domain>"
     state = DomainState("vm7", UUID, None, "shut off", True, True)
     found = obstacles(state, document, {HOSTILE: b"<domainsnapshot/>"}, connect=uri)
-    commands = [one.fix for one in found if "virsh" in one.fix]
+    commands = [each.hint for each in found if each.hint and "virsh" in each.hint]
     assert len(commands) == 2
     for fix in commands:
         assert _words(fix.partition(", or tune")[0], "virsh")[:3] == ["virsh", "-c", uri]

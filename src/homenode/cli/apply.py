@@ -12,7 +12,6 @@ from homenode.change import journal
 from homenode.change.apply.define_step import Applied, DomainChange
 from homenode.change.apply.definition import apply_definitions, preview_definition
 from homenode.change.apply.live_pins import Moved, apply_live_pins, preview_live_pins
-from homenode.change.apply.obstacles import Obstacle
 from homenode.cli.arguments.place import ApplyArguments, PlanArguments
 from homenode.cli.command import as_words
 from homenode.cli.planning import (
@@ -37,6 +36,7 @@ from homenode.cli.terminal import (
 )
 from homenode.cpuset import CpuSet
 from homenode.errors import FINDINGS, HostError, UsageError
+from homenode.findings import Rejection
 from homenode.formats import encode
 from homenode.machine.topology import Host
 from homenode.plan.auto import resolve_layout
@@ -80,7 +80,7 @@ class AppliedDomain(Struct, frozen=True, kw_only=True):
     changed: bool
     original: str | None
     plan: dict[str, object] | None
-    obstacles: tuple[Obstacle, ...] = ()
+    obstacles: tuple[Rejection, ...] = ()
     edited: bool = False
     threads: tuple[MovedThread, ...] = ()
 
@@ -344,7 +344,7 @@ def _previewed(virsh: Virsh, change: DomainChange, root: Path, *, quiet: bool) -
         print_diff(change.original, change.tuned, f"{name} (now)", f"{name} (tuned)")
     for obstacle in would.obstacles:
         note(f"would refuse: {obstacle}")
-        note(f"  hint: {obstacle.fix}")
+        note(f"  hint: {obstacle.hint}")
     if would.changed and not would.obstacles:
         saved = f"save the original in {would.original}"
         note(f"{name}: would define the tuned document, and {saved}")

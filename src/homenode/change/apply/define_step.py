@@ -10,10 +10,10 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from homenode.change.apply.obstacles import Obstacle
 from homenode.change.apply.store import DEFINE, DomainStore, sha256
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState, Note
 from homenode.errors import HostError, InputError
+from homenode.findings import Rejection
 from homenode.vm.domain.controllers import pci_controllers
 from homenode.vm.domain.merge import added_ports, same_definition
 from homenode.vm.domain.metadata import read_mark
@@ -38,7 +38,7 @@ class Applied(Struct, frozen=True):
     state: DomainState
     original: Path
     defined: bytes | None
-    obstacles: tuple[Obstacle, ...]
+    obstacles: tuple[Rejection, ...]
     changed: bool
     edited: bool = False
     is_original_placed: bool = False

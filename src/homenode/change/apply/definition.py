@@ -21,11 +21,12 @@ from homenode.change.apply.define_step import (
     renamed,
     with_facts,
 )
-from homenode.change.apply.obstacles import Obstacle, obstacles
+from homenode.change.apply.obstacles import obstacles
 from homenode.change.apply.store import DomainStore, other_daemons, saved_originals
 from homenode.change.host_lock import host_locked
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
+from homenode.findings import Rejection
 from homenode.vm.domain.merge import as_stored, same_definition, take_out
 from homenode.vm.domain.read import open_domain, read_vm
 from homenode.vm.hypervisor.connection import with_connection
@@ -339,15 +340,15 @@ def _check_identity(state: DomainState, tuned: bytes, original: bytes) -> None:
 
 def _obstacles(
     virsh: Virsh, state: DomainState, wanted: bytes, *, restoring: bool = False
-) -> tuple[Obstacle, ...]:
+) -> tuple[Rejection, ...]:
     snapshots = {
         name: virsh.snapshot_document(state.uuid, name) for name in virsh.snapshots(state.uuid)
     }
     return obstacles(state, wanted, snapshots, connect=virsh.connect, restoring=restoring)
 
 
-def _refuse(found: tuple[Obstacle, ...]) -> None:
+def _refuse(found: tuple[Rejection, ...]) -> None:
     if found:
         raise UsageError(
-            "; ".join(map(str, found)), hint="; ".join(obstacle.fix for obstacle in found)
+            "; ".join(map(str, found)), hint="; ".join(obstacle.hint or "" for obstacle in found)
         )

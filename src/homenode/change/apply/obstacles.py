@@ -2,26 +2,14 @@
 
 from collections.abc import Mapping
 
-from msgspec import Struct
-
 from homenode.errors import HomenodeError
+from homenode.findings import Rejection
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.hypervisor.connection import with_connection
 from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.model import Vm
 from homenode.wording import command_line, operands
-
-
-class Obstacle(Struct, frozen=True):
-    """One reason not to. id: stable. fix: what removes it."""
-
-    id: str
-    detail: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.detail} ({self.id})"
 
 
 def obstacles(
@@ -31,7 +19,7 @@ def obstacles(
     *,
     connect: str,
     restoring: bool = False,
-) -> tuple[Obstacle, ...]:
+) -> tuple[Rejection, ...]:
     """Why the definition of a domain cannot become `wanted` now; () where it can.
 
     snapshots: name -> document, as `virsh snapshot-dumpxml` prints it. restoring: what homenode
@@ -45,16 +33,18 @@ def obstacles(
     found = []
     if not state.persistent:
         found.append(
-            Obstacle(
+            Rejection(
                 "transient",
+                (),
                 f"{name}: expected a domain with a definition, found a transient one",
                 f"{virsh} dumpxml {state.uuid} > VM.xml, then define it from there",
             )
         )
     if state.is_active:
         found.append(
-            Obstacle(
+            Rejection(
                 "running",
+                (),
                 f"{name}: expected it shut off, found it {state.state}",
                 "shut it down first"
                 + ("" if restoring else f", or move its threads alone: {live_pins}"),
@@ -62,8 +52,9 @@ def obstacles(
         )
     if state.managed_save:
         found.append(
-            Obstacle(
+            Rejection(
                 "managed-save",
+                (),
                 f"{name}: expected no saved memory, found a managed save: the next start would "
                 "resume it with the topology that it was saved with",
                 f"start it and shut it down from inside, or drop the saved memory: {virsh} "
@@ -77,8 +68,9 @@ def obstacles(
             if owned is None or owned != _topology(guest):
                 words = ("snapshot-delete", state.uuid, *operands(snapshot))
                 found.append(
-                    Obstacle(
+                    Rejection(
                         "snapshot",
+                        (),
                         f"{name}: expected no snapshot of another topology, found {snapshot!r}: "
                         "reverting to it would bring the old definition back",
                         f"{virsh} {command_line(*words)}"

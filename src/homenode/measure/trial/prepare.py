@@ -110,7 +110,7 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
         for one in fitted:
             if one.tuning is not None:
                 would = preview_definition(virsh, state.uuid, one.tuning.document, original, root)
-                obstacles += [f"{found}; {found.fix}" for found in would.obstacles]
+                obstacles += [f"{found}; {found.hint}" for found in would.obstacles]
     head = TrialHead(
         id=wanted.id,
         connect=virsh.connect,

@@ -8,7 +8,7 @@ nothing there. What it prints:
      0-3
     G sys/.../online sys/.../*/x  many files: lines "path:line", as grep prints them
     H sys/bus/.../config          a binary file, then its bytes in hexadecimal
-    D sys/bus/.../infiniband/x    a folder
+    D sys/class/iommu             a folder
     L                             then lines of "ls -l" that give links, each after a space
     C lspci                       a tool's output, each line after a space, then its exit status
     Z                             the end; without it the transfer was cut short

@@ -208,42 +208,15 @@ _SAYS_NOTHING = re.compile(
     r"(?:Built from Git version:|CUDA Runtime Version:|CUDA Driver Version|Process |"
     r"NOTE: The reported results|Performance can vary with|NOTE: This tool).*"
 )
-_ANYTHING = re.compile(r".*")
 _WAIVED = re.compile(r"Waived:(.*)")
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}", re.ASCII)
 # Of sums printed with two decimals: half a unit in the last place for each cell and for the sum.
 _ROUNDING = 0.005
 
 
-class _Open(Struct):
-    """The test that is being read. unit: of its open matrix, None where none is."""
-
-    name: str
-    matrices: list[NvbandwidthMatrix] = field(default_factory=list)
-    unit: Unit | None = None
-    part: str | None = None
-    columns: int = 0
-    rows: list[tuple[float | None, ...]] = field(default_factory=list)
-    has_failed: bool = False
-    threads: list[tuple[int, int]] = field(default_factory=list)
-
-    def end_matrix(self) -> None:
-        if self.unit is None:
-            return
-        if not self.rows:
-            raise ParseError(SOURCE, f"rows of {self.name}", "none")
-        self.matrices.append(NvbandwidthMatrix(self.part, self.unit, tuple(self.rows)))
-        self.unit, self.columns, self.rows = None, 0, []
-
-    def test(self) -> NvbandwidthTest:
-        self.end_matrix()
-        status = Status.PASSED if self.matrices else Status.INCOMPLETE
-        status = Status.FAILED if self.has_failed else status
-        return NvbandwidthTest(self.name, status, tuple(self.matrices), tuple(self.threads))
-
-
 class _Text:
-    """The text of a run so far, and the test that is open."""
+    """The text of a run so far. name: of the open test; unit: of its open matrix; None where none
+    is open."""
 
     def __init__(self, text: str, is_bare: bool) -> None:
         self.is_bare = is_bare
@@ -252,143 +225,133 @@ class _Text:
         self.devices: list[NvbandwidthDevice] = []
         self.tests: list[NvbandwidthTest] = []
         self.errors: list[str] = []
-        self.open: _Open | None = None
+        self.name: str | None = None
+        self.unit: Unit | None = None
+        self.has_failed = False
+        self._open(None)
         self.lines = Lines(text, SOURCE, stripped=False, blank=True)
-        self.lines.read(
-            [
-                (VERSION_LINE, self._version),
-                (_ANYTHING, self._before),
-                (_RUNNING, self._running),
-                (_WAIVED, self._waived),
-                (_SAMPLE, self._inside),
-                (_THREAD, self._thread),
-                (_SUM, self._sum),
-                (_PERF, self._sum),
-                (_DESCRIPTION, self._description),
-                (_ANYTHING, self._row),
-                (_ANYTHING, self._other),
-                (_DEVICE, self._device),
-                (_DRIVER, self._driver),
-                (_ERROR, self._error),
-                (_HOST_NAME, self._host_name),
-                (_SAYS_NOTHING, None),
-            ]
-        )
 
-    def _version(self, line: Line, found: "re.Match[str]") -> None:
-        if self.version is not None:
-            raise line.error("one run")
-        self.version = found[1]
+    def _open(self, name: str | None) -> None:
+        """End the open test, and open one of this name."""
+        if self.name is not None:
+            self._end_matrix()
+            status = Status.PASSED if self.matrices else Status.INCOMPLETE
+            status = Status.FAILED if self.has_failed else status
+            matrices, threads = tuple(self.matrices), tuple(self.threads)
+            self.tests.append(NvbandwidthTest(self.name, status, matrices, threads))
+        self.name, self.has_failed = name, False
+        self.matrices: list[NvbandwidthMatrix] = []
+        self.threads: list[tuple[int, int]] = []
+        self._open_matrix(None, None)
 
-    def _before(self, line: Line, found: "re.Match[str]") -> bool:
-        """Whether a line is blank, or stands before the version: it ends the rows of a matrix;
-        another one may follow within the test."""
-        is_before = self.version is None and not self.is_bare
-        if is_before or not line.text:
-            if self.open is not None and self.open.rows:
-                self.open.end_matrix()
-            return True
-        return False
+    def _open_matrix(self, part: str | None, unit: Unit | None) -> None:
+        self.part, self.unit, self.columns = part, unit, 0
+        self.rows: list[tuple[float | None, ...]] = []
 
-    def _running(self, line: Line, found: "re.Match[str]") -> None:
-        self._close()
-        self.open = _Open(found[1])
+    def _end_matrix(self) -> None:
+        if self.unit is None:
+            return
+        if not self.rows:
+            raise ParseError(SOURCE, f"rows of {self.name}", "none")
+        self.matrices.append(NvbandwidthMatrix(self.part, self.unit, tuple(self.rows)))
+        self._open_matrix(None, None)
 
-    def _waived(self, line: Line, found: "re.Match[str]") -> None:
-        self._close()
-        self.tests.append(NvbandwidthTest(found[1].strip() or None, Status.WAIVED))
-
-    def _inside(self, line: Line, found: "re.Match[str]") -> bool:
-        return self.open is not None
-
-    def _thread(self, line: Line, found: "re.Match[str]") -> bool:
-        if self.open is not None:
-            self.open.threads.append((int(found[1]), int(found[2])))
-        return self.open is not None
-
-    def _sum(self, line: Line, found: "re.Match[str]") -> bool:
-        if self.open is None:
+    def _took_of_run(self, line: Line) -> bool:
+        """Read what stands between tests: the version, blank lines and all before it, names."""
+        if found := VERSION_LINE.fullmatch(line.text):
+            if self.version is not None:
+                raise line.error("one run")
+            self.version = found[1]
+        elif not line.text or (self.version is None and not self.is_bare):
+            if self.rows:  # another matrix may follow within the test
+                self._end_matrix()
+        elif found := _RUNNING.fullmatch(line.text):
+            self._open(found[1])
+        elif found := _WAIVED.fullmatch(line.text):
+            self._open(None)
+            self.tests.append(NvbandwidthTest(found[1].strip() or None, Status.WAIVED))
+        elif self.is_bare and self.name is None and _DESCRIPTION.fullmatch(line.text):
+            self._open(_TESTS_OF_TABLES.get(line.text.strip()))
             return False
-        self.open.end_matrix()
-        if found[1] == "SUM":
-            self._check_sum(self.open, found, line)
+        else:
+            return False
         return True
 
-    def _check_sum(self, test: _Open, found: "re.Match[str]", line: Line) -> None:
+    def _took_of_test(self, line: Line) -> bool:
+        """Read what stands within a test: samples, threads, sums, descriptions and rows."""
+        if found := _THREAD.fullmatch(line.text):
+            self.threads.append((int(found[1]), int(found[2])))
+        elif found := _SUM.fullmatch(line.text) or _PERF.fullmatch(line.text):
+            self._end_matrix()
+            if found[1] == "SUM":
+                self._check_sum(found, line)
+        elif _DESCRIPTION.fullmatch(line.text):
+            self._end_matrix()
+            part = _PART.search(line.text)
+            self._open_matrix(part[1].lower() if part else None, _unit_of(line, line.text))
+        elif not _SAMPLE.fullmatch(line.text):
+            return self.unit is not None and self._row(line, self.unit)
+        return True
+
+    def _take_other(self, line: Line) -> None:
+        """Read a line at any place. Around tables that stand alone, all others say nothing."""
+        if self.is_bare:
+            return
+        if found := _DEVICE.fullmatch(line.text):
+            index = line.whole(found[1], "a device")
+            address = None if found[3] is None else _bdf_of(found[3], line)
+            self.devices.append(NvbandwidthDevice(index, found[2].strip(), address))
+        elif found := _DRIVER.fullmatch(line.text):
+            self.driver = found[1]
+        elif _ERROR.fullmatch(line.text):
+            self.errors.append(line.text.strip()[:400])
+            self.has_failed = True
+        # v0.8 prints the host's name before the devices; it is not kept.
+        elif not _SAYS_NOTHING.fullmatch(line.text) and (
+            self.name or self.tests or self.devices or not _HOST_NAME.fullmatch(line.text)
+        ):
+            self.lines.unknown(line)
+
+    def _check_sum(self, found: "re.Match[str]", line: Line) -> None:
         """A sum that is not that of the cells: the text was damaged, or means something else."""
         total = line.figure_or_none(found[3], "a sum")
-        if total is None or not test.matrices:
+        if total is None or not self.matrices:
             return
-        matrix = test.matrices[-1]
+        matrix = self.matrices[-1]
         values = matrix.values()
         own = sum(values) / _SCALES[matrix.unit]
         if abs(own - total) > _ROUNDING * (len(values) + 1) + 1e-9 * own:
             reason = f"the tool says {found[3]}, its cells add up to {own:.2f}"
             self.lines.gaps.append(Gap(f"sum of {found[2]}", reason))
 
-    def _description(self, line: Line, found: "re.Match[str]") -> bool:
-        if self.open is None and self.is_bare:
-            name = _TESTS_OF_TABLES.get(line.text.strip())
-            self.open = None if name is None else _Open(name)
-        if self.open is None:
-            return False
-        self.open.end_matrix()
-        part = _PART.search(line.text)
-        self.open.part = None if part is None else part[1].lower()
-        self.open.unit = _unit_of(line, line.text)
-        return True
-
-    def _row(self, line: Line, found: "re.Match[str]") -> bool:
-        test, words = self.open, line.text.split()
-        if test is None or test.unit is None:
-            return False
-        if not test.columns:
+    def _row(self, line: Line, unit: Unit) -> bool:
+        words = line.text.split()
+        if not self.columns:
             # Forums and chats drop the blanks in front.
             is_header = line.text[:1].isspace() or words == [*map(str, range(len(words)))]
             if not 0 < len(words) <= MAX_DEVICES or not is_header:
                 raise line.error("a row of GPU numbers")
-            test.columns = len(words)
+            self.columns = len(words)
             return True
         # Before the cells stands a number, or a host and a number.
-        if len(words) <= test.columns:
-            raise line.error(f"a row number and {test.columns} cells")
-        scale = _SCALES[test.unit]
-        cells = words[-test.columns :]
-        test.rows.append(
-            tuple(line.figure_or_none(word, "a number or N/A", scale) for word in cells)
+        if len(words) <= self.columns:
+            raise line.error(f"a row number and {self.columns} cells")
+        self.rows.append(
+            tuple(
+                line.figure_or_none(word, "a number or N/A", _SCALES[unit])
+                for word in words[-self.columns :]
+            )
         )
-        if len(test.rows) > MAX_DEVICES:
+        if len(self.rows) > MAX_DEVICES:
             raise line.error(f"at most {MAX_DEVICES} rows")
         return True
 
-    def _other(self, line: Line, found: "re.Match[str]") -> bool:
-        """Whether a line says nothing: around tables that stand alone, all that is none of them."""
-        return self.is_bare
-
-    def _device(self, line: Line, found: "re.Match[str]") -> None:
-        index = line.whole(found[1], "a device")
-        address = None if found[3] is None else _bdf_of(found[3], line)
-        self.devices.append(NvbandwidthDevice(index, found[2].strip(), address))
-
-    def _driver(self, line: Line, found: "re.Match[str]") -> None:
-        self.driver = found[1]
-
-    def _error(self, line: Line, found: "re.Match[str]") -> None:
-        self.errors.append(line.text.strip()[:400])
-        if self.open is not None:
-            self.open.has_failed = True
-
-    def _host_name(self, line: Line, found: "re.Match[str]") -> bool:
-        """Whether it is the host's name: v0.8 prints it before the devices; it is not kept."""
-        return self.open is None and not self.tests and not self.devices
-
-    def _close(self) -> None:
-        if self.open is not None:
-            self.tests.append(self.open.test())
-            self.open = None
-
     def run(self) -> NvbandwidthRun:
-        self._close()
+        """Read all lines. Raises ParseError."""
+        for line in self.lines:
+            if not self._took_of_run(line) and not (self.name and self._took_of_test(line)):
+                self._take_other(line)
+        self._open(None)
         if self.version is None and not self.is_bare:
             raise self.lines.error("a line 'nvbandwidth Version: v0.8'")
         if not self.tests and not self.errors:

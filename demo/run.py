@@ -19,8 +19,8 @@ from homenode.machine.description.parse import load_shipped
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.capture import capture_host
 from homenode.machine.topology import Host
+from homenode.plan.pipeline import plan_file
 from homenode.plan.stored import encode_plan
-from homenode.plan.tuning import tune
 from homenode.show.explain import explain, rejections_text
 from homenode.show.host_groups import host_counts
 from homenode.show.html import html_page
@@ -132,7 +132,7 @@ def _plan_machine(
     for preset in PRESETS:
         try:
             asked = PlanOptions(preset, gpu_count=gpus, without_nvlink=without_nvlink)
-            tuning = tune(original, DOCUMENT.name, asked, host)
+            tuning = plan_file(original, DOCUMENT.name, asked, host)
         except Unplannable as refusal:
             plans[preset] = refusal
             failed += 1

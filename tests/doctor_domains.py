@@ -8,7 +8,7 @@ from homenode.check.doctor.diagnosis import Circumstances, diagnose
 from homenode.findings import Finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.plan.tuning import tune
+from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.read import open_domain
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
@@ -99,7 +99,7 @@ def diagnosed(
 
 def planned(xml: bytes, on: str, layout: str) -> bytes:
     """The document as our own planner tunes it."""
-    return tune(xml, NAME, PlanOptions(layout=layout), host(on)).document
+    return plan_file(xml, NAME, PlanOptions(layout=layout), host(on)).document
 
 
 def ids(findings: Sequence[Finding]) -> list[str]:

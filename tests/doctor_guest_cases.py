@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.findings import Finding
-from homenode.plan.tuning import tune
+from homenode.plan.pipeline import plan_file
 from homenode.units import GIB, MIB
 from homenode.vm.plan_options import PlanOptions
 from tests.doctor_cases import Case, changed, is_gpu, settings
@@ -478,7 +478,7 @@ def _on_grace(layout: str) -> tuple[Finding, ...]:
     versions = replace(grace.settings, libvirt_version=(12, 1, 0), qemu_version=(9, 2, 0))
     grace = replace(grace, settings=versions)
     xml = domain(8, gpus("gh200x4", 1), machine="virt").replace(b"x86_64", b"aarch64")
-    return diagnosed(tune(xml, "vm.xml", PlanOptions(layout=layout), grace).document, grace)
+    return diagnosed(plan_file(xml, "vm.xml", PlanOptions(layout=layout), grace).document, grace)
 
 
 def _planned(*, swapped: bool) -> tuple[Finding, ...]:

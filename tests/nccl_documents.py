@@ -7,7 +7,7 @@ from homenode.machine.topology import Host
 from homenode.nccl.assemble import Assembled, assemble_topology
 from homenode.nccl.guest_side import GuestSide, guest_side, left_to_libvirt
 from homenode.nccl.topology import NcclVariant, write_topology
-from homenode.plan.tuning import tune
+from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.plan_model import Plan
 from homenode.vm.plan_options import PlanOptions, Policy
@@ -68,7 +68,9 @@ def tuned_for(
 ) -> bytes:
     """The document of a VM that is spread over all nodes of a shipped host."""
     options = PlanOptions(layout, policy=Policy.SPREAD)
-    return tune(vm(devices, vcpus=vcpus, type_=type_), "vm.xml", options, load_host(host)).document
+    return plan_file(
+        vm(devices, vcpus=vcpus, type_=type_), "vm.xml", options, load_host(host)
+    ).document
 
 
 def text_of(made: Assembled) -> str:

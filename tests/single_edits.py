@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from homenode.plan.tuning import Tuning, tune
+from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.vm.domain.document import Element
 from homenode.vm.domain.read import open_domain
 from homenode.vm.plan_options import PlanOptions, Policy
@@ -62,13 +62,13 @@ def users_document(vcpus: int, gib: int, devices: str = "") -> bytes:
 
 
 @cache
-def users_vm(name: str) -> Tuning:
+def users_vm(name: str) -> PlannedFile:
     if name == "8 GPUs":
         options = PlanOptions(layout="pin-numa-pci", gpu_count=8)
-        return tune(users_document(64, 768), "vm.xml", options, load_host("hgx-h100"))
+        return plan_file(users_document(64, 768), "vm.xml", options, load_host("hgx-h100"))
     hostdevs = PLAIN[PLAIN.index(b"    <hostdev") : PLAIN.index(b"  </devices>")].decode()
     options = PlanOptions(layout="pin-numa-pci", policy=Policy.SPREAD)
-    return tune(users_document(4, 4, hostdevs), "vm.xml", options, small_host())
+    return plan_file(users_document(4, 4, hostdevs), "vm.xml", options, small_host())
 
 
 @dataclass(frozen=True, slots=True)

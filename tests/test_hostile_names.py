@@ -12,7 +12,7 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.change.retrain.install import libvirt_hook, systemd_unit
 from homenode.errors import InputError, UsageError
-from homenode.plan.vm_file import vm_of_options
+from homenode.plan.pipeline import vm_of_options
 from homenode.vm.targets.registry import target_named
 from homenode.vm.targets.target import Rendering
 from homenode.wording import command_line, operands

@@ -5,7 +5,7 @@ from functools import cache
 from homenode.check.domain.verification import verify_document
 from homenode.findings import Finding
 from homenode.machine.topology import Host
-from homenode.plan.tuning import Tuning, tune
+from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.vm.domain.read import open_domain
 from homenode.vm.plan_model import Plan
 from homenode.vm.plan_options import PlanOptions, Policy
@@ -50,9 +50,11 @@ def small_host() -> Host:
 
 
 @cache
-def tuned(layout: str, plain: bytes = PLAIN) -> Tuning:
+def tuned(layout: str, plain: bytes = PLAIN) -> PlannedFile:
     """The plain VM on both nodes of the small host."""
-    return tune(plain, "vm.xml", PlanOptions(layout=layout, policy=Policy.SPREAD), small_host())
+    return plan_file(
+        plain, "vm.xml", PlanOptions(layout=layout, policy=Policy.SPREAD), small_host()
+    )
 
 
 def changed(xml: bytes, *pairs: tuple[str, str]) -> bytes:

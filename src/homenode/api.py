@@ -17,7 +17,7 @@ from homenode.findings import Findings
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run
 from homenode.objective import Objective
-from homenode.plan.tuning import Tuning
+from homenode.plan.pipeline import PlannedFile
 from homenode.vm.plan_model import Plan, Unplannable
 from homenode.vm.plan_options import AUTO, PlanOptions, refuse_objective
 from homenode.vm.sources import load_host
@@ -30,9 +30,9 @@ __all__ = [
     "Objective",
     "Plan",
     "PlanOptions",
+    "PlannedFile",
     "Recommendation",
     "Run",
-    "Tuning",
     "Unplannable",
     "compare",
     "decide",
@@ -40,9 +40,9 @@ __all__ = [
     "load_host",
     "load_results",
     "plan",
+    "plan_file",
     "result_rows",
     "to_json",
-    "tune",
     "verify",
 ]
 
@@ -55,13 +55,15 @@ def plan(domain: Domain, host: HostSource = None, options: PlanOptions | None = 
 
     Raises Unplannable where the host has no place for it, else HomenodeError.
     """
-    return tune(domain, host, options).plan
+    return plan_file(domain, host, options).plan
 
 
-def tune(domain: Domain, host: HostSource = None, options: PlanOptions | None = None) -> Tuning:
+def plan_file(
+    domain: Domain, host: HostSource = None, options: PlanOptions | None = None
+) -> PlannedFile:
     """The plan, and the domain's document rewritten by it; nothing is written or defined."""
     from homenode.plan.auto import resolve_layout
-    from homenode.plan.tuning import tune as tune_document
+    from homenode.plan.pipeline import plan_file as plan_document
     from homenode.vm.domain.read import read_vm
 
     content, source = _document(domain)
@@ -69,7 +71,7 @@ def tune(domain: Domain, host: HostSource = None, options: PlanOptions | None = 
     asked = options or PlanOptions(AUTO)
     refuse_objective(asked)
     chosen = resolve_layout(read_vm(content, source), asked, machine).options
-    return tune_document(content, source, chosen, machine)
+    return plan_document(content, source, chosen, machine)
 
 
 def verify(domain: Domain, host: HostSource = None, plan: Plan | None = None) -> Findings:

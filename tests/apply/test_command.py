@@ -14,7 +14,7 @@ from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.restore import restore as work
 from homenode.cli.restore import restore_domains
 from homenode.errors import InputError, UsageError
-from homenode.plan.tuning import tune
+from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.restore import write_tuned
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
@@ -71,7 +71,7 @@ def test_a_dry_run_names_what_stands_against_it_and_exits_as_the_run_would(
 
 def test_a_document_of_plan_can_be_applied(daemon: StandIn, tmp_path: Path) -> None:
     document = tmp_path / "out.xml"
-    planned = tune(ORIGINAL, NAME, PlanOptions("pin-numa-pci"), load_host(HOST))
+    planned = plan_file(ORIGINAL, NAME, PlanOptions("pin-numa-pci"), load_host(HOST))
     document.write_bytes(planned.document)
     apply([NAME], yes=True, domain=document)
     assert b"<memnode" in daemon.definition()

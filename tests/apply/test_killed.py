@@ -23,7 +23,7 @@ from homenode.change.apply.store import DomainStore
 from homenode.change.host_lock import host_locked
 from homenode.change.step import TO_UNDO
 from homenode.errors import HomenodeError, InputError
-from homenode.plan.tuning import tune
+from homenode.plan.pipeline import plan_file
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
@@ -83,7 +83,7 @@ class Operators:
             self.tunings[key] = now
             options = PlanOptions(key[1], gpu_count=key[2] or None)
             with contextlib.suppress(HomenodeError):
-                self.tunings[key] = tune(now, UNDO, options, self.host).document
+                self.tunings[key] = plan_file(now, UNDO, options, self.host).document
         return self.tunings[key]
 
     def run_and_kill(self) -> None:

@@ -15,8 +15,8 @@ from homenode.machine.snapshot.pseudonyms import Pseudonyms
 from homenode.machine.snapshot.redact import redact_domains
 from homenode.machine.topology import DomainMark, Host, RunningDomain
 from homenode.plan.allocations import allocations
+from homenode.plan.pipeline import plan_file
 from homenode.plan.request import request_for
-from homenode.plan.tuning import tune
 from homenode.vm.domain.copy import copy_domain
 from homenode.vm.domain.read import open_domain, read_running_domain, read_vm
 from homenode.vm.plan_options import PlanOptions
@@ -74,7 +74,7 @@ def test_a_mark_counts_with_its_uuid_in_a_capture_too(
 
 def test_a_file_without_a_uuid_matches_its_plan_after_libvirt_gave_it_one() -> None:
     identity = f"  <uuid>{UUID}</uuid>\n".encode()
-    planned = tune(ORIGINAL.replace(identity, b""), "vm", PlanOptions("pin"), load_host(HOST))
+    planned = plan_file(ORIGINAL.replace(identity, b""), "vm", PlanOptions("pin"), load_host(HOST))
     defined = planned.document.replace(b"  <memory ", identity + b"  <memory ", 1)
     document = open_domain(defined, "vm")
     found = verify_document(document, plan=planned.plan, host=load_host(HOST)).findings

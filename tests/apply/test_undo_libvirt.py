@@ -13,7 +13,7 @@ import pytest
 from homenode.change.apply.definition import apply_definition, restore_definition
 from homenode.errors import HomenodeError
 from homenode.machine.topology import Host
-from homenode.plan.tuning import tune
+from homenode.plan.pipeline import plan_file
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import PlanOptions
@@ -106,7 +106,7 @@ class Domain:
         """Apply a layout; False where the definition cannot have it."""
         before = self.definition()
         try:
-            tuning = tune(before, NAME, PlanOptions(layout, gpu_count=gpus), host)
+            tuning = plan_file(before, NAME, PlanOptions(layout, gpu_count=gpus), host)
         except HomenodeError:
             return False
         applied = apply_definition(self.virsh, NAME, tuning.document, before, self.root)

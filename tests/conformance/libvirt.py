@@ -16,8 +16,7 @@ from xml.etree.ElementTree import Element
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.machine.topology import Host
-from homenode.plan.tuning import Tuning, tune
-from homenode.plan.vm_file import size_of_options
+from homenode.plan.pipeline import PlannedFile, plan_file, size_of_options
 from homenode.units import KIB
 from homenode.vm.domain.copy import new_domain
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie
@@ -61,9 +60,9 @@ def _document(draw: random.Random, wanted: PlanOptions) -> bytes:
     return text.encode()
 
 
-def _tuned(document: bytes, wanted: PlanOptions, host: Host) -> Tuning | None:
+def _tuned(document: bytes, wanted: PlanOptions, host: Host) -> PlannedFile | None:
     try:
-        return tune(document, "vm.xml", wanted, host)
+        return plan_file(document, "vm.xml", wanted, host)
     except (Unplannable, InputError, UsageError):
         return None
 
@@ -243,7 +242,7 @@ def _started(printed: str, devices: int) -> Facts:
     return {f"started: {k}": v for k, v in read.items() if k not in ("bound memory", "huge pages")}
 
 
-def _answer(name: str, tuning: Tuning, given: bytes, about: str) -> tuple[Answer, str]:
+def _answer(name: str, tuning: PlannedFile, given: bytes, about: str) -> tuple[Answer, str]:
     plan = tuning.plan
     path = folder() / "vm.xml"
     path.write_bytes(re.sub(rb"type=(['\"])kvm\1", rb"type='qemu'", tuning.document, count=1))

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 from msgspec import structs
@@ -12,13 +12,14 @@ from homenode.errors import InputError, UsageError
 from homenode.machine.description.parse import shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.plan.vm_file import TargetPlan, VmFile, plan_for_target, read_vm, vm_of_options
+from homenode.plan.pipeline import PlannedFile, plan_for_target, vm_of_options
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, GuestCells
 from homenode.vm.model import Vm, VmCell
 from homenode.vm.plan_model import Plan, Unplannable
 from homenode.vm.plan_options import MemoryMode, PciGranularity, PlanOptions, Policy, cell_asked
 from homenode.vm.sources import load_host
+from homenode.vm.targets.registry import VmFile, read_vm
 from tests.small_hosts import DeviceSpec, even_host
 
 MOST_VCPUS = 64
@@ -33,7 +34,7 @@ class Planned:
     case: str
     wanted: PlanOptions
     host: Host
-    target_plan: TargetPlan
+    target_plan: PlannedFile
 
     @property
     def plan(self) -> Plan:
@@ -139,13 +140,13 @@ def planned_cases(
             host = random_host(draw)
             wanted = random_options(draw, host)
             vm = vm_of_options(wanted, host.architecture)
-            vm = replace(vm, guest=varied(draw, vm.guest))
+            vm = structs.replace(vm, guest=varied(draw, vm.guest))
         made = _planned(vm, wanted, host, target)
         if made is not None:
             yield Planned(case=name, wanted=wanted, host=host, target_plan=made)
 
 
-def _planned(vm: VmFile, wanted: PlanOptions, host: Host, target: str) -> TargetPlan | None:
+def _planned(vm: VmFile, wanted: PlanOptions, host: Host, target: str) -> PlannedFile | None:
     try:
         return plan_for_target(vm, wanted, host, target)
     except (Unplannable, InputError, UsageError):

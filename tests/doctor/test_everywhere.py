@@ -10,7 +10,7 @@ from homenode.check.doctor.diagnosis import diagnose
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import Severity
 from homenode.machine.description.parse import shipped_hosts
-from homenode.plan.tuning import tune
+from homenode.plan.pipeline import plan_file
 from homenode.units import GIB
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain
@@ -78,7 +78,7 @@ def test_plans_of_our_own_give_no_alarm_on_any_host_in_any_size(name: str, layou
             gib=max(1, int(memory * share * 0.8)),
         )
         try:
-            tuned = tune(xml, NAME, PlanOptions(layout=layout), there)
+            tuned = plan_file(xml, NAME, PlanOptions(layout=layout), there)
         except HomenodeError:  # no such plan there
             continue
         # What the plan itself warns of is no surprise.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.plan.tuning import tune
+from homenode.plan.pipeline import plan_file
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.command_line import homenode
@@ -130,7 +130,7 @@ def test_topo_m_alone_shows_nodes_of_gpus_and_jobs_without_their_cpus(
 def test_topoext_is_required_of_amd_guests_alone(cpu: str, is_required: bool) -> None:
     plain = "<cpu mode='host-passthrough' check='none' migratable='on'></cpu>"
     before = document(8, 16).decode().replace(plain, cpu).encode()
-    tuning = tune(before, "vm", PlanOptions("pin-numa-smt"), load_host("rtx4090-epyc7702"))
+    tuning = plan_file(before, "vm", PlanOptions("pin-numa-smt"), load_host("rtx4090-epyc7702"))
     assert (b"topoext" in tuning.document) is is_required
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import InputError
-from homenode.plan.tuning import tune
+from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.document import (
     MAX_ALIKE,
     MAX_DEVICES,
@@ -98,6 +98,6 @@ def test_a_guest_of_4096_vcpus_with_a_pin_for_each_is_read() -> None:
 def test_a_thousand_broken_references_are_a_few_lines() -> None:
     pins = "".join(f"<vcpupin vcpu='{number}' cpuset='0'/>" for number in range(1000))
     document = within("cputune")(pins).encode()
-    notes = tune(document, "vm.xml", PlanOptions(layout="pin"), shipped_host("hgx-h100")).notes
+    notes = plan_file(document, "vm.xml", PlanOptions(layout="pin"), shipped_host("hgx-h100")).notes
     assert len([one for one in notes if "pin-of-no-vcpu" in one]) == 9
     assert any("904 more of this kind (pin-of-no-vcpu)" in one for one in notes)

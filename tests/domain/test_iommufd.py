@@ -9,11 +9,11 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.check.domain.verification import versions_on_host
 from homenode.cli.arguments.place import PlanArguments
-from homenode.cli.planning import with_versions
+from homenode.cli.plan import with_versions
 from homenode.errors import InputError, UsageError
 from homenode.machine.topology import Host
 from homenode.opt import version
-from homenode.plan.tuning import Tuning, tune
+from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.vm.domain.iommu import has_iommufd
 from homenode.vm.domain.limits import refuse_unsafe
 from homenode.vm.domain.read import open_domain, read_vm, vm_of
@@ -40,12 +40,12 @@ def on(libvirt: str | None, qemu: str | None, name: str = "hgx-h100") -> Host:
     return with_versions(load_host(name), asked)
 
 
-def tuned(xml: bytes, libvirt: str | None, qemu: str | None = None) -> Tuning:
+def tuned(xml: bytes, libvirt: str | None, qemu: str | None = None) -> PlannedFile:
     options = PlanOptions(layout="pin", gpu_count=2, vcpus=8, memory_bytes=64 << 30)
-    return tune(xml, "vm.xml", options, on(libvirt, qemu))
+    return plan_file(xml, "vm.xml", options, on(libvirt, qemu))
 
 
-def missing(tuning: Tuning) -> bool:
+def missing(tuning: PlannedFile) -> bool:
     return any("(iommufd-missing)" in note for note in tuning.notes)
 
 
@@ -53,7 +53,7 @@ def test_a_new_libvirt_gives_each_device_iommufd_and_twice_is_once() -> None:
     once = tuned(ENCRYPTED, "12.1", "10.2")
     assert once.document.count(b"<driver iommufd='yes'/>") == 2
     assert not missing(once)
-    again = tune(once.document, "vm.xml", PlanOptions(layout="pin"), on("12.1", "10.2"))
+    again = plan_file(once.document, "vm.xml", PlanOptions(layout="pin"), on("12.1", "10.2"))
     assert again.document == once.document
 
 
@@ -63,7 +63,7 @@ def test_from_12_2_one_element_says_it_for_the_whole_vm_and_twice_is_once() -> N
     assert b"<driver iommufd" not in once.document
     assert not missing(once)
     assert has_iommufd(open_domain(once.document, "vm"))
-    again = tune(once.document, "vm.xml", PlanOptions(layout="pin"), on("12.2", "10.2"))
+    again = plan_file(once.document, "vm.xml", PlanOptions(layout="pin"), on("12.2", "10.2"))
     assert again.document == once.document
 
 
@@ -75,7 +75,7 @@ def test_what_an_operator_said_stays_unless_it_says_no(version: str) -> None:
     assert b"<driver iommufd" not in made
     one = tuned(ENCRYPTED, "12.1", "10.2").document
     off = one.replace(b"<driver iommufd='yes'/>", b"<driver iommufd='no'/>", 1)
-    back = tune(off, "vm.xml", PlanOptions(layout="pin"), on(version, "10.2")).document
+    back = plan_file(off, "vm.xml", PlanOptions(layout="pin"), on(version, "10.2")).document
     assert has_iommufd(open_domain(back, "vm")) and not has_iommufd(open_domain(off, "vm"))
 
 
@@ -121,11 +121,11 @@ def test_a_version_that_is_none_is_refused(text: str) -> None:
 GRACE = PlanOptions(layout="pin-numa-pci", gpu_count=2, vcpus=8, memory_bytes=16 << 30)
 
 
-def grace(own: bytes, libvirt: str, qemu: str, options: PlanOptions = GRACE) -> Tuning:
+def grace(own: bytes, libvirt: str, qemu: str, options: PlanOptions = GRACE) -> PlannedFile:
     bare = (Path(__file__).parents[1] / "domains" / "aarch64-virt.xml").read_bytes()
     start, end = bare.index(b"    <hostdev"), bare.index(b"  </devices>")
     xml = bare[:start] + own + bare[end:]
-    return tune(xml, "vm.xml", options, on(libvirt, qemu, "gh200x4"))
+    return plan_file(xml, "vm.xml", options, on(libvirt, qemu, "gh200x4"))
 
 
 @pytest.mark.parametrize("own", [b"", b"<iommu model='smmuv3'/>"])
@@ -147,7 +147,7 @@ def test_a_new_libvirt_gives_each_bus_of_a_grace_gpu_an_accelerated_smmu() -> No
     assert once.document.count(b"<iommu model='smmuv3'>") == len(buses) == 2
     assert has_iommufd(open_domain(once.document, "vm"))
     assert not any("(smmuv3-left-out)" in note for note in once.notes)
-    again = tune(
+    again = plan_file(
         once.document, "vm.xml", PlanOptions("pin-numa-pci"), on("12.7", "11.1", "gh200x4")
     )
     assert again.document == once.document
@@ -185,6 +185,6 @@ def test_the_newest_schema_takes_what_is_written_for_new_versions() -> None:
         grace(b"", "12.8", "11.1"),
         tuned(encrypted, "12.1", "10.2"),
         tuned(encrypted, "12.2", "10.2"),
-        tune(amd, "vm.xml", wide, on("12.8", "11.1", "epyc9654-2p-1node")),
+        plan_file(amd, "vm.xml", wide, on("12.8", "11.1", "epyc9654-2p-1node")),
     ):
         assert validate(made.document, str(schema)) == ((), None)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.errors import InputError
-from homenode.plan.tuning import tune
+from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.merge import Merged, same_definition, take_out
 from homenode.vm.domain.read import open_domain
@@ -65,7 +65,7 @@ def test_edits_to_a_tuned_document_end_up_as_the_same_edits_to_the_original(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_with_devices_comes_out_whole(layout: str) -> None:
-    plan = tune(PLAIN, "vm.xml", PlanOptions(layout=layout), small_host())
+    plan = plan_file(PLAIN, "vm.xml", PlanOptions(layout=layout), small_host())
     title = re.sub(rb"</name>", b"</name><title>mine</title>", plan.document, count=1)
     done = merged(plan.original, plan.document, title)
     assert not done.conflicts
@@ -120,7 +120,7 @@ def test_what_both_changed_is_a_conflict_by_place_with_all_three_values() -> Non
 
 def test_an_element_that_the_layout_changed_and_somebody_removed_is_a_conflict() -> None:
     own = b"  <numatune><memory mode='strict' nodeset='0'/></numatune>\n  <os>"
-    plan = tune(
+    plan = plan_file(
         PLAIN.replace(b"  <os>", own, 1), "vm.xml", PlanOptions(layout="pin-numa"), small_host()
     )
     now = re.sub(rb"\s*<numatune>.*?</numatune>", b"", plan.document, flags=re.DOTALL)
@@ -137,7 +137,9 @@ def test_an_element_put_among_those_of_the_layout_stays() -> None:
 
 
 def test_a_device_plugged_into_the_layouts_bus_loses_its_address_and_is_named() -> None:
-    applied = tune(PLAIN, "vm.xml", PlanOptions(layout="pin-numa-pci", spare_ports=1), small_host())
+    applied = plan_file(
+        PLAIN, "vm.xml", PlanOptions(layout="pin-numa-pci", spare_ports=1), small_host()
+    )
     buses = {
         int(number)
         for number in re.findall(
@@ -159,7 +161,7 @@ def test_a_device_plugged_into_the_layouts_bus_loses_its_address_and_is_named() 
 
 
 def test_a_detached_device_stays_detached() -> None:
-    plan = tune(PLAIN, "vm.xml", PlanOptions(layout="pin-numa-pci"), small_host())
+    plan = plan_file(PLAIN, "vm.xml", PlanOptions(layout="pin-numa-pci"), small_host())
     now = re.sub(rb"\s*<hostdev.*?</hostdev>", b"", plan.document, count=1, flags=re.DOTALL)
     done = merged(plan.original, plan.document, now)
     assert not done.conflicts

@@ -17,7 +17,7 @@ from homenode.machine.description.parse import shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.auto import resolve_layout
-from homenode.plan.tuning import tune
+from homenode.plan.pipeline import plan_file
 from homenode.units import GIB, KIB
 from homenode.vm.domain.copy import new_domain
 from homenode.vm.domain.crosscheck import crosscheck
@@ -32,7 +32,7 @@ def planned(host: Host, options: PlanOptions, document: bytes | None = None) -> 
     """The tuned document of a VM of options alone, or of this document."""
     xml = document or new_domain(2, GIB, architecture=host.architecture)
     chosen = resolve_layout(read_vm(xml, "vm.xml"), options, host).options
-    return tune(xml, "vm.xml", chosen, host).document
+    return plan_file(xml, "vm.xml", chosen, host).document
 
 
 @pytest.mark.parametrize("name", part(shipped_hosts(), 1))

@@ -9,10 +9,10 @@ from homenode.machine.description.parse import load_shipped
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.manual import manual_placement
+from homenode.plan.pipeline import plan_file
 from homenode.plan.planner import plan
 from homenode.plan.request import request_for
 from homenode.plan.shape.assemble import assemble
-from homenode.plan.tuning import tune
 from homenode.units import MIB
 from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.document import parse_document
@@ -122,10 +122,10 @@ def test_a_second_run_changes_nothing_without_a_cpu_model_either(name: str, layo
     xml = xml.replace(b">512</memory>", b">16</memory>")
     if name == "rtx4090-epyc7702" and PRESETS[layout].siblings == "exposed":
         with pytest.raises(InputError, match="expected a <cpu> with a mode or a model"):
-            tune(xml, "vm.xml", PlanOptions(layout), host)
+            plan_file(xml, "vm.xml", PlanOptions(layout), host)
         return
-    once = tune(xml, "vm.xml", PlanOptions(layout), host).document
-    assert tune(once, "vm.xml", PlanOptions(layout), host).document == once
+    once = plan_file(xml, "vm.xml", PlanOptions(layout), host).document
+    assert plan_file(once, "vm.xml", PlanOptions(layout), host).document == once
 
 
 @pytest.mark.parametrize("granularity", PciGranularity)

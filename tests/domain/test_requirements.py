@@ -5,7 +5,7 @@ from msgspec import structs
 
 from homenode.errors import HostError, InputError
 from homenode.machine.description.parse import load_shipped
-from homenode.plan.tuning import tune
+from homenode.plan.pipeline import plan_file
 from homenode.units import GIB
 from homenode.vm.domain.codec import refuse_older, required_versions
 from homenode.vm.domain.limits import check_vcpus, launch_findings, most_vcpus, refuse_unsafe
@@ -101,7 +101,7 @@ def test_siblings_that_double_the_vcpus_count_against_the_machine_type() -> None
         b"<cpu mode='host-passthrough'/></domain>"
     )
     with pytest.raises(InputError, match=r"at most 255 vCPUs.*found 256"):
-        tune(xml, "vm.xml", PlanOptions("pin-numa-smt"), host)
+        plan_file(xml, "vm.xml", PlanOptions("pin-numa-smt"), host)
 
 
 @pytest.mark.parametrize("kind", ["sev-snp", "tdx"])

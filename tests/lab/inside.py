@@ -50,7 +50,7 @@ def start_libvirtd() -> None:
         "homenode.cli.main",
         "homenode.cli.apply",
         "homenode.vm.sources",
-        "homenode.plan.tuning",
+        "homenode.plan.pipeline",
         "homenode.machine.discover",
         "homenode.change.apply.definition",
         "homenode.vm.domain.schema",

@@ -27,7 +27,7 @@ from homenode.nccl.topology import (
     link_speed_text,
     write_topology,
 )
-from homenode.plan.tuning import tune
+from homenode.plan.pipeline import plan_file
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.nccl_documents import assembled, side, text_of, tuned_for, vm
@@ -47,7 +47,7 @@ def hgx() -> Host:
 
 @cache
 def hgx_file() -> Assembled:
-    document = tune(
+    document = plan_file(
         vm((*GPUS, *NICS), vcpus=96), "vm.xml", PlanOptions("pin-numa-pci"), hgx()
     ).document
     return assembled(hgx(), document)
@@ -117,7 +117,7 @@ def test_links_have_nccls_exact_words_and_switches_no_vendor_of_note() -> None:
 
 @needs_shared
 def test_the_same_input_gives_the_same_file_byte_for_byte() -> None:
-    document = tune(
+    document = plan_file(
         vm((*GPUS, *NICS), vcpus=96), "vm.xml", PlanOptions("pin-numa-pci"), hgx()
     ).document
     assert text_of(assembled(hgx(), document)) == text_of(hgx_file())
@@ -205,7 +205,7 @@ def test_gh200_is_arm64_without_a_vendor() -> None:
 
 def test_a_device_that_is_alone_on_its_node_gets_the_nearest_vcpus() -> None:
     host = load_host("small-2n8c-2gpu")
-    one_node = tune(
+    one_node = plan_file(
         vm((SMALL[0],), vcpus=4), "vm.xml", PlanOptions("pin-numa-pci"), host
     ).document.replace(b"bus='0x11'", b"bus='0x81'", 1)
     made = assembled(host, one_node)

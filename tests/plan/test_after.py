@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.cli.planning import hosts_after
+from homenode.cli.plan import hosts_after
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.plan.request import GuestRequest

@@ -24,9 +24,9 @@ from homenode.machine.topology import Host, PagePool
 from homenode.objective import Objective
 from homenode.plan.auto import host_inputs, resolve_layout
 from homenode.plan.auto import layout_for as table_layout
+from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.plan.planner import plan
 from homenode.plan.request import layout_for, request_for
-from homenode.plan.tuning import Tuning, tune
 from homenode.units import GIB
 from homenode.vm.domain.memory import read_binding
 from homenode.vm.domain.metadata import read_record
@@ -74,8 +74,8 @@ def auto(host: Host, options: PlanOptions) -> PlanOptions:
     return resolve_layout(read_vm(document_for(host), "vm.xml"), options, host).options
 
 
-def tuned(host: Host, options: PlanOptions, document: bytes | None = None) -> Tuning:
-    return tune(document or document_for(host), "vm.xml", options, host)
+def tuned(host: Host, options: PlanOptions, document: bytes | None = None) -> PlannedFile:
+    return plan_file(document or document_for(host), "vm.xml", options, host)
 
 
 def seen(layout: Layout) -> tuple[GuestCells, GuestPcie]:

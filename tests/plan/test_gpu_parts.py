@@ -16,9 +16,9 @@ from homenode.machine.description.parse import load_shipped, parse_description
 from homenode.machine.discover import discover
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
+from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.plan.planner import plan
 from homenode.plan.request import request_for
-from homenode.plan.tuning import Tuning, tune
 from homenode.vm.domain.read import open_domain, read_vm, vm_of
 from homenode.vm.plan_model import Plan, Unplannable
 from homenode.vm.plan_options import PlanOptions
@@ -105,12 +105,12 @@ def divided(*vms: str) -> Host:
     return parse_description(f"{text}\n{toml}", "divided").host
 
 
-def tuned(host: Host, document: bytes = PLAIN, **options: Any) -> Tuning:
+def tuned(host: Host, document: bytes = PLAIN, **options: Any) -> PlannedFile:
     given: dict[str, Any] = {"layout": "pin-numa-pci", "vcpus": 2, "memory_bytes": 4 << 30}
     if "gpu_count" not in options:
         start = document.index(b"    <hostdev")
         document = document[:start] + b"  </devices>\n</domain>\n"
-    return tune(document, "vm", PlanOptions(**{**given, **options}), host)
+    return plan_file(document, "vm", PlanOptions(**{**given, **options}), host)
 
 
 def test_a_mediated_device_is_placed_on_its_gpus_node_and_written_as_one() -> None:
@@ -122,7 +122,7 @@ def test_a_mediated_device_is_placed_on_its_gpus_node_and_written_as_one() -> No
     assert (hostdev.get("type"), hostdev.get("model")) == ("mdev", "vfio-pci")
     source = hostdev.find("source/address")
     assert source is not None and source.get("uuid") == UUIDS[2]
-    again = tune(made.document, "vm", PlanOptions(layout="pin-numa-pci"), divided())
+    again = plan_file(made.document, "vm", PlanOptions(layout="pin-numa-pci"), divided())
     assert again.document == made.document
     document = open_domain(made.document, "vm")
     assert not list(as_planned(document, vm_of(document), made.plan))
@@ -184,7 +184,7 @@ def test_what_no_vm_can_have_is_refused(options: dict[str, Any], expected: str) 
 def test_a_document_loses_a_vgpu_to_others_and_an_unknown_one_is_a_gap() -> None:
     host = divided()
     first = tuned(host, devices=(UUIDS[0],)).document
-    other = tune(
+    other = plan_file(
         first,
         "vm",
         PlanOptions(layout="pin-numa-pci", gpu_count=1, gpu_profile="A40-24C"),
@@ -193,7 +193,7 @@ def test_a_document_loses_a_vgpu_to_others_and_an_unknown_one_is_a_gap() -> None
     assert other.plan.mediated_removed == (UUIDS[0],)
     assert UUIDS[0].encode() not in other.document and UUIDS[2].encode() in other.document
     unknown = first.replace(UUIDS[0].encode(), b"11111111-2222-4333-8444-555555555555")
-    kept = tune(unknown, "vm", PlanOptions(layout="pin-numa-pci"), host)
+    kept = plan_file(unknown, "vm", PlanOptions(layout="pin-numa-pci"), host)
     assert b"11111111-2222-4333-8444-555555555555" in kept.document
     (gap,) = [gap for gap in kept.plan.gaps if gap.subject.startswith("mediated device")]
     assert "11111111-2222-4333-8444-555555555555" in gap.subject

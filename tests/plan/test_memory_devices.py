@@ -12,9 +12,9 @@ from homenode.cpuset import CpuSet
 from homenode.doc import Text, plain
 from homenode.machine.description.parse import load_shipped
 from homenode.machine.topology import Host
+from homenode.plan.pipeline import plan_file
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
-from homenode.plan.tuning import tune
 from homenode.show.explain import explain
 from homenode.units import GIB
 from homenode.vm.domain.document import parse_document
@@ -73,11 +73,13 @@ def with_devices(request: GuestRequest, *devices: tuple[int, int]) -> GuestReque
 
 def test_a_dimm_counts_in_pages_locked_memory_dma_and_the_summary(hgx: Host) -> None:
     xml = document(128, 512, memory_device(256, 1))
-    plan = tune(xml, "vm.xml", PlanOptions("pin-numa-pci"), hgx).plan
+    plan = plan_file(xml, "vm.xml", PlanOptions("pin-numa-pci"), hgx).plan
     assert [(r.node, r.pages) for r in plan.page_reservations] == [(0, 128), (1, 384)]
     assert plan.aperture is not None
     assert plan.aperture.memlock_bytes == 513 * GIB
-    bare = tune(document(256, 512, ""), "vm.xml", PlanOptions("pin-numa-pci"), hgx).plan.aperture
+    bare = plan_file(
+        document(256, 512, ""), "vm.xml", PlanOptions("pin-numa-pci"), hgx
+    ).plan.aperture
     assert bare is not None
     assert plan.aperture.dma_map_entries == bare.dma_map_entries
     assert [d.local_memory_ratio for d in plan.vm.hostdevs] == [0.25, 0.75]
@@ -88,17 +90,17 @@ def test_a_dimm_counts_in_pages_locked_memory_dma_and_the_summary(hgx: Host) -> 
 def test_memory_devices_that_fit_on_no_node_with_its_cell_are_refused(hgx: Host) -> None:
     xml = document(500, 1900, memory_device(1024, 1))
     with pytest.raises(Unplannable, match="1 TiB") as error:
-        tune(xml, "vm.xml", PlanOptions("pin-numa-pci"), hgx)
+        plan_file(xml, "vm.xml", PlanOptions("pin-numa-pci"), hgx)
     assert any("memory devices" in r.detail for r in error.value.rejections)
     fits = document(500, 1400, memory_device(400, 1))
-    assert tune(fits, "vm.xml", PlanOptions("pin-numa-pci"), hgx).plan.nodes == (0, 1)
+    assert plan_file(fits, "vm.xml", PlanOptions("pin-numa-pci"), hgx).plan.nodes == (0, 1)
 
 
 @pytest.mark.parametrize("layout", PRESETS)
 def test_a_second_run_with_memory_devices_changes_nothing(hgx: Host, layout: str) -> None:
     xml = document(128, 512, memory_device(256, 1))
-    once = tune(xml, "vm.xml", PlanOptions(layout), hgx).document
-    assert tune(once, "vm.xml", PlanOptions(layout), hgx).document == once
+    once = plan_file(xml, "vm.xml", PlanOptions(layout), hgx).document
+    assert plan_file(once, "vm.xml", PlanOptions(layout), hgx).document == once
 
 
 def test_a_flat_guest_spreads_its_memory_devices_with_its_memory() -> None:
@@ -173,7 +175,7 @@ def test_a_device_with_a_file_is_counted_on_no_node(hgx: Host) -> None:
     file = memory_device(128, 1, "nvdimm", "<source><path>/dev/dax0.0</path></source>")
     xml = document(128, 512, file + MASKED)
     assert [d.follows_cell for d in read_vm(xml, "vm.xml").memory_devices] == [False, False]
-    plan = tune(xml, "vm.xml", PlanOptions("pin-numa"), hgx).plan
+    plan = plan_file(xml, "vm.xml", PlanOptions("pin-numa"), hgx).plan
     assert sum(r.pages for r in plan.page_reservations) == 256 + 128
     assert plan.aperture is not None
     assert plan.aperture.memlock_bytes == 513 * GIB
@@ -182,16 +184,16 @@ def test_a_device_with_a_file_is_counted_on_no_node(hgx: Host) -> None:
 
 def test_a_node_mask_follows_its_cell_where_the_layout_binds_memory(hgx: Host) -> None:
     xml = document(128, 512, MASKED)
-    made = tune(xml, "vm.xml", PlanOptions("pin-numa"), hgx)
+    made = plan_file(xml, "vm.xml", PlanOptions("pin-numa"), hgx)
     (home,) = made.plan.cells[0].host_nodes
     assert f"<nodemask>{home}</nodemask>".encode() in made.document
     assert "memory devices" not in [gap.subject for gap in made.plan.gaps]
-    again = tune(made.document, "vm.xml", PlanOptions("pin-numa"), hgx)
+    again = plan_file(made.document, "vm.xml", PlanOptions("pin-numa"), hgx)
     assert again.document == made.document
-    flat = tune(xml, "vm.xml", PlanOptions("pin-bound"), hgx)
+    flat = plan_file(xml, "vm.xml", PlanOptions("pin-bound"), hgx)
     nodes = CpuSet(flat.plan.memory_nodes)
     assert f"<nodemask>{nodes}</nodemask>".encode() in flat.document
-    assert b"<nodemask>1</nodemask>" in tune(xml, "vm.xml", PlanOptions("pin"), hgx).document
+    assert b"<nodemask>1</nodemask>" in plan_file(xml, "vm.xml", PlanOptions("pin"), hgx).document
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,7 @@ def test_a_mask_that_an_older_libvirt_takes_less_strictly_is_a_finding(
 ) -> None:
     host = structs.replace(hgx, settings=structs.replace(hgx.settings, libvirt_version=libvirt))
     options = PlanOptions("pin-bound", memory_mode=MemoryMode(mode), max_nodes=1)
-    notes = tune(document(64, 512, MASKED), "vm.xml", options, host).notes
+    notes = plan_file(document(64, 512, MASKED), "vm.xml", options, host).notes
     assert any("(nodemask-not-strict)" in note for note in notes) == is_found
 
 

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.machine.topology import Host
+from homenode.plan.pipeline import plan_file
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
-from homenode.plan.tuning import tune
 from homenode.units import GIB
 from homenode.vm.model import GuestTopology
 from homenode.vm.plan_model import Plan
@@ -177,7 +177,7 @@ DOCUMENT = b"""<domain type='kvm'><name>vm</name><memory unit='GiB'>256</memory>
 def hgx(states: bytes = b"") -> tuple[Plan, bytes, Host]:
     host = load_host("hgx-h100")
     options = PlanOptions(layout="pin-numa-pci", gpu_count=8)
-    made = tune(DOCUMENT % states, "vm.xml", options, host)
+    made = plan_file(DOCUMENT % states, "vm.xml", options, host)
     return made.plan, made.document, host
 
 
@@ -191,7 +191,7 @@ def test_a_vm_of_all_gpus_with_half_of_its_vcpus_has_cpus_next_to_each() -> None
     assert plan.vm.cpu_topology is not None and plan.vm.cpu_topology.sockets == 4
     text = " ".join(plan.consequences)
     assert "vCPUs 20-39,60-79, of which 20-39 online" in text
-    again = tune(written, "vm.xml", PlanOptions(layout="pin-numa-pci"), host)
+    again = plan_file(written, "vm.xml", PlanOptions(layout="pin-numa-pci"), host)
     assert again.document == written
 
 
@@ -210,6 +210,6 @@ def test_vcpus_that_the_document_starts_one_by_one_stay_as_they_are() -> None:
 def test_a_vm_with_another_number_of_vcpus_starts_all_of_them_in_order() -> None:
     host = load_host("hgx-h100")
     options = PlanOptions(layout="pin-numa-pci", gpu_count=8, vcpus=60)
-    made = tune(DOCUMENT % b"", "vm.xml", options, host)
+    made = plan_file(DOCUMENT % b"", "vm.xml", options, host)
     assert [str(cell.vcpus) for cell in made.plan.cells] == ["0-29", "30-59"]
     assert b"current" not in made.document

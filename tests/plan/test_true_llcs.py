@@ -5,7 +5,7 @@ from lxml import etree
 
 from homenode.errors import HomenodeError
 from homenode.machine.topology import Host
-from homenode.plan.tuning import tune
+from homenode.plan.pipeline import plan_file
 from homenode.units import GIB
 from homenode.vm.domain.copy import new_domain
 from homenode.vm.plan_options import PlanOptions
@@ -65,7 +65,7 @@ def test_no_size_on_an_epyc_host_leaves_a_false_l3(name: str, layout: str) -> No
     for vcpus in range(2, 49):
         document = new_domain(vcpus, 16 * GIB, architecture="x86_64", name="vm")
         try:
-            tuned = tune(document, "vm", PlanOptions(layout=layout), host)
+            tuned = plan_file(document, "vm", PlanOptions(layout=layout), host)
         except HomenodeError:
             continue
         shown, real = shown_llcs(tuned.document, host)

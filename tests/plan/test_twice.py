@@ -14,7 +14,7 @@ from homenode.errors import HomenodeError, UsageError
 from homenode.machine.description.parse import shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.plan.tuning import tune
+from homenode.plan.pipeline import plan_file
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, Pinning, Siblings
 from homenode.vm.plan_options import AUTO, PartialReserve, PlanOptions, cell_asked
@@ -104,24 +104,26 @@ def test_applying_twice_changes_nothing(number: int) -> None:
 def test_vcpus_is_the_number_that_the_guest_gets_however_often(layout: str) -> None:
     host = load_host("hgx-h100")
     options = PlanOptions(layout, vcpus=8)
-    once = tune(document(4, 16), "vm.xml", options, host)
-    twice = tune(once.document, "vm.xml", options, host)
+    once = plan_file(document(4, 16), "vm.xml", options, host)
+    twice = plan_file(once.document, "vm.xml", options, host)
     assert once.plan.vm.vcpus == 8
     assert twice.document == once.document
 
 
 def test_smt_doubles_vcpus_once_and_none_of_a_tuned_definition() -> None:
     host = load_host("hgx-h100")
-    doubled = tune(document(8, 16), "vm.xml", PlanOptions("pin-numa-smt"), host)
+    doubled = plan_file(document(8, 16), "vm.xml", PlanOptions("pin-numa-smt"), host)
     assert doubled.plan.vm.vcpus == 16
-    pinned = tune(document(8, 16), "vm.xml", PlanOptions("pin"), host)
-    again = tune(pinned.document, "vm.xml", PlanOptions("pin-numa-smt"), host)
+    pinned = plan_file(document(8, 16), "vm.xml", PlanOptions("pin"), host)
+    again = plan_file(pinned.document, "vm.xml", PlanOptions("pin-numa-smt"), host)
     assert again.plan.vm.vcpus == 8
 
 
 def test_an_odd_number_of_vcpus_is_no_pair_of_siblings() -> None:
     with pytest.raises(UsageError, match="--vcpus 7"):
-        tune(document(4, 2), "vm.xml", PlanOptions("pin-numa-smt", vcpus=7), load_host("hgx-h100"))
+        plan_file(
+            document(4, 2), "vm.xml", PlanOptions("pin-numa-smt", vcpus=7), load_host("hgx-h100")
+        )
 
 
 def test_a_document_shows_no_siblings_where_the_host_has_none_to_give() -> None:
@@ -129,6 +131,6 @@ def test_a_document_shows_no_siblings_where_the_host_has_none_to_give() -> None:
     stated = document(4, 2, TOPOLOGY % 2)
     flat = PlanOptions("pin", pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED)
     for options in (PlanOptions("pin"), PlanOptions("pin-numa"), PlanOptions("pin-numa-smt"), flat):
-        tuned = tune(stated, "vm.xml", options, host)
+        tuned = plan_file(stated, "vm.xml", options, host)
         assert b"threads='2'" not in tuned.document
         assert tuned.plan.vm.vcpus == 4

@@ -19,8 +19,8 @@ from homenode.machine.snapshot.capture import capture_host
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Run, Sample
 from homenode.measure.results.store import write_run
 from homenode.measure.results.vantage import Vantage
+from homenode.plan.pipeline import plan_file
 from homenode.plan.stored import encode_plan
-from homenode.plan.tuning import tune
 from homenode.show.html import html_for_paper, html_page
 from homenode.show.report.answer import advised, answers_table, stop_of
 from homenode.show.report.document import document_of
@@ -186,7 +186,7 @@ def test_intervals_are_drawn_where_there_are_boots(full: tuple[ReportedMachine, 
 def test_a_stored_plan_gives_the_paths_of_host_and_guest(tmp_path: Path) -> None:
     host = load_host("hgx-h100")
     text = (Path(__file__).parents[2] / "demo/gpu-vm.xml").read_bytes()
-    plan = tune(text, "vm.xml", PlanOptions("pin-numa-pci", gpu_count=8), host).plan
+    plan = plan_file(text, "vm.xml", PlanOptions("pin-numa-pci", gpu_count=8), host).plan
     file = write_run(tmp_path, full_run("pin-numa-pci", 1))
     file.with_name("plan.json").write_text(encode_plan(plan), encoding="utf-8")
     (one,) = machines(tmp_path)

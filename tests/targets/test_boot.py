@@ -19,13 +19,14 @@ from homenode.errors import HomenodeError
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.collector import parse_collected
 from homenode.machine.snapshot.gather import gather
-from homenode.plan.vm_file import plan_for_target, read_vm
+from homenode.plan.pipeline import plan_for_target
 from homenode.units import MIB
 from homenode.vm.plan_model import Plan
 from homenode.vm.plan_options import PlanOptions, Policy
 from homenode.vm.sources import load_host
 from homenode.vm.targets import qm_conf
 from homenode.vm.targets.hypervisors import qemu
+from homenode.vm.targets.registry import read_vm
 from tests.targets.written import host_named, options, written
 
 pytestmark = pytest.mark.qemu

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import HomenodeError
-from homenode.plan.vm_file import read_vm
 from homenode.vm.plan_model import Unplannable
+from homenode.vm.targets.registry import read_vm
 from tests.targets.examples import FILES
 from tests.targets.test_edited_files import plain
 from tests.targets.written import edited

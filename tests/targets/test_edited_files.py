@@ -11,13 +11,12 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.errors import HomenodeError, InputError
-from homenode.plan.vm_file import kind_of, read_vm
 from homenode.units import GIB, MIB
 from homenode.vm.layout import Pinning
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.targets import qm_conf
 from homenode.vm.targets.hypervisors import qemu, xen
-from homenode.vm.targets.registry import TARGETS, target_named
+from homenode.vm.targets.registry import TARGETS, kind_of, read_vm, target_named
 from tests.targets.examples import EXAMPLES, FILES
 from tests.targets.written import again, edited, options, written
 
@@ -192,7 +191,7 @@ def test_a_name_that_is_a_command_stays_a_word() -> None:
     vm = read_vm(conf, "vm")
     assert vm.guest.name == name
     script = written("qemu", HOST, options("pin")).rendering.document
-    from homenode.plan.vm_file import plan_for_target
+    from homenode.plan.pipeline import plan_for_target
     from tests.targets.written import host_named
 
     planned = plan_for_target(vm, plain("pin-numa"), host_named(HOST), "qemu")

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, UsageError
 from homenode.indices import NodeIndex
-from homenode.plan.vm_file import plan_for_target, vm_of_options
+from homenode.plan.pipeline import plan_for_target, vm_of_options
 from homenode.units import GIB, MIB
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import (

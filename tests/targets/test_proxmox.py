@@ -11,9 +11,10 @@ import pytest
 from homenode.check.verify.target_file import verify_target
 from homenode.errors import InputError
 from homenode.findings import Finding, are_bad
-from homenode.plan.vm_file import TargetPlan, kind_of, plan_for_target, read_vm
+from homenode.plan.pipeline import PlannedFile, plan_for_target
 from homenode.units import GIB, MIB
 from homenode.vm.targets.qm_conf import start_timeout_s
+from homenode.vm.targets.registry import kind_of, read_vm
 from tests.cli.test_plan import homenode
 from tests.targets.test_edited_files import HOST, plain
 from tests.targets.written import edited, host_named, options, written
@@ -54,7 +55,7 @@ def test_memory_on_nodes_that_are_no_range_is_refused() -> None:
     )
 
 
-def timeouts(planned: TargetPlan) -> list[Finding]:
+def timeouts(planned: PlannedFile) -> list[Finding]:
     return [found for found in planned.findings if found.id == "target-start-timeout"]
 
 

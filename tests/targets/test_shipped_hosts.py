@@ -10,9 +10,9 @@ from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.machine.description.parse import shipped_hosts
 from homenode.machine.pci import DeviceKind
-from homenode.plan.vm_file import plan_for_target, read_vm, vm_of_options
+from homenode.plan.pipeline import plan_for_target, vm_of_options
 from homenode.vm.layout import PRESETS
-from homenode.vm.targets.registry import TARGETS, target_named
+from homenode.vm.targets.registry import TARGETS, read_vm, target_named
 from homenode.vm.targets.target import Feature, Level, features_of, lost_features, target_findings
 from tests.targets.examples import EXAMPLES
 from tests.targets.written import again, host_named, options, rendered, written

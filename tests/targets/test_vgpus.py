@@ -6,7 +6,8 @@ from homenode.check.verify.target_file import verify_target
 from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.machine.pci import DeviceKind, PartKind
-from homenode.plan.vm_file import TargetPlan, plan_for_target, read_vm
+from homenode.plan.pipeline import PlannedFile, plan_for_target
+from homenode.vm.targets.registry import read_vm
 from homenode.vm.targets.script import array_in
 from tests.targets.written import again, host_named, options, written
 
@@ -15,7 +16,7 @@ PARTS = [p for gpu in host_named(HOST).devices_of_kind(DeviceKind.GPU) for p in 
 UUIDS = [part.uuid or "" for part in PARTS if part.kind is PartKind.MEDIATED]
 
 
-def of_target(target: str, layout: str = "pin-numa-pci", *uuids: str) -> TargetPlan:
+def of_target(target: str, layout: str = "pin-numa-pci", *uuids: str) -> PlannedFile:
     wanted = options(layout, vcpus=2, devices=uuids or (UUIDS[0],))
     return written(target, HOST, wanted)
 

@@ -5,11 +5,11 @@ from functools import cache
 from msgspec import structs
 
 from homenode.machine.topology import Host
-from homenode.plan.vm_file import TargetPlan, plan_for_target, read_vm, vm_of_options
+from homenode.plan.pipeline import PlannedFile, plan_for_target, vm_of_options
 from homenode.units import GIB
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
-from homenode.vm.targets.registry import target_named
+from homenode.vm.targets.registry import read_vm, target_named
 from homenode.vm.targets.target import settings_of, target_findings
 
 
@@ -23,7 +23,7 @@ def options(layout: str, **more: object) -> PlanOptions:
     return structs.replace(plain, **more)
 
 
-def written(target: str, host: str, wanted: PlanOptions) -> TargetPlan:
+def written(target: str, host: str, wanted: PlanOptions) -> PlannedFile:
     """A new file for a VM of which only options are known."""
     machine = host_named(host)
     vm = vm_of_options(wanted, machine.architecture)
@@ -31,37 +31,39 @@ def written(target: str, host: str, wanted: PlanOptions) -> TargetPlan:
 
 
 @cache
-def _planned(host: str, wanted: PlanOptions) -> TargetPlan:
+def _planned(host: str, wanted: PlanOptions) -> PlannedFile:
     return written("qemu", host, wanted)
 
 
-def rendered(target: str, host: str, wanted: PlanOptions) -> TargetPlan:
+def rendered(target: str, host: str, wanted: PlanOptions) -> PlannedFile:
     """As `written`, of a plan that is made once for all targets that take its PCI addresses."""
     if target in ("qemu", "proxmox"):
         return _planned(host, wanted) if target == "qemu" else written(target, host, wanted)
-    made = _planned(host, wanted).plan
+    planned = _planned(host, wanted)
+    made = planned.plan
     machine = host_named(host)
     guest = vm_of_options(wanted, machine.architecture).guest
     rendering = target_named(target).render(made, guest, machine, None, "vm")
-    return TargetPlan(
-        structs.replace(
+    return structs.replace(
+        planned,
+        plan=structs.replace(
             made, kept=settings_of(target_named(target), rendering.document), kept_of=target
         ),
-        target,
-        None,
-        rendering,
-        target_findings(target_named(target), made),
+        target=target,
+        original=b"",
+        rendering=rendering,
+        findings=target_findings(target_named(target), made),
     )
 
 
-def edited(content: bytes, host: str, wanted: PlanOptions, source: str = "vm") -> TargetPlan:
+def edited(content: bytes, host: str, wanted: PlanOptions, source: str = "vm") -> PlannedFile:
     """A file with a plan in it."""
     vm = read_vm(content, source)
     assert vm.kind is not None
     return plan_for_target(vm, wanted, host_named(host), vm.kind)
 
 
-def again(content: bytes, host: str, wanted: PlanOptions) -> TargetPlan:
+def again(content: bytes, host: str, wanted: PlanOptions) -> PlannedFile:
     """The same plan into the file that came of it: the VM is what the file says."""
     bare = structs.replace(wanted, vcpus=None, memory_bytes=None, gpu_count=None)
     return edited(content, host, bare)

@@ -10,7 +10,7 @@ from homenode.check.verify.boot.guest_files import find_guest_files, find_ovmf
 from homenode.check.verify.boot.stand_in import TCG_ADDRESS_BITS, address_map
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import HomenodeError
-from homenode.plan.tuning import Tuning, tune
+from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.units import GIB
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.plan_options import PlanOptions
@@ -19,7 +19,7 @@ from tests.verify_documents import PLAIN, changed, small_host
 
 
 @cache
-def with_gpus(gpus: int, gib: int) -> Tuning:
+def with_gpus(gpus: int, gib: int) -> PlannedFile:
     plain = changed(
         re.sub(rb" *<hostdev.*</hostdev>\n", b"", PLAIN, flags=re.DOTALL),
         ("<os>", "<os firmware='efi'>"),
@@ -27,7 +27,7 @@ def with_gpus(gpus: int, gib: int) -> Tuning:
         (">4</memory>", f">{gib}</memory>"),
     )
     options = PlanOptions(layout="pin-numa-pci", gpu_count=gpus)
-    return tune(plain, "vm.xml", options, load_host("hgx-h100"))
+    return plan_file(plain, "vm.xml", options, load_host("hgx-h100"))
 
 
 def without_window(xml: bytes) -> bytes:

@@ -21,7 +21,7 @@ from homenode.check.verify.guest.expectation import expectation_of
 from homenode.check.verify.guest.view import GuestView, view_of_stand_in
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
-from homenode.plan.tuning import Tuning, tune
+from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.process import run
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.plan_model import Plan, vm_as_it_runs
@@ -39,10 +39,10 @@ SIBLINGS = changed(
 )
 
 
-def with_siblings() -> Tuning:
+def with_siblings() -> PlannedFile:
     """4 vCPUs as 2 cores with siblings on one node, with a model that gives them under TCG too."""
     options = PlanOptions(layout="pin-numa-smt", keep_vcpus=True)
-    return tune(SIBLINGS, "vm.xml", options, load_host("x86-2p2n16c32t-isolated-pus"))
+    return plan_file(SIBLINGS, "vm.xml", options, load_host("x86-2p2n16c32t-isolated-pus"))
 
 
 OFFLINE = "".join(
@@ -52,7 +52,7 @@ OFFLINE = "".join(
 )
 
 
-def with_missing_apic_ids() -> Tuning:
+def with_missing_apic_ids() -> PlannedFile:
     """6 vCPUs, 3 cores a socket, of which one is offline: no vCPU has the APIC ids 1 and 3."""
     xml = changed(PLAIN, (">4</vcpu>", f">6</vcpu><vcpus>{OFFLINE}</vcpus>"))
     return tuned("pin-numa-pci", xml)

@@ -8,7 +8,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings, Severity, are_bad
 from homenode.machine.topology import Host, PagePool, RunningDomain
-from homenode.plan.tuning import tune
+from homenode.plan.pipeline import plan_file
 from homenode.units import GIB, MIB
 from homenode.vm.domain.codec import SINCE
 from homenode.vm.layout import PRESETS
@@ -241,7 +241,7 @@ def test_siblings_of_one_core_are_shared_unless_the_guest_sees_siblings() -> Non
     host = load_host("x86-2p2n16c32t-isolated-pus")
     options = PlanOptions(layout="pin-numa-smt", keep_vcpus=True)
     hostdevs = PLAIN[PLAIN.index(b"    <hostdev") : PLAIN.index(b"  </devices>")]
-    stated = tune(PLAIN.replace(hostdevs, b""), "vm.xml", options, host).document
+    stated = plan_file(PLAIN.replace(hostdevs, b""), "vm.xml", options, host).document
     assert "core-shared" not in ids(findings_of(stated, host=host))
     hidden = changed(stated, ("cores='2' threads='2'", "cores='4' threads='1'"))
     shared = [f.subject for f in findings_of(hidden, host=host) if f.id == "core-shared"]

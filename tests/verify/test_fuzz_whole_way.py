@@ -21,7 +21,7 @@ from homenode.check.verify.guest.view import view_of_stand_in
 from homenode.errors import HomenodeError
 from homenode.findings import are_bad
 from homenode.machine.topology import Host
-from homenode.plan.tuning import Tuning, tune
+from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.schema import validate
@@ -41,7 +41,7 @@ MOST_BOOTED_VCPUS = 16
 class Case:
     seed: str
     host: Host
-    tuning: Tuning
+    tuning: PlannedFile
 
     @property
     def document(self) -> Document:
@@ -76,7 +76,7 @@ def case_of(seed: str) -> Case | None:
         pci_granularity=choose.choice(list(PciGranularity)),
     )
     try:
-        return Case(seed, host, tune(document.encode(), "vm.xml", options, host))
+        return Case(seed, host, plan_file(document.encode(), "vm.xml", options, host))
     except Unplannable:
         return None
 

@@ -16,8 +16,8 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import are_bad
 from homenode.objective import Objective
+from homenode.plan.pipeline import plan_file
 from homenode.plan.shape.guest_numa import together
-from homenode.plan.tuning import tune
 from homenode.units import GIB, MIB
 from homenode.vm.domain.controllers import QEMU_NAMESPACE as QEMU
 from homenode.vm.domain.read import open_domain, read_kept, with_kept
@@ -117,7 +117,7 @@ ROOM = Aperture(2048 * GIB, 42, 2_097_152, 0, 0)
 def with_room(layout: str) -> tuple[bytes, bytes, Plan]:
     """(the document before, with the plan in it, the plan) of a VM that needs all an aperture."""
     options = PlanOptions(layout=layout, policy=Policy.SPREAD)
-    plan = tune(WITH_OVMF, "vm.xml", options, small_host()).plan
+    plan = plan_file(WITH_OVMF, "vm.xml", options, small_host()).plan
     plan = structs.replace(plan, aperture=ROOM)
     cells = tuple(structs.replace(cell, page_bytes=GIB) for cell in plan.vm.cells)
     plan = with_vm(plan, cpu_cache=GuestCache.EMULATED, topoext=True, page_bytes=GIB, cells=cells)

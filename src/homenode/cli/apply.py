@@ -14,7 +14,7 @@ from homenode.change.apply.definition import apply_definitions, preview_definiti
 from homenode.change.apply.live_pins import Moved, apply_live_pins, preview_live_pins
 from homenode.cli.arguments.place import ApplyArguments, PlanArguments
 from homenode.cli.command import as_words
-from homenode.cli.planning import (
+from homenode.cli.plan import (
     choose_by,
     hosts_after,
     note_critical,
@@ -40,9 +40,9 @@ from homenode.findings import Rejection
 from homenode.formats import encode
 from homenode.machine.topology import Host
 from homenode.plan.auto import resolve_layout
+from homenode.plan.pipeline import FileRequest, PlannedFile, plan_several
 from homenode.plan.request import fills_cores
 from homenode.plan.stored import encode_plan
-from homenode.plan.tuning import Tuning, TuningRequest, tune_together
 from homenode.safe.input_files import read_input
 from homenode.show.explain import explain
 from homenode.vm.daemon_host import (
@@ -111,7 +111,7 @@ def apply(asked: ApplyArguments) -> None:
         _refuse_planning(asked)
     check_can_write(asked.save_plan, force=asked.force)
     check_host(asked.host, asked.connect)
-    tunings: tuple[Tuning, ...] = ()
+    tunings: tuple[PlannedFile, ...] = ()
     with changing_host("apply", asked.names, asked.connect, dry_run=asked.dry_run):
         virsh = Virsh(asked.connect)
         states = {state.uuid: state for state in map(virsh.domain, asked.names)}
@@ -225,7 +225,7 @@ def tuned_together(
     results: Sequence[str],
     *,
     quiet: bool,
-) -> tuple[Tuning, ...]:
+) -> tuple[PlannedFile, ...]:
     """Plan VMs by name on one host, and explain it. Exits where they do not fit."""
     # Where they run already, their own pins do not count as allocated.
     others = tuple(domain for domain in machine.domains if domain.name not in originals)
@@ -238,11 +238,11 @@ def tuned_together(
         as_recorded = options if results else _as_recorded(guest, options, machine)
         chosen[name] = resolve_layout(guest, as_recorded, machine, choose)
     requests = [
-        TuningRequest(name=name, original=original, options=chosen[name].options)
+        FileRequest(name=name, original=original, options=chosen[name].options)
         for name, original in originals.items()
     ]
     try:
-        tunings = tune_together(requests, machine)
+        tunings = plan_several(requests, machine)
     except Unplannable as error:
         say_why_not(error)
         raise SystemExit(error.exit_code) from None
@@ -299,7 +299,7 @@ def _change(
     virsh: Virsh,
     changes: Sequence[DomainChange],
     asked: ApplyArguments,
-    tunings: Sequence[Tuning],
+    tunings: Sequence[PlannedFile],
 ) -> None:
     """Show what would change, ask, and define the documents, all or none.
 
@@ -377,7 +377,7 @@ def _applied(one: Applied) -> AppliedDomain:
 def _answer(
     asked: ApplyArguments,
     domains: Iterable[AppliedDomain],
-    tunings: Sequence[Tuning],
+    tunings: Sequence[PlannedFile],
 ) -> None:
     """What was done, or would be, as JSON; with the plans where they were made here."""
     plans = [msgspec.json.decode(encode_plan(one.plan)) for one in tunings] or repeat(None)
@@ -386,7 +386,7 @@ def _answer(
 
 
 def _move(
-    virsh: Virsh, change: DomainChange, asked: ApplyArguments, tunings: Sequence[Tuning]
+    virsh: Virsh, change: DomainChange, asked: ApplyArguments, tunings: Sequence[PlannedFile]
 ) -> None:
     if asked.dry_run or not asked.yes:
         moved = preview_live_pins(virsh, change.name, change.tuned)

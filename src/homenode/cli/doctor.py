@@ -27,7 +27,6 @@ from homenode.cli.terminal import (
 from homenode.errors import FINDINGS, InputError, UsageError
 from homenode.findings import Findings, in_order, shared_gap_lines, with_gaps
 from homenode.machine.pci import DeviceKind
-from homenode.plan.vm_file import read_vm, target_of
 from homenode.safe.input_files import read_input
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.restore import is_tuned_output, write_tuned
@@ -39,6 +38,7 @@ from homenode.vm.sources import (
     read_matrices,
 )
 from homenode.vm.targets.qemu_command import read_command_line
+from homenode.vm.targets.registry import read_vm, target_of
 from homenode.wording import plural, printable
 
 if TYPE_CHECKING:
@@ -276,12 +276,12 @@ def _print(found: Findings, host: "Host", *, json: bool, prometheus: bool) -> No
 def _fix(source: _VmSource, host: "Host", output: Path, mode: int) -> None:
     assert source.document is not None, "doctor has seen to it"
     from homenode.plan.auto import resolve_layout
-    from homenode.plan.tuning import tune
+    from homenode.plan.pipeline import plan_file
     from homenode.vm.layout import layout_text
     from homenode.vm.plan_options import AUTO, PlanOptions
 
     options = resolve_layout(vm_of(source.document), PlanOptions(AUTO), host).options
-    tuning = tune(source.content, source.name, options, host)
+    tuning = plan_file(source.content, source.name, options, host)
     saved = write_tuned(output, source.content, tuning.document, mode)
     layout = layout_text(tuning.plan.layout)
     note(

@@ -92,7 +92,7 @@ PROGRAM = Command(
     """,
     commands=(
         Command("show", f"{_PLACE}ShowArguments", "host:show", PLACE),
-        Command("plan", f"{_PLACE}PlanArguments", "plan_target:plan", PLACE),
+        Command("plan", f"{_PLACE}PlanArguments", "plan:plan", PLACE),
         Command("apply", f"{_PLACE}ApplyArguments", "apply:apply", PLACE),
         Command("restore", f"{_PLACE}RestoreArguments", "restore:restore", PLACE),
         Command("capture", f"{_PLACE}CaptureArguments", "host:capture", PLACE),

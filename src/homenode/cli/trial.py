@@ -20,7 +20,7 @@ from homenode.cli.arguments.trial import (
 )
 from homenode.cli.bench_options import check as check_options
 from homenode.cli.bench_options import check_access, static_probe, trial_request
-from homenode.cli.planning import hosts_after
+from homenode.cli.plan import hosts_after
 from homenode.cli.terminal import (
     check_can_ask,
     check_can_write,

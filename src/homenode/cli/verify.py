@@ -92,7 +92,7 @@ def verify(asked: VerifyArguments) -> None:
     """Check what is asked, and print the findings."""
     target = asked.target
     if target is not None:
-        from homenode.cli.plan_target import refuse_unknown_target
+        from homenode.cli.plan import refuse_unknown_target
         from homenode.vm.plan_model import LIBVIRT
 
         refuse_unknown_target(target)

@@ -10,11 +10,10 @@ from homenode.check.verify.guest.expectation import Expectation, expectation_of
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, as_printed, finding, in_order, texts_of
 from homenode.machine.topology import Host
-from homenode.plan.vm_file import VmFile, on_host
 from homenode.vm.facts import diff
 from homenode.vm.model import Vm
 from homenode.vm.plan_model import KEPT, Plan
-from homenode.vm.targets.registry import target_named
+from homenode.vm.targets.registry import VmFile, on_host, target_named
 from homenode.vm.targets.script import pins_in
 from homenode.vm.targets.target import (
     Feature,

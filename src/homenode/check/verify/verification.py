@@ -26,7 +26,6 @@ from homenode.errors import InputError, UsageError
 from homenode.findings import Finding, Findings, finding, in_order, merged, with_gaps
 from homenode.machine.topology import Host
 from homenode.plan.stored import read_plan, read_plan_for
-from homenode.plan.vm_file import kind_of, target_of
 from homenode.safe.input_files import read_file, read_input
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain, vm_of
@@ -37,7 +36,7 @@ from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
 from homenode.vm.plan_model import Plan, vm_as_it_runs
 from homenode.vm.sources import files_of, load_host
-from homenode.vm.targets.registry import TARGETS, target_named
+from homenode.vm.targets.registry import TARGETS, kind_of, target_named, target_of
 
 _SSH = "ssh:"
 _BOOTING = "booting a test guest; seconds to minutes"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from homenode.cli.planning import (
+from homenode.cli.plan import (
     check_tuned_output,
     choose_by,
     hosts_after,
@@ -38,8 +38,8 @@ from homenode.findings import shared_gap_lines
 from homenode.formats import encode
 from homenode.machine.topology import Host
 from homenode.plan.auto import resolve_layout
+from homenode.plan.pipeline import plan_file
 from homenode.plan.stored import encode_plan
-from homenode.plan.tuning import tune
 from homenode.safe.input_files import read_input
 from homenode.show.explain import explain
 from homenode.vm.domain.read import read_vm
@@ -93,7 +93,7 @@ def place(asked: PoolPlaceArguments) -> None:
     best = tuning = None
     for at, ranked in enumerate(ranking.hosts):
         try:
-            tuning = tune(original, document, ranked.options, ranked.entry.host)
+            tuning = plan_file(original, document, ranked.options, ranked.entry.host)
             best, ranking = ranked, replace(ranking, hosts=ranking.hosts[at:])
             break
         except Unplannable as refusal:  # hosts that are alike differ in less than 1 GiB

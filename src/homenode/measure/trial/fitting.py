@@ -11,7 +11,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Severity
 from homenode.machine.topology import Host, MemoryKind
 from homenode.measure.model import Group
-from homenode.plan.tuning import Tuning, tune, tune_manually
+from homenode.plan.pipeline import PlannedFile, plan_file, plan_manually
 from homenode.units import MIB, format_bytes
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.fingerprint import host_fingerprint
@@ -43,7 +43,7 @@ class Fitted(Struct, frozen=True):
     planner's answer where there is no tuning."""
 
     layout: str
-    tuning: Tuning | None
+    tuning: PlannedFile | None
     against: tuple[str, ...]
 
 
@@ -94,11 +94,11 @@ def _fit(
     pinning = PRESETS[options.layout].pinning
     try:
         if ranges is None or pinning is Pinning.NONE:
-            tuning = tune(original, name, options, host)
+            tuning = plan_file(original, name, options, host)
         else:
             siblings = ranges.sibling_pus if pinning is Pinning.ALL_PUS else ()
             lists = structs.replace(ranges, sibling_pus=siblings)
-            made = tune_manually(original, name, options, lists)
+            made = plan_manually(original, name, options, lists)
             plan = replace(made.plan, host_fingerprint=host_fingerprint(host))
             tuning = structs.replace(made, plan=plan)
     except Unplannable as error:

@@ -1,7 +1,16 @@
-"""Registry: the targets of homenode by their names."""
+"""Registry: the targets of homenode by their names, and VM files by their content."""
 
 from importlib import import_module
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.errors import InputError
+from homenode.machine.topology import Host
+from homenode.vm.domain.read import read_vm as read_domain
+from homenode.vm.model import Vm
+from homenode.vm.plan_model import LIBVIRT
+from homenode.vm.targets import libvirt
 from homenode.vm.targets.hypervisors import NAMES
 from homenode.vm.targets.target import Target
 
@@ -21,3 +30,53 @@ def target_named(name: str) -> Target:
 def recognised(content: bytes) -> str | None:
     """The target that a file is of, by its content."""
     return next((name for name in TARGETS if target_named(name).recognises(content)), None)
+
+
+class VmFile(Struct, frozen=True):
+    """A VM as some hypervisor's file says it, or as options alone do."""
+
+    kind: str | None  # "libvirt" or the name of a target; None = options alone
+    guest: Vm
+    content: bytes | None  # None = options alone
+    source: str
+
+
+def target_of(content: bytes) -> str | None:
+    """The target that a file is of, by its content; None for a domain document, and for others."""
+    return None if libvirt.recognises(content) else recognised(content)
+
+
+def kind_of(content: bytes, source: str, named: str | None = None) -> str:
+    """Whose file this is, by its content. named: the target that was asked for, of which a file may
+    be that its content alone does not tell. Raises InputError for none that is known."""
+    target = target_of(content)
+    if target is not None:
+        return target
+    if libvirt.recognises(content):
+        return LIBVIRT
+    if named not in (None, LIBVIRT) and target_named(named).may_be(content):
+        return named
+    raise InputError(
+        f"{source}: expected a VM: libvirt's XML, a configuration of qm or xl, or a script of "
+        "homenode; found none of these"
+    )
+
+
+def read_vm(content: bytes, source: str, named: str | None = None) -> VmFile:
+    """The VM of a file. named: as `kind_of`. Raises ParseError or InputError."""
+    kind = kind_of(content, source, named)
+    if kind == LIBVIRT:
+        return VmFile(kind, read_domain(content, source), content, source)
+    return VmFile(kind, target_named(kind).read_vm(content, source), content, source)
+
+
+def on_host(vm: VmFile, host: Host) -> VmFile:
+    """The VM with what its file leaves to a host: architecture, functions of whole cards."""
+    if vm.kind in (None, LIBVIRT) or vm.content is None:
+        return vm
+    target = target_named(vm.kind)
+    guest = vm.guest
+    arm = host.architecture == "aarch64"
+    if arm and target.architecture_of_host and b"x86_64" not in vm.content:
+        guest = replace(guest, architecture="aarch64", machine="virt")
+    return replace(vm, guest=target.on_host(guest, vm.content, vm.source, host))

@@ -1,0 +1,316 @@
+"""Pipeline: a VM's file, the plan for it on a host, and the file that follows from it.
+
+The whole main job as one pure step, for the command line and everything else that places VMs.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+
+from msgspec import Struct, structs
+
+from homenode.errors import InputError, UsageError
+from homenode.findings import Finding, Severity, finding
+from homenode.machine.tools.versions import Version
+from homenode.machine.topology import Host
+from homenode.plan.manual import manual_placement
+from homenode.plan.planner import plan
+from homenode.plan.request import request_for, resized
+from homenode.plan.shape.assemble import assemble
+from homenode.plan.stored import domain_of_plan
+from homenode.vm.domain.codec import refuse_older
+from homenode.vm.domain.copy import DEFAULT_NAME, copy_domain, shared_with_original
+from homenode.vm.domain.limits import check_vcpus, refuse_unsafe
+from homenode.vm.domain.read import open_domain, vm_of, with_kept
+from homenode.vm.model import GuestTopology, Vm
+from homenode.vm.plan_model import LIBVIRT, Plan, Unplannable
+from homenode.vm.plan_options import EmulatorPolicy, ManualRanges, PlanOptions, size_of_cells
+from homenode.vm.targets import libvirt
+from homenode.vm.targets.registry import VmFile, on_host, target_named
+from homenode.vm.targets.target import (
+    Feature,
+    Level,
+    Rendering,
+    Target,
+    default_machine,
+    features_of,
+    is_vgpu,
+    refuse_older_target,
+    settings_of,
+    target_findings,
+)
+
+
+class PlannedFile(Struct, frozen=True, kw_only=True):
+    """A plan and the file that follows from it."""
+
+    plan: Plan
+    target: str  # LIBVIRT or the name of another target
+    original: bytes  # the file that was edited, as given or copied; b"" = a new file
+    rendering: Rendering
+    findings: tuple[Finding, ...]  # on the file, what the target cannot express included
+    notes: tuple[str, ...]  # these as lines, after what was wrong with the file before
+    host: Host | None = None  # on what it was planned; None: PU lists of the user
+
+    @property
+    def document(self) -> bytes:
+        """The file to write."""
+        return self.rendering.document
+
+    @property
+    def libvirt(self) -> Version | None:
+        """The host's libvirt; None = unknown."""
+        return None if self.host is None else self.host.settings.libvirt_version
+
+
+def plan_file(
+    original: bytes, source: str, options: PlanOptions, host: Host, *, copy_name: str | None = None
+) -> PlannedFile:
+    """Plan a document's VM on a host and rewrite the document.
+
+    source: what to call the document in messages. copy_name: rewrite a copy with its own name,
+    UUID, NVRAM and MACs. Raises InputError for a bad document, UsageError for contradicting
+    options, Unplannable with every rejection, and as libvirt.render.
+    """
+    given, shared = _given(original, source, copy_name)
+    guest = vm_of(open_domain(given, source))
+    made = plan(host, request_for(guest, options, host))
+    return _rewritten(made, guest, host, given, source, shared)
+
+
+def plan_manually(
+    original: bytes,
+    source: str,
+    options: PlanOptions,
+    ranges: ManualRanges,
+    *,
+    copy_name: str | None = None,
+) -> PlannedFile:
+    """The same with PU lists that the user gives, and no host: the study's listings.
+
+    The vCPU count follows the lists. Raises as plan_file does.
+    """
+    given, shared = _given(original, source, copy_name)
+    guest = vm_of(open_domain(given, source))
+    request = request_for(guest, options, None)
+    placement = manual_placement(request, ranges)
+    made = assemble(None, resized(request, len(placement.vcpu_pins)), placement)
+    return _rewritten(made, guest, None, given, source, shared)
+
+
+def _given(
+    original: bytes, source: str, copy_name: str | None
+) -> tuple[bytes, tuple[Finding, ...]]:
+    if copy_name is None:
+        return original, ()
+    shared = tuple(shared_with_original(original, source))
+    return copy_domain(original, copy_name, source), shared
+
+
+def _rewritten(
+    made: Plan,
+    guest: Vm,
+    host: Host | None,
+    given: bytes,
+    source: str,
+    shared: tuple[Finding, ...],
+) -> PlannedFile:
+    rendering = libvirt.render(made, guest, host, given, source)
+    findings = (*shared, *rendering.findings)
+    return PlannedFile(
+        plan=with_kept(made, open_domain(rendering.document, source)),
+        target=LIBVIRT,
+        original=given,
+        rendering=rendering,
+        findings=findings,
+        notes=(*libvirt.contradictions(given, source), *map(_sentence, findings)),
+        host=host,
+    )
+
+
+def _sentence(finding: Finding) -> str:
+    fix = "" if finding.fix is None else f"; {finding.fix}"
+    return f"{finding.severity}: {finding.subject}: {finding.compared}{fix} ({finding.id})"
+
+
+class FileRequest(Struct, frozen=True, kw_only=True):
+    """A VM that is planned with others. name: what to call its document in messages."""
+
+    name: str
+    original: bytes
+    options: PlanOptions
+
+
+def plan_several(requests: Sequence[FileRequest], host: Host) -> tuple[PlannedFile, ...]:
+    """Plan VMs for one host, none of which gets what another one has: in the order of `requests`.
+
+    They are planned one after the other: as they are given, then the one with the most memory
+    first, then that with the most vCPUs, each time with emulators on cores of their own and then on
+    those of their VMs, until all fit. Raises as plan_file; Unplannable of the order in which the
+    most VMs fit.
+    """
+
+    def size(request: FileRequest) -> tuple[int, int]:
+        guest = vm_of(open_domain(request.original, request.name))
+        return -(guest.memory_bytes or 0), -(guest.vcpus or 0)
+
+    sizes = {request.name: size(request) for request in requests}
+    orders = (
+        list(requests),
+        sorted(requests, key=lambda one: sizes[one.name]),
+        sorted(requests, key=lambda one: sizes[one.name][1]),
+    )
+    best: tuple[int, Unplannable] | None = None
+    # One VM has one order, and the policy that was asked for.
+    shared = (False, True) if len(requests) > 1 else (False,)
+    for is_shared, order in product(shared, orders[: 1 if len(requests) == 1 else None]):
+        made: dict[str, PlannedFile] = {}
+        there = host
+        for request in order:
+            options = request.options
+            if is_shared and options.emulator_policy is EmulatorPolicy.AUTO:
+                options = structs.replace(options, emulator_policy=EmulatorPolicy.SHARE)
+            try:
+                made[request.name] = plan_file(request.original, request.name, options, there)
+            except Unplannable as error:
+                if best is None or best[0] < len(made):
+                    best = len(made), error
+                break
+            taken = domain_of_plan(made[request.name].plan)
+            there = structs.replace(there, domains=(*there.domains, taken))
+        else:
+            return tuple(made[request.name] for request in requests)
+    assert best is not None, "an order that fits was returned"
+    raise best[1]
+
+
+def size_of_options(options: PlanOptions) -> tuple[int, int]:
+    """vCPUs and bytes of memory of a VM of which only options say something; those of --guest-node
+    are summed. Raises UsageError where they say neither."""
+    vcpus, memory_bytes = options.vcpus, options.memory_bytes
+    if options.explicit_cells:
+        vcpus, memory_bytes = size_of_cells(options.explicit_cells)
+    if vcpus is None or memory_bytes is None:
+        given = [
+            name
+            for name, one in (("--vcpus", vcpus), ("--memory", memory_bytes))
+            if one is not None
+        ]
+        raise UsageError(
+            f"expected a VM's file, or --vcpus and --memory, found {given[0] if given else 'none'}"
+            f"{' alone' if given else ''}",
+            hint="homenode plan --vcpus 16 --memory 64GiB --gpus 2 -o vm.xml",
+        )
+    if vcpus < 1 or memory_bytes < 1:
+        raise UsageError("--vcpus, --memory: expected more than 0")
+    return vcpus, memory_bytes
+
+
+def vm_of_options(
+    options: PlanOptions, architecture: str | None, name: str = DEFAULT_NAME
+) -> VmFile:
+    """A VM of which only options say something. Raises UsageError without vCPUs and memory."""
+    vcpus, memory_bytes = size_of_options(options)
+    architecture = architecture or "x86_64"
+    vm = Vm(
+        name=name,
+        source="options",
+        architecture=architecture,
+        machine=default_machine(architecture),
+        cpu_mode="host-passthrough",
+        vcpus=vcpus,
+        memory_bytes=memory_bytes,
+        vcpu_pins=(None,) * vcpus,
+    )
+    return VmFile(None, vm, None, "options")
+
+
+def plan_for_target(
+    vm: VmFile, options: PlanOptions, host: Host, target: str, version: Version | None = None
+) -> PlannedFile:
+    """Plan a VM and write it for a target. The VM's file is edited where it is of that target.
+
+    version: of the target, None = not said. Raises as plan_file, InputError where
+    the target cannot take the plan, and as refuse_older_target.
+    """
+    module = target_named(target)
+    vm = on_host(vm, host)
+    if vm.kind != target:
+        vm = structs.replace(vm, guest=_moved(vm.guest, module, vm.source))
+    request = request_for(vm.guest, options, host)
+    says_nothing = vm.kind != target or vm.guest.cpu_topology is None
+    if module.one_socket and request.options.objective is None and says_nothing:
+        guest = structs.replace(vm.guest, cpu_topology=GuestTopology(1, 1, vm.guest.vcpus, 1))
+        vm, request = structs.replace(vm, guest=guest), structs.replace(request, guest=guest)
+    made = plan(host, request)
+    _refuse_lost_vgpus(made, module)
+    if version is not None:
+        refuse_older_target(module, made, version)
+    limits: tuple[Finding, ...] = ()
+    if module.runs_qemu:
+        qemu = host.settings.qemu_version
+        refuse_older(made, None, qemu, is_virt=vm.guest.is_virt)
+        limits = check_vcpus(vm.guest, made.vm.vcpus, qemu, vm.source)
+    refuse_unsafe(vm.guest, made, vm.source)
+    given = vm.content if vm.kind == target else None
+    rendering = module.render(made, vm.guest, host, given, vm.source)
+    findings = (*target_findings(module, made), *rendering.findings, *limits)
+    if vm.kind != target and vm.guest.launch_security is not None:
+        findings = (*findings, _not_encrypted(vm.guest, target))
+    made = structs.replace(made, kept=settings_of(module, rendering.document), kept_of=target)
+    return PlannedFile(
+        plan=made,
+        target=target,
+        original=given or b"",
+        rendering=rendering,
+        findings=findings,
+        notes=tuple(map(_sentence, findings)),
+        host=host,
+    )
+
+
+def _not_encrypted(guest: Vm, target: str) -> Finding:
+    """A file of another hypervisor says nothing of keys and measurements."""
+    return finding(
+        "target-not-carried",
+        f"launch security {guest.launch_security}",
+        observed=f"it is not in the file for {target}: the guest would not be encrypted",
+        severity=Severity.WARNING,
+        case="launch security",
+    )
+
+
+def _refuse_lost_vgpus(plan: Plan, target: Target) -> None:
+    """A file that cannot say a vGPU would pass its GPU, which ends the vGPUs of other VMs."""
+    support = target.support[Feature.VGPUS]
+    if support.level is Level.LOST and Feature.VGPUS in features_of(plan):
+        names = ", ".join(d.uuid or str(d.bdf) for d in plan.vm.hostdevs if is_vgpu(d))
+        raise InputError(
+            f"target {target.title}: expected whole devices, found the vGPU {names}: {support.how}",
+            hint="plan it for libvirt, qemu or proxmox",
+        )
+
+
+def _moved(guest: Vm, target: Target, source: str) -> Vm:
+    """A VM of another hypervisor: its vCPUs, memory and devices, without its PCI addresses.
+
+    Raises InputError for memory devices, which have no like there.
+    """
+    if guest.has_dimms:
+        raise InputError(
+            f"{source}: expected a VM without memory devices for target {target.title}, found some",
+            hint="count their memory in with --memory, in a copy of the document without them",
+        )
+    # A file of ours names the host's CPU, or all that TCG has, where the VM's names none.
+    mode = guest.cpu_mode or ("host-passthrough" if guest.domain_type == "kvm" else "maximum")
+    guest = structs.replace(guest, cpu_mode=mode)
+    if target.keeps_addresses:
+        return guest
+    return structs.replace(
+        guest,
+        machine="virt" if guest.architecture == "aarch64" else "q35",
+        controllers=(),
+        addresses=target.own_slots,
+        hostdevs=tuple(structs.replace(hostdev, address=None) for hostdev in guest.hostdevs),
+        mediated=tuple(structs.replace(device, address=None) for device in guest.mediated),
+        has_qemu_commandline=False,
+    )

@@ -1,0 +1,86 @@
+"""libvirt: a domain document as the file that a plan is written into.
+
+The document is edited, never made anew. What it says must not contradict itself afterwards where it
+did not before.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from homenode.errors import HomenodeError
+from homenode.machine.topology import Host
+from homenode.vm.domain.codec import refuse_older
+from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.iommu import (
+    can_accelerate,
+    can_have_iommufd,
+    edit_iommufd,
+    edit_smmus,
+    iommufd_missing,
+    needs_iommufd,
+    smmu_buses,
+    smmu_left_out,
+)
+from homenode.vm.domain.limits import check_vcpus, document_findings
+from homenode.vm.domain.memory import nodemask_not_strict
+from homenode.vm.domain.read import open_domain
+from homenode.vm.domain.rewrite import rewrite
+from homenode.vm.model import Vm
+from homenode.vm.plan_model import Plan
+from homenode.vm.targets.target import Rendering
+
+_MOST_ALIKE = 8
+
+
+def recognises(content: bytes) -> bool:
+    """Whether a file is XML, with or without a byte order mark."""
+    start = content[:4096].lstrip(b"\xef\xbb\xbf \t\r\n")
+    return start[:1] == b"<" or content[:2] in (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
+
+
+def render(plan: Plan, guest: Vm, host: Host | None, given: bytes, source: str) -> Rendering:
+    """The document rewritten by the plan. host: None = its versions are unknown.
+
+    Raises InputError for more vCPUs than the machine type takes, HostError where the host's libvirt
+    or QEMU is too old.
+    """
+    qemu = None if host is None else host.settings.qemu_version
+    limits = check_vcpus(guest, plan.vm.vcpus, qemu, source)
+    after = rewrite(given, plan, source)
+    if host is not None:
+        versions = host.settings.libvirt_version, host.settings.qemu_version
+        refuse_older(plan, *versions, is_virt=guest.is_virt, iommu_model=guest.iommu_model)
+        buses = smmu_buses(guest, plan, host)
+        smmu = smmu_left_out(guest, plan, buses, *versions)
+        buses = buses if can_accelerate(*versions) else ()
+        needs = needs_iommufd(guest, plan)
+        can = can_have_iommufd(*versions)
+        if needs and not can:
+            limits = (*limits, iommufd_missing(guest, *versions))
+        mask = nodemask_not_strict(guest, plan, versions[0])
+        limits = (*limits, *(one for one in (smmu, mask) if one is not None))
+        if buses:
+            after = edit_smmus(open_domain(after, source), buses).to_bytes()
+        if can and (needs or buses) and versions[0] is not None:
+            after = edit_iommufd(open_domain(after, source), versions[0]).to_bytes()
+    known = set(crosscheck(open_domain(given, source)))
+    new = [one for one in crosscheck(open_domain(after, source)) if one not in known]
+    if new:
+        raise HomenodeError(
+            f"{source}: the tuned document would contradict itself: {new[0].fact}",
+            hint="nothing was written; this is a defect of homenode: please send it the document",
+        )
+    return Rendering(after, (), (*document_findings(given, after, plan, source), *limits))
+
+
+def contradictions(given: bytes, source: str) -> Iterator[str]:
+    """What was wrong with a document before: a line for each, and one for what many more have."""
+    broken = crosscheck(open_domain(given, source))
+    counts = Counter(one.id for one in broken)
+    seen: Counter[str] = Counter()
+    for one in broken:
+        seen[one.id] += 1
+        if seen[one.id] <= _MOST_ALIKE:
+            yield f"warning: {one.fact}"
+        elif seen[one.id] == counts[one.id]:
+            yield f"warning: {counts[one.id] - _MOST_ALIKE} more of this kind ({one.id})"

@@ -40,11 +40,13 @@ LOOKS = {
 
 
 class Text(Struct, frozen=True):
-    """A paragraph. indent: columns, of its wrapped lines as well."""
+    """A paragraph. indent: columns, of its wrapped lines as well. hang: where wrapped lines begin,
+    below the value of a label."""
 
     words: Words
     look: str = ""
     indent: int = 0
+    hang: int = 0
 
 
 class Items(Struct, frozen=True):

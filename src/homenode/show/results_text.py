@@ -17,7 +17,7 @@ from homenode.decide.recommendation import ReasonId, Recommendation, Recommended
 from homenode.decide.sentences import first_line, ground_of, layout_named, sentence_of
 from homenode.decide.summary import Series, SeriesKey, headline
 from homenode.decide.words import change_text, figure_text, multiple_text, range_text
-from homenode.doc import Cell, Doc, Part, Section, Table, Text
+from homenode.doc import Cell, Commands, Doc, Part, Section, Table, Text
 from homenode.findings import Doubt
 from homenode.measure.derived_run import schedule_of
 from homenode.measure.gpu.collectives import TOPOLOGY_FILE
@@ -162,25 +162,34 @@ def _objective_rows(answers: Sequence[Recommendation]) -> Table | None:
     """A row for each objective with results of two layouts, a column for each; None without."""
     labels = dict.fromkeys(one.alternative for answer in answers for one in answer.results)
     layouts = sorted(labels, key=lambda one: [*PRESETS, one].index(one))
+    is_wide = len(layouts) > 2  # then units stand with the objective
     rows: list[tuple[str | Cell, ...]] = []
     for answer in answers:
         for metric in dict.fromkeys(one.metric for one in answer.results):
             results = {one.alternative: one for one in answer.on(metric)}
             if len(results) > 1:
-                values = (
+                texts = [
                     figure_text(results[one].value, results[one].unit) if one in results else "-"
                     for one in layouts
+                ]
+                unit = next(text.partition(" ")[2] for text in texts if text != "-")
+                label: tuple[str, ...] = (
+                    str(answer.objective),
+                    METRICS[metric].title.partition(",")[0],
                 )
+                if is_wide:
+                    texts = [text.removesuffix(f" {unit}") for text in texts]
+                    label = (f"{answer.objective}, {unit}",)
                 run = Cell((layout_named(answer),), "good")
                 run = run if answer.tells else Cell(("cannot tell",), "warn")
-                rows.append((str(answer.objective), METRICS[metric].title, *values, run))
-    heads = ("objective", "result", *layouts, "run")
+                rows.append((*label, *texts, run))
+    heads = ("objective", *(() if is_wide else ("result",)), *layouts, "run")
     return Table(heads=heads, rows=tuple(rows), numeric=tuple(layouts)) if rows else None
 
 
 def _why(
     answers: Sequence[Recommendation], comparison: Comparison, everything: bool
-) -> Iterator[Text]:
+) -> Iterator[Part]:
     """Why for each objective that has results, the caveats, and what to measure next."""
     lines: list[tuple[str, str, str]] = []
     blocked = [answer for answer in answers if answer.is_blocked]
@@ -203,11 +212,12 @@ def _why(
     lines += [("caveat", caveat, "") for caveat in shown]
     if len(shown) < len(caveats):
         lines.append(("caveat", f"{len(caveats) - len(shown)} more (--explain)", ""))
-    if command := _next_trial(answers):
-        lines.append(("next", command, "hint"))
     width = max((len(label) for label, _, _ in lines), default=0) + 2
     for label, text, look in lines:
-        yield Text(f"{label:<{width}}{text}", look)
+        yield Text(f"{label:<{width}}{text}", look, hang=width)
+    if command := _next_trial(answers):
+        yield Text("next")
+        yield Commands((command,))
 
 
 def file_text(effect: Effect) -> str:

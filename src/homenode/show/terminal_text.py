@@ -66,7 +66,8 @@ def _parts(parts: Sequence[Part], *, is_first: bool) -> Iterator[RenderableType]
     for number, part in enumerate(parts):
         match part:
             case Text():
-                text = _line(part.words, part.look)
+                text: RenderableType = _line(part.words, part.look)
+                text = HangingLine(_line(part.words, part.look), part.hang) if part.hang else text
                 # Wrapped lines stay below their first word, not below its indent.
                 yield Padding(text, (0, 0, 0, part.indent), expand=False) if part.indent else text
             case Items():
@@ -131,6 +132,18 @@ class AsciiWhereNeeded:
                 yield Segment(text, segment.style, segment.control)
             else:
                 yield segment
+
+
+class HangingLine:
+    """A label with its value; wrapped lines begin below the value."""
+
+    def __init__(self, line: Line, column: int) -> None:
+        self._label, self._value = line.divide([column])
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        column = len(self._label)
+        for number, line in enumerate(self._value.wrap(console, options.max_width - column)):
+            yield Line.assemble(self._label if not number else " " * column, line)
 
 
 class TableOrList:

@@ -83,7 +83,10 @@ def answer_text(machines: Sequence[ReportedMachine]) -> Doc:
     widths = [max((len(line.subject) for line in lines), default=0) + 2]
     widths.append(max((len(line.action) for line in lines), default=0) + 2)
     shown = (
-        Text(f"{line.subject:<{widths[0]}}{line.action:<{widths[1]}}{line.ground}", indent=2)
+        Text(
+            f"  {line.subject:<{widths[0]}}{line.action:<{widths[1]}}{line.ground}",
+            hang=sum(widths) + 2,
+        )
         for line in lines
     )
     return Doc("", tuple(shown) or (Text(_NOTHING),))

@@ -85,6 +85,7 @@ def test_a_copy_is_named_and_counts_where_the_user_says_so() -> None:
     (_, gaps), (is_taken, fewer) = taken(domain_of(COPY)), taken(domain_of(ORIGINAL))
     assert gaps == fewer + 1 and not is_taken
     assert taken(domain_of(COPY), reserve_defined=True)[0]
+    assert taken(domain_of(COPY), replaces=("copy",)) == (False, fewer)
 
 
 def test_a_vm_that_is_planned_again_does_not_count_itself() -> None:

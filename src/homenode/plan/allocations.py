@@ -123,7 +123,7 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
     if unknown is not None:
         gaps.append(unknown)
     counted = list(other_domains(host, request))
-    gaps += _copies(host, counted)
+    gaps += _copies(host, request, counted)
     named = CpuSet.union(pin for domain in counted for pin in domain.pins).bits
     core_of = {pu: core for core in cores if core & named for pu in members(core)}
     of_vcpus, of_threads, ranges = 0, 0, []
@@ -182,10 +182,11 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
     )
 
 
-def _copies(host: Host, counted: Sequence[RunningDomain]) -> Iterator[Gap]:
-    """A gap for each copy of a placed domain that does not count."""
+def _copies(host: Host, request: GuestRequest, counted: Sequence[RunningDomain]) -> Iterator[Gap]:
+    """A gap for each copy of a placed domain that is another's and does not count."""
     for domain in host.domains:
-        if domain.mark is DomainMark.COPY and domain not in counted:
+        is_free = domain not in counted and not _is_own(domain, request)
+        if domain.mark is DomainMark.COPY and is_free:
             yield Gap(
                 f"CPUs of domain {domain.name!r}",
                 "it is a copy of a VM that homenode placed, so what it names counts as free; "

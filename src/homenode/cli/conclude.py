@@ -41,7 +41,7 @@ from homenode.machine.topology import Host
 from homenode.measure.imported.sources import load_sources
 from homenode.measure.results.model import Run
 from homenode.objective import Objective
-from homenode.show.results_text import comparison_text
+from homenode.show.results_text import MOST_IN_FULL, comparison_text
 from homenode.vm.sources import load_host
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def compare(asked: CompareArguments) -> None:
     machines: dict[str, tuple[Alternative, ...]] = {}
     if asked.bare is None:
         machines = alternatives_by_machine(by_argument)
-        compared = compare_machines(machines, asked.objective, skipped=skipped)
+        is_brief = len(machines) > MOST_IN_FULL and not (asked.json or asked.everything)
+        compared = compare_machines(machines, asked.objective, skipped=skipped, is_brief=is_brief)
     else:
         chosen = alternatives_of(by_argument, first_alone=True)
         compared = compare_alternatives(chosen, asked.objective, bare=True, skipped=skipped)

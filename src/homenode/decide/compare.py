@@ -83,15 +83,19 @@ def compare_machines(
     objective: Objective | None = None,
     *,
     skipped: Sequence[str] = (),
+    is_brief: bool = False,
 ) -> Comparison:
     """Layouts of each machine with one another; machines are never compared.
 
-    Raises InputError where no machine has two layouts.
+    is_brief: without effects, which take longest. Raises InputError where no machine has two
+    layouts.
     """
     made: dict[str, Comparison] = {}
     single = []
     for name, chosen in machines.items():
-        if len(chosen) > 1 or len(machines) == 1:
+        if len(chosen) > 1 and is_brief:
+            made[name] = compare_series(chosen, {one.label: {} for one in chosen}, objective)
+        elif len(chosen) > 1 or len(machines) == 1:
             made[name] = compare(chosen, objective)
         else:
             single.append(f"{name}: results of one layout only")

@@ -3,7 +3,7 @@
     .venv/bin/python -m tests.error_rates [DRAWS [PART OF A ROW'S NAME]]
 
 Boots vary by 1 %, ten samples of each by 1 %, unless a row says otherwise; drift is linear over the
-whole trial. Tables: decisions 0003 and 0022.
+whole trial. Tables: docs/developer/statistics.md.
 """
 
 import math

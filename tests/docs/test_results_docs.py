@@ -80,7 +80,3 @@ def test_the_examples_of_the_pages_are_read() -> None:
     (lines,) = [b.text for b in read_page("docs/formats/results.md").blocks() if b.text]
     run = parse_run((lines + "\n").encode(), "the page")
     assert run.head.switches.name == "pin-numa"
-
-
-def test_the_decision_on_intervals_is_as_short_as_decisions_are() -> None:
-    assert len(read_page("docs/developer/decisions/0003-intervals.md").text.splitlines()) <= 45

@@ -246,7 +246,7 @@ def trial_request(
         asked.access.stop_within,
     )
     placing, words = _placing(asked, layouts[0])
-    few = 3 if len(layouts) <= 2 else 4  # decision 0029
+    few = 3 if len(layouts) <= 2 else 4  # docs/developer/statistics.md
     return TrialRequest(
         id=own,
         layouts=layouts,

@@ -284,7 +284,7 @@ is 1.4 of the latter below their mean, and so far apart in 1 of 1,000 pairs of b
 def _within(first: Series, second: Series, metric: Metric) -> float:
     """How far the slowest device is from the others of its boot in the one, over the same in the
     other; 1.0 where that is no more than chance, or what matters. Eight devices in two boots with
-    3 % of their own: docs/developer/decisions/0003-intervals.md."""
+    3 % of their own: docs/developer/statistics.md."""
     if not (first.shares and second.shares):
         return 1.0
     spread = max(first.device_spread, second.device_spread)

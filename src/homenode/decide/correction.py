@@ -2,7 +2,7 @@
 
 The p values hold over all pairs of alternatives already. Two metrics: closed testing, as Holm would
 cost what three boots find; an alternative must differ on both together (F) before it may differ on
-one. Other numbers: Bonferroni. Why, and the error rates: decision 0003.
+one. Other numbers: Bonferroni. Why, and the error rates: docs/developer/statistics.md.
 """
 
 import math

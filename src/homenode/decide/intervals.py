@@ -3,7 +3,7 @@
 The boot is the unit of replication: a boot's samples are condensed to their median, and the medians
 are compared on the logarithmic scale. Welch's t with Satterthwaite's degrees of freedom; of three
 alternatives or more each variance is drawn towards the others'. In a trial whose rounds differ, the
-rounds are blocks. Error rates: decisions 0003 and 0029.
+rounds are blocks. Error rates: docs/developer/statistics.md.
 """
 
 import math

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from homenode.errors import NoAnswerError
-from homenode.measure.experiment import AT_ONCE, Patience, run_tasks
+from homenode.measure.experiment import AT_ONCE, WaitPolicy, run_tasks
 from homenode.measure.progress import UNSETTLED, Pace, Progress, TaskState, TaskStatus
 
-SOON = Patience(poll_s=0.001, blocked_s=0.02)
+SOON = WaitPolicy(poll_s=0.001, blocked_s=0.02)
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Place:
     begun: list[str] = field(default_factory=list)
     needs_somebody: bool = False
 
-    def look(self) -> Progress:
+    def poll(self) -> Progress:
         if self.silent:
             self.silent -= 1
             raise NoAnswerError("squeue: Connection refused")
@@ -41,12 +41,12 @@ class Place:
             )
         )
 
-    def again(self, tasks: Sequence[TaskStatus]) -> None:
+    def retry(self, tasks: Sequence[TaskStatus]) -> None:
         for task in tasks:
             assert task.state not in UNSETTLED
             del self.states[task.id]
 
-    def begin(self, tasks: Sequence[TaskStatus]) -> None:
+    def start(self, tasks: Sequence[TaskStatus]) -> None:
         for task in tasks[: self.at_once]:
             self.begun.append(task.id)
             self.states[task.id] = self.ends[task.id].pop(0)
@@ -82,7 +82,7 @@ def test_a_queue_that_is_silent_for_a_while_is_waited_for() -> None:
     place = Place({"a": [FAILED, DONE]}, states={"a": FAILED}, silent=3)
     place.ends["a"].pop(0)
     seen: list[Progress] = []
-    ended = run_tasks(place, seen.append, Patience(poll_s=0.001, blocked_s=60.0), retry=True)
+    ended = run_tasks(place, seen.append, WaitPolicy(poll_s=0.001, blocked_s=60.0), retry=True)
     assert ended.count(DONE) == 1, "what failed before is still taken again"
     assert [one.silent_s > 0 for one in seen] == [True] * 3 + [False] * 2
 
@@ -102,7 +102,7 @@ def test_what_waits_for_somebody_is_waited_for_no_longer_than_patience_lasts() -
 
 def test_no_longer_is_waited_than_asked_for() -> None:
     place = Place({"a": [PENDING]})
-    ended = run_tasks(place, lambda progress: None, Patience(poll_s=0.001, wait_s=0.01))
+    ended = run_tasks(place, lambda progress: None, WaitPolicy(poll_s=0.001, wait_s=0.01))
     assert not ended.is_settled
     assert not ended.is_blocked
 

@@ -197,7 +197,7 @@ class JobMachine(gpu_run.GpuMachine):
 def test_a_run_asks_before_it_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "IDLE_S", 0.0)
     orders = BenchOptions("x", SuiteOptions((), Depth.QUICK), repeats=1, vantage=Vantage.HOST)
-    ready, _ = runner.look_over(JobMachine(), orders)
+    ready, _ = runner.inspect(JobMachine(), orders)
     assert not [test for test in ready.record.tests if test.group is Group.NCCL]
     (own,) = (test for test in ready.record.tests if test.id == "gpu-bandwidth")
     assert own.gpus == (Bdf.parse(gpu_run.GPUS[1]),)

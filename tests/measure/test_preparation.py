@@ -224,7 +224,7 @@ def test_an_affinity_leaves_its_pus_alone_to_a_run() -> None:
     status = "Cpus_allowed_list:\t2-3\nMems_allowed_list:\t0\n"
     groups = {"/proc/self/cgroup": "3:cpuset:/\n", "/sys/fs/cgroup/cpuset/cpuset.cpus": "0-3\n"}
     machine = FakeMachine(changed={"/proc/self/status": status, **groups})
-    ready, _ = runner.look_over(machine, HOST_ORDERS)
+    ready, _ = runner.inspect(machine, HOST_ORDERS)
     assert ready.pus == CpuSet.parse("2-3")
     with pytest.raises(UsageError, match="expected PUs of 2-3"):
-        runner.look_over(machine, replace(HOST_ORDERS, pus=CpuSet.parse("0")))
+        runner.inspect(machine, replace(HOST_ORDERS, pus=CpuSet.parse("0")))

@@ -23,7 +23,7 @@ from homenode.measure.run_folder import (
 )
 from tests.bench_machines import FakeMachine
 
-ORDER = runner.look_over(FakeMachine(), BenchOptions("x", vantage=Vantage.HOST))[0].record
+ORDER = runner.inspect(FakeMachine(), BenchOptions("x", vantage=Vantage.HOST))[0].record
 
 
 @pytest.fixture

@@ -96,9 +96,7 @@ def test_raw_outputs_stand_next_to_the_samples(tmp_path: Path) -> None:
 
 
 def argv_of(record: dict[str, Any]) -> Sequence[str]:
-    orders = {
-        test.id: test.argv for test in runner.look_over(FakeMachine(), ORDERS)[0].record.tests
-    }
+    orders = {test.id: test.argv for test in runner.inspect(FakeMachine(), ORDERS)[0].record.tests}
     return orders[record["test"]]
 
 

@@ -43,7 +43,7 @@ def test_every_figure_has_its_median_and_its_range(outcome: BenchOutcome, width:
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_every_step_is_shown_with_its_command(width: int) -> None:
-    record = runner.look_over(FakeMachine(), ORDERS)[0].record
+    record = runner.inspect(FakeMachine(), ORDERS)[0].record
     text = " ".join(shown(steps_text(record), width).split())
     assert text.count("cpu-single (control)") == 2
     assert "homenode-probe placement" in text

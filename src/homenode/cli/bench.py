@@ -29,7 +29,7 @@ from homenode.findings import Findings
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.remote_host import RemoteHost, SshHost
 from homenode.measure.orders import BenchOptions, BenchOutcome, check_name
-from homenode.measure.runner import look_over, run_bench
+from homenode.measure.runner import inspect, run_bench
 from homenode.wording import command_line
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _resuming(name: str) -> str:
 def _print_steps(machine: "Machine", orders: BenchOptions) -> None:
     from homenode.show.results_text import steps_text
 
-    ready, _ = look_over(machine, orders)
+    ready, _ = inspect(machine, orders)
     console().print(steps_text(ready.record))
     note_gaps(ready.host.gaps)
     for finding in ready.mismatch:

@@ -59,20 +59,20 @@ class ExperimentJournal(RecordFolder, Generic[H, L]):
 class Executor(Protocol):
     """Where the tasks of one experiment run."""
 
-    def look(self) -> Progress:
+    def poll(self) -> Progress:
         """How far each task is. What a kill left unwritten is written down; nothing is begun.
 
         Raises NoAnswerError where that cannot be asked now.
         """
 
-    def again(self, tasks: Sequence[TaskStatus]) -> None:
+    def retry(self, tasks: Sequence[TaskStatus]) -> None:
         """Take these for not begun: they had failed before this call."""
 
-    def begin(self, tasks: Sequence[TaskStatus]) -> None:
+    def start(self, tasks: Sequence[TaskStatus]) -> None:
         """Begin what waits, in this order: the first to its end, or as many as a queue takes."""
 
 
-class Patience(Struct, frozen=True):
+class WaitPolicy(Struct, frozen=True):
     """poll_s: between two looks. blocked_s: how long an experiment waits where everything waits for
     somebody, or the queue is silent. wait_s: in all; None = as long as it takes."""
 
@@ -81,14 +81,14 @@ class Patience(Struct, frozen=True):
     wait_s: float | None = None
 
 
-AT_ONCE = Patience(poll_s=0.0)
-"""Of an executor that is through with a task when `begin` returns."""
+AT_ONCE = WaitPolicy(poll_s=0.0)
+"""Of an executor that is through with a task when `start` returns."""
 
 
 def run_tasks(
     executor: Executor,
     on_progress: Callable[[Progress], None],
-    patience: Patience = AT_ONCE,
+    patience: WaitPolicy = AT_ONCE,
     *,
     retry: bool = False,
 ) -> Progress:
@@ -104,15 +104,15 @@ def run_tasks(
     while True:
         now = time.monotonic()
         try:
-            progress = executor.look()
+            progress = executor.poll()
             if retry and (failed := _settled_badly(progress)):
-                executor.again(failed)
-                progress = executor.look()
+                executor.retry(failed)
+                progress = executor.poll()
             retry, silent_since = False, None
             on_progress(progress)
             if progress.is_settled:
                 return progress
-            executor.begin([one for one in progress.tasks if one.state is TaskState.WAITING])
+            executor.start([one for one in progress.tasks if one.state is TaskState.WAITING])
         except NoAnswerError:
             silent_since = silent_since or now
             if now - silent_since > patience.blocked_s:

@@ -93,7 +93,7 @@ def run_bench(
     where the folder is not as expected, ToolError where the machine cannot be reached any more:
     what was measured is kept. A guest that is not as planned is an answer: see `folder`.
     """
-    ready, snapshot = look_over(machine, orders)
+    ready, snapshot = inspect(machine, orders)
     unknown = gap_lines(ready.host.gaps)
     if ready.mismatch and not orders.force:
         return BenchOutcome(None, None, ready.mismatch, ready.record.left_out, unknown)
@@ -105,7 +105,7 @@ def run_bench(
             machine = machine.holding(folder.tool_lock)
         _keep_context(folder, orders, record, snapshot)
         session = _Session(machine, folder, record, ready.host)
-        if not session.look().is_settled:
+        if not session.poll().is_settled:
             plan = orders.plan if orders.vantage is Vantage.GUEST else None
             session.look_before(ready, plan, snapshot, notify)
             run_tasks(session, on_progress)
@@ -116,7 +116,7 @@ def run_bench(
         return BenchOutcome(str(folder.path), made.run, found, made.gaps, unknown)
 
 
-def look_over(machine: Machine, orders: BenchOptions) -> tuple[Prepared, Snapshot]:
+def inspect(machine: Machine, orders: BenchOptions) -> tuple[Prepared, Snapshot]:
     """What the orders come to on this machine; nothing is written. Raises as run_bench does."""
     check_name(orders.name)
     if orders.app is not None:
@@ -185,7 +185,7 @@ class _Session:
         self._pace = Pace({test.id: test.seconds for test in record.tests})
         self._readings: dict[int, StepReading] = {}
 
-    def look(self) -> Progress:
+    def poll(self) -> Progress:
         tasks = [
             TaskStatus(number, 0, TaskState.WAITING if number in self._left else TaskState.DONE)
             for number in (str(task.number) for task in self._schedule.tasks)
@@ -194,10 +194,10 @@ class _Session:
         now = left[0] if left else ""
         return Progress(tuple(tasks), now=now, seconds_left=self._pace.left(left))
 
-    def again(self, tasks: Sequence[TaskStatus]) -> None:
+    def retry(self, tasks: Sequence[TaskStatus]) -> None:
         """Nothing: a command that failed has its line, and is no gap in the run."""
 
-    def begin(self, tasks: Sequence[TaskStatus]) -> None:
+    def start(self, tasks: Sequence[TaskStatus]) -> None:
         task = self._left[tasks[0].id]
         record, output = self._step(task)
         self.folder.write_step(record, output)

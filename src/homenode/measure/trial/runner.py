@@ -178,7 +178,7 @@ class _BootedVm:
         self._begun = time.monotonic()
         self.alive = self._alive()
 
-    def look(self) -> Progress:
+    def poll(self) -> Progress:
         known = self._trial.journal.known().state
         outcomes = known.outcomes
         steps = self._in_time(steps_of(self._trial.head, known), outcomes)
@@ -212,7 +212,7 @@ class _BootedVm:
                 last += 1
         return [step for step in steps if step.round <= last]
 
-    def again(self, tasks: Sequence[TaskStatus]) -> None:
+    def retry(self, tasks: Sequence[TaskStatus]) -> None:
         """What there was of a boot that is gone is kept apart: it is measured as a whole."""
         for task in tasks:
             step = self._steps[task.id]
@@ -221,7 +221,7 @@ class _BootedVm:
                 _set_aside(self._trial, step, there)
             self._trial.journal.note(EntryKind.AGAIN, step.number)
 
-    def begin(self, tasks: Sequence[TaskStatus]) -> None:
+    def start(self, tasks: Sequence[TaskStatus]) -> None:
         step = self._next([self._steps[task.id] for task in tasks])
         assert step is not None, "something is left"
         begun = time.monotonic()

@@ -29,7 +29,7 @@ from homenode.cluster.slurm.tools.slurm_nodes import expand_hostlist
 from homenode.cpuset import CpuSet
 from homenode.errors import FINDINGS, HostError, InputError, UsageError
 from homenode.formats import encode
-from homenode.measure.experiment import Patience, run_tasks
+from homenode.measure.experiment import WaitPolicy, run_tasks
 from homenode.measure.progress import Progress
 from homenode.show.html import html_page
 from homenode.show.trial_text import missing_lines
@@ -59,7 +59,7 @@ def study(asked: SlurmStudyArguments) -> None:
             _note_scripts(folder, made)
             return
         wait_s = None if asked.wait is None else asked.wait * 60
-        patience = Patience(asked.poll, asked.patience * 60, wait_s)
+        patience = WaitPolicy(asked.poll, asked.patience * 60, wait_s)
         _go(folder, made, is_new, patience)
     finally:
         folder.close()
@@ -140,7 +140,7 @@ def _others(found: Study, options: StudyOptions, host: str | None) -> list[str]:
     )
 
 
-def _go(folder: StudyFolder, made: Study, is_new: bool, patience: Patience) -> None:
+def _go(folder: StudyFolder, made: Study, is_new: bool, patience: WaitPolicy) -> None:
     queue = SlurmQueue(folder, made, grace_s=GRACE_POLLS * patience.poll_s)
     note(f"study {made.id} in {folder.path}")
     with shown_progress("jobs") as observe:

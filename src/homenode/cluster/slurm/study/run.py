@@ -83,7 +83,7 @@ class SlurmQueue:
         self._queued: tuple[QueuedJob, ...] = ()
         self._seconds: Mapping[tuple[str, int], float | None] = {}
 
-    def look(self) -> Progress:
+    def poll(self) -> Progress:
         self._queued = client.jobs()
         for experiment, job in unrecorded(self.study, self._queued):
             self._note(StudyEntry(submitted=experiment, job=job))
@@ -94,7 +94,7 @@ class SlurmQueue:
         alive = {task.id for task in tasks if task.state in UNSETTLED}
         lost = [task for task in tasks if task.state is TaskState.LOST and task.id not in alive]
         if repeated := [task for task in lost if self._attempts(task) < MAX_ATTEMPTS]:
-            self.again(repeated)
+            self.retry(repeated)
             tasks = self._tasks()
         if self.study.looks and not self.study.experiments:
             self._plan_when_looked_at(tasks)
@@ -102,7 +102,7 @@ class SlurmQueue:
         self._has_looked = True
         return Progress(tasks, seconds_left=self._seconds_left(tasks))
 
-    def again(self, tasks: Sequence[TaskStatus]) -> None:
+    def retry(self, tasks: Sequence[TaskStatus]) -> None:
         """What Slurm still holds of them is cancelled."""
         waiting = self._jobs_in(JobState.PENDING)
         for name in dict.fromkeys(task.id for task in tasks):
@@ -110,7 +110,7 @@ class SlurmQueue:
                 client.cancel(waiting[name])
             self._note(StudyEntry(again=name))
 
-    def begin(self, tasks: Sequence[TaskStatus]) -> None:
+    def start(self, tasks: Sequence[TaskStatus]) -> None:
         waiting = {task.id for task in tasks}
         # Slurm refuses to wait for a job that it has forgotten; such a job has ended.
         alive = self._jobs_in(JobState.PENDING, JobState.RUNNING)

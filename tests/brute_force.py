@@ -5,7 +5,7 @@ the order of terms; only the VM's overhead is asked for where the planner says i
 
 Where the record leaves a choice, this is how it is read here:
 
-* Each fallback is one value of each concession; the concessions nest in the order of the record, so
+* Each fallback is one value of each concession; the relaxations nest in the order of the record, so
   that the memory next to its vCPUs gives way first and the host's memory last.
 * Memory next to its vCPUs gives way in two steps where it is not bound to cells: the chosen nodes
   hold it together; other nodes help. A node that is to hold some has at least a page.

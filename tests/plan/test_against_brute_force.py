@@ -20,7 +20,7 @@ from homenode.machine.topology import Host, HostReserve, PagePool, RunningDomain
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search import node_sets
-from homenode.plan.search.ladder import Concession
+from homenode.plan.search.ladder import Relaxation
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.model import GuestTopology
@@ -64,13 +64,13 @@ RESERVES = (
     HostReserve(1, 512 * MIB),
     HostReserve(2, 512 * MIB),
 )
-CONCEDED: dict[Concession, Callable[[Fallback], bool]] = {
-    Concession.HOST_MEMORY: lambda fallback: not fallback.keeps_memory,
-    Concession.SHARED_CORES: lambda fallback: fallback.cores is Cores.SHARED,
-    Concession.MIXED_KINDS: lambda fallback: fallback.mixed,
-    Concession.HOST_CORE: lambda fallback: not fallback.keeps_core,
-    Concession.UNEVEN_MEMORY: lambda fallback: fallback.memory is Memory.UNEVEN,
-    Concession.MEMORY_ELSEWHERE: lambda fallback: fallback.memory is Memory.ELSEWHERE,
+CONCEDED: dict[Relaxation, Callable[[Fallback], bool]] = {
+    Relaxation.HOST_MEMORY: lambda fallback: not fallback.keeps_memory,
+    Relaxation.SHARED_CORES: lambda fallback: fallback.cores is Cores.SHARED,
+    Relaxation.MIXED_KINDS: lambda fallback: fallback.mixed,
+    Relaxation.HOST_CORE: lambda fallback: not fallback.keeps_core,
+    Relaxation.UNEVEN_MEMORY: lambda fallback: fallback.memory is Memory.UNEVEN,
+    Relaxation.MEMORY_ELSEWHERE: lambda fallback: fallback.memory is Memory.ELSEWHERE,
 }
 POOLS = ((), (), (PagePool(2 * MIB, 512, 300),), (PagePool(2 * MIB, 1024, 1024),))
 
@@ -453,7 +453,7 @@ def compare(host: Host, request: GuestRequest) -> None:
     if best is None or placement is None:
         assert placement is None and best is None
         return
-    given = CONCEDED.keys() & placement.concessions
+    given = CONCEDED.keys() & placement.relaxations
     expected = {name for name, is_given in CONCEDED.items() if is_given(best.fallback)}
     assert given == expected
     assert placement.optimal is True

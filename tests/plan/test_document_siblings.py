@@ -14,7 +14,7 @@ from homenode.plan.auto import resolve_layout
 from homenode.plan.placement import Placement
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest, request_for
-from homenode.plan.search.ladder import Concession
+from homenode.plan.search.ladder import Relaxation
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, Siblings
@@ -149,7 +149,7 @@ def test_no_reserve_does_not_make_a_vm_take_every_core() -> None:
     wanted = replace(request(16), host_reserve=HostReserve(0, None))
     placement = place(R7950X3D, wanted)
     assert len(cores_of(R7950X3D, placement)) == 8
-    assert placement.concessions == ()
+    assert placement.relaxations == ()
 
 
 def test_what_other_vms_hold_counts() -> None:
@@ -191,7 +191,7 @@ def test_without_siblings_on_the_host_or_in_the_document_nothing_changes() -> No
     assert place(single, request(4)) == place(single, plain)
     made = auto(guest(16, 0), R7950X3D)
     assert len(cores_of(R7950X3D, made)) == 16
-    assert Concession.HOST_CORE in made.fallback
+    assert Relaxation.HOST_CORE in made.fallback
 
 
 def test_a_refusal_is_that_of_whole_cores() -> None:

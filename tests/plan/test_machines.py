@@ -11,7 +11,7 @@ from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, MemoryKind
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.ladder import Concession
+from homenode.plan.search.ladder import Relaxation
 from homenode.plan.search.place import place
 from homenode.units import GIB
 from homenode.vm.plan_model import Unplannable
@@ -118,7 +118,7 @@ def test_mixed_kinds_take_performance_cores_first_and_give_efficiency_cores_thei
     unasked = place(I7_1370P, small_request(8))
     assert [f.severity for f in unasked.findings if f.id == "mixed-kinds"] == ["warning"]
     placement = place(I7_1370P, asking(small_request(8), mixed_kinds=True))
-    assert placement.concessions == (Concession.MIXED_KINDS,)
+    assert placement.relaxations == (Relaxation.MIXED_KINDS,)
     assert placement.nodes == (0, 0)
     assert placement.vcpu_nodes == (0,) * 6 + (1,) * 2
     assert all(pin <= P_PUS for pin in placement.vcpu_pins[:6])
@@ -131,10 +131,10 @@ def test_mixed_kinds_take_all_20_pus_where_the_vcpus_must_be_kept() -> None:
     placement = place(I7_1370P, request)
     assert len(placement.vcpu_pins) == 20
     assert placement.threads_per_core == 1
-    assert placement.concessions == (
-        Concession.MIXED_KINDS,
-        Concession.SHARED_CORES,
-        Concession.HOST_CORE,
+    assert placement.relaxations == (
+        Relaxation.MIXED_KINDS,
+        Relaxation.SHARED_CORES,
+        Relaxation.HOST_CORE,
     )
     assert any("two of its vCPUs share one" in f.observed for f in placement.findings)
 
@@ -149,12 +149,12 @@ def test_mixed_kinds_shown_as_single_threads_have_a_whole_core_each_while_there_
     assert len({core_of[pu] for pin in placement.vcpu_pins for pu in pin}) == 13
     assert placement.vcpu_nodes == (0,) * 6 + (1,) * 7
     assert placement.threads_per_core == 1
-    assert placement.concessions == (Concession.MIXED_KINDS, Concession.SIBLINGS_NOT_EXPOSED)
+    assert placement.relaxations == (Relaxation.MIXED_KINDS, Relaxation.SIBLINGS_NOT_EXPOSED)
 
 
 def test_mixed_kinds_beyond_the_whole_cores_share_them() -> None:
     request = asking(small_request(15, layout="pin-numa-smt"), mixed_kinds=True)
-    assert Concession.SHARED_CORES in place(I7_1370P, request).concessions
+    assert Relaxation.SHARED_CORES in place(I7_1370P, request).relaxations
 
 
 def test_a_vm_that_fits_performance_cores_stays_there_though_kinds_may_mix() -> None:
@@ -230,7 +230,7 @@ def test_with_smt_in_one_package_only_siblings_come_from_there_and_cores_from_bo
     assert len(cores.vcpu_pins) == 16
     both = place(host, small_request(16, layout="pin-numa-smt"))
     assert both.threads_per_core == 1
-    assert Concession.SIBLINGS_NOT_EXPOSED in both.concessions
+    assert Relaxation.SIBLINGS_NOT_EXPOSED in both.relaxations
 
 
 def test_smt4_counts_cores_and_exposes_all_four_siblings() -> None:
@@ -278,7 +278,7 @@ def test_a_refusal_says_what_each_node_lacks_and_who_has_it() -> None:
 def test_94_vcpus_on_four_nodes_get_unequal_cells_without_a_flag() -> None:
     uneven = place(even_host(4, 1, 1, 28, 2, vendor="GenuineIntel"), small_request(94))
     assert sorted(uneven.vcpu_nodes.count(i) for i in range(4)) == [23, 23, 24, 24]
-    assert uneven.concessions == ("unequal cells",)
+    assert uneven.relaxations == ("unequal cells",)
     assert "unequal-cells" in {f.id for f in uneven.findings}
 
 
@@ -303,7 +303,7 @@ def test_floating_domains_are_a_gap_and_shut_off_ones_count_only_if_asked() -> N
     placement = place(host, small_request(4))
     assert any("floating" in gap.subject for gap in placement.gaps)
     counted = place(host, asking(small_request(4), reserve_defined=True))
-    assert "shared cores" in counted.concessions
+    assert "shared cores" in counted.relaxations
 
 
 def test_the_default_layout_places_nothing() -> None:

@@ -11,7 +11,7 @@ from homenode.machine.topology import Host, MemoryKind, PagePool
 from homenode.plan.memory import free_memory
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.ladder import Concession
+from homenode.plan.search.ladder import Relaxation
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.plan_model import Unplannable
@@ -71,7 +71,7 @@ def test_a_node_without_memory_takes_vcpus_only_where_memory_may_lie_elsewhere()
     flat = place(host, small_request(8, layout="pin-bound"))
     assert flat.nodes == (0, 1)
     assert flat.memory_nodes == (0, 1)
-    assert Concession.MEMORY_ELSEWHERE in flat.concessions
+    assert Relaxation.MEMORY_ELSEWHERE in flat.relaxations
 
 
 def test_memory_beyond_the_vms_nodes_is_bound_to_the_nearest_others_with_a_finding() -> None:
@@ -86,7 +86,7 @@ def test_memory_beyond_the_vms_nodes_is_bound_to_the_nearest_others_with_a_findi
     placement = place(host, small_request(8, 20 * GIB, layout="pin-bound"))
     assert placement.nodes == (0,)
     assert placement.memory_nodes == (0, 1)
-    assert placement.concessions == (Concession.MEMORY_ELSEWHERE,)
+    assert placement.relaxations == (Relaxation.MEMORY_ELSEWHERE,)
     assert "memory-from-other-nodes" in {f.id for f in placement.findings}
 
 
@@ -191,9 +191,9 @@ def test_pages_that_do_not_divide_lie_where_there_are_any() -> None:
 
 def test_the_host_keeps_memory_until_nothing_else_fits() -> None:
     host = even_host(1, 1, 1, 8, 1, memory_bytes=64 * GIB)
-    assert place(host, small_request(4, 60 * GIB)).concessions == ()
+    assert place(host, small_request(4, 60 * GIB)).relaxations == ()
     last = place(host, small_request(4, 63 * GIB))
-    assert Concession.HOST_MEMORY in last.concessions
+    assert Relaxation.HOST_MEMORY in last.relaxations
     assert [f.severity for f in last.findings if f.id == "host-memory-taken"] == ["critical"]
     with pytest.raises(Unplannable):
         place(host, small_request(4, 65 * GIB))
@@ -206,7 +206,7 @@ def test_explicit_cells_lie_on_their_nodes_in_their_order() -> None:
     assert placement.nodes == (1, 0)
     assert placement.vcpu_nodes == (0,) * 2 + (1,) * 6
     assert placement.cell_memory_bytes == (4 * GIB, 12 * GIB)
-    assert placement.concessions == ()  # unequal cells were asked for
+    assert placement.relaxations == ()  # unequal cells were asked for
     large = (cell_asked(9, 16 * GIB, NodeIndex(1)),)
     with pytest.raises(Unplannable):
         place(even_host(2, 1, 1, 8, 1), asking(small_request(9, 16 * GIB), explicit_cells=large))

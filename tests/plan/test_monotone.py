@@ -86,7 +86,7 @@ def has_reason(
 ) -> bool:
     """Whether no nodes as few and as near as before hold the VM with nothing more given up."""
     near = attempt(host, asking(wanted, max_nodes=len(set(before.nodes))), inventory)
-    if near is None or not set(near.concessions) <= set(placement.concessions):
+    if near is None or not set(near.relaxations) <= set(placement.relaxations):
         return True
     return reach(host, near) > reach(host, before)
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.plan.placement import Placement
-from homenode.plan.search.ladder import Concession
+from homenode.plan.search.ladder import Relaxation
 from homenode.plan.search.place import place
 from homenode.units import MIB
 from homenode.vm.plan_options import EmulatorPolicy, Policy
@@ -104,9 +104,9 @@ def test_a_core_that_serves_one_emulator_serves_the_next_where_free_gpus_need_th
 def test_vcpus_take_a_core_that_serves_other_emulators_only_as_the_hosts_last() -> None:
     host = even_host(1, 1, 1, 8, 1)
     served = structs.replace(host, domains=(pinned_domain("0-3", emulator="4"),))
-    assert place(served, small_request(3)).concessions == ()
+    assert place(served, small_request(3)).relaxations == ()
     last = place(served, small_request(4))
-    assert Concession.HOST_CORE in last.concessions
+    assert Relaxation.HOST_CORE in last.relaxations
     assert CpuSet([4]) <= vcpus(last)
     assert any("other" in f.observed for f in last.findings if f.id == "host-core-taken")
 

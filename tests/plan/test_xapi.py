@@ -15,7 +15,7 @@ from homenode.machine.topology import Host, HostReserve, RunningDomain
 from homenode.plan.memory import overhead_bytes
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.ladder import Concession
+from homenode.plan.search.ladder import Relaxation
 from homenode.plan.search.place import place
 from homenode.units import GIB
 from homenode.vm.plan_model import Unplannable
@@ -106,7 +106,7 @@ def test_5_vcpus_need_two_nodes_of_4_cores_but_one_of_8_threads() -> None:
     placement = place(host, by_memory)
     assert placement.nodes == (0,)
     assert len(placement.vcpu_pins) == 5
-    assert Concession.SIBLINGS_NOT_EXPOSED in placement.concessions
+    assert Relaxation.SIBLINGS_NOT_EXPOSED in placement.relaxations
 
 
 def test_four_vms_after_a_large_one_do_not_pile_on_one_node() -> None:

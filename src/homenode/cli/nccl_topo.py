@@ -32,7 +32,7 @@ from homenode.nccl.assemble import (
     tuned_elsewhere,
 )
 from homenode.nccl.check import check_topology, compare_topology, flavour_of
-from homenode.nccl.guest_side import STARTED, Loose, guest_side, left_to_libvirt
+from homenode.nccl.guest_side import STARTED, PendingDevice, guest_side, left_to_libvirt
 from homenode.nccl.reader import read_topology
 from homenode.nccl.topology import NcclVariant, cloud_config, write_topology
 from homenode.plan.devices.fabric import may_have_nvswitches
@@ -81,7 +81,7 @@ def _refuse_nonsense(asked: NcclTopoArguments) -> None:
         raise UsageError("--json: expected --output for the file itself, found none")
 
 
-def _placed(data: bytes, path: Path) -> "tuple[Vm, Loose | None]":
+def _placed(data: bytes, path: Path) -> "tuple[Vm, PendingDevice | None]":
     """A VM with its devices' guest addresses where its file says them, and what it leaves out."""
     name = target_of(data)
     if name is None:

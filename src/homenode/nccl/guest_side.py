@@ -79,18 +79,18 @@ def kernel_address(address: GuestAddress, buses: dict[int, int]) -> Bdf | None:
     return Bdf(address.domain, number, address.device, address.function)
 
 
-class Loose(Struct, frozen=True):
+class PendingDevice(Struct, frozen=True):
     """Something that the hypervisor has yet to plug in. what: in words; line: in the document."""
 
     what: str
     line: int
 
 
-STARTED = Loose("a file that more options may follow", 1)
+STARTED = PendingDevice("a file that more options may follow", 1)
 """Of every file but libvirt's: what plugs in more at the start counts on the root bus alone."""
 
 
-def left_to_libvirt(document: Document) -> Loose | None:
+def left_to_libvirt(document: Document) -> PendingDevice | None:
     """The first device that libvirt has yet to plug in, or the first that it would add.
 
     None where the document says it all, as that of `virsh dumpxml` does. Source: libvirt adds a
@@ -99,16 +99,16 @@ def left_to_libvirt(document: Document) -> Loose | None:
     """
     devices = document.root.child("devices")
     if devices is None:
-        return Loose("no <devices>", document.root.line)
+        return PendingDevice("no <devices>", document.root.line)
     for element in devices.children:
         if _is_on_pci(element) and guest_address(element) is None:
-            return Loose(f"<{element.tag}> without one", element.line)
+            return PendingDevice(f"<{element.tag}> without one", element.line)
     if devices.child("memballoon") is None:
-        return Loose("no <memballoon>", devices.line)
+        return PendingDevice("no <memballoon>", devices.line)
     machine = document.root.at("os/type")
     is_x86 = machine is None or machine.get("arch") in (None, "x86_64", "i686")
     if is_x86 and not any(e.get("type") == "usb" for e in devices.all("controller")):
-        return Loose("no USB controller", devices.line)
+        return PendingDevice("no USB controller", devices.line)
     return None
 
 
@@ -165,7 +165,7 @@ class GuestSide(Struct, frozen=True, kw_only=True):
 
 
 def guest_side(
-    facts: Vm, loose: Loose | None, *, plan: Plan | None = None, guest: Host | None = None
+    facts: Vm, loose: PendingDevice | None, *, plan: Plan | None = None, guest: Host | None = None
 ) -> GuestSide:
     """The guest's side of a VM whose file says where its devices are plugged in.
 
@@ -261,7 +261,7 @@ def _path(hostdev: GuestHostdev, controllers: Iterable[GuestPciController]) -> G
     return None if hostdev.address is None else path_of_address(hostdev.address, controllers)
 
 
-def _derived(wanted: Vm, loose: Loose | None) -> dict[Bdf, Bdf]:
+def _derived(wanted: Vm, loose: PendingDevice | None) -> dict[Bdf, Bdf]:
     buses = bus_numbers(wanted.controllers)
     found = {}
     for hostdev in wanted.hostdevs:

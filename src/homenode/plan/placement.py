@@ -12,7 +12,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Gap, Rejection
 from homenode.indices import NodeIndex
 from homenode.plan.search.cost import INDICES
-from homenode.plan.search.ladder import Concession
+from homenode.plan.search.ladder import Relaxation
 from homenode.vm.layout import Layout
 from homenode.vm.plan_model import CostTerm, RunnerUp
 
@@ -26,7 +26,7 @@ class Placement(Struct, frozen=True):
     memory_nodes: nodes that give memory, () = not bound. threads_per_core: siblings shown to the
     guest, 1 = hidden. devices: functions that the VM gets, chosen GPUs included, host order.
     optimal: None where the search ended before all were compared. cell_memory_bytes: memory of each
-    cell, () = as its vCPUs. concessions: what gave way, as in the fallback's name. layout: what
+    cell, () = as its vCPUs. relaxations: what gave way, as in the fallback's name. layout: what
     the VM gets where that is not the layout asked for, as siblings have to share cores.
     takes_siblings: vCPUs run on siblings as the document shows them, for want of whole cores.
     lacks_siblings: these do not fit either, so that the host's last core is taken.
@@ -48,16 +48,16 @@ class Placement(Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     gaps: tuple[Gap, ...] = ()
     cell_memory_bytes: tuple[int, ...] = ()
-    concessions: tuple[str, ...] = ()
+    relaxations: tuple[str, ...] = ()
     layout: Layout | None = None
     takes_siblings: bool = False
     lacks_siblings: bool = False
 
     @property
     def given_up(self) -> tuple[str, ...]:
-        """The concessions, and whole cores where siblings were taken."""
+        """The relaxations, and whole cores where siblings were taken."""
         own = ("whole cores",) * self.takes_siblings + (_CORE_OF_HOST,) * self.lacks_siblings
-        return (*self.concessions, *own)
+        return (*self.relaxations, *own)
 
     @property
     def concerns(self) -> list[tuple[str, int]]:
@@ -74,14 +74,14 @@ class Placement(Struct, frozen=True):
         at = next((names.index(name) for name in _OF_NODES if name in names), 0)
         given = self.given_up
         first, later = _GIVEN_FIRST, _GIVEN_FOR_NEARNESS
-        if Concession.SHARED_CORES in given:
+        if Relaxation.SHARED_CORES in given:
             first, later = first[:2], (*first[2:], *later)
         return [
             ("given_up", _severity(first, given)),
             *terms[:at],
             ("given_up_for_nearness", _severity(later, given)),
             *terms[at : at + 1],
-            ("unequal_cells", int(Concession.UNEQUAL_CELLS in given)),
+            ("unequal_cells", int(Relaxation.UNEQUAL_CELLS in given)),
             *terms[at + 1 :],
         ]
 
@@ -89,16 +89,16 @@ class Placement(Struct, frozen=True):
 _CORE_OF_HOST = "host's last core, for want of siblings"
 _OF_NODES = ("nodes_spanned", "minus_nodes_spanned")
 _GIVEN_FIRST: tuple[str, ...] = (
-    Concession.HOST_MEMORY,
-    Concession.SHARED_CORES,
-    Concession.MIXED_KINDS,
-    Concession.SIBLINGS_NOT_EXPOSED,
-    Concession.FEWER_SIBLINGS,
+    Relaxation.HOST_MEMORY,
+    Relaxation.SHARED_CORES,
+    Relaxation.MIXED_KINDS,
+    Relaxation.SIBLINGS_NOT_EXPOSED,
+    Relaxation.FEWER_SIBLINGS,
     _CORE_OF_HOST,
     "whole cores",
-    Concession.MEMORY_ELSEWHERE,
+    Relaxation.MEMORY_ELSEWHERE,
 )
-_GIVEN_FOR_NEARNESS: tuple[str, ...] = (Concession.HOST_CORE, Concession.UNEVEN_MEMORY)
+_GIVEN_FOR_NEARNESS: tuple[str, ...] = (Relaxation.HOST_CORE, Relaxation.UNEVEN_MEMORY)
 
 
 def _severity(order: tuple[str, ...], given: Collection[str]) -> int:

@@ -22,7 +22,7 @@ from homenode.plan.memory import (
 )
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.ladder import Concession, Fallback, MemoryRule
+from homenode.plan.search.ladder import Fallback, MemoryRule, Relaxation
 from homenode.units import format_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.wording import plural
@@ -64,7 +64,7 @@ def placement_findings(
     devices: Sequence[Bdf],
     others: Allocations,
     *,
-    given: Sequence[Concession],
+    given: Sequence[Relaxation],
     fallback: Fallback,
     own: Sequence[NodeIndex],
     memory: Sequence[NodeIndex],
@@ -97,7 +97,7 @@ def placement_findings(
             severity=Severity.WARNING if mirrored else Severity.INFO,
             case=None if mirrored else "one cell",
         )
-    if Concession.UNEQUAL_CELLS in given:
+    if Relaxation.UNEQUAL_CELLS in given:
         yield finding(
             "unequal-cells",
             _nodes(own),
@@ -147,12 +147,12 @@ def _not_exposed(host: Host, request: GuestRequest, fallback: Fallback) -> Findi
 def _host_share(
     host: Host,
     request: GuestRequest,
-    given: Sequence[Concession],
+    given: Sequence[Relaxation],
     vcpu_pus: CpuSet,
     threads: int,
     others: Allocations,
 ) -> Iterator[Finding]:
-    if Concession.HOST_CORE in given:
+    if Relaxation.HOST_CORE in given:
         cores = sum(not core.pus.isdisjoint(vcpu_pus) for core in host.cores)
         shared = [
             one.domain
@@ -169,7 +169,7 @@ def _host_share(
             case="of a plan",
             values={"vcpus": max(1, min(request.vcpus, cores * threads) - threads)},
         )
-    if Concession.HOST_MEMORY in given:
+    if Relaxation.HOST_MEMORY in given:
         yield _host_memory_taken(host, request)
 
 
@@ -241,25 +241,25 @@ def _nodes(indices: Sequence[NodeIndex]) -> str:
 
 
 _COSTS_OF_CORES = {
-    Concession.SHARED_CORES: "not suffice",
-    Concession.HOST_CORE: "take the host's last core",
-    Concession.MIXED_KINDS: "mix performance and efficiency cores",
+    Relaxation.SHARED_CORES: "not suffice",
+    Relaxation.HOST_CORE: "take the host's last core",
+    Relaxation.MIXED_KINDS: "mix performance and efficiency cores",
 }
 
 
 def whole_core_costs(host: Host, request: GuestRequest, placement: Placement) -> Iterator[str]:
     """What a whole core for each vCPU costs that siblings would not, in words: "whole cores would
     ...". placement: that of whole cores."""
-    wanted = {Concession.MIXED_KINDS} if request.options.mixed_kinds else set()
+    wanted = {Relaxation.MIXED_KINDS} if request.options.mixed_kinds else set()
     for given, words in _COSTS_OF_CORES.items():
-        if given in placement.concessions and given not in wanted:
+        if given in placement.relaxations and given not in wanted:
             yield words
-            if given is Concession.SHARED_CORES:
+            if given is Relaxation.SHARED_CORES:
                 return
     others = allocations(host, request).vcpu_cores
     used = CpuSet.union(placement.vcpu_pins) | others
     left = sum(core.pus.isdisjoint(used) for core in host.cores)
-    if left <= request.host_reserve.cores and Concession.HOST_CORE not in placement.concessions:
+    if left <= request.host_reserve.cores and Relaxation.HOST_CORE not in placement.relaxations:
         yield f"leave the host no more than the {plural(left, 'core')} that it keeps"
 
 
@@ -283,7 +283,7 @@ def document_siblings(
             f"each; whole cores would {' and '.join(costs)}{f', {spans}' if spans else ''}"
         )
         fix: str | None = "--siblings hidden gives each vCPU a whole core"
-        if other is None or Concession.SHARED_CORES in other.concessions:
+        if other is None or Relaxation.SHARED_CORES in other.relaxations:
             most = _most_with_whole_cores(host, request)
             fix = f"at most {plural(most, 'vCPU')} can have a whole core each" if most else None
     elif not costs and other is not None:

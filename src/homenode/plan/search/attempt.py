@@ -20,7 +20,7 @@ from homenode.plan.memory import page_size_bytes
 from homenode.plan.placement import Placement
 from homenode.plan.placement_findings import placement_findings
 from homenode.plan.search.cost import terms
-from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallback_name
+from homenode.plan.search.ladder import Fallback, MemoryRule, Relaxation, fallback_name
 from homenode.plan.search.problem import PlacementSearch, SearchProblem, Split
 from homenode.plan.search.solve import (
     Candidate,
@@ -199,7 +199,7 @@ class Attempt:
             iothread_pus=self._places.iothread_pus,
             devices=problem.devices.options.chosen(best.gpus),
             fallback=fallback_name(self._span, self._given),
-            concessions=self._given,
+            relaxations=self._given,
             layout=self._layout,
             cell_memory_bytes=self._cell_memory,
             cost=terms(best.cost, (*problem.first, *problem.rest)),
@@ -237,10 +237,10 @@ class Attempt:
         )
 
     @cached_property
-    def _given(self) -> tuple[Concession, ...]:
+    def _given(self) -> tuple[Relaxation, ...]:
         sizes = {len(cell.pins) for cell in self._cells}
         unequal = self.fallback.equal and len(sizes) > 1
-        return (*self.fallback.concessions, *((Concession.UNEQUAL_CELLS,) if unequal else ()))
+        return (*self.fallback.relaxations, *((Relaxation.UNEQUAL_CELLS,) if unequal else ()))
 
     @property
     def _own_nodes(self) -> tuple[NodeIndex, ...]:

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from homenode.errors import UsageError
 from homenode.machine.topology import CoreKind
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.supply import Grouping, Usable
+from homenode.plan.search.supply import FreeCpus, Grouping
 from homenode.vm.layout import GuestCells, Layout, MemoryBinding, Pinning, Siblings
 from homenode.vm.plan_options import Policy
 
@@ -36,7 +36,7 @@ class MemoryRule(StrEnum):
     ELSEWHERE = "elsewhere"  # further nodes help
 
 
-class Concession(StrEnum):
+class Relaxation(StrEnum):
     """What gave way on a fallback, in the words of its name."""
 
     HOST_MEMORY = "host's reserved memory"
@@ -65,7 +65,7 @@ class Fallback(Struct, frozen=True, kw_only=True):
     equal: bool
     keeps_core: bool = True
     keeps_memory: bool = True
-    concessions: tuple[Concession, ...]
+    relaxations: tuple[Relaxation, ...]
 
     def idle_siblings(self, request: GuestRequest) -> int:
         """PUs of the last sibling group that no vCPU is left for."""
@@ -102,7 +102,7 @@ def check_layout(layout: Layout, policy: Policy) -> None:
         )
 
 
-def fallbacks(request: GuestRequest, free: Usable) -> Iterator[Fallback]:
+def fallbacks(request: GuestRequest, free: FreeCpus) -> Iterator[Fallback]:
     """The fallbacks for this request, highest first."""
     shapes = {shape for node in free.nodes for shape, _ in node.shapes}
     kinds = frozenset(shape.kind for shape in shapes)
@@ -119,20 +119,20 @@ def fallbacks(request: GuestRequest, free: Usable) -> Iterator[Fallback]:
     rules = tuple(product(keeps_core, _memory_rules(request)))
     for keeps_memory, way, (keeps, memory) in product((True, False), ways, rules):
         given = (
-            *(() if keeps_memory else (Concession.HOST_MEMORY,)),
-            *way.concessions,
-            *(() if keeps else (Concession.HOST_CORE,)),
+            *(() if keeps_memory else (Relaxation.HOST_MEMORY,)),
+            *way.relaxations,
+            *(() if keeps else (Relaxation.HOST_CORE,)),
             *_OF_RULE[memory],
         )
         yield replace(
-            way, keeps_memory=keeps_memory, keeps_core=keeps, memory=memory, concessions=given
+            way, keeps_memory=keeps_memory, keeps_core=keeps, memory=memory, relaxations=given
         )
 
 
 _OF_RULE = {
     MemoryRule.FOLLOWS: (),
-    MemoryRule.UNEVEN: (Concession.UNEVEN_MEMORY,),
-    MemoryRule.ELSEWHERE: (Concession.MEMORY_ELSEWHERE,),
+    MemoryRule.UNEVEN: (Relaxation.UNEVEN_MEMORY,),
+    MemoryRule.ELSEWHERE: (Relaxation.MEMORY_ELSEWHERE,),
 }
 
 
@@ -155,10 +155,10 @@ def _ways(
             continue  # a cell would get half a group
         groups = -(-request.vcpus // threads) if keeps else request.vcpus
         idle = keeps and request.vcpus % threads > 0
-        fewer: tuple[Concession, ...] = ()
+        fewer: tuple[Relaxation, ...] = ()
         if pins_all and (mixed or idle or threads < widest):
             hides = idle or threads == 1
-            fewer = (Concession.SIBLINGS_NOT_EXPOSED if hides else Concession.FEWER_SIBLINGS,)
+            fewer = (Relaxation.SIBLINGS_NOT_EXPOSED if hides else Relaxation.FEWER_SIBLINGS,)
         yield _way(request, Grouping(threads, kinds, counts_pus), groups, fewer, mixed=mixed)
 
 
@@ -167,7 +167,7 @@ def _shared(
 ) -> Iterator[Fallback]:
     """More vCPUs than cores. Where PUs are counted anyway, the layout's own groups were all."""
     if request.layout.pinning is not Pinning.NONE and not _counts_pus(request):
-        grouping, shared = Grouping(1, kinds, counts_pus=True), (Concession.SHARED_CORES,)
+        grouping, shared = Grouping(1, kinds, counts_pus=True), (Relaxation.SHARED_CORES,)
         yield _way(request, grouping, request.vcpus, shared, mixed=mixed)
 
 
@@ -175,7 +175,7 @@ def _way(
     request: GuestRequest,
     grouping: Grouping,
     groups: int,
-    given: tuple[Concession, ...],
+    given: tuple[Relaxation, ...],
     *,
     mixed: bool,
 ) -> Fallback:
@@ -185,10 +185,10 @@ def _way(
         grouping=grouping,
         groups=groups,
         mixed=mixed,
-        shares=Concession.SHARED_CORES in given,
+        shares=Relaxation.SHARED_CORES in given,
         equal=cells is GuestCells.HOST
         and not (mixed or options.unequal_cells or options.explicit_cells),
-        concessions=(Concession.MIXED_KINDS, *given) if mixed else given,
+        relaxations=(Relaxation.MIXED_KINDS, *given) if mixed else given,
     )
 
 
@@ -201,10 +201,10 @@ def _memory_rules(request: GuestRequest) -> tuple[MemoryRule, ...]:
     return MemoryRule.FOLLOWS, MemoryRule.UNEVEN, MemoryRule.ELSEWHERE
 
 
-def fallback_name(span: str, given: tuple[Concession, ...]) -> str:
+def fallback_name(span: str, given: tuple[Relaxation, ...]) -> str:
     """The name that a plan bears: how far it spans, and what gave way.
 
-    >>> fallback_name("one node", (Concession.MIXED_KINDS, Concession.HOST_CORE))
+    >>> fallback_name("one node", (Relaxation.MIXED_KINDS, Relaxation.HOST_CORE))
     "one node, mixed core kinds, host's last core"
     """
     return ", ".join((span, *given))

@@ -22,7 +22,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.cost import Cost
 from homenode.plan.search.distances import DistanceMatrix, distance_matrix
-from homenode.plan.search.ladder import Concession, MemoryRule, check_layout, fallbacks
+from homenode.plan.search.ladder import MemoryRule, Relaxation, check_layout, fallbacks
 from homenode.plan.search.problem import PlacementSearch
 from homenode.plan.search.rejections import (
     host_core,
@@ -32,7 +32,7 @@ from homenode.plan.search.rejections import (
     whole_host,
 )
 from homenode.plan.search.solve import may_be_nearer
-from homenode.plan.search.supply import CoreInventory, usable
+from homenode.plan.search.supply import CoreInventory, free_cpus
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, with_siblings
 from homenode.vm.plan_model import Unplannable
 from homenode.vm.plan_options import DocumentSiblings, Policy
@@ -61,9 +61,9 @@ class Inventory(Struct, frozen=True, dict=True):
     def search(self, host: Host, request: GuestRequest) -> PlacementSearch:
         """The search for a VM on this host, or on one that differs in memory and VMs at most."""
         others = allocations(host, request)
-        free = with_service = usable(request, others, self.cores)
+        free = with_service = free_cpus(request, others, self.cores)
         if others.service_cores:
-            with_service = usable(request, others, self.cores, service_cores=True)
+            with_service = free_cpus(request, others, self.cores, service_cores=True)
         return PlacementSearch(
             host=host,
             request=request,
@@ -94,7 +94,7 @@ def place(
         others = allocations(host, request)
         options = device_options(host, request, others, inventory.devices)
         return _unplaced(host, request, others, options)
-    return _Walk(inventory.search(host, request), brief=brief).placement()
+    return _LadderSearch(inventory.search(host, request), brief=brief).placement()
 
 
 def _cores_or_siblings(
@@ -120,13 +120,13 @@ def _cores_or_siblings(
     if paired is not None and (
         paired.threads_per_core == 1
         # Siblings that lie on one core by chance are not those of the document.
-        or {Concession.SHARED_CORES, Concession.SIBLINGS_NOT_EXPOSED} & {*paired.concessions}
+        or {Relaxation.SHARED_CORES, Relaxation.SIBLINGS_NOT_EXPOSED} & {*paired.relaxations}
     ):
         paired = None
     if costs and paired is not None:
         found, other = replace(paired, layout=layout, takes_siblings=True), whole
     elif whole is not None:
-        lacks = bool(costs) and Concession.HOST_CORE in whole.concessions
+        lacks = bool(costs) and Relaxation.HOST_CORE in whole.relaxations
         found, other = replace(whole, lacks_siblings=lacks), paired
     else:
         assert refusal is not None, "neither whole cores nor siblings hold the VM"
@@ -161,7 +161,7 @@ def _unplaced(
     )
 
 
-class _Walk:
+class _LadderSearch:
     """One walk down the ladder. misses: fallbacks that hold the VM on no nodes, each with why.
     rejections: these, and why single nodes of those that do hold it do not; none where brief.
     is_sure: whatever was passed over is known to be impossible or no better."""

@@ -29,9 +29,9 @@ from homenode.plan.search.expander_slots import ExpanderSlots, expander_slots
 from homenode.plan.search.ladder import Fallback, MemoryRule
 from homenode.plan.search.supply import (
     AllocationCost,
+    FreeCpus,
     Grouping,
     Supply,
-    Usable,
     supply,
 )
 from homenode.vm.layout import GuestCells, GuestPcie
@@ -319,7 +319,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
     others: Allocations
     options: DeviceOptions
     distances: DistanceMatrix
-    free: tuple[Usable, Usable]
+    free: tuple[FreeCpus, FreeCpus]
 
     @cached_property
     def _supplies(self) -> Callable[[bool, Grouping], tuple[Supply, ...]]:
@@ -337,7 +337,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         host, request = self.host, self.request
         return cache(lambda keeps: node_memory(host, request, keeps_reserve=keeps))
 
-    def free_on(self, fallback: Fallback) -> Usable:
+    def free_on(self, fallback: Fallback) -> FreeCpus:
         return self.free[not fallback.keeps_core]
 
     def memory_on(self, fallback: Fallback) -> dict[NodeIndex, NodeMemory]:

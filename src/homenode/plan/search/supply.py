@@ -55,7 +55,7 @@ class NodeCores(Struct, frozen=True):
     shapes: tuple[tuple[CoreShape, int], ...]
 
 
-class Usable(Struct, frozen=True):
+class FreeCpus(Struct, frozen=True):
     """The PUs that the VM may use. isolated: PUs in isolcpus or nohz_full, usable or not.
 
     cores_without_vcpus: cores of the host, whosever, on which no vCPU is pinned.
@@ -106,13 +106,13 @@ class CoreInventory(Struct, frozen=True, dict=True):
         return tuple(found)
 
 
-def usable(
+def free_cpus(
     request: GuestRequest,
     others: Allocations,
     inventory: CoreInventory,
     *,
     service_cores: bool = False,
-) -> Usable:
+) -> FreeCpus:
     """What is left of the host: allowed PUs that are neither reserved, asked for by name for the
     emulator, nor used by others. Nodes ascending; nodes without PUs are left out.
 
@@ -147,7 +147,7 @@ def usable(
         for position, node in enumerate(host.nodes)
         if node.pus
     )
-    return Usable(CpuSet.from_bits(open_pus), CpuSet.from_bits(isolated), nodes, free_of_vcpus)
+    return FreeCpus(CpuSet.from_bits(open_pus), CpuSet.from_bits(isolated), nodes, free_of_vcpus)
 
 
 def _node_cores(position: int, node: NumaNode, cores: list[FreeCore]) -> NodeCores:

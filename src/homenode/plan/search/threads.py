@@ -26,7 +26,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, finding
 from homenode.machine.topology import CoreKind
 from homenode.plan.bit_sets import members
-from homenode.plan.search.supply import FreeCore, Usable
+from homenode.plan.search.supply import FreeCore, FreeCpus
 
 EMULATOR_CORES = 2
 
@@ -61,7 +61,7 @@ def shared_places(vcpu_pus: CpuSet, iothreads: int) -> ThreadPlaces:
 
 
 def thread_places(
-    free: Usable, node_order: Sequence[int], chosen: int, wanted: ThreadRequest
+    free: FreeCpus, node_order: Sequence[int], chosen: int, wanted: ThreadRequest
 ) -> ThreadPlaces:
     """Places next to the vCPUs.
 
@@ -118,7 +118,7 @@ def _emulator(
 
 
 def _on_every_node(
-    free: Usable, wanted: ThreadRequest, own: dict[int, list[int]]
+    free: FreeCpus, wanted: ThreadRequest, own: dict[int, list[int]]
 ) -> tuple[CpuSet | None, tuple[Finding, ...]]:
     """A core, or idle siblings, for the emulator on each node; None where one has neither."""
     bits, siblings = 0, 0
@@ -134,7 +134,7 @@ def _on_every_node(
     return CpuSet.from_bits(bits), found
 
 
-def _off_nodes(free: Usable, emulator: CpuSet, nodes: Sequence[int]) -> tuple[Finding, ...]:
+def _off_nodes(free: FreeCpus, emulator: CpuSet, nodes: Sequence[int]) -> tuple[Finding, ...]:
     without = [
         free.nodes[node].index for node in nodes if emulator.isdisjoint(free.nodes[node].pus)
     ]
@@ -152,7 +152,7 @@ def _off_nodes(free: Usable, emulator: CpuSet, nodes: Sequence[int]) -> tuple[Fi
 
 
 def _next_to_vcpus(
-    free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet
+    free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet
 ) -> tuple[CpuSet | None, tuple[Finding, ...]]:
     siblings = _free_siblings(free, nodes, vcpu_pus)
     if siblings:
@@ -165,7 +165,9 @@ def _next_to_vcpus(
     return None, (finding("emulator-not-pinned", "emulator", observed=unpinned),)
 
 
-def _own_spare_cores(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> dict[int, list[int]]:
+def _own_spare_cores(
+    free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet
+) -> dict[int, list[int]]:
     """Spare cores of each of the VM's nodes: of the LLCs that it is in before others."""
     mine = frozenset(
         shape.llc for node in nodes for pus, shape in free.nodes[node].cores if pus & vcpu_pus.bits
@@ -173,13 +175,13 @@ def _own_spare_cores(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> di
     return {node: _spare_cores(free, node, vcpu_pus, mine) for node in nodes}
 
 
-def _far_cores(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> Iterator[int]:
+def _far_cores(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> Iterator[int]:
     """Spare cores of further nodes."""
     for node in nodes:
         yield from _spare_cores(free, node, vcpu_pus, frozenset())
 
 
-def _spare_cores(free: Usable, node: int, vcpu_pus: CpuSet, llcs: frozenset[int]) -> list[int]:
+def _spare_cores(free: FreeCpus, node: int, vcpu_pus: CpuSet, llcs: frozenset[int]) -> list[int]:
     """PUs of the whole cores of a node without vCPUs and without isolated PUs, in order of
     preference: efficiency cores, then these LLCs, then the fullest, so that free LLCs stay whole.
     """
@@ -195,7 +197,7 @@ def _spare_cores(free: Usable, node: int, vcpu_pus: CpuSet, llcs: frozenset[int]
     return [pus for pus, _ in sorted(cores, key=rank)]
 
 
-def _free_siblings(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> list[int]:
+def _free_siblings(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> list[int]:
     """Free PUs next to a vCPU on its core, core by core."""
     return [
         idle

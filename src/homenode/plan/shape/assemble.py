@@ -16,7 +16,7 @@ from homenode.machine.topology import Host
 from homenode.plan.allocations import uuid_of_device
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.ladder import Concession
+from homenode.plan.search.ladder import Relaxation
 from homenode.plan.shape.aperture import ApertureChoice, aperture
 from homenode.plan.shape.caches import guest_cache, shared_llcs
 from homenode.plan.shape.consequences import consequences
@@ -316,7 +316,7 @@ def _shared_cores(
 ) -> tuple[Finding, ...]:
     """The cores that run several vCPUs, where the VM gave up whole cores or the policy does not
     count them, and what that costs."""
-    gave_up = Concession.SHARED_CORES in placement.concessions
+    gave_up = Relaxation.SHARED_CORES in placement.relaxations
     counts_pus = request.options.policy in (Policy.MEMORY_FIRST, Policy.ANY)
     if host is None or not (gave_up or counts_pus):
         return ()

@@ -40,7 +40,7 @@ def values(host: Host) -> dict[str, tuple[Any, ...]]:
     choices: dict[str, tuple[Any, ...]] = {
         "layout": (AUTO, AUTO, *PRESETS),
         "vcpus": (1, 2, 6, 8, 24),
-        "memory_bytes": (2 * GIB, 9 * GIB),
+        "memory_bytes": (2 * GIB, 16 * GIB, 33 * GIB),
         "page_bytes": (2 * MIB, GIB),
         "devices": tuple((gpu,) for gpu in gpus) or ((Bdf(0, 1, 0, 0),),),
         "gpu_count": (1, 2, 4),
@@ -76,7 +76,7 @@ def drawn_document(draw: random.Random) -> bytes:
         return draw.choice(CORPUS).read_bytes()
     vcpus = draw.choice((1, 3, 4, 8, 14))
     shown = TOPOLOGY % (vcpus // 2) if vcpus % 2 == 0 and draw.random() < 0.4 else b""
-    return document(vcpus, draw.choice((2, 5, 9)), shown)
+    return document(vcpus, draw.choice((2, 9, 32)), shown)
 
 
 def applied(definition: bytes, options: PlanOptions, host: Host) -> bytes:

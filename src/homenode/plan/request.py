@@ -56,6 +56,7 @@ class GuestRequest(Struct, frozen=True, kw_only=True):
     host_reserve: what is left to the host. housekeeping_pus: the PUs that serve the emulators of
     several VMs, empty = the host names none.
     most_threads: with siblings exposed, so many of a core at most; None = all that it has.
+    keeps_siblings: homenode exposed them before: the host's reserved memory gives way first.
     """
 
     guest: Vm
@@ -69,6 +70,7 @@ class GuestRequest(Struct, frozen=True, kw_only=True):
     host_reserve: HostReserve = DEFAULT_HOST_RESERVE
     housekeeping_pus: CpuSet = CpuSet()
     most_threads: int | None = None
+    keeps_siblings: bool = False
 
     @property
     def vcpus(self) -> int:
@@ -235,6 +237,7 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
         host_reserve=_host_reserve(options, host),
         housekeeping_pus=_housekeeping_pus(options, layout, host),
         most_threads=most_threads,
+        keeps_siblings=exposed and guest.threads_per_core > 1,
     )
 
 

@@ -13,7 +13,7 @@ Over mixed kinds each vCPU gets a whole core, for no guest can be shown that som
 siblings and others none.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from itertools import product
 
@@ -117,7 +117,10 @@ def fallbacks(request: GuestRequest, free: FreeCpus) -> Iterator[Fallback]:
     # Nothing is pinned that could leave the host without a core.
     keeps_core = (True,) if request.layout.pinning is Pinning.NONE else (True, False)
     rules = tuple(product(keeps_core, _memory_rules(request)))
-    for keeps_memory, way, (keeps, memory) in product((True, False), ways, rules):
+    steps: Iterable[tuple[bool, Fallback]] = product((True, False), ways)
+    if request.keeps_siblings:
+        steps = ((keeps_memory, way) for way in ways for keeps_memory in (True, False))
+    for (keeps_memory, way), (keeps, memory) in product(steps, rules):
         given = (
             *(() if keeps_memory else (Relaxation.HOST_MEMORY,)),
             *way.relaxations,

@@ -31,6 +31,7 @@ from homenode.measure.results.model import FigureKey, Run
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS, POWER, TWO_STATES, UNCOMPARED, Metric, metric_of, primaries
 from homenode.objective import Objective
+from homenode.wording import plural
 
 SeriesByLabel = Mapping[str, Mapping[SeriesKey, Series]]
 
@@ -353,11 +354,12 @@ def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]
         )
         return
     counts = len(first.medians), len(second.medians)
+    boots = f"{counts[0]} and {counts[1]} boots"
+    if counts[0] == counts[1]:
+        boots = f"{plural(counts[0], 'boot')} each"
     ratio = max(first.value / second.value, second.value / first.value)
     if min(counts) < LEAST_BOOTS:
-        yield make_doubt(
-            FEW_BOOTS, subject, f"{counts[0]} and {counts[1]} boots: expected three or more each"
-        )
+        yield make_doubt(FEW_BOOTS, subject, f"{boots}: expected three or more each")
     elif (
         ratio >= LEAST_STATES
         and _apart(first, second) < TWO_STATES
@@ -366,8 +368,7 @@ def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]
         yield make_doubt(
             FEW_BOOTS,
             subject,
-            f"{counts[0]} and {counts[1]} boots: expected five or more each for a "
-            f"difference of {ratio:.2f} x",
+            f"{boots}: expected five or more each for a difference of {ratio:.2f} x",
             cause="boots of one layout have been seen in two states, so far apart",
             remedy="boot each layout five times or more, in mixed order",
         )

@@ -56,6 +56,12 @@ def test_two_things_do_not_go_to_standard_output() -> None:
     assert isinstance(homenode(*PLAN, "-o", "-", "--json").exception, UsageError)
 
 
+def test_several_files_do_not_go_to_standard_output() -> None:
+    with pytest.raises(UsageError, match="need a folder"):
+        terminal.write_new_files(terminal.STANDARD_OUTPUT, {Path("-/a"): "a"})
+    assert not Path("-").exists()
+
+
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_with_a_closed_standard_output_nothing_is_done(closed: str, tmp_path: Path) -> None:
     for words in (("capture", "-o", tmp_path / "out"), ("apply", "vm", "--yes"), ("list", "hosts")):

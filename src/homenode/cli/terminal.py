@@ -398,6 +398,8 @@ def write_new_files(
     """Write files below a folder, all or none. Raises UsageError where one is there already."""
     from homenode.errors import HostError, UsageError
 
+    if folder == STANDARD_OUTPUT:
+        raise UsageError("-o -: several files need a folder, not standard output")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: expected a folder, found a file")
     for path in written:

@@ -1,9 +1,13 @@
 """The rooms of the source: which package may import which."""
 
 import ast
+import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
+from tests.command_line import NEEDS_CLUSTER
+from tests.doc_pages import read_page
 from tests.source_trees import FILES, SOURCE, nodes
 
 ROOMS = tuple(
@@ -81,3 +85,20 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_a_package_is_a_room() -> None:
     packages = {module.partition(".")[0] for module in MODULES if "." in module}
     assert packages | {"cluster"} == set(ROOMS) - {"api", "leaves"}  # which may be left out
+
+
+@NEEDS_CLUSTER
+def test_the_pipelines_of_the_architecture_are_those_of_the_imports() -> None:
+    pipelines = read_page("docs/developer/architecture.md").sections().values()
+    tables = [re.findall(r"^\| \d \| `([\w.]+)` \|", s, re.MULTILINE) for s in pipelines]
+    for steps in filter(None, tables):
+        reached, todo = set(), [steps[0].rpartition(".")[0]]
+        while todo:
+            module = todo.pop()
+            if module in MODULES and module not in reached:
+                reached.add(module)
+                todo += _imported(MODULES[module])
+        for module, _, function in (step.rpartition(".") for step in steps):
+            assert module in reached, f"{steps[0]} does not reach {module}"
+            assert callable(getattr(import_module(f"homenode.{module}"), function))
+    assert sum(map(bool, tables)) == 5

@@ -10,8 +10,9 @@ import pytest
 from homenode.machine.description.parse import load_shipped
 from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.memory import MemorySnapshot
-from tests.command_line import has_cluster, homenode
-from tests.measure.test_import import COPIES
+from tests.command_line import NEEDS_CLUSTER, has_cluster, homenode
+from tests.discover.test_listings import NUMACTL, TOPOLOGY
+from tests.measure.importers.test_stream import OUTPUT as STREAM
 from tests.published_runs import FOLDER
 from tests.rendered.machine import render
 from tests.slurm.gpu_nodes import Listed, scontrol_text
@@ -52,35 +53,119 @@ VM = (
     "<address type='pci' domain='0' bus='1' slot='0' function='0'/></hostdev>"
     "<controller type='usb' model='none'/><memballoon model='none'/></devices></domain>"
 )
+SOUND = "SelectType=select/cons_tres\nTaskPlugin=task/cgroup,task/affinity\nGresTypes=gpu\n"
 FILES = {
     "vm.xml": VM,
     "vmi.json": json.dumps(VMI),
     "gres.conf": "NodeName=n Name=gpu File=/dev/nvidia[0-1]\n",
     "slurm.conf": "GresTypes=gpu\nNodeName=n CPUs=8 Gres=gpu:2\n",
-    "copies.txt": COPIES,
+    "stream.txt": STREAM,
+    "empty.txt": "\n",
+    "lscpu.txt": "CPU SOCKET CORE\n0 0 0\n1 0 1\n",
+    "lspci.txt": "01:00.0 3D controller [0302]: NVIDIA [10de:2330]\n",
+    "numactl.txt": NUMACTL,
+    "topo.txt": TOPOLOGY,
+    "no-affinity.txt": "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tN/A\tN/A\n",
+    "sound.conf": SOUND,
+    "no-devices.xml": '<system version="1"></system>',
+    "none.json": '{"jobs": []}',
+    "none.txt": "No jobs in the system\n",
+    "pending.txt": scontrol_text([Listed(2, ["n"], [], state="PENDING")]),
+    "no-gpus.txt": scontrol_text([Listed(3, ["n"], range(4), ())]),
     "jobs.txt": scontrol_text([Listed(1, ["n"], range(4), (0,))]),
 }
-COMMANDS = (
-    "show --host TREE",
-    "plan vm.xml --layout pin-bound --host TREE",
-    "plan vm.xml --layout default --host TREE --json",
-    "apply vm.xml --layout default --host TREE --dry-run",
-    "capture -o captured.tar.gz",
-    "doctor --host TREE",
+CLUSTER = ("pool", "kubevirt", "slurm")
+COMMANDS = {  # with their exit codes
+    "show --host TREE": 0,
+    "plan vm.xml --layout pin-bound --host TREE": 0,
+    "plan vm.xml --layout default --host TREE --json": 0,
+    "apply vm.xml --layout default --host TREE --dry-run": 0,
+    "capture -o captured.tar.gz": 0,
+    "doctor --host TREE": 0,
+    "doctor": 0,
+    "doctor vm.xml --json": 1,
+    "verify vm.xml --host TREE": 1,
+    "trial vm --layouts default,pin --dry-run": 0,
+    "bench --dry-run --tests stream": 0,
+    "import stream.txt --machine TREE -o imported": 0,
+    "compare RESULTS --host TREE": 0,
+    "report RESULTS --host TREE -o report.html": 0,
+    "pool show --pool TREE": 0,
+    "pool place vm.xml --layout default --pool TREE": 0,
+    "kubevirt check vmi.json --host TREE": 1,
+    "slurm check gres.conf slurm.conf --host TREE": 1,
+    "slurm audit --jobs jobs.txt --host TREE": 0,
+    "nccl-topo --domain vm.xml --host TREE -o topo.xml": 1,
+}
+TRIAL = "trial vm --layouts default,pin --dry-run"
+DECIDED = {
+    "VMs, pins and allocations": {"doctor": 5, TRIAL: 5},
+    "running VM": {"doctor": 5, TRIAL: 5},
+    "NUMA nodes": {
+        "doctor vm.xml --json": 0,
+        "nccl-topo --domain vm.xml --host TREE -o topo.xml": 0,
+    },
+    "cores and packages|share a core": {
+        "plan vm.xml --layout pin-bound --host TREE": 5,
+        TRIAL: 5,
+        "pool show --pool TREE": 5,
+        "pool place vm.xml --layout default --pool TREE": 5,
+        "slurm audit --jobs jobs.txt --host TREE": 5,
+    },
+}
+"""Exit codes where the missing fact decides the answer, or hides what would be found."""
+
+NOTHING = (
     "doctor",
-    "doctor vm.xml --json",
-    "verify vm.xml --host TREE",
-    "trial vm --layouts default,pin --dry-run --host TREE",
-    "bench --dry-run --tests stream",
-    "import copies.txt --machine TREE -o imported",
-    "compare RESULTS --host TREE",
-    "report RESULTS --host TREE -o report.html",
-    "pool show --pool TREE",
-    "pool place vm.xml --layout default --pool TREE",
-    "kubevirt check vmi.json --host TREE",
-    "slurm check gres.conf slurm.conf --host TREE",
-    "slurm audit --jobs jobs.txt --host TREE",
-    "nccl-topo --domain vm.xml --host TREE -o topo.xml",
+    "doctor BROKEN",
+    "doctor --json",
+    "doctor --prometheus",
+    "doctor -",
+    "doctor empty.txt",
+    "doctor lscpu.txt",
+    "doctor no-affinity.txt",
+    "doctor lspci.txt",
+    "doctor --host lspci.txt --json",
+    "doctor --pool lspci.txt",
+    "doctor --pool small-2n8c-2gpu",
+    "doctor --pool small-2n8c-2gpu --json",
+    "doctor --pool small-2n8c-2gpu --pool hgx-h100",
+    "doctor --host lspci.txt --expect numactl.txt",
+    "doctor --host numactl.txt --expect lspci.txt",
+    "plan vm.xml --layout pin --host numactl.txt",
+    "plan vm.xml --layout pin --host topo.txt",
+    "plan vm.xml --layout pin --host empty.txt",
+    "plan --vcpus 1 --memory 1GiB --layout pin --host lspci.txt",
+    "plan --vcpus 1 --memory 1GiB --layout pin --host numactl.txt",
+    "plan --vcpus 1 --memory 1GiB --layout pin --host lscpu.txt --gpus 1",
+    "apply vm.xml --layout pin --dry-run",
+    "apply vm.xml --layout pin --yes BROKEN",
+    "apply vm --layout pin --dry-run",
+    "apply vm --domain vm.xml --yes BROKEN",
+    "trial vm --layouts default,pin --dry-run",
+    "pool show --pool lspci.txt",
+    "pool show --pool topo.txt",
+    "pool show --pool numactl.txt",
+    "pool place vm.xml --pool numactl.txt",
+    "kubevirt check empty.txt",
+    "slurm check gres.conf slurm.conf --host numactl.txt",
+    "slurm check gres.conf slurm.conf --host lscpu.txt",
+    "slurm check gres.conf slurm.conf --host topo.txt",
+    "slurm check empty.txt sound.conf --host hgx-h100",
+    "slurm audit --jobs empty.txt --host hgx-h100",
+    "slurm audit --jobs none.json --host hgx-h100",
+    "slurm audit --jobs none.txt --host hgx-h100",
+    "slurm audit --jobs pending.txt --host hgx-h100",
+    "slurm audit --jobs no-gpus.txt --host hgx-h100",
+    "slurm audit --jobs jobs.txt --host m=hgx-h100",
+    "slurm audit --records records",
+    "nccl-topo --check no-devices.xml",
+    "nccl-topo --domain vm.xml --host numactl.txt -o topo.xml",
+    "nccl-topo --domain vm.xml --host topo.txt -o topo.xml",
+    "verify empty.txt",
+    "verify vm.xml --guest topo.txt --host hgx-h100",
+    "verify vm.xml --guest lspci.txt --host hgx-h100",
+    "verify vm.xml --guest numactl.txt --host hgx-h100",
 )
 
 
@@ -124,11 +209,32 @@ def here(machine: MemorySnapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("gap", GAPS)
 def test_an_answer_names_what_was_not_read_of_its_host(gap: str, here: Be) -> None:
     here(*GAPS[gap])
-    silent = []
-    for command in COMMANDS:
-        if command.startswith(("pool", "kubevirt", "slurm")) and not has_cluster():
+    wrong = []
+    for command, code in COMMANDS.items():
+        if command.startswith(CLUSTER) and not has_cluster():
             continue
         answer = homenode(*command.replace("RESULTS", str(FOLDER / "gh200-x4")).split())
-        if not re.search(gap, answer.output + str(answer.exception)):
-            silent.append((command, answer))
-    assert not silent
+        expected = DECIDED.get(gap, {}).get(command, code)
+        named = re.search(gap, answer.output + str(answer.exception))
+        if not named or answer.exit_code != expected:
+            wrong.append((command, answer))
+    assert not wrong
+
+
+@NEEDS_CLUSTER
+def test_a_pool_omits_by_name_a_host_whose_source_shows_no_cores(here: Be) -> None:
+    answer = homenode("pool", "show", "--pool", "lspci.txt", "--pool", "hgx-h100")
+    assert answer.exit_code == 1 and answer.stdout.startswith("1 host, all free: 8 GPUs")
+    assert "not read  lspci.txt: " in answer.stdout
+
+
+@pytest.mark.parametrize("command", NOTHING)
+def test_where_nothing_can_be_checked_the_exit_code_is_5(command: str, here: Be) -> None:
+    if command.startswith(CLUSTER) and not has_cluster():
+        pytest.skip("homenode.cluster is not there")
+    here("virsh-domains", BROKEN if "BROKEN" in command else None)
+    Path("records").mkdir()
+    answer = homenode(*command.removesuffix(" BROKEN").split(), whole=True)
+    assert answer.exit_code == 5, answer.output
+    said = "not.read|nothing|not checked|not known|cannot tell|unknown|show|found none|empty"
+    assert re.search(said, answer.output), answer.output

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.errors import InputError
+from homenode.errors import InputError, NotKnownError
 from homenode.formats import encode
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import summarise
@@ -81,9 +81,6 @@ def test_a_listing_lies_over_any_host(tmp_path: Path) -> None:
     [
         (None, "expected a file or the name of a host, found neither"),
         (b"just some words\n", "a text that is none of them"),
-        (b"", "found an empty file"),
-        (b" \n\n", "found an empty file"),
-        (b"\xef\xbb\xbf", "found an empty file"),
         (b"\x7fELF\x00\x00", "binary data of no known kind"),
         (b"<domain/>", "expected a host, found the domain"),
         (b'{"format": "homenode.plan/1"}', "expected a homenode.host document"),
@@ -99,6 +96,13 @@ def test_what_is_no_host_says_what_is_expected(
     with pytest.raises(InputError, match=message) as error:
         load_host(str(path))
     assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\n", b"\xef\xbb\xbf"])
+def test_of_an_empty_file_nothing_is_known(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "empty").write_bytes(content)
+    with pytest.raises(NotKnownError, match="found an empty file"):
+        load_host(str(tmp_path / "empty"))
 
 
 @pytest.mark.parametrize("source", ["", "x" * 5000, "a\0b"])

@@ -62,14 +62,6 @@ def test_several_vms_are_judged_and_the_host_once(tmp_path: Path) -> None:
     assert said.count("checked: host") == 1 and said.count("(threads-not-siblings)") == 2
 
 
-def test_a_source_in_which_nothing_can_be_judged_is_not_known(tmp_path: Path) -> None:
-    code, said = doctor(tmp_path, "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tN/A\tN/A\n")
-    assert code == 5
-    assert "nothing was checked" in said and "nothing is wrong" not in said
-    answer = json.loads(homenode("doctor", tmp_path / "file0", "--json").stdout)
-    assert answer["checked"] == [] and answer["not_checked"]
-
-
 @pytest.mark.parametrize(
     ("texts", "says"),
     [
@@ -117,10 +109,3 @@ def test_what_people_post_is_answered(case: str, code: int, named: set[str]) -> 
     assert done.exit_code == code
     assert named <= found
     assert named == found or case == "cells-cut-sockets-no-host"  # on this machine
-
-
-def test_a_plan_on_cpus_whose_cores_are_unknown_is_not_known(tmp_path: Path) -> None:
-    (tmp_path / "nodes").write_text(NUMACTL)
-    size = ("--vcpus", "1", "--memory", "1GiB")
-    done = homenode("plan", "--host", tmp_path / "nodes", *size, whole=True)
-    assert done.exit_code == 5 and "share a core" in done.stderr

@@ -20,8 +20,11 @@ def prometheus(findings: Findings, labels: Labels) -> str:
         ({"id": finding.id, "severity": finding.severity, "subject": finding.subject}, 1)
         for finding in findings.findings
     ]
-    return _gauge("homenode_findings", "Number of findings by severity.", labels, by_severity) + (
-        _gauge("homenode_finding", "One finding.", labels, each) if each else ""
+    unread: list[tuple[Labels, int]] = [({}, len(findings.not_read))]
+    return (
+        _gauge("homenode_findings", "Number of findings by severity.", labels, by_severity)
+        + (_gauge("homenode_finding", "One finding.", labels, each) if each else "")
+        + _gauge("homenode_not_read", "Areas that could not be read.", labels, unread)
     )
 
 

@@ -24,10 +24,10 @@ from homenode.cli.terminal import (
     print_findings,
     refuse_to_overwrite,
 )
-from homenode.errors import FINDINGS, InputError, UsageError
+from homenode.errors import FINDINGS, NOT_KNOWN, InputError, UsageError
 from homenode.findings import Findings, in_order, shared_gap_lines, with_gaps
 from homenode.machine.pci import DeviceKind
-from homenode.safe.input_files import read_input
+from homenode.safe.input_files import read_subject
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.restore import is_tuned_output, write_tuned
 from homenode.vm.sources import (
@@ -102,13 +102,16 @@ def doctor(asked: DoctorArguments) -> None:
     if asked.expect is not None:
         from homenode.check.doctor.baseline import drift, record_of
 
-        drifted = drift(record_of(load_host(asked.expect)), loaded, asked.expect)
+        record, present = record_of(load_host(asked.expect)), record_of(loaded)
+        drifted = drift(record, loaded, asked.expect)
         checked = (f"{asked.expect}: topology, devices, links and settings",)
         found = structs.replace(
             found,
             checked=(*found.checked, *(checked if asked.everything or asked.json else ())),
             findings=in_order((*found.findings, *drifted)),
         )
+        if all(record[fact] is None or present.get(fact) is None for fact in record):
+            found = structs.replace(found, checked=(), not_checked=(asked.expect,))
     # Without another question it is about this machine, whose VMs are a part of it.
     asks_vms = not (sources or vms or asked.host or asked.expect)
     found = with_gaps(found, loaded.gaps, asks_vms=asks_vms)
@@ -191,7 +194,7 @@ def _vm_of_domain(name: str) -> _VmSource:
 
 def _vm_of_file(name: str) -> _VmSource:
     """Raises InputError for a file that is neither a VM's nor a host's."""
-    content = read_input(name, "a file", hint="virsh dumpxml --inactive NAME > VM.xml")
+    content = read_subject(name, "a file of a VM or a host")
     if b"<domain" in content[:_HEAD_BYTES] or content[:2] in _UTF_16:
         return _VmSource(name, content, open_domain(content, name), None)
     if target_of(content) is not None:
@@ -300,7 +303,8 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
 
     hosts = _hosts(sources)
     fleet = compare_fleet(hosts)
-    checked = tuple(f"{plural(count, 'host')}: {kind}" for kind, count in fleet.kinds)
+    kinds = (kind for kind in fleet.kinds if kind[1] >= LEAST)
+    checked = tuple(f"{plural(count, 'host')}: {kind}" for kind, count in kinds)
     if as_json:
         findings = Findings(
             checked=checked,
@@ -330,9 +334,9 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
         if fleet.alone:
             note(f"not compared, fewer than {LEAST} of a kind: {printable(', '.join(fleet.alone))}")
         if not rows:
-            note("no differences")
-    if fleet.differences:
-        raise SystemExit(FINDINGS)
+            note("no differences" if checked else "nothing was compared")
+    if fleet.differences or not checked:
+        raise SystemExit(FINDINGS if checked else NOT_KNOWN)
 
 
 def _hosts(sources: Sequence[str]) -> "list[tuple[str, Host]]":

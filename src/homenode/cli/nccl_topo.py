@@ -175,6 +175,12 @@ def _judge(asked: NcclTopoArguments, check: Path, flavour: NcclVariant | None) -
         found += made.findings
         gaps = made.gaps
         checked.append(f"{asked.domain}: {_stated(made)}")
-    findings = with_gaps(Findings(checked=tuple(checked), findings=in_order(found)), gaps)
+    is_empty = not found and not any(read_topology(data, str(check)).walk("pci"))
+    findings = Findings(
+        checked=() if is_empty else tuple(checked),
+        findings=in_order(found),
+        not_checked=(f"{check}: it has no device",) if is_empty else (),
+    )
+    findings = with_gaps(findings, gaps)
     print_findings(findings, as_json=asked.json)
     exit_by(findings)

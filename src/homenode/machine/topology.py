@@ -10,13 +10,14 @@ Documentation/admin-guide/cputopology.rst of the Linux kernel.
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
+from homenode.errors import NotKnownError
 from homenode.findings import Gap
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.pci import DeviceKind, DeviceLink, PciDevice, PortType, RootComplex
@@ -476,3 +477,23 @@ def host_of_nothing(name: str, gaps: tuple[Gap, ...] = ()) -> Host:
         pus=(),
         gaps=gaps,
     )
+
+
+HostPart = Literal["CPUs", "cores", "memory", "PCI"]
+
+
+def refuse_unshown(host: Host, *parts: HostPart) -> None:
+    """Raise NotKnownError if a host's source shows none of a part: that is unknown, not 0."""
+    shown: dict[str, object] = {
+        "CPUs": host.pus,
+        "cores": host.cores,
+        "memory": all(node.memory_bytes is not None for node in host.nodes),
+        "PCI": host.pci_devices,
+    }
+    for part in parts:
+        words = ("CPUs", "PUs", "cores") if part in ("CPUs", "cores") else (part,)
+        gaps = (gap for gap in host.gaps if any(word in gap.subject for word in words))
+        if not shown[part] and (gap := next(gaps, None)) is not None:
+            raise NotKnownError(
+                f"{host.name}: {gap}", hint="homenode capture, on the host, reads all of it"
+            )

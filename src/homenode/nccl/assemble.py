@@ -13,7 +13,7 @@ from homenode.findings import Finding, Gap, finding
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice, PciLink, PortType
 from homenode.machine.tools.nvidia_smi import NvidiaQuery
-from homenode.machine.topology import Host, with_certain_nodes
+from homenode.machine.topology import Host, refuse_unshown, with_certain_nodes
 from homenode.nccl.guest_side import GuestSide, nearest_vcpus, numa_ids, vcpus_of_nodes
 from homenode.nccl.topology import (
     ADDED_FOR_GPU,
@@ -244,6 +244,7 @@ def assemble_topology(host: Host, guest: GuestSide, flavour: NcclVariant, source
 def _devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:
     by_bdf = {device.bdf: device for device in host.pci_devices}
     if not by_bdf:
+        refuse_unshown(host, "PCI")
         raise InputError(
             f"host {host.name!r}: expected its PCI tree, found none in its source",
             hint="lay the output of lspci -D -nn -vvv over it with --lspci",

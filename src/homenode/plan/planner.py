@@ -6,7 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.errors import InputError, NotKnownError
-from homenode.machine.topology import Host, with_certain_nodes
+from homenode.machine.topology import Host, refuse_unshown, with_certain_nodes
 from homenode.plan.allocations import own_is_unknown
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
@@ -25,6 +25,9 @@ def plan(host: Host, request: GuestRequest, *, brief: bool = False) -> Plan:
     try:
         placed = place(certain, request, brief=brief)
     except Unplannable as error:
+        refuse_unshown(certain, "CPUs")
+        if request.options.gpu_count:
+            refuse_unshown(certain, "PCI")
         if certain.pus and not certain.cores:
             raise NotKnownError(
                 f"{host.name}: which CPUs share a core is not known, and it decides the plan",

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from homenode.errors import of_os
+from homenode.errors import NotKnownError, of_os
 
 MAX_BYTES = 64 << 20
 """Of a file that a user names, where its reader does not say less; readers of it accept less."""
@@ -50,6 +50,16 @@ def read_input(
 ) -> bytes:
     """The content of what the user named: a file, or standard input for -. As `read_file`."""
     return read_file(STANDARD_INPUT if str(path) == "-" else path, expected, most=most, hint=hint)
+
+
+def read_subject(path: str | Path, expected: str) -> bytes:
+    """The content of a file that is to be checked. Raises NotKnownError where it is empty."""
+    content = read_input(path, expected)
+    if not content.strip():
+        raise NotKnownError(
+            f"{path}: nothing was checked: expected {expected}, found an empty file"
+        )
+    return content
 
 
 def read_file(

@@ -63,7 +63,7 @@ def _summary(findings: Findings) -> str:
     for finding in findings.findings:
         counts[finding.severity] += 1
     stated = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
-    if not (stated or findings.checked):
-        return "nothing was checked"
+    if not findings.checked:
+        return "nothing was checked" + (f"; findings: {stated}" if stated else "")
     unread = ", and not everything was read" if findings.not_read else ""
     return (f"findings: {stated}" if stated else "0 findings") + unread

@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
-from homenode.errors import InputError, of_os
+from homenode.errors import InputError, NotKnownError, of_os
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.safe.input_files import read_file, read_start
@@ -266,7 +266,7 @@ def shipped_host(name: str) -> Host:
 def _text(path: Path) -> str:
     data = read_file(path, "a file that can be read", most=_MAX_TEXT_BYTES)
     if not data.removeprefix(b"\xef\xbb\xbf").strip():
-        raise InputError(
+        raise NotKnownError(
             f"{path}: expected {_KINDS}; found an empty file",
             hint="was the command that should have filled it not found, or not run as root?",
         )

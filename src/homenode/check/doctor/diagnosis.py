@@ -96,7 +96,7 @@ def judged_areas(host: Host) -> tuple[str, ...]:
         "links": any(device.link is not None for device in devices),
         "errors": any(d.errors is not None or d.link_replays is not None for d in devices),
         "peers": has_peers(host),
-        "nodes": bool(host.nodes),
+        "nodes": bool(host.nodes) and not host.nodes_assumed,
         "peer-to-peer": any(device.acs is not None for device in devices),
         "settings": host.settings != HostSettings(),
     }

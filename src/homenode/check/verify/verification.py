@@ -24,9 +24,9 @@ from homenode.check.verify.guest.view import (
 from homenode.check.verify.target_file import expectation_for_target, lost_in_guest, verify_target
 from homenode.errors import InputError, UsageError
 from homenode.findings import Finding, Findings, finding, in_order, merged, with_gaps
-from homenode.machine.topology import Host
+from homenode.machine.topology import Host, refuse_unshown
 from homenode.plan.stored import read_plan, read_plan_for
-from homenode.safe.input_files import read_file, read_input
+from homenode.safe.input_files import read_file, read_input, read_subject
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.schema import parsed_by_libvirt, validate
@@ -87,7 +87,7 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
         state = virsh.domain(wanted.domain)
         document = open_domain(virsh.definition(state.uuid), f"domain {state.name}")
     elif wanted.document is not None:
-        content = read_input(wanted.document, "a file that can be read")
+        content = read_subject(wanted.document, "a file that can be read")
         if target_of(content) is None:
             document = open_domain(content, str(wanted.document))
         elif wanted.guest is not None:
@@ -206,6 +206,9 @@ class _Answer(Struct, kw_only=True):
         else:
             expected = _expected(plan, facts, host)
             self.checked.append(f"guest {guest.name}: its own view")
+        refuse_unshown(guest, "CPUs", "memory")
+        if expected.devices:
+            refuse_unshown(guest, "PCI")
         self.guests.append(guest)
         self.views.append(view_of_guest(expected, guest, host, firmware))
 

@@ -93,7 +93,10 @@ def check(vmi: Vmi, host: Host | None, gates: frozenset[str] | None) -> Findings
     if host is None:
         not_checked.append("the node: not given (--host SOURCE)")
     else:
-        checked.append(f"node {host.name}: CPUs, NUMA nodes, huge pages, GPUs")
+        if host.pus:
+            checked.append(f"node {host.name}: CPUs, NUMA nodes, huge pages, GPUs")
+        else:
+            not_checked.append(f"CPUs and NUMA nodes of {host.name}")
         if vmi.gpu_count and not host.pci_devices:
             not_checked.append("GPUs of the node: capture it with homenode capture")
         if subject.guest.page_bytes and not _has_pools(host):

@@ -9,7 +9,7 @@ from homenode.cluster.kubevirt.arguments import (
 )
 from homenode.findings import with_gaps
 from homenode.measure.results.received import receive_run
-from homenode.safe.input_files import read_input
+from homenode.safe.input_files import read_input, read_subject
 from homenode.vm.sources import load_host
 
 
@@ -37,7 +37,7 @@ def check(asked: KubevirtCheckArguments) -> None:
     from homenode.cluster.kubevirt.vmi import vmi_of
 
     what, name = "a VirtualMachineInstance", str(asked.vmi)
-    document = read_manifest(read_input(asked.vmi, what), name, what)
+    document = read_manifest(read_subject(asked.vmi, what), name, what)
     gates = None
     if asked.kubevirt is not None:
         content = read_input(asked.kubevirt, "a KubeVirt CR as JSON")

@@ -33,10 +33,10 @@ from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool, size_of
 from homenode.cluster.pool.free import passable_gpus
 from homenode.cluster.pool.place import PoolPlace, rank_hosts
 from homenode.cluster.pool.text import no_place_text, places_text, plan_text, pool_text
-from homenode.errors import FINDINGS, UNPLANNABLE, UsageError
-from homenode.findings import shared_gap_lines
+from homenode.errors import FINDINGS, UNPLANNABLE, NotKnownError, UsageError
+from homenode.findings import Gap, shared_gap_lines
 from homenode.formats import encode
-from homenode.machine.topology import Host
+from homenode.machine.topology import Host, refuse_unshown
 from homenode.plan.auto import resolve_layout
 from homenode.plan.pipeline import plan_file
 from homenode.plan.stored import encode_plan
@@ -53,7 +53,7 @@ def show(asked: PoolShowArguments) -> None:
     """Print what is free, and how many VMs of each size fit."""
     sizes = tuple(map(size_of, asked.sizes))
     with counting("reading hosts") as progress:
-        named = read_hosts(asked.pool, progress)
+        named = _with_cores(read_hosts(asked.pool, progress))
     after = hosts_after(tuple(entry.host for entry in named.hosts), asked.after)
     named = NamedHosts(_with_hosts(named.hosts, after), named.unread)
     if not sizes and any(passable_gpus(host) for host in after):
@@ -81,7 +81,7 @@ def place(asked: PoolPlaceArguments) -> None:
     guest = read_vm(original, document)
     choose = choose_by(asked.results)
     with counting("reading hosts") as progress:
-        named = read_hosts(asked.pool, progress)
+        named = _with_cores(read_hosts(asked.pool, progress))
     after = hosts_after(tuple(entry.host for entry in named.hosts), asked.after)
     hosts = _chosen(_with_hosts(named.hosts, after), asked.among)
 
@@ -134,6 +134,20 @@ def _next_step(best: PoolPlace, asked: PoolPlaceArguments) -> Sequence[str]:
         return ("next: the same command with -o tuned.xml",)
     command = command_line("virsh", "-c", best.entry.libvirt_uri, "define", asked.output)
     return (f"next: {command}",)
+
+
+def _with_cores(named: NamedHosts) -> NamedHosts:
+    """The hosts whose sources show cores; others are not read. Raises NotKnownError for none."""
+    hosts, unread = [], list(named.unread)
+    for number, entry in enumerate(named.hosts, start=1):
+        try:
+            refuse_unshown(entry.host, "cores")
+            hosts.append(entry)
+        except NotKnownError as error:
+            if number == len(named.hosts) and not hosts:
+                raise
+            unread.append(Gap(entry.source, error.message))
+    return NamedHosts(tuple(hosts), tuple(unread))
 
 
 def _with_hosts(entries: Sequence[NamedHost], hosts: Sequence[Host]) -> tuple[NamedHost, ...]:

@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cluster.pool.free import FreeOfNode, alike_key, free_by_node, sum_of
-from homenode.errors import HomenodeError, InputError
+from homenode.errors import HomenodeError, InputError, NotKnownError
 from homenode.findings import Rejection
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import with_certain_nodes
@@ -114,7 +114,7 @@ def _planned(
         except Unplannable:
             placement = place(host, request)  # refuses again, with its reasons
         domain = domain_of_placement(host, as_placed(request, placement), placement)
-    except (Unplannable, InputError) as refusal:
+    except (Unplannable, InputError, NotKnownError) as refusal:
         return refusal
     others = tuple(other for other in host.domains if other.name != guest.name)
     free = sum_of(free_by_node(replace(host, domains=(*others, domain))))

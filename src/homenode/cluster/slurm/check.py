@@ -26,7 +26,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, finding, in_order
 from homenode.indices import NodeIndex
-from homenode.machine.topology import Host
+from homenode.machine.topology import Host, refuse_unshown
 from homenode.wording import nodes_text, plural
 
 _GRES_PAGE = "gres.conf(5)"
@@ -77,6 +77,7 @@ def check(
     groups = node_classes(gres, slurm, nodes)
     gpus, order = gpu_cores(host), core_order(host)
     if groups and not gpus:
+        refuse_unshown(host, "PCI")
         raise InputError(
             f"{host.name}: expected a machine with GPUs, as {groups[0].subject} is, found none",
             hint="capture one of the nodes (srun -w NODE homenode capture -o NODE.tar.gz) and "
@@ -96,9 +97,10 @@ def check(
     machine += f"{plural(len(nodes_with_cpus(host)), 'node')} with CPUs"
     if memory := gpu_memory_nodes(host):
         machine += f"; {plural(len(memory), 'node')} of GPU memory, to which nothing is bound"
-    subjects = ", ".join(group.subject for group in groups) or "no node with GPUs"
-    checked = [machine, f"{gres.source} and {slurm.source}: {subjects}"]
-    not_checked = [] if cgroup else ["cgroup.conf: not given (--cgroup FILE)"]
+    subjects = ", ".join(group.subject for group in groups)
+    checked = [machine, f"{gres.source} and {slurm.source}: {subjects}"] if groups else []
+    not_checked = [] if groups else [f"{gres.source} and {slurm.source}: no node has GPUs"]
+    not_checked += [] if cgroup else ["cgroup.conf: not given (--cgroup FILE)"]
     for file in (gres, slurm, *([cgroup] if cgroup else [])):
         if file.included:
             names = ", ".join(other.source for other in file.included)

@@ -42,7 +42,7 @@ from homenode.cluster.slurm.tools.squeue import (
     parse_states,
     states_command,
 )
-from homenode.errors import InputError, NoAnswerError, ParseError, ToolError
+from homenode.errors import InputError, NoAnswerError, NotKnownError, ParseError, ToolError
 from homenode.process import Completed, ToolTimeoutError, run
 from homenode.safe.input_files import read_below, read_file, read_plain
 
@@ -165,7 +165,7 @@ def ask_tasks(job: Job, node: str) -> tuple[TaskRecord, ...]:
 def read_jobs(text: str, source: str, asked: Sequence[str]) -> tuple[Job, ...]:
     """Jobs of a stored answer: squeue's JSON or scontrol's text, distinguished by content."""
     if not text.strip():
-        raise InputError(
+        raise NotKnownError(
             f"{source}: expected jobs as Slurm lists them, found nothing",
             hint="without jobs scontrol says so; the command before may have failed",
         )
@@ -196,7 +196,7 @@ def read_records(
     paths = sorted(path for path in folder.rglob("*.rec") if path.is_file())
     if not paths:
         next(folder.iterdir(), None)  # a folder that cannot be read is not an empty one
-        raise InputError(
+        raise NotKnownError(
             f"{folder}: expected records (*.rec), found none",
             hint="they are in done/ of the hooks' folder on each node: `homenode slurm audit "
             "--hooks DIR` writes the hooks",

@@ -17,7 +17,7 @@ from homenode.errors import InputError
 from homenode.findings import Finding, Gap, Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
-from homenode.machine.topology import Host
+from homenode.machine.topology import Host, refuse_unshown
 from homenode.plan.allocations import Allocations
 from homenode.plan.devices.brought import BroughtDevices, are_paired, link_groups
 from homenode.plan.devices.fabric import Fabric, fabric_of_host
@@ -386,6 +386,7 @@ def _free_gpus(
 
 
 def _unknown(bdf: Bdf, host: Host) -> InputError:
+    refuse_unshown(host, "PCI")
     known = [d.bdf for d in host.pci_devices if d.kind is not DeviceKind.BRIDGE]
 
     def difference(other: Bdf) -> tuple[int, int, int, Bdf]:

@@ -1,19 +1,26 @@
 """homenode trial as a user meets it: what it shows first, asks, and ends with."""
 
+import random
+import re
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from homenode.cli import trial as trial_work
+from homenode.decide.recommendation import decide_for_machines
+from homenode.decide.trial_conclusion import _cannot_tell
+from homenode.errors import NOT_KNOWN
 from homenode.machine.topology import DomainMark
 from homenode.measure import runner as bench_runner
 from homenode.measure.trial import guest, prepare
 from homenode.measure.trial.journal import known_trials
 from homenode.measure.trial.runner import Trial, run_trial
+from homenode.objective import Objective
 from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import Result, be_host, homenode
+from tests.simulated_runs import simulated_run
 from tests.simulated_trial import SimulatedReach, daemon_in
 from tests.small_hosts import pinned_domain
 from tests.virsh_stand_in import UUID, StandIn
@@ -112,17 +119,28 @@ def test_with_consent_it_ends_in_one_sentence_and_the_vm_is_as_it_was(
 def test_what_boots_cannot_tell_more_of_them_may(daemon: StandIn, tmp_path: Path) -> None:
     words = ("--in-place", "--layouts", "pin,default", "--tests", "cpu-single", "--quick")
     done = tried(tmp_path, *words, "--boots", "2", "--yes")
+    assert done.exit_code == NOT_KNOWN
     sentence, command = done.stdout.splitlines()[-2:]
     assert sentence.startswith(f"{NAME}: cannot tell for memory-bandwidth: ")
     (known,) = known_trials(tmp_path / "state")
     assert command == f"next  homenode trial resume {known.folder.name} --boots 4"
     assert homenode("trial", "resume", "--boots", "2", "--", NAME).exit_code == 2
     done = homenode("trial", "resume", "--boots", "3", "--", NAME)
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == NOT_KNOWN, done.output
     (known,) = known_trials(tmp_path / "state")
     assert len(known.state.measured) == 6 and known.state.ended
     assert done.stdout.splitlines()[-1].endswith("--boots 5")
     assert daemon.definition() == ORIGINAL
+
+
+def test_layouts_that_boots_cannot_tell_apart_are_named_with_their_difference() -> None:
+    rng, rate = random.Random(4), {"memory-bandwidth": ("bytes_per_s", 1e11)}
+    runs = [simulated_run(one, rate, rng, between=0.2) for one in ("default", "pin")]
+    (answer,) = decide_for_machines(runs, (Objective.MEMORY_BANDWIDTH,))
+    named = (
+        "(pin from default|default from pin) for memory-bandwidth: [0-9.]+ ?(x|%).*, 3 boots each"
+    )
+    assert re.fullmatch(named, _cannot_tell(answer))
 
 
 def test_where_its_time_is_up_no_round_is_begun_and_resume_goes_on(

@@ -130,22 +130,9 @@ def fill_first_socket(slurm: Testbed, node: str, until_file: str) -> None:
 def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     fill_first_socket(slurm, "gpu01", f"{folder}/raw/shared-6gpu-gpu01-alone-r1/task-0/*/done")
-    process = start(
-        slurm,
-        folder,
-        *NEW,
-        "--shared",
-        "6x1",
-        "--cpus-per-gpu",
-        "1",
-        "--tests",
-        "none",
-        "--between-nodes",
-        "--app",
-        "seq 41 42",
-        "--metric",
-        "^([0-9]+)$",
-    )
+    options = "--shared 6x1 --cpus-per-gpu 1 --tests none --between-nodes".split()
+    app = ("--app", "seq 41 42", "--metric", "^([0-9]+)$")
+    process = start(slurm, folder, *NEW, *options, *app)
     code, said = ended(process, folder)
     assert code == 0, said
     assert "7 of 7 jobs have results" in said
@@ -287,16 +274,8 @@ def test_slurmds_killed_while_jobs_run_lose_nothing(slurm: Testbed, tmp_path: Pa
 
 def test_nodes_that_no_one_described_are_looked_at_first(slurm: Testbed, tmp_path: Path) -> None:
     folder = tmp_path / "ada's study $(id) 1"  # as people call folders
-    options = (
-        "--partition-exclusive",
-        "whole",
-        "--partition-shared",
-        "parts",
-        "--shared",
-        "1x1",
-        "--rounds",
-        "1",
-    )
+    partitions = "--partition-exclusive whole --partition-shared parts"
+    options = f"{partitions} --shared 1x1 --rounds 1".split()
     dry = start(slurm, folder, *options, "--nodelist", "gpu02", "--tests", "none", "--dry-run")
     code, said = ended(dry, folder)
     assert code == 0

@@ -35,7 +35,15 @@ from homenode.cli.terminal import (
     update,
 )
 from homenode.doc import Doc
-from homenode.errors import FINDINGS, UNPLANNABLE, HomenodeError, HostError, InputError, UsageError
+from homenode.errors import (
+    FINDINGS,
+    NOT_KNOWN,
+    UNPLANNABLE,
+    HomenodeError,
+    HostError,
+    InputError,
+    UsageError,
+)
 from homenode.findings import Finding, Gap, in_order
 from homenode.formats import encode
 from homenode.machine.pci import DeviceKind
@@ -381,6 +389,7 @@ def _conclude(
         say(answer.sentence)
         if answer.command is not None:
             say(f"next  {answer.command}")
+        code = code or (NOT_KNOWN if answer.is_open else code)
         written = _report(folders, head, host, report or journal.path / "report.html")
         if report is not None and not written:
             code = code or HostError.exit_code

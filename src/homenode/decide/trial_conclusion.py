@@ -10,12 +10,14 @@ from homenode.decide.compare import compare
 from homenode.decide.comparison import Comparison, EvidenceLevel
 from homenode.decide.machine_facts import MachineFacts
 from homenode.decide.recommendation import ReasonId, Recommendation, decide_all
-from homenode.decide.sentences import effect_text, sentence_of
+from homenode.decide.sentences import STRENGTHS, effect_text, sentence_of
+from homenode.decide.words import change_text
 from homenode.measure.results.model import Origin, Run
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.trial.journal import TrialHead
+from homenode.metrics import METRICS
 from homenode.objective import Objective
-from homenode.wording import command_line
+from homenode.wording import command_line, plural
 
 
 class Advice(Struct, frozen=True, kw_only=True):
@@ -94,6 +96,7 @@ class TrialAnswer(Struct, frozen=True, kw_only=True):
 
     sentence: str
     command: str | None = None
+    is_open: bool = False  # boots were measured, and cannot tell the layouts apart
 
 
 MORE_BOOTS = 2
@@ -112,19 +115,40 @@ def answer_of(found: Conclusion, head: TrialHead, boots: int) -> TrialAnswer:
     if not verdict.here and not _passed(verdict) and not verdict.is_blocked and commands:
         verdict = next(one for one in found.recommendations if one.objective in commands)
     objective = verdict.objective
-    if verdict.here and verdict.choice is not None and objective in commands:
-        level = "" if verdict.level is EvidenceLevel.MEASURED else f" ({verdict.level})"
+    if verdict.here and verdict.tells and verdict.choice is not None and objective in commands:
+        assert verdict.level is not None
+        is_measured = verdict.level is EvidenceLevel.MEASURED
+        level = "" if is_measured else f" ({STRENGTHS[verdict.level]})"
         layout = verdict.choice.partition(",")[0]  # of several memory modes the label names it too
         chosen = f"run {layout} for {objective}: {effect_text(verdict)}{level}"
         bare = _share_of_bare(found.of_bare, verdict)
         return TrialAnswer(sentence=about + chosen + bare, command=commands[objective])
-    why = "; ".join(_passed(verdict)) or sentence_of(verdict)
+    why = "; ".join(_passed(verdict))
+    told = _cannot_tell(verdict)
+    is_compared = bool(told and not why)
+    why = why or sentence_of(verdict)
     if verdict.is_blocked:
         return TrialAnswer(sentence=f"{about}nothing is decided for {objective}: {why}")
     more = ("homenode", "trial", "resume", head.id, "--boots", boots + MORE_BOOTS)
-    return TrialAnswer(
-        sentence=f"{about}cannot tell for {objective}: {why}", command=command_line(*more)
+    sentence = about + (
+        f"cannot tell {told}" if is_compared else f"cannot tell for {objective}: {why}"
     )
+    return TrialAnswer(sentence=sentence, command=command_line(*more), is_open=True)
+
+
+def _cannot_tell(answer: Recommendation) -> str:
+    """ "pin from default for multi-gpu: 9 % slower, 3 boots each"; "" without two results."""
+    results = answer.on(answer.results[0].metric) if answer.results else ()
+    own = next((one for one in results if one.alternative == answer.choice), None)
+    if own is None or len(results) < 2:
+        return ""
+    others = [one for one in results if one is not own]
+    names = ", ".join(one.alternative for one in others)
+    lower = METRICS[own.metric].lower_is_better
+    change = change_text(others[0].value / own.value, lower_is_better=lower)
+    low, high = answer.boots or (1, 1)
+    boots = plural(low, "boot") if low == high else f"{low} to {high} boots"
+    return f"{own.alternative} from {names} for {answer.objective}: {change}, {boots} each"
 
 
 def _passed(answer: Recommendation) -> tuple[str, ...]:

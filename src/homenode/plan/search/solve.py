@@ -174,23 +174,24 @@ class _Search:
     def ranked(self) -> list[tuple[tuple[int, ...], int]]:
         """(first terms, nodes) of sets of nodes that hold the VM, the least first: at least all of
         the least terms."""
-        return self._ranked(1)
+        return self._ranked(only_least=True)
 
-    def _ranked(self, number: int) -> list[tuple[tuple[int, ...], int]]:
-        """The same, with all that come before the terms of so many."""
+    def _ranked(self, *, only_least: bool) -> list[tuple[tuple[int, ...], int]]:
+        """The same; unless only_least at least all of the terms of the best and its runners-up."""
         found: dict[int, tuple[int, ...]] = {}
         least: list[tuple[int, ...]] = []
         for bound, sets in self.node_sets.groups():
-            limit = least[-1] if len(least) == number else ()
-            if limit and bound > limit[: len(bound)]:
+            limit = least[-1] if len(least) > MOST_RUNNERS_UP else ()
+            reached = least[0] if only_least and least else limit
+            if reached and bound > reached[: len(bound)]:
                 break
             for nodes in sets:
                 terms = None if nodes in found else self.problem.first_terms(nodes, limit)
                 if terms is not None:
                     found[nodes] = terms
                     insort(least, terms)
-                    del least[number:]
-                    limit = least[-1] if len(least) == number else ()
+                    del least[MOST_RUNNERS_UP + 1 :]
+                    limit = least[-1] if len(least) > MOST_RUNNERS_UP else ()
         return sorted((terms, nodes) for nodes, terms in found.items())
 
     @property
@@ -224,7 +225,7 @@ class _Search:
             least = min(least or done[-1][0], done[-1][0])
         candidates = [candidate for _, candidate in sorted(done, key=lambda item: item[0])]
         is_exact = self.node_sets.exact and self.exact and self.nearest.exact
-        others = [nodes for _, nodes in bounds[len(done) :]]
+        others = [nodes for _, nodes in (*bounds[len(done) :], *ranked[len(tied) :])]
         return Solution(
             best=candidates[0],
             optimal=True if is_exact else None,
@@ -272,7 +273,7 @@ class _Search:
         runners = list(done[1 : 1 + MOST_RUNNERS_UP])
         passed = {candidate.nodes for candidate in done}
         if len(runners) + len(others) < MOST_RUNNERS_UP:
-            others = [*others, *(nodes for _, nodes in self._ranked(1 + MOST_RUNNERS_UP))]
+            others = [*others, *(nodes for _, nodes in self._ranked(only_least=False))]
         for nodes in dict.fromkeys(others):
             if len(runners) < MOST_RUNNERS_UP and nodes not in passed:
                 runners.append(self.best_on(nodes))

@@ -49,8 +49,8 @@ def consequences(
     empty = _empty_ports(vm.hostdevs, vm.controllers)
     if empty:
         said.append(
-            f"{plural(empty, 'empty PCIe port')} keep{'s' if empty == 1 else ''} a place for "
-            f"devices that this VM does not have, so that no address changes when they come or go."
+            f"{plural(empty, 'empty PCIe port')} wait{'s' if empty == 1 else ''} for devices: the "
+            "next one of a guest node takes one."
         )
     if window is not None:
         said.append(

@@ -68,7 +68,7 @@ def refuse_unread_vms(host: Host) -> None:
         raise NotKnownError(
             f"{host.name}: cannot tell which CPUs, memory and devices are free: {line}; nothing "
             "was changed",
-            hint="systemctl start libvirtd",
+            hint="virsh -r -c qemu:///system list --all shows the cause",
         )
 
 

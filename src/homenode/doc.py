@@ -9,12 +9,11 @@ from msgspec import Struct
 
 
 class Span(Struct, frozen=True):
-    """A run of letters. look: names from LOOKS, or classes of the style sheet, with spaces between
-    them. link: the id of a section."""
+    """A run of letters."""
 
     text: str
-    look: str = ""
-    link: str = ""
+    look: str = ""  # names from LOOKS, or classes of the style sheet, with spaces between them
+    link: str = ""  # the id of a section
 
 
 Words = str | Span | tuple[str | Span, ...]
@@ -40,13 +39,12 @@ LOOKS = {
 
 
 class Text(Struct, frozen=True):
-    """A paragraph. indent: columns, of its wrapped lines as well. hang: where wrapped lines begin,
-    below the value of a label."""
+    """A paragraph."""
 
     words: Words
     look: str = ""
-    indent: int = 0
-    hang: int = 0
+    indent: int = 0  # columns, of its wrapped lines as well
+    hang: int = 0  # where wrapped lines begin, below the value of a label
 
 
 class Items(Struct, frozen=True):
@@ -70,44 +68,37 @@ class Commands(Struct, frozen=True):
 
 
 class Cell(Struct, frozen=True):
-    """A cell of a table with more to it than a text.
-
-    order: what a column is sorted by, None comes last. across: how many columns it takes.
-    """
+    """A cell of a table with more to it than a text."""
 
     lines: tuple[Words, ...]
     look: str = ""
-    order: float | str | None = None
-    across: int = 1
+    order: float | str | None = None  # what a column is sorted by, None comes last
+    across: int = 1  # how many columns it takes
 
 
 class Table(Struct, frozen=True, kw_only=True):
-    """A table; each row has a cell for each head. The first cell of a row names it.
-
-    numeric: heads of the columns of figures. folds: heads of columns that a narrow terminal may
-    fold; where only the last is, its texts may stand below the table. least: heads of columns that
-    it may leave out; shortened: and letters in the middle of the names of rows. name: for those who
-    hear a page; caption: above the table of a page. look: classes of the style sheet.
-    """
+    """A table; each row has a cell for each head. The first cell of a row names it."""
 
     heads: tuple[str | Cell, ...]
     rows: tuple[tuple[str | Cell, ...], ...]
-    numeric: tuple[str, ...] = ()
+    numeric: tuple[str, ...] = ()  # heads of the columns of figures
+    # heads of columns that a narrow terminal may fold; where only the last is, its texts may stand
+    # below the table
     folds: tuple[str, ...] = ()
-    least: tuple[str, ...] = ()
-    shortened: bool = False
-    name: str = ""
-    caption: str = ""
-    look: str = ""
+    least: tuple[str, ...] = ()  # heads of columns that it may leave out
+    shortened: bool = False  # and letters in the middle of the names of rows
+    name: str = ""  # for those who hear a page
+    caption: str = ""  # above the table of a page
+    look: str = ""  # classes of the style sheet
     is_sortable: bool = False
 
 
 class Picture(Struct, frozen=True):
-    """A drawing. svg: built as elements, escaped already. note: what to look for, a line each."""
+    """A drawing."""
 
     title: Words
-    svg: str
-    note: tuple[Words, ...] = ()
+    svg: str  # built as elements, escaped already
+    note: tuple[Words, ...] = ()  # what to look for, a line each
     look: str = ""
 
 
@@ -119,32 +110,28 @@ class Gallery(Struct, frozen=True):
 
 
 class Section(Struct, frozen=True):
-    """Parts under a heading, which may be "". id: for links; name: in the list of contents.
-
-    about: what is to be said first. is_open: of what a page folds, None where it folds nothing.
-    """
+    """Parts under a heading, which may be ""."""
 
     title: Words
     parts: "tuple[Part, ...]"
-    id: str = ""
-    name: str = ""
-    about: str = ""
+    id: str = ""  # for links
+    name: str = ""  # in the list of contents
+    about: str = ""  # what is to be said first
     look: str = ""
-    is_open: bool | None = None
+    is_open: bool | None = None  # of what a page folds, None where it folds nothing
 
 
 Part = Text | Items | Tree | Commands | Table | Gallery | Section
 
 
 class Doc(Struct, frozen=True):
-    """A whole document. about: below the title of a page; made: at its end, when and by what.
-    hatches: patterns that its drawings share, as an SVG's definitions."""
+    """A whole document."""
 
     title: str
     parts: tuple[Part, ...]
-    about: str = ""
-    made: str = ""
-    hatches: str = ""
+    about: str = ""  # below the title of a page
+    made: str = ""  # at its end, when and by what
+    hatches: str = ""  # patterns that its drawings share, as an SVG's definitions
 
 
 def spans(words: Words) -> tuple[Span, ...]:

@@ -12,32 +12,26 @@ from homenode.package_data import package_text
 
 
 class Metric(Struct, frozen=True, forbid_unknown_fields=True):
-    """One thing that is measured.
-
-    unit: of the samples: bytes_per_s, ns, events_per_s, flop_per_s, units_per_s. matters: the
-    smallest relative difference that an operator would change a layout for. primary: objectives for
-    which it decides; everything else is exploratory. stands_in: objectives for which it decides
-    where no primary metric was measured. control: it should not depend on the layout. worst_device:
-    with several devices, the slowest one counts, as every collective waits for it. headline: the
-    variant that decides where there are several.
-    about: what it measures. rise, fall: what to think of when it goes up or down. boot_variation:
-    ratio that runs of one layout stay below, as far as anybody has seen or published; figures of
-    fewer than three boots, and printed ones, are distinguished only beyond it.
-    """
+    """One thing that is measured."""
 
     id: str
     title: str
-    unit: str
+    unit: str  # of the samples: bytes_per_s, ns, events_per_s, flop_per_s, units_per_s
     lower_is_better: bool
-    matters: float
-    about: str
-    rise: str
-    fall: str
+    matters: float  # the smallest relative difference that an operator would change a layout for
+    about: str  # what it measures
+    rise: str  # what to think of when it goes up or down
+    fall: str  # what to think of when it goes up or down
+    # objectives for which it decides; everything else is exploratory
     primary: tuple[Objective, ...] = ()
+    # objectives for which it decides where no primary metric was measured
     stands_in: tuple[Objective, ...] = ()
-    control: bool = False
+    control: bool = False  # it should not depend on the layout
+    # with several devices, the slowest one counts, as every collective waits for it
     worst_device: bool = False
-    headline: str | None = None
+    headline: str | None = None  # the variant that decides where there are several
+    # ratio that runs of one layout stay below, as far as anybody has seen or published; figures of
+    # fewer than three boots, and printed ones, are distinguished only beyond it
     boot_variation: float = 1.30
 
 

@@ -55,13 +55,10 @@ class ToolTimeoutError(ToolError):
 
 
 class Completed(Struct, frozen=True):
-    """A program that ended by itself, or was killed by a signal that we did not send.
-
-    returncode: the exit status; negative is the signal's number.
-    """
+    """A program that ended by itself, or was killed by a signal that we did not send."""
 
     argv: tuple[str, ...]
-    returncode: int
+    returncode: int  # the exit status; negative is the signal's number
     stdout: str
     stderr: str
 

@@ -25,17 +25,13 @@ _PAUSED = "paused"
 
 class PausedStart(Struct, frozen=True, kw_only=True):
     """The step. See ChangeStep. Its facts: the domain's `name`, libvirt's `run_id` of the instance,
-    and of each file in `made`, which was not there before, when it was last written.
-
-    makes: files that a start makes: NVRAM from its template, logs. locks: that the daemon's program
-    keeps.
-    """
+    and of each file in `made`, which was not there before, when it was last written."""
 
     virsh: Virsh
     uuid: str
     name: str
-    makes: Sequence[str] = ()
-    locks: Sequence[int] = ()
+    makes: Sequence[str] = ()  # files that a start makes: NVRAM from its template, logs
+    locks: Sequence[int] = ()  # that the daemon's program keeps
 
     def do(self, note: Note) -> ChangeEntry:
         entry = ChangeEntry(

@@ -64,31 +64,31 @@ from homenode.wording import command_line
 
 
 class MovedThread(Struct, frozen=True, kw_only=True):
-    """A thread of a running domain. kind: "vcpu", "emulator" or "iothread"."""
+    """A thread of a running domain."""
 
-    kind: str
+    kind: str  # "vcpu", "emulator" or "iothread"
     number: int
     before: CpuSet
     after: CpuSet
 
 
 class AppliedDomain(Struct, frozen=True, kw_only=True):
-    """A domain, or a file, whose uuid is None. plan: as plan --json prints it; None: given."""
+    """A domain, or a file, whose uuid is None. None: given."""
 
     name: str
     uuid: str | None
     changed: bool
     original: str | None
-    plan: dict[str, object] | None
+    plan: dict[str, object] | None  # as plan --json prints it
     obstacles: tuple[Rejection, ...] = ()
     edited: bool = False
     threads: tuple[MovedThread, ...] = ()
 
 
 class ApplyAnswer(Struct, frozen=True, kw_only=True):
-    """dry_run: `changed` is what would be."""
+    """What apply prints with --json."""
 
-    dry_run: bool
+    dry_run: bool  # `changed` is what would be
     domains: tuple[AppliedDomain, ...]
 
 

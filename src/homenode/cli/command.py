@@ -62,15 +62,14 @@ class Under:
 
 
 class Parameter(NamedTuple):
-    """A field that can be typed. path: the fields that lead to it. many: it may be repeated.
-    record: the one that has the field."""
+    """A field that can be typed."""
 
-    path: tuple[str, ...]
+    path: tuple[str, ...]  # the fields that lead to it
     opt: Opt
     kind: Any
-    many: bool
+    many: bool  # it may be repeated
     default: Any
-    record: Any = None
+    record: Any = None  # the one that has the field
 
     @property
     def help(self) -> str:
@@ -204,21 +203,16 @@ def as_words(record: Any) -> tuple[str, ...]:
 
 
 class Command(NamedTuple):
-    """A command, a group of commands, or both. record, work: "module:name" below homenode.cli, or
-    ".module:name" beside it.
-
-    about: the help of a group; a command's is its record's docstring. room: where the whole of a
-    group is, which is imported when its name is typed.
-    """
+    """A command, a group of commands, or both."""
 
     name: str
-    record: str = ""
-    work: str = ""
+    record: str = ""  # "module:name" below homenode.cli, or ".module:name" beside it
+    work: str = ""  # "module:name" below homenode.cli, or ".module:name" beside it
     panel: str = "Commands"
-    about: str = ""
+    about: str = ""  # the help of a group; a command's is its record's docstring
     commands: "tuple[Command, ...]" = ()
     hidden: bool = False
-    room: str = ""
+    room: str = ""  # where the whole of a group is, which is imported when its name is typed
 
     def whole(self) -> "Command":
         """The command with what its room has. Raises HostError where the room is not installed."""
@@ -271,12 +265,12 @@ def _loaded(where: str) -> Any:
 
 
 class Call(NamedTuple):
-    """What the words of a command line ask for. help: of the command, whole or in short."""
+    """What the words of a command line ask for."""
 
     command: Command
     path: str
     words: tuple[str, ...]
-    help: str = ""
+    help: str = ""  # of the command, whole or in short
 
     def asked(self) -> Any:
         """The record of the command's options. Raises UsageError."""

@@ -25,23 +25,23 @@ _SHOWN = 20
 
 
 class ImportedRun(Struct, frozen=True, kw_only=True):
-    """samples: how many. gaps: what the files left open."""
+    """A run of an import, in numbers."""
 
     system: str
     name: str
     layout: str
     vantage: str
-    samples: int
+    samples: int  # how many
     metrics: tuple[str, ...]
     files: tuple[str, ...]
-    gaps: tuple[Gap, ...]
+    gaps: tuple[Gap, ...]  # what the files left open
 
 
 class ImportedRuns(Struct, frozen=True, kw_only=True):
-    """Of import. written: False of a dry run."""
+    """Of import."""
 
     folder: str
-    written: bool
+    written: bool  # False of a dry run
     runs: tuple[ImportedRun, ...]
     left_out: tuple[Gap, ...]
 

@@ -112,11 +112,11 @@ _MOST_FINDINGS = 5
 
 
 class TrialBoot(Struct, frozen=True, kw_only=True):
-    """came_to: see the journal's `what`; None: to be done."""
+    """None: to be done."""
 
     number: int
     layout: str
-    came_to: str | None
+    came_to: str | None  # see the journal's `what`
     detail: str
     run: str | None
     samples: int | None
@@ -124,10 +124,10 @@ class TrialBoot(Struct, frozen=True, kw_only=True):
 
 
 class TrialStanding(Struct, frozen=True, kw_only=True):
-    """A trial. reason: why its folder cannot be read; then the rest is not known."""
+    """A trial."""
 
     folder: str
-    reason: str | None = None
+    reason: str | None = None  # why its folder cannot be read; then the rest is not known
     id: str | None = None
     domain: str | None = None
     connect: str | None = None

@@ -24,12 +24,9 @@ _Key = tuple[Switches, str | None, str | None, int | None]
 
 
 class Alternative(Struct, frozen=True, kw_only=True, dict=True):
-    """Runs that were made under the same choices.
+    """Runs that were made under the same choices."""
 
-    label: short and unlike those of the others it stands next to.
-    """
-
-    label: str
+    label: str  # short and unlike those of the others it stands next to
     switches: Switches
     arrangement: str | None
     memory_mode: str | None

@@ -88,35 +88,28 @@ def once(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
 
 
 class Effect(FigureKey, frozen=True, kw_only=True, gc=False):
-    """One series of one alternative against the same series of the baseline.
+    """One series of one alternative against the same series of the baseline."""
 
-    system: the machine, where several were compared, each with itself; else "".
-    slowest_device: the slowest of several devices, boot by boot. primary: it decides for the
-    objective; else it is exploratory. baseline_value, value: geometric means of boot medians.
-    ratio: value over baseline_value. low, high: its interval, None where there is none. p,
-    p_adjusted: uncorrected, and corrected for the primary metrics; None where there is no interval,
-    p_adjusted also for what is exploratory. boots, samples: (baseline, other). doubts: ids that
-    block this one.
-    """
-
-    slowest_device: bool
+    slowest_device: bool  # the slowest of several devices, boot by boot
     lower_is_better: bool
-    primary: bool
+    primary: bool  # it decides for the objective; else it is exploratory
     baseline: str
     alternative: str
-    baseline_value: float
-    value: float
-    ratio: float
-    low: float | None
-    high: float | None
+    baseline_value: float  # geometric means of boot medians
+    value: float  # geometric means of boot medians
+    ratio: float  # value over baseline_value
+    low: float | None  # its interval, None where there is none
+    high: float | None  # its interval, None where there is none
+    # p, p_adjusted: uncorrected, and corrected for the primary metrics; None where there is no
+    # interval, p_adjusted also for what is exploratory
     p: float | None
     p_adjusted: float | None
-    boots: tuple[int, int]
-    samples: tuple[int, int]
+    boots: tuple[int, int]  # (baseline, other)
+    samples: tuple[int, int]  # (baseline, other)
     level: EvidenceLevel
     outcome: Outcome
-    doubts: tuple[str, ...]
-    system: str = ""
+    doubts: tuple[str, ...]  # ids that block this one
+    system: str = ""  # the machine, where several were compared, each with itself; else ""
 
     @property
     def gain(self) -> float:
@@ -125,22 +118,17 @@ class Effect(FigureKey, frozen=True, kw_only=True, gc=False):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """The `comparison` format.
+    """The `comparison` format."""
 
-    objective: whose primary metrics decide; None = those of every objective, each for itself.
-    bare: the baseline is the host itself, and ratios are parts of bare metal. baseline,
-    alternatives: of the first machine; of others their effects name them. confidence: of every
-    interval. skipped: folders that were left out, with the reason. power: median watts of a GPU, by
-    alternative and test. sweeps: of rates over sizes, by alternative and metric.
-    """
-
+    # whose primary metrics decide; None = those of every objective, each for itself
     objective: str | None
-    bare: bool
-    confidence: float
-    baseline: str
-    alternatives: tuple[str, ...]
+    bare: bool  # the baseline is the host itself, and ratios are parts of bare metal
+    confidence: float  # of every interval
+    baseline: str  # of the first machine; of others their effects name them
+    alternatives: tuple[str, ...]  # of the first machine; of others their effects name them
     effects: tuple[Effect, ...]
     doubts: tuple[Doubt, ...]
-    skipped: tuple[str, ...]
-    power: Mapping[str, Mapping[str, float]] = {}
+    skipped: tuple[str, ...]  # folders that were left out, with the reason
+    power: Mapping[str, Mapping[str, float]] = {}  # median watts of a GPU, by alternative and test
+    # of rates over sizes, by alternative and metric
     sweeps: Mapping[str, Mapping[str, SweepFit]] = {}

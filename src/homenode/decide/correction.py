@@ -24,12 +24,12 @@ LESS_FREEDOM = 0.75
 
 
 class Tested(NamedTuple):
-    """One primary metric of an alternative against the baseline. boots: of both."""
+    """One primary metric of an alternative against the baseline."""
 
     alternative: str
     metric: str
     interval: Interval
-    boots: int
+    boots: int  # of both
 
 
 def corrected(tested: Sequence[Tested], pairs: int) -> tuple[float, ...]:

@@ -61,22 +61,18 @@ RESOLUTION = 1e-4
 
 
 class Interval(Struct, frozen=True, kw_only=True):
-    """The ratio of two alternatives, the second over the first.
-
-    low, high: bounds of the ratio at `confidence`, which all ratios between the alternatives keep
-    at once. p: how likely a ratio at least this far from 1 is by chance between any two of them.
-    error: standard error of the ratio's logarithm. freedom: degrees of freedom that it rests on.
-    adjusted: the ratio is that of boots at one time, as a drift was seen.
-    """
+    """The ratio of two alternatives, the second over the first."""
 
     ratio: float
+    # low, high: bounds of the ratio at `confidence`, which all ratios between the alternatives keep
+    # at once
     low: float
     high: float
-    p: float
-    error: float
-    freedom: float
+    p: float  # how likely a ratio at least this far from 1 is by chance between any two of them
+    error: float  # standard error of the ratio's logarithm
+    freedom: float  # degrees of freedom that it rests on
     confidence: float
-    adjusted: bool = False
+    adjusted: bool = False  # the ratio is that of boots at one time, as a drift was seen
 
 
 def interval(
@@ -143,13 +139,12 @@ def _closed_p(every: Sequence[Series], error: float) -> float:
 
 
 class _Estimate(NamedTuple):
-    """Of the difference of two logarithms: its standard error and degrees of freedom. adjusted: for
-    a drift over time."""
+    """Of the difference of two logarithms: its standard error and degrees of freedom."""
 
     difference: float
     error: float
     freedom: float
-    adjusted: bool = False
+    adjusted: bool = False  # for a drift over time
 
 
 def _of_estimate(one: _Estimate, groups: int, confidence: float) -> Interval:
@@ -194,15 +189,13 @@ NO_LINE = 0.05
 
 
 class _Trend(NamedTuple):
-    """estimate: adjusted for a drift that is a line over time, the same for all. variance: that it
-    leaves, and its freedom. p: how likely a drift like that is by chance. lean: correlation of the
-    alternative with the time."""
+    """An effect adjusted for a drift over time."""
 
-    estimate: _Estimate
-    variance: float
+    estimate: _Estimate  # adjusted for a drift that is a line over time, the same for all
+    variance: float  # that it leaves, and its freedom
     freedom: float
-    p: float
-    lean: float
+    p: float  # how likely a drift like that is by chance
+    lean: float  # correlation of the alternative with the time
 
     def is_line(self, blocks: "_Blocks") -> bool:
         ratio = self.variance / blocks.variance
@@ -260,11 +253,11 @@ _SECONDS = 1e6
 
 
 class _Variance(NamedTuple):
-    """Of an alternative's boots. freedom: degrees of freedom it rests on. pooled: with others."""
+    """Of an alternative's boots."""
 
     value: float
-    freedom: float
-    pooled: bool
+    freedom: float  # degrees of freedom it rests on
+    pooled: bool  # with others
 
 
 def _is_usable(series: Series) -> bool:

@@ -19,21 +19,17 @@ from homenode.vm.fingerprint import host_fingerprint
 
 
 class MachineFacts(Struct, frozen=True, kw_only=True):
-    """What counts about a machine in addition to the figures.
-
-    fingerprint, kind: as in the head of its runs; None = unknown. results: the folder that
-    its runs name, where they name no host; None where the machine itself is known. inputs: of
-    the table of layouts. findings: about its links. hardware: names of its processor and GPUs.
-    """
+    """What counts about a machine in addition to the figures."""
 
     name: str
-    fingerprint: str | None
-    kind: str | None
+    fingerprint: str | None  # as in the head of its runs; None = unknown
+    kind: str | None  # as in the head of its runs; None = unknown
+    # the folder that its runs name, where they name no host; None where the machine itself is known
     results: str | None
-    inputs: LayoutInputs
+    inputs: LayoutInputs  # of the table of layouts
     gpus: int | None
-    findings: tuple[Finding, ...]
-    hardware: tuple[str, ...] = ()
+    findings: tuple[Finding, ...]  # about its links
+    hardware: tuple[str, ...] = ()  # names of its processor and GPUs
 
     @property
     def nodes(self) -> int | None:

@@ -27,10 +27,10 @@ class Axis(StrEnum):
 
 
 class MatrixPlace(NamedTuple):
-    """A row or a column. number: of a node or PU, or a GPU's in its tool's order."""
+    """A row or a column."""
 
     axis: Axis
-    number: int
+    number: int  # of a node or PU, or a GPU's in its tool's order
     address: Bdf | None
 
     @property
@@ -50,31 +50,26 @@ class MatrixKey(NamedTuple):
 
 
 class FigureMatrix(Struct, frozen=True, kw_only=True):
-    """Medians by (row, column). rows, columns: ascending."""
+    """Medians by (row, column)."""
 
     key: MatrixKey
-    rows: tuple[MatrixPlace, ...]
-    columns: tuple[MatrixPlace, ...]
+    rows: tuple[MatrixPlace, ...]  # ascending
+    columns: tuple[MatrixPlace, ...]  # ascending
     cells: Mapping[tuple[MatrixPlace, MatrixPlace], float]
 
 
 class CopyLocality(Struct, frozen=True, kw_only=True):
-    """What being near is worth: means of copies between the host and its GPUs.
-
-    local, remote: over copies with their GPU's own and another node; None where there are none.
-    cells: how many figures either mean is of. stated: how it is known which copies are near.
-    as_bound: the scheduler put the job where it was, and every copy counts as local. inferred: no
-    address, node or topology says it, but two groups of figures.
-    """
+    """What being near is worth: means of copies between the host and its GPUs."""
 
     alternative: str
     key: MatrixKey
+    # local, remote: over copies with their GPU's own and another node; None where there are none
     local: float | None
     remote: float | None
-    cells: tuple[int, int]
-    stated: str
-    as_bound: bool = False
-    inferred: bool = False
+    cells: tuple[int, int]  # how many figures either mean is of
+    stated: str  # how it is known which copies are near
+    as_bound: bool = False  # the scheduler put the job where it was, and every copy counts as local
+    inferred: bool = False  # no address, node or topology says it, but two groups of figures
 
     @property
     def ratio(self) -> float | None:
@@ -229,11 +224,11 @@ def _copies(alternative: Alternative) -> dict[MatrixKey, _Figures]:
 
 
 class FarCopies(Struct, frozen=True, kw_only=True):
-    """GPUs whose copies are slower than the others', as if from another node. near, far: means."""
+    """GPUs whose copies are slower than the others', as if from another node."""
 
     key: MatrixKey
-    near: float
-    far: float
+    near: float  # means
+    far: float  # means
     gpus: tuple[int, int]  # far, all
 
 
@@ -300,11 +295,10 @@ def _known_sides(
 
 
 class _Groups(NamedTuple):
-    """Two groups that figures fall into. between: a figure that parts them. ratio: of their
-    means."""
+    """Two groups that figures fall into."""
 
-    between: float
-    ratio: float
+    between: float  # a figure that parts them
+    ratio: float  # of their means
 
 
 LEAST_APART = 1.08

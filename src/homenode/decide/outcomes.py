@@ -19,17 +19,16 @@ from homenode.objective import Objective
 
 
 class Found(NamedTuple):
-    """An effect that no one has judged yet, with what its interval rests on.
-
-    apart: the ratio above 1 by which the two boots that are nearest to each other differ, one of
-    each side; below 1 where boots of the two overlap. within: the same of the slowest device over
-    the faster half of its own boot, over what chance adds there, above 1 where the alternative is
-    better, and below where it is worse; 1 where that cannot be told.
-    """
+    """An effect that no one has judged yet, with what its interval rests on."""
 
     effect: Effect
     interval: Interval | None
+    # the ratio above 1 by which the two boots that are nearest to each other differ, one of each
+    # side; below 1 where boots of the two overlap
     apart: float
+    # the same of the slowest device over the faster half of its own boot, over what chance adds
+    # there, above 1 where the alternative is better, and below where it is worse; 1 where that
+    # cannot be told
     within: float = 1.0
 
 

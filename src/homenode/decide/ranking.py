@@ -42,23 +42,20 @@ class Position(StrEnum):
 
 
 class RankedResult(Struct, frozen=True, kw_only=True):
-    """One alternative on one metric.
-
-    ratio: its value over the best one's. low, high: the interval of that ratio, or the range that
-    was printed, over the best value; None where there is neither. slowest_device: the value is
-    of the slowest of several devices. level: of the evidence against the best one.
-    """
+    """One alternative on one metric."""
 
     alternative: str
     metric: str
     unit: str
     value: float
-    ratio: float
+    ratio: float  # its value over the best one's
+    # low, high: the interval of that ratio, or the range that was printed, over the best value;
+    # None where there is neither
     low: float | None
     high: float | None
     position: Position
-    level: EvidenceLevel
-    slowest_device: bool = False
+    level: EvidenceLevel  # of the evidence against the best one
+    slowest_device: bool = False  # the value is of the slowest of several devices
 
 
 class Ranking(Struct, frozen=True):

@@ -35,9 +35,9 @@ _MEDIAN_VARIANCE = math.pi / 2
 
 
 class SeriesKey(FigureKey, frozen=True, gc=False):
-    """What samples must share to be one series. worst: the slowest of several devices, by boot."""
+    """What samples must share to be one series."""
 
-    worst: bool = False
+    worst: bool = False  # the slowest of several devices, by boot
 
 
 _SHARED = attrgetter(*FigureKey.__struct_fields__)
@@ -45,32 +45,27 @@ _SHARED = attrgetter(*FigureKey.__struct_fields__)
 
 
 class Series(Struct, frozen=True, kw_only=True, dict=True):
-    """One series of one alternative. Without slots: what follows from the medians is made once.
-
-    medians: of each boot, above 0. inner_variance: mean variance of a boot's median as its samples
-    give it, on the logarithmic scale; 0 where they cannot. samples: how many were used. low, high:
-    of everything that was used. replicated: the medians are of boots that were really made, not of
-    published figures. devices: whose the slowest was taken of. blocks: of each boot,
-    (experiment, round), None where it is of no round. times: of each boot, in seconds or as its
-    place in the order; None where unknown. is_range: somebody printed low and high, and
-    `value` is nothing but their middle. shares: of each boot, the slowest device over the faster
-    half, which a boot that is fast or slow as a whole does not change; () of few devices.
-    device_spread: standard deviation of the faster half's logarithms, over boots.
-    """
+    """One series of one alternative. Without slots: what follows from the medians is made once."""
 
     key: SeriesKey
-    medians: tuple[float, ...]
+    medians: tuple[float, ...]  # of each boot, above 0
+    # mean variance of a boot's median as its samples give it, on the logarithmic scale; 0 where
+    # they cannot
     inner_variance: float
-    samples: int
-    low: float
-    high: float
-    replicated: bool
-    devices: frozenset[Bdf]
+    samples: int  # how many were used
+    low: float  # of everything that was used
+    high: float  # of everything that was used
+    replicated: bool  # the medians are of boots that were really made, not of published figures
+    devices: frozenset[Bdf]  # whose the slowest was taken of
+    # of each boot, (experiment, round), None where it is of no round
     blocks: tuple[tuple[str, int] | None, ...] = ()
+    # of each boot, in seconds or as its place in the order; None where unknown
     times: tuple[float | None, ...] = ()
-    is_range: bool = False
+    is_range: bool = False  # somebody printed low and high, and `value` is nothing but their middle
+    # of each boot, the slowest device over the faster half, which a boot that is fast or slow as a
+    # whole does not change; () of few devices
     shares: tuple[float, ...] = ()
-    device_spread: float = 0.0
+    device_spread: float = 0.0  # standard deviation of the faster half's logarithms, over boots
 
     @cached_property
     def value(self) -> float:

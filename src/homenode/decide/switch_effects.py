@@ -46,15 +46,12 @@ _STEPS: tuple[tuple[StudySwitch, tuple[tuple[str, str], ...]], ...] = (
 
 
 class SwitchEffect(Struct, frozen=True, kw_only=True):
-    """One switch's effect on one metric of one machine.
-
-    effect: as compared. judged: better or worse by as much as matters, no difference that does, or
-    cannot tell.
-    """
+    """One switch's effect on one metric of one machine."""
 
     switch: StudySwitch
     machine: str
-    effect: Effect
+    effect: Effect  # as compared
+    # better or worse by as much as matters, no difference that does, or cannot tell
     judged: Outcome
 
 

@@ -29,14 +29,13 @@ class Advice(Struct, frozen=True, kw_only=True):
 
 
 class Conclusion(Struct, frozen=True, kw_only=True):
-    """of_bare: each layout against the host itself, None where that was not measured. emulated: no
-    figure means anything, and there are no answers.
-    """
+    """What a trial comes to."""
 
+    # each layout against the host itself, None where that was not measured
     of_bare: Comparison | None
     recommendations: tuple[Recommendation, ...]
     advice: tuple[Advice, ...]
-    emulated: bool
+    emulated: bool  # no figure means anything, and there are no answers
 
 
 def conclude(
@@ -91,11 +90,10 @@ def conclude(
 
 
 class TrialAnswer(Struct, frozen=True, kw_only=True):
-    """sentence: the layout to run, or why none is named. command: makes it permanent, or measures
-    more; None where neither helps."""
+    """The last line of a trial."""
 
-    sentence: str
-    command: str | None = None
+    sentence: str  # the layout to run, or why none is named
+    command: str | None = None  # makes it permanent, or measures more; None where neither helps
     is_open: bool = False  # boots were measured, and cannot tell the layouts apart
 
 

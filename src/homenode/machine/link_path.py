@@ -108,13 +108,11 @@ _CARD_MAKERS_WITH_SWITCHES = frozenset({0x1002, 0x8086, 0x15B3})
 
 
 class Link(Struct, frozen=True, kw_only=True):
-    """One link. upper: the root port or downstream port. lower: the function right below it.
+    """One link."""
 
-    known_width: lanes of a slot that is wired narrower than its port says, where a person said so.
-    """
-
-    upper: PciDevice
-    lower: PciDevice
+    upper: PciDevice  # the root port or downstream port
+    lower: PciDevice  # the function right below it
+    # lanes of a slot that is wired narrower than its port says, where a person said so
     known_width: int | None = None
 
     @property
@@ -254,14 +252,11 @@ JUDGED = {
 
 
 class DevicePath(Struct, frozen=True, kw_only=True):
-    """A device of interest and the links that are judged for it, the nearest first.
-
-    expected: what the path can carry; None where no link says.
-    """
+    """A device of interest and the links that are judged for it, the nearest first."""
 
     device: PciDevice
     links: tuple[Link, ...]
-    expected: LinkRate | None
+    expected: LinkRate | None  # what the path can carry; None where no link says
 
 
 def device_paths(

@@ -64,15 +64,12 @@ class PciLink(Struct, frozen=True):
 
 
 class PciErrors(Struct, frozen=True):
-    """What a function has counted since the kernel started (AER). Each of (name, count).
+    """What a function has counted since the kernel started (AER). Each of (name, count)."""
 
-    correctable: retried in hardware, at the cost of time ("RxErr", "BadTLP", "Rollover", ...).
-    nonfatal, fatal: data or the link was lost.
-    """
-
+    # retried in hardware, at the cost of time ("RxErr", "BadTLP", "Rollover", ...)
     correctable: tuple[tuple[str, int], ...]
-    nonfatal: tuple[tuple[str, int], ...] = ()
-    fatal: tuple[tuple[str, int], ...] = ()
+    nonfatal: tuple[tuple[str, int], ...] = ()  # data or the link was lost
+    fatal: tuple[tuple[str, int], ...] = ()  # data or the link was lost
 
 
 class PciInterrupt(Struct, frozen=True):
@@ -119,21 +116,16 @@ class PartKind(StrEnum):
 
 
 class GpuPart(Struct, frozen=True):
-    """A part of a GPU: it shares the GPU's node, link and copy engines with the other parts.
-
-    profile: "1g.10gb" (MIG), a vGPU type such as "NVIDIA H100-1-10C", "CPX" (AMD).
-    memory_bytes: of the GPU's memory, nominal where only the profile says it. bdf: the virtual
-    function that it is, or the function that a mediated device is on. uuid: of a mediated device,
-    or "MIG-..." as CUDA_VISIBLE_DEVICES has it. number: of the GPU instance or the partition, as
-    the vendor's tool counts.
-    """
+    """A part of a GPU: it shares the GPU's node, link and copy engines with the other parts."""
 
     kind: PartKind
+    # "1g.10gb" (MIG), a vGPU type such as "NVIDIA H100-1-10C", "CPX" (AMD)
     profile: str | None = None
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  # of the GPU's memory, nominal where only the profile says it
+    # the virtual function that it is, or the function that a mediated device is on
     bdf: Bdf | None = None
-    uuid: str | None = None
-    number: int | None = None
+    uuid: str | None = None  # of a mediated device, or "MIG-..." as CUDA_VISIBLE_DEVICES has it
+    number: int | None = None  # of the GPU instance or the partition, as the vendor's tool counts
 
     @property
     def is_for_vms(self) -> bool:
@@ -146,38 +138,19 @@ class GpuPart(Struct, frozen=True):
 
 
 class PciDevice(Struct, frozen=True):
-    """One PCI function.
-
-    class_code: 24 bits, base class first (0x030200 = 3D controller).
-    root_complex: name of its RootComplex. parent: the bridge function directly above, None at the
-    root complex. node: the node of the CPUs that are near to it; None where the firmware gives none
-    (sysfs says -1) or the source is silent. node_source: the tool that says the node in place of
-    the firmware; programs that read /sys see none then. firmware_node: the node without CPUs that
-    the firmware names in place of that one, as for GPUs with memory of their own; None where it
-    names none.
-    local_pus: the PUs that the kernel calls local; None where unknown.
-    physical_function: for an SR-IOV virtual function, the function that it belongs to.
-    sriov_total_vfs, sriov_num_vfs: None where the function has no SR-IOV capability.
-    target_gt_per_s: the speed that Link Control 2 asks a port to train to.
-    acs: flags of the ACS control register that are on, as lspci names them, ascending.
-    power_state: "D0" to "D3cold" as the kernel says. performance_state: "P0" (busy) to "P15" as
-    NVIDIA's driver says; link_replays: packets that the link sent again, by the same driver.
-    iommu_domain: how the IOMMU treats the group: "identity", "DMA-FQ", ...
-    interrupts: message-signalled ones that are set up; None where the source gives none.
-    module_id: of a GPU on a board with NVSwitches, 1-based: its slot there, which no address gives.
-    parts: of a GPU that is divided; partition_mode: "mig" where MIG is on, or AMD's "SPX" to "CPX";
-    memory_partition_mode: AMD's "NPS1" to "NPS8".
-    """
+    """One PCI function."""
 
     bdf: Bdf
     kind: DeviceKind
-    class_code: int
+    class_code: int  # 24 bits, base class first (0x030200 = 3D controller)
     vendor_id: int | None
     device_id: int | None
-    root_complex: str
-    parent: Bdf | None
+    root_complex: str  # name of its RootComplex
+    parent: Bdf | None  # the bridge function directly above, None at the root complex
+    # the node of the CPUs that are near to it; None where the firmware gives none (sysfs says -1)
+    # or the source is silent
     node: NodeIndex | None
-    local_pus: CpuSet | None = None
+    local_pus: CpuSet | None = None  # the PUs that the kernel calls local; None where unknown
     subsystem_vendor_id: int | None = None
     subsystem_device_id: int | None = None
     name: str | None = None
@@ -185,24 +158,31 @@ class PciDevice(Struct, frozen=True):
     bridge: PciBridge | None = None
     driver: str | None = None
     iommu_group: int | None = None
+    # for an SR-IOV virtual function, the function that it belongs to
     physical_function: Bdf | None = None
-    sriov_total_vfs: int | None = None
-    sriov_num_vfs: int | None = None
+    sriov_total_vfs: int | None = None  # None where the function has no SR-IOV capability
+    sriov_num_vfs: int | None = None  # None where the function has no SR-IOV capability
     bars: tuple[PciBar, ...] = ()
-    target_gt_per_s: float | None = None
+    target_gt_per_s: float | None = None  # the speed that Link Control 2 asks a port to train to
+    # flags of the ACS control register that are on, as lspci names them, ascending
     acs: tuple[str, ...] | None = None
     ats_enabled: bool | None = None
-    power_state: str | None = None
-    performance_state: str | None = None
-    iommu_domain: str | None = None
+    power_state: str | None = None  # "D0" to "D3cold" as the kernel says
+    performance_state: str | None = None  # "P0" (busy) to "P15" as NVIDIA's driver says
+    iommu_domain: str | None = None  # how the IOMMU treats the group: "identity", "DMA-FQ", ..
     errors: PciErrors | None = None
-    link_replays: int | None = None
+    link_replays: int | None = None  # packets that the link sent again, by the same driver
+    # message-signalled ones that are set up; None where the source gives none
     interrupts: tuple[PciInterrupt, ...] | None = None
+    # of a GPU on a board with NVSwitches, 1-based: its slot there, which no address gives
     module_id: int | None = None
-    parts: tuple[GpuPart, ...] = ()
-    partition_mode: str | None = None
-    memory_partition_mode: str | None = None
+    parts: tuple[GpuPart, ...] = ()  # of a GPU that is divided
+    partition_mode: str | None = None  # "mig" where MIG is on, or AMD's "SPX" to "CPX"
+    memory_partition_mode: str | None = None  # AMD's "NPS1" to "NPS8"
+    # the node without CPUs that the firmware names in place of that one, as for GPUs with memory of
+    # their own; None where it names none
     firmware_node: NodeIndex | None = None
+    # the tool that says the node in place of the firmware; programs that read /sys see none then
     node_source: str | None = None
     registers: PciRegisters | None = None
 
@@ -252,15 +232,13 @@ class RootComplex(Struct, frozen=True):
 
 
 class DeviceLink(Struct, frozen=True):
-    """A link that is not PCIe, between two devices or (C2C) a device and a node's CPU.
-
-    count: bonded links; None where unknown. Exactly one of b and b_node is given.
-    """
+    """A link that is not PCIe, between two devices or (C2C) a device and a node's CPU."""
 
     kind: LinkKind
     a: Bdf
     b: Bdf | None
     b_node: NodeIndex | None = None
+    # bonded links; None where unknown. Exactly one of b and b_node is given.
     count: int | None = None
 
 

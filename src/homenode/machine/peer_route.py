@@ -70,11 +70,11 @@ class RouteCause(StrEnum):
 
 
 class RouteLeg(Struct, frozen=True):
-    """One way. at: the port that decides; None where no port does."""
+    """One way."""
 
     way: RouteWay
     cause: RouteCause = RouteCause.NONE
-    at: Bdf | None = None
+    at: Bdf | None = None  # the port that decides; None where no port does
 
 
 def request_way(
@@ -118,19 +118,15 @@ def completion_way(acs: frozenset[str], *, relaxed: bool | None) -> tuple[RouteW
 
 
 class PeerRoute(Struct, frozen=True, kw_only=True):
-    """From a requester to a target. switch: the lowest that both are below, its upstream port.
-
-    addresses: those that the requests may have. write: of requests; completion: of the data that
-    a read brings. relaxed: whether the requester may set relaxed ordering.
-    """
+    """From a requester to a target."""
 
     requester: PciDevice
     target: PciDevice
-    switch: Bdf | None
-    addresses: tuple[AddressType, ...]
-    relaxed: bool | None
-    write: RouteLeg
-    completion: RouteLeg
+    switch: Bdf | None  # the lowest that both are below, its upstream port
+    addresses: tuple[AddressType, ...]  # those that the requests may have
+    relaxed: bool | None  # whether the requester may set relaxed ordering
+    write: RouteLeg  # of requests
+    completion: RouteLeg  # of the data that a read brings
 
     @property
     def read(self) -> RouteLeg:

@@ -24,13 +24,11 @@ from homenode.machine.pci import DeviceKind, DeviceLink, PciDevice, PortType, Ro
 
 
 class HostReserve(Struct, frozen=True):
-    """What a placement leaves to the host until nothing else fits.
+    """What a placement leaves to the host until nothing else fits."""
 
-    cores: whole cores of the host without vCPUs, whosever. memory_bytes: of each node; None = the
-    larger of 2 GiB and 2 % of the node. What QEMU needs for the VM comes on top.
-    """
-
-    cores: int = 1
+    cores: int = 1  # whole cores of the host without vCPUs, whosever
+    # of each node; None = the larger of 2 GiB and 2 % of the node. What QEMU needs for the VM comes
+    # on top.
     memory_bytes: int | None = None
 
 
@@ -71,9 +69,6 @@ class Pu(Struct, frozen=True):
     """One logical CPU.
 
     core, node, llc, package, die are None where the source does not say, as for offline PUs.
-    allowed:   the cgroup of whoever looked lets it run there.
-    isolated:  in isolcpus= (kept from the scheduler's load balancing).
-    nohz_full: in nohz_full= (no tick while one task runs).
     """
 
     index: PuIndex
@@ -83,9 +78,9 @@ class Pu(Struct, frozen=True):
     package: PackageIndex | None
     die: int | None
     online: bool = True
-    allowed: bool = True
-    isolated: bool = False
-    nohz_full: bool = False
+    allowed: bool = True  # the cgroup of whoever looked lets it run there
+    isolated: bool = False  # in isolcpus= (kept from the scheduler's load balancing)
+    nohz_full: bool = False  # in nohz_full= (no tick while one task runs)
 
 
 class Core(Struct, frozen=True):
@@ -122,24 +117,21 @@ class PagePool(Struct, frozen=True, order=True):
 
 
 class NumaNode(Struct, frozen=True):
-    """A host NUMA node; with no PUs it is CPU-less, with 0 bytes it is memory-less.
-
-    memory_bytes, memory_free_bytes: bytes; None where the source does not say. Page cache and
-    reclaimable slabs count as free, huge pages in a pool do not.
-    gpu: the GPU whose memory this is, where memory_kind is GPU and the driver says so.
-    generic_initiator: an ACPI initiator that is no CPU (a GPU, say) belongs to the node.
-    package: None on CPU-less nodes and where the node spans packages.
-    """
+    """A host NUMA node; with no PUs it is CPU-less, with 0 bytes it is memory-less."""
 
     index: NodeIndex
     pus: CpuSet
+    # memory_bytes, memory_free_bytes: bytes; None where the source does not say. Page cache and
+    # reclaimable slabs count as free, huge pages in a pool do not.
     memory_bytes: int | None
     memory_free_bytes: int | None = None
     page_pools: tuple[PagePool, ...] = ()
     memory_kind: MemoryKind | None = MemoryKind.DRAM
+    # the GPU whose memory this is, where memory_kind is GPU and the driver says so
     gpu: Bdf | None = None
+    # an ACPI initiator that is no CPU (a GPU, say) belongs to the node
     generic_initiator: bool = False
-    package: PackageIndex | None = None
+    package: PackageIndex | None = None  # None on CPU-less nodes and where the node spans packages
 
 
 LAYOUT_NAMESPACE = "urn:homenode:layout:1"
@@ -154,33 +146,27 @@ class DomainMark(StrEnum):
 
 
 class RunningDomain(Struct, frozen=True):
-    """What a libvirt domain on this host uses.
+    """What a libvirt domain on this host uses."""
 
-    vcpu_pins: PUs of each vCPU in vCPU order; None for a vCPU that floats.
-    memory_by_node: (node, bytes); empty with memory_bound False means it may lie anywhere.
-    page_bytes: the page size that backs it; None for ordinary pages.
-    name: as libvirt has it, or what a redacted capture calls it (see has_pseudonym).
-    planned: a VM that is to run here (a saved plan, or [[vm]] of a host.toml): it counts as if it
-    ran, although the kernel's counters of free memory and pages do not know it yet.
-    mediated: UUIDs of the mediated devices that it has.
-    uuid: libvirt's, in lower case; None where the source has none, or a pseudonym.
-    mark: homenode's, in its metadata; None = homenode has not placed it.
-    """
-
-    name: str
+    name: str  # as libvirt has it, or what a redacted capture calls it (see has_pseudonym)
     running: bool
+    # PUs of each vCPU in vCPU order; None for a vCPU that floats
     vcpu_pins: tuple[CpuSet | None, ...]
     emulator_pus: CpuSet | None
     iothread_pus: tuple[CpuSet | None, ...]
     memory_bytes: int
     memory_bound: bool
+    # (node, bytes); empty with memory_bound False means it may lie anywhere
     memory_by_node: tuple[tuple[NodeIndex, int], ...]
-    page_bytes: int | None
+    page_bytes: int | None  # the page size that backs it; None for ordinary pages
     devices: tuple[Bdf, ...]
+    # a VM that is to run here (a saved plan, or [[vm]] of a host.toml): it counts as if it ran,
+    # although the kernel's counters of free memory and pages do not know it yet
     planned: bool = False
-    mediated: tuple[str, ...] = ()
+    mediated: tuple[str, ...] = ()  # UUIDs of the mediated devices that it has
+    # libvirt's, in lower case; None where the source has none, or a pseudonym
     uuid: str | None = None
-    mark: DomainMark | None = None
+    mark: DomainMark | None = None  # homenode's, in its metadata; None = homenode has not placed it
 
     @property
     def has_claim(self) -> bool:
@@ -213,48 +199,40 @@ class CpuModel(Struct, frozen=True):
 
 
 class FrequencyLimit(Struct, frozen=True):
-    """The clock that online PUs may have at most by their policy, and by their hardware, in kHz;
-    hardware_khz: None where it is not given."""
+    """The clock that online PUs may have at most by their policy, and by their hardware, in kHz."""
 
     limit_khz: int
-    hardware_khz: int | None
+    hardware_khz: int | None  # None where it is not given
     pus: CpuSet
 
 
 class HostSettings(Struct, frozen=True):
-    """Settings of the running system; None where the source does not say.
-
-    smt_control: /sys/devices/system/cpu/smt/control ("on", "off", "forceoff", "notsupported").
-    governors: cpufreq governors in use, sorted. numa_balancing: kernel.numa_balancing.
-    libvirt_version, qemu_version: (major, minor, micro).
-    scaling_drivers: cpufreq drivers in use, sorted. ksm_run: 1 where KSM merges pages.
-    iommus: names of the IOMMUs that are on, () = none. idle_exit_latency_us: of the deepest idle
-    state that is enabled on the lowest PU.
-    pus_of_governor, pus_of_idle_latency_us: the online PUs that have each governor, and each
-    latency of their deepest enabled idle state; ascending.
-    irqbalance: True where its service runs. dma_entry_limit: mappings that VFIO allows a VM; None
-    where its module is not loaded. turbo: "on" or "off". firmware: its vendor, version and date.
-    """
+    """Settings of the running system; None where the source does not say."""
 
     kernel_release: str | None = None
     kernel_command_line: str | None = None
+    # /sys/devices/system/cpu/smt/control ("on", "off", "forceoff", "notsupported")
     smt_control: str | None = None
-    governors: tuple[str, ...] | None = None
+    governors: tuple[str, ...] | None = None  # cpufreq governors in use, sorted
     transparent_hugepages: str | None = None
-    numa_balancing: int | None = None
-    libvirt_version: tuple[int, int, int] | None = None
-    qemu_version: tuple[int, int, int] | None = None
-    scaling_drivers: tuple[str, ...] | None = None
-    ksm_run: int | None = None
-    iommus: tuple[str, ...] | None = None
+    numa_balancing: int | None = None  # kernel.numa_balancing
+    libvirt_version: tuple[int, int, int] | None = None  # (major, minor, micro)
+    qemu_version: tuple[int, int, int] | None = None  # (major, minor, micro)
+    scaling_drivers: tuple[str, ...] | None = None  # cpufreq drivers in use, sorted
+    ksm_run: int | None = None  # 1 where KSM merges pages
+    iommus: tuple[str, ...] | None = None  # names of the IOMMUs that are on, () = none
+    # of the deepest idle state that is enabled on the lowest PU
     idle_exit_latency_us: int | None = None
+    # pus_of_governor, pus_of_idle_latency_us: the online PUs that have each governor, and each
+    # latency of their deepest enabled idle state; ascending
     pus_of_governor: tuple[tuple[str, CpuSet], ...] | None = None
     pus_of_idle_latency_us: tuple[tuple[int, CpuSet], ...] | None = None
-    irqbalance: bool | None = None
+    irqbalance: bool | None = None  # True where its service runs
+    # mappings that VFIO allows a VM; None where its module is not loaded
     dma_entry_limit: int | None = None
     frequency_limits: tuple[FrequencyLimit, ...] | None = None
-    firmware: str | None = None
-    turbo: str | None = None
+    firmware: str | None = None  # its vendor, version and date
+    turbo: str | None = None  # "on" or "off"
 
 
 def nearest_cpu_nodes(
@@ -282,35 +260,32 @@ def nearest_cpu_nodes(
 
 
 class Host(Struct, frozen=True, dict=True):
-    """One machine.
-
-    packages, nodes, llcs, cores, pus, pci_devices: each ascending by index, Bdf for devices.
-    distances: shape (nodes, nodes), [from][to] in the order of `nodes`; SLIT, 10 = local;
-    None where the source has none. cores and llcs hold online PUs only. reserve, housekeeping_pus:
-    what its operator keeps for the host, and the PUs for the emulators of several VMs, where the
-    description of the host says so. assumed: what a description states without a source.
-    nodes_assumed: the source shows no NUMA nodes, and the host counts as one: a kernel without
-    NUMA, or a container that does not see them.
-    """
+    """One machine."""
 
     name: str
     architecture: str | None
     cpu: CpuModel
-    packages: tuple[Package, ...]
-    nodes: tuple[NumaNode, ...]
+    packages: tuple[Package, ...]  # each ascending by index, Bdf for devices
+    nodes: tuple[NumaNode, ...]  # each ascending by index, Bdf for devices
+    # shape (nodes, nodes), [from][to] in the order of `nodes`; SLIT, 10 = local; None where the
+    # source has none. cores and llcs hold online PUs only.
     distances: tuple[tuple[int, ...], ...] | None
-    llcs: tuple[Llc, ...]
-    cores: tuple[Core, ...]
-    pus: tuple[Pu, ...]
+    llcs: tuple[Llc, ...]  # each ascending by index, Bdf for devices
+    cores: tuple[Core, ...]  # each ascending by index, Bdf for devices
+    pus: tuple[Pu, ...]  # each ascending by index, Bdf for devices
     root_complexes: tuple[RootComplex, ...] = ()
-    pci_devices: tuple[PciDevice, ...] = ()
+    pci_devices: tuple[PciDevice, ...] = ()  # each ascending by index, Bdf for devices
     links: tuple[DeviceLink, ...] = ()
     domains: tuple[RunningDomain, ...] = ()
     settings: HostSettings = HostSettings()
     gaps: tuple[Gap, ...] = ()
+    # reserve, housekeeping_pus: what its operator keeps for the host, and the PUs for the emulators
+    # of several VMs, where the description of the host says so
     reserve: HostReserve | None = None
     housekeeping_pus: CpuSet = CpuSet()
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()  # what a description states without a source
+    # the source shows no NUMA nodes, and the host counts as one: a kernel without NUMA, or a
+    # container that does not see them
     nodes_assumed: bool = False
 
     def node(self, index: int) -> NumaNode | None:

@@ -44,30 +44,25 @@ class LinkState(Struct, frozen=True):
 
 
 class Environment(Struct, frozen=True):
-    """One look. None where the machine does not say.
-
-    memory_bytes: all nodes together; a balloon moves it. huge_pages: (page size, pages) over nodes.
-    turbo: "on" or "off". throttles: counts since boot over PUs, by file. times: of each PU, ()
-    where unknown. microcode: revisions of the PUs ("0x2b000590"), sorted. clock_limits_hz: the
-    highest clocks that PUs may take by cpufreq, ascending. emulated: see bench.emulation.
-    """
+    """One look. None where the machine does not say."""
 
     online: CpuSet
-    memory_bytes: int | None
-    huge_pages: tuple[tuple[int, int], ...]
+    memory_bytes: int | None  # all nodes together; a balloon moves it
+    huge_pages: tuple[tuple[int, int], ...]  # (page size, pages) over nodes
     governors: tuple[str, ...] | None
     smt_control: str | None
     transparent_hugepages: str | None
     numa_balancing: int | None
     kernel_release: str | None
-    turbo: str | None
-    throttles: tuple[tuple[str, int], ...]
+    turbo: str | None  # "on" or "off"
+    throttles: tuple[tuple[str, int], ...]  # counts since boot over PUs, by file
     links: tuple[LinkState, ...]
-    times: tuple[PuTimes, ...]
+    times: tuple[PuTimes, ...]  # of each PU, () where unknown
     gaps: tuple[Gap, ...] = ()
-    microcode: tuple[str, ...] | None = None
+    microcode: tuple[str, ...] | None = None  # revisions of the PUs ("0x2b000590"), sorted
+    # the highest clocks that PUs may take by cpufreq, ascending
     clock_limits_hz: tuple[int, ...] | None = None
-    emulated: bool | None = None
+    emulated: bool | None = None  # see bench.emulation
 
 
 class Share(Struct, frozen=True):

@@ -73,12 +73,12 @@ class Executor(Protocol):
 
 
 class WaitPolicy(Struct, frozen=True):
-    """poll_s: between two looks. blocked_s: how long an experiment waits where everything waits for
-    somebody, or the queue is silent. wait_s: in all; None = as long as it takes."""
+    """How long an experiment waits."""
 
-    poll_s: float = 5.0
+    poll_s: float = 5.0  # between two looks
+    # how long an experiment waits where everything waits for somebody, or the queue is silent
     blocked_s: float = 600.0
-    wait_s: float | None = None
+    wait_s: float | None = None  # in all; None = as long as it takes
 
 
 AT_ONCE = WaitPolicy(poll_s=0.0)

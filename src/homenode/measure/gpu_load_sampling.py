@@ -37,9 +37,10 @@ _ASK_S = 60.0
 
 
 class LoadProgram(Struct, frozen=True):
-    """is_torch: argv is of a Python that runs our torch_copies, and prints homenode.torch/1."""
+    """A program that puts load on links."""
 
     argv: tuple[str, ...]
+    # argv is of a Python that runs our torch_copies, and prints homenode.torch/1
     is_torch: bool = False
 
     def run(self, timeout_s: float) -> Completed:
@@ -50,10 +51,10 @@ class LoadProgram(Struct, frozen=True):
 
 
 class Reached(Struct, frozen=True):
-    """gpus: to which it copied, None where it does not say. h2d: bytes/s, host to device."""
+    """What a load program copied."""
 
-    gpus: frozenset[Bdf] | None = None
-    h2d: Mapping[Bdf, float] = field(default_factory=dict)
+    gpus: frozenset[Bdf] | None = None  # to which it copied, None where it does not say
+    h2d: Mapping[Bdf, float] = field(default_factory=dict)  # bytes/s, host to device
 
 
 def load_program(given: Sequence[str] | None) -> LoadProgram:

@@ -70,35 +70,32 @@ class Reader(StrEnum):
 
 
 class BenchTest(Struct, frozen=True):
-    """One command. id: unique in the suite. seconds: about how long it takes.
+    """One command."""
 
-    environment: variables next to the usual. timeout_s: then it is stopped, and that is its result:
-    peer access of some virtual functions hangs.
-    reads: how its output is read. program: a program of measure/programs that it gets on standard
-    input (its argv ends "python3 - ..."), None where it gets nothing.
-    node: where its PUs and host memory are bound; None where the tool binds as it likes.
-    binding: of a collective, what is bound where, in the user's words; None of other tests.
-    variant: what the figures of this test are called apart from those of the test that speaks for
-    its metric ("P2P off"); None where it is that one.
-    alternatives: tests that measure the same otherwise, to be tried in this order where it is
-    missing, fails, runs out of time or cannot be read; each has an id of its own and none of these.
-    if_stopped: what it shows when it runs out of time, None where it says nothing.
-    gpus: the GPUs by the number that tools give them, where the driver gives; () where it did not.
-    """
-
-    id: str
+    id: str  # unique in the suite
     group: Group
     argv: tuple[str, ...]
-    seconds: float
+    seconds: float  # about how long it takes
+    # then it is stopped, and that is its result: peer access of some virtual functions hangs
     timeout_s: float
-    environment: tuple[tuple[str, str], ...] = ()
-    reads: Reader = Reader.PROBE
+    environment: tuple[tuple[str, str], ...] = ()  # variables next to the usual
+    reads: Reader = Reader.PROBE  # how its output is read
+    # a program of measure/programs that it gets on standard input (its argv ends "python3 - ..."),
+    # None where it gets nothing
     program: str | None = None
+    # where its PUs and host memory are bound; None where the tool binds as it likes
     node: NodeIndex | None = None
+    # of a collective, what is bound where, in the user's words; None of other tests
     binding: str | None = None
+    # what the figures of this test are called apart from those of the test that speaks for its
+    # metric ("P2P off"); None where it is that one
     variant: str | None = None
+    # tests that measure the same otherwise, to be tried in this order where it is missing, fails,
+    # runs out of time or cannot be read; each has an id of its own and none of these
     alternatives: "tuple[BenchTest, ...]" = ()
+    # what it shows when it runs out of time, None where it says nothing
     if_stopped: str | None = None
+    # the GPUs by the number that tools give them, where the driver gives; () where it did not
     gpus: tuple[Bdf, ...] = ()
 
     @property
@@ -124,16 +121,12 @@ class Suite(Struct, frozen=True):
 
 
 class SuiteOptions(Struct, frozen=True):
-    """groups: () = all that can be. largest_message_bytes: of collectives.
+    """What the suite measures, and how long."""
 
-    python: the Python whose PyTorch measures where a tool is missing or fails. topology: text of a
-    topology file for NCCL; all-reduces are measured with and without it. why_no_topology: why one
-    that should be there is not.
-    """
-
-    groups: tuple[Group, ...] = ()
+    groups: tuple[Group, ...] = ()  # () = all that can be
     depth: Depth = Depth.NORMAL
-    largest_message_bytes: int = GIB
-    python: str = "python3"
+    largest_message_bytes: int = GIB  # of collectives
+    python: str = "python3"  # the Python whose PyTorch measures where a tool is missing or fails
+    # text of a topology file for NCCL; all-reduces are measured with and without it
     topology: str | None = None
-    why_no_topology: str | None = None
+    why_no_topology: str | None = None  # why one that should be there is not

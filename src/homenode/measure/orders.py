@@ -21,68 +21,55 @@ MAX_NAME = 120
 
 
 class AppOrder(Struct, frozen=True):
-    """The user's own program as a test. argv: no shell sees it.
+    """The user's own program as a test."""
 
-    metric: a regular expression with one group, searched line by line in what the program prints;
-    the last match is the figure. lower_is_better: it is a time, not a rate. name: of the metric.
-    """
-
-    argv: tuple[str, ...]
+    argv: tuple[str, ...]  # no shell sees it
+    # a regular expression with one group, searched line by line in what the program prints; the
+    # last match is the figure
     metric: str
-    lower_is_better: bool = False
-    name: str = "app"
+    lower_is_better: bool = False  # it is a time, not a rate
+    name: str = "app"  # of the metric
     timeout_s: float = APP_TIMEOUT_S
 
 
 class BenchOptions(Struct, frozen=True):
-    """One run: results/<system>/<name>/.
-
-    switches: of the layout; those of the plan where one is given and these are unknown. plan: of
-    the guest that is measured: it is verified first. domain_xml: stored next to it. versions: of
-    libvirt, QEMU and the machine type, as whoever started the guest knows them. boot: identity of
-    this boot; None = the machine is asked. pus, nodes: measure on these alone. system: folder
-    above the run; None = the GPU's name, or cpu-only. host, host_kind: of the machine below a
-    guest, see RunHead. emulated: no figure means anything; the probe knows TCG by itself. force:
-    measure a guest that is not as planned, and mark the run. marks: why nothing must be
-    concluded, known beforehand. experiment, block: see RunHead.
-    """
+    """One run: results/<system>/<name>/."""
 
     name: str
     suite: SuiteOptions = field(default_factory=SuiteOptions)
     repeats: int = 3
     seed: int = 1
+    # of the layout; those of the plan where one is given and these are unknown
     switches: Switches = UNKNOWN_SWITCHES
     vantage: Vantage = Vantage.GUEST
-    plan: Plan | None = None
-    domain_xml: bytes | None = None
+    plan: Plan | None = None  # of the guest that is measured: it is verified first
+    domain_xml: bytes | None = None  # stored next to it
+    # of libvirt, QEMU and the machine type, as whoever started the guest knows them
     versions: tuple[Condition, ...] = ()
-    boot: str | None = None
+    boot: str | None = None  # identity of this boot; None = the machine is asked
     app: AppOrder | None = None
-    pus: CpuSet | None = None
-    nodes: tuple[int, ...] | None = None
-    system: str | None = None
-    host: str | None = None
-    host_kind: str | None = None
+    pus: CpuSet | None = None  # measure on these alone
+    nodes: tuple[int, ...] | None = None  # measure on these alone
+    system: str | None = None  # folder above the run; None = the GPU's name, or cpu-only
+    host: str | None = None  # of the machine below a guest, see RunHead
+    host_kind: str | None = None  # of the machine below a guest, see RunHead
     arrangement: str | None = None
-    emulated: bool = False
-    force: bool = False
-    marks: tuple[str, ...] = ()
-    experiment: str | None = None
-    block: int | None = None
+    emulated: bool = False  # no figure means anything; the probe knows TCG by itself
+    force: bool = False  # measure a guest that is not as planned, and mark the run
+    marks: tuple[str, ...] = ()  # why nothing must be concluded, known beforehand
+    experiment: str | None = None  # see RunHead
+    block: int | None = None  # see RunHead
 
 
 class BenchOutcome(Struct, frozen=True):
-    """What came of it. folder (a path), run: None where the guest is another: nothing is measured.
-
-    findings: of verifying and preflight, and of the run itself. gaps: tests that this machine does
-    not get, failed, or ran out of time. unknown: of the host, a line each.
-    """
+    """What came of it. folder (a path), run: None where the guest is another: nothing is
+    measured."""
 
     folder: str | None
     run: Run | None
-    findings: tuple[Finding, ...]
-    gaps: tuple[Gap, ...]
-    unknown: tuple[str, ...] = ()
+    findings: tuple[Finding, ...]  # of verifying and preflight, and of the run itself
+    gaps: tuple[Gap, ...]  # tests that this machine does not get, failed, or ran out of time
+    unknown: tuple[str, ...] = ()  # of the host, a line each
 
 
 def check_name(name: str, option: str = "NAME") -> None:

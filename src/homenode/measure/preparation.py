@@ -48,14 +48,12 @@ APP_TEST = "app"
 
 
 class Prepared(Struct, frozen=True):
-    """record: what would be run. host: the machine as the run may use it. pus: that measure.
+    """A run that is ready to start."""
 
-    mismatch: how a guest differs from its plan; not empty = nothing should be measured.
-    """
-
-    record: RunRecord
-    host: Host
-    pus: CpuSet
+    record: RunRecord  # what would be run
+    host: Host  # the machine as the run may use it
+    pus: CpuSet  # that measure
+    # how a guest differs from its plan; not empty = nothing should be measured
     mismatch: tuple[Finding, ...]
 
 

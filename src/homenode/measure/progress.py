@@ -26,17 +26,15 @@ UNSETTLED = frozenset({TaskState.WAITING, TaskState.PENDING, TaskState.RUNNING})
 
 
 class TaskStatus(Struct, frozen=True):
-    """One task. part: of several that one job measures at once, from 0. job: its number in the
-    queue. reason: why it is not done, "" where nothing gives one. needs_somebody: it does not begin
-    by itself. is_behind: it waits for others of this experiment."""
+    """One task."""
 
     id: str
-    part: int
+    part: int  # of several that one job measures at once, from 0
     state: TaskState
-    job: str | None = None
-    reason: str = ""
-    needs_somebody: bool = False
-    is_behind: bool = False
+    job: str | None = None  # its number in the queue
+    reason: str = ""  # why it is not done, "" where nothing gives one
+    needs_somebody: bool = False  # it does not begin by itself
+    is_behind: bool = False  # it waits for others of this experiment
 
     @property
     def name(self) -> str:
@@ -44,13 +42,12 @@ class TaskStatus(Struct, frozen=True):
 
 
 class Progress(Struct, frozen=True):
-    """Every task, in order. now: what runs. seconds_left: as far as is known, None where nothing
-    is. silent_s: how long the queue has not answered, 0 where it does."""
+    """Every task, in order."""
 
     tasks: tuple[TaskStatus, ...]
-    now: str = ""
-    seconds_left: float | None = None
-    silent_s: float = 0.0
+    now: str = ""  # what runs
+    seconds_left: float | None = None  # as far as is known, None where nothing is
+    silent_s: float = 0.0  # how long the queue has not answered, 0 where it does
 
     def count(self, state: TaskState) -> int:
         return sum(task.state is state for task in self.tasks)

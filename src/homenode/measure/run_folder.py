@@ -45,56 +45,47 @@ class StepStatus(StrEnum):
 
 
 class RunRecord(Struct, frozen=True):
-    """What was ordered, and of which machine. head: without what only the measuring gives.
+    """What was ordered, and of which machine."""
 
-    machine: fingerprint of what is measured, a guest for one; a run goes on there alone. marks: why
-    nothing must be concluded, known before the first step. bus_ids: (address here, on the host).
-    """
-
-    head: RunHead
+    head: RunHead  # without what only the measuring gives
     tests: tuple[BenchTest, ...]
     controls: tuple[str, ...]
     repeats: int
     seed: int
-    machine: str
+    machine: str  # fingerprint of what is measured, a guest for one; a run goes on there alone
     boot: str
     app: AppOrder | None = None
     left_out: tuple[Gap, ...] = ()
-    marks: tuple[str, ...] = ()
-    bus_ids: tuple[tuple[Bdf, Bdf], ...] = ()
+    marks: tuple[str, ...] = ()  # why nothing must be concluded, known before the first step
+    bus_ids: tuple[tuple[Bdf, Bdf], ...] = ()  # (address here, on the host)
 
 
 class LookRecord(Struct, frozen=True):
-    """The machine before or after some steps. findings: of the preflight, before them."""
+    """The machine before or after some steps."""
 
     number: int
     is_before: bool
     environment: Environment
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()  # of the preflight, before them
 
 
 class StepRecord(Struct, frozen=True):
-    """One step that ended. test: the id of what was scheduled; attempt: of what gave the output.
-
-    output: file in raw/ with what it printed; sha256 of that. said: why there are no figures, or
-    what the attempts before this one said. started_s: seconds since 1970 (UTC). seconds: all
-    attempts together. figure: of the user's own program, as its metric was found in the output.
-    power: of each GPU during the attempt that gave the output.
-    """
+    """One step that ended."""
 
     number: int
     round: int
-    test: str
-    attempt: str
+    test: str  # the id of what was scheduled
+    attempt: str  # of what gave the output
     result: StepStatus
-    seconds: float
-    output: str
+    seconds: float  # all attempts together
+    output: str  # file in raw/ with what it printed; sha256 of that
     sha256: str
     returncode: int | None = None
+    # why there are no figures, or what the attempts before this one said
     said: tuple[str, ...] = ()
-    figure: float | None = None
-    started_s: float | None = None
-    power: tuple[GpuPower, ...] = ()
+    figure: float | None = None  # of the user's own program, as its metric was found in the output
+    started_s: float | None = None  # seconds since 1970 (UTC)
+    power: tuple[GpuPower, ...] = ()  # of each GPU during the attempt that gave the output
 
 
 class BenchEntry(Struct, frozen=True):

@@ -20,13 +20,10 @@ CONTROL_MOVES = 0.03
 
 
 class ScheduledTask(Struct, frozen=True, order=True):
-    """One variant in one round. round: from 0; a control of round -1 stands before the first.
+    """One variant in one round."""
 
-    number: the task's place in the schedule, from 0.
-    """
-
-    number: int
-    round: int
+    number: int  # the task's place in the schedule, from 0
+    round: int  # from 0; a control of round -1 stands before the first
     variant: str
     is_control: bool = False
 

@@ -48,10 +48,10 @@ _GROUPS = (
 
 
 class ShownGpus(Struct, frozen=True):
-    """addresses: by the driver's number. reason: why there are none, in the driver's words."""
+    """The GPUs that the driver shows to a program."""
 
-    addresses: tuple[Bdf, ...]
-    reason: str | None = None
+    addresses: tuple[Bdf, ...]  # by the driver's number
+    reason: str | None = None  # why there are none, in the driver's words
 
 
 def parse_shown(text: str) -> ShownGpus | None:

@@ -39,48 +39,43 @@ class Vendor(StrEnum):
 
 
 class ToolSource(Struct, frozen=True, forbid_unknown_fields=True):
-    """One tool at one version. program: what is installed; the build leaves
-    it in build/.
+    """One tool at one version.
 
-    url: of an archive with this sha256, of a git repository at this commit, or of an index that has
-    a wheel of this version. folder: what the archive unpacks to. needs: programs, packages: their
-    names on Debian and what has no program.
+    programs, packages: their names on Debian and what has no program.
     """
 
     name: str
     version: str
     vendor: Vendor
+    # of an archive with this sha256, of a git repository at this commit, or of an index that has a
+    # wheel of this version
     url: str
-    folder: str
-    program: str
-    needs: tuple[str, ...]
+    folder: str  # what the archive unpacks to
+    program: str  # what is installed; the build leaves it in build/
+    needs: tuple[str, ...]  #
     packages: str
     sha256: str | None = None
     commit: str | None = None
 
 
 class SetupStep(Struct, frozen=True):
-    """One command. input: for its standard input. tool: whose step it is.
+    """One command."""
 
-    fetches: from the network, maybe through a proxy.
-    """
-
-    tool: str
+    tool: str  # whose step it is
     argv: tuple[str, ...]
     timeout_s: float
-    input: str | None = None
-    fetches: bool = False
+    input: str | None = None  # for its standard input
+    fetches: bool = False  # from the network, maybe through a proxy
 
 
 class SetupPlan(Struct, frozen=True):
-    """steps in order. installs: programs below the prefix. lacks: what keeps a tool from being
-    built, in words; there: tools that are there already."""
+    """steps in order."""
 
     prefix: str
     steps: tuple[SetupStep, ...]
-    installs: tuple[str, ...]
-    lacks: tuple[str, ...]
-    there: tuple[str, ...]
+    installs: tuple[str, ...]  # programs below the prefix
+    lacks: tuple[str, ...]  # what keeps a tool from being built, in words
+    there: tuple[str, ...]  # tools that are there already
 
 
 class _Table(Struct, forbid_unknown_fields=True):

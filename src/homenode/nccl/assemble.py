@@ -190,13 +190,13 @@ _MOST_SWITCHES = 255
 
 
 class PlacedDevice(Struct, frozen=True, kw_only=True):
-    """A device of the file. cpu: the host node that it hangs on. switch: the lowest virtual one."""
+    """A device of the file. cpu: the host node that it hangs on."""
 
     bdf: Bdf
     kind: DeviceKind
     bus_id: str
     node: NodeIndex
-    switch: str | None
+    switch: str | None  # the lowest virtual one
 
 
 class Assembled(Struct, frozen=True, kw_only=True):

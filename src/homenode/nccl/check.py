@@ -360,12 +360,13 @@ _Link = tuple[float | None, int | None]
 
 class _Place(Struct, frozen=True, kw_only=True):
     """Where a device hangs. next to: the devices below its lowest switch, itself included; only
-    itself where there is none. links: (GT/s, lanes) of the switches above, from the CPU down, and
-    of itself last; None where the file leaves it to the guest."""
+    itself where there is none."""
 
     numa_id: str
     affinity: CpuSet | None
     neighbours: frozenset[str]
+    # (GT/s, lanes) of the switches above, from the CPU down, and of itself last; None where the
+    # file leaves it to the guest
     links: tuple[_Link, ...]
 
 

@@ -80,10 +80,10 @@ def kernel_address(address: GuestAddress, buses: dict[int, int]) -> Bdf | None:
 
 
 class PendingDevice(Struct, frozen=True):
-    """Something that the hypervisor has yet to plug in. what: in words; line: in the document."""
+    """Something that the hypervisor has yet to plug in."""
 
-    what: str
-    line: int
+    what: str  # in words
+    line: int  # in the document
 
 
 STARTED = PendingDevice("a file that more options may follow", 1)
@@ -149,15 +149,12 @@ def _model_type(element: Element) -> str | None:
 
 
 class GuestSide(Struct, frozen=True, kw_only=True):
-    """vcpu_pins: PUs of each vCPU in vCPU order, None where it floats. cells: () for a flat guest.
+    """What a topology file needs of the guest."""
 
-    node_of_cell: the guest kernel's node of each cell, in cell order. bus_ids: host function ->
-    the guest kernel's address, for every passed-through PCI function.
-    """
-
-    vcpu_pins: tuple[CpuSet | None, ...]
-    cells: tuple[VmCell, ...]
-    node_of_cell: tuple[int, ...]
+    vcpu_pins: tuple[CpuSet | None, ...]  # PUs of each vCPU in vCPU order, None where it floats
+    cells: tuple[VmCell, ...]  # () for a flat guest
+    node_of_cell: tuple[int, ...]  # the guest kernel's node of each cell, in cell order
+    # host function -> the guest kernel's address, for every passed-through PCI function
     bus_ids: tuple[tuple[Bdf, Bdf], ...]
 
     def bus_id(self, bdf: Bdf) -> Bdf | None:

@@ -41,16 +41,16 @@ _ENDS_WORD = " >/\n\r"
 
 
 class XmlNode(Struct, frozen=True, kw_only=True):
-    """An element as NCCL keeps it. attributes: (name, value), in order; a lost slot is ("", "").
+    """An element as NCCL keeps it.
 
-    parent: name of the element around it. surplus: attributes beyond the 16 that it keeps.
+    parent: name of the element around it.
     """
 
     name: str
     line: int
-    attributes: tuple[tuple[str, str], ...]
+    attributes: tuple[tuple[str, str], ...]  # (name, value), in order; a lost slot is ("", "")
     children: tuple["XmlNode", ...]
-    surplus: int = 0
+    surplus: int = 0  # attributes beyond the 16 that it keeps
 
     def get(self, name: str) -> str | None:
         """The value of an attribute, or None."""
@@ -71,14 +71,13 @@ class Ignored(Struct, frozen=True):
 
 
 class ReadTopology(Struct, frozen=True, kw_only=True):
-    """What NCCL has after reading. systems: usually one. nodes: elements kept. single_quotes: lines
-    with values in single quotes, ascending."""
+    """What NCCL has after reading."""
 
     source: str
-    systems: tuple[XmlNode, ...]
+    systems: tuple[XmlNode, ...]  # usually one
     ignored: tuple[Ignored, ...]
-    nodes: int
-    single_quotes: tuple[int, ...] = ()
+    nodes: int  # elements kept
+    single_quotes: tuple[int, ...] = ()  # lines with values in single quotes, ascending
 
     def walk(self, name: str | None = None) -> Iterator[XmlNode]:
         """All elements, or those of a name, in document order."""

@@ -50,16 +50,12 @@ class NcclVariant(StrEnum):
 
 
 class NcclPci(Struct, frozen=True, kw_only=True):
-    """A <pci>: a switch with children, or a GPU or NIC without.
+    """A <pci>: a switch with children, or a GPU or NIC without."""
 
-    bus_id: the guest kernel's address, or one that no guest has for a virtual switch. class_code:
-    24 bits. gt_per_s: a lane; width: lanes; each None where the guest's own sysfs is to say.
-    """
-
-    bus_id: str
-    class_code: int
-    gt_per_s: float | None
-    width: int | None
+    bus_id: str  # the guest kernel's address, or one that no guest has for a virtual switch
+    class_code: int  # 24 bits
+    gt_per_s: float | None  # a lane
+    width: int | None  # lanes; each None where the guest's own sysfs is to say
     children: tuple["NcclPci", ...] = ()
 
     def walk(self) -> Iterator["NcclPci"]:
@@ -74,26 +70,22 @@ class NcclPci(Struct, frozen=True, kw_only=True):
 
 
 class NcclCpu(Struct, frozen=True, kw_only=True):
-    """A <cpu>: the part of the guest's vCPUs that runs on one host node, and what hangs there.
+    """A <cpu>: the part of the guest's vCPUs that runs on one host node, and what hangs there."""
 
-    numa_id: the guest's node where it has one for it. affinity: vCPUs. architecture: NCCL's word
-    ("x86_64", "arm64", "ppc64"). vendor, family, model: of the real CPU, None where not known.
-    """
-
-    numa_id: int
-    affinity: CpuSet
-    architecture: str | None
-    vendor: str | None
-    family: int | None
-    model: int | None
+    numa_id: int  # the guest's node where it has one for it
+    affinity: CpuSet  # vCPUs
+    architecture: str | None  # NCCL's word ("x86_64", "arm64", "ppc64")
+    vendor: str | None  # of the real CPU, None where not known
+    family: int | None  # of the real CPU, None where not known
+    model: int | None  # of the real CPU, None where not known
     children: tuple[NcclPci, ...]
 
 
 class NcclTopology(Struct, frozen=True):
-    """A whole file. cpus: ascending by host node."""
+    """A whole file."""
 
     flavour: NcclVariant
-    cpus: tuple[NcclCpu, ...]
+    cpus: tuple[NcclCpu, ...]  # ascending by host node
 
     @property
     def nodes(self) -> int:

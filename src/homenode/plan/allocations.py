@@ -33,17 +33,15 @@ class DomainCores(Struct, frozen=True):
 
 
 class Allocations(Struct, frozen=True):
-    """What others have. vcpu_cores: PUs of cores with pinned vCPUs; service_cores: PUs of cores
-    with emulators or IOThreads only. devices: (function, domain), ascending; mediated:
-    (UUID, domain). kept: names of the domains that are shut off."""
+    """What others have."""
 
-    vcpu_cores: CpuSet
-    service_cores: CpuSet
+    vcpu_cores: CpuSet  # PUs of cores with pinned vCPUs
+    service_cores: CpuSet  # PUs of cores with emulators or IOThreads only
     by_domain: tuple[DomainCores, ...]
-    devices: tuple[tuple[Bdf, str], ...]
+    devices: tuple[tuple[Bdf, str], ...]  # (function, domain), ascending
     gaps: tuple[Gap, ...]
-    mediated: tuple[tuple[str, str], ...] = ()
-    kept: frozenset[str] = frozenset()
+    mediated: tuple[tuple[str, str], ...] = ()  # (UUID, domain)
+    kept: frozenset[str] = frozenset()  # names of the domains that are shut off
 
     def label(self, domain: str) -> str:
         """The name of a holder in messages; of one that is shut off with what frees its share."""

@@ -53,12 +53,12 @@ LAYOUTS = {  # a test compares the numbers with demo/published
 
 
 class LayoutInputs(Struct, frozen=True, kw_only=True):
-    """What counts besides the use. None = unknown; has_gpus: as the use suggests."""
+    """What counts besides the use. None = unknown."""
 
     nodes: int | None  # of the host, with PUs
     has_siblings: bool
     has_grace: bool  # Grace GPUs whose memory has NUMA nodes
-    has_gpus: bool | None = None
+    has_gpus: bool | None = None  # as the use suggests
     has_pairs: bool = False  # a GPU and an RDMA NIC of one switch
     expander_buses: bool = True  # the VM's machine type takes them
     private_memory: bool = False  # encrypted: its pages follow no cell's binding
@@ -75,10 +75,10 @@ class LayoutChoice(Struct, frozen=True, kw_only=True):
 
 
 class ResolvedLayout(Struct, frozen=True):
-    """Options with a layout. why: lines for people; () where the user named the layout."""
+    """Options with a layout."""
 
     options: PlanOptions
-    why: tuple[str, ...] = ()
+    why: tuple[str, ...] = ()  # lines for people; () where the user named the layout
 
 
 Choose = Callable[[Host, Objective, LayoutInputs], LayoutChoice]

@@ -37,15 +37,11 @@ _OVERHEAD_STEP_BYTES = 64 * MIB
 
 
 class NodeMemory(Struct, frozen=True):
-    """What one node of PUs can give, its attached nodes of memory included.
+    """What one node of PUs can give, its attached nodes of memory included."""
 
-    pages: pages that are free or can be made so; None = unknown, so no limit.
-    pool_pages: of those, huge pages that are free already. nodes: where they lie, own node first.
-    """
-
-    pages: int | None
-    pool_pages: int
-    nodes: tuple[NodeIndex, ...]
+    pages: int | None  # pages that are free or can be made so; None = unknown, so no limit
+    pool_pages: int  # of those, huge pages that are free already
+    nodes: tuple[NodeIndex, ...]  # where they lie, own node first
 
 
 def overhead_bytes(request: GuestRequest) -> int:
@@ -165,10 +161,10 @@ def node_memory(
 
 
 class HeldMemory(Struct, frozen=True):
-    """What domains have on each node: (domain, bytes). others: those that count; own: the VM that
-    is planned, where it runs, and what it replaces."""
+    """What domains have on each node: (domain, bytes)."""
 
-    others: Mapping[NodeIndex, Sequence[tuple[RunningDomain, int]]]
+    others: Mapping[NodeIndex, Sequence[tuple[RunningDomain, int]]]  # those that count
+    # the VM that is planned, where it runs, and what it replaces
     own: Mapping[NodeIndex, Sequence[tuple[RunningDomain, int]]]
 
 

@@ -133,9 +133,9 @@ def _sentence(finding: Finding) -> str:
 
 
 class FileRequest(Struct, frozen=True, kw_only=True):
-    """A VM that is planned with others. name: what to call its document in messages."""
+    """A VM that is planned with others."""
 
-    name: str
+    name: str  # what to call its document in messages
     original: bytes
     options: PlanOptions
 

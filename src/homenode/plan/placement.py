@@ -18,40 +18,34 @@ from homenode.vm.plan_model import CostTerm, RunnerUp
 
 
 class Placement(Struct, frozen=True):
-    """PUs and nodes for every thread of a VM.
+    """PUs and nodes for every thread of a VM."""
 
-    nodes: chosen host nodes in cell order (ascending); cell i of a mirrored guest lies on nodes[i].
-    () where nothing is pinned or bound. vcpu_pins: the PUs of each vCPU, in vCPU order: node by
-    node, LLC by LLC, siblings adjacent; () = not pinned. vcpu_nodes: index into `nodes` per vCPU.
-    memory_nodes: nodes that give memory, () = not bound. threads_per_core: siblings shown to the
-    guest, 1 = hidden. devices: functions that the VM gets, chosen GPUs included, host order.
-    optimal: None where the search ended before all were compared. cell_memory_bytes: memory of each
-    cell, () = as its vCPUs. relaxations: what gave way, as in the fallback's name. layout: what
-    the VM gets where that is not the layout asked for, as siblings have to share cores.
-    takes_siblings: vCPUs run on siblings as the document shows them, for want of whole cores.
-    lacks_siblings: these do not fit either, so that the host's last core is taken.
-    """
-
+    # chosen host nodes in cell order (ascending); cell i of a mirrored guest lies on nodes[i]. ()
+    # where nothing is pinned or bound.
     nodes: tuple[NodeIndex, ...]
+    # the PUs of each vCPU, in vCPU order: node by node, LLC by LLC, siblings adjacent; () = not
+    # pinned
     vcpu_pins: tuple[CpuSet, ...]
-    vcpu_nodes: tuple[int, ...]
-    memory_nodes: tuple[NodeIndex, ...]
-    threads_per_core: int
+    vcpu_nodes: tuple[int, ...]  # index into `nodes` per vCPU
+    memory_nodes: tuple[NodeIndex, ...]  # nodes that give memory, () = not bound
+    threads_per_core: int  # siblings shown to the guest, 1 = hidden
     emulator_pus: CpuSet | None
     iothread_pus: tuple[CpuSet, ...]
-    devices: tuple[Bdf, ...]
+    devices: tuple[Bdf, ...]  # functions that the VM gets, chosen GPUs included, host order
     fallback: str
     cost: tuple[CostTerm, ...] = ()
-    optimal: bool | None = True
+    optimal: bool | None = True  # None where the search ended before all were compared
     runners_up: tuple[RunnerUp, ...] = ()
     rejections: tuple[Rejection, ...] = ()
     findings: tuple[Finding, ...] = ()
     gaps: tuple[Gap, ...] = ()
-    cell_memory_bytes: tuple[int, ...] = ()
-    relaxations: tuple[str, ...] = ()
+    cell_memory_bytes: tuple[int, ...] = ()  # memory of each cell, () = as its vCPUs
+    relaxations: tuple[str, ...] = ()  # what gave way, as in the fallback's name
+    # what the VM gets where that is not the layout asked for, as siblings have to share cores
     layout: Layout | None = None
+    # vCPUs run on siblings as the document shows them, for want of whole cores
     takes_siblings: bool = False
-    lacks_siblings: bool = False
+    lacks_siblings: bool = False  # these do not fit either, so that the host's last core is taken
 
     @property
     def given_up(self) -> tuple[str, ...]:

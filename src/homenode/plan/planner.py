@@ -51,12 +51,9 @@ def as_placed(request: GuestRequest, placed: Placement) -> GuestRequest:
 
 
 class RankedHost(Struct, frozen=True):
-    """A host and what it could do: either a placement or the refusal.
+    """A host and what it could do: either a placement or the refusal."""
 
-    position: in the order in which the hosts were given.
-    """
-
-    position: int
+    position: int  # in the order in which the hosts were given
     host: Host
     placement: Placement | None
     refusal: Unplannable | InputError | None

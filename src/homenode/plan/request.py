@@ -43,33 +43,27 @@ _X86 = frozenset({"x86_64", "i686"})
 
 
 class GuestRequest(Struct, frozen=True, kw_only=True):
-    """One VM to be placed.
+    """One VM to be placed."""
 
-    guest: the document's own facts. layout: `options` names the one asked for.
-    options: as the user has them; what the document, the layout or the host's description settle
-    stands in the fields below, and counts instead.
-    page_bytes: huge pages to back the memory; None = ordinary pages.
-    devices: host functions that the VM gets, host order: those of the document, or of --gpus.
-    mediated: (function, UUID) of mediated devices among them.
-    keep_vcpus: with siblings exposed keep the vCPUs and halve the cores, rather than double.
-    document_siblings: whether siblings as the document shows them take the place of whole cores.
-    host_reserve: what is left to the host. housekeeping_pus: the PUs that serve the emulators of
-    several VMs, empty = the host names none.
-    most_threads: with siblings exposed, so many of a core at most; None = all that it has.
-    keeps_siblings: homenode exposed them before: the host's reserved memory gives way first.
-    """
-
-    guest: Vm
-    layout: Layout
+    guest: Vm  # the document's own facts
+    layout: Layout  # `options` names the one asked for
+    # as the user has them; what the document, the layout or the host's description settle stands in
+    # the fields below, and counts instead
     options: PlanOptions
-    page_bytes: int | None = None
+    page_bytes: int | None = None  # huge pages to back the memory; None = ordinary pages
+    # host functions that the VM gets, host order: those of the document, or of --gpus
     devices: tuple[Bdf, ...] = ()
-    mediated: tuple[tuple[Bdf, str], ...] = ()
+    mediated: tuple[tuple[Bdf, str], ...] = ()  # (function, UUID) of mediated devices among them
+    # with siblings exposed keep the vCPUs and halve the cores, rather than double
     keep_vcpus: bool = False
+    # whether siblings as the document shows them take the place of whole cores
     document_siblings: DocumentSiblings = DocumentSiblings.IGNORED
-    host_reserve: HostReserve = DEFAULT_HOST_RESERVE
+    host_reserve: HostReserve = DEFAULT_HOST_RESERVE  # what is left to the host
+    # the PUs that serve the emulators of several VMs, empty = the host names none
     housekeeping_pus: CpuSet = CpuSet()
+    # with siblings exposed, so many of a core at most; None = all that it has
     most_threads: int | None = None
+    # homenode exposed them before: the host's reserved memory gives way first
     keeps_siblings: bool = False
 
     @property

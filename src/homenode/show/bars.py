@@ -16,13 +16,13 @@ _SCALES = {
 
 
 class Scale(Struct, frozen=True):
-    """An axis from start to end (user units). low, high: figures at its ends. log: both above 0."""
+    """An axis from start to end (user units)."""
 
-    low: float
-    high: float
+    low: float  # figures at its ends
+    high: float  # figures at its ends
     start: float
     end: float
-    log: bool = False
+    log: bool = False  # both above 0
 
     def at(self, value: float) -> float:
         """The place of a figure; what lies outside is put at the end."""
@@ -128,21 +128,17 @@ _HEIGHT = 11.0
 
 
 class Bar(Struct, frozen=True):
-    """One alternative's figure.
-
-    low, high: of everything that was measured, or of what was printed; None where one figure.
-    series: number of its colour. text: what is written, where that is not the value with its unit.
-    note: written after it, dim. is_range: only the ends are known: the bar runs between them.
-    """
+    """One alternative's figure."""
 
     label: str
     value: float
+    # low, high: of everything that was measured, or of what was printed; None where one figure
     low: float | None
     high: float | None
-    series: int
-    text: str | None = None
-    note: str = ""
-    is_range: bool = False
+    series: int  # number of its colour
+    text: str | None = None  # what is written, where that is not the value with its unit
+    note: str = ""  # written after it, dim
+    is_range: bool = False  # only the ends are known: the bar runs between them
 
 
 class BarGroup(Struct, frozen=True):
@@ -239,18 +235,14 @@ _ROUND = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 
 
 class ForestRow(Struct, frozen=True):
-    """One effect. gain: a ratio above 1 is better, whatever the metric's direction.
-
-    low, high: of the interval of the gain, None where there is none. said: the effect in words.
-    outcome: "better", "worse" or "neutral" (none that matters, or cannot tell).
-    """
+    """One effect."""
 
     label: str
-    gain: float
-    low: float | None
-    high: float | None
-    said: str
-    outcome: str
+    gain: float  # a ratio above 1 is better, whatever the metric's direction
+    low: float | None  # of the interval of the gain, None where there is none
+    high: float | None  # of the interval of the gain, None where there is none
+    said: str  # the effect in words
+    outcome: str  # "better", "worse" or "neutral" (none that matters, or cannot tell)
 
 
 def forest_chart(title: str, rows: Sequence[ForestRow], end: float | None = None) -> str:

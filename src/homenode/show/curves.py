@@ -26,11 +26,11 @@ _MOST_DOTS = 64
 
 
 class Curve(Struct, frozen=True):
-    """One series: points are (size_bytes, value), by size. series: number of colour and dash."""
+    """One series: points are (size_bytes, value), by size."""
 
     label: str
     points: tuple[tuple[float, float], ...]
-    series: int
+    series: int  # number of colour and dash
 
 
 class SizeRange(Struct, frozen=True):
@@ -140,15 +140,12 @@ _LEAST_RANGE = 0.9
 
 
 class Matrix(Struct, frozen=True):
-    """Figures by row and column; None where there is none.
+    """Figures by row and column; None where there is none."""
 
-    rows, columns: names. row_title, column_title: what they are.
-    """
-
-    row_title: str
-    column_title: str
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
+    row_title: str  # what they are
+    column_title: str  # what they are
+    rows: tuple[str, ...]  # names
+    columns: tuple[str, ...]  # names
     cells: tuple[tuple[float | None, ...], ...]
 
 

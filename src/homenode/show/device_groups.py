@@ -37,13 +37,10 @@ KIND_NAMES = {
 
 
 class DeviceCard(Struct, frozen=True):
-    """Functions of one device (same slot), the one that gives it its kind first.
-
-    virtual_functions: SR-IOV functions of it that have no card of their own.
-    """
+    """Functions of one device (same slot), the one that gives it its kind first."""
 
     functions: tuple[PciDevice, ...]
-    virtual_functions: int = 0
+    virtual_functions: int = 0  # SR-IOV functions of it that have no card of their own
 
     @property
     def device(self) -> PciDevice:
@@ -51,38 +48,30 @@ class DeviceCard(Struct, frozen=True):
 
 
 class SwitchGroup(Struct, frozen=True):
-    """Devices below one PCIe switch, or with none between them and the root complex.
+    """Devices below one PCIe switch, or with none between them and the root complex."""
 
-    switch: the lowest switch's upstream port. above: upstream ports of the switches between it and
-    the root complex, the nearest first.
-    """
-
-    switch: PciDevice | None
+    switch: PciDevice | None  # the lowest switch's upstream port
+    # upstream ports of the switches between it and the root complex, the nearest first
     above: tuple[PciDevice, ...]
     cards: tuple[DeviceCard, ...]
 
 
 class RootComplexGroup(Struct, frozen=True):
-    """One root complex, as far as it serves one node. others: functions without a card that are no
-    bridges."""
+    """One root complex, as far as it serves one node."""
 
     name: str
     root_complex: RootComplex | None
     groups: tuple[SwitchGroup, ...]
-    others: int
+    others: int  # functions without a card that are no bridges
 
 
 class NodeDevices(Struct, frozen=True):
-    """PCI devices whose node is `node` (None: unknown), by root complex.
-
-    complexes: those with at least one card. quiet_complexes: how many have none; quiet_functions:
-    how many functions these have, bridges left out.
-    """
+    """PCI devices whose node is `node` (None: unknown), by root complex."""
 
     node: NodeIndex | None
-    complexes: tuple[RootComplexGroup, ...]
-    quiet_complexes: int
-    quiet_functions: int
+    complexes: tuple[RootComplexGroup, ...]  # those with at least one card
+    quiet_complexes: int  # how many have none
+    quiet_functions: int  # how many functions these have, bridges left out
 
 
 def devices_by_node(

@@ -16,14 +16,13 @@ _STEPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 
 
 class EffectDot(Struct, frozen=True, kw_only=True):
-    """One layout. ratio: above 1 is more, whatever is better; low, high: its interval, None where
-    there is none. series: number of its colour."""
+    """One layout."""
 
     label: str
-    ratio: float
-    low: float | None
-    high: float | None
-    series: int
+    ratio: float  # above 1 is more, whatever is better
+    low: float | None  # its interval, None where there is none
+    high: float | None  # its interval, None where there is none
+    series: int  # number of its colour
 
 
 class EffectRow(Struct, frozen=True):
@@ -34,10 +33,10 @@ class EffectRow(Struct, frozen=True):
 
 
 class EffectGroup(Struct, frozen=True):
-    """One metric. better: "more is better" or "less is better"."""
+    """One metric."""
 
     name: str
-    better: str
+    better: str  # "more is better" or "less is better"
     rows: tuple[EffectRow, ...]
 
 

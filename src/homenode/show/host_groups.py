@@ -30,13 +30,13 @@ KIND_WORDS = {CoreKind.PERFORMANCE: "P cores", CoreKind.EFFICIENCY: "E cores"}
 
 
 class CoreGroup(Struct, frozen=True):
-    """Cores of one node that share an LLC and a kind. cores_of_llc: on all nodes together."""
+    """Cores of one node that share an LLC and a kind."""
 
     llc: Llc | None
     kind: CoreKind | None
     package: PackageIndex | None
     cores: tuple[Core, ...]
-    cores_of_llc: int
+    cores_of_llc: int  # on all nodes together
 
     @property
     def pus(self) -> CpuSet:
@@ -117,18 +117,17 @@ def package_frames(host: Host, devices: Sequence[NodeDevices]) -> tuple[PackageF
 class PuUse(Struct, frozen=True):
     """Who is on a PU. The empty use is a free PU.
 
-    vcpus: of the plan, in vCPU order; cell: the guest cell of the first one. beside_cell: free, but
-    a sibling of a PU with vCPUs of that cell. iothreads: their ids. taken_by: other domains that
-    have the PU or a sibling. barred: whoever looked at the host may not use the PU.
+    beside_cell: free, but a sibling of a PU with vCPUs of that cell. taken_by: other domains that
+    have the PU or a sibling.
     """
 
-    vcpus: tuple[int, ...] = ()
-    cell: int | None = None
+    vcpus: tuple[int, ...] = ()  # of the plan, in vCPU order
+    cell: int | None = None  # the guest cell of the first one
     other_cell: int | None = None
     emulator: bool = False
-    iothreads: tuple[int, ...] = ()
+    iothreads: tuple[int, ...] = ()  # their ids
     used_by: tuple[str, ...] = ()
-    barred: bool = False
+    barred: bool = False  # whoever looked at the host may not use the PU
     isolated: bool = False
 
 

@@ -35,20 +35,15 @@ _TRUNK, _DROP = 22.0, 12.0
 
 
 class DeviceFacts(Struct, frozen=True):
-    """What the cards of a host say next to the device itself.
-
-    planned: the plan's devices by address. used_by: running domains' names by address.
-    memory_nodes: nodes of each GPU's memory. c2c_nodes: node of the CPU that a C2C link leads to.
-    peers: each device's NVLink or xGMI links, in words.
-    """
+    """What the cards of a host say next to the device itself."""
 
     gpus: Mapping[Bdf, int]
     short: bool
-    planned: Mapping[Bdf, GuestHostdev]
-    used_by: Mapping[Bdf, str]
-    memory_nodes: Mapping[Bdf, tuple[int, ...]]
-    c2c_nodes: Mapping[Bdf, int]
-    peers: Mapping[Bdf, str]
+    planned: Mapping[Bdf, GuestHostdev]  # the plan's devices by address
+    used_by: Mapping[Bdf, str]  # running domains' names by address
+    memory_nodes: Mapping[Bdf, tuple[int, ...]]  # nodes of each GPU's memory
+    c2c_nodes: Mapping[Bdf, int]  # node of the CPU that a C2C link leads to
+    peers: Mapping[Bdf, str]  # each device's NVLink or xGMI links, in words
     kinds: Mapping[Bdf, DeviceKind]
 
     def name(self, bdf: Bdf) -> str:

@@ -31,13 +31,13 @@ _EDGE, _SPACE, _CORE_GAP = 5.0, 8.0, 3.0
 
 
 class CellSize(Struct, frozen=True):
-    """Size of one PU's box and of the text in it. labelled: False draws squares without text."""
+    """Size of one PU's box and of the text in it."""
 
     width: float
     height: float
     large: float
     small: float
-    labelled: bool = True
+    labelled: bool = True  # False draws squares without text
 
 
 def cell_size(host: Host, uses: Mapping[int, PuUse], planned: bool, zoom: float) -> CellSize:

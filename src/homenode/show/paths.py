@@ -21,34 +21,31 @@ _MOST = 16
 
 
 class HostNode(Struct, frozen=True):
-    """A node of the host. devices: how many GPUs (or passed-through functions) are on it."""
+    """A node of the host."""
 
     name: str
     index: int | None
-    devices: int
+    devices: int  # how many GPUs (or passed-through functions) are on it
 
 
 class GuestCell(Struct, frozen=True):
-    """A cell of the guest, or what has no place in it (index None).
-
-    detail: vCPUs and memory in a few words. nodes: where its memory is bound; where it is not
-    bound, any. devices_of_node: how many of its devices are on which host node.
-    """
+    """A cell of the guest, or what has no place in it (index None)."""
 
     index: int | None
-    detail: str
-    nodes: tuple[int, ...]
+    detail: str  # vCPUs and memory in a few words
+    nodes: tuple[int, ...]  # where its memory is bound; where it is not bound, any
     is_bound: bool
+    # how many of its devices are on which host node
     devices_of_node: tuple[tuple[int | None, int], ...]
 
 
 class Paths(Struct, frozen=True):
-    """Both sides. noun: "GPU" or "device"."""
+    """Both sides."""
 
     title: str
     nodes: tuple[HostNode, ...]
     cells: tuple[GuestCell, ...]
-    noun: str
+    noun: str  # "GPU" or "device"
 
 
 def paths_picture(paths: Paths) -> str:

@@ -22,43 +22,35 @@ Said = Mapping[str, Any]
 
 
 class VmFact(Struct, frozen=True, kw_only=True, gc=False):
-    """One row.
+    """One row."""
 
-    id: also of the finding, behind "plan-". subject: where a document has what is said of the whole
-    VM; title: the same in words. of: what a VM says. fields: of Vm that it is made of, which the
-    tables of formats name. same: whether two values mean the same. show: a value as text; nothing:
-    the text where there is none. show_both: (subject, expected, observed) of two values; subject
-    "" = the thing. alone: what only the second source says is a difference, too. may_lack: what it
-    does not say is none. after: facts whose difference, of the same thing or of the whole VM, says
-    it already.
-    """
-
-    id: str
-    subject: str = ""
-    title: str = ""
-    of: Callable[[Vm], Said]
-    fields: tuple[str, ...] = ()
-    same: Callable[[Any, Any], bool] = eq
-    show: Callable[[Any], str] = str
-    nothing: str = "none"
+    id: str  # also of the finding, behind "plan-"
+    subject: str = ""  # where a document has what is said of the whole VM
+    title: str = ""  # the same in words
+    of: Callable[[Vm], Said]  # what a VM says
+    fields: tuple[str, ...] = ()  # of Vm that it is made of, which the tables of formats name
+    same: Callable[[Any, Any], bool] = eq  # whether two values mean the same
+    show: Callable[[Any], str] = str  # a value as text
+    nothing: str = "none"  # the text where there is none
+    # (subject, expected, observed) of two values; subject "" = the thing
     show_both: Callable[[Any, Any], tuple[str, str, str]] | None = None
-    alone: bool = False
-    may_lack: bool = False
+    alone: bool = False  # what only the second source says is a difference, too
+    may_lack: bool = False  # what it does not say is none
+    # facts whose difference, of the same thing or of the whole VM, says it already
     after: tuple[str, ...] = ()
 
 
 class VmComparison(Struct, frozen=True, kw_only=True, gc=False):
-    """fact: the row. subject: the thing; title: the same in words. expected, observed: as text.
-    wanted, found: as values, None = it says nothing. agree: whether the two mean the same."""
+    """One fact of two VMs."""
 
-    fact: VmFact
-    subject: str
-    title: str
-    expected: str
-    observed: str
-    wanted: Any
-    found: Any
-    agree: bool
+    fact: VmFact  # the row
+    subject: str  # the thing
+    title: str  # the same in words
+    expected: str  # as text
+    observed: str  # as text
+    wanted: Any  # as values, None = it says nothing
+    found: Any  # as values, None = it says nothing
+    agree: bool  # whether the two mean the same
 
 
 def diff(

@@ -82,10 +82,10 @@ _L3 = 3
 
 class Observation(Struct, frozen=True):
     """A guest's own discovery, read as what it says of its VM. PU numbers of the guest are vCPU
-    numbers: QEMU lists them in order. at: its functions by their path."""
+    numbers: QEMU lists them in order."""
 
     guest: Host
-    at: dict[GuestPath, Bdf]
+    at: dict[GuestPath, Bdf]  # its functions by their path
 
     @property
     def source(self) -> str:

@@ -76,46 +76,38 @@ class GuestAddress(PciAddress):
 class GuestPciController(Struct, frozen=True):
     """A <controller type='pci'>.
 
-    index: libvirt's, which is also the `bus` of what is plugged into it.
-    model: libvirt's ("pcie-root", "pcie-root-port", "pcie-expander-bus", "pcie-switch-...").
-    address: where it is plugged in; None on pcie-root and where libvirt is to choose.
-    bus_nr, cell: <target busNr> and its <node>, on expander buses only. bus_count: buses in its
-    window, itself included, where a plan says so.
-    existing: the document has it already, exactly so; False: a plan adds it.
+    False: a plan adds it.
     """
 
-    index: int
-    model: str
+    index: int  # libvirt's, which is also the `bus` of what is plugged into it
+    model: str  # libvirt's ("pcie-root", "pcie-root-port", "pcie-expander-bus", "pcie-switch-...")
+    # where it is plugged in; None on pcie-root and where libvirt is to choose
     address: GuestAddress | None = None
-    bus_nr: int | None = None
-    cell: int | None = None
-    bus_count: int | None = None
-    existing: bool = True
+    bus_nr: int | None = None  # <target busNr> and its <node>, on expander buses only
+    cell: int | None = None  # <target busNr> and its <node>, on expander buses only
+    bus_count: int | None = None  # buses in its window, itself included, where a plan says so
+    existing: bool = True  # the document has it already, exactly so
 
 
 class GuestHostdev(Struct, frozen=True):
     """A passed-through PCI function: <hostdev mode='subsystem' type='pci'>, or an
-    <interface type='hostdev'> (is_interface).
-
-    address: its guest address; None where it is left to libvirt. uuid: the mediated device on that
-    function. managed: libvirt binds it to VFIO at the start; False of a vGPU, whose driver stays.
-    cell: the guest cell that it is on, where the source says it by itself rather than by the bus.
-    host_node: of the function, likewise. initiator_cells: those without vCPUs and memory where the
-    guest's driver puts a Grace GPU's own memory online.
-    group: functions that a plan keeps together (a GPU and its audio) share the first one's address.
-    local_memory_ratio: share of the guest's memory on the function's own node, where it is known.
-    """
+    <interface type='hostdev'> (is_interface)."""
 
     bdf: Bdf
-    address: GuestAddress | None
+    address: GuestAddress | None  # its guest address; None where it is left to libvirt
     alias: str | None = None
     is_interface: bool = False
-    uuid: str | None = None
+    uuid: str | None = None  # the mediated device on that function
+    # libvirt binds it to VFIO at the start; False of a vGPU, whose driver stays
     managed: bool = True
+    # the guest cell that it is on, where the source says it by itself rather than by the bus
     cell: int | None = None
-    host_node: NodeIndex | None = None
+    host_node: NodeIndex | None = None  # of the function, likewise
+    # those without vCPUs and memory where the guest's driver puts a Grace GPU's own memory online
     initiator_cells: CpuSet = CpuSet()
+    # functions that a plan keeps together (a GPU and its audio) share the first one's address
     group: Bdf | None = None
+    # share of the guest's memory on the function's own node, where it is known
     local_memory_ratio: float | None = None
 
 
@@ -128,23 +120,19 @@ class GuestMediated(Struct, frozen=True):
 
 
 class MemoryDevice(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A <memory model=...> device that counts as memory: DIMM, NVDIMM, virtio-mem, virtio-pmem.
-
-    cell: the guest cell that it is plugged into; 0 where the document names none. size_bytes: the
-    most that it holds; plugged_bytes: what the guest gets of it at the start. follows_cell: its
-    memory comes from where the cell's comes from; False with a file, host nodes or pages of its
-    own. has_nodemask: host nodes alone are its own. alias: libvirt's, None where it has given none.
-    mode, nodes, page_bytes, bytes_by_node: as VmCell has them; libvirt takes the cell's where the
-    device has none.
-    """
+    """A <memory model=...> device that counts as memory: DIMM, NVDIMM, virtio-mem, virtio-pmem."""
 
     model: str = "dimm"
-    alias: str | None = None
-    cell: int
-    size_bytes: int
-    plugged_bytes: int
+    alias: str | None = None  # libvirt's, None where it has given none
+    cell: int  # the guest cell that it is plugged into; 0 where the document names none
+    size_bytes: int  # the most that it holds
+    plugged_bytes: int  # what the guest gets of it at the start
+    # its memory comes from where the cell's comes from; False with a file, host nodes or pages of
+    # its own
     follows_cell: bool = True
-    has_nodemask: bool = False
+    has_nodemask: bool = False  # host nodes alone are its own
+    # mode, nodes, page_bytes, bytes_by_node: as VmCell has them; libvirt takes the cell's where the
+    # device has none
     mode: str | None = None
     nodes: CpuSet = CpuSet()
     page_bytes: int | None = None
@@ -167,34 +155,28 @@ class MemoryDevice(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
 
 class VmCell(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A guest NUMA cell.
-
-    nodes: the host nodes that its memory is bound to; empty where nothing binds it. host_nodes:
-    those that a plan has laid it on, bound or not. mode: of the binding, in libvirt's word; None =
-    not said. page_bytes: None = ordinary pages, 0 = the default huge page size.
-    distances: to every cell, in cell order; SLIT; () = none given. bytes_by_node: (node, bytes) of
-    its pages that are there, the most first; None = not said.
-    """
+    """A guest NUMA cell."""
 
     id: int
     vcpus: CpuSet
     memory_bytes: int = 0
+    # the host nodes that its memory is bound to; empty where nothing binds it
     nodes: CpuSet = CpuSet()
-    host_nodes: tuple[NodeIndex, ...] = ()
-    mode: str | None = None
-    page_bytes: int | None = None
-    distances: tuple[int, ...] = ()
+    host_nodes: tuple[NodeIndex, ...] = ()  # those that a plan has laid it on, bound or not
+    mode: str | None = None  # of the binding, in libvirt's word; None = not said
+    page_bytes: int | None = None  # None = ordinary pages, 0 = the default huge page size
+    distances: tuple[int, ...] = ()  # to every cell, in cell order; SLIT; () = none given
+    # (node, bytes) of its pages that are there, the most first; None = not said
     bytes_by_node: tuple[tuple[NodeIndex, int], ...] | None = None
 
 
 class LayoutRecord(Struct, frozen=True, kw_only=True):
-    """The layout that homenode has put on a document, by the record in it. host: start of the
-    fingerprint of the host that it was planned for. objective: what `auto` chose the layout
-    for; None: the user named it."""
+    """The layout that homenode has put on a document, by the record in it. None: the user named
+    it."""
 
     layout: Layout
-    host: str | None
-    objective: Objective | None = None
+    host: str | None  # start of the fingerprint of the host that it was planned for
+    objective: Objective | None = None  # what `auto` chose the layout for
 
 
 class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -23,18 +23,13 @@ LIBVIRT = "libvirt"
 
 
 class Aperture(Struct, frozen=True):
-    """Sizes that the devices' BARs and the memory ask of the guest's address space.
+    """Sizes that the devices' BARs and the memory ask of the guest's address space."""
 
-    pcihole64_bytes: of pcie-root. physical_address_bits: for <maxphysaddr>. firmware_mmio64_mib:
-    OVMF's window. Each None where nothing need be set. memlock_bytes: locked memory that QEMU
-    will need. dma_map_entries: entries in the IOMMU at the page size, per container.
-    """
-
-    pcihole64_bytes: int | None
-    physical_address_bits: int | None
-    firmware_mmio64_mib: int | None
-    memlock_bytes: int
-    dma_map_entries: int
+    pcihole64_bytes: int | None  # of pcie-root
+    physical_address_bits: int | None  # for <maxphysaddr>
+    firmware_mmio64_mib: int | None  # OVMF's window. Each None where nothing need be set.
+    memlock_bytes: int  # locked memory that QEMU will need
+    dma_map_entries: int  # entries in the IOMMU at the page size, per container
 
 
 class PageReservation(NamedTuple):
@@ -47,25 +42,19 @@ class PageReservation(NamedTuple):
 
 
 class CostTerm(Struct, frozen=True):
-    """One term of a cost tuple, with its name, in the order of comparison.
-
-    value: an integer, or the tie-breaking indices.
-    """
+    """One term of a cost tuple, with its name, in the order of comparison."""
 
     name: str
-    value: int | tuple[int, ...]
+    value: int | tuple[int, ...]  # an integer, or the tie-breaking indices
 
 
 class RunnerUp(Struct, frozen=True):
-    """A feasible placement that cost more. decided_by: name of the first term that differs.
-
-    devices: the functions of the VM there, where GPUs were to choose.
-    """
+    """A feasible placement that cost more."""
 
     nodes: tuple[NodeIndex, ...]
     cost: tuple[CostTerm, ...]
-    decided_by: str
-    devices: tuple[Bdf, ...] = ()
+    decided_by: str  # name of the first term that differs
+    devices: tuple[Bdf, ...] = ()  # the functions of the VM there, where GPUs were to choose
 
 
 class Plan(Struct, frozen=True):

@@ -169,9 +169,6 @@ class PlanOptions(Struct, frozen=True):
     """Every option of `homenode plan` that shapes the placement; None = as the document or layout
     says. See docs/commands/plan.md.
 
-    document_siblings: whether siblings as the document shows them take the place of whole cores.
-    objective: also what `auto` has chosen for.
-
     Options:
       layout: The guest's layout; default, pin, pin-bound, pin-numa, pin-numa-smt, pin-numa-pci,
         pin-numa-pci-smt; the study's vcpu_pin, vcpu_pin_numa, vcpu_pin_numa_smt, A, B, C; or auto:
@@ -236,6 +233,7 @@ class PlanOptions(Struct, frozen=True):
     """
 
     layout: Annotated[str, Opt("--layout -l", "NAME", complete="layouts")] = AUTO
+    # also what `auto` has chosen for
     objective: Annotated[Objective | None, Opt("--objective", "NAME")] = None
     vcpus: Annotated[int | None, _of_vm("--vcpus", "N")] = None
     memory_bytes: Annotated[
@@ -289,6 +287,7 @@ class PlanOptions(Struct, frozen=True):
     ] = CpuSet()
     pinning: Annotated[Pinning | None, _switch("--pinning", "NAME")] = None
     siblings: Annotated[Siblings | None, _switch("--siblings", "NAME")] = None
+    # whether siblings as the document shows them take the place of whole cores
     document_siblings: DocumentSiblings = DocumentSiblings.IGNORED
     cells: Annotated[GuestCells | None, _switch("--guest-nodes", "NAME")] = None
     pcie: Annotated[GuestPcie | None, _switch("--pcie", "NAME")] = None

@@ -26,31 +26,26 @@ from homenode.wording import command_line
 
 
 class Applied(Struct, frozen=True):
-    """What was done, or would be. defined: as libvirt prints it now; None where nothing was done.
-
-    original: where it lies (would lie). obstacles: why it would be refused.
-    changed: False where the domain had this definition already.
-    edited: it has more changes than libvirt makes of the tuned document: somebody edited it at the
-    same moment, and restore will not drop that.
-    is_original_placed: the original carries homenode's mark, and no record has an earlier one.
-    """
+    """What was done, or would be."""
 
     state: DomainState
-    original: Path
-    defined: bytes | None
-    obstacles: tuple[Rejection, ...]
-    changed: bool
+    original: Path  # where it lies (would lie)
+    defined: bytes | None  # as libvirt prints it now; None where nothing was done
+    obstacles: tuple[Rejection, ...]  # why it would be refused
+    changed: bool  # False where the domain had this definition already
+    # it has more changes than libvirt makes of the tuned document: somebody edited it at the same
+    # moment, and restore will not drop that
     edited: bool = False
+    # the original carries homenode's mark, and no record has an earlier one
     is_original_placed: bool = False
 
 
 class DomainChange(Struct, frozen=True, kw_only=True):
-    """What one domain is to become. original: what `virsh.definition` gave, from which `tuned` was
-    made."""
+    """What one domain is to become."""
 
     name: str
     tuned: bytes
-    original: bytes
+    original: bytes  # what `virsh.definition` gave, from which `tuned` was made
 
 
 class DefineStep:

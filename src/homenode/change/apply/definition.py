@@ -100,28 +100,23 @@ def apply_definitions(
 
 
 class Restored(Struct, frozen=True):
-    """What restore did. definition: as libvirt prints it now.
+    """What restore did."""
 
-    exact: it is the original, byte for byte but for the order that libvirt prints devices in; False
-    where another libvirt than the one that printed the original prints it otherwise.
-    changed: False where it was there already.
-    """
-
-    definition: bytes
+    definition: bytes  # as libvirt prints it now
+    # it is the original, byte for byte but for the order that libvirt prints devices in; False
+    # where another libvirt than the one that printed the original prints it otherwise
     exact: bool
-    changed: bool
+    changed: bool  # False where it was there already
 
 
 class Restorable(Struct, frozen=True):
-    """What restore would restore: the document as libvirt holds it, and the original.
-
-    moved: devices that get another address, since theirs was on a bus of the layout.
-    """
+    """What restore would restore: the document as libvirt holds it, and the original."""
 
     state: DomainState
     definition: bytes
     original: bytes
     entry: ChangeEntry
+    # devices that get another address, since theirs was on a bus of the layout
     moved: tuple[str, ...] = ()
 
     @property

@@ -24,15 +24,12 @@ from homenode.wording import command_line
 
 
 class Moved(Struct, frozen=True):
-    """Threads that were moved, or would be: as they were, and as they are then, in one order.
-
-    strangers: nodes where the running domain's memory may lie and the document's may not.
-    """
+    """Threads that were moved, or would be: as they were, and as they are then, in one order."""
 
     state: DomainState
     before: tuple[LivePin, ...]
     after: tuple[LivePin, ...]
-    strangers: CpuSet
+    strangers: CpuSet  # nodes where the running domain's memory may lie and the document's may not
 
 
 def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> Moved:

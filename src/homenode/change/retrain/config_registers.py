@@ -49,17 +49,14 @@ class ConfigSpace(Protocol):
 
 
 class LinkRegisters(Struct, frozen=True):
-    """What the link registers of a function say.
+    """What the link registers of a function say."""
 
-    at: where its PCI Express capability begins. speeds: codes of Link Capabilities' maximum and,
-    where Link Capabilities 2 has a list, that are in it.
-    """
-
-    at: int
+    at: int  # where its PCI Express capability begins
     capabilities: int
     control: int
     status: int
     control_2: int
+    # codes of Link Capabilities' maximum and, where Link Capabilities 2 has a list, that are in it
     speeds: tuple[int, ...]
 
     @property

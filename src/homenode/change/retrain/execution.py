@@ -56,11 +56,11 @@ class Clock(Protocol):
 
 
 class RetrainResult(Struct, frozen=True):
-    """log: each register that was changed, before and after. findings: () where all is well."""
+    """The link after a retrain, and what was written to get there."""
 
     registers: LinkRegisters
-    log: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    log: tuple[str, ...]  # each register that was changed, before and after
+    findings: tuple[Finding, ...]  # () where all is well
 
 
 def explain_interrupted(entry: ChangeEntry, now: LinkRegisters) -> Finding:

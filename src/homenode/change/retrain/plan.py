@@ -35,24 +35,20 @@ class Refused(HomenodeError):
 
 
 class Use(Struct, frozen=True):
-    """Who has a function. holders: processes with its VFIO group open; None = is unknown."""
+    """Who has a function."""
 
-    holders: tuple[str, ...] | None
+    holders: tuple[str, ...] | None  # processes with its VFIO group open; None = is unknown
 
 
 class RetrainPlan(Struct, frozen=True):
-    """What is to be written. port: the downstream port; device: the function right below it.
+    """What is to be written."""
 
-    before: the port's registers as found. target_code: to write. expected_width: what the link must
-    then have. is_exact: the user named the target, so that a faster link is to come down to it.
-    """
-
-    port: Bdf
-    device: Bdf
-    before: LinkRegisters
-    target_code: int
-    expected_width: int
-    is_exact: bool = False
+    port: Bdf  # the downstream port
+    device: Bdf  # the function right below it
+    before: LinkRegisters  # the port's registers as found
+    target_code: int  # to write
+    expected_width: int  # what the link must then have
+    is_exact: bool = False  # the user named the target, so that a faster link is to come down to it
 
     @property
     def is_needed(self) -> bool:

@@ -27,20 +27,22 @@ Read = Callable[[Host], Mapping[Any, Any]]
 
 
 class HostFact(NamedTuple):
-    """One row. judge: of the recorded and the present value, how bad the change is; None = none."""
+    """One row."""
 
     id: str  # of the finding
     label: str
     read: Read
+    # of the recorded and the present value, how bad the change is; None = none
     judge: Callable[[Any, Any], Severity | None]
     text: Callable[[Any], str] = str
 
 
 class PathLink(NamedTuple):
-    """The slowest link of a device's path. idle: what it has, where a GPU may just be idle: then
-    rate is that of its lanes at the speed that both ends can."""
+    """The slowest link of a device's path."""
 
     rate: LinkRate
+    # what it has, where a GPU may just be idle: then rate is that of its lanes at the speed that
+    # both ends can
     idle: LinkRate | None = None
 
     def __str__(self) -> str:

@@ -165,12 +165,12 @@ class Peer(NamedTuple):
 
 
 class PeerFact(NamedTuple):
-    """What peers are compared by. is_worse: of a value and the usual one. case: of the page."""
+    """What peers are compared by."""
 
-    case: str
+    case: str  # of the page
     label: str
     read: Callable[[Peer], Any]
-    is_worse: Callable[[Any, Any], bool]
+    is_worse: Callable[[Any, Any], bool]  # of a value and the usual one
     text: Callable[[Any], str]
     source: str
 

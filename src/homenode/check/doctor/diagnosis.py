@@ -27,15 +27,14 @@ if TYPE_CHECKING:
 
 
 class Circumstances(Struct, frozen=True, kw_only=True):
-    """What the user knows beyond host and domain.
-
-    known_widths: lanes of narrow slots, by device. h2d: measured bytes/s by GPU, h2d_all for any.
-    reached: the GPUs that the load copied to; None where that is not known.
-    """
+    """What the user knows beyond host and domain."""
 
     load: Load = Load.UNKNOWN
+    # the GPUs that the load copied to; None where that is not known
     reached: frozenset[Bdf] | None = None
+    # lanes of narrow slots, by device
     known_widths: Mapping[Bdf, int] = field(default_factory=dict)
+    # measured bytes/s by GPU, h2d_all for any
     h2d: Mapping[Bdf, float] = field(default_factory=dict)
     h2d_all: float | None = None
 

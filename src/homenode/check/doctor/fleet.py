@@ -26,11 +26,11 @@ class HostKind(Struct, frozen=True):
 
 
 class FleetDifference(Struct, frozen=True, kw_only=True):
-    """One way in which some hosts of a kind differ from the others. hosts: their names."""
+    """One way in which some hosts of a kind differ from the others."""
 
     kind: HostKind
     finding: Finding
-    hosts: tuple[str, ...]
+    hosts: tuple[str, ...]  # their names
     of_hosts: int
 
     @property
@@ -46,12 +46,12 @@ class FleetDifference(Struct, frozen=True, kw_only=True):
 
 
 class Fleet(Struct, frozen=True, kw_only=True):
-    """differences: those of most hosts first, within the worst severity first. kinds: hosts of each
-    kind. alone: hosts of which there are too few to compare."""
+    """Differences between hosts of one kind."""
 
+    # those of most hosts first, within the worst severity first
     differences: tuple[FleetDifference, ...]
-    kinds: tuple[tuple[HostKind, int], ...]
-    alone: tuple[str, ...]
+    kinds: tuple[tuple[HostKind, int], ...]  # hosts of each kind
+    alone: tuple[str, ...]  # hosts of which there are too few to compare
 
 
 def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:

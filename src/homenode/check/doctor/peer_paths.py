@@ -39,9 +39,9 @@ _OF_THE_NIC = ("in a VM", "ATS off")
 
 
 class PeerFault(Struct, frozen=True, kw_only=True):
-    """Why a route is not direct, as the page of p2p-redirected has it. case: None = a bare host."""
+    """Why a route is not direct, as the page of p2p-redirected has it."""
 
-    case: str | None
+    case: str | None  # None = a bare host
     meaning: str
     is_vm: bool
     at: Bdf

@@ -269,19 +269,15 @@ _LOW_WINDOW_BYTES = 4 * GIB
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a VM of this size and these devices needs.
+    """What a VM of this size and these devices needs."""
 
-    memlock_bytes: RLIMIT_MEMLOCK of QEMU. iommu_pages: entries in the IOMMU's tables at the page
-    size. dma_entries: mappings that VFIO counts against its limit: one a region, or one a page for
-    guests with private memory. window_bytes: 64-bit window for the BARs, a power of two.
-    address_bits: to address all that.
-    """
-
-    memlock_bytes: int
-    iommu_pages: int
+    memlock_bytes: int  # RLIMIT_MEMLOCK of QEMU
+    iommu_pages: int  # entries in the IOMMU's tables at the page size
+    # mappings that VFIO counts against its limit: one a region, or one a page for guests with
+    # private memory
     dma_entries: int
-    window_bytes: int
-    address_bits: int
+    window_bytes: int  # 64-bit window for the BARs, a power of two
+    address_bits: int  # to address all that
 
 
 def limits(facts: Vm, devices: list[PciDevice]) -> Limits:

@@ -23,13 +23,12 @@ VFIO_EXTRA_BYTES = GIB
 
 
 class _Demand(Struct, frozen=True):
-    """Memory that must come from some nodes. page_bytes: None = ordinary, 0 = the default size,
-    which the host then gives."""
+    """Memory that must come from some nodes."""
 
     subject: str
     nodes: CpuSet
     memory_bytes: int
-    page_bytes: int | None
+    page_bytes: int | None  # None = ordinary, 0 = the default size, which the host then gives
     mode: str
 
 

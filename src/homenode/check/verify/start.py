@@ -43,11 +43,11 @@ from homenode.wording import command_line, plural
 
 
 class PausedLook(Struct, frozen=True, kw_only=True):
-    """What is to be started. document: the definition that the start will use."""
+    """What is to be started."""
 
     virsh: Virsh
     state: DomainState
-    document: Document
+    document: Document  # the definition that the start will use
 
 
 def startable(connect: str, name: str) -> PausedLook:
@@ -199,26 +199,26 @@ class MonitorBackend(Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class MonitorCpu(Struct, frozen=True, kw_only=True, rename="kebab"):
-    """A vCPU. props: "node-id" where the guest has cells."""
+    """A vCPU."""
 
     cpu_index: int
-    props: Mapping[str, int | str] = {}
+    props: Mapping[str, int | str] = {}  # "node-id" where the guest has cells
 
 
 class MonitorDevice(Struct, kw_only=True):
-    """A device of QEMU. host: of a passed-through function. bars: sizes in bytes."""
+    """A device of QEMU."""
 
     driver: str
     id: str
-    host: Bdf | None = None
+    host: Bdf | None = None  # of a passed-through function
     pci_id: tuple[int, int] | None = None
-    bars: dict[int, int] = field(default_factory=dict)
+    bars: dict[int, int] = field(default_factory=dict)  # sizes in bytes
 
 
 class MonitorView(Struct, frozen=True, kw_only=True):
-    """All that was asked. status: "prelaunch" or "paused" where no vCPU runs."""
+    """All that was asked."""
 
-    status: str
+    status: str  # "prelaunch" or "paused" where no vCPU runs
     backends: tuple[MonitorBackend, ...]
     cpus: tuple[MonitorCpu, ...]
     devices: tuple[MonitorDevice, ...]

@@ -45,33 +45,27 @@ Notify = Callable[[str], None]
 
 
 class VerifyRequest(Struct, frozen=True):
-    """What to verify. document, plan: files. domain: of the libvirt at `connect`, in place of a
-    document. host, guest: sources, as every command takes them; guest also "ssh:HOST". boot: None =
-    no test guest is booted. target: whose guest it is and whose plan, by its name in
-    vm/targets/registry.py; None = libvirt's."""
+    """What to verify."""
 
-    document: Path | None = None
-    domain: str | None = None
+    document: Path | None = None  # files
+    domain: str | None = None  # of the libvirt at `connect`, in place of a document
     connect: str = DEFAULT
-    plan: Path | None = None
-    host: str | None = None
+    plan: Path | None = None  # files
+    host: str | None = None  # sources, as every command takes them; guest also "ssh:HOST"
     lspci: Path | None = None
-    boot: BootOptions | None = None
-    guest: str | None = None
+    boot: BootOptions | None = None  # None = no test guest is booted
+    guest: str | None = None  # sources, as every command takes them; guest also "ssh:HOST"
+    # whose guest it is and whose plan, by its name in vm/targets/registry.py; None = libvirt's
     target: str | None = None
 
 
 class Verified(Struct, frozen=True):
-    """The answer. views: what guests report, compared with what was expected. guests: as hosts, to
-    draw.
-
-    host: None where the document was not compared with one.
-    """
+    """The answer."""
 
     findings: Findings
-    views: tuple[GuestView, ...]
-    guests: tuple[Host, ...]
-    host: Host | None
+    views: tuple[GuestView, ...]  # what guests report, compared with what was expected
+    guests: tuple[Host, ...]  # as hosts, to draw
+    host: Host | None  # None where the document was not compared with one
     plan: Plan | None
 
 
@@ -136,7 +130,7 @@ def _unreadable(document: Document, error: InputError) -> Verified:
 
 
 class _Answer(Struct, kw_only=True):
-    """What comes together of an answer. left: what was not checked."""
+    """What comes together of an answer."""
 
     wanted: VerifyRequest
     notify: Notify
@@ -144,7 +138,7 @@ class _Answer(Struct, kw_only=True):
     host: Host | None
     found: list[Finding]
     checked: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)  # what was not checked
     views: list[GuestView] = field(default_factory=list)
     guests: list[Host] = field(default_factory=list)
 

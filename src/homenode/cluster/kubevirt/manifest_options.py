@@ -46,11 +46,7 @@ def whole_gib(text: str, option: str) -> int:
 
 
 class ManifestOptions(Struct, frozen=True, kw_only=True):
-    """image: where the sidecar's image will be; None = the hook comes from a ConfigMap, on
-    KubeVirt's own image. bench_image: that of the jobs that measure. gpu: the resource's name.
-    gpu_id: the GPU's PCI vendor and device. memory_gib, vcpus, gpus: of the example VM. guest:
-    user@host of the VM to measure over ssh. claims: the GPUs come from DRA claims, with as many
-    NICs where nic_class is given; None = from a device plugin.
+    """What the manifests of a cluster are made from.
 
     Options:
       image: The hook in an image, and where that will be. Default: a ConfigMap.
@@ -73,23 +69,32 @@ class ManifestOptions(Struct, frozen=True, kw_only=True):
       nic_class: With --claims: a NIC of this DeviceClass for each GPU. Default: no NICs.
     """
 
+    # where the sidecar's image will be; None = the hook comes from a ConfigMap, on KubeVirt's own
+    # image
     image: Annotated[str | None, Opt("--image", "IMAGE")] = None
+    # that of the jobs that measure
     bench_image: Annotated[str, Opt("--bench-image", "IMAGE")] = (
         "registry.example/homenode-bench:latest"
     )
     vm: Annotated[str, Opt("--vm", "NAME")] = "gpu-vm"
     namespace: Annotated[str, Opt("--namespace", "NAME")] = "default"
+    # the resource's name
     gpu: Annotated[str, Opt("--gpu", "RESOURCE")] = "nvidia.com/GA100_A100_SXM4_40GB"
+    # the GPU's PCI vendor and device
     gpu_id: Annotated[str, Opt("--gpu-id", "VENDOR:DEVICE")] = "10DE:20B0"
     gpus: Annotated[int, Opt("--gpus", "N")] = 8
     vcpus: Annotated[int, Opt("--vcpus", "N")] = 96
+    # memory_gib, vcpus, gpus: of the example VM
     memory_gib: Annotated[
         int, Opt("--memory", "SIZE", parse=whole_gib, show=lambda gib: f"{gib}GiB")
     ] = 512
     hook_version: Annotated[HookVersion, Opt("--hook-version", "NAME")] = HookVersion.V1ALPHA3
     kubevirt: Annotated[str, Opt("--kubevirt", "VERSION")] = "v1.6.0"
+    # user@host of the VM to measure over ssh
     guest: Annotated[str, Opt("--guest", "USER@HOST")] = "cloud@gpu-vm"
     node: Annotated[str | None, Opt("--node", "NAME")] = None
+    # the GPUs come from DRA claims, with as many NICs where nic_class is given; None = from a
+    # device plugin
     claims: Annotated[ClaimScope | None, Opt("--claims", "NAME")] = None
     gpu_class: Annotated[str, Opt("--gpu-class", "CLASS")] = "vfio.gpu.nvidia.com"
     nic_class: Annotated[str | None, Opt("--nic-class", "CLASS")] = None

@@ -27,11 +27,11 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class DomainAnswer(Struct, frozen=True):
-    """What the hook gives. document: None where it fails. notes: lines for standard error."""
+    """What the hook gives."""
 
-    document: bytes | None
+    document: bytes | None  # None where it fails
     exit_code: int
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # lines for standard error
 
 
 def answer(

@@ -59,22 +59,18 @@ Place = tuple[int, int, int, int]
 
 
 class PlacedXml(Struct, frozen=True):
-    """A document with its devices placed; the input's own bytes where nothing was to be done.
-
-    notes: what to know of it, one sentence each; warnings open with "warning: ".
-    """
+    """A document with its devices placed; the input's own bytes where nothing was to be done."""
 
     document: bytes
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what to know of it, one sentence each; warnings open with "warning: "
 
 
 class CellNodes(Struct, frozen=True):
-    """cell_of_node: the cell that stands for a host node; nodes without one are left out.
+    """Guest cells and the host nodes that they stand for."""
 
-    node_of_cell: the one node that a cell stands for, None where that is several or not known.
-    """
-
+    # the cell that stands for a host node; nodes without one are left out
     cell_of_node: dict[NodeIndex, int]
+    # the one node that a cell stands for, None where that is several or not known
     node_of_cell: tuple[NodeIndex | None, ...]
 
 

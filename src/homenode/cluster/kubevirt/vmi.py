@@ -51,15 +51,13 @@ Source: KubeVirt, virt-controller/services/renderresources.go, WithCPUPinning.
 
 
 class Vmi(Struct, frozen=True):
-    """A VMI, or the template of a VM.
-
-    spec: as given. annotations: name -> text. guest_addresses: guest PCI addresses that the user
-    asked for by name (`pciAddress`), as written; such a device stays where it is.
-    """
+    """A VMI, or the template of a VM."""
 
     name: str
-    spec: Mapping[str, Any]
-    annotations: Mapping[str, str]
+    spec: Mapping[str, Any]  # as given
+    annotations: Mapping[str, str]  # name -> text
+    # guest PCI addresses that the user asked for by name (`pciAddress`), as written; such a device
+    # stays where it is
     guest_addresses: frozenset[tuple[int, int, int, int]]
 
     def at(self, *path: str) -> Any:

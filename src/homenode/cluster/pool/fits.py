@@ -38,11 +38,11 @@ _LOCALITY = ("given_up", "device_class", "packages_spanned", "gpus_away_from_hom
 
 
 class VmSize(Struct, frozen=True, kw_only=True):
-    """A size of VM. vcpus, memory_bytes: None = the share of the host that belongs to its GPUs."""
+    """A size of VM."""
 
     gpus: int = 0
-    vcpus: int | None = None
-    memory_bytes: int | None = None
+    vcpus: int | None = None  # None = the share of the host that belongs to its GPUs
+    memory_bytes: int | None = None  # None = the share of the host that belongs to its GPUs
 
     def __str__(self) -> str:
         words = [plural(self.gpus, "GPU")] if self.gpus else []

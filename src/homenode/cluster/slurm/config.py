@@ -34,16 +34,12 @@ _CONTINUED = re.compile(r"(?<!\\)(?:\\\\)*(\\)\s*\Z")
 
 
 class ConfigLine(Struct, frozen=True):
-    """One logical line that says something.
+    """One logical line that says something."""
 
-    first, last: numbers of the physical lines that it is made of, from 1. source: of which file.
-    words: (key in small letters, value), in their order.
-    """
-
-    first: int
-    last: int
-    words: tuple[tuple[str, str], ...]
-    source: str
+    first: int  # numbers of the physical lines that it is made of, from 1
+    last: int  # numbers of the physical lines that it is made of, from 1
+    words: tuple[tuple[str, str], ...]  # (key in small letters, value), in their order
+    source: str  # of which file
 
     def get(self, *keys: str) -> str | None:
         """The value of the first of these keys that the line has; the last one where it repeats."""
@@ -62,25 +58,22 @@ class ConfigFile(NamedTuple):
 
 
 class NotRead(NamedTuple):
-    """A file that an Include line names and whose lines are unknown. where: the line."""
+    """A file that an Include line names and whose lines are unknown."""
 
     path: str
     reason: str
-    where: str
+    where: str  # the line
 
 
 class SlurmConfig(Struct, frozen=True):
-    """A configuration file. text: as it was given. lines: without blank ones and comments.
-
-    included: files that Include lines name, whose lines stand in `lines` in place of these.
-    not_read: those whose lines do not.
-    """
+    """A configuration file."""
 
     source: str
-    text: str
-    lines: tuple[ConfigLine, ...]
+    text: str  # as it was given
+    lines: tuple[ConfigLine, ...]  # without blank ones and comments
+    # files that Include lines name, whose lines stand in `lines` in place of these
     included: tuple[ConfigFile, ...] = ()
-    not_read: tuple[NotRead, ...] = ()
+    not_read: tuple[NotRead, ...] = ()  # those whose lines do not
 
     @property
     def files(self) -> tuple[ConfigFile, ...]:

@@ -24,20 +24,16 @@ MAX_LOOKS = 10_000_000
 
 
 class GresLine(Struct, frozen=True, eq=False):
-    """One line of gres.conf.
-
-    nodes: whom it is about; None = every node that reads the file. name: "gpu", "nic", ...; None
-    on a line that only sets AutoDetect. files: device files in their order. cores: Slurm's core
-    numbers (Cores=, or CPUs= as it was once called); None where not given. It is compared by its
-    line: some have thousands of names.
-    """
+    """One line of gres.conf."""
 
     line: ConfigLine
-    nodes: Mapping[str, None] | None
+    nodes: Mapping[str, None] | None  # whom it is about; None = every node that reads the file
     autodetect: str | None
-    name: str | None
+    name: str | None  # "gpu", "nic", ...; None on a line that only sets AutoDetect
     type: str | None
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # device files in their order
+    # Slurm's core numbers (Cores=, or CPUs= as it was once called); None where not given. It is
+    # compared by its line: some have thousands of names.
     cores: CpuSet | None
     count: int | None
     is_multiple: bool = False

@@ -24,11 +24,11 @@ from homenode.machine.topology import Host
 
 
 class AllocatedGpu(Struct, frozen=True):
-    """A GPU of a job. index: Slurm's number on the node. node: with CPUs; None where unknown."""
+    """A GPU of a job."""
 
-    index: int | None
+    index: int | None  # Slurm's number on the node
     bdf: Bdf | None
-    node: NodeIndex | None
+    node: NodeIndex | None  # with CPUs; None where unknown
 
     def __str__(self) -> str:
         number = "" if self.index is None else f"{self.index} "
@@ -36,16 +36,12 @@ class AllocatedGpu(Struct, frozen=True):
 
 
 class NodeTree(Struct, frozen=True):
-    """As much of a machine as an audit needs.
+    """As much of a machine as an audit needs."""
 
-    pus_of_node: of every node; none on nodes that are memory only. gpus_of_node: how many GPUs
-    are on each; None where not known. gpu_memory: nodes that are a GPU's memory.
-    distances: (from, to) -> SLIT; empty where not given.
-    """
-
-    pus_of_node: Mapping[NodeIndex, CpuSet]
-    gpus_of_node: Mapping[NodeIndex, int] | None
-    gpu_memory: frozenset[NodeIndex]
+    pus_of_node: Mapping[NodeIndex, CpuSet]  # of every node; none on nodes that are memory only
+    gpus_of_node: Mapping[NodeIndex, int] | None  # how many GPUs are on each; None where not known
+    gpu_memory: frozenset[NodeIndex]  # nodes that are a GPU's memory
+    # (from, to) -> SLIT; empty where not given
     distances: Mapping[tuple[NodeIndex, NodeIndex], int]
 
     def nodes_of(self, pus: CpuSet) -> tuple[NodeIndex, ...]:
@@ -55,25 +51,23 @@ class NodeTree(Struct, frozen=True):
 class JobAllocation(Struct, frozen=True, kw_only=True):
     """What a job has on one node.
 
-    job: its id. subject: how to call it in a finding. memory_nodes: mems_allowed of its tasks;
-    None where not recorded. bound_nodes: to which a memory policy binds every task; None where
-    none does or none was recorded. unknown: why nothing can be said, where that is so; remedy:
-    what helps then, where that is not to name the node's machine. restart: how often Slurm had
-    started it again by then.
+    subject: how to call it in a finding.
     """
 
-    job: str
+    job: str  # its id
     node: str
     name: str = ""
     user: str | None = None
     pus: CpuSet | None = None
     gpus: tuple[AllocatedGpu, ...] = ()
     tree: NodeTree | None = None
+    # mems_allowed of its tasks; None where not recorded
     memory_nodes: frozenset[NodeIndex] | None = None
+    # to which a memory policy binds every task; None where none does or none was recorded
     bound_nodes: frozenset[NodeIndex] | None = None
-    unknown: str | None = None
-    remedy: str | None = None
-    restart: int = 0
+    unknown: str | None = None  # why nothing can be said, where that is so
+    remedy: str | None = None  # what helps then, where that is not to name the node's machine
+    restart: int = 0  # how often Slurm had started it again by then
 
     @property
     def subject(self) -> str:

@@ -113,9 +113,9 @@ _MANY = 1 << 32
 
 
 class CoreOrder(Struct, frozen=True):
-    """A host's cores as Slurm numbers them. pus: of each core, by its number."""
+    """A host's cores as Slurm numbers them."""
 
-    pus: tuple[CpuSet, ...]
+    pus: tuple[CpuSet, ...]  # of each core, by its number
 
     @property
     def threads(self) -> int:

@@ -16,10 +16,10 @@ MAX_TIME = 1e6
 
 
 class Shape(Struct, frozen=True):
-    """A job of the shared queue. gpus: of one job. jobs: at once on a node."""
+    """A job of the shared queue."""
 
-    gpus: int
-    jobs: int
+    gpus: int  # of one job
+    jobs: int  # at once on a node
     gres: str = "gpu"
 
     @property
@@ -36,9 +36,6 @@ class Shape(Struct, frozen=True):
 
 class StudyOptions(Struct, frozen=True):
     """What the user asks of a study. None: the cluster's or the host's own.
-
-    rounds: a verdict is measured from three on. numa: NUMA nodes to bind to. app: words of a
-    command, which runs in app_folder. homenode: as the nodes find it.
 
     Options:
       partition_exclusive: Partition of whole nodes. Default: the cluster's default.
@@ -65,9 +62,10 @@ class StudyOptions(Struct, frozen=True):
     partition_exclusive: Annotated[str | None, Opt("--partition-exclusive", "P")] = None
     partition_shared: Annotated[str | None, Opt("--partition-shared", "Q")] = None
     nodes: Annotated[int, Opt("--nodes", "N", ge=1, le=MAX_NODES)] = 1
+    # a verdict is measured from three on
     rounds: Annotated[int, Opt("--rounds", "N", ge=1, le=MAX_ROUNDS)] = 3
     node_list: tuple[str, ...] = ()
-    numa: tuple[int, ...] | None = None
+    numa: tuple[int, ...] | None = None  # NUMA nodes to bind to
     shapes: tuple[Shape, ...] = (Shape(1, 4), Shape(2, 2))
     cpus_per_gpu: Annotated[
         int | None, Opt("--cpus-per-gpu", "N", ge=1, le=MAX_CPUS, rare=True)
@@ -77,11 +75,11 @@ class StudyOptions(Struct, frozen=True):
     qos: Annotated[str | None, Opt("--qos", "Q", rare=True)] = None
     reservation: Annotated[str | None, Opt("--reservation", "R", rare=True)] = None
     tests: Annotated[tuple[str, ...], Opt("--tests", "TEST")] = ("stream", "mem-latency")
-    app: tuple[str, ...] = ()
+    app: tuple[str, ...] = ()  # words of a command, which runs in app_folder
     app_folder: str = "."
     metric: Annotated[str | None, Opt("--metric", "REGEX", rare=True)] = None
     lower_is_better: Annotated[bool, Flag("--lower-is-better", rare=True)] = False
     between_nodes: Annotated[bool, Flag("--between-nodes")] = False
     mpi: Annotated[str | None, Opt("--mpi", "TYPE", rare=True)] = None
-    homenode: str = "homenode"
+    homenode: str = "homenode"  # as the nodes find it
     setup: Annotated[str | None, Opt("--setup", "FILE", rare=True)] = None

@@ -38,39 +38,33 @@ MAX_SLICES = 64
 
 
 class TaskRecord(Struct, frozen=True):
-    """A task as it started. task: "STEP.RANK". pus, memory_nodes: as /proc/self/status allows.
+    """A task as it started."""
 
-    policy: of its memory, as /proc/self/numa_maps says ("default", "bind:0"); None = unknown.
-    """
-
-    task: str
-    pus: CpuSet
-    memory_nodes: CpuSet
+    task: str  # "STEP.RANK"
+    pus: CpuSet  # as /proc/self/status allows
+    memory_nodes: CpuSet  # as /proc/self/status allows
+    # of its memory, as /proc/self/numa_maps says ("default", "bind:0"); None = unknown
     policy: str | None
 
 
 class JobRecord(Struct, frozen=True):
-    """A job on a node. start_s, end_s: seconds since 1970; None where it has not ended.
-
-    pus_of_node: of every NUMA node. gpus: every GPU of the node, by the driver's number.
-    owned: numbers of the job's GPUs, as Slurm counts. slices: (the driver's number, how
-    many) of each GPU that is cut into MIG slices. restart: how often it was started again.
-    """
+    """A job on a node."""
 
     job: str
     node: str
     name: str
     user: str | None
-    start_s: int | None
-    end_s: int | None
-    pus_of_node: tuple[tuple[NodeIndex, CpuSet], ...]
+    start_s: int | None  # seconds since 1970; None where it has not ended
+    end_s: int | None  # seconds since 1970; None where it has not ended
+    pus_of_node: tuple[tuple[NodeIndex, CpuSet], ...]  # of every NUMA node
     distances: tuple[tuple[NodeIndex, tuple[int, ...]], ...]
     gpu_memory: tuple[NodeIndex, ...]
-    gpus: tuple[AllocatedGpu, ...]
-    owned: CpuSet
+    gpus: tuple[AllocatedGpu, ...]  # every GPU of the node, by the driver's number
+    owned: CpuSet  # numbers of the job's GPUs, as Slurm counts
     tasks: tuple[TaskRecord, ...]
+    # (the driver's number, how many) of each GPU that is cut into MIG slices
     slices: tuple[tuple[int, int], ...] = ()
-    restart: int = 0
+    restart: int = 0  # how often it was started again
 
 
 def parse_record(text: str, source: str) -> JobRecord:

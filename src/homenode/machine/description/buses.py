@@ -43,17 +43,14 @@ from homenode.machine.pci import (
 
 
 class FunctionPlace(Struct, frozen=True):
-    """Where functions are: their root complex with its node, and what is local to which node.
-
-    pus_of_node: of None is what is local to no known node. models: for the bridges' ids.
-    """
+    """Where functions are: their root complex with its node, and what is local to which node."""
 
     source: str
     root_complex: str
     domain: int
     node: NodeIndex | None
-    pus_of_node: Mapping[int | None, CpuSet]
-    models: Mapping[str, DeviceModel]
+    pus_of_node: Mapping[int | None, CpuSet]  # of None is what is local to no known node
+    models: Mapping[str, DeviceModel]  # for the bridges' ids
 
     def error(self, where: str, expected: str, found: object) -> InputError:
         return InputError(f"{self.source}: {where}: expected {expected}, found {found}")

@@ -34,20 +34,16 @@ from homenode.toml_text import Count, Size, decode_value, refusal
 
 
 class CoreSlot(Struct, frozen=True):
-    """One core. package, node: numbers as in sysfs. id: core_id, unique within the package.
+    """One core."""
 
-    llc: position of its last-level cache on the host; None where it has none. pus: ascending by
-    thread; a slot without PUs has not been numbered yet.
-    """
-
-    package: int
-    node: int
-    id: int
+    package: int  # numbers as in sysfs
+    node: int  # numbers as in sysfs
+    id: int  # core_id, unique within the package
     die: int
-    llc: int | None
+    llc: int | None  # position of its last-level cache on the host; None where it has none
     kind: CoreKind | None
     threads: int
-    pus: tuple[int, ...] = ()
+    pus: tuple[int, ...] = ()  # ascending by thread; a slot without PUs has not been numbered yet
 
 
 def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[CoreSlot, ...]:
@@ -209,19 +205,16 @@ def _dealt(slots: Sequence[CoreSlot], row: Sequence[int]) -> list[int]:
 
 
 class NodeSlot(Struct, frozen=True):
-    """One node. package: whose memory it is, None = unknown. gpu: a device's name.
-
-    is_device_memory: CXL, persistent or high-bandwidth memory, online from a DAX device.
-    """
+    """One node."""
 
     index: int
-    package: int | None
+    package: int | None  # whose memory it is, None = unknown
     has_cores: bool
     memory_bytes: int
     free_bytes: int
     page_pools: tuple[PagePool, ...]
-    is_device_memory: bool
-    gpu: str | None
+    is_device_memory: bool  # CXL, persistent or high-bandwidth memory, online from a DAX device
+    gpu: str | None  # a device's name
     generic_initiator: bool
 
 

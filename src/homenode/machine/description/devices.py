@@ -27,15 +27,10 @@ _BAR_WORDS = {"prefetchable", "64bit", "32bit", "io"}
 
 
 class DeviceModel(Struct, frozen=True):
-    """What all devices of a model have in common. functions: models of functions 1, 2 ...
-
-    divided_by, parts: into which parts a GPU is divided, by their profiles.
-    label: what lspci would call it.
-    trained: the link that is up, where it is below what device and port could do.
-    """
+    """What all devices of a model have in common."""
 
     name: str
-    label: str
+    label: str  # what lspci would call it
     kind: DeviceKind
     class_code: int
     vendor_id: int
@@ -43,16 +38,17 @@ class DeviceModel(Struct, frozen=True):
     subsystem_vendor_id: int | None = None
     subsystem_device_id: int | None = None
     link: PciLink | None = None
+    # the link that is up, where it is below what device and port could do
     trained: PciLink | None = None
     bars: tuple[PciBar, ...] = ()
-    functions: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()  # models of functions 1, 2 ..
     driver: str | None = None
     total_vfs: int | None = None
     vfs: int = 0
     vf_device_id: int | None = None
     vf_driver: str | None = None
-    divided_by: PartKind | None = None
-    parts: tuple[str, ...] = ()
+    divided_by: PartKind | None = None  # into which parts a GPU is divided, by their profiles
+    parts: tuple[str, ...] = ()  # into which parts a GPU is divided, by their profiles
     memory_mode: str | None = None
 
 
@@ -197,47 +193,41 @@ _EMPTY = "empty"
 
 
 class Endpoint(Struct, frozen=True):
-    """A device at one place. node: -1 = unknown as sysfs says it, None = as its root complex."""
+    """A device at one place."""
 
     where: str
     model: DeviceModel
     functions: tuple[DeviceModel, ...]
     name: str | None
     bdf: Bdf | None
-    node: int | None
+    node: int | None  # -1 = unknown as sysfs says it, None = as its root complex
     iommu_group: int | None
 
 
 class Switch(Struct, frozen=True):
-    """A PCIe switch: an upstream port and one downstream port per child.
-
-    link: what its upstream port could do, None = what the port above can; trained: what is up.
-    """
+    """A PCIe switch: an upstream port and one downstream port per child."""
 
     where: str
-    link: PciLink | None
-    trained: PciLink | None
+    link: PciLink | None  # what its upstream port could do, None = what the port above can
+    trained: PciLink | None  # what is up
     children: tuple["Port", ...]
 
 
 class Port(Struct, frozen=True):
-    """A root port or a switch's downstream port, and what is plugged in; None = nothing.
-
-    link: what the port itself could do; None = whatever the device can.
-    """
+    """A root port or a switch's downstream port, and what is plugged in; None = nothing."""
 
     where: str
-    link: PciLink | None
+    link: PciLink | None  # what the port itself could do; None = whatever the device can
     child: "Endpoint | Switch | None"
 
 
 class Root(Struct, frozen=True):
-    """One root complex. node: None = the firmware gives none. bus: None = the next free one."""
+    """One root complex."""
 
     where: str
     domain: int
-    bus: int | None
-    node: int | None
+    bus: int | None  # None = the next free one
+    node: int | None  # None = the firmware gives none
     ports: tuple[Port, ...]
     integrated: tuple[Endpoint, ...]
 

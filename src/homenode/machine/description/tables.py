@@ -17,9 +17,9 @@ from homenode.toml_text import NO_LIMIT, Count, Line, Size, TomlTable, VmSizeTab
 
 
 class HostDescription(Struct, frozen=True):
-    """A machine as its host.toml gives it. about: one line for people."""
+    """A machine as its host.toml gives it."""
 
-    about: str
+    about: str  # one line for people
     host: Host
 
 

@@ -56,13 +56,13 @@ _TOPO = " ".join(nvidia_smi.TOPOLOGY_COMMAND)
 
 
 class DeviceLinks(Struct, frozen=True):
-    """links: ascending. gpu_of_node: GPUs whose memory nvidia-smi says is a node. node_of_gpu: the
-    node of each GPU that the firmware gives none, where a tool says it. queried: what NVIDIA's
-    driver says of its GPUs, in the order of the tool's numbers."""
+    """Links between GPUs, and the nodes that tools give them."""
 
-    links: tuple[DeviceLink, ...]
-    gpu_of_node: dict[NodeIndex, Bdf]
+    links: tuple[DeviceLink, ...]  # ascending
+    gpu_of_node: dict[NodeIndex, Bdf]  # GPUs whose memory nvidia-smi says is a node
+    # the node of each GPU that the firmware gives none, where a tool says it
     node_of_gpu: dict[Bdf, StatedNode]
+    # what NVIDIA's driver says of its GPUs, in the order of the tool's numbers
     queried: dict[Bdf, NvidiaGpu]
     gaps: tuple[Gap, ...]
 
@@ -340,12 +340,12 @@ def with_parts(
 
 
 class _Found(Struct, frozen=True):
-    """Parts and modes by the address of the GPU; carriers: functions with mediated devices."""
+    """Parts and modes by the address of the GPU."""
 
     parts: dict[Bdf, list[GpuPart]]
     mode: dict[Bdf, str]
     memory_mode: dict[Bdf, str]
-    carriers: set[Bdf] = field(default_factory=set)
+    carriers: set[Bdf] = field(default_factory=set)  # functions with mediated devices
     gaps: list[Gap] = field(default_factory=list)
 
 

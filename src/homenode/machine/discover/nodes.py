@@ -46,14 +46,13 @@ _POOL_NAME = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
 
 
 class Nodes(Struct, frozen=True):
-    """The online nodes, ascending, and the node of each PU that has one. assumed: none is shown.
-    online: their numbers, with those of nodes that were left out."""
+    """The online nodes, ascending, and the node of each PU that has one."""
 
     nodes: tuple[NumaNode, ...]
     node_of_pu: dict[PuIndex, NodeIndex]
     gaps: tuple[Gap, ...]
-    online: tuple[int, ...]
-    assumed: bool = False
+    online: tuple[int, ...]  # their numbers, with those of nodes that were left out
+    assumed: bool = False  # none is shown
 
 
 def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]) -> Nodes:

@@ -16,11 +16,9 @@ from homenode.machine.topology import MemoryKind, NumaNode, nearest_cpu_nodes
 
 
 class Locality(Struct, frozen=True):
-    """Says which node a function is on, by the nodes of the host and its online PUs.
+    """Says which node a function is on, by the nodes of the host and its online PUs."""
 
-    cpu_node: of each node, itself or the node of the CPUs next to it; None where several are.
-    """
-
+    # of each node, itself or the node of the CPUs next to it; None where several are
     cpu_node: dict[NodeIndex, NodeIndex | None]
     node_of_pus: dict[CpuSet, NodeIndex]
     online_pus: CpuSet

@@ -64,15 +64,15 @@ _PORT_TYPES = {
 
 
 class ConfigHeader(Struct, frozen=True):
-    """What a config file gives. class_code: 24 bits, None where nothing answers. bus numbers,
-    port_type: of bridges only. port_type: None where the file has only the 64 bytes that everybody
-    may read. target_gt_per_s: of Link Control 2."""
+    """What a config file gives."""
 
+    # 24 bits, None where nothing answers. bus numbers, port_type: of bridges only.
     class_code: int | None
     secondary_bus: int | None = None
     subordinate_bus: int | None = None
+    # None where the file has only the 64 bytes that everybody may read
     port_type: PortType | None = None
-    target_gt_per_s: float | None = None
+    target_gt_per_s: float | None = None  # of Link Control 2
 
 
 def parse_config(config: bytes) -> ConfigHeader | None:
@@ -140,17 +140,13 @@ class PciTree(Struct, frozen=True):
 
 
 class TreePlace(Struct, frozen=True):
-    """Where a function is in the tree: its folder, root complex and the bridge above it.
-
-    is_in_tree: False of a folder that stands where a link should. is_listed: False of a bridge of
-    which only the functions below it show.
-    """
+    """Where a function is in the tree: its folder, root complex and the bridge above it."""
 
     folder: str
     root_complex: str
     parent: Bdf | None
-    is_in_tree: bool = True
-    is_listed: bool = True
+    is_in_tree: bool = True  # False of a folder that stands where a link should
+    is_listed: bool = True  # False of a bridge of which only the functions below it show
 
 
 class _Malformed(Struct):
@@ -323,7 +319,7 @@ def _last_buses(parent_of: dict[Bdf, Bdf | None]) -> dict[Bdf, int]:
 
 
 class _Read(Struct, frozen=True, kw_only=True):
-    """What functions are made of. configs, guessed: of bridges; guessed: types by structure."""
+    """What functions are made of."""
 
     snapshot: Snapshot
     locality: Locality
@@ -331,8 +327,8 @@ class _Read(Struct, frozen=True, kw_only=True):
     malformed: _Malformed
     places: Mapping[Bdf, TreePlace]
     classes: Mapping[Bdf, int]
-    configs: Mapping[Bdf, ConfigHeader | None]
-    guessed: Mapping[Bdf, PortType]
+    configs: Mapping[Bdf, ConfigHeader | None]  # of bridges
+    guessed: Mapping[Bdf, PortType]  # types by structure
     last_bus: Mapping[Bdf, int]
 
 

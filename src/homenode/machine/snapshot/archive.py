@@ -56,12 +56,12 @@ class _Decompressor(Protocol):
 
 
 class _Compression(Struct, frozen=True):
-    """most_packed: bytes of the packed file; they take about a second."""
+    """How files of a compression are recognised and read."""
 
     magic: bytes
     name: str
     begin: Callable[[], _Decompressor]
-    most_packed: int
+    most_packed: int  # bytes of the packed file; they take about a second
 
 
 class _Gzip:
@@ -96,15 +96,11 @@ _NOT_READ = ((b"PK\x03\x04", "zip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"7z\xbc\xa
 
 
 class ArchiveTree(Struct, frozen=True):
-    """What a tar holds. Paths have no leading slash, no "." and no "..".
+    """What a tar holds. Paths have no leading slash, no "." and no ".."."""
 
-    files: path -> text (see MemorySnapshot for bytes that are no UTF-8). links: path -> target.
-    folders: every folder, also those that only the paths below imply.
-    """
-
-    files: dict[str, str]
-    links: dict[str, str]
-    folders: frozenset[str]
+    files: dict[str, str]  # path -> text (see MemorySnapshot for bytes that are no UTF-8)
+    links: dict[str, str]  # path -> target
+    folders: frozenset[str]  # every folder, also those that only the paths below imply
 
 
 def read_archive(path: Path, most_bytes: int | None = None) -> ArchiveTree:

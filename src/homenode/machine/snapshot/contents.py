@@ -80,34 +80,30 @@ _compiled = cache(lambda form: re.compile(form.value, re.ASCII))
 
 
 class PathRule(Struct, frozen=True):
-    """Paths that are read: a glob of the shell, one component at a time.
-
-    keep: where given, only lines that begin so are captured (the rest of /proc/self/status, say,
-    is private).
-    unless: a glob that says the same, better: this one is only read where that one matches nothing,
-    as in trees of /sys from old kernels or packed by other programs.
-    """
+    """Paths that are read: a glob of the shell, one component at a time."""
 
     glob: str
     kind: Kind
     form: Form
     why: str
+    # where given, only lines that begin so are captured (the rest of /proc/self/status, say, is
+    # private)
     keep: tuple[str, ...] = ()
+    # a glob that says the same, better: this one is only read where that one matches nothing, as in
+    # trees of /sys from old kernels or packed by other programs
     unless: str | None = None
 
 
 class ToolCommand(Struct, frozen=True):
-    """A tool whose output is read.
-
-    spellings: the argv, and others to try where the first program is not there.
-    each: where given, its output is a list of words, and the tool runs once for each of them, the
-    word as its last argument; the outputs stand one after the other in <wrapped> tags.
-    """
+    """A tool whose output is read."""
 
     name: str
+    # the argv, and others to try where the first program is not there
     spellings: tuple[tuple[str, ...], ...]
     why: str
     timeout_s: int = 30
+    # where given, its output is a list of words, and the tool runs once for each of them, the word
+    # as its last argument; the outputs stand one after the other in <wrapped> tags
     each: tuple[str, ...] = ()
     wrapped: str = ""
 

@@ -22,25 +22,18 @@ KIND = "snapshot"
 
 
 class Manifest(Struct, frozen=True):
-    """What is in a capture and what is not. No time and no host name: equal hosts, equal files.
+    """What is in a capture and what is not. No time and no host name: equal hosts, equal files."""
 
-    homenode:     version of the program that wrote it.
-    redacted:     names, serials and addresses are pseudonyms.
-    files, links: how many there are.
-    commands:     tools whose output is in it.
-    absent:       globs of the contents table that matched nothing on the host.
-    left_out:     (path or tool, reason): was there, is not in the capture.
-    not_everywhere: "host name", "user name": too short or too common a word to be distinguished
-    from other text, so that it has a pseudonym only where it is known to stand.
-    """
-
-    homenode: str
-    redacted: bool
-    files: int
-    links: int
-    commands: tuple[str, ...]
-    absent: tuple[str, ...]
+    homenode: str  # version of the program that wrote it
+    redacted: bool  # names, serials and addresses are pseudonyms
+    files: int  # how many there are
+    links: int  # how many there are
+    commands: tuple[str, ...]  # tools whose output is in it
+    absent: tuple[str, ...]  # globs of the contents table that matched nothing on the host
+    # (path or tool, reason): was there, is not in the capture
     left_out: tuple[tuple[str, str], ...]
+    # "host name", "user name": too short or too common a word to be distinguished from other text,
+    # so that it has a pseudonym only where it is known to stand
     not_everywhere: tuple[str, ...] = ()
 
 
@@ -59,17 +52,12 @@ _NAME_IN_PATH = re.compile(r"[A-Za-z0-9_.:@+-]{1,255}", re.ASCII)
 
 
 class GatheredFiles(Struct, frozen=True):
-    """What was found, as a snapshot, and what was not.
-
-    absent: globs of the table that matched nothing, in the table's order.
-    unlike: files and links left out because they do not have their form, sorted.
-    commands_absent: tools that gave no output, in the table's order.
-    """
+    """What was found, as a snapshot, and what was not."""
 
     snapshot: MemorySnapshot
-    absent: tuple[str, ...]
-    unlike: tuple[str, ...]
-    commands_absent: tuple[str, ...]
+    absent: tuple[str, ...]  # globs of the table that matched nothing, in the table's order
+    unlike: tuple[str, ...]  # files and links left out because they do not have their form, sorted
+    commands_absent: tuple[str, ...]  # tools that gave no output, in the table's order
 
 
 class _Unlike(Exception):

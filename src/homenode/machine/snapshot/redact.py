@@ -68,15 +68,13 @@ _SERIAL_FIELD = re.compile(r"^(\s.*?\b(?:serial number|asset tag):?\s+)(\S.*)$",
 
 
 class Redacted(Struct, frozen=True):
-    """A snapshot that may be shown.
-
-    left_out: (tool, reason) where an output does not parse, so that nothing in it can be determined
-    from anything else. not_everywhere: see Manifest.
-    """
+    """A snapshot that may be shown."""
 
     snapshot: MemorySnapshot
+    # (tool, reason) where an output does not parse, so that nothing in it can be determined from
+    # anything else
     left_out: tuple[tuple[str, str], ...]
-    not_everywhere: tuple[str, ...] = ()
+    not_everywhere: tuple[str, ...] = ()  # see Manifest
 
 
 class Identities(Struct, frozen=True):
@@ -440,10 +438,10 @@ _FORMS = {
 
 
 class Kept(NamedTuple):
-    """An element that stays. attributes: name -> form; text: its form, None = no text stays."""
+    """An element that stays."""
 
-    attributes: dict[str, re.Pattern[str]]
-    text: re.Pattern[str] | None
+    attributes: dict[str, re.Pattern[str]]  # name -> form
+    text: re.Pattern[str] | None  # its form, None = no text stays
 
 
 def _kept(row: str) -> Kept:

@@ -18,11 +18,11 @@ _MOST_DOMAINS = 4096
 
 
 class ProximityDomain(Struct, frozen=True):
-    """A node, as firmware numbers it. cpus, memory_bytes: of entries that are enabled."""
+    """A node, as firmware numbers it."""
 
     number: int
-    cpus: int
-    memory_bytes: int
+    cpus: int  # of entries that are enabled
+    memory_bytes: int  # of entries that are enabled
 
 
 def parse_srat(table: bytes, source: str) -> tuple[ProximityDomain, ...]:

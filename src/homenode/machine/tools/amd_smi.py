@@ -73,20 +73,17 @@ _SECTIONS = {
 
 
 class RocmTopology(Struct, frozen=True):
-    """gpus: the tool's indices (not BDFs), ascending.
+    """The GPUs of rocm-smi and the links between them."""
 
-    hops: shape (gpus, gpus), [from][to]; None where the tool says N/A; 0 on the diagonal.
-    links: "XGMI" or "PCIE", None on the diagonal and where unknown. Each is empty where its
-    section is missing.
-    node_of_gpu: (GPU, node) where the tool knows one: it says -1 where it does not.
-    bdf_of_gpu: (GPU, address), of outputs that print addresses.
-    """
-
-    gpus: tuple[int, ...]
+    gpus: tuple[int, ...]  # the tool's indices (not BDFs), ascending
+    # shape (gpus, gpus), [from][to]; None where the tool says N/A; 0 on the diagonal
     hops: tuple[tuple[int | None, ...], ...]
+    # "XGMI" or "PCIE", None on the diagonal and where unknown. Each is empty where its section is
+    # missing.
     links: tuple[tuple[str | None, ...], ...]
+    # (GPU, node) where the tool knows one: it says -1 where it does not
     node_of_gpu: tuple[tuple[int, NodeIndex], ...]
-    bdf_of_gpu: tuple[tuple[int, Bdf], ...] = ()
+    bdf_of_gpu: tuple[tuple[int, Bdf], ...] = ()  # (GPU, address), of outputs that print addresses
 
 
 def parse_rocm_topology(text: str) -> RocmTopology:
@@ -239,13 +236,12 @@ _MOST_PARTITIONS = 16
 
 
 class AmdPartitions(Struct, frozen=True):
-    """One GPU. number: the tool's, of its first partition. compute, memory: "CPX", "NPS4"; None
-    where the tool says N/A. count: its partitions."""
+    """One GPU."""
 
-    number: int
-    compute: str | None
-    memory: str | None
-    count: int
+    number: int  # the tool's, of its first partition
+    compute: str | None  # "CPX", "NPS4"; None where the tool says N/A
+    memory: str | None  # "CPX", "NPS4"; None where the tool says N/A
+    count: int  # its partitions
 
 
 def parse_topology(text: str) -> RocmTopology:

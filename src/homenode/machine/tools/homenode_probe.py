@@ -45,11 +45,12 @@ class ProbeNode(Struct, frozen=True):
 
 
 class ProbeMachine(Struct, frozen=True):
-    """emulated: instructions are translated (QEMU's TCG): no figure means anything."""
+    """The machine that the probe ran on."""
 
     architecture: str
     nodes: tuple[ProbeNode, ...] = ()
     hypervisor: str | None = None
+    # instructions are translated (QEMU's TCG): no figure means anything
     emulated: bool | None = None
 
 
@@ -81,11 +82,11 @@ class BandwidthKernel(Struct, frozen=True):
 
 
 class BandwidthRun(Struct, frozen=True):
-    """Kernels of the same threads on the same memory. node: that the memory was bound to."""
+    """Kernels of the same threads on the same memory."""
 
     pus: str
     threads: int
-    node: int | None
+    node: int | None  # that the memory was bound to
     pages: Pages
     kernels: tuple[BandwidthKernel, ...]
 
@@ -96,22 +97,22 @@ class LatencyPoint(Struct, frozen=True):
 
 
 class LatencyCurve(Struct, frozen=True):
-    """node: that the memory was bound to. order: local or random. pages_wanted: auto, base, ..."""
+    """Latency by array size."""
 
     pu: int
-    node: int | None
-    pages_wanted: str
-    order: str
+    node: int | None  # that the memory was bound to
+    pages_wanted: str  # auto, base, ..
+    order: str  # local or random
     pages: Pages
     points: tuple[LatencyPoint, ...]
 
 
 class LatencyLevel(Struct, frozen=True):
-    """One stretch of the curve. capacity_bytes: None of memory."""
+    """One stretch of the curve."""
 
     level: str
     latency_ns: float
-    capacity_bytes: int | None
+    capacity_bytes: int | None  # None of memory
 
 
 class Handoffs(Struct, frozen=True):
@@ -139,31 +140,31 @@ class AloneRates(Struct, frozen=True):
 
 
 class SmtCore(Struct, frozen=True):
-    """One sibling against all of a core. gain_ratio: 1 means that siblings add nothing."""
+    """One sibling against all of a core."""
 
     pus: str
     work: str
     alone: AloneRates
     together: Rates
-    gain_ratio: float
+    gain_ratio: float  # 1 means that siblings add nothing
 
 
 class LoadedPoint(Struct, frozen=True):
-    """delay_cycles: of the injectors between two pieces of work; None = they rest."""
+    """Latency under one load."""
 
-    delay_cycles: int | None
+    delay_cycles: int | None  # of the injectors between two pieces of work; None = they rest
     samples_ns: tuple[float, ...]
     samples_injected_bytes_per_s: tuple[float, ...]
 
 
 class Look(Struct, frozen=True):
-    """One look at a pair of PUs. fill_ratio: rate of both over that of one; None where not had."""
+    """One look at a pair of PUs."""
 
     at_ns: int
     pair: int
     cas_before_ns: Latencies
     cas_after_ns: Latencies
-    fill_ratio: float | None = None
+    fill_ratio: float | None = None  # rate of both over that of one; None where not had
     disturbed: bool = False
 
 

@@ -24,9 +24,10 @@ COMMAND = ("lstopo-no-graphics", "--disallowed", "--filter", "io:all", "--of", "
 
 
 class HwlocObject(Struct, frozen=True):
-    """One <object>. type: "Package", "NUMANode", "L3Cache", "PCIDev", ... attributes and infos as
-    written; memory, I/O and normal children in document order."""
+    """One <object>."""
 
+    # "Package", "NUMANode", "L3Cache", "PCIDev", ... attributes and infos as written; memory, I/O
+    # and normal children in document order.
     type: str
     attributes: dict[str, str]
     infos: dict[str, str]
@@ -34,34 +35,32 @@ class HwlocObject(Struct, frozen=True):
 
 
 class HwlocDistances(Struct, frozen=True):
-    """One <distances2> or <distances2hetero>.
-
-    objects: per row and column, its index with the type before it ("NUMANode:0", "OSDev:701").
-    by_os_index: those are OS indices, else gp_index. values: shape (objects, objects), [from][to].
-    """
+    """One <distances2> or <distances2hetero>."""
 
     name: str
     kind: int
-    by_os_index: bool
+    by_os_index: bool  # those are OS indices, else gp_index
+    # per row and column, its index with the type before it ("NUMANode:0", "OSDev:701")
     objects: tuple[str, ...]
-    values: tuple[tuple[int, ...], ...]
+    values: tuple[tuple[int, ...], ...]  # shape (objects, objects), [from][to]
 
 
 class HwlocCpuKind(Struct, frozen=True):
-    """One <cpukind>. efficiency: higher = faster; None where hwloc could not rank."""
+    """One <cpukind>."""
 
     cpuset: str
-    efficiency: int | None
+    efficiency: int | None  # higher = faster; None where hwloc could not rank
     infos: dict[str, str]
 
 
 class HwlocTopology(Struct, frozen=True):
-    """A whole document. infos: of the machine and, in version 3, of the topology."""
+    """A whole document."""
 
     version: str
     machine: HwlocObject
     distances: tuple[HwlocDistances, ...]
     cpu_kinds: tuple[HwlocCpuKind, ...]
+    # of the machine and, in version 3, of the topology
     infos: dict[str, str] = field(default_factory=dict)
 
 

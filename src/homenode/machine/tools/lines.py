@@ -132,11 +132,11 @@ def _opening_line(text: str, at: int) -> int | None:
 
 
 class Line(NamedTuple):
-    """One line. source: whose output it is of. number: counted from 1; None = of no line."""
+    """One line."""
 
     text: str
-    number: int | None
-    source: str
+    number: int | None  # counted from 1; None = of no line
+    source: str  # whose output it is of
 
     def error(self, expected: str, found: str | None = None) -> ParseError:
         """What is wrong here. found: a part of the line; None = all of it."""

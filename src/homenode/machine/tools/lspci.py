@@ -79,40 +79,32 @@ _ROM_INDEX = 6
 
 
 class LspciFunction(Struct, frozen=True):
-    """One function. None: not printed, or printed by a name that is in no table below.
-
-    class_code: 24 bits. name: vendor and device in words. port_type: of bridges with an Express
-    capability. buses: (primary, secondary, subordinate). has_window: the bridge passes memory of
-    functions below it. target_gt_per_s: LnkCtl2, the speed that the port is set to train to. acs:
-    flags of ACSCtl that are on. registers: of Control, DevCtl and others. bars: with sizes only;
-    those of SR-IOV have none in the listing. is_silent: its configuration space reads as ones
-    only, as where nothing answers.
-    """
+    """One function. None: not printed, or printed by a name that is in no table below."""
 
     bdf: Bdf
     class_name: str
-    class_code: int | None
-    name: str
+    class_code: int | None  # 24 bits
+    name: str  # vendor and device in words
     vendor_id: int | None
     device_id: int | None
     subsystem_vendor_id: int | None = None
     subsystem_device_id: int | None = None
     numa_node: int | None = None
     link: PciLink | None = None
-    target_gt_per_s: float | None = None
-    port_type: PortType | None = None
-    buses: tuple[int, int, int] | None = None
-    has_window: bool = False
+    target_gt_per_s: float | None = None  # LnkCtl2, the speed that the port is set to train to
+    port_type: PortType | None = None  # of bridges with an Express capability
+    buses: tuple[int, int, int] | None = None  # (primary, secondary, subordinate)
+    has_window: bool = False  # the bridge passes memory of functions below it
     driver: str | None = None
     iommu_group: int | None = None
     slot: str | None = None
     sriov_total_vfs: int | None = None
     sriov_num_vfs: int | None = None
-    acs: frozenset[str] | None = None
+    acs: frozenset[str] | None = None  # flags of ACSCtl that are on
     ats_enabled: bool | None = None
-    bars: tuple[PciBar, ...] = ()
-    is_silent: bool = False
-    registers: PciRegisters | None = None
+    bars: tuple[PciBar, ...] = ()  # with sizes only; those of SR-IOV have none in the listing
+    is_silent: bool = False  # its configuration space reads as ones only, as where nothing answers
+    registers: PciRegisters | None = None  # of Control, DevCtl and others
 
 
 _UNINDENTED = re.compile(

@@ -50,11 +50,11 @@ class CollectiveLibrary(StrEnum):
 
 
 class NcclHalf(Struct, frozen=True, kw_only=True):
-    """One half of a row. wrong: elements that came out wrong; None where not checked."""
+    """One half of a row."""
 
     time_ns: float
     bus_bytes_per_s: float
-    wrong: int | None
+    wrong: int | None  # elements that came out wrong; None where not checked
 
 
 class NcclRow(Struct, frozen=True, kw_only=True):
@@ -70,25 +70,20 @@ class NcclRow(Struct, frozen=True, kw_only=True):
 
 
 class NcclTests(Struct, frozen=True, kw_only=True):
-    """One run. None where the tool does not say.
-
-    collective: "all_reduce" and so on. library_version: as NCCL numbers it (22809).
-    iterations, warmups: of each size. gpu_names: of the ranks; of JSON, of the first rank of each
-    process. is_correct: whether data were checked and all of it was right; None where not checked.
-    average_bus_bytes_per_s: the tool's own, over all sizes and halves.
-    """
+    """One run. None where the tool does not say."""
 
     family: CollectiveLibrary = CollectiveLibrary.NCCL
     version: str | None = None
-    library_version: str | None = None
-    collective: str | None = None
+    library_version: str | None = None  # as NCCL numbers it (22809)
+    collective: str | None = None  # "all_reduce" and so on
     gpus: int | None = None
-    warmups: int | None = None
-    iterations: int | None = None
-    gpu_names: tuple[str, ...] = ()
+    warmups: int | None = None  # of each size
+    iterations: int | None = None  # of each size
+    gpu_names: tuple[str, ...] = ()  # of the ranks; of JSON, of the first rank of each process
     rows: tuple[NcclRow, ...]
+    # whether data were checked and all of it was right; None where not checked
     is_correct: bool | None
-    average_bus_bytes_per_s: float | None
+    average_bus_bytes_per_s: float | None  # the tool's own, over all sizes and halves
     gaps: tuple[Gap, ...] = ()
 
     def peak_bus_bytes_per_s(self) -> float:

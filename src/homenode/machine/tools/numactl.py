@@ -52,24 +52,21 @@ class NumactlNode(Struct, frozen=True, kw_only=True):
 
 
 class NumactlHardware(Struct, frozen=True, kw_only=True):
-    """nodes: ascending. distances: shape (from node, to node), in their order; may be None."""
+    """The nodes that numactl --hardware prints."""
 
-    nodes: tuple[NumactlNode, ...]
+    nodes: tuple[NumactlNode, ...]  # ascending
+    # shape (from node, to node), in their order; may be None
     distances: tuple[tuple[int, ...], ...] | None
     gaps: tuple[Gap, ...]
 
 
 class NumactlShow(Struct, frozen=True, kw_only=True):
-    """How the process that asked was bound.
+    """How the process that asked was bound."""
 
-    policy: "default", "bind", "preferred", "interleave" or "preferred-many". pus: where its threads
-    may run. cpu_nodes: the nodes of these. memory_nodes: where its memory may be.
-    """
-
-    policy: str
-    pus: CpuSet
-    cpu_nodes: tuple[NodeIndex, ...]
-    memory_nodes: tuple[NodeIndex, ...]
+    policy: str  # "default", "bind", "preferred", "interleave" or "preferred-many"
+    pus: CpuSet  # where its threads may run
+    cpu_nodes: tuple[NodeIndex, ...]  # the nodes of these
+    memory_nodes: tuple[NodeIndex, ...]  # where its memory may be
 
 
 def looks_like_hardware(text: str) -> bool:

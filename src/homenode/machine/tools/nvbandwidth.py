@@ -64,22 +64,21 @@ class Unit(StrEnum):
 
 
 class NvbandwidthDevice(Struct, frozen=True):
-    """One GPU of the run's list. index: CUDA's number, its column. address: None in v0.5."""
+    """One GPU of the run's list."""
 
-    index: int
+    index: int  # CUDA's number, its column
     name: str
-    address: Bdf | None
+    address: Bdf | None  # None in v0.5
 
 
 class NvbandwidthMatrix(Struct, frozen=True):
-    """cells: shape (rows, columns), [from or CPU][GPU]; None where N/A.
+    """Bandwidth of each pair of a test."""
 
-    part: which of a test's matrices, one of read1, read2, write1, write2 and total, or None where
-    the test has one.
-    """
-
+    # which of a test's matrices, one of read1, read2, write1, write2 and total, or None where the
+    # test has one
     part: str | None
     unit: Unit
+    # shape (rows, columns), [from or CPU][GPU]; None where N/A
     cells: tuple[tuple[float | None, ...], ...]
 
     @property
@@ -92,26 +91,23 @@ class NvbandwidthMatrix(Struct, frozen=True):
 
 
 class NvbandwidthTest(Struct, frozen=True):
-    """name: the tool's; None for a waived one of a text. threads: (GPU's number, NUMA node) of the
-    thread that copied, where the log has lines about it."""
+    """A test of nvbandwidth."""
 
-    name: str | None
+    name: str | None  # the tool's; None for a waived one of a text
     status: Status
     matrices: tuple[NvbandwidthMatrix, ...] = ()
+    # (GPU's number, NUMA node) of the thread that copied, where the log has lines about it
     threads: tuple[tuple[int, int], ...] = ()
 
 
 class NvbandwidthRun(Struct, frozen=True, kw_only=True):
-    """One run. Versions as printed; None where not said. devices: v0.10 prints none.
-
-    errors: what the tool said went wrong, at any place of its output.
-    """
+    """One run. Versions as printed; None where not said."""
 
     version: str | None
     driver_version: str | None
-    devices: tuple[NvbandwidthDevice, ...]
+    devices: tuple[NvbandwidthDevice, ...]  # v0.10 prints none
     tests: tuple[NvbandwidthTest, ...]
-    errors: tuple[str, ...]
+    errors: tuple[str, ...]  # what the tool said went wrong, at any place of its output
     gaps: tuple[Gap, ...]
 
     def test(self, name: str) -> NvbandwidthTest | None:

@@ -53,40 +53,33 @@ _ABSENT = re.compile(
 
 
 class NvidiaMigDevice(Struct, frozen=True):
-    """A compute instance. index: its number on its GPU. instance: of the GPU instance it is on.
+    """A compute instance."""
 
-    memory_bytes: of that GPU instance.
-    """
-
-    index: int
-    instance: int
-    memory_bytes: int | None
+    index: int  # its number on its GPU
+    instance: int  # of the GPU instance it is on
+    memory_bytes: int | None  # of that GPU instance
 
 
 class NvidiaGpu(Struct, frozen=True, kw_only=True):
-    """One GPU. None where the driver says N/A, or where its version does not have the field.
-
-    c2c: an NVLink-C2C to the host's CPU is in use. replays: packets that its link sent again since
-    its driver was loaded; a sound machine has a hundred.
-    """
+    """One GPU. None where the driver says N/A, or where its version does not have the field."""
 
     bdf: Bdf
     name: str | None
     module_id: int | None
-    c2c: bool | None
+    c2c: bool | None  # an NVLink-C2C to the host's CPU is in use
     mig: bool | None
     performance_state: str | None
+    # packets that its link sent again since its driver was loaded; a sound machine has a hundred
     replays: int | None
     mig_devices: tuple[NvidiaMigDevice, ...]
 
 
 class NvidiaQuery(Struct, frozen=True):
-    """gpus: in the tool's order, which is that of the numbers that other commands use.
+    """The GPUs of nvidia-smi -q."""
 
-    unread: (GPU, element, text) whose text we do not understand; its field is None.
-    """
-
+    # in the tool's order, which is that of the numbers that other commands use
     gpus: tuple[NvidiaGpu, ...]
+    # (GPU, element, text) whose text we do not understand; its field is None
     unread: tuple[tuple[Bdf, str, str], ...]
 
 
@@ -168,28 +161,21 @@ _AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 
 
 class TopoDevice(Struct, frozen=True):
-    """One row. None where the tool says N/A or nothing.
+    """One row. None where the tool says N/A or nothing."""
 
-    name:        "GPU0", "NIC0", or the name of a NIC ("mlx5_0", drivers before 510).
-    cpus:        PUs near the GPU; only those that the caller's cpuset allows.
-    nodes:       NUMA nodes near the GPU. On GH200 these are many: its CPU's and those kept for MIG.
-    memory_node: the node that the GPU's own memory is.
-    """
-
-    name: str
-    cpus: CpuSet | None
+    name: str  # "GPU0", "NIC0", or the name of a NIC ("mlx5_0", drivers before 510)
+    cpus: CpuSet | None  # PUs near the GPU; only those that the caller's cpuset allows
+    # NUMA nodes near the GPU. On GH200 these are many: its CPU's and those kept for MIG.
     nodes: tuple[NodeIndex, ...] | None
-    memory_node: NodeIndex | None
+    memory_node: NodeIndex | None  # the node that the GPU's own memory is
 
 
 class TopoMatrix(Struct, frozen=True):
-    """devices: in the tool's order.
+    """The matrix of nvidia-smi topo -m."""
 
-    links: shape (devices, devices), [from][to]; "X" on the diagonal, then NV#, PIX, PXB, PHB, NODE
-    or SYS, nearest first; None for N/A.
-    """
-
-    devices: tuple[TopoDevice, ...]
+    devices: tuple[TopoDevice, ...]  # in the tool's order
+    # shape (devices, devices), [from][to]; "X" on the diagonal, then NV#, PIX, PXB, PHB, NODE or
+    # SYS, nearest first; None for N/A
     links: tuple[tuple[str | None, ...], ...]
 
     def nvlinks(self, a: int, b: int) -> int:
@@ -323,23 +309,20 @@ _LIST = "nvidia-smi -L"
 
 
 class MigInstance(Struct, frozen=True):
-    """A GPU instance. gpu: the tool's number of its GPU. profile: "1g.10gb+me".
+    """A GPU instance."""
 
-    start, size: its place among the GPU's memory slices.
-    """
-
-    gpu: int
+    gpu: int  # the tool's number of its GPU
     number: int
-    profile: str
-    start: int
-    size: int
+    profile: str  # "1g.10gb+me"
+    start: int  # its place among the GPU's memory slices
+    size: int  # its place among the GPU's memory slices
 
 
 class MigDevice(Struct, frozen=True):
-    """A compute instance. device: its number on its GPU, as `index` of nvidia-smi -q -x."""
+    """A compute instance."""
 
     gpu: int
-    device: int
+    device: int  # its number on its GPU, as `index` of nvidia-smi -q -x
     profile: str
     uuid: str | None
 

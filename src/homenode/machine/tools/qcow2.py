@@ -27,12 +27,11 @@ _LARGEST = 1 << 62
 
 
 class Qcow2Header(Struct, frozen=True):
-    """size_bytes: of the disk, as its guest sees it. backing: the name of the file under it, as it
-    stands there; None = none. backing_format: None where it is not stated."""
+    """What the header of an image says."""
 
-    size_bytes: int
-    backing: str | None
-    backing_format: str | None
+    size_bytes: int  # of the disk, as its guest sees it
+    backing: str | None  # the name of the file under it, as it stands there; None = none
+    backing_format: str | None  # None where it is not stated
     is_encrypted: bool
     has_data_file: bool
 

@@ -50,23 +50,24 @@ _BYTES_OF_UNIT = {"KB": KIB, "MB": MIB, "GB": GIB}
 
 
 class RocmDevice(Struct, frozen=True, kw_only=True):
-    """index: the tool's number, of CPUs and GPUs. address: None for CPUs and where not printed."""
+    """A device of rocm_bandwidth_test."""
 
-    index: int
+    index: int  # the tool's number, of CPUs and GPUs
     name: str
-    address: Bdf | None
+    address: Bdf | None  # None for CPUs and where not printed
 
 
 class RocmMatrix(Struct, frozen=True, kw_only=True):
-    """cells: shape (devices, devices), [source][destination], bytes/s; None where N/A."""
+    """A matrix of rocm_bandwidth_test."""
 
     is_bidirectional: bool
     devices: tuple[int, ...]
+    # shape (devices, devices), [source][destination], bytes/s; None where N/A
     cells: tuple[tuple[float | None, ...], ...]
 
 
 class RocmCopy(Struct, frozen=True, kw_only=True):
-    """One size of one pair. peak_bytes_per_s: of the best of its repeats."""
+    """One size of one pair."""
 
     is_bidirectional: bool
     source: int
@@ -74,7 +75,7 @@ class RocmCopy(Struct, frozen=True, kw_only=True):
     source_is_cpu: bool
     destination_is_cpu: bool
     size_bytes: int
-    peak_bytes_per_s: float
+    peak_bytes_per_s: float  # of the best of its repeats
 
 
 class RocmBandwidthTest(Struct, frozen=True, kw_only=True):

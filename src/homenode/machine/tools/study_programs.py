@@ -41,9 +41,9 @@ class ChasePoint(Struct, frozen=True):
 
 
 class GpuCopies(Struct, frozen=True):
-    """One GPU's bandwidths, bytes/s. device: the framework's number. None: not printed."""
+    """One GPU's bandwidths, bytes/s. None: not printed."""
 
-    device: int
+    device: int  # the framework's number
     name: str
     host_to_device: float | None
     device_to_host: float | None

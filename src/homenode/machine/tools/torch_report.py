@@ -29,12 +29,12 @@ _UNITS = frozenset({"bytes_per_s", "ns", "flop_per_s"})
 
 
 class TorchDevice(Struct, frozen=True):
-    """index: PyTorch's. address: None where it does not say; node: None for -1."""
+    """A GPU as PyTorch sees it."""
 
-    index: int
-    address: str | None
+    index: int  # PyTorch's
+    address: str | None  # None where it does not say
     name: str
-    node: int | None
+    node: int | None  # None for -1
 
 
 class TorchThread(Struct, frozen=True):
@@ -45,29 +45,26 @@ class TorchThread(Struct, frozen=True):
 
 
 class TorchFigure(Struct, frozen=True):
-    """One series. device, peer: indices. memory_node: of the host buffer, where it can be seen.
-
-    steady: whether it had become so before the first sample. warmups: repeats before it.
-    """
+    """One series."""
 
     metric: str
     unit: str
-    device: int
+    device: int  # indices
     samples: tuple[float, ...]
-    steady: bool
-    warmups: int
+    steady: bool  # whether it had become so before the first sample
+    warmups: int  # repeats before it
     thread: TorchThread
     variant: str | None = None
-    peer: int | None = None
+    peer: int | None = None  # indices
     size_bytes: int | None = None
-    memory_node: int | None = None
+    memory_node: int | None = None  # of the host buffer, where it can be seen
 
 
 class TorchRow(Struct, frozen=True):
-    """One message size of an all-reduce in place. time_ns: of one, of the slowest rank."""
+    """One message size of an all-reduce in place."""
 
     size_bytes: int
-    time_ns: float
+    time_ns: float  # of one, of the slowest rank
     iterations: int
     wrong_ranks: int
 
@@ -91,10 +88,7 @@ class TorchChoice(Struct, frozen=True):
 
 
 class TorchRun(Struct, frozen=True):
-    """One document. failed: why this node's process measured nothing.
-
-    stalled: the figure that did not come, whereupon the program ended itself.
-    """
+    """One document."""
 
     command: str = ""
     torch: str = ""
@@ -104,8 +98,8 @@ class TorchRun(Struct, frozen=True):
     copy_bytes: int | None = None
     figures: tuple[TorchFigure, ...] = ()
     gaps: tuple[Gap, ...] = ()
-    stalled: str | None = None
-    failed: str | None = None
+    stalled: str | None = None  # the figure that did not come, whereupon the program ended itself
+    failed: str | None = None  # why this node's process measured nothing
     gpus: int = 0
     hosts: int = 1
     bind: str = "none"

@@ -47,19 +47,19 @@ class TransferPlace(Struct, frozen=True, kw_only=True, order=True):
 
 
 class TransferCell(Struct, frozen=True, kw_only=True):
-    """One copy. is_bidirectional: while the way back is busy too. bytes_per_s: one way's."""
+    """One copy."""
 
     source: TransferPlace
     destination: TransferPlace
-    is_bidirectional: bool
-    bytes_per_s: float
+    is_bidirectional: bool  # while the way back is busy too
+    bytes_per_s: float  # one way's
 
 
 class TransferBench(Struct, frozen=True, kw_only=True):
-    """executor: "GFX" (threads of a GPU) or "DMA" (its engines); None where not said."""
+    """The output of TransferBench."""
 
     version: str | None
-    executor: str | None
+    executor: str | None  # "GFX" (threads of a GPU) or "DMA" (its engines); None where not said
     reads_remotely: bool
     cells: tuple[TransferCell, ...]
     gaps: tuple[Gap, ...]

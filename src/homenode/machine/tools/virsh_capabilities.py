@@ -21,17 +21,17 @@ _MAX_NUMBER = 1 << 60
 
 
 class CapabilitiesCpu(Struct, frozen=True):
-    """One PU of a cell. siblings: the PUs of its core; None for PUs that are offline."""
+    """One PU of a cell."""
 
     pu: PuIndex
-    siblings: CpuSet | None
+    siblings: CpuSet | None  # the PUs of its core; None for PUs that are offline
 
 
 class CapabilitiesCell(Struct, frozen=True):
-    """One NUMA node. distances: (node, SLIT), where libvirt gives them."""
+    """One NUMA node."""
 
     node: NodeIndex
-    distances: tuple[tuple[NodeIndex, int], ...]
+    distances: tuple[tuple[NodeIndex, int], ...]  # (node, SLIT), where libvirt gives them
     cpus: tuple[CapabilitiesCpu, ...]
 
 

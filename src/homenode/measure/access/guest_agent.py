@@ -29,10 +29,10 @@ _DISABLED += "BLOCK_RPCS or --block-rpcs in /etc/sysconfig/qemu-ga"
 
 
 class GuestAgent(Struct, frozen=True):
-    """See machine.channel.Channel. uuid: of the running domain."""
+    """See machine.channel.Channel."""
 
     virsh: Virsh
-    uuid: str
+    uuid: str  # of the running domain
     domain: str
 
     @property

@@ -53,12 +53,10 @@ fi 2>/dev/null"""
 
 
 class SshHost(Struct, frozen=True):
-    """A Channel to a machine that goes on where we are killed.
+    """A Channel to a machine that goes on where we are killed."""
 
-    url: ssh://[user@]host[:port]; users, keys and known hosts are ssh's own. Each script is a
-    connection of its own. Raises UsageError for what is no such address.
-    """
-
+    # ssh://[user@]host[:port]; users, keys and known hosts are ssh's own. Each script is a
+    # connection of its own. Raises UsageError for what is no such address.
     url: str
     kept_open: tuple[int, ...] = ()
 

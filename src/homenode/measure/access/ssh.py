@@ -46,18 +46,15 @@ class HostKeyError(ToolError):
 
 
 class SshChannel(Struct, frozen=True):
-    """See machine.channel.Channel. Each script is a connection of its own.
-
-    key: a private key's file; None = what ssh has by itself. known_hosts: a file of ours for host
-    keys. guest: whose key it must be, wherever it answers; None = that of the address. Raises
-    UsageError for what is no address, user or port.
-    """
+    """See machine.channel.Channel. Each script is a connection of its own."""
 
     address: str
     user: str
-    known_hosts: Path
+    known_hosts: Path  # a file of ours for host keys
     port: int = 22
-    key: Path | None = None
+    key: Path | None = None  # a private key's file; None = what ssh has by itself
+    # whose key it must be, wherever it answers; None = that of the address. Raises UsageError for
+    # what is no address, user or port.
     guest: str | None = None
 
     def __post_init__(self) -> None:

@@ -61,10 +61,10 @@ class Binding(Struct, frozen=True):
 
 
 class LoggedRun(Struct, frozen=True):
-    """One run of nvbandwidth in a log. line: of its version, from 1."""
+    """One run of nvbandwidth in a log."""
 
     text: str
-    line: int
+    line: int  # of its version, from 1
     binding: Binding | None
     gaps: tuple[Gap, ...]
 

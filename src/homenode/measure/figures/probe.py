@@ -25,30 +25,22 @@ _PLAIN_CURVE = ("auto", "local")
 
 
 class BracketedSample(Struct, frozen=True):
-    """A sample with the bracket around it; None where it has none, and so no state.
-
-    at_ns: when it was taken, within its document.
-    """
+    """A sample with the bracket around it; None where it has none, and so no state."""
 
     sample: Sample
     bracket: Bracket | None = None
-    at_ns: int = 0
+    at_ns: int = 0  # when it was taken, within its document
 
 
 class StepReading(Struct, frozen=True):
-    """What a step's output comes to, whoever printed it: samples, each with its bracket.
+    """What a step's output comes to, whoever printed it: samples, each with its bracket."""
 
-    placed: in the order of time where brackets are. findings: the probe's own doubts among them.
-    busy: who else ran meanwhile, in words; None = unknown, or no one counts. emulated: None where
-    it was not asked, or nothing gives it.
-    """
-
-    placed: tuple[BracketedSample, ...]
+    placed: tuple[BracketedSample, ...]  # in the order of time where brackets are
     conditions: tuple[Condition, ...] = ()
     gaps: tuple[Gap, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    busy: str | None = None
-    emulated: bool | None = None
+    findings: tuple[Finding, ...] = ()  # the probe's own doubts among them
+    busy: str | None = None  # who else ran meanwhile, in words; None = unknown, or no one counts
+    emulated: bool | None = None  # None where it was not asked, or nothing gives it
 
 
 def probe_figures(document: ProbeDocument) -> StepReading:

@@ -17,17 +17,13 @@ T = TypeVar("T")
 
 
 class Figures(Struct, frozen=True):
-    """Samples of one or more outputs. gpu_names: as printed; gpus decide under which system.
-
-    conditions: what must be equal for these samples to be comparable. findings: what the figures
-    say is wrong with the machine.
-    """
+    """Samples of one or more outputs."""
 
     samples: tuple[Sample, ...] = ()
-    conditions: tuple[Condition, ...] = ()
-    gpu_names: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()  # what must be equal for these samples to be comparable
+    gpu_names: tuple[str, ...] = ()  # as printed; gpus decide under which system
     gaps: tuple[Gap, ...] = field(default=())
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()  # what the figures say is wrong with the machine
 
 
 def _no_log(text: str, name: str) -> Figures:
@@ -39,13 +35,13 @@ def _no_step(test: BenchTest, text: str, host: Host) -> Figures:
 
 
 class ToolOutput(Struct, frozen=True):
-    """How a tool's output is read. name: the tool's, for people. sign: what only it prints, for
-    files; None where none is looked for. of_log: the figures of a file and its name. of_step: of a
-    test of the suite, which also knows its GPUs, its binding and the machine."""
+    """How a tool's output is read."""
 
-    name: str
+    name: str  # the tool's, for people
+    # what only it prints, for files; None where none is looked for
     sign: re.Pattern[str] | None = None
-    of_log: Callable[[str, str], Figures] = _no_log
+    of_log: Callable[[str, str], Figures] = _no_log  # the figures of a file and its name
+    # of a test of the suite, which also knows its GPUs, its binding and the machine
     of_step: Callable[[BenchTest, str, Host], Figures] = _no_step
 
 

@@ -37,10 +37,10 @@ _WITH_FILE = (
 
 
 class HostBinding(Struct, frozen=True):
-    """words: for people. node: the one node of a whole process, None where there is none."""
+    """Host memory and CPUs that a test is bound to."""
 
-    words: str
-    node: NodeIndex | None
+    words: str  # for people
+    node: NodeIndex | None  # the one node of a whole process, None where there is none
     of_each_gpu: bool = False
 
 

@@ -105,16 +105,13 @@ def is_nvidia(gpus: tuple[PciDevice, ...]) -> bool:
 
 
 class GpuMachine(Struct, frozen=True):
-    """The GPUs that are measured, all of one vendor, and what there is to measure them with.
-
-    hidden: GPUs of this vendor that the driver does not give to us.
-    """
+    """The GPUs that are measured, all of one vendor, and what there is to measure them with."""
 
     gpus: tuple[PciDevice, ...]
     nodes: tuple[NumaNode, ...]
     installed: frozenset[str]
     suite: SuiteOptions
-    hidden: int = 0
+    hidden: int = 0  # GPUs of this vendor that the driver does not give to us
 
     @property
     def is_nvidia(self) -> bool:

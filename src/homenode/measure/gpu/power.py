@@ -40,11 +40,11 @@ _MOST_WATTS = 1e5
 
 
 class GpuPower(Struct, frozen=True):
-    """watts: median over a step. index: position in the tool's order, where it has no address."""
+    """Power of the GPUs while a test ran."""
 
-    watts: float
+    watts: float  # median over a step
     device: Bdf | None = None
-    index: int | None = None
+    index: int | None = None  # position in the tool's order, where it has no address
 
 
 def parse_power(text: str) -> Iterator[GpuPower]:

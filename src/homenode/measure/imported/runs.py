@@ -57,31 +57,25 @@ _RESULTS_FOLDERS = frozenset({"results", "data", ""})
 
 
 class SourceFolder(Struct, frozen=True):
-    """One folder's files. path: as people call it, from the named folder on, "/" between names.
+    """One folder's files."""
 
-    above: the name of the folder above it. texts: by file name. times: when each was last written,
-    seconds since 1970 (UTC), as far as it is known.
-    """
-
-    path: str
+    path: str  # as people call it, from the named folder on, "/" between names
     name: str
-    above: str
-    texts: Mapping[str, str]
+    above: str  # the name of the folder above it
+    texts: Mapping[str, str]  # by file name
+    # when each was last written, seconds since 1970 (UTC), as far as it is known
     times: Mapping[str, float] = field(default_factory=dict)
 
 
 class ImportOptions(Struct, frozen=True):
-    """What the user knows and the files do not say.
-
-    host: fingerprint of the machine. layouts: switches by run name. order: names of all runs in the
-    order in which they were measured; () = as the files' times say.
-    """
+    """What the user knows and the files do not say."""
 
     system: str | None = None
     host_kind: str | None = None
-    host: str | None = None
+    host: str | None = None  # fingerprint of the machine
     vantage: Vantage | None = None
-    layouts: Mapping[str, Switches] = field(default_factory=dict)
+    layouts: Mapping[str, Switches] = field(default_factory=dict)  # switches by run name
+    # names of all runs in the order in which they were measured; () = as the files' times say
     order: tuple[str, ...] = ()
 
 
@@ -157,11 +151,11 @@ def _layouts(asked: Mapping[str, Switches], names: Sequence[str]) -> dict[str, S
 
 
 class _Draft(Struct, frozen=True):
-    """A run before its last name and layout. files: names that it was read from."""
+    """A run before its last name and layout."""
 
     head: RunHead
     folder: SourceFolder
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # names that it was read from
     figures: Figures
     is_study: bool
 

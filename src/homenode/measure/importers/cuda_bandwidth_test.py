@@ -68,21 +68,21 @@ _DIRECTIONS = {
 
 
 class CudaTransfer(Struct, frozen=True, kw_only=True):
-    """devices: how many took part; bytes_per_s is their sum. is_pinned: None where not said."""
+    """A row of bandwidthTest."""
 
     direction: Direction
-    is_pinned: bool | None
-    devices: int
+    is_pinned: bool | None  # None where not said
+    devices: int  # how many took part; bytes_per_s is their sum
     size_bytes: int
     bytes_per_s: float
 
 
 class CudaBandwidthTest(Struct, frozen=True, kw_only=True):
-    """devices: (CUDA's number, name). has_passed: None where the end is missing."""
+    """The output of bandwidthTest."""
 
-    devices: tuple[tuple[int, str], ...]
+    devices: tuple[tuple[int, str], ...]  # (CUDA's number, name)
     transfers: tuple[CudaTransfer, ...]
-    has_passed: bool | None
+    has_passed: bool | None  # None where the end is missing
     gaps: tuple[Gap, ...]
 
 

@@ -54,35 +54,32 @@ _SAYS_NOTHING = re.compile(
 
 
 class MlcMatrix(Struct, frozen=True, kw_only=True):
-    """cells: shape (rows, columns), [node of the PUs][node of the memory]; None where absent."""
+    """A matrix of Intel MLC."""
 
     rows: tuple[NodeIndex, ...]
     columns: tuple[NodeIndex, ...]
+    # shape (rows, columns), [node of the PUs][node of the memory]; None where absent
     cells: tuple[tuple[float | None, ...], ...]
 
 
 class MlcLoad(Struct, frozen=True, kw_only=True):
-    """One row of latency under load. delay: of the injecting threads, in the tool's own unit."""
+    """One row of latency under load."""
 
-    delay: int
+    delay: int  # of the injecting threads, in the tool's own unit
     latency_ns: float
     bytes_per_s: float
 
 
 class MlcRun(Struct, frozen=True, kw_only=True):
-    """What was measured; None or empty where it was not asked for.
-
-    idle_ns, bandwidth_bytes_per_s: between nodes. peaks: (mix of reads and writes, bytes/s).
-    latency_ns: the one figure of --idle_latency. access: "random", "sequential" or not said.
-    """
+    """What was measured; None or empty where it was not asked for."""
 
     version: str | None
-    access: str | None
+    access: str | None  # "random", "sequential" or not said
     prefetchers_were_on: bool
-    latency_ns: float | None
-    idle_ns: MlcMatrix | None
-    peaks: tuple[tuple[str, float], ...]
-    bandwidth_bytes_per_s: MlcMatrix | None
+    latency_ns: float | None  # the one figure of --idle_latency
+    idle_ns: MlcMatrix | None  # between nodes
+    peaks: tuple[tuple[str, float], ...]  # (mix of reads and writes, bytes/s)
+    bandwidth_bytes_per_s: MlcMatrix | None  # between nodes
     loaded: tuple[MlcLoad, ...]
     gaps: tuple[Gap, ...]
 

@@ -77,24 +77,21 @@ _SAYS_NOTHING = (
 
 
 class StreamKernel(Struct, frozen=True, kw_only=True):
-    """name: one of KERNELS. Bytes as reported: each array once."""
+    """A kernel of STREAM."""
 
-    name: str
+    name: str  # one of KERNELS. Bytes as reported: each array once.
     best_bytes_per_s: float
 
 
 class StreamRun(Struct, frozen=True, kw_only=True):
-    """One run. threads: as counted, None where built without OpenMP (then it is one).
-
-    arrays_bytes: all three together; None where the table stands alone, without what is above it.
-    is_valid: whether STREAM found its own arrays right; None where it does not say.
-    """
+    """One run."""
 
     version: str | None
+    # all three together; None where the table stands alone, without what is above it
     arrays_bytes: int | None
-    threads: int | None
+    threads: int | None  # as counted, None where built without OpenMP (then it is one)
     kernels: tuple[StreamKernel, ...]
-    is_valid: bool | None
+    is_valid: bool | None  # whether STREAM found its own arrays right; None where it does not say
     gaps: tuple[Gap, ...]
 
 

@@ -42,11 +42,11 @@ _NOT_READ = re.compile(
 
 
 class SysbenchMemory(Struct, frozen=True, kw_only=True):
-    """What the memory test did. operation: "write", "read" or "none". scope: "global", "local"."""
+    """What the memory test did."""
 
     block_bytes: int
-    operation: str
-    scope: str
+    operation: str  # "write", "read" or "none"
+    scope: str  # "global", "local"
     bytes_per_s: float
 
     @property
@@ -56,18 +56,14 @@ class SysbenchMemory(Struct, frozen=True, kw_only=True):
 
 
 class SysbenchRun(Struct, frozen=True, kw_only=True):
-    """One run. None where the tool does not say.
-
-    prime_limit: of the cpu test, None for others. events_per_thread: (mean, deviation) over
-    threads. memory: of the memory test.
-    """
+    """One run. None where the tool does not say."""
 
     version: str
     threads: int
-    prime_limit: int | None
+    prime_limit: int | None  # of the cpu test, None for others
     events_per_s: float
-    events_per_thread: tuple[float, float] | None
-    memory: SysbenchMemory | None
+    events_per_thread: tuple[float, float] | None  # (mean, deviation) over threads
+    memory: SysbenchMemory | None  # of the memory test
     gaps: tuple[Gap, ...]
 
 

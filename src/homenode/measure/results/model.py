@@ -114,24 +114,19 @@ MOVING = "moving"
 
 
 class Condition(Struct, frozen=True):
-    """Something that must be equal for two runs to be comparable.
+    """Something that must be equal for two runs to be comparable."""
 
-    name: `governor`, `clock`, `microcode`, `kernel`, `driver`, `tool NAME`, `link BDF`, `others`
-    and so on. value: as it was read, with its unit.
-    """
-
+    # `governor`, `clock`, `microcode`, `kernel`, `driver`, `tool NAME`, `link BDF`, `others` and so
+    # on
     name: str
-    value: str
+    value: str  # as it was read, with its unit
 
 
 class GpuPlace(Struct, frozen=True):
-    """Where the machine that ran the suite believed a GPU to be.
+    """Where the machine that ran the suite believed a GPU to be."""
 
-    device: as in Sample. node: its numa_node there; None where the kernel says -1.
-    """
-
-    device: Bdf
-    node: int | None
+    device: Bdf  # as in Sample
+    node: int | None  # its numa_node there; None where the kernel says -1
 
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -167,56 +162,50 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class RunHead(Struct, frozen=True):
-    """Everything of a run but its samples.
+    """Everything of a run but its samples."""
 
-    name: the folder's. system: the folder above: the GPU, or `cpu-only`. host_kind: machines of
-    equal kind have equal texts ("2x Intel Xeon Platinum 8558, NVIDIA H200"). host: fingerprint of
-    the very machine. arrangement: what else was chosen ("local", "memory-first").
-    memory_mode: strict, interleave or preferred, of bound memory. page_bytes: of the guest's
-    backing. pus, nodes: of the host, that the plan pinned or the host run was confined to. boots:
-    identity of each boot, in the order of Sample.boot; empty where unknown. unusable: why nothing
-    must be concluded from this run, as the suite noted it. source: the document or folder.
-    started_s, ended_s: of the first and the last step, in seconds since 1970 (UTC); None where
-    unknown. of_files: these are times of the files that an imported run was read from. place: of
-    an imported run, in the order of measuring that the user gave. experiment: id of the trial or
-    study of which this run is a part. block: its round there, from 0: a block holds one run of each
-    layout or binding, taken one after another. hardware: processors and GPUs, as the machine or the
-    tool names them.
-    """
-
-    name: str
-    system: str
+    name: str  # the folder's
+    system: str  # the folder above: the GPU, or `cpu-only`
     origin: Origin
     vantage: Vantage
     switches: Switches
+    # machines of equal kind have equal texts ("2x Intel Xeon Platinum 8558, NVIDIA H200")
     host_kind: str | None = None
-    host: str | None = None
-    arrangement: str | None = None
-    memory_mode: str | None = None
-    page_bytes: int | None = None
+    host: str | None = None  # fingerprint of the very machine
+    arrangement: str | None = None  # what else was chosen ("local", "memory-first")
+    memory_mode: str | None = None  # strict, interleave or preferred, of bound memory
+    page_bytes: int | None = None  # of the guest's backing
     vcpus: int | None = None
+    # pus, nodes: of the host, that the plan pinned or the host run was confined to
     pus: CpuSet | None = None
     nodes: tuple[int, ...] | None = None
     plan_fingerprint: str | None = None
+    # identity of each boot, in the order of Sample.boot; empty where unknown
     boots: tuple[str, ...] = ()
     gpus: tuple[GpuPlace, ...] = ()
     host_addresses: bool = False
     conditions: tuple[Condition, ...] = ()
+    # why nothing must be concluded from this run, as the suite noted it
     unusable: tuple[str, ...] = ()
-    source: str | None = None
+    source: str | None = None  # the document or folder
+    # started_s, ended_s: of the first and the last step, in seconds since 1970 (UTC); None where
+    # unknown
     started_s: float | None = None
     ended_s: float | None = None
-    of_files: bool = False
-    place: int | None = None
-    experiment: str | None = None
+    of_files: bool = False  # these are times of the files that an imported run was read from
+    place: int | None = None  # of an imported run, in the order of measuring that the user gave
+    experiment: str | None = None  # id of the trial or study of which this run is a part
+    # its round there, from 0: a block holds one run of each layout or binding, taken one after
+    # another
     block: int | None = None
-    hardware: tuple[str, ...] = ()
+    hardware: tuple[str, ...] = ()  # processors and GPUs, as the machine or the tool names them
 
 
 class FigureKey(Struct, frozen=True, gc=False):
-    """What a figure is of. metric, unit: see docs/formats/comparison.md; the rest is what
-    distinguishes it from others of its metric, None where it is over all."""
+    """What a figure is of."""
 
+    # metric, unit: see docs/formats/comparison.md; the rest is what distinguishes it from others of
+    # its metric, None where it is over all
     metric: str
     unit: str
     variant: str | None
@@ -235,10 +224,9 @@ class FigureKey(Struct, frozen=True, gc=False):
 
 
 class SampleKey(FigureKey, frozen=True, gc=False):
-    """What samples of a run share that are repeats of one measurement in one boot. position: the
-    index of a Sample."""
+    """What samples of a run share that are repeats of one measurement in one boot."""
 
-    position: int | None
+    position: int | None  # the index of a Sample
     boot: int
 
 

@@ -31,23 +31,22 @@ _Signature = tuple[int, ...]
 
 
 class Bracket(Struct, frozen=True):
-    """Hand-over latencies around one sample. team: the PUs; () of latencies: one PU alone.
+    """Hand-over latencies around one sample.
 
-    before_ns, after_ns: of each pair of neighbours, in the order of the team; None: not measured.
+    None: not measured.
     """
 
-    team: str
-    before_ns: Latencies
-    after_ns: Latencies
+    team: str  # the PUs; () of latencies: one PU alone
+    before_ns: Latencies  # of each pair of neighbours, in the order of the team
+    after_ns: Latencies  # of each pair of neighbours, in the order of the team
 
 
 class States(Struct, frozen=True):
-    """labels: of each bracket, UNSETTLED where it was moved meanwhile or not measured.
+    """The state of the placement at each bracket."""
 
-    transitions: positions of brackets in which, or before which, their team moved.
-    """
-
+    # of each bracket, UNSETTLED where it was moved meanwhile or not measured
     labels: tuple[str, ...]
+    # positions of brackets in which, or before which, their team moved
     transitions: tuple[int, ...]
 
 

@@ -138,15 +138,12 @@ MAX_FOLDERS = 20_000
 
 
 class Loaded(Struct, frozen=True):
-    """Runs in the order of their paths, and what was left out.
-
-    folders: of the runs, in order. foreign: folders among those left out that hold no run of
-    homenode's, whole or broken.
-    """
+    """Runs in the order of their paths, and what was left out."""
 
     runs: tuple[Run, ...]
     skipped: tuple[Gap, ...]
-    folders: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()  # of the runs, in order
+    # folders among those left out that hold no run of homenode's, whole or broken
     foreign: tuple[str, ...] = ()
 
 

@@ -79,15 +79,14 @@ def held_interrupts(notify: Callable[[str], None]) -> Iterator[None]:
 
 
 class TrialDomain(Struct, frozen=True):
-    """The domain that a trial works on. root: of apply's records. stop_s: how long its guest may
-    take to be off. notify: gets a line about everything that is worth one."""
+    """The domain that a trial works on."""
 
     virsh: Virsh
     head: TrialHead
     journal: TrialJournal
-    root: Path
-    stop_s: float
-    notify: Callable[[str], None]
+    root: Path  # of apply's records
+    stop_s: float  # how long its guest may take to be off
+    notify: Callable[[str], None]  # gets a line about everything that is worth one
 
     def retry(self, work: Callable[[], T]) -> T:
         """What the work gives; libvirt may be away for a while."""
@@ -188,11 +187,11 @@ class CopyStep(Struct, frozen=True):
 
 class LayoutStep(Struct, frozen=True):
     """A layout's definition in the place of the domain's; apply's own record keeps the first
-    original. See ChangeStep. check: raises where the layout no longer fits the host."""
+    original. See ChangeStep."""
 
     on: TrialDomain
     document: bytes = b""
-    check: Callable[[], None] = lambda: None
+    check: Callable[[], None] = lambda: None  # raises where the layout no longer fits the host
 
     def do(self, note: Note) -> ChangeEntry:
         virsh, uuid = self.on.virsh, self.on.head.uuid
@@ -241,15 +240,12 @@ class LayoutStep(Struct, frozen=True):
 class BootStep(Struct, frozen=True):
     """A guest that runs. See ChangeStep. Its facts: the domain's `name`, `number` of the boot in
     the trial, libvirt's `run_id` of the instance, `boot` and `host_boot` as the guest and the host
-    call theirs.
-
-    locks: that the daemon's program keeps. machine: the guest, where it is reached still.
-    """
+    call theirs."""
 
     on: TrialDomain
     number: int = 0
-    locks: tuple[int, ...] = ()
-    machine: Machine | None = None
+    locks: tuple[int, ...] = ()  # that the daemon's program keeps
+    machine: Machine | None = None  # the guest, where it is reached still
 
     def do(self, note: Note) -> ChangeEntry:
         virsh, uuid = self.on.virsh, self.on.head.uuid

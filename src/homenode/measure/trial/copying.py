@@ -38,15 +38,12 @@ _BLOCK_FOLDER = Path("/var/lib/libvirt/images")
 
 
 class PreparedCopy(Struct, frozen=True):
-    """A copy that is still to be made. document: its definition. disks: under the overlays.
-
-    nvram: (the original's file, the copy's); None where it has none.
-    """
+    """A copy that is still to be made."""
 
     copy: TrialCopy
-    document: bytes
-    disks: tuple[WritableDisk, ...]
-    nvram: tuple[str, str] | None
+    document: bytes  # its definition
+    disks: tuple[WritableDisk, ...]  # under the overlays
+    nvram: tuple[str, str] | None  # (the original's file, the copy's); None where it has none
 
 
 def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> PreparedCopy:

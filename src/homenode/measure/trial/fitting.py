@@ -39,11 +39,11 @@ _LEAST_GUEST_MIB = math.ceil(_STREAM_BYTES / _SHARE_OF_STREAM / MIB)
 
 
 class Fitted(Struct, frozen=True):
-    """A layout planned. tuning: None where no placement fits. against: why it cannot be booted, the
-    planner's answer where there is no tuning."""
+    """A layout planned."""
 
     layout: str
-    tuning: PlannedFile | None
+    tuning: PlannedFile | None  # None where no placement fits
+    # why it cannot be booted, the planner's answer where there is no tuning
     against: tuple[str, ...]
 
 

@@ -44,16 +44,13 @@ class Reach(Protocol):
 
 
 class GuestReach(Struct, frozen=True):
-    """Guests by ssh or through their agent. See Reach.
-
-    probe: the program to put there. known_hosts: a file of the trial's own: the host key of its
-    guest, which it keeps through all of its boots.
-    """
+    """Guests by ssh or through their agent. See Reach."""
 
     virsh: Virsh
     how: GuestAccess
+    # a file of the trial's own: the host key of its guest, which it keeps through all of its boots
     known_hosts: Path
-    probe: bytes
+    probe: bytes  # the program to put there
 
     def machine(self, uuid: str) -> Machine:
         channels = self._channels(uuid)

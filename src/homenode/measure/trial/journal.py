@@ -58,32 +58,30 @@ STATES = {
 
 
 class TrialCopy(Struct, frozen=True):
-    """The copy that a trial works on. overlays, nvram: files that were made for it."""
+    """The copy that a trial works on."""
 
     uuid: str
     name: str
-    overlays: tuple[str, ...]
-    nvram: str | None = None
+    overlays: tuple[str, ...]  # files that were made for it
+    nvram: str | None = None  # files that were made for it
 
 
 class TrialHead(Struct, frozen=True):
-    """What a trial is. id: its own name. domain, uuid: what it works on, a copy where `copy` says
-    so. source, source_uuid: the domain that the user named. results: folder. objective: what is to
-    be decided."""
+    """What a trial is."""
 
-    id: str
+    id: str  # its own name
     connect: str
-    domain: str
-    uuid: str
-    source: str
+    domain: str  # what it works on, a copy where `copy` says so
+    uuid: str  # what it works on, a copy where `copy` says so
+    source: str  # the domain that the user named
     layouts: tuple[str, ...]
     boots: int
     seed: int
-    results: str
+    results: str  # folder
     bare: bool = False
     copy: TrialCopy | None = None
-    source_uuid: str = ""
-    objective: Objective = Objective.MEMORY_BANDWIDTH
+    source_uuid: str = ""  # the domain that the user named
+    objective: Objective = Objective.MEMORY_BANDWIDTH  # what is to be decided
 
     @property
     def argument(self) -> str:
@@ -92,31 +90,26 @@ class TrialHead(Struct, frozen=True):
 
 
 class TrialEntry(Struct, frozen=True):
-    """One line. at: UTC, ISO 8601. number: of the boot, None where it is about all of them.
+    """One line."""
 
-    run: name of the results. samples: how many were measured. findings: why a guest was not
-    measured, or which tests failed. boots: of each layout from now on.
-    """
-
-    at: str
+    at: str  # UTC, ISO 8601
     what: str
-    number: int | None = None
+    number: int | None = None  # of the boot, None where it is about all of them
     detail: str = ""
-    run: str | None = None
-    samples: int | None = None
-    findings: tuple[str, ...] = ()
-    boots: int | None = None
+    run: str | None = None  # name of the results
+    samples: int | None = None  # how many were measured
+    findings: tuple[str, ...] = ()  # why a guest was not measured, or which tests failed
+    boots: int | None = None  # of each layout from now on
 
 
 class State(Struct, frozen=True):
-    """How a trial stands. outcomes: what came of each boot, by its number. changes: steps that are
-    to be undone, in the order in which they were begun. ended: nothing is left to undo or to do.
-    boots: of each layout, where more were ordered since; else None."""
+    """How a trial stands."""
 
-    outcomes: dict[int, TrialEntry]
+    outcomes: dict[int, TrialEntry]  # what came of each boot, by its number
+    # steps that are to be undone, in the order in which they were begun
     changes: tuple[ChangeEntry, ...]
-    ended: bool
-    boots: int | None = None
+    ended: bool  # nothing is left to undo or to do
+    boots: int | None = None  # of each layout, where more were ordered since; else None
 
     @property
     def to_undo(self) -> bool:
@@ -171,13 +164,13 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\Z", re.ASCII)
 
 
 class StoredTrial(Struct, frozen=True):
-    """A trial that is on disk. reason: why it cannot be read; then there is no head."""
+    """A trial that is on disk."""
 
     folder: Path
     head: TrialHead | None
     entries: tuple[TrialEntry, ...]
     changes: tuple[ChangeEntry, ...] = ()
-    reason: str | None = None
+    reason: str | None = None  # why it cannot be read; then there is no head
 
     @property
     def state(self) -> State:

@@ -45,38 +45,33 @@ _BEGUN, _COPY = "begun.json", "copy.xml"
 
 
 class TrialRequest(Struct, frozen=True):
-    """What the user asks for. id: the trial's name. layouts, boots, seed: of the schedule.
+    """What the user asks for."""
 
-    placing: of the placement; the layout in it is replaced. apply_words: the same as options.
-    ranges: PUs that the user gives; plan_words: the same as options of `homenode plan`. objective:
-    what is to be decided.
-    """
-
-    id: str
-    layouts: tuple[str, ...]
-    boots: int
-    seed: int
+    id: str  # the trial's name
+    layouts: tuple[str, ...]  # of the schedule
+    boots: int  # of the schedule
+    seed: int  # of the schedule
     bare: bool
     as_copy: bool
     results: Path
-    placing: PlanOptions
-    apply_words: tuple[str, ...]
+    placing: PlanOptions  # of the placement; the layout in it is replaced
+    apply_words: tuple[str, ...]  # the same as options
     measuring: Measuring
     reaching: GuestAccess
-    ranges: ManualRanges | None = None
-    plan_words: tuple[str, ...] = ()
-    objective: Objective = Objective.MEMORY_BANDWIDTH
+    ranges: ManualRanges | None = None  # PUs that the user gives
+    plan_words: tuple[str, ...] = ()  # the same as options of `homenode plan`
+    objective: Objective = Objective.MEMORY_BANDWIDTH  # what is to be decided
 
 
 class Preflight(Struct, frozen=True):
-    """What a trial would be: nothing is written yet. obstacles: why it cannot be."""
+    """What a trial would be: nothing is written yet."""
 
     head: TrialHead
     begun: TrialConfig
     original: bytes
     fitted: tuple[Fitted, ...]
     copy: PreparedCopy | None
-    obstacles: tuple[str, ...]
+    obstacles: tuple[str, ...]  # why it cannot be
     unchecked: tuple[str, ...]
 
 

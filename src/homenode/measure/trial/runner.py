@@ -77,37 +77,33 @@ class Tuned(Struct, frozen=True):
 
 
 class TrialSetup(Struct, frozen=True):
-    """A trial that was begun, as it was. copy: what is to be made first, None in place."""
+    """A trial that was begun, as it was."""
 
     head: TrialHead
     config: TrialConfig
     layouts: Mapping[str, Tuned]
-    copy: PreparedCopy | None
+    copy: PreparedCopy | None  # what is to be made first, None in place
 
 
 class Trial(TrialSetup, frozen=True, kw_only=True):
-    """What every boot needs.
-
-    root: of the state folder. on_boot: called before each boot, and at the end; on_progress: before
-    each step of what is measured in it; on_wait: while a guest boots, with the seconds since its
-    start and those that it may take; notify: gets a line about everything that is worth one. host:
-    that the guests run on, for their NCCL files. read_host: the same as it is now, None where it
-    cannot be read: whether a layout still fits is not checked then. boot_s: of a boot of each
-    variant, as far as that is known beforehand. within_s: a further round is begun only where it
-    will be over by then; None = as long as it takes.
-    """
+    """What every boot needs."""
 
     virsh: Virsh
     journal: TrialJournal
-    root: Path
+    root: Path  # of the state folder
     reach: Reach
-    on_boot: Callable[[Progress], None]
-    on_progress: Callable[[Progress], None]
+    on_boot: Callable[[Progress], None]  # called before each boot, and at the end
+    on_progress: Callable[[Progress], None]  # before each step of what is measured in it
+    # while a guest boots, with the seconds since its start and those that it may take
     on_wait: Callable[[float, float], None]
-    notify: Callable[[str], None]
-    host: Host | None = None
+    notify: Callable[[str], None]  # gets a line about everything that is worth one
+    host: Host | None = None  # that the guests run on, for their NCCL files
+    # the same as it is now, None where it cannot be read: whether a layout still fits is not
+    # checked then
     read_host: Callable[[], Host] | None = None
+    # of a boot of each variant, as far as that is known beforehand
     boot_s: Mapping[str, float] = field(default_factory=dict)
+    # a further round is begun only where it will be over by then; None = as long as it takes
     within_s: float | None = None
 
     @property

@@ -38,34 +38,30 @@ def trial_schedule(layouts: Sequence[str], boots: int, seed: int) -> tuple[Sched
 
 
 class Measuring(Struct, frozen=True):
-    """What is measured in each boot. seed: of the order of tests. answer_s: how long a guest may
-    take until it answers; stop_s: until it is off."""
+    """What is measured in each boot."""
 
     suite: SuiteOptions
     repeats: int = 3
-    seed: int = 1
+    seed: int = 1  # of the order of tests
     app: AppOrder | None = None
-    answer_s: float = ANSWER_S
-    stop_s: float = STOP_S
+    answer_s: float = ANSWER_S  # how long a guest may take until it answers
+    stop_s: float = STOP_S  # until it is off
 
 
 class TrialConfig(Struct, frozen=True):
-    """Everything but the documents and the plans. disks, nvram: of the copy, see copying.Prepared.
-
-    apply_words: options of `homenode apply` that the layouts were planned with. plan_words: of
-    `homenode plan`, where the user gave the PUs. report: the file that the user asked for.
-    """
+    """Everything but the documents and the plans."""
 
     measuring: Measuring
     reaching: GuestAccess
     host_kind: str | None
     versions: tuple[Condition, ...]
     emulated: bool
+    # options of `homenode apply` that the layouts were planned with
     apply_words: tuple[str, ...] = ()
-    disks: tuple[WritableDisk, ...] = ()
-    nvram: tuple[str, str] | None = None
-    plan_words: tuple[str, ...] = ()
-    report: str | None = None
+    disks: tuple[WritableDisk, ...] = ()  # of the copy, see copying.Prepared
+    nvram: tuple[str, str] | None = None  # of the copy, see copying.Prepared
+    plan_words: tuple[str, ...] = ()  # of `homenode plan`, where the user gave the PUs
+    report: str | None = None  # the file that the user asked for
 
 
 def run_name(trial: str, step: ScheduledTask) -> str:

@@ -35,12 +35,11 @@ Source: pci.ids; NVIDIA, Optimizing VM Configuration for AI Inference (H200).
 
 
 class Fabric(Struct, frozen=True):
-    """NVSwitches that join a host's GPUs. gpus: how many there are. module_of_gpu: the modules that
-    are known, by function."""
+    """NVSwitches that join a host's GPUs."""
 
     board: Board
-    gpus: int
-    module_of_gpu: Mapping[Bdf, int]
+    gpus: int  # how many there are
+    module_of_gpu: Mapping[Bdf, int]  # the modules that are known, by function
 
     def no_partition(self, gpus: Sequence[PciDevice]) -> Finding | None:
         """A warning where these GPUs are known to be no partition."""

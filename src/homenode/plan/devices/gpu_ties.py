@@ -23,18 +23,17 @@ _Value = tuple[int, int, int]
 
 
 class _Alike(Struct, frozen=True):
-    """GPUs of the same sets (bits). firsts: (rank, bits) of none, the first, the first two …"""
+    """GPUs of the same sets (bits)."""
 
     sets: int
-    firsts: tuple[tuple[int, int], ...]
+    firsts: tuple[tuple[int, int], ...]  # (rank, bits) of none, the first, the first two …
 
 
 class GpuTies(Struct, frozen=True, dict=True):
-    """GPUs are bits. sets: of which a VM should take all or none. ranks: of each GPU; of equals the
-    least sum counts."""
+    """GPUs are bits."""
 
-    sets: tuple[int, ...]
-    ranks: tuple[int, ...]
+    sets: tuple[int, ...]  # of which a VM should take all or none
+    ranks: tuple[int, ...]  # of each GPU; of equals the least sum counts
 
     def least(self, sure: int, tied: Sequence[tuple[int, int]]) -> tuple[int, bool]:
         """(so many of each of the `tied` sets (GPUs, number), whether all choices were compared).

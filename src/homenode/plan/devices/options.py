@@ -28,21 +28,16 @@ from homenode.vm.plan_model import Unplannable
 
 
 class GpuCandidate(Struct, frozen=True):
-    """A GPU of the host that no other VM has. number: its position among these, and its bit.
-
-    home: its node, None where the firmware gives none. weight: functions that come with it.
-    position: among all GPUs of the host, those next to a NIC of the VM first. nics: the VM's NICs
-    that are paired with it; nic_nodes: those of their nodes that are known.
-    """
+    """A GPU of the host that no other VM has."""
 
     bdf: Bdf
-    number: int
-    position: int
-    home: NodeIndex | None
-    weight: int
+    number: int  # its position among these, and its bit
+    position: int  # among all GPUs of the host, those next to a NIC of the VM first
+    home: NodeIndex | None  # its node, None where the firmware gives none
+    weight: int  # functions that come with it
     companions: tuple[Bdf, ...]
-    nics: tuple[Bdf, ...]
-    nic_nodes: frozenset[NodeIndex]
+    nics: tuple[Bdf, ...]  # the VM's NICs that are paired with it
+    nic_nodes: frozenset[NodeIndex]  # those of their nodes that are known
 
 
 class GpuChoice(NamedTuple):
@@ -54,28 +49,24 @@ class GpuChoice(NamedTuple):
 
 
 class DeviceOptions(Struct, frozen=True, dict=True):
-    """The functions that a VM gets, and the GPUs that it may get.
+    """The functions that a VM gets, and the GPUs that it may get."""
 
-    named: functions that it gets in any case, host order. named_gpus: as bits of `gpus`, as far as
-    they are among them. homes: of each named device with a known node: (node, whether it is a GPU
-    or a NIC paired with a named GPU, whether it is a GPU).
-    count: how many GPUs to choose. groups: GPUs (bits) of one of which all are chosen: of an NVLink
-    partition, of a package, or all that are free. sets: GPU sets (bits) that are wholly free now.
-    without_node: functions whose node is unknown. brought: what the GPUs bring along.
-    """
-
-    named: tuple[Bdf, ...]
-    named_gpus: int
+    named: tuple[Bdf, ...]  # functions that it gets in any case, host order
+    named_gpus: int  # as bits of `gpus`, as far as they are among them
     named_positions: tuple[int, ...]
+    # of each named device with a known node: (node, whether it is a GPU or a NIC paired with a
+    # named GPU, whether it is a GPU)
     homes: tuple[tuple[NodeIndex, bool, bool], ...]
     gpus: tuple[GpuCandidate, ...]
-    count: int
+    count: int  # how many GPUs to choose
+    # GPUs (bits) of one of which all are chosen: of an NVLink partition, of a package, or all that
+    # are free
     groups: tuple[int, ...]
-    sets: tuple[int, ...]
-    without_node: frozenset[Bdf]
+    sets: tuple[int, ...]  # GPU sets (bits) that are wholly free now
+    without_node: frozenset[Bdf]  # functions whose node is unknown
     findings: tuple[Finding, ...]
     gaps: tuple[Gap, ...]
-    brought: BroughtDevices
+    brought: BroughtDevices  # what the GPUs bring along
 
     @property
     def has_gpus(self) -> bool:

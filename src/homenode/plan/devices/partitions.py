@@ -26,14 +26,11 @@ class Board(StrEnum):
 
 
 class FabricPartition(Struct, frozen=True):
-    """One default partition. modules: physical (module) ids of its GPUs, 1-based.
-
-    nvlinks: links of each GPU that are up; 0 for a single GPU.
-    """
+    """One default partition."""
 
     id: int
-    modules: frozenset[int]
-    nvlinks: int
+    modules: frozenset[int]  # physical (module) ids of its GPUs, 1-based
+    nvlinks: int  # links of each GPU that are up; 0 for a single GPU
 
 
 def _partitions(

@@ -14,9 +14,9 @@ class GroupRange(NamedTuple):
 
 class CellSplits(NamedTuple):
     """Splits that are as uneven as each other: all ways in which the ranges, one for each node,
-    come to the groups of the VM. unevenness: as in the cost; 0 if the devices come first."""
+    come to the groups of the VM."""
 
-    unevenness: int
+    unevenness: int  # as in the cost; 0 if the devices come first
     ranges: tuple[GroupRange, ...]
 
 

@@ -17,16 +17,12 @@ from homenode.plan.search.distances import DistanceMatrix
 
 
 class Home(Struct, frozen=True, kw_only=True):
-    """A node that devices lie on, seen from the nodes of the problem.
+    """A node that devices lie on, seen from the nodes of the problem."""
 
-    node: its bit, 0 where it has no PUs. to_package: package-level SLIT distance to each package.
-    to_node: SLIT distance to each node. near: (class, the packages (bits) at that distance or
-    nearer), ascending.
-    """
-
-    node: int
-    to_package: tuple[int, ...]
-    to_node: tuple[int, ...]
+    node: int  # its bit, 0 where it has no PUs
+    to_package: tuple[int, ...]  # package-level SLIT distance to each package
+    to_node: tuple[int, ...]  # SLIT distance to each node
+    # (class, the packages (bits) at that distance or nearer), ascending
     near: tuple[tuple[int, int], ...]
 
     @classmethod
@@ -53,23 +49,22 @@ class Home(Struct, frozen=True, kw_only=True):
 
 
 class NamedDevice(Struct, frozen=True, kw_only=True):
-    """A device that the VM gets in any case. pulls: whether its class counts."""
+    """A device that the VM gets in any case."""
 
     home: Home
-    pulls: bool
+    pulls: bool  # whether its class counts
     is_gpu: bool
 
 
 class HomeGpus(Struct, frozen=True, kw_only=True):
-    """The GPUs (bits) of one home that may be chosen, by the functions that each brings to it.
-    nics: homes in other packages of the VM's NICs that are paired with each of these. count: the
-    GPUs; weight: their functions."""
+    """The GPUs (bits) of one home that may be chosen, by the functions that each brings to it."""
 
     home: Home | None
+    # homes in other packages of the VM's NICs that are paired with each of these
     nics: tuple[Home, ...]
     by_weight: tuple[tuple[int, int], ...]
-    count: int
-    weight: int
+    count: int  # the GPUs
+    weight: int  # their functions
 
     def device_class(self, packages: int) -> int:
         """The class of one of these GPUs with its NICs; 0 where no node is known."""
@@ -80,12 +75,11 @@ class HomeGpus(Struct, frozen=True, kw_only=True):
 
 
 class GpuGroup(Struct, frozen=True, kw_only=True):
-    """GPUs of which all that the VM gets may be chosen. homes: its GPUs by home. homeless: how many
-    are of no known node. nodes: (count, nodes with so many of them)."""
+    """GPUs of which all that the VM gets may be chosen."""
 
-    homes: tuple[HomeGpus, ...]
-    homeless: int
-    nodes: tuple[tuple[int, int], ...]
+    homes: tuple[HomeGpus, ...]  # its GPUs by home
+    homeless: int  # how many are of no known node
+    nodes: tuple[tuple[int, int], ...]  # (count, nodes with so many of them)
 
     @classmethod
     def of(cls, homes: Iterable[HomeGpus]) -> "GpuGroup":
@@ -126,21 +120,17 @@ class GpuGroup(Struct, frozen=True, kw_only=True):
 
 
 class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
-    """The devices of a search, as its nodes see them.
+    """The devices of a search, as its nodes see them."""
 
-    options: what there is to choose from. named: what the VM gets in any case. gpu_homes: of each
-    of the GPUs to choose from, and nic_homes of the VM's NICs that are paired with it, where they
-    are of another package. gpu_nodes: nodes with free GPUs. requires_home: no GPU may be away from
-    its node. compares_classes: the policy compares how near devices are.
-    """
-
-    options: DeviceOptions
-    named: tuple[NamedDevice, ...]
+    options: DeviceOptions  # what there is to choose from
+    named: tuple[NamedDevice, ...]  # what the VM gets in any case
+    # of each of the GPUs to choose from, and nic_homes of the VM's NICs that are paired with it,
+    # where they are of another package
     gpu_homes: tuple[Home | None, ...]
     nic_homes: tuple[tuple[Home, ...], ...]
-    gpu_nodes: int
-    requires_home: bool
-    compares_classes: bool
+    gpu_nodes: int  # nodes with free GPUs
+    requires_home: bool  # no GPU may be away from its node
+    compares_classes: bool  # the policy compares how near devices are
     distances: DistanceMatrix
 
     @cached_property

@@ -18,13 +18,12 @@ UNREACHABLE = 255
 
 @dataclass(frozen=True)
 class DistanceMatrix:
-    """between: shape (nodes, nodes), symmetric, in the order of host.nodes; SLIT.
+    """Distances between sets of nodes."""
 
-    packages: a number per node; a node without one package is a package of its own. Sets of nodes
-    are bits here. What has been asked for is remembered.
-    """
-
+    # shape (nodes, nodes), symmetric, in the order of host.nodes; SLIT
     between: tuple[tuple[int, ...], ...]
+    # a number per node; a node without one package is a package of its own. Sets of nodes are bits
+    # here. What has been asked for is remembered.
     packages: tuple[int, ...]
     _worst: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
     _spanned: dict[int, int] = field(default_factory=dict, compare=False, repr=False)

@@ -21,21 +21,15 @@ from homenode.vm.plan_options import DeviceLocality
 
 
 class ExpanderSlots(Struct, frozen=True, kw_only=True, dict=True):
-    """What the devices of one VM need of pcie.0.
-
-    free: slots for expander buses that are left. cells_with_bus: cells to which the document has
-    given one. certain: host nodes of devices that the VM gets in any case. options: the GPUs that
-    it may get; at_home: only those of its own nodes. nodes: those of the search, whose positions
-    are the bits of a set.
-    """
+    """What the devices of one VM need of pcie.0."""
 
     host: Host
-    free: int
-    cells_with_bus: frozenset[int]
-    certain: frozenset[NodeIndex]
-    options: DeviceOptions
-    at_home: bool
-    nodes: tuple[NodeIndex, ...]
+    free: int  # slots for expander buses that are left
+    cells_with_bus: frozenset[int]  # cells to which the document has given one
+    certain: frozenset[NodeIndex]  # host nodes of devices that the VM gets in any case
+    options: DeviceOptions  # the GPUs that it may get
+    at_home: bool  # only those of its own nodes
+    nodes: tuple[NodeIndex, ...]  # those of the search, whose positions are the bits of a set
 
     def suffice(self, nodes: int, homes: Iterable[NodeIndex] | None = None) -> bool:
         """Whether they do for a guest with a cell on each of these nodes (bits), and devices of

@@ -23,22 +23,20 @@ Ranges = tuple[GroupRange, ...]
 
 
 class Choice(NamedTuple):
-    """GPUs for a set of nodes, complete but for ties, and the splits that keep all devices nearest.
-
-    sure: GPUs (bits). tied: (GPUs that are equally near, how many of them).
-    """
+    """GPUs for a set of nodes, complete but for ties, and the splits that keep all devices
+    nearest."""
 
     device_distance: int
-    sure: int
-    tied: tuple[tuple[int, int], ...]
+    sure: int  # GPUs (bits)
+    tied: tuple[tuple[int, int], ...]  # (GPUs that are equally near, how many of them)
     ranges: Ranges
 
 
 class _Home(NamedTuple):
-    """The GPUs that are as far from each of the nodes. row: these distances. by_weight: (functions
-    that each GPU brings, GPUs as bits), ascending."""
+    """The GPUs that are as far from each of the nodes."""
 
-    row: tuple[int, ...]
+    row: tuple[int, ...]  # these distances
+    # (functions that each GPU brings, GPUs as bits), ascending
     by_weight: tuple[tuple[int, int], ...]
     total: int
 
@@ -70,14 +68,13 @@ class _Home(NamedTuple):
 
 
 class _Splits(NamedTuple):
-    """The splits within these ranges. low, room: the least groups of each node, and how many more
-    it may get; left: so many more than the least ones. wide: the nodes with room."""
+    """The splits within these ranges."""
 
     ranges: Ranges
-    low: tuple[int, ...]
-    room: tuple[int, ...]
-    left: int
-    wide: tuple[int, ...]
+    low: tuple[int, ...]  # the least groups of each node, and how many more it may get
+    room: tuple[int, ...]  # the least groups of each node, and how many more it may get
+    left: int  # so many more than the least ones
+    wide: tuple[int, ...]  # the nodes with room
 
     @classmethod
     def within(cls, ranges: Ranges, groups: int) -> "_Splits":
@@ -128,13 +125,12 @@ class _Splits(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """One set of nodes and one group of GPUs. row: distances of what the VM gets in any case to
-    each node, in sum; certain: the GPUs of it. homes: of the `left` others."""
+    """One set of nodes and one group of GPUs."""
 
     splits: _Splits
-    row: tuple[int, ...]
-    certain: int
-    homes: tuple[_Home, ...]
+    row: tuple[int, ...]  # distances of what the VM gets in any case to each node, in sum
+    certain: int  # the GPUs of it
+    homes: tuple[_Home, ...]  # of the `left` others
     left: int
 
     def choice(self, row: Sequence[int], sure: int, tied: tuple[tuple[int, int], ...]) -> Choice:

@@ -51,20 +51,16 @@ class Relaxation(StrEnum):
 
 
 class Fallback(Struct, frozen=True, kw_only=True):
-    """One step. grouping: what a sibling group is; groups: how many the VM needs.
+    """One step."""
 
-    mixed: of several kinds of core. shares: there are more vCPUs than whole cores, so that some
-    share one. equal: equal cells are preferred. keeps_core, keeps_memory: the host keeps its share.
-    """
-
-    grouping: Grouping
-    groups: int
-    mixed: bool
-    shares: bool
+    grouping: Grouping  # what a sibling group is
+    groups: int  # how many the VM needs
+    mixed: bool  # of several kinds of core
+    shares: bool  # there are more vCPUs than whole cores, so that some share one
     memory: MemoryRule = MemoryRule.FOLLOWS
-    equal: bool
-    keeps_core: bool = True
-    keeps_memory: bool = True
+    equal: bool  # equal cells are preferred
+    keeps_core: bool = True  # the host keeps its share
+    keeps_memory: bool = True  # the host keeps its share
     relaxations: tuple[Relaxation, ...]
 
     def idle_siblings(self, request: GuestRequest) -> int:

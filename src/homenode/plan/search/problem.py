@@ -42,40 +42,33 @@ Split = tuple[tuple[int, int], ...]
 
 
 class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
-    """Nodes are positions in `supplies` here, which ascend by node index; sets of them are bits.
-
-    first, rest: names of the terms in the order of comparison. even_splits: vCPUs are shared out
-    evenly before they are put next to devices. groups: sibling groups that the VM needs. pages:
-    pages that follow the groups, what QEMU needs included; 0 where memory is no limit.
-    pages_together: pages that the nodes must hold together, pages_anywhere: that all nodes must, 0
-    = no limit. huge: pages are huge ones, so pools matter. page_bytes: bytes of a page. equal:
-    equal cells are preferred. most_nodes: at most so many. distances: between the nodes; their
-    packages are numbered from 0. device_pages: (guest cell, pages) of each memory device, next to
-    `pages`; the n-th cell is on the n-th of the nodes. shares: there are more groups than whole
-    cores, so each node gives all of its whole cores first. slots: for expander buses, None where
-    any nodes may be chosen.
-    """
+    """Nodes are positions in `supplies` here, which ascend by node index; sets of them are bits."""
 
     pack: bool
-    first: tuple[str, ...]
-    rest: tuple[str, ...]
-    even_splits: bool
-    huge: bool
-    page_bytes: int
-    most_nodes: int
-    distances: DistanceMatrix
+    first: tuple[str, ...]  # names of the terms in the order of comparison
+    rest: tuple[str, ...]  # names of the terms in the order of comparison
+    even_splits: bool  # vCPUs are shared out evenly before they are put next to devices
+    huge: bool  # pages are huge ones, so pools matter
+    page_bytes: int  # bytes of a page
+    most_nodes: int  # at most so many
+    distances: DistanceMatrix  # between the nodes; their packages are numbered from 0
     hosts_isolation: bool
     devices: SearchDevices
     supplies: tuple[Supply, ...]
     memory: tuple[NodeMemory, ...]
-    groups: int
-    equal: bool
+    groups: int  # sibling groups that the VM needs
+    equal: bool  # equal cells are preferred
+    # pages that follow the groups, what QEMU needs included; 0 where memory is no limit
     pages: int = 0
+    # pages that the nodes must hold together, pages_anywhere: that all nodes must, 0 = no limit
     pages_together: int = 0
     pages_anywhere: int = 0
+    # (guest cell, pages) of each memory device, next to `pages`; the n-th cell is on the n-th of
+    # the nodes
     device_pages: tuple[tuple[int, int], ...] = ()
+    # there are more groups than whole cores, so each node gives all of its whole cores first
     shares: bool = False
-    slots: ExpanderSlots | None = None
+    slots: ExpanderSlots | None = None  # for expander buses, None where any nodes may be chosen
 
     @property
     def compares_devices(self) -> bool:
@@ -308,17 +301,15 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
 
 
 class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
-    """What a search for one VM works with, whatever the fallback: the problem of each fallback.
-
-    free: without and with the cores that serve other emulators. What several fallbacks share is
-    remembered.
-    """
+    """What a search for one VM works with, whatever the fallback: the problem of each fallback."""
 
     host: Host
     request: GuestRequest
     others: Allocations
     options: DeviceOptions
     distances: DistanceMatrix
+    # without and with the cores that serve other emulators. What several fallbacks share is
+    # remembered.
     free: tuple[FreeCpus, FreeCpus]
 
     @cached_property

@@ -28,10 +28,10 @@ MOST_RUNNERS_UP = 3
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """One possible placement. gpus: bits of problem.devices.options.gpus that were chosen."""
+    """One possible placement."""
 
     split: Split
-    gpus: int
+    gpus: int  # bits of problem.devices.options.gpus that were chosen
     cost: Cost
 
     @property
@@ -41,13 +41,11 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 class Solution(Struct, frozen=True, kw_only=True):
-    """The candidate of least cost. optimal: None where not all were compared.
-
-    runners_up: works out other sets of nodes, best first, at most MOST_RUNNERS_UP.
-    """
+    """The candidate of least cost."""
 
     best: Candidate
-    optimal: bool | None
+    optimal: bool | None  # None where not all were compared
+    # works out other sets of nodes, best first, at most MOST_RUNNERS_UP
     runners_up: Callable[[], Sequence[Candidate]]
 
 

@@ -29,16 +29,15 @@ UNKNOWN_LLC = 1 << 20
 
 
 class CoreShape(NamedTuple):
-    """What cores have in common that give a VM the same. pus: free ones of each. whole: no one else
-    may use any of them. llc_bytes: of their LLC, 0 = unknown."""
+    """What cores have in common that give a VM the same."""
 
-    pus: int
-    whole: bool
+    pus: int  # free ones of each
+    whole: bool  # no one else may use any of them
     isolated: bool
     llc: int
     package: PackageIndex
     kind: CoreKind | None
-    llc_bytes: int = 0
+    llc_bytes: int = 0  # of their LLC, 0 = unknown
 
 
 FreeCore = tuple[int, CoreShape]
@@ -46,25 +45,22 @@ FreeCore = tuple[int, CoreShape]
 
 
 class NodeCores(Struct, frozen=True):
-    """A node of PUs. cores: those with free PUs, ascending; shapes: how many there are of each."""
+    """A node of PUs."""
 
     position: int
     index: NodeIndex
     pus: CpuSet
-    cores: tuple[FreeCore, ...]
-    shapes: tuple[tuple[CoreShape, int], ...]
+    cores: tuple[FreeCore, ...]  # those with free PUs, ascending
+    shapes: tuple[tuple[CoreShape, int], ...]  # how many there are of each
 
 
 class FreeCpus(Struct, frozen=True):
-    """The PUs that the VM may use. isolated: PUs in isolcpus or nohz_full, usable or not.
-
-    cores_without_vcpus: cores of the host, whosever, on which no vCPU is pinned.
-    """
+    """The PUs that the VM may use."""
 
     pus: CpuSet
-    isolated: CpuSet
+    isolated: CpuSet  # PUs in isolcpus or nohz_full, usable or not
     nodes: tuple[NodeCores, ...]
-    cores_without_vcpus: int
+    cores_without_vcpus: int  # cores of the host, whosever, on which no vCPU is pinned
 
 
 HostCore = tuple[int, NodeIndex | None, CoreShape]
@@ -165,11 +161,10 @@ Rank = tuple[int, bool, bool]
 
 
 class SiblingGroup(NamedTuple):
-    """PUs for one guest core, as bits; one vCPU is pinned to each, ascending. core: the lowest PU
-    of its core that is free, as a bit."""
+    """PUs for one guest core, as bits; one vCPU is pinned to each, ascending."""
 
     pus: int
-    core: int
+    core: int  # the lowest PU of its core that is free, as a bit
     llc: int
     package: PackageIndex
     kind: CoreKind | None
@@ -177,14 +172,12 @@ class SiblingGroup(NamedTuple):
 
 
 class Grouping(NamedTuple):
-    """What a sibling group is: `threads` siblings of a core of these kinds.
-
-    counts_pus: of the free PUs of any core, and several groups of one core, turn by turn; else one
-    group of each free whole core that has enough PUs.
-    """
+    """What a sibling group is: `threads` siblings of a core of these kinds."""
 
     threads: int
     kinds: frozenset[CoreKind | None]
+    # of the free PUs of any core, and several groups of one core, turn by turn; else one group of
+    # each free whole core that has enough PUs
     counts_pus: bool
 
     def of_core(self, core: CoreShape) -> int:
@@ -206,13 +199,12 @@ class Grouping(NamedTuple):
 
 
 class Tier(NamedTuple):
-    """Groups of one kind in a node: (LLC, groups), ascending by LLC. rank: order of use. sizes:
-    bytes of each LLC, in the same order."""
+    """Groups of one kind in a node: (LLC, groups), ascending by LLC."""
 
-    rank: Rank
+    rank: Rank  # order of use
     total: int
     llcs: tuple[tuple[int, int], ...]
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()  # bytes of each LLC, in the same order
 
     @property
     def size_of_llc(self) -> dict[int, int]:
@@ -220,15 +212,12 @@ class Tier(NamedTuple):
 
 
 class AllocationCost(NamedTuple):
-    """How many groups are not isolated, and the LLCs and packages in use, for so many groups.
-
-    per_llc: groups on each of these LLCs; 0 where they cannot have as many each.
-    """
+    """How many groups are not isolated, and the LLCs and packages in use, for so many groups."""
 
     unisolated: int
     llcs: int
     packages: int
-    per_llc: int
+    per_llc: int  # groups on each of these LLCs; 0 where they cannot have as many each
 
 
 class Part(NamedTuple):
@@ -317,17 +306,14 @@ def _per_llc(wanted: int, llcs: int, used: Mapping[int, int], tier: Tier | None)
 
 
 class Supply(Struct, frozen=True):
-    """The sibling groups of one node. parts: one per package, so several where it spans packages.
-
-    groups: all of them. whole_cores: free whole cores, for the balance.
-    """
+    """The sibling groups of one node."""
 
     cores: NodeCores
     grouping: Grouping
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # one per package, so several where it spans packages
     whole: Part
-    groups: int
-    whole_cores: int
+    groups: int  # all of them
+    whole_cores: int  # free whole cores, for the balance
 
     def shape(self) -> tuple[object, ...]:
         """Equal for nodes of which as many groups come to the same cost."""

@@ -32,27 +32,25 @@ EMULATOR_CORES = 2
 
 
 class ThreadPlaces(Struct, frozen=True):
-    """emulator_pus: None = not pinned. iothread_pus: per IOThread."""
+    """CPUs of the threads that are not vCPUs."""
 
-    emulator_pus: CpuSet | None
-    iothread_pus: tuple[CpuSet, ...]
+    emulator_pus: CpuSet | None  # None = not pinned
+    iothread_pus: tuple[CpuSet, ...]  # per IOThread
     findings: tuple[Finding, ...] = ()
 
 
 class ThreadRequest(Struct, frozen=True):
-    """What to place. own_cores: of a node (position), how many cores of its own an emulator may
-    have there. service_cores: PUs of cores that serve other emulators, the nearest first.
-    housekeeping: the emulator goes to those or to the host's core, wherever it is.
-    on_every_node: it needs a PU on each of the VM's nodes."""
+    """What to place."""
 
     vcpu_pus: CpuSet
     iothreads: int
     emulator_pus: CpuSet | None
+    # of a node (position), how many cores of its own an emulator may have there
     own_cores: Callable[[int], int]
-    service_cores: tuple[CpuSet, ...]
+    service_cores: tuple[CpuSet, ...]  # PUs of cores that serve other emulators, the nearest first
     housekeeping_pus: CpuSet
-    housekeeping: bool
-    on_every_node: bool
+    housekeeping: bool  # the emulator goes to those or to the host's core, wherever it is
+    on_every_node: bool  # it needs a PU on each of the VM's nodes
 
 
 def shared_places(vcpu_pus: CpuSet, iothreads: int) -> ThreadPlaces:

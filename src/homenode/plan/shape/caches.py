@@ -40,34 +40,28 @@ Groups = tuple[CpuSet, ...]
 
 
 class GuestCpu(Struct, frozen=True):
-    """What decides how a Linux guest reads its L3.
+    """What decides how a Linux guest reads its L3."""
 
-    is_amd: by its CPUID vendor; None = not known. has_topoext: the feature is on. llc_bits: APIC
-    ids of an LLC as bits, where the kernel asks no leaf for it.
-    """
-
-    is_amd: bool | None
-    has_topoext: bool
-    llc_bits: int | None
+    is_amd: bool | None  # by its CPUID vendor; None = not known
+    has_topoext: bool  # the feature is on
+    llc_bits: int | None  # APIC ids of an LLC as bits, where the kernel asks no leaf for it
 
 
 class CacheChoice(Struct, frozen=True):
-    """What the guest is shown of its L3, and what remains to be said.
-
-    topoext: True = the guest needs the feature; False = it must not have it; None = as it was.
-    """
+    """What the guest is shown of its L3, and what remains to be said."""
 
     cache: GuestCache | None
+    # True = the guest needs the feature; False = it must not have it; None = as it was
     topoext: bool | None
     findings: tuple[Finding, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
 
 class SharedLlcs(Struct, frozen=True):
-    """The LLCs under the vCPUs. groups: vCPUs of each; llcs: their indices, in the same order."""
+    """The LLCs under the vCPUs."""
 
-    groups: Groups
-    llcs: tuple[LlcIndex, ...]
+    groups: Groups  # vCPUs of each
+    llcs: tuple[LlcIndex, ...]  # their indices, in the same order
 
     @property
     def run_vcpus(self) -> int:

@@ -36,11 +36,11 @@ MOST_SOCKETS_PER_CELL = 4
 
 
 class Numbering(Struct, frozen=True):
-    """placement: in the order of the numbers. cells: vCPUs of each guest cell. socket_vcpus: size
-    of the sockets where they are what the cells took turns by; None = left open."""
+    """The order in which vCPUs are numbered."""
 
-    placement: Placement
-    cells: tuple[CpuSet, ...]
+    placement: Placement  # in the order of the numbers
+    cells: tuple[CpuSet, ...]  # vCPUs of each guest cell
+    # size of the sockets where they are what the cells took turns by; None = left open
     socket_vcpus: int | None = None
 
 
@@ -213,9 +213,9 @@ INTEL_MODELS = tuple(
 
 
 class TopologyChoice(Struct, frozen=True):
-    """topology: None = the document's stays."""
+    """A CPU topology for the guest."""
 
-    topology: GuestTopology | None
+    topology: GuestTopology | None  # None = the document's stays
     findings: tuple[Finding, ...] = ()
 
 

@@ -16,11 +16,11 @@ from homenode.vm.model import GuestAddress, GuestCellId, GuestPciController, Por
 
 
 class NearestCell(Struct, frozen=True):
-    """The guest's cell that is nearest to a host node without one. distance: the host's SLIT."""
+    """The guest's cell that is nearest to a host node without one."""
 
     cell: int
     node: NodeIndex
-    distance: int
+    distance: int  # the host's SLIT
 
 
 def nearest_cells(host: Host, nodes: Sequence[NodeIndex]) -> dict[NodeIndex, NearestCell]:

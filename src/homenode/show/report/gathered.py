@@ -35,16 +35,14 @@ MOST_GUESTS = 2
 
 
 class Gathered(Struct, frozen=True):
-    """Runs with what lies next to each, topologies by name or fingerprint, and what was left out.
-
-    imported: how many of the runs were read from other tools' files.
-    """
+    """Runs with what lies next to each, topologies by name or fingerprint, and what was left
+    out."""
 
     runs: tuple[Run, ...]
     stored: tuple[Stored, ...]
     hosts: dict[str, Host]
     skipped: tuple[str, ...]
-    imported: int = 0
+    imported: int = 0  # how many of the runs were read from other tools' files
 
 
 def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> Gathered:

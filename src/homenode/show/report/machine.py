@@ -55,27 +55,21 @@ class Stored(Struct, frozen=True):
 
 
 class ReportedMachine(Struct, frozen=True, kw_only=True):
-    """One machine's part of a report.
+    """One machine's part of a report."""
 
-    name: unlike those of the others. chosen: its alternatives, the baseline first. rest: figures of
-    no layout. series: of every alternative, by label. comparison: None with fewer than two. bare:
-    with a run on the host itself, where there are both. host: its topology, where it is known.
-    plans, guests: by alternative.
-    """
-
-    name: str
+    name: str  # unlike those of the others
     runs: tuple[Run, ...]
-    chosen: tuple[Alternative, ...]
-    rest: tuple[Alternative, ...]
-    series: Mapping[str, Mapping[SeriesKey, Series]]
+    chosen: tuple[Alternative, ...]  # its alternatives, the baseline first
+    rest: tuple[Alternative, ...]  # figures of no layout
+    series: Mapping[str, Mapping[SeriesKey, Series]]  # of every alternative, by label
     recommendations: tuple[Recommendation, ...]
-    comparison: Comparison | None
-    bare: Comparison | None
+    comparison: Comparison | None  # None with fewer than two
+    bare: Comparison | None  # with a run on the host itself, where there are both
     effects: tuple[SwitchEffect, ...]
     doubts: tuple[Doubt, ...]
-    host: Host | None
-    plans: Mapping[str, Plan]
-    guests: Mapping[str, Host]
+    host: Host | None  # its topology, where it is known
+    plans: Mapping[str, Plan]  # by alternative
+    guests: Mapping[str, Host]  # by alternative
 
     @property
     def is_published(self) -> bool:
@@ -274,14 +268,14 @@ MOST_MAPS = 3
 
 
 class HostPart(Struct, frozen=True, kw_only=True):
-    """maps: topology pictures, that stand for themselves on paper, and in a page that has their
-    style sheet and `hatches` else. links: of GPUs and NICs. findings: of the host and of its plans,
-    None where there is none."""
+    """What the report shows of a host."""
 
+    # topology pictures, that stand for themselves on paper, and in a page that has their style
+    # sheet and `hatches` else
     maps: tuple[Picture, ...]
     hatches: str
-    links: tuple[Part, ...]
-    findings: Section | None
+    links: tuple[Part, ...]  # of GPUs and NICs
+    findings: Section | None  # of the host and of its plans, None where there is none
 
 
 def host_part(machine: ReportedMachine, *, paper: bool) -> HostPart:

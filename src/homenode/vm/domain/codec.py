@@ -56,18 +56,14 @@ PCIE_STEPS: tuple[Step, ...] = (
 
 
 class ElementRow(Struct, frozen=True):
-    """An element with what is below it.
+    """An element with what is below it."""
 
-    path: below <domain>. field: of Vm, or of RunningDomain; None = it is only written. read: the
-    field's value; None where another row reads the field too. steps: what writes it; none = it is
-    only read. once: a second one is refused.
-    """
-
-    path: str
-    field: str | None = None
+    path: str  # below <domain>
+    field: str | None = None  # of Vm, or of RunningDomain; None = it is only written
+    # the field's value; None where another row reads the field too
     read: Callable[[Document], Any] | None = None
-    steps: tuple[Step, ...] = ()
-    once: bool = False
+    steps: tuple[Step, ...] = ()  # what writes it; none = it is only read
+    once: bool = False  # a second one is refused
 
 
 class Asked(NamedTuple):
@@ -79,16 +75,13 @@ class Asked(NamedTuple):
 
 
 class Since(Struct, frozen=True):
-    """An element and the oldest versions that take it; qemu None: any that is still in use.
-
-    is_planned: whether a plan writes it. is_in: whether a document has it.
-    """
+    """An element and the oldest versions that take it; qemu None: any that is still in use."""
 
     element: str
     libvirt: Version
     qemu: Version | None = None
-    is_planned: Callable[[Asked], bool] = lambda asked: False
-    is_in: Callable[[Document, Vm], bool] = lambda document, vm: False
+    is_planned: Callable[[Asked], bool] = lambda asked: False  # whether a plan writes it
+    is_in: Callable[[Document, Vm], bool] = lambda document, vm: False  # whether a document has it
 
 
 _COMMANDLINE = f"{{{controllers.QEMU_NAMESPACE}}}commandline"

@@ -246,14 +246,11 @@ _OVER = {"file": "file", "block": "dev"}
 
 
 class WritableDisk(Struct, frozen=True):
-    """A disk that the guest may write. target: its name in the guest. path: file or block device.
+    """A disk that the guest may write."""
 
-    format: of its content; "raw" where the document does not say, as libvirt takes it.
-    """
-
-    target: str
-    path: str
-    format: str
+    target: str  # its name in the guest
+    path: str  # file or block device
+    format: str  # of its content; "raw" where the document does not say, as libvirt takes it
     is_block: bool
 
 

@@ -40,23 +40,21 @@ _ATTRIBUTE = re.compile(rb"(?<!\s)(\s+)([^\s=<>\"'/]+)\s*=\s*(\"[^\"]*\"|'[^']*'
 
 
 class Element(Struct, frozen=True):
-    """One element and its place. Offsets count bytes of Document.text.
+    """One element and its place. Offsets count bytes of Document.text."""
 
-    name: the local name, or "{namespace}name". tag: the name as written, with its prefix.
-    text: its own character data, in order, without that of its children.
-    start..tag_end: the start tag. tag_end..content_end: what is inside. ..end: the end tag; all
-    three are equal where the element closes itself. source: of the document, for messages.
-    Paths below an element are of names: "target/node"; its attributes are "@bus", "address/@bus".
-    """
-
-    name: str
-    tag: str
+    name: str  # the local name, or "{namespace}name"
+    tag: str  # the name as written, with its prefix
     attributes: tuple[tuple[str, str], ...]
     start: int
     tag_end: int
     line: int
+    # of the document, for messages. Paths below an element are of names: "target/node"; its
+    # attributes are "@bus", "address/@bus".
     source: str
     children: tuple["Element", ...]
+    # its own character data, in order, without that of its children. start..tag_end: the start tag.
+    # tag_end..content_end: what is inside. ..end: the end tag; all three are equal where the
+    # element closes itself.
     text: str
     content_end: int
     end: int
@@ -108,9 +106,9 @@ class Element(Struct, frozen=True):
 
 
 class AttributeSpan(Struct, frozen=True):
-    """Where an attribute is written. start: its leading white space; value: inside the quotes."""
+    """Where an attribute is written. value: inside the quotes."""
 
-    start: int
+    start: int  # its leading white space
     value_start: int
     value_end: int
     quote: str
@@ -121,16 +119,13 @@ class AttributeSpan(Struct, frozen=True):
 
 
 class Document(Struct, frozen=True, dict=True):
-    """A well-formed document. text is UTF-8 whatever the file's own encoding is.
-
-    source: what to call it in messages. codec, mark: how to write it again.
-    """
+    """A well-formed document. text is UTF-8 whatever the file's own encoding is."""
 
     text: bytes
     root: Element
-    source: str
-    codec: str = "utf-8"
-    mark: bytes = b""
+    source: str  # what to call it in messages
+    codec: str = "utf-8"  # how to write it again
+    mark: bytes = b""  # how to write it again
 
     def to_bytes(self) -> bytes:
         """The document in its own encoding, byte-order mark included."""

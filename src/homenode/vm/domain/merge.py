@@ -57,16 +57,14 @@ _Key = tuple[str, ...]
 
 
 class Merged(Struct, frozen=True):
-    """The document of now without the layout; as it is where there are conflicts.
-
-    conflicts: what the layout and somebody else both changed, and references that would break, in
-    words; () where nothing is in doubt.
-    moved: devices that lost their address, since the controller that they were plugged into was
-    the layout's: libvirt gives each another.
-    """
+    """The document of now without the layout; as it is where there are conflicts."""
 
     document: Document
+    # what the layout and somebody else both changed, and references that would break, in words; ()
+    # where nothing is in doubt
     conflicts: tuple[str, ...]
+    # devices that lost their address, since the controller that they were plugged into was the
+    # layout's: libvirt gives each another
     moved: tuple[str, ...]
 
 

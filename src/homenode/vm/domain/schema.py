@@ -25,9 +25,9 @@ SCHEMA_PATH = "/usr/share/libvirt/schemas/domain.rng"
 
 
 class SchemaError(Struct, frozen=True):
-    """One place where a document departs from the schema. line: of the document."""
+    """One place where a document departs from the schema."""
 
-    line: int
+    line: int  # of the document
     message: str
 
 
@@ -119,10 +119,10 @@ _OF_VIRSH = ("Failed to define domain", "failed to get domain")
 
 
 class Parsed(Struct, frozen=True):
-    """What came of it. refusal: libvirt's message, None where it takes the document. dropped: the
-    elements and attributes that it does not know there, as paths of two names."""
+    """What came of it."""
 
-    refusal: str | None
+    refusal: str | None  # libvirt's message, None where it takes the document
+    # the elements and attributes that it does not know there, as paths of two names
     dropped: tuple[str, ...]
 
 

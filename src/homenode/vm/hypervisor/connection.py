@@ -92,10 +92,10 @@ class Transport(StrEnum):
 
 
 class GuestAccess(Struct, frozen=True):
-    """How to reach the guest. address: None = as libvirt's leases say. key: a file's path."""
+    """How to reach the guest."""
 
     transport: Transport = Transport.SSH
-    address: str | None = None
+    address: str | None = None  # None = as libvirt's leases say
     user: str = "root"
     port: int = 22
-    key: str | None = None
+    key: str | None = None  # a file's path

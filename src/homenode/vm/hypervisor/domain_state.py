@@ -17,18 +17,14 @@ _PIN_HEAD = re.compile(r"CPU Affinity|^\s*-+\s*\Z|No IOThreads found")
 
 
 class DomainState(Struct, frozen=True):
-    """A domain. run_id: libvirt's number of the running instance, None where it is shut off.
-
-    state: in virsh's words ("running", "paused", "shut off"). persistent: it has a definition.
-    managed_save: its memory is saved on disk and the next start resumes it.
-    """
+    """A domain."""
 
     name: str
     uuid: str
-    run_id: int | None
-    state: str
-    persistent: bool
-    managed_save: bool
+    run_id: int | None  # libvirt's number of the running instance, None where it is shut off
+    state: str  # in virsh's words ("running", "paused", "shut off")
+    persistent: bool  # it has a definition
+    managed_save: bool  # its memory is saved on disk and the next start resumes it
 
     @property
     def is_active(self) -> bool:
@@ -52,13 +48,10 @@ def domain_argument(name: str, uuid: str) -> str:
 
 
 class LivePin(Struct, frozen=True):
-    """Where one thread of a running domain may run.
+    """Where one thread of a running domain may run."""
 
-    kind: "vcpu", "emulator" or "iothread". number: of the vCPU or IOThread; 0 for the emulator.
-    """
-
-    kind: str
-    number: int
+    kind: str  # "vcpu", "emulator" or "iothread"
+    number: int  # of the vCPU or IOThread; 0 for the emulator
     pus: CpuSet
 
 

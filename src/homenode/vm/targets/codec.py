@@ -53,17 +53,15 @@ class Writing(Struct, Generic[File], frozen=True, kw_only=True):
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One subject in a format.
+    """One subject in a format."""
 
-    says: how far the format goes for features of a plan, by which option, or why not. read: fields
-    of a Vm that a file says. write: entries of the file that say a plan, by their keys; None takes
-    one away. is_compared: what is read is what was planned; False where the file has a part of it,
-    or where another file has it.
-    """
-
+    # how far the format goes for features of a plan, by which option, or why not
     says: Mapping[Feature, Support] = MappingProxyType({})
-    read: Callable[[Any], Mapping[str, Any]] | None = None
+    read: Callable[[Any], Mapping[str, Any]] | None = None  # fields of a Vm that a file says
+    # entries of the file that say a plan, by their keys; None takes one away
     write: Callable[[Any], Mapping[str, Any]] | None = None
+    # what is read is what was planned; False where the file has a part of it, or where another file
+    # has it
     is_compared: bool = True
 
 
@@ -72,18 +70,18 @@ def _nothing(*_: Any) -> Iterable[Finding]:
 
 
 class Codec(Struct, frozen=True, kw_only=True):
-    """name: of the target. new: the text of a file that says no plan. edited: that of a writing's
-    file with entries in it; companions: (suffix, content) of files next to it, of the same. refuse
-    raises InputError for what the target cannot take safely. findings: what only this plan or this
-    file has, of the same as companions."""
+    """Rows of a format, read and written."""
 
-    name: str
+    name: str  # of the target
     rows: Sequence[Row]
     parse: Callable[[bytes, str], Any]
-    new: Callable[[Vm, Plan], str]
-    edited: Callable[[Any, Mapping[str, Any]], str]
+    new: Callable[[Vm, Plan], str]  # the text of a file that says no plan
+    edited: Callable[[Any, Mapping[str, Any]], str]  # that of a writing's file with entries in it
     refuse: Callable[[Any], None] = _nothing  # type: ignore[assignment]
+    # what only this plan or this file has, of the same as companions
     findings: Callable[[Any, Any], Iterable[Finding]] = _nothing
+    # (suffix, content) of files next to it, of the same. refuse raises InputError for what the
+    # target cannot take safely.
     companions: Callable[[Any, Mapping[str, Any]], tuple[tuple[str, bytes], ...]] = lambda *_: ()
 
     def read_vm(self, content: bytes, source: str) -> Vm:
@@ -152,13 +150,13 @@ def number_of(text: str, where: str, *, least: int = 0, expected: str = "a numbe
 
 
 class Entry(NamedTuple):
-    """KEY VALUE in a text. value: what it means. start, value_start, end: where it is."""
+    """KEY VALUE in a text."""
 
     key: str
-    value: Any
-    start: int
-    value_start: int
-    end: int
+    value: Any  # what it means
+    start: int  # where it is
+    value_start: int  # where it is
+    end: int  # where it is
 
 
 def with_entries(

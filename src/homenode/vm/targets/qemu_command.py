@@ -184,17 +184,13 @@ def uuid_words(plan: Plan, guest: Vm) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class QemuPciTree:
-    """Bridges and endpoints of a guest, as QEMU names them.
+    """Bridges and endpoints of a guest, as QEMU names them."""
 
-    root: the bus of controller 0. prefix: of the ids of the others, before their index.
-    shared_slots: (bus, device) where a function other than 0 sits. chassis_base: what the numbers
-    of slots count from.
-    """
-
-    root: str = "pcie.0"
-    prefix: str = "pci."
+    root: str = "pcie.0"  # the bus of controller 0
+    prefix: str = "pci."  # of the ids of the others, before their index
+    # (bus, device) where a function other than 0 sits
     shared_slots: frozenset[tuple[int, int]] = frozenset()
-    chassis_base: int = 0
+    chassis_base: int = 0  # what the numbers of slots count from
 
     def controller(self, controller: GuestPciController) -> str:
         """-device of a bridge."""
@@ -431,10 +427,10 @@ def device_words(
 
 @dataclass(frozen=True, slots=True)
 class TreeDevice:
-    """An endpoint. host: its function or mediated device there. id: "" where it has none."""
+    """An endpoint."""
 
-    id: str
-    host: Bdf | str
+    id: str  # "" where it has none
+    host: Bdf | str  # its function or mediated device there
     address: GuestAddress | None
     cell: int | None
 

@@ -52,15 +52,13 @@ hostpci0 to 3, the bridge, the chipset."""
 
 @dataclass(frozen=True)
 class Conf:
-    """A qm configuration. lines: with their ends. live: how many of them are before the first
-    section (a snapshot, pending changes). values: of the live ones. pending: keys that the next
-    start changes or removes. source: its name, which may say the VM's number."""
+    """A qm configuration."""
 
-    lines: tuple[str, ...]
-    live: int
-    values: Mapping[str, str]
-    pending: tuple[str, ...]
-    source: str
+    lines: tuple[str, ...]  # with their ends
+    live: int  # how many of them are before the first section (a snapshot, pending changes)
+    values: Mapping[str, str]  # of the live ones
+    pending: tuple[str, ...]  # keys that the next start changes or removes
+    source: str  # its name, which may say the VM's number
 
     @property
     def shape(self) -> tuple[int, int]:

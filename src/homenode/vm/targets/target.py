@@ -139,14 +139,12 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """One feature on one target. how: by which option, or why not. loses: what the guest or the
-    host then lacks; None for NATIVE. since: the target's version that first has the option; None:
-    every one that is still in use, or none has said."""
+    """One feature on one target. None: every one that is still in use, or none has said."""
 
     level: Level
-    how: str
-    loses: str | None = None
-    since: Version | None = None
+    how: str  # by which option, or why not
+    loses: str | None = None  # what the guest or the host then lacks; None for NATIVE
+    since: Version | None = None  # the target's version that first has the option
 
 
 def native(how: str, since: Version | None = None) -> Support:
@@ -178,12 +176,12 @@ def indirect_by(target: str) -> dict[Feature, Support]:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What is written for a target. document: the file of -o. companions: (suffix, content) of
-    files next to it, such as a hook script. findings: what only this plan or this file has; what a
-    target cannot say is added by `target_findings`."""
+    """What is written for a target."""
 
-    document: bytes
+    document: bytes  # the file of -o
+    # (suffix, content) of files next to it, such as a hook script
     companions: tuple[tuple[str, bytes], ...] = ()
+    # what only this plan or this file has; what a target cannot say is added by `target_findings`
     findings: tuple[Finding, ...] = ()
 
 

@@ -38,11 +38,11 @@ _HINT = (
 
 
 class GuestFiles(Struct, frozen=True):
-    """What a test guest boots. stated: where the kernel comes from, for people."""
+    """What a test guest boots."""
 
     kernel: Path
     busybox: bytes
-    stated: str
+    stated: str  # where the kernel comes from, for people
 
 
 def find_guest_files(kernel: Path | None = None) -> GuestFiles:

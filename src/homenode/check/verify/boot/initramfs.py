@@ -49,12 +49,12 @@ _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 class ArchiveMember(Struct, frozen=True):
-    """One member of an archive. device: (major, minor) of a device node."""
+    """One member of an archive."""
 
     path: str
     mode: int
     content: bytes = b""
-    device: tuple[int, int] = (0, 0)
+    device: tuple[int, int] = (0, 0)  # (major, minor) of a device node
 
 
 def initramfs(busybox: bytes, init: str = _INIT, programs: Mapping[str, bytes] = _NOTHING) -> bytes:

@@ -39,16 +39,13 @@ _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z", re.ASCII)
 
 
 class CpuChoice(Struct, frozen=True):
-    """A test guest's <cpu>. mode: "custom" with a model, "host-passthrough" or "maximum".
+    """A test guest's <cpu>."""
 
-    features: (name, on). l3: None = the model's own; "emulate", "passthrough" or "disable".
-    substituted: why siblings and LLCs say nothing of the real guest; None where they do.
-    """
-
-    mode: str
+    mode: str  # "custom" with a model, "host-passthrough" or "maximum"
     model: str | None
-    features: tuple[tuple[str, bool], ...]
-    l3: str | None
+    features: tuple[tuple[str, bool], ...]  # (name, on)
+    l3: str | None  # None = the model's own; "emulate", "passthrough" or "disable"
+    # why siblings and LLCs say nothing of the real guest; None where they do
     substituted: str | None
 
 
@@ -93,17 +90,13 @@ _LOW_BYTES = 4 * GIB
 
 
 class AddressMap(Struct, frozen=True):
-    """bars: (function of the host, bytes) of each large BAR. memory_bytes: where memory ends.
+    """Addresses that large BARs and the root bus need in a test guest."""
 
-    hole_bytes, window_mib: of the root bus and of OVMF; None = its own default. shift: by how many
-    bits all of it is smaller than in the document.
-    """
-
-    bars: tuple[tuple[Bdf, int], ...]
-    memory_bytes: int
-    hole_bytes: int | None
-    window_mib: int | None
-    shift: int
+    bars: tuple[tuple[Bdf, int], ...]  # (function of the host, bytes) of each large BAR
+    memory_bytes: int  # where memory ends
+    hole_bytes: int | None  # of the root bus and of OVMF; None = its own default
+    window_mib: int | None  # of the root bus and of OVMF; None = its own default
+    shift: int  # by how many bits all of it is smaller than in the document
 
 
 def address_map(document: Document, guest: Vm, host: Host) -> AddressMap | None:
@@ -182,26 +175,21 @@ _CHIPSET_SLOTS = {True: (0, 0x1F), False: (0, 1)}
 
 
 class StandIn(Struct, frozen=True, kw_only=True, gc=False):
-    """The guest to boot. vm: what it is: its machine is "q35", "pc", or a version of these, its
-    memory is scaled down, its controllers stand parents before children, the root left out.
+    """The guest to boot."""
 
-    memory_ratio: (stand-in bytes, real bytes), for scaling expectations. devices: (address,
-    function of the host or None for what is no hostdev), ascending. left_out: what of the document
-    the test guest does not have. switches: (feature, is on). is_shared: its memory is a shared
-    memfd. iommu: the switches of an Intel IOMMU, None = it has none. uefi: OVMF is its firmware.
-    space: None = the devices' BARs are not stood in for.
-    """
-
+    # what it is: its machine is "q35", "pc", or a version of these, its memory is scaled down, its
+    # controllers stand parents before children, the root left out
     vm: Vm
-    memory_ratio: tuple[int, int]
+    memory_ratio: tuple[int, int]  # (stand-in bytes, real bytes), for scaling expectations
     cpu: CpuChoice
+    # (address, function of the host or None for what is no hostdev), ascending
     devices: tuple[tuple[GuestAddress, Bdf | None], ...]
-    left_out: tuple[str, ...] = ()
-    switches: tuple[tuple[str, bool], ...] = ()
-    is_shared: bool = False
-    iommu: tuple[str, ...] | None = None
-    uefi: bool = False
-    space: AddressMap | None = None
+    left_out: tuple[str, ...] = ()  # what of the document the test guest does not have
+    switches: tuple[tuple[str, bool], ...] = ()  # (feature, is on)
+    is_shared: bool = False  # its memory is a shared memfd
+    iommu: tuple[str, ...] | None = None  # the switches of an Intel IOMMU, None = it has none
+    uefi: bool = False  # OVMF is its firmware
+    space: AddressMap | None = None  # None = the devices' BARs are not stood in for
 
     @property
     def machine(self) -> str:

@@ -84,29 +84,23 @@ _INSTALL = (
 
 
 class BootOptions(Struct, frozen=True):
-    """connect: libvirt's URI; None = the system's where it answers; "none" = QEMU directly.
+    """How a test guest is booted, and what stays of it."""
 
-    keep: folder for the guest's files and texts afterwards. timeout_s: None = by vCPU count.
-    libvirt_timeout_s: what an emulated guest of libvirt gets of it before QEMU is asked directly;
-    None = half.
-    """
-
+    # libvirt's URI; None = the system's where it answers; "none" = QEMU directly
     connect: str | None = None
     kernel: Path | None = None
-    timeout_s: float | None = None
-    keep: Path | None = None
+    timeout_s: float | None = None  # None = by vCPU count
+    keep: Path | None = None  # folder for the guest's files and texts afterwards
+    # what an emulated guest of libvirt gets of it before QEMU is asked directly; None = half
     libvirt_timeout_s: float | None = None
 
 
 class Booted(Struct, frozen=True):
-    """What came of a boot. guest: None where it did not come up; then `findings` say why.
-
-    how: through what and with which accelerator, for people.
-    """
+    """What came of a boot."""
 
     stand_in: StandIn
-    guest: Host | None
-    how: str
+    guest: Host | None  # None where it did not come up; then `findings` say why
+    how: str  # through what and with which accelerator, for people
     seconds: float
     findings: tuple[Finding, ...]
 
@@ -226,14 +220,14 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
 
 
 class _Guest(Struct, frozen=True):
-    """One guest of a boot. source: what findings of it name. console, report: what it says."""
+    """One guest of a boot."""
 
     stand_in: StandIn
-    source: str
+    source: str  # what findings of it name
     folder: Path
     argv: tuple[str, ...]
-    console: GuestSaid
-    report: GuestSaid
+    console: GuestSaid  # what it says
+    report: GuestSaid  # what it says
 
 
 def _guest(

@@ -28,12 +28,12 @@ KERNEL_SHARE = 16
 
 
 class Check(Struct, frozen=True):
-    """One line of the comparison. finding: None where expected and observed agree; its source is
-    left to whoever knows the guest."""
+    """One line of the comparison."""
 
     subject: str
     expected: str
     observed: str
+    # None where expected and observed agree; its source is left to whoever knows the guest
     finding: Finding | None
 
 
@@ -129,16 +129,12 @@ def _row(cell: VmCell) -> str | None:
 
 
 class GuestComparison(Struct, frozen=True):
-    """What was expected of a guest, and what it reports.
-
-    kernel_bytes: memory on any node that the guest's kernel may keep for itself. substituted: why
-    sockets, siblings and LLCs say nothing; None where they do.
-    """
+    """What was expected of a guest, and what it reports."""
 
     expected: Expectation
     observed: Observation
-    kernel_bytes: int = 1024 * MIB
-    substituted: str | None = None
+    kernel_bytes: int = 1024 * MIB  # memory on any node that the guest's kernel may keep for itself
+    substituted: str | None = None  # why sockets, siblings and LLCs say nothing; None where they do
 
     @property
     def node_of_cell(self) -> Mapping[int, NumaNode]:
@@ -359,10 +355,10 @@ _TABLES = "/sys/firmware/acpi/tables"
 
 
 class FirmwareNodes(Struct, frozen=True):
-    """What a guest's ACPI tables say. distances: [from][to] by the domains' numbers, None = they
-    say none."""
+    """What a guest's ACPI tables say."""
 
     domains: tuple[ProximityDomain, ...]
+    # [from][to] by the domains' numbers, None = they say none
     distances: tuple[tuple[int, ...], ...] | None
 
 

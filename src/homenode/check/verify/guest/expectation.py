@@ -14,32 +14,26 @@ from homenode.vm.model import GuestHostdev, Vm, VmCell, cell_of_hostdev
 
 
 class ExpectedDevice(Struct, frozen=True):
-    """A passed-through function. bdf: the host's. cell: None = the guest is to see no node for it.
+    """A passed-through function."""
 
-    path: where it is in the guest, None = unknown. vendor_id, device_id: the host's
-    device, None where the host is not known.
-    """
-
-    bdf: Bdf
-    cell: int | None
-    path: GuestPath | None
-    vendor_id: int | None = None
-    device_id: int | None = None
+    bdf: Bdf  # the host's
+    cell: int | None  # None = the guest is to see no node for it
+    path: GuestPath | None  # where it is in the guest, None = unknown
+    vendor_id: int | None = None  # the host's device, None where the host is not known
+    device_id: int | None = None  # the host's device, None where the host is not known
 
 
 class Expectation(Struct, frozen=True):
-    """What to look for: a VM, and what it says to its guest by other things or on a host alone.
-
-    l3: vCPUs of each L3 cache, () = there is none; None = not stated. absent: vCPUs that are not
-    there, by the document's numbers; vCPUs everywhere else here, of the VM too, are then numbered
-    without them, as Linux does it. has_device_cells: False where the hypervisor plugs devices in
-    where it likes, and cannot show their cells: then only that they are there is expected.
-    """
+    """What to look for: a VM, and what it says to its guest by other things or on a host alone."""
 
     vm: Vm
     devices: tuple[ExpectedDevice, ...]
-    l3: tuple[CpuSet, ...] | None
+    l3: tuple[CpuSet, ...] | None  # vCPUs of each L3 cache, () = there is none; None = not stated
+    # vCPUs that are not there, by the document's numbers; vCPUs everywhere else here, of the VM
+    # too, are then numbered without them, as Linux does it
     absent: CpuSet = CpuSet()
+    # False where the hypervisor plugs devices in where it likes, and cannot show their cells: then
+    # only that they are there is expected
     has_device_cells: bool = True
 
     @property

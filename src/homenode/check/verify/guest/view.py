@@ -31,11 +31,11 @@ STAND_IN_KERNEL_BYTES = 96 * MIB
 
 
 class GuestView(Struct, frozen=True):
-    """checks: every line, with and without finding. observation: what the guest reports."""
+    """The guest compared with its plan."""
 
     title: str
-    checks: tuple[Check, ...]
-    observation: Observation
+    checks: tuple[Check, ...]  # every line, with and without finding
+    observation: Observation  # what the guest reports
 
     @property
     def findings(self) -> tuple[Finding, ...]:

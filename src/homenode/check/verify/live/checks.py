@@ -28,9 +28,9 @@ first; it wakes up once an hour and no one can pin it for good."""
 
 
 class _Threads(NamedTuple):
-    """Where threads may run. words: of virsh's command that pins them."""
+    """Where threads may run."""
 
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # of virsh's command that pins them
     pus: tuple[CpuSet, ...]
 
     def strays(self, home: "_Threads") -> CpuSet:

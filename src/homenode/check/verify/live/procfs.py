@@ -32,29 +32,23 @@ class ThreadKind(StrEnum):
 
 
 class VmThread(Struct, frozen=True):
-    """A thread. name: its comm. number: of the vCPU or IOThread, None for the others.
-
-    allowed: PUs that the scheduler may use, after pins and cgroups alike.
-    """
+    """A thread."""
 
     id: int
-    name: str
+    name: str  # its comm
     kind: ThreadKind
-    number: int | None
-    allowed: CpuSet
+    number: int | None  # of the vCPU or IOThread, None for the others
+    allowed: CpuSet  # PUs that the scheduler may use, after pins and cgroups alike
 
 
 class ThreadLimit(Struct, frozen=True, kw_only=True):
-    """What bounds a vCPU, an IOThread or QEMU's main thread besides its pins. policy: of the
-    scheduler, by its number. nice: beyond that of the main thread.
-
-    quotas: of its cgroup and those above it, each with a quota: the cgroup and its share of PUs.
-    """
+    """What bounds a vCPU, an IOThread or QEMU's main thread besides its pins."""
 
     kind: ThreadKind
     number: int | None
-    policy: int
-    nice: int = 0
+    policy: int  # of the scheduler, by its number
+    nice: int = 0  # beyond that of the main thread
+    # of its cgroup and those above it, each with a quota: the cgroup and its share of PUs
     quotas: tuple[tuple[str, float], ...]
 
 
@@ -62,10 +56,10 @@ _WAYS = ("read", "write")
 
 
 class GroupLimit(NamedTuple):
-    """What a cgroup of the VM, or one above it, says of memory, I/O or shares. file: "io.max"."""
+    """What a cgroup of the VM, or one above it, says of memory, I/O or shares."""
 
     folder: str
-    file: str
+    file: str  # "io.max"
     text: str
 
 
@@ -86,30 +80,23 @@ cpu.weight of 0, which none else can have."""
 
 
 class BackendObject(Struct, frozen=True):
-    """Memory that QEMU was asked for, by its command line. name: "ram-node0", "pc.ram".
+    """Memory that QEMU was asked for, by its command line."""
 
-    host_nodes: empty where it was not bound. policy: QEMU's word ("bind", "preferred", ...).
-    """
-
-    name: str
+    name: str  # "ram-node0", "pc.ram"
     size_bytes: int
-    host_nodes: CpuSet
-    policy: str | None
+    host_nodes: CpuSet  # empty where it was not bound
+    policy: str | None  # QEMU's word ("bind", "preferred", ...)
 
 
 class MappedMemory(NamedTuple):
-    """A mapping in /proc/PID/numa_maps.
-
-    mode, nodes: of mbind. file: what backs it (hugetlbfs, memfd), None = anonymous. page_bytes: of
-    the pages that the kernel uses. pages_by_node: (node, pages of that size) that are there now;
-    pages that nothing has touched yet are nowhere.
-    """
+    """A mapping in /proc/PID/numa_maps."""
 
     start: int
-    mode: str
-    nodes: CpuSet
-    file: str | None
-    page_bytes: int
+    mode: str  # of mbind
+    nodes: CpuSet  # of mbind
+    file: str | None  # what backs it (hugetlbfs, memfd), None = anonymous
+    page_bytes: int  # of the pages that the kernel uses
+    # (node, pages of that size) that are there now; pages that nothing has touched yet are nowhere
     pages_by_node: tuple[tuple[NodeIndex, int], ...]
 
 
@@ -121,45 +108,34 @@ class RamArea(NamedTuple):
 
 
 class DeviceInterrupt(Struct, frozen=True):
-    """A host interrupt of a passed-through device. name: "vfio-msix[0]".
-
-    allowed: PUs that may serve it; effective: those that do, None where the kernel does not say.
-    """
+    """A host interrupt of a passed-through device."""
 
     device: Bdf
     irq: int
-    name: str
-    allowed: CpuSet | None
-    effective: CpuSet | None
+    name: str  # "vfio-msix[0]"
+    allowed: CpuSet | None  # PUs that may serve it
+    effective: CpuSet | None  # those that do, None where the kernel does not say
 
 
 class Neighbour(Struct, frozen=True):
-    """Threads of one other process that could meet the VM's threads on its cores.
-
-    domain: name of the VM where it is a QEMU. threads: how many of its threads these are.
-    allowed: PUs of them all. is_vcpu: they run another VM's vCPUs. floats: each may run anywhere.
-    busy_ratio: CPU time on the VM's PUs over the time that was watched, 1.0 = one PU.
-    """
+    """Threads of one other process that could meet the VM's threads on its cores."""
 
     process: int
     name: str
-    domain: str | None
-    threads: int
-    allowed: CpuSet
-    is_vcpu: bool
-    floats: bool
-    busy_ratio: float
+    domain: str | None  # name of the VM where it is a QEMU
+    threads: int  # how many of its threads these are
+    allowed: CpuSet  # PUs of them all
+    is_vcpu: bool  # they run another VM's vCPUs
+    floats: bool  # each may run anywhere
+    busy_ratio: float  # CPU time on the VM's PUs over the time that was watched, 1.0 = one PU
 
 
 class HostPlaces(Struct, frozen=True):
-    """The host's PUs, as far as a running VM is judged by them. Ascending.
-
-    nodes: (node, its PUs). siblings: PUs of each core.
-    """
+    """The host's PUs, as far as a running VM is judged by them. Ascending."""
 
     online: CpuSet
-    nodes: tuple[tuple[NodeIndex, CpuSet], ...]
-    siblings: tuple[CpuSet, ...]
+    nodes: tuple[tuple[NodeIndex, CpuSet], ...]  # (node, its PUs)
+    siblings: tuple[CpuSet, ...]  # PUs of each core
 
     def pus_of_node(self, node: NodeIndex) -> CpuSet:
         return next((pus for index, pus in self.nodes if index == node), CpuSet())
@@ -172,30 +148,25 @@ class HostPlaces(Struct, frozen=True):
 
 
 class RunningVm(Struct, frozen=True):
-    """One running VM. process: of its QEMU. threads: ascending by id; emulator included.
-
-    default_huge_bytes: the host's default huge page size. swapped_bytes: of QEMU, None = unknown.
-    node_of_device: host node of each passed-through function that has one.
-    watched_s: how long neighbours were watched. limits: of vCPUs and IOThreads. group_limits: of
-    the cgroups of its process.
-    """
+    """One running VM."""
 
     name: str
     uuid: str
-    process: int
-    threads: tuple[VmThread, ...]
+    process: int  # of its QEMU
+    threads: tuple[VmThread, ...]  # ascending by id; emulator included
     backends: tuple[BackendObject, ...]
     areas: tuple[RamArea, ...]
-    swapped_bytes: int | None
-    default_huge_bytes: int | None
+    swapped_bytes: int | None  # of QEMU, None = unknown
+    default_huge_bytes: int | None  # the host's default huge page size
     interrupts: tuple[DeviceInterrupt, ...]
+    # host node of each passed-through function that has one
     node_of_device: tuple[tuple[Bdf, NodeIndex], ...]
     neighbours: tuple[Neighbour, ...]
-    watched_s: float
+    watched_s: float  # how long neighbours were watched
     host: HostPlaces
     gaps: tuple[Gap, ...]
-    limits: tuple[ThreadLimit, ...] = ()
-    group_limits: tuple[GroupLimit, ...] = ()
+    limits: tuple[ThreadLimit, ...] = ()  # of vCPUs and IOThreads
+    group_limits: tuple[GroupLimit, ...] = ()  # of the cgroups of its process
 
     def threads_of(self, kind: ThreadKind) -> dict[int | None, VmThread]:
         """By their numbers."""
@@ -226,13 +197,12 @@ class Area(NamedTuple):
 
 
 class TaskTimes(NamedTuple):
-    """Of /proc/PID/task/TID/stat. ticks: user and system time. pu: where it ran last. policy: of
-    the scheduler, as sched.h numbers them."""
+    """Of /proc/PID/task/TID/stat."""
 
     flags: int
-    ticks: int
-    pu: int
-    policy: int = 0
+    ticks: int  # user and system time
+    pu: int  # where it ran last
+    policy: int = 0  # of the scheduler, as sched.h numbers them
     nice: int = 0
 
 

@@ -47,42 +47,32 @@ _SAID = re.compile(r"\d+ of \d+ steps done\b|wrote |[^(]{1,2000}\(bench-[a-z-]{1
 
 
 class AttemptRecord(Struct, frozen=True):
-    """What a job wrote down before it measured; None where it did not.
-
-    others: jobs of others on the node. queue_wait_s: from when it could have started. gpu_hours:
-    used. met: jobs that measured with it, of how many. gpus_file: the text of its gpus.txt.
-    """
+    """What a job wrote down before it measured; None where it did not."""
 
     job: Job | None = None
-    others: int | None = None
-    queue_wait_s: float | None = None
-    gpu_hours: float | None = None
-    met: str | None = None
+    others: int | None = None  # jobs of others on the node
+    queue_wait_s: float | None = None  # from when it could have started
+    gpu_hours: float | None = None  # used
+    met: str | None = None  # jobs that measured with it, of how many
     gaps: tuple[Gap, ...] = ()
-    gpus_file: str = ""
+    gpus_file: str = ""  # the text of its gpus.txt
 
 
 class JobEvidence(Struct, frozen=True, kw_only=True):
-    """One task of an experiment.
+    """One task of an experiment."""
 
-    name: unique in the study. node: of the cluster. bound_to: the NUMA node that it was bound to;
-    None where to none. cpu_nodes, memory_nodes: NUMA nodes that it might use, () = not known.
-    homes: (GPU address, its NUMA node); homes_measured: nothing says it, the figures do. place: by
-    the node's machine; None where that is unknown.
-    """
-
-    name: str
+    name: str  # unique in the study
     mode: Mode
-    node: str
+    node: str  # of the cluster
     gres: str = "gpu"
     gpus: int
-    bound_to: int | None = None
-    cpu_nodes: tuple[int, ...] = ()
-    memory_nodes: tuple[int, ...] = ()
+    bound_to: int | None = None  # the NUMA node that it was bound to; None where to none
+    cpu_nodes: tuple[int, ...] = ()  # NUMA nodes that it might use, () = not known
+    memory_nodes: tuple[int, ...] = ()  # NUMA nodes that it might use, () = not known
     run: Run
-    homes: tuple[tuple[str, int], ...] = ()
-    homes_measured: bool = False
-    place: Locality | None = None
+    homes: tuple[tuple[str, int], ...] = ()  # (GPU address, its NUMA node)
+    homes_measured: bool = False  # nothing says it, the figures do
+    place: Locality | None = None  # by the node's machine; None where that is unknown
     record: AttemptRecord = AttemptRecord()
     gaps: tuple[Gap, ...] = ()
 
@@ -370,28 +360,24 @@ def _with_homes(jobs: list[JobEvidence]) -> tuple[JobEvidence, ...]:
 
 
 class Collective(Struct, frozen=True):
-    """Peaks of bus bandwidth, in bytes/s. nodes: alone. pairs: (a, b). all: None where not run.
+    """Peaks of bus bandwidth, in bytes/s."""
 
-    gpu_hours: of the job that measured them; None where it does not say.
-    """
-
-    nodes: tuple[tuple[str, float], ...]
-    pairs: tuple[tuple[str, str, float], ...]
-    all: float | None
+    nodes: tuple[tuple[str, float], ...]  # alone
+    pairs: tuple[tuple[str, str, float], ...]  # (a, b)
+    all: float | None  # None where not run
     replayed: str | None
     gaps: tuple[Gap, ...]
-    gpu_hours: float | None = None
+    gpu_hours: float | None = None  # of the job that measured them; None where it does not say
 
 
 class StudySources(Struct, frozen=True, kw_only=True):
-    """What studies came to. missing: jobs without results. unmeasured: (job, what it was asked for
-    and has no figure of). gaps: what is open, with the job's name.
-    """
+    """What studies came to."""
 
     jobs: tuple[JobEvidence, ...] = ()
     collective: Collective | None = None
-    missing: tuple[str, ...] = ()
-    gaps: tuple[Gap, ...] = ()
+    missing: tuple[str, ...] = ()  # jobs without results
+    gaps: tuple[Gap, ...] = ()  # what is open, with the job's name
+    # (job, what it was asked for and has no figure of)
     unmeasured: tuple[tuple[str, str], ...] = ()
 
 

@@ -46,12 +46,7 @@ class Mode(StrEnum):
 
 
 class Experiment(Struct, frozen=True):
-    """One job or job array. after: experiments that must have ended, well or not.
-
-    numa: the NUMA node that it binds itself to. block: the round on its node, counted over all
-    rounds and nodes; None where it is in none. cpus, memory_mib: of a job of the shared queue;
-    None in a job that gets all of its nodes.
-    """
+    """One job or job array."""
 
     id: str
     mode: Mode
@@ -60,11 +55,13 @@ class Experiment(Struct, frozen=True):
     gpus: int
     jobs: int = 1
     gres: str = "gpu"
-    numa: int | None = None
+    numa: int | None = None  # the NUMA node that it binds itself to
+    # the round on its node, counted over all rounds and nodes; None where it is in none
     block: int | None = None
+    # cpus, memory_mib: of a job of the shared queue; None in a job that gets all of its nodes
     cpus: int | None = None
     memory_mib: int | None = None
-    after: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()  # experiments that must have ended, well or not
     gpu_type: str | None = None
 
     @property
@@ -78,23 +75,20 @@ class Experiment(Struct, frozen=True):
 
 
 class Study(Struct, frozen=True):
-    """Everything that a study's journal holds.
-
-    whole, shared: the nodes of both queues. host: the description of a node that the user named;
-    None where look jobs capture each. experiments: in the order of submission; () until the nodes
-    are known. jobs: (experiment, job id) in the order of submission. refused: (experiment, why).
-    repeated: experiments whose earlier jobs do not count any more, once for each time.
-    """
+    """Everything that a study's journal holds."""
 
     id: str
     options: StudyOptions
-    whole: tuple[ClusterNode, ...]
-    shared: tuple[ClusterNode, ...]
+    whole: tuple[ClusterNode, ...]  # the nodes of both queues
+    shared: tuple[ClusterNode, ...]  # the nodes of both queues
+    # the description of a node that the user named; None where look jobs capture each
     host: str | None
     looks: tuple[Experiment, ...] = ()
+    # in the order of submission; () until the nodes are known
     experiments: tuple[Experiment, ...] = ()
-    jobs: tuple[tuple[str, str], ...] = ()
-    refused: tuple[tuple[str, str], ...] = ()
+    jobs: tuple[tuple[str, str], ...] = ()  # (experiment, job id) in the order of submission
+    refused: tuple[tuple[str, str], ...] = ()  # (experiment, why)
+    # experiments whose earlier jobs do not count any more, once for each time
     repeated: tuple[str, ...] = ()
 
     def first_round(self) -> tuple[Experiment, ...]:

@@ -65,18 +65,14 @@ class StudyHead(Struct, frozen=True):
 
 
 class StudyEntry(Struct, frozen=True):
-    """One line: the experiments that were planned, or what became of one of them.
-
-    submitted: an experiment, with its job's id. refused: an experiment, with sbatch's reason.
-    again: an experiment that is mistaken for not submitted.
-    """
+    """One line: the experiments that were planned, or what became of one of them."""
 
     experiments: tuple[Experiment, ...] = ()
-    submitted: str | None = None
+    submitted: str | None = None  # an experiment, with its job's id
     job: str | None = None
-    refused: str | None = None
+    refused: str | None = None  # an experiment, with sbatch's reason
     reason: str | None = None
-    again: str | None = None
+    again: str | None = None  # an experiment that is mistaken for not submitted
 
 
 class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):

@@ -25,19 +25,18 @@ COPIES = ("h2d-bandwidth", "d2h-bandwidth", "h2d-latency")
 
 
 class StudyMatrix(Struct, frozen=True, kw_only=True):
-    """One metric on one cluster node. cells: shape (rows, columns), [NUMA node][GPU], the median of
-    the samples in bytes/s or ns; None where not measured. homes: NUMA node of each GPU.
-    homes_measured: they were derived from these figures. local, remote: means over the cells of
-    GPUs' own and of other nodes; None where there are none.
-    """
+    """One metric on one cluster node."""
 
     node: str
     metric: str
     rows: tuple[int, ...]
     columns: tuple[str, ...]
+    # shape (rows, columns), [NUMA node][GPU], the median of the samples in bytes/s or ns; None
+    # where not measured
     cells: tuple[tuple[float | None, ...], ...]
-    homes: tuple[int | None, ...]
-    homes_measured: bool
+    homes: tuple[int | None, ...]  # NUMA node of each GPU
+    homes_measured: bool  # they were derived from these figures
+    # local, remote: means over the cells of GPUs' own and of other nodes; None where there are none
     local: float | None = None
     remote: float | None = None
 
@@ -157,15 +156,13 @@ SLOW = 0.10
 
 
 class Outlier(Struct, frozen=True, kw_only=True):
-    """node: of the cluster. what: the node itself, or a link of it. value, usual: in the metric's
-    unit; usual is the median of the same place on all nodes.
-    """
+    """A node, or one of its links, that measures unlike the others."""
 
-    node: str
-    what: str
+    node: str  # of the cluster
+    what: str  # the node itself, or a link of it
     metric: str
-    value: float
-    usual: float
+    value: float  # in the metric's unit; usual is the median of the same place on all nodes
+    usual: float  # in the metric's unit; usual is the median of the same place on all nodes
 
 
 def slow_nodes_and_links(matrices: Iterable[StudyMatrix]) -> tuple[Outlier, ...]:

@@ -55,13 +55,13 @@ class Queue(StrEnum):
 
 
 class WorkVerdict(Struct, frozen=True, kw_only=True):
-    """For one kind of work. measured: False where it follows from no figure of this study."""
+    """For one kind of work."""
 
     work: str
     queue: Queue
     rationale: str
     evidence: tuple[str, ...]
-    measured: bool
+    measured: bool  # False where it follows from no figure of this study
 
 
 def verdicts(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> tuple[WorkVerdict, ...]:
@@ -110,17 +110,14 @@ _BY_SM = frozenset({"h2d-latency"})
 
 
 class CopySpread(Struct, frozen=True, kw_only=True):
-    """Copies of one kind: mean and standard deviation over GPUs, nodes and jobs, each its median.
-
-    method: "CE" (copy engine) or "SM". label: where memory was, or the shape of shared jobs.
-    deviation: None of a single figure.
-    """
+    """Copies of one kind: mean and standard deviation over GPUs, nodes and jobs, each its
+    median."""
 
     metric: str
-    method: str
-    label: str
+    method: str  # "CE" (copy engine) or "SM"
+    label: str  # where memory was, or the shape of shared jobs
     mean: float
-    deviation: float | None
+    deviation: float | None  # None of a single figure
     count: int
 
 
@@ -343,10 +340,7 @@ def _rate(value: float) -> str:
 
 
 class JobLine(Struct, frozen=True, kw_only=True):
-    """One job: where it was and what it cost. None where it was not recorded.
-
-    met: jobs that measured at the same time, of how many. others: other people's on the node.
-    """
+    """One job: where it was and what it cost. None where it was not recorded."""
 
     name: str
     node: str
@@ -356,35 +350,30 @@ class JobLine(Struct, frozen=True, kw_only=True):
     why: str
     queue_wait_s: float | None
     gpu_hours: float | None
-    met: str | None
-    others: int | None
+    met: str | None  # jobs that measured at the same time, of how many
+    others: int | None  # other people's on the node
 
 
 class StudyReport(Struct, frozen=True, kw_only=True):
-    """replayed: what stand-ins for measuring tools said; such figures mean nothing.
-
-    systems: kinds of GPU; figures over all nodes mean little where there are several. comparisons:
-    of copies by where memory was, and of all else by how jobs were bound. spreads: of copies, by
-    how they were made. setup: hardware and tools, (what, which). power: watts and joules by binding
-    and test.
-    missing: jobs without results, and why.
-    """
+    """What a study measured, and what follows from it."""
 
     source: str
-    replayed: tuple[str, ...]
+    replayed: tuple[str, ...]  # what stand-ins for measuring tools said; such figures mean nothing
     nodes: tuple[str, ...]
+    # kinds of GPU; figures over all nodes mean little where there are several
     systems: tuple[str, ...]
     matrices: tuple[StudyMatrix, ...]
+    # of copies by where memory was, and of all else by how jobs were bound
     comparisons: tuple[Comparison, ...]
     jobs: tuple[JobLine, ...]
     verdicts: tuple[WorkVerdict, ...]
     outliers: tuple[Outlier, ...]
     collective: Collective | None
-    missing: tuple[str, ...]
+    missing: tuple[str, ...]  # jobs without results, and why
     gaps: tuple[Gap, ...]
-    spreads: tuple[CopySpread, ...] = ()
-    setup: tuple[tuple[str, str], ...] = ()
-    power: Mapping[str, Mapping[str, float]] = {}
+    spreads: tuple[CopySpread, ...] = ()  # of copies, by how they were made
+    setup: tuple[tuple[str, str], ...] = ()  # hardware and tools, (what, which)
+    power: Mapping[str, Mapping[str, float]] = {}  # watts and joules by binding and test
 
 
 def study_report(source: str, sources: StudySources) -> StudyReport:

@@ -51,46 +51,37 @@ RUNNING = frozenset({"RUNNING", "SIGNALING", "RESIZING"})
 
 
 class OwnedGpus(Struct, frozen=True):
-    """The GPUs that a job holds on a node, or has a share of (shard, mps).
-
-    indices: places in the node's list of devices; None where Slurm gives only how many. sliced:
-    True where some are parts of GPUs (MIG): each part has a place of its own in that list.
-    """
+    """The GPUs that a job holds on a node, or has a share of (shard, mps)."""
 
     count: int
+    # places in the node's list of devices; None where Slurm gives only how many
     indices: tuple[int, ...] | None
+    # True where some are parts of GPUs (MIG): each part has a place of its own in that list
     sliced: bool = False
 
 
 class NodeShare(Struct, frozen=True):
-    """What a job holds on one node, in Slurm's own numbers.
-
-    cpu_ids: abstract CPU ids (scontrol). cores: (socket, core of the socket) (squeue --json). One
-    of the two is given where Slurm shows CPUs at all.
-    """
+    """What a job holds on one node, in Slurm's own numbers."""
 
     node: str
-    cpu_ids: CpuSet | None
+    cpu_ids: CpuSet | None  # abstract CPU ids (scontrol)
+    # (socket, core of the socket) (squeue --json). One of the two is given where Slurm shows CPUs
+    # at all.
     cores: tuple[tuple[int, int], ...] | None
     gpus: OwnedGpus
 
 
 class Job(Struct, frozen=True):
-    """id: as users write it ("11_0" of an array, "12+1" of a heterogeneous job).
+    """A job as scontrol prints it."""
 
-    number: what Slurm counts by, so that an array's tasks are found by either. state: "RUNNING",
-    ... user: None where not given. shares: of a job that runs. queue_wait_s: from when it could
-    have started; None where not known. unreadable: why its record gives nothing but its id and
-    its name; None where it can be read.
-    """
-
-    id: str
-    number: str
+    id: str  # as users write it ("11_0" of an array, "12+1" of a heterogeneous job)
+    number: str  # what Slurm counts by, so that an array's tasks are found by either
     name: str
-    user: str | None
-    state: str
-    shares: tuple[NodeShare, ...]
-    queue_wait_s: float | None = None
+    user: str | None  # None where not given
+    state: str  # "RUNNING", ..
+    shares: tuple[NodeShare, ...]  # of a job that runs
+    queue_wait_s: float | None = None  # from when it could have started; None where not known
+    # why its record gives nothing but its id and its name; None where it can be read
     unreadable: str | None = None
 
     @property
@@ -233,13 +224,13 @@ _PLACES = {beginning: place for place, beginning in enumerate(_LINES)}
 
 
 class _Block(NamedTuple):
-    """The text that may be a job's. first: number of its first line. lines: those after it."""
+    """The text that may be a job's."""
 
     number: str
     id: str
     name: str
-    first: int
-    lines: list[str]
+    first: int  # number of its first line
+    lines: list[str]  # those after it
 
 
 def parse_scontrol_jobs(
@@ -317,10 +308,10 @@ def _trusted(
 
 
 class _Fields(NamedTuple):
-    """What the lines of a block give. odd: beginnings of those that are twice, or out of place."""
+    """What the lines of a block give."""
 
     found: dict[str, list[re.Match[str]]]
-    odd: list[str]
+    odd: list[str]  # beginnings of those that are twice, or out of place
 
     @property
     def is_whole(self) -> bool:

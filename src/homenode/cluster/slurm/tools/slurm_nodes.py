@@ -168,7 +168,7 @@ def plain_number(value: Any) -> int | None:
 
 
 class NodeShape(Struct, frozen=True):
-    """Sockets x cores x threads. cpus: Slurm's CPUs; as many as cores where it schedules cores.
+    """Sockets x cores x threads.
 
     A core has as many abstract ids as threads either way (seen: 22.05.8, CPUs=32 of 2 x 16 x 2,
     where a job of 4 CPUs is given as CPU_IDs=0-7; scontrol counts by ThreadsPerCore alone).
@@ -177,7 +177,7 @@ class NodeShape(Struct, frozen=True):
     sockets: int
     cores_per_socket: int
     threads_per_core: int
-    cpus: int
+    cpus: int  # Slurm's CPUs; as many as cores where it schedules cores
 
     @property
     def cores(self) -> int:
@@ -291,19 +291,17 @@ _MARKS = "*~#!%$@^-+"
 
 
 class ClusterNode(Struct, frozen=True):
-    """A node as Slurm declares it. gpus: whole ones; None where it declares none.
-
-    state: as sinfo prints it, in lower case, without its marks. gpu_type: of the whole GPUs, where
-    MIG slices stand next to them: else a job that asks for a GPU may get a slice.
-    """
+    """A node as Slurm declares it."""
 
     name: str
     partition: str
     is_default: bool
-    state: str
+    state: str  # as sinfo prints it, in lower case, without its marks
     cpus: int
     memory_mib: int
-    gpus: int | None
+    gpus: int | None  # whole ones; None where it declares none
+    # of the whole GPUs, where MIG slices stand next to them: else a job that asks for a GPU may get
+    # a slice
     gpu_type: str | None = None
 
 

@@ -208,17 +208,14 @@ _STATES = {
 
 
 class QueuedJob(Struct, frozen=True):
-    """One job, or one task of an array. task: None for all tasks of an array that wait together.
-
-    said: the state in Slurm's own word. reason: why it waits or how it ended, "" where none.
-    """
+    """One job, or one task of an array."""
 
     job: str
-    task: int | None
+    task: int | None  # None for all tasks of an array that wait together
     state: JobState
-    said: str
+    said: str  # the state in Slurm's own word
     name: str
-    reason: str
+    reason: str  # why it waits or how it ended, "" where none
 
 
 def states_command(user: int, mark: str) -> tuple[str, ...]:

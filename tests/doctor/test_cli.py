@@ -29,7 +29,7 @@ from homenode.machine.topology import Host
 from homenode.safe import trusted_path
 from homenode.vm.sources import load_host
 from tests.command_line import homenode
-from tests.doctor_cases import changed
+from tests.doctor_cases import changed, settings
 from tests.doctor_domains import diagnosed, domain, gpus, host, planned
 from tests.shared_data import needs_shared, shared
 
@@ -184,6 +184,26 @@ def test_an_idle_link_drifts_by_its_lanes_and_hides_no_slow_uplink() -> None:
 
 
 @needs_shared
+@pytest.mark.parametrize(
+    ("now", "ids"),
+    [
+        ("mitigations=auto,no_guest_host isolcpus=2-7", []),
+        ("isolcpus=2-7 mitigations=auto,no_guest_host", ["drift-host"]),
+        ("mitigations=off isolcpus=2-7", ["drift-host"]),
+        ("mitigations=auto,no_guest_host isolcpus=2-6", ["drift-host"]),
+    ],
+)
+def test_a_redacted_value_of_the_kernel_command_line_stands_for_any(
+    now: str, ids: list[str]
+) -> None:
+    captured = settings(
+        host("hgx-h100"), kernel_command_line="mitigations=auto,redacted isolcpus=2-7"
+    )
+    live = settings(host("hgx-h100"), kernel_command_line=now)
+    for was, there in ((captured, live), (live, captured)):
+        assert [found.id for found in drift(record_of(was), there, "host.tar.gz")] == ids
+
+
 def test_what_a_source_does_not_tell_is_neither_recorded_nor_drift() -> None:
     path = str(shared("machines/lspci/gpud-hgx-h100x8-lspci-vvv.txt"))
     listed = load_host(path)

@@ -17,7 +17,7 @@ from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
 from homenode.vm.plan_model import Plan
 from homenode.vm.sources import load_host
-from homenode.wording import command_line
+from homenode.wording import command_line, plural
 
 _NODE_DEVICE = re.compile(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])\Z")
 
@@ -104,7 +104,9 @@ def _this_machine() -> Host:
 
 def _size_text(host: Host) -> str:
     size = summarise(host)
-    return f"{host.name} ({size.pus} CPUs, {size.gpus} GPUs)"
+    cpus = plural(size.pus, "CPU") if size.pus else "CPUs unknown"
+    gpus = plural(size.gpus, "GPU") if size.pci_functions else "GPUs unknown"
+    return f"{host.name} ({cpus}, {gpus})"
 
 
 def _refuse_other(planned: str, fingerprint: str, here: Host) -> None:

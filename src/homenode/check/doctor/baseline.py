@@ -5,6 +5,7 @@ that a source does not give is not in its record; what a record has and a host d
 inconclusive, but for devices, which are gone then.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -128,6 +129,14 @@ def _kernel_words(host: Host) -> str | None:
     return " ".join(given) or "none that matters"
 
 
+def _kernel_change(was: str, now: str) -> Severity | None:
+    """None also if they differ only in a value that one of the captures redacted."""
+    for redacted, shown in ((was, now), (now, was)):
+        if re.fullmatch(re.escape(redacted).replace("redacted", r"\S*"), shown):
+            return None
+    return Severity.WARNING
+
+
 def _iommu(host: Host) -> str | None:
     names = host.settings.iommus
     return None if names is None else "on" if names else "off"
@@ -198,7 +207,7 @@ FACTS = (
     HostFact("drift-device", "node", _nodes, _CRITICAL),
     HostFact("drift-link", "link", _links, _slower),
     HostFact("drift-huge-pages", "huge pages", _huge_pages, _fewer),
-    HostFact("drift-host", "kernel's command line", _of_host(_kernel_words), _WARNING),
+    HostFact("drift-host", "kernel's command line", _of_host(_kernel_words), _kernel_change),
     HostFact("drift-host", "firmware", _of_host(lambda host: host.settings.firmware), _WARNING),
     HostFact("drift-host", "IOMMU", _of_host(_iommu), _CRITICAL),
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cluster.commands import KUBEVIRT
 from homenode.errors import HostError, InputError, UsageError
 from tests.command_line import Result, homenode
 from tests.kubevirt.test_check import vmi as checked_vmi
@@ -83,13 +82,3 @@ def test_manifests_are_written_once_and_never_over_what_is_there(tmp_path: Path)
     again = run("manifest", "-o", folder)
     assert isinstance(again.exception, UsageError)
     assert (folder / "vm.yaml").read_text() == "mine\n"
-
-
-def test_every_option_of_every_command_is_documented() -> None:
-    text = (ROOT / "docs/commands/kubevirt.md").read_text(encoding="utf-8")
-    commands = KUBEVIRT.subcommands
-    assert set(commands) == {"on-define-domain", "check", "manifest", "receive"}
-    for command in commands.values():
-        for parameter in command.parameters:
-            for option in parameter.opt.names:
-                assert f"`{option}" in text or f", {option} " in text, option

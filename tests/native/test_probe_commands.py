@@ -308,7 +308,7 @@ MISSING_PU = str(max(allowed_pus(), default=0) + 7000)
         (("latency", "--max-bytes", "1K"), 2, "expected 16K"),
         (("placement", "--replay", "/nonexistent"), 2, "expected a file"),
         (("bandwidth", "--pus", MISSING_PU), 3, "not online"),
-        (("bandwidth", "--pus", one_pu(), "--array-bytes", "900000G"), 3, "memory available"),
+        (("bandwidth", "--pus", one_pu(), "--array-bytes", "900000G"), 3, "MiB of memory"),
         (("bandwidth", "--pus", one_pu(), *FEW_BYTES, "--node", "1023"), 3, "node"),
         (("core-to-core", "--pus", one_pu()), 3, "two PUs or more"),
         (("placement", "--pus", one_pu()), 3, "two PUs or more"),

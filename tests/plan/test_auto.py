@@ -17,7 +17,7 @@ from homenode.check.doctor.diagnosis import diagnose
 from homenode.decide.machine_facts import facts_of_runs
 from homenode.decide.recommendation import ReasonId, decide
 from homenode.decide.sentences import by_results
-from homenode.findings import Finding
+from homenode.findings import Finding, Severity
 from homenode.machine.description.parse import shipped_hosts
 from homenode.machine.pci import DeviceKind, PciDevice, has_verbs
 from homenode.machine.topology import Host, PagePool
@@ -403,6 +403,28 @@ def test_a_vm_that_cells_do_not_hold_is_planned_flat(
         asked = resolve_layout(small_guest(), named, host)
         assert asked.options.cells is GuestCells.HOST
         plan(host, request_for(small_guest(), asked.options, host))
+
+
+def test_cells_never_take_memory_of_the_host_that_a_flat_guest_leaves(tmp_path: Path) -> None:
+    described = tmp_path / "host.toml"
+    described.write_text(
+        """
+        name = "low"
+        packages = 2
+        cores_per_package = 4
+        nodes_per_package = 4
+        memory_per_node = "64GiB"
+        node = [{ index = 0, memory_free = 0 }, { index = 2, memory_free = "5GiB" },
+                { index = "4-5", memory_free = "1GiB" }, { index = 6, memory = 0 }]
+        """
+    )
+    host = load_host(str(described))
+    options = PlanOptions("auto", vcpus=6, memory_bytes=16 * GIB)
+    for named, layout, is_critical in ((None, "pin-bound", False), (GuestCells.HOST, "-", True)):
+        asked = resolve_layout(small_guest(), replace(options, cells=named), host).options
+        made = plan(host, request_for(small_guest(), asked, host))
+        assert (made.layout == PRESETS["pin-bound"]) is (layout == "pin-bound")
+        assert any(found.severity is Severity.CRITICAL for found in made.findings) is is_critical
 
 
 def test_a_vm_that_no_layout_holds_is_refused_in_the_layout_of_the_table() -> None:

@@ -11,10 +11,11 @@ from homenode.machine.topology import Host
 from homenode.objective import Objective
 from homenode.plan.planner import plan
 from homenode.plan.request import request_for
+from homenode.plan.search.ladder import Relaxation
 from homenode.plan.shape.guest_numa import is_grace
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan_model import Plan, Unplannable
 from homenode.vm.plan_options import AUTO, DocumentSiblings, PciGranularity, PlanOptions
 
 FLAT, TREE = "pin-bound", "pin-numa-pci"
@@ -211,20 +212,30 @@ def _has_pairs(guest: Vm, options: PlanOptions, host: Host) -> bool:
 
 
 def _reason_for_flat(guest: Vm, chosen: PlanOptions, flat: PlanOptions, host: Host) -> str | None:
-    """Why the guest is flat though `chosen` shows it nodes: these do not hold it, and flat does."""
+    """The reason to stay flat: cells do not hold the VM, or only with memory of the host."""
 
-    def refusal(options: PlanOptions, *, brief: bool = True) -> HomenodeError | None:
+    def planned(options: PlanOptions, *, brief: bool = True) -> Plan | HomenodeError:
         try:
-            plan(host, request_for(guest, options, host), brief=brief)
+            return plan(host, request_for(guest, options, host), brief=brief)
         except HomenodeError as error:
             return error
-        return None
 
-    if refusal(chosen) is None or refusal(flat) is not None:
+    shaped = planned(chosen)
+    if isinstance(shaped, Plan) and not _takes_host_memory(shaped):
         return None
-    error = refusal(chosen, brief=False)
+    plain = planned(flat)
+    if isinstance(plain, HomenodeError):
+        return None
+    if isinstance(shaped, Plan):
+        reason = "guest NUMA nodes hold the VM only with memory that the host needs for itself"
+        return None if _takes_host_memory(plain) else reason
+    error = planned(chosen, brief=False)
     nearest = error.nearest if isinstance(error, Unplannable) else None
     return f"guest NUMA nodes do not hold the VM ({nearest.detail if nearest else error})"
+
+
+def _takes_host_memory(made: Plan) -> bool:
+    return Relaxation.HOST_MEMORY in made.fallback.split(", ")
 
 
 def _with_choice(

@@ -184,6 +184,8 @@ def test_a_link_that_trained_slower_blocks_and_another_kernel_is_only_mentioned(
     first, second = pair(random.Random(5), 1.0)
     for name, values, blocks in (
         (f"link {GPU}", ("32 GT/s x16", "2.5 GT/s x16"), True),
+        ("microcode", ("a", "b"), True),
+        ("clock limit", ("a", "b"), True),
         ("kernel", ("6.1", "6.8"), False),
     ):
         one, other = (

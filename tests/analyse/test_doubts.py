@@ -10,8 +10,12 @@ from msgspec.structs import replace
 from homenode.decide.alternative import alternatives
 from homenode.decide.comparison import make_doubt
 from homenode.decide.doubts import doubts_between, doubts_of
+from homenode.decide.health import sweep_fits
+from homenode.decide.recommendation import decide_for_machines
+from homenode.decide.sentences import first_line
 from homenode.findings import Doubt
-from homenode.measure.results.model import Condition, Origin, Run, Sample
+from homenode.measure.results.model import COLLECTIVE_GPUS, Condition, Origin, Run, Sample
+from homenode.objective import Objective
 from homenode.package_data import package_text
 from tests.simulated_runs import simulated_run
 
@@ -41,14 +45,55 @@ def test_every_doubt_has_a_cause_a_fix_and_a_line_in_the_documents() -> None:
         assert made.cause and made.remedy and f"`{name}`" in page, name
 
 
-@pytest.mark.parametrize("name", ["microcode", "clock limit"])
-def test_other_microcode_or_clocks_are_another_machine(name: str) -> None:
-    def under(layout: str, value: str) -> Run:
-        conditions = (Condition(name, value),)
-        return simulated_run(layout, FIGURES, random.Random(1), conditions=conditions)
+@pytest.mark.parametrize(
+    ("first", "second", "detail"),
+    [
+        (("NVIDIA H200",), ("NVIDIA L40S",), "NVIDIA H200 against NVIDIA L40S"),
+        (("Xeon 8558", "NVIDIA H200"), ("EPYC 9575F",), "Xeon 8558 against EPYC 9575F"),
+        (("Xeon 8558", "NVIDIA H200"), ("NVIDIA H200",), ""),
+        (("Xeon 8558",), ("NVIDIA H200",), ""),
+        (("NVIDIA H200",), ("NVIDIA GRID H200-20C",), ""),
+        (("Intel Xeon E312xx (Sandy Bridge)",), ("Xeon 8558",), ""),
+    ],
+)
+def test_runs_of_one_directory_that_name_other_hardware_are_of_other_hosts(
+    first: tuple[str, ...], second: tuple[str, ...], detail: str
+) -> None:
+    default, pin = (
+        replace(run, head=replace(run.head, hardware=hardware))
+        for run, hardware in ((run_of("default"), first), (run_of("pin"), second))
+    )
+    found = doubts(default, pin)
+    assert (found["other-host"].detail if "other-host" in found else "") == detail
 
-    assert doubts(under("default", "a"), under("pin", "b"))["other-conditions"].blocks
-    assert "other-conditions" not in doubts(under("default", "a"), under("pin", "a"))
+
+def test_a_missing_gpu_of_a_collective_leaves_other_answers_and_is_named() -> None:
+    busbw = {"allreduce-busbw-peak": ("bytes_per_s", 2e10)}
+    runs = [
+        simulated_run(
+            layout,
+            {"memory-bandwidth": ("bytes_per_s", rate), **busbw},
+            random.Random(1),
+            conditions=(Condition(COLLECTIVE_GPUS, count),),
+        )
+        for layout, rate, count in (("pin", 8e10, "3"), ("pin-numa", 5e11, "4"))
+    ]
+    found = {one.objective: one for one in decide_for_machines(runs, tuple(Objective))}
+    answer = found[Objective.MEMORY_BANDWIDTH]
+    assert (answer.layout, answer.tells) == ("pin-numa", True)
+    line = first_line("H200", [found[Objective.MULTI_GPU]])
+    assert line.endswith("which layout is best: collective GPUs: 3 against 4")
+
+
+def test_the_start_up_time_of_a_sweep_counts_the_gpus_of_its_tool() -> None:
+    points = [(8 << step, (8 << step) / ((8 << step) / 2e10 + 20e-6 / 1.5)) for step in range(28)]
+    samples = tuple(
+        Sample("allreduce-busbw", "bytes_per_s", rate, size_bytes=size) for size, rate in points
+    )
+    run = run_of("pin")
+    head = replace(run.head, conditions=(Condition(COLLECTIVE_GPUS, "4"),))
+    (fit,) = sweep_fits([replace(run, head=head, samples=samples)]).values()
+    assert fit.start_s == pytest.approx(20e-6, rel=0.01)
 
 
 def test_doubts_of_some_metrics_leave_out_what_was_refused_of_others() -> None:

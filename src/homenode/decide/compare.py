@@ -19,7 +19,7 @@ from homenode.decide.comparison import (
     once,
 )
 from homenode.decide.correction import holm
-from homenode.decide.doubts import Metrics, doubts_between
+from homenode.decide.doubts import Metrics, concerns, doubts_between
 from homenode.decide.health import figure_findings, sweep_fits
 from homenode.decide.intervals import CONFIDENCE, LEAST_BOOTS, interval
 from homenode.decide.machine_facts import runs_by_machine
@@ -52,7 +52,7 @@ def compare(
         only = chosen[0].label if chosen else "none"
         raise InputError(
             f"compare: expected two alternatives or more, found {only}",
-            hint="name runs of another layout, runs of one layout one by one, or published:SYSTEM",
+            hint="name runs of another layout, or: homenode import DIR --layout NAME=PRESET",
         )
     baseline = chosen[0]
     if bare and any(run.head.vantage is not Vantage.HOST for run in baseline.runs):
@@ -212,7 +212,8 @@ def _against(
         own += _within_states(series[key], theirs[key], neighbours)
         if key.device is not None and not paired:
             own.append(_GUEST_ADDRESSES)
-        blocking = dict.fromkeys(doubt.id for doubt in (*doubts, *own) if doubt.blocks)
+        about = (*(doubt for doubt in doubts if concerns(doubt, key.metric)), *own)
+        blocking = dict.fromkeys(doubt.id for doubt in about if doubt.blocks)
         labels, pair = (baseline.label, other.label), (series[key], theirs[key])
         found.append(_found(metric, labels, pair, neighbours, key in decisive, tuple(blocking)))
         of_series += own

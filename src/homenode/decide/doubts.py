@@ -5,11 +5,13 @@ from itertools import chain, pairwise
 
 from homenode.decide.alternative import Alternative
 from homenode.decide.comparison import NO_ORDER, ORDER, make_doubt
+from homenode.decide.machine_facts import unlike_hardware
 from homenode.decide.matrices import far_copies
 from homenode.decide.words import figure_text
 from homenode.findings import Doubt
 from homenode.measure.results.model import Origin, RunHead
 from homenode.measure.results.vantage import Vantage
+from homenode.metrics import METRICS
 from homenode.vm.layout import GuestCells, GuestPcie, Siblings
 
 _MUST_AGREE = tuple(
@@ -18,6 +20,8 @@ _MUST_AGREE = tuple(
 """.split()
 )
 """First words of conditions that change figures by themselves; others are mentioned only."""
+
+_OF_COLLECTIVES = ("tool collective", "tool largest message", "tool nccl", "tool rccl")
 
 _GPU_METRICS = ("allreduce-", "h2d-", "d2h-", "p2p-")
 
@@ -38,6 +42,12 @@ def doubts_between(
         *(doubts_of(one, metrics) for one in (first, second)),
     )
     return tuple(dict.fromkeys(found))
+
+
+def concerns(doubt: Doubt, metric: str) -> bool:
+    """Whether a doubt is about a metric: conditions of a collective change no other figure."""
+    is_condition = doubt.id == "other-conditions" and doubt.subject.startswith(_OF_COLLECTIVES)
+    return not is_condition or metric not in METRICS or metric.startswith("allreduce-")
 
 
 def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Doubt]:
@@ -81,6 +91,8 @@ def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) ->
         detail = "the same kind of host, but not the same one"
     elif len(systems) > 1 and not all(hosts):
         detail = f"results of {_listed(systems)}"
+    elif unlike := unlike_hardware(first, second):
+        detail = unlike
     elif any(len(one) > 1 for one in (*hosts, *kinds)):
         detail = "runs of one alternative come from several hosts"
     else:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 from homenode.findings import Finding, Severity, finding
-from homenode.measure.results.model import Origin, Run
+from homenode.measure.results.model import COLLECTIVE_GPUS, Origin, Run, RunHead
 from homenode.measure.results.sweep import (
     FLAT_WITHIN,
     LEAST_RATE_BYTES_PER_S,
@@ -57,7 +57,7 @@ def sweeps_of(runs: Sequence[Run]) -> dict[str, tuple[_Points, float]]:
                 words = [word for word in (key.variant or "").split(", ") if word not in _HALVES]
                 sizes = by_size.setdefault(", ".join(filter(None, (key.metric, *words))), {})
                 sizes.setdefault(key.size_bytes, []).extend(one.value for one in samples)
-    gpus = max((len(run.head.gpus) for run in runs), default=0)
+    gpus = max((_count_gpus(run.head) for run in runs), default=0)
     factor = 2 * (gpus - 1) / gpus if gpus > 1 else 1.0
     return {
         name: (
@@ -66,6 +66,12 @@ def sweeps_of(runs: Sequence[Run]) -> dict[str, tuple[_Points, float]]:
         )
         for name, sizes in by_size.items()
     }
+
+
+def _count_gpus(head: RunHead) -> int:
+    """Of a collective: imported runs have no list of GPUs, but the tool's own count."""
+    counts = (one.value for one in head.conditions if one.name == COLLECTIVE_GPUS)
+    return max(len(head.gpus), *(int(count) for count in counts if count.isdecimal()), 0)
 
 
 def sweep_fits(runs: Sequence[Run]) -> dict[str, SweepFit]:

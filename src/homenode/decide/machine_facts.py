@@ -164,6 +164,31 @@ def _are_one(models: frozenset[str], others: frozenset[str]) -> bool:
     return bool((models & others) - _VARIANTS) and models & _VARIANTS == others & _VARIANTS
 
 
+_PROCESSOR = re.compile(r"\b(?:xeon|epyc|ryzen|core|opteron|processor|cpu|neoverse)\b", re.I)
+
+
+def unlike_hardware(first: Iterable[RunHead], second: Iterable[RunHead]) -> str:
+    """ "NVIDIA H200 against NVIDIA L40S": processors or GPUs of which none can be one of the
+    other runs'; "" where none is named. QEMU's own models ("E312xx") name no machine's."""
+    heads = (tuple(first), tuple(second))
+    for is_processor in (True, False):
+        sides = [
+            {
+                name: models
+                for head in side
+                for name in head.hardware
+                if bool(_PROCESSOR.search(name)) is is_processor
+                and (models := _models(name))
+                and not any("xx" in word for word in models)
+            }
+            for side in heads
+        ]
+        pairs = [(a, b) for a in sides[0].values() for b in sides[1].values()]
+        if pairs and not any(_are_one(a, b) for a, b in pairs):
+            return " against ".join(", ".join(sorted(side)) for side in sides)
+    return ""
+
+
 def runs_by_machine(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs by machine: by their folder's, unless they name several hosts, or kinds of host."""
     by_system: dict[str, list[Run]] = {}

@@ -17,6 +17,7 @@ from homenode.decide.comparison import (
     Outcome,
     make_doubt,
 )
+from homenode.decide.doubts import concerns
 from homenode.decide.summary import Series, SeriesKey, headline_series
 from homenode.decide.words import range_text
 from homenode.findings import Doubt
@@ -240,7 +241,8 @@ def _bounds(
 def _about(doubts: Sequence[Doubt], metric: Metric) -> Iterator[Doubt]:
     """Doubts of series are the deciding metric's only where they name it, or name no metric."""
     for doubt in doubts:
-        if doubt.subject not in METRICS or doubt.subject == metric.id or doubt.blocks:
+        is_own = doubt.subject not in METRICS or doubt.subject == metric.id or doubt.blocks
+        if is_own and concerns(doubt, metric.id):
             yield doubt
 
 

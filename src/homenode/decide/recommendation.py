@@ -487,7 +487,13 @@ def _passed(system: str, detail: str) -> Reason:
 
 def _obstacle(answer: Recommendation) -> str:
     """Why results that are stronger than what decides do not decide."""
-    details = dict.fromkeys(doubt.detail for doubt in answer.doubts if doubt.blocks)
+    details = dict.fromkeys(
+        f"{doubt.subject.removeprefix('tool ')}: {doubt.detail}"
+        if doubt.id == "other-conditions"
+        else doubt.detail
+        for doubt in answer.doubts
+        if doubt.blocks
+    )
     return "; ".join(details) or "it names a layout that this VM cannot have"
 
 

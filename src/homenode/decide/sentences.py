@@ -84,7 +84,11 @@ def _undecided(answers: Sequence[Recommendation]) -> str:
     """ "pin from default in 3 of 3 results: 1 boot each"."""
     open_answers = [answer for answer in answers if _compared(answer)]
     if not open_answers:
-        return "which layout is best: no two layouts have results of one objective"
+        passed = (one.why(ReasonId.PASSED) for one in answers)
+        why = next(
+            (one.detail.partition(": ")[2].split("; ")[0] for one in passed if one is not None), ""
+        )
+        return f"which layout is best: {why or 'no two layouts have results of one objective'}"
     labels = list(dict.fromkeys(label for one in open_answers for label in _compared(one)))
     metrics = {one.metric for answer in open_answers for one in answer.results}
     named = " from ".join(reversed(labels)) if len(labels) == 2 else f"{len(labels)} layouts apart"
@@ -98,6 +102,10 @@ def _compared(answer: Recommendation) -> tuple[str, ...]:
 
 def _obstacle(answers: Sequence[Recommendation]) -> str:
     doubts = {doubt.id: doubt for answer in answers for doubt in answer.doubts if doubt.blocks}
+    all_doubts = (doubt for answer in answers for doubt in answer.doubts)
+    few = {one.detail.partition(":")[0] for one in all_doubts if one.id == FEW_BOOTS}
+    if len(few) == 1:
+        return few.pop()
     if FEW_BOOTS in doubts or PRINTED in doubts:
         boots = [answer.boots for answer in answers if answer.boots is not None]
         least, most = (
@@ -115,8 +123,11 @@ def sentence_of(answer: Recommendation) -> str:
     metrics = tuple(dict.fromkeys(result.metric for result in answer.results))
     parts = [text for metric in metrics if (text := _compare(answer, metric, len(metrics) > 1))]
     rule = [reason for reason in answer.reasons if reason.id is ReasonId.RULE]
-    if rule and (answer.also or not parts):
-        parts.append(f"the rule of auto chooses {layout_named(answer)}")
+    if rule and not answer.why(ReasonId.NO_LAYOUT):
+        if answer.also or not parts:
+            parts.append(f"the rule of auto chooses {layout_named(answer)}")
+        elif not answer.tells:
+            parts.append(f"the values favour {layout_named(answer)}")
     parts += [reason.detail for reason in rule if reason.detail and not answer.results]
     parts += filter(None, (_more(reason) for reason in answer.reasons))
     return "; ".join(parts)
@@ -160,6 +171,9 @@ def _change(own: RankedResult, other: RankedResult, metric: str, *, bare: bool =
     return f"{text} ({range_text(1 / (other.high or 1.0), 1 / (other.low or 1.0))})"
 
 
+LIKE = 0.95  # and its inverse: values between them are called alike
+
+
 def effect_text(answer: Recommendation) -> str:
     """What the choice gives over `default`, else over the next: "7.3x default (6.9x to 7.7x)"; ""
     where nothing was compared."""
@@ -171,7 +185,12 @@ def effect_text(answer: Recommendation) -> str:
             continue
         other = next((one for one in others if one.alternative == "default"), others[0])
         text = _change(own, other, metric)
-        return f"like {other.alternative}" if other.alternative in answer.also else text
+        if other.alternative not in answer.also:
+            return text
+        if LIKE < own.value / other.value < 1 / LIKE:
+            text = f"like {other.alternative}"
+        worse = next((one for one in others if one.position is Position.WORSE), None)
+        return text if worse is None else f"{_change(own, worse, metric)}, {text}"
     return ""
 
 

@@ -285,10 +285,10 @@ def power_table(power: Mapping[str, Mapping[str, float]]) -> tuple[Table, ...]:
 def _doubts(doubts: Iterable[Doubt]) -> Iterator[Text]:
     """Each doubt with its likely cause and its remedy."""
     for doubt in doubts:
-        head = "cannot tell" if doubt.blocks and doubt.id not in WEAKENING else "doubt"
+        head = "cannot tell" if doubt.blocks and doubt.id not in WEAKENING else "caveat"
         yield Text(f"{head}: {doubt.subject}: {doubt.detail}  ({doubt.id})")
         yield Text(f"likely cause  {doubt.cause}", indent=2)
-        yield Text(f"remedy        {doubt.remedy}", indent=2)
+        yield Text(f"fix           {doubt.remedy}", indent=2)
 
 
 def _tables(comparison: Comparison, effects: Sequence[Effect], everything: bool) -> Iterator[Part]:

@@ -31,7 +31,7 @@ from homenode.machine.tools.nvbandwidth import (
 )
 from homenode.machine.tools.study_programs import GpuCopies
 from homenode.measure.figures.sample import FigureList, Figures, sample
-from homenode.measure.results.model import Condition, Sample
+from homenode.measure.results.model import COLLECTIVE_GPUS, Condition, Sample
 from homenode.measure.results.sweep import LEAST_RATE_BYTES_PER_S, flat_fit
 
 _PINNED = re.compile(r"\bPINNED to (\d{1,5})\b", re.ASCII)
@@ -263,7 +263,7 @@ def of_nccl(run: NcclTests, collective: str | None) -> Figures:
         found.add(f"{metric}-latency", "ns", small.halves()[0].time_ns)
     largest = max(row.size_bytes for row in run.rows)
     found.condition("tool largest message", f"{largest} bytes")
-    found.condition("tool collective GPUs", run.gpus)
+    found.condition(COLLECTIVE_GPUS, run.gpus)
     if run.iterations is not None and run.warmups is not None:
         found.condition("collective repeats", f"{run.warmups} + {run.iterations}")
     return found.figures(run.gpu_names)

@@ -106,6 +106,9 @@ def system_of(gpu_name: str | None) -> str:
     return re.sub(r"[^a-z0-9]+", "-", (gpu_name or "").lower()).strip("-")[:80] or GPU_UNKNOWN
 
 
+COLLECTIVE_GPUS = "tool collective GPUs"
+"""Condition: how many GPUs a collective of another tool had."""
+
 UNSETTLED = "unsettled"
 """State of a sample during which a PU was moved, or whose place is unknown: in no series."""
 

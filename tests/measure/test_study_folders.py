@@ -14,7 +14,7 @@ from homenode.decide.recommendation import (
     RecommendedComparison,
     decide_for_machines,
 )
-from homenode.decide.sentences import Advised, first_line, ground_of
+from homenode.decide.sentences import Advised, effect_text, first_line, ground_of
 from homenode.formats import decode
 from homenode.measure.imported.files import find_sources
 from homenode.measure.imported.runs import ImportOptions, imported_runs
@@ -124,6 +124,22 @@ def test_the_rtx_4080_is_to_have_its_pins_reviewed(
 ) -> None:
     own = [one for one in verdicts.values() if one.system == "RTX 4080"]
     assert Advised("RTX 4080", tuple(own), ()).review.startswith("check the pins of pin")
+
+
+def test_compare_and_report_name_files_of_a_run_that_could_not_be_read(root: Path) -> None:
+    study = root / "unread"
+    write_study_folders(study)
+    (study / "H200/default/stream.txt").write_text("killed\n")
+    for command in (("compare",), ("report", "-o", root / "unread.html")):
+        done = homenode(command[0], study / "H200", *command[1:])
+        assert "default/stream.txt: " in done.output, command
+
+
+def test_the_ground_of_an_answer_names_what_is_worse_and_calls_5_percent_alike(
+    verdicts: dict[tuple[str, Objective], Recommendation],
+) -> None:
+    text = effect_text(verdicts["H200", Objective.MULTI_GPU])
+    assert text == "2.1x pin-numa, 9 % slower than default"
 
 
 def test_a_machine_with_zeroes_alone_is_not_ready(tmp_path: Path) -> None:

@@ -53,13 +53,21 @@ def imported(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     if not paths:
         return [], []
     found = find_sources(paths)
-    runs = [one.run for one in imported_runs(found.folders, ImportOptions()) if one.run.samples]
+    every = imported_runs(found.folders, ImportOptions())
+    runs = [one.run for one in every if one.run.samples]
     read = {run.head.source for run in runs}
     skipped = [str(gap) for gap in found.skipped]
     skipped += [
         f"{folder.path}: not a run of homenode's, nor the output of a tool that is read"
         for folder in found.folders
         if folder.path not in read and not all(name.endswith(_PAGES) for name in folder.texts)
+    ]
+    names = {one.run.head.source: one.gaps for one in every if one.run.samples}
+    skipped += [
+        f"{folder.path}/{gap.subject}: {gap.reason}"
+        for folder in found.folders
+        for gap in names.get(folder.path, ())
+        if gap.subject in folder.texts
     ]
     empty = [path for path in paths if not path.exists() or not any(_below(path))]
     skipped += [f"{path}: not a run of homenode's: no file in it" for path in empty]

@@ -92,7 +92,7 @@ def test_older_matrices_have_fewer_columns_and_names_of_nics() -> None:
         "\tGPU0\tmlx5_0\tCPU Affinity\tNUMA Affinity\n"
         "GPU0\t X \tPHB\t0-31\t\tN/A\nmlx5_0\tPHB\t X \n"
     )
-    gpu, nic = nvidia_smi.parse_topology(text).devices
+    gpu, nic = nvidia_smi.parse_topology(f"Thu Jan 1\n# nvidia-smi topo -m\n{text}").devices
     assert (gpu.cpus, gpu.nodes, nic.name) == (CpuSet.parse("0-31"), None, "mlx5_0")
 
 

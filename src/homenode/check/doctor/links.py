@@ -74,13 +74,17 @@ def _idle_alone(host: Host) -> Iterator[Finding]:
     for gpu in filter(_is_alone, host.devices_of_kind(DeviceKind.GPU)):
         most, current = most_of(gpu.link), current_of(gpu.link)
         if most and current and current.gt_per_s == _IDLE_SPEED < most.gt_per_s:
-            lanes = "full width" if current.width == most.width else f"{current.width} lanes"
+            speeds = f"{current.gt_per_s:g} of {most.gt_per_s:g} GT/s"
+            idle = f"{speeds} at full width is what an idle card shows"
+            narrow = (
+                f"an idle card shows {speeds}, but not {current.width} of {most.width} lanes: its "
+                "slot has fewer, or lanes are lost"
+            )
             yield finding(
                 "pcie-link-idle",
                 f"GPU {gpu.bdf}",
                 expected=f"{most}, which the card can (LnkCap); the port above is not listed",
-                observed=f"{current}: {current.gt_per_s:g} of {most.gt_per_s:g} GT/s at {lanes} is "
-                "what an idle card shows",
+                observed=f"{current}: {idle if current.width == most.width else narrow}",
                 values={"copied": gpu.bdf, "device": gpu.bdf},
                 source=f"{host.name}: LnkCap and LnkSta",
                 devices=(gpu.bdf,),

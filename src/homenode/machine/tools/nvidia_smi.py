@@ -194,15 +194,19 @@ def looks_like_topology(text: str) -> bool:
 
 
 def parse_topology(text: str) -> TopoMatrix:
-    """The matrix. Raises ParseError, also where rows and columns are not the same devices."""
+    """The matrix, below a prompt or a banner too. Raises ParseError, also where rows and columns
+    are not the same devices."""
     names: list[str] = []
     affinities = place = 0
     rows: list[tuple[TopoDevice, tuple[str | None, ...]]] = []
     in_legend = False
+    has_header = looks_like_topology(text)
     for line in Lines(_TERMINAL_CODE.sub("", text), _TOPOLOGY, stripped=False):
         if not line.text.strip():
             continue
         if not names:
+            if has_header and line.text.split()[0] != "GPU0":
+                continue
             names, affinities = _header(line)
             place = line.text.find(_AFFINITIES[0])
         elif line.text.strip() in ("Legend:", "NIC Legend:"):

@@ -141,6 +141,15 @@ def test_whoever_plans_counts_the_vm_that_keeps_what_is_missing(
     assert expected in result.output
 
 
+def test_what_an_ignored_vm_has_is_not_listed_as_kept(
+    daemon: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("homenode.vm.daemon_host._this_machine", full_host)
+    for ignored in ((), ("kept",)):
+        apply([NAME], options=PlanOptions("pin", vcpus=1, replaces=ignored), dry_run=True)
+        assert ("(--ignore-domain kept frees" in capsys.readouterr().out) is not bool(ignored)
+
+
 def test_a_placed_definition_is_an_original_only_where_no_record_exists(
     daemon: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:

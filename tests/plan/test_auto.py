@@ -408,15 +408,10 @@ def test_a_vm_that_cells_do_not_hold_is_planned_flat(
 def test_cells_never_take_memory_of_the_host_that_a_flat_guest_leaves(tmp_path: Path) -> None:
     described = tmp_path / "host.toml"
     described.write_text(
-        """
-        name = "low"
-        packages = 2
-        cores_per_package = 4
-        nodes_per_package = 4
+        """name = "low"\npackages = 2\ncores_per_package = 4\nnodes_per_package = 4
         memory_per_node = "64GiB"
         node = [{ index = 0, memory_free = 0 }, { index = 2, memory_free = "5GiB" },
-                { index = "4-5", memory_free = "1GiB" }, { index = 6, memory = 0 }]
-        """
+                { index = "4-5", memory_free = "1GiB" }, { index = 6, memory = 0 }]"""
     )
     host = load_host(str(described))
     options = PlanOptions("auto", vcpus=6, memory_bytes=16 * GIB)

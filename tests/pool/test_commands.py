@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.cli import main
 from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool
 from homenode.cluster.pool.text import MOST_ROWS, pool_text
 from homenode.doc import Doc
+from homenode.findings import UNREAD_VMS, Gap
 from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.domain.read import read_vm
 from tests.pool.pools import filled, named, shipped
@@ -179,3 +181,6 @@ def test_of_many_hosts_those_with_equal_figures_are_one_row() -> None:
     assert any(f"gpu-0 and {MOST_ROWS - 1} more" in row for row in rows)
     rows = _printed(pool_text(pool, everything=True), 100)
     assert sum("gpu-" in row for row in rows if "unknown" not in row) == 40
+    unread = replace(shipped("hgx-h100"), gaps=(Gap(UNREAD_VMS, "no virsh"),))
+    rows = _printed(pool_text(examine_pool(named(a=unread, b=hosts["busy"]), ())), 100)
+    assert next(row for row in rows if row.lstrip().startswith("total")).split()[-1] == "unknown"

@@ -228,8 +228,7 @@ def tuned_together(
 ) -> tuple[PlannedFile, ...]:
     """Plan VMs by name on one host, and explain it. Exits where they do not fit."""
     # Where they run already, their own pins do not count as allocated.
-    others = tuple(domain for domain in machine.domains if domain.name not in originals)
-    (machine,) = hosts_after((replace(machine, domains=others),), after)
+    (machine,) = hosts_after((machine.without_domains(originals),), after)
     note_sick_links(machine, options)
     choose = choose_by(results)
     chosen = {}
@@ -252,7 +251,8 @@ def tuned_together(
             note(f"not checked: {gap}")
         if not quiet:
             why = chosen[name].why
-            console().print(explain(tuning.plan, tuning.host or machine, why=why))
+            host = (tuning.host or machine).without_domains(options.replaces)
+            console().print(explain(tuning.plan, host, why=why))
         else:
             note_critical(tuning.plan)
         for known in tuning.notes:

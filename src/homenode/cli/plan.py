@@ -399,8 +399,7 @@ def _as_left(planned: PlannedFile, asked: PlanArguments) -> "Host | None":
     host = planned.host
     if host is None or planned.target != LIBVIRT:
         return host
-    left = tuple(one for one in host.domains if one.name not in asked.options.replaces)
-    return replace(host, domains=left)
+    return host.without_domains(asked.options.replaces)
 
 
 def note_critical(made: Plan) -> None:

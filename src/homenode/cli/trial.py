@@ -170,7 +170,7 @@ def begin_trial(asked: TrialArguments) -> None:
         checked = preflight(virsh, asked.name, want, host, default_root())
         refuse_unread_vms(host)
         boot_s = _seconds_of_boots(host, checked)
-        for line in kept_lines(host, state.name):
+        for line in kept_lines(host.without_domains(asked.options.replaces), state.name):
             note(f"kept: {line}")
         _show(checked, Pace(boot_s), diagnose(host, document).findings, host.gaps)
         if asked.dry_run:

@@ -7,7 +7,7 @@ Source: the object types of hwloc (hwloc.h), Documentation/ABI/stable/sysfs-devi
 Documentation/admin-guide/cputopology.rst of the Linux kernel.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -319,6 +319,10 @@ class Host(Struct, frozen=True, dict=True):
         position = {node.index: i for i, node in enumerate(self.nodes)}
         row, column = position[a], position[b]
         return None if self.distances is None else self.distances[row][column]
+
+    def without_domains(self, names: Collection[str]) -> "Host":
+        left = tuple(domain for domain in self.domains if domain.name not in names)
+        return replace(self, domains=left)
 
     def devices_of_kind(self, kind: DeviceKind) -> tuple[PciDevice, ...]:
         return tuple(device for device in self.pci_devices if device.kind is kind)

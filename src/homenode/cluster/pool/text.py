@@ -77,7 +77,8 @@ def _hosts_table(pool: Pool, everything: bool) -> Table:
         SizeFits(size=size, count=sum(host.fits[at].count or 0 for host in pool.hosts))
         for at, size in enumerate(sizes)
     ]
-    vms = sum(host.vms or 0 for host in pool.hosts)
+    is_read = all(host.vms is not None for host in pool.hosts)
+    vms = sum(host.vms or 0 for host in pool.hosts) if is_read else None
     rows.append(("total", *_figures(total, vms), *(str(fit.count) for fit in counts)))
     figures = ("GPUs", "cores", "memory", "VMs", *sizes)
     return Table(

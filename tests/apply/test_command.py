@@ -53,7 +53,7 @@ def test_a_dry_run_shows_the_difference_and_changes_nothing(
     apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
     restore_domains([NAME], dry_run=True)
     shown = capsys.readouterr()
-    assert "the original would come back" in shown.err
+    assert "restore adds" in shown.err
     assert "-" in shown.out
     assert b"<vcpupin" in daemon.definition()
 

@@ -279,7 +279,7 @@ def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> PlanOptions:
     if shares and not fills_cores(guest, host):  # vCPUs shared cores, for want of more
         layout = replace(layout, pinning=Pinning.ONE_PER_CORE)
     planned = "this host as it is" if is_same else "another host, or this one before it changed"
-    note(f"{guest.name}: layout {layout.name} of its record, planned for {planned}")
+    note(f"{guest.name}: keeps layout {layout.name} of its metadata, planned for {planned}")
     has_switches = any(c.model == PortModel.SWITCH_UPSTREAM for c in guest.controllers)
     switches = PciGranularity.SWITCH if has_switches else None
     return replace(
@@ -357,8 +357,8 @@ def _previewed(virsh: Virsh, change: DomainChange, root: Path, *, quiet: bool) -
 def _note_placed(applied: Applied) -> None:
     if applied.is_original_placed:
         note(
-            f"warning: {applied.state.name}: no record has an original without homenode's layout: "
-            "the definition of now, which has one, is kept as the original"
+            f"warning: {applied.state.name}: no saved original exists: its present definition, "
+            "which has a layout of homenode already, was saved as the original"
         )
 
 

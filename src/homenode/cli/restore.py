@@ -89,8 +89,8 @@ def _change_text(before: bytes, after: bytes) -> str:
         for text, other in ((before, after), (after, before))
     )
     return (
-        f"the original would come back: {plural(added.total(), 'line')} added, "
-        f"{removed.total()} removed (all: --dry-run)"
+        f"restore adds {plural(added.total(), 'line')} and removes {removed.total()} (--dry-run "
+        "prints them)"
     )
 
 

@@ -84,8 +84,8 @@ def refuse_tuned_for_other(vm: Vm, here: Host) -> None:
     record = vm.record
     if record is not None and record.host is not None and not is_made_for(here, record.host):
         raise InputError(
-            f"{vm.name}: nothing shows that its definition was tuned for {here.name}, which the "
-            "daemon runs on; nothing was changed",
+            f"{vm.name}: its metadata names another host, or an earlier state of it, than "
+            f"{here.name}, the daemon's host; nothing was changed",
             hint=command_line("homenode", "apply", vm.name),
         )
     devices = (device.bdf for device in vm.hostdevs if device.uuid is None)

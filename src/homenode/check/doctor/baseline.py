@@ -5,7 +5,6 @@ that a source does not give is not in its record; what a record has and a host d
 inconclusive, but for devices, which are gone then.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -131,10 +130,19 @@ def _kernel_words(host: Host) -> str | None:
 
 def _kernel_change(was: str, now: str) -> Severity | None:
     """None also if they differ only in a value that one of the captures redacted."""
-    for redacted, shown in ((was, now), (now, was)):
-        if re.fullmatch(re.escape(redacted).replace("redacted", r"\S*"), shown):
-            return None
+    words, later = was.split(), now.split()
+    if len(words) == len(later) and all(map(_may_be_equal, words, later)):
+        return None
     return Severity.WARNING
+
+
+def _may_be_equal(word: str, other: str) -> bool:
+    """Whether two words are equal, or differ in a part that one of the captures redacted."""
+    for redacted, shown in ((word, other), (other, word)):
+        parts = redacted.split("redacted")
+        if parts[1:] and shown.startswith(parts[0]) and shown.endswith(parts[-1]):
+            return True
+    return word == other
 
 
 def _iommu(host: Host) -> str | None:

@@ -158,7 +158,7 @@ def test_a_placed_definition_is_an_original_only_where_no_record_exists(
     restore([NAME])
     daemon.put_definition(placed)  # as from the file of homenode plan -o
     apply([NAME], layout="pin", yes=True, quiet=True)
-    assert "no record" not in capsys.readouterr().err
+    assert "no saved original" not in capsys.readouterr().err
     restore([NAME])
     assert daemon.definition() == ORIGINAL
 
@@ -172,6 +172,6 @@ def test_a_placed_definition_is_an_original_only_where_no_record_exists(
     shutil.rmtree(default_root())
     capsys.readouterr()
     apply([NAME], layout="pin-numa", yes=True, quiet=True)
-    assert "no record" in capsys.readouterr().err
+    assert "no saved original" in capsys.readouterr().err
     restore([NAME])
     assert daemon.definition() == placed

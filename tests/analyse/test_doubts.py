@@ -46,6 +46,47 @@ def test_every_doubt_has_a_cause_a_fix_and_a_line_in_the_documents() -> None:
 
 
 @pytest.mark.parametrize(
+    ("metric", "good", "bad", "named"),
+    [
+        ("h2d-bandwidth", [54e9] * 4, [54e9, 54e9, 5.1e9, 54e9], "GPU 2 copies 5.1 GB/s host to"),
+        ("d2h-bandwidth", [54e9] * 2, [54e9, 5.1e9], "GPU 1 copies 5.1 GB/s device to host in pin"),
+        ("h2d-bandwidth", [54e9] * 4, [54e9, 9e9, 54e9, 6e9], "GPU 3 copies 6 GB/s"),
+        ("h2d-bandwidth", [54e9] * 4, [30e9, 30e9, 54e9, 54e9], ""),  # two are far: no sick link
+        ("allreduce-busbw", [2e10] * 17, [0.53e9] * 17, "allreduce-busbw passes 0.53 GB/s in pin,"),
+        ("allreduce-busbw", [0.53e9] * 17, [0.53e9] * 17, ""),
+    ],
+)
+def test_a_link_that_is_slow_in_one_layout_only_is_named_and_blocks_nothing(
+    metric: str, good: list[float], bad: list[float], named: str
+) -> None:
+    def measured(layout: str, rates: list[float]) -> Run:
+        is_sweep = metric == "allreduce-busbw"
+        samples = [
+            Sample(
+                metric, "bytes_per_s", rate, size_bytes=1 << 14 + n if is_sweep else None, index=n
+            )
+            for n, rate in enumerate(rates)
+        ]
+        peak = Sample("allreduce-busbw-peak", "bytes_per_s", max(rates))
+        return replace(run_of(layout), samples=(*samples, peak))
+
+    found = [doubts(measured("default", good), measured("pin", bad))]
+    found.append(doubts(measured("pin", bad), measured("default", good)))
+    for each in found:
+        detail = each["slow-in-one-layout"].detail if "slow-in-one-layout" in each else ""
+        assert (
+            (named in detail and "in pin" in detail and "default" in detail)
+            if named
+            else not detail
+        )
+        assert not detail or not each["slow-in-one-layout"].blocks
+    (answer,) = decide_for_machines(
+        [measured("default", good), measured("pin", bad)], (Objective.MULTI_GPU,)
+    )
+    assert ("slow-in-one-layout" in {doubt.id for doubt in answer.doubts}) == bool(named)
+
+
+@pytest.mark.parametrize(
     ("first", "second", "detail"),
     [
         (("NVIDIA H200",), ("NVIDIA L40S",), "NVIDIA H200 against NVIDIA L40S"),

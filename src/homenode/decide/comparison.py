@@ -46,6 +46,8 @@ FEW_BOOTS, PRINTED, ORDER, NO_ORDER, STATES = (
 WEAKENING = frozenset({FEW_BOOTS, PRINTED, ORDER, NO_ORDER})
 """Doubts that leave no interval to trust, but differences far beyond any between boots."""
 
+SLOW_IN_ONE = "slow-in-one-layout"
+
 
 class DoubtTexts(Struct, frozen=True, forbid_unknown_fields=True):
     """What is said of each doubt of an id, unless a call says something else."""

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import chain, pairwise
 
 from homenode.decide.alternative import Alternative
-from homenode.decide.comparison import NO_ORDER, ORDER, make_doubt
+from homenode.decide.comparison import NO_ORDER, ORDER, SLOW_IN_ONE, make_doubt
+from homenode.decide.health import slow_in_one
 from homenode.decide.machine_facts import unlike_hardware
 from homenode.decide.matrices import far_copies
 from homenode.decide.words import figure_text
@@ -35,6 +36,8 @@ def doubts_between(
     subject = f"{first.label} and {second.label}"
     heads = [[run.head for run in one.runs] for one in (first, second)]
     found = chain(
+        _slow_in_one(first, second, metrics),
+        _slow_in_one(second, first, metrics),
         _other_machine(subject, *heads),
         _other_conditions(subject, *heads),
         _other_vcpus(subject, first, second),
@@ -79,6 +82,14 @@ def _far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
                 alternative.label,
                 f"{what}: {one.gpus[0]} of {one.gpus[1]} GPUs {far}, the others {near}",
             )
+
+
+def _slow_in_one(own: Alternative, other: Alternative, metrics: Metrics) -> Iterator[Doubt]:
+    """Links of GPUs that are slow in one of two layouts only."""
+    if metrics is None or any(one.startswith(_GPU_METRICS) for one in metrics):
+        for detail in slow_in_one((own.label, own.runs), (other.label, other.runs)):
+            detail += ": the link may have been slow, not the layout"
+            yield make_doubt(SLOW_IN_ONE, own.label, detail)
 
 
 def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:

@@ -4,9 +4,11 @@ A link at a fraction of its speed makes every layout slow, and their comparison 
 work that uses it.
 """
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
+from homenode.decide.words import figure_text
 from homenode.findings import Finding, Severity, finding
 from homenode.measure.results.model import COLLECTIVE_GPUS, Origin, Run, RunHead
 from homenode.measure.results.sweep import (
@@ -130,7 +132,8 @@ def _copies_unlike_peers(runs: Sequence[Run]) -> Iterator[Finding]:
 
 
 def _shares_of_peers(run: Run, metric: str) -> dict[tuple[object, ...], tuple[float, float]]:
-    """The copies of each GPU, by size and node, and the median of those of its peers."""
+    """The copies of each GPU, by size and node, and the median of those of its peers, of two at
+    least; else not a number, which nothing is below."""
     values: dict[tuple[object, object], dict[object, list[float]]] = {}
     for key, samples in run.groups.items():
         if key.metric == metric and key.variant is None:
@@ -142,14 +145,73 @@ def _shares_of_peers(run: Run, metric: str) -> dict[tuple[object, ...], tuple[fl
         for way, of_gpu in values.items()
     }
     return {
-        (gpu, *way): (own, statistics.median(v for other, v in of_gpu.items() if other != gpu))
+        (gpu, *way): (
+            own,
+            statistics.median(v for other, v in of_gpu.items() if other != gpu)
+            if len(of_gpu) > 2
+            else math.nan,
+        )
         for way, of_gpu in medians.items()
-        if len(of_gpu) > 2
         for gpu, own in of_gpu.items()
     }
 
 
 _COPIES = {"h2d-bandwidth": "host to device", "d2h-bandwidth": "device to host"}
+
+
+_Labelled = tuple[str, Sequence[Run]]
+
+
+def slow_in_one(here: _Labelled, there: _Labelled) -> Iterator[str]:
+    """GPUs that copy slowly and collectives with a ceiling in one layout, by its label, and not in
+    the other: a card that fell behind while one layout ran looks like an effect of the layout."""
+    yield from _slow_copies_in_one(here, there)
+    (label, runs), (other_label, others) = here, there
+    tops = {
+        name: max(rate for _, rate in points) for name, (points, _) in sweeps_of(others).items()
+    }
+    for run in runs:
+        for name, (points, factor) in sweeps_of([run]).items():
+            fit = flat_fit(points, factor) if "-busbw" in name else None
+            if fit and tops.get(name, 0.0) > fit.rate_bytes_per_s * (1 + FLAT_WITHIN):
+                rate, top = _rate(fit.rate_bytes_per_s), _rate(tops[name])
+                reached = f"{top} is reached in {other_label}"
+                yield f"no size of {name} passes {rate} in {label}, and {reached}"
+
+
+def _slow_copies_in_one(here: _Labelled, there: _Labelled) -> Iterator[str]:
+    (label, runs), (other_label, others) = here, there
+    slow: dict[object, tuple[float, str]] = {}
+    for metric, what in _COPIES.items():
+        healthy: dict[tuple[object, ...], float] = {}
+        for run in others:
+            copies = _shares_of_peers(run, metric)
+            healthy |= {place: copies[place][0] for place in copies.keys() - _slow(copies)}
+        for run in runs:
+            copies = _shares_of_peers(run, metric)
+            for place in sorted(_slow(copies) & healthy.keys(), key=str):
+                rate, usual = copies[place][0], healthy[place]
+                text = f"{_rate(rate)} {what} in {label} and {_rate(usual)} in {other_label}"
+                slow[place[0]] = min(slow.get(place[0], (math.inf, "")), (rate / usual, text))
+    if slow:
+        first, *more = sorted(slow, key=lambda gpu: (slow[gpu][0], str(gpu)))
+        also = f"; GPU {', '.join(map(str, more))} likewise" if more else ""
+        yield f"GPU {first} copies {slow[first][1]}{also}"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return figure_text(bytes_per_s, "bytes_per_s")
+
+
+def _slow(copies: dict[tuple[object, ...], tuple[float, float]]) -> set[tuple[object, ...]]:
+    """Those below what any link carries, and the fewer GPUs that are far below the others: half of
+    them are far from the memory."""
+    unlike = {place for place, (rate, usual) in copies.items() if rate < _PEERS_SHARE * usual}
+    gpus = {place[0] for place in copies}
+    if 2 * len({place[0] for place in unlike}) >= len(gpus):
+        unlike = set()
+    whole = {place for place in copies if place[1] is None}
+    return unlike | {place for place in whole if copies[place][0] < LOW_COPY_BYTES_PER_S}
 
 
 def _low_copies(runs: Sequence[Run]) -> Iterator[Finding]:

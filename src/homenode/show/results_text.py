@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from homenode.decide.alternative import alternatives
 from homenode.decide.comparison import (
     PRINTED,
+    SLOW_IN_ONE,
     WEAKENING,
     Comparison,
     Effect,
@@ -207,7 +208,9 @@ def _why(
         for effect in comparison.effects
         if effect.system in ("", answers[0].system) and (text := file_text(effect))
     ]
-    caveats = dict.fromkeys(text for answer in answers for text in _caveats_of(answer, everything))
+    doubts = (doubt for answer in answers for doubt in answer.doubts)
+    links_first = sorted(doubts, key=lambda doubt: doubt.id != SLOW_IN_ONE)
+    caveats = dict.fromkeys(_caveats_of(links_first, everything))
     shown = list(caveats) if everything else list(caveats)[:_MOST_CAVEATS]
     lines += [("caveat", caveat, "") for caveat in shown]
     if len(shown) < len(caveats):
@@ -233,8 +236,8 @@ def file_text(effect: Effect) -> str:
     return f"{layout} is {change}{interval}"
 
 
-def _caveats_of(answer: Recommendation, everything: bool) -> Iterator[str]:
-    for doubt in answer.doubts:
+def _caveats_of(doubts: Iterable[Doubt], everything: bool) -> Iterator[str]:
+    for doubt in doubts:
         if doubt.id not in SAID_BY_LEVEL:
             more = f"; fix: {doubt.remedy}; likely cause: {doubt.cause} ({doubt.id})"
             yield doubt.detail + (more if everything else "")

@@ -23,7 +23,7 @@ from homenode.decide.recommendation import (
     decide_for_machines,
     recommend,
 )
-from homenode.decide.sentences import sentence_of
+from homenode.decide.sentences import first_line, sentence_of
 from homenode.findings import Severity
 from homenode.measure.results.model import Origin, Run, Sample, Statistic, host_kind
 from homenode.objective import Objective
@@ -101,6 +101,7 @@ def test_rtx_4080_pins_are_to_be_reviewed_with_candidates() -> None:
     assert (made.choice, made.layout, made.avoid) == ("default", "default", ("pin",))
     (doubt,) = [one for one in made.doubts if one.id == "pin-regression"]
     assert "homenode doctor" in doubt.remedy
+    assert first_line("RTX 4080", (made,)).startswith("RTX 4080: review first: check the pins")
 
 
 @pytest.mark.parametrize("objective", Objective)
@@ -453,6 +454,28 @@ def test_a_flat_curve_of_any_collective_stops_the_machine() -> None:
     )
     (found,) = figure_findings([Run(run.head, samples)])
     assert (found.id, found.severity) == ("collective-flat-curve", Severity.CRITICAL)
+
+
+def test_an_unusable_run_is_left_out_and_named_where_others_can_answer() -> None:
+    rng = random.Random(5)
+    values = {"default": 1e11, "pin": 1.1e11, "pin-numa": 3e11}
+    runs = [
+        simulated_run(layout, {"memory-bandwidth": ("bytes_per_s", value)}, rng)
+        for layout, value in values.items()
+    ]
+    marked = Run(replace(runs[1].head, unusable=("siblings are shown",)), runs[1].samples)
+    made = measured((runs[0], marked, runs[2]), Objective.MEMORY_BANDWIDTH)
+    assert (made.choice, made.avoid) == ("pin-numa", ("default",))
+    assert [doubt.blocks for doubt in made.doubts if doubt.id == "unusable"] == [False]
+    alone = measured((runs[0], marked), Objective.MEMORY_BANDWIDTH)
+    assert alone.choice is None and alone.why(ReasonId.UNUSABLE)
+
+
+def test_where_results_cannot_tell_the_layout_is_one_that_was_compared() -> None:
+    figures = {"memory-bandwidth": ("bytes_per_s", 1e11)}
+    runs = [simulated_run(name, figures, random.Random(6)) for name in ("default", "pin")]
+    made = measured(runs, Objective.MEMORY_BANDWIDTH)
+    assert (made.choice, made.layout) == ("pin", "pin-bound")  # not pin-numa, which nobody measured
 
 
 def test_equal_layouts_lead_to_no_difference_and_nothing_to_avoid() -> None:

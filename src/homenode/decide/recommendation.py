@@ -229,6 +229,12 @@ def recommend(
 ) -> Recommendation:
     """The answer of one machine's results alone. inputs: of the rule; None: of a common machine."""
     runs = [run for alternative in every for run in alternative.runs]
+    usable = alternatives([run for run in runs if not run.head.unusable])
+    if len(usable) > 1 and any(run.head.unusable for run in runs):
+        answer = recommend(system, usable, objective, inputs)
+        stated = (doubt for alternative in every for doubt in doubts_of(alternative))
+        unused = (replace(doubt, blocks=False) for doubt in stated if doubt.id == "unusable")
+        return replace(answer, doubts=once((*unused, *answer.doubts)))
     candidates = [
         alternative
         for alternative in every
@@ -459,11 +465,9 @@ def _strongest(
     ]
     rule = _by_rule(machine, objective, inputs)
     best = chosen[0] if chosen else rule
-    labels = {result.alternative.partition(",")[0] for result in best.results}
-    is_compared = {rule.layout or "", *(("pin",) if rule.layout == "pin-bound" else ())} & labels
-    if chosen and (best.layout is None or not (best.tells or is_compared)):
-        ground = ReasonId.NO_LAYOUT if best.layout is None else ReasonId.RULE
-        reason = Reason(id=ground, alternative=rule.layout, detail=rule.reasons[0].detail)
+    if chosen and best.layout is None:
+        detail = rule.reasons[0].detail
+        reason = Reason(id=ReasonId.NO_LAYOUT, alternative=rule.layout, detail=detail)
         best = replace(best, layout=rule.layout, reasons=(*best.reasons, reason))
     layouts = [one.layout for one in chosen[1:] if one.layout is not None]
     unknown = (one for one in layouts if one not in (best.layout, *best.also, *best.avoid))

@@ -47,12 +47,23 @@ def layout_named(answer: Recommendation) -> str:
 def first_line(system: str, answers: Sequence[Recommendation]) -> str:
     """What to run on a machine: "H200: run pin-numa for memory-bandwidth (measured)"."""
     telling = [answer for answer in answers if answer.choice is not None and answer.tells]
+    if pins := _slow_pins(answers):
+        return f"{system}: review first: {pins}"
     if telling:
         return _run_line(system, telling)
     if stop := stop_text(answers):
         action = "repair first" if any(answer.findings for answer in answers) else "measure first"
         return f"{system}: {action}: {stop}"
     return f"{system}: cannot tell {_undecided(answers)}"
+
+
+def _slow_pins(answers: Sequence[Recommendation]) -> str:
+    """Pinning that lost throughput is a wrong pin: what to look at; "" where none did."""
+    for answer in answers:
+        if reason := answer.why(ReasonId.PIN_REGRESSION):
+            change = change_text(reason.ratio or 1.0, "default")
+            return f"check the pins of {reason.alternative}: {change}"
+    return ""
 
 
 def _run_line(system: str, answers: Sequence[Recommendation]) -> str:
@@ -325,11 +336,7 @@ class Advised(Struct, frozen=True):
         """Why its results are to be checked first, and give no advice for other machines; ""."""
         if any(answer.is_blocked for answer in self.answers):
             return stop_text(self.answers)
-        for answer in self.answers:
-            if reason := answer.why(ReasonId.PIN_REGRESSION):
-                change = change_text(reason.ratio or 1.0, "the unpinned guest")
-                return f"check the pins of {reason.alternative}: {change}"
-        return ""
+        return _slow_pins(self.answers)
 
 
 def advise(machines: Sequence[Advised]) -> tuple[AdviceLine, ...]:

@@ -375,7 +375,7 @@ def _name(effect: Effect) -> str:
     return ", ".join(parts)
 
 
-SAID_BY_LEVEL = frozenset({PRINTED, "unusable"})
+SAID_BY_LEVEL = frozenset({PRINTED})
 """Doubts that the level of the evidence, or the answer itself, says already."""
 
 

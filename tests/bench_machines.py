@@ -16,18 +16,15 @@ Answer = Callable[[Sequence[str]], str]
 
 @dataclass
 class FakeMachine:
-    """A described machine. answer: standard output of a program, or raises; calls: what was run.
-
-    busy_ticks: of each PU between two looks at it, of 100.
-    """
+    """A described machine."""
 
     host: str = "x86-1p1n4c4t"
-    answer: Answer = answer
+    answer: Answer = answer  # standard output of a program, or raises
     programs: frozenset[str] = frozenset({PROBE, "taskset", "numactl"})
     boot: str = "first boot"
-    busy_ticks: int = 0
+    busy_ticks: int = 0  # of each PU between two looks at it, of 100
     code: int = 0
-    calls: list[tuple[str, ...]] = field(default_factory=list)
+    calls: list[tuple[str, ...]] = field(default_factory=list)  # what was run
     inputs: list[str | None] = field(default_factory=list)
     changed: dict[str, str] = field(default_factory=dict)
     _looks: int = 0

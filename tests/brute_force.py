@@ -165,14 +165,14 @@ _LAST_RESORT = Fallback(False, Cores.SHARED, True, 1, False, Memory.ELSEWHERE)
 
 @dataclass(frozen=True)
 class Best:
-    """A candidate. nodes: positions. key: values of the terms in the policy's order."""
+    """A candidate."""
 
     fallback: Fallback
-    nodes: tuple[int, ...]
+    nodes: tuple[int, ...]  # positions
     split: tuple[int, ...]
     devices: tuple[Bdf, ...]
     terms: dict[str, object]
-    key: tuple[object, ...]
+    key: tuple[object, ...]  # values of the terms in the policy's order
 
 
 @dataclass(frozen=True)
@@ -310,15 +310,12 @@ def _others(host: Host, request: GuestRequest) -> list[RunningDomain]:
 
 @dataclass(frozen=True)
 class _Homes:
-    """Positions of the nodes of a VM's devices, as far as they are known, one for each device.
-
-    sets_lost: GPU sets that it takes a part of; None for a VM without GPUs.
-    """
+    """Positions of the nodes of a VM's devices, as far as they are known, one for each device."""
 
     pulling: tuple[int, ...]
     gpus: tuple[int, ...]
     all: tuple[int, ...]
-    sets_lost: int | None
+    sets_lost: int | None  # GPU sets that it takes a part of; None for a VM without GPUs
 
 
 _P = ParamSpec("_P")

@@ -22,12 +22,12 @@ from homenode.vm.sources import load_host
 
 @dataclass(frozen=True)
 class Result:
-    """exception: what the command raised, but for the exit that it asked for."""
+    """What a command gave."""
 
     exit_code: int
     stdout: str
     stderr: str
-    exception: BaseException | None
+    exception: BaseException | None  # what the command raised, but for the exit that it asked for
 
     @property
     def output(self) -> str:

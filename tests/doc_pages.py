@@ -26,34 +26,30 @@ _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block. language, words: of the line that opens it. line: that line's number."""
+    """A fenced block."""
 
-    line: int
-    language: str
-    words: tuple[str, ...]
+    line: int  # that line's number
+    language: str  # of the line that opens it
+    words: tuple[str, ...]  # of the line that opens it
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ShownCommand:
-    """A command of a console block and the output that the page shows for it.
-
-    arguments: as a shell would split them. redirected: the file after ">". checked: False where
-    the output depends on the machine (a block marked `live`).
-    """
+    """A command of a console block and the output that the page shows for it."""
 
     line: int
-    arguments: tuple[str, ...]
-    redirected: str | None
+    arguments: tuple[str, ...]  # as a shell would split them
+    redirected: str | None  # the file after ">"
     shown: tuple[str, ...]
-    checked: bool
+    checked: bool  # False where the output depends on the machine (a block marked `live`)
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One document. path: relative to the checkout."""
+    """One document."""
 
-    path: Path
+    path: Path  # relative to the checkout
     text: str
 
     def blocks(self) -> Iterator[Block]:

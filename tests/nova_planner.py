@@ -12,9 +12,9 @@ from itertools import permutations
 
 @dataclass(frozen=True)
 class NovaCell:
-    """What is free on a host cell. cores: whole ones, for the policies dedicated and isolate."""
+    """What is free on a host cell."""
 
-    cores: int
+    cores: int  # whole ones, for the policies dedicated and isolate
     memory_bytes: int
     gpus: int = 0
 

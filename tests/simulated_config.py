@@ -19,9 +19,9 @@ LINK_CONTROL, LINK_STATUS, LINK_CONTROL_2 = AT + 0x10, AT + 0x12, AT + 0x30
 
 
 class Access(NamedTuple):
-    """One access of a program under test. kind: "read" or "write"."""
+    """One access of a program under test."""
 
-    kind: str
+    kind: str  # "read" or "write"
     bdf: Bdf
     offset: int
     size: int
@@ -34,19 +34,15 @@ class PowerCutError(Exception):
 
 @dataclass
 class SimulatedConfig:
-    """Every function of a host with its link registers.
-
-    reaches: the speed code that a port's link comes up with, at most; trains_narrow: lanes that it
-    comes up with; loses_link: the link is lost at that training; climbs: links gain one generation
-    a training. cut_at: the write (from 1) at
-    which the program is killed, before or after it reached the register.
-    """
+    """Every function of a host with its link registers."""
 
     host: Host
+    # the speed code that a port's link comes up with, at most
     reaches: dict[Bdf, int] = field(default_factory=dict)
-    trains_narrow: dict[Bdf, int] = field(default_factory=dict)
-    loses_link: set[Bdf] = field(default_factory=set)
-    climbs: bool = False
+    trains_narrow: dict[Bdf, int] = field(default_factory=dict)  # lanes that it comes up with
+    loses_link: set[Bdf] = field(default_factory=set)  # the link is lost at that training
+    climbs: bool = False  # links gain one generation a training
+    # the write (from 1) at which the program is killed, before or after it reached the register
     cut_at: int | None = None
     cut_after_write: bool = False
     accesses: list[Access] = field(default_factory=list)

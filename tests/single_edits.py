@@ -73,14 +73,11 @@ def users_vm(name: str) -> PlannedFile:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One edit. path: names from the root. attribute: None = the element; "text" = its text.
+    """One edit."""
 
-    done: "removed", "doubled", "moved" or "changed".
-    """
-
-    path: tuple[str, ...]
-    attribute: str | None
-    done: str
+    path: tuple[str, ...]  # names from the root
+    attribute: str | None  # None = the element; "text" = its text
+    done: str  # "removed", "doubled", "moved" or "changed"
     said: str
     document: bytes
 

@@ -38,16 +38,17 @@ from homenode.vm.plan_options import PlanOptions
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """A NUMA node to build. llcs: threads of each core of each LLC: ((2, 2), (2, 1)) is two LLCs of
-    two cores, of which the last has one thread; () has no PUs. efficiency_cores: so many of the
-    last cores are E cores and the others P cores; None = all alike."""
+    """A NUMA node to build."""
 
+    # threads of each core of each LLC: ((2, 2), (2, 1)) is two LLCs of two cores, of which the last
+    # has one thread; () has no PUs
     llcs: tuple[tuple[int, ...], ...] = ((2, 2, 2, 2),)
     package: int = 0
     index: int | None = None
     memory_bytes: int | None = 64 * GIB
     free_bytes: int | None = None
     pools: tuple[PagePool, ...] = ()
+    # so many of the last cores are E cores and the others P cores; None = all alike
     efficiency_cores: int | None = None
     memory_kind: MemoryKind | None = MemoryKind.DRAM
     gpu: str | None = None
@@ -55,13 +56,13 @@ class NodeSpec:
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """A function to build. root: number of its root complex; switch: number of the switch below
-    that root, None = directly under a root port of its own. node: None = firmware does not say."""
+    """A function to build."""
 
     bdf: str
-    node: int | None = 0
+    node: int | None = 0  # None = firmware does not say
     kind: DeviceKind = DeviceKind.GPU
-    root: int = 0
+    root: int = 0  # number of its root complex
+    # number of the switch below that root, None = directly under a root port of its own
     switch: int | None = None
 
 

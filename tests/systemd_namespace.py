@@ -52,9 +52,9 @@ exec /lib/systemd/systemd --system --unit=empty.target --log-target=null --show-
 
 @dataclass(frozen=True, slots=True)
 class Systemd:
-    """process: its number, seen from outside."""
+    """A systemd in a namespace of its own."""
 
-    process: int
+    process: int  # its number, seen from outside
 
     @property
     def root(self) -> Path:

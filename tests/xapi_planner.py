@@ -17,12 +17,12 @@ _UNREACHABLE = 255
 
 @dataclass(frozen=True)
 class XapiNode:
-    """What is free on a node. used: how many VMs were placed there before."""
+    """What is free on a node."""
 
     cores: int
     pus: int
     memory_bytes: int
-    used: int = 0
+    used: int = 0  # how many VMs were placed there before
 
 
 def xapi_nodes(

@@ -14,29 +14,26 @@ DRAWS_PER_CASE = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """What the tests of all targets have to know of one.
+    """What the tests of all targets have to know of one."""
 
-    file: a file of it as a user has it, with one of the H100 host's GPUs where it can name it;
-    empty where homenode alone writes such files. owned: what begins lines of it that a layout may
-    change. free: what begins lines of a new file that no plan owns, or whose names are the
-    operator's. refused_for: words of the refusals of plans for the shipped hosts.
-    """
-
+    # a file of it as a user has it, with one of the H100 host's GPUs where it can name it; empty
+    # where homenode alone writes such files
     file: bytes = b""
-    owned: str = ""
+    owned: str = ""  # what begins lines of it that a layout may change
+    # what begins lines of a new file that no plan owns, or whose names are the operator's
     free: str
-    refused_for: tuple[str, ...] = ()
+    refused_for: tuple[str, ...] = ()  # words of the refusals of plans for the shipped hosts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A case as the program read it. refusal: the program's words where it did not take it."""
+    """A case as the program read it."""
 
     case: str
     about: str
     planned: Facts
     read: Facts = field(default_factory=dict)
-    refusal: str | None = None
+    refusal: str | None = None  # the program's words where it did not take it
 
     def difference(self) -> str | None:
         """What the program read otherwise than planned; None where it read all as planned."""
@@ -52,23 +49,18 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """A row of the table.
-
-    program, version: as the page names them. reads: what is given to it, and which facts it
-    answers. missing: why it cannot run here; None where it can. setup: how to get it. marker: of
-    pytest. short: cases in `make test`. ask: answers to cases by their names, in any order; a name
-    that homenode refuses to plan has none.
-    """
+    """A row of the table."""
 
     name: str
-    program: str
-    reads: str
-    setup: str
-    version: Callable[[], str]
-    missing: Callable[[], str | None]
+    program: str  # as the page names them
+    reads: str  # what is given to it, and which facts it answers
+    setup: str  # how to get it
+    version: Callable[[], str]  # as the page names them
+    missing: Callable[[], str | None]  # why it cannot run here; None where it can
+    # answers to cases by their names, in any order; a name that homenode refuses to plan has none
     ask: Callable[[Sequence[str]], Iterator[Answer]]
-    marker: str | None = None
-    short: int = 3
+    marker: str | None = None  # of pytest
+    short: int = 3  # cases in `make test`
 
     def answers(self, seed: int, count: int) -> Iterator[Answer]:
         """So many answers. Raises AssertionError where homenode plans too few of what is drawn."""

@@ -26,15 +26,14 @@ fresh seed, and writes this page; rows of other programs and versions stay as th
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of the page. differences: how many cases, with the first of them, or why there are
-    none."""
+    """A line of the page."""
 
     name: str
     program: str
     version: str
     what_it_read: str
     cases: str
-    differences: str
+    differences: str  # how many cases, with the first of them, or why there are none
     date: str
     how_to_run_it: str
 

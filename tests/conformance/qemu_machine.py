@@ -32,18 +32,17 @@ class QemuError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a QEMU said. tables: of ACPI, by signature. cpus, memdevs: of QMP. roots: of each device
-    asked for, the bus number of the root that it hangs on, 0 for the chipset's. functions: device
-    ids of PCI. pins: PUs by the name of a thread, or "launch"."""
+    """What a QEMU said."""
 
-    tables: dict[str, bytes]
-    cpus: list[dict[str, Any]]
-    memdevs: list[dict[str, Any]]
+    tables: dict[str, bytes]  # of ACPI, by signature
+    cpus: list[dict[str, Any]]  # of QMP
+    memdevs: list[dict[str, Any]]  # of QMP
     page_bytes: dict[str, int]
+    # of each device asked for, the bus number of the root that it hangs on, 0 for the chipset's
     roots: dict[str, int]
-    functions: Counter[int]
+    functions: Counter[int]  # device ids of PCI
     memory_bytes: int
-    pins: dict[str, str]
+    pins: dict[str, str]  # PUs by the name of a thread, or "launch"
 
     @property
     def topology(self) -> tuple[int, int, int, int]:

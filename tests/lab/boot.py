@@ -53,10 +53,10 @@ def need_lab() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Booted:
-    """What a virtual host said. seconds: from start to power-off."""
+    """What a virtual host said."""
 
     console: str
-    seconds: float
+    seconds: float  # from start to power-off
 
     def result(self, name: str) -> str:
         """What the program inside reported under a name."""

@@ -27,12 +27,10 @@ class Unbuildable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class VirtualHost:
-    """arguments: of qemu-system-x86_64, without kernel and disks.
+    """A VM that stands for a host."""
 
-    node_of_device: QEMU's id of each stand-in -> the node that its root complex is on.
-    """
-
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...]  # of qemu-system-x86_64, without kernel and disks
+    # QEMU's id of each stand-in -> the node that its root complex is on
     node_of_device: dict[str, int]
 
 

@@ -14,13 +14,12 @@ SOON = WaitPolicy(poll_s=0.001, blocked_s=0.02)
 
 @dataclass
 class Place:
-    """An executor whose tasks end as the test says. ends: the states that a task comes to, one
-    for each time that it is begun; at_once: how many are begun together. silent: looks that are not
-    answered."""
+    """An executor whose tasks end as the test says."""
 
+    # the states that a task comes to, one for each time that it is begun
     ends: dict[str, list[TaskState]]
-    at_once: int = 1
-    silent: int = 0
+    at_once: int = 1  # how many are begun together
+    silent: int = 0  # looks that are not answered
     states: dict[str, TaskState] = field(default_factory=dict)
     begun: list[str] = field(default_factory=list)
     needs_somebody: bool = False

@@ -27,12 +27,12 @@ GPUS = ("0000:11:00.0", "0000:81:00.0")
 
 @dataclass
 class GpuMachine(FakeMachine):
-    """A GPU on each of two nodes. fails: programs that fail; hangs: those that never end."""
+    """A GPU on each of two nodes."""
 
     host: str = "small-2n8c-2gpu"
     programs: frozenset[str] = frozenset({"numactl", "nvbandwidth", "all_reduce_perf"})
-    fails: frozenset[str] = frozenset()
-    hangs: frozenset[str] = frozenset()
+    fails: frozenset[str] = frozenset()  # programs that fail
+    hangs: frozenset[str] = frozenset()  # those that never end
     has_torch: bool = True
     environments: list[Mapping[str, str]] = field(default_factory=list)
 

@@ -110,9 +110,9 @@ def shown_by(definition: bytes) -> MemorySnapshot:
 
 
 class GpuGuest(SimulatedGuest):
-    """A boot with two GPUs. files: the topology files that its all-reduces were given."""
+    """A boot with two GPUs."""
 
-    files: list[str]
+    files: list[str]  # the topology files that its all-reduces were given
 
     def run(
         self,

@@ -55,11 +55,11 @@ def machine(text: str) -> Host:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A job on one node or on several that are alike. cores: of the node, by Slurm's numbers."""
+    """A job on one node or on several that are alike."""
 
     id: int
     nodes: Sequence[str]
-    cores: Sequence[int]
+    cores: Sequence[int]  # of the node, by Slurm's numbers
     gpus: Sequence[int] = ()
     task: int | None = None
     state: str = "RUNNING"

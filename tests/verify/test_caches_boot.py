@@ -59,12 +59,12 @@ poweroff -f
 
 @dataclass(frozen=True)
 class Seen:
-    """cpus: numbers. nodes: CPUs of each. l3: CPUs of each L3. warnings: of the topology."""
+    """What a guest saw of its caches."""
 
-    cpus: CpuSet
-    nodes: tuple[CpuSet, ...]
-    l3: frozenset[CpuSet]
-    warnings: tuple[str, ...]
+    cpus: CpuSet  # numbers
+    nodes: tuple[CpuSet, ...]  # CPUs of each
+    l3: frozenset[CpuSet]  # CPUs of each L3
+    warnings: tuple[str, ...]  # of the topology
 
 
 def booted(made: Plan, model: str, online: int, folder: Path) -> Seen:

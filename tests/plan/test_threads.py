@@ -109,6 +109,8 @@ def test_vcpus_take_a_core_that_serves_other_emulators_only_as_the_hosts_last() 
     assert Relaxation.HOST_CORE in last.relaxations
     assert CpuSet([4]) <= vcpus(last)
     assert any("other" in f.observed for f in last.findings if f.id == "host-core-taken")
+    (taken,) = place(even_host(1, 1, 1, 1, 1), small_request(1)).findings[:1]
+    assert "vcpus" not in str(taken.fix)  # a VM of one vCPU cannot have fewer
 
 
 def test_where_no_core_is_left_housekeeping_pus_come_before_those_of_vcpus() -> None:

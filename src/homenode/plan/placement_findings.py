@@ -162,12 +162,13 @@ def _host_share(
         also = (
             f"; QEMU's own threads of {listed(shared)} run on cores of its vCPUs" if shared else ""
         )
+        fewer = min(request.vcpus, cores * threads) - threads
         yield finding(
             "host-core-taken",
             host.name,
             observed=f"the VM takes the host's last core without vCPUs{also}",
-            case="of a plan",
-            values={"vcpus": max(1, min(request.vcpus, cores * threads) - threads)},
+            case="of a plan" if fewer > 0 else "of one core",
+            values={"vcpus": fewer},
         )
     if Relaxation.HOST_MEMORY in given:
         yield _host_memory_taken(host, request)

@@ -10,7 +10,7 @@ import pytest
 from homenode.decide.recommendation import RecommendedComparison
 from homenode.errors import HomenodeError
 from homenode.formats import decode
-from homenode.measure.results.model import Run
+from homenode.measure.results.model import Condition, Run
 from homenode.measure.results.store import FILE, run_text, write_run
 from tests.command_line import homenode
 from tests.published_runs import FOLDER
@@ -104,6 +104,28 @@ def test_machines_are_never_compared_with_each_other(tmp_path: Path) -> None:
     assert pairs == {("a", "pin", "pin-numa"), ("b", "default", "pin")}
     assert "c: results of one layout only" in printed["skipped"]
     assert not [one for one in printed["doubts"] if one["id"] == "other-host"]
+
+
+def test_where_nothing_can_be_told_the_fix_stands_in_place_of_tables(tmp_path: Path) -> None:
+    figures = {"allreduce-busbw-peak": ("bytes_per_s", 2e10)}
+    sides = {
+        "a": (("default", 1 << 30, "Xeon 8558"), ("pin", 1 << 17, "Xeon 8558")),
+        "b": (("default", 1 << 30, "Xeon 8558"), ("pin", 1 << 30, "EPYC 9575F")),
+    }
+    for system, (layout, largest, cpu) in ((name, side) for name in sides for side in sides[name]):
+        conditions = (Condition("tool largest message", f"{largest} bytes"),)
+        run = simulated_run(layout, figures, random.Random(1), system=system, conditions=conditions)
+        head = msgspec.structs.replace(run.head, hardware=(cpu,), host=None, host_kind=None)
+        write_run(tmp_path / system, Run(head, run.samples))
+    size, host = "measure both again to the same largest message", "run all layouts on one host"
+    for system, fix, other in (("a", size, host), ("b", host, size)):
+        printed = call("compare", tmp_path / system)
+        assert "cannot tell which layout is best" in printed, printed
+        assert f"fix        {fix}" in printed and other not in printed
+        assert "for information only" not in printed and "primary" not in printed
+        assert "primary; boots" in call("compare", tmp_path / system, "--explain")
+    both = call("compare", tmp_path)
+    assert (both.count(size), both.count(host)) == (1, 1), "each machine has its own"
 
 
 def test_compare_fits_a_narrow_terminal(results: Path) -> None:

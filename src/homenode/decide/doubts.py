@@ -24,6 +24,12 @@ _MUST_AGREE = tuple(
 
 _OF_COLLECTIVES = ("tool collective", "tool largest message", "tool nccl", "tool rccl")
 
+_OF_SWEEPS = (
+    "a sweep that stopped early, or was given another -e: short messages never reach the peak",
+    "measure both again to the same largest message (-e of nccl-tests)",
+)
+"""Cause and fix where sweeps end at unlike sizes."""
+
 _GPU_METRICS = ("allreduce-", "h2d-", "d2h-", "p2p-")
 
 Metrics = frozenset[str] | None
@@ -127,7 +133,10 @@ def _other_conditions(subject: str, first: list[RunHead], second: list[RunHead])
             continue
         blocks = name.split()[0] in _MUST_AGREE
         detail = f"{_listed(a)} against {_listed(b)}"
-        yield make_doubt("other-conditions", name, detail, blocks=blocks)
+        cause, remedy = _OF_SWEEPS if name == "tool largest message" else (None, None)
+        yield make_doubt(
+            "other-conditions", name, detail, blocks=blocks, cause=cause, remedy=remedy
+        )
 
 
 def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Iterator[Doubt]:

@@ -138,7 +138,7 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
     is_shown = False
     for name, answers in systems.items():
         rows = _objective_rows(answers) if in_full else None
-        is_shown = is_shown or rows is not None or not in_full
+        is_shown = is_shown or rows is not None or not in_full or _is_passed(answers, comparison)
         lines = [*_why(answers, comparison, everything)] if in_full else []
         parts.append(Section(first_line(name, answers), (*((rows,) if rows else ()), *lines)))
     if not in_full:
@@ -189,7 +189,7 @@ def _objective_rows(answers: Sequence[Recommendation]) -> Table | None:
 
 
 def _why(
-    answers: Sequence[Recommendation], comparison: Comparison, everything: bool
+    answers: Sequence[Recommendation], comparison: RecommendedComparison, everything: bool
 ) -> Iterator[Part]:
     """Why for each objective that has results, the caveats, and what to measure next."""
     lines: list[tuple[str, str, str]] = []
@@ -211,6 +211,13 @@ def _why(
     doubts = (doubt for answer in answers for doubt in answer.doubts)
     links_first = sorted(doubts, key=lambda doubt: doubt.id != SLOW_IN_ONE)
     caveats = dict.fromkeys(_caveats_of(links_first, everything))
+    if not everything and _is_passed(answers, comparison):
+        blocking = [one for one in comparison.doubts if one.blocks]
+        if any(one.system != answers[0].system for one in comparison.recommendations):
+            of_system = f"{answers[0].system}: "
+            blocking = [one for one in blocking if one.subject.startswith(of_system)]
+        lines += [("fix", fix, "") for fix in dict.fromkeys(one.remedy for one in blocking)]
+        lines.append(("", "effects with intervals, and caveats in full: --explain", "dim"))
     shown = list(caveats) if everything else list(caveats)[:_MOST_CAVEATS]
     lines += [("caveat", caveat, "") for caveat in shown]
     if len(shown) < len(caveats):
@@ -221,6 +228,12 @@ def _why(
     if command := _next_trial(answers):
         yield Text("next")
         yield Commands((command,))
+
+
+def _is_passed(answers: Sequence[Recommendation], comparison: Comparison) -> bool:
+    """Whether results of layouts decide nothing, and why stands with the objectives already."""
+    is_said = any(answer.why(ReasonId.PASSED) for answer in answers)
+    return is_said and not comparison.bare and not any(answer.results for answer in answers)
 
 
 def file_text(effect: Effect) -> str:

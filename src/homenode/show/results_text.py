@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from homenode.decide.alternative import alternatives
 from homenode.decide.comparison import (
+    NO_ORDER,
     PRINTED,
     SLOW_IN_ONE,
     WEAKENING,
@@ -252,8 +253,10 @@ def file_text(effect: Effect) -> str:
 def _caveats_of(doubts: Iterable[Doubt], everything: bool) -> Iterator[str]:
     for doubt in doubts:
         if doubt.id not in SAID_BY_LEVEL:
-            more = f"; fix: {doubt.remedy}; likely cause: {doubt.cause} ({doubt.id})"
-            yield doubt.detail + (more if everything else "")
+            more = f": {doubt.remedy}" if doubt.id == NO_ORDER else ""  # a call; no trial needed
+            if everything:
+                more = f"; fix: {doubt.remedy}; likely cause: {doubt.cause} ({doubt.id})"
+            yield doubt.detail + more
 
 
 def _next_trial(answers: Sequence[Recommendation]) -> str:

@@ -29,7 +29,7 @@ from homenode.machine.topology import Host, RunningDomain
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
 from homenode.units import GIB
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import Balance, DeviceLocality, Policy
 
 MOST_PUS, MOST_GPUS = 1024, 64

@@ -34,7 +34,7 @@ from homenode.machine.topology import Host
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
 from homenode.units import GIB
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 
 
 @dataclass(frozen=True)

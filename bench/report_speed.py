@@ -20,7 +20,7 @@ from homenode.measure.results.store import write_run
 from homenode.measure.results.vantage import Vantage
 from homenode.show.html import html_page
 from homenode.show.report.document import document_of
-from homenode.show.report.gathered import gather
+from homenode.show.report.inputs import gather
 from homenode.show.report.machine import machines_of
 from homenode.vm.layout import PRESETS
 

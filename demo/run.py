@@ -26,17 +26,17 @@ from homenode.show.host_groups import host_counts
 from homenode.show.html import html_page
 from homenode.show.report.answer import advice_of
 from homenode.show.report.document import document_of
-from homenode.show.report.gathered import gather
+from homenode.show.report.inputs import gather
 from homenode.show.report.machine import machines_of
 from homenode.show.terminal_text import PrintableConsole
 from homenode.show.topology_map import topology_map
+from homenode.text import number_list, plural
 from homenode.vm.domain.restore import write_tuned
 from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS, MemoryBinding
-from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
-from homenode.wording import number_list, plural
 
 DOCUMENT = Path("demo") / "gpu-vm.xml"
 MACHINES = (

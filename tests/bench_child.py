@@ -16,7 +16,7 @@ from homenode.measure import runner
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.remote_host import RemoteHost, SshHost
 from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
-from homenode.measure.orders import BenchOptions
+from homenode.measure.options import BenchOptions
 from homenode.measure.results.vantage import Vantage
 from homenode.process import Completed
 from tests.rendered.machine import render

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from homenode.doc import Gallery
 from homenode.show.report.answer import answer_section
-from homenode.show.report.gathered import gather
+from homenode.show.report.inputs import gather
 from homenode.show.report.machine import machines_of
 from homenode.show.svg_canvas import CHART, css
 from tests.command_line import homenode

@@ -14,7 +14,7 @@ from homenode.cli.command import Command, Parameter
 from homenode.cli.help import option_text
 from homenode.cli.main import PROGRAM
 from homenode.findings import page
-from homenode.opt import Arg, Flag
+from homenode.option import Arg, Flag
 from tests.command_line import has_cluster
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.change.retrain.execution import explain_interrupted
 from homenode.change.retrain.install import dropped_links
-from homenode.change.retrain.plan import Use, plan_retrain
+from homenode.change.retrain.plan import FunctionHolders, plan_retrain
 from homenode.check.doctor.baseline import drift, record_of
-from homenode.check.doctor.diagnosis import Circumstances, diagnose
+from homenode.check.doctor.diagnosis import MeasuredRates, diagnose
 from homenode.check.doctor.gpu_matrix import matrix_findings
 from homenode.findings import Finding
 from homenode.machine.discover.lspci import host_from_lspci
@@ -34,7 +34,7 @@ class Case(NamedTuple):
     silent: Callable[[], Sequence[Finding]]
 
 
-def of_host(there: Host, circumstances: Circumstances | None = None) -> tuple[Finding, ...]:
+def of_host(there: Host, circumstances: MeasuredRates | None = None) -> tuple[Finding, ...]:
     return diagnose(there, None, circumstances).findings
 
 
@@ -90,7 +90,7 @@ def _retrained(reaches: int | None) -> Sequence[Finding]:
     there = changed(host(SICK), lambda d: d.driver not in ("pcieport", None), driver="vfio-pci")
     gpu = gpus(SICK, 1)[0]
     space = SimulatedConfig(there)
-    uses = {device.bdf: Use(()) for device in there.pci_devices}
+    uses = {device.bdf: FunctionHolders(()) for device in there.pci_devices}
     plan = plan_retrain(there, gpu, space, uses)
     if reaches is not None:
         space.reaches[plan.port] = reaches
@@ -100,7 +100,7 @@ def _retrained(reaches: int | None) -> Sequence[Finding]:
 def _interrupted(cut_at: int | None) -> Sequence[Finding]:
     there = changed(host(SICK), lambda d: d.driver not in ("pcieport", None), driver="vfio-pci")
     space, journal = SimulatedConfig(there, cut_at=cut_at), MemoryJournal()
-    uses = {device.bdf: Use(()) for device in there.pci_devices}
+    uses = {device.bdf: FunctionHolders(()) for device in there.pci_devices}
     plan = plan_retrain(there, gpus(SICK, 1)[0], space, uses)
     with suppress(PowerCutError):
         retrained(plan, space, journal)
@@ -112,8 +112,8 @@ def _drifted(now: Host) -> list[Finding]:
     return list(drift(record_of(host(DESKTOP)), now, "host.json"))
 
 
-def _h2d(rate: float) -> Circumstances:
-    return Circumstances(h2d={GPU_4080: rate})
+def _h2d(rate: float) -> MeasuredRates:
+    return MeasuredRates(h2d={GPU_4080: rate})
 
 
 def _with_pages(reserved: int, free: int) -> list[Finding]:
@@ -163,7 +163,7 @@ HOST_CASES: dict[str, Case] = {
         "rtx4080-i9-14900k with its GPU at x8 of x16",
         lambda: of_host(link_at(16.0, 8)),
         "the same in a slot that is known to have 8 lanes",
-        lambda: of_host(link_at(16.0, 8), Circumstances(known_widths={GPU_4080: 8})),
+        lambda: of_host(link_at(16.0, 8), MeasuredRates(known_widths={GPU_4080: 8})),
     ),
     "pcie-link-idle": Case(
         "rtx4080-i9-14900k with its GPU at 2.5 GT/s and nothing known of its load",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from homenode.bdf import Bdf
-from homenode.check.doctor.diagnosis import Circumstances, diagnose
+from homenode.check.doctor.diagnosis import MeasuredRates, diagnose
 from homenode.findings import Finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
@@ -90,7 +90,7 @@ def binding(nodes: Sequence[int], mode: str = "strict", cell_mode: str | None = 
 
 
 def diagnosed(
-    xml: bytes, on: Host | str, circumstances: Circumstances | None = None
+    xml: bytes, on: Host | str, circumstances: MeasuredRates | None = None
 ) -> tuple[Finding, ...]:
     """What the doctor finds in a domain on a host."""
     there = host(on) if isinstance(on, str) else on

@@ -27,7 +27,7 @@ from homenode.vm.model import (
     Vm,
     VmCell,
 )
-from homenode.vm.plan_model import Aperture, Plan
+from homenode.vm.plan import Aperture, Plan
 from homenode.vm.plan_options import MemoryMode
 
 NODES = (NodeIndex(0), NodeIndex(1))

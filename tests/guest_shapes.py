@@ -16,7 +16,7 @@ from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestPciController, PortModel, Vm
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from tests.small_hosts import DeviceSpec, even_host, small_request
 
 

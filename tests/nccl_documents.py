@@ -9,7 +9,7 @@ from homenode.nccl.guest_side import GuestSide, guest_side, left_to_libvirt
 from homenode.nccl.topology import NcclVariant, write_topology
 from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.read import open_domain, vm_of
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.plan_options import PlanOptions, Policy
 from homenode.vm.sources import load_host
 

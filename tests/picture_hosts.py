@@ -24,7 +24,7 @@ from homenode.vm.model import (
     Vm,
     VmCell,
 )
-from homenode.vm.plan_model import Aperture, CostTerm, PageReservation, Plan, RunnerUp
+from homenode.vm.plan import Aperture, CostTerm, PageReservation, Plan, RunnerUp
 from homenode.vm.plan_options import MemoryMode
 from tests.small_hosts import DeviceSpec, NodeSpec, even_host, host_of, pinned_domain
 

@@ -16,7 +16,7 @@ from msgspec.structs import fields
 
 from homenode import api
 from homenode.cli.command import option_helps
-from homenode.opt import Opt
+from homenode.option import Opt
 from tests.stored_records import meanings
 
 _HEAD = """# Records

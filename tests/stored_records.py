@@ -15,7 +15,7 @@ from homenode.findings import Findings
 from homenode.machine.topology import Host
 from homenode.measure.results.model import RunHead, Sample, Switches
 from homenode.plan.stored import Refusal
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from tests.command_line import has_cluster
 from tests.doc_pages import ROOT, Page
 

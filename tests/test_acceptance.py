@@ -16,7 +16,7 @@ from homenode.units import GIB
 from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import PortModel
-from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import PlanOptions, Policy
 from homenode.vm.sources import load_host
 from tests.shared_data import needs_shared, shared

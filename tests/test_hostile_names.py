@@ -13,9 +13,9 @@ from homenode.bdf import Bdf
 from homenode.change.retrain.install import libvirt_hook, systemd_unit
 from homenode.errors import InputError, UsageError
 from homenode.plan.pipeline import vm_of_options
+from homenode.text import command_line, operands
 from homenode.vm.targets.registry import target_named
 from homenode.vm.targets.target import Rendering
-from homenode.wording import command_line, operands
 from tests.hostile_names import NAMES, SHELL_NAMES, run_shell, stub
 from tests.targets.written import host_named, options, written
 

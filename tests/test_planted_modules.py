@@ -11,7 +11,7 @@ import pytest
 
 from homenode.errors import ToolError, UsageError
 from homenode.measure.access.local import LocalMachine
-from homenode.measure.access.machine import Machine, Said
+from homenode.measure.access.machine import Machine, ScriptOutput
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.gpu.machine import COLLECTIVES, COPIES
 from homenode.measure.gpu_load_sampling import load_program
@@ -55,7 +55,7 @@ class _Shell:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
 
-    def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
+    def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
         done = subprocess.run(
             ["sh", "-c", script],
             input=input or "",
@@ -65,7 +65,7 @@ class _Shell:
             env=dict(self._environment),
             timeout=timeout_s,
         )
-        return Said(done.stdout, done.stderr)
+        return ScriptOutput(done.stdout, done.stderr)
 
     def close(self) -> None:
         pass

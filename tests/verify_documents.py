@@ -7,7 +7,7 @@ from homenode.findings import Finding
 from homenode.machine.topology import Host
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.vm.domain.read import open_domain
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.plan_options import PlanOptions, Policy
 from homenode.vm.sources import load_host
 

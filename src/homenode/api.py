@@ -18,7 +18,7 @@ from homenode.machine.topology import Host
 from homenode.measure.results.model import Run
 from homenode.objective import Objective
 from homenode.plan.pipeline import PlannedFile
-from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import AUTO, PlanOptions, refuse_objective
 from homenode.vm.sources import load_host
 
@@ -134,7 +134,7 @@ def load_results(*folders: str) -> tuple[Run, ...]:
 
 def result_rows(*folders: str) -> list[dict[str, Any]]:
     """Every figure as a flat row, for pandas.DataFrame: docs/formats/rows.md names the columns."""
-    from homenode.show.report.gathered import gather
+    from homenode.show.report.inputs import gather
     from homenode.show.report.machine import machines_of
     from homenode.show.report.rows import rows_of
 

@@ -23,7 +23,7 @@ from homenode.bdf import Bdf
 from homenode.errors import DONE, FINDINGS, NOT_KNOWN
 from homenode.indices import NodeIndex
 from homenode.package_data import package_names, package_text
-from homenode.wording import first_few, subjects_text
+from homenode.text import first_few, subjects_text
 
 
 class Severity(StrEnum):

@@ -16,8 +16,8 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.json_text import TYPES
+from homenode.text import did_you_mean
 from homenode.units import parse_bytes
-from homenode.wording import did_you_mean
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from homenode.cli import help as completion
 from homenode.cli.command import WrongCall, call_of, option_helps
 from homenode.cli.help import help_lines, option_text, summary
 from homenode.cli.main import PROGRAM, main
-from homenode.opt import Arg
+from homenode.option import Arg
 from tests.command_line import every_command, has_cluster, homenode
 
 EVERY = dict(every_command())

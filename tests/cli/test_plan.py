@@ -9,7 +9,7 @@ from lxml import etree
 
 from homenode.cli.apply import tuned_together
 from homenode.units import GIB
-from homenode.vm.plan_model import is_critical
+from homenode.vm.plan import is_critical
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.command_line import Result

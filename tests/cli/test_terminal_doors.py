@@ -20,7 +20,7 @@ from homenode.cli.terminal import note, print_diff, print_json, say
 from homenode.doc import Doc, Section
 from homenode.doc import Table as Rows
 from homenode.show.terminal_text import PrintableConsole
-from homenode.wording import printable_lines
+from homenode.text import printable_lines
 from tests.source_trees import FILES, SOURCE, nodes
 
 ROOT = Path(__file__).parents[2]

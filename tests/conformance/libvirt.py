@@ -21,7 +21,7 @@ from homenode.units import KIB
 from homenode.vm.domain.copy import new_domain
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie
 from homenode.vm.model import VmCell
-from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import PlanOptions
 from tests.conformance.builds import absent, folder
 from tests.conformance.judge import Answer, Facts, Judge

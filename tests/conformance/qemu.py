@@ -9,7 +9,7 @@ from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from tests.conformance.builds import absent, first_line, folder
 from tests.conformance.judge import Answer, Example, Facts, Judge
 from tests.conformance.qemu_machine import QEMU, Machine, QemuError, for_this_machine, machine_of

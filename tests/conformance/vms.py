@@ -16,7 +16,7 @@ from homenode.plan.pipeline import PlannedFile, plan_for_target, vm_of_options
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, GuestCells
 from homenode.vm.model import Vm, VmCell
-from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import MemoryMode, PciGranularity, PlanOptions, Policy, cell_asked
 from homenode.vm.sources import load_host
 from homenode.vm.targets.registry import VmFile, read_vm

@@ -20,7 +20,7 @@ from homenode.cli.main import PROGRAM
 from homenode.errors import HomenodeError
 from homenode.machine.topology import HostSummary
 from homenode.objective import Objective
-from homenode.opt import Arg
+from homenode.option import Arg
 from homenode.plan.search.cost import order
 from homenode.vm.domain import codec
 from homenode.vm.layout import PRESETS

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from homenode.change.apply.obstacles import obstacles
 from homenode.errors import InputError
+from homenode.text import command_line
 from homenode.vm.domain.restore import restore, write_tuned
 from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.hypervisor.virsh import Virsh
-from homenode.wording import command_line
 from tests.source_trees import FILES, SOURCE, nodes
 
 UUID = "3f1c6d3e-0000-4000-8000-000000000001"

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.check.doctor.host_state import layout_findings
+from homenode.check.doctor.host_settings import layout_findings
 from homenode.cpuset import CpuSet
 from homenode.machine.description.parse import load_shipped
 from homenode.machine.discover import discover

@@ -19,8 +19,8 @@ from homenode.change.retrain.execution import (
     retrain_journals,
 )
 from homenode.change.retrain.plan import (
+    FunctionHolders,
     RetrainPlan,
-    Use,
     describe,
     functions_behind,
     plan_retrain,
@@ -65,15 +65,15 @@ def sick(**fields: object) -> Host:
     return replace(host, pci_devices=tuple(change(device) for device in host.pci_devices))
 
 
-def unused(host: Host) -> dict[Bdf, Use]:
-    return {device.bdf: Use(()) for device in host.pci_devices}
+def unused(host: Host) -> dict[Bdf, FunctionHolders]:
+    return {device.bdf: FunctionHolders(()) for device in host.pci_devices}
 
 
 def planned(
     host: Host,
     space: SimulatedConfig,
     target: int | None = None,
-    uses: Mapping[Bdf, Use] | None = None,
+    uses: Mapping[Bdf, FunctionHolders] | None = None,
     device: Bdf = GPU,
 ) -> RetrainPlan:
     return plan_retrain(host, device, space, unused(host) if uses is None else uses, target)

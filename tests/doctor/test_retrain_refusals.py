@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.change.retrain.plan import (
+    FunctionHolders,
     Refused,
-    Use,
 )
 from homenode.errors import HostError, InputError
 from homenode.machine.topology import RunningDomain
@@ -71,7 +71,7 @@ def test_a_driver_of_the_cards_audio_function_refuses_as_well() -> None:
 def test_an_open_vfio_group_refuses_and_a_closed_one_does_not() -> None:
     host = sick()
     space = SimulatedConfig(host)
-    owned = {**unused(host), AUDIO: Use(("qemu-system-x86 (process 4711)",))}
+    owned = {**unused(host), AUDIO: FunctionHolders(("qemu-system-x86 (process 4711)",))}
     with pytest.raises(Refused, match="process 4711"):
         planned(host, space, uses=owned)
     assert space.accesses == []
@@ -83,7 +83,7 @@ def test_who_cannot_see_who_has_the_group_is_refused() -> None:
     with pytest.raises(Refused, match="look as root"):
         planned(host, SimulatedConfig(host), uses={})
     with pytest.raises(Refused, match="as root"):
-        planned(host, SimulatedConfig(host), uses={**unused(host), GPU: Use(None)})
+        planned(host, SimulatedConfig(host), uses={**unused(host), GPU: FunctionHolders(None)})
 
 
 @pytest.mark.parametrize(

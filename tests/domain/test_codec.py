@@ -16,7 +16,7 @@ from homenode.vm.domain.codec import ROWS, STEPS, ElementRow
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.read import open_domain, read_running_domain, read_vm, vm_of
 from homenode.vm.model import GuestAddress, GuestCache, Vm
-from homenode.vm.plan_model import Aperture, Plan, with_vm
+from homenode.vm.plan import Aperture, Plan, with_vm
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 

@@ -5,7 +5,7 @@ from homenode.vm.domain.limits import document_findings
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.model import GuestAddress, GuestPciController, PortModel
-from homenode.vm.plan_model import Aperture, Plan, with_vm
+from homenode.vm.plan import Aperture, Plan, with_vm
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 

@@ -12,7 +12,7 @@ from homenode.cli.arguments.place import PlanArguments
 from homenode.cli.plan import with_versions
 from homenode.errors import InputError, UsageError
 from homenode.machine.topology import Host
-from homenode.opt import version
+from homenode.option import version
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.vm.domain.iommu import has_iommufd
 from homenode.vm.domain.limits import refuse_unsafe

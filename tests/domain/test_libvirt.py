@@ -16,7 +16,7 @@ from homenode.vm.domain.copy import copy_domain
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.layout import PRESETS, GuestPcie
-from homenode.vm.plan_model import Aperture
+from homenode.vm.plan import Aperture
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
 

@@ -9,7 +9,7 @@ from homenode.errors import HostError, InputError
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.edits import (
     Edit,
-    New,
+    NewElement,
     append,
     apply,
     insert_after,
@@ -75,7 +75,7 @@ def mutated(draw: st.DrawFn) -> bytes:
             edits = set_text(document, element, draw(ODD_VALUES))
         else:
             name = draw(st.sampled_from(["cell", "address", "node", "page", "vcpupin", "memory"]))
-            edits = append(document, element, [New(name)])
+            edits = append(document, element, [NewElement(name)])
         xml = apply(document, edits).to_bytes()
     return xml
 
@@ -138,7 +138,7 @@ def test_a_document_cut_or_flipped_anywhere_is_read_or_refused(
 def test_what_is_inserted_can_be_removed_without_a_trace(name: str, data: st.DataObject) -> None:
     document = parse_document(sample(name), name)
     sibling = data.draw(st.sampled_from(list(document.root.walk())[1:]))
-    new = [New("added", {"a": "<&'\""}, (New("inner", text="é & x"),))]
+    new = [NewElement("added", {"a": "<&'\""}, (NewElement("inner", text="é & x"),))]
     insert = data.draw(st.sampled_from([insert_after, insert_before]))
     after = apply(document, insert(document, sibling, new))
     added = next(e for e in after.root.walk() if e.name == "added")

@@ -20,7 +20,7 @@ from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.plan_options import ManualRanges, PciGranularity, PlanOptions
 from tests.domain_corpus import NAMES, sample
 

@@ -13,7 +13,7 @@ from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Aperture
+from homenode.vm.plan import Aperture
 from homenode.vm.plan_options import PlanOptions
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan

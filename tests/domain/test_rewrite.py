@@ -15,7 +15,7 @@ from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS, GuestPcie
 from homenode.vm.model import GuestCache, GuestTopology
-from homenode.vm.plan_model import Plan, with_vm
+from homenode.vm.plan import Plan, with_vm
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
 

@@ -13,7 +13,7 @@ from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.domain.schema import validate
 from homenode.vm.model import GuestAddress, PortModel
-from homenode.vm.plan_model import Aperture, with_vm
+from homenode.vm.plan import Aperture, with_vm
 from tests.domain.test_rewrite import planned, tuned
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan

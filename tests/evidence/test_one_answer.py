@@ -25,7 +25,7 @@ from homenode.objective import Objective
 from homenode.plan import auto
 from homenode.plan.request import layout_for
 from homenode.plan.stored import read_plan
-from homenode.show.report.gathered import gather
+from homenode.show.report.inputs import gather
 from homenode.show.report.machine import machines_of
 from homenode.vm.domain.read import read_vm
 from homenode.vm.fingerprint import host_fingerprint

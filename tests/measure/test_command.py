@@ -16,7 +16,7 @@ from homenode.errors import HomenodeError, ParseError, UsageError
 from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.measure.app_metric import figure_of
 from homenode.measure.environment import is_virtual
-from homenode.measure.orders import AppOrder
+from homenode.measure.options import AppOrder
 from homenode.measure.results.model import Switches
 from homenode.measure.results.store import read_run
 from homenode.measure.results.vantage import Vantage

@@ -13,7 +13,7 @@ from homenode.measure import runner
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.gpu import power
 from homenode.measure.model import Depth, Group, SuiteOptions
-from homenode.measure.orders import BenchOptions, BenchOutcome
+from homenode.measure.options import BenchOptions, BenchOutcome
 from homenode.measure.results.vantage import Vantage
 from homenode.process import Completed, ToolTimeoutError
 from tests.bench_machines import FakeMachine

@@ -19,7 +19,7 @@ from homenode.measure import runner
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.figures import amd as amd_figures
 from homenode.measure.model import TORCH, BenchTest, Depth, Group, Reader, Suite, SuiteOptions
-from homenode.measure.orders import BenchOptions
+from homenode.measure.options import BenchOptions
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import figures_of_step
 from homenode.measure.suite import ShownGpus, parse_shown, suite_for

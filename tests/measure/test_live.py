@@ -15,7 +15,7 @@ from homenode.decide.alternative import alternatives
 from homenode.decide.doubts import doubts_of
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.model import Depth, Group, SuiteOptions
-from homenode.measure.orders import BenchOptions, BenchOutcome
+from homenode.measure.options import BenchOptions, BenchOutcome
 from homenode.measure.results.model import UNSETTLED
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.runner import run_bench

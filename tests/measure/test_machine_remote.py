@@ -17,7 +17,7 @@ from homenode.machine.discover import discover
 from homenode.machine.topology import summarise
 from homenode.measure.access import ssh
 from homenode.measure.access.guest_agent import GuestAgent
-from homenode.measure.access.machine import Said
+from homenode.measure.access.machine import ScriptOutput
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.access.ssh import HostKeyError, SshChannel
 from homenode.process import ToolMissingError, ToolTimeoutError
@@ -39,11 +39,13 @@ class Shell:
         if shutil.which(self._argv[0]) is None:
             pytest.skip(f"no {self._argv[0]} here")
 
-    def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
+    def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
         argv = [*self._argv, "-c", script]
         fed = (input or "").encode()
         done = subprocess.run(argv, input=fed, capture_output=True, check=False)
-        return Said(done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
+        return ScriptOutput(
+            done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+        )
 
     def close(self) -> None:
         """Nothing stays open."""
@@ -161,12 +163,12 @@ def test_what_is_sent_in_pieces_has_a_deadline_of_its_size(monkeypatch: pytest.M
     class Slow:
         name, most_input_bytes = "vm7", 1_000
 
-        def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
+        def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
             passed[0] += 59
             shell = subprocess.run(
                 ["sh", "-c", script], input=input or "", text=True, capture_output=True, check=False
             )
-            return Said(shell.stdout, shell.stderr)
+            return ScriptOutput(shell.stdout, shell.stderr)
 
         def close(self) -> None:
             pass

@@ -11,7 +11,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.measure import runner
 from homenode.measure.model import PROBE, TORCH, Depth, Group, Reader, SuiteOptions
-from homenode.measure.orders import AppOrder, BenchOptions, restricted_to
+from homenode.measure.options import AppOrder, BenchOptions, restricted_to
 from homenode.measure.preparation import prepared
 from homenode.measure.results.model import Condition, Origin, Switches
 from homenode.measure.results.vantage import Vantage
@@ -19,7 +19,7 @@ from homenode.measure.run_folder import DOMAIN, PLAN
 from homenode.plan.stored import read_plan
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import PRESETS
-from homenode.vm.plan_model import with_vm
+from homenode.vm.plan import with_vm
 from tests.bench_machines import FakeMachine
 from tests.small_hosts import DeviceSpec, even_host
 from tests.verify_documents import tuned

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from homenode.errors import HomenodeError, HostError, UsageError
 from homenode.measure import runner
 from homenode.measure.model import Group, SuiteOptions
-from homenode.measure.orders import BenchOptions
+from homenode.measure.options import BenchOptions
 from homenode.measure.progress import Progress
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import load_runs, read_run

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from homenode.errors import HostError, InputError
 from homenode.formats import line
 from homenode.measure import runner
-from homenode.measure.orders import BenchOptions
+from homenode.measure.options import BenchOptions
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_folder import (
     RAW,

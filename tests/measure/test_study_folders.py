@@ -20,7 +20,7 @@ from homenode.measure.imported.files import find_sources
 from homenode.measure.imported.runs import ImportOptions, imported_runs
 from homenode.measure.results.store import load_runs
 from homenode.objective import Objective
-from homenode.show.report.gathered import gather
+from homenode.show.report.inputs import gather
 from homenode.show.report.machine import machines_of
 from tests.command_line import homenode
 from tests.seeds import draws

@@ -13,7 +13,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan, encode_plan, with_planned
 from homenode.units import GIB
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.plan_options import MemoryMode
 from tests.guest_shapes import bdfs, hgx_host, placed
 from tests.small_hosts import asking, even_host, pinned_domain, small_request

@@ -24,7 +24,7 @@ from homenode.plan.search.ladder import Relaxation
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.model import GuestTopology
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import Balance, DeviceLocality, DocumentSiblings, Policy
 from tests.brute_force import Cores, Fallback, Memory, best_by_force
 from tests.seeds import seeds

@@ -16,7 +16,7 @@ from homenode.machine.topology import Host, RunningDomain
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
 from homenode.units import GIB
-from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.sources import load_host
 from tests.seeds import THOROUGH
 from tests.small_hosts import asking, small_request

@@ -42,7 +42,7 @@ from homenode.vm.layout import (
     Siblings,
 )
 from homenode.vm.model import PortModel
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import DeviceLocality, MemoryMode, PlanOptions
 from homenode.vm.sources import load_host
 from tests.simulated_runs import simulated_run

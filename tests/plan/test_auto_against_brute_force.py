@@ -16,7 +16,7 @@ from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.place import place
 from homenode.vm.layout import GuestCells, MemoryBinding
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import AUTO, DeviceLocality, PlanOptions, Policy
 from tests.brute_force import best_by_force
 from tests.plan.test_against_brute_force import (

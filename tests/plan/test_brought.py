@@ -15,7 +15,7 @@ from homenode.plan.devices.brought import switched_gpus
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.place import place
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from homenode.vm.targets.registry import TARGETS

@@ -19,7 +19,7 @@ from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, Siblings
 from homenode.vm.model import GuestTopology, Vm
-from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import AUTO, DocumentSiblings, PlanOptions
 from homenode.vm.sources import load_host
 from tests.figures import numbers

@@ -17,7 +17,7 @@ from homenode.show.explain_guest import CELLS_TITLE
 from homenode.show.host_groups import host_counts
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS
-from homenode.vm.plan_model import (
+from homenode.vm.plan import (
     Aperture,
     CostTerm,
     PageReservation,

@@ -20,7 +20,7 @@ from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.plan.planner import plan
 from homenode.plan.request import request_for
 from homenode.vm.domain.read import open_domain, read_vm, vm_of
-from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import PlanOptions
 from tests.figures import numbers
 from tests.rendered.machine import render

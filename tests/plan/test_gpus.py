@@ -10,7 +10,7 @@ from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind
 from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from tests.figures import numbers
 from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
 

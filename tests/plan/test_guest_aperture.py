@@ -11,7 +11,7 @@ from homenode.plan.shape.assemble import assemble
 from homenode.units import GIB, MIB, TIB
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from tests.guest_shapes import HGX_GPUS, hgx_host, placed
 from tests.small_hosts import small_request
 

@@ -13,7 +13,7 @@ from homenode.plan.shape.assemble import assemble
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import GuestHostdev
-from homenode.vm.plan_model import CostTerm, RunnerUp
+from homenode.vm.plan import CostTerm, RunnerUp
 from homenode.vm.plan_options import Policy
 from tests.figures import numbers
 from tests.guest_shapes import HGX_GPUS, HGX_NICS, defined_guest, hgx_host, placed

@@ -16,7 +16,7 @@ from homenode.plan.shape.assemble import assemble
 from homenode.plan.shape.guest_numa import memory_granule, split_memory
 from homenode.units import GIB, KIB, MIB
 from homenode.vm.layout import PRESETS, Layout
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.plan_options import MemoryMode
 from tests.figures import numbers
 from tests.guest_shapes import bdfs, placed

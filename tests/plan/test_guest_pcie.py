@@ -23,7 +23,7 @@ from homenode.plan.shape.assemble import assemble
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS, GuestCells
 from homenode.vm.model import GuestAddress, GuestPciController, PortModel
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import PciGranularity
 from tests.figures import numbers
 from tests.guest_shapes import (

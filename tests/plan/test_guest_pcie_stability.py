@@ -14,7 +14,7 @@ from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestPciController, PortModel
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import PciGranularity
 from tests.guest_shapes import (
     HGX_GPUS,

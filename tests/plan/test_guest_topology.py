@@ -14,7 +14,7 @@ from homenode.plan.shape.assemble import assemble
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, GuestCells, Pinning
 from homenode.vm.model import GuestCache, GuestTopology
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from tests.guest_shapes import placed
 from tests.small_hosts import even_host, small_request
 

@@ -13,7 +13,7 @@ from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.sources import load_host
 from tests.figures import numbers
 from tests.seeds import THOROUGH, part

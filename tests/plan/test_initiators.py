@@ -18,7 +18,7 @@ from homenode.units import GIB
 from homenode.vm.domain.codec import INITIATORS, required_versions
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.rewrite import rewrite
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.sources import load_host
 from tests.explained import explained
 from tests.guest_shapes import placed

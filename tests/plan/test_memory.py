@@ -14,7 +14,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Relaxation
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import Balance, cell_asked
 from tests.figures import numbers
 from tests.small_hosts import (

@@ -21,7 +21,7 @@ from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.read import read_vm, vm_of
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import MemoryDevice
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import MemoryMode, PlanOptions
 from tests.small_hosts import NodeSpec, even_host, host_of, small_request
 

@@ -15,7 +15,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import Inventory, place
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS, Layout, Pinning
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import Policy
 from homenode.vm.sources import load_host
 from tests.seeds import part

@@ -16,7 +16,7 @@ from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.layout import PRESETS, Layout, Pinning
 from homenode.vm.model import GuestTopology
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from tests.explained import explained
 from tests.figures import numbers
 from tests.guest_shapes import placed

@@ -22,7 +22,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS, Pinning, Siblings
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import Balance, Policy
 from tests.brute_force import best_by_force, standing
 from tests.nova_planner import NovaCell, nova_cells

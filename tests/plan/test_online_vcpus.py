@@ -18,7 +18,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
 from homenode.units import GIB
 from homenode.vm.model import GuestTopology
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.guest_shapes import placed

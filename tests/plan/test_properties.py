@@ -13,7 +13,7 @@ from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.vm.layout import PRESETS
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import EmulatorPolicy
 from tests.plan.test_against_brute_force import small_host, small_wish
 from tests.small_hosts import asking

@@ -10,7 +10,7 @@ from homenode.plan.planner import RankedHost, rank
 from homenode.plan.request import GuestRequest
 from homenode.units import GIB
 from homenode.vm.model import GuestTopology
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import Balance, DocumentSiblings
 from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
 

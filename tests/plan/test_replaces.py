@@ -14,7 +14,7 @@ from homenode.plan.request import request_for
 from homenode.units import GIB
 from homenode.vm.domain.read import read_running_domain
 from homenode.vm.layout import PRESETS
-from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import PlanOptions
 from tests.cli.test_plan import DOCUMENT, homenode
 from tests.small_hosts import even_host, pinned_domain, small_guest

@@ -13,7 +13,7 @@ from homenode.machine.topology import CoreKind
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.sources import load_host
 from tests.shared_data import needs_shared, shared
 from tests.small_hosts import asking, small_request

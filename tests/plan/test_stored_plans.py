@@ -8,7 +8,7 @@ import pytest
 from homenode.errors import InputError
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.vm.domain.rewrite import rewrite
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from tests.verify.test_single_edits import with_room
 from tests.verify_documents import tuned
 

@@ -11,7 +11,7 @@ from homenode.machine.topology import Host
 from homenode.plan.planner import plan
 from homenode.plan.stored import domain_of_plan
 from homenode.vm.host_sources import NamedHost, NamedHosts
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.sources import load_host
 
 GPU1, GPU2, GPU4, GPU8 = DEFAULT_SIZES

@@ -18,7 +18,7 @@ from homenode.machine.pci import GpuPart, PartKind
 from homenode.machine.topology import Host, PagePool
 from homenode.plan.planner import plan
 from homenode.units import GIB, MIB
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from tests.pool.pools import GPU1, GPU2, GPU4, GPU8, filled, named, shipped, with_vm
 
 

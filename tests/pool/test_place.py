@@ -11,7 +11,7 @@ from homenode.plan.planner import plan
 from homenode.plan.request import request_for
 from homenode.units import GIB
 from homenode.vm.host_sources import NamedHosts
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import Balance, PlanOptions
 from tests.pool.pools import GPU1, GPU2, GPU8, filled, named, shipped, with_free_memory, with_vm
 

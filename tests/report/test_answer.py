@@ -11,7 +11,7 @@ from homenode.measure.results.model import Run
 from homenode.show.html import html_page
 from homenode.show.report.answer import advice_of, answer_section, counts_text
 from homenode.show.report.document import document_of, title_of
-from homenode.show.report.gathered import gather
+from homenode.show.report.inputs import gather
 from homenode.show.report.machine import ReportedMachine, Stored, machines_of
 from tests.published_runs import FOLDER
 from tests.simulated_runs import simulated_run

@@ -11,7 +11,7 @@ from homenode.doc import Doc
 from homenode.findings import Gap
 from homenode.measure import runner
 from homenode.measure.model import Depth, SuiteOptions
-from homenode.measure.orders import BenchOptions, BenchOutcome
+from homenode.measure.options import BenchOptions, BenchOutcome
 from homenode.measure.results.vantage import Vantage
 from homenode.show.results_text import bench_text, steps_text
 from homenode.show.terminal_text import PrintableConsole

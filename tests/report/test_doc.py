@@ -26,7 +26,7 @@ from homenode.doc import (
 from homenode.show.html import html_for_paper, html_page
 from homenode.show.svg_canvas import SvgCanvas
 from homenode.show.terminal_text import PrintableConsole
-from homenode.wording import printable
+from homenode.text import printable
 from tests.report.test_page import parsed
 
 HOSTILE = st.text(st.sampled_from("ab <>&\"'{}%=/\\\x1b\u202e\n"), min_size=1, max_size=12)

@@ -14,7 +14,7 @@ from homenode.doc import plain
 from homenode.measure.results.model import Origin
 from homenode.show.report.answer import stop_of
 from homenode.show.report.document import document_of
-from homenode.show.report.gathered import gather
+from homenode.show.report.inputs import gather
 from homenode.show.report.machine import ReportedMachine, machines_of
 from tests.explained import rows
 from tests.report_runs import report

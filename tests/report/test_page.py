@@ -24,7 +24,7 @@ from homenode.plan.stored import encode_plan
 from homenode.show.html import html_for_paper, html_page
 from homenode.show.report.answer import advised, answers_table, stop_of
 from homenode.show.report.document import document_of
-from homenode.show.report.gathered import gather
+from homenode.show.report.inputs import gather
 from homenode.show.report.machine import ReportedMachine, machines_of
 from homenode.show.report.pictures import product_picture
 from homenode.vm.plan_options import PlanOptions

@@ -18,7 +18,7 @@ from homenode.show.fit_text import rank_text
 from homenode.show.host_tree import host_tree
 from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.layout import PRESETS
-from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan import Plan, Unplannable
 from tests.picture_hosts import gh200_host, h200_host, hand_plan, hgx_host, pictures
 from tests.small_hosts import even_host, small_request
 

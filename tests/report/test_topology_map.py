@@ -19,7 +19,7 @@ from homenode.plan.planner import plan
 from homenode.show.svg_canvas import CELL_COLOURS, PICTURE, css
 from homenode.show.topology_map import topology_map
 from homenode.vm.layout import PRESETS
-from homenode.vm.plan_model import Plan, with_vm
+from homenode.vm.plan import Plan, with_vm
 from homenode.vm.sources import load_host
 from tests.picture_hosts import epyc_9654_host, h200_host, hand_plan, hgx_host, pictures, tiny_host
 from tests.shared_data import SHARED

@@ -21,7 +21,7 @@ from homenode.machine.snapshot.collector import parse_collected
 from homenode.machine.snapshot.gather import gather
 from homenode.plan.pipeline import plan_for_target
 from homenode.units import MIB
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.plan_options import PlanOptions, Policy
 from homenode.vm.sources import load_host
 from homenode.vm.targets import qm_conf

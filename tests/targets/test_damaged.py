@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import HomenodeError
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.targets.registry import read_vm
 from tests.targets.examples import FILES
 from tests.targets.test_edited_files import plain

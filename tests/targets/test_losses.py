@@ -19,7 +19,7 @@ from homenode.vm.model import (
     PortModel,
     Vm,
 )
-from homenode.vm.plan_model import Aperture, Plan, with_vm
+from homenode.vm.plan import Aperture, Plan, with_vm
 from homenode.vm.targets.registry import TARGETS, target_named
 from homenode.vm.targets.target import Feature, Target, features_of, lost_features
 from tests.targets.page import PAGE, targets_page

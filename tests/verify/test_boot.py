@@ -24,7 +24,7 @@ from homenode.errors import HomenodeError
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.process import run
 from homenode.vm.domain.read import open_domain, vm_of
-from homenode.vm.plan_model import Plan, vm_as_it_runs
+from homenode.vm.plan import Plan, vm_as_it_runs
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.verify_documents import DEVICES, PLAIN, changed, swapped, tuned

@@ -26,7 +26,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.shape.caches import guest_cpu, told_l3
 from homenode.units import GIB
 from homenode.vm.model import GuestCache, GuestTopology
-from homenode.vm.plan_model import Plan, with_vm
+from homenode.vm.plan import Plan, with_vm
 from homenode.vm.targets.qemu_command import cpu_text, smp_text
 from tests.small_hosts import even_host, small_request
 

@@ -26,7 +26,7 @@ from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS
-from homenode.vm.plan_model import Unplannable, vm_as_it_runs
+from homenode.vm.plan import Unplannable, vm_as_it_runs
 from homenode.vm.plan_options import PciGranularity, PlanOptions
 from homenode.vm.sources import load_host
 

@@ -13,7 +13,7 @@ from homenode.units import MIB
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.guest_observation import GuestPath, path_of_address, paths_of_guest
 from homenode.vm.model import GuestAddress, GuestCache, GuestPciController, GuestTopology, Vm
-from homenode.vm.plan_model import Plan, vm_as_it_runs, with_vm
+from homenode.vm.plan import Plan, vm_as_it_runs, with_vm
 from tests.verify_documents import DEVICES, PLAIN, changed, ids, small_host, tuned
 from tests.verify_guests import guest_host
 

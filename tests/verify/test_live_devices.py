@@ -10,7 +10,7 @@ from homenode.findings import Findings, Severity
 from homenode.units import GIB
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import MemoryDevice, Vm
-from homenode.vm.plan_model import vm_as_it_runs
+from homenode.vm.plan import vm_as_it_runs
 from tests.proc_trees import MIB, ProcTree
 from tests.verify.test_live import CELLS, EXPECTED, GPU, PAGES, THREADS, ids, judged, pus
 from tests.verify_documents import DEVICES, tuned

@@ -12,7 +12,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings
 from homenode.process import run
 from homenode.vm.domain.read import read_vm
-from homenode.vm.plan_model import with_vm
+from homenode.vm.plan import with_vm
 from tests.domain_plans import hand_plan
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.root]

@@ -35,7 +35,7 @@ from homenode.vm.model import (
     Vm,
     VmCell,
 )
-from homenode.vm.plan_model import Aperture, Plan, with_vm
+from homenode.vm.plan import Aperture, Plan, with_vm
 from homenode.vm.plan_options import PlanOptions, Policy
 from tests.single_edits import Edit, edits, users_vm
 from tests.verify_documents import DEVICES, PLAIN, changed, findings_of, small_host

@@ -21,7 +21,7 @@ from homenode.machine.topology import Host
 from homenode.plan.shape.guest_numa import together
 from homenode.plan.stored import encode_plan
 from homenode.units import GIB, MIB
-from homenode.vm.plan_model import Plan, with_vm
+from homenode.vm.plan import Plan, with_vm
 from homenode.vm.plan_options import Policy
 from homenode.vm.targets.registry import TARGETS, target_named
 from homenode.vm.targets.target import Feature, Level

@@ -25,8 +25,8 @@ from homenode.change.step import (
 )
 from homenode.errors import HomenodeError
 from homenode.safe.record_folder import RecordFolder
+from homenode.text import command_line
 from homenode.vm.hypervisor.connection import with_connection
-from homenode.wording import command_line
 
 KIND = "change"
 

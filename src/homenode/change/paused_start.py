@@ -13,8 +13,8 @@ from msgspec import Struct, structs
 from homenode.change.journal import Journal, domain_journal, domain_journals
 from homenode.change.step import ChangeEntry, ChangeState, Note
 from homenode.safe.durable import remove_file
+from homenode.text import command_line
 from homenode.vm.hypervisor.virsh import Virsh
-from homenode.wording import command_line
 
 T = TypeVar("T")
 

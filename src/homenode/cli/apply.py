@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from homenode.change import journal
 from homenode.change.apply.define_step import Applied, DomainChange
 from homenode.change.apply.definition import apply_definitions, preview_definition
-from homenode.change.apply.live_pins import Moved, apply_live_pins, preview_live_pins
+from homenode.change.apply.live_pins import RepinnedThreads, apply_live_pins, preview_live_pins
 from homenode.cli.arguments.place import ApplyArguments, PlanArguments
 from homenode.cli.command import as_words
 from homenode.cli.plan import (
@@ -45,6 +45,7 @@ from homenode.plan.request import fills_cores
 from homenode.plan.stored import encode_plan
 from homenode.safe.input_files import read_input
 from homenode.show.explain import explain
+from homenode.text import command_line
 from homenode.vm.daemon_host import (
     load_daemon_host,
     refuse_tuned_for_other,
@@ -57,10 +58,9 @@ from homenode.vm.hypervisor.connection import DEFAULT, check_host, with_connecti
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import PRESETS, Pinning, Siblings
 from homenode.vm.model import PortModel, Vm
-from homenode.vm.plan_model import Unplannable, is_critical
+from homenode.vm.plan import Unplannable, is_critical
 from homenode.vm.plan_options import AUTO, PciGranularity, PlanOptions, refuse_objective
 from homenode.vm.sources import load_host
-from homenode.wording import command_line
 
 
 class MovedThread(Struct, frozen=True, kw_only=True):
@@ -420,7 +420,7 @@ def _move(
         _answer(asked, (own,), tunings)
 
 
-def _note_threads(moved: Moved, verb: str) -> None:
+def _note_threads(moved: RepinnedThreads, verb: str) -> None:
     for before, after in zip(moved.before, moved.after, strict=True):
         thread = after.kind if after.kind == "emulator" else f"{after.kind} {after.number}"
         note(f"{verb} {thread} from PUs {before.pus} to {after.pus}")

@@ -28,9 +28,9 @@ from homenode.errors import FINDINGS, HostError, ToolError, UsageError
 from homenode.findings import Findings
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.remote_host import RemoteHost, SshHost
-from homenode.measure.orders import BenchOptions, BenchOutcome, check_name
+from homenode.measure.options import BenchOptions, BenchOutcome, check_name
 from homenode.measure.runner import inspect, run_bench
-from homenode.wording import command_line
+from homenode.text import command_line
 
 if TYPE_CHECKING:
     from homenode.measure.access.machine import Machine

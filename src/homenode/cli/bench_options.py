@@ -22,7 +22,7 @@ from homenode.errors import UsageError
 from homenode.measure.access.ssh import SshChannel
 from homenode.measure.environment import is_virtual
 from homenode.measure.model import Depth, Group, SuiteOptions
-from homenode.measure.orders import AppOrder, BenchOptions, check_name
+from homenode.measure.options import AppOrder, BenchOptions, check_name
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Switches
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.trial.prepare import (
@@ -33,6 +33,7 @@ from homenode.objective import Objective
 from homenode.plan.stored import read_plan
 from homenode.process import find_program
 from homenode.safe.input_files import read_input
+from homenode.text import did_you_mean
 from homenode.units import parse_bytes
 from homenode.vm.hypervisor.connection import (
     GuestAccess,
@@ -48,7 +49,6 @@ from homenode.vm.plan_options import (
     MemoryMode,
     PlanOptions,
 )
-from homenode.wording import did_you_mean
 
 if TYPE_CHECKING:
     from homenode.machine.snapshot.protocol import Snapshot

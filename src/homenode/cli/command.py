@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 from msgspec import NODEFAULT
 
 from homenode.errors import HostError, UsageError
-from homenode.opt import Arg, Flag, Opt
+from homenode.option import Arg, Flag, Opt
 
 HELP = ("--help", "-h")
 HELP_ALL = "--help-all"
@@ -100,7 +100,7 @@ class Parameter(NamedTuple):
 
     def _chosen(self, text: str, name: str) -> Any:
         if text not in self.choices:
-            from homenode.wording import did_you_mean
+            from homenode.text import did_you_mean
 
             raise UsageError(
                 f"{name}: expected one of {', '.join(self.choices)}, found {text!r}",
@@ -300,7 +300,7 @@ def _refuse_command(command: Command, path: str, word: str) -> None:
         raise WrongCall(path, "expected a command, found none", group=command)
     if word.startswith("-"):
         raise WrongCall(path, f"expected a command, found the option {word}")
-    from homenode.wording import did_you_mean
+    from homenode.text import did_you_mean
 
     shown = [one.name for one in command.commands if not one.hidden]
     raise WrongCall(path, f"expected a command, found {word!r}", did_you_mean(word, shown))
@@ -383,7 +383,7 @@ class _Reading:
             raise WrongCall(self.path, error.message, error.hint or "") from None
 
     def refuse_option(self, name: str) -> None:
-        from homenode.wording import did_you_mean
+        from homenode.text import did_you_mean
 
         known = [n for one in self.parameters for n in one.opt.names]
         known += [*self.off, HELP[0], HELP_ALL]

@@ -8,7 +8,7 @@ from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import (
-    Circumstances,
+    MeasuredRates,
     diagnose,
     judged_areas,
 )
@@ -28,6 +28,7 @@ from homenode.errors import FINDINGS, NOT_KNOWN, InputError, UsageError
 from homenode.findings import Findings, in_order, shared_gap_lines, with_gaps
 from homenode.machine.pci import DeviceKind
 from homenode.safe.input_files import read_subject
+from homenode.text import plural, printable
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.restore import is_tuned_output, write_tuned
 from homenode.vm.sources import (
@@ -39,7 +40,6 @@ from homenode.vm.sources import (
 )
 from homenode.vm.targets.qemu_command import read_command_line
 from homenode.vm.targets.registry import read_vm, target_of
-from homenode.wording import plural, printable
 
 if TYPE_CHECKING:
     from homenode.machine.topology import Host
@@ -122,7 +122,7 @@ def doctor(asked: DoctorArguments) -> None:
 
 
 def _diagnosed(
-    host: "Host", vms: Sequence[_VmSource], known: Circumstances, *, everything: bool
+    host: "Host", vms: Sequence[_VmSource], known: MeasuredRates, *, everything: bool
 ) -> Findings:
     """Findings about the host and each VM on it; what was checked is one line for each without
     `everything`."""
@@ -155,8 +155,8 @@ def _with_matrices(found: Findings, sources: Sequence[str]) -> Findings:
 
 
 def _under_load(
-    host: "Host", known: Circumstances, command: str | None
-) -> "tuple[Host, Circumstances]":
+    host: "Host", known: MeasuredRates, command: str | None
+) -> "tuple[Host, MeasuredRates]":
     """The host as its links are while a copy runs, and what the copy says of itself."""
     import shlex
 
@@ -214,7 +214,7 @@ _HEAD_BYTES = 1 << 16
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
 
 
-def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> Circumstances:
+def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> MeasuredRates:
     rates: dict[Bdf, float] = {}
     everyone: float | None = None
     for text in h2d:
@@ -229,10 +229,10 @@ def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> Circumstan
         if lanes not in ("1", "2", "4", "8", "16"):
             raise UsageError(f"--known-width: expected lanes such as 8, found {value!r}")
         widths[Bdf.parse(name, "--known-width")] = int(lanes)
-    return Circumstances(known_widths=widths, h2d=rates, h2d_all=everyone)
+    return MeasuredRates(known_widths=widths, h2d=rates, h2d_all=everyone)
 
 
-def _check_addresses(known: Circumstances, host: "Host") -> None:
+def _check_addresses(known: MeasuredRates, host: "Host") -> None:
     """Raises UsageError for a device that the host does not have: it would count for nothing."""
     for option, bdfs in (("--h2d", known.h2d), ("--known-width", known.known_widths)):
         for bdf in bdfs:

@@ -19,7 +19,7 @@ from pathlib import Path
 from homenode.cli.command import EXAMPLES, HELP_ALL, REQUIRED, Command, Parameter
 from homenode.cli.terminal import note, print_own, say, write_bytes, write_text
 from homenode.errors import UsageError
-from homenode.opt import Arg, Flag
+from homenode.option import Arg, Flag
 from homenode.package_data import package_text
 from homenode.safe.input_files import read_input
 

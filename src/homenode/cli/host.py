@@ -27,10 +27,10 @@ from homenode.formats import encode
 from homenode.machine.description.parse import is_made_up, load_shipped, shipped_hosts
 from homenode.machine.topology import Host, summarise
 from homenode.safe.input_files import read_input
+from homenode.text import did_you_mean
 from homenode.units import format_bytes
 from homenode.vm.layout import AUTO_SUMMARY, PRESETS, STUDY_NAMES, SUMMARIES, Layout
 from homenode.vm.sources import load_host
-from homenode.wording import did_you_mean
 
 
 def show(asked: ShowArguments) -> None:

@@ -38,12 +38,12 @@ from homenode.nccl.topology import NcclVariant, cloud_config, write_topology
 from homenode.plan.devices.fabric import may_have_nvswitches
 from homenode.plan.stored import read_plan_for
 from homenode.safe.input_files import read_input
+from homenode.text import printable
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import Vm
 from homenode.vm.sources import load_host
 from homenode.vm.targets.qemu_command import with_tree
 from homenode.vm.targets.registry import read_vm, target_named, target_of
-from homenode.wording import printable
 
 if TYPE_CHECKING:
     from homenode.machine.topology import Host

@@ -33,10 +33,11 @@ from homenode.plan.pipeline import (
 )
 from homenode.plan.stored import encode_plan, encode_refusal, read_plan, with_planned
 from homenode.safe.input_files import read_input
+from homenode.text import command_line, did_you_mean
 from homenode.vm.domain.copy import DEFAULT_NAME, check_name, new_domain
 from homenode.vm.domain.restore import SavedOriginal, is_tuned_output, saved_original, write_tuned
 from homenode.vm.domain.schema import refuse_new_errors
-from homenode.vm.plan_model import LIBVIRT, Plan, Unplannable, is_critical
+from homenode.vm.plan import LIBVIRT, Plan, Unplannable, is_critical
 from homenode.vm.plan_options import AUTO, PlanOptions, refuse_objective
 from homenode.vm.sources import load_host
 from homenode.vm.targets.registry import (
@@ -47,7 +48,6 @@ from homenode.vm.targets.registry import (
     read_vm,
     target_named,
 )
-from homenode.wording import command_line, did_you_mean
 
 if TYPE_CHECKING:
     from homenode.machine.topology import Host

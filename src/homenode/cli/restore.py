@@ -22,12 +22,12 @@ from homenode.change.step import ChangeState
 from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.terminal import ask, check_can_ask, note, note_error, print_diff, say
 from homenode.errors import UsageError
+from homenode.text import command_line, plural
 from homenode.vm.domain.restore import preview_restore as preview_restore_file
 from homenode.vm.domain.restore import restore as restore_original
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.hypervisor.virsh import Virsh
-from homenode.wording import command_line, plural
 
 
 def restore(asked: RestoreArguments) -> None:

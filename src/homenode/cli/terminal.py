@@ -117,7 +117,7 @@ def print_own(text: str) -> None:
 def note(text: str) -> None:
     """One line to standard error: what was written where, and what was left out. A newline in it is
     a name's, which would pass for a line of ours."""
-    from homenode.wording import printable
+    from homenode.text import printable
 
     print(printable(text), file=sys.stderr)
 
@@ -139,13 +139,13 @@ def note_error(error: "HomenodeError", before: str = "homenode") -> None:
 
 def update(text: str) -> None:
     """A line of standard error that the next one takes the place of; for terminals."""
-    from homenode.wording import printable
+    from homenode.text import printable
 
     print(f"\r{printable(text)}\r", end="", file=sys.stderr, flush=True)
 
 
 def _plain(text: str) -> str:
-    from homenode.wording import printable_lines  # the way to --help loads as little as it can
+    from homenode.text import printable_lines  # the way to --help loads as little as it can
 
     return printable_lines(text)
 

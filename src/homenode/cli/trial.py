@@ -89,13 +89,13 @@ from homenode.show.trial_text import (
     schedule_text,
     status_text,
 )
+from homenode.text import command_line, plural
 from homenode.vm.daemon_host import load_daemon_host, refuse_unread_vms
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.hypervisor.connection import GuestAccess, is_local
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
 from homenode.vm.sources import load_host
-from homenode.wording import command_line, plural
 
 if TYPE_CHECKING:
     from homenode.machine.topology import Host
@@ -406,7 +406,7 @@ def _is_measured(outcome: TrialEntry | None) -> bool:
 
 def _report(folders: list[str], head: TrialHead, host: str | None, path: Path) -> bool:
     """Whether it could be written; without the extra, say, the trial is none the worse."""
-    from homenode.cli.conclude import write_page
+    from homenode.cli.report import write_page
 
     try:
         write_page(folders, host, f"Trial {head.id} of {head.source}", path)

@@ -37,7 +37,7 @@ from homenode.vm.daemon_host import (
 from homenode.vm.domain.read import read_vm
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.hypervisor.virsh import Virsh
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.sources import names_domain
 
 
@@ -93,7 +93,7 @@ def verify(asked: VerifyArguments) -> None:
     target = asked.target
     if target is not None:
         from homenode.cli.plan import refuse_unknown_target
-        from homenode.vm.plan_model import LIBVIRT
+        from homenode.vm.plan import LIBVIRT
 
         refuse_unknown_target(target)
         target = None if target == LIBVIRT else target

@@ -23,7 +23,7 @@ from homenode.decide.doubts import Metrics, concerns, doubts_between
 from homenode.decide.health import figure_findings, sweep_fits
 from homenode.decide.intervals import CONFIDENCE, LEAST_BOOTS, interval
 from homenode.decide.machine_facts import runs_by_machine
-from homenode.decide.outcomes import Found, judged, metric_of_effect
+from homenode.decide.outcomes import UnjudgedEffect, judged, metric_of_effect
 from homenode.decide.summary import Series, SeriesKey, headline, part_in, power_by_test
 from homenode.errors import InputError
 from homenode.findings import Doubt
@@ -31,7 +31,7 @@ from homenode.measure.results.model import FigureKey, Run
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS, POWER, TWO_STATES, UNCOMPARED, Metric, metric_of, primaries
 from homenode.objective import Objective
-from homenode.wording import plural
+from homenode.text import plural
 
 SeriesByLabel = Mapping[str, Mapping[SeriesKey, Series]]
 
@@ -144,7 +144,7 @@ def compare_series(
     metrics: whose doubts count.
     """
     baseline, *others = chosen
-    found: list[Found] = []
+    found: list[UnjudgedEffect] = []
     doubts: list[Doubt] = []
     for other in others:
         those, doubted = _against(baseline, other, made, objective, metrics, bare=bare)
@@ -183,7 +183,7 @@ def _against(
     metrics: Metrics,
     *,
     bare: bool,
-) -> tuple[list[Found], list[Doubt]]:
+) -> tuple[list[UnjudgedEffect], list[Doubt]]:
     doubts = list(doubts_between(baseline, other, metrics))
     if bare:
         doubts += _other_ground(baseline, other)
@@ -196,7 +196,7 @@ def _against(
     doubts += _unpaired(series, theirs, other.label)
     decisive = _decisive(series.keys() & theirs.keys(), objective)
     paired = _addresses_agree(baseline, other)
-    found: list[Found] = []
+    found: list[UnjudgedEffect] = []
     of_series: list[Doubt] = []
     for key in sorted(series.keys() & theirs.keys(), key=_order):
         metric = metric_of(key.metric)
@@ -250,7 +250,7 @@ def _found(
     neighbours: Sequence[Series],
     primary: bool,
     blocking: tuple[str, ...],
-) -> Found:
+) -> UnjudgedEffect:
     first, second = pair
     key = first.key
     decides = primary or metric.control
@@ -275,7 +275,7 @@ def _found(
         outcome=Outcome.CANNOT_TELL,
         doubts=blocking,
     )
-    return Found(effect, found, _apart(first, second), _within(first, second, metric))
+    return UnjudgedEffect(effect, found, _apart(first, second), _within(first, second, metric))
 
 
 TIMES_THE_SPREAD = 6.0

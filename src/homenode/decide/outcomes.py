@@ -18,7 +18,7 @@ from homenode.metrics import Metric, metric_of
 from homenode.objective import Objective
 
 
-class Found(NamedTuple):
+class UnjudgedEffect(NamedTuple):
     """An effect that no one has judged yet, with what its interval rests on."""
 
     effect: Effect
@@ -44,7 +44,7 @@ def is_large(effect: Effect) -> bool:
     return 1 - min(effect.gain, 1 / effect.gain) >= metric_of_effect(effect).matters
 
 
-def judged(found: Sequence[Found]) -> Iterator[Effect]:
+def judged(found: Sequence[UnjudgedEffect]) -> Iterator[Effect]:
     """Effects with corrected p values and outcomes; primary ones are corrected by objective."""
     alternatives = 1 + len({one.effect.alternative for one in found})
     families: dict[Objective | None, dict[int, Tested]] = {}
@@ -70,7 +70,7 @@ def judged(found: Sequence[Found]) -> Iterator[Effect]:
         yield structs.replace(effect, outcome=outcome, level=_level(effect))
 
 
-def _outcome(effect: Effect, p: float | None, found: Found) -> Outcome:
+def _outcome(effect: Effect, p: float | None, found: UnjudgedEffect) -> Outcome:
     if set(effect.doubts) - WEAKENING:
         return Outcome.CANNOT_TELL
     direction = Outcome.BETTER if effect.gain > 1 else Outcome.WORSE

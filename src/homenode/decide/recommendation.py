@@ -31,8 +31,8 @@ from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
 from homenode.metrics import METRICS, primaries
 from homenode.objective import Objective
 from homenode.plan.auto import LAYOUTS, LayoutInputs, layout_for, needed_layout
+from homenode.text import plural
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
-from homenode.wording import plural
 
 
 class ReasonId(StrEnum):

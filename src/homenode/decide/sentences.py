@@ -23,8 +23,8 @@ from homenode.measure.results.model import Run
 from homenode.metrics import METRICS, primaries
 from homenode.objective import Objective
 from homenode.plan.auto import Choose, LayoutChoice, LayoutInputs, layout_for
+from homenode.text import plural
 from homenode.vm.layout import PRESETS
-from homenode.wording import plural
 
 STRENGTHS: Mapping[EvidenceLevel, str] = {
     EvidenceLevel.MEASURED: "measured",

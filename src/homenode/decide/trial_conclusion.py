@@ -17,7 +17,7 @@ from homenode.measure.results.vantage import Vantage
 from homenode.measure.trial.journal import TrialHead
 from homenode.metrics import METRICS
 from homenode.objective import Objective
-from homenode.wording import command_line, plural
+from homenode.text import command_line, plural
 
 
 class Advice(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import re
 import sys
 
 from homenode.errors import ParseError, UsageError
-from homenode.measure.orders import AppOrder
+from homenode.measure.options import AppOrder
 from homenode.process import ToolTimeoutError, run
 
 SEARCH_S = 20.0

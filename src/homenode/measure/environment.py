@@ -24,7 +24,7 @@ from homenode.machine.tools.proc_stat import PuTimes, parse
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Condition
 from homenode.units import MIB, format_bytes
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 
 STOLEN_SHARE = 0.02
 """More of the PUs' time than this given to other guests: somebody else ran."""

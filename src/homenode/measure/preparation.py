@@ -22,7 +22,7 @@ from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.measure.environment import says_tcg
 from homenode.measure.model import CONTROLS, PROBE, BenchTest, Group, Reader, Suite
-from homenode.measure.orders import AppOrder, BenchOptions, restricted_to
+from homenode.measure.options import AppOrder, BenchOptions, restricted_to
 from homenode.measure.results.model import (
     CPU_ONLY,
     UNKNOWN_SWITCHES,
@@ -42,7 +42,7 @@ from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.guest_observation import paths_of_guest
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Plan, vm_as_it_runs
+from homenode.vm.plan import Plan, vm_as_it_runs
 
 APP_TEST = "app"
 

@@ -27,10 +27,10 @@ from homenode.measure.environment import Environment
 from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.gpu.power import GpuPower
 from homenode.measure.model import BenchTest
-from homenode.measure.orders import AppOrder
+from homenode.measure.options import AppOrder
 from homenode.measure.results.model import Run, RunHead
 from homenode.measure.results.store import FILE, head_line, run_folder, run_text
-from homenode.wording import command_line
+from homenode.text import command_line
 
 KIND = "bench"
 

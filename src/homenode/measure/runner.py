@@ -34,7 +34,7 @@ from homenode.measure.experiment import run_tasks
 from homenode.measure.figures.probe import StepReading
 from homenode.measure.gpu.power import GpuPower, power_sampled
 from homenode.measure.model import BenchTest, Reader
-from homenode.measure.orders import BenchOptions, BenchOutcome, check_name
+from homenode.measure.options import BenchOptions, BenchOutcome, check_name
 from homenode.measure.preparation import Prepared, affinity, allowed_nodes, prepared
 from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
 from homenode.measure.results.vantage import Vantage
@@ -65,7 +65,7 @@ from homenode.plan.stored import encode_plan
 from homenode.process import Completed, ToolMissingError, ToolTimeoutError
 from homenode.safe.durable import PRIVATE
 from homenode.vm.domain.read import read_running_domain
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 
 IDLE_S = 1.0
 """How long nothing is done before the first step, to see who else does something."""

@@ -52,7 +52,7 @@ from homenode.measure.figures.sample import (
 from homenode.measure.figures.torch_programs import COPYING_THREAD
 from homenode.measure.importers import NAMES
 from homenode.measure.model import BenchTest, Group, Reader
-from homenode.measure.orders import AppOrder
+from homenode.measure.options import AppOrder
 from homenode.measure.results.model import Condition, Sample
 from homenode.measure.suite import BY_BUS, measured_gpus
 

@@ -25,7 +25,7 @@ from homenode.package_data import package_text
 from homenode.safe.durable import check_links
 from homenode.safe.input_files import read_plain
 from homenode.safe.record_folder import RecordFolder
-from homenode.wording import command_line
+from homenode.text import command_line
 
 TORCH_PYTHON = "homenode-torch-python"
 """What the Python with PyTorch is called below the prefix."""

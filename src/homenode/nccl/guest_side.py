@@ -24,7 +24,7 @@ from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.fields import guest_address
 from homenode.vm.guest_observation import GuestPath, path_of_address, paths_of_guest
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestPciController, Vm, VmCell
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 
 ROOT_MODELS = ("pcie-root", "pci-root")
 EXPANDER_MODELS = ("pcie-expander-bus", "pci-expander-bus")

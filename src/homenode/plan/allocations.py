@@ -20,8 +20,8 @@ from homenode.machine.pci import canonical_uuid
 from homenode.machine.topology import DomainMark, Host, RunningDomain
 from homenode.plan.bit_sets import members
 from homenode.plan.request import GuestRequest
+from homenode.text import command_line
 from homenode.vm.gpu_parts import free_parts
-from homenode.wording import command_line
 
 
 class DomainCores(Struct, frozen=True):

@@ -15,7 +15,7 @@ from homenode.plan.search.ladder import Relaxation
 from homenode.plan.shape.guest_numa import is_grace
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import AUTO, DocumentSiblings, PciGranularity, PlanOptions
 
 FLAT, TREE = "pin-bound", "pin-numa-pci"

@@ -22,7 +22,7 @@ from homenode.vm.domain.copy import DEFAULT_NAME, copy_domain, shared_with_origi
 from homenode.vm.domain.limits import check_vcpus, refuse_unsafe
 from homenode.vm.domain.read import open_domain, vm_of, with_kept
 from homenode.vm.model import GuestTopology, Vm
-from homenode.vm.plan_model import LIBVIRT, Plan, Unplannable
+from homenode.vm.plan import LIBVIRT, Plan, Unplannable
 from homenode.vm.plan_options import EmulatorPolicy, ManualRanges, PlanOptions, size_of_cells
 from homenode.vm.targets import libvirt
 from homenode.vm.targets.registry import VmFile, on_host, target_named

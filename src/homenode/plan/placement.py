@@ -14,7 +14,7 @@ from homenode.indices import NodeIndex
 from homenode.plan.search.cost import INDICES
 from homenode.plan.search.ladder import Relaxation
 from homenode.vm.layout import Layout
-from homenode.vm.plan_model import CostTerm, RunnerUp
+from homenode.vm.plan import CostTerm, RunnerUp
 
 
 class Placement(Struct, frozen=True):

@@ -23,9 +23,9 @@ from homenode.plan.memory import (
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Fallback, MemoryRule, Relaxation
+from homenode.text import plural
 from homenode.units import format_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
-from homenode.wording import plural
 
 
 def memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:

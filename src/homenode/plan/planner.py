@@ -12,7 +12,7 @@ from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
-from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan import Plan, Unplannable
 
 
 def plan(host: Host, request: GuestRequest, *, brief: bool = False) -> Plan:

@@ -17,7 +17,7 @@ from homenode.plan.shape.guest_numa import guest_memory
 from homenode.plan.shape.guest_topology import numbering
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.model import MAX_VCPUS, GuestCache, PortModel, Vm, VmCell
-from homenode.vm.plan_model import PageReservation, Plan, Unplannable
+from homenode.vm.plan import PageReservation, Plan, Unplannable
 from homenode.vm.plan_options import MemoryMode
 
 

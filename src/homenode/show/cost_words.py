@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from homenode.cpuset import CpuSet
 from homenode.machine.topology import LOCAL_DISTANCE
+from homenode.text import plural
 from homenode.units import format_bytes
-from homenode.vm.plan_model import CostTerm
-from homenode.wording import plural
+from homenode.vm.plan import CostTerm
 
 
 def _device_class(value: int) -> str:

@@ -22,7 +22,7 @@ from homenode.machine.pci import (
     RootComplex,
 )
 from homenode.machine.topology import Host
-from homenode.wording import number_list, plural, printable
+from homenode.text import number_list, plural, printable
 
 SHOWN_KINDS = (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME)
 KIND_NAMES = {

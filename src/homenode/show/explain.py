@@ -21,10 +21,10 @@ from homenode.show.explain_guest import (
     section,
     topology_section,
 )
+from homenode.text import command_line, nodes_text, plural, pus_text, subjects_text
 from homenode.units import format_bytes
 from homenode.vm.layout import Pinning, layout_text
-from homenode.vm.plan_model import Plan, Unplannable
-from homenode.wording import command_line, nodes_text, plural, pus_text, subjects_text
+from homenode.vm.plan import Plan, Unplannable
 
 _MOST_REJECTIONS = 4  # of one constraint; the rest are counted
 

@@ -6,11 +6,11 @@ from homenode.cpuset import CpuSet
 from homenode.doc import Commands, Part, Section, Span, Table, Text
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
+from homenode.text import nodes_text, number_list, plural
 from homenode.units import KIB, MIB, format_bytes, format_limit
 from homenode.vm.layout import GuestCells, Pinning
 from homenode.vm.model import GuestCache, GuestHostdev, VmCell
-from homenode.vm.plan_model import Plan
-from homenode.wording import nodes_text, number_list, plural
+from homenode.vm.plan import Plan
 
 CELLS_TITLE = "Guest cells (NUMA nodes that the guest sees)"
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from homenode.doc import Doc, Span, Text
 from homenode.plan.planner import RankedHost
-from homenode.wording import nodes_text
+from homenode.text import nodes_text
 
 
 def rank_text(ranking: Sequence[RankedHost]) -> Doc:

@@ -22,9 +22,9 @@ from homenode.machine.topology import (
     summarise,
 )
 from homenode.show.device_groups import NodeDevices
+from homenode.text import number_list, plural
 from homenode.units import format_bytes
-from homenode.vm.plan_model import Plan
-from homenode.wording import number_list, plural
+from homenode.vm.plan import Plan
 
 KIND_WORDS = {CoreKind.PERFORMANCE: "P cores", CoreKind.EFFICIENCY: "E cores"}
 

@@ -33,8 +33,8 @@ from homenode.show.host_groups import (
     package_frames,
     settings_lines,
 )
+from homenode.text import nodes_text, number_list, plural, pus_text
 from homenode.units import format_bytes
-from homenode.wording import nodes_text, number_list, plural, pus_text
 
 ASSUMED = "assumed (described, not captured; no source prints it)"
 """Above what a described host's picture may have wrong."""

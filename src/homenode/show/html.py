@@ -9,7 +9,7 @@ from homenode.doc import Cell, Doc, Words, plain, spans
 from homenode.errors import HostError
 from homenode.package_data import package_text
 from homenode.show.svg_canvas import CHART, PICTURE, css
-from homenode.wording import printable
+from homenode.text import printable
 
 _DRAWINGS = "svg.map"
 _HATCHED = "".join(

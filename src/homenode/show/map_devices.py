@@ -24,9 +24,9 @@ from homenode.show.device_groups import (
 )
 from homenode.show.host_groups import memory_nodes
 from homenode.show.svg_canvas import CELL_COLOURS, SvgCanvas, wrap
+from homenode.text import plural, printable
 from homenode.vm.model import GuestHostdev
-from homenode.vm.plan_model import Plan
-from homenode.wording import plural, printable
+from homenode.vm.plan import Plan
 
 _LEAST_CARD, _MOST_CARD = 140.0, 190.0
 _GAP, _PAD, _LINE = 8.0, 7.0, 12.5

@@ -18,10 +18,10 @@ from homenode.show.host_groups import (
 )
 from homenode.show.map_devices import DeviceFacts, draw_devices
 from homenode.show.svg_canvas import CELL_COLOURS, LEAST_TEXT_SIZE, SvgCanvas, text_width, wrap
+from homenode.text import nodes_text, number_list, plural
 from homenode.units import format_bytes
 from homenode.vm.model import GuestCellId
-from homenode.vm.plan_model import Plan
-from homenode.wording import nodes_text, number_list, plural
+from homenode.vm.plan import Plan
 
 LABELLED_PUS = 1024
 """Hosts with more PUs are drawn with ranges of PUs per LLC; labels would make the page too tall."""

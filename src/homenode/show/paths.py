@@ -9,9 +9,9 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.show.svg_canvas import CHART_WIDTH as WIDTH
 from homenode.show.svg_canvas import SvgCanvas
+from homenode.text import nodes_text, plural
 from homenode.units import format_bytes
-from homenode.vm.plan_model import Plan
-from homenode.wording import nodes_text, plural
+from homenode.vm.plan import Plan
 
 _BOX = 146.0
 _RIGHT = WIDTH - _BOX - 1  # its border is inside

@@ -23,13 +23,13 @@ from homenode.doc import Cell, Commands, Doc, Part, Section, Table, Text
 from homenode.findings import Doubt
 from homenode.measure.derived_run import schedule_of
 from homenode.measure.gpu.collectives import TOPOLOGY_FILE
-from homenode.measure.orders import BenchOutcome
+from homenode.measure.options import BenchOutcome
 from homenode.measure.run_folder import RunRecord
 from homenode.metrics import METRICS, metric_of
 from homenode.show.trial_text import duration_text
+from homenode.text import command_line, plural
 from homenode.units import format_bytes
 from homenode.vm.layout import PRESETS
-from homenode.wording import command_line, plural
 
 _GAPS = 12
 

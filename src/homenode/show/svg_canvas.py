@@ -5,7 +5,7 @@ from functools import cache
 from lxml import etree
 
 from homenode.package_data import package_text
-from homenode.wording import printable
+from homenode.text import printable
 
 LEAST_TEXT_SIZE = 8.5
 """No text is smaller, in user units; the picture is 1600 wide."""

@@ -29,7 +29,7 @@ from homenode.doc import (
     plain,
     spans,
 )
-from homenode.wording import printable, printable_lines
+from homenode.text import printable, printable_lines
 
 _LONG, _SHORT = 24, 14  # letters that a shortened name keeps at least
 _LEAST_FOLDED = 24  # columns of a terminal that a folded column of long texts needs

@@ -31,9 +31,9 @@ from homenode.show.map_nodes import (
     use_label,
 )
 from homenode.show.svg_canvas import CELL_COLOURS, PICTURE, SvgCanvas, css, text_width, wrap
+from homenode.text import nodes_text, plural, pus_text
 from homenode.units import format_bytes
-from homenode.vm.plan_model import Plan
-from homenode.wording import nodes_text, plural, pus_text
+from homenode.vm.plan import Plan
 
 WIDTH = 1600.0
 _MARGIN = 24.0

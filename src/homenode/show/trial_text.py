@@ -16,7 +16,7 @@ from homenode.measure.trial.journal import (
     TrialHead,
 )
 from homenode.measure.trial.prepare import Preflight
-from homenode.wording import command_line, number_list, plural, printable
+from homenode.text import command_line, number_list, plural, printable
 
 _MOST_SHOWN = 30
 _MOST_NAMED = 8

@@ -10,14 +10,14 @@ from homenode.errors import InputError, NotKnownError
 from homenode.findings import NO_VMS, gap_lines, unread_vms
 from homenode.machine.tools import virsh_capabilities
 from homenode.machine.topology import Host, summarise
+from homenode.text import command_line, plural
 from homenode.vm.domain.read import read_running_domain
 from homenode.vm.fingerprint import host_fingerprint, is_made_for
 from homenode.vm.hypervisor.connection import DEFAULT, check_host, is_local, machine_of
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.sources import load_host
-from homenode.wording import command_line, plural
 
 _NODE_DEVICE = re.compile(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])\Z")
 

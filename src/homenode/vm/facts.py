@@ -10,9 +10,9 @@ from typing import Any
 from msgspec import Struct
 
 from homenode.cpuset import CpuSet
+from homenode.text import first_few
 from homenode.units import format_bytes
 from homenode.vm.model import GuestAddress, Vm, VmCell, vcpus_text
-from homenode.wording import first_few
 
 _SHOWN = 6
 """So many of a list are shown."""

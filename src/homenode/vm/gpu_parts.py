@@ -13,8 +13,8 @@ from homenode.errors import InputError
 from homenode.findings import Gap
 from homenode.machine.pci import DeviceKind, GpuPart, PartKind, PciDevice
 from homenode.machine.topology import Host
+from homenode.text import printable
 from homenode.vm.model import GuestHostdev, Vm
-from homenode.wording import printable
 
 
 def functions_of_parts(host: Host) -> dict[str, Bdf]:

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from homenode.errors import HomenodeError, InputError, UsageError, of_os
 from homenode.findings import Gap
 from homenode.machine.topology import Host
+from homenode.text import did_you_mean
 from homenode.vm.sources import load_host
-from homenode.wording import did_you_mean
 
 MOST_HOSTS = 100_000
 _JOBS = 8  # sources read at once: ssh waits most

@@ -114,7 +114,7 @@ def preset_named(name: str) -> Layout | None:
 
 def unknown_layout(name: str, option: str = "--layout") -> UsageError:
     """The error for a name that is no preset's, with the one that was meant."""
-    from homenode.wording import did_you_mean
+    from homenode.text import did_you_mean
 
     return UsageError(
         f"{option} {name}: expected a layout, found none of that name",

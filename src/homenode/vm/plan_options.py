@@ -12,7 +12,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.indices import NodeIndex
 from homenode.objective import Objective
-from homenode.opt import Flag, Opt, key_values, size_bytes, size_text, whole_number
+from homenode.option import Flag, Opt, key_values, size_bytes, size_text, whole_number
 from homenode.vm.layout import (
     GuestCells,
     GuestPcie,

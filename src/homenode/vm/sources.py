@@ -14,7 +14,7 @@ from homenode.errors import InputError, NotKnownError, of_os
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.safe.input_files import read_file, read_start
-from homenode.wording import did_you_mean
+from homenode.text import did_you_mean
 
 if TYPE_CHECKING:
     from homenode.machine.tools.nvidia_smi import TopoMatrix

@@ -14,6 +14,7 @@ from homenode.change.apply.store import DEFINE, DomainStore, sha256
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState, Note
 from homenode.errors import HostError, InputError
 from homenode.findings import Rejection
+from homenode.text import command_line
 from homenode.vm.domain.controllers import pci_controllers
 from homenode.vm.domain.merge import added_ports, same_definition
 from homenode.vm.domain.metadata import read_mark
@@ -22,7 +23,6 @@ from homenode.vm.facts import diff
 from homenode.vm.hypervisor.connection import with_connection
 from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.hypervisor.virsh import RefusedError, Virsh
-from homenode.wording import command_line
 
 
 class Applied(Struct, frozen=True):

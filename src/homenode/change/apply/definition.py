@@ -27,12 +27,12 @@ from homenode.change.host_lock import host_locked
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.findings import Rejection
+from homenode.text import command_line
 from homenode.vm.domain.merge import as_stored, same_definition, take_out
 from homenode.vm.domain.read import open_domain, read_vm
 from homenode.vm.hypervisor.connection import with_connection
 from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.hypervisor.virsh import Virsh, is_lost
-from homenode.wording import command_line
 
 
 def preview_definition(

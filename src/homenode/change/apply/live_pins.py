@@ -15,15 +15,15 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, InputError, UsageError
 from homenode.process import arguments_after
 from homenode.safe.input_files import read_kernel_file
+from homenode.text import command_line
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.domain_state import DomainState, LivePin, pins_of_text, pins_text
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
-from homenode.wording import command_line
 
 
-class Moved(Struct, frozen=True):
+class RepinnedThreads(Struct, frozen=True):
     """Threads that were moved, or would be: as they were, and as they are then, in one order."""
 
     state: DomainState
@@ -32,7 +32,7 @@ class Moved(Struct, frozen=True):
     strangers: CpuSet  # nodes where the running domain's memory may lie and the document's may not
 
 
-def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> Moved:
+def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
     """What apply_live_pins would do; changes nothing.
 
     Raises UsageError where the domain does not run, or runs with other vCPUs or IOThreads than the
@@ -67,7 +67,7 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> Moved:
         for pin in wanted
         if (pin.kind, pin.number) in found and found[pin.kind, pin.number] != pin
     ]
-    return Moved(
+    return RepinnedThreads(
         state,
         tuple(before for before, _ in moves),
         tuple(after for _, after in moves),
@@ -75,7 +75,7 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> Moved:
     )
 
 
-def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Moved:
+def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> RepinnedThreads:
     """Move the threads of a running domain; how they were is saved first. Raises as the preview.
 
     Where one cannot be moved, those before it are restored.

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from homenode.errors import HomenodeError
 from homenode.findings import Rejection
+from homenode.text import command_line, operands
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.hypervisor.connection import with_connection
 from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.model import Vm
-from homenode.wording import command_line, operands
 
 
 def obstacles(

@@ -20,8 +20,8 @@ from homenode.change.journal import Journal, state_hint
 from homenode.change.step import ChangeEntry, ChangeHead
 from homenode.errors import InputError
 from homenode.safe.record_folder import JOURNAL, RecordFolder
+from homenode.text import command_line
 from homenode.vm.hypervisor.connection import with_connection
-from homenode.wording import command_line
 
 DOMAINS = "domains"
 """The folder of what `apply` keeps."""

@@ -27,7 +27,7 @@ from homenode.change.retrain.config_registers import (
     control_at,
     read_registers,
 )
-from homenode.change.retrain.plan import RetrainPlan, Use
+from homenode.change.retrain.plan import FunctionHolders, RetrainPlan
 from homenode.change.step import UNSETTLED, ChangeEntry, ChangeHead, ChangeState, Note
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import Finding, finding
@@ -35,7 +35,7 @@ from homenode.machine.link_path import LinkRate
 from homenode.machine.pci import PciDevice
 from homenode.safe.input_files import read_kernel_file
 from homenode.safe.record_folder import RecordFolder
-from homenode.wording import command_line, printable
+from homenode.text import command_line, printable
 
 KIND = "train-link"
 
@@ -289,21 +289,21 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 def device_uses(
     devices: Iterable[PciDevice], *, proc: str = "/proc", sys: str = "/sys"
-) -> Mapping[Bdf, Use]:
+) -> Mapping[Bdf, FunctionHolders]:
     """Who has each function open.
 
     holders is None where some process could not be looked into, and for a function that VFIO has
     and whose files are not known.
     """
     holders = _open_vfio_files(proc)
-    found: dict[Bdf, Use] = {}
+    found: dict[Bdf, FunctionHolders] = {}
     for device in devices:
         files = _open_files(device, sys)
         if holders is None or ("vfio" in (device.driver or "") and not files):
-            found[device.bdf] = Use(None)
+            found[device.bdf] = FunctionHolders(None)
         else:
             names = {name for file in files for name in holders.get(file, ())}
-            found[device.bdf] = Use(tuple(sorted(names)))
+            found[device.bdf] = FunctionHolders(tuple(sorted(names)))
     return found
 
 

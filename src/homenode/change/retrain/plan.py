@@ -34,7 +34,7 @@ class Refused(HomenodeError):
         self.reasons = reasons
 
 
-class Use(Struct, frozen=True):
+class FunctionHolders(Struct, frozen=True):
     """Who has a function."""
 
     holders: tuple[str, ...] | None  # processes with its VFIO group open; None = is unknown
@@ -75,7 +75,7 @@ def plan_retrain(
     host: Host,
     device: Bdf,
     space: ConfigSpace,
-    uses: Mapping[Bdf, Use],
+    uses: Mapping[Bdf, FunctionHolders],
     target_gen: int | None = None,
 ) -> RetrainPlan:
     """The plan for the link above a function. target_gen: None = the fastest that both ends can.
@@ -190,7 +190,7 @@ def _outside_its_card(host: Host, device: PciDevice) -> PciDevice:
     return host.device(port.parent) or device
 
 
-def _users(host: Host, port: PciDevice, uses: Mapping[Bdf, Use]) -> tuple[str, ...]:
+def _users(host: Host, port: PciDevice, uses: Mapping[Bdf, FunctionHolders]) -> tuple[str, ...]:
     """Everybody who would lose the link for a moment."""
     reasons: list[str] = []
     for device in functions_behind(host, port.bdf):
@@ -202,7 +202,7 @@ def _users(host: Host, port: PciDevice, uses: Mapping[Bdf, Use]) -> tuple[str, .
             reasons.append(f"driver {device.driver} works with {device.bdf}")
         if is_bridge:
             continue
-        holders = uses.get(device.bdf, Use(None)).holders
+        holders = uses.get(device.bdf, FunctionHolders(None)).holders
         if "vfio" in (device.driver or "") and holders is None:
             reasons.append(f"it is unknown whether a VM has {device.bdf} (look as root)")
         for holder in holders or ():

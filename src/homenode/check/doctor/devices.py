@@ -21,8 +21,8 @@ from homenode.machine.pci import (
     model_of,
 )
 from homenode.machine.topology import Host
+from homenode.text import first_few
 from homenode.units import GIB, format_bytes
-from homenode.wording import first_few
 
 
 class GpuModel(NamedTuple):

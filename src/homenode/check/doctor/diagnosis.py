@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from homenode.bdf import Bdf
+from homenode.check.doctor.copies import copy_findings, error_findings
 from homenode.check.doctor.devices import device_findings, has_peers
-from homenode.check.doctor.host_state import layout_findings, settings_findings
+from homenode.check.doctor.host_settings import layout_findings, settings_findings
 from homenode.check.doctor.links import (
     Load,
     cut_listing_findings,
@@ -16,7 +17,6 @@ from homenode.check.doctor.links import (
     unknown_link_findings,
 )
 from homenode.check.doctor.peer_paths import peer_findings
-from homenode.check.doctor.transfers import copy_findings, error_findings
 from homenode.findings import Findings, in_order, merged
 from homenode.machine.link_path import describe_paths
 from homenode.machine.topology import Host, HostSettings
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from homenode.vm.model import Vm
 
 
-class Circumstances(Struct, frozen=True, kw_only=True):
+class MeasuredRates(Struct, frozen=True, kw_only=True):
     """What the user knows beyond host and domain."""
 
     load: Load = Load.UNKNOWN
@@ -52,7 +52,7 @@ CHECKS = (
 def diagnose(
     host: Host,
     document: "Document | None" = None,
-    circumstances: Circumstances | None = None,
+    circumstances: MeasuredRates | None = None,
     vm: "Vm | None" = None,
 ) -> Findings:
     """Everything that is wrong, the worst first, and what was looked at.
@@ -61,7 +61,7 @@ def diagnose(
     that another hypervisor's file describes.
     Raises ParseError or InputError where the document cannot be read.
     """
-    known = circumstances or Circumstances()
+    known = circumstances or MeasuredRates()
     found = [
         *link_findings(host, known.load, known.known_widths, known.reached),
         *copy_findings(host, known.h2d, known.h2d_all, known.known_widths),

@@ -6,7 +6,7 @@ from itertools import combinations
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, finding
 from homenode.machine.tools.nvidia_smi import TopoDevice, TopoMatrix
-from homenode.wording import first_few
+from homenode.text import first_few
 
 _MOST_NAMED = 8
 

@@ -26,7 +26,7 @@ from homenode.machine.link_path import (
 )
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
-from homenode.wording import first_few
+from homenode.text import first_few
 
 _IDLE_SPEED = 2.5
 

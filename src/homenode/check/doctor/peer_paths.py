@@ -27,7 +27,7 @@ from homenode.machine.peer_route import (
     peer_routes,
 )
 from homenode.machine.topology import Host
-from homenode.wording import first_few, plural
+from homenode.text import first_few, plural
 
 _OWN_DRIVERS = {"nvidia", "amdgpu", "xe", "i915"}
 """With these the host itself uses its GPUs. None at all counts as waiting for a VM."""

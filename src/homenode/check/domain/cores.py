@@ -23,9 +23,9 @@ from homenode.plan.shape.caches import (
     stated_topology,
     told_l3,
 )
+from homenode.text import first_few
 from homenode.vm.domain.document import Document
 from homenode.vm.model import GuestCache, Vm
-from homenode.wording import first_few
 
 _MANY_SOCKETS = 2
 _WINDOWS = "microsoft.com/win"

@@ -8,9 +8,9 @@ from math import ceil
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.topology import DEFAULT_HOST_RESERVE, CoreKind, Host, RunningDomain
+from homenode.text import plural
 from homenode.vm.fingerprint import is_made_for
 from homenode.vm.model import Vm, vcpus_text
-from homenode.wording import plural
 
 
 def pins_alone(facts: Vm) -> Iterator[Finding]:

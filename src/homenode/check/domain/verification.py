@@ -10,6 +10,7 @@ from homenode.check.domain.throttles import throttle_findings
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, finding, in_order, merged, sourced
 from homenode.machine.topology import Host
+from homenode.text import first_few
 from homenode.vm.domain.codec import ROWS, SINCE, STEPS, UNSAID, older_than
 from homenode.vm.domain.controllers import edit_aperture, edit_controllers
 from homenode.vm.domain.cpu import edit_cpu
@@ -22,8 +23,7 @@ from homenode.vm.domain.schema import Parsed, SchemaError
 from homenode.vm.facts import diff
 from homenode.vm.fingerprint import host_fingerprint, is_made_for
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import LIBVIRT, Plan
-from homenode.wording import first_few
+from homenode.vm.plan import LIBVIRT, Plan
 
 
 def verify_document(

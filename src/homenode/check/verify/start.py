@@ -30,6 +30,7 @@ from homenode.errors import ParseError, UsageError
 from homenode.findings import Finding, Findings, finding, in_order, sourced
 from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.topology import Host
+from homenode.text import command_line, plural
 from homenode.units import format_bytes
 from homenode.vm.domain.controllers import argument_properties, qemu_arguments
 from homenode.vm.domain.document import Document
@@ -38,8 +39,7 @@ from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.hypervisor.virsh import RefusedError, Virsh
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Plan
-from homenode.wording import command_line, plural
+from homenode.vm.plan import Plan
 
 
 class PausedLook(Struct, frozen=True, kw_only=True):

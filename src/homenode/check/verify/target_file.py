@@ -10,9 +10,10 @@ from homenode.check.verify.guest.expectation import Expectation, expectation_of
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, as_printed, finding, in_order, texts_of
 from homenode.machine.topology import Host
+from homenode.text import printable
 from homenode.vm.facts import diff
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import KEPT, Plan
+from homenode.vm.plan import KEPT, Plan
 from homenode.vm.targets.registry import VmFile, on_host, target_named
 from homenode.vm.targets.script import pins_in
 from homenode.vm.targets.target import (
@@ -25,7 +26,6 @@ from homenode.vm.targets.target import (
     settings_of,
     visible,
 )
-from homenode.wording import printable
 
 _OF_DOCUMENTS = ("controller", "expander-cell", "bus-nr", "device-address", "memory-device")
 """Facts of a document of libvirt: a file of others has controllers and addresses of its own."""

@@ -34,7 +34,7 @@ from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Plan, vm_as_it_runs
+from homenode.vm.plan import Plan, vm_as_it_runs
 from homenode.vm.sources import files_of, load_host
 from homenode.vm.targets.registry import TARGETS, kind_of, target_named, target_of
 

@@ -6,7 +6,7 @@ Here are the options that several share.
 from pathlib import Path
 from typing import Annotated
 
-from homenode.opt import Flag, Opt
+from homenode.option import Flag, Opt
 
 HostOption = Annotated[
     str | None,

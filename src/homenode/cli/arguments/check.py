@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cli.arguments import ForceOption, HostOption, JsonOption, LspciOption
-from homenode.opt import Arg, Flag, Opt
+from homenode.option import Arg, Flag, Opt
 
 BOOT = "Test guest"
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from homenode.cli.arguments import ForceOption, HostOption, JsonOption
 from homenode.objective import Objective
-from homenode.opt import Arg, Flag, Opt
+from homenode.option import Arg, Flag, Opt
 
 
 class CompareArguments(Struct, frozen=True, kw_only=True):

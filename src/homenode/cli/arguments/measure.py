@@ -8,7 +8,7 @@ from msgspec import Struct
 from homenode.cli.arguments import JsonOption
 from homenode.cli.command import Under
 from homenode.measure.results.vantage import Vantage
-from homenode.opt import Arg, Flag, Opt
+from homenode.option import Arg, Flag, Opt
 from homenode.units import parse_duration
 from homenode.vm.hypervisor.connection import ANSWER_S, STOP_S, GuestAccess, Transport
 

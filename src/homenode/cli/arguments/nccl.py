@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.cli.arguments import ForceOption, HostOption, JsonOption, LspciOption
-from homenode.opt import Flag, Opt
+from homenode.option import Flag, Opt
 
 MAKE = "Make a file"
 JUDGE = "Check a file"

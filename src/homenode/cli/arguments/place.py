@@ -16,7 +16,7 @@ from homenode.cli.arguments import (
     ResultsOption,
     SavePlanOption,
 )
-from homenode.opt import Arg, Flag, Opt, version
+from homenode.option import Arg, Flag, Opt, version
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.plan_options import ManualRanges, PlanOptions
 

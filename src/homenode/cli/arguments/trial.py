@@ -18,7 +18,7 @@ from homenode.cli.arguments.measure import (
 )
 from homenode.cli.command import Only, Under
 from homenode.objective import Objective
-from homenode.opt import Arg, Flag, Opt
+from homenode.option import Arg, Flag, Opt
 from homenode.vm.hypervisor.connection import DEFAULT, STOP_S
 from homenode.vm.plan_options import PLACEMENT, ManualRanges, PlanOptions
 

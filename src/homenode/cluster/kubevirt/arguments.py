@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from homenode.cli.arguments import JsonOption
 from homenode.cluster.kubevirt.manifest_options import ManifestOptions, OnError
-from homenode.opt import Arg, Opt
+from homenode.option import Arg, Opt
 from homenode.vm.plan_options import PciGranularity
 
 

@@ -26,12 +26,12 @@ from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
+from homenode.text import nodes_text, plural
 from homenode.units import format_bytes
 from homenode.vm.layout import PRESETS, Pinning
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import EmulatorPolicy, PlanOptions, Policy
-from homenode.wording import nodes_text, plural
 
 NATIVE = "PCINUMAAwareTopology"
 _LAYOUT = replace(PRESETS["pin-numa-pci"], pinning=Pinning.NODE)

@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.errors import UsageError
-from homenode.opt import Opt, size_bytes
+from homenode.option import Opt, size_bytes
 from homenode.units import GIB
 
 

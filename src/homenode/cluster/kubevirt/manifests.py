@@ -18,7 +18,7 @@ from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION
 from homenode.errors import UsageError
 from homenode.package_data import package_text
 from homenode.process import CLOSED
-from homenode.wording import command_line
+from homenode.text import command_line
 
 GATES = ("Sidecar", "CPUManager")
 HOOK_FILE = "onDefineDomain"

@@ -15,7 +15,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from homenode.errors import InputError, ParseError
-from homenode.wording import plural
+from homenode.text import plural
 
 MAX_BYTES = 4 << 20
 """Of an object; etcd takes 1.5 MiB of one."""

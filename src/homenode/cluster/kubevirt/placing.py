@@ -42,7 +42,7 @@ from homenode.vm.model import (
     Vm,
     VmCell,
 )
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.plan_options import PciGranularity, PlanOptions
 
 LAYOUT = Layout(

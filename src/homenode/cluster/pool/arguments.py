@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from homenode.cli.arguments import AfterOption, JsonOption, PoolOption, ResultsOption
 from homenode.cli.command import Only
-from homenode.opt import Arg, Flag, Opt
+from homenode.option import Arg, Flag, Opt
 from homenode.vm.plan_options import PlanOptions
 
 ExplainOption = Annotated[bool, Flag("--explain", help="Print all details.")]

@@ -42,11 +42,11 @@ from homenode.plan.pipeline import plan_file
 from homenode.plan.stored import encode_plan
 from homenode.safe.input_files import read_input
 from homenode.show.explain import explain
+from homenode.text import command_line, did_you_mean, plural
 from homenode.vm.domain.read import read_vm
 from homenode.vm.host_sources import NamedHost, NamedHosts, read_hosts
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import PlanOptions, refuse_objective
-from homenode.wording import command_line, did_you_mean, plural
 
 
 def show(asked: PoolShowArguments) -> None:

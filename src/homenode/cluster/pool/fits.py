@@ -16,19 +16,19 @@ from homenode.cluster.pool.free import (
 from homenode.errors import InputError, UsageError
 from homenode.findings import Gap, unread_vms
 from homenode.machine.topology import Host, NumaNode, with_certain_nodes
-from homenode.opt import key_values, size_bytes, whole_number
+from homenode.option import key_values, size_bytes, whole_number
 from homenode.plan.memory import LEAST_RESERVE_BYTES
 from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed
 from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.place import Inventory, place
 from homenode.plan.stored import domain_of_placement
+from homenode.text import plural
 from homenode.units import GIB, MIB, format_bytes
 from homenode.vm.host_sources import NamedHosts, Progress
 from homenode.vm.model import MAX_VCPUS
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import PlanOptions
-from homenode.wording import plural
 
 MOST_COUNTED = 100
 """VMs of one size on one host; where as many fit, more may."""

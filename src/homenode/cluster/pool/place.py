@@ -18,7 +18,7 @@ from homenode.plan.search.place import place
 from homenode.plan.stored import domain_of_placement
 from homenode.vm.host_sources import NamedHost, Progress, natural_key
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import Balance, PlanOptions
 
 _OF_NODES = "balance_cores"

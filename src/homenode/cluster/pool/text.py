@@ -12,10 +12,10 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.show.cost_words import term_words
 from homenode.show.explain import finding_lines, unread_lines
+from homenode.text import first_few, nodes_text, number_list, plural
 from homenode.units import format_bytes
 from homenode.vm.layout import GuestCells, layout_text
-from homenode.vm.plan_model import Plan
-from homenode.wording import first_few, nodes_text, number_list, plural
+from homenode.vm.plan import Plan
 
 MOST_ROWS = 40
 """Hosts of a table; of more, those with equal figures are one row."""

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from homenode.cli.arguments import HostOption, JsonOption
 from homenode.cluster.slurm.options import MAX_TIME, SPOOL, StudyOptions
-from homenode.opt import Arg, Flag, Opt
+from homenode.option import Arg, Flag, Opt
 
 
 class SlurmAuditArguments(Struct, frozen=True, kw_only=True):

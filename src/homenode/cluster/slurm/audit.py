@@ -10,7 +10,7 @@ from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.findings import Finding, Findings, finding, in_order
 from homenode.indices import NodeIndex
 from homenode.plan.allocations import listed
-from homenode.wording import nodes_text, number_list, plural
+from homenode.text import nodes_text, number_list, plural
 
 _SLURM = "what Slurm and the host report"
 _RECORD = "what the job's record gives"

@@ -27,7 +27,7 @@ from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, finding, in_order
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, refuse_unshown
-from homenode.wording import nodes_text, plural
+from homenode.text import nodes_text, plural
 
 _GRES_PAGE = "gres.conf(5)"
 _SLURM_PAGE = "slurm.conf(5)"

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from homenode.opt import Flag, Opt
+from homenode.option import Flag, Opt
 
 SPOOL = "/var/spool/homenode-slurm"
 """Where the hooks of a node keep what they saw of jobs."""

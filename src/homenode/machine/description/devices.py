@@ -17,9 +17,9 @@ from homenode.machine.description.tables import (
 )
 from homenode.machine.pci import DeviceKind, PartKind, PciBar, PciLink
 from homenode.package_data import package_text
+from homenode.text import did_you_mean
 from homenode.toml_text import TomlTable, decode_value
 from homenode.units import parse_bytes
-from homenode.wording import did_you_mean
 
 NVIDIA_DRIVER = "nvidia"
 

@@ -42,8 +42,8 @@ from homenode.machine.topology import (
     summarise,
 )
 from homenode.package_data import package_names, package_text
+from homenode.text import did_you_mean, plural
 from homenode.toml_text import decode_toml
-from homenode.wording import did_you_mean, plural
 
 
 def _check_pus(file: HostDocument, online: CpuSet) -> None:

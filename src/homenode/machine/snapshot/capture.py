@@ -22,7 +22,7 @@ from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.snapshot.redact import Identities, identities_of, redact
 from homenode.process import CLOSED, ToolMissingError, run
 from homenode.safe.durable import PRIVATE
-from homenode.wording import command_line
+from homenode.text import command_line
 
 TOP = "snapshot"
 """The folder at the top of an archive, so that unpacking one leaves no mess."""

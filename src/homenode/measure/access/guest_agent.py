@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from homenode.errors import HomenodeError, HostError, ToolError
 from homenode.json_text import NotJsonError, decode_json
-from homenode.measure.access.machine import Said
+from homenode.measure.access.machine import ScriptOutput
 from homenode.process import ToolTimeoutError
 from homenode.vm.hypervisor.virsh import Virsh
 
@@ -46,7 +46,7 @@ class GuestAgent(Struct, frozen=True):
     def close(self) -> None:
         """Nothing stays open between scripts."""
 
-    def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
+    def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
         arguments: dict[str, object] = {
             "path": "/bin/sh",
             "arg": ["-c", script],
@@ -72,7 +72,7 @@ class GuestAgent(Struct, frozen=True):
                 f"{self.name}: expected all of the output, found it cut short by the agent",
                 hint="reach the guest by ssh",
             )
-        return Said(self._text(answer, "out-data"), self._text(answer, "err-data"))
+        return ScriptOutput(self._text(answer, "out-data"), self._text(answer, "err-data"))
 
     def _ask(self, command: str, arguments: dict[str, object]) -> dict[str, Any]:
         text = msgspec.json.encode({"execute": command, "arguments": arguments}).decode()

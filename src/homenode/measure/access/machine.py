@@ -44,7 +44,7 @@ class Machine(Protocol):
         """One look at it, as discovery reads it. Raises ToolError when unreachable."""
 
 
-class Said(Struct, frozen=True):
+class ScriptOutput(Struct, frozen=True):
     """What a script said. Texts are decoded as UTF-8, what is none replaced."""
 
     stdout: str
@@ -62,7 +62,7 @@ class Channel(Protocol):
     def most_input_bytes(self) -> int | None:
         """How much standard input one script may have; None = as much as it likes."""
 
-    def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
+    def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
         """Run a script of a POSIX shell to its end.
 
         Raises ToolTimeoutError where it does not end in time, and ToolError where the machine

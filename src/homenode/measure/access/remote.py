@@ -18,7 +18,7 @@ from shlex import quote
 from homenode.errors import ToolError
 from homenode.machine.snapshot.collector import collector_script, parse_collected
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.measure.access.machine import Channel, Said
+from homenode.measure.access.machine import Channel, ScriptOutput
 from homenode.process import Completed, ToolMissingError, ToolTimeoutError
 
 MISSING = "missing"
@@ -295,6 +295,6 @@ def _mark() -> str:
     return f"homenode-{secrets.token_hex(8)}"
 
 
-def _last_line(said: Said) -> str:
+def _last_line(said: ScriptOutput) -> str:
     lines = [line.strip() for line in (said.stderr or said.stdout).splitlines() if line.strip()]
     return lines[-1][:200] if lines else "nothing said"

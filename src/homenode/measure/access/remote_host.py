@@ -15,11 +15,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.errors import ToolError, UsageError
-from homenode.measure.access.machine import Said
+from homenode.measure.access.machine import ScriptOutput
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.model import PROBE
 from homenode.process import CLOSED, run
-from homenode.wording import command_line
+from homenode.text import command_line
 
 _HOST = re.compile(
     r"ssh://(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9\[][A-Za-z0-9_.:%\]-]{0,255}", re.ASCII
@@ -79,7 +79,7 @@ class SshHost(Struct, frozen=True):
     def close(self) -> None:
         """Nothing stays open between scripts."""
 
-    def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
+    def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
         argv = ("ssh", *CLOSED, *_OPTIONS, "--", self.url, f"sh -c {quote(script)}")
         done = run(argv, timeout_s + _GRACE_S, input, kept_open=self.kept_open)
         if done.returncode:
@@ -88,7 +88,7 @@ class SshHost(Struct, frozen=True):
                 f"{self.name}: {lines[-1][:200] if lines else done.failure()}",
                 hint=f"try: {command_line('ssh', '-o', 'BatchMode=yes', self.url, 'true')}",
             )
-        return Said(done.stdout, done.stderr)
+        return ScriptOutput(done.stdout, done.stderr)
 
 
 class RemoteHost(RemoteMachine):

@@ -12,11 +12,11 @@ from shlex import quote
 from msgspec import Struct
 
 from homenode.errors import ToolError, UsageError
-from homenode.measure.access.machine import Said
+from homenode.measure.access.machine import ScriptOutput
 from homenode.process import CLOSED, run
 from homenode.safe.durable import replace_file
 from homenode.safe.input_files import read_start
-from homenode.wording import command_line
+from homenode.text import command_line
 
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:%-]{0,255}\Z", re.ASCII)
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z", re.ASCII)
@@ -76,12 +76,12 @@ class SshChannel(Struct, frozen=True):
     def close(self) -> None:
         """Nothing stays open between scripts."""
 
-    def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
+    def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
         is_known = self._is_known()
         argv = (*self._argv(is_known=is_known), f"sh -c {quote(script)}")
         done = run(argv, timeout_s + _CONNECT_S + _GRACE_S, input)
         if done.returncode == 0:
-            return Said(done.stdout, done.stderr)
+            return ScriptOutput(done.stdout, done.stderr)
         if done.returncode == _OWN_FAILURE and not is_known:
             self._forget()  # a machine that does not let us in is not the guest
         if any(cause in done.stderr for cause in _OTHER_KEY):

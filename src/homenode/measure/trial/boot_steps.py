@@ -33,9 +33,9 @@ from homenode.measure.trial.guest import (
     stop,
 )
 from homenode.measure.trial.journal import BOOT, COPY, LAYOUT, TrialHead, TrialJournal
+from homenode.text import command_line
 from homenode.vm.domain.merge import same_definition
 from homenode.vm.hypervisor.virsh import Virsh
-from homenode.wording import command_line
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from homenode.units import MIB, format_bytes
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import PRESETS, Pinning
-from homenode.vm.plan_model import Plan, Unplannable
+from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import ManualRanges, PlanOptions
 
 _STAND_AGAINST = frozenset(

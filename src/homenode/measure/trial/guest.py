@@ -16,9 +16,9 @@ from homenode.measure.access.ssh import HostKeyError, SshChannel
 from homenode.measure.model import PROBE
 from homenode.process import ToolTimeoutError
 from homenode.safe.input_files import read_kernel_file
+from homenode.text import command_line
 from homenode.vm.hypervisor.connection import GuestAccess, Transport, is_local
 from homenode.vm.hypervisor.virsh import Virsh, is_lost
-from homenode.wording import command_line
 
 T = TypeVar("T")
 

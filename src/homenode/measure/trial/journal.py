@@ -22,8 +22,8 @@ from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.progress import TaskState
 from homenode.objective import Objective
 from homenode.safe.record_folder import JOURNAL, LOCK, RecordFolder
+from homenode.text import command_line
 from homenode.vm.hypervisor.domain_state import domain_argument
-from homenode.wording import command_line
 
 KIND = "trial"
 CHANGES = "changes.jsonl"

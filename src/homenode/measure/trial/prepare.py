@@ -32,6 +32,7 @@ from homenode.measure.trial.trial_config import (
 from homenode.objective import Objective
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.process import find_program
+from homenode.text import command_line
 from homenode.units import format_bytes
 from homenode.vm.domain.read import open_domain, read_vm
 from homenode.vm.domain.schema import refuse_new_errors
@@ -39,7 +40,6 @@ from homenode.vm.hypervisor.connection import GuestAccess, Transport
 from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_options import ManualRanges, PlanOptions
-from homenode.wording import command_line
 
 _BEGUN, _COPY = "begun.json", "copy.xml"
 

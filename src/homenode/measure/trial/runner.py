@@ -22,7 +22,7 @@ from homenode.measure.access.machine import Machine
 from homenode.measure.derived_run import TEST_FAILED
 from homenode.measure.experiment import run_tasks
 from homenode.measure.model import Group, SuiteOptions
-from homenode.measure.orders import BenchOptions
+from homenode.measure.options import BenchOptions
 from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
 from homenode.measure.results.store import finished, run_named
 from homenode.measure.runner import run_bench
@@ -61,12 +61,12 @@ from homenode.measure.trial.trial_config import (
 from homenode.nccl.assemble import AMD_VENDOR, assemble_topology
 from homenode.nccl.guest_side import guest_side, left_to_libvirt
 from homenode.nccl.topology import NcclVariant, write_topology
+from homenode.text import command_line
 from homenode.vm.domain.merge import same_definition
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import Pinning
-from homenode.vm.plan_model import Plan
-from homenode.wording import command_line
+from homenode.vm.plan import Plan
 
 
 class Tuned(Struct, frozen=True):

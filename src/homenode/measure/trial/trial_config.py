@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.measure.model import SuiteOptions
-from homenode.measure.orders import AppOrder, BenchOptions
+from homenode.measure.options import AppOrder, BenchOptions
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Switches
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.schedule import ScheduledTask, schedule
 from homenode.vm.domain.copy import WritableDisk
 from homenode.vm.hypervisor.connection import ANSWER_S, STOP_S, GuestAccess
 from homenode.vm.layout import PRESETS
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 
 BARE = "bare"
 """In the place of a layout: the host itself, on the plan's PUs and nodes, no guest."""

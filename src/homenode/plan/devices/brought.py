@@ -17,7 +17,7 @@ from homenode.machine.pci import DeviceKind, LinkKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations
 from homenode.plan.request import GuestRequest
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 
 
 def are_paired(gpu: PciDevice, nic: PciDevice) -> bool:
@@ -117,7 +117,7 @@ def link_groups(host: Host) -> dict[Bdf, Bdf]:
     return group_of
 
 
-class BroughtDevices(Struct, frozen=True, dict=True):
+class CompanionDevices(Struct, frozen=True, dict=True):
     """What GPUs bring to one VM on a host where others have devices already."""
 
     host: Host

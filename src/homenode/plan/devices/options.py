@@ -19,12 +19,12 @@ from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host, refuse_unshown
 from homenode.plan.allocations import Allocations
-from homenode.plan.devices.brought import BroughtDevices, are_paired, link_groups
+from homenode.plan.devices.brought import CompanionDevices, are_paired, link_groups
 from homenode.plan.devices.fabric import Fabric, fabric_of_host
 from homenode.plan.devices.gpu_ties import GpuTies
 from homenode.plan.request import GuestRequest
 from homenode.vm.gpu_parts import free_parts, is_divided, profiles_text
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 
 
 class GpuCandidate(Struct, frozen=True):
@@ -66,7 +66,7 @@ class DeviceOptions(Struct, frozen=True, dict=True):
     without_node: frozenset[Bdf]  # functions whose node is unknown
     findings: tuple[Finding, ...]
     gaps: tuple[Gap, ...]
-    brought: BroughtDevices  # what the GPUs bring along
+    brought: CompanionDevices  # what the GPUs bring along
 
     @property
     def has_gpus(self) -> bool:
@@ -191,7 +191,7 @@ def device_options(
         raise _too_few(host, request, others, len(free))
     unheld = _free_gpus(host, request, others, also=request.devices)
     named_nics = [device for device in named if device.kind is DeviceKind.NIC]
-    brought = BroughtDevices(host, request, others)
+    brought = CompanionDevices(host, request, others)
     nics_of = {
         gpu.bdf: (
             *(nic.bdf for nic in named_nics if are_paired(gpu, nic)),

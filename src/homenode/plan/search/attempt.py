@@ -47,7 +47,7 @@ from homenode.vm.layout import (
     Siblings,
     named,
 )
-from homenode.vm.plan_model import RunnerUp
+from homenode.vm.plan import RunnerUp
 from homenode.vm.plan_options import EmulatorPolicy
 
 

@@ -6,7 +6,7 @@ weights. The last ones are indices, so no two placements cost the same. Decision
 
 from typing import NamedTuple
 
-from homenode.vm.plan_model import CostTerm
+from homenode.vm.plan import CostTerm
 from homenode.vm.plan_options import Policy
 
 

@@ -34,7 +34,7 @@ from homenode.plan.search.rejections import (
 from homenode.plan.search.solve import may_be_nearer
 from homenode.plan.search.supply import CoreInventory, free_cpus
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, with_siblings
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import DocumentSiblings, Policy
 
 MOST_REFUSED_NODES = 16

@@ -21,7 +21,7 @@ from homenode.plan.search.solve import fits
 from homenode.plan.search.supply import Supply
 from homenode.units import format_bytes
 from homenode.vm.layout import MemoryBinding
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import DeviceLocality
 
 

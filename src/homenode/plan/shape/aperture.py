@@ -17,7 +17,7 @@ from homenode.plan.request import GuestRequest
 from homenode.units import GIB, KIB, MIB, format_bytes
 from homenode.vm.layout import GuestPcie
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Aperture
+from homenode.vm.plan import Aperture
 
 DEFAULT_WINDOW_BYTES = 32 * GIB
 """64-bit PCI window of q35 and of OVMF where nothing else is said."""

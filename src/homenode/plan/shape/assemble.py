@@ -36,6 +36,7 @@ from homenode.plan.shape.guest_topology import (
     without_online,
 )
 from homenode.plan.shape.pcie import MirroredPcie, PcieDocument, mirror_pcie
+from homenode.text import plural
 from homenode.vm.fingerprint import RECORDED, host_fingerprint
 from homenode.vm.gpu_parts import mediated_gaps, parts_at
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning
@@ -48,9 +49,8 @@ from homenode.vm.model import (
     Vm,
     VmCell,
 )
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.plan_options import MemoryMode, Policy
-from homenode.wording import plural
 
 MOST_VCPUS_WITHOUT_IOMMU = 255
 """More vCPUs need a vIOMMU with extended interrupt mode. Source: libvirt domain XML, <iommu>."""

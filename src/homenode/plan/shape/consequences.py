@@ -7,6 +7,7 @@ from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_topology import online_text
+from homenode.text import plural
 from homenode.units import format_bytes, format_limit
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import (
@@ -18,8 +19,7 @@ from homenode.vm.model import (
     Vm,
     VmCell,
 )
-from homenode.vm.plan_model import Aperture
-from homenode.wording import plural
+from homenode.vm.plan import Aperture
 
 
 def consequences(

@@ -23,7 +23,7 @@ from homenode.plan.request import GuestRequest
 from homenode.units import KIB, MIB, bytes_of, format_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, Layout, MemoryBinding
 from homenode.vm.model import MemoryDevice, Vm, VmCell
-from homenode.vm.plan_model import PageReservation
+from homenode.vm.plan import PageReservation
 from homenode.vm.plan_options import MemoryMode
 
 

@@ -27,9 +27,9 @@ from homenode.findings import Finding, Severity, finding
 from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
+from homenode.text import plural
 from homenode.vm.layout import GuestCells, Siblings
 from homenode.vm.model import GuestTopology
-from homenode.wording import plural
 
 MOST_SOCKETS_PER_CELL = 4
 """Beyond, a vCPU more or less online in a cell is better than more sockets."""

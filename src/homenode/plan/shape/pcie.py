@@ -45,7 +45,7 @@ from homenode.vm.model import (
     Vm,
     expander_above,
 )
-from homenode.vm.plan_model import Unplannable
+from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import PciGranularity
 
 MOST_SPARE_PORTS = 16

@@ -20,7 +20,7 @@ from homenode.show.bars import (
 )
 from homenode.show.report.machine import ReportedMachine
 from homenode.show.report.pictures import better_text, metric_bars
-from homenode.wording import plural
+from homenode.text import plural
 
 _TONES = {"better": "\u25b2 ", "worse": "\u25bc ", "mixed": "\u25b2\u25bc "}
 

@@ -25,8 +25,8 @@ from homenode.show.report.machine import ReportedMachine
 from homenode.show.report.pictures import better_text
 from homenode.show.results_text import doubts_of
 from homenode.show.svg_canvas import series_number
+from homenode.text import plural
 from homenode.vm.layout import PRESETS, SUMMARIES
-from homenode.wording import plural
 
 MOST_ROWS = 14
 """Of the picture, which is a part of the first screen; all is in the charts of the evidence."""

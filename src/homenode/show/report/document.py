@@ -45,7 +45,7 @@ from homenode.show.report.pictures import (
     profile_picture,
 )
 from homenode.show.results_text import SAID_BY_LEVEL, file_text, place_text, power_table
-from homenode.wording import plural
+from homenode.text import plural
 
 _EFFECTS = (
     "What each switch of a layout changed, over the machines where two layouts show it: pinning "

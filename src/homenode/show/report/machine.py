@@ -33,7 +33,7 @@ from homenode.show.device_groups import device_model, link_lines, link_text
 from homenode.show.host_groups import host_counts
 from homenode.show.topology_map import topology_map
 from homenode.vm.layout import PRESETS
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 
 ANY_LAYOUT = "any layout"
 """Label of figures that a source prints for all layouts alike."""

@@ -11,7 +11,7 @@ from homenode.decide.comparison import Effect
 from homenode.decide.summary import Series, SeriesKey
 from homenode.measure.results.model import FigureKey
 from homenode.show.report.machine import ReportedMachine
-from homenode.wording import csv_text
+from homenode.text import csv_text
 
 VERSION = 1
 """Of the rows, whatever they are written as."""

@@ -7,7 +7,7 @@ from homenode.errors import InputError, ParseError
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import (
     Edit,
-    New,
+    NewElement,
     append,
     apply,
     close_up,
@@ -29,7 +29,7 @@ from homenode.vm.domain.fields import (
 )
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import VmCell
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 
 
 def cell_elements(document: Document) -> tuple[Element, ...]:
@@ -95,7 +95,7 @@ def edit_cells(document: Document, plan: Plan) -> Document:
         )
         wanted = (whole,)
     if document.root.at("cpu/numa") is None:
-        document = put(document, "cpu", New("numa"))
+        document = put(document, "cpu", NewElement("numa"))
     document = _fit_count(document, wanted)
     document = apply(document, _cell_edits(document, wanted))
     document = _with_distances(document, wanted)
@@ -123,7 +123,7 @@ def _fit_count(document: Document, wanted: tuple[VmCell, ...]) -> Document:
         for name, value in (cells[0].attributes if cells else ())
         if name in ("memAccess", "discard")
     }
-    new = [New("cell", {**_attributes(cell), **kept}) for cell in wanted[len(cells) :]]
+    new = [NewElement("cell", {**_attributes(cell), **kept}) for cell in wanted[len(cells) :]]
     if new and cells:
         edits += insert_after(document, max(cells, key=lambda cell: cell.start), new)
     elif new:
@@ -167,10 +167,10 @@ def _with_distances(document: Document, wanted: tuple[VmCell, ...]) -> Document:
             continue
         if cell.distances:
             siblings = tuple(
-                New("sibling", {"id": str(other), "value": str(distance)})
+                NewElement("sibling", {"id": str(other), "value": str(distance)})
                 for other, distance in enumerate(cell.distances)
             )
-            edits += append(document, element, [New("distances", children=siblings)])
+            edits += append(document, element, [NewElement("distances", children=siblings)])
         else:
             edits += close_up(document, element)
     return apply(document, edits)
@@ -236,9 +236,9 @@ def edit_memory_backing(document: Document, plan: Plan) -> Document:
         return document
     size, unit = format_size(plan.vm.page_bytes, ("GiB", "MiB"))
     of_cells = {"size": size, "unit": unit, "nodeset": format_set(range(cells)) if cells else None}
-    new = (New("page", of_cells),) if plan.vm.page_bytes else ()
+    new = (NewElement("page", of_cells),) if plan.vm.page_bytes else ()
     if hugepages is None:
-        return put(document, "memoryBacking", New("hugepages", children=new))
+        return put(document, "memoryBacking", NewElement("hugepages", children=new))
     document = removed(document, pages)
     hugepages = document.root.at("memoryBacking/hugepages")
     assert hugepages is not None, "only its pages went"

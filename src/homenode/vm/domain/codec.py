@@ -21,7 +21,7 @@ from homenode.vm.domain.fields import decimal, needed, size_of
 from homenode.vm.domain.metadata import edit_metadata, read_record
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.model import PortModel, Vm, VmCell
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 
 Step = Callable[[Document, Plan], Document]
 

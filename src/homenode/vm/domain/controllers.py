@@ -13,7 +13,7 @@ from homenode.vm.domain.cells import cell_elements
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import (
     Edit,
-    New,
+    NewElement,
     append,
     apply,
     insert_after,
@@ -27,7 +27,7 @@ from homenode.vm.domain.edits import (
 from homenode.vm.domain.fields import any_base, decimal, format_size, guest_address, number, size_of
 from homenode.vm.domain.hostdevs import new_address, place
 from homenode.vm.model import PORTS, QEMU_DEVICE, GuestAddress, GuestPciController, PortModel
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 
 
 def pci_controllers(document: Document) -> tuple[tuple[int, Element], ...]:
@@ -146,11 +146,11 @@ def _adjust(document: Document, controllers: list[GuestPciController]) -> Docume
     return document
 
 
-def _target(controller: GuestPciController) -> New:
+def _target(controller: GuestPciController) -> NewElement:
     """<target> of an expander bus."""
     bus_nr = None if controller.bus_nr is None else str(controller.bus_nr)
-    node = () if controller.cell is None else (New("node", text=str(controller.cell)),)
-    return New("target", {"busNr": bus_nr}, node)
+    node = () if controller.cell is None else (NewElement("node", text=str(controller.cell)),)
+    return NewElement("target", {"busNr": bus_nr}, node)
 
 
 def _address(controller: GuestPciController) -> GuestAddress:
@@ -178,17 +178,17 @@ def chassis_of(index: int, controller: Element) -> int:
     return index if text is None else any_base(controller, text, "chassis")
 
 
-def _new(controller: GuestPciController, chassis: int | None) -> New:
+def _new(controller: GuestPciController, chassis: int | None) -> NewElement:
     at = _address(controller)
-    children = [New("model", {"name": QEMU_DEVICE[controller.model]})]
+    children = [NewElement("model", {"name": QEMU_DEVICE[controller.model]})]
     if controller.model == PortModel.EXPANDER_BUS:
         children.append(_target(controller))
     elif chassis is not None:
         # libvirt's own numbering of ports: slot and function as one number.
         port = f"0x{at.device << 3 | at.function:x}"
-        children.append(New("target", {"chassis": str(chassis), "port": port}))
+        children.append(NewElement("target", {"chassis": str(chassis), "port": port}))
     head = {"type": "pci", "index": str(controller.index), "model": str(controller.model)}
-    return New("controller", head, (*children, new_address(at)))
+    return NewElement("controller", head, (*children, new_address(at)))
 
 
 QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
@@ -232,10 +232,10 @@ def _root_bus(document: Document) -> Element | None:
 def _with_hole(document: Document, size: int) -> Document:
     root = _root_bus(document)
     text, unit = format_size(size, ("GiB", "MiB"))
-    new = New("pcihole64", {"unit": unit}, text=text)
+    new = NewElement("pcihole64", {"unit": unit}, text=text)
     if root is None:
         head = {"type": "pci", "index": "0", "model": "pcie-root"}
-        controller = New("controller", head, (new,))
+        controller = NewElement("controller", head, (new,))
         others = [element for _, element in pci_controllers(document)]
         if others:
             return apply(document, insert_before(document, others[0], [controller]))
@@ -256,7 +256,7 @@ def _with_window(document: Document, mib: int) -> Document:
         if match is not None:
             edits: list[Edit] = []
             if before is None or before.get("value") != "-fw_cfg":
-                option = New(argument.tag, {"value": "-fw_cfg"})
+                option = NewElement(argument.tag, {"value": "-fw_cfg"})
                 edits += insert_before(document, argument, [option])
             if int(match[2]) < mib:
                 edits += set_attribute(document, argument, "value", f"{match[1]}{mib}")
@@ -266,12 +266,12 @@ def _with_window(document: Document, mib: int) -> Document:
     commandline = document.root.child(f"{{{QEMU_NAMESPACE}}}commandline")
     if commandline is not None:
         prefix = commandline.tag.removesuffix("commandline")
-        arguments = [New(f"{prefix}arg", {"value": value}) for value in values]
+        arguments = [NewElement(f"{prefix}arg", {"value": value}) for value in values]
         return apply(document, append(document, commandline, arguments))
     document, prefix = _with_qemu_prefix(document)
-    new = New(
+    new = NewElement(
         f"{prefix}:commandline",
-        children=tuple(New(f"{prefix}:arg", {"value": value}) for value in values),
+        children=tuple(NewElement(f"{prefix}:arg", {"value": value}) for value in values),
     )
     return apply(document, append(document, document.root, [new]))
 

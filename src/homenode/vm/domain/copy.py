@@ -19,7 +19,7 @@ from homenode.vm.domain.codec import read_name
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import (
     Edit,
-    New,
+    NewElement,
     apply,
     drop_attribute,
     escaped,
@@ -278,7 +278,7 @@ def with_overlays(xml: bytes, path_of_target: Mapping[str, str], source: str) ->
         edits += set_attributes(document, under, {"dev": None, "file": path})
         driver = element.child("driver")
         if driver is None:
-            wanted = New("driver", {"name": "qemu", "type": "qcow2"})
+            wanted = NewElement("driver", {"name": "qemu", "type": "qcow2"})
             edits += insert_before(document, under, [wanted])
         else:
             edits += set_attribute(document, driver, "type", "qcow2")

@@ -15,7 +15,7 @@ from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import (
     Attributes,
     Edit,
-    New,
+    NewElement,
     append,
     apply,
     insert_after,
@@ -33,7 +33,7 @@ from homenode.vm.domain.edits import (
 from homenode.vm.domain.fields import decimal, format_set, number, pu_set
 from homenode.vm.layout import Siblings
 from homenode.vm.model import MAX_VCPUS, GuestCache, GuestTopology, PortModel
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 
 
 def read_topology(document: Document) -> GuestTopology | None:
@@ -135,7 +135,7 @@ def _with_policy(document: Document, policy: str) -> Document:
     feature = _topoext(document)
     if feature is not None:
         return apply(document, set_attribute(document, feature, "policy", policy))
-    return put(document, "cpu", New("feature", {"policy": policy, "name": "topoext"}))
+    return put(document, "cpu", NewElement("feature", {"policy": policy, "name": "topoext"}))
 
 
 def _without_topoext(document: Document) -> Document:
@@ -168,7 +168,9 @@ def _with_address_bits(document: Document, bits: int) -> Document:
     """At least so many bits; the host's own (mode passthrough) are as many as there can be."""
     element = document.root.at("cpu/maxphysaddr")
     if element is None:
-        return put(document, "cpu", New("maxphysaddr", {"mode": "emulate", "bits": str(bits)}))
+        return put(
+            document, "cpu", NewElement("maxphysaddr", {"mode": "emulate", "bits": str(bits)})
+        )
     given = element.get("bits")
     if element.get("mode") == "passthrough" or (
         given is not None and decimal(element, given, "address bits") >= bits
@@ -352,10 +354,10 @@ def _found(document: Document) -> list[tuple[Key, Element, CpuSet]]:
     return found
 
 
-def _new(key: Key, pus: CpuSet) -> New:
+def _new(key: Key, pus: CpuSet) -> NewElement:
     name, which = key
     of = {_NUMBER_OF[name]: str(which)} if name in _NUMBER_OF else {}
-    return New(name, {**of, "cpuset": format_set(pus)})
+    return NewElement(name, {**of, "cpuset": format_set(pus)})
 
 
 def _change_in_place(
@@ -371,8 +373,8 @@ def _change_in_place(
         if pus != wanted[key]:
             edits += set_attribute(document, element, "cpuset", format_set(wanted[key]))
     last: Element | None = None
-    leading: list[New] = []
-    behind: dict[int, tuple[Element, list[New]]] = {}
+    leading: list[NewElement] = []
+    behind: dict[int, tuple[Element, list[NewElement]]] = {}
     for key, pus in wanted.items():
         if key in element_of:
             last = element_of[key]
@@ -401,7 +403,7 @@ def _replace(
     if not news:
         return document
     if cputune is None:
-        return put(document, "", New("cputune", children=tuple(news)))
+        return put(document, "", NewElement("cputune", children=tuple(news)))
     if ahead:
         return apply(document, insert_after(document, cputune.children[ahead - 1], news))
     if cputune.children:

@@ -16,7 +16,7 @@ from xml.parsers import expat
 from msgspec import Struct
 
 from homenode.errors import InputError, ParseError
-from homenode.wording import printable
+from homenode.text import printable
 
 MAX_BYTES = 4 << 20
 """libvirt's own limit for a document on the wire. Source: REMOTE_STRING_MAX, remote_protocol.x."""

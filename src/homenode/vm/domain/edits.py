@@ -27,13 +27,13 @@ class Edit(Struct, frozen=True):
 Attributes = Mapping[str, str | None]
 
 
-class New(Struct, frozen=True):
+class NewElement(Struct, frozen=True):
     """An element to be written. With text it has no children. An attribute that is None is left
     out."""
 
     name: str
     attributes: Attributes = MappingProxyType({})
-    children: tuple["New", ...] = ()
+    children: tuple["NewElement", ...] = ()
     text: str | None = None
 
 
@@ -122,7 +122,7 @@ def close_up(document: Document, element: Element) -> list[Edit]:
     return [Edit(element.tag_end - 1, element.end, b"/>")]
 
 
-def append(document: Document, parent: Element, new: Iterable[New]) -> list[Edit]:
+def append(document: Document, parent: Element, new: Iterable[NewElement]) -> list[Edit]:
     """Edits that put new elements at the end of a parent."""
     nodes = tuple(new)
     if not nodes:
@@ -143,7 +143,7 @@ def append(document: Document, parent: Element, new: Iterable[New]) -> list[Edit
     return [Edit(here, here, written + tail)]
 
 
-def insert_after(document: Document, sibling: Element, new: Iterable[New]) -> list[Edit]:
+def insert_after(document: Document, sibling: Element, new: Iterable[NewElement]) -> list[Edit]:
     """Edits that put new elements after a sibling and the comment on its line."""
     line = _own_line(_blank_before(document, sibling.start))
     step = _step(document, sibling)
@@ -153,7 +153,7 @@ def insert_after(document: Document, sibling: Element, new: Iterable[New]) -> li
     return [Edit(here, here, written)] if written else []
 
 
-def insert_before(document: Document, sibling: Element, new: Iterable[New]) -> list[Edit]:
+def insert_before(document: Document, sibling: Element, new: Iterable[NewElement]) -> list[Edit]:
     """Edits that put new elements before a sibling."""
     line = _own_line(_blank_before(document, sibling.start))
     step = _step(document, sibling)
@@ -184,7 +184,7 @@ def transplant(
     return [Edit(opened.start, opened.end, opened.new + written + closing)]
 
 
-def insert_in_order(document: Document, parent: Element, new: New) -> list[Edit]:
+def insert_in_order(document: Document, parent: Element, new: NewElement) -> list[Edit]:
     """Edits that put a new element where ORDER, libvirt's own, would have it among siblings.
 
     After the last sibling that comes earlier; else before the first one; else as the only child.
@@ -200,7 +200,7 @@ def insert_in_order(document: Document, parent: Element, new: New) -> list[Edit]
     return append(document, parent, [new])
 
 
-def put(document: Document, path: str, new: New) -> Document:
+def put(document: Document, path: str, new: NewElement) -> Document:
     """The document with a new element in the one at a path below the root, in order. What there is
     not of the path is made."""
     parent = document.root
@@ -209,7 +209,7 @@ def put(document: Document, path: str, new: New) -> Document:
         child = parent.child(name)
         if child is None:
             for missing in reversed(names[depth:]):
-                new = New(missing, children=(new,))
+                new = NewElement(missing, children=(new,))
             break
         parent = child
     return apply(document, insert_in_order(document, parent, new))
@@ -222,7 +222,7 @@ def with_attributes(document: Document, path: str, values: Attributes) -> Docume
     if element is not None:
         return apply(document, set_attributes(document, element, values))
     above, _, name = path.rpartition("/")
-    return put(document, above, New(name, values))
+    return put(document, above, NewElement(name, values))
 
 
 def removed(document: Document, elements: Iterable[Element]) -> Document:
@@ -270,7 +270,7 @@ def _step(document: Document, element: Element) -> bytes:
     return b"  "
 
 
-def _render(node: New, document: Document, line: bytes, step: bytes) -> bytes:
+def _render(node: NewElement, document: Document, line: bytes, step: bytes) -> bytes:
     quote = document.quote
     head = f"<{node.name}".encode()
     for name, value in node.attributes.items():

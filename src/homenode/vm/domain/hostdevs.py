@@ -7,7 +7,7 @@ from homenode.machine.pci import canonical_uuid
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import (
     Edit,
-    New,
+    NewElement,
     append,
     apply,
     insert_after,
@@ -19,7 +19,7 @@ from homenode.vm.domain.edits import (
 )
 from homenode.vm.domain.fields import address_attributes, format_set, guest_address, host_address
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestMediated
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 
 
 def hostdev_elements(document: Document) -> tuple[tuple[Bdf, Element], ...]:
@@ -117,7 +117,7 @@ def edit_initiators(document: Document, plan: Plan) -> Document:
         if device.initiator_cells:
             nodeset = format_set(CpuSet(device.initiator_cells))
             if acpi is None:
-                edits += append(document, element, [New("acpi", {"nodeset": nodeset})])
+                edits += append(document, element, [NewElement("acpi", {"nodeset": nodeset})])
             else:
                 edits += set_attribute(document, acpi, "nodeset", nodeset)
         elif acpi is not None and not initiators_of(document, element) <= CpuSet(
@@ -155,7 +155,7 @@ def edit_hostdevs(document: Document, plan: Plan) -> Document:
         return document
     devices = document.root.child("devices")
     if devices is None:
-        return put(document, "", New("devices", children=tuple(new)))
+        return put(document, "", NewElement("devices", children=tuple(new)))
     hostdevs = devices.all("hostdev")
     if hostdevs:
         return apply(document, insert_after(document, hostdevs[-1], new))
@@ -182,16 +182,16 @@ def _key(device: GuestHostdev) -> Bdf | str:
     return device.bdf if device.uuid is None else device.uuid
 
 
-def _new(device: GuestHostdev) -> New:
+def _new(device: GuestHostdev) -> NewElement:
     where = () if device.address is None else (new_address(device.address),)
     if device.uuid is not None:
-        source = New("address", {"uuid": device.uuid})
+        source = NewElement("address", {"uuid": device.uuid})
         kind = {"type": "mdev", "model": "vfio-pci"}
     else:
-        source = New("address", address_attributes(device.bdf))
+        source = NewElement("address", address_attributes(device.bdf))
         kind = {"type": "pci", "managed": "yes" if device.managed else "no"}
-    children = (New("source", children=(source,)), *where)
-    return New("hostdev", {"mode": "subsystem", **kind}, children)
+    children = (NewElement("source", children=(source,)), *where)
+    return NewElement("hostdev", {"mode": "subsystem", **kind}, children)
 
 
 def addressed_devices(document: Document) -> tuple[tuple[GuestAddress, Element], ...]:
@@ -220,9 +220,9 @@ def edit_shared_slots(document: Document, plan: Plan) -> Document:
     return apply(document, edits)
 
 
-def new_address(address: PciAddress) -> New:
+def new_address(address: PciAddress) -> NewElement:
     """The <address> of a device in the guest."""
-    return New("address", {"type": "pci", **address_attributes(address)})
+    return NewElement("address", {"type": "pci", **address_attributes(address)})
 
 
 def place(document: Document, device: Element, address: GuestAddress) -> list[Edit]:

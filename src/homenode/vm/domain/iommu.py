@@ -22,7 +22,7 @@ from homenode.vm.domain.controllers import pci_controllers
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.edits import (
     Edit,
-    New,
+    NewElement,
     append,
     apply,
     put,
@@ -32,7 +32,7 @@ from homenode.vm.domain.edits import (
 )
 from homenode.vm.domain.hostdevs import hostdev_elements
 from homenode.vm.model import PortModel, Vm
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 
 LIBVIRT_WITH_ACCEL: Version = (12, 7, 0)
 QEMU_WITH_ACCEL: Version = (11, 1, 0)
@@ -86,10 +86,10 @@ def edit_smmus(document: Document, buses: tuple[int, ...]) -> Document:
     if devices is None or None in have:
         return document
     new = [
-        New(
+        NewElement(
             "iommu",
             {"model": "smmuv3"},
-            (New("driver", {"pciBus": str(bus), "accel": "on"}),),
+            (NewElement("driver", {"pciBus": str(bus), "accel": "on"}),),
         )
         for bus in buses
         if str(bus) not in have
@@ -177,7 +177,7 @@ def edit_iommu(document: Document, plan: Plan) -> Document:
         driver = {"intremap": "on", "xtsup": "on"}
     given = {name: value for name, value in driver.items() if value is not None}
     if iommu is None:
-        new = New("iommu", {"model": "intel"}, (New("driver", given),))
+        new = NewElement("iommu", {"model": "intel"}, (NewElement("driver", given),))
         document = put(document, "devices", new)
     else:
         document = with_attributes(document, "devices/iommu/driver", given)
@@ -214,7 +214,7 @@ def edit_iommufd(document: Document, libvirt: Version) -> Document:
         elif said is not None or whole or element.name == "interface" or of_vm is not None:
             continue
         elif driver is None:
-            edits += append(document, element, [New("driver", {"iommufd": "yes"})])
+            edits += append(document, element, [NewElement("driver", {"iommufd": "yes"})])
         else:
             edits += set_attribute(document, driver, "iommufd", "yes")
     document = apply(document, edits)

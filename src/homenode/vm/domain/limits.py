@@ -18,7 +18,7 @@ from homenode.vm.domain.hostdevs import addressed_devices
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.model import PORTS, PortModel, Vm
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 
 _MEASURED = frozenset({"sev-es", "sev-snp", "tdx"})
 

@@ -9,7 +9,7 @@ from homenode.vm.domain.cells import cell_elements, cells_bytes, page_bytes_of_c
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import (
     Edit,
-    New,
+    NewElement,
     append,
     apply,
     is_bare,
@@ -25,7 +25,7 @@ from homenode.vm.domain.fields import decimal, format_set, format_size, number, 
 from homenode.vm.domain.metadata import read_record
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.model import MemoryDevice, Vm
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.plan_options import MemoryMode
 
 LIBVIRT_WITH_STRICT_MASK: Version = (12, 0, 0)
@@ -135,7 +135,7 @@ def edit_memory(document: Document, plan: Plan) -> Document:
     element = document.root.child("memory")
     if element is None:
         size, unit = format_size(total, ("GiB", "MiB"))
-        return put(document, "", New("memory", {"unit": unit}, text=size))
+        return put(document, "", NewElement("memory", {"unit": unit}, text=size))
     if size_of(element) == total:
         return document
     edits = _resize(document, element, total)
@@ -283,7 +283,7 @@ def _with_memnodes(document: Document, mode: str, wanted: dict[int, CpuSet]) -> 
     numatune = document.root.child("numatune")
     assert numatune is not None, "it holds <memory>"
     new = [
-        New("memnode", {"cellid": str(cell), "mode": mode, "nodeset": format_set(nodes)})
+        NewElement("memnode", {"cellid": str(cell), "mode": mode, "nodeset": format_set(nodes)})
         for cell, nodes in wanted.items()
         if cell not in kept
     ]

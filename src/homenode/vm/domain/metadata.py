@@ -10,7 +10,7 @@ from homenode.machine.pci import canonical_uuid
 from homenode.machine.topology import LAYOUT_NAMESPACE, DomainMark
 from homenode.objective import Objective
 from homenode.vm.domain.document import Document, Element
-from homenode.vm.domain.edits import New, apply, put, set_attributes, without
+from homenode.vm.domain.edits import NewElement, apply, put, set_attributes, without
 from homenode.vm.fingerprint import RECORDED
 from homenode.vm.layout import (
     GuestCells,
@@ -22,7 +22,7 @@ from homenode.vm.layout import (
     named,
 )
 from homenode.vm.model import LayoutRecord
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 
 _RECORD = f"{{{LAYOUT_NAMESPACE}}}layout"
 
@@ -79,5 +79,5 @@ def edit_metadata(document: Document, plan: Plan) -> Document:
     }
     if element is not None:
         return apply(document, set_attributes(document, element, values))
-    record = New("homenode:layout", {"xmlns:homenode": LAYOUT_NAMESPACE, **values})
+    record = NewElement("homenode:layout", {"xmlns:homenode": LAYOUT_NAMESPACE, **values})
     return put(document, "metadata", record)

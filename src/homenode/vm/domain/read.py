@@ -21,7 +21,7 @@ from homenode.vm.domain.hostdevs import element_of_bdf, is_pci_function
 from homenode.vm.domain.metadata import read_mark
 from homenode.vm.facts import FACTS
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import KEPT, Plan
+from homenode.vm.plan import KEPT, Plan
 
 _OTHER_HYPERVISORS = {
     "xen": "Xen",

@@ -17,7 +17,7 @@ from msgspec import Struct
 from homenode.errors import HostError, InputError
 from homenode.safe.durable import PRIVATE, check_links, replace_file
 from homenode.safe.input_files import MAX_BYTES, read_below
-from homenode.wording import command_line
+from homenode.text import command_line
 
 _LINE = re.compile(r"(# before: )?([0-9a-f]{64}) [ *](.+)\Z")
 

@@ -10,7 +10,7 @@ from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.limits import refuse_unsafe
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import PortModel, Vm
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 
 _SHARED_SLOT = (
     "a passed-through device leaves the slot that it shares: delete the <address> of what is left "

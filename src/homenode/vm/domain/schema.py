@@ -18,7 +18,7 @@ from homenode.process import find_program, run
 from homenode.vm.domain.cells import cells_bytes
 from homenode.vm.domain.copy import copy_domain
 from homenode.vm.domain.document import Document, Element, parse_document
-from homenode.vm.domain.edits import New, append, apply, set_text
+from homenode.vm.domain.edits import NewElement, append, apply, set_text
 
 SCHEMA_PATH = "/usr/share/libvirt/schemas/domain.rng"
 """Where every distribution's libvirt-common puts it."""
@@ -141,7 +141,9 @@ def parsed_by_libvirt(document: Document) -> Parsed | None:
         one.get("type") != "usb" for one in document.root.all("devices/controller")
     ):
         # QEMU's driver adds one, of which redirected devices are.
-        document = apply(document, append(document, devices, [New("controller", {"type": "usb"})]))
+        document = apply(
+            document, append(document, devices, [NewElement("controller", {"type": "usb"})])
+        )
     dump = f"; dumpxml --inactive --security-info --domain {_NAME}"
     try:
         copy = copy_domain(document.to_bytes(), _NAME)

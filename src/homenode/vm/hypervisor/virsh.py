@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from homenode.errors import HostError, InputError, ToolError, UsageError
 from homenode.process import Completed, ToolMissingError, run
+from homenode.text import command_line
 from homenode.vm.hypervisor.connection import checked_uri
 from homenode.vm.hypervisor.domain_state import DomainState, LivePin, parse_dominfo, parse_pins
-from homenode.wording import command_line
 
 INSTALL = (
     "install it: apt-get install libvirt-clients (Debian, Ubuntu), dnf install libvirt-client "

@@ -12,7 +12,7 @@ from homenode.findings import Finding
 from homenode.machine.topology import Host
 from homenode.units import MIB
 from homenode.vm.model import Vm, VmCell
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.targets.target import (
     Feature,
     Rendering,

@@ -26,7 +26,7 @@ from homenode.vm.domain.memory import nodemask_not_strict
 from homenode.vm.domain.read import open_domain
 from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.targets.target import Rendering
 
 _MOST_ALIKE = 8

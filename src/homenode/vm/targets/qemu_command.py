@@ -28,7 +28,7 @@ from homenode.vm.model import (
     Vm,
     VmCell,
 )
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.plan_options import MemoryMode
 from homenode.vm.targets.script import words_of
 from homenode.vm.targets.target import is_vgpu, passed_through

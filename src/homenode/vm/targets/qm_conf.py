@@ -21,7 +21,7 @@ from homenode.machine.topology import Host
 from homenode.package_data import package_text
 from homenode.units import MIB
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestTopology, Vm
-from homenode.vm.plan_model import Plan, with_vm
+from homenode.vm.plan import Plan, with_vm
 from homenode.vm.targets.codec import Entry, number_of, text_of, with_entries
 from homenode.vm.targets.qemu_command import escaped, options_of, ranges_text, read_command
 from homenode.vm.targets.script import PIN, PREPARE, plan_values, words_of

@@ -9,7 +9,7 @@ from homenode.errors import InputError
 from homenode.machine.topology import Host
 from homenode.vm.domain.read import read_vm as read_domain
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import LIBVIRT
+from homenode.vm.plan import LIBVIRT
 from homenode.vm.targets import libvirt
 from homenode.vm.targets.hypervisors import NAMES
 from homenode.vm.targets.target import Target

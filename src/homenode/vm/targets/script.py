@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.package_data import package_text
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.targets.target import is_vgpu
 
 

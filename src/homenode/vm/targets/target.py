@@ -25,7 +25,7 @@ from homenode.vm.model import (
     PortModel,
     Vm,
 )
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.plan_options import MemoryMode
 
 

@@ -17,11 +17,11 @@ from homenode.machine.pci import PciDevice
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.acpi_tables import ProximityDomain, parse_slit, parse_srat
 from homenode.machine.topology import Host, NumaNode
+from homenode.text import first_few
 from homenode.units import MIB, format_bytes
 from homenode.vm.facts import Said, VmComparison, VmFact, compared, of_cells, said
 from homenode.vm.guest_observation import Observation
 from homenode.vm.model import Vm, VmCell
-from homenode.wording import first_few
 
 KERNEL_SHARE = 16
 """One part in so many of a node's memory may be the kernel's own tables."""

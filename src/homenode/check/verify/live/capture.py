@@ -47,13 +47,13 @@ from homenode.findings import Findings, Gap, in_order
 from homenode.indices import NodeIndex
 from homenode.process import arguments_after
 from homenode.safe.input_files import read_kernel_file
+from homenode.text import command_line
 from homenode.units import KIB
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
-from homenode.vm.plan_model import Plan, vm_as_it_runs
-from homenode.wording import command_line
+from homenode.vm.plan import Plan, vm_as_it_runs
 
 _ALWAYS_TOGETHER = 1 << 16
 """Bytes by which a mapping may exceed the memory in it: it is rounded up to pages."""

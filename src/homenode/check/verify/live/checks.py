@@ -17,10 +17,10 @@ from homenode.check.verify.live.procfs import (
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings, Severity, finding, in_order
 from homenode.indices import NodeIndex
+from homenode.text import command_line, plural
 from homenode.units import KIB, format_bytes
 from homenode.vm.facts import Said, VmComparison, VmFact, diff
 from homenode.vm.model import MemoryDevice, Vm, VmCell
-from homenode.wording import command_line, plural
 
 _KVMS_OWN = "kvm-nx-lpage-re"
 """A thread that Linux 6.13 and newer start in the VM's process, on the PUs of whichever vCPU ran

@@ -33,7 +33,7 @@ from homenode.measure.imported.runs import ImportOptions, SourceFolder, imported
 from homenode.measure.results.model import Condition, Origin, Run, Sample
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import REPLAYED, REPLAYED_LINE
-from homenode.wording import plural
+from homenode.text import plural
 
 CLEARLY = 1.2
 """A node is a GPU's home by measuring where its copies are this many times the next best."""

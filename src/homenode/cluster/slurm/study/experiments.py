@@ -21,7 +21,7 @@ from homenode.machine.topology import Host, NumaNode
 from homenode.measure.app_metric import check_metric
 from homenode.measure.model import Group
 from homenode.measure.schedule import seeded_order
-from homenode.wording import plural
+from homenode.text import plural
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
 """What may stand in a script without quotes, and be a file's name."""

@@ -15,7 +15,7 @@ from homenode.show.bars import Bar, BarGroup, bar_chart
 from homenode.show.curves import Matrix as HeatMatrix
 from homenode.show.curves import heat_map
 from homenode.show.results_text import power_table
-from homenode.wording import plural
+from homenode.text import plural
 
 _SHADES = 5
 _SHOWN = 12

@@ -18,7 +18,7 @@ from homenode.findings import Finding, finding
 from homenode.indices import NodeIndex
 from homenode.machine.pci import canonical_uuid
 from homenode.units import GIB, MIB
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.targets.codec import Codec, Row, Writing
 from homenode.vm.targets.qemu_command import (
     CACHE_WORDS,

@@ -13,9 +13,10 @@ from homenode.errors import InputError, ParseError
 from homenode.findings import Finding, finding
 from homenode.machine.pci import canonical_uuid
 from homenode.package_data import package_text
+from homenode.text import printable
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import GuestAddress, GuestPciController, Vm
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.targets.codec import Codec, Row, Writing
 from homenode.vm.targets.qemu_command import (
     Options,
@@ -35,7 +36,6 @@ from homenode.vm.targets.qemu_command import (
 )
 from homenode.vm.targets.script import PIN, PREPARE, array_in, pins_in, plan_values, quoted
 from homenode.vm.targets.target import Feature, indirect, native
-from homenode.wording import printable
 
 _HOLE = "q35-pcihost.pci-hole64-size="
 _FIRMWARE_WINDOW = "name=opt/ovmf/X-PciMmio64Mb,string="

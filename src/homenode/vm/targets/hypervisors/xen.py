@@ -15,7 +15,7 @@ from homenode.findings import Finding, finding
 from homenode.units import MIB
 from homenode.vm.layout import Pinning
 from homenode.vm.model import Vm, VmCell
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.targets.codec import Codec, Entry, Row, Writing, text_of, with_entries
 from homenode.vm.targets.target import (
     Feature,

@@ -7,9 +7,9 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Core, Host, Package
+from homenode.text import number_list
 from homenode.units import GIB, format_bytes
 from homenode.vm.model import Vm
-from homenode.wording import number_list
 
 _MANY_LLCS = 4
 _FIRMWARE = "the host's ACPI tables (SRAT, SLIT)"

@@ -167,7 +167,7 @@ def _note_queues(machines: "tuple[ReportedMachine, ...]") -> None:
 def _machines(
     arguments: list[str], hosts: Sequence[str | None]
 ) -> "tuple[tuple[ReportedMachine, ...], tuple[str, ...]]":
-    from homenode.show.report.gathered import gather
+    from homenode.show.report.inputs import gather
     from homenode.show.report.machine import machines_of
 
     with working("reading results"):

@@ -1,4 +1,4 @@
-"""Gathered: the runs of a report and what is stored next to them. [I/O]
+"""The runs of a report and what is stored next to them. [I/O]
 
 Folders of the study's scripts and logs of other tools are read as they are, as `homenode import`
 reads them. What is broken, half-written or foreign is left out with its reason; the rest is used.
@@ -20,7 +20,7 @@ from homenode.plan.stored import read_plan
 from homenode.safe.input_files import read_plain
 from homenode.show.report.machine import UNNAMED, Stored
 from homenode.vm.fingerprint import host_fingerprint
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 from homenode.vm.sources import load_host
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ MOST_GUESTS = 2
 """Captures of guests that are read for one machine: each becomes a large picture."""
 
 
-class Gathered(Struct, frozen=True):
+class ReportInputs(Struct, frozen=True):
     """Runs with what lies next to each, topologies by name or fingerprint, and what was left
     out."""
 
@@ -45,7 +45,7 @@ class Gathered(Struct, frozen=True):
     imported: int = 0  # how many of the runs were read from other tools' files
 
 
-def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> Gathered:
+def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInputs:
     """The runs of these arguments. hosts: sources of topologies that the user names; None:
     this machine.
 
@@ -79,7 +79,7 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> Gathered:
     if len(named) == 1:
         known[UNNAMED] = named[0]
     stored = _neighbours(runs, folders, known, skipped)
-    return Gathered(tuple(runs), tuple(stored), known, tuple(skipped), len(of_others))
+    return ReportInputs(tuple(runs), tuple(stored), known, tuple(skipped), len(of_others))
 
 
 def _of(argument: str) -> tuple[list[Run], list[str | None], list[str], list[Path]]:

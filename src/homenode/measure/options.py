@@ -13,7 +13,7 @@ from homenode.measure.results.model import (
     Switches,
 )
 from homenode.measure.results.vantage import Vantage
-from homenode.vm.plan_model import Plan
+from homenode.vm.plan import Plan
 
 APP_TIMEOUT_S = 3600.0
 MAX_NAME = 120

@@ -8,11 +8,14 @@ import pytest
 
 from homenode.doc import Gallery, Items, Section, Text, plain, spans
 from homenode.measure.results.model import Run
+from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, has_lines
 from homenode.show.html import html_page
+from homenode.show.report.across import across_pictures
 from homenode.show.report.answer import advice_of, answer_section, counts_text
 from homenode.show.report.document import document_of, title_of
 from homenode.show.report.inputs import gather
 from homenode.show.report.machine import ReportedMachine, Stored, machines_of
+from homenode.show.report.pictures import bar_pictures, forest_pictures
 from tests.published_runs import FOLDER
 from tests.simulated_runs import simulated_run
 
@@ -120,11 +123,11 @@ def test_the_picture_has_each_sound_machine_with_a_number_at_each_dot(
     }, "what the picture names is explained next to it"
     drawn = ElementTree.fromstring(gallery.pictures[0].svg)
     texts = [one.text for one in drawn.iter("text")]
-    assert {"7.3x", "0.41x", "0.43x"} <= set(texts)
+    assert {"7.3x", "59 % slower", "57 % slower"} <= set(texts)
     assert not {"RTX 5090", "RTX 4080"} & set(texts), "under review"
     dots = [one for one in drawn.iter("circle") if one.find("title") is not None]
     places = [(float(one.get("cx", "")), float(one.get("cy", ""))) for one in dots]
-    values = [float((one.findtext("title") or "").split()[-2]) for one in dots]
+    values = [_ratio((one.findtext("title") or "").rpartition(": ")[2]) for one in dots]
     ordered = sorted(zip(values, places, strict=True))
     assert [x for _, (x, _) in ordered] == sorted(x for x, _ in places), "one axis"
     close = [
@@ -134,6 +137,32 @@ def test_the_picture_has_each_sound_machine_with_a_number_at_each_dot(
         if abs(a[0] - b[0]) < 9 and abs(a[1] - b[1]) < 9
     ]
     assert not close, "dots that overlap are drawn apart"
+
+
+def _ratio(text: str) -> float:
+    """Of "7.3x", "59 % slower", "2 % higher" and "the same"."""
+    number = float(text.split()[0].rstrip("x")) if text != "the same" else 0.0
+    sign = -1 if text.endswith(("slower", "lower")) else 1
+    return number if text.endswith("x") else 1 + sign * number / 100
+
+
+def test_no_text_of_a_chart_is_a_multiple_below_1(published: tuple[ReportedMachine, ...]) -> None:
+    every = (*published, *measured(*made("A", default=100, pin=43, pin_numa=260)))
+    gallery = answer_section(every, ["x"] * len(every)).parts[-1]
+    assert isinstance(gallery, Gallery)
+    charts = [*across_pictures(every), *gallery.pictures]
+    for machine in every:
+        charts += (*bar_pictures(machine), *forest_pictures(machine))
+    assert len(charts) > 20 and any(" % slower [-" in one.svg for one in charts)
+    for svg in (one.svg for one in charts):
+        for one in ElementTree.fromstring(svg).iter():
+            assert not re.search(r"\b0\.\d+ ?x\b", one.text or ""), one.text
+
+
+@pytest.mark.parametrize(("width", "is_said"), [(1.001, False), (1.5, True)])
+def test_lines_are_named_where_no_dot_hides_them(width: float, is_said: bool) -> None:
+    dot = EffectDot(label="pin", ratio=2.0, low=2 / width, high=2 * width, series=1, text="2x")
+    assert has_lines([EffectGroup("x", "more is better", (EffectRow("A", (dot,)),))]) is is_said
 
 
 def test_the_page_has_five_links_and_its_details_on_a_page_of_their_own(

@@ -116,7 +116,7 @@ def test_effects_and_risks_say_what_each_switch_did_and_where_it_hurt(document: 
     cell = cells["memory bandwidth", StudySwitch.CELLS]
     assert cell.startswith("\u25b2 ") and "7.45x (4 machines); no risk shown; 1 more" in cell
     cell = cells["all-reduce, peak bus bandwidth", StudySwitch.CELLS]
-    assert cell.startswith("\u25bc ") and "risk: 0.37x on RTX PRO 6000" in cell
+    assert cell.startswith("\u25bc ") and "risk: 63 % slower on RTX PRO 6000" in cell
     cell = cells["memory bandwidth", StudySwitch.PINNING]
     assert cell.startswith("cannot tell (0.6"), "as compare has it: one figure each"
     cell = cells["all threads", StudySwitch.SIBLINGS]

@@ -301,4 +301,6 @@ def axis_end(rows: Sequence[ForestRow]) -> float:
 
 
 def _ratio_text(ratio: float) -> str:
+    if ratio < 1:
+        return f"{(ratio - 1) * 100:.0f} %"
     return "equal" if ratio == 1.0 else f"{ratio:.2g} x"

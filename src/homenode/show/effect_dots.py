@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from homenode.decide.words import multiple_text
 from homenode.show.svg_canvas import CHART_WIDTH, TEXT, SvgCanvas, text_width
 
 _LANE, _GROUP, _KEY, _GAP = 16.0, 20.0, 17.0, 6.0
@@ -23,6 +22,7 @@ class EffectDot(Struct, frozen=True, kw_only=True):
     low: float | None  # its interval, None where there is none
     high: float | None  # its interval, None where there is none
     series: int  # number of its colour
+    text: str  # beside it
 
 
 class EffectRow(Struct, frozen=True):
@@ -47,17 +47,10 @@ def effect_dots(title: str, groups: Sequence[EffectGroup], equal: str) -> str:
     """
     canvas = SvgCanvas.chart(title)
     rows = [row for group in groups for row in group.rows]
-    left = min(max(text_width(row.name, TEXT) for row in rows) + 8, _MOST_LEFT)
-    ends = [
-        math.log(value)
-        for row in rows
-        for dot in row.dots
-        for value in (dot.ratio, dot.low or dot.ratio, dot.high or dot.ratio)
-    ]
-    low, high = min(*ends, -0.2) - 0.1, max(*ends, 0.2) + 0.1
+    left, low, high = _axis(rows)
 
     def at(ratio: float) -> float:
-        return left + (math.log(ratio) - low) / (high - low) * (CHART_WIDTH - left)
+        return left + (math.log(ratio) - low) * _per_unit(rows)
 
     y = _key(canvas, rows)
     for group in groups:
@@ -76,9 +69,39 @@ def effect_dots(title: str, groups: Sequence[EffectGroup], equal: str) -> str:
         y += _GAP
     for step in _STEPS:
         if low <= math.log(step) <= high:
-            said = equal if step == 1.0 else f"{step:g} x"
+            said = f"{(step - 1) * 100:.0f} %" if step < 1 else f"{step:g} x"
+            said = equal if step == 1.0 else said
             canvas.text(at(step), y + 6, said, 10, "dim", anchor="middle")
     return canvas.svg(y + 12)
+
+
+def has_lines(groups: Sequence[EffectGroup]) -> bool:
+    """Whether the interval of any dot is wider than the dot, which hides it otherwise."""
+    rows = [row for group in groups for row in group.rows]
+    return any(
+        abs(math.log(end / dot.ratio)) * _per_unit(rows) > _DOT
+        for row in rows
+        for dot in row.dots
+        for end in (dot.low, dot.high)
+        if end is not None
+    )
+
+
+def _per_unit(rows: Sequence[EffectRow]) -> float:
+    left, low, high = _axis(rows)
+    return (CHART_WIDTH - left) / (high - low)
+
+
+def _axis(rows: Sequence[EffectRow]) -> tuple[float, float, float]:
+    """Where it begins, and the logarithms of its ends."""
+    left = min(max(text_width(row.name, TEXT) for row in rows) + 8, _MOST_LEFT)
+    ends = [
+        math.log(value)
+        for row in rows
+        for dot in row.dots
+        for value in (dot.ratio, dot.low or dot.ratio, dot.high or dot.ratio)
+    ]
+    return left, min(*ends, -0.2) - 0.1, max(*ends, 0.2) + 0.1
 
 
 def _key(canvas: SvgCanvas, rows: Sequence[EffectRow]) -> float:
@@ -112,7 +135,7 @@ def _lanes(row: EffectRow, at: Callable[[float], float]) -> list[list[EffectDot]
 
 def _span(dot: EffectDot, at: Callable[[float], float]) -> tuple[float, float]:
     """What a dot takes with the number to its right; at the edge to its left."""
-    x, width = at(dot.ratio), text_width(multiple_text(dot.ratio), _NUMBER) + 4
+    x, width = at(dot.ratio), text_width(dot.text, _NUMBER) + 4
     if x + _DOT + width > CHART_WIDTH:
         return x - _DOT - width, x + _DOT
     return x - _DOT, x + _DOT + width
@@ -134,8 +157,8 @@ def _draw(
             if dot.low is not None and dot.high is not None:
                 ends = (at(dot.low), middle), (at(dot.high), middle)
                 canvas.line(*ends, classes=f"whisker l{dot.series}")
-            shown = f"{name}, {dot.label}: {dot.ratio:.3g} x"
+            shown = f"{name}, {dot.label}: {dot.text}"
             canvas.dot(x, middle, _DOT, f"s{dot.series}", shown)
             start = _span(dot, at)[0]
             place = x + _DOT + 2 if start == x - _DOT else start
-            canvas.text(place, middle + 3.5, multiple_text(dot.ratio), _NUMBER)
+            canvas.text(place, middle + 3.5, dot.text, _NUMBER)

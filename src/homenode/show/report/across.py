@@ -6,7 +6,7 @@ from homenode.decide.comparison import Outcome
 from homenode.decide.ranking import Position
 from homenode.decide.summary import Series, SeriesKey, headline, only_variant
 from homenode.decide.switch_effects import StudySwitch, SwitchEffect
-from homenode.decide.words import figure_text, multiple_text, range_text
+from homenode.decide.words import change_text, figure_text, multiple_text, range_text
 from homenode.doc import Cell, Picture, Span, Table, Words
 from homenode.machine.pci import DeviceKind
 from homenode.metrics import METRICS, Metric
@@ -196,7 +196,8 @@ def _effect_cell(effects: Sequence[SwitchEffect]) -> Cell:
     ]
     if losses:
         worst = min(losses, key=lambda one: one.effect.gain)
-        loss = f"risk: {multiple_text(worst.effect.ratio)} on {worst.machine}"
+        less = worst.effect.lower_is_better
+        loss = f"risk: {change_text(worst.effect.ratio, lower_is_better=less)} on {worst.machine}"
         lines.append(Span(loss, "risk small"))
     else:
         lines.append(Span("no risk shown", "dim small"))
@@ -241,7 +242,7 @@ def across_pictures(machines: Sequence[ReportedMachine]) -> Iterator[Picture]:
         ]
         if len(groups) < 2 or sum(len(bars) for _, bars in groups) > MOST_BARS:
             continue
-        note = f"{better_text(metric)}; x: of the machine's first layout"
+        note = f"{better_text(metric)}; against the machine's first layout"
         title = metric.title
         if metric.id == _COLLECTIVE:
             groups.sort(key=lambda pair: len(_gpu_nodes(pair[0])) > 1)
@@ -318,7 +319,7 @@ def _against_reference(machines: Sequence[ReportedMachine], metric: Metric) -> P
     for place, (machine_name, series) in enumerate(found):
         ratio = series.value / reference.value
         faster = 1 / ratio if metric.lower_is_better else ratio
-        note = "reference" if place == 0 else f"{multiple_text(faster)} {name}"
+        note = "reference" if place == 0 else change_text(faster, name)
         low, high = (series.low, series.high) if series.samples > 1 else (None, None)
         bars.append(
             Bar(
@@ -333,7 +334,7 @@ def _against_reference(machines: Sequence[ReportedMachine], metric: Metric) -> P
         )
     title = f"{metric.title}: machines against {name}"
     variants = ", ".join(dict.fromkeys(s.key.variant or "" for _, s in found)).strip(", ")
-    note = f"{better_text(metric)}; x: throughput over {name}'s; {variants or metric.about}"
+    note = f"{better_text(metric)}; throughput against {name}; {variants or metric.about}"
     svg = bar_chart(title, metric.unit, [BarGroup("", tuple(bars))])
     return Picture(title, svg, (note,))
 

@@ -15,12 +15,13 @@ from homenode.decide.sentences import (
     sentence_of,
     stop_text,
 )
+from homenode.decide.words import change_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, Words
 from homenode.machine.pci import DeviceKind
 from homenode.measure.results.model import UNKNOWN_SWITCHES
 from homenode.metrics import Metric, primaries
 from homenode.objective import Objective
-from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, effect_dots
+from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, effect_dots, has_lines
 from homenode.show.report.machine import ReportedMachine
 from homenode.show.report.pictures import better_text
 from homenode.show.results_text import doubts_of
@@ -60,8 +61,8 @@ def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
         baselines = {one.comparison.baseline for one in machines if one.comparison is not None}
         baselines &= PRESETS.keys()
         baseline = baselines.pop() if len(baselines) == 1 else "first"
-        note = f"multiples of the same machine's {baseline} layout"
-        if any(dot.low is not None for group in groups for row in group.rows for dot in row.dots):
+        note = f"against the same machine's {baseline} layout"
+        if has_lines(groups):
             note += "; lines: 95 % intervals"
         parts.append(Gallery((Picture(title, effect_dots(title, groups, baseline), (note,)),)))
     return Section("What to run", tuple(parts), "answers", "Answers", look="screen")
@@ -156,6 +157,7 @@ def _row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
             low=one.low,
             high=one.high,
             series=series_number(one.alternative, labels.index(one.alternative)),
+            text=change_text(one.ratio, lower_is_better=one.lower_is_better),
         )
         for one in comparison.effects
         if one.metric == metric.id and one.primary and one.state is None and one.ratio > 0

@@ -10,7 +10,7 @@ from homenode.decide.matrices import Axis, CopyLocality, FigureMatrix, MatrixPla
 from homenode.decide.ranking import OTHER_NODE, OWN_NODE
 from homenode.decide.summary import Series, SeriesKey, headline_series, shown_series
 from homenode.decide.switch_effects import judged
-from homenode.decide.words import multiple_text, range_text
+from homenode.decide.words import change_text, range_text
 from homenode.doc import Picture
 from homenode.machine.pci import DeviceKind
 from homenode.measure.importers.sysbench import DEVIATION
@@ -47,11 +47,13 @@ SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
 
 
 def bar_of(label: str, series: Series, position: int, base: Series | None = None) -> Bar:
-    """A figure with its range, and what multiple of the base it is."""
+    """A figure with its range, and what it is against the base."""
     low, high = (series.low, series.high) if series.samples > 1 else (None, None)
     note = ""
     if base is not None and base is not series:
-        note = multiple_text(series.value / base.value)
+        metric = metric_of(series.key.metric)
+        is_lower_better = metric is not None and metric.lower_is_better
+        note = change_text(series.value / base.value, lower_is_better=is_lower_better)
     return Bar(
         label,
         series.value,
@@ -64,7 +66,7 @@ def bar_of(label: str, series: Series, position: int, base: Series | None = None
 
 
 def metric_bars(machine: ReportedMachine, metric: Metric) -> tuple[tuple[Bar, ...], str]:
-    """The bars of one metric of a machine, in one unit; multiples are of the first layout's."""
+    """The bars of one metric of a machine, in one unit; changes are against the first layout."""
     found = [
         (position, one.label, series)
         for position, one in enumerate(machine.every)
@@ -83,7 +85,7 @@ def bar_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         if bars:
             note = f"{better_text(metric)}; {metric.about}"
             if any(bar.note for bar in bars):
-                note += f"; x: of {bars[0].label}"
+                note += f"; against {bars[0].label}"
             svg = bar_chart(metric.title, unit, [BarGroup("", bars)])
             yield Picture(metric.title, svg, (note,))
 
@@ -214,9 +216,12 @@ def _forest_row(effect: Effect, is_bare: bool) -> ForestRow:
     if effect.slowest_device:
         parts.insert(1, "slowest GPU")
     low, high = effect.low, effect.high
-    said = multiple_text(effect.ratio)
+    said = change_text(effect.ratio, lower_is_better=effect.lower_is_better)
     if low is not None and high is not None:
-        said = f"{multiple_text(effect.ratio)} [{range_text(low, high)}]"
+        ends = range_text(low, high)
+        if not said.endswith("x"):
+            ends = f"{(low - 1) * 100:+.1f} to {(high - 1) * 100:+.1f} %"
+        said += f" [{ends}]"
         if effect.lower_is_better:
             low, high = 1 / high, 1 / low
     if is_bare:

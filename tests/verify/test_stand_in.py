@@ -21,7 +21,7 @@ from homenode.check.verify.boot.stand_in import (
     MOST_BYTES,
     SUBSTITUTE,
     CpuChoice,
-    TestGuest,
+    StandInGuest,
     choose_cpu,
     stand_in_of,
 )
@@ -54,7 +54,7 @@ def document(xml: bytes) -> Document:
     return open_domain(xml, "vm.xml")
 
 
-def stand_in(xml: bytes, cpu: CpuChoice = SKYLAKE, machine: str = "q35") -> TestGuest:
+def stand_in(xml: bytes, cpu: CpuChoice = SKYLAKE, machine: str = "q35") -> StandInGuest:
     opened = document(xml)
     return stand_in_of(opened, vm_of(opened), cpu, machine)
 

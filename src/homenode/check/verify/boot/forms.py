@@ -16,7 +16,7 @@ from homenode.check.verify.boot.stand_in import (
     MOST_BYTES,
     SUBSTITUTE,
     CpuChoice,
-    TestGuest,
+    StandInGuest,
     memory_ratio,
 )
 from homenode.units import MIB
@@ -49,7 +49,7 @@ class BootFiles(Struct, frozen=True):
 
 
 def stand_in_xml(
-    stand_in: TestGuest, name: str, files: BootFiles, command: str, *, kvm: bool
+    stand_in: StandInGuest, name: str, files: BootFiles, command: str, *, kvm: bool
 ) -> str:
     """The document of a transient domain. command: the kernel's command line."""
     switches = (f"<{n} state='{_on(is_on)}'/>" for n, is_on in stand_in.switches)
@@ -87,7 +87,7 @@ def stand_in_xml(
 _SHARED = "  <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>"
 
 
-def _vcpus(stand_in: TestGuest) -> list[str]:
+def _vcpus(stand_in: StandInGuest) -> list[str]:
     """Those that are offline can be plugged later, and so those behind the first of them."""
     if not stand_in.vm.offline_vcpus:
         return [f"  <vcpu placement='static'>{stand_in.vm.vcpus}</vcpu>"]
@@ -107,7 +107,7 @@ def _vcpus(stand_in: TestGuest) -> list[str]:
     return [*lines, "  </vcpus>"]
 
 
-def _cpu(stand_in: TestGuest) -> list[str]:
+def _cpu(stand_in: StandInGuest) -> list[str]:
     match = " match='exact'" if stand_in.cpu.mode == "custom" else ""
     lines = [f"  <cpu mode='{stand_in.cpu.mode}'{match} check='none'>"]
     if stand_in.cpu.model is not None:
@@ -142,7 +142,7 @@ def _cpu(stand_in: TestGuest) -> list[str]:
     return [*lines, "  </cpu>"]
 
 
-def _controllers(stand_in: TestGuest) -> list[str]:
+def _controllers(stand_in: StandInGuest) -> list[str]:
     root = "pcie-root" if "q35" in stand_in.machine else "pci-root"
     lines = [f"    <controller type='pci' index='0' model='{root}'/>"]
     for controller in stand_in.vm.controllers:
@@ -158,7 +158,7 @@ def _controllers(stand_in: TestGuest) -> list[str]:
     return lines
 
 
-def _devices(stand_in: TestGuest) -> list[str]:
+def _devices(stand_in: StandInGuest) -> list[str]:
     lines = []
     for number, (address, _) in enumerate(stand_in.devices):
         lines += [
@@ -169,7 +169,7 @@ def _devices(stand_in: TestGuest) -> list[str]:
     return lines
 
 
-def _address(stand_in: TestGuest, address: GuestAddress) -> str:
+def _address(stand_in: StandInGuest, address: GuestAddress) -> str:
     given = " ".join(f"{name}='{value}'" for name, value in address_attributes(address).items())
     shared = (address.bus, address.device) in stand_in.shared_slots and not address.function
     return f"<address type='pci' {given}{' multifunction=' + repr('on') if shared else ''}/>"
@@ -188,7 +188,7 @@ PROGRAM = "qemu-system-x86_64"
 
 
 def stand_in_argv(
-    stand_in: TestGuest, name: str, files: BootFiles, command: str, *, kvm: bool
+    stand_in: StandInGuest, name: str, files: BootFiles, command: str, *, kvm: bool
 ) -> tuple[str, ...]:
     """The command line; QEMU ends when the guest powers off, panics or reboots."""
     iommu = stand_in.iommu
@@ -231,7 +231,7 @@ def boot_words(files: BootFiles, command: str, *, kvm: bool = False) -> tuple[st
     )
 
 
-def _machine(stand_in: TestGuest, *, kvm: bool) -> str:
+def _machine(stand_in: StandInGuest, *, kvm: bool) -> str:
     words = [stand_in.machine]
     words += [] if stand_in.vm.has_acpi else ["acpi=off"]
     words += [f"{n}={_on(is_on)}" for n, is_on in stand_in.switches if n in ("vmport", "smm")]
@@ -246,7 +246,7 @@ def _on(is_on: bool) -> str:
     return "on" if is_on else "off"
 
 
-def _memory(stand_in: TestGuest) -> str:
+def _memory(stand_in: StandInGuest) -> str:
     """Memory that is not there moves the PCI window to where the real guest has it."""
     size = f"{stand_in.vm.memory_bytes // MIB}M"
     if stand_in.space is None or stand_in.space.memory_bytes <= stand_in.vm.memory_bytes:
@@ -254,7 +254,7 @@ def _memory(stand_in: TestGuest) -> str:
     return f"{size},slots=1,maxmem={stand_in.space.memory_bytes // MIB}M"
 
 
-def _firmware(stand_in: TestGuest, files: BootFiles) -> list[str]:
+def _firmware(stand_in: StandInGuest, files: BootFiles) -> list[str]:
     words = []
     if stand_in.uefi:
         for unit, path in enumerate((files.ovmf, files.ovmf_variables)):
@@ -268,7 +268,7 @@ def _firmware(stand_in: TestGuest, files: BootFiles) -> list[str]:
     return words
 
 
-def _later_vcpus(stand_in: TestGuest) -> list[str]:
+def _later_vcpus(stand_in: StandInGuest) -> list[str]:
     """The vCPUs behind the first that is offline, each by its place in the topology."""
     if not stand_in.vm.offline_vcpus:
         return []
@@ -286,12 +286,12 @@ def _later_vcpus(stand_in: TestGuest) -> list[str]:
     return words
 
 
-def _endpoint(stand_in: TestGuest, bdf: Bdf | None) -> str:
+def _endpoint(stand_in: StandInGuest, bdf: Bdf | None) -> str:
     bars = {} if stand_in.space is None else dict(stand_in.space.bars)
     return f"pci-testdev,membar={bars[bdf]}" if bdf in bars else "virtio-serial-pci"
 
 
-def _cpu_words(stand_in: TestGuest) -> str:
+def _cpu_words(stand_in: StandInGuest) -> str:
     cpu = stand_in.cpu
     words = [cpu.model or {"host-passthrough": "host"}.get(cpu.mode, "max")]
     words += [f"{name}={_on(is_on)}" for name, is_on in cpu.features]
@@ -300,14 +300,14 @@ def _cpu_words(stand_in: TestGuest) -> str:
     return ",".join(words)
 
 
-def _smp(stand_in: TestGuest) -> str:
+def _smp(stand_in: StandInGuest) -> str:
     sockets, dies, cores, threads = stand_in.vm.cpu_topology or (stand_in.vm.vcpus, 1, 1, 1)
     most = f",maxcpus={stand_in.vm.vcpus}" if stand_in.vm.offline_vcpus else ""
     shape = f"sockets={sockets},dies={dies},cores={cores},threads={threads}"
     return f"{stand_in.first_vcpus}{most},{shape}"
 
 
-def _numa(stand_in: TestGuest) -> list[str]:
+def _numa(stand_in: StandInGuest) -> list[str]:
     words = []
     backend = "memory-backend-memfd,share=on" if stand_in.is_shared else "memory-backend-ram"
     if stand_in.is_shared and not stand_in.vm.cells:
@@ -350,7 +350,7 @@ _BRIDGE_KEYS = frozenset(
 
 def stand_in_of_command(
     words: Sequence[str], source: str, machine: str
-) -> tuple[TestGuest, tuple[str, ...]]:
+) -> tuple[StandInGuest, tuple[str, ...]]:
     """The test guest of a command line, and the options to boot it with.
 
     words: program first. machine: a type that this QEMU has. Raises ParseError.
@@ -375,7 +375,7 @@ def stand_in_of_command(
         hostdevs=(),
         mediated=(),
     )
-    bare = TestGuest(
+    bare = StandInGuest(
         vm=vm,
         memory_ratio=ratio,
         cpu=CpuChoice("custom", SUBSTITUTE, (), None, f"model substituted: {SUBSTITUTE}"),
@@ -393,7 +393,7 @@ def stand_in_of_command(
 
 
 def _booted(
-    options: Options, source: str, machine: str, bare: TestGuest, total: int, left: list[str]
+    options: Options, source: str, machine: str, bare: StandInGuest, total: int, left: list[str]
 ) -> tuple[str, ...]:
     """Only what is known to say where a part of the guest is: any other option could have QEMU,
     which root may have started, open a file, connect to a place or run a program."""

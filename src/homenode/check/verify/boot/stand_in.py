@@ -174,7 +174,7 @@ _CHIPSET_SLOTS = {True: (0, 0x1F), False: (0, 1)}
 """Of bus 0, by "is q35": the host bridge; q35's LPC, SATA and SMBus; i440fx's IDE and USB."""
 
 
-class TestGuest(Struct, frozen=True, kw_only=True, gc=False):
+class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):
     """The guest to boot."""
 
     # what it is: its machine is "q35", "pc", or a version of these, its memory is scaled down, its
@@ -206,7 +206,7 @@ class TestGuest(Struct, frozen=True, kw_only=True, gc=False):
         return self.uefi or self.iommu is not None or self.space is not None or len(self.guests) > 1
 
     @property
-    def guests(self) -> tuple["TestGuest", ...]:
+    def guests(self) -> tuple["StandInGuest", ...]:
         """What to boot: itself, or one guest with all vCPUs and one with the PCIe tree, the
         firmware and a vCPU for each cell."""
         if APART not in self.left_out:
@@ -259,7 +259,7 @@ def stand_in_of(
     has_ovmf: bool = False,
     through_libvirt: bool = False,
     kvm: bool = True,
-) -> TestGuest:
+) -> StandInGuest:
     """The test guest of a document.
 
     host: that of the devices, whose BARs are stood in for. through_libvirt: without what only
@@ -283,7 +283,7 @@ def stand_in_of(
     direct = not through_libvirt
     wants_uefi = facts.firmware is not None and facts.firmware != "bios"
     space = address_map(document, facts, host) if direct and host is not None else None
-    bare = TestGuest(
+    bare = StandInGuest(
         vm=Vm(
             name=facts.name,
             source=facts.source,
@@ -351,7 +351,7 @@ def _iommu(document: Document) -> tuple[str, ...] | None:
 
 
 def _left_out(
-    document: Document, facts: Vm, made: TestGuest, host: Host | None, has_ovmf: bool
+    document: Document, facts: Vm, made: StandInGuest, host: Host | None, has_ovmf: bool
 ) -> Iterator[str]:
     root = document.root
     if facts.machine not in (None, made.machine, *_SAME_AS_HERE):

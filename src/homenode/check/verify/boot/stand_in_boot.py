@@ -47,7 +47,7 @@ from homenode.check.verify.boot.initramfs import (
     refusal,
     silence,
 )
-from homenode.check.verify.boot.stand_in import TestGuest, choose_cpu, stand_in_of
+from homenode.check.verify.boot.stand_in import StandInGuest, choose_cpu, stand_in_of
 from homenode.errors import HostError
 from homenode.findings import Finding
 from homenode.machine.discover import discover
@@ -98,7 +98,7 @@ class BootOptions(Struct, frozen=True):
 class Booted(Struct, frozen=True):
     """What came of a boot."""
 
-    stand_in: TestGuest
+    stand_in: StandInGuest
     guest: Host | None  # None where it did not come up; then `findings` say why
     how: str  # through what and with which accelerator, for people
     seconds: float
@@ -222,7 +222,7 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
 class _Guest(Struct, frozen=True):
     """One guest of a boot."""
 
-    stand_in: TestGuest
+    stand_in: StandInGuest
     source: str  # what findings of it name
     folder: Path
     argv: tuple[str, ...]
@@ -231,7 +231,7 @@ class _Guest(Struct, frozen=True):
 
 
 def _guest(
-    stand_in: TestGuest,
+    stand_in: StandInGuest,
     source: str,
     folder: Path,
     argv: tuple[str, ...],
@@ -256,7 +256,7 @@ def _let_in(folder: Path, uri: str) -> int:
     return user
 
 
-def _parts(stand_in: TestGuest, source: str) -> Iterator[tuple[TestGuest, str, str]]:
+def _parts(stand_in: StandInGuest, source: str) -> Iterator[tuple[StandInGuest, str, str]]:
     """(guest, its folder, what findings of it name) of each guest to boot."""
     if len(stand_in.guests) == 1:
         yield stand_in, "", source

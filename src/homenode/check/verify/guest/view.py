@@ -6,7 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.check.verify.boot.stand_in import TestGuest
+from homenode.check.verify.boot.stand_in import StandInGuest
 from homenode.check.verify.guest.checks import (
     Check,
     FirmwareNodes,
@@ -43,7 +43,7 @@ class GuestView(Struct, frozen=True):
         return sourced(found, self.observation.source)
 
 
-def view_of_stand_in(expected: Expectation, stand_in: TestGuest, guest: Host) -> GuestView:
+def view_of_stand_in(expected: Expectation, stand_in: StandInGuest, guest: Host) -> GuestView:
     """A booted test guest: memory is scaled, devices are where the document has them, and links say
     nothing."""
     observation = observation_of(guest)
@@ -74,14 +74,14 @@ def view_of_guest(
     return GuestView("the guest", lines, observation)
 
 
-def not_in_stand_in(stand_in: TestGuest, source: str) -> Iterator[Finding]:
+def not_in_stand_in(stand_in: StandInGuest, source: str) -> Iterator[Finding]:
     """What of the document no test guest gives, each by name."""
     for what in stand_in.left_out:
         yield finding("not-in-stand-in", what, "the test guest to have it", "left out", source)
 
 
 def as_passed_through(
-    guest: Host, expected: Expectation, stand_in: TestGuest, host: Host | None
+    guest: Host, expected: Expectation, stand_in: StandInGuest, host: Host | None
 ) -> Host:
     """The test guest's host with the devices that are stood in for by their own kind and name, for
     people to see where each came to be. The same where the real host is not known."""
@@ -103,7 +103,7 @@ def as_passed_through(
     )
 
 
-def of_stand_in(expected: Expectation, stand_in: TestGuest) -> Expectation:
+def of_stand_in(expected: Expectation, stand_in: StandInGuest) -> Expectation:
     """The same, for a test guest: less memory, and other devices in the devices' places."""
     address_of = {bdf: address for address, bdf in stand_in.devices if bdf is not None}
     cells = tuple(

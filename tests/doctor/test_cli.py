@@ -183,7 +183,6 @@ def test_an_idle_link_drifts_by_its_lanes_and_hides_no_slow_uplink() -> None:
     assert found[f"gpu {gpu}"].observed == "8 GT/s x16 (15.8 GB/s)"
 
 
-@needs_shared
 def test_a_redacted_value_of_the_kernel_command_line_stands_for_any() -> None:
     captured = settings(host("hgx-h100"), kernel_command_line="mitigations=auto,redacted mem=2")
     for now, count in (("mitigations=auto,x mem=2", 0), ("mitigations=off mem=2", 1), ("", 1)):
@@ -192,6 +191,7 @@ def test_a_redacted_value_of_the_kernel_command_line_stands_for_any() -> None:
             assert len(list(drift(record_of(was), there, "host.tar.gz"))) == count
 
 
+@needs_shared
 def test_what_a_source_does_not_tell_is_neither_recorded_nor_drift() -> None:
     path = str(shared("machines/lspci/gpud-hgx-h100x8-lspci-vvv.txt"))
     listed = load_host(path)

@@ -140,7 +140,8 @@ def _may_be_equal(word: str, other: str) -> bool:
     """Whether two words are equal, or differ in a part that one of the captures redacted."""
     for redacted, shown in ((word, other), (other, word)):
         parts = redacted.split("redacted")
-        if parts[1:] and shown.startswith(parts[0]) and shown.endswith(parts[-1]):
+        is_as_long = len(shown) >= len(parts[0]) + len(parts[-1])
+        if parts[1:] and is_as_long and shown.startswith(parts[0]) and shown.endswith(parts[-1]):
             return True
     return word == other
 
@@ -178,7 +179,7 @@ def _nodes(host: Host) -> Mapping[Any, Any]:
 
 
 def _links(host: Host) -> dict[Bdf, PathLink]:
-    """A path of which some link does not say what it has is left out: the slowest may be that."""
+    """A path of which some link does not say what it has is omitted: the slowest may be that."""
     found: dict[Bdf, PathLink] = {}
     for path in device_paths(host):
         links = [_present(link) for link in path.links]

@@ -5,7 +5,7 @@ own plain STREAM (gcc -O2, and -O3 -march=native) and plain pointer chase; multi
 installed. In each round the probe runs, then its peers, directly after one another, so that a busy
 moment falls on all. A ratio is the median over rounds of the probe's median by the peer's in the
 same round. Rounds on all PUs in which the core-to-core latency changed between two programs are
-left out: the hypervisor moved a vCPU. On a busy machine, run it under `nice -n -20`.
+omitted: the hypervisor moved a vCPU. On a busy machine, run it under `nice -n -20`.
 """
 
 import json
@@ -118,7 +118,7 @@ def _bandwidth(pus: list[int], rounds: int, pages: str) -> None:
             flush=True,
         )
     if dropped:
-        print(f"  {dropped} rounds left out: the placement changed during them")
+        print(f"  {dropped} rounds omitted: the placement changed during them")
 
 
 def _curve(pu: str, pages: str) -> dict[int, float]:

@@ -98,7 +98,7 @@ def _capture(console: Console, out: Path) -> None:
         archive.write_bytes(capture_host().content)
         host = load_host(str(archive))
     except HomenodeError as error:  # a container without /sys, say: the rest needs nothing of it
-        console.print(f"{error.message}: this machine is left out")
+        console.print(f"{error.message}: this machine is omitted")
         return
     counts = f"{host_counts(host)}; {plural(len(host.gaps), 'thing')} not known"
     console.print(counts, soft_wrap=True)

@@ -95,7 +95,7 @@ def homenode(
 
 
 def has_cluster() -> bool:
-    """Whether the room that may be left out of an installation is there."""
+    """Whether the room that may be omitted of an installation is there."""
     return find_spec("homenode.cluster") is not None
 
 

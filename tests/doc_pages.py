@@ -154,7 +154,7 @@ def all_pages() -> tuple[Page, ...]:
 
 
 def first_column(section: str) -> tuple[str, ...]:
-    """The code in the first cell of each row of a section's tables, header rows left out."""
+    """The code in the first cell of each row of a section's tables, header rows omitted."""
     rows = [line for line in section.splitlines() if line.startswith("|")]
     cells = [_CELL.split(row)[1].strip() for row in rows]
     return tuple(name for cell in cells for name in _CODE.findall(cell))

@@ -55,7 +55,7 @@ def page() -> str:
 
 
 def _moved(link: "re.Match[str]") -> str:
-    """A link of a format page's, seen from this page: its own anchors are left out."""
+    """A link of a format page's, seen from this page: its own anchors are omitted."""
     words, target = link.groups()
     if target.startswith("#"):
         return words

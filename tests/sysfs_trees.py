@@ -79,7 +79,7 @@ def snapshot(
 ) -> MemorySnapshot:
     """A snapshot with a link in /sys/bus/pci/devices for each PCI function in `files`.
 
-    without: files whose paths hold any of these are left out.
+    without: files whose paths hold any of these are omitted.
     """
     kept = {path: text for path, text in files.items() if not any(part in path for part in without)}
     folders = {path.rpartition("/")[0] for path in kept if path.endswith("/class")}

@@ -185,7 +185,7 @@ def test_a_python_named_by_a_relative_path_is_started(
 
 
 def test_a_python_is_started_in_one_way_only() -> None:
-    """A program for a Python is given to run_program; -c stands where the folder is left out."""
+    """A program for a Python is given to run_program; -c stands where the folder is omitted."""
     broken = []
     for path in FILES:
         inside = str(path.relative_to(SOURCE))

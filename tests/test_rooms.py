@@ -84,7 +84,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_a_package_is_a_room() -> None:
     packages = {module.partition(".")[0] for module in MODULES if "." in module}
-    assert packages | {"cluster"} == set(ROOMS) - {"api", "leaves"}  # which may be left out
+    assert packages | {"cluster"} == set(ROOMS) - {"api", "leaves"}  # which may be omitted
 
 
 @NEEDS_CLUSTER

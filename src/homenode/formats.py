@@ -62,7 +62,7 @@ def decode(text: str | bytes, kind: str, of: type[T], source: str) -> T:
 
 
 def head_line(kind: str, value: Any) -> str:
-    """The first line of a file of lines. Fields at their defaults are left out."""
+    """The first line of a file of lines. Fields at their defaults are omitted."""
     if isinstance(value, msgspec.Struct) and value.__struct_config__.omit_defaults:
         return _line({"format": _format(kind), **msgspec.to_builtins(value, enc_hook=_to_text)})
     return _line({"format": _format(kind), **_changed_fields(value)})
@@ -80,7 +80,7 @@ def kind_of(text: bytes) -> str | None:
 
 
 def line(value: Any) -> str:
-    """A line of a value. Fields at their defaults are left out."""
+    """A line of a value. Fields at their defaults are omitted."""
     if isinstance(value, msgspec.Struct) and value.__struct_config__.omit_defaults:
         return msgspec.json.encode(value, enc_hook=_to_text).decode() + "\n"
     return _line(_changed_fields(value))

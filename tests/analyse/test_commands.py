@@ -164,7 +164,7 @@ def test_published_figures_are_compared_by_name() -> None:
     printed = call("compare", machine / "default", machine / "pin", "--explain")
     assert "2.4x" in printed
     assert "better (provisional, one figure each)" in printed
-    assert "against unknown" not in call("compare", machine), "figures of no layout are left out"
+    assert "against unknown" not in call("compare", machine), "figures of no layout are omitted"
 
 
 def test_compare_prints_one_verdict_per_objective_and_says_on_what_it_rests(

@@ -27,7 +27,7 @@ def with_nodes(
     name: str, below: str, node: Callable[[str], str], commands: dict[str, str] | None = None
 ) -> MemorySnapshot:
     """A shipped host with other numa_node files in the folders that match, and the local CPUs that
-    the kernel gives then: all for -1. lspci, which reads these, is left out."""
+    the kernel gives then: all for -1. lspci, which reads these, is omitted."""
     whole = shipped(name)
     files = dict(whole.files)
     for path, text in whole.files.items():

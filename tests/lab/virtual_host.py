@@ -133,7 +133,7 @@ def _below(host: Host, port: PciDevice, chassis: Iterator[int]) -> Iterator[str]
 
 
 def _is_stand_in(device: PciDevice) -> bool:
-    """Virtual functions and further functions of a device are left out."""
+    """Virtual functions and further functions of a device are omitted."""
     first = device.bdf.function == 0 and device.physical_function is None
     return device.bridge is None and device.parent is not None and first
 

@@ -1,4 +1,4 @@
-"""A run of the suite: what is kept, what is left out, and on which PUs it stays."""
+"""A run of the suite: what is kept, what is omitted, and on which PUs it stays."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The report: what is compared, what is said first, what is left out, and that names stay names."""
+"""The report: what is compared, what is said first, what is omitted, and that names stay names."""
 
 import random
 import re

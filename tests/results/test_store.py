@@ -1,4 +1,4 @@
-"""Runs as lines and in folders: what is written is read back, what is broken is left out."""
+"""Runs as lines and in folders: what is written is read back, what is broken is omitted."""
 
 import os
 import random

@@ -76,7 +76,7 @@ def capture(asked: CaptureArguments) -> None:
         f"{manifest.links} links, tools: {', '.join(manifest.commands) or 'none'}"
     )
     for path, reason in manifest.left_out:
-        note(f"  left out {path}: {reason}")
+        note(f"  omitted {path}: {reason}")
     if asked.output != STANDARD_OUTPUT:
         note_gaps(load_host(str(asked.output)).gaps)
     note(

@@ -172,7 +172,7 @@ def _print(runs: tuple[Imported, ...], skipped: list[Gap], *, everything: bool) 
         f"{names[0] if len(names) == 1 else f'{len(names)} runs'}: {gap}"
         for gap, names in runs_of_gap.items()
     ]
-    for lines in (open_points, [f"left out: {gap}" for gap in skipped]):
+    for lines in (open_points, [f"omitted: {gap}" for gap in skipped]):
         for line in lines if everything else lines[:_SHOWN]:
             note(line)
         if not everything and len(lines) > _SHOWN:

@@ -115,7 +115,7 @@ def print_own(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """One line to standard error: what was written where, and what was left out. A newline in it is
+    """One line to standard error: what was written where, and what was omitted. A newline in it is
     a name's, which would pass for a line of ours."""
     from homenode.text import printable
 

@@ -122,7 +122,7 @@ def alternatives_of(
     Runs of one choice are combined wherever they lie. Where all are of one choice, each
     argument is an alternative of its own: the same layout on two days. first_alone: the first
     argument is not taken together with others (bare metal). Figures that are printed for every
-    layout alike compare with nothing, and are left out.
+    layout alike compare with nothing, and are omitted.
     """
     if first_alone and arguments:
         (argument, runs), *rest = arguments

@@ -421,7 +421,7 @@ def _addresses(series: Series) -> str:
 def _unpaired(
     first: Mapping[SeriesKey, Series], second: Mapping[SeriesKey, Series], label: str
 ) -> Iterator[Doubt]:
-    """States and devices of one side only: they are left out, and never paired with others."""
+    """States and devices of one side only: they are omitted, and never paired with others."""
     apart = first.keys() ^ second.keys()
     if states := sorted({key.state for key in apart if key.state is not None}):
         yield make_doubt(

@@ -71,7 +71,7 @@ def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Dou
             )
         refused = sorted(_among({sample.metric for sample in run.refused}, metrics))
         if refused:
-            detail = f"zero, negative or impossible figures of {', '.join(refused)} were left out"
+            detail = f"zero, negative or impossible figures of {', '.join(refused)} were omitted"
             yield make_doubt("refused-figures", f"{head.system}/{head.name}", detail)
     yield from _gpus_without_node(alternative, metrics)
     yield from _far_copies(alternative, metrics)

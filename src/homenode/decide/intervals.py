@@ -32,7 +32,7 @@ BESIDE_TERMS_FROM = 4
 well: these cost freedom, of which three boots have none to spare."""
 
 OTHERS_COUNT, OTHERS_FREEDOM = 1 / 4, 1 / 16
-"""Of the freedom of the others, one of them left out as it shows how alike they are: for the value
+"""Of the freedom of the others, one of them omitted as it shows how alike they are: for the value
 that a variance is drawn to, half of its own freedom at most, and for the freedom that is gained."""
 
 MOST_TIMES_THE_NOISE = 6

@@ -80,7 +80,7 @@ class CopyLocality(Struct, frozen=True, kw_only=True):
 
 
 def matrices_of(alternative: Alternative) -> tuple[FigureMatrix, ...]:
-    """Every matrix of an alternative's runs; figures that are refused are left out."""
+    """Every matrix of an alternative's runs; figures that are refused are omitted."""
     found: dict[MatrixKey, dict[tuple[MatrixPlace, MatrixPlace], list[float]]] = {}
     pairs_of_gpus: dict[MatrixKey, dict[int, list[float]]] = {}
     for run in alternative.runs:

@@ -28,7 +28,7 @@ from homenode.metrics import METRICS, POWER, Metric, metric_of
 from homenode.objective import Objective
 
 LEAST_UNDISTURBED = 3
-"""Disturbed samples are left out while at least this many others are there in a boot."""
+"""Disturbed samples are omitted while at least this many others are there in a boot."""
 
 _MEDIAN_VARIANCE = math.pi / 2
 """Variance of a median over that of a mean, for normal samples."""
@@ -99,7 +99,7 @@ _Boots = dict[tuple[str, int], _Boot]
 def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
     """Every series of the runs of one alternative.
 
-    Left out are figures that are refused, and those during which a PU was moved.
+    Omitted are figures that are refused, and those during which a PU was moved.
     """
     names = Counter(run.head.name for run in runs)
     # Under plain tuples: a key of each is made once.

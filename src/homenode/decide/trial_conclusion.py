@@ -1,4 +1,4 @@
-"""Conclusion: what a trial's boots notify: effects, a verdict per objective, and what to do."""
+"""Conclusion: what a trial's boots show: effects, recommendations, and what to do."""
 
 import shlex
 from collections.abc import Sequence
@@ -109,23 +109,35 @@ def answer_of(found: Conclusion, head: TrialHead, boots: int) -> TrialAnswer:
         nothing = "nothing is decided: it is emulated, and its figures mean nothing"
         return TrialAnswer(sentence=about + nothing)
     commands = {one.objective: one.command for one in found.advice}
-    verdict = next(one for one in found.recommendations if one.objective is head.objective)
-    if not verdict.here and not _passed(verdict) and not verdict.is_blocked and commands:
-        verdict = next(one for one in found.recommendations if one.objective in commands)
-    objective = verdict.objective
-    if verdict.here and verdict.tells and verdict.choice is not None and objective in commands:
-        assert verdict.level is not None
-        is_measured = verdict.level is EvidenceLevel.MEASURED
-        level = "" if is_measured else f" ({STRENGTHS[verdict.level]})"
-        layout = verdict.choice.partition(",")[0]  # of several memory modes the label names it too
-        chosen = f"run {layout} for {objective}: {effect_text(verdict)}{level}"
-        bare = _share_of_bare(found.of_bare, verdict)
+    recommendation = next(one for one in found.recommendations if one.objective is head.objective)
+    if (
+        not recommendation.here
+        and not _passed(recommendation)
+        and not recommendation.is_blocked
+        and commands
+    ):
+        recommendation = next(one for one in found.recommendations if one.objective in commands)
+    objective = recommendation.objective
+    if (
+        recommendation.here
+        and recommendation.tells
+        and recommendation.choice is not None
+        and objective in commands
+    ):
+        assert recommendation.level is not None
+        is_measured = recommendation.level is EvidenceLevel.MEASURED
+        level = "" if is_measured else f" ({STRENGTHS[recommendation.level]})"
+        layout = recommendation.choice.partition(",")[
+            0
+        ]  # of several memory modes the label names it too
+        chosen = f"run {layout} for {objective}: {effect_text(recommendation)}{level}"
+        bare = _share_of_bare(found.of_bare, recommendation)
         return TrialAnswer(sentence=about + chosen + bare, command=commands[objective])
-    why = "; ".join(_passed(verdict))
-    told = _cannot_tell(verdict)
+    why = "; ".join(_passed(recommendation))
+    told = _cannot_tell(recommendation)
     is_compared = bool(told and not why)
-    why = why or sentence_of(verdict)
-    if verdict.is_blocked:
+    why = why or sentence_of(recommendation)
+    if recommendation.is_blocked:
         return TrialAnswer(sentence=f"{about}nothing is decided for {objective}: {why}")
     more = ("homenode", "trial", "resume", head.id, "--boots", boots + MORE_BOOTS)
     sentence = about + (
@@ -153,14 +165,14 @@ def _passed(answer: Recommendation) -> tuple[str, ...]:
     return tuple(one.detail for one in answer.reasons if one.id is ReasonId.PASSED)
 
 
-def _share_of_bare(of_bare: Comparison | None, verdict: Recommendation) -> str:
-    if of_bare is None or not verdict.results:
+def _share_of_bare(of_bare: Comparison | None, recommendation: Recommendation) -> str:
+    if of_bare is None or not recommendation.results:
         return ""
-    metric = verdict.results[0].metric
+    metric = recommendation.results[0].metric
     shares = (
         effect.ratio
         for effect in of_bare.effects
-        if effect.metric == metric and effect.alternative.endswith(verdict.choice or "")
+        if effect.metric == metric and effect.alternative.endswith(recommendation.choice or "")
     )
     share = next(shares, None)
     return "" if share is None else f"; {100 * share:.0f} % of bare metal"

@@ -115,7 +115,7 @@ def read_environment(snapshot: Snapshot, host: Host) -> Environment:
 
 
 def conditions_of(environment: Environment) -> tuple[Condition, ...]:
-    """What must be equal for two runs to be comparable. Unknown settings are left out."""
+    """What must be equal for two runs to be comparable. Unknown settings are omitted."""
     found = _settings_of(environment)
     return tuple(
         Condition(name, value)

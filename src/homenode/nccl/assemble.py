@@ -110,7 +110,7 @@ def device_without_node(device: PciDevice, host: Host) -> Finding:
         "nccl-device-without-node",
         str(device.bdf),
         expected="a NUMA node of the host",
-        observed=f"none known on host {host.name!r}: it is left out of the file",
+        observed=f"none known on host {host.name!r}: it is omitted of the file",
         source="host",
     )
 
@@ -212,7 +212,7 @@ def assemble_topology(host: Host, guest: GuestSide, flavour: NcclVariant, source
     """The topology of a guest on a host.
 
     A cpu for each host node that runs vCPUs or holds a device; the host's PCIe switches as virtual
-    ones; each GPU and NIC of the guest once. A device whose host node is unknown is left out:
+    ones; each GPU and NIC of the guest once. A device whose host node is unknown is omitted:
     NCCL then goes by what the guest itself says of it. source: of the document, for messages.
     Raises InputError where the host lacks a device, for a guest with no GPU or NIC, for GPUs of
     the other flavour, and for more than NCCL can read.

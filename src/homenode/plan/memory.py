@@ -27,7 +27,7 @@ _RESERVE_DIVISOR = 50
 
 _QEMU_BYTES = 256 * MIB
 _QEMU_BYTES_PER_VCPU = 8 * MIB
-"""QEMU itself and its threads. Source: KubeVirt's memory overhead (launcher and libvirt left out),
+"""QEMU itself and its threads. Source: KubeVirt's memory overhead (launcher and libvirt omitted),
 pkg/virt-controller/services/renderresources.go: 8 MiB a vCPU, about 250 MiB for QEMU."""
 
 _PAGE_TABLE_DIVISOR = 512

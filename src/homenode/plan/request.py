@@ -165,7 +165,7 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     """The request for a document and its user's options, on a host (None in manual mode).
 
     The document's own passed-through devices are asked for, and --device adds to them; --gpus
-    takes the place of the document's GPUs, so these are left out then.
+    takes the place of the document's GPUs, so these are omitted then.
     Raises UsageError as layout_for does, and for counts below 1; InputError for a KVM guest of
     another architecture.
     """

@@ -137,7 +137,7 @@ def term_lines(
     """One line for each term that says something, in the order of comparison: the first that
     differs between two placements decides.
 
-    Left out are terms with nothing to say (no device counts, nothing to reserve, an even split) and
+    Omitted are terms with nothing to say (no device counts, nothing to reserve, an even split) and
     tie-breaks, unless they were `decisive` for a runner-up, and terms that count what is `unknown`.
 
     >>> term_lines([CostTerm("device_class", 0), CostTerm("nodes_spanned", 1)])

@@ -71,7 +71,7 @@ class NodeDevices(Struct, frozen=True):
     node: NodeIndex | None
     complexes: tuple[RootComplexGroup, ...]  # those with at least one card
     quiet_complexes: int  # how many have none
-    quiet_functions: int  # how many functions these have, bridges left out
+    quiet_functions: int  # how many functions these have, bridges omitted
 
 
 def devices_by_node(
@@ -332,7 +332,7 @@ LINK_NAMES = {LinkKind.NVLINK: "NVLink", LinkKind.XGMI: "xGMI", LinkKind.C2C: "N
 
 
 def link_lines(host: Host) -> tuple[str, ...]:
-    """Each kind of link and count with the devices that it joins; nothing is left out.
+    """Each kind of link and count with the devices that it joins; nothing is omitted.
 
     A set of devices of which every pair is linked is said once.
     """

@@ -395,9 +395,9 @@ SAID_BY_LEVEL = frozenset({PRINTED})
 """Doubts that the level of the evidence, or the answer itself, says already."""
 
 
-def doubts_of(verdict: Recommendation, listed: Sequence[Doubt] = ()) -> tuple[str, ...]:
+def doubts_of(recommendation: Recommendation, listed: Sequence[Doubt] = ()) -> tuple[str, ...]:
     """The doubts that its level does not say already, with remedies. listed: elsewhere, in full."""
-    stated = [one for one in verdict.doubts if one.id not in SAID_BY_LEVEL]
+    stated = [one for one in recommendation.doubts if one.id not in SAID_BY_LEVEL]
     known = {one.id for one in listed}
     return tuple(
         f"{one.id}: {one.detail}"

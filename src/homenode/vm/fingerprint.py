@@ -11,7 +11,7 @@ RECORDED = 16
 def host_fingerprint(host: Host) -> str:
     """sha256 (hex) over PUs, nodes, LLCs, cores, distances and PCI functions with their nodes.
 
-    Left out is what changes from boot to boot or while the host runs: free memory, pages, domains,
+    Omitted is what changes from boot to boot or while the host runs: free memory, pages, domains,
     drivers, link states, names.
     """
     host = with_certain_nodes(host)

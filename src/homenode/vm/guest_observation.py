@@ -17,7 +17,7 @@ _DEEPEST = 32
 class GuestPath(Struct, frozen=True):
     """A root bus, and (device, function) on each bus from there down to the function.
 
-    Firmware gives out the bus numbers between, so they are left out. The root's own number is
+    Firmware gives out the bus numbers between, so they are omitted. The root's own number is
     exact: 0, or the busNr of the expander bus.
 
     >>> str(GuestPath(0x80, ((1, 0), (0, 1))))

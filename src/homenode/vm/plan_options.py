@@ -211,7 +211,7 @@ class PlanOptions(Struct, frozen=True):
       reserve_defined: Every domain that is shut off keeps what its definition names; without it,
         those that homenode placed.
       host_reserve: What stays with the host: whole cores without vCPUs, and memory of each node.
-        Either may be left out. Default: [reserve] of the host.toml; else 1 core, and the larger of
+        Either may be omitted. Default: [reserve] of the host.toml; else 1 core, and the larger of
         2 GiB and 2 %.
       emulator_policy: Where QEMU's own threads go: auto (cores without vCPUs, near the devices),
         housekeeping (the host's housekeeping PUs), share (the vCPUs' PUs), none (not pinned).

@@ -116,7 +116,7 @@ class DomainStore:
 
 
 def other_daemons(root: Path, connect: str, uuid: str) -> tuple[str, ...]:
-    """Connections under which a record of the same domain lies, this one left out."""
+    """Connections under which a record of the same domain lies, this one omitted."""
     here = DomainStore(root, connect, uuid).folder
     found = []
     for journal in journals_of_domains(root, f"{uuid}@*"):

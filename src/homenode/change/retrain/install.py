@@ -80,7 +80,7 @@ START, STARTED = "start", "started"
 def gpus_of_domain(xml: bytes, host: Host) -> tuple[Bdf, ...]:
     """The domain's passed-through GPUs, one for each link; audio functions, NICs and drives not.
 
-    Virtual functions are left out: their link belongs to all that share it. Raises ParseError or
+    Virtual functions are omitted: their link belongs to all that share it. Raises ParseError or
     InputError for a document that is none.
     """
     passed = {hostdev.bdf for hostdev in read_hostdevs(open_domain(xml, "domain"))}
@@ -97,7 +97,7 @@ def has_devices(xml: bytes) -> bool:
 
 
 def slot_links(host: Host, gpus: tuple[Bdf, ...]) -> dict[Bdf, LinkRate]:
-    """What the link at each GPU's slot has now; those that do not say are left out."""
+    """What the link at each GPU's slot has now; those that do not say are omitted."""
     return {
         path.device.bdf: path.links[0].current
         for path in device_paths(host)

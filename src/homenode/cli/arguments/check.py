@@ -17,7 +17,7 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
 
     Options:
       document: The domain document, a domain of this libvirt by name or UUID, or a target's file,
-        which needs --plan; may be left out with --guest and --plan.
+        which needs --plan; may be omitted with --guest and --plan.
       plan: The saved plan to compare with. Default: the document itself.
       boot: Boot a test guest.
       start: Start the domain paused with its real devices, look at it, and end it.

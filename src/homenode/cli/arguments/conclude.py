@@ -17,8 +17,8 @@ class CompareArguments(Struct, frozen=True, kw_only=True):
     combined; the boot is the unit of replication. With --host, for that host.
 
     Options:
-      runs: Folders of results, also folders of folders, or of other tools' outputs as import reads
-        them.
+      runs: Directories of results, also directories of directories, or of other tools' outputs as
+        import reads them.
       objective: Whose metrics decide: multi-gpu, memory-bandwidth, latency, gpu-copy, throughput,
         density. Default: every objective, one after another.
       host: Recommendations for this host alone. Default: the hosts of the results.
@@ -47,11 +47,11 @@ class ReportArguments(Struct, frozen=True, kw_only=True):
     are compared. The page needs no network.
 
     Options:
-      runs: Folders of results, also folders of folders; folders of the study's scripts
-        (results/<gpu>/<config>/) and logs of other tools, read as homenode import reads them.
-        Default: results.
+      runs: Directories of results, also directories of directories; directories of the study's
+        scripts (results/<gpu>/<config>/) and logs of other tools, read as homenode import reads
+        them. Default: results.
       output: The page; .html or .pdf. An older report is replaced. Default: report.html in the
-        first folder.
+        first directory.
       host: A capture of a host of these results: its picture, links and findings, for runs that
         name it, or for the one machine that names none. May be repeated. Default: captures stored
         next to host runs.

@@ -153,12 +153,12 @@ class BenchArguments(Struct, frozen=True, kw_only=True):
     after Ctrl-C or a crash.
 
     Options:
-      name: Name of the run and of its folder; needed with --resume. Default: the layout, date and
-        time.
+      name: Name of the run and of its directory; needed with --resume. Default: the layout, date
+        and time.
       on: Measure there, see elsewhere: ssh://[USER@]HOST[:PORT]. Default: this machine.
       probe: With --on: the static probe that is copied there. Default: homenode-probe-static of
         this installation.
-      results: Results folder; the run is DIR/<gpu>/NAME, <gpu> being the GPU's name or cpu-only.
+      results: Results directory; the run is DIR/<gpu>/NAME, <gpu> being the GPU's name or cpu-only.
       resume: Continue the run of this name.
       dry_run: Print the steps, and run none.
 
@@ -208,21 +208,21 @@ class ImportArguments(Struct, frozen=True, kw_only=True):
     sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench.
 
     Options:
-      folders: Folders, looked through six deep, or single files.
-      output: Results folder to write to; a run that is there already is never replaced.
+      folders: Directories, looked through six deep, or single files.
+      output: Results directory to write to; a run that is there already is never replaced.
       layout: The layout of the run NAME; NAME may contain * and ?, and an exact name takes
-        precedence over a pattern; may be repeated. Default: by the folder's name.
-      system: The folder above the runs. Default: the folder above the study's, else the GPU's name,
-        else cpu-only.
+        precedence over a pattern; may be repeated. Default: by the directory's name.
+      system: The directory above the runs. Default: the directory above the study's, else the
+        GPU's name, else cpu-only.
       host_kind: What machines of this kind have in common; runs of different kinds are not
         compared. Default: unknown.
       machine: The host that the tools ran on: a capture, a host.toml, a shipped host. Default:
         unknown.
       order: All runs, as they were measured. Default: by the files' times.
-      vantage: Where the tools ran: guest, host or job. Default: guest for the study's folders, job
-        for bound logs, else host.
+      vantage: Where the tools ran: guest, host or job. Default: guest for the study's directories,
+        job for bound logs, else host.
       dry_run: Say what would be written, and write nothing.
-      everything: List everything that was left out or is not known. Default: the first 20 of each.
+      everything: List everything that was omitted or is not known. Default: the first 20 of each.
 
     Examples:
       homenode import logs/pin logs/pin-numa --layout 'pin*=pin' -o results

@@ -66,7 +66,7 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
       name: The name of a new VM (vm without it), or of a copy of [VM] with its own UUID, NVRAM and
         MACs; see copies.
       libvirt: Version of the host's libvirt, such as 12.1: elements that this version lacks are
-        left out, and a finding says which version has them. Default: what was found.
+        omitted, and a finding says which version has them. Default: what was found.
       qemu: Version of the host's QEMU, likewise. Default: what was found.
       target_version: Version of the target, such as 7.2.7 of Proxmox's qemu-server: a plan that
         needs an option which only a newer one has is refused by its name; targets says since when.

@@ -45,7 +45,7 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
       in_place: Boot the VM itself: what the guest writes stays. Default: a copy is booted.
       bare: Also measure the host itself; this runs on the PUs and nodes of the first layout that
         pins, and gives percentages of bare metal.
-      results: Results folder; each boot is a run ID-LAYOUT-N in it.
+      results: Results directory; each boot is a run ID-LAYOUT-N in it.
       id: Name of the trial. Default: the domain and the time.
       yes: Boot without asking.
       dry_run: Show the plans and the schedule; do nothing.

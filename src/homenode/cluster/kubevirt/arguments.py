@@ -81,7 +81,7 @@ class KubevirtManifestArguments(Struct, frozen=True, kw_only=True):
     """Write the hook (image or ConfigMap), the gates, a VM with the hook, and measuring jobs.
 
     Options:
-      output: Folder to write to; files that are there are not overwritten.
+      output: Directory to write to; files that are there are not overwritten.
 
     Examples:
       homenode kubevirt manifest -o manifests --image registry.example/sidecar:1

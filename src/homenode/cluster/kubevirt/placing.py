@@ -68,7 +68,7 @@ class PlacedXml(Struct, frozen=True):
 class CellNodes(Struct, frozen=True):
     """Guest cells and the host nodes that they stand for."""
 
-    # the cell that stands for a host node; nodes without one are left out
+    # the cell that stands for a host node; nodes without one are omitted
     cell_of_node: dict[NodeIndex, int]
     # the one node that a cell stands for, None where that is several or not known
     node_of_cell: tuple[NodeIndex | None, ...]

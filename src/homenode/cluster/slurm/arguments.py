@@ -28,7 +28,7 @@ class SlurmAuditArguments(Struct, frozen=True, kw_only=True):
         /proc; for your own jobs, or as root. Default: CPUs and GPUs alone.
       records: Look at jobs that ended, by their records; needs no host.
       hooks: Write the scripts that keep records, and stop.
-      spool: With --hooks: folder on each node for the records.
+      spool: With --hooks: directory on each node for the records.
       show_all: Also print findings of severity info.
 
     Examples:
@@ -57,7 +57,7 @@ class SlurmCheckArguments(Struct, frozen=True, kw_only=True):
       slurm: Both files, as the cluster has them, in either order.
       nodes: Only these nodes (gpu[01-36]); the host stands for each. Default: all with GPUs.
       cgroup: Also cgroup.conf. Default: not judged.
-      output: Write both files as they should be to this folder, and those that they include.
+      output: Write both files as they should be to this directory, and those that they include.
 
     Examples:
       homenode slurm check gres.conf slurm.conf --host node.tar.gz
@@ -81,15 +81,15 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
     what failed is submitted again.
 
     Options:
-      output: The study's folder, on a file system that all nodes share.
+      output: The study's directory, on a file system that all nodes share.
       nodelist: These nodes, also as gpu[01-04], each in the partitions that have it.
       host: What every node is: a snapshot, a description, a shipped host; no look jobs then.
         Default: each is captured.
       numa: NUMA nodes to bind to. Default: all with CPUs and memory.
       shared: GPUs of a shared job, and how many at once; may be repeated. Default: 1x4 and 2x2.
       mig: Also jobs of one MIG slice each, as gpu:1g.10gb; may be repeated.
-      app: Your own program, under each binding, in the folder that the command is started in; its
-        words are split as by a shell, and no shell runs them.
+      app: Your own program, under each binding, in the directory that the command is started in;
+        its words are split as by a shell, and no shell runs them.
       wait: Wait no longer than this. Default: as long as it takes.
       patience: How long to wait while every remaining job is blocked (a drained node, a hold), or
         the controller does not answer.
@@ -123,8 +123,8 @@ class SlurmReportArguments(Struct, frozen=True, kw_only=True):
     wrote; and logs of nvbandwidth named exclusive_… and shared_….
 
     Options:
-      folders: Folders of homenode slurm study, finished or not; folders that homenode import wrote;
-        logs of nvbandwidth whose names say exclusive or shared.
+      folders: Directories of homenode slurm study, finished or not; directories that homenode
+        import wrote; logs of nvbandwidth whose names say exclusive or shared.
       everything: Every map, job and gap. Default: the first map, and all that differ.
       output: All of it as one page, FILE.html, that loads nothing.
 

@@ -62,7 +62,7 @@ class StudyOptions(Struct, frozen=True):
     partition_exclusive: Annotated[str | None, Opt("--partition-exclusive", "P")] = None
     partition_shared: Annotated[str | None, Opt("--partition-shared", "Q")] = None
     nodes: Annotated[int, Opt("--nodes", "N", ge=1, le=MAX_NODES)] = 1
-    # a verdict is measured from three on
+    # a recommendation is measured from three on
     rounds: Annotated[int, Opt("--rounds", "N", ge=1, le=MAX_ROUNDS)] = 3
     node_list: tuple[str, ...] = ()
     numa: tuple[int, ...] | None = None  # NUMA nodes to bind to

@@ -87,7 +87,7 @@ def read_hwloc_pci(
     roots, root_gaps = root_complexes(devices)
     gaps = [
         *root_gaps,
-        Gap("PCI functions that hwloc left out", "lstopo keeps only some without --filter io:all"),
+        Gap("PCI functions that hwloc omitted", "lstopo keeps only some without --filter io:all"),
         Gap("PCI link speeds and widths", "hwloc XML holds only the bandwidth of each link"),
         Gap("drivers, IOMMU groups, SR-IOV and BARs", "hwloc XML holds none"),
     ]

@@ -70,7 +70,7 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
     )
     lost = sorted(set(own) - {device.bdf for device in devices})
     if lost:
-        reason = f"{host.name} has them, {source} does not; left out"
+        reason = f"{host.name} has them, {source} does not; omitted"
         gaps.append(Gap(f"{len(lost)} PCI functions ({lost[0]}, ...)", reason))
     kept = {device.bdf for device in devices}
     roots, root_gaps = root_complexes(devices)

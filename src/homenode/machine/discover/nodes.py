@@ -51,7 +51,7 @@ class Nodes(Struct, frozen=True):
     nodes: tuple[NumaNode, ...]
     node_of_pu: dict[PuIndex, NodeIndex]
     gaps: tuple[Gap, ...]
-    online: tuple[int, ...]  # their numbers, with those of nodes that were left out
+    online: tuple[int, ...]  # their numbers, with those of nodes that were omitted
     assumed: bool = False  # none is shown
 
 
@@ -59,7 +59,7 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
     """The nodes of a snapshot; gpu_memory.py says what the memory of each is.
 
     A kernel without NUMA has no node folder: the host then is one node, with a gap. A node with PUs
-    of a lower one is left out, as hwloc does, with a gap: some firmware lists every PU in each.
+    of a lower one is omitted, as hwloc does, with a gap: some firmware lists every PU in each.
     Raises InputError where a node that is said to be online has no folder, HostError where the
     folder cannot be read.
     """
@@ -79,7 +79,7 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
         pus = _pus_of_node(snapshot, number, online, gaps)
         shared = CpuSet(pu for pu in pus if pu in node_of_pu)
         if shared:
-            reason = f"PUs {shared} are in a lower node too; left out, with its memory"
+            reason = f"PUs {shared} are in a lower node too; omitted, with its memory"
             gaps.append(Gap(f"node {number}", reason))
             continue
         pus_of_node[number] = pus

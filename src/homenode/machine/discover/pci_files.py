@@ -42,7 +42,7 @@ def read_link_width(snapshot: Snapshot, path: str) -> int | None:
 
 
 def read_resource(snapshot: Snapshot, path: str, *, is_bridge: bool) -> tuple[PciBar, ...]:
-    """The regions of a `resource` file, unused ones left out.
+    """The regions of a `resource` file, unused ones omitted.
 
     Lines "0x<first> 0x<last> 0x<flags>", by index. Raises ParseError.
     Source: Documentation/PCI/sysfs-pci.rst.
@@ -91,7 +91,7 @@ def read_kernel_registers(snapshot: Snapshot, folder: str) -> PciRegisters | Non
 
 
 def read_errors(snapshot: Snapshot, folder: str) -> PciErrors | None:
-    """What a function has counted; None where it has no AER. Totals of the kernel are left out.
+    """What a function has counted; None where it has no AER. Totals of the kernel are omitted.
 
     Raises ParseError. Source: Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats.
     """

@@ -221,5 +221,5 @@ def functions_off_the_bus(
                 stray.append(bdf)
     if not stray:
         return ()
-    reason = "has a folder in /sys/devices, but is not in /sys/bus/pci/devices: left out"
+    reason = "has a folder in /sys/devices, but is not in /sys/bus/pci/devices: omitted"
     return (Gap(several(sorted(stray)), reason),)

@@ -227,7 +227,7 @@ def _places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, TreePlace]:
             bdf = Bdf.parse(name, f"{snapshot.name}: {PCI}")
             place = None if real is None else place_by_path(real)
         except ParseError as error:
-            gaps.append(Gap(f"PCI function {name[:60]!r}", f"{error.message}: left out"))
+            gaps.append(Gap(f"PCI function {name[:60]!r}", f"{error.message}: omitted"))
             continue
         if real is None:
             dangling.append(bdf)
@@ -237,7 +237,7 @@ def _places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, TreePlace]:
             place = TreePlace(path, f"pci{bdf.domain:04x}:{bdf.bus:02x}", None, is_in_tree=False)
         places[bdf] = place
     if dangling:
-        reason = f"the link in {PCI} leads nowhere: left out; capture the host with /sys/devices"
+        reason = f"the link in {PCI} leads nowhere: omitted; capture the host with /sys/devices"
         gaps.append(Gap(several(dangling), reason))
     if loose:
         reason = f"{PCI} holds no links into /sys/devices; each bus counts as a root complex"

@@ -78,7 +78,7 @@ def collector_script(root: str = "/") -> str:
 def parse_collected(text: str, name: str) -> MemorySnapshot:
     """What a collector printed, as a snapshot; gather() then takes what the table names.
 
-    Failed tools are left out. Raises ParseError where the text is no collector's, or cut short.
+    Failed tools are omitted. Raises ParseError where the text is no collector's, or cut short.
     """
     lines = text.split("\n")
     if _START not in lines:

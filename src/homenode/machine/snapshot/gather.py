@@ -56,7 +56,7 @@ class GatheredFiles(Struct, frozen=True):
 
     snapshot: MemorySnapshot
     absent: tuple[str, ...]  # globs of the table that matched nothing, in the table's order
-    unlike: tuple[str, ...]  # files and links left out because they do not have their form, sorted
+    unlike: tuple[str, ...]  # files and links omitted because they do not have their form, sorted
     commands_absent: tuple[str, ...]  # tools that gave no output, in the table's order
 
 
@@ -67,7 +67,7 @@ class _Unlike(Exception):
 def gather(snapshot: Snapshot) -> GatheredFiles:
     """The part of a snapshot that the contents table names, at real paths under /sys.
 
-    An empty file is one that said nothing, and is left out. Texts end with one line end, so that
+    An empty file is one that said nothing, and is omitted. Texts end with one line end, so that
     a capture over ssh and one on the spot are equal.
     """
     in_use: dict[Kind, dict[str, str]] = {kind: {} for kind in Kind}

@@ -235,7 +235,7 @@ def of_nccl(run: NcclTests, collective: str | None) -> Figures:
     """Bus bandwidth of each size and half; its peak and mean; time of the smallest message.
 
     collective: what the file's name says, for versions that do not print it. Rates that the two
-    decimals of a text cut to 0.00 are left out.
+    decimals of a text cut to 0.00 are omitted.
     """
     name = run.collective or collective
     version = " ".join(filter(None, (run.version, f"library {run.library_version}")))

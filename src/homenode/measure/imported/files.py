@@ -34,7 +34,7 @@ _TAG = re.compile(
 
 
 class FoundFolders(Struct, frozen=True):
-    """Folders with texts, in the order of their paths, and what was left out."""
+    """Folders with texts, in the order of their paths, and what was omitted."""
 
     folders: tuple[SourceFolder, ...]
     skipped: tuple[Gap, ...]

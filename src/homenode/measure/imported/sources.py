@@ -16,7 +16,7 @@ _PAGES = (".html", ".pdf")
 
 
 class Named(Struct, frozen=True):
-    """The runs of one argument, and what was left out, as "path: reason"."""
+    """The runs of one argument, and what was omitted, as "path: reason"."""
 
     argument: str
     runs: tuple[Run, ...]

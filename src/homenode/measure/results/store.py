@@ -30,7 +30,7 @@ def head_line(head: RunHead) -> str:
 
 
 def sample_line(sample: Sample) -> str:
-    """The line of one sample. Fields at their defaults are left out."""
+    """The line of one sample. Fields at their defaults are omitted."""
     return formats.line(sample)
 
 
@@ -138,12 +138,12 @@ MAX_FOLDERS = 20_000
 
 
 class Loaded(Struct, frozen=True):
-    """Runs in the order of their paths, and what was left out."""
+    """Runs in the order of their paths, and what was omitted."""
 
     runs: tuple[Run, ...]
     skipped: tuple[Gap, ...]
     folders: tuple[str, ...] = ()  # of the runs, in order
-    # folders among those left out that hold no run of homenode's, whole or broken
+    # folders among those omitted that hold no run of homenode's, whole or broken
     foreign: tuple[str, ...] = ()
 
 

@@ -167,7 +167,7 @@ def device_options(
 ) -> DeviceOptions:
     """What there is to choose from. inventory: of the host's devices.
 
-    GPUs of unknown node are left out while there are enough others. Raises InputError for a
+    GPUs of unknown node are omitted while there are enough others. Raises InputError for a
     function that the host has not; Unplannable for too few free GPUs.
     """
     by_bdf = host.device_at

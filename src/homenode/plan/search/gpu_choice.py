@@ -139,7 +139,7 @@ class _Asked(NamedTuple):
 
 
 class NearestGpus:
-    """Choices of GPUs for one search. exact: so far none that is as near was left out."""
+    """Choices of GPUs for one search. exact: so far none that is as near was omitted."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.exact = True

@@ -161,7 +161,7 @@ def _fixed(split: Split) -> tuple[GroupRange, ...]:
 
 
 class _Search:
-    """One search, over equal splits or over all. exact: so far no candidate was left out unseen."""
+    """One search, over equal splits or over all. exact: so far no candidate was omitted unseen."""
 
     def __init__(self, problem: SearchProblem, *, equal: bool) -> None:
         self.problem, self.exact = problem, True

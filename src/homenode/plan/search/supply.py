@@ -110,7 +110,7 @@ def free_cpus(
     service_cores: bool = False,
 ) -> FreeCpus:
     """What is left of the host: allowed PUs that are neither reserved, asked for by name for the
-    emulator, nor used by others. Nodes ascending; nodes without PUs are left out.
+    emulator, nor used by others. Nodes ascending; nodes without PUs are omitted.
 
     service_cores: with the cores on which others have emulators or IOThreads only.
     """

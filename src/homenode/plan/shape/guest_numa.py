@@ -240,7 +240,7 @@ def _shares(pages: int, vcpu_counts: tuple[int, ...]) -> tuple[int, ...]:
 def memory_homes(host: Host | None, placement: Placement) -> tuple[tuple[NodeIndex, ...], ...]:
     """Nodes that give each cell its memory: the cell's own, then nodes without PUs near to it.
 
-    A node of PUs without memory of its own is left out where another gives the memory.
+    A node of PUs without memory of its own is omitted where another gives the memory.
     """
     homes = [[node] for node in placement.nodes]
     if host is None:

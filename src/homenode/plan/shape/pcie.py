@@ -60,7 +60,7 @@ ROOM = (8, 2)
 """Bus numbers that an expander bus gets beside those that it needs, at most; if these are too many,
 the second. One number alone does not do: busNr is 254 at most."""
 
-# Slots on pcie.0 for expander buses, the quietest first. Left out: 0 is the host bridge; libvirt
+# Slots on pcie.0 for expander buses, the quietest first. Omitted: 0 is the host bridge; libvirt
 # gives 1 to the first video device and counts up from 2 with its own root ports; q35's chipset has
 # 0x1a, 0x1d (USB), 0x1b (sound) and 0x1f (LPC, SATA, SMBus).
 _EXPANDER_SLOTS = (*range(0x10, 0x19), *range(0x0F, 0x02, -1), 0x19, 0x1C, 0x1E)

@@ -71,7 +71,7 @@ def summary_table(
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     about = (
         "One row for each layout of each machine; compare only rows of one machine. \u25cf better "
-        "than every other layout of its machine, by a verdict."
+        "than every other layout of its machine, by a recommendation."
     )
     return Table(
         heads=columns,
@@ -164,14 +164,14 @@ def _parts(series: Mapping[SeriesKey, Series], metric: Metric) -> list[Series]:
 
 
 def _best(machine: ReportedMachine, metric: Metric) -> str | None:
-    """The alternative that a verdict found better than every other; None where one is as good.
+    """The alternative that is better than every other by an answer; None where one is as good.
 
     Nothing is best of figures that are emulated, of a sick machine, or of too few boots.
     """
-    for verdict in machine.recommendations:
-        results = verdict.on(metric.id)
+    for recommendation in machine.recommendations:
+        results = recommendation.on(metric.id)
         others = [one.position is Position.WORSE for one in results[1:]]
-        if verdict.choice is not None and others and all(others):
+        if recommendation.choice is not None and others and all(others):
             return results[0].alternative
     return None
 

@@ -80,7 +80,7 @@ def document_of(
 ) -> Doc:
     """The report on these machines: answers first, each machine's details on a page of their own.
 
-    made: when and by what. skipped: directories that were left out, with the reason. title: None =
+    made: when and by what. skipped: directories that were omitted, with the reason. title: None =
     of what the machines are. paper: for a renderer of pages: pictures have style sheets of their
     own, and topologies stand at the end. appendix: with every result, caveat and remark of each
     machine; False: what a reader needs to judge the answer.
@@ -288,7 +288,9 @@ def _doubt(one: Doubt) -> tuple[str | Span, ...]:
 
 def _notes(machine: ReportedMachine) -> Iterator[Section]:
     """The sources that verdicts and runs name."""
-    sources = [source for verdict in machine.recommendations for source in verdict.sources]
+    sources = [
+        source for recommendation in machine.recommendations for source in recommendation.sources
+    ]
     sources += [run.head.source for run in machine.runs if run.head.source]
     if sources:
         items = Items(tuple(dict.fromkeys(sources)))

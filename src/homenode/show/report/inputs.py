@@ -1,7 +1,7 @@
 """The runs of a report and what is stored next to them. [I/O]
 
 Folders of the study's scripts and logs of other tools are read as they are, as `homenode import`
-reads them. What is broken, half-written or foreign is left out with its reason; the rest is used.
+reads them. What is broken, half-written or foreign is omitted with its reason; the rest is used.
 """
 
 from collections.abc import Callable, Sequence
@@ -83,7 +83,7 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
 
 
 def _of(argument: str) -> tuple[list[Run], list[str | None], list[str], list[Path]]:
-    """Runs, where each lies, what was left out, and what may be of other tools."""
+    """Runs, where each lies, what was omitted, and what may be of other tools."""
     path = Path(argument)
     try:
         loaded = load_runs(path)

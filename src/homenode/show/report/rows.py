@@ -52,7 +52,7 @@ def csv_of(rows: Iterable[ReportRow]) -> str:
 
 
 def json_text(rows: Iterable[ReportRow], skipped: Sequence[str]) -> str:
-    """The same rows as JSON, `homenode.rows/1`, with what was left out."""
+    """The same rows as JSON, `homenode.rows/1`, with what was omitted."""
     document = {"format": f"homenode.rows/{VERSION}", "skipped": skipped, "rows": list(rows)}
     encoded = msgspec.json.encode(msgspec.to_builtins(document))
     return msgspec.json.format(encoded, indent=2).decode() + "\n"

@@ -233,7 +233,7 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
 def _windows(document: Document, controllers: tuple[GuestPciController, ...]) -> Iterator[Finding]:
     """Each root needs a bus for itself and for every controller below it.
 
-    libvirt adds a port on the root bus for each index that is left out below the highest one.
+    libvirt adds a port on the root bus for each index that is omitted below the highest one.
     """
     model_of = {controller.index: controller for controller in controllers}
     buses_below: Counter[int] = Counter()

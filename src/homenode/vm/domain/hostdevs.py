@@ -26,7 +26,7 @@ def hostdev_elements(document: Document) -> tuple[tuple[Bdf, Element], ...]:
     """(function, element) of every passed-through PCI function that names its source, a <hostdev>
     or an <interface>.
 
-    Those with <address type='unassigned'/> are not given to the guest and are left out.
+    Those with <address type='unassigned'/> are not given to the guest and are omitted.
     """
     found: list[tuple[Bdf, Element]] = []
     for element in document.root.all("devices/*"):

@@ -143,7 +143,7 @@ def smmu_left_out(
     return finding(
         "smmuv3-left-out",
         "<iommu model='smmuv3'>",
-        observed=f"an accelerated SMMUv3 for each bus with a Grace GPU was left out: {why}; "
+        observed=f"an accelerated SMMUv3 for each bus with a Grace GPU was omitted: {why}; "
         "without it the GPU's driver in the guest has no address translation of its own",
         case=case,
     )
@@ -231,11 +231,11 @@ def has_iommufd(document: Document) -> bool:
 
 
 def iommufd_missing(guest: Vm, libvirt: Version | None, qemu: Version | None) -> Finding:
-    """What was left out, and from which versions it works."""
+    """What was omitted, and from which versions it works."""
     return finding(
         "iommufd-missing",
         f"launch security {guest.launch_security}",
-        observed="devices of such a guest need iommufd, which was left out: expected libvirt "
+        observed="devices of such a guest need iommufd, which was omitted: expected libvirt "
         "12.1 and QEMU "
         f"8.2 or newer, found {_found(libvirt, qemu)}",
     )

@@ -68,7 +68,7 @@ def without_vcpus(expected: Expectation, absent: CpuSet) -> Expectation:
 
 
 def _renumbered(groups: Iterable[CpuSet], absent: CpuSet) -> tuple[CpuSet, ...]:
-    """Each vCPU less the absent ones below it; groups of which nothing is left are left out."""
+    """Each vCPU less the absent ones below it; groups of which nothing is left are omitted."""
     found = (
         CpuSet(i - sum(gone < i for gone in absent) for i in group - absent) for group in groups
     )

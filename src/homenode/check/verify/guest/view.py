@@ -77,7 +77,7 @@ def view_of_guest(
 def not_in_stand_in(stand_in: StandInGuest, source: str) -> Iterator[Finding]:
     """What of the document no test guest gives, each by name."""
     for what in stand_in.left_out:
-        yield finding("not-in-stand-in", what, "the test guest to have it", "left out", source)
+        yield finding("not-in-stand-in", what, "the test guest to have it", "omitted", source)
 
 
 def as_passed_through(

@@ -267,7 +267,7 @@ def parse_stat(text: str, source: str) -> TaskTimes:
 
 
 def parse_maps(text: str) -> tuple[Area, ...]:
-    """The mappings in /proc/PID/maps, in its order; lines of another form are left out."""
+    """The mappings in /proc/PID/maps, in its order; lines of another form are omitted."""
     found = (_AREA.match(line) for line in text.splitlines())
     return tuple(Area(int(m[1], 16), int(m[2], 16), m[3]) for m in found if m is not None)
 

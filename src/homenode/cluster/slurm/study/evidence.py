@@ -256,7 +256,7 @@ def mode_of(name: str) -> Mode | None:
 
 
 def evidence_of_logs(folders: Iterable[SourceFolder]) -> tuple[JobEvidence, ...]:
-    """A job for each log of the two queues; other files are left out."""
+    """A job for each log of the two queues; other files are omitted."""
     found = []
     for folder in folders:
         for name, text in sorted(folder.texts.items()):

@@ -42,7 +42,7 @@ from homenode.objective import Objective
 
 _BOUND = "bound to node"
 _SHOWN = 3
-"""Cluster nodes whose figures a verdict names."""
+"""Cluster nodes whose figures a recommendation names."""
 
 
 class Queue(StrEnum):

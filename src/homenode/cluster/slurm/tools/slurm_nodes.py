@@ -306,7 +306,7 @@ class ClusterNode(Struct, frozen=True):
 
 
 def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
-    """A record for each node and partition. Lines that are none are left out."""
+    """A record for each node and partition. Lines that are none are omitted."""
     found = []
     for line in text.split("\n")[:MAX_LINES]:
         fields = line.strip().split("|")

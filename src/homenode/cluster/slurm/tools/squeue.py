@@ -225,7 +225,7 @@ def states_command(user: int, mark: str) -> tuple[str, ...]:
 
 
 def parse_states(text: str, mark: str) -> tuple[QueuedJob, ...]:
-    """A record for each job or task. What is none is left out."""
+    """A record for each job or task. What is none is omitted."""
     return tuple(_states(text, mark))
 
 

@@ -262,8 +262,8 @@ def test_eight_gpus_and_sixteen_nics_take_little_time_and_memory(tmp_path: Path)
         "    global calls\n"
         "    calls += event == 'call'\n"
         "sys.setprofile(see)\n"
-        "from homenode.cluster.kubevirt.hook import options, run_hook\n"
-        "code = run_hook(options(sys.argv[1:]))\n"
+        "from homenode.cluster.kubevirt.hook import parse_options, run_hook\n"
+        "code = run_hook(parse_options(sys.argv[1:]))\n"
         "sys.setprofile(None)\n"
         "print(code, calls, file=sys.stderr)\n"
     )
@@ -333,8 +333,8 @@ def test_the_hook_stays_below_the_sidecars_memory(root: Path) -> None:
     """Peak of the process itself: a child of pytest would be charged with pytest's own pages."""
     program = (
         "import sys\n"
-        "from homenode.cluster.kubevirt.hook import options, run_hook\n"
-        "code = run_hook(options(sys.argv[1:]))\n"
+        "from homenode.cluster.kubevirt.hook import parse_options, run_hook\n"
+        "code = run_hook(parse_options(sys.argv[1:]))\n"
         f"heavy = [m for m in {HEAVY!r} if m in sys.modules]\n"
         "text = open('/proc/self/status').read()\n"
         "own = int(text.split('VmHWM:')[1].split()[0])\n"

@@ -258,7 +258,8 @@ def test_gpus_in_another_order_than_their_nodes_get_their_own_cores() -> None:
 def test_on_a_captured_mi250x_the_cores_near_each_gpu_are_right_too() -> None:
     host = load_host(str(shared("machines/hwloc/eas-tioga.xml")))
     near = "".join(
-        f"Name=gpu File=/dev/dri/renderD{128 + g.index} Cores={g.near}\n" for g in gpu_cores(host)
+        f"Name=gpu File=/dev/dri/renderD{128 + g.index} Cores={g.local_cores}\n"
+        for g in gpu_cores(host)
     )
     assert ids(checked(near, host, "4x16x2")) == []
 

@@ -58,7 +58,7 @@ def test_the_last_value_of_the_cluster_holds_and_those_of_nodes_do_not() -> None
 
 def test_an_included_file_that_no_one_reads_is_named() -> None:
     (other,) = parse_config("A=1\ninclude /etc/slurm/nodes.conf\n", "s").not_read
-    assert (other.path, other.where) == ("/etc/slurm/nodes.conf", "s:2")
+    assert (other.path, other.place) == ("/etc/slurm/nodes.conf", "s:2")
 
 
 def test_lines_of_an_included_file_stand_where_it_is_included() -> None:

@@ -208,7 +208,7 @@ def test_a_study_knows_its_jobs_by_their_names_alone(
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
     name = f"a|b\n{near}|N/A|CANCELLED|hn-abc-x|gpu01|None"
     _say(slurm, far, "JobName", name)
-    found = {(job.job, job.name, job.said) for job in client.jobs()}
+    found = {(job.job, job.name, job.state_name) for job in client.ask_queue()}
     assert (far, name, "RUNNING") in found
     assert not [one for one in found if one[0] == near and one[2] != "RUNNING"]
 

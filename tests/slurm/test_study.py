@@ -24,7 +24,7 @@ from homenode.cluster.slurm.study.experiments import (
     nodes_to_bind_to,
 )
 from homenode.cluster.slurm.study.folder import StudyFolder
-from homenode.cluster.slurm.study.run import statuses, unrecorded
+from homenode.cluster.slurm.study.run import find_unrecorded, statuses
 from homenode.cluster.slurm.study.scripts import job_name, script_name, script_of
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode, parse_nodes
 from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_somebody, parse_states
@@ -393,7 +393,7 @@ def test_a_job_that_was_submitted_and_not_written_down_is_found_by_its_name() ->
     one = made.experiments[0]
     row = QueuedJob("77", None, JobState.PENDING, "PENDING", job_name("abc123", one.id), "")
     other = QueuedJob("78", None, JobState.PENDING, "PENDING", "hn-zzz-x", "")
-    assert list(unrecorded(made, (row, other))) == [(one.id, "77")]
+    assert list(find_unrecorded(made, (row, other))) == [(one.id, "77")]
     assert script_name(one) == f"jobs/{one.id}.sbatch"
 
 

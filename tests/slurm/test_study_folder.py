@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
     folder = StudyFolder(tmp_path / "study")
     made = folder.create(study())
-    made = folder.noted(made, StudyEntry(submitted="collective", job="4"))
+    made = folder.note(made, StudyEntry(submitted="collective", job="4"))
     folder.close()
     journal = tmp_path / "study" / "study.jsonl"
     with journal.open("ab") as file:
@@ -35,7 +35,7 @@ def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
         StudyEntry(again="collective"),
         StudyEntry(refused="collective", reason="no"),
     ):
-        loaded = again.noted(loaded, entry)
+        loaded = again.note(loaded, entry)
     again.close()
     assert StudyFolder(tmp_path / "study").study() == loaded
     assert (loaded.jobs, loaded.attempts_of("collective")) == ((), 1)
@@ -146,13 +146,13 @@ def test_a_study_opens_no_path_that_its_journal_names_as_the_host(tmp_path: Path
     folder = StudyFolder(tmp_path / "study")
     made = folder.create(replace(study(), host="/some/where/gh200.toml"), described)
     folder.close()
-    kept = _Hosts(tmp_path / "study", made)._described()
+    kept = _Hosts(tmp_path / "study", made)._read_described()
     assert kept is not None and host_fingerprint(kept) == host_fingerprint(described)
     (tmp_path / "study/host.json").unlink()
     other = tmp_path / "other.toml"
     other.write_text((ROOT / "src/homenode/machine/hosts/hgx-h100.toml").read_text())
     for name in (str(other), "../other.toml", "", "no-such-host"):
-        assert _Hosts(tmp_path / "study", replace(made, host=name))._described() is None
+        assert _Hosts(tmp_path / "study", replace(made, host=name))._read_described() is None
 
 
 def test_a_study_lays_itself_out_through_no_link(tmp_path: Path) -> None:

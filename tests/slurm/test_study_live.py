@@ -144,14 +144,14 @@ def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Pat
     assert found["replayed"] == ["figures made up by homenode's tests; no GPU was measured"]
 
     # The planted misplacement: its CPUs are on socket 1, two of its GPUs on socket 0.
-    lost = {job["name"]: job["why"] for job in found["jobs"] if job["locality"] == "lost"}
+    lost = {job["name"]: job["reason"] for job in found["jobs"] if job["locality"] == "lost"}
     assert [name.partition("-task")[0] for name in lost] == ["shared-6gpu-gpu01-alone-r1"]
     (why,) = lost.values()
     assert "CPUs on node 0, where GPUs 0 (0000:11:00.0), 1 (0000:12:00.0) are" in why
     assert all(job["queue_wait_s"] is not None for job in found["jobs"])
 
     # The faults that the stand-ins replay: GPU 5 of gpu02, and the link between two nodes.
-    slow = {(one["node"], one["what"], one["metric"]) for one in found["outliers"]}
+    slow = {(one["node"], one["part"], one["metric"]) for one in found["outliers"]}
     assert ("gpu02", "the link of 0000:82:00.0", "h2d-bandwidth") in slow
     assert ("gpu02", "the link between gpu02 and gpu03", "allreduce-busbw-peak") in slow
     assert len(slow) == 3

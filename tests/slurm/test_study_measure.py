@@ -107,7 +107,7 @@ def test_a_job_leaves_an_ordinary_run_with_raw_output_and_time(tmp_path: Path) -
         if s.metric == "h2d-bandwidth" and s.variant is None
     }
     assert rates == {"0000:14:00.0": 34.1, "0000:81:00.0": 55.3}
-    assert (alone.record.queue_wait_s, alone.record.others) == (7.0, 1)
+    assert (alone.record.queue_wait_s, alone.record.other_jobs) == (7.0, 1)
     # CPU ids 32-35 are the first cores of socket 1, and GPU 3 is on socket 0.
     assert alone.cpu_nodes == (1,)
     report = study_report("x", StudySources(jobs=found.jobs))

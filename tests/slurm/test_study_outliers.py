@@ -29,7 +29,7 @@ def test_the_slow_node_and_the_slow_link_are_named() -> None:
         "n3": [40.0, 38.0, 40.0, 46.0],
         "n4": [51.0, 50.0, 50.0, 50.0],
     }
-    found = [(one.node, one.what) for one in slow_nodes_and_links(on_nodes(of_nodes))]
+    found = [(one.node, one.part) for one in slow_nodes_and_links(on_nodes(of_nodes))]
     assert found == [("n2", "the link of b"), ("n3", "the node: 3 of 4 GPUs")]
     assert slow_nodes_and_links(on_nodes({"n1": [50] * 4, "n2": [10] * 4})) == ()
 
@@ -53,14 +53,14 @@ def test_a_numa_node_from_which_all_is_slow_is_named() -> None:
     )
     slow = replace(whole, node="n3", cells=((50, 30), (20, 33)))
     (found,) = slow_nodes_and_links((whole, replace(whole, node="n2"), slow))
-    assert (found.node, found.what) == ("n3", "NUMA node 1: from there")
+    assert (found.node, found.part) == ("n3", "NUMA node 1: from there")
 
 
 def test_of_three_nodes_the_one_with_a_slow_port_is_named() -> None:
     alone = tuple((node, 380.0) for node in "abc")
     pairs = (("a", "b", 190.0), ("b", "c", 95.0), ("c", "a", 95.0))
     found = slow_in_collective(Collective(alone, pairs, None, None, ()))
-    assert [(one.node, one.what) for one in found] == [("c", "its link to the other nodes")]
+    assert [(one.node, one.part) for one in found] == [("c", "its link to the other nodes")]
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_a_ring_tells_a_slow_link_from_a_slow_port(
     named = tuple((pair[0], pair[1], value) for pair, value in zip(ring, pairs, strict=True))
     alone = tuple((node, 380.0) for node in "abcd")
     found = slow_in_collective(Collective(alone, named, None, None, ()))
-    assert [(one.node, one.what) for one in found] == expected
+    assert [(one.node, one.part) for one in found] == expected
     slow = (("a", 380.0), ("b", 380.0), ("c", 100.0), ("d", 380.0))
     first = slow_in_collective(Collective(slow, named, None, None, ()))[0]
-    assert (first.node, first.what) == ("c", "the node: all-reduce on it alone")
+    assert (first.node, first.part) == ("c", "the node: all-reduce on it alone")
 
 
 def test_an_all_reduce_that_failed_is_a_gap() -> None:

@@ -114,7 +114,7 @@ def test_the_gh200_studys_files_give_its_conclusions(gh200: Path) -> None:
     shared = [job for job in report.jobs if job.mode is Mode.TOGETHER]
     assert len(shared) == 6
     assert {job.locality for job in shared} == {JobLocality.OPEN}
-    assert shared[0].why == "its memory may lie on nodes 0 1 2 3 4 12 20 28"
+    assert shared[0].reason == "its memory may lie on nodes 0 1 2 3 4 12 20 28"
     homes = next(m for m in report.matrices if m.metric == "h2d-bandwidth")
     assert (homes.homes, homes.homes_measured) == ((0, 1, 2, 3), True)
 
@@ -138,7 +138,7 @@ def test_what_homenode_import_made_of_them_gives_the_same_table(
     assert first["remote"] == pytest.approx(88.6e9)
     assert found["verdicts"][0]["queue"] == "exclusive"
     two = [job for job in found["jobs"] if "2gpu" in job["name"]]
-    assert {job["why"] for job in two} == {"nothing shows on which nodes its CPUs were"}
+    assert {job["reason"] for job in two} == {"nothing shows on which nodes its CPUs were"}
     pairs = {job["name"]: job["gpus"] for job in two}
     assert pairs == {"shared_array_2gpu, job 0": 2, "shared_array_2gpu, job 1": 2}
 
@@ -281,7 +281,7 @@ def test_a_record_tells_waits_hours_and_neighbours() -> None:
     }
     record = parse_record(texts, 1)
     assert (record.queue_wait_s, record.gpu_hours) == (125.0, 1.0)
-    assert (record.others, record.met) == (1, "3 of 4")
+    assert (record.other_jobs, record.met) == (1, "3 of 4")
     assert [str(gap) for gap in record.gaps] == ["squeue: slow; exit status 1"]
 
 
@@ -312,7 +312,7 @@ def test_figures_of_a_stand_in_are_marked_in_every_output(tmp_path: Path) -> Non
     assert "REPLAYED: made up. GPU figures here say nothing" in page
     said = (Condition("replayed", "made up"),)
     one = judged(run_of("a", origin=Origin.SYNTHESISED, conditions=said), {})
-    assert one.replayed == "made up"
+    assert one.replay_notice == "made up"
     path.write_text(log)
     assert "REPLAYED" not in text_of(of_folder(tmp_path))
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cluster.kubevirt.manifest_options import HookVersion
-from homenode.cluster.kubevirt.object import down, read_object
+from homenode.cluster.kubevirt.object import read_object, value_at
 from homenode.cluster.kubevirt.on_define_domain import CHOICES
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, guest_of
 from homenode.errors import InputError
@@ -50,15 +50,15 @@ def read_gates(text: str | bytes, source: str) -> frozenset[str]:
     document = read_object(text, source, "a KubeVirt CR")
     items = document.get("items")
     cr = items[0] if isinstance(items, list) and len(items) == 1 else document
-    if down(cr, "kind") != "KubeVirt":
+    if value_at(cr, "kind") != "KubeVirt":
         raise InputError(
-            f"{source}: expected one object of kind KubeVirt, found {down(cr, 'kind')!r}",
+            f"{source}: expected one object of kind KubeVirt, found {value_at(cr, 'kind')!r}",
             hint="try: kubectl get kubevirt -A -o json",
         )
-    version = _version(down(cr, "status", "observedKubeVirtVersion"))
-    developer = down(cr, "spec", "configuration", "developerConfiguration")
-    named = _texts(down(developer, "featureGates"))
-    off = _texts(down(developer, "disabledFeatureGates"))
+    version = _version(value_at(cr, "status", "observedKubeVirtVersion"))
+    developer = value_at(cr, "spec", "configuration", "developerConfiguration")
+    named = _texts(value_at(developer, "featureGates"))
+    off = _texts(value_at(developer, "disabledFeatureGates"))
     named |= {gate for gate, since in _ON_SINCE.items() if version and version >= since} - off
     unknown = {gate for gate, first in _FIRST_VERSION.items() if version and version < first}
     return named - unknown
@@ -113,8 +113,8 @@ def check(vmi: Vmi, host: Host | None, gates: frozenset[str] | None) -> Findings
     )
 
 
-def cpus_not_dedicated(it: CheckedVmi) -> Iterator[Finding]:
-    if not it.vmi.is_dedicated:
+def cpus_not_dedicated(subject: CheckedVmi) -> Iterator[Finding]:
+    if not subject.vmi.is_dedicated:
         yield finding(
             "cpus-not-dedicated",
             "spec.domain.cpu.dedicatedCpuPlacement",
@@ -124,8 +124,8 @@ def cpus_not_dedicated(it: CheckedVmi) -> Iterator[Finding]:
         )
 
 
-def emulator_on_vcpu(it: CheckedVmi) -> Iterator[Finding]:
-    if it.vmi.is_dedicated and not it.vmi.is_emulator_apart:
+def emulator_on_vcpu(subject: CheckedVmi) -> Iterator[Finding]:
+    if subject.vmi.is_dedicated and not subject.vmi.is_emulator_apart:
         yield finding(
             "emulator-on-vcpu",
             "spec.domain.cpu.isolateEmulatorThread",
@@ -136,29 +136,29 @@ def emulator_on_vcpu(it: CheckedVmi) -> Iterator[Finding]:
         )
 
 
-def emulator_without_dedicated_cpus(it: CheckedVmi) -> Iterator[Finding]:
-    if it.vmi.is_emulator_apart and not it.vmi.is_dedicated:
-        yield _refused("emulator-without-dedicated-cpus", "cpu.isolateEmulatorThread")
+def emulator_without_dedicated_cpus(subject: CheckedVmi) -> Iterator[Finding]:
+    if subject.vmi.is_emulator_apart and not subject.vmi.is_dedicated:
+        yield _rejection("emulator-without-dedicated-cpus", "cpu.isolateEmulatorThread")
 
 
-def mapping_without_dedicated_cpus(it: CheckedVmi) -> Iterator[Finding]:
-    if it.vmi.is_mapped and not it.vmi.is_dedicated:
-        yield _refused("mapping-without-dedicated-cpus", "cpu.numa.guestMappingPassthrough")
+def mapping_without_dedicated_cpus(subject: CheckedVmi) -> Iterator[Finding]:
+    if subject.vmi.is_mapped and not subject.vmi.is_dedicated:
+        yield _rejection("mapping-without-dedicated-cpus", "cpu.numa.guestMappingPassthrough")
 
 
-def mapping_without_huge_pages(it: CheckedVmi) -> Iterator[Finding]:
-    if it.vmi.is_mapped and it.vmi.at("domain", "memory", "hugepages") is None:
+def mapping_without_huge_pages(subject: CheckedVmi) -> Iterator[Finding]:
+    if subject.vmi.is_mapped and subject.vmi.get("domain", "memory", "hugepages") is None:
         path, needed = "cpu.numa.guestMappingPassthrough", "memory.hugepages"
-        yield _refused("mapping-without-huge-pages", path, needed)
+        yield _rejection("mapping-without-huge-pages", path, needed)
 
 
-def _refused(name: str, path: str, needed: str = "cpu.dedicatedCpuPlacement") -> Finding:
+def _rejection(name: str, path: str, needed: str = "cpu.dedicatedCpuPlacement") -> Finding:
     expected, observed = f"{needed} with it", "none: KubeVirt refuses the VMI"
     return finding(name, f"spec.domain.{path}", expected, observed, _ADMISSION)
 
 
-def guest_flat(it: CheckedVmi) -> Iterator[Finding]:
-    if it.vmi.is_dedicated and not it.vmi.is_mapped and not _is_apart(it):
+def guest_flat(subject: CheckedVmi) -> Iterator[Finding]:
+    if subject.vmi.is_dedicated and not subject.vmi.is_mapped and not _is_apart(subject):
         yield finding(
             "guest-flat",
             "spec.domain.cpu.numa",
@@ -168,124 +168,124 @@ def guest_flat(it: CheckedVmi) -> Iterator[Finding]:
         )
 
 
-def huge_page_size(it: CheckedVmi) -> Iterator[Finding]:
-    page = it.guest.page_bytes
-    if it.host is None or page is None or not _has_pools(it.host):
+def huge_page_size(subject: CheckedVmi) -> Iterator[Finding]:
+    page = subject.guest.page_bytes
+    if subject.host is None or page is None or not _has_pools(subject.host):
         return
-    if not _pages(it.host, page):
+    if not _pages(subject.host, page):
         yield finding(
             "huge-page-size",
             f"huge pages of {format_bytes(page)}",
             "a pool of that size on the node",
             "none reserved: the VMI is scheduled nowhere",
-            it.host.name,
+            subject.host.name,
             case="under KubeVirt",
-            values={"pages": it.guest.memory_bytes // page},
+            values={"pages": subject.guest.memory_bytes // page},
         )
 
 
-def huge_pages_short(it: CheckedVmi) -> Iterator[Finding]:
-    page = it.guest.page_bytes
-    if it.host is None or page is None or not _pages(it.host, page):
+def huge_pages_short(subject: CheckedVmi) -> Iterator[Finding]:
+    page = subject.guest.page_bytes
+    if subject.host is None or page is None or not _pages(subject.host, page):
         return
-    pools = [pool for node in it.host.nodes for pool in node.page_pools]
+    pools = [pool for node in subject.host.nodes for pool in node.page_pools]
     free = sum(pool.free_pages or 0 for pool in pools if pool.page_bytes == page)
-    if free * page < it.guest.memory_bytes:
+    if free * page < subject.guest.memory_bytes:
         yield finding(
             "huge-pages-short",
             f"huge pages of {format_bytes(page)}",
-            f"{it.guest.memory_bytes // page} free pages",
+            f"{subject.guest.memory_bytes // page} free pages",
             f"{free} free",
-            it.host.name,
+            subject.host.name,
             case="under KubeVirt",
         )
 
 
-def gpus_short(it: CheckedVmi) -> Iterator[Finding]:
-    if it.host is None or not it.host.pci_devices:
+def gpus_short(subject: CheckedVmi) -> Iterator[Finding]:
+    if subject.host is None or not subject.host.pci_devices:
         return
-    there = sum(_gpus_of_nodes(it.host).values())
-    if it.vmi.gpu_count > there:
+    gpu_count = sum(_gpus_of_nodes(subject.host).values())
+    if subject.vmi.gpu_count > gpu_count:
         yield finding(
             "gpus-short",
-            plural(it.vmi.gpu_count, "GPU"),
-            f"at most {there} on the node",
-            str(it.vmi.gpu_count),
-            it.host.name,
+            plural(subject.vmi.gpu_count, "GPU"),
+            f"at most {gpu_count} on the node",
+            str(subject.vmi.gpu_count),
+            subject.host.name,
         )
 
 
-def node_too_small(it: CheckedVmi) -> Iterator[Finding]:
-    if it.host is None or not it.vmi.is_dedicated or any(gpus_short(it)):
+def node_too_small(subject: CheckedVmi) -> Iterator[Finding]:
+    if subject.host is None or not subject.vmi.is_dedicated or any(gpus_short(subject)):
         return
-    placed = _placed(it)
+    placed = _placement_of(subject)
     if isinstance(placed, Unplannable):
         yield finding(
             "node-too-small",
-            _needs_text(it),
-            f"that many free on {it.host.name}, with a core and memory of the host's own",
+            _needs_text(subject),
+            f"that many free on {subject.host.name}, with a core and memory of the host's own",
             placed.message,
-            it.host.name,
+            subject.host.name,
         )
 
 
-def gpus_over_nodes(it: CheckedVmi) -> Iterator[Finding]:
-    if _is_apart(it) and it.host is not None:
-        placed = _placed(it)
+def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
+    if _is_apart(subject) and subject.host is not None:
+        placed = _placement_of(subject)
         assert isinstance(placed, Placement), "_is_apart has looked"
-        homes = _homes(it.host, placed)
+        homes = _homes(subject.host, placed)
         counts = sorted(homes.items())
-        where = ", ".join(f"{plural(n, 'GPU')} on {nodes_text([node])}" for node, n in counts)
+        places = ", ".join(f"{plural(n, 'GPU')} on {nodes_text([node])}" for node, n in counts)
         if len(set(homes.values())) == 1 and len(homes) > 1:
-            where = f"{counts[0][1]} GPUs on each of {nodes_text(sorted(homes))}"
+            places = f"{counts[0][1]} GPUs on each of {nodes_text(sorted(homes))}"
         if set(homes) - set(placed.nodes):
-            where += f"; all CPUs on {nodes_text(placed.nodes)}"
-        if not it.vmi.is_mapped:
-            where += "; no guestMappingPassthrough"
+            places += f"; all CPUs on {nodes_text(placed.nodes)}"
+        if not subject.vmi.is_mapped:
+            places += "; no guestMappingPassthrough"
         count = len({*homes, *placed.nodes})
-        most = max(len(node.pus) for node in it.host.nodes)
+        node_cpus = max(len(node.pus) for node in subject.host.nodes)
         yield finding(
             "gpus-over-nodes",
-            _needs_text(it),
-            f"GPUs and CPUs on the same nodes of {it.host.name}, shown to the guest",
-            where,
-            it.host.name,
-            case="with its own nodes" if it.vmi.is_mapped else None,
+            _needs_text(subject),
+            f"GPUs and CPUs on the same nodes of {subject.host.name}, shown to the guest",
+            places,
+            subject.host.name,
+            case="with its own nodes" if subject.vmi.is_mapped else None,
             values={
-                "gpus": it.vmi.gpu_count // count,
-                "cpus": it.guest.vcpus // count,
-                "most": most * (len(homes) - 1),
+                "gpus": subject.vmi.gpu_count // count,
+                "cpus": subject.guest.vcpus // count,
+                "most": node_cpus * (len(homes) - 1),
             },
         )
 
 
-def devices_without_node(it: CheckedVmi) -> Iterator[Finding]:
-    is_native = NATIVE in (it.gates or ())
-    if it.vmi.passed_count and not it.vmi.is_hooked and not is_native:
+def devices_without_node(subject: CheckedVmi) -> Iterator[Finding]:
+    is_native = NATIVE in (subject.gates or ())
+    if subject.vmi.passed_count and not subject.vmi.is_hooked and not is_native:
         yield finding(
             "devices-without-node",
-            f"{plural(it.vmi.passed_count, 'device')} without a guest NUMA node",
+            f"{plural(subject.vmi.passed_count, 'device')} without a guest NUMA node",
             f"the hook of homenode, or {NATIVE} (KubeVirt 1.8)",
             "no hook in the annotations"
-            + (", and the gate is off" if it.gates is not None else ""),
+            + (", and the gate is off" if subject.gates is not None else ""),
             "KubeVirt, feature gates",
             case="under KubeVirt",
         )
 
 
-def gate_off(it: CheckedVmi) -> Iterator[Finding]:
-    if it.gates is None:
+def gate_off(subject: CheckedVmi) -> Iterator[Finding]:
+    if subject.gates is None:
         return
-    devices = {group: it.vmi.listed("domain", "devices", group) for group in _CLAIM_GATES}
+    devices = {group: subject.vmi.list_at("domain", "devices", group) for group in _CLAIM_GATES}
     needed = {
-        "Sidecar": it.vmi.is_hooked,
-        "CPUManager": it.vmi.is_dedicated,
+        "Sidecar": subject.vmi.is_hooked,
+        "CPUManager": subject.vmi.is_dedicated,
         "HostDevices": bool(devices["hostDevices"]),
     }
     for group, gate in _CLAIM_GATES.items():
-        needed[gate] = any(down(device, "claimName") for device in devices[group])
+        needed[gate] = any(value_at(device, "claimName") for device in devices[group])
     missing = [gate for gate, is_needed in needed.items() if is_needed]
-    missing = [gate for gate in missing if gate not in it.gates]
+    missing = [gate for gate in missing if gate not in subject.gates]
     if missing:
         yield finding(
             "gate-off",
@@ -296,11 +296,11 @@ def gate_off(it: CheckedVmi) -> Iterator[Finding]:
         )
 
 
-def hook_annotation_wrong(it: CheckedVmi) -> Iterator[Finding]:
-    text = it.vmi.annotations.get(HOOK_ANNOTATION)
+def hook_annotation_wrong(subject: CheckedVmi) -> Iterator[Finding]:
+    text = subject.vmi.annotations.get(HOOK_ANNOTATION)
     wrong = [] if text is None else [(HOOK_ANNOTATION, fault) for fault in _hook_faults(text)]
     for annotation, choices in CHOICES.items() if text is not None else ():
-        word = it.vmi.annotations.get(annotation)
+        word = subject.vmi.annotations.get(annotation)
         if word is not None and word not in list(choices):
             wrong.append((annotation, f"{word[:40]!r}, not {' or '.join(choices)}"))
     for annotation, fault in wrong[:1]:
@@ -319,7 +319,7 @@ def _hook_faults(text: str) -> Iterator[str]:
     except NotJsonError:
         yield "not JSON"
         return
-    if not isinstance(sidecars, list) or not all(isinstance(each, dict) for each in sidecars):
+    if not isinstance(sidecars, list) or not all(isinstance(entry, dict) for entry in sidecars):
         yield "not a list of objects"
         return
     for sidecar in sidecars:
@@ -347,43 +347,43 @@ RULES: tuple[Callable[[CheckedVmi], Iterator[Finding]], ...] = (
 )
 
 
-def _placed(it: CheckedVmi) -> Placement | Unplannable:
+def _placement_of(subject: CheckedVmi) -> Placement | Unplannable:
     """The fewest and nearest nodes that an idle node of the cluster can give the VM.
 
     Huge pages count where the node has any.
     """
-    assert it.host is not None, "a rule about the node"
-    page = it.guest.page_bytes if _pages(it.host, it.guest.page_bytes or 0) else None
+    assert subject.host is not None, "a rule about the node"
+    page = subject.guest.page_bytes if _pages(subject.host, subject.guest.page_bytes or 0) else None
     guest = Vm(
-        name=it.vmi.name,
-        vcpus=it.vmi.dedicated_pus,
-        memory_bytes=it.guest.memory_bytes or 1 << 20,
-        architecture=it.host.architecture or it.guest.architecture,
+        name=subject.vmi.name,
+        vcpus=subject.vmi.dedicated_pus,
+        memory_bytes=subject.guest.memory_bytes or 1 << 20,
+        architecture=subject.host.architecture or subject.guest.architecture,
     )
     options = PlanOptions(
         _LAYOUT.name,
         policy=Policy.MEMORY_FIRST,
-        gpu_count=it.vmi.gpu_count or None,
+        gpu_count=subject.vmi.gpu_count or None,
         emulator_policy=EmulatorPolicy.NONE,
         unequal_cells=True,
     )
     request = GuestRequest(guest=guest, layout=_LAYOUT, options=options, page_bytes=page)
     try:
-        return place(replace(it.host, domains=()), request)
+        return place(replace(subject.host, domains=()), request)
     except Unplannable as refusal:
         return refusal
 
 
-def _is_apart(it: CheckedVmi) -> bool:
+def _is_apart(subject: CheckedVmi) -> bool:
     """Whether the VM's GPUs are on several nodes, or on others than its CPUs, and the guest cannot
     be shown which."""
-    if it.host is None or not it.host.pci_devices or not it.vmi.gpu_count:
+    if subject.host is None or not subject.host.pci_devices or not subject.vmi.gpu_count:
         return False
-    placed = _placed(it)
-    if not it.vmi.is_dedicated or isinstance(placed, Unplannable):
+    placed = _placement_of(subject)
+    if not subject.vmi.is_dedicated or isinstance(placed, Unplannable):
         return False
-    nodes = set(placed.nodes) | set(_homes(it.host, placed))
-    return len(nodes) > 1 and (not it.vmi.is_mapped or nodes != set(placed.nodes))
+    nodes = set(placed.nodes) | set(_homes(subject.host, placed))
+    return len(nodes) > 1 and (not subject.vmi.is_mapped or nodes != set(placed.nodes))
 
 
 def _homes(host: Host, placed: Placement) -> Mapping[NodeIndex, int]:
@@ -407,6 +407,6 @@ def _pages(host: Host, page_bytes: int) -> int:
     return sum(pool.total_pages or 0 for pool in pools if pool.page_bytes == page_bytes)
 
 
-def _needs_text(it: CheckedVmi) -> str:
-    gpus = f"{plural(it.vmi.gpu_count, 'GPU')}, " if it.vmi.gpu_count else ""
-    return f"{gpus}{plural(it.guest.vcpus, 'CPU')}"
+def _needs_text(subject: CheckedVmi) -> str:
+    gpus = f"{plural(subject.vmi.gpu_count, 'GPU')}, " if subject.vmi.gpu_count else ""
+    return f"{gpus}{plural(subject.guest.vcpus, 'CPU')}"

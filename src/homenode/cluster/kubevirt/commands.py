@@ -13,48 +13,58 @@ from homenode.safe.input_files import read_input, read_subject
 from homenode.vm.sources import load_host
 
 
-def on_define_domain(asked: OnDefineDomainArguments) -> None:
+def on_define_domain(arguments: OnDefineDomainArguments) -> None:
     """Print the new document, as the shim wants it."""
     from homenode.cluster.kubevirt.hook import ask, write
 
     raise SystemExit(
-        write(ask(asked.vmi, asked.domain, asked.on_error, asked.pci_granularity, asked.root))
+        write(
+            ask(
+                arguments.vmi,
+                arguments.domain,
+                arguments.on_error,
+                arguments.pci_granularity,
+                arguments.root,
+            )
+        )
     )
 
 
-def receive(asked: KubevirtReceiveArguments) -> None:
+def receive(arguments: KubevirtReceiveArguments) -> None:
     """Store the run."""
     import sys
 
-    note(f"wrote {receive_run(sys.stdin.buffer, asked.results, asked.name)}")
+    note(f"wrote {receive_run(sys.stdin.buffer, arguments.results, arguments.name)}")
 
 
-def check(asked: KubevirtCheckArguments) -> None:
+def check(arguments: KubevirtCheckArguments) -> None:
     """Print what does not go together."""
     from homenode.cluster.kubevirt.check import check as judge
     from homenode.cluster.kubevirt.check import read_gates
     from homenode.cluster.kubevirt.object import read_manifest
     from homenode.cluster.kubevirt.vmi import vmi_of
 
-    what, name = "a VirtualMachineInstance", str(asked.vmi)
-    document = read_manifest(read_subject(asked.vmi, what), name, what)
+    kind, name = "a VirtualMachineInstance", str(arguments.vmi)
+    document = read_manifest(read_subject(arguments.vmi, kind), name, kind)
     gates = None
-    if asked.kubevirt is not None:
-        content = read_input(asked.kubevirt, "a KubeVirt CR as JSON")
-        gates = read_gates(content, str(asked.kubevirt))
-    host = None if asked.host is None else load_host(asked.host)
+    if arguments.kubevirt is not None:
+        content = read_input(arguments.kubevirt, "a KubeVirt CR as JSON")
+        gates = read_gates(content, str(arguments.kubevirt))
+    host = None if arguments.host is None else load_host(arguments.host)
     findings = judge(vmi_of(document, name, needs_domain=True), host, gates)
     findings = with_gaps(findings, () if host is None else host.gaps)
-    print_findings(findings, as_json=asked.json)
+    print_findings(findings, as_json=arguments.json)
     exit_by(findings)
 
 
-def manifest(asked: KubevirtManifestArguments) -> None:
+def manifest(arguments: KubevirtManifestArguments) -> None:
     """Write the manifests."""
     from homenode.cluster.kubevirt.manifests import manifests, next_steps
 
-    options = asked.manifest
+    options = arguments.manifest
     written = manifests(options)
-    write_new_files(asked.output, {asked.output / name: text for name, text in written.items()})
-    for step in next_steps(options, str(asked.output)):
+    write_new_files(
+        arguments.output, {arguments.output / name: text for name, text in written.items()}
+    )
+    for step in next_steps(options, str(arguments.output)):
         note(step)

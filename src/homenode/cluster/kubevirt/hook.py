@@ -28,28 +28,28 @@ def main() -> None:
     """Answer one call of the shim, and exit with the contract's code."""
     gc.disable()  # the process ends before there is anything to collect
     try:
-        given = options(sys.argv[1:])
-        sys.exit(run_hook(given))
+        values = parse_options(sys.argv[1:])
+        sys.exit(run_hook(values))
     except UsageError as error:
         notify(str(error))
         sys.exit(error.exit_code)
 
 
-def run_hook(given: dict[str, str]) -> int:
+def run_hook(values: dict[str, str]) -> int:
     """Write the new document, or nothing, to standard output; the exit code. Raises UsageError."""
     from homenode.cluster.kubevirt.manifest_options import OnError
     from homenode.vm.plan_options import PciGranularity
 
-    on_error, granularity = given.get("--on-error"), given.get("--pci-granularity")
+    on_error, granularity = values.get("--on-error"), values.get("--pci-granularity")
     return write(
         ask(
-            given["--vmi"],
-            given["--domain"],
-            None if on_error is None else OnError(_one_of("--on-error", on_error, OnError)),
+            values["--vmi"],
+            values["--domain"],
+            None if on_error is None else OnError(_check_choice("--on-error", on_error, OnError)),
             None
             if granularity is None
-            else PciGranularity(_one_of("--pci-granularity", granularity, PciGranularity)),
-            given.get("--root", "/"),
+            else PciGranularity(_check_choice("--pci-granularity", granularity, PciGranularity)),
+            values.get("--root", "/"),
         )
     )
 
@@ -74,22 +74,22 @@ def ask(
     )
 
 
-def write(given: "DomainAnswer") -> int:
+def write(answer: "DomainAnswer") -> int:
     """Put an answer where the shim looks for it; its exit code."""
-    for note in given.notes:
+    for note in answer.notes:
         notify(note)
-    if given.document is None:
-        return given.exit_code
+    if answer.document is None:
+        return answer.exit_code
     try:
         if sys.stdout is None:  # it was closed before Python started
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        sys.stdout.buffer.write(given.document)
+        sys.stdout.buffer.write(answer.document)
         sys.stdout.buffer.flush()
     except OSError as error:
         notify(f"error: standard output: expected to write the document there, found: {error}")
         sys.stdout = None  # what is left in it would fail again at the end
         return HostError.exit_code
-    return given.exit_code
+    return answer.exit_code
 
 
 def notify(note: str) -> None:
@@ -99,26 +99,26 @@ def notify(note: str) -> None:
         print(f"onDefineDomain: {safe}", file=sys.stderr)
 
 
-def options(arguments: Sequence[str]) -> dict[str, str]:
+def parse_options(arguments: Sequence[str]) -> dict[str, str]:
     """Options by name. Raises UsageError."""
-    given: dict[str, str] = {}
-    rest = list(arguments)
-    while rest:
-        name, is_one, value = rest.pop(0).partition("=")
+    values: dict[str, str] = {}
+    words = list(arguments)
+    while words:
+        name, is_one, value = words.pop(0).partition("=")
         if name not in _NAMES:
             raise UsageError(f"expected an option, found {name[:60]!r}", hint=_USAGE)
         if not is_one:
-            if not rest:
+            if not words:
                 raise UsageError(f"{name}: expected a value, found none", hint=_USAGE)
-            value = rest.pop(0)
-        given[name] = value
-    missing = [name for name in _NAMES[:2] if name not in given]
+            value = words.pop(0)
+        values[name] = value
+    missing = [name for name in _NAMES[:2] if name not in values]
     if missing:
         raise UsageError(f"expected {' and '.join(missing)}, found none", hint=_USAGE)
-    return given
+    return values
 
 
-def _one_of(name: str, value: str, choices: "type[OnError] | type[PciGranularity]") -> str:
+def _check_choice(name: str, value: str, choices: "type[OnError] | type[PciGranularity]") -> str:
     if value not in list(choices):
         raise UsageError(
             f"{name}: expected one of {', '.join(choices)}, found {value[:60]!r}", hint=_USAGE

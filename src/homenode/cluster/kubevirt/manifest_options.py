@@ -39,8 +39,8 @@ class ClaimScope(StrEnum):
 
 def whole_gib(text: str, option: str) -> int:
     """GiB of a size. Raises UsageError for a fraction of one."""
-    gib, rest = divmod(size_bytes(text, option), GIB)
-    if rest or not gib:
+    gib, remainder = divmod(size_bytes(text, option), GIB)
+    if remainder or not gib:
         raise UsageError(f"{option} {text}: expected whole GiB, such as 64GiB")
     return gib
 

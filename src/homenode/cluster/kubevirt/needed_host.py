@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from homenode.bdf import Bdf
-from homenode.cluster.kubevirt.object import MAX_BYTES, down
+from homenode.cluster.kubevirt.object import MAX_BYTES, value_at
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError
 from homenode.indices import NodeIndex
@@ -58,28 +58,28 @@ def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
     places = {bdf: _place(snapshot, bdf) for bdf in devices}
     bridges: dict[Bdf, TreePlace] = {}
     for place in places.values():
-        here = place
-        while here.parent is not None and here.parent not in bridges and len(bridges) < 256:
-            above = place_by_path(here.folder.rpartition("/")[0])
+        current = place
+        while current.parent is not None and current.parent not in bridges and len(bridges) < 256:
+            above = place_by_path(current.folder.rpartition("/")[0])
             if above is None:
                 break
-            bridges[here.parent] = above
-            here = above
-    every = bridges | places
-    parent_of = {bdf: place.parent for bdf, place in every.items()}
+            bridges[current.parent] = above
+            current = above
+    all_places = bridges | places
+    parent_of = {bdf: place.parent for bdf, place in all_places.items()}
     classes = {
         bdf: read_number(snapshot, f"{place.folder}/class", 16) or PCI_BRIDGE_CLASS << 8
         for bdf, place in bridges.items()
         if bdf not in places
     }
     ports = port_types_by_structure(classes, parent_of)
-    found: list[PciDevice] = []
-    for bdf, place in sorted(every.items()):
+    pci_devices: list[PciDevice] = []
+    for bdf, place in sorted(all_places.items()):
         if bdf in places:
-            found.append(_function(snapshot, bdf, place, locality))
+            pci_devices.append(_function(snapshot, bdf, place, locality))
         else:
             bridge = PciBridge(ports[bdf], 0, 0)
-            found.append(
+            pci_devices.append(
                 PciDevice(
                     bdf=bdf,
                     kind=DeviceKind.BRIDGE,
@@ -102,7 +102,7 @@ def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
         llcs=(),
         cores=(),
         pus=(),
-        pci_devices=tuple(found),
+        pci_devices=tuple(pci_devices),
         gaps=tuple(gaps),
     )
 
@@ -174,21 +174,21 @@ def initiators_of(
     snapshot: Snapshot, host: Host, gpus: tuple[PciDevice, ...]
 ) -> tuple[dict[Bdf, tuple[NodeIndex, ...]], tuple[str, ...]]:
     """The generic initiator nodes of each of these GPUs, and a note for each that has none."""
-    every = _grace_gpus(snapshot, Locality.of(host.nodes, CpuSet(), host.distances))
-    found = initiator_nodes(host, every, gpus)
+    grace_gpus = _grace_gpus(snapshot, Locality.of(host.nodes, CpuSet(), host.distances))
+    initiators = initiator_nodes(host, grace_gpus, gpus)
     notes = [
         f"warning: {gpu.bdf}: expected host nodes of generic initiators to share among the "
-        f"{sum(node == gpu.node for _, node in every)} Grace GPUs of node {gpu.node}, found none "
-        "or an uneven number: the guest's driver cannot put the GPU's memory online"
+        f"{sum(node == gpu.node for _, node in grace_gpus)} Grace GPUs of node {gpu.node}, found "
+        "none or an uneven number: the guest's driver cannot put the GPU's memory online"
         for gpu in gpus
-        if gpu.bdf not in found
+        if gpu.bdf not in initiators
     ]
-    return found, tuple(notes)
+    return initiators, tuple(notes)
 
 
 def _grace_gpus(snapshot: Snapshot, locality: Locality) -> tuple[tuple[Bdf, NodeIndex | None], ...]:
     """(function, node of CPUs) of every Grace GPU of the host, the VM's or not, ascending."""
-    found: list[tuple[Bdf, NodeIndex | None]] = []
+    gpus: list[tuple[Bdf, NodeIndex | None]] = []
     for name in snapshot.list(PCI) or ():
         folder = f"{PCI}/{name}"
         if read_number(snapshot, f"{folder}/device", 16) not in GRACE_GPUS:
@@ -197,10 +197,10 @@ def _grace_gpus(snapshot: Snapshot, locality: Locality) -> tuple[tuple[Bdf, Node
             continue
         try:
             node = locality.node_of(read_number(snapshot, f"{folder}/numa_node"), None)
-            found.append((Bdf.parse(name), node))
+            gpus.append((Bdf.parse(name), node))
         except ParseError:
             continue  # no name of a function
-    return tuple(sorted(found))
+    return tuple(sorted(gpus))
 
 
 BASE = "/var/run/kubernetes.io/dra-device-attributes"
@@ -215,23 +215,25 @@ _NOTHING: Mapping[str, Any] = {}
 def claimed_nodes(snapshot: Snapshot) -> dict[Bdf, int]:
     """The NUMA node of each function for which a claim's metadata has one. A file that cannot be
     read says nothing: it only helps where sysfs is silent."""
-    found: dict[Bdf, int] = {}
+    node_of: dict[Bdf, int] = {}
     for number, path in enumerate(_files(snapshot)):
         text = snapshot.read_text(path) if number < _MOST_FILES else None
         if text is None:
             continue
-        objects = (one for one in _objects(text) if isinstance(one.get("requests"), list))
+        objects = (
+            metadata for metadata in _objects(text) if isinstance(metadata.get("requests"), list)
+        )
         for request in next(objects, _NOTHING).get("requests", ()):
-            for device in _listed(down(request, "devices")):
-                attributes = down(device, "attributes")
-                node = down(attributes, f"{_PREFIX}numaNode", "int")
-                name = down(attributes, f"{_PREFIX}pciBusID", "string")
+            for device in _as_list(value_at(request, "devices")):
+                attributes = value_at(device, "attributes")
+                node = value_at(attributes, f"{_PREFIX}numaNode", "int")
+                name = value_at(attributes, f"{_PREFIX}pciBusID", "string")
                 if isinstance(name, str) and type(node) is int and node >= 0:
                     try:
-                        found[Bdf.parse(name)] = node
+                        node_of[Bdf.parse(name)] = node
                     except ParseError:
                         continue
-    return found
+    return node_of
 
 
 def _objects(text: str) -> Iterator[Mapping[str, Any]]:
@@ -246,7 +248,7 @@ def _objects(text: str) -> Iterator[Mapping[str, Any]]:
             yield value
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 

@@ -21,7 +21,7 @@ MAX_BYTES = 4 << 20
 """Of an object; etcd takes 1.5 MiB of one."""
 
 
-def read_object(text: str | bytes, source: str, what: str) -> Mapping[str, Any]:
+def read_object(text: str | bytes, source: str, subject: str) -> Mapping[str, Any]:
     """A JSON object of a text. Raises InputError."""
     if len(text) > MAX_BYTES:
         raise InputError(f"{source}: expected at most {MAX_BYTES} bytes, found {len(text)}")
@@ -29,18 +29,18 @@ def read_object(text: str | bytes, source: str, what: str) -> Mapping[str, Any]:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or nested without end
         raise InputError(
-            f"{source}: expected {what} as JSON, found: {error}",
+            f"{source}: expected {subject} as JSON, found: {error}",
             hint="kubectl prints JSON with -o json",
         ) from None
     if not isinstance(document, dict):
         raise InputError(
-            f"{source}: expected {what}, an object, found {type(document).__name__}",
+            f"{source}: expected {subject}, an object, found {type(document).__name__}",
             hint="kubectl prints JSON with -o json",
         )
     return document
 
 
-def down(value: Any, *path: str) -> Any:
+def value_at(value: Any, *path: str) -> Any:
     """What is down a path of names in nested objects; None where it is not there."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -85,30 +85,34 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def read_manifest(text: bytes, source: str, what: str) -> Mapping[str, Any]:
+def read_manifest(text: bytes, source: str, subject: str) -> Mapping[str, Any]:
     """The one object of a file that is no list. Raises InputError."""
     if len(text) > MAX_BYTES:
         raise InputError(f"{source}: expected at most {MAX_BYTES} bytes, found {len(text)}")
     try:
         loader = _Loader(text.decode("utf-8"))
-        found = []
+        documents = []
         while loader.check_data():
             document = loader.get_data()
             if document is not None:
-                found.append(document)
+                documents.append(document)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         first = str(error).replace("\n", " ")[:200]
-        raise InputError(f"{source}: expected {what} as YAML or JSON, found: {first}") from None
-    if len(found) == 1 and isinstance(found[0], dict) and found[0].get("kind") == "List":
-        items = found[0].get("items")
-        found = items if isinstance(items, list) else []
-    if len(found) != 1 or not isinstance(found[0], dict):
+        raise InputError(f"{source}: expected {subject} as YAML or JSON, found: {first}") from None
+    if (
+        len(documents) == 1
+        and isinstance(documents[0], dict)
+        and documents[0].get("kind") == "List"
+    ):
+        items = documents[0].get("items")
+        documents = items if isinstance(items, list) else []
+    if len(documents) != 1 or not isinstance(documents[0], dict):
         raise InputError(
-            f"{source}: expected {what}, one object, found "
-            f"{'a text' if len(found) == 1 else plural(len(found), 'document')}",
+            f"{source}: expected {subject}, one object, found "
+            f"{'a text' if len(documents) == 1 else plural(len(documents), 'document')}",
             hint="name the object: kubectl get KIND NAME -o yaml",
         )
-    return found[0]
+    return documents[0]
 
 
 class _Readable(yaml.SafeDumper):  # type: ignore[misc]
@@ -172,10 +176,10 @@ def parse_quantity(value: Any, source: str) -> int:
     >>> parse_quantity("64Gi", "memory") >> 30, parse_quantity("1500m", "cpu")
     (64, 2)
     """
-    return _whole(_number(value, source))
+    return _round_up(_number(value, source))
 
 
-def _whole(number: Decimal) -> int:
+def _round_up(number: Decimal) -> int:
     return int(number.to_integral_value(rounding="ROUND_CEILING"))
 
 

@@ -47,21 +47,21 @@ def answer(
     policy = on_error or OnError.FAIL
     try:
         read = read_vmi(vmi, "--vmi")
-        policy = on_error or _chosen(read, ON_ERROR_ANNOTATION, OnError, OnError.FAIL)
-        by = granularity or _chosen(
+        policy = on_error or _choice_of(read, ON_ERROR_ANNOTATION, OnError, OnError.FAIL)
+        by = granularity or _choice_of(
             read, GRANULARITY_ANNOTATION, PciGranularity, PciGranularity.CELL
         )
         placed = place_devices(
             domain, open_host(), asked_for=read.guest_addresses, granularity=by, source="--domain"
         )
     except HomenodeError as error:
-        return _failed(domain, policy, str(error), error.exit_code)
+        return _failure(domain, policy, str(error), error.exit_code)
     except (OSError, MemoryError, RecursionError) as error:
-        return _failed(domain, policy, f"{type(error).__name__}: {error}", 3)
+        return _failure(domain, policy, f"{type(error).__name__}: {error}", 3)
     return DomainAnswer(placed.document, 0, placed.notes)
 
 
-def _failed(domain: bytes, policy: OnError, message: str, exit_code: int) -> DomainAnswer:
+def _failure(domain: bytes, policy: OnError, message: str, exit_code: int) -> DomainAnswer:
     if policy is OnError.FAIL:
         return DomainAnswer(None, exit_code, (f"error: {message}",))
     return DomainAnswer(
@@ -69,7 +69,7 @@ def _failed(domain: bytes, policy: OnError, message: str, exit_code: int) -> Dom
     )
 
 
-def _chosen(vmi: Vmi, annotation: str, choices: type[Choice], default: Choice) -> Choice:
+def _choice_of(vmi: Vmi, annotation: str, choices: type[Choice], default: Choice) -> Choice:
     text = vmi.annotations.get(annotation)
     if text is None:
         return default

@@ -282,11 +282,11 @@ def _note_of_staying(
     guest: Vm, hostdev: GuestHostdev, device: PciDevice, nodes: CellNodes
 ) -> str | None:
     assert hostdev.address is not None, "only a device with an address stays"
-    stated = _cell_stated(guest, hostdev.address)
+    cell = _cell_stated(guest, hostdev.address)
     right = None if device.node is None else nodes.cell_of_node.get(device.node)
-    if right is None or stated == right:
+    if right is None or cell == right:
         return None
-    seen = "on no cell" if stated in (None, -1) else f"on cell {stated}"
+    seen = "on no cell" if cell in (None, -1) else f"on cell {cell}"
     bare = device.kind is DeviceKind.GPU and hostdev.address.bus == 0
     return (
         f"warning: {device.bdf}: expected on cell {right}, which is its host node {device.node}, "
@@ -385,8 +385,8 @@ def _summary(placed: tuple[Bdf, ...], mirrored: MirroredPcie) -> str:
     for bdf in placed:
         cell = mirrored.cell_of[bdf]
         count[cell] = count.get(cell, 0) + 1
-    stated = ", ".join(f"{count[cell]} on cell {cell}" for cell in sorted(count))
-    return f"placed {len(placed)} PCI functions: {stated}"
+    cells_text = ", ".join(f"{count[cell]} on cell {cell}" for cell in sorted(count))
+    return f"placed {len(placed)} PCI functions: {cells_text}"
 
 
 def cell_nodes(document: Document, host: Host) -> CellNodes:
@@ -411,14 +411,16 @@ def cell_nodes(document: Document, host: Host) -> CellNodes:
             cell: sum(_is_within(pins.get(("vcpupin", vcpu)), node.pus) for vcpu in cells[cell])
             for cell in candidates
         }
-        most = max(count.values(), default=0)
-        if most or named:
-            cell_of_node[node.index] = next(cell for cell in candidates if count[cell] == most)
-    own: list[NodeIndex | None] = []
+        highest = max(count.values(), default=0)
+        if highest or named:
+            cell_of_node[node.index] = next(cell for cell in candidates if count[cell] == highest)
+    node_of_cell: list[NodeIndex | None] = []
     for cell in range(len(cells)):
-        stated = bound.get(cell) or {node for node, of in cell_of_node.items() if of == cell}
-        own.append(NodeIndex(next(iter(stated))) if len(stated) == 1 else None)
-    return CellNodes(cell_of_node, tuple(own))
+        host_nodes = bound.get(cell) or {
+            node for node, home in cell_of_node.items() if home == cell
+        }
+        node_of_cell.append(NodeIndex(next(iter(host_nodes))) if len(host_nodes) == 1 else None)
+    return CellNodes(cell_of_node, tuple(node_of_cell))
 
 
 def _is_within(pins: CpuSet | None, pus: CpuSet) -> bool:
@@ -427,14 +429,14 @@ def _is_within(pins: CpuSet | None, pus: CpuSet) -> bool:
 
 def planned_cells(guest: Vm, host: Host, nodes: CellNodes, gaps: list[Gap]) -> tuple[VmCell, ...]:
     """The cells exactly as the document has them, with the host's distances where it gives none."""
-    stated = [cell.distances for cell in guest.cells]
-    known = tuple(node for node in nodes.node_of_cell if node is not None)
+    distances = [cell.distances for cell in guest.cells]
+    known_nodes = tuple(node for node in nodes.node_of_cell if node is not None)
     online = {node.index for node in host.nodes}
-    if not any(stated) and len(known) == len(stated) and set(known) <= online:
-        stated = list(guest_distances(host, known, gaps)) or stated
+    if not any(distances) and len(known_nodes) == len(distances) and set(known_nodes) <= online:
+        distances = list(guest_distances(host, known_nodes, gaps)) or distances
     homes = [
         tuple(node for node, cell in nodes.cell_of_node.items() if cell == i)
-        for i in range(len(stated))
+        for i in range(len(distances))
     ]
-    rows = zip(guest.cells, homes, stated, strict=True)
+    rows = zip(guest.cells, homes, distances, strict=True)
     return tuple(replace(cell, host_nodes=home, distances=row) for cell, home, row in rows)

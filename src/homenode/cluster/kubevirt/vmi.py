@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cluster.kubevirt.object import down, parse_quantity, read_object
+from homenode.cluster.kubevirt.object import parse_quantity, read_object, value_at
 from homenode.errors import InputError, ParseError
 from homenode.vm.model import GuestTopology, Vm
 
@@ -60,27 +60,27 @@ class Vmi(Struct, frozen=True):
     # stays where it is
     guest_addresses: frozenset[tuple[int, int, int, int]]
 
-    def at(self, *path: str) -> Any:
+    def get(self, *path: str) -> Any:
         """What is down a path of names in the spec; None where it is not there."""
-        return down(self.spec, *path)
+        return value_at(self.spec, *path)
 
-    def listed(self, *path: str) -> list[Any]:
+    def list_at(self, *path: str) -> list[Any]:
         """The list down a path; an empty one where there is none."""
-        found = self.at(*path)
-        return found if isinstance(found, list) else []
+        members = self.get(*path)
+        return members if isinstance(members, list) else []
 
     @property
     def is_dedicated(self) -> bool:
-        return bool(self.at("domain", "cpu", "dedicatedCpuPlacement"))
+        return bool(self.get("domain", "cpu", "dedicatedCpuPlacement"))
 
     @property
     def is_emulator_apart(self) -> bool:
-        return bool(self.at("domain", "cpu", "isolateEmulatorThread"))
+        return bool(self.get("domain", "cpu", "isolateEmulatorThread"))
 
     @property
     def is_mapped(self) -> bool:
         """Whether the guest gets cells."""
-        return self.at("domain", "cpu", "numa", "guestMappingPassthrough") is not None
+        return self.get("domain", "cpu", "numa", "guestMappingPassthrough") is not None
 
     @property
     def is_hooked(self) -> bool:
@@ -89,20 +89,20 @@ class Vmi(Struct, frozen=True):
     @property
     def gpu_count(self) -> int:
         """GPUs of any kind."""
-        return len(self.listed("domain", "devices", "gpus"))
+        return len(self.list_at("domain", "devices", "gpus"))
 
     @property
     def passed_count(self) -> int:
         """Functions of the host, GPUs and SR-IOV NICs among them."""
-        nics = self.listed("domain", "devices", "interfaces")
-        others = len(self.listed("domain", "devices", "hostDevices"))
-        return self.gpu_count + others + sum(down(one, "sriov") is not None for one in nics)
+        nics = self.list_at("domain", "devices", "interfaces")
+        passed = len(self.list_at("domain", "devices", "hostDevices"))
+        return self.gpu_count + passed + sum(value_at(nic, "sriov") is not None for nic in nics)
 
     @property
     def dedicated_pus(self) -> int:
         """PUs asked of kubelet, those of the emulator and of a pool of IOThreads included."""
-        pool = self.at("domain", "ioThreads", "supplementalPoolThreadCount")
-        has_pool = self.at("domain", "ioThreadsPolicy") == "supplementalPool" and pool is not None
+        pool = self.get("domain", "ioThreads", "supplementalPoolThreadCount")
+        has_pool = self.get("domain", "ioThreadsPolicy") == "supplementalPool" and pool is not None
         pus = guest_of(self).vcpus + (parse_quantity(pool, "ioThreads") if has_pool else 0)
         if self.is_emulator_apart:
             pus += 2 if EVEN_ANNOTATION in self.annotations and pus % 2 == 0 else 1
@@ -128,29 +128,29 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
             hint="try: kubectl get vmi NAME -o json",
         )
     metadata = _mapping(document.get("metadata"), source, "metadata")
-    whole = _mapping(document.get("spec"), source, "spec")
-    template = whole.get("template")
+    spec = _mapping(document.get("spec"), source, "spec")
+    template = spec.get("template")
     if template is not None:
         template = _mapping(template, source, "spec.template")
         inner = _mapping(template.get("metadata"), source, "spec.template.metadata")
         annotations = _texts(inner.get("annotations"), source)
-        whole = _mapping(template.get("spec"), source, "spec.template.spec")
+        spec = _mapping(template.get("spec"), source, "spec.template.spec")
     else:
         annotations = _texts(metadata.get("annotations"), source)
-    if needs_domain and not isinstance(whole.get("domain"), dict):
-        found = ", ".join(str(key)[:20] for key in list(document)[:8]) or "an empty object"
+    if needs_domain and not isinstance(spec.get("domain"), dict):
+        keys = ", ".join(str(key)[:20] for key in list(document)[:8]) or "an empty object"
         raise InputError(
             f"{source}: expected a VirtualMachineInstance or a VirtualMachine with spec.domain, "
-            f"found {found[:200]}",
+            f"found {keys[:200]}",
             hint="try: kubectl get vmi NAME -o json",
         )
     if needs_domain:
-        _check_types(whole["domain"], source)
+        _check_types(spec["domain"], source)
     return Vmi(
         name=str(metadata.get("name") or "unnamed"),
-        spec=whole,
+        spec=spec,
         annotations=annotations,
-        guest_addresses=frozenset(_addresses(whole, source)),
+        guest_addresses=frozenset(_addresses(spec, source)),
     )
 
 
@@ -158,10 +158,10 @@ _WORDS = {dict: "an object", list: "a list", int: "a whole number", str: "a text
 
 
 def _check_types(domain: Mapping[str, Any], source: str) -> None:
-    read = [(path, down(domain, *path.split(".")), expected) for path, expected in _TYPES.items()]
+    read = [(path, value_at(domain, *path.split(".")), kind) for path, kind in _TYPES.items()]
     for path, value, _ in (*read,):
         items = enumerate(value) if isinstance(value, list) else ()
-        read += [(f"{path}[{number}]", one, dict) for number, one in items]
+        read += [(f"{path}[{number}]", item, dict) for number, item in items]
     for path, value, expected in read:
         if value is not None and type(value) is not expected:
             raise InputError(
@@ -170,11 +170,11 @@ def _check_types(domain: Mapping[str, Any], source: str) -> None:
             )
 
 
-def _mapping(value: Any, source: str, what: str) -> Mapping[str, Any]:
+def _mapping(value: Any, source: str, path: str) -> Mapping[str, Any]:
     if value is None:
         return _NOTHING
     if not isinstance(value, dict):
-        raise InputError(f"{source}: expected {what} to be an object, found {type(value).__name__}")
+        raise InputError(f"{source}: expected {path} to be an object, found {type(value).__name__}")
     return value
 
 
@@ -187,16 +187,16 @@ def _texts(value: Any, source: str) -> Mapping[str, str]:
 
 def _addresses(spec: Mapping[str, Any], source: str) -> list[tuple[int, int, int, int]]:
     """Every pciAddress of interfaces and disks. Raises InputError."""
-    devices = down(spec, "domain", "devices")
-    found: list[tuple[int, int, int, int]] = []
+    devices = value_at(spec, "domain", "devices")
+    addresses: list[tuple[int, int, int, int]] = []
     for group in ("interfaces", "disks"):
-        members = down(devices, group)
+        members = value_at(devices, group)
         for member in members if isinstance(members, list) else ():
-            for owner in (member, down(member, "disk"), down(member, "lun")):
-                text = down(owner, "pciAddress")
+            for owner in (member, value_at(member, "disk"), value_at(member, "lun")):
+                text = value_at(owner, "pciAddress")
                 if isinstance(text, str) and text:
-                    found.append(_address(text, source, group))
-    return found
+                    addresses.append(_address(text, source, group))
+    return addresses
 
 
 def _address(text: str, source: str, group: str) -> tuple[int, int, int, int]:
@@ -211,9 +211,9 @@ def _address(text: str, source: str, group: str) -> tuple[int, int, int, int]:
 
 def topology_of(vmi: Vmi) -> GuestTopology | None:
     """None where nothing of it is set."""
-    cpu = vmi.at("domain", "cpu")
+    cpu = vmi.get("domain", "cpu")
     sockets, cores, threads = (
-        0 if (count := down(cpu, name)) is None else parse_quantity(count, f"cpu.{name}")
+        0 if (count := value_at(cpu, name)) is None else parse_quantity(count, f"cpu.{name}")
         for name in ("sockets", "cores", "threads")
     )
     if not (sockets or cores or threads):
@@ -225,33 +225,36 @@ def vcpus_of(vmi: Vmi) -> int:
     topology = topology_of(vmi)
     if topology is not None:
         return prod(topology)
-    resources = vmi.at("domain", "resources")
-    asked = down(resources, "limits", "cpu") or down(resources, "requests", "cpu")
-    return 1 if asked is None else parse_quantity(asked, "resources.cpu")
+    cpus = _resource(vmi, "cpu")
+    return 1 if cpus is None else parse_quantity(cpus, "resources.cpu")
+
+
+def _resource(vmi: Vmi, name: str) -> Any:
+    resources = vmi.get("domain", "resources")
+    return value_at(resources, "limits", name) or value_at(resources, "requests", name)
 
 
 def _memory(vmi: Vmi) -> int:
     """0 where the VMI does not say."""
-    memory, resources = vmi.at("domain", "memory", "guest"), vmi.at("domain", "resources")
-    memory = memory or down(resources, "limits", "memory") or down(resources, "requests", "memory")
+    memory = vmi.get("domain", "memory", "guest") or _resource(vmi, "memory")
     return 0 if memory is None else parse_quantity(memory, "memory")
 
 
-def _most_memory(vmi: Vmi) -> int | None:
+def _max_memory(vmi: Vmi) -> int | None:
     """To which memory may be plugged in while it runs; None = it is not to grow."""
-    most = vmi.at("domain", "memory", "maxGuest")
-    most_bytes = 0 if most is None else parse_quantity(most, "memory.maxGuest")
+    largest = vmi.get("domain", "memory", "maxGuest")
+    most_bytes = 0 if largest is None else parse_quantity(largest, "memory.maxGuest")
     return most_bytes if most_bytes > _memory(vmi) else None
 
 
 def _cpu_mode(vmi: Vmi) -> str:
-    model = vmi.at("domain", "cpu", "model")
+    model = vmi.get("domain", "cpu", "model")
     named = isinstance(model, str) and model and not model.startswith("host-")
     return "custom" if named else str(model or "host-model")
 
 
 def _page(vmi: Vmi) -> int | None:
-    page = vmi.at("domain", "memory", "hugepages", "pageSize")
+    page = vmi.get("domain", "memory", "hugepages", "pageSize")
     return None if page is None else parse_quantity(page, "memory.hugepages.pageSize")
 
 
@@ -260,13 +263,13 @@ _FACTS: Mapping[str, Callable[[Vmi], Any]] = {
     "vcpus": vcpus_of,
     "cpu_topology": topology_of,
     "memory_bytes": _memory,
-    "max_memory_bytes": _most_memory,
+    "max_memory_bytes": _max_memory,
     "page_bytes": _page,
     "cpu_mode": _cpu_mode,
     "firmware": lambda vmi: (
-        "bios" if vmi.at("domain", "firmware", "bootloader", "efi") is None else "efi"
+        "bios" if vmi.get("domain", "firmware", "bootloader", "efi") is None else "efi"
     ),
-    "architecture": lambda vmi: "aarch64" if vmi.at("architecture") == "arm64" else "x86_64",
+    "architecture": lambda vmi: "aarch64" if vmi.get("architecture") == "arm64" else "x86_64",
 }
 """Facts of a VM, and how a VMI says them. It is read alone: a plan for KubeVirt is kubelet's."""
 

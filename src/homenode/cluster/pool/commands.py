@@ -49,41 +49,43 @@ from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import PlanOptions, refuse_objective
 
 
-def show(asked: PoolShowArguments) -> None:
+def show(arguments: PoolShowArguments) -> None:
     """Print what is free, and how many VMs of each size fit."""
-    sizes = tuple(map(size_of, asked.sizes))
+    sizes = tuple(map(size_of, arguments.sizes))
     with counting("reading hosts") as progress:
-        named = _with_cores(read_hosts(asked.pool, progress))
-    after = hosts_after(tuple(entry.host for entry in named.hosts), asked.after)
+        named = _with_cores(read_hosts(arguments.pool, progress))
+    after = hosts_after(tuple(entry.host for entry in named.hosts), arguments.after)
     named = NamedHosts(_with_hosts(named.hosts, after), named.unread)
     if not sizes and any(passable_gpus(host) for host in after):
         sizes = DEFAULT_SIZES
     with counting("planning") as progress:
         pool = examine_pool(named, sizes, progress)
-    if asked.json:
+    if arguments.json:
         print_json(encode("pool", pool))
         _note_unread(named)
     else:
-        console().print(pool_text(pool, everything=asked.everything, by_node=asked.explain))
+        console().print(pool_text(pool, everything=arguments.everything, by_node=arguments.explain))
     _exit_with_unread(named)
 
 
-def place(asked: PoolPlaceArguments) -> None:
+def place(arguments: PoolPlaceArguments) -> None:
     """Rank the hosts, and plan for the first."""
-    document, options, output = asked.document, asked.options, asked.output
+    document, options, output = arguments.document, arguments.options, arguments.output
     refuse_objective(options)
-    if STANDARD_OUTPUT in (output, asked.save_plan) and (asked.json or output == asked.save_plan):
+    if STANDARD_OUTPUT in (output, arguments.save_plan) and (
+        arguments.json or output == arguments.save_plan
+    ):
         raise UsageError("-: expected one thing for standard output, found several")
     check_can_write(output, force=True)
-    check_can_write(asked.save_plan)
+    check_can_write(arguments.save_plan)
     check_tuned_output(document, output)
     original = read_input(document, "a domain document", hint="virsh dumpxml NAME > VM.xml")
     guest = read_vm(original, document)
-    choose = choose_by(asked.results)
+    choose = choose_by(arguments.results)
     with counting("reading hosts") as progress:
-        named = _with_cores(read_hosts(asked.pool, progress))
-    after = hosts_after(tuple(entry.host for entry in named.hosts), asked.after)
-    hosts = _chosen(_with_hosts(named.hosts, after), asked.among)
+        named = _with_cores(read_hosts(arguments.pool, progress))
+    after = hosts_after(tuple(entry.host for entry in named.hosts), arguments.after)
+    hosts = _hosts_named(_with_hosts(named.hosts, after), arguments.among)
 
     def options_on(entry: NamedHost) -> PlanOptions:
         return resolve_layout(guest, options, entry.host, choose).options
@@ -106,33 +108,33 @@ def place(asked: PoolPlaceArguments) -> None:
     lines = []
     if output is not None:
         lines += write_document(tuning, original, output, permissions_of(document))
-    if asked.save_plan is not None:
-        write_text(asked.save_plan, encode_plan(tuning.plan))
-        note_written(asked.save_plan)
-    if asked.json:
+    if arguments.save_plan is not None:
+        write_text(arguments.save_plan, encode_plan(tuning.plan))
+        note_written(arguments.save_plan)
+    if arguments.json:
         print_json(encode_plan(tuning.plan))
     else:
-        screen = error_console() if STANDARD_OUTPUT in (output, asked.save_plan) else console()
-        screen.print(places_text(guest.name, ranking, everything=asked.explain))
-        why = resolve_layout(guest, options, best.entry.host, choose).why
-        if asked.explain:
-            screen.print(explain(tuning.plan, best.entry.host, whole=True, why=why))
+        screen = error_console() if STANDARD_OUTPUT in (output, arguments.save_plan) else console()
+        screen.print(places_text(guest.name, ranking, everything=arguments.explain))
+        reasons = resolve_layout(guest, options, best.entry.host, choose).why
+        if arguments.explain:
+            screen.print(explain(tuning.plan, best.entry.host, whole=True, why=reasons))
         else:
-            screen.print(plan_text(tuning.plan, best.entry.host, why))
-    others = ((entry.name, entry.host.gaps) for entry in hosts if entry is not best.entry)
-    unknown = (f"unknown: {line}" for line in shared_gap_lines(others))
-    for line in (*lines, *tuning.notes, *unknown, *_next_step(best, asked)):
+            screen.print(plan_text(tuning.plan, best.entry.host, reasons))
+    other_gaps = ((entry.name, entry.host.gaps) for entry in hosts if entry is not best.entry)
+    unknown = (f"unknown: {line}" for line in shared_gap_lines(other_gaps))
+    for line in (*lines, *tuning.notes, *unknown, *_next_step(best, arguments)):
         note(line)
     _note_unread(named)
     _exit_with_unread(named)
 
 
-def _next_step(best: PoolPlace, asked: PoolPlaceArguments) -> Sequence[str]:
-    if asked.json or asked.output == STANDARD_OUTPUT:
+def _next_step(best: PoolPlace, arguments: PoolPlaceArguments) -> Sequence[str]:
+    if arguments.json or arguments.output == STANDARD_OUTPUT:
         return ()
-    if asked.output is None:
+    if arguments.output is None:
         return ("next: the same command with -o tuned.xml",)
-    command = command_line("virsh", "-c", best.entry.libvirt_uri, "define", asked.output)
+    command = command_line("virsh", "-c", best.entry.libvirt_uri, "define", arguments.output)
     return (f"next: {command}",)
 
 
@@ -155,7 +157,7 @@ def _with_hosts(entries: Sequence[NamedHost], hosts: Sequence[Host]) -> tuple[Na
     return tuple(replace(entry, host=host) for entry, host in pairs)
 
 
-def _chosen(entries: Sequence[NamedHost], names: Sequence[str]) -> Sequence[NamedHost]:
+def _hosts_named(entries: Sequence[NamedHost], names: Sequence[str]) -> Sequence[NamedHost]:
     """The hosts that --on names; all for none. Raises UsageError."""
     hosts = {entry.name: entry for entry in entries}
     for name in names:
@@ -177,34 +179,34 @@ def _exit_with_unread(named: NamedHosts) -> None:
         raise SystemExit(FINDINGS)
 
 
-def capture(asked: PoolCaptureArguments) -> None:
+def capture(arguments: PoolCaptureArguments) -> None:
     """Read the hosts into the directory."""
-    if bool(asked.servers) == (asked.hosts is not None):
-        if asked.servers:
+    if bool(arguments.servers) == (arguments.hosts is not None):
+        if arguments.servers:
             raise UsageError("give either HOST or --hosts, not both")
         raise UsageError("missing argument HOST", hint="or --hosts FILE, a list of hosts")
-    lines, source = list(asked.servers), "HOST"
-    if asked.hosts is not None:
-        content = read_input(asked.hosts, "a list of hosts").decode("utf-8", "replace")
-        lines, source = content.splitlines(), str(asked.hosts)
+    lines, source = list(arguments.servers), "HOST"
+    if arguments.hosts is not None:
+        content = read_input(arguments.hosts, "a list of hosts").decode("utf-8", "replace")
+        lines, source = content.splitlines(), str(arguments.hosts)
     listed, refused = read_list(lines, source)
     with counting("reading hosts") as progress:
         done = capture_hosts(
             listed,
-            asked.output,
+            arguments.output,
             progress,
-            jobs=asked.jobs,
-            timeout_s=asked.timeout,
-            again=asked.again,
+            jobs=arguments.jobs,
+            timeout_s=arguments.timeout,
+            again=arguments.again,
         )
     failures = (*refused, *done.failures)
     for failure in failures:
         note(f"not read  {failure}")
     note(
-        f"wrote {asked.output}: {plural(done.hosts, 'host')}, {done.read} read now, "
+        f"wrote {arguments.output}: {plural(done.hosts, 'host')}, {done.read} read now, "
         f"{len(failures)} failed"
     )
     if done.hosts:
-        note(f"next: {command_line('homenode', 'pool', 'show', '--pool', asked.output)}")
+        note(f"next: {command_line('homenode', 'pool', 'show', '--pool', arguments.output)}")
     if failures:
         raise SystemExit(FINDINGS)

@@ -148,10 +148,10 @@ def count_fits(host: Host, size: VmSize) -> int | None:
     except InputError:
         return None
     inventory, count = Inventory(host), 0
-    best = _locality(_placed(_emptied(host), request, inventory))
+    best = _locality(_try_place(_without_vms(host), request, inventory))
     while count < MOST_COUNTED and best is not None:
         vm = replace(request, guest=replace(request.guest, name=f"\0{count}"))
-        placement = _placed(host, vm, inventory)
+        placement = _try_place(host, vm, inventory)
         locality = _locality(placement)
         if placement is None or locality is None:
             break
@@ -163,7 +163,7 @@ def count_fits(host: Host, size: VmSize) -> int | None:
     return count
 
 
-def _placed(host: Host, request: GuestRequest, inventory: Inventory) -> Placement | None:
+def _try_place(host: Host, request: GuestRequest, inventory: Inventory) -> Placement | None:
     try:
         return place(host, request, inventory, brief=True)
     except (Unplannable, InputError):
@@ -177,7 +177,7 @@ def _locality(placement: Placement | None) -> tuple[int, ...] | None:
     return tuple(concerns.get(name, 0) for name in _LOCALITY)
 
 
-def _emptied(host: Host) -> Host:
+def _without_vms(host: Host) -> Host:
     """The host with no VM on it."""
     return replace(
         host,

@@ -33,22 +33,22 @@ class FreeOfNode(Struct, frozen=True, kw_only=True):
 def free_by_node(host: Host) -> tuple[FreeOfNode, ...]:
     """Each node of the host, and at last the GPUs whose node is unknown, where there are some."""
     request = blank_request(host)
-    others, held = allocations(host, request), held_memory(host, request)
-    devices = {bdf for bdf, _ in others.devices}
-    uuids = {uuid for uuid, _ in others.mediated}
+    allocated, vm_memory = allocations(host, request), held_memory(host, request)
+    devices = {bdf for bdf, _ in allocated.devices}
+    uuids = {uuid for uuid, _ in allocated.mediated}
 
     def is_free(gpu: PciDevice) -> bool:
         parts = {part.uuid for part in parts_at(host.device_at, gpu.bdf)} - {None}
         return gpu.bdf not in devices and not (parts and parts <= uuids)
 
     def free_bytes(node: NumaNode) -> int | None:
-        ordinary = free_memory(host, request, node, MIB, held)[0]
+        ordinary = free_memory(host, request, node, MIB, vm_memory)[0]
         if ordinary is None:
             return None
         pages = 0
         for pool in node.page_pools:
             huge = replace(request, page_bytes=pool.page_bytes)
-            pages += pool.page_bytes * free_memory(host, huge, node, pool.page_bytes, held)[1]
+            pages += pool.page_bytes * free_memory(host, huge, node, pool.page_bytes, vm_memory)[1]
         return max(0, ordinary) + pages
 
     gpus: dict[NodeIndex | None, list[PciDevice]] = {node.index: [] for node in host.nodes}
@@ -65,7 +65,7 @@ def free_by_node(host: Host) -> tuple[FreeOfNode, ...]:
                 gpus=len(gpus_of_node),
                 free_gpus=sum(map(is_free, gpus_of_node)),
                 cores=len(cores),
-                free_cores=sum(not core.pus & others.vcpu_cores for core in cores),
+                free_cores=sum(not core.pus & allocated.vcpu_cores for core in cores),
                 memory_bytes=node.memory_bytes if node is not None and has_memory else 0,
                 free_memory_bytes=free_bytes(node) if node is not None and has_memory else 0,
             )

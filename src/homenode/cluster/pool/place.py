@@ -77,7 +77,7 @@ def rank_hosts(
     for number, entry in enumerate(hosts, start=1):
         key = alike_key(entry.host, guest.name)
         if key not in planned:
-            planned[key] = _planned(entry, guest, options_on)
+            planned[key] = _plan_on(entry, guest, options_on)
         progress(number, len(hosts))
         answer = planned[key]
         if isinstance(answer, PoolPlace):
@@ -95,14 +95,14 @@ def rank_hosts(
         for names, first in refusals.values()
     ]
     refusing.sort(key=lambda refused: -len(refused.names))
-    return PoolRanking(hosts=_ranked(taking), refusing=tuple(refusing))
+    return PoolRanking(hosts=_rank(taking), refusing=tuple(refusing))
 
 
 def _nearest(refusal: HomenodeError) -> Rejection | None:
     return refusal.nearest if isinstance(refusal, Unplannable) else None
 
 
-def _planned(
+def _plan_on(
     entry: NamedHost, guest: Vm, options_on: Callable[[NamedHost], PlanOptions]
 ) -> PoolPlace | HomenodeError:
     host = with_certain_nodes(entry.host)
@@ -116,13 +116,13 @@ def _planned(
         domain = domain_of_placement(host, as_placed(request, placement), placement)
     except (Unplannable, InputError, NotKnownError) as refusal:
         return refusal
-    others = tuple(other for other in host.domains if other.name != guest.name)
-    free = sum_of(free_by_node(replace(host, domains=(*others, domain))))
+    domains = tuple(other for other in host.domains if other.name != guest.name)
+    free = sum_of(free_by_node(replace(host, domains=(*domains, domain))))
     gpus = sum(gpu.bdf in placement.devices for gpu in host.devices_of_kind(DeviceKind.GPU))
     return PoolPlace(entry=entry, options=options, placement=placement, free=free, gpus=gpus)
 
 
-def _ranked(hosts: Sequence[PoolPlace]) -> tuple[PoolPlace, ...]:
+def _rank(hosts: Sequence[PoolPlace]) -> tuple[PoolPlace, ...]:
     if not hosts:
         return ()
     names = [name for name, _ in hosts[0].placement.concerns]

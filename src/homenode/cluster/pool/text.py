@@ -68,9 +68,9 @@ def _hosts_table(pool: Pool, everything: bool) -> Table:
         groups.setdefault(group_key, []).append(host)
     rows = []
     for group in groups.values():
-        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        suffix = f" and {len(group) - 1} more" if len(group) > 1 else ""
         first = group[0]
-        rows.append((first.name + more, *_figures(first.free, first.vms), *map(_fit, first.fits)))
+        rows.append((first.name + suffix, *_figures(first.free, first.vms), *map(_fit, first.fits)))
     sizes = [fit.size for fit in pool.hosts[0].fits]
     total = sum_of(host.free for host in pool.hosts)
     counts = [
@@ -179,7 +179,7 @@ def _rank_row(number: int, ranked: PoolPlace) -> tuple[str, ...]:
     )
 
 
-def plan_text(plan: Plan, host: Host, why: Sequence[str]) -> Doc:
+def plan_text(plan: Plan, host: Host, reasons: Sequence[str]) -> Doc:
     """Where the VM goes on its host, what to do before its start, and what is not known. why: the
     layout, where homenode chose it."""
     devices = {device.bdf for device in plan.vm.hostdevs}
@@ -190,8 +190,10 @@ def plan_text(plan: Plan, host: Host, why: Sequence[str]) -> Doc:
     is_flat = plan.layout.cells is GuestCells.SINGLE
     rows, away = [], set(node_of_gpu)
     for cell in plan.cells:
-        near = {gpu for gpu, node in node_of_gpu.items() if is_flat or node in cell.host_nodes}
-        away -= near
+        local_gpus = {
+            gpu for gpu, node in node_of_gpu.items() if is_flat or node in cell.host_nodes
+        }
+        away -= local_gpus
         pins = CpuSet.union([plan.vcpu_pins[vcpu] for vcpu in cell.vcpus if plan.vcpu_pins])
         rows.append(
             (
@@ -200,13 +202,13 @@ def plan_text(plan: Plan, host: Host, why: Sequence[str]) -> Doc:
                 str(pins) or "any",
                 number_list(cell.host_nodes) or "any",
                 format_bytes(cell.memory_bytes),
-                f"gpu{number_list(near)}" if near else "-",
+                f"gpu{number_list(local_gpus)}" if local_gpus else "-",
             )
         )
     if away:
         rows.append(("-", "-", "-", "-", "-", f"gpu{number_list(away)}"))
     heads = ("guest node", "vCPUs", "host CPUs", "host node", "memory", "GPUs")
-    layout = why or (f"{layout_text(plan.layout)}, as requested",)
+    layout = reasons or (f"{layout_text(plan.layout)}, as requested",)
     labels = [("layout", line) for line in layout]
     for node, page_bytes, pages, free in plan.page_reservations:
         if free is None or free < pages:

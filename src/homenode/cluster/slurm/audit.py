@@ -16,27 +16,27 @@ _SLURM = "what Slurm and the host report"
 _RECORD = "what the job's record gives"
 
 
-def audit(owned: Iterable[JobAllocation], left_out: Sequence[Job] = ()) -> Findings:
+def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) -> Findings:
     """What is wrong with the places of jobs, worst first; jobs without GPUs are not judged.
 
     left_out: jobs of which nothing is known: their records cannot be read.
     """
-    findings = list(_left_out(left_out))
+    findings = list(_unreadable_jobs(unreadable))
     judged = far = without = 0
     nodes: set[str] = set()
     unknown: dict[tuple[str, str | None], list[JobAllocation]] = {}
-    for one in owned:
-        if one.unknown is not None:
-            unknown.setdefault((one.unknown, one.remedy), []).append(one)
+    for allocation in allocations:
+        if allocation.unknown is not None:
+            unknown.setdefault((allocation.unknown, allocation.remedy), []).append(allocation)
             continue
-        if not one.gpus:
+        if not allocation.gpus:
             without += 1
             continue
-        found = tuple(_judged(one))
-        findings += found
+        job_findings = tuple(_job_findings(allocation))
+        findings += job_findings
         judged += 1
-        nodes.add(one.node)
-        far += any(finding.id == "job-gpu-far" for finding in found)
+        nodes.add(allocation.node)
+        far += any(finding.id == "job-gpu-far" for finding in job_findings)
     checked, not_checked = [], []
     if judged:
         checked.append(
@@ -48,38 +48,40 @@ def audit(owned: Iterable[JobAllocation], left_out: Sequence[Job] = ()) -> Findi
     if unknown:
         count = sum(map(len, unknown.values()))
         not_checked.append(f"{plural(count, 'place')} of jobs, for lack of facts")
-        findings += [_unjudged(*why, ones) for why, ones in unknown.items()]
-    if left_out:
-        not_checked.append(f"{plural(len(left_out), 'job')} whose records cannot be trusted")
-    if not (judged or unknown or left_out):
+        findings += [_unjudged_finding(*cause, ones) for cause, ones in unknown.items()]
+    if unreadable:
+        not_checked.append(f"{plural(len(unreadable), 'job')} whose records cannot be trusted")
+    if not (judged or unknown or unreadable):
         not_checked.insert(0, "no running job has GPUs")
     return Findings(
         checked=tuple(checked), findings=in_order(findings), not_checked=tuple(not_checked)
     )
 
 
-def _left_out(jobs: Iterable[Job]) -> Iterator[Finding]:
+def _unreadable_jobs(jobs: Iterable[Job]) -> Iterator[Finding]:
     """One finding for all that cannot be read for the same reason."""
     ids: dict[str, dict[str, None]] = {}
     for job in jobs:
         ids.setdefault(str(job.unreadable), {})[job.id] = None
-    for reason, own in ids.items():
+    for reason, job_ids in ids.items():
         yield finding(
             "job-unreadable",
-            f"{'job' if len(own) == 1 else 'jobs'} {', '.join(own)}",
+            f"{'job' if len(job_ids) == 1 else 'jobs'} {', '.join(job_ids)}",
             expected="a record whose fields its user cannot have written",
             observed=reason,
             source=_SLURM,
         )
 
 
-def _unjudged(reason: str, remedy: str | None, owned: Sequence[JobAllocation]) -> Finding:
+def _unjudged_finding(
+    reason: str, remedy: str | None, allocations: Sequence[JobAllocation]
+) -> Finding:
     """One finding for all that cannot be judged for the same reason."""
-    jobs = listed(list(dict.fromkeys(one.job for one in owned)))
-    nodes = compress_hostlist(sorted({one.node for one in owned}))
+    jobs = listed(list(dict.fromkeys(allocation.job for allocation in allocations)))
+    nodes = compress_hostlist(sorted({allocation.node for allocation in allocations}))
     return finding(
         "job-unjudged",
-        f"{'job' if len(owned) == 1 else 'jobs'} {jobs} on {nodes}",
+        f"{'job' if len(allocations) == 1 else 'jobs'} {jobs} on {nodes}",
         expected="CPUs and GPUs that can be found on the node's machine",
         observed=reason,
         fix=remedy or UNSET,
@@ -87,7 +89,7 @@ def _unjudged(reason: str, remedy: str | None, owned: Sequence[JobAllocation]) -
     )
 
 
-def _judged(owned: JobAllocation) -> Iterator[Finding]:
+def _job_findings(owned: JobAllocation) -> Iterator[Finding]:
     assert owned.tree is not None
     if owned.pus is not None:
         yield from _cpus(owned, owned.tree)
@@ -99,29 +101,29 @@ def _judged(owned: JobAllocation) -> Iterator[Finding]:
 def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     """GPUs where the job has no CPUs, and CPUs where it has no GPUs."""
     assert owned.pus is not None
-    own = tree.nodes_of(owned.pus)
+    cpu_nodes = tree.nodes_of(owned.pus)
     blind = [gpu for gpu in owned.gpus if gpu.node is None]
     if blind:
         yield _blind(owned, blind)
-    far = [gpu for gpu in owned.gpus if gpu.node is not None and gpu.node not in own]
-    where = f"PUs {owned.pus} on {_nodes(own)}"
+    far = [gpu for gpu in owned.gpus if gpu.node is not None and gpu.node not in cpu_nodes]
+    observed = f"PUs {owned.pus} on {_nodes(cpu_nodes)}"
     if far:
-        wanted = _gpu_nodes(far)
+        gpu_nodes = _gpu_nodes(far)
         yield finding(
             "job-gpu-far",
             owned.subject,
-            expected=f"CPUs on {_nodes(wanted)}, where {_gpus(far)} {_are(far)}",
-            observed=where,
-            cost=_cost(tree, own, wanted),
+            expected=f"CPUs on {_nodes(gpu_nodes)}, where {_gpus(far)} {_are(far)}",
+            observed=observed,
+            cost=_cost(tree, cpu_nodes, gpu_nodes),
             source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
-    idle = tuple(node for node in own if node not in _gpu_nodes(owned.gpus))
+    idle = tuple(node for node in cpu_nodes if node not in _gpu_nodes(owned.gpus))
     if idle and not far and not blind:
         yield finding(
             "job-cpus-far",
             owned.subject,
             expected=f"CPUs on {_nodes(_gpu_nodes(owned.gpus))} alone, where its GPUs are",
-            observed=where,
+            observed=observed,
             values={"nodes": _nodes(idle)},
             source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
@@ -159,17 +161,17 @@ def _memory(
     owned: JobAllocation, tree: NodeTree, allowed: frozenset[NodeIndex]
 ) -> Iterator[Finding]:
     """Memory that cannot be, or need not be, where the GPUs are."""
-    wanted = _gpu_nodes(owned.gpus)
+    gpu_nodes = _gpu_nodes(owned.gpus)
     usable = allowed if owned.bound_nodes is None else owned.bound_nodes & allowed
-    lacking = tuple(node for node in wanted if node not in usable)
+    lacking = tuple(node for node in gpu_nodes if node not in usable)
     how = "mems_allowed" if owned.bound_nodes is None else "a policy that binds"
-    found = f"{how} to {_nodes(tuple(sorted(usable)))}"
+    observed = f"{how} to {_nodes(tuple(sorted(usable)))}"
     if lacking:
         yield finding(
             "job-memory-far",
             owned.subject,
-            expected=f"memory allowed on {_nodes(wanted)}, where its GPUs are",
-            observed=found,
+            expected=f"memory allowed on {_nodes(gpu_nodes)}, where its GPUs are",
+            observed=observed,
             cost=_cost(tree, tuple(sorted(usable)), lacking),
             source=_RECORD,
         )
@@ -180,16 +182,16 @@ def _memory(
             "job-memory-on-gpu",
             owned.subject,
             expected=f"memory of the CPUs' nodes alone ({_nodes(plain)})",
-            observed=f"{found}, of which {_nodes(on_gpu)} are memory of GPUs",
-            values={"nodes": number_list(wanted or plain)},
+            observed=f"{observed}, of which {_nodes(on_gpu)} are memory of GPUs",
+            values={"nodes": number_list(gpu_nodes or plain)},
             source=_RECORD,
         )
-    elsewhere = tuple(sorted(usable - set(wanted) - tree.gpu_memory))
-    if owned.bound_nodes is None and elsewhere and not lacking and wanted:
+    elsewhere = tuple(sorted(usable - set(gpu_nodes) - tree.gpu_memory))
+    if owned.bound_nodes is None and elsewhere and not lacking and gpu_nodes:
         yield finding(
             "job-memory-open",
             owned.subject,
-            expected=f"memory bound to {_nodes(wanted)}",
+            expected=f"memory bound to {_nodes(gpu_nodes)}",
             observed=f"no policy: it may also lie on {_nodes(elsewhere)}",
             source=_RECORD,
         )
@@ -212,11 +214,13 @@ def _nodes(nodes: Sequence[NodeIndex]) -> str:
     return nodes_text(nodes) if nodes else "no node"
 
 
-def _cost(tree: NodeTree, own: Sequence[NodeIndex], wanted: Sequence[NodeIndex]) -> str | None:
+def _cost(
+    tree: NodeTree, job_nodes: Sequence[NodeIndex], gpu_nodes: Sequence[NodeIndex]
+) -> str | None:
     """How far the wanted nodes are from the nearest of the job's own."""
     far = [
-        min((tree.distances[a, b] for a in own if (a, b) in tree.distances), default=None)
-        for b in wanted
+        min((tree.distances[a, b] for a in job_nodes if (a, b) in tree.distances), default=None)
+        for b in gpu_nodes
     ]
-    known = [distance for distance in far if distance is not None]
-    return f"distance {max(known)} instead of 10" if known else None
+    distances = [distance for distance in far if distance is not None]
+    return f"distance {max(distances)} instead of 10" if distances else None

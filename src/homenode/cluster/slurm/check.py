@@ -45,7 +45,7 @@ class GpuCores(Struct, frozen=True):
     vendor: int | None
     node: NodeIndex | None  # None: the host does not give it
     cores: CpuSet | None  # all of its node
-    near: CpuSet | None  # those that the firmware calls local, where they are fewer
+    local_cores: CpuSet | None  # those that the firmware calls local, where they are fewer
 
 
 def gpu_cores(host: Host) -> tuple[GpuCores, ...]:
@@ -56,8 +56,8 @@ def gpu_cores(host: Host) -> tuple[GpuCores, ...]:
         home = home_node(host, gpu)
         node = None if home is None else host.node(home)
         cores = None if node is None else order.numbers(node.pus)
-        near = order.numbers(gpu.local_pus) if gpu.local_pus else None
-        gpus.append(GpuCores(index, gpu.bdf, gpu.vendor_id, home, cores, near))
+        local_cores = order.numbers(gpu.local_pus) if gpu.local_pus else None
+        gpus.append(GpuCores(index, gpu.bdf, gpu.vendor_id, home, cores, local_cores))
     return tuple(gpus)
 
 
@@ -113,24 +113,24 @@ def check(
 
 def _unless_included(findings: Iterable[Finding], *files: SlurmConfig) -> Iterator[Finding]:
     """The findings; a setting that may stand in a file that was not read is not called missing."""
-    for each in findings:
-        if any(file.not_read for file in files) and each.observed in (_NOT_SET, _NO_LINES):
+    for result in findings:
+        if any(file.not_read for file in files) and result.observed in (_NOT_SET, _NO_LINES):
             yield replace(
-                each,
+                result,
                 severity=Severity.INCONCLUSIVE,
-                observed=f"{each.observed} in what was read",
+                observed=f"{result.observed} in what was read",
                 fix="put what is included into one file, and check that",
             )
         else:
-            yield each
+            yield result
 
 
 def _check_counts(group: NodeClass, gpu_count: int, source: str) -> Iterator[Finding]:
     """The GPUs that gres.conf lists and slurm.conf promises, against those of the machine."""
     by_hand = bool(group.lines) and group.autodetect is None
     listed = sum(line.devices for line in group.lines)
-    promised = sum(group.promised.values())
-    there = f"{plural(gpu_count, 'GPU')}, as the machine has"
+    promised = sum(group.promised_gpus.values())
+    machine_text = f"{plural(gpu_count, 'GPU')}, as the machine has"
 
     def count(expected: str, observed: str, case: str | None) -> Finding:
         severity = Severity.CRITICAL
@@ -156,11 +156,11 @@ def _check_counts(group: NodeClass, gpu_count: int, source: str) -> Iterator[Fin
         )
         return
     if any(not 0 <= number < gpu_count for _, _, number in placed_files(group.lines)):
-        yield count(f"at most {there}", f"{listed} in gres.conf", "too many lines")
+        yield count(f"at most {machine_text}", f"{listed} in gres.conf", "too many lines")
     elif by_hand and listed < gpu_count:
-        yield count(there, f"{listed} in gres.conf", "too few lines")
+        yield count(machine_text, f"{listed} in gres.conf", "too few lines")
     if not group.lines and group.autodetect is None:
-        yield count(f"lines for {there}", _NO_LINES, "no lines")
+        yield count(f"lines for {machine_text}", _NO_LINES, "no lines")
     if group.definition is None:
         return
     expected = f"Gres=gpu:{gpu_count} on the NodeName= line in slurm.conf, as the machine has"
@@ -176,7 +176,7 @@ def _check_types(group: NodeClass, source: str) -> Iterator[Finding]:
     Seen: `slurmd -G` of 22.05.8, which ends where some GPUs of a file have a type and some have
     not.
     """
-    promised, listed = group.promised, listed_types(group.lines)
+    promised, listed = group.promised_gpus, listed_types(group.lines)
     by_hand = group.autodetect is None
     is_mixed = any(
         "" in types and len(types) > 1 for types in (promised, listed if by_hand else ())
@@ -239,7 +239,7 @@ def right_cores(
 ) -> CpuSet | None:
     """The Cores= that a line should have for this GPU: its own where they are near or cannot be
     judged."""
-    if gpu.cores is None or line.cores in (gpu.cores, gpu.near):
+    if gpu.cores is None or line.cores in (gpu.cores, gpu.local_cores):
         return line.cores
     if line.cores is None:
         is_missing = not is_detected and len(order.pus) > len(gpu.cores)
@@ -260,7 +260,7 @@ def _check_cores(group: NodeClass, gpus: Sequence[GpuCores], order: CoreOrder) -
         unknown = [gpu for gpu in members if gpu.cores is None]
         if unknown:
             expected, observed = "a GPU whose node is known", "the host gives no node"
-            yield finding("gres-unjudged", _named(group, unknown), expected, observed, source)
+            yield finding("gres-unjudged", _subject_of(group, unknown), expected, observed, source)
         wrong = [
             gpu
             for gpu in members
@@ -281,7 +281,7 @@ def _check_cores(group: NodeClass, gpus: Sequence[GpuCores], order: CoreOrder) -
             observed += f", and the line's GPUs are on {len(nodes)} nodes"
         yield finding(
             name,
-            _named(group, wrong),
+            _subject_of(group, wrong),
             "; ".join(
                 f"Cores={gpu.cores} for GPU {gpu.index} ({gpu.bdf}) on {nodes_text([gpu.node])}"
                 for gpu in {gpu.node: gpu for gpu in reversed(wrong)}.values()
@@ -294,7 +294,7 @@ def _check_cores(group: NodeClass, gpus: Sequence[GpuCores], order: CoreOrder) -
         )
 
 
-def _named(group: NodeClass, gpus: Sequence[GpuCores]) -> str:
+def _subject_of(group: NodeClass, gpus: Sequence[GpuCores]) -> str:
     numbers = CpuSet(gpu.index for gpu in gpus)
     return f"{'GPU' if len(gpus) == 1 else 'GPUs'} {numbers} of {group.subject}"
 
@@ -328,9 +328,9 @@ def right_settings(slurm: SlurmConfig) -> dict[str, tuple[str, str]]:
     if not {"affinity", "cgroup"} <= present:
         # task/affinity sets masks within what task/cgroup fences in.
         front = [] if "affinity" in present else ["task/affinity"]
-        others = [word for word in plugins if word.lower() not in ("none", "task/none")]
+        other_plugins = [word for word in plugins if word.lower() not in ("none", "task/none")]
         back = [] if "cgroup" in present else ["task/cgroup"]
-        settings["TaskPlugin"] = ("slurm-task-plugin", ",".join([*front, *others, *back]))
+        settings["TaskPlugin"] = ("slurm-task-plugin", ",".join([*front, *other_plugins, *back]))
     types = _words(slurm, "GresTypes")
     if "gpu" not in types:
         settings["GresTypes"] = ("slurm-gres-types", ",".join([*types, "gpu"]))
@@ -340,13 +340,13 @@ def right_settings(slurm: SlurmConfig) -> dict[str, tuple[str, str]]:
 def _check_settings(slurm: SlurmConfig) -> Iterator[Finding]:
     source = f"{slurm.source}, {_SLURM_PAGE}"
     for key, (name, value) in right_settings(slurm).items():
-        expected, observed = f"{key}={value}", _observed(slurm, key)
+        expected, observed = f"{key}={value}", _setting_text(slurm, key)
         values = {"setting": expected}
         yield finding(name, "the cluster", expected, observed, source, values=values)
     key = "SelectTypeParameters"
     if "ENFORCE_BINDING_GRES" not in {word.upper() for word in _words(slurm, key)}:
         expected = "GPUs given with cores of their own socket, by default"
-        observed = _observed(slurm, key)
+        observed = _setting_text(slurm, key)
         name, severity = "slurm-binding-optional", Severity.INFO
         yield finding(name, "the cluster", expected, observed, source, severity=severity)
 
@@ -363,7 +363,7 @@ def _check_cgroup(cgroup: SlurmConfig) -> Iterator[Finding]:
                 name,
                 "the cluster",
                 f"{key}=yes",
-                _observed(cgroup, "CgroupPlugin" if is_disabled else key),
+                _setting_text(cgroup, "CgroupPlugin" if is_disabled else key),
                 f"{cgroup.source}, cgroup.conf(5)",
                 case="no plugin" if is_disabled else None,
             )
@@ -378,7 +378,7 @@ def _words(config: SlurmConfig, key: str) -> list[str]:
     return [word.strip() for word in _value(config, key).split(",") if word.strip()]
 
 
-def _observed(config: SlurmConfig, key: str) -> str:
+def _setting_text(config: SlurmConfig, key: str) -> str:
     """The setting as it stands, with its line."""
     setting = config.last(key.lower())
     if setting is None:

@@ -74,16 +74,16 @@ def ask(
     except ToolTimeoutError as error:
         raise NoAnswerError(error.message) from None
     if done.returncode != 0 and will_pass(done.stderr):
-        raise NoAnswerError(_said(done))
+        raise NoAnswerError(_error_text(done))
     if done.returncode != 0:
         hint = None
         if "configuration" in done.stderr.lower():
             hint = "run it where Slurm's commands work: SLURM_CONF names another slurm.conf"
-        raise ToolError(_said(done), hint=hint)
+        raise ToolError(_error_text(done), hint=hint)
     return done.stdout
 
 
-def _said(done: Completed) -> str:
+def _error_text(done: Completed) -> str:
     """Slurm's errors: the last shows what failed, those before it which limit it was."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
@@ -103,7 +103,7 @@ MAX_RECORDS = 1_000_000
 _MAX_RECORD_BYTES = 1 << 20
 
 
-def ask_jobs(asked: Sequence[str]) -> tuple[Job, ...]:
+def ask_jobs(names: Sequence[str]) -> tuple[Job, ...]:
     """Jobs that have not ended, or those asked for in any state.
 
     squeue's JSON is read, in which no user's text is taken for a field. Where there is none (before
@@ -111,21 +111,21 @@ def ask_jobs(asked: Sequence[str]) -> tuple[Job, ...]:
     are real. Raises InputError for a job that Slurm does not know, ToolError with Slurm's own
     reason.
     """
-    for name in asked:
+    for name in names:
         if not _JOB.fullmatch(name):
             raise InputError(f"job {name!r}: expected an id such as 4711, 4711_3 or 4711+1")
     try:
-        jobs = parse_squeue_jobs(ask(json_command(asked)))
+        jobs = parse_squeue_jobs(ask(json_command(names)))
     except NoAnswerError:
         raise
     except (ToolError, ParseError) as error:
         if isinstance(error, ToolError) and _UNKNOWN_JOB in error.message:
-            raise _unknown_job(", ".join(asked)) from None
-        jobs = _scontrol_jobs(asked)
-    for name in asked:
+            raise _unknown_job(", ".join(names)) from None
+        jobs = _scontrol_jobs(names)
+    for name in names:
         if not any(is_asked_for(job, (name,)) for job in jobs):
             raise _unknown_job(name)
-    return tuple(job for job in jobs if is_asked_for(job, tuple(asked)))
+    return tuple(job for job in jobs if is_asked_for(job, tuple(names)))
 
 
 _JOB = re.compile(r"[0-9]{1,10}(?:[_+][0-9]{1,10})?", re.ASCII)
@@ -139,12 +139,12 @@ def _unknown_job(name: str) -> InputError:
     )
 
 
-def _scontrol_jobs(asked: Sequence[str]) -> tuple[Job, ...]:
+def _scontrol_jobs(names: Sequence[str]) -> tuple[Job, ...]:
     try:
-        texts = [ask((*JOBS_COMMAND, name)) for name in asked] or [ask(JOBS_COMMAND)]
+        texts = [ask((*JOBS_COMMAND, name)) for name in names] or [ask(JOBS_COMMAND)]
     except ToolError as error:
         if _UNKNOWN_JOB in error.message:
-            raise _unknown_job(", ".join(asked)) from None
+            raise _unknown_job(", ".join(names)) from None
         raise
     # Last, so that it has every job that the texts have.
     listed = frozenset(ask(NUMBERS_COMMAND).split())
@@ -162,7 +162,7 @@ def ask_tasks(job: Job, node: str) -> tuple[TaskRecord, ...]:
     return parse_look(ask(look_command(job.number, node)), f"job {job.id} on {node}")
 
 
-def read_jobs(text: str, source: str, asked: Sequence[str]) -> tuple[Job, ...]:
+def read_jobs(text: str, source: str, names: Sequence[str]) -> tuple[Job, ...]:
     """Jobs of a stored answer: squeue's JSON or scontrol's text, distinguished by content."""
     if not text.strip():
         raise NotKnownError(
@@ -171,10 +171,10 @@ def read_jobs(text: str, source: str, asked: Sequence[str]) -> tuple[Job, ...]:
         )
     parse = parse_squeue_jobs if is_json(text) else parse_scontrol_jobs
     jobs = parse(text, source)
-    found = tuple(job for job in jobs if is_asked_for(job, tuple(asked)))
-    if asked and not found:
-        raise InputError(f"{source}: expected job {', '.join(asked)}, found none of them")
-    return found
+    matching = tuple(job for job in jobs if is_asked_for(job, tuple(names)))
+    if names and not matching:
+        raise InputError(f"{source}: expected job {', '.join(names)}, found none of them")
+    return matching
 
 
 def is_json(text: str) -> bool:
@@ -183,7 +183,7 @@ def is_json(text: str) -> bool:
 
 
 def read_records(
-    folder: Path, asked: Sequence[str], order: DeviceOrder | None = None
+    folder: Path, names: Sequence[str], order: DeviceOrder | None = None
 ) -> Iterator[JobAllocation]:
     """What the records (*.rec) of a folder and of those below it tell, by name.
 
@@ -203,17 +203,17 @@ def read_records(
         )
     if len(paths) > MAX_RECORDS:
         raise InputError(f"{folder}: expected at most {MAX_RECORDS} records, found {len(paths)}")
-    if asked:
-        paths = [path for path in paths if path.name.partition(".")[0] in asked]
+    if names:
+        paths = [path for path in paths if path.name.partition(".")[0] in names]
     if not paths:
         raise InputError(
-            f"{folder}: expected records of job {', '.join(asked)}, found none",
+            f"{folder}: expected records of job {', '.join(names)}, found none",
             hint="records are by the job's number: 4711 of 4711_3 is squeue's %A",
         )
-    return (_recorded(path, order) for path in paths)
+    return (_record_allocation(path, order) for path in paths)
 
 
-def _recorded(path: Path, order: DeviceOrder | None) -> JobAllocation:
+def _record_allocation(path: Path, order: DeviceOrder | None) -> JobAllocation:
     try:
         record = parse_record(_read(path), str(path))
         return recorded_allocation(record, None if order is None else order.numbers(record.node))
@@ -245,13 +245,13 @@ def read_config(path: Path) -> SlurmConfig:
         # As Slurm does: next to the file that has the line; an absolute name stays as it is.
         other = Path(neighbours).parent / name
         try:
-            others = sorted(other.parent.glob(other.name)) if "*" in name else [other]
+            paths = sorted(other.parent.glob(other.name)) if "*" in name else [other]
             top = folder.resolve()
-            if not all(one.resolve().is_relative_to(top) for one in [other, *others]):
+            if not all(target.resolve().is_relative_to(top) for target in [other, *paths]):
                 return f"it lies outside the folder of {path.name}"
-            if not others or not all(one.is_file() for one in others):
+            if not paths or not all(target.is_file() for target in paths):
                 return "there is no such file"
-            return tuple(ConfigFile(str(one), _included(top, one)) for one in others)
+            return tuple(ConfigFile(str(target), _included_text(top, target)) for target in paths)
         except OSError as error:
             return f"{error.strerror}"
         except (ValueError, RuntimeError) as error:  # a name with a NUL, links in a circle
@@ -261,7 +261,7 @@ def read_config(path: Path) -> SlurmConfig:
     return parse_config(content.decode("utf-8", "replace"), str(path), include)
 
 
-def _included(top: Path, path: Path) -> str:
+def _included_text(top: Path, path: Path) -> str:
     inside = path.resolve().relative_to(top)
     return read_below(top, str(inside), _MOST_BYTES).decode("utf-8", "replace")
 
@@ -269,12 +269,12 @@ def _included(top: Path, path: Path) -> str:
 _SUBMITTED_ID = re.compile(r"(\d{1,10})(?:;\S+)?", re.ASCII)
 
 
-def nodes() -> tuple[ClusterNode, ...]:
+def ask_nodes() -> tuple[ClusterNode, ...]:
     """Every node of every partition. Raises NoAnswerError, ToolError."""
     return slurm_nodes.parse_nodes(ask(slurm_nodes.COMMAND))
 
 
-def jobs() -> tuple[QueuedJob, ...]:
+def ask_queue() -> tuple[QueuedJob, ...]:
     """This user's jobs, also those that ended lately. Raises NoAnswerError, ToolError."""
     mark = secrets.token_hex(8)
     return parse_states(ask(states_command(os.getuid(), mark)), mark)
@@ -293,10 +293,10 @@ def submit(
     if after:
         words.append(f"--dependency=afterany:{':'.join(after)}")
     text = ask((*words, f"{folder}/{script}"), _passed_to_jobs(), kept_open)
-    found = _SUBMITTED_ID.fullmatch(text.strip().splitlines()[-1] if text.strip() else "")
-    if found is None:
+    match = _SUBMITTED_ID.fullmatch(text.strip().splitlines()[-1] if text.strip() else "")
+    if match is None:
         raise ToolError(f"sbatch: expected a job's id, found {text.strip()[:80]!r}")
-    return found[1]
+    return match[1]
 
 
 def cancel(job: str) -> None:
@@ -325,7 +325,7 @@ def _passed_to_jobs() -> dict[str, str]:
     }
 
 
-def account() -> str | None:
+def account_name() -> str | None:
     """The account that the user's environment names for sbatch."""
     return os.environ.get("SBATCH_ACCOUNT") or os.environ.get("SLURM_ACCOUNT") or None
 

@@ -52,47 +52,49 @@ from homenode.safe.input_files import read_input
 from homenode.vm.sources import load_host
 
 
-def audit(asked: SlurmAuditArguments) -> None:
+def audit(arguments: SlurmAuditArguments) -> None:
     """Print where jobs and their GPUs are apart."""
-    if asked.hooks is not None:
-        _write_hooks(asked.hooks, asked.spool)
+    if arguments.hooks is not None:
+        _write_hooks(arguments.hooks, arguments.spool)
         return
-    order = None if asked.gres is None else _order(asked.gres)
-    if asked.look and (asked.records is not None or asked.jobs_file is not None):
+    order = None if arguments.gres is None else _order(arguments.gres)
+    if arguments.look and (arguments.records is not None or arguments.jobs_file is not None):
         raise UsageError("--look: expected without --jobs and --records: it asks jobs that run")
-    if asked.records is not None and (asked.jobs_file is not None or asked.nodes_file is not None):
+    if arguments.records is not None and (
+        arguments.jobs_file is not None or arguments.nodes_file is not None
+    ):
         raise UsageError("--records: expected without --jobs and --nodes, which are of live jobs")
     with working("reading the jobs"):
-        if asked.records is not None:
-            found = judge_jobs(read_records(asked.records, asked.jobs, order))
+        if arguments.records is not None:
+            findings = judge_jobs(read_records(arguments.records, arguments.jobs, order))
         else:
-            listed, not_checked = _listed(asked.jobs, asked.jobs_file)
-            shapes = _shapes(asked.jobs_file, asked.nodes_file)
-            machines = _machines(asked.host)
-            found = judge_jobs(
-                _running(listed, shapes, machines, order, look=asked.look),
+            listed, not_checked = _jobs_to_audit(arguments.jobs, arguments.jobs_file)
+            shapes = _shapes(arguments.jobs_file, arguments.nodes_file)
+            machines = _machines(arguments.host)
+            findings = judge_jobs(
+                _running(listed, shapes, machines, order, look=arguments.look),
                 [job for job in listed if job.unreadable is not None],
             )
-            found = replace(found, not_checked=(*found.not_checked, *not_checked))
+            findings = replace(findings, not_checked=(*findings.not_checked, *not_checked))
             hosts = dict.fromkeys(machine.host for machine in machines.values())
-            found = with_gaps(found, [gap for host in hosts for gap in host.gaps])
-    if asked.json:
-        print_findings(found, as_json=True)
+            findings = with_gaps(findings, [gap for host in hosts for gap in host.gaps])
+    if arguments.json:
+        print_findings(findings, as_json=True)
     else:
-        _show(found, asked.show_all)
-    exit_by(found)
+        _show(findings, arguments.show_all)
+    exit_by(findings)
 
 
-def _show(found: Findings, show_all: bool) -> None:
-    shown = tuple(f for f in found.findings if show_all or f.severity is not Severity.INFO)
-    left_out = len(found.findings) - len(shown)
-    print_findings(replace(found, findings=shown), as_json=False)
+def _show(findings: Findings, show_all: bool) -> None:
+    shown = tuple(f for f in findings.findings if show_all or f.severity is not Severity.INFO)
+    left_out = len(findings.findings) - len(shown)
+    print_findings(replace(findings, findings=shown), as_json=False)
     if left_out:
         note(f"{left_out} more of severity info: --all")
 
 
-def _listed(
-    asked: tuple[str, ...], jobs_file: Path | None
+def _jobs_to_audit(
+    names: tuple[str, ...], jobs_file: Path | None
 ) -> tuple[tuple[Job, ...], tuple[str, ...]]:
     """The jobs, and what their listing leaves open.
 
@@ -100,19 +102,19 @@ def _listed(
     """
     open_questions: tuple[str, ...] = ()
     if jobs_file is None:
-        jobs = ask_jobs(asked)
+        jobs = ask_jobs(names)
     else:
         text = _text(jobs_file, "jobs as Slurm lists them")
-        jobs = read_jobs(text, str(jobs_file), asked)
+        jobs = read_jobs(text, str(jobs_file), names)
         if not is_json(text):
             open_questions = (
                 "records of more jobs that a user wrote into a comment: `squeue --json` has none",
             )
-    for name in asked:
-        own = [job for job in jobs if is_asked_for(job, (name,))]
+    for name in names:
+        matches = [job for job in jobs if is_asked_for(job, (name,))]
         # An array may run in part.
-        if own and not any(job.runs or job.unreadable is not None for job in own):
-            states = ", ".join(sorted({job.state for job in own}))
+        if matches and not any(job.runs or job.unreadable is not None for job in matches):
+            states = ", ".join(sorted({job.state for job in matches}))
             raise UsageError(
                 f"job {name}: expected a job that runs, found {states}",
                 hint="of jobs that ended only records remain: --records DIR",
@@ -170,21 +172,21 @@ def _order(path: Path) -> DeviceOrder:
 def _machines(hosts: tuple[str, ...]) -> Mapping[str, NodeMachine]:
     """Machines by node name; "" is that of all other nodes. Each source is read once."""
     sources: dict[str, str | None] = {} if hosts else {"": None}
-    for given in hosts:
-        names, named, source = given.partition("=")
+    for option in hosts:
+        names, named, source = option.partition("=")
         # A path may hold a "=", but a list of nodes holds no "/".
         if not named or "/" in names:
-            names, source = "", given
+            names, source = "", option
         if not source:
-            raise UsageError(f"--host {given}: expected NODES=SOURCE, found no source")
-        for name in expand_hostlist(names, f"--host {given}") if names else ("",):
+            raise UsageError(f"--host {option}: expected NODES=SOURCE, found no source")
+        for name in expand_hostlist(names, f"--host {option}") if names else ("",):
             sources[name] = source
     read = {source: node_machine(load_host(source)) for source in dict.fromkeys(sources.values())}
     return {name: read[source] for name, source in sources.items()}
 
 
-def _text(path: Path, what: str) -> str:
-    return read_input(path, what).decode("utf-8", "replace")
+def _text(path: Path, subject: str) -> str:
+    return read_input(path, subject).decode("utf-8", "replace")
 
 
 def _write_hooks(folder: Path, spool: str) -> None:
@@ -193,28 +195,28 @@ def _write_hooks(folder: Path, spool: str) -> None:
     write_new_files(folder, written, modes)
 
 
-def check(asked: SlurmCheckArguments) -> None:
+def check(arguments: SlurmCheckArguments) -> None:
     """Print what is wrong with the files, and what they should say."""
-    gres, slurm = read_config(asked.gres), read_config(asked.slurm)
+    gres, slurm = read_config(arguments.gres), read_config(arguments.slurm)
     if is_slurm_conf(gres):
         gres, slurm = slurm, gres
     if is_slurm_conf(gres):
         raise UsageError(f"{gres.source}: expected gres.conf, found lines of slurm.conf")
-    cgroup = None if asked.cgroup is None else read_config(asked.cgroup)
-    nodes = () if asked.nodes is None else expand_hostlist(asked.nodes, "--nodes")
-    host = load_host(asked.host)
-    found = with_gaps(judge_files(gres, slurm, host, cgroup=cgroup, nodes=nodes), host.gaps)
+    cgroup = None if arguments.cgroup is None else read_config(arguments.cgroup)
+    nodes = () if arguments.nodes is None else expand_hostlist(arguments.nodes, "--nodes")
+    host = load_host(arguments.host)
+    findings = with_gaps(judge_files(gres, slurm, host, cgroup=cgroup, nodes=nodes), host.gaps)
     corrected = correct(gres, slurm, host, nodes)
     texts = {file.source: file.text for file in (*gres.files, *slurm.files)}
-    print_findings(found, as_json=asked.json)
+    print_findings(findings, as_json=arguments.json)
     for source, text in {**corrected.gres, **corrected.slurm}.items():
-        if text != texts[source] and not asked.json:
+        if text != texts[source] and not arguments.json:
             say("")
             print_diff(texts[source].encode(), text.encode(), source, f"{source} as it should be")
-    if asked.output is not None:
-        parents = (asked.gres.parent, asked.slurm.parent)
-        _write(asked.output, (*corrected.gres.items(), *corrected.slurm.items()), parents)
-    exit_by(found)
+    if arguments.output is not None:
+        parents = (arguments.gres.parent, arguments.slurm.parent)
+        _write(arguments.output, (*corrected.gres.items(), *corrected.slurm.items()), parents)
+    exit_by(findings)
 
 
 def _write(folder: Path, texts: Iterable[tuple[str, str]], parents: tuple[Path, ...]) -> None:

@@ -62,7 +62,7 @@ class NotRead(NamedTuple):
 
     path: str
     reason: str
-    where: str  # the line
+    place: str  # the line
 
 
 class SlurmConfig(Struct, frozen=True):
@@ -118,7 +118,7 @@ def parse_config(text: str, source: str, include: Includer | None = None) -> Slu
     include: reads these; None = they stay unknown, and `not_read` has them. Raises ParseError that
     names the line where a word is no Key=value, and for files that include each other.
     """
-    reading = _Reading(
+    reading = _ConfigReader(
         include or (lambda path, neighbours: "no other file was looked for"), [], [], []
     )
     reading.add(ConfigFile(source, text), 0)
@@ -127,7 +127,7 @@ def parse_config(text: str, source: str, include: Includer | None = None) -> Slu
     )
 
 
-class _Reading(NamedTuple):
+class _ConfigReader(NamedTuple):
     """What was read so far."""
 
     include: Includer
@@ -142,27 +142,27 @@ class _Reading(NamedTuple):
             raise ParseError(source, f"at most {MAX_TEXT_CHARS} characters", str(len(text)))
         if text.count("\n") > MAX_LINES:
             raise ParseError(source, f"at most {MAX_LINES} lines", str(text.count("\n")))
-        for first, last, said in _joined(text):
-            include = _INCLUDE.match(said)
+        for first, last, statement in _logical_lines(text):
+            include = _INCLUDE.match(statement)
             if include is not None:
                 self._include(include[1], f"{source}:{first}", source, depth)
-            elif words := _words(said, source, first):
+            elif words := _words(statement, source, first):
                 self.lines.append(ConfigLine(first, last, words, source))
 
-    def _include(self, path: str, where: str, neighbours: str, depth: int) -> None:
+    def _include(self, path: str, place: str, neighbours: str, depth: int) -> None:
         name = self._with_cluster(path)
-        found = self.include(name, neighbours) if name else "ClusterName= does not stand before it"
-        if isinstance(found, str):
-            self.not_read.append(NotRead(path, found, where))
+        files = self.include(name, neighbours) if name else "ClusterName= does not stand before it"
+        if isinstance(files, str):
+            self.not_read.append(NotRead(path, files, place))
             return
-        for file in found:
+        for file in files:
             if depth >= MAX_DEPTH or len(self.included) >= MAX_INCLUDED:
                 raise ParseError(
-                    where,
+                    place,
                     f"at most {MAX_INCLUDED} included files, {MAX_DEPTH} deep",
                     f"Include {path}",
                 )
-            if all(known.source != file.source for known in self.included):
+            if all(other.source != file.source for other in self.included):
                 self.included.append(file)
             self.add(file, depth + 1)
 
@@ -174,7 +174,7 @@ class _Reading(NamedTuple):
         return None if cluster is None else path.replace("%c", cluster)
 
 
-def _joined(text: str) -> Iterator[tuple[int, int, str]]:
+def _logical_lines(text: str) -> Iterator[tuple[int, int, str]]:
     """(first line, last line, text) of each logical line, without comment and escapes."""
     owned: list[str] = []
     first = 1
@@ -223,13 +223,13 @@ def with_words(rows: Sequence[str], words: Mapping[str, str]) -> tuple[str, ...]
     """The physical lines of a logical one with these words' values replaced, and those that it
     lacks behind its last one; all else, and its comment, as it is written."""
     text = "\n".join(rows)
-    said, places = _with_places(rows)
+    statement, places = _with_places(rows)
     missing = {key.lower(): key for key in words}
     edits: list[tuple[int, int, str]] = []
     at = 0
-    while (match := _WORD.match(said, at)) is not None:
+    while (match := _WORD.match(statement, at)) is not None:
         at = match.end()
-        key = next((one for one in words if one.lower() == match[1].lower()), None)
+        key = next((name for name in words if name.lower() == match[1].lower()), None)
         if key is not None:
             start = match.start(4) if match[3] is None else match.start(3) - 1
             begin = places[start] - (text[places[start] - 1] == "\\")
@@ -245,7 +245,7 @@ def with_words(rows: Sequence[str], words: Mapping[str, str]) -> tuple[str, ...]
 
 def _with_places(rows: Sequence[str]) -> tuple[str, list[int]]:
     """What `_joined` makes of physical lines, and where each of its letters stands in them."""
-    said, places = [], []
+    letters, places = [], []
     first = 0
     for row in rows:
         is_escaped = False
@@ -254,10 +254,10 @@ def _with_places(rows: Sequence[str]) -> tuple[str, list[int]]:
                 is_escaped = True
                 continue
             is_escaped = False
-            said.append(letter)
+            letters.append(letter)
             places.append(at)
         first += len(row) + 1
-    return "".join(said), places
+    return "".join(letters), places
 
 
 def _end_of_blanks(text: str, at: int) -> int:

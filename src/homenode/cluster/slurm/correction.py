@@ -30,7 +30,7 @@ Edits = dict[ConfigLine, tuple[str, ...]]
 """The physical lines that a logical one becomes."""
 
 
-class Corrected(Struct, frozen=True):
+class CorrectedFiles(Struct, frozen=True):
     """Each file's text by its name, as it should be; the texts of files that both include too."""
 
     gres: Mapping[str, str]
@@ -39,7 +39,7 @@ class Corrected(Struct, frozen=True):
 
 def correct(
     gres: SlurmConfig, slurm: SlurmConfig, host: Host, nodes: Sequence[str] = ()
-) -> Corrected:
+) -> CorrectedFiles:
     """Both files with what `check` finds of their GPUs, counts and settings set right.
 
     Lines about other nodes too are left alone, and so are MIG slices' counts. Raises as `check`.
@@ -53,14 +53,18 @@ def correct(
         if types is None and not group.lines and not group.is_sliced:
             if group.autodetect is None and not gres.not_read:
                 added[gres.source] += _new_lines(group, gpus)
-            types = {next(iter(group.promised), ""): len(gpus)}
+            types = {next(iter(group.promised_gpus), ""): len(gpus)}
         node = group.definition
         if node is None or set(node.names) != set(group.names) or not types:
             continue
-        is_whole = sum(types.values()) == sum(group.promised.values())
-        if not is_whole or (set(group.promised) != {""} and types != dict(group.promised)):
-            others = [item for item in (node.gres or "").split(",") if not item.startswith("gpu")]
-            value = ",".join([gres_text(types), *filter(None, others)])
+        is_whole = sum(types.values()) == sum(group.promised_gpus.values())
+        if not is_whole or (
+            set(group.promised_gpus) != {""} and types != dict(group.promised_gpus)
+        ):
+            other_gres = [
+                item for item in (node.gres or "").split(",") if not item.startswith("gpu")
+            ]
+            value = ",".join([gres_text(types), *filter(None, other_gres)])
             words_of.setdefault(node.line, {})["Gres"] = value
     for key, (_, value) in right_settings(slurm).items():
         setting = slurm.last(key.lower())
@@ -69,9 +73,9 @@ def correct(
         elif not slurm.not_read:  # else it may stand in a file that is not read
             added[slurm.source].append(f"{key}={value}")
     slurm_edits = {line: with_words(slurm.rows(line), words) for line, words in words_of.items()}
-    return Corrected(
-        _edited(gres, gres_edits, added[gres.source]),
-        _edited(slurm, slurm_edits, added[slurm.source]),
+    return CorrectedFiles(
+        _apply_edits(gres, gres_edits, added[gres.source]),
+        _apply_edits(slurm, slurm_edits, added[slurm.source]),
     )
 
 
@@ -112,8 +116,8 @@ def _correct_lines(
         missing = [gpu for gpu in gpus if gpu.index not in {number for _, _, number in placed}]
         stem = _stem(placed)
         if missing and stem is not None and all(gpu.cores is not None for gpu in missing):
-            for cores, near in groupby(missing, key=lambda gpu: gpu.cores):
-                names = [f"{stem[0]}{gpu.index + stem[1]}" for gpu in near]
+            for cores, neighbours in groupby(missing, key=lambda gpu: gpu.cores):
+                names = [f"{stem[0]}{gpu.index + stem[1]}" for gpu in neighbours]
                 rows += _with_gpus(gres, line, names, cores)
             edits[line.line] = rows
             kind = (line.type or "").lower()
@@ -147,12 +151,12 @@ def _stem(placed: Sequence[tuple[GresLine, str | None, int]]) -> tuple[str, int]
 def _new_lines(group: NodeClass, gpus: Sequence[GpuCores]) -> list[str]:
     """Lines for GPUs that no line names; none where the device files of a vendor are not known."""
     lines = []
-    kind = next(iter(group.promised), "")
-    for (vendor, cores), near in groupby(gpus, key=lambda gpu: (gpu.vendor, gpu.cores)):
+    kind = next(iter(group.promised_gpus), "")
+    for (vendor, cores), neighbours in groupby(gpus, key=lambda gpu: (gpu.vendor, gpu.cores)):
         if vendor not in _DEVICE_FILES:
             return []
         stem, first = _DEVICE_FILES[vendor]
-        files = compress_hostlist(f"{stem}{first + gpu.index}" for gpu in near)
+        files = compress_hostlist(f"{stem}{first + gpu.index}" for gpu in neighbours)
         names = [config_word("NodeName", compress_hostlist(group.names))] if group.names else []
         types = [config_word("Type", kind)] if kind else []
         words = [*names, "Name=gpu", *types, config_word("File", files)]
@@ -160,7 +164,7 @@ def _new_lines(group: NodeClass, gpus: Sequence[GpuCores]) -> list[str]:
     return lines
 
 
-def _edited(config: SlurmConfig, edits: Edits, added: Sequence[str]) -> dict[str, str]:
+def _apply_edits(config: SlurmConfig, edits: Edits, added: Sequence[str]) -> dict[str, str]:
     """Its files after the edits, whose lines do not overlap, and with added lines at its end."""
     rows = {file.source: file.text.split("\n") for file in config.files}
     for line in sorted(edits, key=lambda line: -line.first):

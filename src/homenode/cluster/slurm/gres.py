@@ -65,15 +65,15 @@ def lines_by_node(lines: tuple[GresLine, ...], nodes: int) -> Callable[[str], tu
     nodes: how many are asked for. Raises ParseError for too many lines that are about all of them.
     """
     of_all = [at for at, line in enumerate(lines) if line.nodes is None]
-    own: dict[str, list[int]] = {}
+    by_node: dict[str, list[int]] = {}
     for at, line in enumerate(lines):
         for node in line.nodes or ():
-            own.setdefault(node, []).append(at)
+            by_node.setdefault(node, []).append(at)
     if len(of_all) * nodes > MAX_LOOKS:
         expected = "fewer lines without NodeName= for so many nodes"
         source = lines[of_all[-1]].line
         raise ParseError(source.source, expected, str(len(of_all)), line=source.first)
-    return lambda node: tuple(lines[at] for at in sorted((*of_all, *own.get(node, ()))))
+    return lambda node: tuple(lines[at] for at in sorted((*of_all, *by_node.get(node, ()))))
 
 
 def lines_for(lines: tuple[GresLine, ...], node: str) -> tuple[GresLine, ...]:
@@ -98,7 +98,7 @@ def autodetect_for(lines: tuple[GresLine, ...], node: str) -> str | None:
 
 
 def _gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:
-    def listed(*keys: str) -> tuple[str, ...]:
+    def expand(*keys: str) -> tuple[str, ...]:
         value = line.get(*keys)
         return () if value is None else lists.expand(value, source, line=line.first)
 
@@ -106,7 +106,7 @@ def _gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:
     cores = line.get("cores", "cpus")
     count = line.get("count")
     autodetect = line.get("autodetect")
-    multiple = listed("multiplefiles")
+    multiple = expand("multiplefiles")
     return GresLine(
         line=line,
         nodes=None
@@ -115,7 +115,7 @@ def _gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:
         autodetect=None if autodetect is None else autodetect.lower(),
         name=line.get("name"),
         type=line.get("type"),
-        files=multiple or listed("file"),
+        files=multiple or expand("file"),
         cores=None if cores is None else _cores(cores, source, line.first),
         count=None if count is None else _count(count, source, line.first),
         is_multiple=bool(multiple),
@@ -149,18 +149,18 @@ def placed_files(lines: Sequence[GresLine]) -> tuple[tuple[GresLine, str | None,
     number by address; a line with Count= alone has no files. The files of MultipleFiles= are one
     device: a GPU, or a MIG slice, which is at its GPU's number.
     """
-    found: list[tuple[GresLine, str | None, int]] = []
+    places: list[tuple[GresLine, str | None, int]] = []
     for line in lines:
         files: tuple[str | None, ...] = line.files or (None,) * min(line.devices, 1024)
         if line.is_multiple:
             files = (next((file for file in line.files if _NUMBERED.match(file)), line.files[0]),)
         for file in files:
             match = _NUMBERED.match(file) if file else None
-            number = len(found)
+            number = len(places)
             if match is not None:
                 number = int(match[1]) if match[1] else int(match[2]) - _FIRST_RENDER_NODE
-            found.append((line, file, number))
-    return tuple(found)
+            places.append((line, file, number))
+    return tuple(places)
 
 
 class DeviceOrder(Struct, frozen=True):
@@ -173,10 +173,10 @@ class DeviceOrder(Struct, frozen=True):
 
         A MIG slice (MultipleFiles) is at its GPU's number. None where the lines give no order.
         """
-        own = lines_for(self.lines, node)
-        if not own or autodetect_for(self.lines, node) is not None:
+        lines = lines_for(self.lines, node)
+        if not lines or autodetect_for(self.lines, node) is not None:
             return None
-        placed = placed_files(own)
+        placed = placed_files(lines)
         if any(file is None for _, file, _ in placed):
             return None
         return tuple(number for _, _, number in placed)
@@ -189,11 +189,11 @@ def device_order(gres: SlurmConfig) -> DeviceOrder:
     """
     lines = gres_lines(gres)
     if not any(line.name == "gpu" or line.autodetect is not None for line in lines):
-        stated = "".join(
+        note = "".join(
             f", and Include {other.path}, which is not read: {other.reason}"
             for other in gres.not_read[:1]
         )
         raise InputError(
-            f"{gres.source}: expected lines with Name=gpu or AutoDetect=, found none{stated}"
+            f"{gres.source}: expected lines with Name=gpu or AutoDetect=, found none{note}"
         )
     return DeviceOrder(lines)

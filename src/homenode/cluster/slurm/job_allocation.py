@@ -45,7 +45,7 @@ class NodeTree(Struct, frozen=True):
     distances: Mapping[tuple[NodeIndex, NodeIndex], int]
 
     def nodes_of(self, pus: CpuSet) -> tuple[NodeIndex, ...]:
-        return tuple(n for n, own in self.pus_of_node.items() if not own.isdisjoint(pus))
+        return tuple(n for n, node_pus in self.pus_of_node.items() if not node_pus.isdisjoint(pus))
 
 
 class JobAllocation(Struct, frozen=True, kw_only=True):

@@ -76,7 +76,7 @@ class NodeClass(Struct, frozen=True):
         )
 
     @property
-    def promised(self) -> Mapping[str, int]:
+    def promised_gpus(self) -> Mapping[str, int]:
         return {} if self.definition is None else self.definition.gpu_types
 
     def owns(self, line: GresLine, group_count: int) -> bool:
@@ -105,9 +105,9 @@ def node_classes(
     lines_of = lines_by_node(lines, len(names))
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in names or (("",) if has_lines else ()):
-        own = lines_of(name)
+        node_lines = lines_of(name)
         node = defined.get(name)
-        key = (lines_for(own, name), autodetect_for(own, name), node and node.line)
+        key = (lines_for(node_lines, name), autodetect_for(node_lines, name), node and node.line)
         groups.setdefault(key, []).append(name)
     return tuple(
         NodeClass(

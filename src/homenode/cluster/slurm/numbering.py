@@ -45,9 +45,9 @@ def home_node(host: Host, gpu: PciDevice) -> NodeIndex | None:
         return gpu.node
     if len(nodes) == 1:
         return next(iter(nodes))
-    near = gpu.local_pus or CpuSet()
-    own = [index for index, node in nodes.items() if not node.pus.isdisjoint(near)]
-    return own[0] if len(own) == 1 else None
+    local_pus = gpu.local_pus or CpuSet()
+    candidates = [index for index, node in nodes.items() if not node.pus.isdisjoint(local_pus)]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def gpu_memory_nodes(host: Host) -> dict[NodeIndex, Bdf | None]:
@@ -79,23 +79,23 @@ def bindable_node(host: Host, index: int, option: str) -> NumaNode:
     owner = memory.get(node.index) or _owner(memory, node.index) if node is not None else None
     hint = None
     if node is None:
-        found = "no such node"
+        actual = "no such node"
     elif node.pus:
-        found = "one without memory"
+        actual = "one without memory"
     elif owner is None or node.index not in memory:
-        found, hint = "one of memory alone", "bind to the node of the GPU"
+        actual, hint = "one of memory alone", "bind to the node of the GPU"
     else:
-        found = f"memory of GPU {owner}: programs there would fill the GPU's own memory, and have "
-        found += "no CPU"
+        actual = f"memory of GPU {owner}: programs there would fill the GPU's own memory, and have "
+        actual += "no CPU"
         device = host.device(owner)
         right = None if device is None else home_node(host, device)
-        own = None if right is None else host.node(right)
-        if own is not None:
-            hint = f"bind to node {own.index} (PUs {own.pus}), where the GPU is"
-    known = CpuSet(one.index for one in bindable_nodes(host))
+        home = None if right is None else host.node(right)
+        if home is not None:
+            hint = f"bind to node {home.index} (PUs {home.pus}), where the GPU is"
+    bindable = CpuSet(candidate.index for candidate in bindable_nodes(host))
     raise UsageError(
-        f"{option} {index}: expected a node of {host.name} with CPUs and memory ({known}), found "
-        f"{found}",
+        f"{option} {index}: expected a node of {host.name} with CPUs and memory ({bindable}), "
+        f"found {actual}",
         hint=hint,
     )
 

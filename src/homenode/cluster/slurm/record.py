@@ -83,24 +83,24 @@ def parse_record(text: str, source: str) -> JobRecord:
             line=1,
             hint="it was written by hooks of a newer homenode: update this one",
         )
-    said: dict[str, str] = {}
+    fields: dict[str, str] = {}
     lists: dict[str, list[Any]] = {name: [] for name in _LISTS.values()}
     for number, line in enumerate(lines[1:], start=2):
         words = line.split()
         if words:
-            _read(said, lists, words, source, number)
+            _read(fields, lists, words, source, number)
     for needed in ("job", "node"):
-        if needed not in said:
+        if needed not in fields:
             raise ParseError(source, f"a line {needed!r}", "none", line=len(lines))
     return JobRecord(
-        job=said["job"],
-        node=said["node"],
-        name=said.get("name", ""),
-        user=said.get("user"),
-        start_s=_seconds(said.get("start")),
-        end_s=_seconds(said.get("end")),
-        owned=CpuSet.parse(said.get("held", ""), source),
-        restart=_seconds(said.get("restart")) or 0,
+        job=fields["job"],
+        node=fields["node"],
+        name=fields.get("name", ""),
+        user=fields.get("user"),
+        start_s=_seconds(fields.get("start")),
+        end_s=_seconds(fields.get("end")),
+        owned=CpuSet.parse(fields.get("held", ""), source),
+        restart=_seconds(fields.get("restart")) or 0,
         **{name: tuple(values) for name, values in lists.items()},
     )
 
@@ -129,14 +129,14 @@ def parse_task(values: Sequence[str], source: str, line: int) -> TaskRecord:
 
 
 def _read(
-    said: dict[str, str], lists: dict[str, list[Any]], words: list[str], source: str, line: int
+    fields: dict[str, str], lists: dict[str, list[Any]], words: list[str], source: str, line: int
 ) -> None:
     key, *values = words
     try:
         if key in _SINGLE:
-            said[key] = " ".join(values)
+            fields[key] = " ".join(values)
         elif key in _LISTS:
-            lists[_LISTS[key]].append(_listed(key, values, source, line))
+            lists[_LISTS[key]].append(_parse_values(key, values, source, line))
         else:
             raise ParseError(source, "a line of a record", " ".join(words), line=line)
     except ParseError as error:
@@ -145,7 +145,7 @@ def _read(
         raise ParseError(source, error.expected, error.found, line=line) from None
 
 
-def _listed(key: str, values: list[str], source: str, line: int) -> Any:
+def _parse_values(key: str, values: list[str], source: str, line: int) -> Any:
     """What a line of a list says. Raises ParseError."""
     match key, values:
         case "numa", [node, *pus] if len(pus) < 2:
@@ -200,15 +200,15 @@ def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None)
         tree=_tree(record),
         restart=record.restart,
     )
-    found = [_at(record, order) for order in _orders(record, numbers)]
-    gpus = found[0]
+    candidates = [_gpus_at(record, order) for order in _orders(record, numbers)]
+    gpus = candidates[0]
     if gpus is None:
         return replace(
             owned,
             unknown=f"the record gives no address of GPU {max(record.owned)}",
             remedy="--gres gres.conf, where its lines name the GPUs' files",
         )
-    if any(other is None or _nodes(other) != _nodes(gpus) for other in found[1:]):
+    if any(other is None or _nodes(other) != _nodes(gpus) for other in candidates[1:]):
         return replace(
             owned,
             unknown="the driver's order of GPUs is not that of their addresses, or some are cut "
@@ -231,7 +231,7 @@ def with_tasks(owned: JobAllocation, tasks: Sequence[TaskRecord]) -> JobAllocati
     return replace(
         owned,
         memory_nodes=_indices(task.memory_nodes for task in tasks),
-        bound_nodes=_bound(tasks),
+        bound_nodes=_bound_nodes(tasks),
     )
 
 
@@ -247,21 +247,23 @@ def _orders(
     ordered = [by_number[gpu.index] for gpu in sorted(record.gpus, key=lambda gpu: str(gpu.bdf))]
     yield [gpu for gpu in ordered for _ in range(slices.get(gpu.index or 0, 1))]
     if slices:
-        whole: list[AllocatedGpu | None] = [g for g in ordered if (g.index or 0) not in slices]
+        whole_gpus: list[AllocatedGpu | None] = [g for g in ordered if (g.index or 0) not in slices]
         cut = [g for g in ordered for _ in range(slices.get(g.index or 0, 0))]
-        yield [*whole, *cut]
+        yield [*whole_gpus, *cut]
     else:
         last = max((gpu.index or 0 for gpu in record.gpus), default=-1)
         yield [by_number.get(number) for number in range(last + 1)]
 
 
-def _at(record: JobRecord, order: Sequence[AllocatedGpu | None]) -> tuple[AllocatedGpu, ...] | None:
+def _gpus_at(
+    record: JobRecord, order: Sequence[AllocatedGpu | None]
+) -> tuple[AllocatedGpu, ...] | None:
     """The job's GPUs in an order, each once; None where one has no place in it."""
     # Older versions called AMD's by the number of /dev/dri/renderD128 and on.
     places = [n - _RENDER if n >= max(len(order), _RENDER) else n for n in record.owned]
-    found = [order[place] if place < len(order) else None for place in places]
-    gpus = tuple(dict.fromkeys(gpu for gpu in found if gpu is not None))
-    return gpus if None not in found else None
+    placed = [order[place] if place < len(order) else None for place in places]
+    gpus = tuple(dict.fromkeys(gpu for gpu in placed if gpu is not None))
+    return gpus if None not in placed else None
 
 
 def _at_home(record: JobRecord, gpu: AllocatedGpu) -> AllocatedGpu:
@@ -304,13 +306,13 @@ def _tree(record: JobRecord) -> NodeTree:
     )
 
 
-def _bound(tasks: Sequence[TaskRecord]) -> frozenset[NodeIndex] | None:
+def _bound_nodes(tasks: Sequence[TaskRecord]) -> frozenset[NodeIndex] | None:
     """The nodes to which policies bind, where they bind every task."""
-    found = [_BINDS.match(task.policy) if task.policy else None for task in tasks]
-    if not found or None in found:
+    matches = [_BINDS.match(task.policy) if task.policy else None for task in tasks]
+    if not matches or None in matches:
         return None
     try:
-        return _indices(CpuSet.parse(match[1]) for match in found if match is not None)
+        return _indices(CpuSet.parse(match[1]) for match in matches if match is not None)
     except ParseError:  # the user's own line
         return None
 

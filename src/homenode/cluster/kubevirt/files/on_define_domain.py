@@ -65,33 +65,33 @@ class PciControllers:
     """The PCI controllers of a document, by index, and the cell of each expander bus."""
 
     def __init__(self, devices, cells):
-        self.devices, pci = devices, "controller[@type='pci']"
-        self.there = {int(one.get("index", "0")): one for one in devices.findall(pci)}
-        expanders = [i for i, one in self.there.items() if one.get("model") == EXPANDER]
+        self.devices, elements = devices, devices.findall("controller[@type='pci']")
+        self.by_index = {int(element.get("index", "0")): element for element in elements}
+        expanders = [i for i, e in self.by_index.items() if e.get("model") == EXPANDER]
         cell_of = {i: self.value(i, "node") for i in expanders}
         self.lost = [i for i in expanders if self.value(i, "busNr") is None and cell_of[i] is None]
         self.cell_of = {i: cell if cell in range(cells) else None for i, cell in cell_of.items()}
 
     def value(self, index, name):
-        target = self.there[index].find("target")
+        target = self.by_index[index].find("target")
         text = None if target is None else target.findtext(name) or target.get(name)
         return None if text is None else int(text, 0)
 
     def above(self, place):  # the expander bus above an address; None on pcie.0
         bus = place[1] if place else None
-        if bus in self.cell_of or bus not in self.there:
+        if bus in self.cell_of or bus not in self.by_index:
             return bus if bus in self.cell_of else None
-        return self.above(address_of(self.there[bus]))
+        return self.above(address_of(self.by_index[bus]))
 
     def places(self):
         return {at[1:3] for at in map(address_of, self.devices) if at}
 
     def add(self, model, bus, slot, cell):
-        index = max([0, *self.there, *(bus for bus, _ in self.places())]) + 1
+        index = max([0, *self.by_index, *(bus for bus, _ in self.places())]) + 1
         if index > 255 or slot is None:
             raise ValueError("pcie.0: expected a slot and an index for each controller, found none")
-        others = list(self.there.values()) or self.devices.findall("controller")
-        after = max(list(self.devices).index(one) for one in others)
+        controllers = list(self.by_index.values()) or self.devices.findall("controller")
+        after = max(list(self.devices).index(controller) for controller in controllers)
         new = ElementTree.Element("controller", type="pci", index=str(index), model=model)
         self.devices.insert(after + 1, new)
         ElementTree.SubElement(new, "model", name="pxb-pcie" if model == EXPANDER else model)
@@ -99,19 +99,19 @@ class PciControllers:
             ElementTree.SubElement(new, "target")
             self.cell_of[index] = cell
         plug_in(new, 0, bus, slot, 0)
-        self.there[index] = new
+        self.by_index[index] = new
         return index
 
     def expander(self, cell):  # with a free slot, of the document or new
-        places, buses = self.places(), sorted(i for i, own in self.cell_of.items() if own == cell)
+        places, buses = self.places(), sorted(i for i, home in self.cell_of.items() if home == cell)
         buses = [bus for bus in buses if sum(bus == used for used, _ in places) < 32]
         free = [slot for slot in ROOT_SLOTS if (0, slot) not in places] or [None]
         return buses[0] if buses else self.add(EXPANDER, 0, free[0], cell)
 
     def port(self, cell):  # an empty one on the cell's expander buses, or a new one
-        for index, one in sorted(self.there.items()):
-            on_cell = self.cell_of.get((address_of(one) or (0, 0))[1]) == cell
-            if one.get("model") == ROOT_PORT and on_cell and (index, 0) not in self.places():
+        for index, controller in sorted(self.by_index.items()):
+            on_cell = self.cell_of.get((address_of(controller) or (0, 0))[1]) == cell
+            if controller.get("model") == ROOT_PORT and on_cell and (index, 0) not in self.places():
                 return index
         bus = self.expander(cell)
         free = {*range(32)} - {slot for parent, slot in self.places() if parent == bus}
@@ -119,13 +119,13 @@ class PciControllers:
 
     def number_buses(self):  # the highest that are free; those of the document if they do
         ours = sorted((cell, i) for i, cell in self.cell_of.items() if cell is not None)
-        below = [self.above(address_of(one)) for one in self.there.values()]
-        root = max(self.there) + 1 - len(self.cell_of) - sum(bus is not None for bus in below)
+        below = [self.above(address_of(controller)) for controller in self.by_index.values()]
+        root = max(self.by_index) + 1 - len(self.cell_of) - sum(bus is not None for bus in below)
         need = {i: 1 + below.count(i) for i in self.cell_of}
-        stated = {i: nr for i in self.cell_of if (nr := self.value(i, "busNr")) is not None}
-        foreign = {i: nr for i, nr in stated.items() if self.cell_of[i] is None}
-        for kept, room in product((stated, foreign), (8, 2)):
-            windows = {i: (nr, nr + need[i]) for i, nr in kept.items()}
+        numbered = {i: nr for i in self.cell_of if (nr := self.value(i, "busNr")) is not None}
+        foreign = {i: nr for i, nr in numbered.items() if self.cell_of[i] is None}
+        for fixed, room in product((numbered, foreign), (8, 2)):
+            windows = {i: (nr, nr + need[i]) for i, nr in fixed.items()}
             for _, index in reversed(ours):
                 top, size = 256, need[index] + room - need[index] % room
                 for first, past in sorted(windows.values(), reverse=True):
@@ -137,8 +137,8 @@ class PciControllers:
         else:
             raise ValueError("PCI bus numbers: expected 256 to suffice, found a need for more")
         for cell, index in ours:
-            one = self.there[index]
-            target = (one.findall("target") or [ElementTree.SubElement(one, "target")])[0]
+            pci = self.by_index[index]
+            target = (pci.findall("target") or [ElementTree.SubElement(pci, "target")])[0]
             target.set("busNr", str(windows[index][0]))
             if target.find("node") is None:
                 ElementTree.SubElement(target, "node").text = str(cell)
@@ -147,8 +147,8 @@ class PciControllers:
 def cells_of_nodes(root, cells, nodes):
     """The cell of each host node: by <memnode>, else the one with most vCPUs pinned there."""
     memory, pinned = root.findall("numatune/memnode"), root.findall("cputune/vcpupin")
-    bound = {int(one.get("cellid")): numbers(one.get("nodeset")) for one in memory}
-    pins = {int(one.get("vcpu")): numbers(one.get("cpuset")) for one in pinned}
+    bound = {int(element.get("cellid")): numbers(element.get("nodeset")) for element in memory}
+    pins = {int(element.get("vcpu")): numbers(element.get("cpuset")) for element in pinned}
     cell_of = {}
     for node, cpus in nodes.items():
         named = [cell for cell in sorted(bound) if node in bound[cell] and cell < len(cells)]
@@ -191,10 +191,10 @@ def place_devices(root, by_name, base):
     if len(cells) > 1 and cells[0].find("distances") is None and all(len(h) == 1 for h in homes):
         for i, cell in enumerate(cells):
             distances = (folder / f"node{homes[i][0]}/distance").read_text().split()
-            row, near = dict(zip(nodes, distances)), ElementTree.SubElement(cell, "distances")
+            row, siblings = dict(zip(nodes, distances)), ElementTree.SubElement(cell, "distances")
             for j, (home,) in enumerate(homes):
                 value = 10 if i == j else min(max(int(row[home]), 11), 255)
-                ElementTree.SubElement(near, "sibling", id=str(j), value=str(value))
+                ElementTree.SubElement(siblings, "sibling", id=str(j), value=str(value))
     if not moving:
         return "; ".join([*notes, "no device is left to place"])
     machine = root.find("os/type").get("machine", "none")
@@ -219,23 +219,23 @@ def place_devices(root, by_name, base):
 def main():
     if "--help" in sys.argv:
         return print(__doc__)
-    given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-    text, is_strict = given.get("--domain", ""), True
+    options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+    text, is_strict = options.get("--domain", ""), True
     try:
-        vmi = json.loads(given["--vmi"])
+        vmi = json.loads(options["--vmi"])
         annotations = vmi.get("metadata", {}).get("annotations") or {}
         is_strict = annotations.get("homenode/on-error") != "passthrough"
         words = set(map(annotations.get, ("homenode/pci-granularity", "homenode/on-error")))
         if not words <= {None, "cell", "fail", "passthrough"}:
             raise ValueError("annotations: expected pci-granularity cell; the image has others")
         devices = vmi.get("spec", {}).get("domain", {}).get("devices", {})
-        owners = [one for kind in ("interfaces", "disks") for one in devices.get(kind) or ()]
-        owners += [one[kind] for one in owners for kind in ("disk", "lun") if one.get(kind)]
-        named = [one["pciAddress"] for one in owners if one.get("pciAddress")]
+        owners = [owner for kind in ("interfaces", "disks") for owner in devices.get(kind) or ()]
+        owners += [owner[kind] for owner in owners for kind in ("disk", "lun") if owner.get(kind)]
+        named = [owner["pciAddress"] for owner in owners if owner.get("pciAddress")]
         by_name = {tuple(int(n, 16) for n in re.split("[:.]", name)) for name in named}
         ElementTree.register_namespace("qemu", "http://libvirt.org/schemas/domain/qemu/1.0")
         root = ElementTree.fromstring(text)
-        note = place_devices(root, by_name, given.get("--root", "/"))
+        note = place_devices(root, by_name, options.get("--root", "/"))
         if ElementTree.tostring(root) != ElementTree.tostring(ElementTree.fromstring(text)):
             text = ElementTree.tostring(root, encoding="unicode")
     except (SyntaxError, ValueError, LookupError, TypeError, AttributeError, OSError) as error:

@@ -22,7 +22,7 @@ from homenode.cluster.slurm.study.experiments import (
 )
 from homenode.cluster.slurm.study.folder import StudyFolder, read_sources, read_study
 from homenode.cluster.slurm.study.report import study_report
-from homenode.cluster.slurm.study.run import SlurmQueue, made_study
+from homenode.cluster.slurm.study.run import SlurmQueue, make_study
 from homenode.cluster.slurm.study.scripts import script_name
 from homenode.cluster.slurm.study.text import slurm_study_page, slurm_study_text
 from homenode.cluster.slurm.tools.slurm_nodes import expand_hostlist
@@ -41,41 +41,50 @@ GRACE_POLLS = 18
 """So many looks long a job's files may take: 90 s; NFS shows a folder's new files within 60."""
 
 
-def study(asked: SlurmStudyArguments) -> None:
+def study(arguments: SlurmStudyArguments) -> None:
     """Begin or continue the study."""
-    options = _options(asked)
+    options = _options(arguments)
     check_options(options)
     if options.setup is not None and not Path(options.setup).is_file():
         raise UsageError(
-            f"--setup {asked.study.setup}: expected a file that jobs can read, found none"
+            f"--setup {arguments.study.setup}: expected a file that jobs can read, found none"
         )
-    folder = StudyFolder(asked.output)
+    folder = StudyFolder(arguments.output)
     try:
-        if asked.dry_run and asked.host is not None and not folder.has_journal and not _has_slurm():
-            _write_described(folder, options, asked.host)
+        if (
+            arguments.dry_run
+            and arguments.host is not None
+            and not folder.has_journal
+            and not _has_slurm()
+        ):
+            _write_described(folder, options, arguments.host)
             return
-        made, is_new = _made(folder, options, asked.host)
-        if asked.dry_run:
-            _note_scripts(folder, made)
+        opened, is_new = _open_study(folder, options, arguments.host)
+        if arguments.dry_run:
+            _note_scripts(folder, opened)
             return
-        wait_s = None if asked.wait is None else asked.wait * 60
-        patience = WaitPolicy(asked.poll, asked.patience * 60, wait_s)
-        _go(folder, made, is_new, patience)
+        wait_s = None if arguments.wait is None else arguments.wait * 60
+        patience = WaitPolicy(arguments.poll, arguments.patience * 60, wait_s)
+        _run_study(folder, opened, is_new, patience)
     finally:
         folder.close()
 
 
-def _options(asked: SlurmStudyArguments) -> StudyOptions:
+def _options(arguments: SlurmStudyArguments) -> StudyOptions:
     """The study's options, with what its words mean. Raises UsageError."""
-    setup, app = asked.study.setup, _words(asked.app)
+    setup, app = arguments.study.setup, _words(arguments.app)
     return replace(
-        asked.study,
-        node_list=() if asked.nodelist is None else expand_hostlist(asked.nodelist, "--nodelist"),
-        numa=None if asked.numa is None else tuple(map(int, CpuSet.parse(asked.numa, "--numa"))),
-        shapes=_shapes(asked.shared, asked.mig),
-        tests=tuple(test for test in asked.study.tests if test != "none"),
+        arguments.study,
+        node_list=()
+        if arguments.nodelist is None
+        else expand_hostlist(arguments.nodelist, "--nodelist"),
+        numa=None
+        if arguments.numa is None
+        else tuple(map(int, CpuSet.parse(arguments.numa, "--numa"))),
+        shapes=_shapes(arguments.shared, arguments.mig),
+        tests=tuple(test for test in arguments.study.tests if test != "none"),
         app=app,
-        app_folder=str(Path.cwd()) if asked.app else ".",
+        app_folder=str(Path.cwd()) if arguments.app else ".",
         homenode=_program(),
         setup=None if setup is None else str(Path(setup).resolve()),
     )
@@ -83,7 +92,7 @@ def _options(asked: SlurmStudyArguments) -> StudyOptions:
 
 def _has_slurm() -> bool:
     try:
-        client.nodes()
+        client.ask_nodes()
     except HostError:
         return False
     return True
@@ -92,38 +101,40 @@ def _has_slurm() -> bool:
 def _write_described(folder: StudyFolder, options: StudyOptions, host: str) -> None:
     """The scripts alone, for reading: a study begins where Slurm can be asked."""
     described = load_host(host)
-    made = made_study(options, host, described, secrets.token_hex(3), is_described=True)
-    folder.write_dry(made)
-    for one in made.everything():
-        say(str(folder.path / script_name(one)))
-    names = ", ".join(dict.fromkeys(node.name for node in (*made.whole, *made.shared)))
+    described_study = make_study(options, host, described, secrets.token_hex(3), is_described=True)
+    folder.write_dry(described_study)
+    for experiment in described_study.everything():
+        say(str(folder.path / script_name(experiment)))
+    names = ", ".join(
+        dict.fromkeys(node.name for node in (*described_study.exclusive, *described_study.shared))
+    )
     note(f"no answer from Slurm: nodes {names} are taken from --host and --nodelist")
     if options.partition_exclusive is None:
         note(f"{NO_PARTITION} stands for the partition (--partition-exclusive)")
     note("nothing was submitted; on the cluster the same command without --dry-run begins a study")
 
 
-def _made(folder: StudyFolder, options: StudyOptions, host: str | None) -> tuple[Study, bool]:
+def _open_study(folder: StudyFolder, options: StudyOptions, host: str | None) -> tuple[Study, bool]:
     """The study that is there, or a new one; whether it is new."""
     if folder.has_journal:
-        found = folder.load()
-        if others := _others(found, options, host):
+        existing = folder.load()
+        if differing := _differing_options(existing, options, host):
             raise UsageError(
                 f"{folder.path}: expected the options of the study that is there, found others: "
-                f"{', '.join(others)}",
+                f"{', '.join(differing)}",
                 hint="leave them out to continue it, or choose another folder with -o",
             )
-        return found, False
+        return existing, False
 
     # Written down: a script that is submitted by hand asks for the same.
-    options = replace(options, account=options.account or client.account())
+    options = replace(options, account=options.account or client.account_name())
     check_options(options)
     described = None if host is None else load_host(host)
-    made = made_study(options, host, described, secrets.token_hex(3))
-    return folder.create(made, described), True
+    new = make_study(options, host, described, secrets.token_hex(3))
+    return folder.create(new, described), True
 
 
-def _others(found: Study, options: StudyOptions, host: str | None) -> list[str]:
+def _differing_options(existing: Study, options: StudyOptions, host: str | None) -> list[str]:
     """Options that the user gave and that are not those of the study that is there.
 
     Not which homenode continues it, nor what the environment said.
@@ -131,33 +142,35 @@ def _others(found: Study, options: StudyOptions, host: str | None) -> list[str]:
     unsaid = type(options)()
     passed = {"homenode", *(["account"] if options.account is None else [])}
     names = [name for name in unsaid.__struct_fields__ if name not in passed]
-    said = [name for name in names if getattr(options, name) != getattr(unsaid, name)]
-    if not said and host is None:
+    set_names = [name for name in names if getattr(options, name) != getattr(unsaid, name)]
+    if not set_names and host is None:
         return []
-    different = [name for name in names if getattr(options, name) != getattr(found.options, name)]
+    different = [
+        name for name in names if getattr(options, name) != getattr(existing.options, name)
+    ]
     return [f"--{_OPTIONS.get(name, name.replace('_', '-'))}" for name in different] + (
-        ["--host"] if host != found.host else []
+        ["--host"] if host != existing.host else []
     )
 
 
-def _go(folder: StudyFolder, made: Study, is_new: bool, patience: WaitPolicy) -> None:
-    queue = SlurmQueue(folder, made, grace_s=GRACE_POLLS * patience.poll_s)
-    note(f"study {made.id} in {folder.path}")
+def _run_study(folder: StudyFolder, study: Study, is_new: bool, patience: WaitPolicy) -> None:
+    queue = SlurmQueue(folder, study, grace_s=GRACE_POLLS * patience.poll_s)
+    note(f"study {study.id} in {folder.path}")
     with shown_progress("jobs") as observe:
         try:
             progress = run_tasks(queue, observe, patience, retry=not is_new)
         except KeyboardInterrupt:
             note("the jobs go on without homenode; the same command continues the study")
             raise
-    found = read_study(folder.path, queue.study)
-    for gap in found.gaps[:_MOST_SHOWN]:
+    sources = read_study(folder.path, queue.study)
+    for gap in sources.gaps[:_MOST_SHOWN]:
         note(f"open: {gap}")
-    if len(found.gaps) > _MOST_SHOWN:
-        note(f"{len(found.gaps) - _MOST_SHOWN} more open (homenode slurm report --all)")
-    note(f"{len(found.jobs)} runs below {folder.path / 'results'}")
-    for said in dict.fromkeys(job.replayed for job in found.jobs if job.replayed):
-        note(f"REPLAYED: {said}")
-    _end(folder, progress, found.unmeasured)
+    if len(sources.gaps) > _MOST_SHOWN:
+        note(f"{len(sources.gaps) - _MOST_SHOWN} more open (homenode slurm report --all)")
+    note(f"{len(sources.jobs)} runs below {folder.path / 'results'}")
+    for remark in dict.fromkeys(job.replay_notice for job in sources.jobs if job.replay_notice):
+        note(f"REPLAYED: {remark}")
+    _end(folder, progress, sources.unmeasured)
 
 
 def _end(folder: StudyFolder, progress: Progress, unmeasured: tuple[tuple[str, str], ...]) -> None:
@@ -181,10 +194,10 @@ def _end(folder: StudyFolder, progress: Progress, unmeasured: tuple[tuple[str, s
         raise SystemExit(FINDINGS)
 
 
-def _note_scripts(folder: StudyFolder, made: Study) -> None:
-    for one in made.everything():
-        say(str(folder.path / script_name(one)))
-    if not made.experiments:
+def _note_scripts(folder: StudyFolder, study: Study) -> None:
+    for experiment in study.everything():
+        say(str(folder.path / script_name(experiment)))
+    if not study.experiments:
         note("these look at the nodes; the others follow from what they find (or say --host)")
     note("nothing was submitted; the same command without --dry-run goes on from here")
 
@@ -215,27 +228,27 @@ def _shapes(shared: Sequence[str], mig: Sequence[str]) -> tuple[Shape, ...]:
     return (*shapes, *(Shape(1, 4, gres) for gres in mig))
 
 
-def report(asked: SlurmReportArguments) -> None:
+def report(arguments: SlurmReportArguments) -> None:
     """Print the study, or write its page."""
-    output = asked.output
+    output = arguments.output
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"-o {output}: expected a name that ends in .html")
-    if output is not None and asked.json:
+    if output is not None and arguments.json:
         raise UsageError("give either -o or --json, not both")
     check_can_write(output)
-    source = ", ".join(map(str, asked.folders))
-    found = read_sources(asked.folders)
-    if not found.jobs and not found.missing:
+    source = ", ".join(map(str, arguments.folders))
+    sources = read_sources(arguments.folders)
+    if not sources.jobs and not sources.missing:
         raise InputError(
             f"{source}: expected jobs of a study, found none",
             hint="homenode slurm study makes them; logs are named exclusive_… and shared_…",
         )
-    made = study_report(source, found)
+    result = study_report(source, sources)
     if output is not None:
         when = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
-        write_text(output, html_page(slurm_study_page(made, when)))
+        write_text(output, html_page(slurm_study_page(result, when)))
         note(f"wrote {output}")
-    elif asked.json:
-        print_json(encode("slurm-report", made))
+    elif arguments.json:
+        print_json(encode("slurm-report", result))
     else:
-        console().print(slurm_study_text(made, everything=asked.everything))
+        console().print(slurm_study_text(result, everything=arguments.everything))

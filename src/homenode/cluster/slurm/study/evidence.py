@@ -50,7 +50,7 @@ class AttemptRecord(Struct, frozen=True):
     """What a job wrote down before it measured; None where it did not."""
 
     job: Job | None = None
-    others: int | None = None  # jobs of others on the node
+    other_jobs: int | None = None  # jobs of others on the node
     queue_wait_s: float | None = None  # from when it could have started
     gpu_hours: float | None = None  # used
     met: str | None = None  # jobs that measured with it, of how many
@@ -90,10 +90,10 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
         return place_by_homes(dict(self.homes), self.run, self.cpu_nodes, self.memory_nodes)
 
     @property
-    def replayed(self) -> str | None:
+    def replay_notice(self) -> str | None:
         """What a test guest for a tool says of itself; None where real tools ran."""
-        said = next((c.value for c in self.run.head.conditions if c.name == REPLAYED), None)
-        return said or ("synthesised" if self.run.head.origin is Origin.SYNTHESISED else None)
+        notice = next((c.value for c in self.run.head.conditions if c.name == REPLAYED), None)
+        return notice or ("synthesised" if self.run.head.origin is Origin.SYNTHESISED else None)
 
     def node_of(self, sample: Sample) -> int | None:
         """The NUMA node that memory of a figure was on."""
@@ -106,11 +106,11 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
         "1 GPU, alone", "2 GPUs, together", "slice gpu:1g.10gb, together"; "1 GPU, 2 of 4 together"
         where the others came too late.
         """
-        what = f"slice {self.gres}" if self.gres != "gpu" else plural(self.gpus, "GPU")
-        found = _MET.fullmatch(self.record.met or "")
-        if self.mode is Mode.TOGETHER and found is not None and found[1] != found[2]:
-            return f"{what}, {self.record.met} together"
-        return f"{what}, {self.mode}"
+        size = f"slice {self.gres}" if self.gres != "gpu" else plural(self.gpus, "GPU")
+        match = _MET.fullmatch(self.record.met or "")
+        if self.mode is Mode.TOGETHER and match is not None and match[1] != match[2]:
+            return f"{size}, {self.record.met} together"
+        return f"{size}, {self.mode}"
 
 
 def device_of(sample: Sample) -> str:
@@ -128,7 +128,7 @@ def parse_record(texts: Mapping[str, str], gpus: int) -> AttemptRecord:
     count = gpus if job is None else sum(share.gpus.count or 0 for share in job.shares) or gpus
     return AttemptRecord(
         job=job,
-        others=_others(texts.get("others.txt"), job),
+        other_jobs=_count_others(texts.get("others.txt"), job),
         queue_wait_s=None if job is None else job.queue_wait_s,
         gpu_hours=gpu_hours(texts, count),
         met=texts.get("met", "").strip()[:40] or None,
@@ -200,7 +200,7 @@ def _job(text: str, gaps: list[Gap]) -> Job | None:
     return None
 
 
-def _others(text: str | None, job: Job | None) -> int | None:
+def _count_others(text: str | None, job: Job | None) -> int | None:
     if text is None or job is None:
         return None
     running = {line.strip() for line in text.splitlines() if line.strip()}
@@ -257,31 +257,37 @@ def mode_of(name: str) -> Mode | None:
 
 def evidence_of_logs(folders: Iterable[SourceFolder]) -> tuple[JobEvidence, ...]:
     """A job for each log of the two queues; other files are omitted."""
-    found = []
+    jobs = []
     for folder in folders:
         for name, text in sorted(folder.texts.items()):
             mode = mode_of(name.rpartition(".")[0])
             alone = replace(folder, texts={name: text})
             if mode is not None:
                 runs = imported_runs([alone], ImportOptions(vantage=Vantage.JOB))
-                found += [_of_log(name, mode, text, one.run) for one in runs if one.run.samples]
-    return _with_homes(found)
+                jobs += [
+                    _of_log(name, mode, text, imported.run)
+                    for imported in runs
+                    if imported.run.samples
+                ]
+    return _with_homes(jobs)
 
 
 def _of_log(name: str, mode: Mode, text: str, run: Run) -> JobEvidence:
     """Which nodes it might use, as the log's last section says."""
-    binding = next((one.binding for one in sections(text) if one.binding is not None), None)
-    said = REPLAYED_LINE.search(text)
+    binding = next(
+        (section.binding for section in sections(text) if section.binding is not None), None
+    )
+    notice = REPLAYED_LINE.search(text)
     conditions = run.head.conditions
-    if said is not None:
-        conditions = (*conditions, Condition(REPLAYED, said[1].strip()))
+    if notice is not None:
+        conditions = (*conditions, Condition(REPLAYED, notice[1].strip()))
     head = structs.replace(run.head, name=name, conditions=conditions)
-    return _imported(mode, structs.replace(run, head=head), binding)
+    return _imported_evidence(mode, structs.replace(run, head=head), binding)
 
 
 def evidence_of_runs(runs: Iterable[Run]) -> tuple[JobEvidence, ...]:
     """The jobs of runs that are named as those of a study are."""
-    return _with_homes([one for run in runs for one in _of_run(run)])
+    return _with_homes([job for run in runs for job in _of_run(run)])
 
 
 def _of_run(run: Run) -> Iterator[JobEvidence]:
@@ -291,7 +297,7 @@ def _of_run(run: Run) -> Iterator[JobEvidence]:
     if run.head.experiment is not None:  # a job of its own
         nodes = tuple(run.head.nodes or ())
         is_bound = mode is Mode.EXCLUSIVE and len(nodes) == 1
-        yield _imported(mode, run, Binding(nodes if is_bound else (), nodes))
+        yield _imported_evidence(mode, run, Binding(nodes if is_bound else (), nodes))
         return
     conditions = {c.name: c.value for c in run.head.conditions}
     is_strict = conditions.get("memory binding") == "one node"
@@ -306,10 +312,12 @@ def _of_run(run: Run) -> Iterator[JobEvidence]:
             parts = _by_log(samples)
             for number, part in enumerate(parts):
                 name = run.head.name if len(parts) == 1 else f"{run.head.name}, job {number}"
-                yield _imported(mode, _part(run, name, part), Binding((), ()))
+                yield _imported_evidence(mode, _part(run, name, part), Binding((), ()))
         else:
             binding = Binding((node,), (node,) if is_strict else ())
-            yield _imported(mode, _part(run, f"{run.head.name}, node {node}", samples), binding)
+            yield _imported_evidence(
+                mode, _part(run, f"{run.head.name}, node {node}", samples), binding
+            )
 
 
 def _part(run: Run, name: str, samples: Iterable[Sample]) -> Run:
@@ -330,7 +338,7 @@ def _by_log(samples: list[Sample]) -> list[list[Sample]]:
     return logs
 
 
-def _imported(mode: Mode, run: Run, binding: Binding | None) -> JobEvidence:
+def _imported_evidence(mode: Mode, run: Run, binding: Binding | None) -> JobEvidence:
     """gpus: as many as were copied to. A job that names none copied to none."""
     devices = {s.device or s.index for s in run.samples if s.metric == "h2d-bandwidth"}
     cpus, memory = ((), ()) if binding is None else (binding.cpu_nodes, binding.memory_nodes)
@@ -350,13 +358,13 @@ def _with_homes(jobs: list[JobEvidence]) -> tuple[JobEvidence, ...]:
     """With each GPU's home: as a run of our own says, else by measuring from whole nodes."""
     homes = measured_homes(jobs)
     measured = tuple(sorted(homes.items()))
-    found = []
-    for one in jobs:
-        said = tuple(
-            (str(gpu.device), gpu.node) for gpu in one.run.head.gpus if gpu.node is not None
+    completed = []
+    for job in jobs:
+        recorded = tuple(
+            (str(gpu.device), gpu.node) for gpu in job.run.head.gpus if gpu.node is not None
         )
-        found.append(replace(one, homes=said or measured, homes_measured=not said))
-    return tuple(found)
+        completed.append(replace(job, homes=recorded or measured, homes_measured=not recorded))
+    return tuple(completed)
 
 
 class Collective(Struct, frozen=True):
@@ -385,29 +393,29 @@ def collective_of(texts: Mapping[str, str], gpus: int = 0) -> Collective:
     """The peaks of a job's files: node-A.txt, pair-A+B.txt, all.txt. gpus: that it had."""
     nodes: list[tuple[str, float]] = []
     pairs: list[tuple[str, str, float]] = []
-    whole: float | None = None
+    all_peak: float | None = None
     gaps: list[Gap] = []
     replayed: str | None = None
     for name, text in sorted(texts.items()):
-        kind, _, rest = name.removesuffix(".txt").partition("-")
+        kind, _, label = name.removesuffix(".txt").partition("-")
         if not name.endswith(".txt") or kind not in ("node", "pair", "all"):
             if name.endswith(".err"):
                 gaps.append(Gap(f"all-reduce {name.removesuffix('.err')}", text.strip()[:200]))
             continue
-        said = REPLAYED_LINE.search(text)
-        replayed = said[1].strip() if said else replayed
+        notice = REPLAYED_LINE.search(text)
+        replayed = notice[1].strip() if notice else replayed
         try:
             peak = nccl_tests.parse(text).peak_bus_bytes_per_s()
         except (ParseError, ValueError) as error:
-            gaps.append(Gap(f"all-reduce {rest or 'all'}", str(error)[:200]))
+            gaps.append(Gap(f"all-reduce {label or 'all'}", str(error)[:200]))
             continue
-        a, is_pair, b = rest.partition("+")
+        a, is_pair, b = label.partition("+")
         if kind == "node":
-            nodes.append((rest, peak))
+            nodes.append((label, peak))
         elif kind == "pair" and is_pair:
             pairs.append((a, b, peak))
         else:
-            whole = peak
+            all_peak = peak
     return Collective(
-        tuple(nodes), tuple(pairs), whole, replayed, tuple(gaps), gpu_hours(texts, gpus)
+        tuple(nodes), tuple(pairs), all_peak, replayed, tuple(gaps), gpu_hours(texts, gpus)
     )

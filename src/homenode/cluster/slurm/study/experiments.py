@@ -69,9 +69,9 @@ class Experiment(Struct, frozen=True):
         """How its jobs are bound and share their node, for the runs that they measure."""
         if self.mode is Mode.EXCLUSIVE:
             return f"exclusive, bound to node {self.numa}"
-        what = plural(self.gpus, "GPU") if self.gres == "gpu" else f"{self.gres} slice"
+        size = plural(self.gpus, "GPU") if self.gres == "gpu" else f"{self.gres} slice"
         company = "alone" if self.jobs == 1 else f"{self.jobs} at once"
-        return f"shared, {what} a job, {company}"
+        return f"shared, {size} a job, {company}"
 
 
 class Study(Struct, frozen=True):
@@ -79,8 +79,8 @@ class Study(Struct, frozen=True):
 
     id: str
     options: StudyOptions
-    whole: tuple[ClusterNode, ...]  # the nodes of both queues
-    shared: tuple[ClusterNode, ...]  # the nodes of both queues
+    exclusive: tuple[ClusterNode, ...]  # nodes that jobs get whole
+    shared: tuple[ClusterNode, ...]  # nodes whose parts jobs get
     # the description of a node that the user named; None where look jobs capture each
     host: str | None
     looks: tuple[Experiment, ...] = ()
@@ -92,11 +92,15 @@ class Study(Struct, frozen=True):
     repeated: tuple[str, ...] = ()
 
     def first_round(self) -> tuple[Experiment, ...]:
-        return tuple(one for one in self.experiments if one.id.endswith(_FIRST))
+        return tuple(
+            experiment for experiment in self.experiments if experiment.id.endswith(_FIRST)
+        )
 
     def rounds(self) -> int:
         """That are planned."""
-        blocks = (one.block for one in self.experiments if one.block is not None)
+        blocks = (
+            experiment.block for experiment in self.experiments if experiment.block is not None
+        )
         return (max(blocks, default=-1) + 1) // max(1, len({o.nodes for o in self.first_round()}))
 
     def everything(self) -> tuple[Experiment, ...]:
@@ -147,47 +151,49 @@ def check_options(options: StudyOptions) -> None:
 
 
 def choose_nodes(
-    found: tuple[ClusterNode, ...], options: StudyOptions
+    nodes: tuple[ClusterNode, ...], options: StudyOptions
 ) -> tuple[tuple[ClusterNode, ...], tuple[ClusterNode, ...]]:
     """Nodes for whole and for shared jobs: named ones, else idle ones before busy ones.
 
     Nodes of both partitions come first, so that both queues are measured on the same machines.
     Raises UsageError where a partition or a named node is not there or has no GPU.
     """
-    whole = _of_partition(found, options.partition_exclusive, "--partition-exclusive")
-    name = options.partition_shared or (whole[0].partition if whole else None)
-    shared = _of_partition(found, name, "--partition-shared")
-    in_both = {node.name for node in whole} & {node.name for node in shared}
+    exclusive = _partition_nodes(nodes, options.partition_exclusive, "--partition-exclusive")
+    name = options.partition_shared or (exclusive[0].partition if exclusive else None)
+    shared = _partition_nodes(nodes, name, "--partition-shared")
+    in_both = {node.name for node in exclusive} & {node.name for node in shared}
     if options.node_list:
-        return _named(whole, shared, options.node_list)
-    if len(whole) < options.nodes:
+        return _named_nodes(exclusive, shared, options.node_list)
+    if len(exclusive) < options.nodes:
         raise UsageError(
             f"--nodes {options.nodes}: expected as many nodes with GPUs in partition "
-            f"{whole[0].partition}, found {len(whole)}"
+            f"{exclusive[0].partition}, found {len(exclusive)}"
         )
-    return _chosen(whole, options.nodes, in_both), _chosen(shared, options.nodes, in_both)
+    return _first_nodes(exclusive, options.nodes, in_both), _first_nodes(
+        shared, options.nodes, in_both
+    )
 
 
-def _named(
-    whole: tuple[ClusterNode, ...], shared: tuple[ClusterNode, ...], names: tuple[str, ...]
+def _named_nodes(
+    exclusive: tuple[ClusterNode, ...], shared: tuple[ClusterNode, ...], names: tuple[str, ...]
 ) -> tuple[tuple[ClusterNode, ...], tuple[ClusterNode, ...]]:
     """Each in the partitions that have it: the two may have no node in common."""
-    known = {node.name for node in (*whole, *shared)}
-    partitions = dict.fromkeys((whole[0].partition, shared[0].partition))
+    node_names = {node.name for node in (*exclusive, *shared)}
+    partitions = dict.fromkeys((exclusive[0].partition, shared[0].partition))
     for name in names:
-        if name not in known:
+        if name not in node_names:
             raise UsageError(
                 f"--nodelist {name}: expected a node of partition {' or '.join(partitions)} with "
                 f"GPUs, found none",
-                hint=f"their nodes: {', '.join(sorted(known)[:20])}",
+                hint=f"their nodes: {', '.join(sorted(node_names)[:20])}",
             )
-    of = [{node.name: node for node in nodes} for nodes in (whole, shared)]
+    nodes_by_name = [{node.name: node for node in nodes} for nodes in (exclusive, shared)]
     in_order = tuple(dict.fromkeys(names))
-    first, second = (tuple(d[name] for name in in_order if name in d) for d in of)
+    first, second = (tuple(d[name] for name in in_order if name in d) for d in nodes_by_name)
     if not first:
         raise UsageError(
-            f"--nodelist: expected a node of partition {whole[0].partition}, found none",
-            hint=f"its nodes: {', '.join(sorted(of[0])[:20])}",
+            f"--nodelist: expected a node of partition {exclusive[0].partition}, found none",
+            hint=f"its nodes: {', '.join(sorted(nodes_by_name[0])[:20])}",
         )
     return first, second
 
@@ -204,35 +210,37 @@ def described_nodes(host: Host, options: StudyOptions) -> tuple[ClusterNode, ...
     names = options.node_list or tuple(f"node{n}" for n in range(1, options.nodes + 1))
     gpus = [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
     memory = sum(node.memory_bytes or 0 for node in host.nodes if node.pus)
-    whole = options.partition_exclusive or NO_PARTITION
+    exclusive = options.partition_exclusive or NO_PARTITION
     return tuple(
         ClusterNode(
             name=name,
             partition=partition,
-            is_default=partition == whole,
+            is_default=partition == exclusive,
             state="idle",
             cpus=len(host.pus),
             memory_mib=memory >> 20,
             gpus=len(gpus),
         )
-        for partition in dict.fromkeys((whole, options.partition_shared or whole))
+        for partition in dict.fromkeys((exclusive, options.partition_shared or exclusive))
         for name in names
     )
 
 
-def _of_partition(
-    found: tuple[ClusterNode, ...], partition: str | None, option: str
+def _partition_nodes(
+    nodes: tuple[ClusterNode, ...], partition: str | None, option: str
 ) -> tuple[ClusterNode, ...]:
-    of = [n for n in found if (n.is_default if partition is None else n.partition == partition)]
+    members = [
+        n for n in nodes if (n.is_default if partition is None else n.partition == partition)
+    ]
     # Of shared nodes some may have nothing but MIG slices.
     takes_slices = option == "--partition-shared"
-    with_gpus = tuple(n for n in of if n.gpus or (takes_slices and n.gpus is not None))
+    with_gpus = tuple(n for n in members if n.gpus or (takes_slices and n.gpus is not None))
     if not with_gpus:
-        known = ", ".join(sorted({n.partition for n in found if n.gpus})) or "none"
-        what = f"no GPU in its {len(of)} nodes" if of else "no such partition"
+        partitions = ", ".join(sorted({n.partition for n in nodes if n.gpus})) or "none"
+        actual = f"no GPU in its {len(members)} nodes" if members else "no such partition"
         raise UsageError(
-            f"{option} {partition or '(the default)'}: expected nodes with GPUs, found {what}",
-            hint=f"partitions with GPUs: {known}",
+            f"{option} {partition or '(the default)'}: expected nodes with GPUs, found {actual}",
+            hint=f"partitions with GPUs: {partitions}",
         )
     if not NAME.fullmatch(with_gpus[0].partition):
         raise UsageError(
@@ -242,7 +250,9 @@ def _of_partition(
     return with_gpus
 
 
-def _chosen(nodes: tuple[ClusterNode, ...], count: int, first: set[str]) -> tuple[ClusterNode, ...]:
+def _first_nodes(
+    nodes: tuple[ClusterNode, ...], count: int, first: set[str]
+) -> tuple[ClusterNode, ...]:
     ranks = {"idle": 0, "mixed": 1, "allocated": 2}
     order = sorted(nodes, key=lambda n: (n.name not in first, ranks.get(n.state, 3), n.name))
     return tuple(sorted(order[:count], key=lambda node: node.name))
@@ -252,8 +262,8 @@ def nodes_to_bind_to(host: Host, options: StudyOptions) -> tuple[NumaNode, ...]:
     """NUMA nodes with CPUs and memory, or those asked for. Raises UsageError for one without."""
     if options.numa is None:
         return bindable_nodes(host)
-    asked = {bindable_node(host, index, "--numa").index for index in options.numa}
-    return tuple(node for node in host.nodes if node.index in asked)
+    indices = {bindable_node(host, index, "--numa").index for index in options.numa}
+    return tuple(node for node in host.nodes if node.index in indices)
 
 
 def look_experiments(nodes: tuple[ClusterNode, ...]) -> tuple[Experiment, ...]:
@@ -273,7 +283,7 @@ def look_experiments(nodes: tuple[ClusterNode, ...]) -> tuple[Experiment, ...]:
 
 
 def experiments_for(
-    whole: tuple[ClusterNode, ...],
+    exclusive: tuple[ClusterNode, ...],
     shared: tuple[ClusterNode, ...],
     hosts: Mapping[str, Host],
     options: StudyOptions,
@@ -282,28 +292,28 @@ def experiments_for(
 
     hosts: by cluster node. Raises UsageError as nodes_to_bind_to, and for shapes that fit no node.
     """
-    found: list[Experiment] = []
-    names = tuple(dict.fromkeys(node.name for node in (*shared, *whole)))
-    of_nodes = {name: tuple(_of_node(name, whole, shared, hosts, options)) for name in names}
+    experiments: list[Experiment] = []
+    names = tuple(dict.fromkeys(node.name for node in (*shared, *exclusive)))
+    of_nodes = {name: tuple(_of_node(name, exclusive, shared, hosts, options)) for name in names}
     for number in range(options.rounds):
-        found += _round(of_nodes, number, found)
-    if options.between_nodes and len(whole) > 1:
-        ends = tuple({one.nodes: one.id for one in found}.values())
-        gpus = min(node.gpus or 0 for node in whole)
-        types = {node.gpu_type for node in whole}
-        names = tuple(node.name for node in whole)
-        found.append(
+        experiments += _round(of_nodes, number, experiments)
+    if options.between_nodes and len(exclusive) > 1:
+        ends = tuple({experiment.nodes: experiment.id for experiment in experiments}.values())
+        gpus = min(node.gpus or 0 for node in exclusive)
+        types = {node.gpu_type for node in exclusive}
+        names = tuple(node.name for node in exclusive)
+        experiments.append(
             Experiment(
                 "collective",
                 Mode.COLLECTIVE,
                 names,
-                whole[0].partition,
+                exclusive[0].partition,
                 gpus,
                 after=ends,
                 gpu_type=types.pop() if len(types) == 1 else None,
             )
         )
-    return tuple(found)
+    return tuple(experiments)
 
 
 def _round(
@@ -311,20 +321,22 @@ def _round(
 ) -> Iterator[Experiment]:
     """Each node's in an order of its own. One after the other: its wait is then for others' jobs,
     not for this study's own."""
-    last = {one.nodes[0]: (one.id,) for one in before}
+    last = {experiment.nodes[0]: (experiment.id,) for experiment in before}
     for place, (name, experiments) in enumerate(of_nodes.items()):
-        known = {one.id: one for one in experiments}
-        for own in seeded_order(known, _SEED, number):
+        by_id = {experiment.id: experiment for experiment in experiments}
+        for experiment_id in seeded_order(by_id, _SEED, number):
             block = number * len(of_nodes) + place
             after = last.get(name, ())
-            one = replace(known[own], id=f"{own}-r{number + 1}", block=block, after=after)
-            last[name] = (one.id,)
-            yield one
+            experiment = replace(
+                by_id[experiment_id], id=f"{experiment_id}-r{number + 1}", block=block, after=after
+            )
+            last[name] = (experiment.id,)
+            yield experiment
 
 
 def _of_node(
     name: str,
-    whole: tuple[ClusterNode, ...],
+    exclusive: tuple[ClusterNode, ...],
     shared: tuple[ClusterNode, ...],
     hosts: Mapping[str, Host],
     options: StudyOptions,
@@ -332,13 +344,15 @@ def _of_node(
     """The jobs of one round on one node."""
     for node in shared:
         if node.name == name:
-            yield from _shared(node, options)
-    for node in whole:
+            yield from _shared_experiments(node, options)
+    for node in exclusive:
         if node.name == name:
-            yield from _exclusive(node, hosts[name], options)
+            yield from _exclusive_experiments(node, hosts[name], options)
 
 
-def _exclusive(node: ClusterNode, host: Host, options: StudyOptions) -> Iterator[Experiment]:
+def _exclusive_experiments(
+    node: ClusterNode, host: Host, options: StudyOptions
+) -> Iterator[Experiment]:
     for numa in nodes_to_bind_to(host, options):
         yield Experiment(
             f"exclusive-{node.name}-numa{numa.index}",
@@ -351,7 +365,7 @@ def _exclusive(node: ClusterNode, host: Host, options: StudyOptions) -> Iterator
         )
 
 
-def _shared(node: ClusterNode, options: StudyOptions) -> Iterator[Experiment]:
+def _shared_experiments(node: ClusterNode, options: StudyOptions) -> Iterator[Experiment]:
     gpus = node.gpus or 0
     fitting = [shape for shape in options.shapes if shape.gres != "gpu" or shape.gpus <= gpus]
     if options.shapes and not fitting:

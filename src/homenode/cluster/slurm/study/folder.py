@@ -133,7 +133,11 @@ class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
         """
         self._open()
         study = self.study()
-        absent = (one for one in study.everything() if not (self.path / script_name(one)).exists())
+        absent = (
+            experiment
+            for experiment in study.everything()
+            if not (self.path / script_name(experiment)).exists()
+        )
         self.write_scripts(study, tuple(absent))
         return study
 
@@ -146,15 +150,15 @@ class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
     def write_scripts(self, study: Study, experiments: tuple[Experiment, ...]) -> None:
         """Write the scripts of these experiments. Raises HostError."""
         with self.errors():
-            for one in experiments:
-                script = script_of(one, study.options, study.id)
-                path = self.path / script_name(one)
+            for experiment in experiments:
+                script = script_of(experiment, study.options, study.id)
+                path = self.path / script_name(experiment)
                 replace_file(path, script.encode(), 0o755, synced=False)
 
-    def noted(self, study: Study, entry: StudyEntry) -> Study:
+    def note(self, study: Study, entry: StudyEntry) -> Study:
         """The study with what happened, once it is written down. Raises HostError."""
         self.add(entry)
-        return _applied(study, entry, str(self.journal_path))
+        return _apply(study, entry, str(self.journal_path))
 
     def done_and_exits(
         self, study: Study
@@ -162,15 +166,15 @@ class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
         """Tasks whose files are complete, with the seconds that they took, and exit statuses of the
         others' latest attempts."""
         exits: dict[tuple[str, int], str] = {}
-        for one in study.everything():
-            for task in range(one.jobs):
-                if (one.id, task) in self._done:
+        for experiment in study.everything():
+            for task in range(experiment.jobs):
+                if (experiment.id, task) in self._done:
                     continue  # what is done stays done: a large study is not walked each time
-                tries = attempts(self.path, one.id, task)
-                if (done := done_attempt(self.path, one.id, task)) is not None:
-                    self._done[one.id, task] = _seconds(done)
-                elif tries and (said := _exit_status(tries[-1])) is not None:
-                    exits[one.id, task] = said
+                tries = attempts(self.path, experiment.id, task)
+                if (done := done_attempt(self.path, experiment.id, task)) is not None:
+                    self._done[experiment.id, task] = _seconds(done)
+                elif tries and (status := _exit_status(tries[-1])) is not None:
+                    exits[experiment.id, task] = status
         return self._done, exits
 
     def close(self) -> None:
@@ -184,7 +188,7 @@ class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
         study = head.study
         _check(study.everything(), f"{source}:1")
         for entry in entries:
-            study = _applied(study, entry, source)
+            study = _apply(study, entry, source)
         return study
 
     def _open(self) -> None:
@@ -202,8 +206,8 @@ def _exit_status(attempt: Path) -> str | None:
     status = _start_of(attempt / "exit", 10)
     if status is None:
         return None
-    said = _start_of(attempt / "bench.txt.err", 1 << 16) or ""
-    reason = next((line for line in said.splitlines() if line.startswith("homenode: ")), "")
+    errors = _start_of(attempt / "bench.txt.err", 1 << 16) or ""
+    reason = next((line for line in errors.splitlines() if line.startswith("homenode: ")), "")
     return f"{status.strip()}: {reason.removeprefix('homenode: ')[:300]}".rstrip(": ")
 
 
@@ -214,18 +218,18 @@ def _seconds(attempt: Path) -> float | None:
     return None if hours is None else 3600 * hours
 
 
-def _start_of(path: Path, most: int) -> str | None:
+def _start_of(path: Path, max_bytes: int) -> str | None:
     try:
         with open_below(path.parent, path.name) as file:
-            return file.read(most).decode("utf-8", "replace")
+            return file.read(max_bytes).decode("utf-8", "replace")
     except OSError:
         return None
 
 
-def _applied(study: Study, entry: StudyEntry, where: str) -> Study:
+def _apply(study: Study, entry: StudyEntry, place: str) -> Study:
     match entry:
         case StudyEntry(experiments=planned) if planned:
-            _check(planned, where)
+            _check(planned, place)
             return replace(study, experiments=planned)
         case StudyEntry(submitted=str(experiment), job=str(job)) if job.isdigit():
             return replace(study, jobs=(*study.jobs, (experiment, job)))
@@ -235,30 +239,32 @@ def _applied(study: Study, entry: StudyEntry, where: str) -> Study:
             return replace(
                 study,
                 repeated=(*study.repeated, experiment),
-                jobs=tuple(one for one in study.jobs if one[0] != experiment),
-                refused=tuple(one for one in study.refused if one[0] != experiment),
+                jobs=tuple(row for row in study.jobs if row[0] != experiment),
+                refused=tuple(row for row in study.refused if row[0] != experiment),
             )
-    raise InputError(f"{where}: expected what became of an experiment, found {entry}"[:300])
+    raise InputError(f"{place}: expected what became of an experiment, found {entry}"[:300])
 
 
-def _check(experiments: tuple[Experiment, ...], where: str) -> None:
+def _check(experiments: tuple[Experiment, ...], place: str) -> None:
     """Raises InputError for names that would leave the folder, and for jobs without end."""
-    for one in experiments:
+    for experiment in experiments:
         if not (
-            NAME.fullmatch(one.id)
-            and one.nodes
-            and all(NAME.fullmatch(node) for node in one.nodes)
-            and 0 < one.jobs <= MAX_JOBS
+            NAME.fullmatch(experiment.id)
+            and experiment.nodes
+            and all(NAME.fullmatch(node) for node in experiment.nodes)
+            and 0 < experiment.jobs <= MAX_JOBS
         ):
-            raise InputError(f"{where}: expected an experiment, found {one.id[:60]!r}")
+            raise InputError(f"{place}: expected an experiment, found {experiment.id[:60]!r}")
 
 
 def attempts(folder: Path, experiment: str, task: int) -> tuple[Path, ...]:
     """Folders of a task's attempts, the oldest first."""
     root = folder / "raw" / experiment / f"task-{task}"
     try:
-        found = [(name, path) for path in root.iterdir() if (name := _ATTEMPT.fullmatch(path.name))]
-        folders = [(int(name[1]), int(name[2]), path) for name, path in found if path.is_dir()]
+        entries = [
+            (name, path) for path in root.iterdir() if (name := _ATTEMPT.fullmatch(path.name))
+        ]
+        folders = [(int(name[1]), int(name[2]), path) for name, path in entries if path.is_dir()]
     except OSError:
         return ()
     return tuple(path for *_, path in sorted(folders))
@@ -269,7 +275,7 @@ MAX_FILE_BYTES = 16 << 20
 
 def read_sources(folders: Iterable[Path]) -> StudySources:
     """All of them together. Raises InputError for what is no study, runs or logs."""
-    found = StudySources()
+    total = StudySources()
     seen = set()
     for folder in folders:
         if folder.resolve() in seen:
@@ -278,17 +284,17 @@ def read_sources(folders: Iterable[Path]) -> StudySources:
         if not folder.exists():
             raise InputError(f"{folder}: expected a study's folder, found nothing")
         if (folder / JOURNAL).is_file():
-            one = read_study(folder.resolve(), StudyFolder(folder).study())
+            sources = read_study(folder.resolve(), StudyFolder(folder).study())
         else:
-            one = _of_others(folder)
-        found = StudySources(
-            jobs=found.jobs + one.jobs,
-            collective=one.collective or found.collective,
-            missing=found.missing + one.missing,
-            gaps=found.gaps + one.gaps,
-            unmeasured=found.unmeasured + one.unmeasured,
+            sources = _foreign_sources(folder)
+        total = StudySources(
+            jobs=total.jobs + sources.jobs,
+            collective=sources.collective or total.collective,
+            missing=total.missing + sources.missing,
+            gaps=total.gaps + sources.gaps,
+            unmeasured=total.unmeasured + sources.unmeasured,
         )
-    return found
+    return total
 
 
 def read_study(folder: Path, study: Study) -> StudySources:
@@ -311,16 +317,16 @@ def read_study(folder: Path, study: Study) -> StudySources:
                 continue
             name = f"{experiment.id}-task{task}-{attempt.name}"
             try:
-                one = _evidence(experiment, name, texts, runs, hosts)
+                evidence = _evidence(experiment, name, texts, runs, hosts)
             except HomenodeError as error:
                 gaps.append(Gap(name, error.message))
                 unmeasured.append((name, "its results cannot be read"))
                 continue
-            jobs.append(one)
+            jobs.append(evidence)
             app = study.options.app
-            if app and not any(s.metric.startswith("app-") for s in one.samples):
+            if app and not any(s.metric.startswith("app-") for s in evidence.samples):
                 unmeasured.append((name, f"no figure of {Path(app[0]).name}"))
-    gaps += _joined(jobs)
+    gaps += _shared_gaps(jobs)
     return StudySources(
         jobs=tuple(jobs),
         collective=collective,
@@ -342,24 +348,24 @@ def _evidence(
         raise InputError(f"results/*/{name}/{FILE}: expected a run, found none")
     folder = runs[name]
     run = read_run(folder)
-    host, machine = hosts.of(experiment, folder)
+    host, machine = hosts.lookup(experiment, folder)
     record = parse_record(texts, experiment.gpus)
-    one = evidence_of(experiment, run, record, host, machine)
-    return replace(one, gaps=(*one.gaps, *gaps_of_run(folder)))
+    evidence = evidence_of(experiment, run, record, host, machine)
+    return replace(evidence, gaps=(*evidence.gaps, *gaps_of_run(folder)))
 
 
 def _runs_by_name(results: Path) -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(results.glob(f"*/*/{FILE}"))}
 
 
-def _joined(jobs: Iterable[JobEvidence]) -> Iterable[Gap]:
+def _shared_gaps(jobs: Iterable[JobEvidence]) -> Iterable[Gap]:
     """What is open, once for all jobs of which it is."""
     names: dict[Gap, list[str]] = {}
-    for one in jobs:
-        for gap in one.gaps:
-            names.setdefault(gap, []).append(one.name)
-    for gap, of in names.items():
-        who = of[0] if len(of) == 1 else f"{len(of)} jobs"
+    for job in jobs:
+        for gap in job.gaps:
+            names.setdefault(gap, []).append(job.name)
+    for gap, job_names in names.items():
+        who = job_names[0] if len(job_names) == 1 else f"{len(job_names)} jobs"
         yield Gap(f"{who}: {gap.subject}", gap.reason)
 
 
@@ -371,16 +377,16 @@ class _Hosts:
         self._folder, self._study = folder, study
         self._known: dict[str, tuple[Host | None, NodeMachine | None]] = {}
 
-    def of(self, experiment: Experiment, run: Path) -> tuple[Host | None, NodeMachine | None]:
+    def lookup(self, experiment: Experiment, run: Path) -> tuple[Host | None, NodeMachine | None]:
         node = experiment.nodes[0]
         if node not in self._known:
             captured = _host(run / HOST)
-            described = captured if self._study.host is None else self._described()
+            described = captured if self._study.host is None else self._read_described()
             machine = captured if captured is not None and captured.pci_devices else described
             self._known[node] = captured, None if machine is None else node_machine(machine)
         return self._known[node]
 
-    def _described(self) -> Host | None:
+    def _read_described(self) -> Host | None:
         """As it was when the study began."""
         content = StudyFolder(self._folder).read(DESCRIBED)
         with contextlib.suppress(InputError):
@@ -398,52 +404,54 @@ def _host(source: Path | str) -> Host | None:
 
 def done_attempt(folder: Path, experiment: str, task: int) -> Path | None:
     """The latest attempt that wrote all of its files."""
-    done = [one for one in attempts(folder, experiment, task) if (one / "done").exists()]
+    done = [
+        attempt for attempt in attempts(folder, experiment, task) if (attempt / "done").exists()
+    ]
     return done[-1] if done else None
 
 
 def _texts(attempt: Path) -> dict[str, str]:
     """Files that cannot be read are as those that are not there, and a NAME.err says so."""
-    found = {}
+    texts = {}
     for path in sorted(attempt.iterdir()):
         try:
             if path.is_symlink() or not path.is_file() or path.suffix == ".gz":
                 continue
             with open_below(attempt, path.name) as file:
-                found[path.name] = file.read(MAX_FILE_BYTES).decode("utf-8", "replace")
+                texts[path.name] = file.read(MAX_FILE_BYTES).decode("utf-8", "replace")
         except OSError as error:
-            found[f"{path.name}.err"] = f"cannot be read: {error.strerror}"
-    return found
+            texts[f"{path.name}.err"] = f"cannot be read: {error.strerror}"
+    return texts
 
 
 def _missing(folder: Path, study: Study) -> list[str]:
     """Tasks without results."""
-    found = []
+    lines = []
     refused, jobs = dict(study.refused), study.latest_jobs()
-    for one in study.everything():
-        for task in range(one.jobs):
-            if done_attempt(folder, one.id, task) is not None:
+    for experiment in study.everything():
+        for task in range(experiment.jobs):
+            if done_attempt(folder, experiment.id, task) is not None:
                 continue
-            tries = attempts(folder, one.id, task)
-            name = one.id if one.jobs == 1 else f"{one.id} task {task}"
-            if one.id in refused:
-                found.append(f"{name}: refused: {refused[one.id]}")
+            tries = attempts(folder, experiment.id, task)
+            name = experiment.id if experiment.jobs == 1 else f"{experiment.id} task {task}"
+            if experiment.id in refused:
+                lines.append(f"{name}: refused: {refused[experiment.id]}")
             elif tries:
-                found.append(f"{name}: began, and did not end (job {tries[-1].name})")
+                lines.append(f"{name}: began, and did not end (job {tries[-1].name})")
             else:
-                job = jobs.get(one.id)
-                found.append(f"{name}: " + (f"job {job} did not begin" if job else "not submitted"))
+                job = jobs.get(experiment.id)
+                lines.append(f"{name}: " + (f"job {job} did not begin" if job else "not submitted"))
     if not study.experiments:
-        found.append("all measuring jobs: they are planned when every node was looked at")
-    return found
+        lines.append("all measuring jobs: they are planned when every node was looked at")
+    return lines
 
 
-def _of_others(folder: Path) -> StudySources:
+def _foreign_sources(folder: Path) -> StudySources:
     """Runs of jobs or of homenode import below a folder, or the logs themselves."""
-    found = evidence_of_logs(find_folders(folder).folders)
+    jobs = evidence_of_logs(find_folders(folder).folders)
     gaps: tuple[Gap, ...] = ()
-    if folder.is_dir() and not found:
+    if folder.is_dir() and not jobs:
         loaded = load_runs(folder)
         gaps = loaded.skipped if loaded.runs else ()
-        found = evidence_of_runs(loaded.runs)
-    return StudySources(jobs=found, gaps=gaps)
+        jobs = evidence_of_runs(loaded.runs)
+    return StudySources(jobs=jobs, gaps=gaps)

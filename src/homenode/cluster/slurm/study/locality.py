@@ -100,10 +100,10 @@ def place_of(
         gpu_count = gpu_count and (len(allocation.gpus) or gpu_count)
     devices = (s.device for s in run.samples if s.device is not None and s.metric != POWER)
     shown = {TOOL: tuple(dict.fromkeys(devices)), SLURM: by_slurm, **shown}
-    known = {gpu.bdf: gpu for gpu in machine.gpus}
+    gpu_at = {gpu.bdf: gpu for gpu in machine.gpus}
     answers: dict[str, Locality] = {}
     for source, addresses in shown.items():
-        gpus = tuple(known[bdf] for bdf in addresses if bdf in known)
+        gpus = tuple(gpu_at[bdf] for bdf in addresses if bdf in gpu_at)
         if not addresses or (source == SLURM and _is_confined(shown, gpu_count)):
             continue  # gres.conf may order its numbers otherwise; what the kernel allows is certain
         if len(gpus) != len(addresses):
@@ -112,21 +112,21 @@ def place_of(
             reasons.append(f"{source} shows {len(gpus)} GPUs, and the job has {gpu_count}")
         else:
             answers[source] = _judge(run, gpus, pus, machine, cluster_node)
-    return _agreed(answers, shown, reasons)
+    return _combine(answers, shown, reasons)
 
 
 def _is_confined(shown: GpusBySource, gpu_count: int | None) -> bool:
     return gpu_count is not None and len(shown.get(CGROUP, ())) == gpu_count
 
 
-def _agreed(
+def _combine(
     answers: Mapping[str, Locality], shown: GpusBySource, reasons: Iterable[str]
 ) -> Locality:
     if len({locality for locality, _ in answers.values()}) == 1:
         return next(iter(answers.values()))
     if answers:
-        each = (f"{source} shows {', '.join(map(str, shown[source]))}" for source in answers)
-        return JobLocality.UNKNOWN, "; ".join(each)
+        texts = (f"{source} shows {', '.join(map(str, shown[source]))}" for source in answers)
+        return JobLocality.UNKNOWN, "; ".join(texts)
     return JobLocality.UNKNOWN, "; ".join(reasons) or "nothing shows which GPUs it had"
 
 
@@ -166,14 +166,14 @@ def place_by_homes(
     homes: Mapping[str, int], run: Run, cpus: Iterable[int], memory: tuple[int, ...]
 ) -> Locality:
     """By the home node of each GPU that it measured, where no machine of the node is known."""
-    wanted = {homes[str(s.device)] for s in run.samples if str(s.device) in homes}
+    gpu_nodes = {homes[str(s.device)] for s in run.samples if str(s.device) in homes}
     cpu_nodes = set(cpus)
-    if not wanted or not cpu_nodes:
-        subject = "its CPUs were" if wanted else "its GPUs are"
+    if not gpu_nodes or not cpu_nodes:
+        subject = "its CPUs were" if gpu_nodes else "its GPUs are"
         return JobLocality.UNKNOWN, f"nothing shows on which nodes {subject}"
-    if not wanted <= cpu_nodes:
-        return JobLocality.LOST, f"CPUs on node {_words(cpu_nodes)}, GPUs on {_words(wanted)}"
-    if memory and set(memory) <= wanted:
+    if not gpu_nodes <= cpu_nodes:
+        return JobLocality.LOST, f"CPUs on node {_words(cpu_nodes)}, GPUs on {_words(gpu_nodes)}"
+    if memory and set(memory) <= gpu_nodes:
         return JobLocality.KEPT, ""
     return JobLocality.OPEN, memory_words(memory)
 

@@ -52,22 +52,22 @@ class StudyMatrix(Struct, frozen=True, kw_only=True):
 def matrices(jobs: Iterable[JobEvidence]) -> tuple[StudyMatrix, ...]:
     """For each cluster node and metric, where jobs were bound to NUMA nodes."""
     exclusive = [job for job in jobs if job.mode is Mode.EXCLUSIVE]
-    found = []
+    node_maps = []
     for node in dict.fromkeys(job.node for job in exclusive):
-        own = [job for job in exclusive if job.node == node]
-        homes = homes_of(own)
-        derived = bool(homes) and any(job.homes_measured or not job.homes for job in own)
+        node_jobs = [job for job in exclusive if job.node == node]
+        homes = homes_of(node_jobs)
+        derived = bool(homes) and any(job.homes_measured or not job.homes for job in node_jobs)
         for metric in COPIES:
-            matrix = _matrix(node, metric, own, homes, derived)
+            matrix = _matrix(node, metric, node_jobs, homes, derived)
             if matrix is not None:
-                found.append(matrix)
-    return tuple(found)
+                node_maps.append(matrix)
+    return tuple(node_maps)
 
 
 def homes_of(jobs: Iterable[JobEvidence]) -> dict[str, int]:
     """NUMA node of each GPU of one cluster node: as its jobs say, else by measuring."""
-    own = list(jobs)
-    return dict(home for job in own for home in job.homes) or measured_homes(own)
+    node_jobs = list(jobs)
+    return dict(home for job in node_jobs for home in job.homes) or measured_homes(node_jobs)
 
 
 def _matrix(
@@ -81,12 +81,12 @@ def _matrix(
                 values.setdefault((row, device_of(sample)), []).append(sample.value)
     if not values:
         return None
-    cells = {place: median(of) for place, of in values.items()}
+    cells = {place: median(group) for place, group in values.items()}
     rows = tuple(sorted({row for row, _ in cells}))
     columns = tuple(sorted({column for _, column in cells}))
-    known = [(row == homes[gpu], value) for (row, gpu), value in cells.items() if gpu in homes]
+    sided = [(row == homes[gpu], value) for (row, gpu), value in cells.items() if gpu in homes]
     local, remote = (
-        [value for is_near, value in known if is_near is side] for side in (True, False)
+        [value for is_near, value in sided if is_near is side] for side in (True, False)
     )
     return StudyMatrix(
         node=node,
@@ -126,7 +126,7 @@ def _run(label: str, boot: str, part: list[tuple[JobEvidence, Sample]]) -> Run:
     first = heads[0]
     starts = [head.started_s for head in heads if head.started_s is not None]
     ends = [head.ended_s for head in heads if head.ended_s is not None]
-    gpus = list(dict.fromkeys(device_of(one) for _, one in part))
+    gpus = list(dict.fromkeys(device_of(sample) for _, sample in part))
     head = RunHead(
         f"{boot}, {label}",
         first.system,
@@ -135,7 +135,7 @@ def _run(label: str, boot: str, part: list[tuple[JobEvidence, Sample]]) -> Run:
         UNKNOWN_SWITCHES,
         arrangement=label,
         boots=(boot,),
-        unusable=tuple(dict.fromkeys(reason for one in heads for reason in one.unusable)),
+        unusable=tuple(dict.fromkeys(reason for member in heads for reason in member.unusable)),
         started_s=min(starts, default=None),
         ended_s=max(ends, default=None),
         experiment=first.experiment,
@@ -143,9 +143,9 @@ def _run(label: str, boot: str, part: list[tuple[JobEvidence, Sample]]) -> Run:
     )
     samples = (
         msgspec.structs.replace(
-            one, boot=0, device=None, node=None, peer=None, index=gpus.index(device_of(one))
+            sample, boot=0, device=None, node=None, peer=None, index=gpus.index(device_of(sample))
         )
-        for _, one in part
+        for _, sample in part
     )
     return Run(head, tuple(samples))
 
@@ -159,7 +159,7 @@ class Outlier(Struct, frozen=True, kw_only=True):
     """A node, or one of its links, that measures unlike the others."""
 
     node: str  # of the cluster
-    what: str  # the node itself, or a link of it
+    part: str  # the node itself, or a link of it
     metric: str
     value: float  # in the metric's unit; usual is the median of the same place on all nodes
     usual: float  # in the metric's unit; usual is the median of the same place on all nodes
@@ -170,17 +170,17 @@ def slow_nodes_and_links(matrices: Iterable[StudyMatrix]) -> tuple[Outlier, ...]
 
     A NUMA node from which every GPU is slow, while they are not from others, is slow itself.
     """
-    found: list[Outlier] = []
+    outliers: list[Outlier] = []
     by_metric: dict[str, list[StudyMatrix]] = {}
     for matrix in matrices:
         by_metric.setdefault(matrix.metric, []).append(matrix)
-    for metric, of in by_metric.items():
-        if len({matrix.node for matrix in of}) >= LEAST_NODES:
-            found += _of_metric(metric, of)
-    return tuple(found)
+    for metric, group in by_metric.items():
+        if len({matrix.node for matrix in group}) >= LEAST_NODES:
+            outliers += _metric_outliers(metric, group)
+    return tuple(outliers)
 
 
-def _of_metric(metric: str, matrices: list[StudyMatrix]) -> Iterator[Outlier]:
+def _metric_outliers(metric: str, matrices: list[StudyMatrix]) -> Iterator[Outlier]:
     places: dict[tuple[int, str], list[float]] = {}
     for matrix in matrices:
         for place, value in _cells(matrix):
@@ -196,32 +196,32 @@ def _of_metric(metric: str, matrices: list[StudyMatrix]) -> Iterator[Outlier]:
             if _is_slow(metric, value, usual[place])
         }
         measured = {gpu for _, gpu in cells}
-        slow = _wholly(cells, bad, 1)
+        slow = _fully_slow(cells, bad, 1)
         if slow and len(slow) * 2 > len(measured):
-            what = f"the node: {len(slow)} of {len(measured)} GPUs"
-            odd = {what: [cell for cells in slow.values() for cell in cells]}
+            part = f"the node: {len(slow)} of {len(measured)} GPUs"
+            odd = {part: [cell for cells in slow.values() for cell in cells]}
         else:
-            odd = {f"the link of {gpu}": of for gpu, of in slow.items()}
+            odd = {f"the link of {gpu}": members for gpu, members in slow.items()}
             # With one GPU, or from one NUMA node, the two cannot be distinguished.
-            rows = _wholly(cells, bad, 0) if len(measured) > 1 else {}
-            odd |= {f"NUMA node {row}: from there": of for row, of in rows.items()}
-        for what, of in odd.items():
-            value, like = _worst(of)
-            yield Outlier(node=matrix.node, what=what, metric=metric, value=value, usual=like)
+            rows = _fully_slow(cells, bad, 0) if len(measured) > 1 else {}
+            odd |= {f"NUMA node {row}: from there": members for row, members in rows.items()}
+        for part, members in odd.items():
+            value, like = _worst(members)
+            yield Outlier(node=matrix.node, part=part, metric=metric, value=value, usual=like)
 
 
-def _wholly(
+def _fully_slow(
     cells: Mapping[tuple[int, str], float],
     bad: Mapping[tuple[int, str], tuple[float, float]],
     part: int,
 ) -> dict[int | str, list[tuple[float, float]]]:
     """Slow cells of rows (part 0) or columns (1) in which all cells are slow."""
-    found: dict[int | str, list[tuple[float, float]]] = {}
+    slow: dict[int | str, list[tuple[float, float]]] = {}
     for name in dict.fromkeys(place[part] for place in cells):
-        of = [place for place in cells if place[part] == name]
-        if all(place in bad for place in of):
-            found[name] = [bad[place] for place in of]
-    return found
+        places = [place for place in cells if place[part] == name]
+        if all(place in bad for place in places):
+            slow[name] = [bad[place] for place in places]
+    return slow
 
 
 def _cells(matrix: StudyMatrix) -> Iterator[tuple[tuple[int, str], float]]:
@@ -241,26 +241,30 @@ def _worst(cells: list[tuple[float, float]]) -> tuple[float, float]:
     return max(cells, key=lambda cell: abs(cell[0] / cell[1] - 1))
 
 
-def slow_in_collective(found: Collective) -> tuple[Outlier, ...]:
+def slow_in_collective(collective: Collective) -> tuple[Outlier, ...]:
     """Nodes that are slow alone, then links: pairs that are slow while their nodes are not."""
     metric = "allreduce-busbw-peak"
     outliers: list[Outlier] = []
 
-    def add(node: str, what: str, value: float, usual: float) -> None:
-        outliers.append(Outlier(node=node, what=what, metric=metric, value=value, usual=usual))
+    def add(node: str, part: str, value: float, usual: float) -> None:
+        outliers.append(Outlier(node=node, part=part, metric=metric, value=value, usual=usual))
 
     slow: set[str] = set()
-    if len(found.nodes) >= LEAST_NODES:
-        usual = median(value for _, value in found.nodes)
-        for node, value in found.nodes:
+    if len(collective.nodes) >= LEAST_NODES:
+        usual = median(value for _, value in collective.nodes)
+        for node, value in collective.nodes:
             if _is_slow(metric, value, usual):
                 slow.add(node)
                 add(node, "the node: all-reduce on it alone", value, usual)
-    if len(found.pairs) < LEAST_NODES:
+    if len(collective.pairs) < LEAST_NODES:
         return tuple(outliers)
-    values = sorted(value for *_, value in found.pairs)
+    values = sorted(value for *_, value in collective.pairs)
     usual = values[-max(1, len(values) // 4)]
-    bad = [(a, b, v) for a, b, v in found.pairs if _is_slow(metric, v, usual) and not {a, b} & slow]
+    bad = [
+        (a, b, v)
+        for a, b, v in collective.pairs
+        if _is_slow(metric, v, usual) and not {a, b} & slow
+    ]
     ends = Counter(node for a, b, _ in bad for node in (a, b))
     both = {node for node, count in ends.items() if count > 1}
     for node in sorted(both):

@@ -73,8 +73,10 @@ def verdicts(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> tupl
         "development, testing": _development(jobs),
     }
     return tuple(
-        WorkVerdict(work=work, queue=queue, rationale=why, evidence=tuple(evidence), measured=known)
-        for work, (queue, why, evidence, known) in answers.items()
+        WorkVerdict(
+            work=work, queue=queue, rationale=reason, evidence=tuple(evidence), measured=measured
+        )
+        for work, (queue, reason, evidence, measured) in answers.items()
     )
 
 
@@ -85,15 +87,15 @@ WHOLE, PARTS = "whole nodes", "parts of nodes"
 def copies_as_runs(jobs: Iterable[JobEvidence], metrics: Sequence[str] = COPIES) -> tuple[Run, ...]:
     """Copies between host and GPUs, by where memory was bound and by shape of shared jobs; copies
     near first."""
-    every = tuple(jobs)
-    homes = _homes_by_node(every)
+    all_jobs = tuple(jobs)
+    homes = _homes_by_node(all_jobs)
 
     def label_of(job: JobEvidence, sample: Sample) -> str | None:
         if sample.metric not in metrics or sample.variant is not None:
             return None
         return _copy_label(job, sample, homes[job.node])
 
-    runs = runs_by(every, label_of)
+    runs = runs_by(all_jobs, label_of)
     return tuple(sorted(runs, key=lambda run: _by_place(run.head.arrangement or "")))
 
 
@@ -132,34 +134,34 @@ def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
             if method is None or label is None:
                 continue
             method = "SM" if sample.metric in _BY_SM else method
-            own = job.node_of(sample) if job.mode is Mode.EXCLUSIVE else job.name
-            place = (job.node, own, device_of(sample), sample.peer)
+            origin = job.node_of(sample) if job.mode is Mode.EXCLUSIVE else job.name
+            place = (job.node, origin, device_of(sample), sample.peer)
             by_place = values.setdefault((sample.metric, method, label), {})
             by_place.setdefault(place, []).append(sample.value)
-    found = [
+    copies = [
         CopySpread(
             metric=metric,
             method=method,
             label=label,
-            mean=fmean(each),
-            deviation=stdev(each) if len(each) > 1 else None,
-            count=len(each),
+            mean=fmean(medians),
+            deviation=stdev(medians) if len(medians) > 1 else None,
+            count=len(medians),
         )
         for (metric, method, label), by_place in values.items()
-        if (each := [median(of) for of in by_place.values()])
+        if (medians := [median(group) for group in by_place.values()])
     ]
-    known = [*COPIES, "p2p-bandwidth"]
+    metrics = [*COPIES, "p2p-bandwidth"]
 
-    def place_of(one: CopySpread) -> tuple[int, str, int, str]:
-        return known.index(one.metric), one.method, _by_place(one.label), one.label
+    def place_of(spread: CopySpread) -> tuple[int, str, int, str]:
+        return metrics.index(spread.metric), spread.method, _by_place(spread.label), spread.label
 
-    return tuple(sorted(found, key=place_of))
+    return tuple(sorted(copies, key=place_of))
 
 
 def _homes_by_node(jobs: Sequence[JobEvidence]) -> dict[str, dict[str, int]]:
     """The home of each GPU, by cluster node."""
     nodes = {job.node for job in jobs}
-    return {node: homes_of(one for one in jobs if one.node == node) for node in nodes}
+    return {node: homes_of(member for member in jobs if member.node == node) for node in nodes}
 
 
 def _copy_label(job: JobEvidence, sample: Sample, homes: Mapping[str, int]) -> str | None:
@@ -180,9 +182,9 @@ def comparisons(jobs: tuple[JobEvidence, ...]) -> Iterator[Comparison]:
     """Copies between host and GPUs by where memory was, and all else by how jobs were bound."""
     by_binding = sorted(runs_by(jobs, _by_binding), key=_binding_order)
     for runs in (copies_as_runs(jobs), by_binding):
-        found = alternatives(runs)
-        if len(found) > 1:
-            yield compare(found)
+        compared = alternatives(runs)
+        if len(compared) > 1:
+            yield compare(compared)
 
 
 def _binding_order(run: Run) -> tuple[bool, int, str]:
@@ -218,17 +220,21 @@ QueueAnswer = tuple[Queue, str, Sequence[str], bool]
 
 
 def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> QueueAnswer:
-    local = [one for one in maps if one.metric == "h2d-bandwidth" and one.local is not None]
+    local = [
+        matrix for matrix in maps if matrix.metric == "h2d-bandwidth" and matrix.local is not None
+    ]
     if not local:
         return _unknown("host to device was not measured from each NUMA node")
-    evidence = [_on_node(one) for one in local[:_SHOWN]]
+    evidence = [_on_node(matrix) for matrix in local[:_SHOWN]]
     # A slice of a GPU is no part of this question.
-    whole = tuple(job for job in jobs if job.gres == "gpu")
-    made = recommend("", alternatives(copies_as_runs(whole, COPIES[:2])), Objective.GPU_COPY)
-    evidence.append(f"{ground_of(made)}: {sentence_of(made)}")
+    gpu_jobs = tuple(job for job in jobs if job.gres == "gpu")
+    recommendation = recommend(
+        "", alternatives(copies_as_runs(gpu_jobs, COPIES[:2])), Objective.GPU_COPY
+    )
+    evidence.append(f"{ground_of(recommendation)}: {sentence_of(recommendation)}")
     shared = [
         job
-        for job in whole
+        for job in gpu_jobs
         if job.mode in (Mode.ALONE, Mode.TOGETHER)
         and any(sample.metric == "h2d-bandwidth" for sample in job.samples)
     ]
@@ -238,11 +244,11 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
     places = [job.locality[0] for job in shared]
     evidence.append(_places(places))
     shapes = {job.shape for job in shared}
-    if JobLocality.LOST in places or shapes & {*made.avoid}:
+    if JobLocality.LOST in places or shapes & {*recommendation.avoid}:
         reason = "shared jobs are placed away from their GPUs, or get less than local copies"
         return Queue.EXCLUSIVE, reason, evidence, True
-    if not shapes <= {made.choice, *made.also}:
-        return _unknown(sentence_of(made), *evidence)
+    if not shapes <= {recommendation.choice, *recommendation.also}:
+        return _unknown(sentence_of(recommendation), *evidence)
     if all(place is JobLocality.KEPT for place in places):
         reason = "shared jobs are placed and bound at their GPUs, and copy as fast as whole nodes"
         return Queue.EITHER, reason, evidence, True
@@ -253,27 +259,29 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
     return Queue.EXCLUSIVE, reason, evidence, True
 
 
-def _on_node(one: StudyMatrix) -> str:
-    text = f"{one.node}: host to device {_rate(one.local or 0.0)} local"
-    if one.remote is not None and one.ratio is not None:
-        text += f", {_rate(one.remote)} remote: {one.ratio:.2f}x"
+def _on_node(matrix: StudyMatrix) -> str:
+    text = f"{matrix.node}: host to device {_rate(matrix.local or 0.0)} local"
+    if matrix.remote is not None and matrix.ratio is not None:
+        text += f", {_rate(matrix.remote)} remote: {matrix.ratio:.2f}x"
     return text
 
 
 def _computing(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     """By the user's own program alone: copies and products inside a GPU do not feel its host."""
-    own = sorted({s.metric for job in jobs for s in job.samples if s.metric.startswith("app-")})
-    for metric in own:
+    app_metrics = sorted(
+        {s.metric for job in jobs for s in job.samples if s.metric.startswith("app-")}
+    )
+    for metric in app_metrics:
         runs = runs_by(
             jobs,
             lambda job, sample, metric=metric: (  # type: ignore[misc]
                 None if sample.metric != metric else WHOLE if job.mode is Mode.EXCLUSIVE else PARTS
             ),
         )
-        found = alternatives(sorted(runs, key=lambda run: run.head.arrangement != WHOLE))
-        if [one.label for one in found] != [WHOLE, PARTS]:
+        sides = alternatives(sorted(runs, key=lambda run: run.head.arrangement != WHOLE))
+        if [side.label for side in sides] != [WHOLE, PARTS]:
             continue
-        effect = next(one for one in compare(found).effects if one.metric == metric)
+        effect = next(shown for shown in compare(sides).effects if shown.metric == metric)
         multiple = multiple_text(effect.ratio)
         evidence = f"{metric}: {PARTS} {multiple} {WHOLE}, {effect.level}, n = {effect.boots}"
         if effect.outcome is Outcome.CANNOT_TELL:
@@ -293,11 +301,11 @@ def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     runs = between_gpus(jobs)
     if len({run.head.arrangement for run in runs}) < 2:
         return _unknown("copies between GPUs were measured under one binding, or none")
-    made = recommend("", alternatives(runs), Objective.MULTI_GPU)
-    evidence = f"{ground_of(made)}: {sentence_of(made)}"
-    if made.choice is None:
-        return _unknown(sentence_of(made), evidence)
-    if not made.avoid:
+    recommendation = recommend("", alternatives(runs), Objective.MULTI_GPU)
+    evidence = f"{ground_of(recommendation)}: {sentence_of(recommendation)}"
+    if recommendation.choice is None:
+        return _unknown(sentence_of(recommendation), evidence)
+    if not recommendation.avoid:
         reason = "copies between GPUs do not pass the CPUs: no binding is shown to matter"
         return Queue.EITHER, reason, (evidence,), True
     reason = "copies between GPUs depend on the binding: they pass host memory"
@@ -312,26 +320,28 @@ def _development(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     if len(waits) < 2:
         reason = "a part of a node is usually free sooner than a whole one"
         return Queue.SHARED, reason, ("queue waits were not recorded for both queues",), False
-    whole, shared = median(waits[True]), median(waits[False])
+    whole_wait, shared = median(waits[True]), median(waits[False])
     evidence = (
-        f"median wait {whole:.0f} s for whole nodes (n = {len(waits[True])}), "
+        f"median wait {whole_wait:.0f} s for whole nodes (n = {len(waits[True])}), "
         f"{shared:.0f} s for parts (n = {len(waits[False])})",
     )
-    if shared < whole:
+    if shared < whole_wait:
         return Queue.SHARED, "parts of nodes started sooner", evidence, True
-    if shared == whole:
+    if shared == whole_wait:
         reason = "waits were equal; a part of a node costs fewer GPU-hours"
         return Queue.SHARED, reason, evidence, True
     reason = "whole nodes started sooner here; parts cost fewer GPU-hours"
     return Queue.EITHER, reason, evidence, True
 
 
-def _unknown(why: str, *evidence: str) -> QueueAnswer:
-    return Queue.UNKNOWN, why, evidence, False
+def _unknown(reason: str, *evidence: str) -> QueueAnswer:
+    return Queue.UNKNOWN, reason, evidence, False
 
 
 def _places(places: list[JobLocality]) -> str:
-    counts = [f"{places.count(one)} {one}" for one in JobLocality if one in places]
+    counts = [
+        f"{places.count(locality)} {locality}" for locality in JobLocality if locality in places
+    ]
     return f"locality of {len(places)} shared jobs: {', '.join(counts)}"
 
 
@@ -347,11 +357,11 @@ class JobLine(Struct, frozen=True, kw_only=True):
     mode: Mode
     gpus: int
     locality: JobLocality
-    why: str
+    reason: str
     queue_wait_s: float | None
     gpu_hours: float | None
     met: str | None  # jobs that measured at the same time, of how many
-    others: int | None  # other people's on the node
+    other_jobs: int | None  # other people's on the node
 
 
 class StudyReport(Struct, frozen=True, kw_only=True):
@@ -379,20 +389,20 @@ class StudyReport(Struct, frozen=True, kw_only=True):
 def study_report(source: str, sources: StudySources) -> StudyReport:
     """The report of this evidence. source: the folder, in the user's words."""
     jobs, collective = sources.jobs, sources.collective
-    found = matrices(jobs)
-    outliers = slow_nodes_and_links(found)
+    maps = matrices(jobs)
+    outliers = slow_nodes_and_links(maps)
     if collective is not None:
         outliers += slow_in_collective(collective)
-    said = [job.replayed for job in jobs] + [collective.replayed if collective else None]
+    notices = [job.replay_notice for job in jobs] + [collective.replayed if collective else None]
     return StudyReport(
         source=source,
-        replayed=tuple(dict.fromkeys(one for one in said if one is not None)),
+        replayed=tuple(dict.fromkeys(notice for notice in notices if notice is not None)),
         nodes=tuple(dict.fromkeys(job.node for job in jobs)),
         systems=_systems(jobs),
-        matrices=found,
+        matrices=maps,
         comparisons=tuple(comparisons(jobs)),
         jobs=tuple(_line(job) for job in jobs),
-        verdicts=verdicts(jobs, found),
+        verdicts=verdicts(jobs, maps),
         outliers=outliers,
         collective=collective,
         missing=sources.missing,
@@ -426,25 +436,27 @@ def _setup(jobs: tuple[JobEvidence, ...]) -> Iterator[tuple[str, str]]:
     kinds = sorted({job.run.head.host_kind for job in jobs if job.run.head.host_kind})
     if kinds:
         yield "machine", "; ".join(kinds)
-    whole = [job for job in jobs if job.mode is Mode.EXCLUSIVE]
-    if whole:
-        yield "GPUs per node", str(max(job.gpus for job in whole))
-        nodes = sorted({job.bound_to for job in whole if job.bound_to is not None})
+    exclusive = [job for job in jobs if job.mode is Mode.EXCLUSIVE]
+    if exclusive:
+        yield "GPUs per node", str(max(job.gpus for job in exclusive))
+        nodes = sorted({job.bound_to for job in exclusive if job.bound_to is not None})
         yield "NUMA nodes bound to", ", ".join(map(str, nodes)) or "none"
     shapes = sorted({job.shape for job in jobs if job.mode is not Mode.EXCLUSIVE})
     if shapes:
         yield "shared jobs", "; ".join(shapes)
-    stated: dict[str, dict[str, None]] = {}
+    conditions: dict[str, dict[str, None]] = {}
     for job in jobs:
-        for one in job.run.head.conditions:
-            if one.name.startswith("tool ") or one.name in _TOLD_OF_SETUP:
-                stated.setdefault(one.name.removeprefix("tool "), {})[one.value] = None
-    for name, values in stated.items():
+        for condition in job.run.head.conditions:
+            if condition.name.startswith("tool ") or condition.name in _TOLD_OF_SETUP:
+                conditions.setdefault(condition.name.removeprefix("tool "), {})[condition.value] = (
+                    None
+                )
+    for name, values in conditions.items():
         yield name, ", ".join(values)
 
 
 def _line(job: JobEvidence) -> JobLine:
-    locality, why = job.locality
+    locality, reason = job.locality
     record = job.record
     return JobLine(
         name=job.name,
@@ -452,9 +464,9 @@ def _line(job: JobEvidence) -> JobLine:
         mode=job.mode,
         gpus=job.gpus,
         locality=locality,
-        why=why,
+        reason=reason,
         queue_wait_s=record.queue_wait_s,
         gpu_hours=record.gpu_hours,
         met=record.met,
-        others=record.others,
+        other_jobs=record.other_jobs,
     )

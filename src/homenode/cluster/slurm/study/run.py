@@ -39,7 +39,7 @@ class QueueFullError(ToolError):
     """Slurm takes no more jobs of this user until some have ended."""
 
 
-def made_study(
+def make_study(
     options: StudyOptions,
     host: str | None,
     described: Host | None,
@@ -56,16 +56,20 @@ def made_study(
     if described is not None and not nodes_to_bind_to(described, options):
         raise UsageError(f"{host}: expected NUMA nodes with CPUs and memory, found none")
     if is_described and described is not None:
-        found = described_nodes(described, options)
+        nodes = described_nodes(described, options)
     else:
-        found = client.nodes()
-    whole, shared = choose_nodes(found, options)
+        nodes = client.ask_nodes()
+    exclusive, shared = choose_nodes(nodes, options)
     if described is None:
-        looks = look_experiments(whole)
-        return Study(id=id, options=options, whole=whole, shared=shared, host=None, looks=looks)
-    hosts = {node.name: described for node in (*whole, *shared)}
-    planned = experiments_for(whole, shared, hosts, options)
-    return Study(id=id, options=options, whole=whole, shared=shared, host=host, experiments=planned)
+        looks = look_experiments(exclusive)
+        return Study(
+            id=id, options=options, exclusive=exclusive, shared=shared, host=None, looks=looks
+        )
+    hosts = {node.name: described for node in (*exclusive, *shared)}
+    planned = experiments_for(exclusive, shared, hosts, options)
+    return Study(
+        id=id, options=options, exclusive=exclusive, shared=shared, host=host, experiments=planned
+    )
 
 
 class SlurmQueue:
@@ -84,8 +88,8 @@ class SlurmQueue:
         self._seconds: Mapping[tuple[str, int], float | None] = {}
 
     def poll(self) -> Progress:
-        self._queued = client.jobs()
-        for experiment, job in unrecorded(self.study, self._queued):
+        self._queued = client.ask_queue()
+        for experiment, job in find_unrecorded(self.study, self._queued):
             self._note(StudyEntry(submitted=experiment, job=job))
         tasks = self._tasks()
         self._clear_finished(tasks)
@@ -115,17 +119,17 @@ class SlurmQueue:
         # Slurm refuses to wait for a job that it has forgotten; such a job has ended.
         alive = self._jobs_in(JobState.PENDING, JobState.RUNNING)
         behind = self._behind(alive)
-        for one in self.study.everything():
-            if one.id in waiting:
+        for experiment in self.study.everything():
+            if experiment.id in waiting:
                 try:
-                    job = self._submit(one, alive, behind(one))
+                    job = self._submit(experiment, alive, behind(experiment))
                 except QueueFullError:
                     return  # the rest goes in when some have ended
                 if job is not None:
-                    alive[one.id] = job
+                    alive[experiment.id] = job
 
     def _note(self, entry: StudyEntry) -> None:
-        self.study = self._folder.noted(self.study, entry)
+        self.study = self._folder.note(self.study, entry)
 
     def _tasks(self) -> tuple[TaskStatus, ...]:
         """Every task. A job that has just ended is taken for running: its files may be on their
@@ -150,13 +154,13 @@ class SlurmQueue:
             if seconds is not None:
                 pace.took(_variant(name), seconds)
         unsettled = {task.id for task in tasks if task.state in UNSETTLED}
-        left: dict[str, list[str]] = {}
-        for one in self.study.everything():
-            for node in one.nodes if one.id in unsettled else ():
-                left.setdefault(node, []).append(_variant(one.id))
-        found = [pace.left(of_node) for of_node in left.values()]
-        known = [seconds for seconds in found if seconds is not None]
-        return max(known, default=0.0) if len(known) == len(found) else None
+        variants_of_node: dict[str, list[str]] = {}
+        for experiment in self.study.everything():
+            for node in experiment.nodes if experiment.id in unsettled else ():
+                variants_of_node.setdefault(node, []).append(_variant(experiment.id))
+        estimates = [pace.left(of_node) for of_node in variants_of_node.values()]
+        known_seconds = [seconds for seconds in estimates if seconds is not None]
+        return max(known_seconds, default=0.0) if len(known_seconds) == len(estimates) else None
 
     def _attempts(self, task: TaskStatus) -> int:
         """Attempts that began to write, or that the journal knows."""
@@ -187,44 +191,46 @@ class SlurmQueue:
         if any(task.state is not TaskState.DONE for task in tasks):
             return
         study = self.study
-        self._plan(experiments_for(study.whole, study.shared, self._hosts(), study.options))
+        self._plan(experiments_for(study.exclusive, study.shared, self._hosts(), study.options))
 
     def _plan(self, planned: tuple[Experiment, ...]) -> None:
-        known = {one.id for one in self.study.experiments}
-        new = tuple(one for one in planned if one.id not in known)
+        planned_ids = {experiment.id for experiment in self.study.experiments}
+        new = tuple(experiment for experiment in planned if experiment.id not in planned_ids)
         self._folder.write_scripts(replace(self.study, experiments=planned), new)
         self._note(StudyEntry(experiments=planned))
 
     def _hosts(self) -> Mapping[str, Host]:
-        found = {}
+        hosts = {}
         for look in self.study.looks:
             done = done_attempt(self._folder.path, look.id, 0)
             assert done is not None, "all looks are done"
             try:
-                found[look.nodes[0]] = load_host(str(done / "host.tar.gz"))
+                hosts[look.nodes[0]] = load_host(str(done / "host.tar.gz"))
             except InputError as error:
                 raise InputError(
                     error.message,
                     hint=f"remove {done.parent}, and start the command again: it looks again",
                 ) from None
-        return found
+        return hosts
 
     def _submit(
-        self, one: Experiment, alive: Mapping[str, str], behind: Iterable[str]
+        self, experiment: Experiment, alive: Mapping[str, str], behind: Iterable[str]
     ) -> str | None:
         """Raises QueueFullError where Slurm takes no more, and jobs of this study are under way."""
-        names = dict.fromkeys((*one.after, *behind))
+        names = dict.fromkeys((*experiment.after, *behind))
         after = tuple(alive[name] for name in names if name in alive)
         try:
-            job = client.submit(self._folder.path, script_name(one), after, self._folder.owned)
+            job = client.submit(
+                self._folder.path, script_name(experiment), after, self._folder.owned
+            )
         except NoAnswerError:
             raise
         except ToolError as error:
             if client.is_full(error.message) and alive:
                 raise QueueFullError(error.message) from None
-            self._note(StudyEntry(refused=one.id, reason=error.message))
+            self._note(StudyEntry(refused=experiment.id, reason=error.message))
             return None
-        self._note(StudyEntry(submitted=one.id, job=job))
+        self._note(StudyEntry(submitted=experiment.id, job=job))
         return job
 
     def _behind(self, alive: Iterable[str]) -> Callable[[Experiment], Iterator[str]]:
@@ -232,16 +238,16 @@ class SlurmQueue:
 
         One that is submitted again finds them in the queue, and is not alone before they end.
         """
-        places = {one.id: place for place, one in enumerate(self.study.everything())}
-        nodes = {one.id: one.nodes for one in self.study.everything()}
+        places = {experiment.id: place for place, experiment in enumerate(self.study.everything())}
+        nodes = {experiment.id: experiment.nodes for experiment in self.study.everything()}
         on_node: dict[str, list[str]] = {}
         for name in sorted(set(alive) & places.keys(), key=lambda name: places[name]):
             for node in nodes[name]:
                 on_node.setdefault(node, []).append(name)
 
-        def behind(one: Experiment) -> Iterator[str]:
-            for node in one.nodes:
-                yield from (n for n in on_node.get(node, ()) if places[n] > places[one.id])
+        def behind(experiment: Experiment) -> Iterator[str]:
+            for node in experiment.nodes:
+                yield from (n for n in on_node.get(node, ()) if places[n] > places[experiment.id])
 
         return behind
 
@@ -260,9 +266,9 @@ def statuses(
     """Every task. done: those whose files are complete. exits: exit statuses of scripts that ended
     without being done."""
     of_job: dict[tuple[str, str], list[QueuedJob]] = {}
-    for one in queued:
+    for entry in queued:
         # By name too: a controller that lost its state gives numbers again, to other jobs.
-        of_job.setdefault((one.job, one.name), []).append(one)
+        of_job.setdefault((entry.job, entry.name), []).append(entry)
     refused, jobs = dict(study.refused), study.latest_jobs()
     for experiment in study.everything():
         name = experiment.id
@@ -282,16 +288,18 @@ def statuses(
 def _of_job(
     name: str, part: int, job: str, rows: list[QueuedJob], exit_status: str | None
 ) -> TaskStatus:
-    row = next((one for one in rows if one.task == part), None)
-    row = row or next((one for one in rows if one.task is None), None)
-    left = "" if exit_status in (None, "0") else f"its script ended with exit status {exit_status}"
+    row = next((entry for entry in rows if entry.task == part), None)
+    row = row or next((entry for entry in rows if entry.task is None), None)
+    ending = (
+        "" if exit_status in (None, "0") else f"its script ended with exit status {exit_status}"
+    )
 
     def status(state: TaskState, reason: str = "") -> TaskStatus:
         return TaskStatus(name, part, state, job, reason)
 
     if row is None:
         return status(
-            TaskState.LOST, left or f"Slurm no longer knows job {job}, and it left no results"
+            TaskState.LOST, ending or f"Slurm no longer knows job {job}, and it left no results"
         )
     if row.state is JobState.PENDING and "requeued held" in row.reason:
         # Slurm gave up on starting it, after a node or the controller was lost, and holds it.
@@ -305,23 +313,25 @@ def _of_job(
     if row.state is JobState.RUNNING:
         return status(TaskState.RUNNING)
     if row.state is JobState.COMPLETED:
-        return status(TaskState.FAILED, left or "it ended without an error and left no results")
-    how = row.said if row.reason == "" else f"{row.said}, {row.reason}"
+        return status(TaskState.FAILED, ending or "it ended without an error and left no results")
+    how = row.state_name if row.reason == "" else f"{row.state_name}, {row.reason}"
     if row.state is JobState.CANCELLED:
         return status(TaskState.CANCELLED, how)
     state = TaskState.LOST if row.state is JobState.LOST else TaskState.FAILED
-    return status(state, f"{how}; {left}" if left else how)
+    return status(state, f"{how}; {ending}" if ending else how)
 
 
-def unrecorded(study: Study, queued: tuple[QueuedJob, ...]) -> Iterator[tuple[str, str]]:
+def find_unrecorded(study: Study, queued: tuple[QueuedJob, ...]) -> Iterator[tuple[str, str]]:
     """(experiment, job) of jobs in the queue that the journal does not know.
 
     sbatch was asked, and homenode ended, or the answer was lost, before the id was written down.
     """
-    names = {job_name(study.id, one.id): one.id for one in study.everything()}
-    known = {job for _, job in study.jobs}
+    names = {job_name(study.id, planned.id): planned.id for planned in study.everything()}
+    recorded = {job for _, job in study.jobs}
     alive = (JobState.PENDING, JobState.RUNNING)
-    found = {one.job: names[one.name] for one in queued if one.name in names and one.state in alive}
-    for job, experiment in sorted(found.items(), key=lambda item: int(item[0])):
-        if job not in known:
+    queued_jobs = {
+        row.job: names[row.name] for row in queued if row.name in names and row.state in alive
+    }
+    for job, experiment in sorted(queued_jobs.items(), key=lambda item: int(item[0])):
+        if job not in recorded:
             yield experiment, job

@@ -30,11 +30,11 @@ def slurm_study_text(report: StudyReport, *, everything: bool = False) -> Doc:
     title = f"{report.source}: {plural(len(report.jobs), 'job')} on {nodes}"
     verdicts = (_verdicts(report),) if report.jobs else ()
     figures = _figures(report, everything=everything)
-    left = _open(report, everything=everything)
-    return Doc(title, (*_warnings(report), *figures, *verdicts, *left))
+    open_parts = _open(report, everything=everything)
+    return Doc(title, (*_warnings(report), *figures, *verdicts, *open_parts))
 
 
-def slurm_study_page(report: StudyReport, made: str) -> Doc:
+def slurm_study_page(report: StudyReport, stamp: str) -> Doc:
     """Verdicts, drawn maps, bars and tables, then every map, job and gap. made: when, by what."""
     parts: list[Part] = list(_warnings(report))
     if report.jobs:
@@ -52,14 +52,14 @@ def slurm_study_page(report: StudyReport, made: str) -> Doc:
     if report.setup:
         table = Table(heads=("what", "which"), rows=report.setup)
         parts.append(Section("Hardware and tools", (table,), "setup", "Hardware and tools"))
-    every = (*_figures(report, everything=True), *_open(report, everything=True))
-    parts.append(Section("Every figure and job", every, "every", "Every figure and job"))
-    return Doc(f"Slurm study {report.source}", tuple(parts), made=made)
+    all_parts = (*_figures(report, everything=True), *_open(report, everything=True))
+    parts.append(Section("Every figure and job", all_parts, "every", "Every figure and job"))
+    return Doc(f"Slurm study {report.source}", tuple(parts), made=stamp)
 
 
 def _warnings(report: StudyReport) -> Iterator[Part]:
-    for said in report.replayed:
-        text = f"REPLAYED: {said}. GPU figures here say nothing about any machine."
+    for notice in report.replayed:
+        text = f"REPLAYED: {notice}. GPU figures here say nothing about any machine."
         yield Text(text, "critical")
     if len(report.systems) > 1:
         kinds = ", ".join(report.systems)
@@ -75,11 +75,11 @@ def _figures(report: StudyReport, *, everything: bool) -> Iterator[Section]:
     yield from map(_map, shown)
     if len(shown) < len(report.matrices):
         yield Section("", (Text(f"{len(report.matrices) - len(shown)} more maps (--all)"),))
-    for one in report.comparisons:
-        yield from _comparison(one)
+    for comparison in report.comparisons:
+        yield from _comparison(comparison)
     if report.jobs:
-        found = report.collective
-        of_all = 0.0 if found is None else found.gpu_hours or 0.0
+        collective = report.collective
+        of_all = 0.0 if collective is None else collective.gpu_hours or 0.0
         yield _jobs(report.jobs, of_all, everything=everything)
     if table := power_table(report.power):
         yield Section("", table)
@@ -91,7 +91,7 @@ def _figures(report: StudyReport, *, everything: bool) -> Iterator[Section]:
 
 def _open(report: StudyReport, *, everything: bool) -> Iterator[Section]:
     if report.missing:
-        yield Section("missing", tuple(Text(one, "bad") for one in report.missing))
+        yield Section("missing", tuple(Text(job, "bad") for job in report.missing))
     if report.gaps:
         lines = [f"open: {gap}" for gap in report.gaps]
         if not everything and len(lines) > _SHOWN:
@@ -102,7 +102,7 @@ def _open(report: StudyReport, *, everything: bool) -> Iterator[Section]:
 def _few(report: StudyReport) -> tuple[StudyMatrix, ...]:
     """All of one node; of several, the first node's and those in which something is slow."""
     first = report.matrices[0].node if report.matrices else ""
-    odd = {(one.node, one.metric) for one in report.outliers}
+    odd = {(outlier.node, outlier.metric) for outlier in report.outliers}
     return tuple(m for m in report.matrices if m.node == first or (m.node, m.metric) in odd)
 
 
@@ -146,27 +146,29 @@ def _short_address(column: str) -> str:
     return column.removeprefix("0000:").removesuffix(":00.0").removesuffix(".0")
 
 
-def _comparison(found: Comparison) -> Iterator[Section]:
+def _comparison(comparison: Comparison) -> Iterator[Section]:
     """A table for each metric: ways to run in rows, against the first."""
-    effects = sorted((one for one in found.effects if _speaks(one)), key=_by_devices)
-    for metric in dict.fromkeys(one.metric for one in found.effects if _speaks(one)):
-        of_name = {one.alternative: one for one in effects if one.metric == metric}
+    effects = sorted((effect for effect in comparison.effects if _speaks(effect)), key=_by_devices)
+    for metric in dict.fromkeys(effect.metric for effect in comparison.effects if _speaks(effect)):
+        of_name = {effect.alternative: effect for effect in effects if effect.metric == metric}
         first = next(iter(of_name.values()))
         title = METRICS[metric].title if metric in METRICS else metric
         slowest = ", slowest GPU" if first.slowest_device else ""
-        own = figure_text(first.baseline_value, first.unit)
-        rows = [(found.baseline, own, "", str(first.boots[0]))]
-        rows += [(name, *_effect(of_name[name])) for name in found.alternatives if name in of_name]
-        against = f"x {found.baseline} [{found.confidence:.0%} interval]"
+        baseline = figure_text(first.baseline_value, first.unit)
+        rows = [(comparison.baseline, baseline, "", str(first.boots[0]))]
+        rows += [
+            (name, *_effect(of_name[name])) for name in comparison.alternatives if name in of_name
+        ]
+        against = f"x {comparison.baseline} [{comparison.confidence:.0%} interval]"
         table = Table(heads=("jobs", "figure", "x", "rounds"), rows=tuple(rows))
         yield Section(f"{title}{slowest}: {against}", (table,))
 
 
 def _speaks(effect: Effect) -> bool:
-    known = METRICS.get(effect.metric)
-    variants = (None,) if known is None else (None, known.headline)
-    rest = (effect.size_bytes, effect.node, effect.device, effect.state)
-    return effect.variant in variants and rest == (None,) * 4
+    metric = METRICS.get(effect.metric)
+    variants = (None,) if metric is None else (None, metric.headline)
+    restrictions = (effect.size_bytes, effect.node, effect.device, effect.state)
+    return effect.variant in variants and restrictions == (None,) * 4
 
 
 def _by_devices(effect: Effect) -> bool:
@@ -198,14 +200,16 @@ def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> Sect
     )
     parts: list[Part] = [Table(heads=("job", "locality", "waited", "GPU-h", "at once"), rows=rows)]
     for job in shown:
-        if why := "; ".join(_remarks(job)):
+        if remark := "; ".join(_remarks(job)):
             look = "bad" if job.locality is JobLocality.LOST else ""
-            parts.append(Text(f"{_job_name(job.name)}: {why}", look))
+            parts.append(Text(f"{_job_name(job.name)}: {remark}", look))
     if len(shown) < len(jobs):
         parts.append(Text(f"{len(jobs) - len(shown)} more jobs (--all)"))
-    stated = [job.gpu_hours for job in jobs if job.gpu_hours is not None]
+    gpu_hours = [job.gpu_hours for job in jobs if job.gpu_hours is not None]
     hours = (
-        f"{sum(stated) + of_all:.2f} GPU-hours" if stated or of_all else "GPU-hours not recorded"
+        f"{sum(gpu_hours) + of_all:.2f} GPU-hours"
+        if gpu_hours or of_all
+        else "GPU-hours not recorded"
     )
     placed = sum(job.locality is not JobLocality.BOUND for job in jobs)
     title = f"jobs: {len(odd)} of {placed} that Slurm placed lost locality; {hours}"
@@ -222,51 +226,57 @@ def _job_name(name: str) -> str:
 
 
 def _remarks(job: JobLine) -> Iterator[str]:
-    if job.why:
-        yield job.why
-    if job.mode is Mode.ALONE and job.others:
-        yield f"not alone: {plural(job.others, 'job')} of others on the node"
+    if job.reason:
+        yield job.reason
+    if job.mode is Mode.ALONE and job.other_jobs:
+        yield f"not alone: {plural(job.other_jobs, 'job')} of others on the node"
 
 
 def _collective(report: StudyReport) -> Section:
-    found = report.collective
-    assert found is not None
-    rows = [(f"{node} alone", f"{value / 1e9:.1f} GB/s") for node, value in found.nodes]
-    rows += [(f"{a} with {b}", f"{value / 1e9:.1f} GB/s") for a, b, value in found.pairs]
-    if found.all is not None:
-        rows.append(("all nodes", f"{found.all / 1e9:.1f} GB/s"))
+    collective = report.collective
+    assert collective is not None
+    rows = [(f"{node} alone", f"{value / 1e9:.1f} GB/s") for node, value in collective.nodes]
+    rows += [(f"{a} with {b}", f"{value / 1e9:.1f} GB/s") for a, b, value in collective.pairs]
+    if collective.all is not None:
+        rows.append(("all nodes", f"{collective.all / 1e9:.1f} GB/s"))
     return Section("all-reduce", (Table(heads=("nodes", "peak bus bandwidth"), rows=tuple(rows)),))
 
 
 def _outliers(outliers: tuple[Outlier, ...], report: StudyReport) -> Section:
     if not outliers:
         enough = len({matrix.node for matrix in report.matrices}) >= LEAST_NODES
-        said = (
+        sentence = (
             "no node and no link is slower than its like on the other nodes"
             if enough
             else "slow nodes and links: three nodes at least give them; fewer were measured whole"
         )
-        return Section("", (Text(said),))
+        return Section("", (Text(sentence),))
     lines = tuple(
         Text(
-            f"{one.node}: {one.what} is slow: {METRICS[one.metric].title} "
-            f"{_number(one.value, one.metric)} {_unit(one.metric)}, "
-            f"{_number(one.usual, one.metric)} elsewhere",
+            f"{outlier.node}: {outlier.part} is slow: {METRICS[outlier.metric].title} "
+            f"{_number(outlier.value, outlier.metric)} {_unit(outlier.metric)}, "
+            f"{_number(outlier.usual, outlier.metric)} elsewhere",
             "bad",
         )
-        for one in outliers
+        for outlier in outliers
     )
     return Section("slower than the same place on other nodes", lines)
 
 
 def _verdicts(report: StudyReport) -> Section:
     rows = tuple(
-        (one.work, str(one.queue) + ("" if one.measured else " (not measured)"), one.rationale)
-        for one in report.verdicts
+        (
+            verdict.work,
+            str(verdict.queue) + ("" if verdict.measured else " (not measured)"),
+            verdict.rationale,
+        )
+        for verdict in report.verdicts
     )
     heads = ("work", "queue", "why")
     evidence = tuple(
-        f"{one.work}: {'; '.join(one.evidence)}" for one in report.verdicts if one.evidence
+        f"{verdict.work}: {'; '.join(verdict.evidence)}"
+        for verdict in report.verdicts
+        if verdict.evidence
     )
     parts: list[Part] = [Table(heads=heads, rows=rows, folds=heads[-1:])]
     if evidence:
@@ -291,37 +301,37 @@ def _number(value: float, metric: str) -> str:
 def _drawn_maps(matrices: Sequence[StudyMatrix]) -> Iterator[Picture]:
     """Heat maps; those of one metric have the same colours."""
     ends: dict[str, tuple[float, float]] = {}
-    for one in matrices:
-        values = [value for row in one.cells for value in row if value is not None]
-        low, high = ends.get(one.metric, (min(values), max(values)))
-        ends[one.metric] = min(low, *values), max(high, *values)
-    for one in matrices:
-        metric = METRICS[one.metric]
-        title = f"{one.node}: {metric.title}"
+    for matrix in matrices:
+        values = [value for row in matrix.cells for value in row if value is not None]
+        low, high = ends.get(matrix.metric, (min(values), max(values)))
+        ends[matrix.metric] = min(low, *values), max(high, *values)
+    for matrix in matrices:
+        metric = METRICS[matrix.metric]
+        title = f"{matrix.node}: {metric.title}"
         # The seed's own sides: CPU NUMA package down, target GPU across.
         drawn = HeatMatrix(
             "NUMA node of CPUs and memory",
             "GPU",
-            tuple(f"NUMA {row}" for row in one.rows),
-            tuple(f"GPU {number}" for number in range(len(one.columns))),
-            one.cells,
+            tuple(f"NUMA {row}" for row in matrix.rows),
+            tuple(f"GPU {number}" for number in range(len(matrix.columns))),
+            matrix.cells,
         )
-        said = "less is better" if metric.lower_is_better else "more is better"
-        if one.local is not None and one.remote is not None and one.ratio is not None:
-            said += (
-                f"; local {figure_text(one.local, metric.unit)}, remote "
-                f"{figure_text(one.remote, metric.unit)}: {one.ratio:.2f}x"
+        caption = "less is better" if metric.lower_is_better else "more is better"
+        if matrix.local is not None and matrix.remote is not None and matrix.ratio is not None:
+            caption += (
+                f"; local {figure_text(matrix.local, metric.unit)}, remote "
+                f"{figure_text(matrix.remote, metric.unit)}: {matrix.ratio:.2f}x"
             )
-        if one.homes_measured:
-            said += "; which node is local is derived from these figures"
-        yield Picture(title, heat_map(title, metric.unit, drawn, ends[one.metric]), (said,))
+        if matrix.homes_measured:
+            caption += "; which node is local is derived from these figures"
+        yield Picture(title, heat_map(title, metric.unit, drawn, ends[matrix.metric]), (caption,))
 
 
 def _gpu_names(matrices: Sequence[StudyMatrix]) -> Table:
     """Which address each GPU's number stands for, and its home."""
     rows = []
-    for node in dict.fromkeys(one.node for one in matrices):
-        first = next(one for one in matrices if one.node == node)
+    for node in dict.fromkeys(matrix.node for matrix in matrices):
+        first = next(matrix for matrix in matrices if matrix.node == node)
         for number, (column, home) in enumerate(zip(first.columns, first.homes, strict=True)):
             rows.append(
                 (node, f"GPU {number}", column, "unknown" if home is None else f"NUMA {home}")
@@ -330,27 +340,29 @@ def _gpu_names(matrices: Sequence[StudyMatrix]) -> Table:
 
 
 def _bars(spreads: Sequence[CopySpread]) -> Iterator[Picture]:
-    for metric in dict.fromkeys(one.metric for one in spreads):
+    for metric in dict.fromkeys(spread.metric for spread in spreads):
         groups = []
-        for method in dict.fromkeys(one.method for one in spreads if one.metric == metric):
+        for method in dict.fromkeys(spread.method for spread in spreads if spread.metric == metric):
             bars = [
                 Bar(
-                    one.label,
-                    one.mean,
-                    max(one.mean - (one.deviation or 0.0), 0.0),
-                    one.mean + (one.deviation or 0.0),
+                    spread.label,
+                    spread.mean,
+                    max(spread.mean - (spread.deviation or 0.0), 0.0),
+                    spread.mean + (spread.deviation or 0.0),
                     number % 8,
-                    note="" if one.deviation is None else f"\u00b1 {_short(one.deviation, metric)}",
+                    note=""
+                    if spread.deviation is None
+                    else f"\u00b1 {_short(spread.deviation, metric)}",
                 )
-                for number, one in enumerate(
+                for number, spread in enumerate(
                     s for s in spreads if (s.metric, s.method) == (metric, method)
                 )
             ]
             groups.append(BarGroup(f"by {method}", tuple(bars)))
-        known = METRICS[metric]
-        said = "less is better" if known.lower_is_better else "more is better"
-        title = f"{known.title}, mean \u00b1 deviation"
-        yield Picture(title, bar_chart(title, known.unit, groups), (said,))
+        facts = METRICS[metric]
+        caption = "less is better" if facts.lower_is_better else "more is better"
+        title = f"{facts.title}, mean \u00b1 deviation"
+        yield Picture(title, bar_chart(title, facts.unit, groups), (caption,))
 
 
 def _short(value: float, metric: str) -> str:
@@ -360,14 +372,16 @@ def _short(value: float, metric: str) -> str:
 def _spreads(spreads: Sequence[CopySpread]) -> Table:
     rows = tuple(
         (
-            METRICS[one.metric].title,
-            one.method,
-            one.label,
-            figure_text(one.mean, METRICS[one.metric].unit),
-            "" if one.deviation is None else figure_text(one.deviation, METRICS[one.metric].unit),
-            str(one.count),
+            METRICS[spread.metric].title,
+            spread.method,
+            spread.label,
+            figure_text(spread.mean, METRICS[spread.metric].unit),
+            ""
+            if spread.deviation is None
+            else figure_text(spread.deviation, METRICS[spread.metric].unit),
+            str(spread.count),
         )
-        for one in spreads
+        for spread in spreads
     )
     figures = ("mean", "deviation", "figures")
     return Table(heads=("copies", "method", "jobs", *figures), rows=rows, numeric=figures)

@@ -89,10 +89,10 @@ class Job(Struct, frozen=True):
         return self.state in RUNNING
 
 
-def is_asked_for(job: Job, asked: tuple[str, ...]) -> bool:
+def is_asked_for(job: Job, names: tuple[str, ...]) -> bool:
     """True where a job is one of those that the user named, or a task of one; () = all."""
-    whole = re.split("[_+]", job.id, maxsplit=1)[0]
-    return not asked or bool({job.id, job.number, whole} & set(asked))
+    base = re.split("[_+]", job.id, maxsplit=1)[0]
+    return not names or bool({job.id, job.number, base} & set(names))
 
 
 MAX_GPUS = 4096
@@ -113,7 +113,7 @@ def owned_gpus(text: str, source: str) -> OwnedGpus:
     """
     count = 0
     indices: set[int] = set()
-    known = True
+    is_complete = True
     sliced = False
     for item in _outside_brackets(text):
         bare = item.removeprefix("gres/").removeprefix("gres:")
@@ -125,26 +125,26 @@ def owned_gpus(text: str, source: str) -> OwnedGpus:
         kind, number = match["type"], match["count"]
         if number is None and kind is not None and _digits(kind):
             kind, number = None, kind
-        found = _places(match["detail"] or "", source)
-        if found is not None:
-            indices |= set(found)
-            count += len(found)
-            sliced = sliced or bool(kind is not None and found and _MIG_TYPE.search(kind))
+        places = _places(match["detail"] or "", source)
+        if places is not None:
+            indices |= set(places)
+            count += len(places)
+            sliced = sliced or bool(kind is not None and places and _MIG_TYPE.search(kind))
         else:
             counted = _CNT.match(match["detail"] or "")
             amount = int(number or (counted[1] if counted else "1"))
             count += amount
-            known = known and not amount
-    return OwnedGpus(count, tuple(sorted(indices)) if known else None, sliced)
+            is_complete = is_complete and not amount
+    return OwnedGpus(count, tuple(sorted(indices)) if is_complete else None, sliced)
 
 
 def _places(detail: str, source: str) -> tuple[int, ...] | None:
     """The devices that "IDX:0-1" or, of shared ones, "0/4,3/4" names; None where none are."""
-    its = detail.removeprefix("IDX:")
-    if detail.startswith("IDX:") and its != "N/A":
-        places = CpuSet.parse(its, source)
+    numbers = detail.removeprefix("IDX:")
+    if detail.startswith("IDX:") and numbers != "N/A":
+        places = CpuSet.parse(numbers, source)
         if len(places) > MAX_GPUS:
-            raise ParseError(source, f"at most {MAX_GPUS} GPUs of a node", its)
+            raise ParseError(source, f"at most {MAX_GPUS} GPUs of a node", numbers)
         return tuple(places)
     if _SHARES.match(detail):
         in_use = (int(share.partition("/")[0]) for share in detail.split(","))
@@ -160,11 +160,11 @@ def gpu_types(text: str) -> dict[str, int]:
     """
     counts: dict[str, int] = {}
     for item in _outside_brackets(text):
-        name, *rest = item.partition("(")[0].split(":")
+        name, *words = item.partition("(")[0].split(":")
         if name != "gpu":
             continue
-        count = int(rest.pop()) if rest and _digits(rest[-1]) else 1
-        kind = next((word.lower() for word in rest if word != "no_consume"), "")
+        count = int(words.pop()) if words and _digits(words[-1]) else 1
+        kind = next((word.lower() for word in words if word != "no_consume"), "")
         counts[kind] = counts.get(kind, 0) + count
     return counts
 
@@ -256,7 +256,7 @@ def parse_scontrol_jobs(
             "each job on one line",
             hint="scontrol show job -d without --oneliner, or better squeue --json",
         )
-    return tuple(_trusted(blocks, source, listed))
+    return tuple(_readable_jobs(blocks, source, listed))
 
 
 def _blocks(text: str) -> Iterator[_Block]:
@@ -286,7 +286,7 @@ def _id(head: re.Match[str]) -> str:
     return head[1] if head[4] is None else f"{head[4]}+{head[5]}"
 
 
-def _trusted(
+def _readable_jobs(
     blocks: tuple[_Block, ...], source: str, listed: Collection[str] | None
 ) -> Iterator[Job]:
     """The jobs of blocks; unreadable where a record may be text of the one before it."""
@@ -310,35 +310,38 @@ def _trusted(
 class _Fields(NamedTuple):
     """What the lines of a block give."""
 
-    found: dict[str, list[re.Match[str]]]
+    matches: dict[str, list[re.Match[str]]]
     odd: list[str]  # beginnings of those that are twice, or out of place
 
     @property
     def is_whole(self) -> bool:
         """True where nothing is missing, even if somebody wrote more."""
-        return all(one in self.found or one in self.odd for one in _NEEDED)
+        return all(beginning in self.matches or beginning in self.odd for beginning in _NEEDED)
 
     def doubt(self) -> str | None:
         """Why its user may have written some of them; None where all are where they should be."""
         if self.odd:
             return f"{self.odd[0].strip()} stands twice, out of its place or without its value"
-        missing = next((one for one in _NEEDED if one not in self.found), None)
+        missing = next((beginning for beginning in _NEEDED if beginning not in self.matches), None)
         if missing is not None:
             return f"no line begins with {missing.strip()}"
-        if self.state in RUNNING and _SHARE not in self.found:
+        if self.state in RUNNING and _SHARE not in self.matches:
             return "it runs, and no CPUs are shown: scontrol show job needs -d"
         return None
 
     @property
     def state(self) -> str:
-        return self.found[_STATE][0][1]
+        return self.matches[_STATE][0][1]
 
     def queue_wait_s(self) -> float | None:
         """From when it could have started; both times are of the same time zone."""
-        if _SUBMIT not in self.found or _START not in self.found:
+        if _SUBMIT not in self.matches or _START not in self.matches:
             return None
-        submitted, eligible = self.found[_SUBMIT][0].groups()
-        begin, start = _seconds(eligible) or _seconds(submitted), _seconds(self.found[_START][0][1])
+        submitted, eligible = self.matches[_SUBMIT][0].groups()
+        begin, start = (
+            _seconds(eligible) or _seconds(submitted),
+            _seconds(self.matches[_START][0][1]),
+        )
         return None if begin is None or start is None else float(max(0, start - begin))
 
 
@@ -352,7 +355,7 @@ def _seconds(text: str) -> int | None:
 
 
 def _fields(block: _Block) -> _Fields:
-    found: dict[str, list[re.Match[str]]] = {}
+    matches: dict[str, list[re.Match[str]]] = {}
     odd: list[str] = []
     last, before = -1, ""
     for line in block.lines:
@@ -364,10 +367,10 @@ def _fields(block: _Block) -> _Fields:
             if match is None or (place <= last and not is_next_share):
                 odd.append(beginning)
             else:
-                found.setdefault(beginning, []).append(match)
+                matches.setdefault(beginning, []).append(match)
             last = max(last, place)
         before = beginning
-    return _Fields(found, odd)
+    return _Fields(matches, odd)
 
 
 def _job(block: _Block, fields: _Fields, doubt: str | None, source: str, lists: Hostlists) -> Job:
@@ -378,7 +381,7 @@ def _job(block: _Block, fields: _Fields, doubt: str | None, source: str, lists: 
     try:
         shares = tuple(
             share
-            for match in fields.found.get(_SHARE, ())
+            for match in fields.matches.get(_SHARE, ())
             if fields.state in RUNNING
             for share in _shares(*match.groups(), source=source, line=block.first, lists=lists)
         )
@@ -386,7 +389,7 @@ def _job(block: _Block, fields: _Fields, doubt: str | None, source: str, lists: 
         return replace(unreadable, unreadable=f"expected {error.expected}, found {error.found!r}")
     return replace(
         unreadable,
-        user=fields.found[_USER][0][1],
+        user=fields.matches[_USER][0][1],
         state=fields.state,
         shares=shares,
         queue_wait_s=fields.queue_wait_s(),

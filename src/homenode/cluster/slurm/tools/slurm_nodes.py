@@ -33,7 +33,7 @@ _NUMBER_AT_END = re.compile(r"(.*?)([0-9]{1,9})\Z", re.DOTALL)
 
 
 def expand_hostlist(
-    text: str, source: str = "host list", *, line: int | None = None, most: int = MAX_NAMES
+    text: str, source: str = "host list", *, line: int | None = None, limit: int = MAX_NAMES
 ) -> tuple[str, ...]:
     """The names of an expression, in its order.
 
@@ -46,7 +46,7 @@ def expand_hostlist(
     """
     names: list[str] = []
     for part in _parts(text, source, line):
-        names += _expand(part, source, line, most - len(names))
+        names += _expand(part, source, line, limit - len(names))
     return tuple(names)
 
 
@@ -58,7 +58,7 @@ class Hostlists:
 
     def expand(self, text: str, source: str, *, line: int | None = None) -> tuple[str, ...]:
         """As `expand_hostlist`."""
-        names = expand_hostlist(text, source, line=line, most=min(MAX_NAMES, self._left))
+        names = expand_hostlist(text, source, line=line, limit=min(MAX_NAMES, self._left))
         self._left -= len(names)
         return names
 
@@ -77,14 +77,14 @@ def compress_hostlist(names: Iterable[str]) -> str:
             plain.append(name)
         else:
             groups.setdefault((match[1], len(match[2])), []).append(int(match[2]))
-    said = [
-        f"{prefix}{_bracketed(sorted(numbers), width)}"
+    texts = [
+        f"{prefix}{_bracket_text(sorted(numbers), width)}"
         for (prefix, width), numbers in groups.items()
     ]
-    return ",".join([*said, *plain])
+    return ",".join([*texts, *plain])
 
 
-def _bracketed(numbers: list[int], width: int) -> str:
+def _bracket_text(numbers: list[int], width: int) -> str:
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:
@@ -223,10 +223,10 @@ def _shape(values: dict[str, str], source: str) -> NodeShape | None:
 
 
 def _text_shape(block: str) -> dict[str, str] | None:
-    found = {key: pattern.findall(block) for key, pattern in _SHAPE.items()}
-    if any(len(values) != 1 for values in found.values()):
+    matches = {key: pattern.findall(block) for key, pattern in _SHAPE.items()}
+    if any(len(values) != 1 for values in matches.values()):
         return None
-    return {key: values[0] for key, values in found.items()}
+    return {key: values[0] for key, values in matches.items()}
 
 
 def _node_blocks(text: str) -> Iterator[str]:
@@ -248,7 +248,7 @@ def _json_nodes(text: str, source: str) -> Iterator[tuple[str, dict[str, str] | 
         if isinstance(node, dict) and isinstance(node.get("name"), str):
             yield (
                 node["name"],
-                {ours: str(plain_number(node.get(its))) for ours, its in keys.items()},
+                {ours: str(plain_number(node.get(key))) for ours, key in keys.items()},
             )
 
 
@@ -307,7 +307,7 @@ class ClusterNode(Struct, frozen=True):
 
 def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
     """A record for each node and partition. Lines that are none are omitted."""
-    found = []
+    nodes = []
     for line in text.split("\n")[:MAX_LINES]:
         fields = line.strip().split("|")
         if len(fields) != 6 or not _NODE_NAME.fullmatch(fields[0]):
@@ -316,7 +316,7 @@ def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
         if not (cpus.isdigit() and memory.rstrip("+").isdigit()):
             continue
         gpus, gpu_type = _gpus(offered)
-        found.append(
+        nodes.append(
             ClusterNode(
                 name=name,
                 partition=partition.rstrip("*"),
@@ -328,7 +328,7 @@ def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
                 gpu_type=gpu_type,
             )
         )
-    return tuple(found)
+    return tuple(nodes)
 
 
 def parse_shapes(text: str) -> dict[str, NodeShape]:
@@ -358,9 +358,9 @@ def _gpus(offered: str) -> tuple[int | None, str | None]:
     """
     # A comma inside parentheses lists sockets: gpu:8(S:0,1)
     parts = re.sub(r"\([^()]*\)", "", offered).split(",")
-    gpus = [found for part in parts if (found := _GRES.fullmatch(part)) and found[1] == "gpu"]
-    slices = [one for one in gpus if one[2] and _SLICE.match(one[2])]
-    whole = [one for one in gpus if one not in slices]
-    types = {one[2] for one in whole}
-    only = types.pop() if slices and len(types) == 1 else None
-    return (sum(int(one[3]) for one in whole) if gpus else None), only
+    gpus = [match for part in parts if (match := _GRES.fullmatch(part)) and match[1] == "gpu"]
+    slices = [gres for gres in gpus if gres[2] and _SLICE.match(gres[2])]
+    full = [gres for gres in gpus if gres not in slices]
+    types = {gres[2] for gres in full}
+    gpu_type = types.pop() if slices and len(types) == 1 else None
+    return (sum(int(gres[3]) for gres in full) if gpus else None), gpu_type

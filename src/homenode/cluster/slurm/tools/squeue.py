@@ -43,12 +43,12 @@ _MORE_THAN_RUNNING = frozenset(
 _NO_GPUS = OwnedGpus(0, ())
 
 
-def json_command(asked: Collection[str]) -> tuple[str, ...]:
+def json_command(names: Collection[str]) -> tuple[str, ...]:
     """What prints the jobs that have not ended, or those that were asked for in any state.
 
     22.05 prints all jobs either way. Not --states=RUNNING, which leaves out jobs with a flag more.
     """
-    which = (f"--jobs={','.join(asked)}", "--states=all") if asked else ()
+    which = (f"--jobs={','.join(names)}", "--states=all") if names else ()
     return ("squeue", "--all", *which, "--json")
 
 
@@ -66,34 +66,34 @@ def parse_squeue_jobs(text: str, source: str = "squeue --json") -> tuple[Job, ..
 
 def _job(job: Any, place: str) -> Job:
     try:
-        return _readable(job, place)
+        return _parse_job(job, place)
     except ParseError as error:
         number = plain_number(job.get("job_id")) if isinstance(job, dict) else None
-        said = place if number is None else str(number)
-        why = f"expected {error.expected}, found {error.found!r}"
-        return Job(said, said, "", None, "", (), unreadable=why)
+        label = place if number is None else str(number)
+        reason = f"expected {error.expected}, found {error.found!r}"
+        return Job(label, label, "", None, "", (), unreadable=reason)
 
 
-def _readable(job: Any, source: str) -> Job:
+def _parse_job(job: Any, source: str) -> Job:
     if not isinstance(job, dict):
         raise ParseError(source, "an object", type(job).__name__)
     number = plain_number(job.get("job_id"))
     if number is None:
         raise ParseError(source, '"job_id"', f"{list(job)[:8]}")
-    said = str(number)
+    job_id = str(number)
     array, task = plain_number(job.get("array_job_id")), plain_number(job.get("array_task_id"))
     main, offset = plain_number(job.get("het_job_id")), plain_number(job.get("het_job_offset"))
     if array and task is not None:
-        said = f"{array}_{task}"
+        job_id = f"{array}_{task}"
     elif main and offset is not None:
-        said = f"{main}+{offset}"
+        job_id = f"{main}+{offset}"
     user = job.get("user_name") or job.get("user_id")
     state = _state(job.get("job_state"), source)
     shares = tuple(_shares(job, source)) if state in RUNNING else ()
     if state in RUNNING and not shares:
         raise ParseError(source, '"job_resources" of a job that runs', "none")
     return Job(
-        id=said,
+        id=job_id,
         number=str(number),
         name=str(job.get("name") or ""),
         user=None if user is None else str(plain_number(user) if isinstance(user, dict) else user),
@@ -130,10 +130,10 @@ def _shares(job: dict[str, Any], source: str) -> Iterator[NodeShare]:
     gpus = dict(zip(names, details, strict=False)) if len(names) == len(details) else {}
     for name, sockets in allocations:
         text = gpus.get(name)
-        found = _NO_GPUS if not details else OwnedGpus(0, None)
+        held_gpus = _NO_GPUS if not details else OwnedGpus(0, None)
         if isinstance(text, str):
-            found = owned_gpus(text, source)
-        yield NodeShare(name, None, tuple(_cores(sockets)), found)
+            held_gpus = owned_gpus(text, source)
+        yield NodeShare(name, None, tuple(_cores(sockets)), held_gpus)
 
 
 def _node_names(job: dict[str, Any], owned: dict[str, Any], source: str) -> tuple[str, ...]:
@@ -160,16 +160,16 @@ def _allocations(owned: dict[str, Any], source: str) -> Iterator[tuple[str, Any]
 
 def _cores(sockets: Any) -> Iterator[tuple[int, int]]:
     """(socket, core) of every core that is allocated."""
-    for socket, entry in _indexed(sockets):
+    for socket, entry in _index_entries(sockets):
         cores = entry.get("cores") if isinstance(entry, dict) else None
-        for core, status in _indexed(cores):
-            said = status.get("status") if isinstance(status, dict) else status
-            words = said if isinstance(said, list) else [said]
+        for core, status in _index_entries(cores):
+            state = status.get("status") if isinstance(status, dict) else status
+            words = state if isinstance(state, list) else [state]
             if any(str(word).upper().startswith(("ALLOCATED", "IN_USE")) for word in words):
                 yield socket, core
 
 
-def _indexed(entries: Any) -> Iterator[tuple[int, Any]]:
+def _index_entries(entries: Any) -> Iterator[tuple[int, Any]]:
     """(index, entry) of {"0": entry} and of [{"index": 0, …}]."""
     if isinstance(entries, dict):
         pairs = list(entries.items())
@@ -213,7 +213,7 @@ class QueuedJob(Struct, frozen=True):
     job: str
     task: int | None  # None for all tasks of an array that wait together
     state: JobState
-    said: str  # the state in Slurm's own word
+    state_name: str  # the state in Slurm's own word
     name: str
     reason: str  # why it waits or how it ended, "" where none
 
@@ -235,10 +235,10 @@ def _states(text: str, mark: str) -> Iterator[QueuedJob]:
         fields = head.strip().split("|")
         if len(fields) != 3 or not fields[0].isdigit():
             continue
-        job, task, said = fields
-        state = _STATES.get(said.partition(" ")[0], JobState.FAILED)
+        job, task, state_name = fields
+        state = _STATES.get(state_name.partition(" ")[0], JobState.FAILED)
         shown = "" if reason in ("None", "") else reason
-        yield QueuedJob(job, int(task) if task.isdigit() else None, state, said, name, shown)
+        yield QueuedJob(job, int(task) if task.isdigit() else None, state, state_name, name, shown)
 
 
 _NEEDS_SOMEBODY = re.compile(

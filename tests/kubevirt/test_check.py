@@ -9,8 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.cluster.kubevirt.check import RULES, check, read_gates
-from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptions
-from homenode.cluster.kubevirt.manifests import gates_of, virtual_machine
+from homenode.cluster.kubevirt.manifest_options import ManifestOptions
+from homenode.cluster.kubevirt.manifests import GATES as WRITTEN
+from homenode.cluster.kubevirt.manifests import virtual_machine
 from homenode.cluster.kubevirt.object import parse_quantity, read_manifest
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, read_vmi, vmi_of
 from homenode.errors import InputError
@@ -18,8 +19,8 @@ from homenode.machine.topology import Host, PagePool
 from homenode.vm.sources import load_host
 from tests.kubevirt_documents import IBM
 
+GATES = frozenset(WRITTEN)
 HOOK = {HOOK_ANNOTATION: "[]"}
-GATES = frozenset({"Sidecar", "CPUManager"})
 CPU = {
     "cores": 199,
     "model": "host-passthrough",
@@ -178,13 +179,8 @@ def test_an_annotation_that_makes_no_sidecar_is_found(
     assert ("hook-annotation-wrong" in ids(vmi(annotations=annotations))) == wrong
 
 
-@pytest.mark.parametrize("claims", [None, *ClaimScope])
-@pytest.mark.parametrize("nic_class", [None, "nic.example.com"])
-def test_the_check_has_nothing_to_say_of_the_vm_and_the_gates_of_the_manifest(
-    claims: ClaimScope | None, nic_class: str | None
-) -> None:
-    options = ManifestOptions(claims=claims, nic_class=nic_class)
-    assert not ids(json.dumps(virtual_machine(options)), None, frozenset(gates_of(options)))
+def test_the_check_finds_nothing_in_the_vm_and_the_gates_of_the_manifest() -> None:
+    assert not ids(json.dumps(virtual_machine(ManifestOptions())), None, GATES)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1Xi", "1e999", "٣", "1" * 40, "[]"])

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from homenode.cluster.kubevirt.manifest_options import ClaimScope, HookVersion, ManifestOptions
+from homenode.cluster.kubevirt.manifest_options import HookVersion, ManifestOptions
 from homenode.cluster.kubevirt.manifests import (
     GATES,
-    claim_template,
     gate_patch,
     guest_job,
     hook_annotation,
@@ -199,36 +198,3 @@ def test_every_file_is_named_in_the_documentation() -> None:
     text = page.read_text(encoding="utf-8")
     names = manifests(OPTIONS).keys() | manifests(ManifestOptions())
     assert not [name for name in names if f"`{name}`" not in text]
-
-
-def test_claims_ask_for_gpus_and_nics_of_one_pcie_root_each() -> None:
-    options = ManifestOptions(
-        claims=ClaimScope.PCIE_ROOT, nic_class="rdma.example", gpus=2, vm="big"
-    )
-    devices = claim_template(options)["spec"]["spec"]["devices"]
-    assert [request["name"] for request in devices["requests"]] == ["gpu0", "nic0", "gpu1", "nic1"]
-    assert devices["constraints"] == [
-        {"requests": ["gpu0", "nic0"], "matchAttribute": "resource.kubernetes.io/pcieRoot"},
-        {"requests": ["gpu1", "nic1"], "matchAttribute": "resource.kubernetes.io/pcieRoot"},
-    ]
-    spec = virtual_machine(options)["spec"]["template"]["spec"]
-    assert spec["resourceClaims"][0]["resourceClaimTemplateName"] == "big-devices"
-    requests = {d["requestName"] for d in spec["domain"]["devices"]["gpus"]}
-    assert requests == {"gpu0", "gpu1"}
-    assert "GPUsWithDRA" in manifests(options)["kubevirt-gates.json"]
-    assert "claims.yaml" in manifests(options)
-
-
-def test_a_claim_has_at_most_as_many_requests_as_the_api_server_takes() -> None:
-    options = ManifestOptions(claims=ClaimScope.NUMA_NODE, nic_class="nic.example", gpus=17)
-    with pytest.raises(UsageError, match="32"):
-        claim_template(options)
-
-
-def test_claims_by_node_have_one_constraint_for_all() -> None:
-    alone = claim_template(ManifestOptions(claims=ClaimScope.NUMA_NODE, gpus=1))
-    assert "constraints" not in alone["spec"]["spec"]["devices"]
-    four = claim_template(ManifestOptions(claims=ClaimScope.NUMA_NODE, gpus=4))
-    (constraint,) = four["spec"]["spec"]["devices"]["constraints"]
-    assert constraint["requests"] == [f"gpu{i}" for i in range(4)]
-    assert constraint["matchAttribute"] == "resource.kubernetes.io/numaNode"

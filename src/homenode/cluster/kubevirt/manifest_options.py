@@ -25,18 +25,6 @@ class HookVersion(StrEnum):
     V1ALPHA3 = "v1alpha3"
 
 
-class ClaimScope(StrEnum):
-    """What the devices of a claim have in common, by the attribute that DRA drivers publish."""
-
-    PCIE_ROOT = "pcie-root"
-    NUMA_NODE = "numa-node"
-
-    @property
-    def attribute(self) -> str:
-        name = "pcieRoot" if self is ClaimScope.PCIE_ROOT else "numaNode"
-        return f"resource.kubernetes.io/{name}"
-
-
 def whole_gib(text: str, option: str) -> int:
     """GiB of a size. Raises UsageError for a fraction of one."""
     gib, remainder = divmod(size_bytes(text, option), GIB)
@@ -63,10 +51,6 @@ class ManifestOptions(Struct, frozen=True, kw_only=True):
       kubevirt: KubeVirt of the cluster: the version of its sidecar image.
       guest: The guest to measure in, over ssh.
       node: The node to measure on. Default: any.
-      claims: The GPUs from DRA claims, all with one pcie-root (each GPU with its NIC) or one
-        numa-node. Default: from a device plugin.
-      gpu_class: With --claims: the DeviceClass of the GPUs.
-      nic_class: With --claims: a NIC of this DeviceClass for each GPU. Default: no NICs.
     """
 
     # where the sidecar's image will be; None = the hook comes from a ConfigMap, on KubeVirt's own
@@ -93,8 +77,3 @@ class ManifestOptions(Struct, frozen=True, kw_only=True):
     # user@host of the VM to measure over ssh
     guest: Annotated[str, Opt("--guest", "USER@HOST")] = "cloud@gpu-vm"
     node: Annotated[str | None, Opt("--node", "NAME")] = None
-    # the GPUs come from DRA claims, with as many NICs where nic_class is given; None = from a
-    # device plugin
-    claims: Annotated[ClaimScope | None, Opt("--claims", "NAME")] = None
-    gpu_class: Annotated[str, Opt("--gpu-class", "CLASS")] = "vfio.gpu.nvidia.com"
-    nic_class: Annotated[str | None, Opt("--nic-class", "CLASS")] = None

@@ -12,7 +12,7 @@ import json
 import re
 from typing import Any
 
-from homenode.cluster.kubevirt.manifest_options import ClaimScope, ManifestOptions
+from homenode.cluster.kubevirt.manifest_options import ManifestOptions
 from homenode.cluster.kubevirt.object import read_manifest, yaml_text
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION
 from homenode.errors import UsageError
@@ -32,9 +32,6 @@ main()
 _GATES_PATH = "/spec/configuration/developerConfiguration/featureGates"
 _LARGEST = 1 << 20
 _GPUS_OF_NODE = 4
-_MOST_REQUESTS = 32
-"""Of a claim, as the API server takes it."""
-
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _SPELLINGS = {
     "--vm": (_LABEL, "a name of lower-case letters, digits and '-'"),
@@ -42,8 +39,6 @@ _SPELLINGS = {
     "--image": (r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,254}", "an image such as registry.example/h:1"),
     "--bench-image": (r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,254}", "an image such as r.example/b:1"),
     "--gpu-id": (r"[0-9A-Fa-f]{4}:[0-9A-Fa-f]{4}", "vendor and device such as 10DE:20B0"),
-    "--gpu-class": (r"[a-z0-9][a-z0-9.-]{0,252}", "a DeviceClass such as vfio.gpu.nvidia.com"),
-    "--nic-class": (r"[a-z0-9][a-z0-9.-]{0,252}", "a DeviceClass"),
     "--gpu": (r"[A-Za-z0-9][A-Za-z0-9._/-]{0,316}", "a resource such as nvidia.com/GA100"),
     "--kubevirt": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", "a version such as v1.6.0"),
     "--guest": (r"[A-Za-z0-9_][A-Za-z0-9._-]*@[A-Za-z0-9][A-Za-z0-9.:-]{0,252}", "user@host"),
@@ -81,10 +76,9 @@ def manifests(options: ManifestOptions) -> dict[str, str]:
         )
         files = {"Containerfile": image, HOOK_FILE: IMAGE_HOOK}
     return files | {
-        "kubevirt-gates.json": json.dumps(gate_patch(gates_of(options)), indent=2) + "\n",
-        "hyperconverged-gates.yaml": yaml_text(hyperconverged_patch(gates_of(options))),
+        "kubevirt-gates.json": json.dumps(gate_patch(), indent=2) + "\n",
+        "hyperconverged-gates.yaml": yaml_text(hyperconverged_patch()),
         "permitted-devices.yaml": yaml_text(permitted_devices(options)),
-        **({} if options.claims is None else {"claims.yaml": yaml_text(claim_template(options))}),
         "vm.yaml": yaml_text(virtual_machine(options)),
         "bench.Containerfile": _file(
             "bench.Containerfile",
@@ -154,60 +148,6 @@ def hook_configmap(options: ManifestOptions) -> dict[str, Any]:
     }
 
 
-def claim_template(options: ManifestOptions) -> dict[str, Any]:
-    """A ResourceClaimTemplate with one request for each device, as KubeVirt needs it.
-
-    pcie-root: each GPU and its NIC have one PCIe root in common; numa-node: all devices one node.
-    Source: resource.k8s.io/v1, ResourceClaimTemplate; KEP-4381 for the attributes.
-    """
-    assert options.claims is not None, "asked for with --claims"
-    classes = {"gpu": options.gpu_class, "nic": options.nic_class}
-    requests = [
-        {"name": f"{kind}{i}", "exactly": {"deviceClassName": name, "count": 1}}
-        for i in range(options.gpus)
-        for kind, name in classes.items()
-        if name is not None
-    ]
-    if len(requests) > _MOST_REQUESTS:
-        raise UsageError(
-            f"--claims: expected at most {_MOST_REQUESTS} GPUs and NICs, found {len(requests)}"
-        )
-    names = [str(request["name"]) for request in requests]
-    groups = [names]
-    if options.claims is ClaimScope.PCIE_ROOT:
-        groups = [[name for name in names if name[3:] == str(i)] for i in range(options.gpus)]
-    constraints = [
-        {"requests": group, "matchAttribute": options.claims.attribute}
-        for group in groups
-        if len(group) > 1
-    ]
-    devices: dict[str, Any] = {"requests": requests}
-    if constraints:
-        devices["constraints"] = constraints
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": f"{options.vm}-devices", "namespace": options.namespace},
-        "spec": {"spec": {"devices": devices}},
-    }
-
-
-def _with_claims(vm: dict[str, Any], options: ManifestOptions) -> dict[str, Any]:
-    """The VM with its devices from the template's claim."""
-    spec = vm["spec"]["template"]["spec"]
-    spec["resourceClaims"] = [
-        {"name": "devices", "resourceClaimTemplateName": f"{options.vm}-devices"}
-    ]
-    devices = spec["domain"]["devices"]
-    for group, kind in (("gpus", "gpu"), ("hostDevices", "nic")):
-        if kind == "gpu" or options.nic_class is not None:
-            devices[group] = [
-                {"name": f"{kind}{i}", "claimName": "devices", "requestName": f"{kind}{i}"}
-                for i in range(options.gpus)
-            ]
-    return vm
-
-
 def permitted_devices(options: ManifestOptions) -> dict[str, Any]:
     """The part of a KubeVirt CR that lets VMs have the GPU."""
     device = {
@@ -222,14 +162,6 @@ def permitted_devices(options: ManifestOptions) -> dict[str, Any]:
 def gate_patch(gates: tuple[str, ...] = GATES) -> list[dict[str, str]]:
     """A JSON patch that adds to the gates of a KubeVirt CR and keeps those that are there."""
     return [{"op": "add", "path": f"{_GATES_PATH}/-", "value": gate} for gate in gates]
-
-
-def gates_of(options: ManifestOptions) -> tuple[str, ...]:
-    """The gates that the VM needs."""
-    if options.claims is None:
-        return GATES
-    nics = ("HostDevices", "HostDevicesWithDRA") if options.nic_class else ()
-    return (*GATES, "GPUsWithDRA", *nics)
 
 
 def hyperconverged_patch(gates: tuple[str, ...] = GATES) -> dict[str, Any]:
@@ -261,7 +193,7 @@ def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
     template["spec"]["domain"]["devices"]["gpus"] = [
         {"name": f"gpu{i}", "deviceName": options.gpu} for i in range(options.gpus)
     ]
-    return vm if options.claims is None else _with_claims(vm, options)
+    return vm
 
 
 USER = 1001

@@ -3,21 +3,9 @@
 A hook runs in a container of 64 MiB next to the VM, so that it reads those and no others: the
 functions that the VM holds, the bridges above them, and the nodes. No file is read that makes a
 device wake up (link states, configuration space).
-
-Where the firmware does not give a function's node, a DRA driver's metadata of the devices that a
-pod's claims were given may: {base}/resourceclaims/CLAIM/REQUEST/DRIVER-metadata.json, and the same
-below resourceclaimtemplates.
-Source: KEP-5304; Kubernetes 1.36, k8s.io/dynamic-resource-allocation/devicemetadata; KubeVirt 1.9,
-pkg/dra/metadata (metadata.resource.k8s.io/v1alpha1).
 """
 
-import json
-import re
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from homenode.bdf import Bdf
-from homenode.cluster.kubevirt.object import MAX_BYTES, value_at
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError
 from homenode.indices import NodeIndex
@@ -201,62 +189,3 @@ def _grace_gpus(snapshot: Snapshot, locality: Locality) -> tuple[tuple[Bdf, Node
         except ParseError:
             continue  # no name of a function
     return tuple(sorted(gpus))
-
-
-BASE = "/var/run/kubernetes.io/dra-device-attributes"
-_FOLDERS = ("resourceclaims", "resourceclaimtemplates")
-_SUFFIX = "-metadata.json"
-_MOST_FILES = 256
-_PREFIX = "resource.kubernetes.io/"
-_SPACE = re.compile(r"[ \t\r\n]*")
-_NOTHING: Mapping[str, Any] = {}
-
-
-def claimed_nodes(snapshot: Snapshot) -> dict[Bdf, int]:
-    """The NUMA node of each function for which a claim's metadata has one. A file that cannot be
-    read says nothing: it only helps where sysfs is silent."""
-    node_of: dict[Bdf, int] = {}
-    for number, path in enumerate(_files(snapshot)):
-        text = snapshot.read_text(path) if number < _MOST_FILES else None
-        if text is None:
-            continue
-        objects = (
-            metadata for metadata in _objects(text) if isinstance(metadata.get("requests"), list)
-        )
-        for request in next(objects, _NOTHING).get("requests", ()):
-            for device in _as_list(value_at(request, "devices")):
-                attributes = value_at(device, "attributes")
-                node = value_at(attributes, f"{_PREFIX}numaNode", "int")
-                name = value_at(attributes, f"{_PREFIX}pciBusID", "string")
-                if isinstance(name, str) and type(node) is int and node >= 0:
-                    try:
-                        node_of[Bdf.parse(name)] = node
-                    except ParseError:
-                        continue
-    return node_of
-
-
-def _objects(text: str) -> Iterator[Mapping[str, Any]]:
-    """A file has the same data in each version that its driver writes, one object after another."""
-    decoder, at = json.JSONDecoder(), 0
-    while len(text) <= MAX_BYTES and (start := _SPACE.match(text, at)):
-        try:
-            value, at = decoder.raw_decode(text, start.end())
-        except (ValueError, RecursionError):
-            return
-        if isinstance(value, dict):
-            yield value
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _files(snapshot: Snapshot) -> Iterator[str]:
-    for kind in _FOLDERS:
-        for claim in snapshot.list(f"{BASE}/{kind}") or ():
-            for request in snapshot.list(f"{BASE}/{kind}/{claim}") or ():
-                folder = f"{BASE}/{kind}/{claim}/{request}"
-                for name in snapshot.list(folder) or ():
-                    if name.endswith(_SUFFIX):
-                        yield f"{folder}/{name}"

@@ -17,7 +17,6 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Gap
 from homenode.indices import NodeIndex
-from homenode.machine.discover.pci_nodes import Locality
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
@@ -104,7 +103,6 @@ def place_devices(
             ),
         )
     host = needed_host(snapshot, tuple(sorted(h.bdf for h in guest.hostdevs)))
-    host = _with_claimed_nodes(host, snapshot)
     nodes = cell_nodes(document, host)
     is_bound = bool(read_memnodes(document))
     if len(guest.cell_vcpus) == 1 and len(nodes.cell_of_node) > 1 and not is_bound:
@@ -210,24 +208,6 @@ def _with_lost_targets(
 
 def _has_lost_target(controller: GuestPciController) -> bool:
     return controller.model == EXPANDER and controller.bus_nr is None and controller.cell is None
-
-
-def _with_claimed_nodes(host: Host, snapshot: Snapshot) -> Host:
-    """Nodes of functions that sysfs has none for, from the metadata of their claims."""
-    silent = [d for d in host.pci_devices if d.node is None and d.kind is not DeviceKind.BRIDGE]
-    if not silent:
-        return host
-    from homenode.cluster.kubevirt.needed_host import claimed_nodes
-
-    node_of = claimed_nodes(snapshot)
-    locality = Locality.of(host.nodes, CpuSet(), host.distances)
-    devices = tuple(
-        replace(device, node=locality.node_of(node_of[device.bdf], None))
-        if device.node is None and device.bdf in node_of
-        else device
-        for device in host.pci_devices
-    )
-    return replace(host, pci_devices=devices)
 
 
 def _is_grace_done(document: Document, cells: int) -> bool:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.change.retrain.plan import (
     FunctionHolders,
-    Refused,
+    RetrainRefusal,
 )
 from homenode.errors import HostError, InputError
 from homenode.machine.topology import RunningDomain
@@ -39,7 +39,7 @@ AUDIO = Bdf(GPU.domain, GPU.bus, GPU.device, 1)
 def test_a_running_domain_with_the_device_refuses() -> None:
     host = replace(sick(), domains=(RUNNING,))
     space = SimulatedConfig(host)
-    with pytest.raises(Refused, match="running domain 'gpu-vm'"):
+    with pytest.raises(RetrainRefusal, match="running domain 'gpu-vm'"):
         planned(host, space)
     assert space.accesses == []
 
@@ -53,7 +53,7 @@ def test_a_domain_that_is_shut_off_does_not_refuse() -> None:
 def test_a_working_driver_behind_the_port_refuses(driver: str) -> None:
     host = sick(driver=driver)
     space = SimulatedConfig(host)
-    with pytest.raises(Refused, match=f"driver {driver}"):
+    with pytest.raises(RetrainRefusal, match=f"driver {driver}"):
         planned(host, space)
     assert space.accesses == []
 
@@ -64,7 +64,7 @@ def test_a_driver_of_the_cards_audio_function_refuses_as_well() -> None:
         replace(d, driver="snd_hda_intel") if d.bdf == AUDIO else d for d in host.pci_devices
     )
     host = replace(host, pci_devices=devices)
-    with pytest.raises(Refused, match=str(AUDIO)):
+    with pytest.raises(RetrainRefusal, match=str(AUDIO)):
         planned(host, SimulatedConfig(host))
 
 
@@ -72,7 +72,7 @@ def test_an_open_vfio_group_refuses_and_a_closed_one_does_not() -> None:
     host = sick()
     space = SimulatedConfig(host)
     owned = {**unused(host), AUDIO: FunctionHolders(("qemu-system-x86 (process 4711)",))}
-    with pytest.raises(Refused, match="process 4711"):
+    with pytest.raises(RetrainRefusal, match="process 4711"):
         planned(host, space, uses=owned)
     assert space.accesses == []
     assert planned(host, space).is_needed
@@ -80,9 +80,9 @@ def test_an_open_vfio_group_refuses_and_a_closed_one_does_not() -> None:
 
 def test_who_cannot_see_who_has_the_group_is_refused() -> None:
     host = sick()
-    with pytest.raises(Refused, match="look as root"):
+    with pytest.raises(RetrainRefusal, match="look as root"):
         planned(host, SimulatedConfig(host), uses={})
-    with pytest.raises(Refused, match="as root"):
+    with pytest.raises(RetrainRefusal, match="as root"):
         planned(host, SimulatedConfig(host), uses={**unused(host), GPU: FunctionHolders(None)})
 
 
@@ -94,7 +94,7 @@ def test_a_port_in_another_state_refuses(at: int, bits: int, words: str) -> None
     space = SimulatedConfig(sick())
     port = planned(space.host, space).port
     space.spaces[port][at] |= bits
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(RetrainRefusal, match=words):
         planned(space.host, space)
     assert space.writes == []
 
@@ -103,7 +103,7 @@ def test_a_port_without_a_link_refuses() -> None:
     space = SimulatedConfig(sick())
     port = planned(space.host, space).port
     space.spaces[port][LINK_STATUS + 1] &= ~0x20
-    with pytest.raises(Refused, match="no link") as refused:
+    with pytest.raises(RetrainRefusal, match="no link") as refused:
         planned(space.host, space)
     assert f"lspci -vvs {port}" in (refused.value.hint or "")  # there is no VM to shut down
 

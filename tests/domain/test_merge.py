@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from homenode.errors import InputError
 from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.document import parse_document
-from homenode.vm.domain.merge import Merged, same_definition, take_out
+from homenode.vm.domain.merge import MergeResult, same_definition, take_out
 from homenode.vm.domain.read import open_domain
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import PlanOptions
@@ -35,7 +35,7 @@ EDITS = {
 }
 
 
-def merged(original: bytes, applied: bytes, now: bytes) -> Merged:
+def merged(original: bytes, applied: bytes, now: bytes) -> MergeResult:
     return take_out(*(parse_document(one, "test") for one in (original, applied, now)))
 
 

@@ -1,14 +1,10 @@
-"""HostLock: one homenode at a time reads a host's free cores and changes it. [I/O]
+"""HostLock: one homenode at a time reads a host's free cores and changes the host. [I/O]
 
-A plan takes cores that are free. Two that were made of one and the same state take the same ones,
-though each is right by itself: whoever changes a host holds this lock from the look at its state to
-the end of the change. What is only shown needs none. It is not held while a guest runs or a figure
-is measured.
+Two plans of the same state take the same cores, so whoever changes a host holds the lock from
+reading its state to the end of the change; commands that only print hold none.
 
-It is two locks: a file next to the records, which says who holds it, and for this machine libvirt's
-own folder, which every user can lock who can reach the daemon: root and the users of the group
-libvirt have records of their own. A daemon on another machine has a file of its own here, which
-keeps apart the homenodes of one user on one machine.
+There are two locks: a file next to the records, which names the holder, and on this machine
+libvirt's own directory, which root and the users of the group libvirt can all lock.
 """
 
 import hashlib
@@ -34,7 +30,7 @@ _LOCKS = "/proc/locks"
 _SOMEBODY = "another homenode"
 _EXPECTED = "no other homenode at work on this host"
 
-_held: dict[tuple[int, str], tuple[int, ...]] = {}
+_descriptors_of: dict[tuple[int, str], tuple[int, ...]] = {}
 """By process and name: who holds it need not be given it again."""
 
 
@@ -49,23 +45,24 @@ def host_locked(
 ) -> Iterator[tuple[int, ...]]:
     """Hold the lock of a connection's host: descriptors for a virsh that must keep it to its end.
 
-    Whoever holds it already, in this process, goes on. root: of the records. command: what homenode
-    does, for those that wait. on_wait: called once, with who holds it. wait_s: None = WAIT_S.
-    Raises HostError where another holds it for longer.
+    Nested calls in one process share it. root: of the records. command: shown to those that wait.
+    on_wait: called once, with the holder. wait_s: None = WAIT_S. Raises HostError on time-out.
     """
     machine = machine_of(connect)
     key = os.getpid(), _name(machine)
-    if key in _held:
-        yield _held[key]
+    if key in _descriptors_of:
+        yield _descriptors_of[key]
         return
     longest_s = WAIT_S if wait_s is None else wait_s
-    with ExitStack() as held:
-        descriptors = [held.enter_context(_own(root, key[1], command, on_wait, longest_s))]
+    with ExitStack() as stack:
+        descriptors = [
+            stack.enter_context(_locked_record(root, key[1], command, on_wait, longest_s))
+        ]
         if lock_of_one_user(connect) is None:
-            descriptors.append(held.enter_context(_shared(on_wait, longest_s)))
-        _held[key] = tuple(descriptors)
-        held.callback(_held.pop, key)
-        yield _held[key]
+            descriptors.append(stack.enter_context(_locked_directory(on_wait, longest_s)))
+        _descriptors_of[key] = tuple(descriptors)
+        stack.callback(_descriptors_of.pop, key)
+        yield _descriptors_of[key]
 
 
 def lock_of_one_user(connect: str) -> str | None:
@@ -79,7 +76,7 @@ def lock_of_one_user(connect: str) -> str | None:
 
 
 @contextmanager
-def _own(
+def _locked_record(
     root: Path, name: str, command: str, on_wait: Callable[[str], None], longest_s: float
 ) -> Iterator[int]:
     files = RecordFolder(root / "domains", hint=state_hint)
@@ -87,9 +84,9 @@ def _own(
     def holder() -> str:
         return (files.read(name) or _SOMEBODY.encode()).decode("utf-8", "replace")[:400]
 
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            descriptor = held.enter_context(
+            descriptor = stack.enter_context(
                 files.locked(
                     _EXPECTED,
                     lock=name,
@@ -104,7 +101,7 @@ def _own(
 
 
 @contextmanager
-def _shared(on_wait: Callable[[str], None], longest_s: float) -> Iterator[int]:
+def _locked_directory(on_wait: Callable[[str], None], longest_s: float) -> Iterator[int]:
     try:
         descriptor = open_to_lock(SHARED)
     except OSError as error:
@@ -128,9 +125,9 @@ def _holder_of(folder: Path) -> str:
     return _SOMEBODY
 
 
-def _busy(where: Path, holder: str, longest_s: float) -> HostError:
+def _busy(path: Path, holder: str, longest_s: float) -> HostError:
     return HostError(
-        f"{where}: expected {_EXPECTED}, found {holder}, or a virsh that it started, still there "
+        f"{path}: expected {_EXPECTED}, found {holder}, or a virsh that it started, still there "
         f"after {longest_s:g} s",
         hint="wait for it to end, or answer what it asks; then run this again",
     )

@@ -47,7 +47,7 @@ def default_root() -> Path:
 
 
 def state_hint(number: int | None) -> str | None:
-    """What to do where a record cannot be written, by its errno."""
+    """The hint for a record that cannot be written, by its errno."""
     if number in (errno.ENOSPC, errno.EDQUOT):
         return _FULL
     if number not in _NOT_WRITABLE:
@@ -70,7 +70,7 @@ class Journal:
         self.head = head
 
     def stored_head(self) -> ChangeHead:
-        """As the journal has it; where there is none, as it would be."""
+        """The head in the journal, or the one that it would get."""
         first = self._first()
         if formats.kind_of(first) != KIND:
             return self.head
@@ -105,13 +105,13 @@ class Journal:
     def settle(self, step_of: Callable[[ChangeEntry], ChangeStep]) -> tuple[ChangeEntry, ...]:
         """Ask the host how the steps came out that a kill cut short, and write down those that
         happened; the others are still to be done, or to be undone."""
-        left = []
+        unsettled = []
         for entry in self.to_undo():
             if entry.what is ChangeState.BEGIN and step_of(entry).is_done(entry):
                 self.write(entry.now(ChangeState.DONE))
             elif entry.what in UNSETTLED:
-                left.append(entry)
-        return tuple(left)
+                unsettled.append(entry)
+        return tuple(unsettled)
 
     def undo(self, step_of: Callable[[ChangeEntry], ChangeStep]) -> tuple[ChangeEntry, ...]:
         """Undo what was done, the last first; what each left."""
@@ -129,7 +129,7 @@ def domain_journal(folder: Path, connect: str, uuid: str, name: str, command: st
 
 
 def domain_journals(folder: Path, command: str) -> Iterator[Journal]:
-    """Those of all domains."""
+    """The journals of all domains."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         head = ChangeHead(run=path.name, command=command, undo="")
         yield Journal(RecordFolder(path, hint=state_hint), head)
@@ -154,8 +154,7 @@ class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_changes(journals: Iterable[Journal]) -> Iterator[OpenChange | HomenodeError]:
-    """Of each journal, in the order in which they were begun; the error of one that cannot be
-    read."""
+    """The open steps of each journal, oldest first, or the error of an unreadable journal."""
     for journal in journals:
         try:
             head, entries = journal.stored_head(), journal.to_undo()

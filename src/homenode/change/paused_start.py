@@ -1,7 +1,7 @@
-"""PausedStart: a domain that homenode started without letting its guest run, and its end. [I/O]
+"""PausedStart: start a domain without letting its guest run, and end it. [I/O]
 
-Its journal says so before libvirt is asked: after a kill, `homenode restore --list` shows the VM,
-and `homenode restore` ends it. A guest that somebody let run since is theirs, and is left alone.
+The journal is written before libvirt is called: after a kill, `homenode restore --list` shows the
+VM and `homenode restore` ends it, unless somebody let its guest run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +24,9 @@ _PAUSED = "paused"
 
 
 class PausedStart(Struct, frozen=True, kw_only=True):
-    """The step. See ChangeStep. Its facts: the domain's `name`, libvirt's `run_id` of the instance,
-    and of each file in `made`, which was not there before, when it was last written."""
+    """See ChangeStep. Facts of its entry: the domain's `name`, libvirt's `run_id`, and for each new
+    file in `made` its modification time.
+    """
 
     virsh: Virsh
     uuid: str
@@ -53,12 +54,12 @@ class PausedStart(Struct, frozen=True, kw_only=True):
 
     def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
         state = self.virsh.domain(entry.subject)
-        known = entry.facts.get("run_id")
-        is_same = known is None or known == str(state.run_id)
+        run_id = entry.facts.get("run_id")
+        is_same = run_id is None or run_id == str(state.run_id)
         if state.is_active and not (is_same and state.state == _PAUSED):
-            kept = entry.now(ChangeState.KEPT)
-            note(kept)
-            return kept
+            unchanged = entry.now(ChangeState.KEPT)
+            note(unchanged)
+            return unchanged
         note(entry.now(ChangeState.UNDOING))
         if state.is_active:
             self.virsh.destroy(entry.subject)
@@ -72,8 +73,8 @@ class PausedStart(Struct, frozen=True, kw_only=True):
     def is_done(self, entry: ChangeEntry) -> bool:
         """Whether the instance is there, paused."""
         state = self.virsh.domain(entry.subject)
-        known = entry.facts.get("run_id")
-        is_same = known is None or known == str(state.run_id)
+        run_id = entry.facts.get("run_id")
+        is_same = run_id is None or run_id == str(state.run_id)
         return state.is_active and is_same and state.state == _PAUSED
 
 
@@ -89,7 +90,7 @@ def paused_journal(root: Path, virsh: Virsh, uuid: str, name: str) -> Journal:
 
 
 def paused_journals(root: Path) -> Iterator[Journal]:
-    """Those of all domains."""
+    """The journals of the paused starts of all domains."""
     return domain_journals(root / _FOLDER, "homenode verify --start")
 
 
@@ -100,7 +101,7 @@ def end_paused(virsh: Virsh, root: Path, uuid: str, name: str) -> tuple[ChangeEn
 
 
 def while_paused(step: PausedStart, journal: Journal, look: Callable[[], T]) -> T:
-    """What a look at the paused VM gives; it is ended whatever happens."""
+    """Run `look` while the VM is paused, then end the VM whatever happens."""
     try:
         step.do(journal.write)
         return look()

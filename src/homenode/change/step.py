@@ -11,7 +11,7 @@ import msgspec
 
 
 class ChangeState(StrEnum):
-    """What a line says of a step. BEGIN and UNDOING are on the disk before the act."""
+    """The state of a step. BEGIN and UNDOING are on disk before the act."""
 
     BEGIN = "begin"
     DONE = "done"
@@ -62,9 +62,9 @@ class ChangeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         """Which step it is of."""
         return self.kind, self.subject
 
-    def now(self, what: ChangeState) -> "ChangeEntry":
+    def now(self, state: ChangeState) -> "ChangeEntry":
         """The same step, of which something else is said."""
-        return msgspec.structs.replace(self, what=what)
+        return msgspec.structs.replace(self, what=state)
 
 
 Note = Callable[[ChangeEntry], None]
@@ -72,7 +72,7 @@ Note = Callable[[ChangeEntry], None]
 
 
 class ChangeStep(Protocol):
-    """What changes one subject. All raise HomenodeError."""
+    """A change of one subject. All methods raise HomenodeError."""
 
     def do(self, note: Note) -> ChangeEntry:
         """Do it; `note` is called with what is about to happen, before it can, and with how it came
@@ -92,13 +92,15 @@ def latest(entries: Iterable[ChangeEntry]) -> dict[tuple[str, str], ChangeEntry]
     >>> latest([*lines, lines[0].now(ChangeState.DONE)])["file", "/a"].what
     <ChangeState.DONE: 'done'>
     """
-    found: dict[tuple[str, str], ChangeEntry] = {}
+    last_entries: dict[tuple[str, str], ChangeEntry] = {}
     for entry in entries:
-        before = found.get(entry.step)
+        before = last_entries.get(entry.step)
         if before is not None and before.what not in TO_UNDO:
-            del found[entry.step]  # begun again: it takes its place behind those begun meanwhile
-        found[entry.step] = entry
-    return found
+            del last_entries[
+                entry.step
+            ]  # begun again: it takes its place behind those begun meanwhile
+        last_entries[entry.step] = entry
+    return last_entries
 
 
 def to_undo(entries: Iterable[ChangeEntry]) -> tuple[ChangeEntry, ...]:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.change import journal
-from homenode.change.apply.define_step import Applied, DomainChange
+from homenode.change.apply.define_step import ApplyOutcome, DomainChange
 from homenode.change.apply.definition import apply_definitions, preview_definition
 from homenode.change.apply.live_pins import RepinnedThreads, apply_live_pins, preview_live_pins
 from homenode.cli.arguments.place import ApplyArguments, PlanArguments
@@ -46,11 +46,7 @@ from homenode.plan.stored import encode_plan
 from homenode.safe.input_files import read_input
 from homenode.show.explain import explain
 from homenode.text import command_line
-from homenode.vm.daemon_host import (
-    load_daemon_host,
-    refuse_tuned_for_other,
-    refuse_unread_vms,
-)
+from homenode.vm.daemon_host import load_daemon_host, refuse_tuned_for_other, refuse_unread_vms
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import refuse_new_errors
 from homenode.vm.fingerprint import is_made_for
@@ -86,51 +82,53 @@ class AppliedDomain(Struct, frozen=True, kw_only=True):
 
 
 class ApplyAnswer(Struct, frozen=True, kw_only=True):
-    """What apply prints with --json."""
+    """The JSON of apply."""
 
     dry_run: bool  # `changed` is what would be
     domains: tuple[AppliedDomain, ...]
 
 
-def apply(asked: ApplyArguments) -> None:
+def apply(arguments: ApplyArguments) -> None:
     """Plan, show what would change, ask, and define it."""
-    refuse_objective(asked.options)
-    if len(asked.names) > 1:
-        if files := [name for name in asked.names if is_file_target(name)]:
+    refuse_objective(arguments.options)
+    if len(arguments.names) > 1:
+        if files := [name for name in arguments.names if is_file_target(name)]:
             raise UsageError(f"{files[0]}: not a domain of libvirt, but a file")
         of_one = ("--domain", "--live-pins", "--save-plan")
-        _refuse(asked, of_one, f"one domain, found {len(asked.names)}")
-    if is_file_target(asked.names[0]):
+        _refuse(arguments, of_one, f"one domain, found {len(arguments.names)}")
+    if is_file_target(arguments.names[0]):
         of_domain = ("--domain", "--connect", "--live-pins")
-        _refuse(asked, of_domain, "a domain of libvirt, and NAME is a file")
-        _check_can_ask(asked)
-        _apply_to_file(asked)
+        _refuse(arguments, of_domain, "a domain of libvirt, and NAME is a file")
+        _check_can_ask(arguments)
+        _apply_to_file(arguments)
         return
 
-    if asked.domain is not None:
-        _refuse_planning(asked)
-    check_can_write(asked.save_plan, force=asked.force)
-    check_host(asked.host, asked.connect)
+    if arguments.domain is not None:
+        _refuse_planning(arguments)
+    check_can_write(arguments.save_plan, force=arguments.force)
+    check_host(arguments.host, arguments.connect)
     tunings: tuple[PlannedFile, ...] = ()
-    with changing_host("apply", asked.names, asked.connect, dry_run=asked.dry_run):
-        virsh = Virsh(asked.connect)
-        states = {state.uuid: state for state in map(virsh.domain, asked.names)}
+    with changing_host("apply", arguments.names, arguments.connect, dry_run=arguments.dry_run):
+        virsh = Virsh(arguments.connect)
+        states = {state.uuid: state for state in map(virsh.domain, arguments.names)}
         originals = {state.name: virsh.definition(uuid) for uuid, state in states.items()}
-        _check_can_ask(asked)  # once it is known that there is something to ask about
-        here = load_daemon_host(asked.host, virsh)
-        refuse_unread_vms(here)
-        if asked.domain is not None:
+        _check_can_ask(arguments)  # once it is known that there is something to ask about
+        machine = load_daemon_host(arguments.host, virsh)
+        refuse_unread_vms(machine)
+        if arguments.domain is not None:
             hint = "homenode plan VM.xml -o OUT.xml"
-            tuned: tuple[bytes, ...] = (read_input(asked.domain, "a domain document", hint=hint),)
-            refuse_tuned_for_other(read_vm(tuned[0], str(asked.domain)), here)
+            tuned: tuple[bytes, ...] = (
+                read_input(arguments.domain, "a domain document", hint=hint),
+            )
+            refuse_tuned_for_other(read_vm(tuned[0], str(arguments.domain)), machine)
         else:
-            quiet = asked.quiet or asked.json
+            quiet = arguments.quiet or arguments.json
             tunings = tuned_together(
                 originals,
-                asked.options,
-                here,
-                asked.after,
-                asked.results,
+                arguments.options,
+                machine,
+                arguments.after,
+                arguments.results,
                 quiet=quiet,
             )
             tuned = tuple(tuning.document for tuning in tunings)
@@ -138,80 +136,80 @@ def apply(asked: ApplyArguments) -> None:
             DomainChange(name=uuid, tuned=document, original=originals[state.name])
             for (uuid, state), document in zip(states.items(), tuned, strict=True)
         )
-        if asked.live_pins:
-            _move(virsh, changes[0], asked, tunings)
+        if arguments.live_pins:
+            _move(virsh, changes[0], arguments, tunings)
         else:
-            _change(virsh, changes, asked, tunings)
-    if asked.save_plan is not None and tunings:
-        write_text(asked.save_plan, encode_plan(tunings[0].plan))
-        note_written(asked.save_plan)
+            _change(virsh, changes, arguments, tunings)
+    if arguments.save_plan is not None and tunings:
+        write_text(arguments.save_plan, encode_plan(tunings[0].plan))
+        note_written(arguments.save_plan)
     if any(is_critical(tuning.plan) for tuning in tunings):
         raise SystemExit(FINDINGS)
 
 
-def _check_can_ask(asked: ApplyArguments) -> None:
-    if asked.json and not (asked.yes or asked.dry_run):
+def _check_can_ask(arguments: ApplyArguments) -> None:
+    if arguments.json and not (arguments.yes or arguments.dry_run):
         raise UsageError("--json: expected --yes or --dry-run as well: it asks nothing")
-    check_can_ask(asked=not (asked.yes or asked.dry_run))
+    check_can_ask(asked=not (arguments.yes or arguments.dry_run))
 
 
-def _refuse(asked: ApplyArguments, options: Sequence[str], reason: str) -> None:
-    given = {
-        "--domain": asked.domain is not None,
-        "--connect": asked.connect != DEFAULT,
-        "--live-pins": asked.live_pins,
-        "--save-plan": asked.save_plan is not None,
+def _refuse(arguments: ApplyArguments, options: Sequence[str], reason: str) -> None:
+    is_given = {
+        "--domain": arguments.domain is not None,
+        "--connect": arguments.connect != DEFAULT,
+        "--live-pins": arguments.live_pins,
+        "--save-plan": arguments.save_plan is not None,
     }
     for option in options:
-        if given[option]:
+        if is_given[option]:
             raise UsageError(f"{option} is for {reason}")
 
 
-def _apply_to_file(asked: ApplyArguments) -> None:
+def _apply_to_file(arguments: ApplyArguments) -> None:
     """The same on a file: plan, show, ask, and rewrite it."""
-    path = Path(asked.names[0])
-    if asked.host is None:
+    path = Path(arguments.names[0])
+    if arguments.host is None:
         refuse_unread_vms(load_host(None))
 
-    def agreed() -> bool:
-        if asked.dry_run:
+    def confirm() -> bool:
+        if arguments.dry_run:
             note(f"{path}: would be rewritten, and its original kept as {path}.orig")
             return False
-        if not asked.yes:
+        if not arguments.yes:
             ask(f"Rewrite {path}?")
         return True
 
     planned = PlanArguments(
-        document=asked.names[0],
-        hosts=() if asked.host is None else (asked.host,),
+        document=arguments.names[0],
+        hosts=() if arguments.host is None else (arguments.host,),
         target="libvirt",
         output=path,
-        save_plan=asked.save_plan,
-        diff=(asked.dry_run or not asked.yes) and not asked.json,
-        options=asked.options,
-        results=asked.results,
-        after=asked.after,
-        quiet=asked.quiet or asked.json,
-        force=asked.force,
+        save_plan=arguments.save_plan,
+        diff=(arguments.dry_run or not arguments.yes) and not arguments.json,
+        options=arguments.options,
+        results=arguments.results,
+        after=arguments.after,
+        quiet=arguments.quiet or arguments.json,
+        force=arguments.force,
     )
-    tuning = run(planned, agreed)
-    if asked.json:
-        own = AppliedDomain(
+    tuning = run(planned, confirm)
+    if arguments.json:
+        rewritten = AppliedDomain(
             name=str(path), uuid=None, changed=True, original=f"{path}.orig", plan=None
         )
-        _answer(asked, (own,), (tuning,))
+        _answer(arguments, (rewritten,), (tuning,))
     if is_critical(tuning.plan):
         raise SystemExit(FINDINGS)
-    if not asked.dry_run:
-        note(f"next: {command_line('virsh', 'define', asked.names[0])}")
-        note(f"undo: {command_line('homenode', 'restore', asked.names[0])}")
+    if not arguments.dry_run:
+        note(f"next: {command_line('virsh', 'define', arguments.names[0])}")
+        note(f"undo: {command_line('homenode', 'restore', arguments.names[0])}")
 
 
-def _refuse_planning(asked: ApplyArguments) -> None:
+def _refuse_planning(arguments: ApplyArguments) -> None:
     """Raises UsageError for options of a plan that would do nothing."""
-    words = [*as_words(asked.options), *(f"--results {one}" for one in asked.results)]
-    words += [f"--after {one}" for one in asked.after]
-    if asked.save_plan is not None:
+    words = [*as_words(arguments.options), *(f"--results {option}" for option in arguments.results)]
+    words += [f"--after {option}" for option in arguments.after]
+    if arguments.save_plan is not None:
         words.append("--save-plan")
     if words:
         raise UsageError(f"give either {words[0].split()[0]} or --domain, not both")
@@ -250,20 +248,20 @@ def tuned_together(
         if gap is not None:
             note(f"not checked: {gap}")
         if not quiet:
-            why = chosen[name].why
+            reason = chosen[name].why
             host = (tuning.host or machine).without_domains(options.replaces)
-            console().print(explain(tuning.plan, host, why=why))
+            console().print(explain(tuning.plan, host, why=reason))
         else:
             note_critical(tuning.plan)
-        for known in tuning.notes:
-            note(known)
+        for line in tuning.notes:
+            note(line)
     return tunings
 
 
 def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> PlanOptions:
-    """The options with the layout that homenode gave the VM, unless they name one or an objective.
+    """The options with the VM's recorded layout, unless they name a layout or an objective.
 
-    Raises HostError where that was for another host, and the nodes of this one cannot be read.
+    Raises HostError if it was planned for another host and this one's nodes cannot be read.
     """
     record = guest.record
     if record is None or options.layout != AUTO or options.objective is not None:
@@ -298,7 +296,7 @@ def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> PlanOptions:
 def _change(
     virsh: Virsh,
     changes: Sequence[DomainChange],
-    asked: ApplyArguments,
+    arguments: ApplyArguments,
     tunings: Sequence[PlannedFile],
 ) -> None:
     """Show what would change, ask, and define the documents, all or none.
@@ -306,38 +304,38 @@ def _change(
     Domains that are already so are not asked about. Exits where it would be refused.
     """
     root = journal.default_root()
-    if asked.dry_run or not asked.yes:
-        would = [_previewed(virsh, one, root, quiet=asked.json) for one in changes]
-        if asked.json:
-            _answer(asked, map(_applied, would), tunings)
-        if any(one.obstacles for one in would):
+    if arguments.dry_run or not arguments.yes:
+        would = [_preview(virsh, change, root, quiet=arguments.json) for change in changes]
+        if arguments.json:
+            _answer(arguments, map(_applied_domain, would), tunings)
+        if any(outcome.obstacles for outcome in would):
             raise SystemExit(UsageError.exit_code)
-        if asked.dry_run or not any(one.changed for one in would):
+        if arguments.dry_run or not any(outcome.changed for outcome in would):
             return
         ask("Define it?" if len(changes) == 1 else f"Define these {len(changes)}?")
     done = apply_definitions(virsh, changes, root)
-    for one in done:
-        name, own = one.state.name, one.state.argument
-        if one.changed:
+    for outcome in done:
+        name, argument = outcome.state.name, outcome.state.argument
+        if outcome.changed:
             note(f"{name}: defined; the next start has it")
         else:
             note(f"{name}: had this definition already")
-        if one.edited:
+        if outcome.edited:
             note("warning: it was edited at the same moment, and has those edits")
-        _note_placed(one)
-        note(f"original in {one.original}")
-        if one.changed:
-            start = command_line("virsh", "-c", virsh.connect, "start", own)
-            verify = with_connection(virsh.connect, "homenode", "verify", "--live", own)
+        _note_placed(outcome)
+        note(f"original in {outcome.original}")
+        if outcome.changed:
+            start = command_line("virsh", "-c", virsh.connect, "start", argument)
+            verify = with_connection(virsh.connect, "homenode", "verify", "--live", argument)
             note(f"next: {start}, then {command_line(*verify)}")
-    arguments = [one.state.argument for one in done]
-    back = with_connection(virsh.connect, "homenode", "restore", *arguments)
+    names = [outcome.state.argument for outcome in done]
+    back = with_connection(virsh.connect, "homenode", "restore", *names)
     note(f"undo: {command_line(*back)}")
-    if asked.json:
-        _answer(asked, map(_applied, done), tunings)
+    if arguments.json:
+        _answer(arguments, map(_applied_domain, done), tunings)
 
 
-def _previewed(virsh: Virsh, change: DomainChange, root: Path, *, quiet: bool) -> Applied:
+def _preview(virsh: Virsh, change: DomainChange, root: Path, *, quiet: bool) -> ApplyOutcome:
     would = preview_definition(virsh, change.name, change.tuned, change.original, root)
     name = would.state.name
     if not quiet:
@@ -354,7 +352,7 @@ def _previewed(virsh: Virsh, change: DomainChange, root: Path, *, quiet: bool) -
     return would
 
 
-def _note_placed(applied: Applied) -> None:
+def _note_placed(applied: ApplyOutcome) -> None:
     if applied.is_original_placed:
         note(
             f"warning: {applied.state.name}: no saved original exists: its present definition, "
@@ -362,38 +360,38 @@ def _note_placed(applied: Applied) -> None:
         )
 
 
-def _applied(one: Applied) -> AppliedDomain:
+def _applied_domain(outcome: ApplyOutcome) -> AppliedDomain:
     return AppliedDomain(
-        name=one.state.name,
-        uuid=one.state.uuid,
-        changed=one.changed,
-        original=str(one.original),
+        name=outcome.state.name,
+        uuid=outcome.state.uuid,
+        changed=outcome.changed,
+        original=str(outcome.original),
         plan=None,
-        obstacles=one.obstacles,
-        edited=one.edited,
+        obstacles=outcome.obstacles,
+        edited=outcome.edited,
     )
 
 
 def _answer(
-    asked: ApplyArguments,
-    domains: Iterable[AppliedDomain],
-    tunings: Sequence[PlannedFile],
+    arguments: ApplyArguments, domains: Iterable[AppliedDomain], tunings: Sequence[PlannedFile]
 ) -> None:
-    """What was done, or would be, as JSON; with the plans where they were made here."""
-    plans = [msgspec.json.decode(encode_plan(one.plan)) for one in tunings] or repeat(None)
-    answered = tuple(replace(one, plan=plan) for one, plan in zip(domains, plans, strict=False))
-    print_json(encode("applied", ApplyAnswer(dry_run=asked.dry_run, domains=answered)))
+    """Print the JSON, with the plans that were made here."""
+    plans = [msgspec.json.decode(encode_plan(tuning.plan)) for tuning in tunings] or repeat(None)
+    answered = tuple(
+        replace(tuning, plan=plan) for tuning, plan in zip(domains, plans, strict=False)
+    )
+    print_json(encode("applied", ApplyAnswer(dry_run=arguments.dry_run, domains=answered)))
 
 
 def _move(
-    virsh: Virsh, change: DomainChange, asked: ApplyArguments, tunings: Sequence[PlannedFile]
+    virsh: Virsh, change: DomainChange, arguments: ApplyArguments, tunings: Sequence[PlannedFile]
 ) -> None:
-    if asked.dry_run or not asked.yes:
+    if arguments.dry_run or not arguments.yes:
         moved = preview_live_pins(virsh, change.name, change.tuned)
         _note_threads(moved, "would move")
-        if moved.after and not asked.dry_run:
+        if moved.after and not arguments.dry_run:
             ask("Move them?")
-    if not asked.dry_run:
+    if not arguments.dry_run:
         moved = apply_live_pins(virsh, change.name, change.tuned, journal.default_root())
         _note_threads(moved, "moved")
     if not moved.after:
@@ -404,12 +402,12 @@ def _move(
             "document has none: shut the domain down and apply it for that"
         )
     note("the definition is as it was: the next start has its pins")
-    if asked.json:
+    if arguments.json:
         threads = tuple(
             MovedThread(kind=new.kind, number=new.number, before=old.pus, after=new.pus)
             for old, new in zip(moved.before, moved.after, strict=True)
         )
-        own = AppliedDomain(
+        domain = AppliedDomain(
             name=moved.state.name,
             uuid=moved.state.uuid,
             changed=bool(threads),
@@ -417,7 +415,7 @@ def _move(
             plan=None,
             threads=threads,
         )
-        _answer(asked, (own,), tunings)
+        _answer(arguments, (domain,), tunings)
 
 
 def _note_threads(moved: RepinnedThreads, verb: str) -> None:

@@ -30,11 +30,11 @@ from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.hypervisor.virsh import Virsh
 
 
-def restore(asked: RestoreArguments) -> None:
+def restore(arguments: RestoreArguments) -> None:
     """Give the originals back, or list what is open."""
-    targets = asked.targets
-    if asked.list_open:
-        if targets or _is_for_a_domain(asked) or asked.dry_run:
+    targets = arguments.targets
+    if arguments.list_open:
+        if targets or _is_for_a_domain(arguments) or arguments.dry_run:
             raise UsageError("--list: expected no other argument: it lists all")
         _list_open()
         return
@@ -45,27 +45,31 @@ def restore(asked: RestoreArguments) -> None:
     if any(map(is_file_target, targets)):
         if len(targets) > 1:
             raise UsageError(f"expected one document, or domains, found {len(targets)} targets")
-        if _is_for_a_domain(asked):
+        if _is_for_a_domain(arguments):
             raise UsageError(
                 f"{targets[0]}: a document; --connect, --forget and --keep-edits are for a domain"
             )
-        _restore_file(targets[0], dry_run=asked.dry_run, yes=asked.yes)
+        _restore_file(targets[0], dry_run=arguments.dry_run, yes=arguments.yes)
         return
-    if asked.forget and asked.keep_edits:
+    if arguments.forget and arguments.keep_edits:
         raise UsageError("expected --forget or --keep-edits, found both")
-    connect = asked.connect or DEFAULT
-    if asked.forget:
+    connect = arguments.connect or DEFAULT
+    if arguments.forget:
         if len(targets) > 1:
             raise UsageError(f"--forget: expected one domain, found {len(targets)}")
         _forget(targets[0], connect)
         return
     restore_domains(
-        targets, connect, keep_edits=asked.keep_edits, dry_run=asked.dry_run, yes=asked.yes
+        targets,
+        connect,
+        keep_edits=arguments.keep_edits,
+        dry_run=arguments.dry_run,
+        yes=arguments.yes,
     )
 
 
-def _is_for_a_domain(asked: RestoreArguments) -> bool:
-    return asked.connect is not None or asked.forget or asked.keep_edits
+def _is_for_a_domain(arguments: RestoreArguments) -> bool:
+    return arguments.connect is not None or arguments.forget or arguments.keep_edits
 
 
 def _restore_file(path: str, *, dry_run: bool, yes: bool) -> None:
@@ -108,16 +112,16 @@ def _list_open() -> None:
         *paused_journals(root),
         *retrain_journals(),
         *setup_journals(root),
-        *(TrialJournal(root, known.folder.name).changes for known in known_trials(root)),
+        *(TrialJournal(root, trial.folder.name).changes for trial in known_trials(root)),
     )
-    found = list(journal.open_changes(journals))
-    for one in found:
-        if isinstance(one, journal.OpenChange):
-            for line in one.lines():
+    changes = list(journal.open_changes(journals))
+    for change in changes:
+        if isinstance(change, journal.OpenChange):
+            for line in change.lines():
                 say(line)
         else:
-            note_error(one)
-    if not found:
+            note_error(change)
+    if not changes:
         note("nothing is open, and nothing can be undone")
 
 
@@ -129,10 +133,11 @@ def restore_domains(
     dry_run: bool = False,
     yes: bool = False,
 ) -> None:
-    """Give domains the definitions and live pins back that they had before `homenode apply`.
+    """Restore the definitions and live pins that domains had before `homenode apply`, last one
+    first.
 
-    The last comes first. What prevents any of them is said before the user is asked, and before
-    the first is changed. keep_edits: take out only what the layout set.
+    Every obstacle is reported before the question and before the first change. keep_edits: remove
+    only what the layout set.
     """
     virsh, root = Virsh(connect), journal.default_root()
     states = [domain_to_restore(virsh, name, root) for name in names]
@@ -161,7 +166,7 @@ def _preview(virsh: Virsh, state: DomainState, keep_edits: bool, dry_run: bool) 
     if moves and not has_original(virsh, state.uuid, root):
         return True
     preview = preview_restore(virsh, state.uuid, root, keep_edits=keep_edits)
-    if not preview.changed:
+    if not preview.is_changed:
         note(f"{name}: has its original definition already")
         return bool(moves)
     if dry_run or keep_edits:
@@ -201,8 +206,8 @@ def _ended_paused(virsh: Virsh, uuid: str, name: str) -> bool:
     if not paused_journal(root, virsh, uuid, name).to_undo():
         return False
     for entry in end_paused(virsh, root, uuid, name):
-        kept = entry.what is ChangeState.KEPT
-        note(f"{name}: {'somebody let it run: it is left alone' if kept else 'is shut off'}")
+        is_kept = entry.what is ChangeState.KEPT
+        note(f"{name}: {'somebody let it run: it is left alone' if is_kept else 'is shut off'}")
     return True
 
 

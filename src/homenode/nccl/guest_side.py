@@ -105,7 +105,7 @@ def left_to_libvirt(document: Document) -> PendingDevice | None:
             return PendingDevice(f"<{element.tag}> without one", element.line)
     if devices.child("memballoon") is None:
         return PendingDevice("no <memballoon>", devices.line)
-    machine = document.root.at("os/type")
+    machine = document.root.find("os/type")
     is_x86 = machine is None or machine.get("arch") in (None, "x86_64", "i686")
     if is_x86 and not any(e.get("type") == "usb" for e in devices.all("controller")):
         return PendingDevice("no USB controller", devices.line)

@@ -26,9 +26,9 @@ from homenode.vm.layout import (
     MemoryBinding,
     Pinning,
     Siblings,
-    named,
     preset_named,
     unknown_layout,
+    with_preset_name,
     with_siblings,
 )
 from homenode.vm.model import GuestHostdev, Vm
@@ -105,7 +105,7 @@ def _switched(layout: Layout, options: PlanOptions) -> Layout:
     if switched == layout:
         return layout
     _refuse_contradictions(switched)
-    return named(switched)
+    return with_preset_name(switched)
 
 
 def _refuse_contradictions(layout: Layout) -> None:
@@ -266,7 +266,9 @@ def _as_document(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:
     return (
         with_siblings(layout)
         if exposed or guest.threads_per_core > 1
-        else named(replace(layout, pinning=Pinning.ONE_PER_CORE, siblings=Siblings.HIDDEN))
+        else with_preset_name(
+            replace(layout, pinning=Pinning.ONE_PER_CORE, siblings=Siblings.HIDDEN)
+        )
     )
 
 

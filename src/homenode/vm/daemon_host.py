@@ -23,11 +23,11 @@ _NODE_DEVICE = re.compile(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-
 
 
 def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
-    """The host that VMs of a daemon run on, with what is allocated there now.
+    """The host of a daemon's VMs, with its current allocations.
 
-    source: the host that the user names; it must be the daemon's. An equal machine is accepted, so
-    a capture of this one may be planned with. Raises InputError with both names if it is another
-    machine, or if nothing shows that it is the same; UsageError if a daemon elsewhere needs one.
+    source: the user's name for it; an equal machine, such as a capture of this one, is accepted.
+    Raises InputError if it is another machine or nothing shows that it is the same, UsageError if a
+    remote daemon needs one.
     """
     check_host(source, virsh.connect)
     if not is_local(virsh.connect):
@@ -36,30 +36,30 @@ def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
         unread = unread_vms(planned.gaps)
         gaps = tuple(gap for gap in planned.gaps if gap not in unread)
         return _with_domains(replace(planned, domains=(), gaps=gaps), virsh)
-    here = _this_machine()
+    machine = _this_machine()
     if source is not None:
         planned = load_host(source)
         has_fingerprint = bool(planned.pci_devices) and not planned.nodes_assumed
         print_of_planned = host_fingerprint(planned) if has_fingerprint else ""
-        _refuse_other(_size_text(planned), print_of_planned, here)
-        here = replace(here, reserve=planned.reserve or here.reserve)
-    return here if virsh.connect == DEFAULT else _with_domains(here, virsh)
+        _refuse_other(_size_text(planned), print_of_planned, machine)
+        machine = replace(machine, reserve=planned.reserve or machine.reserve)
+    return machine if virsh.connect == DEFAULT else _with_domains(machine, virsh)
 
 
 def _with_domains(host: Host, virsh: Virsh) -> Host:
     """The host with the domains of a daemon that is not this machine's system daemon as well."""
-    known = {domain.uuid for domain in host.domains}
+    listed_uuids = {domain.uuid for domain in host.domains}
     running = virsh.domains(running=True)
     domains = [
         read_running_domain(virsh.live_document(uuid), running=True, source=name)
         if uuid in running
         else read_running_domain(virsh.definition(uuid), running=False, source=name)
         for uuid, name in virsh.domains().items()
-        if uuid not in known
+        if uuid not in listed_uuids
     ]
-    every = sorted((*host.domains, *domains), key=lambda domain: domain.name)
+    all_domains = sorted((*host.domains, *domains), key=lambda domain: domain.name)
     gaps = tuple(gap for gap in host.gaps if gap.subject != NO_VMS)
-    return replace(host, domains=tuple(every), gaps=gaps)
+    return replace(host, domains=tuple(all_domains), gaps=gaps)
 
 
 def refuse_unread_vms(host: Host) -> None:
@@ -72,27 +72,27 @@ def refuse_unread_vms(host: Host) -> None:
         )
 
 
-def refuse_plan_for_other(plan: Plan, here: Host) -> None:
+def refuse_plan_for_other(plan: Plan, machine: Host) -> None:
     """Raise InputError for a saved plan that is not shown to be for the daemon's host."""
-    _refuse_other(plan.host_name or "a host without a name", plan.host_fingerprint, here)
-    refuse_tuned_for_other(plan.vm, here)
+    _refuse_other(plan.host_name or "a host without a name", plan.host_fingerprint, machine)
+    refuse_tuned_for_other(plan.vm, machine)
 
 
-def refuse_tuned_for_other(vm: Vm, here: Host) -> None:
+def refuse_tuned_for_other(vm: Vm, machine: Host) -> None:
     """Raise InputError for a tuned definition that is not shown to be for the daemon's host, or
     that has devices that this host lacks."""
     record = vm.record
-    if record is not None and record.host is not None and not is_made_for(here, record.host):
+    if record is not None and record.host is not None and not is_made_for(machine, record.host):
         raise InputError(
             f"{vm.name}: its metadata names another host, or an earlier state of it, than "
-            f"{here.name}, the daemon's host; nothing was changed",
+            f"{machine.name}, the daemon's host; nothing was changed",
             hint=command_line("homenode", "apply", vm.name),
         )
     devices = (device.bdf for device in vm.hostdevs if device.uuid is None)
-    missing = sorted(bdf for bdf in devices if bdf not in here.device_at)
-    if missing and here.pci_devices:
+    missing = sorted(bdf for bdf in devices if bdf not in machine.device_at)
+    if missing and machine.pci_devices:
         raise InputError(
-            f"{vm.name}: {here.name} has no device {', '.join(map(str, missing))}; nothing was "
+            f"{vm.name}: {machine.name} has no device {', '.join(map(str, missing))}; nothing was "
             "changed",
             hint="homenode show lists the devices of this machine",
         )
@@ -109,18 +109,18 @@ def _size_text(host: Host) -> str:
     return f"{host.name} ({cpus}, {gpus})"
 
 
-def _refuse_other(planned: str, fingerprint: str, here: Host) -> None:
+def _refuse_other(planned: str, fingerprint: str, machine: Host) -> None:
     """planned: the name of the plan's host, with its size. fingerprint: "" = it has none."""
-    if not fingerprint or here.nodes_assumed or not here.pci_devices:
+    if not fingerprint or machine.nodes_assumed or not machine.pci_devices:
         raise InputError(
             f"the plan is for {planned}, which cannot be compared with the daemon's host, "
-            f"{_size_text(here)}: one of the two shows no NUMA nodes or no PCI functions; nothing "
-            "was changed",
+            f"{_size_text(machine)}: one of the two shows no NUMA nodes or no PCI functions; "
+            "nothing was changed",
             hint="without --host, the plan is made for this machine",
         )
-    if not is_made_for(here, fingerprint):
+    if not is_made_for(machine, fingerprint):
         raise InputError(
-            f"the plan is for {planned}, not for the daemon's host, {_size_text(here)}; nothing "
+            f"the plan is for {planned}, not for the daemon's host, {_size_text(machine)}; nothing "
             "was changed",
             hint="homenode plan VM --host HOST -o tuned.xml writes a file for another host",
         )

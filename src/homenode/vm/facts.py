@@ -17,8 +17,8 @@ from homenode.vm.model import GuestAddress, Vm, VmCell, vcpus_text
 _SHOWN = 6
 """So many of a list are shown."""
 
-Said = Mapping[str, Any]
-"""What a VM says of a fact, by the thing that it is said of; None = it says nothing."""
+FactValues = Mapping[str, Any]
+"""Values of a fact by the thing that has them; None = the VM does not state it."""
 
 
 class VmFact(Struct, frozen=True, kw_only=True, gc=False):
@@ -27,9 +27,9 @@ class VmFact(Struct, frozen=True, kw_only=True, gc=False):
     id: str  # also of the finding, behind "plan-"
     subject: str = ""  # where a document has what is said of the whole VM
     title: str = ""  # the same in words
-    of: Callable[[Vm], Said]  # what a VM says
+    values: Callable[[Vm], FactValues]  # of a VM
     fields: tuple[str, ...] = ()  # of Vm that it is made of, which the tables of formats name
-    same: Callable[[Any, Any], bool] = eq  # whether two values mean the same
+    agrees: Callable[[Any, Any], bool] = eq  # whether two values mean the same
     show: Callable[[Any], str] = str  # a value as text
     nothing: str = "none"  # the text where there is none
     # (subject, expected, observed) of two values; subject "" = the thing
@@ -48,39 +48,42 @@ class VmComparison(Struct, frozen=True, kw_only=True, gc=False):
     title: str  # the same in words
     expected: str  # as text
     observed: str  # as text
-    wanted: Any  # as values, None = it says nothing
-    found: Any  # as values, None = it says nothing
+    planned_value: Any  # None = the first VM says nothing
+    found_value: Any  # None = the second VM says nothing
     agree: bool  # whether the two mean the same
 
 
 def diff(
-    planned: Vm, found: Vm, lost: Collection[str] = (), facts: Iterable[VmFact] | None = None
+    planned: Vm, observed: Vm, lost: Collection[str] = (), facts: Iterable[VmFact] | None = None
 ) -> Iterator[VmComparison]:
     """Where the second VM is not as the first, in the order of the facts; None = FACTS. lost: ids
     of facts that one of the two cannot say."""
     rows = (fact for fact in (FACTS if facts is None else facts) if fact.id not in lost)
-    return (one for one in compared(planned, found, rows) if not one.agree)
+    return (comparison for comparison in compare(planned, observed, rows) if not comparison.agree)
 
 
-def compared(planned: Vm, found: Vm, facts: Iterable[VmFact]) -> Iterator[VmComparison]:
-    """Each thing of these facts that the first VM says, next to what the second says of it."""
+def compare(planned: Vm, second: Vm, facts: Iterable[VmFact]) -> Iterator[VmComparison]:
+    """Yield each fact of the first VM next to that of the second."""
     differing: set[tuple[str, str]] = set()
     for fact in facts:
-        wanted, there = fact.of(planned), fact.of(found)
-        things = [thing for thing, value in wanted.items() if value is not None]
-        more = [thing for thing in there if thing not in wanted] if fact.alone else []
-        for thing in (*things, *more):
-            want, have = wanted.get(thing), there.get(thing)
+        planned_values, found_values = fact.values(planned), fact.values(second)
+        things = [thing for thing, value in planned_values.items() if value is not None]
+        unplanned = (
+            [thing for thing in found_values if thing not in planned_values] if fact.alone else []
+        )
+        for thing in (*things, *unplanned):
+            want, have = planned_values.get(thing), found_values.get(thing)
             if have is None and fact.may_lack:
                 continue
-            agree = thing in wanted and have is not None and fact.same(want, have)
+            agree = thing in planned_values and have is not None and fact.agrees(want, have)
             if not agree:
                 if any({(other, thing), (other, "")} & differing for other in fact.after):
                     continue
                 differing.add((fact.id, thing))
             named = ""
             expected, observed = (
-                fact.nothing if one is None else fact.show(one) for one in (want, have)
+                fact.nothing if value_of_side is None else fact.show(value_of_side)
+                for value_of_side in (want, have)
             )
             if fact.show_both is not None:
                 named, expected, observed = fact.show_both(want, have)
@@ -90,23 +93,23 @@ def compared(planned: Vm, found: Vm, facts: Iterable[VmFact]) -> Iterator[VmComp
                 title=named or thing or fact.title,
                 expected=expected,
                 observed=observed,
-                wanted=want,
-                found=have,
+                planned_value=want,
+                found_value=have,
                 agree=agree,
             )
 
 
-def said(value: Any) -> Said:
+def of_vm(value: Any) -> FactValues:
     return {"": value}
 
 
-def of_cells(vm: Vm, get: Callable[[VmCell], Any], what: str = "") -> Said:
-    return {f"{what}cell {cell.id}": get(cell) for cell in vm.cells}
+def of_cells(vm: Vm, get: Callable[[VmCell], Any], prefix: str = "") -> FactValues:
+    return {f"{prefix}cell {cell.id}": get(cell) for cell in vm.cells}
 
 
-def _devices(vm: Vm, get: Callable[[Any], Any]) -> Said:
-    found = {one.uuid or str(one.bdf): get(one) for one in vm.hostdevs}
-    return {one.uuid: get(one) for one in vm.mediated} | found
+def _devices(vm: Vm, get: Callable[[Any], Any]) -> FactValues:
+    values = {device.uuid or str(device.bdf): get(device) for device in vm.hostdevs}
+    return {device.uuid: get(device) for device in vm.mediated} | values
 
 
 def _some(texts: Iterable[str]) -> str:
@@ -123,9 +126,9 @@ def _pus(pus: CpuSet | None) -> str:
 
 
 def _both_pins(
-    wanted: Sequence[CpuSet | None], found: Sequence[CpuSet | None]
+    planned: Sequence[CpuSet | None], observed: Sequence[CpuSet | None]
 ) -> tuple[str, str, str]:
-    pairs = enumerate(zip(wanted, found, strict=False))
+    pairs = enumerate(zip(planned, observed, strict=False))
     apart = [(i, want, have) for i, (want, have) in pairs if want != have]
     return (
         f"pins of {vcpus_text(CpuSet(i for i, _, _ in apart))}",
@@ -134,26 +137,29 @@ def _both_pins(
     )
 
 
-def _same_pins(wanted: Sequence[CpuSet | None], found: Sequence[CpuSet | None]) -> bool:
-    """Of the vCPUs that both have: their number is a fact of its own."""
-    return all(want == have for want, have in zip(wanted, found, strict=False))
+def _same_pins(planned: Sequence[CpuSet | None], observed: Sequence[CpuSet | None]) -> bool:
+    """Whether the vCPUs that both have are pinned alike; their number is another fact."""
+    return all(want == have for want, have in zip(planned, observed, strict=False))
 
 
-def _same_machine(planned: str, found: str) -> bool:
+def _same_machine(planned: str, observed: str) -> bool:
     """libvirt writes the newest version in the place of a name without one; the other way round the
     version is lost."""
-    kinds = [next((k for k in ("q35", "virt") if k in one), "pc") for one in (planned, found)]
+    machines = (planned, observed)
+    kinds = [next((k for k in ("q35", "virt") if k in m), "pc") for m in machines]
     is_versioned = any(c.isdigit() for c in planned.replace("q35", ""))
-    return planned == found or (kinds[0] == kinds[1] and not is_versioned)
+    return planned == observed or (kinds[0] == kinds[1] and not is_versioned)
 
 
-def _same_cpu(planned: tuple[str | None, str | None], found: tuple[str | None, str | None]) -> bool:
+def _same_cpu(
+    planned: tuple[str | None, str | None], observed: tuple[str | None, str | None]
+) -> bool:
     """A document without a model gets the default one's name from libvirt."""
-    return planned[0] is None or planned == found
+    return planned[0] is None or planned == observed
 
 
-def _page(of: tuple[int | None]) -> str:
-    (size,) = of
+def _page(pages: tuple[int | None]) -> str:
+    (size,) = pages
     if size is None:
         return "ordinary pages"
     return "the default huge page" if size == 0 else format_bytes(size)
@@ -166,22 +172,22 @@ def _shape(topology: tuple[int, int, int, int] | tuple[()]) -> str:
     return f"{sockets} sockets x {dies} dies x {cores} cores x {threads} threads"
 
 
-def _bound(binding: tuple[str | None, CpuSet]) -> str:
+def _binding_text(binding: tuple[str | None, CpuSet]) -> str:
     if not binding[1]:
         return "not bound"
     return f"{binding[0] or 'memory'} on node {binding[1]}"
 
 
-def _same_binding(planned: tuple[str | None, CpuSet], found: tuple[str | None, CpuSet]) -> bool:
+def _same_binding(planned: tuple[str | None, CpuSet], observed: tuple[str | None, CpuSet]) -> bool:
     """A source may say the nodes alone."""
-    return planned[1] == found[1] and found[0] in (None, planned[0])
+    return planned[1] == observed[1] and observed[0] in (None, planned[0])
 
 
 def _same_port(
-    planned: tuple[str, GuestAddress | None], found: tuple[str, GuestAddress | None]
+    planned: tuple[str, GuestAddress | None], observed: tuple[str, GuestAddress | None]
 ) -> bool:
     """Where no address is asked for, the hypervisor chooses it."""
-    return planned[0] == found[0] and planned[1] in (None, found[1])
+    return planned[0] == observed[0] and planned[1] in (None, observed[1])
 
 
 FACTS: tuple[VmFact, ...] = (
@@ -189,14 +195,14 @@ FACTS: tuple[VmFact, ...] = (
         id="vcpus",
         subject="<vcpu>",
         title="number of vCPUs",
-        of=lambda vm: said(vm.vcpus),
+        values=lambda vm: of_vm(vm.vcpus),
         fields=("vcpus",),
     ),
     VmFact(
         id="memory",
         subject="<memory>",
         title="memory",
-        of=lambda vm: said(vm.memory_bytes),
+        values=lambda vm: of_vm(vm.memory_bytes),
         fields=("memory_bytes", "ballooned_bytes", "max_memory_bytes"),
         show=format_bytes,
     ),
@@ -204,13 +210,13 @@ FACTS: tuple[VmFact, ...] = (
         id="memory-devices",
         subject="memory devices",
         title="memory devices",
-        of=lambda vm: said(vm.memory_device_bytes),
+        values=lambda vm: of_vm(vm.memory_device_bytes),
         fields=("memory_devices",),
         show=format_bytes,
     ),
     VmFact(
         id="memory-device",
-        of=lambda vm: {
+        values=lambda vm: {
             f"memory device {number}": (device.size_bytes, device.cell, device.nodes)
             for number, device in enumerate(d for d in vm.memory_devices if d.is_host_memory)
         },
@@ -222,7 +228,7 @@ FACTS: tuple[VmFact, ...] = (
         id="pages",
         subject="<hugepages>",
         title="huge pages",
-        of=lambda vm: said((vm.page_bytes,)),
+        values=lambda vm: of_vm((vm.page_bytes,)),
         fields=("page_bytes",),
         show=_page,
     ),
@@ -230,7 +236,7 @@ FACTS: tuple[VmFact, ...] = (
         id="topology",
         subject="<topology>",
         title="sockets, dies, cores, threads",
-        of=lambda vm: said(vm.cpu_topology or ()),
+        values=lambda vm: of_vm(vm.cpu_topology or ()),
         fields=("cpu_topology",),
         show=_shape,
     ),
@@ -238,7 +244,7 @@ FACTS: tuple[VmFact, ...] = (
         id="domain-type",
         subject="<domain>",
         title="accelerator",
-        of=lambda vm: said(vm.domain_type),
+        values=lambda vm: of_vm(vm.domain_type),
         fields=("domain_type",),
         show="type {}".format,
     ),
@@ -246,36 +252,36 @@ FACTS: tuple[VmFact, ...] = (
         id="machine",
         subject="<os><type>",
         title="machine type",
-        of=lambda vm: said(vm.machine or "the default machine"),
+        values=lambda vm: of_vm(vm.machine or "the default machine"),
         fields=("machine",),
-        same=_same_machine,
+        agrees=_same_machine,
     ),
     VmFact(
         id="firmware",
         subject="<os>",
         title="firmware",
-        of=lambda vm: said("bios" if vm.firmware in (None, "bios") else "efi"),
+        values=lambda vm: of_vm("bios" if vm.firmware in (None, "bios") else "efi"),
         fields=("firmware",),
     ),
     VmFact(
         id="program",
-        of=lambda vm: {"<loader>": vm.loader, "<emulator>": vm.emulator},
+        values=lambda vm: {"<loader>": vm.loader, "<emulator>": vm.emulator},
         fields=("loader", "emulator"),
     ),
     VmFact(
         id="cpu",
         subject="<cpu>",
         title="CPU model",
-        of=lambda vm: said((vm.cpu_mode, vm.cpu_model)),
+        values=lambda vm: of_vm((vm.cpu_mode, vm.cpu_model)),
         fields=("cpu_mode", "cpu_model"),
-        same=_same_cpu,
+        agrees=_same_cpu,
         show=lambda cpu: " ".join(filter(None, cpu)) or "the default model",
     ),
     VmFact(
         id="vcpus-online",
         subject="<vcpu>",
         title="vCPUs at the start",
-        of=lambda vm: said(vm.offline_vcpus),
+        values=lambda vm: of_vm(vm.offline_vcpus),
         fields=("offline_vcpus",),
         show=lambda off: f"{vcpus_text(off)} offline" if off else "every vCPU there at the start",
     ),
@@ -283,22 +289,22 @@ FACTS: tuple[VmFact, ...] = (
         id="current-memory",
         subject="<currentMemory>",
         title="memory at the start",
-        of=lambda vm: said(vm.ballooned_bytes),
+        values=lambda vm: of_vm(vm.ballooned_bytes),
         fields=("ballooned_bytes",),
         show=lambda size: f"{format_bytes(size)} in the balloon",
     ),
     VmFact(
         id="pins",
-        of=lambda vm: said(_pins(vm)),
+        values=lambda vm: of_vm(_pins(vm)),
         fields=("vcpu_pins",),
-        same=_same_pins,
+        agrees=_same_pins,
         show_both=_both_pins,
     ),
     VmFact(
         id="emulator",
         subject="<emulatorpin>",
         title="emulator's PUs",
-        of=lambda vm: said(vm.emulator_pus or CpuSet()),
+        values=lambda vm: of_vm(vm.emulator_pus or CpuSet()),
         fields=("emulator_pus",),
         show=_pus,
     ),
@@ -306,7 +312,7 @@ FACTS: tuple[VmFact, ...] = (
         id="iothreads",
         subject="<iothreadpin>",
         title="IOThreads' PUs",
-        of=lambda vm: said(vm.iothread_pins),
+        values=lambda vm: of_vm(vm.iothread_pins),
         fields=("iothread_pins",),
         show=lambda pins: "no pins" if not pins else _some(f"{n} -> {pus}" for n, pus in pins),
     ),
@@ -314,35 +320,35 @@ FACTS: tuple[VmFact, ...] = (
         id="cells",
         subject="<numa>",
         title="guest cells",
-        of=lambda vm: said(tuple(cell.id for cell in vm.cells)),
+        values=lambda vm: of_vm(tuple(cell.id for cell in vm.cells)),
         fields=("cells", "binding", "page_bytes"),
-        same=lambda planned, found: planned == found or (not planned and len(found) == 1),
+        agrees=lambda planned, found: planned == found or (not planned and len(found) == 1),
         show=lambda cells: f"{len(cells)} cells" if cells else "a flat guest",
     ),
     VmFact(
         id="cell-vcpus",
-        of=lambda vm: of_cells(vm, lambda cell: cell.vcpus),
+        values=lambda vm: of_cells(vm, lambda cell: cell.vcpus),
         fields=("cells",),
         show=lambda vcpus: f"vCPUs {vcpus or 'none'}",
         after=("cells",),
     ),
     VmFact(
         id="cell-memory",
-        of=lambda vm: of_cells(vm, lambda cell: cell.memory_bytes, "memory of "),
+        values=lambda vm: of_cells(vm, lambda cell: cell.memory_bytes, "memory of "),
         fields=("cells",),
         show=format_bytes,
         after=("cells",),
     ),
     VmFact(
         id="distances",
-        of=lambda vm: of_cells(vm, lambda cell: cell.distances) if len(vm.cells) > 1 else {},
+        values=lambda vm: of_cells(vm, lambda cell: cell.distances) if len(vm.cells) > 1 else {},
         fields=("cells",),
         show=lambda row: f"distances {' '.join(map(str, row)) or 'none'}",
         after=("cells",),
     ),
     VmFact(
         id="cell-pages",
-        of=lambda vm: of_cells(vm, lambda cell: (cell.page_bytes,)),
+        values=lambda vm: of_cells(vm, lambda cell: (cell.page_bytes,)),
         fields=("page_bytes",),
         show=_page,
         after=("cells", "pages"),
@@ -351,29 +357,31 @@ FACTS: tuple[VmFact, ...] = (
         id="binding",
         subject="<numatune><memory>",
         title="binding of memory",
-        of=lambda vm: said(vm.binding or (None, CpuSet())),
+        values=lambda vm: of_vm(vm.binding or (None, CpuSet())),
         fields=("binding",),
-        same=_same_binding,
-        show=_bound,
+        agrees=_same_binding,
+        show=_binding_text,
     ),
     VmFact(
         id="cell-binding",
-        of=lambda vm: of_cells(vm, lambda cell: (cell.mode, cell.nodes), "memory of "),
+        values=lambda vm: of_cells(vm, lambda cell: (cell.mode, cell.nodes), "memory of "),
         fields=("binding",),
-        same=_same_binding,
-        show=_bound,
+        agrees=_same_binding,
+        show=_binding_text,
         after=("cells",),
     ),
     VmFact(
         id="controller",
-        of=lambda vm: {f"PCI controller {c.index}": (c.model, c.address) for c in vm.controllers},
+        values=lambda vm: {
+            f"PCI controller {c.index}": (c.model, c.address) for c in vm.controllers
+        },
         fields=("controllers",),
-        same=_same_port,
+        agrees=_same_port,
         show=lambda port: f"{port[0]} at {port[1]}",
     ),
     VmFact(
         id="expander-cell",
-        of=lambda vm: {f"PCI controller {c.index}": c.cell for c in vm.controllers},
+        values=lambda vm: {f"PCI controller {c.index}": c.cell for c in vm.controllers},
         fields=("controllers",),
         show="on cell {}".format,
         nothing="on no cell",
@@ -381,14 +389,14 @@ FACTS: tuple[VmFact, ...] = (
     ),
     VmFact(
         id="bus-nr",
-        of=lambda vm: {f"PCI controller {c.index}": c.bus_nr for c in vm.controllers},
+        values=lambda vm: {f"PCI controller {c.index}": c.bus_nr for c in vm.controllers},
         fields=("controllers",),
         show="busNr {}".format,
         after=("controller",),
     ),
     VmFact(
         id="device",
-        of=lambda vm: _devices(vm, lambda device: True),
+        values=lambda vm: _devices(vm, lambda device: True),
         fields=("hostdevs",),
         show=lambda _: "passed through",
         nothing="not passed through",
@@ -396,7 +404,7 @@ FACTS: tuple[VmFact, ...] = (
     ),
     VmFact(
         id="device-address",
-        of=lambda vm: _devices(vm, lambda device: device.address),
+        values=lambda vm: _devices(vm, lambda device: device.address),
         fields=("hostdevs",),
         show="guest address {}".format,
         nothing="guest address not set",
@@ -404,7 +412,7 @@ FACTS: tuple[VmFact, ...] = (
     ),
     VmFact(
         id="device-cell",
-        of=lambda vm: _devices(vm, lambda device: device.cell),
+        values=lambda vm: _devices(vm, lambda device: device.cell),
         fields=("hostdevs",),
         show="on cell {}".format,
         nothing="on no cell",
@@ -412,7 +420,7 @@ FACTS: tuple[VmFact, ...] = (
     ),
     VmFact(
         id="initiators",
-        of=lambda vm: {
+        values=lambda vm: {
             f"own memory of {device.bdf}": device.initiator_cells or None for device in vm.hostdevs
         },
         fields=("hostdevs",),
@@ -423,7 +431,7 @@ FACTS: tuple[VmFact, ...] = (
         id="iommu",
         subject="<iommu>",
         title="guest IOMMU",
-        of=lambda vm: said(vm.has_iommu or None),
+        values=lambda vm: of_vm(vm.has_iommu or None),
         fields=("iommu_model",),
         show=lambda _: "one",
     ),

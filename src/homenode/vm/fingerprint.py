@@ -34,8 +34,9 @@ def host_fingerprint(host: Host) -> str:
 
 
 def is_made_for(host: Host, fingerprint: str) -> bool | None:
-    """Whether a fingerprint, or the start of one, is that of the host. None = cannot be known: it
-    is not, and the host's source shows no NUMA nodes or no PCI functions, as in a container."""
+    """Whether a fingerprint, or the start of one, is that of the host. None = unknown: it differs,
+    and the host's source shows no NUMA nodes or PCI functions, as in a container.
+    """
     if host_fingerprint(host).startswith(fingerprint):
         return True
     return None if host.nodes_assumed or not host.pci_devices else False

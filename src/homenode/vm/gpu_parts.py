@@ -1,7 +1,6 @@
 """GPU parts as devices of a VM: mediated devices by their UUID, virtual functions by their profile.
 
-A mediated device has no address of its own on the host. To the planner it is the function that it
-is on, with a UUID; so a VM can have one mediated device of a function.
+The planner takes a mediated device for its function with a UUID: a VM has at most one of each.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,12 +45,14 @@ def with_mediated(guest: Vm, host: Host | None) -> Vm:
 
 def unknown_mediated(guest: Vm, host: Host | None) -> tuple[str, ...]:
     """UUIDs of the guest's mediated devices that the host does not show; () without a host."""
-    known = {} if host is None else functions_of_parts(host)
-    return () if host is None else tuple(d.uuid for d in guest.mediated if d.uuid not in known)
+    if host is None:
+        return ()
+    functions = functions_of_parts(host)
+    return tuple(device.uuid for device in guest.mediated if device.uuid not in functions)
 
 
 def mediated_gaps(guest: Vm, host: Host | None) -> tuple[Gap, ...]:
-    """What a plan does not know of mediated devices."""
+    """Gaps for mediated devices that the host does not show."""
     return tuple(
         Gap(
             f"mediated device {uuid}",
@@ -63,7 +64,7 @@ def mediated_gaps(guest: Vm, host: Host | None) -> tuple[Gap, ...]:
 
 
 def refuse_second(function: Bdf, hostdevs: list[GuestHostdev]) -> None:
-    if any(one.bdf == function for one in hostdevs):
+    if any(device.bdf == function for device in hostdevs):
         raise InputError(
             f"device {function}: expected one mediated device of it in a VM, found two",
             hint="give the VM one of a larger type, or parts of two functions",
@@ -72,17 +73,18 @@ def refuse_second(function: Bdf, hostdevs: list[GuestHostdev]) -> None:
 
 def function_of_uuid(host: Host | None, uuid: str) -> Bdf:
     """The function of a mediated device. Raises InputError for one that the host does not have."""
-    known = {} if host is None else functions_of_parts(host)
-    if uuid not in known:
+    function_of_part = {} if host is None else functions_of_parts(host)
+    if uuid not in function_of_part:
         raise InputError(
-            f"--device {uuid}: expected a mediated device of the host, which has {len(known)}",
+            f"--device {uuid}: expected a mediated device of the host, which has "
+            f"{len(function_of_part)}",
             hint="homenode show --json lists them under `parts`; virsh nodedev-list --cap mdev",
         )
-    return known[uuid]
+    return function_of_part[uuid]
 
 
 def parts_at(by_bdf: Mapping[Bdf, PciDevice], function: Bdf) -> tuple[GpuPart, ...]:
-    """What VFIO can give to a VM of a function of a GPU; () of a whole GPU and of other devices."""
+    """Parts of a GPU's function that VFIO can pass to a VM; () for whole GPUs, other devices."""
     device = by_bdf.get(function)
     gpu = device
     if device is not None and device.physical_function is not None:
@@ -103,13 +105,13 @@ def _plain(profile: str) -> str:
 
 
 def free_parts(
-    by_bdf: Mapping[Bdf, PciDevice], function: Bdf, held: frozenset[str], profile: str | None
+    by_bdf: Mapping[Bdf, PciDevice], function: Bdf, taken: frozenset[str], profile: str | None
 ) -> Iterator[GpuPart]:
-    """The parts at a function that may be chosen. held: UUIDs that other VMs have. Without a
+    """The parts at a function that may be chosen. taken: UUIDs that other VMs have. Without a
     profile only virtual functions that have none: a vGPU never counts as a GPU."""
     for part in parts_at(by_bdf, function):
-        wanted = part.profile is None if profile is None else same_profile(part, profile)
-        if wanted and part.uuid not in held:
+        is_chosen = part.profile is None if profile is None else same_profile(part, profile)
+        if is_chosen and part.uuid not in taken:
             yield part
 
 
@@ -120,13 +122,10 @@ def is_divided(gpu: PciDevice) -> bool:
 
 def profiles_text(host: Host) -> str:
     """The profiles of the host's parts for a message, and whether VMs can have them."""
-    found: dict[str, bool] = {}
-    for gpu in host.devices_of_kind(DeviceKind.GPU):
-        for part in gpu.parts:
-            if part.profile is not None:
-                found[part.profile] = part.is_for_vms
+    parts = [part for gpu in host.devices_of_kind(DeviceKind.GPU) for part in gpu.parts]
+    is_for_vms_of = {part.profile: part.is_for_vms for part in parts if part.profile is not None}
     listed = [
         printable(profile) + ("" if for_vms else " (not for VMs)")
-        for profile, for_vms in sorted(found.items())
+        for profile, for_vms in sorted(is_for_vms_of.items())
     ]
     return ", ".join(listed[:12]) or "none"

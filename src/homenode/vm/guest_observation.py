@@ -35,10 +35,9 @@ class GuestPath(Struct, frozen=True):
 def path_of_address(
     address: GuestAddress, controllers: Iterable[GuestPciController]
 ) -> GuestPath | None:
-    """The path of a libvirt address among a document's controllers.
+    """The path of a libvirt address among a document's controllers; pcie.0 is index 0.
 
-    None where a controller on the way is missing, or has no address or busNr yet. A plan's
-    controllers will do for what hangs below its expander buses; pcie.0 is index 0 without saying.
+    None if a controller on the way is missing, or has no address or busNr yet.
     """
     by_index = {controller.index: controller for controller in controllers}
     steps = [(address.device, address.function)]
@@ -64,7 +63,7 @@ def paths_of_guest(guest: Host) -> dict[GuestPath, Bdf]:
     """The path of every function that a guest's kernel sees -> its address there."""
     by_bdf = {device.bdf: device for device in guest.pci_devices}
     root_bus = {root.name: root.bus for root in guest.root_complexes}
-    found: dict[GuestPath, Bdf] = {}
+    function_of_path: dict[GuestPath, Bdf] = {}
     for device in guest.pci_devices:
         if device.bdf.domain or device.root_complex not in root_bus:
             continue  # another segment, such as VMD's: not one of ours
@@ -73,8 +72,9 @@ def paths_of_guest(guest: Host) -> dict[GuestPath, Bdf]:
         while parent is not None and parent in by_bdf and len(steps) < _DEEPEST:
             steps.append((parent.device, parent.function))
             parent = by_bdf[parent].parent
-        found[GuestPath(root_bus[device.root_complex], tuple(reversed(steps)))] = device.bdf
-    return found
+        path = GuestPath(root_bus[device.root_complex], tuple(reversed(steps)))
+        function_of_path[path] = device.bdf
+    return function_of_path
 
 
 _L3 = 3
@@ -93,7 +93,7 @@ class Observation(Struct, frozen=True):
 
     @property
     def vcpus(self) -> CpuSet:
-        """Those that are online."""
+        """vCPUs that are online."""
         return CpuSet(pu.index for pu in self.guest.pus if pu.online)
 
     @property

@@ -38,7 +38,7 @@ class NamedHost(Struct, frozen=True, kw_only=True):
 
 
 class NamedHosts(Struct, frozen=True):
-    """What was read, by name, and what could not be."""
+    """The hosts by name, and the sources that could not be read."""
 
     hosts: tuple[NamedHost, ...]
     unread: tuple[Gap, ...]
@@ -115,7 +115,8 @@ def _read(entry: tuple[str, str | None]) -> tuple[NamedHost, ...] | Gap:
     except (OSError, ValueError) as error:
         return _unread(source, of_os(error, source, "a host").message)
     return tuple(
-        NamedHost(name=each, source=source, host=replace(host, name=each)) for each in names
+        NamedHost(name=host_name, source=source, host=replace(host, name=host_name))
+        for host_name in names
     )
 
 
@@ -148,8 +149,11 @@ def _host_of_uri(uri: str) -> Host:
 
 
 def host_over_ssh(server: str, timeout_s: float | None = None) -> Host:
-    """The host that ssh reaches. server: [user@]host[:port]. timeout_s: of one of many hosts, none
-    of which may ask; None = ssh asks on the terminal. Raises HostError."""
+    """Read a host over ssh. server: [user@]host[:port]. timeout_s: None = ssh may ask on the
+    terminal.
+
+    Raises HostError.
+    """
     from homenode.machine.discover import discover
     from homenode.machine.snapshot.capture import SSH_TIMEOUT_S, collect_over_ssh
     from homenode.vm.domain.read import read_running_domain

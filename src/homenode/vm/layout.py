@@ -60,10 +60,7 @@ _ROWS = {
         "as libvirt starts it: no pinning",
         (Pinning.NONE, _WERE, _FLAT, _NO_TREE, _UNBOUND),
     ),
-    "pin": (
-        "each vCPU on a core of its own",
-        (_ALONE, _HIDDEN, _FLAT, _NO_TREE, _UNBOUND),
-    ),
+    "pin": ("each vCPU on a core of its own", (_ALONE, _HIDDEN, _FLAT, _NO_TREE, _UNBOUND)),
     "pin-bound": (
         "pin, and memory bound to the chosen nodes",
         (_ALONE, _HIDDEN, _FLAT, _NO_TREE, _BOUND),
@@ -122,7 +119,7 @@ def unknown_layout(name: str, option: str = "--layout") -> UsageError:
     )
 
 
-def named(layout: Layout) -> Layout:
+def with_preset_name(layout: Layout) -> Layout:
     """The layout under the name of the preset that it equals, else "custom"."""
     switches = replace(layout, name="")
     names = (name for name, preset in PRESETS.items() if replace(preset, name="") == switches)
@@ -135,7 +132,7 @@ def with_siblings(layout: Layout) -> Layout:
     >>> with_siblings(PRESETS["pin-numa"]).name
     'pin-numa-smt'
     """
-    return named(replace(layout, pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED))
+    return with_preset_name(replace(layout, pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED))
 
 
 def layout_text(layout: Layout) -> str:
@@ -144,7 +141,9 @@ def layout_text(layout: Layout) -> str:
     >>> layout_text(with_siblings(PRESETS["pin-bound"])), layout_text(PRESETS["pin"])
     ('pin-bound with siblings', 'pin')
     """
-    hidden = named(replace(layout, pinning=Pinning.ONE_PER_CORE, siblings=Siblings.HIDDEN))
-    is_paired = with_siblings(layout) == named(layout)
+    hidden = with_preset_name(
+        replace(layout, pinning=Pinning.ONE_PER_CORE, siblings=Siblings.HIDDEN)
+    )
+    is_paired = with_siblings(layout) == with_preset_name(layout)
     plain = layout.name in PRESETS or hidden.name not in PRESETS or not is_paired
     return layout.name if plain else f"{hidden.name} with siblings"

@@ -31,7 +31,7 @@ class GuestTopology(NamedTuple):
 
 
 class GuestCache(StrEnum):
-    """What the guest is shown of its caches, in libvirt's modes."""
+    """The caches that the guest is shown, in libvirt's modes."""
 
     PASSTHROUGH = "passthrough"  # the host's leaves, which say what is true of the guest
     EMULATED = "emulate"  # one emulated L3 a die
@@ -140,7 +140,7 @@ class MemoryDevice(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
     @property
     def memory_bytes(self) -> int:
-        """What is mapped of it."""
+        """Bytes that are mapped."""
         return self.size_bytes
 
     @property
@@ -195,43 +195,32 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     machine: str | None = None
     """As written ("q35", "pc-q35-7.2", "pc", "virt-8.0"); None = the default one."""
     firmware: str | None = None
-    loader: str | None = None
-    """Path of the firmware, where it is named."""
-    emulator: str | None = None
-    """Path of QEMU, likewise."""
+    loader: str | None = None  # Path of the firmware, where it is named
+    emulator: str | None = None  # Path of QEMU, likewise
     launch_security: str | None = None
     """Type of <launchSecurity> ("sev", "sev-snp", "tdx", ...)."""
 
-    vcpus: int
-    """The most that it may have."""
-    offline_vcpus: CpuSet = CpuSet()
-    """Those of them that are not there at the start."""
-    cpu_mode: str | None = None
-    """None where no CPU model is named."""
+    vcpus: int  # The most that it may have
+    offline_vcpus: CpuSet = CpuSet()  # Those of them that are not there at the start
+    cpu_mode: str | None = None  # None where no CPU model is named
     cpu_model: str | None = None
     cpu_topology: GuestTopology | None = None
-    cpu_cache: str | None = None
-    """Mode of <cache>; None = there is none."""
+    cpu_cache: str | None = None  # Mode of <cache>; None = there is none
     topoext: bool | None = None
     """Whether the feature is asked for or switched off; None = it is not named."""
     physical_address_bits: int | None = None
 
-    vcpu_pins: tuple[CpuSet | None, ...] = ()
-    """PUs of each vCPU, None where it floats."""
-    emulator_pus: CpuSet | None = None
-    """None = not pinned."""
+    vcpu_pins: tuple[CpuSet | None, ...] = ()  # PUs of each vCPU, None where it floats
+    emulator_pus: CpuSet | None = None  # None = not pinned
     emulator_threads: tuple[tuple[str, tuple[CpuSet, ...]], ...] = ()
     """(name, where those of that name may run) of QEMU's other threads, by a process."""
     iothread_ids: tuple[int, ...] = ()
     iothread_pins: tuple[tuple[int, CpuSet], ...] = ()
     """(IOThread, its PUs) of those that are pinned, ascending."""
 
-    memory_bytes: int
-    """Without the memory devices."""
-    page_bytes: int | None = None
-    """Of the huge pages; 0 = the default size; None = ordinary pages."""
-    ballooned_bytes: int = 0
-    """What the guest may have given back at the start."""
+    memory_bytes: int  # Without the memory devices
+    page_bytes: int | None = None  # Of the huge pages; 0 = the default size; None = ordinary pages
+    ballooned_bytes: int = 0  # What the guest may have given back at the start
     max_memory_bytes: int | None = None
     hard_limit_bytes: int | None = None
     memory_access_shared: bool = False
@@ -239,11 +228,9 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Mode and host nodes that all memory is bound to; None = not bound."""
     bound_nodes: CpuSet | None = None
     """Host nodes of strict and restrictive bindings, those of single cells too; None = no such."""
-    has_dimms: bool = False
-    """There are memory devices, those that do not count as memory too."""
+    has_dimms: bool = False  # There are memory devices, those that do not count as memory too
     memory_devices: tuple[MemoryDevice, ...] = ()
-    cells: tuple[VmCell, ...] = ()
-    """() = a flat guest."""
+    cells: tuple[VmCell, ...] = ()  # () = a flat guest
 
     hostdevs: tuple[GuestHostdev, ...] = ()
     mediated: tuple[GuestMediated, ...] = ()
@@ -251,8 +238,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     controllers: tuple[GuestPciController, ...] = ()
     addresses: tuple[GuestAddress, ...] = ()
     """Every guest PCI address that anything occupies, controllers and hostdevs too, ascending."""
-    pcihole64_bytes: int | None = None
-    """Of the pcie-root, None where not set."""
+    pcihole64_bytes: int | None = None  # Of the pcie-root, None where not set
     has_acpi: bool = True
     has_iommu: bool = False
     iommu_model: str | None = None
@@ -276,7 +262,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         if self.cells:
             return self.cells
         mode, nodes = self.binding or (None, CpuSet())
-        whole = VmCell(
+        cell = VmCell(
             id=0,
             vcpus=CpuSet(range(self.vcpus)),
             memory_bytes=self.memory_bytes,
@@ -284,25 +270,25 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
             mode=mode,
             page_bytes=self.page_bytes,
         )
-        return (whole,)
+        return (cell,)
 
     @property
     def memory_pieces(self) -> dict[str, VmCell | MemoryDevice]:
-        """What QEMU maps at once, by what to call it: the memory of each cell, or of all where it
-        has none, then that of devices whose alias is known, as a running domain's document has it.
+        """What QEMU maps at once, by name: the memory of each cell (or of all), and of memory
+        devices with an alias.
         """
         cells = {f"memory of cell {c.id}": c for c in self.cells_or_whole if c.memory_bytes}
         return cells | {
-            f"memory device {one.alias} (cell {one.cell})": one
-            for one in self.memory_devices
-            if one.is_host_memory and one.alias is not None
+            f"memory device {device.alias} (cell {device.cell})": device
+            for device in self.memory_devices
+            if device.is_host_memory and device.alias is not None
         }
 
     @property
     def memory_nodes(self) -> CpuSet:
         """Host nodes that memory of the whole VM or of a cell is bound to."""
-        whole = CpuSet() if self.binding is None else self.binding[1]
-        return CpuSet.union((whole, *(cell.nodes for cell in self.cells)))
+        vm_nodes = CpuSet() if self.binding is None else self.binding[1]
+        return CpuSet.union((vm_nodes, *(cell.nodes for cell in self.cells)))
 
     @property
     def pinned_pus(self) -> CpuSet:
@@ -328,7 +314,9 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     def expander_above(self, bus: int) -> GuestPciController | None:
         """The expander bus at or above a controller's bus; None where it hangs on pcie.0."""
-        return expander_above({one.index: one for one in self.controllers}, bus)
+        return expander_above(
+            {controller.index: controller for controller in self.controllers}, bus
+        )
 
     @property
     def has_private_memory(self) -> bool:

@@ -12,10 +12,7 @@ from homenode.findings import Finding, Gap, Rejection, Severity
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.objective import Objective
 from homenode.vm.layout import GuestCells, Layout
-from homenode.vm.model import (
-    Vm,
-    VmCell,
-)
+from homenode.vm.model import Vm, VmCell
 from homenode.vm.plan_options import MemoryMode
 
 LIBVIRT = "libvirt"
@@ -69,33 +66,26 @@ class Plan(Struct, frozen=True):
     policy: str
     nodes: tuple[NodeIndex, ...]
     """Chosen host nodes, ascending; () where nothing is pinned or bound."""
-    llcs: tuple[LlcIndex, ...]
-    """Last-level caches that hold vCPUs, ascending."""
+    llcs: tuple[LlcIndex, ...]  # Last-level caches that hold vCPUs, ascending
     aperture: Aperture | None
     """64-bit PCI window and address bits that the devices need; None = nothing to set."""
     page_reservations: tuple[PageReservation, ...]
     """Huge pages to reserve on host nodes before the VM starts."""
-    fallback: str
-    """Name of the fallback that the plan is on."""
-    cost: tuple[CostTerm, ...]
-    """In the order in which placements are compared."""
+    fallback: str  # Name of the fallback that the plan is on
+    cost: tuple[CostTerm, ...]  # In the order in which placements are compared
     optimal: bool | None
     """No placement on which no more gives way costs less; None = not all were compared."""
-    runners_up: tuple[RunnerUp, ...]
-    """Feasible placements that cost more, the best first."""
+    runners_up: tuple[RunnerUp, ...]  # Feasible placements that cost more, the best first
     rejections: tuple[Rejection, ...]
     findings: tuple[Finding, ...]
-    consequences: tuple[str, ...]
-    """What the guest's user will see change, one sentence each."""
-    gaps: tuple[Gap, ...]
-    """What is not known of the host, and could have changed the plan."""
+    consequences: tuple[str, ...]  # What the guest's user will see change, one sentence each
+    gaps: tuple[Gap, ...]  # What is not known of the host, and could have changed the plan
     mediated_removed: tuple[str, ...] = ()
     """UUIDs of the document's mediated devices that others replace."""
     kept: tuple[str, ...] | None = None
     """A line for each other element of the document that layouts share their sections with, which
     the plan relies on; None where there is no document."""
-    kept_of: str = LIBVIRT
-    """The target whose file those lines are of."""
+    kept_of: str = LIBVIRT  # The target whose file those lines are of
 
     @property
     def layout(self) -> Layout:
@@ -104,7 +94,7 @@ class Plan(Struct, frozen=True):
 
     @property
     def objective(self) -> Objective | None:
-        """What `auto` chose the layout for; None: the user named it."""
+        """The objective of `auto`, or None."""
         return None if self.vm.record is None else self.vm.record.objective
 
     @property
@@ -112,8 +102,8 @@ class Plan(Struct, frozen=True):
         """The guest's NUMA cells; a flat guest has exactly one, which lies on all nodes."""
         if self.vm.cells:
             return self.vm.cells
-        (whole,) = self.vm.cells_or_whole
-        return (structs.replace(whole, host_nodes=self.memory_nodes or self.nodes),)
+        (cell,) = self.vm.cells_or_whole
+        return (structs.replace(cell, host_nodes=self.memory_nodes or self.nodes),)
 
     @property
     def is_mirrored(self) -> bool:
@@ -144,14 +134,14 @@ class Plan(Struct, frozen=True):
     def unsaid(self) -> frozenset[str]:
         """Ids of the facts that the plan leaves as they were."""
         vm = self.vm
-        left = {
+        unset = {
             "pages": vm.page_bytes is None,
             "cell-pages": vm.page_bytes is None,
             "topology": vm.cpu_topology is None,
             "binding": vm.binding is None,
             "cell-binding": vm.binding is None,
         }
-        return frozenset(fact for fact, is_left in left.items() if is_left) | (
+        return frozenset(fact for fact, is_left in unset.items() if is_left) | (
             frozenset() if self.kept is not None else KEPT
         )
 
@@ -168,8 +158,9 @@ def with_vm(plan: Plan, **changed: Any) -> Plan:
 
 
 def vm_as_it_runs(plan: Plan, document: Vm | None) -> Vm:
-    """The guest of a plan, with what no plan sets as the document has it by now: memory devices,
-    vCPUs that are offline, the balloon, a topology that is left as it was."""
+    """The guest of a plan with the document's memory devices, offline vCPUs, balloon, and a
+    topology that the plan leaves alone.
+    """
     if document is None:
         return plan.vm
     return structs.replace(

@@ -13,13 +13,7 @@ from homenode.errors import UsageError
 from homenode.indices import NodeIndex
 from homenode.objective import Objective
 from homenode.option import Flag, Opt, key_values, size_bytes, size_text, whole_number
-from homenode.vm.layout import (
-    GuestCells,
-    GuestPcie,
-    MemoryBinding,
-    Pinning,
-    Siblings,
-)
+from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import MAX_VCPUS, VmCell
 
 AUTO = "auto"
@@ -70,7 +64,7 @@ class EmulatorPolicy(StrEnum):
 
 
 class PciGranularity(StrEnum):
-    """What gets an expander bus of its own."""
+    """The unit that gets an expander bus of its own."""
 
     CELL = "cell"
     ROOT_COMPLEX = "root-complex"
@@ -78,7 +72,7 @@ class PciGranularity(StrEnum):
 
 
 class DocumentSiblings(StrEnum):
-    """What the siblings that a document shows (<topology threads='2'>) count for."""
+    """When siblings that a document shows (<topology threads='2'>) may replace whole cores."""
 
     IGNORED = "ignored"  # the layout decides
     WHEN_SHORT = "when-short"  # before whole cores cost the host its last core, or mix kinds
@@ -86,7 +80,7 @@ class DocumentSiblings(StrEnum):
 
 
 class DeviceLocality(StrEnum):
-    """What to do about GPUs whose own node is not chosen."""
+    """How GPUs outside the chosen nodes are judged."""
 
     REQUIRE = "require"  # reject the placement
     PREFER = "prefer"  # compare placements by it
@@ -94,8 +88,7 @@ class DeviceLocality(StrEnum):
 
 
 def cell_asked(vcpus: int, memory_bytes: int, node: int | None = None) -> VmCell:
-    """One guest cell as the user wants it (--guest-node): so many vCPUs, on that host node; None =
-    any, in order. Which number it and its vCPUs have follows from those before it."""
+    """A cell of --guest-node: its vCPU count, memory and host node (None = any, in order)."""
     nodes = () if node is None else (NodeIndex(node),)
     count = CpuSet(range(vcpus))
     return VmCell(id=0, vcpus=count, memory_bytes=memory_bytes, host_nodes=nodes)
@@ -107,7 +100,7 @@ def size_of_cells(cells: Collection[VmCell]) -> tuple[int, int]:
 
 
 class PartialReserve(Struct, frozen=True):
-    """What the user says of what stays with the host; None = as its description or the default."""
+    """The user's reserve for the host; None = the description's or the default."""
 
     cores: int | None = None
     memory_bytes: int | None = None
@@ -141,7 +134,7 @@ def reserve_of(text: str, option: str = "--host-reserve") -> PartialReserve:
 
 def cell_text(cell: VmCell) -> str:
     """A cell as it is typed."""
-    node = "".join(f",node={one}" for one in cell.host_nodes)
+    node = "".join(f",node={index}" for index in cell.host_nodes)
     return f"vcpus={len(cell.vcpus)},memory={cell.memory_bytes}B{node}"
 
 

@@ -4,7 +4,7 @@ What a file is, is decided by its content and never by its name.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from pathlib import Path
 from textwrap import dedent
@@ -49,14 +49,13 @@ def names_domain(name: str) -> bool:
 
 
 def load_host(source: str | None, *, lspci: Path | None = None) -> Host:
-    """The host that a source describes; None is this machine.
+    """Read the host of a source; None is this machine.
 
-    "ARCHIVE#name" picks one of several machines in an archive. lspci: a listing to lay over the
-    host's PCI part.
-    Raises InputError for what is not there or of no known kind, and where two sources contradict
-    each other so that no one host can be meant; HostError for what cannot be read.
+    "ARCHIVE#name" picks one machine of an archive. lspci: a listing that replaces the host's PCI
+    part. Raises InputError for a missing, unknown or contradictory source, HostError for an
+    unreadable one.
     """
-    return _overlaid(_this_machine() if source is None else _named(source), lspci)
+    return _overlaid(_this_machine() if source is None else _load_named(source), lspci)
 
 
 def _overlaid(host: Host, lspci: Path | None = None) -> Host:
@@ -70,10 +69,10 @@ def _overlaid(host: Host, lspci: Path | None = None) -> Host:
 def _this_machine() -> Host:
     from homenode.machine.snapshot.live import LiveSnapshot
 
-    return _discovered(LiveSnapshot())
+    return _discover_host(LiveSnapshot())
 
 
-def _discovered(snapshot: Snapshot) -> Host:
+def _discover_host(snapshot: Snapshot) -> Host:
     """The host of a snapshot, with the libvirt domains that it shows."""
     from homenode.machine.discover import discover
     from homenode.vm.domain.read import read_running_domain
@@ -85,10 +84,10 @@ def files_of(source: str) -> Snapshot | None:
     """The files of a capture or a tree of /sys; None for a source that holds none. Raises as
     load_host."""
     path = Path(source)
-    return _opened(path) if _holds_files(source, path)[0] else None
+    return _open(path) if _holds_files(source, path)[0] else None
 
 
-def _opened(path: Path) -> Snapshot:
+def _open(path: Path) -> Snapshot:
     from homenode.machine.snapshot.store import open_snapshot
 
     return open_snapshot(path)
@@ -106,11 +105,11 @@ def _holds_files(source: str, path: Path) -> tuple[bool, bool]:
     return is_archive, exists
 
 
-def _named(source: str) -> Host:
+def _load_named(source: str) -> Host:
     path = Path(source)
     is_archive, exists = _holds_files(source, path)
     if is_archive:
-        return _discovered(_opened(path))
+        return _discover_host(_open(path))
     if exists:
         return host_of_text(_text(path), path.name)
     return shipped_host(source)
@@ -126,8 +125,6 @@ def _is_archive(path: Path) -> bool:
 
 def host_of_text(text: str, name: str) -> Host:
     """The host of a document. Each kind is imported when it is met: most commands meet one."""
-    from homenode.machine.tools.lspci import looks_like_lspci
-
     start = text.lstrip("\ufeff \t\r\n")
     if start.startswith(("<", "{")) and len(text) > _MAX_TREE_CHARACTERS:
         raise InputError(
@@ -147,13 +144,9 @@ def host_of_text(text: str, name: str) -> Host:
         from homenode.formats import decode
 
         return decode(text, "host", Host, name)
-    if looks_like_lspci(text):
-        from homenode.machine.discover.lspci import host_from_lspci
-
-        return host_from_lspci(text, name)
-    listed = _listed_host(text, name)
-    if listed is not None:
-        return listed
+    for is_kind, read in _listings():
+        if is_kind(text):
+            return read(text, name)
     from homenode.toml_text import read_toml
 
     try:
@@ -186,22 +179,14 @@ def is_host_source(name: str) -> bool:
         return "<topology" in start and "<domain" not in start
     if start.startswith("{"):
         return '"homenode.host/' in start
-    from homenode.machine.tools import lscpu, numactl, nvidia_smi
-    from homenode.machine.tools.lspci import looks_like_lspci
-
-    kinds = (
-        looks_like_lspci,
-        numactl.looks_like_hardware,
-        lscpu.looks_like_lscpu,
-        nvidia_smi.looks_like_topology,
-        _HOST_TOML.search,
-    )
-    return any(kind(text) for kind in kinds)
+    return any(is_kind(text) for is_kind, _ in _listings()) or bool(_HOST_TOML.search(text))
 
 
 def load_host_of(sources: Sequence[str], *, lspci: Path | None = None) -> Host:
-    """The one host that several sources describe together; output of lspci is laid over the others.
-    Raises as load_host, and InputError for sources that do not complement each other."""
+    """Read the one host that several sources describe; output of lspci is laid over the others.
+
+    Raises as load_host, and InputError for sources that do not complement each other.
+    """
     from homenode.machine.discover.listings import complement
 
     listings = [source for source in sources if _is_lspci(source)]
@@ -212,7 +197,7 @@ def load_host_of(sources: Sequence[str], *, lspci: Path | None = None) -> Host:
             f"{overlays[0]}, {overlays[1]}: two outputs of lspci for one host",
             hint="homenode doctor --pool FOLDER compares hosts",
         )
-    return _overlaid(reduce(complement, map(_named, bases)), *overlays)
+    return _overlaid(reduce(complement, map(_load_named, bases)), *overlays)
 
 
 def read_matrices(sources: Sequence[str]) -> "dict[str, TopoMatrix]":
@@ -235,18 +220,26 @@ def _is_lspci(source: str) -> bool:
     return not _holds_files(source, path)[0] and looks_like_lspci(_text(path))
 
 
-def _listed_host(text: str, name: str) -> Host | None:
-    """The host of the output of a tool that shows a part; None for other texts."""
+def _listings() -> Iterator[tuple[Callable[[str], bool], Callable[[str, str], Host]]]:
+    """(is a text of this tool, host of such a text) of each tool that shows a part of a host."""
     from homenode.machine.discover import listings
+    from homenode.machine.discover.lspci import host_from_lspci
     from homenode.machine.tools import lscpu, numactl, nvidia_smi
+    from homenode.machine.tools.lspci import looks_like_lspci
 
-    if numactl.looks_like_hardware(text):
-        return listings.host_from_numactl(numactl.parse_hardware(text), name)
-    if lscpu.looks_like_lscpu(text):
-        return listings.host_from_lscpu(lscpu.parse(text), name)
-    if nvidia_smi.looks_like_topology(text):
-        return listings.host_from_topology(nvidia_smi.parse_topology(text), name)
-    return None
+    yield looks_like_lspci, host_from_lspci
+    yield (
+        numactl.looks_like_hardware,
+        lambda text, name: listings.host_from_numactl(numactl.parse_hardware(text), name),
+    )
+    yield (
+        lscpu.looks_like_lscpu,
+        lambda text, name: listings.host_from_lscpu(lscpu.parse(text), name),
+    )
+    yield (
+        nvidia_smi.looks_like_topology,
+        lambda text, name: listings.host_from_topology(nvidia_smi.parse_topology(text), name),
+    )
 
 
 def shipped_host(name: str) -> Host:
@@ -254,11 +247,11 @@ def shipped_host(name: str) -> Host:
     InputError for a name that none has."""
     from homenode.machine.description.parse import load_shipped, shipped_hosts
 
-    known = shipped_hosts()
-    if name not in known:
+    names = shipped_hosts()
+    if name not in names:
         raise InputError(
             f"{name}: expected a file or the name of a host, found neither",
-            hint=f"{did_you_mean(name, known)}homenode list hosts lists the shipped hosts",
+            hint=f"{did_you_mean(name, names)}homenode list hosts lists the shipped hosts",
         )
     return load_shipped(name).host
 

@@ -1,7 +1,7 @@
-"""DefineStep: a domain's definition as a step: what libvirt replaces whole or not at all. [I/O]
+"""DefineStep: replace a domain's definition, whole or not at all. [I/O]
 
-What is about to happen is on disk before libvirt hears of it. A kill at any moment leaves the old
-definition or the new one, the journal says which two those are, and either leads back.
+The journal names both definitions on disk before libvirt is called, so that after a kill at any
+moment either one can be defined again.
 """
 
 from collections import Counter
@@ -25,8 +25,8 @@ from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.hypervisor.virsh import RefusedError, Virsh
 
 
-class Applied(Struct, frozen=True):
-    """What was done, or would be."""
+class ApplyOutcome(Struct, frozen=True):
+    """The result of an apply, or of its preview."""
 
     state: DomainState
     original: Path  # where it lies (would lie)
@@ -41,7 +41,7 @@ class Applied(Struct, frozen=True):
 
 
 class DomainChange(Struct, frozen=True, kw_only=True):
-    """What one domain is to become."""
+    """The definition that one domain shall get."""
 
     name: str
     tuned: bytes
@@ -71,9 +71,9 @@ class DefineStep:
         self._now: bytes | None = None
         self._is_done = False
 
-    def applied(self) -> Applied:
-        """What `act` came to."""
-        return Applied(
+    def outcome(self) -> ApplyOutcome:
+        """The result of `act`."""
+        return ApplyOutcome(
             state=self.state,
             original=self.store.document_path(self._base),
             defined=self._now,
@@ -125,12 +125,12 @@ class DefineStep:
             # stays that of a step not done.
             self._now = self._read()
             if (answered or not self._is_untouched) and not self._is_edited:
-                entry = self._came_to(entry, self._now, note)
-        lost = () if self._is_edited else not_kept(self.tuned, self._now)
+                entry = self._record_outcome(entry, self._now, note)
+        lost = () if self._is_edited else dropped_fields(self.tuned, self._now)
         if lost:
             dropped = self.store.save(self._now)
             self._define(self.store.save(self._original))
-            self._came_to(entry, self._original, note)
+            self._record_outcome(entry, self._original, note)
             raise HostError(
                 f"{self.state.name}: expected libvirt to keep what it was given, found changed: "
                 f"{'; '.join(lost)}",
@@ -148,11 +148,12 @@ class DefineStep:
             self._define(self.store.save(self._original))
             last = self.store.definition()
             assert last is not None, "it was begun"
-            self._came_to(last, self._original, note)
+            self._record_outcome(last, self._original, note)
 
     def undo(self, entry: ChangeEntry, note: Note, *, replaces: bytes | None = None) -> ChangeEntry:
-        """Define what was there before. replaces: the definition that it is known to be free to
-        replace; None = that of now. Raises InputError where it was edited meanwhile."""
+        """Define the original again. replaces: the definition that may be replaced; None = the
+        current one. Raises InputError if it was edited meanwhile.
+        """
         now = replaces or self.virsh.definition(self.state.uuid)
         entry = with_facts(entry, name=self.state.name, found=self.store.save(now))
         self._begin(entry.now(ChangeState.UNDOING), now, note)
@@ -195,20 +196,20 @@ class DefineStep:
         self.store.document(document)  # raises where it is no longer what was saved
         self.virsh.define(str(self.store.document_path(document)), self._lock)
 
-    def _came_to(self, entry: ChangeEntry, definition: bytes, note: Note) -> ChangeEntry:
+    def _record_outcome(self, entry: ChangeEntry, definition: bytes, note: Note) -> ChangeEntry:
         """Write down which definition there is after an answer of libvirt's."""
         is_back = same_definition(definition, self._original)
         is_first = self._base == sha256(self._original)
-        what = ChangeState.REFUSED if is_back and is_first else ChangeState.DONE
-        entry = with_facts(entry, found=self.store.save(definition)).now(what)
+        state = ChangeState.REFUSED if is_back and is_first else ChangeState.DONE
+        entry = with_facts(entry, found=self.store.save(definition)).now(state)
         note(entry)
         return entry
 
     def _begin(self, entry: ChangeEntry, expected: bytes, note: Note) -> None:
-        """Writes the line of an act, then checks once more that it was not edited meanwhile.
+        """Write the entry of an act, then check that the definition is still the expected one.
 
-        libvirt cannot be asked to replace a definition only where it is still the same one: an edit
-        within the milliseconds from here to its answer is lost. Raises InputError.
+        libvirt has no compare-and-define: an edit within the next milliseconds is lost. Raises
+        InputError.
         """
         note(entry)
         if self._is_still(expected):
@@ -228,8 +229,9 @@ def with_facts(entry: ChangeEntry, **facts: str) -> ChangeEntry:
 
 
 def first_original(store: DomainStore, state: DomainState, original: bytes, connect: str) -> str:
-    """sha256 of the original to come back to: the first one, where ours lies over it. A definition
-    that homenode has placed is an original only where no record says what was there before."""
+    """sha256 of the original to restore: the first one, while a definition of homenode lies over
+    it. A definition with homenode's mark is an original only if no record has an earlier one.
+    """
     entry = store.definition()
     if entry is None or (base := entry.before) is None:
         return sha256(original)
@@ -243,7 +245,7 @@ def first_original(store: DomainStore, state: DomainState, original: bytes, conn
         return base  # applied again, or interrupted before it was read back
     name = entry.facts["name"]
     if state.name != name:
-        raise renamed(store, entry, state, original, connect)
+        raise renamed_domain_error(store, entry, state, original, connect)
     raise InputError(
         f"{name}: expected the definition that homenode applied, found another: it was edited "
         "since",
@@ -264,10 +266,7 @@ def is_placed(definition: bytes) -> bool:
 
 
 def is_ours(store: DomainStore, entry: ChangeEntry, definition: bytes) -> bool:
-    """Whether a definition is one that homenode put there, or left there: not edited by others.
-
-    A step that was cut short left what was there before, or what libvirt made of the tuned one.
-    """
+    """Whether homenode defined or left this definition and nobody edited it since."""
     if _is(store, entry.facts.get("found"), definition):
         return True
     if entry.what is not ChangeState.BEGIN:
@@ -282,14 +281,14 @@ def _is(store: DomainStore, name: str | None, definition: bytes) -> bool:
 
 
 def last_known(entry: ChangeEntry) -> str | None:
-    """What libvirt had when the line was written, as far as it is known."""
+    """sha256 of the definition that libvirt had when the entry was written, or None."""
     return entry.facts.get("found") or entry.before
 
 
-def renamed(
+def renamed_domain_error(
     store: DomainStore, entry: ChangeEntry, state: DomainState, definition: bytes, connect: str
 ) -> InputError:
-    """Of a domain whose name is not that of its record, as after `virsh domrename`."""
+    """The error for a domain that was renamed after its record was written (`virsh domrename`)."""
     name = entry.facts["name"]
     last = store.document(entry.facts.get("found") or entry.after)
     is_name_alone = difference_count(last, definition) == 2  # the element in either document
@@ -314,45 +313,46 @@ def check_current(virsh: Virsh, state: DomainState, original: bytes) -> None:
         )
 
 
-def not_kept(given: bytes, owned: bytes) -> tuple[str, ...]:
-    """What of a document libvirt dropped or changed, by field; () where it holds all of it.
+def dropped_fields(tuned: bytes, printed: bytes) -> tuple[str, ...]:
+    """Fields of `tuned` that libvirt dropped or changed; added addresses and defaults do not count.
 
-    libvirt writes addresses and defaults in, which is no change. Raises ParseError or InputError.
+    Raises ParseError or InputError.
     """
-    wanted = vm_of(open_domain(given, "the tuned document"))
-    found = vm_of(open_domain(owned, "libvirt's document"))
+    planned = vm_of(open_domain(tuned, "the tuned document"))
+    stored = vm_of(open_domain(printed, "libvirt's document"))
     return tuple(
-        f"{one.subject}: {one.expected} became {one.observed}" for one in diff(wanted, found)
+        f"{comparison.subject}: {comparison.expected} became {comparison.observed}"
+        for comparison in diff(planned, stored)
     )
 
 
-def is_printed(given: bytes, before: bytes, owned: bytes) -> bool:
-    """Whether a definition is what libvirt printed of a given one, and it was not edited since.
+def is_printed(tuned: bytes, before: bytes, printed: bytes) -> bool:
+    """Whether `printed` is what libvirt printed of `tuned`, and was not edited since.
 
-    before: the definition that the given one was made from, as libvirt printed it. libvirt writes
-    defaults and addresses into what is new in the given one; all else it prints as it did before.
+    before: the definition that `tuned` was made from, as libvirt printed it. libvirt writes
+    defaults and addresses into what is new in `tuned`, and prints all else as before.
     Raises ParseError or InputError.
     """
-    return not is_edited(given, before, owned) and not not_kept(given, owned)
+    return not is_edited(tuned, before, printed) and not dropped_fields(tuned, printed)
 
 
-def is_edited(given: bytes, before: bytes, owned: bytes) -> bool:
+def is_edited(tuned: bytes, before: bytes, printed: bytes) -> bool:
     """Whether a definition differs from a given one in what neither libvirt nor the step from
     `before` changes. Raises ParseError or InputError."""
-    added = added_ports(open_domain(given, "definition"), open_domain(owned, "definition"))
-    old, new, stored = _parts(before), _parts(given), _parts(owned, added)
+    added = added_ports(open_domain(tuned, "definition"), open_domain(printed, "definition"))
+    old, new, stored = _parts(before), _parts(tuned), _parts(printed, added)
     if (old & new) - stored or _devices(new) != _devices(stored):
         return True
-    # Anything else that the given one does not have is libvirt's, in an element that changed, or
+    # Anything else that `tuned` does not have is libvirt's, in an element that changed, or
     # the address of a device that did: of a GPU that the VM did not have.
     changed = {path for path, _ in (new - old) + (old - new)}
     changed |= {f"{path}/address" for path in changed if path.startswith("/domain/devices/")}
     return any(path not in changed for path, _ in stored - new)
 
 
-def difference_count(one: bytes, other: bytes) -> int:
+def difference_count(definition: bytes, other: bytes) -> int:
     """How many elements, each by itself, only one of two documents has."""
-    first, second = _parts(one), _parts(other)
+    first, second = _parts(definition), _parts(other)
     return ((first - second) + (second - first)).total()
 
 
@@ -384,9 +384,9 @@ def _parts(document: bytes, ports: frozenset[int] = frozenset()) -> Counter[tupl
 
 
 def passwords_lost(original: bytes, tuned: bytes) -> tuple[str, ...]:
-    """Displays that have a password in the original and none in the tuned document, by type.
+    """Types of displays that have a password in the original alone.
 
-    `virsh dumpxml` leaves passwords out unless --security-info asks for them.
+    `virsh dumpxml` omits passwords without --security-info.
     """
     before = _displays(original, "the definition")
     after = dict(_displays(tuned, "the tuned document"))

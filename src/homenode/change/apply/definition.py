@@ -8,7 +8,7 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.change.apply.define_step import (
-    Applied,
+    ApplyOutcome,
     DefineStep,
     DomainChange,
     check_current,
@@ -18,7 +18,7 @@ from homenode.change.apply.define_step import (
     last_known,
     passwords_lost,
     records_placed,
-    renamed,
+    renamed_domain_error,
     with_facts,
 )
 from homenode.change.apply.obstacles import obstacles
@@ -37,15 +37,15 @@ from homenode.vm.hypervisor.virsh import Virsh, is_lost
 
 def preview_definition(
     virsh: Virsh, name: str, tuned: bytes, original: bytes, root: Path
-) -> Applied:
-    """What apply_definition would do; changes nothing, writes nothing. Raises as it does."""
+) -> ApplyOutcome:
+    """Return what apply_definition would do, and change nothing. Raises as it does."""
     state = virsh.domain(name)
     _check_identity(state, tuned, original)
     store = DomainStore(root, virsh.connect, state.uuid)
     check_current(virsh, state, original)
     base = first_original(store, state, original, virsh.connect)
     against = _obstacles(virsh, state, tuned)
-    return Applied(
+    return ApplyOutcome(
         state=state,
         original=store.document_path(base),
         defined=None,
@@ -55,20 +55,22 @@ def preview_definition(
     )
 
 
-def apply_definition(virsh: Virsh, name: str, tuned: bytes, original: bytes, root: Path) -> Applied:
-    """As apply_definitions does, for one domain."""
+def apply_definition(
+    virsh: Virsh, name: str, tuned: bytes, original: bytes, root: Path
+) -> ApplyOutcome:
+    """Define one domain; see apply_definitions."""
     change = DomainChange(name=name, tuned=tuned, original=original)
     return apply_definitions(virsh, (change,), root)[0]
 
 
 def apply_definitions(
     virsh: Virsh, changes: Sequence[DomainChange], root: Path
-) -> tuple[Applied, ...]:
-    """Define tuned documents over the definitions of domains, which are saved first: all or none.
+) -> tuple[ApplyOutcome, ...]:
+    """Save the definitions of domains and define the tuned ones: all or none.
 
-    A second apply keeps the first original. Raises InputError where a definition changed since it
-    was read or since the last apply, UsageError with every obstacle, HostError where libvirt
-    refuses: the definitions are then as they were.
+    A second apply keeps the first original. Raises InputError if a definition changed since it was
+    read or since the last apply, UsageError with every obstacle, HostError if libvirt refuses; the
+    definitions are then unchanged.
     """
     states = [virsh.domain(change.name) for change in changes]
     for state, change in zip(states, changes, strict=True):
@@ -83,7 +85,11 @@ def apply_definitions(
             DefineStep(virsh, state, DomainStore(root, virsh.connect, state.uuid), lock, change)
             for state, change in zip(states, changes, strict=True)
         ]
-        _refuse(tuple(one for step in steps for one in _obstacles(virsh, step.state, step.tuned)))
+        _refuse(
+            tuple(
+                obstacle for step in steps for obstacle in _obstacles(virsh, step.state, step.tuned)
+            )
+        )
         try:
             # The lines of all come first: whatever a kill leaves, all that belongs together is
             # known to be open.
@@ -96,11 +102,11 @@ def apply_definitions(
                 with suppress(HomenodeError):  # what is left, the journal says
                     step.take_back(step.store.journal.write)
             raise
-    return tuple(step.applied() for step in steps)
+    return tuple(step.outcome() for step in steps)
 
 
-class Restored(Struct, frozen=True):
-    """What restore did."""
+class RestoreOutcome(Struct, frozen=True):
+    """The result of a restore."""
 
     definition: bytes  # as libvirt prints it now
     # it is the original, byte for byte but for the order that libvirt prints devices in; False
@@ -109,8 +115,8 @@ class Restored(Struct, frozen=True):
     changed: bool  # False where it was there already
 
 
-class Restorable(Struct, frozen=True):
-    """What restore would restore: the document as libvirt holds it, and the original."""
+class RestorePreview(Struct, frozen=True):
+    """The definition that libvirt has, and the original that would replace it."""
 
     state: DomainState
     definition: bytes
@@ -120,12 +126,14 @@ class Restorable(Struct, frozen=True):
     moved: tuple[str, ...] = ()
 
     @property
-    def changed(self) -> bool:
+    def is_changed(self) -> bool:
         return not same_definition(self.definition, self.original)
 
 
-def preview_restore(virsh: Virsh, name: str, root: Path, *, keep_edits: bool = False) -> Restorable:
-    """What restore_definition would do; changes nothing. Raises as it does."""
+def preview_restore(
+    virsh: Virsh, name: str, root: Path, *, keep_edits: bool = False
+) -> RestorePreview:
+    """Return what restore_definition would do, and change nothing. Raises as it does."""
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     entry = store.definition()
@@ -134,17 +142,19 @@ def preview_restore(virsh: Virsh, name: str, root: Path, *, keep_edits: bool = F
             f"{state.name}: expected a saved original in {store.folder}, found none",
             hint=_where_else(virsh, state, root),
         )
-    found = Restorable(state, virsh.definition(state.uuid), store.document(entry.before), entry)
-    if not found.changed:
-        return found
-    if not is_ours(store, entry, found.definition):
+    restorable = RestorePreview(
+        state, virsh.definition(state.uuid), store.document(entry.before), entry
+    )
+    if not restorable.is_changed:
+        return restorable
+    if not is_ours(store, entry, restorable.definition):
         if keep_edits:
-            found = _merged(store, found)
+            restorable = _keep_edits(store, restorable)
         else:
-            raise _edited(virsh, store, found)
-    if found.changed:
-        _refuse(_obstacles(virsh, state, found.original, restoring=True))
-    return found
+            raise _edited_error(virsh, store, restorable)
+    if restorable.is_changed:
+        _refuse(_obstacles(virsh, state, restorable.original, restoring=True))
+    return restorable
 
 
 def _where_else(virsh: Virsh, state: DomainState, root: Path) -> str:
@@ -161,10 +171,10 @@ def _where_else(virsh: Virsh, state: DomainState, root: Path) -> str:
     return "only what this user's `homenode apply` defined on this machine can be restored"
 
 
-def _edited(virsh: Virsh, store: DomainStore, found: "Restorable") -> InputError:
-    state, entry = found.state, found.entry
+def _edited_error(virsh: Virsh, store: DomainStore, restorable: "RestorePreview") -> InputError:
+    state, entry = restorable.state, restorable.entry
     if state.name != entry.facts["name"]:
-        return renamed(store, entry, state, found.definition, virsh.connect)
+        return renamed_domain_error(store, entry, state, restorable.definition, virsh.connect)
     restore = with_connection(virsh.connect, "homenode", "restore", state.argument)
     dumped = ("virsh", "-c", virsh.connect, "dumpxml", "--inactive", "--security-info", state.uuid)
     original = store.document_path(entry.before)
@@ -184,24 +194,24 @@ def _edited(virsh: Virsh, store: DomainStore, found: "Restorable") -> InputError
     )
 
 
-def _merged(store: DomainStore, found: "Restorable") -> "Restorable":
-    """The definition of now without what the layout set, to be restored in the original's place.
+def _keep_edits(store: DomainStore, restorable: "RestorePreview") -> "RestorePreview":
+    """The preview with the current definition, less the layout, in the original's place.
 
-    Raises InputError where an edit and the layout changed the same thing.
+    Raises InputError if an edit and the layout changed the same thing.
     """
-    entry, name = found.entry, found.state.name
+    entry, name = restorable.entry, restorable.state.name
     if entry.what not in TO_UNDO:
-        return replace(found, original=found.definition)  # nothing of a layout is in it
-    now = found.definition
+        return replace(restorable, original=restorable.definition)  # nothing of a layout is in it
+    now = restorable.definition
     edited = open_domain(now, f"{name} (now)")
     candidates = [store.document(last_known(entry))]
     if entry.what is ChangeState.BEGIN:
         # Cut short: libvirt may have replaced the definition, but what it stored then is not known.
-        given = store.document(entry.after)
-        candidates += [as_stored(open_domain(given, f"{name} (given)"), edited).to_bytes(), given]
+        tuned = store.document(entry.after)
+        candidates += [as_stored(open_domain(tuned, f"{name} (given)"), edited).to_bytes(), tuned]
     applied = min(candidates, key=lambda text: difference_count(text, now))
     merged = take_out(
-        open_domain(found.original, f"{name} (original)"),
+        open_domain(restorable.original, f"{name} (original)"),
         open_domain(applied, f"{name} (applied)"),
         edited,
     )
@@ -211,40 +221,39 @@ def _merged(store: DomainStore, found: "Restorable") -> "Restorable":
             + "; ".join(merged.conflicts),
             hint="give each its original or its applied value with virsh edit, then restore again",
         )
-    return replace(found, original=merged.document.to_bytes(), moved=merged.moved)
+    return replace(restorable, original=merged.document.to_bytes(), moved=merged.moved)
 
 
 def restore_definition(
     virsh: Virsh, name: str, root: Path, *, keep_edits: bool = False
-) -> Restored:
-    """Give a domain the definition back that it had before the first apply.
+) -> RestoreOutcome:
+    """Define the original of a domain again, byte for byte as libvirt printed it.
 
-    The bytes that libvirt printed then are what it is given again. keep_edits: where it was edited
-    since, only what the layout set is taken out, and what is left is the original from then on.
-    Raises InputError where nothing is saved, or where the definition was changed since it was
-    applied; UsageError with every obstacle.
+    keep_edits: if the definition was edited since, remove the layout alone; the result is the
+    original from then on. Raises InputError if nothing is saved or the definition was edited,
+    UsageError with every obstacle.
     """
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     words = command_line("homenode", "restore", state.argument)
     with host_locked(root, virsh.connect, words) as lock, _way_back_named(virsh, state):
         store.sweep()
-        found = preview_restore(virsh, state.uuid, root, keep_edits=keep_edits)
+        restorable = preview_restore(virsh, state.uuid, root, keep_edits=keep_edits)
         # Before libvirt hears of it: whatever a kill leaves is then one of the two.
-        original = store.save(found.original)
-        entry = structs.replace(found.entry, before=original)
-        if not found.changed:
+        original = store.save(restorable.original)
+        entry = structs.replace(restorable.entry, before=original)
+        if not restorable.is_changed:
             entry = with_facts(entry, name=state.name, found=original)
             store.journal.write(entry.now(ChangeState.UNDONE))
-            return Restored(definition=found.definition, exact=True, changed=False)
+            return RestoreOutcome(definition=restorable.definition, exact=True, changed=False)
         step = DefineStep(virsh, state, store, lock)
-        undone = step.undo(entry, store.journal.write, replaces=found.definition)
+        undone = step.undo(entry, store.journal.write, replaces=restorable.definition)
         now = virsh.definition(state.uuid)
-        if found.original != store.document(found.entry.before):
+        if restorable.original != store.document(restorable.entry.before):
             # With the addresses that libvirt gave out.
             store.journal.write(structs.replace(undone, before=store.save(now)))
-    exact = same_definition(now, found.original)
-    return Restored(definition=now, exact=exact, changed=True)
+    exact = same_definition(now, restorable.original)
+    return RestoreOutcome(definition=now, exact=exact, changed=True)
 
 
 @contextmanager
@@ -308,9 +317,9 @@ def forget_original(virsh: Virsh, name: str, root: Path) -> Path:
         entry = store.definition()
         if entry is None:
             raise InputError(f"{state.name}: expected a saved original, found none")
-        kept = structs.replace(entry, before=store.save(virsh.definition(state.uuid)))
-        kept = structs.replace(kept, facts={"name": state.name})
-        store.journal.write(kept.now(ChangeState.KEPT))
+        forgotten = structs.replace(entry, before=store.save(virsh.definition(state.uuid)))
+        forgotten = structs.replace(forgotten, facts={"name": state.name})
+        store.journal.write(forgotten.now(ChangeState.KEPT))
     return store.document_path(entry.before)
 
 
@@ -334,16 +343,17 @@ def _check_identity(state: DomainState, tuned: bytes, original: bytes) -> None:
 
 
 def _obstacles(
-    virsh: Virsh, state: DomainState, wanted: bytes, *, restoring: bool = False
+    virsh: Virsh, state: DomainState, definition: bytes, *, restoring: bool = False
 ) -> tuple[Rejection, ...]:
     snapshots = {
         name: virsh.snapshot_document(state.uuid, name) for name in virsh.snapshots(state.uuid)
     }
-    return obstacles(state, wanted, snapshots, connect=virsh.connect, restoring=restoring)
+    return obstacles(state, definition, snapshots, connect=virsh.connect, restoring=restoring)
 
 
-def _refuse(found: tuple[Rejection, ...]) -> None:
-    if found:
+def _refuse(obstacles: tuple[Rejection, ...]) -> None:
+    if obstacles:
         raise UsageError(
-            "; ".join(map(str, found)), hint="; ".join(obstacle.hint or "" for obstacle in found)
+            "; ".join(map(str, obstacles)),
+            hint="; ".join(obstacle.hint or "" for obstacle in obstacles),
         )

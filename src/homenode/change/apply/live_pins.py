@@ -1,6 +1,6 @@
-"""Live pins: the threads of a running domain moved to where a tuned document has them. [I/O]
+"""Live pins: move the threads of a running domain to the PUs of a tuned document. [I/O]
 
-Memory stays where it is, and so does the definition: the next start has what is defined.
+Memory and the definition stay as they are.
 """
 
 from collections.abc import Iterator
@@ -33,10 +33,10 @@ class RepinnedThreads(Struct, frozen=True):
 
 
 def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
-    """What apply_live_pins would do; changes nothing.
+    """Return what apply_live_pins would do, and change nothing.
 
-    Raises UsageError where the domain does not run, or runs with other vCPUs or IOThreads than the
-    document has: threads cannot be added by pinning.
+    Raises UsageError if the domain does not run, or runs with other vCPUs or IOThreads than the
+    document has.
     """
     state = virsh.domain(name)
     if not state.is_active:
@@ -46,8 +46,8 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
         )
     facts = vm_of(open_domain(tuned, "the tuned document"))
     running = vm_of(open_domain(virsh.live_document(state.uuid), state.name))
-    wanted = _pins(facts)
-    found = {(pin.kind, pin.number): pin for pin in virsh.live_pins(state.uuid)}
+    planned = _pins(facts)
+    current = {(pin.kind, pin.number): pin for pin in virsh.live_pins(state.uuid)}
     if running.vcpus != facts.vcpus:
         raise UsageError(
             f"{state.name}: expected {facts.vcpus} vCPUs as in the tuned document, found "
@@ -55,7 +55,7 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
             hint="shut it down and apply the document, or choose a layout that keeps the vCPUs "
             "(--keep-vcpus)",
         )
-    missing = [pin for pin in wanted if (pin.kind, pin.number) not in found]
+    missing = [pin for pin in planned if (pin.kind, pin.number) not in current]
     missing = [pin for pin in missing if pin.kind != "vcpu"]  # offline vCPUs have no thread
     if missing:
         raise UsageError(
@@ -63,9 +63,9 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
             hint="shut it down and apply the document",
         )
     moves = [
-        (found[pin.kind, pin.number], pin)
-        for pin in wanted
-        if (pin.kind, pin.number) in found and found[pin.kind, pin.number] != pin
+        (current[pin.kind, pin.number], pin)
+        for pin in planned
+        if (pin.kind, pin.number) in current and current[pin.kind, pin.number] != pin
     ]
     return RepinnedThreads(
         state,
@@ -113,13 +113,17 @@ def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Repinn
 def moved_in_run(
     store: DomainStore, run_id: int | None, mark: str | None
 ) -> tuple[tuple[LivePin, ...], tuple[LivePin, ...]] | None:
-    """The pins of the threads that were moved in this run, as they were and as they are then; None
-    where none were: a new run has the pins of its definition. mark: see run_mark."""
+    """Pins of the threads that were moved in this run, before and after; None if none were moved.
+
+    mark: see run_mark.
+    """
     entry = store.pins()
     if entry is None or entry.what not in TO_UNDO or run_id is None:
         return None
-    known = entry.facts.get("run_mark")
-    if entry.facts.get("run_id") != str(run_id) or (None not in (known, mark) and known != mark):
+    recorded_mark = entry.facts.get("run_mark")
+    if entry.facts.get("run_id") != str(run_id) or (
+        None not in (recorded_mark, mark) and recorded_mark != mark
+    ):
         return None
     return pins_of_text(entry.before or ""), pins_of_text(entry.after or "")
 
@@ -129,10 +133,10 @@ def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[Live
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     mark = _mark(virsh, state.uuid) if store.pins() is not None else None
-    found = moved_in_run(store, state.run_id, mark)
-    if found is None:
+    pins = moved_in_run(store, state.run_id, mark)
+    if pins is None:
         return ()
-    before, after = found
+    before, after = pins
     ours = {*before, *after}
     moved = {(pin.kind, pin.number) for pin in after}
     for pin in virsh.live_pins(state.uuid):
@@ -146,10 +150,9 @@ def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[Live
 
 
 def restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...]:
-    """Put the threads of a running domain back; gives the pins that it has again.
+    """Move the threads of a running domain back and return their pins; () if none were moved.
 
-    () where nothing was moved in this run. Raises InputError where somebody else has moved them
-    since.
+    Raises InputError if somebody else has moved them since.
     """
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
@@ -166,7 +169,7 @@ def restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...
 
 
 def _commands(virsh: Virsh, uuid: str, pins: tuple[LivePin, ...]) -> Iterator[str]:
-    """What moves threads without homenode."""
+    """The virsh commands that move the threads."""
     start = ("virsh", "-c", virsh.connect)
     for pin in pins:
         number = () if pin.kind == "emulator" else (str(pin.number),)
@@ -202,17 +205,16 @@ _START = 19
 
 
 def run_mark(uuid: str, root: str = "/") -> str | None:
-    """The boot of this machine and the domain's QEMU in it, in a word that no other run has.
+    """A word that only this run of the domain has: boot id, start time and PID of its QEMU.
 
-    libvirt's number does not say: it counts on from the highest number of a domain that runs when
-    the daemon is started, from 1 after a boot of the host. Seen with libvirt 9.0.
-    None where no process here is that domain's, or none may be seen.
+    libvirt's own number starts again after a boot or a restart of the daemon. Seen with 9.0.
+    None if the process is not visible here.
     """
     proc = Path(root) / "proc"
     boot = _text(proc / "sys/kernel/random/boot_id").strip()
     # A process may say of itself what it likes; the first to have said it is QEMU.
-    found = min(_processes(proc, uuid), default=None)
-    return None if found is None or not boot else f"{boot}:{found[1]}:{found[0]}"
+    process = min(_processes(proc, uuid), default=None)
+    return None if process is None or not boot else f"{boot}:{process[1]}:{process[0]}"
 
 
 def _processes(proc: Path, uuid: str) -> Iterator[tuple[int, int]]:

@@ -14,25 +14,24 @@ from homenode.vm.model import Vm
 
 def obstacles(
     state: DomainState,
-    wanted: bytes,
+    definition: bytes,
     snapshots: Mapping[str, bytes],
     *,
     connect: str,
     restoring: bool = False,
 ) -> tuple[Rejection, ...]:
-    """Why the definition of a domain cannot become `wanted` now; () where it can.
+    """The reasons why the definition of a domain cannot be replaced now.
 
-    snapshots: name -> document, as `virsh snapshot-dumpxml` prints it. restoring: what homenode
-    offers instead is for an apply alone.
-    Raises ParseError or InputError where `wanted` cannot be read.
+    snapshots: name -> document, as `virsh snapshot-dumpxml` prints it. restoring: omit the hints
+    that are for an apply. Raises ParseError or InputError if `definition` cannot be read.
     """
     name, virsh = state.name, command_line("virsh", "-c", connect)
     live_pins = command_line(
         *with_connection(connect, "homenode", "apply", state.argument, "--live-pins")
     )
-    found = []
+    rejections = []
     if not state.persistent:
-        found.append(
+        rejections.append(
             Rejection(
                 "transient",
                 (),
@@ -41,7 +40,7 @@ def obstacles(
             )
         )
     if state.is_active:
-        found.append(
+        rejections.append(
             Rejection(
                 "running",
                 (),
@@ -51,7 +50,7 @@ def obstacles(
             )
         )
     if state.managed_save:
-        found.append(
+        rejections.append(
             Rejection(
                 "managed-save",
                 (),
@@ -62,12 +61,12 @@ def obstacles(
             )
         )
     if snapshots:
-        guest = vm_of(open_domain(wanted, "the document to define"))
+        guest = vm_of(open_domain(definition, "the document to define"))
         for snapshot, document in snapshots.items():
             owned = _held_topology(document, snapshot)
             if owned is None or owned != _topology(guest):
                 words = ("snapshot-delete", state.uuid, *operands(snapshot))
-                found.append(
+                rejections.append(
                     Rejection(
                         "snapshot",
                         (),
@@ -77,7 +76,7 @@ def obstacles(
                         + ("" if restoring else ", or tune a copy: homenode plan --name COPY"),
                     )
                 )
-    return tuple(found)
+    return tuple(rejections)
 
 
 def _topology(guest: Vm) -> tuple[object, ...]:

@@ -34,9 +34,9 @@ _DAMAGED = (
 
 
 class DomainStore:
-    """What is saved of one domain of one daemon. Errors of the file system are HostErrors.
+    """The saved definitions and the journal of one domain of one daemon.
 
-    Whoever writes holds the host's lock.
+    Writers hold the host's lock. Errors of the file system are HostErrors.
     """
 
     __slots__ = ("_files", "_uuid", "journal")
@@ -64,11 +64,11 @@ class DomainStore:
         return self._files.path
 
     def definition(self) -> ChangeEntry | None:
-        """What was done last to the definition; None where nothing was."""
+        """The last entry of the definition, or None."""
         return self._last(DEFINE)
 
     def pins(self) -> ChangeEntry | None:
-        """What was done last to the running domain; None where nothing was."""
+        """The last entry of the pins of the running domain, or None."""
         return self._last(PIN)
 
     def sweep(self) -> None:
@@ -117,18 +117,18 @@ class DomainStore:
 
 def other_daemons(root: Path, connect: str, uuid: str) -> tuple[str, ...]:
     """Connections under which a record of the same domain lies, this one omitted."""
-    here = DomainStore(root, connect, uuid).folder
-    found = []
+    own_folder = DomainStore(root, connect, uuid).folder
+    connections = []
     for journal in journals_of_domains(root, f"{uuid}@*"):
-        entry = None if journal.files.path == here else journal.last(DEFINE, uuid)
+        entry = None if journal.files.path == own_folder else journal.last(DEFINE, uuid)
         if entry is not None:
-            found.append(journal.stored_head().connect)
-    return tuple(found)
+            connections.append(journal.stored_head().connect)
+    return tuple(connections)
 
 
 def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
     """Originals of domains of that name or UUID, whether libvirt knows them still or not."""
-    found = []
+    paths = []
     for journal in journals_of_domains(root, f"*@{_daemon(connect)}"):
         uuid = journal.head.run
         try:
@@ -136,8 +136,8 @@ def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
         except InputError:
             continue  # of another domain, or there is nothing that it could say
         if entry is not None and domain in (entry.facts.get("name"), uuid):
-            found.append(DomainStore(root, connect, uuid).document_path(entry.before))
-    return tuple(found)
+            paths.append(DomainStore(root, connect, uuid).document_path(entry.before))
+    return tuple(paths)
 
 
 def journals_of_domains(root: Path, pattern: str = "*@*") -> Iterator[Journal]:

@@ -49,7 +49,7 @@ class ConfigSpace(Protocol):
 
 
 class LinkRegisters(Struct, frozen=True):
-    """What the link registers of a function say."""
+    """The link registers of a function."""
 
     at: int  # where its PCI Express capability begins
     capabilities: int
@@ -117,9 +117,9 @@ def find_express(space: ConfigSpace, bdf: Bdf) -> int:
 
 
 def read_registers(space: ConfigSpace, bdf: Bdf, *, is_port: bool = True) -> LinkRegisters:
-    """The link registers; those for targets, which only ports need, are 0 of version 1.
+    """Read the link registers; Link Control 2 is 0 for an endpoint of capability version 1.
 
-    Raises HostError where there are none, or where a port has none for targets.
+    Raises HostError for a function without them, or a port without Link Control 2.
     """
     at = find_express(space, bdf)
     version = space.read(bdf, at + 2, 2) & 0xF
@@ -129,7 +129,7 @@ def read_registers(space: ConfigSpace, bdf: Bdf, *, is_port: bool = True) -> Lin
             hint="there is no Link Control 2: the target speed cannot be set",
         )
     capabilities = space.read(bdf, at + 0x0C, 4)
-    most = capabilities & 0xF
+    max_code = capabilities & 0xF
     vector = space.read(bdf, at + 0x2C, 4) >> 1 & 0x7F if version > 1 else 0
     speeds = tuple(code for code in SPEED_OF_CODE if vector >> (code - 1) & 1)
     return LinkRegisters(
@@ -138,7 +138,7 @@ def read_registers(space: ConfigSpace, bdf: Bdf, *, is_port: bool = True) -> Lin
         space.read(bdf, control_at(at), 2),
         space.read(bdf, status_at(at), 2),
         space.read(bdf, control_2_at(at), 2) if version > 1 else 0,
-        speeds or tuple(code for code in SPEED_OF_CODE if code <= most) or (1,),
+        speeds or tuple(code for code in SPEED_OF_CODE if code <= max_code) or (1,),
     )
 
 
@@ -173,9 +173,9 @@ class SysfsConfigSpace:
         if written != size:
             raise self._error(bdf, "write", offset, f"{written} bytes written")
 
-    def _error(self, bdf: Bdf, verb: str, offset: int, found: str) -> HostError:
+    def _error(self, bdf: Bdf, verb: str, offset: int, reason: str) -> HostError:
         return HostError(
             f"{self._root}/{bdf}/config: expected to {verb} the register at {offset:#x}, "
-            f"found: {found}",
+            f"found: {reason}",
             hint="run as root; kernels in lockdown refuse writes",
         )

@@ -64,12 +64,12 @@ class RetrainResult(Struct, frozen=True):
 
 
 def explain_interrupted(entry: ChangeEntry, now: LinkRegisters) -> Finding:
-    """What an interrupted run has left behind, by what the registers say now."""
+    """The finding of a run that was cut short, judged by the current registers."""
     control_2, target = _control_2(entry), int(entry.after or "0")
-    found = control_2 & TARGET_SPEED_MASK
-    if now.target_code == target and found != target:
+    old_target = control_2 & TARGET_SPEED_MASK
+    if now.target_code == target and old_target != target:
         state = "the new target was written; whether the training was started is unknown"
-    elif now.target_code == found:
+    elif now.target_code == old_target:
         state = "nothing had been written yet, or it was restored"
     else:
         state = "somebody else has written the target since"
@@ -87,9 +87,9 @@ def explain_interrupted(entry: ChangeEntry, now: LinkRegisters) -> Finding:
 
 
 class RetrainStep:
-    """A port's target speed as a step: a run that was cut short is taken up by the next one.
+    """Set a port's target speed and train; the next run continues one that was cut short.
 
-    begun: what it wrote down; what was found first is what is restored.
+    begun: the entry of that run; its first Link Control 2 is the one that is restored.
     """
 
     def __init__(
@@ -107,24 +107,24 @@ class RetrainStep:
         stays for the next run.
         """
         plan = self._plan
-        found = plan.before.control_2 if self._begun is None else _control_2(self._begun)
-        target = f"CAP_EXP+30.w={found & TARGET_SPEED_MASK:04x}:000f"
+        old_control_2 = plan.before.control_2 if self._begun is None else _control_2(self._begun)
+        target = f"CAP_EXP+30.w={old_control_2 & TARGET_SPEED_MASK:04x}:000f"
         entry = ChangeEntry(
             what=ChangeState.BEGIN,
             kind=KIND,
             subject=str(plan.port),
-            before=f"{found:#06x}",
+            before=f"{old_control_2:#06x}",
             after=str(plan.target_code),
             by_hand=command_line("setpci", "-s", str(plan.port), target, "CAP_EXP+10.w=0020:0020"),
             facts={"device": str(plan.device)},
         )
         if not plan.is_needed:
-            return self._ended(entry, ChangeState.DONE, note if self._begun else None)
+            return self._note_state(entry, ChangeState.DONE, note if self._begun else None)
         note(entry)
         self._set_target(plan.target_code)
         if _is_good(plan, plan.before):  # fast already: only its next training had a low target
-            self.result = RetrainResult(read_registers(self._space, plan.port), self._said, ())
-            return self._ended(entry, ChangeState.DONE, note)
+            self.result = RetrainResult(read_registers(self._space, plan.port), self._log_lines, ())
+            return self._note_state(entry, ChangeState.DONE, note)
         after = self._train()
         for _ in range(_MORE_TRAININGS):  # some links come up one generation at a time
             gains = after.is_up and plan.before.current_code < after.current_code
@@ -132,8 +132,8 @@ class RetrainStep:
                 break
             after = self._train()
         if _is_good(plan, after):
-            self.result = RetrainResult(after, self._said, ())
-            return self._ended(entry, ChangeState.DONE, note)
+            self.result = RetrainResult(after, self._log_lines, ())
+            return self._note_state(entry, ChangeState.DONE, note)
         entry = self.undo(entry, note)
         back = self.result.registers
         failed = finding(
@@ -147,24 +147,24 @@ class RetrainStep:
             case=None if back.is_up else "no link",
             source=_SOURCE,
         )
-        self.result = RetrainResult(back, self._said, (failed,))
+        self.result = RetrainResult(back, self._log_lines, (failed,))
         return entry
 
     def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
         """Write the target that was found, and train once more."""
         self._set_target(_control_2(entry) & TARGET_SPEED_MASK)
-        self.result = RetrainResult(self._train(), self._said, ())
-        return self._ended(entry, ChangeState.UNDONE, note)
+        self.result = RetrainResult(self._train(), self._log_lines, ())
+        return self._note_state(entry, ChangeState.UNDONE, note)
 
     def is_done(self, entry: ChangeEntry) -> bool:
         return str(read_registers(self._space, self._plan.port).target_code) == entry.after
 
     @property
-    def _said(self) -> tuple[str, ...]:
+    def _log_lines(self) -> tuple[str, ...]:
         return tuple(self._log)
 
-    def _ended(self, entry: ChangeEntry, what: ChangeState, note: Note | None) -> ChangeEntry:
-        entry = entry.now(what)
+    def _note_state(self, entry: ChangeEntry, state: ChangeState, note: Note | None) -> ChangeEntry:
+        entry = entry.now(state)
         if note is not None:
             note(entry)
         return entry
@@ -173,9 +173,9 @@ class RetrainStep:
         """Masked read-modify-write of the target speed."""
         port, offset = self._plan.port, control_2_at(self._plan.before.at)
         now = self._space.read(port, offset, 2)
-        wanted = now & ~TARGET_SPEED_MASK | code
-        if wanted != now:
-            self._space.write(port, offset, 2, wanted)
+        new = now & ~TARGET_SPEED_MASK | code
+        if new != now:
+            self._space.write(port, offset, 2, new)
         after = self._space.read(port, offset, 2)
         self._log.append(f"{port} Link Control 2: {now:#06x} -> {after:#06x}")
 
@@ -225,15 +225,16 @@ LINKS_FOLDER = "/run/homenode/links"
 
 
 def retrain_journal(port: Bdf, folder: str = FOLDER) -> Journal:
-    """Of the link below a port. Whoever writes holds the lock of its folder: libvirt's hook trains
-    within a start, for which another homenode may hold the host's."""
+    """The journal of the link below a port. Writers lock its directory: libvirt's hook trains links
+    within a start, while another homenode may hold the host's lock.
+    """
     undo = f"setpci, as {_BY_HAND}"
     head = ChangeHead(run=str(port), command="homenode doctor retrain", undo=undo)
     return Journal(_files(f"{folder}/{port}"), head)
 
 
 def retrain_journals(folder: str = FOLDER) -> Iterator[Journal]:
-    """Of all ports since the last boot."""
+    """The journals of all ports since the last boot."""
     for path in sorted(Path(folder).glob("*")):
         if path.is_dir():
             yield retrain_journal(Bdf.parse(path.name, str(path)), folder)
@@ -242,28 +243,28 @@ def retrain_journals(folder: str = FOLDER) -> Iterator[Journal]:
 def open_retrain(journal: Journal) -> ChangeEntry | None:
     """The retrain that was cut short; None where none was. Raises InputError."""
     try:
-        return next((one for one in journal.to_undo() if one.what in UNSETTLED), None)
+        return next((entry for entry in journal.to_undo() if entry.what in UNSETTLED), None)
     except InputError as error:
         raise InputError(error.message, hint=f"{_BY_HAND}, then remove the file") from None
 
 
 class LinkRecords:
-    """What links had when a domain's start began, for the look at `started`."""
+    """Rates of the links at start/begin of a domain, to be compared at `started`."""
 
     def __init__(self, folder: str = LINKS_FOLDER) -> None:
         self._files = _files(folder)
 
     def load(self, gpus: Iterable[Bdf]) -> dict[Bdf, LinkRate]:
-        """Of those GPUs of which there is a sound record."""
-        found: dict[Bdf, LinkRate] = {}
+        """The saved rates of those GPUs that have a readable record."""
+        rates: dict[Bdf, LinkRate] = {}
         for gpu in gpus:
             try:
                 content = self._files.read(f"{gpu}.json")
                 if content is not None:
-                    found[gpu] = formats.decode(content, "link-rate", LinkRate, f"{gpu}.json")
+                    rates[gpu] = formats.decode(content, "link-rate", LinkRate, f"{gpu}.json")
             except HomenodeError:
                 continue  # as if the hook had not been there at the start
-        return found
+        return rates
 
     def save(self, links: Mapping[Bdf, LinkRate]) -> None:
         """Keeps them until they are kept again. Raises HostError where they cannot be written."""
@@ -290,21 +291,21 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 def device_uses(
     devices: Iterable[PciDevice], *, proc: str = "/proc", sys: str = "/sys"
 ) -> Mapping[Bdf, FunctionHolders]:
-    """Who has each function open.
+    """The processes that have each function open.
 
-    holders is None where some process could not be looked into, and for a function that VFIO has
-    and whose files are not known.
+    holders is None if a process could not be inspected, or if the VFIO files of a function are
+    unknown.
     """
     holders = _open_vfio_files(proc)
-    found: dict[Bdf, FunctionHolders] = {}
+    uses: dict[Bdf, FunctionHolders] = {}
     for device in devices:
         files = _open_files(device, sys)
         if holders is None or ("vfio" in (device.driver or "") and not files):
-            found[device.bdf] = FunctionHolders(None)
+            uses[device.bdf] = FunctionHolders(None)
         else:
             names = {name for file in files for name in holders.get(file, ())}
-            found[device.bdf] = FunctionHolders(tuple(sorted(names)))
-    return found
+            uses[device.bdf] = FunctionHolders(tuple(sorted(names)))
+    return uses
 
 
 def _open_files(device: PciDevice, sys: str) -> tuple[str, ...]:
@@ -319,9 +320,9 @@ def _open_files(device: PciDevice, sys: str) -> tuple[str, ...]:
 
 
 def _open_vfio_files(proc: str) -> dict[str, set[str]] | None:
-    """VFIO file -> processes that have it open; None where some process is out of sight.
+    """VFIO file -> processes that have it open; None if some process is hidden.
 
-    In a container the host's QEMUs are: only the first PID namespace sees them all.
+    In a container the host's QEMUs are hidden: only the first PID namespace shows them all.
     """
     try:
         if str(Path(proc, "self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE:

@@ -56,18 +56,18 @@ def _option(target: int | None) -> str:
 
 
 def libvirt_hook(program: str, target: int | None = None) -> str:
-    """A hook that asks us at start/begin and started/begin, and that never stops a VM.
+    """A hook that calls homenode at start/begin and started/begin and never stops a VM.
 
-    It must not call libvirt, and it has a time limit: libvirt waits for it.
+    libvirt waits for it, so it does not call libvirt and has a time limit.
     """
-    asked = f'{shlex.quote(program)} doctor hook{_option(target)} -- "$1" "$2"'
+    command = f'{shlex.quote(program)} doctor hook{_option(target)} -- "$1" "$2"'
     return f"""#!/bin/sh
 # Written by: homenode doctor retrain --print-hook
 # libvirt calls: qemu DOMAIN OPERATION SUB-OPERATION EXTRA, with the domain's XML as input.
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 case "$2/$3" in
 start/begin|started/begin)
-    timeout 30 {asked} 2>&1 | logger -t homenode-hook
+    timeout 30 {command} 2>&1 | logger -t homenode-hook
     ;;
 esac
 exit 0
@@ -78,10 +78,9 @@ START, STARTED = "start", "started"
 
 
 def gpus_of_domain(xml: bytes, host: Host) -> tuple[Bdf, ...]:
-    """The domain's passed-through GPUs, one for each link; audio functions, NICs and drives not.
+    """The domain's passed-through GPUs, one for each link, without virtual functions.
 
-    Virtual functions are omitted: their link belongs to all that share it. Raises ParseError or
-    InputError for a document that is none.
+    Raises ParseError or InputError.
     """
     passed = {hostdev.bdf for hostdev in read_hostdevs(open_domain(xml, "domain"))}
     return tuple(
@@ -97,7 +96,7 @@ def has_devices(xml: bytes) -> bool:
 
 
 def slot_links(host: Host, gpus: tuple[Bdf, ...]) -> dict[Bdf, LinkRate]:
-    """What the link at each GPU's slot has now; those that do not say are omitted."""
+    """The current link at each GPU's slot, if it is known."""
     return {
         path.device.bdf: path.links[0].current
         for path in device_paths(host)
@@ -108,10 +107,10 @@ def slot_links(host: Host, gpus: tuple[Bdf, ...]) -> dict[Bdf, LinkRate]:
 def dropped_links(
     host: Host, gpus: tuple[Bdf, ...], domain: str, before: Mapping[Bdf, LinkRate]
 ) -> Iterator[Finding]:
-    """A critical finding for each GPU whose link is below what it was, the guest running.
+    """Yield a critical finding for each GPU whose link is slower than at the start of the VM.
 
-    before: what the links had when the start began. Of a link that is not in there the speed is
-    compared with what both ends can; its width may be the slot's.
+    before: the links at start/begin; a link that is not in it is compared with the speed that both
+    ends support.
     """
     now = slot_links(host, gpus)
     for path in device_paths(host):
@@ -119,19 +118,19 @@ def dropped_links(
         if current is None:
             continue
         link = path.links[0]
-        wanted = before.get(path.device.bdf) or link.capable
-        if wanted is None:
+        rate = before.get(path.device.bdf) or link.capable
+        if rate is None:
             continue
         if path.device.bdf not in before:
-            wanted = LinkRate(wanted.gt_per_s, current.width)
-        if current.bytes_per_s >= wanted.bytes_per_s:
+            rate = LinkRate(rate.gt_per_s, current.width)
+        if current.bytes_per_s >= rate.bytes_per_s:
             continue
-        lost = 1 - current.bytes_per_s / wanted.bytes_per_s
+        lost = 1 - current.bytes_per_s / rate.bytes_per_s
         when = "at start/begin" if path.device.bdf in before else "what both ends can"
         yield finding(
             "pcie-link-dropped",
             f"GPU {path.device.bdf} of domain {domain} below port {link.upper.bdf}",
-            expected=f"{wanted.with_rate()}, {when}",
+            expected=f"{rate.with_rate()}, {when}",
             observed=current.with_rate(),
             cost=f"{lost * 100:.0f} % of the link: {gigabytes(current.bytes_per_s)}",
             fix="shut the guest down, then homenode doctor retrain "

@@ -24,7 +24,7 @@ from homenode.machine.topology import Host
 _LOWEST_USEFUL_CODE = 1
 
 
-class Refused(HomenodeError):
+class RetrainRefusal(HomenodeError):
     """Retraining would disturb somebody, or cannot be done. Holds every reason."""
 
     exit_code = 3
@@ -41,7 +41,7 @@ class FunctionHolders(Struct, frozen=True):
 
 
 class RetrainPlan(Struct, frozen=True):
-    """What is to be written."""
+    """The registers to write for one link."""
 
     port: Bdf  # the downstream port
     device: Bdf  # the function right below it
@@ -78,11 +78,11 @@ def plan_retrain(
     uses: Mapping[Bdf, FunctionHolders],
     target_gen: int | None = None,
 ) -> RetrainPlan:
-    """The plan for the link above a function. target_gen: None = the fastest that both ends can.
+    """Plan the link above a function. target_gen: None = the fastest that both ends support.
 
-    uses: of every function behind that link; one that is missing counts as not given.
-    Raises InputError for a wrong function or target, Refused with every reason, and HostError
-    where registers cannot be read.
+    uses: of every function behind the link; a missing one counts as unknown. Raises InputError for
+    a wrong function or target, RetrainRefusal with every reason, HostError for unreadable
+    registers.
     """
     lower = _outside_its_card(host, _lower_end(host, device))
     port = None if lower.parent is None else host.device(lower.parent)
@@ -99,7 +99,7 @@ def plan_retrain(
         )
     reasons = _users(host, port, uses)
     if reasons:  # before any register is read: configuration space of a used device is its user's
-        raise Refused(
+        raise RetrainRefusal(
             lower.bdf,
             reasons,
             "shut the VM down, or unbind the driver: virsh nodedev-detach, then try again",
@@ -115,7 +115,7 @@ def plan_retrain(
     if not above.is_up:
         state.append(f"port {port.bdf} has no link (LnkSta {above.status:#06x})")
     if state:
-        raise Refused(
+        raise RetrainRefusal(
             lower.bdf,
             tuple(state),
             f"try again in a second; if it stays so, look at the slot: lspci -vvs {port.bdf}",
@@ -128,22 +128,22 @@ def plan_retrain(
 def functions_behind(host: Host, port: Bdf) -> tuple[PciDevice, ...]:
     """Every function below a port, at any depth."""
     below = {port}
-    found: list[PciDevice] = []
+    functions: list[PciDevice] = []
     for device in host.pci_devices:  # ascending: bridges come before what is below them
         if device.parent in below:
             below.add(device.bdf)
-            found.append(device)
-    return tuple(found)
+            functions.append(device)
+    return tuple(functions)
 
 
 def describe(plan: RetrainPlan) -> tuple[str, ...]:
     """The plan for people, registers and all."""
     before = plan.before
     speed = SPEED_OF_CODE.get(before.current_code)
-    stated = SPEED_OF_CODE.get(before.target_code)
+    target_speed = SPEED_OF_CODE.get(before.target_code)
     lines = [
         f"{plan.device} below port {plan.port}: link at {speed or '?'} GT/s "
-        f"x{before.current_width}, port set to train to {stated or '?'} GT/s",
+        f"x{before.current_width}, port set to train to {target_speed or '?'} GT/s"
     ]
     if not plan.is_needed:
         return (*lines, f"nothing to do: it has {speed or plan.target_gt_per_s:g} GT/s")
@@ -212,9 +212,9 @@ def _users(host: Host, port: PciDevice, uses: Mapping[Bdf, FunctionHolders]) -> 
 
 def _target(device: Bdf, above: LinkRegisters, below: LinkRegisters, target_gen: int | None) -> int:
     both = set(above.speeds) & set(below.speeds)
-    most = max(both, default=_LOWEST_USEFUL_CODE)
+    max_code = max(both, default=_LOWEST_USEFUL_CODE)
     if target_gen is None:
-        return most
+        return max_code
     if target_gen not in SPEED_OF_CODE:
         raise InputError(f"--target: expected a generation from 1 to 6, found {target_gen}")
     if target_gen not in both:
@@ -225,6 +225,6 @@ def _target(device: Bdf, above: LinkRegisters, below: LinkRegisters, target_gen:
         raise InputError(
             f"{device}: expected a target that both ends can, found generation {target_gen}: "
             f"{ends}",
-            hint=f"--target {most} is the fastest that both can",
+            hint=f"--target {max_code} is the fastest that both can",
         )
     return target_gen

@@ -113,7 +113,7 @@ def windows_findings(facts: Vm, document: Document) -> Iterator[Finding]:
     if not any(_WINDOWS in system for system in systems):
         return
     is_small = facts.vcpus <= _WINDOWS_VCPUS
-    features = document.root.at("features/hyperv")
+    features = document.root.find("features/hyperv")
     if features is not None and features.get("mode") == "passthrough":
         return
     missing = [

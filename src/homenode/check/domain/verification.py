@@ -19,7 +19,7 @@ from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.iommu import edit_iommu
 from homenode.vm.domain.metadata import edit_metadata
 from homenode.vm.domain.read import read_kept, vm_of
-from homenode.vm.domain.schema import Parsed, SchemaError
+from homenode.vm.domain.schema import ParseResult, SchemaError
 from homenode.vm.facts import diff
 from homenode.vm.fingerprint import host_fingerprint, is_made_for
 from homenode.vm.model import Vm
@@ -32,7 +32,7 @@ def verify_document(
     plan: Plan | None = None,
     host: Host | None = None,
     schema_errors: Sequence[SchemaError] = (),
-    parsed: Parsed | None = None,
+    parsed: ParseResult | None = None,
 ) -> Findings:
     """Everything about a document that does not hold, the worst first.
 
@@ -98,7 +98,7 @@ def _left_on_root(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def schema_findings(errors: Sequence[SchemaError], parsed: Parsed | None) -> Iterator[Finding]:
+def schema_findings(errors: Sequence[SchemaError], parsed: ParseResult | None) -> Iterator[Finding]:
     """A finding for each departure from libvirt's own schema, the first few of them; one for all
     where libvirt's parser, which is less strict, takes the document whole; one for what the parser
     refuses though the schema has nothing against it, as two disks of one name.

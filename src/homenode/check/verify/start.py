@@ -101,7 +101,7 @@ _PATH_OPTIONS = frozenset(
 def made_files(document: Document) -> Iterator[MadeFile]:
     """Yield the files and sockets that a start makes, or empties where they have content."""
     root = document.root
-    nvram = root.at("os/nvram")
+    nvram = root.find("os/nvram")
     if nvram is not None:
         path = nvram.value("source/@file") if nvram.get("type") == "file" else nvram.text.strip()
         yield from _made("<nvram>", path, "on")
@@ -137,7 +137,7 @@ def _makes(document: Document, name: str) -> list[str]:
     """Their paths, and those of what no path names."""
     root = document.root
     shared = (one.get("name") for one in root.all("devices/shmem") if one.child("server") is None)
-    is_chosen = root.value("os/@firmware") == "efi" and root.at("os/nvram") is None
+    is_chosen = root.value("os/@firmware") == "efi" and root.find("os/nvram") is None
     store = [f"/var/lib/libvirt/qemu/nvram/{name}_VARS.fd"] if is_chosen else []
     store += [f"/dev/shm/{one}" for one in shared]  # noqa: S108
     return [file.path for file in made_files(document)] + store

@@ -45,7 +45,7 @@ from homenode.vm.layout import (
     MemoryBinding,
     Pinning,
     Siblings,
-    named,
+    with_preset_name,
 )
 from homenode.vm.plan import RunnerUp
 from homenode.vm.plan_options import EmulatorPolicy
@@ -255,7 +255,7 @@ class Attempt:
             return None
         siblings = Siblings.EXPOSED if self._threads > 1 else Siblings.HIDDEN
         layout = replace(self.request.layout, pinning=Pinning.ALL_PUS, siblings=siblings)
-        return named(layout)
+        return with_preset_name(layout)
 
     @property
     def _span(self) -> str:

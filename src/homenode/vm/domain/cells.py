@@ -12,19 +12,19 @@ from homenode.vm.domain.edits import (
     apply,
     close_up,
     insert_after,
-    put,
+    insert_at,
+    prune,
     remove,
-    removed,
+    remove_all,
     set_attributes,
-    without,
 )
 from homenode.vm.domain.fields import (
     decimal,
     format_set,
     format_size,
-    needed,
     number,
     pu_set,
+    require_attribute,
     size_bytes,
 )
 from homenode.vm.layout import GuestCells
@@ -37,25 +37,25 @@ def cell_elements(document: Document) -> tuple[Element, ...]:
     each number from 0 on stands once."""
     cells = enumerate(document.root.all("cpu/numa/cell"))
     numbered = [
-        (i if (given := cell.get("id")) is None else decimal(cell, given, "id"), cell)
+        (i if (text := cell.get("id")) is None else decimal(cell, text, "id"), cell)
         for i, cell in cells
     ]
     ordered = sorted(numbered, key=itemgetter(0))
-    for i, (own, cell) in enumerate(ordered):
-        if own != i:
+    for i, (cell_id, cell) in enumerate(ordered):
+        if cell_id != i:
             expected = f"cell ids from 0 to {len(ordered) - 1}, each once"
-            raise ParseError(cell.source, expected, str(own), line=cell.line)
+            raise ParseError(cell.source, expected, str(cell_id), line=cell.line)
     return tuple(cell for _, cell in ordered)
 
 
 def read_cells(document: Document) -> tuple[tuple[Element, CpuSet], ...]:
-    """Each guest cell with its vCPUs, in cell order; a cell of memory alone has none."""
+    """Each guest cell with its vCPUs, in cell order."""
     return tuple((cell, pu_set(cell, "cpus") or CpuSet()) for cell in cell_elements(document))
 
 
 def cell_bytes(cell: Element) -> int:
     """Memory of a <cell>."""
-    return size_bytes(cell, needed(cell, "memory"), cell.get("unit"))
+    return size_bytes(cell, require_attribute(cell, "memory"), cell.get("unit"))
 
 
 def cells_bytes(document: Document) -> int:
@@ -65,41 +65,40 @@ def cells_bytes(document: Document) -> int:
 
 def read_distances(cell: Element) -> tuple[int, ...]:
     """Distances of a <cell> to every cell, by its id; () where it gives none."""
-    stated = {
+    distance_of = {
         number(e, "id", "a cell id"): number(e, "value", "a distance")
         for e in cell.all("distances/sibling")
     }
-    return tuple(stated[i] for i in sorted(stated))
+    return tuple(distance_of[i] for i in sorted(distance_of))
 
 
 def edit_cells(document: Document, plan: Plan) -> Document:
-    """The plan's cells.
+    """Write the plan's cells.
 
-    Mirrored: exactly these. Flat: a document with several cells loses them, one with a single cell
-    keeps it, with the new vCPUs and memory, since its guest is flat already. A single cell stays
-    as well where something in the document needs one: memory hot-plug or memAccess.
+    A flat layout removes several cells. It keeps a single cell, with the new vCPUs and memory, or
+    one that memory hot-plug or memAccess needs.
     """
     before = tuple(vcpus for _, vcpus in read_cells(document))
-    wanted = plan.cells
+    planned = plan.cells
     if plan.layout.cells is GuestCells.SINGLE:
         if not before:
             return document
-        numa = document.root.at("cpu/numa")
+        numa = document.root.find("cpu/numa")
         assert numa is not None, "there are cells"
         if len(before) > 1 and not _needs_a_cell(document):
-            return without(document, numa)
+            return prune(document, numa)
         everything = CpuSet(range(plan.vm.vcpus))
         distances = () if len(before) > 1 else read_distances(cell_elements(document)[0])
-        whole = VmCell(
+        single = VmCell(
             id=0, vcpus=everything, memory_bytes=plan.vm.memory_bytes, distances=distances
         )
-        wanted = (whole,)
-    if document.root.at("cpu/numa") is None:
-        document = put(document, "cpu", NewElement("numa"))
-    document = _fit_count(document, wanted)
-    document = apply(document, _cell_edits(document, wanted))
-    document = _with_distances(document, wanted)
-    if before and before != tuple(cell.vcpus for cell in wanted):
+        planned = (single,)
+    if document.root.find("cpu/numa") is None:
+        document = insert_at(document, "cpu", NewElement("numa"))
+    document = _fit_count(document, planned)
+    document = apply(document, _cell_edits(document, planned))
+    document = _with_distances(document, planned)
+    if before and before != tuple(cell.vcpus for cell in planned):
         document = _without_stale_hmat(document)
     return document
 
@@ -108,26 +107,26 @@ def _needs_a_cell(document: Document) -> bool:
     """libvirt: "At least one numa node has to be configured when enabling memory hotplug"."""
     return (
         document.root.child("maxMemory") is not None
-        or document.root.at("devices/memory") is not None
+        or document.root.find("devices/memory") is not None
         or any(cell.get("memAccess") or cell.get("discard") for cell in cell_elements(document))
     )
 
 
-def _fit_count(document: Document, wanted: tuple[VmCell, ...]) -> Document:
-    """As many <cell> elements as are wanted: surplus ones go, new ones come behind the last."""
+def _fit_count(document: Document, planned: tuple[VmCell, ...]) -> Document:
+    """Remove surplus <cell> elements, or add new ones behind the last."""
     cells = cell_elements(document)
-    edits = [edit for surplus in cells[len(wanted) :] for edit in remove(document, surplus)]
+    edits = [edit for surplus in cells[len(planned) :] for edit in remove(document, surplus)]
     # Vhost-user and virtiofs need shared memory in every cell, so new cells follow the first.
-    kept = {
+    sharing = {
         name: value
         for name, value in (cells[0].attributes if cells else ())
         if name in ("memAccess", "discard")
     }
-    new = [NewElement("cell", {**_attributes(cell), **kept}) for cell in wanted[len(cells) :]]
+    new = [NewElement("cell", {**_attributes(cell), **sharing}) for cell in planned[len(cells) :]]
     if new and cells:
         edits += insert_after(document, max(cells, key=lambda cell: cell.start), new)
     elif new:
-        numa = document.root.at("cpu/numa")
+        numa = document.root.find("cpu/numa")
         assert numa is not None, "edit_cells has made it"
         edits += append(document, numa, new)
     return apply(document, edits)
@@ -139,9 +138,9 @@ def _attributes(cell: VmCell) -> dict[str, str | None]:
     return {"id": str(cell.id), "cpus": cpus, "memory": size, "unit": unit}
 
 
-def _cell_edits(document: Document, wanted: tuple[VmCell, ...]) -> list[Edit]:
+def _cell_edits(document: Document, planned: tuple[VmCell, ...]) -> list[Edit]:
     edits: list[Edit] = []
-    for (element, vcpus), cell in zip(read_cells(document), wanted, strict=True):
+    for (element, vcpus), cell in zip(read_cells(document), planned, strict=True):
         values = _attributes(cell)
         if element.get("id") is not None and number(element, "id") == cell.id:
             del values["id"]
@@ -153,16 +152,16 @@ def _cell_edits(document: Document, wanted: tuple[VmCell, ...]) -> list[Edit]:
     return edits
 
 
-def _with_distances(document: Document, wanted: tuple[VmCell, ...]) -> Document:
+def _with_distances(document: Document, planned: tuple[VmCell, ...]) -> Document:
     stale = [
         old
-        for element, cell in zip(cell_elements(document), wanted, strict=True)
+        for element, cell in zip(cell_elements(document), planned, strict=True)
         if read_distances(element) != cell.distances
         for old in element.all("distances")
     ]
-    document = removed(document, stale)
+    document = remove_all(document, stale)
     edits: list[Edit] = []
-    for element, cell in zip(cell_elements(document), wanted, strict=True):
+    for element, cell in zip(cell_elements(document), planned, strict=True):
         if element.child("distances") is not None:
             continue
         if cell.distances:
@@ -183,7 +182,7 @@ def _without_stale_hmat(document: Document) -> Document:
         *document.root.all("cpu/numa/interconnects"),
         *(c for e in cells for c in e.all("cache")),
     ]
-    document = removed(document, stale)
+    document = remove_all(document, stale)
     return apply(
         document, [edit for cell in cell_elements(document) for edit in close_up(document, cell)]
     )
@@ -198,7 +197,7 @@ def read_page_bytes(document: Document) -> int | None:
 
     Where cells have pages of several sizes this is the largest.
     """
-    if document.root.at("memoryBacking/hugepages") is None:
+    if document.root.find("memoryBacking/hugepages") is None:
         return None
     return max(map(page_bytes, _pages(document)), default=0)
 
@@ -217,20 +216,19 @@ def page_bytes_of_cell(document: Document, cell: int) -> int | None:
 
 def page_bytes(page: Element) -> int:
     """The size of a <page>."""
-    return size_bytes(page, needed(page, "size"), page.get("unit"))
+    return size_bytes(page, require_attribute(page, "size"), page.get("unit"))
 
 
 def edit_memory_backing(document: Document, plan: Plan) -> Document:
-    """Huge pages of the plan's size behind every cell; nothing where the plan names none.
+    """Back every cell with huge pages of the plan's size.
 
-    A layout has no switch for pages: with page_bytes None the document's own backing stays, only
-    that a <page> whose nodeset names cells that are no more is made to name those that are.
-    Raises InputError where cells with pages of several sizes would become one.
+    Without a size the document's backing stays; only a <page> for cells that are gone is moved to
+    those that exist. Raises InputError if cells with pages of several sizes would become one.
     """
     cells = len(cell_elements(document))
     if plan.vm.page_bytes is None:
         return _with_cells_that_are(document, cells)
-    hugepages = document.root.at("memoryBacking/hugepages")
+    hugepages = document.root.find("memoryBacking/hugepages")
     pages = _pages(document)
     if hugepages is not None and _says(pages, plan.vm.page_bytes, cells):
         return document
@@ -238,9 +236,9 @@ def edit_memory_backing(document: Document, plan: Plan) -> Document:
     of_cells = {"size": size, "unit": unit, "nodeset": format_set(range(cells)) if cells else None}
     new = (NewElement("page", of_cells),) if plan.vm.page_bytes else ()
     if hugepages is None:
-        return put(document, "memoryBacking", NewElement("hugepages", children=new))
-    document = removed(document, pages)
-    hugepages = document.root.at("memoryBacking/hugepages")
+        return insert_at(document, "memoryBacking", NewElement("hugepages", children=new))
+    document = remove_all(document, pages)
+    hugepages = document.root.find("memoryBacking/hugepages")
     assert hugepages is not None, "only its pages went"
     return apply(document, append(document, hugepages, new))
 

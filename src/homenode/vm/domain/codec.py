@@ -17,7 +17,7 @@ from homenode.errors import HostError, ParseError
 from homenode.machine.tools.versions import Version
 from homenode.vm.domain import cells, controllers, cpu, hostdevs, iommu, memory
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.fields import decimal, needed, size_of
+from homenode.vm.domain.fields import decimal, require_attribute, size_of
 from homenode.vm.domain.metadata import edit_metadata, read_record
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.model import PortModel, Vm, VmCell
@@ -66,7 +66,7 @@ class ElementRow(Struct, frozen=True):
     once: bool = False  # a second one is refused
 
 
-class Asked(NamedTuple):
+class PlanNeed(NamedTuple):
     """A plan, and of the guest that it is for: the machine type is virt, the model of its IOMMU."""
 
     plan: Plan
@@ -74,13 +74,13 @@ class Asked(NamedTuple):
     iommu_model: str | None
 
 
-class Since(Struct, frozen=True):
+class VersionNeed(Struct, frozen=True):
     """An element and the oldest versions that take it; qemu None: any that is still in use."""
 
     element: str
     libvirt: Version
     qemu: Version | None = None
-    is_planned: Callable[[Asked], bool] = lambda asked: False  # whether a plan writes it
+    is_planned: Callable[[PlanNeed], bool] = lambda need: False  # whether a plan writes it
     is_in: Callable[[Document, Vm], bool] = lambda document, vm: False  # whether a document has it
 
 
@@ -94,7 +94,7 @@ UNSAID = {
 
 
 def _has(path: str) -> Callable[[Document], bool]:
-    return lambda document: document.root.at(path) is not None
+    return lambda document: document.root.find(path) is not None
 
 
 def _value(path: str) -> Callable[[Document], str | None]:
@@ -103,7 +103,7 @@ def _value(path: str) -> Callable[[Document], str | None]:
 
 def _size(path: str) -> Callable[[Document], int | None]:
     def read(document: Document) -> int | None:
-        element = document.root.at(path)
+        element = document.root.find(path)
         return None if element is None else size_of(element)
 
     return read
@@ -119,12 +119,12 @@ def read_name(document: Document) -> str:
 
 def _read_cpu_mode(document: Document) -> str | None:
     """The mode; libvirt takes a <model> without one for custom, and neither for no CPU model."""
-    mode, model = document.root.value("cpu/@mode"), document.root.at("cpu/model")
+    mode, model = document.root.value("cpu/@mode"), document.root.find("cpu/model")
     return mode or (None if model is None else "custom")
 
 
 def _read_address_bits(document: Document) -> int | None:
-    element = document.root.at("cpu/maxphysaddr")
+    element = document.root.find("cpu/maxphysaddr")
     bits = None if element is None else element.get("bits")
     if element is None or bits is None:
         return None
@@ -133,7 +133,7 @@ def _read_address_bits(document: Document) -> int | None:
 
 def _read_firmware(document: Document) -> str | None:
     named = document.root.value("os/@firmware")
-    loader = document.root.at("os/loader")
+    loader = document.root.find("os/loader")
     if named or loader is None:
         return named or None
     return "efi" if loader.get("type") == "pflash" else "bios"
@@ -152,10 +152,10 @@ def _read_shared_access(document: Document) -> bool:
 def _read_cells(document: Document) -> tuple[VmCell, ...]:
     memnodes = memory.read_memnodes(document)
     binding = memory.read_binding(document) or (None, CpuSet())
-    found = []
+    vm_cells = []
     for i, (element, vcpus) in enumerate(cells.read_cells(document)):
         mode, nodes = memnodes.get(i) or binding
-        found.append(
+        vm_cells.append(
             VmCell(
                 id=i,
                 vcpus=vcpus,
@@ -166,7 +166,7 @@ def _read_cells(document: Document) -> tuple[VmCell, ...]:
                 distances=cells.read_distances(element),
             )
         )
-    return tuple(found)
+    return tuple(vm_cells)
 
 
 def _row(
@@ -176,17 +176,14 @@ def _row(
 
 
 def _once(
-    path: str,
-    field: str | None = None,
-    read: Callable[[Document], Any] | None = None,
-    *steps: Step,
+    path: str, field: str | None = None, read: Callable[[Document], Any] | None = None, *steps: Step
 ) -> ElementRow:
     return ElementRow(path, field, read, steps, once=True)
 
 
 ROWS: tuple[ElementRow, ...] = (
     _once("vcpu", "vcpus", lambda document: cpu.read_vcpus(document)[0], cpu.edit_vcpus),
-    _row("", "domain_type", lambda document: needed(document.root, "type")),
+    _row("", "domain_type", lambda document: require_attribute(document.root, "type")),
     _once("name", "name", read_name),
     _once("uuid", "uuid", _value("uuid")),
     _once("metadata"),
@@ -271,40 +268,40 @@ ROWS: tuple[ElementRow, ...] = (
 """In the order in which they are read: what has no vCPUs is no VM to begin with."""
 
 
-def _needs_iommu(asked: Asked) -> bool:
-    vm = asked.plan.vm
-    return vm.has_iommu and vm.vcpus > iommu.MOST_VCPUS_WITHOUT and not asked.is_virt
+def _needs_iommu(need: PlanNeed) -> bool:
+    vm = need.plan.vm
+    return vm.has_iommu and vm.vcpus > iommu.MOST_VCPUS_WITHOUT and not need.is_virt
 
 
-def _needs_amd_iommu(asked: Asked, *, has_devices: bool) -> bool:
-    is_amd = asked.iommu_model == "amd" and _needs_iommu(asked)
-    return is_amd and bool(asked.plan.vm.hostdevs) == has_devices
+def _needs_amd_iommu(need: PlanNeed, *, has_devices: bool) -> bool:
+    is_amd = need.iommu_model == "amd" and _needs_iommu(need)
+    return is_amd and bool(need.plan.vm.hostdevs) == has_devices
 
 
-def _is_pinned(asked: Asked) -> bool:
-    return asked.plan.vm.is_pinned
+def _is_pinned(need: PlanNeed) -> bool:
+    return need.plan.vm.is_pinned
 
 
-def _says(field: str) -> Callable[[Asked], bool]:
+def _says(field: str) -> Callable[[PlanNeed], bool]:
     """The plan says something in a field of its Vm."""
-    return lambda asked: bool(getattr(asked.plan.vm, field))
+    return lambda need: bool(getattr(need.plan.vm, field))
 
 
-def _widens(size: str) -> Callable[[Asked], bool]:
+def _widens(size: str) -> Callable[[PlanNeed], bool]:
     """The plan sets a size of its aperture."""
-    return lambda asked: getattr(asked.plan.aperture, size, None) is not None
+    return lambda need: getattr(need.plan.aperture, size, None) is not None
 
 
-def _adds(model: PortModel, *, is_virt: bool | None = None) -> Callable[[Asked], bool]:
+def _adds(model: PortModel, *, is_virt: bool | None = None) -> Callable[[PlanNeed], bool]:
     """The plan adds a controller of a model; is_virt None: to any machine type."""
-    return lambda asked: (
-        is_virt in (None, asked.is_virt)
-        and any(c.model == model and not c.existing for c in asked.plan.vm.controllers)
+    return lambda need: (
+        is_virt in (None, need.is_virt)
+        and any(c.model == model and not c.existing for c in need.plan.vm.controllers)
     )
 
 
-def _at(path: str) -> Callable[[Document, Vm], bool]:
-    return lambda document, vm: document.root.at(path) is not None
+def _holds(path: str) -> Callable[[Document, Vm], bool]:
+    return lambda document, vm: document.root.find(path) is not None
 
 
 def _has_model(vm: Vm, model: PortModel) -> bool:
@@ -312,146 +309,148 @@ def _has_model(vm: Vm, model: PortModel) -> bool:
 
 
 def _drivers(document: Document) -> Iterator[bool]:
-    """Of each IOMMU with a <driver>, whether it is the host's own."""
-    for driver in (one.child("driver") for one in document.root.all("devices/iommu")):
+    """For each IOMMU with a <driver>, whether it is the host's own."""
+    for driver in (element.child("driver") for element in document.root.all("devices/iommu")):
         if driver is not None:
             yield driver.get("accel") == "on"
 
 
 _EXPANDER, _SWITCH = PortModel.EXPANDER_BUS, PortModel.SWITCH_UPSTREAM
-INITIATORS = Since(
+INITIATORS = VersionNeed(
     "<hostdev><acpi nodeset=>",
     (11, 8, 0),
     (9, 0, 0),
-    lambda asked: any(device.initiator_cells for device in asked.plan.vm.hostdevs),
+    lambda need: any(device.initiator_cells for device in need.plan.vm.hostdevs),
 )
 
 SINCE = (
-    Since("<vcpupin>", (0, 9, 0), None, _is_pinned),
-    Since("<emulatorpin>", (0, 10, 0), None, _says("emulator_pus")),
-    Since(
-        "<iothreadpin>", (1, 2, 9), (2, 0, 0), _says("iothread_pins"), _at("cputune/iothreadpin")
+    VersionNeed("<vcpupin>", (0, 9, 0), None, _is_pinned),
+    VersionNeed("<emulatorpin>", (0, 10, 0), None, _says("emulator_pus")),
+    VersionNeed(
+        "<iothreadpin>", (1, 2, 9), (2, 0, 0), _says("iothread_pins"), _holds("cputune/iothreadpin")
     ),
-    Since("<numa><cell>", (0, 9, 8), None, _says("cells"), _at("cpu/numa")),
-    Since(
+    VersionNeed("<numa><cell>", (0, 9, 8), None, _says("cells"), _holds("cpu/numa")),
+    VersionNeed(
         "<cell><distances>",
         (3, 10, 0),
         (2, 10, 0),
-        lambda asked: any(cell.distances for cell in asked.plan.vm.cells),
-        _at("cpu/numa/cell/distances"),
+        lambda need: any(cell.distances for cell in need.plan.vm.cells),
+        _holds("cpu/numa/cell/distances"),
     ),
-    Since(
+    VersionNeed(
         "<topology dies=>",
         (6, 1, 0),
         (4, 1, 0),
-        lambda asked: (
-            asked.plan.vm.cpu_topology is not None and asked.plan.vm.cpu_topology.dies > 1
-        ),
+        lambda need: need.plan.vm.cpu_topology is not None and need.plan.vm.cpu_topology.dies > 1,
         lambda document, vm: (document.root.value("cpu/topology/@dies") or "1") != "1",
     ),
-    Since(
+    VersionNeed(
         "<feature name='topoext'>",
         (4, 5, 0),
         (3, 0, 0),
         _says("topoext"),
         lambda document, vm: vm.topoext is not None,
     ),
-    Since("<cpu><cache>", (3, 3, 0), (2, 9, 0), _says("cpu_cache"), _at("cpu/cache")),
-    Since("<numatune><memory>", (0, 9, 3), None, _says("binding")),
-    Since(
+    VersionNeed("<cpu><cache>", (3, 3, 0), (2, 9, 0), _says("cpu_cache"), _holds("cpu/cache")),
+    VersionNeed("<numatune><memory>", (0, 9, 3), None, _says("binding")),
+    VersionNeed(
         "<memnode>",
         (1, 2, 7),
         (2, 1, 0),
-        lambda asked: (
-            asked.plan.vm.binding is not None
-            and asked.plan.layout.memory is MemoryBinding.BOUND_PER_CELL
+        lambda need: (
+            need.plan.vm.binding is not None
+            and need.plan.layout.memory is MemoryBinding.BOUND_PER_CELL
         ),
-        _at("numatune/memnode"),
+        _holds("numatune/memnode"),
     ),
-    Since(
+    VersionNeed(
         "<hugepages><page>",
         (1, 2, 5),
         (2, 1, 0),
         _says("page_bytes"),
-        _at("memoryBacking/hugepages/page"),
+        _holds("memoryBacking/hugepages/page"),
     ),
-    Since(
+    VersionNeed(
         "<controller model='pcie-expander-bus'>",
         (1, 3, 4),
         (2, 6, 0),
         _adds(_EXPANDER, is_virt=False),
         lambda document, vm: not vm.is_virt and _has_model(vm, _EXPANDER),
     ),
-    Since(
+    VersionNeed(
         "<controller model='pcie-expander-bus'> on aarch64 virt",
         (6, 1, 0),
         (6, 0, 0),
         _adds(_EXPANDER, is_virt=True),
         lambda document, vm: vm.is_virt and _has_model(vm, _EXPANDER),
     ),
-    Since("<controller model='pcie-root-port'>", (1, 2, 19), None, _adds(PortModel.ROOT_PORT)),
-    Since("<model name='pcie-root-port'>", (3, 3, 0), (2, 9, 0), _adds(PortModel.ROOT_PORT)),
-    Since(
+    VersionNeed(
+        "<controller model='pcie-root-port'>", (1, 2, 19), None, _adds(PortModel.ROOT_PORT)
+    ),
+    VersionNeed("<model name='pcie-root-port'>", (3, 3, 0), (2, 9, 0), _adds(PortModel.ROOT_PORT)),
+    VersionNeed(
         "<controller model='pcie-switch-upstream-port'>",
         (1, 2, 19),
         None,
         _adds(_SWITCH),
         lambda document, vm: _has_model(vm, _SWITCH),
     ),
-    Since(
+    VersionNeed(
         "<pcihole64>",
         (1, 1, 2),
         None,
         _widens("pcihole64_bytes"),
         lambda document, vm: vm.pcihole64_bytes is not None,
     ),
-    Since(
+    VersionNeed(
         "<maxphysaddr>",
         (8, 7, 0),
         (2, 7, 0),
         _widens("physical_address_bits"),
-        _at("cpu/maxphysaddr"),
+        _holds("cpu/maxphysaddr"),
     ),
-    Since("<qemu:commandline> -fw_cfg", (0, 8, 3), (2, 6, 0), _widens("firmware_mmio64_mib")),
+    VersionNeed("<qemu:commandline> -fw_cfg", (0, 8, 3), (2, 6, 0), _widens("firmware_mmio64_mib")),
     INITIATORS,
-    Since(
+    VersionNeed(
         "<iommu><driver eim=>",
         (3, 4, 0),
         (2, 8, 0),
-        lambda asked: _needs_iommu(asked) and asked.iommu_model != "amd",
+        lambda need: _needs_iommu(need) and need.iommu_model != "amd",
         lambda document, vm: False in _drivers(document),
     ),
-    Since(
+    VersionNeed(
         "<iommu model='amd'><driver xtsup=>",
         (12, 2, 0),
         (9, 0, 0),
-        lambda asked: _needs_amd_iommu(asked, has_devices=False),
+        lambda need: _needs_amd_iommu(need, has_devices=False),
     ),
-    Since(
+    VersionNeed(
         "<iommu model='amd'><driver xtsup=> with passed-through devices",
         (12, 2, 0),
         (9, 2, 0),
-        lambda asked: _needs_amd_iommu(asked, has_devices=True),
+        lambda need: _needs_amd_iommu(need, has_devices=True),
     ),
-    Since(  # which no plan asks for: it is written where the host can have it
+    VersionNeed(  # which no plan asks for: it is written where the host can have it
         "<iommu model='smmuv3'><driver accel=>",
         iommu.LIBVIRT_WITH_ACCEL,
         iommu.QEMU_WITH_ACCEL,
         is_in=lambda document, vm: True in _drivers(document),
     ),
-    Since("<metadata>", (0, 9, 10), None, _is_pinned),
+    VersionNeed("<metadata>", (0, 9, 10), None, _is_pinned),
 )
 
 
 def required_versions(
     plan: Plan, *, is_virt: bool = False, iommu_model: str | None = None
-) -> tuple[Since, ...]:
-    """What a plan's elements need, the newest libvirt first. is_virt: an aarch64 guest.
-    iommu_model: of the IOMMU that the document has."""
-    asked = Asked(plan, is_virt, iommu_model)
+) -> tuple[VersionNeed, ...]:
+    """The versions that a plan's elements need, the newest libvirt first.
+
+    is_virt: an aarch64 guest. iommu_model: of the document's IOMMU.
+    """
+    need = PlanNeed(plan, is_virt, iommu_model)
     return tuple(
         sorted(
-            (row for row in SINCE if row.is_planned(asked)),
+            (row for row in SINCE if row.is_planned(need)),
             key=lambda row: (row.libvirt, row.qemu or (0, 0, 0), row.element),
             reverse=True,
         )
@@ -480,7 +479,7 @@ def refuse_older(
 
 
 def older_than(
-    row: Since, libvirt: Version | None, qemu: Version | None
+    row: VersionNeed, libvirt: Version | None, qemu: Version | None
 ) -> Iterator[tuple[str, str, str]]:
     """(program, its version, the one that the element needs) of what is known to be older."""
     for program, have, want in (("libvirt", libvirt, row.libvirt), ("QEMU", qemu, row.qemu)):

@@ -17,9 +17,9 @@ from homenode.vm.domain.edits import (
     append,
     apply,
     insert_after,
+    insert_at,
     insert_before,
-    put,
-    removed,
+    remove_all,
     set_attribute,
     set_attributes,
     set_text,
@@ -36,21 +36,21 @@ def pci_controllers(document: Document) -> tuple[tuple[int, Element], ...]:
     One without an index gets the lowest free one, as libvirt does after parsing.
     """
     elements = [e for e in document.root.all("devices/controller") if e.get("type") == "pci"]
-    given = {
+    index_at = {
         e.start: number(e, "index", "a controller's index")
         for e in elements
         if e.get("index") is not None
     }
-    in_use = set(given.values())
+    in_use = set(index_at.values())
     free = (i for i in range(len(elements) + 1) if i not in in_use)
-    return tuple((given[e.start] if e.start in given else next(free), e) for e in elements)
+    return tuple((index_at[e.start] if e.start in index_at else next(free), e) for e in elements)
 
 
 def read_controllers(document: Document) -> tuple[GuestPciController, ...]:
     """The PCI controllers, by index."""
     controllers = []
     for index, element in pci_controllers(document):
-        bus_nr, node = element.value("target/@busNr"), element.at("target/node")
+        bus_nr, node = element.value("target/@busNr"), element.find("target/node")
         controllers.append(
             GuestPciController(
                 index=index,
@@ -64,32 +64,31 @@ def read_controllers(document: Document) -> tuple[GuestPciController, ...]:
 
 
 def edit_controllers(document: Document, plan: Plan) -> Document:
-    """The controllers that the plan adds, behind those that there are.
+    """Add the plan's controllers behind the document's.
 
-    One that is there without an address, or with a bus number that leaves too little space, gets
-    the plan's. Raises InputError where an index is used by another controller, or where one that
-    the plan calls existing is not there: then the plan is for another document.
+    A matching controller that lacks an address or bus number gets the plan's. Raises InputError if
+    an index is taken by another controller, or if the plan was made for another document.
     """
     # An expander bus of an earlier layout loses a <node> that names a cell that is no more.
     cells = len(cell_elements(document))
-    nodes = [node for _, e in pci_controllers(document) if (node := e.at("target/node"))]
+    nodes = [node for _, e in pci_controllers(document) if (node := e.find("target/node"))]
     gone = [node for node in nodes if decimal(node, node.text, "a guest cell") >= cells]
-    document = removed(document, gone)
+    document = remove_all(document, gone)
     have = {controller.index: controller for controller in read_controllers(document)}
     missing: list[GuestPciController] = []
     adjusted: list[GuestPciController] = []
     for controller in plan.vm.controllers:
-        there = have.get(controller.index)
-        if there is None and not controller.existing:
+        present = have.get(controller.index)
+        if present is None and not controller.existing:
             missing.append(controller)
-        elif there is not None and not controller.existing and _can_become(there, controller):
+        elif present is not None and not controller.existing and _can_become(present, controller):
             adjusted.append(controller)
-        elif there is None or not _same(there, controller):
+        elif present is None or not _is_same(present, controller):
             raise InputError(
                 f"{document.source}: expected PCI controller {controller.index} to be "
                 f"{'' if controller.existing else 'free for '}{controller.model} at "
                 f"{controller.address}, "
-                f"found {'none' if there is None else there.model + ' at ' + str(there.address)}",
+                f"found {'none' if present is None else f'{present.model} at {present.address}'}",
                 hint="plan again for this document",
             )
     document = _adjust(document, adjusted)
@@ -97,29 +96,29 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
         return document
     chassis = _free_chassis(document, [c.index for c in missing if c.model in PORTS])
     new = [_new(controller, chassis.get(controller.index)) for controller in missing]
-    others = document.root.all("devices/controller")
-    if not others:
+    elements = document.root.all("devices/controller")
+    if not elements:
         first, *new = new
-        document = put(document, "devices", first)
-        others = document.root.all("devices/controller")
-    of_pci = [element for element in others if element.get("type") == "pci"]
-    return apply(document, insert_after(document, (of_pci or others)[-1], new))
+        document = insert_at(document, "devices", first)
+        elements = document.root.all("devices/controller")
+    of_pci = [element for element in elements if element.get("type") == "pci"]
+    return apply(document, insert_after(document, (of_pci or elements)[-1], new))
 
 
-def _same(there: GuestPciController, wanted: GuestPciController) -> bool:
+def _is_same(present: GuestPciController, planned: GuestPciController) -> bool:
     return (
-        there.model == wanted.model
-        and there.address == wanted.address
-        and there.bus_nr == wanted.bus_nr
-        and there.cell == wanted.cell
+        present.model == planned.model
+        and present.address == planned.address
+        and present.bus_nr == planned.bus_nr
+        and present.cell == planned.cell
     )
 
 
-def _can_become(there: GuestPciController, wanted: GuestPciController) -> bool:
+def _can_become(present: GuestPciController, planned: GuestPciController) -> bool:
     return (
-        there.model == wanted.model
-        and there.address in (None, wanted.address)
-        and there.cell in (None, wanted.cell)
+        present.model == planned.model
+        and present.address in (None, planned.address)
+        and present.cell in (None, planned.cell)
     )
 
 
@@ -173,7 +172,7 @@ def _free_chassis(document: Document, indices: list[int]) -> dict[int, int]:
 
 
 def chassis_of(index: int, controller: Element) -> int:
-    """Of a port: the index where it names none, as libvirt does."""
+    """A port's chassis number, by default its index, as libvirt does."""
     text = controller.value("target/@chassis")
     return index if text is None else any_base(controller, text, "chassis")
 
@@ -196,7 +195,7 @@ _WINDOW = re.compile(r"((?:name=)?opt/ovmf/X-PciMmio64Mb,string=)(\d{1,12})\s*\Z
 
 
 def edit_aperture(document: Document, plan: Plan) -> Document:
-    """At least the sizes that the plan asks for; larger ones of the document stay."""
+    """Raise the window sizes to those of the plan; larger ones stay."""
     if plan.aperture is None:
         return document
     if plan.aperture.pcihole64_bytes is not None:
@@ -215,12 +214,12 @@ def read_hole(document: Document) -> int | None:
 
 def read_window_mib(document: Document) -> int | None:
     """OVMF's own 64-bit window in MiB, as <qemu:commandline> gives it; None where it does not."""
-    found = (_WINDOW.match(one.get("value") or "") for one in qemu_arguments(document))
-    return next((int(match[2]) for match in found if match is not None), None)
+    matches = (_WINDOW.match(argument.get("value") or "") for argument in qemu_arguments(document))
+    return next((int(match[2]) for match in matches if match is not None), None)
 
 
 def qemu_arguments(document: Document) -> tuple[Element, ...]:
-    """What is in <qemu:commandline>."""
+    """The arguments in <qemu:commandline>."""
     commandline = document.root.child(f"{{{QEMU_NAMESPACE}}}commandline")
     return () if commandline is None else commandline.children
 
@@ -236,10 +235,10 @@ def _with_hole(document: Document, size: int) -> Document:
     if root is None:
         head = {"type": "pci", "index": "0", "model": "pcie-root"}
         controller = NewElement("controller", head, (new,))
-        others = [element for _, element in pci_controllers(document)]
-        if others:
-            return apply(document, insert_before(document, others[0], [controller]))
-        return put(document, "devices", controller)
+        elements = [element for _, element in pci_controllers(document)]
+        if elements:
+            return apply(document, insert_before(document, elements[0], [controller]))
+        return insert_at(document, "devices", controller)
     hole = root.child("pcihole64")
     if hole is None:
         return apply(document, append(document, root, [new]))
@@ -301,7 +300,7 @@ def argument_properties(value: str) -> dict[str, str]:
             read = decode_json(value, dict[str, object])
         except NotJsonError:
             return {}
-        return {name: str(one) for name, one in read.items()}
+        return {name: str(value_of_name) for name, value_of_name in read.items()}
     pairs = {}
     for at, escaped in enumerate(value.replace(",,", "\0").split(",")):
         word = escaped.replace("\0", ",")

@@ -1,8 +1,9 @@
-"""Copy: the document of a new domain: of a VM without one, that can stand next to the one that it
-was made from, or that has throw-away disks over that one's.
+"""Copy: the document of a new domain: without an original, beside one, or with overlays on its
+disks.
 
-Everything that must be a domain's own gets a new value, derived from the original's and the new
-name: the same copy twice is the same bytes. What two domains would still share is a finding."""
+UUID, MACs and the like are derived from the original and the new name: copying twice gives the same
+bytes. What two domains still share is a finding.
+"""
 
 import hashlib
 import re
@@ -22,7 +23,7 @@ from homenode.vm.domain.edits import (
     NewElement,
     apply,
     drop_attribute,
-    escaped,
+    escape_xml,
     insert_before,
     remove,
     set_attribute,
@@ -40,8 +41,8 @@ _LIBVIRT_SOCKET = "/libvirt/qemu/"
 def copy_domain(xml: bytes, name: str, source: str = "domain") -> bytes:
     """The domain under another name, with its own UUID, NVRAM file, MACs and generation id.
 
-    Raises UsageError for a name that libvirt would refuse, InputError where the name is the
-    original's or the UUID is none.
+    Raises UsageError for a name that libvirt rejects, InputError for the original's name or a
+    malformed UUID.
     """
     check_name(name)
     document = open_domain(xml, source)
@@ -83,13 +84,13 @@ def copied_mac(original_mac: str, name: str) -> str:
 
 
 def shared_with_original(xml: bytes, source: str = "domain") -> tuple[Finding, ...]:
-    """What a copy of this domain has in common with it, so that both may not run at once."""
+    """Yield each resource that the original and its copy share, so that both cannot run at once."""
     document = open_domain(xml, source)
-    found = map(_shared, document.root.all("devices/*"))
-    return tuple(finding for finding in found if finding is not None)
+    findings = map(_find_sharing, document.root.all("devices/*"))
+    return tuple(finding for finding in findings if finding is not None)
 
 
-def _shared(element: Element) -> Finding | None:
+def _find_sharing(element: Element) -> Finding | None:
     name = element.value("target/@dev") or f"on line {element.line}"
     path = element.value("source/@path")
     if element.name == "disk":
@@ -128,9 +129,13 @@ def _identity(document: Document, original: str, name: str) -> list[Edit]:
         for entry in sysinfo.walk()
         if entry.name == "entry" and entry.get("name") == "uuid"
     ]
-    chosen = [one for one in (*root.all("genid")[:1], *entries) if one.text.strip()]
-    for one in (*root.all("uuid"), *root.all("hwuuid"), *chosen):
-        edits += set_text(document, one, _new_uuid(document, one, name))
+    chosen = [
+        element_with_uuid
+        for element_with_uuid in (*root.all("genid")[:1], *entries)
+        if element_with_uuid.text.strip()
+    ]
+    for element_with_uuid in (*root.all("uuid"), *root.all("hwuuid"), *chosen):
+        edits += set_text(document, element_with_uuid, _new_uuid(document, element_with_uuid, name))
     return edits
 
 
@@ -145,7 +150,7 @@ def _new_uuid(document: Document, element: Element, name: str) -> str:
 
 
 def _firmware(document: Document, original: str, name: str) -> list[Edit]:
-    nvram = document.root.at("os/nvram")
+    nvram = document.root.find("os/nvram")
     if nvram is None:
         return []
     source = nvram.child("source")
@@ -229,7 +234,7 @@ def new_domain(
     machine, features = _MACHINES[architecture]
     memory, unit = format_size(-(-memory_bytes // KIB) * KIB, ("GiB", "MiB"))
     return _DOCUMENT.format(
-        name=escaped(check_name(name)).decode(),
+        name=escape_xml(check_name(name)).decode(),
         unit=unit,
         memory=memory,
         vcpus=vcpus,
@@ -278,8 +283,8 @@ def with_overlays(xml: bytes, path_of_target: Mapping[str, str], source: str) ->
         edits += set_attributes(document, under, {"dev": None, "file": path})
         driver = element.child("driver")
         if driver is None:
-            wanted = NewElement("driver", {"name": "qemu", "type": "qcow2"})
-            edits += insert_before(document, under, [wanted])
+            new_driver = NewElement("driver", {"name": "qemu", "type": "qcow2"})
+            edits += insert_before(document, under, [new_driver])
         else:
             edits += set_attribute(document, driver, "type", "qcow2")
         for chain in element.all("backingStore"):
@@ -314,21 +319,21 @@ def _disk(document: Document, element: Element) -> WritableDisk:
     encrypted = element.all("encryption") or element.all("source/encryption")
     target = _target(document, element)
     content = element.value("driver/@type") or "raw"
-    what = None
+    obstacle = None
     if encrypted:
-        what = "an encrypted one"
+        obstacle = "an encrypted one"
     elif path is None or element.get("device") == "lun":
-        what = f"{element.get('device') or 'disk'} of {kind}"
+        obstacle = f"{element.get('device') or 'disk'} of {kind}"
     elif not path.startswith("/"):  # qemu-img would take it for a protocol and connect, say
-        what = f"{path[:200]!r}, which is no absolute path"
+        obstacle = f"{path[:200]!r}, which is no absolute path"
     elif content not in _FORMATS:
-        what = f"one of format {content[:40]}"
+        obstacle = f"one of format {content[:40]}"
     elif under is not None and under.child("slices") is not None:
-        what = "a part of a file"
-    if path is None or what is not None:
+        obstacle = "a part of a file"
+    if path is None or obstacle is not None:
         raise InputError(
             f"{document.source}:{element.line}: disk {target}: expected a file or block device "
-            f"that an overlay can lie over, found {what}",
+            f"that an overlay can lie over, found {obstacle}",
             hint="--in-place works on the VM itself, and its disks",
         )
     return WritableDisk(target, path, content, kind == "block")

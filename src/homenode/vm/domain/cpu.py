@@ -19,16 +19,16 @@ from homenode.vm.domain.edits import (
     append,
     apply,
     insert_after,
+    insert_at,
     insert_before,
     is_bare,
-    put,
+    prune,
     remove,
-    removed,
+    remove_all,
     set_attribute,
     set_attributes,
     set_text,
     with_attributes,
-    without,
 )
 from homenode.vm.domain.fields import decimal, format_set, number, pu_set
 from homenode.vm.layout import Siblings
@@ -37,9 +37,8 @@ from homenode.vm.plan import Plan
 
 
 def read_topology(document: Document) -> GuestTopology | None:
-    """That of <topology>; clusters are counted into the cores. None
-    where there is none."""
-    topology = document.root.at("cpu/topology")
+    """The numbers of <topology>, clusters counted into the cores; None without the element."""
+    topology = document.root.find("cpu/topology")
     if topology is None:
         return None
     counts = {}
@@ -55,21 +54,23 @@ def read_topology(document: Document) -> GuestTopology | None:
 
 
 def read_architecture(document: Document) -> str:
-    """As the document names it, else that of its emulator or its machine type."""
+    """The architecture of the document, else of its emulator or machine type."""
     named = document.root.value("os/type/@arch")
     if named:
         return named
-    _, found, suffix = (document.root.value("devices/emulator") or "").rpartition("qemu-system-")
-    if found and suffix.isidentifier():
+    _, separator, suffix = (document.root.value("devices/emulator") or "").rpartition(
+        "qemu-system-"
+    )
+    if separator and suffix.isidentifier():
         return suffix
     machine = document.root.value("os/type/@machine") or ""
     return "aarch64" if machine == "virt" or machine.startswith("virt-") else "x86_64"
 
 
 def edit_cpu(document: Document, plan: Plan) -> Document:
-    """What the plan shows the guest of its CPUs. Raises InputError where the mode forbids it.
+    """Write the plan's topology, caches and address bits. Raises InputError if the mode forbids it.
 
-    A <cpu> that has to be made has no mode: it changes no CPU model.
+    A new <cpu> gets no mode, which would change the CPU model.
     """
     document = _with_topology(document, plan)
     if plan.vm.topoext is not None:
@@ -84,31 +85,31 @@ def edit_cpu(document: Document, plan: Plan) -> Document:
 def _with_topology(document: Document, plan: Plan) -> Document:
     """The plan's topology; without one that of an earlier layout goes, which another vCPU count or
     hidden siblings contradict."""
-    there, wanted = read_topology(document), plan.vm.cpu_topology
-    if wanted is not None:
-        if there == tuple(wanted):
+    present, planned = read_topology(document), plan.vm.cpu_topology
+    if planned is not None:
+        if present == tuple(planned):
             return document
         values: Attributes = {
-            "sockets": str(wanted.sockets),
-            "dies": str(wanted.dies) if wanted.dies > 1 else None,
-            "cores": str(wanted.cores),
-            "threads": str(wanted.threads),
+            "sockets": str(planned.sockets),
+            "dies": str(planned.dies) if planned.dies > 1 else None,
+            "cores": str(planned.cores),
+            "threads": str(planned.threads),
             "clusters": None,
         }
         return with_attributes(document, "cpu/topology", values)
-    element = document.root.at("cpu/topology")
-    if element is None or there is None:
+    element = document.root.find("cpu/topology")
+    if element is None or present is None:
         return document
-    sockets, dies, cores, threads = there
+    sockets, dies, cores, threads = present
     shows_siblings = plan.layout.siblings is Siblings.HIDDEN and threads > 1
     if sockets * dies * cores * threads == plan.vm.vcpus and not shows_siblings:
         return document
-    return without(document, element)
+    return prune(document, element)
 
 
 def _topoext(document: Document) -> Element | None:
     features = document.root.all("cpu/feature")
-    return next((one for one in features if one.get("name") == "topoext"), None)
+    return next((feature for feature in features if feature.get("name") == "topoext"), None)
 
 
 def read_topoext(document: Document) -> bool | None:
@@ -135,24 +136,25 @@ def _with_policy(document: Document, policy: str) -> Document:
     feature = _topoext(document)
     if feature is not None:
         return apply(document, set_attribute(document, feature, "policy", policy))
-    return put(document, "cpu", NewElement("feature", {"policy": policy, "name": "topoext"}))
+    return insert_at(document, "cpu", NewElement("feature", {"policy": policy, "name": "topoext"}))
 
 
 def _without_topoext(document: Document) -> Document:
-    """Switched off where the document asks for it or its CPU model may bring it along; QEMU adds it
-    to no host-passthrough or maximum model. Source: no_autoenable_flags of FEAT_8000_0001_ECX in
-    target/i386/cpu.c."""
+    """Disable topoext if the document requires it or its CPU model may bring it along.
+
+    Source: no_autoenable_flags of FEAT_8000_0001_ECX in target/i386/cpu.c: never host-passthrough.
+    """
     root = document.root
-    brings = root.at("cpu/model") is not None or root.value("cpu/@mode") == "host-model"
+    brings = root.find("cpu/model") is not None or root.value("cpu/@mode") == "host-model"
     is_named = _topoext(document) is not None
     if read_topoext(document) is False or not (brings or is_named):
         return document
     return _with_policy(document, "disable")
 
 
-def _with_cache(document: Document, wanted: str) -> Document:
+def _with_cache(document: Document, mode: str) -> Document:
     cpu = document.root.child("cpu")
-    if wanted == GuestCache.PASSTHROUGH and (
+    if mode == GuestCache.PASSTHROUGH and (
         cpu is None or cpu.get("mode") not in ("host-passthrough", "maximum")
     ):
         raise InputError(
@@ -160,20 +162,20 @@ def _with_cache(document: Document, wanted: str) -> Document:
             f"found {'no <cpu>' if cpu is None else 'mode ' + repr(cpu.get('mode') or 'custom')}",
             hint="libvirt passes caches through with this mode alone",
         )
-    level = "3" if wanted == GuestCache.EMULATED else None
-    return with_attributes(document, "cpu/cache", {"level": level, "mode": str(wanted)})
+    level = "3" if mode == GuestCache.EMULATED else None
+    return with_attributes(document, "cpu/cache", {"level": level, "mode": str(mode)})
 
 
 def _with_address_bits(document: Document, bits: int) -> Document:
-    """At least so many bits; the host's own (mode passthrough) are as many as there can be."""
-    element = document.root.at("cpu/maxphysaddr")
+    """Raise the address bits; the host's own (mode passthrough) are the maximum."""
+    element = document.root.find("cpu/maxphysaddr")
     if element is None:
-        return put(
+        return insert_at(
             document, "cpu", NewElement("maxphysaddr", {"mode": "emulate", "bits": str(bits)})
         )
-    given = element.get("bits")
+    present_bits = element.get("bits")
     if element.get("mode") == "passthrough" or (
-        given is not None and decimal(element, given, "address bits") >= bits
+        present_bits is not None and decimal(element, present_bits, "address bits") >= bits
     ):
         return document
     return apply(document, set_attribute(document, element, "bits", str(bits)))
@@ -199,21 +201,22 @@ def read_vcpus(document: Document) -> tuple[int, int]:
 
 
 def read_offline_vcpus(document: Document) -> CpuSet:
-    """Those not there at the start: as <vcpus> gives them one by one, else all from the `current`
-    one on. Raises ParseError, InputError."""
+    """vCPUs that are offline at the start: by <vcpus>, else all from `current` on.
+
+    Raises ParseError or InputError.
+    """
     vcpus, online = read_vcpus(document)
     if document.root.child("vcpus") is None:
         return CpuSet(range(online, vcpus))
     states = document.root.all("vcpus/vcpu")
-    stated = {number(state, "id", "a vCPU"): state.get("enabled") for state in states}
-    return CpuSet(i for i in range(vcpus) if stated.get(i) == "no")
+    state_of = {number(state, "id", "a vCPU"): state.get("enabled") for state in states}
+    return CpuSet(i for i in range(vcpus) if state_of.get(i) == "no")
 
 
 def edit_vcpus(document: Document, plan: Plan) -> Document:
-    """The count of the plan, and no PU set next to the pins.
+    """Write the plan's vCPU count and remove the cpuset, which pins replace.
 
-    cpuset goes under every layout: pins replace it, and a layout without pins has none. `current`
-    and <vcpus>, the state of single vCPUs, speak of the old count: they go when it changes.
+    `current` and <vcpus> belong to the old count: they are removed when it changes.
     """
     element = document.root.child("vcpu")
     assert element is not None, "read_guest refuses a domain without <vcpu>"
@@ -258,8 +261,8 @@ def iothread_ids(document: Document) -> tuple[int, ...]:
     """
     listed = document.root.all("iothreadids/iothread")
     ids = {number(e, "id", "an IOThread id") for e in listed}
-    stated = document.root.child("iothreads")
-    count = 0 if stated is None else decimal(stated, stated.text, "the number of IOThreads")
+    element = document.root.child("iothreads")
+    count = 0 if element is None else decimal(element, element.text, "the number of IOThreads")
     if count > MAX_VCPUS or 0 in ids:
         raise InputError(
             f"{document.source}: expected at most {MAX_VCPUS} IOThreads with ids from 1, "
@@ -273,31 +276,31 @@ def iothread_ids(document: Document) -> tuple[int, ...]:
 
 
 def edit_cputune(document: Document, plan: Plan) -> Document:
-    """The pins of the plan: emulator, then vCPUs in order, then IOThreads, as the study prints.
+    """Write the plan's pins: emulator, vCPUs in order, IOThreads, as the study does.
 
-    Pins that say the same in another order or spelling stay as they are. Pins of an earlier layout
-    are changed in place where their order is ours, and replaced as a block where it is not.
+    Equal pins in another order or spelling stay. Pins in our order are changed in place, others
+    are replaced as a block.
     """
     document = _with_vcpus_that_are(document, plan.vm.vcpus)
-    wanted = _wanted(document, plan)
-    found = _found(document)
-    if {key: pus for key, _, pus in found} == wanted and len(found) == len(wanted):
+    planned = _planned_pins(document, plan)
+    present = _present_pins(document)
+    if {key: pus for key, _, pus in present} == planned and len(present) == len(planned):
         return document
-    positions = {key: i for i, key in enumerate(wanted)}
-    kept = [positions[key] for key, _, _ in found if key in positions]
-    if kept == sorted(set(kept)) and kept:
-        document = _change_in_place(document, wanted, found)
+    positions = {key: i for i, key in enumerate(planned)}
+    order = [positions[key] for key, _, _ in present if key in positions]
+    if order == sorted(set(order)) and order:
+        document = _change_in_place(document, planned, present)
     else:
-        document = _replace(document, wanted, found)
+        document = _replace(document, planned, present)
     cputune = document.root.child("cputune")
     if cputune is not None and not cputune.attributes and is_bare(document, cputune):
-        return removed(document, [cputune])
+        return remove_all(document, [cputune])
     return document
 
 
 def read_pins(document: Document) -> dict[Key, CpuSet]:
     """The pins of a document by what they pin; the last one counts where there are two."""
-    return {key: pus for key, _, pus in _found(document)}
+    return {key: pus for key, _, pus in _present_pins(document)}
 
 
 def read_vcpu_pins(document: Document) -> tuple[CpuSet | None, ...]:
@@ -324,14 +327,14 @@ def _everywhere(document: Document) -> CpuSet | None:
 
 def pin_counts(document: Document) -> dict[Key, int]:
     """How often each vCPU, IOThread and the emulator is pinned."""
-    return dict(Counter(key for key, _, _ in _found(document)))
+    return dict(Counter(key for key, _, _ in _present_pins(document)))
 
 
-def _wanted(document: Document, plan: Plan) -> dict[Key, CpuSet]:
-    wanted: dict[Key, CpuSet] = {}
+def _planned_pins(document: Document, plan: Plan) -> dict[Key, CpuSet]:
+    planned: dict[Key, CpuSet] = {}
     if plan.vm.emulator_pus is not None:
-        wanted["emulatorpin", 0] = plan.vm.emulator_pus
-    wanted |= {("vcpupin", vcpu): pus for vcpu, pus in enumerate(plan.vcpu_pins)}
+        planned["emulatorpin", 0] = plan.vm.emulator_pus
+    planned |= {("vcpupin", vcpu): pus for vcpu, pus in enumerate(plan.vcpu_pins)}
     threads = iothread_ids(document)
     if plan.iothread_pus and len(plan.iothread_pus) != len(threads):
         raise InputError(
@@ -340,49 +343,49 @@ def _wanted(document: Document, plan: Plan) -> dict[Key, CpuSet]:
             hint="plan again for this document",
         )
     pairs = zip(threads, plan.iothread_pus, strict=False)
-    return wanted | {("iothreadpin", thread): pus for thread, pus in pairs if pus}
+    return planned | {("iothreadpin", thread): pus for thread, pus in pairs if pus}
 
 
-def _found(document: Document) -> list[tuple[Key, Element, CpuSet]]:
-    found = []
+def _present_pins(document: Document) -> list[tuple[Key, Element, CpuSet]]:
+    present = []
     for element in document.root.all("cputune/*"):
         if element.name not in ("emulatorpin", "vcpupin", "iothreadpin"):
             continue
         attribute = _NUMBER_OF.get(element.name)
         which = 0 if attribute is None else number(element, attribute)
-        found.append(((element.name, which), element, pu_set(element, "cpuset") or CpuSet()))
-    return found
+        present.append(((element.name, which), element, pu_set(element, "cpuset") or CpuSet()))
+    return present
 
 
 def _new(key: Key, pus: CpuSet) -> NewElement:
     name, which = key
-    of = {_NUMBER_OF[name]: str(which)} if name in _NUMBER_OF else {}
-    return NewElement(name, {**of, "cpuset": format_set(pus)})
+    numbering = {_NUMBER_OF[name]: str(which)} if name in _NUMBER_OF else {}
+    return NewElement(name, {**numbering, "cpuset": format_set(pus)})
 
 
 def _change_in_place(
-    document: Document, wanted: dict[Key, CpuSet], found: list[tuple[Key, Element, CpuSet]]
+    document: Document, planned: dict[Key, CpuSet], present: list[tuple[Key, Element, CpuSet]]
 ) -> Document:
     edits: list[Edit] = []
     element_of = {}
-    for key, element, pus in found:
-        if key not in wanted:
+    for key, element, pus in present:
+        if key not in planned:
             edits += remove(document, element)
             continue
         element_of[key] = element
-        if pus != wanted[key]:
-            edits += set_attribute(document, element, "cpuset", format_set(wanted[key]))
+        if pus != planned[key]:
+            edits += set_attribute(document, element, "cpuset", format_set(planned[key]))
     last: Element | None = None
     leading: list[NewElement] = []
     behind: dict[int, tuple[Element, list[NewElement]]] = {}
-    for key, pus in wanted.items():
+    for key, pus in planned.items():
         if key in element_of:
             last = element_of[key]
         elif last is None:
             leading.append(_new(key, pus))
         else:
             behind.setdefault(last.start, (last, []))[1].append(_new(key, pus))
-    first = next(element_of[key] for key in wanted if key in element_of)
+    first = next(element_of[key] for key in planned if key in element_of)
     edits += insert_before(document, first, leading)
     for element, news in behind.values():
         edits += insert_after(document, element, news)
@@ -390,20 +393,20 @@ def _change_in_place(
 
 
 def _replace(
-    document: Document, wanted: dict[Key, CpuSet], found: list[tuple[Key, Element, CpuSet]]
+    document: Document, planned: dict[Key, CpuSet], present: list[tuple[Key, Element, CpuSet]]
 ) -> Document:
     """All old pins go; the new ones stand where the first of them stood, else at the front."""
-    ours = {element.start for _, element, _ in found}
+    ours = {element.start for _, element, _ in present}
     # How many other elements come before the first pin.
     children = document.root.all("cputune/*")
     ahead = next((i for i, e in enumerate(children) if e.start in ours), 0)
-    document = removed(document, [element for _, element, _ in found])
-    news = [_new(key, pus) for key, pus in wanted.items()]
+    document = remove_all(document, [element for _, element, _ in present])
+    news = [_new(key, pus) for key, pus in planned.items()]
     cputune = document.root.child("cputune")
     if not news:
         return document
     if cputune is None:
-        return put(document, "", NewElement("cputune", children=tuple(news)))
+        return insert_at(document, "", NewElement("cputune", children=tuple(news)))
     if ahead:
         return apply(document, insert_after(document, cputune.children[ahead - 1], news))
     if cputune.children:
@@ -416,7 +419,9 @@ def _with_vcpus_that_are(document: Document, vcpus: int) -> Document:
     present = CpuSet(range(vcpus))
     edits: list[Edit] = []
     gone_until = -1
-    for element in (one for part in document.root.all("cputune/*") for one in part.walk()):
+    for element in (
+        descendant for part in document.root.all("cputune/*") for descendant in part.walk()
+    ):
         if element.name not in _LISTS_OF_VCPUS or element.start < gone_until:
             continue
         named = pu_set(element, "vcpus")

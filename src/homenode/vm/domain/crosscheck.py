@@ -29,14 +29,14 @@ from homenode.vm.domain.memory import read_memnodes, read_memory
 from homenode.vm.model import EXPANDER, PORTS, QEMU_DEVICE, GuestPciController, PortModel
 
 
-def _broken(id: str, subject: str, expected: str, observed: object) -> Finding:
+def _fault(id: str, subject: str, expected: str, observed: object) -> Finding:
     return finding(id, subject, expected, str(observed))
 
 
 def crosscheck(document: Document) -> tuple[Finding, ...]:
-    """Every reference and sum of a domain document that does not hold, in a fixed order.
+    """Every broken reference and sum of a domain document, in a fixed order.
 
-    Raises ParseError or InputError where the document cannot be read at all.
+    Raises ParseError or InputError.
     """
     broken = {
         *_threads(document),
@@ -52,28 +52,28 @@ def _threads(document: Document) -> Iterator[Finding]:
     vcpus, _ = read_vcpus(document)
     threads = iothread_ids(document)
     for (name, number), count in pin_counts(document).items():
-        what = f"<{name}>" if name == "emulatorpin" else f"<{name}> for {number}"
+        subject = f"<{name}>" if name == "emulatorpin" else f"<{name}> for {number}"
         if count > 1:
-            yield _broken("pin-twice", what, "one", count)
+            yield _fault("pin-twice", subject, "one", count)
         if name == "vcpupin" and number >= vcpus:
-            yield _broken("pin-of-no-vcpu", what, f"a vCPU below {vcpus}", number)
+            yield _fault("pin-of-no-vcpu", subject, f"a vCPU below {vcpus}", number)
         if name == "iothreadpin" and number not in threads:
-            yield _broken("pin-of-no-iothread", what, f"one of {list(threads)}", number)
+            yield _fault("pin-of-no-iothread", subject, f"one of {list(threads)}", number)
     for element in document.root.all("devices/*"):
-        driver, given = element.child("driver"), element.value("driver/@iothread")
-        if driver is not None and given is not None:
-            number = decimal(driver, given, "an IOThread")
+        driver, iothread = element.child("driver"), element.value("driver/@iothread")
+        if driver is not None and iothread is not None:
+            number = decimal(driver, iothread, "an IOThread")
             if number not in threads:
-                yield _broken(
+                yield _fault(
                     "iothread-of-none",
                     f"<{element.tag}><driver iothread>",
                     f"one of {list(threads)}",
-                    given,
+                    iothread,
                 )
     topology = read_topology(document)
     if topology is not None and prod(topology) != vcpus:
         shape = f"{' x '.join(map(str, topology))} = {prod(topology)}"
-        yield _broken("topology-product", "<topology>", f"{vcpus} vCPUs", shape)
+        yield _fault("topology-product", "<topology>", f"{vcpus} vCPUs", shape)
 
 
 def _cells(document: Document) -> Iterator[Finding]:
@@ -84,69 +84,67 @@ def _cells(document: Document) -> Iterator[Finding]:
     for i, (element, inside) in enumerate(cells):
         number = decimal(element, element.get("id") or str(i), "a cell id")
         if number != i:
-            yield _broken("cell-ids", "<cell> ids", "0, 1, 2, ... without gaps", number)
+            yield _fault("cell-ids", "<cell> ids", "0, 1, 2, ... without gaps", number)
         if not inside.isdisjoint(seen):
-            yield _broken("cells-overlap", f"cell {i}", "vCPUs of its own", inside & seen)
+            yield _fault("cells-overlap", f"cell {i}", "vCPUs of its own", inside & seen)
         if not inside <= everything:
-            yield _broken(
+            yield _fault(
                 "cell-of-no-vcpu", f"cell {i}", f"vCPUs below {vcpus}", inside - everything
             )
         seen |= inside
     if cells and seen & everything != everything:
         missing = str(everything - seen)
-        yield _broken("vcpu-in-no-cell", "<numa>", "every vCPU in a cell", f"{missing} in none")
+        yield _fault("vcpu-in-no-cell", "<numa>", "every vCPU in a cell", f"{missing} in none")
     for i, (element, _) in enumerate(cells):
-        yield from _siblings(document, element, i, len(cells))
+        yield from _siblings(element, i, len(cells))
     yield from _names_of_cells(document, len(cells))
 
 
-def _siblings(document: Document, cell: Element, id: int, cells: int) -> Iterator[Finding]:
+def _siblings(cell: Element, id: int, cells: int) -> Iterator[Finding]:
     """Distances to cells that are there, one to each."""
     seen: set[int] = set()
     for sibling in cell.all("distances/sibling"):
         other = decimal(sibling, sibling.get("id") or "", "a cell id")
         if other >= cells:
-            yield _broken(
+            yield _fault(
                 "distance-of-no-cell", f"distances of cell {id}", f"a cell below {cells}", other
             )
         if other in seen:
-            yield _broken(
-                "distance-twice", f"distances of cell {id}", f"one to cell {other}", "two"
-            )
+            yield _fault("distance-twice", f"distances of cell {id}", f"one to cell {other}", "two")
         seen.add(other)
 
 
 def _names_of_cells(document: Document, cells: int) -> Iterator[Finding]:
     """Whatever names a guest cell from elsewhere in the document."""
-    there = f"a cell below {cells}" if cells else "no cell: the guest is flat"
+    expected = f"a cell below {cells}" if cells else "no cell: the guest is flat"
     for cell in read_memnodes(document):
         if cell >= cells:
-            yield _broken("memnode-of-no-cell", "<memnode>", there, cell)
+            yield _fault("memnode-of-no-cell", "<memnode>", expected, cell)
     for page in document.root.all("memoryBacking/hugepages/page"):
         named = pu_set(page, "nodeset")
         if named is not None and not named <= CpuSet(range(cells)):
-            yield _broken("page-of-no-cell", "<page>", there, named)
+            yield _fault("page-of-no-cell", "<page>", expected, named)
     for element in document.root.all("devices/*"):
-        node = element.at("target/node")
+        node = element.find("target/node")
         if node is not None and any_base(node, node.text, "a guest cell") >= cells:
-            yield _broken("device-of-no-cell", f"<{element.tag}>", there, node.text.strip())
+            yield _fault("device-of-no-cell", f"<{element.tag}>", expected, node.text.strip())
         acpi = element.child("acpi")
         named = None if acpi is None else pu_set(acpi, "nodeset")
         if named is not None and not named <= CpuSet(range(cells)):
-            yield _broken("device-of-no-cell", f"<{element.tag}><acpi>", there, named)
+            yield _fault("device-of-no-cell", f"<{element.tag}><acpi>", expected, named)
 
 
 def _memory(document: Document) -> Iterator[Finding]:
     """<memory> is that of all cells, with that of the memory devices or without."""
     element, cells = document.root.child("memory"), read_cells(document)
     if element is not None and cells:
-        total, whole = cells_bytes(document), read_memory(document)
-        stated = size_of(element)
+        total, with_devices = cells_bytes(document), read_memory(document)
+        size = size_of(element)
         # Each cell by itself is rounded up to whole KiB.
-        if stated and {total, whole}.isdisjoint(range(stated, stated + KIB * len(cells))):
-            wanted = f"{stated} bytes, as <memory>"
-            also = f", {whole} with memory devices" if whole != total else ""
-            yield _broken("memory-sum", "the memory of all cells", wanted, f"{total} bytes{also}")
+        if size and {total, with_devices}.isdisjoint(range(size, size + KIB * len(cells))):
+            expected = f"{size} bytes, as <memory>"
+            also = f", {with_devices} with memory devices" if with_devices != total else ""
+            yield _fault("memory-sum", "the memory of all cells", expected, f"{total} bytes{also}")
 
 
 def _command_line(document: Document) -> Iterator[Finding]:
@@ -155,11 +153,11 @@ def _command_line(document: Document) -> Iterator[Finding]:
     for before, word in zip(("", *words), (*words, ""), strict=True):
         is_value = "opt/ovmf/X-PciMmio64Mb" in word
         if before == "-fw_cfg" and (not word or word.startswith("-")):
-            yield _broken(
+            yield _fault(
                 "fw-cfg-broken", "<qemu:arg> -fw_cfg", "its value behind it", word or "none"
             )
         if is_value and before != "-fw_cfg":
-            yield _broken(
+            yield _fault(
                 "fw-cfg-broken", f"<qemu:arg> {word}", "-fw_cfg before it", before or "none"
             )
 
@@ -182,7 +180,7 @@ _CHIPSET_SLOT = {"pcie-root": 0x1F, "pci-root": 1, "": 0x1F}
 
 
 def check_pci(document: Document) -> Iterator[Finding]:
-    """What is wrong with controllers and addresses."""
+    """Broken controllers and addresses."""
     controllers = read_controllers(document)
     yield from _indices(controllers)
     yield from _places(document, controllers)
@@ -194,7 +192,7 @@ def check_pci(document: Document) -> Iterator[Finding]:
 def _indices(controllers: tuple[GuestPciController, ...]) -> Iterator[Finding]:
     for index, count in Counter(c.index for c in controllers).items():
         if count > 1:
-            yield _broken("controller-twice", f"PCI controller {index}", "one", count)
+            yield _fault("controller-twice", f"PCI controller {index}", "one", count)
 
 
 def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> Iterator[Finding]:
@@ -202,15 +200,15 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
     devices = addressed_devices(document)
     for address, count in Counter(address for address, _ in devices).items():
         if count > 1:
-            yield _broken("address-twice", f"guest address {address}", "one device", count)
+            yield _fault("address-twice", f"guest address {address}", "one device", count)
     in_use = dict(devices)
     for address, element in devices:
-        what = f"<{element.tag}> at {address}"
+        subject = f"<{element.tag}> at {address}"
         model = model_of.get(address.bus)
         if model in PORTS and address.device:
-            yield _broken("slot-of-port", what, "slot 0, the only one of a port", address.device)
+            yield _fault("slot-of-port", subject, "slot 0, the only one of a port", address.device)
         if model == EXPANDER and element.get("model") not in _ON_EXPANDER:
-            yield _broken("endpoint-on-expander", what, "a root port between", "an expander bus")
+            yield _fault("endpoint-on-expander", subject, "a root port between", "an expander bus")
         of_chipset = address.bus == 0 and address.device == _CHIPSET_SLOT.get(model or "")
         if address.function and not of_chipset:
             first = type(address)(address.domain, address.bus, address.device, 0)
@@ -219,10 +217,10 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
             if place is None:
                 # libvirt itself so places a lone USB companion controller.
                 is_lone = element.tag != "hostdev"
-                missing = _broken("function-without-0", what, f"a device at {first}", "none")
+                missing = _fault("function-without-0", subject, f"a device at {first}", "none")
                 yield replace(missing, severity=Severity.WARNING) if is_lone else missing
             elif place.get("multifunction") == "off":  # where it is not given, libvirt gives it
-                yield _broken(
+                yield _fault(
                     "multifunction-off",
                     f"<{head.tag if head else ''}> at {first}",
                     "multifunction='on' next to other functions",
@@ -248,7 +246,7 @@ def _windows(document: Document, controllers: tuple[GuestPciController, ...]) ->
             root = model_of[parent]
             steps += 1
         if steps > len(controllers):
-            yield _broken(
+            yield _fault(
                 "controller-loop",
                 f"PCI controller {controller.index}",
                 "a path to a root bus",
@@ -262,7 +260,7 @@ def _windows(document: Document, controllers: tuple[GuestPciController, ...]) ->
     expanders = [c for c in controllers if c.model == EXPANDER and c.bus_nr is not None]
     for number, count in Counter(c.bus_nr for c in expanders).items():
         if count > 1:
-            yield _broken("busnr-twice", f"busNr {number}", "one expander bus", count)
+            yield _fault("busnr-twice", f"busNr {number}", "one expander bus", count)
     starts = sorted({c.bus_nr for c in expanders if c.bus_nr is not None})
     for controller in expanders:
         start = controller.bus_nr
@@ -270,14 +268,14 @@ def _windows(document: Document, controllers: tuple[GuestPciController, ...]) ->
         end = next((other for other in starts if other > start), LAST_BUS + 1)
         need = 1 + buses_below[controller.index]
         if not 0 < start <= LAST_BUS or end - start < need:
-            yield _broken(
+            yield _fault(
                 "bus-window",
                 f"expander bus {controller.index} at busNr {start}",
                 f"{need} buses",
                 f"{max(0, end - start)}, up to {end - 1}",
             )
     if starts and starts[0] < 1 + buses_below[0]:
-        yield _broken("bus-window", "the root bus", f"{1 + buses_below[0]} buses", starts[0])
+        yield _fault("bus-window", "the root bus", f"{1 + buses_below[0]} buses", starts[0])
 
 
 def _chassis(document: Document) -> Iterator[Finding]:
@@ -287,18 +285,18 @@ def _chassis(document: Document) -> Iterator[Finding]:
             numbers[chassis_of(index, element)] += 1
     for number, count in numbers.items():
         if count > 1:
-            yield _broken("chassis-twice", f"chassis {number}", "one port", count)
+            yield _fault("chassis-twice", f"chassis {number}", "one port", count)
 
 
 def _model_names(document: Document) -> Iterator[Finding]:
     for index, element in pci_controllers(document):
         name = element.value("model/@name")
         model = element.get("model") or ""
-        known = [names[model] for names in (QEMU_DEVICE, _OTHER_NAMES) if model in names]
-        if name is not None and model in tuple(PortModel) and name not in known:
-            yield _broken(
+        valid_names = [names[model] for names in (QEMU_DEVICE, _OTHER_NAMES) if model in names]
+        if name is not None and model in tuple(PortModel) and name not in valid_names:
+            yield _fault(
                 "controller-model-name",
                 f"PCI controller {index}",
-                f"<model name> {' or '.join(known)}",
+                f"<model name> {' or '.join(valid_names)}",
                 name,
             )

@@ -75,25 +75,25 @@ class Element(Struct, frozen=True):
         """The elements at the end of a path, in document order; those of any name where it ends in
         "*"."""
         above, _, name = path.rpartition("/")
-        here = self.at(above) if above else self
-        found = () if here is None else here.children
-        return tuple(child for child in found if name in ("*", child.name))
+        parent = self.find(above) if above else self
+        children = () if parent is None else parent.children
+        return tuple(child for child in children if name in ("*", child.name))
 
-    def at(self, path: str) -> "Element | None":
+    def find(self, path: str) -> "Element | None":
         """The first element down a path, or None."""
-        here: Element | None = self
+        element: Element | None = self
         for name in path.split("/"):
-            here = here.child(name) if here is not None else None
-        return here
+            element = element.child(name) if element is not None else None
+        return element
 
     def value(self, path: str) -> str | None:
         """The attribute down a path, or the text of the element there without the white space
         around it; None where there is none."""
         above, _, name = path.rpartition("/")
         if not name.startswith("@"):
-            element = self.at(path)
+            element = self.find(path)
             return None if element is None else element.text.strip() or None
-        owner = self.at(above) if above else self
+        owner = self.find(above) if above else self
         return None if owner is None else owner.get(name[1:])
 
     def walk(self) -> Iterator["Element"]:
@@ -139,7 +139,7 @@ class Document(Struct, frozen=True, dict=True):
     @cached_property
     def parent_of(self) -> dict[int, Element]:
         """Start offset of an element -> the element around it."""
-        return {child.start: here for here in self.root.walk() for child in here.children}
+        return {child.start: parent for parent in self.root.walk() for child in parent.children}
 
     @cached_property
     def quote(self) -> str:
@@ -163,9 +163,9 @@ class Document(Struct, frozen=True, dict=True):
 
 
 def parse_document(xml: bytes, source: str) -> Document:
-    """The document of some bytes; `source` is what to call it in messages.
+    """Parse bytes; `source` names them in messages.
 
-    Raises ParseError where they are no XML, InputError where they are XML that we refuse.
+    Raises ParseError for malformed XML, InputError for XML that homenode rejects.
     """
     if len(xml) > MAX_BYTES:
         raise InputError(
@@ -224,7 +224,7 @@ class _Builder:
     def __init__(self, text: bytes, source: str) -> None:
         self.text = text
         self.source = source
-        self.open: list[_Open] = []
+        self.open: list[_OpenElement] = []
         self.root: Element | None = None
         self.count = self.devices = self.namespaces = 0
         self.alike: dict[str, int] = {}
@@ -247,7 +247,7 @@ class _Builder:
         )
 
     def namespace(self, *_: object) -> None:
-        """Of the element that starts next."""
+        """Count a namespace of the element that starts next."""
         self.namespaces += 1
 
     def start(self, name: str, attributes: list[str]) -> None:
@@ -257,27 +257,27 @@ class _Builder:
         of_name = self.alike[name] = self.alike.get(name, 0) + 1
         if of_name > _ALIKE.get(name, MAX_ALIKE):
             raise self.too_many(f"{of_name - 1} elements <{printable(name)[:60]}>")
-        if len(self.open) == 2 and self.open[1].known["name"] == "devices":
+        if len(self.open) == 2 and self.open[1].fields["name"] == "devices":
             self.devices += 1
             if self.devices > MAX_DEVICES:
                 raise self.too_many(f"{MAX_DEVICES} elements in <devices>")
         if len(attributes) // 2 + self.namespaces > MAX_ATTRIBUTES:
             raise self.too_many(f"{MAX_ATTRIBUTES} attributes of an element")
         self.namespaces = 0
-        here = self.parser.CurrentByteIndex
-        match = _TAG_END.match(self.text, here)
+        offset = self.parser.CurrentByteIndex
+        match = _TAG_END.match(self.text, offset)
         assert match is not None, "expat found a start tag here"
         local, tag = _names(name)
         pairs = tuple(
             (_names(attributes[i])[0], attributes[i + 1]) for i in range(0, len(attributes), 2)
         )
         self.open.append(
-            _Open(
+            _OpenElement(
                 {
                     "name": local,
                     "tag": tag,
                     "attributes": pairs,
-                    "start": here,
+                    "start": offset,
                     "tag_end": match.end(),
                     "line": self.parser.CurrentLineNumber,
                     "source": self.source,
@@ -287,23 +287,23 @@ class _Builder:
             )
         )
 
-    def too_many(self, what: str) -> InputError:
+    def too_many(self, limit: str) -> InputError:
         line = self.parser.CurrentLineNumber
         return InputError(
-            f"{self.source}:{line}: expected at most {what}, found more",
+            f"{self.source}:{line}: expected at most {limit}, found more",
             hint="no QEMU has a machine of that size; is this the right file?",
         )
 
     def finish(self, _name: str) -> None:
         opened = self.open.pop()
-        tag_end = opened.known["tag_end"]
+        tag_end = opened.fields["tag_end"]
         if self.text[tag_end - 2 : tag_end] == b"/>":
             content_end = end = tag_end
         else:
             content_end = self.parser.CurrentByteIndex
             end = self.text.index(b">", content_end) + 1
         element = Element(
-            **opened.known,
+            **opened.fields,
             children=tuple(opened.children),
             text="".join(opened.text),
             content_end=content_end,
@@ -318,10 +318,10 @@ class _Builder:
         self.open[-1].text.append(data)
 
 
-class _Open(NamedTuple):
+class _OpenElement(NamedTuple):
     """An element whose end has not come: what is known of it, and what is in it so far."""
 
-    known: dict[str, Any]
+    fields: dict[str, Any]
     children: list[Element]
     text: list[str]
 

@@ -46,12 +46,12 @@ def apply(document: Document, edits: Iterable[Edit]) -> Document:
     if not ordered:
         return document
     parts: list[bytes] = []
-    here = 0
+    offset = 0
     for edit in ordered:
-        assert edit.start >= here, f"edits overlap at byte {edit.start}"
-        parts += (document.text[here : edit.start], edit.new)
-        here = edit.end
-    parts.append(document.text[here:])
+        assert edit.start >= offset, f"edits overlap at byte {edit.start}"
+        parts += (document.text[offset : edit.start], edit.new)
+        offset = edit.end
+    parts.append(document.text[offset:])
     # Through the document's own bytes: the result is parsed under the same rules as the input.
     again = Document(b"".join(parts), document.root, "", document.codec, document.mark)
     return parse_document(again.to_bytes(), document.source)
@@ -64,10 +64,10 @@ def set_attribute(document: Document, element: Element, name: str, value: str) -
     spans = document.attribute_spans(element)
     span = spans.get(name)
     if span is not None:
-        return [Edit(span.value_start, span.value_end, escaped(value, span.quote))]
-    here = max((s.end for s in spans.values()), default=element.start + 1 + len(element.tag))
-    written = f" {name}={document.quote}".encode() + escaped(value, document.quote)
-    return [Edit(here, here, written + document.quote.encode())]
+        return [Edit(span.value_start, span.value_end, escape_xml(value, span.quote))]
+    offset = max((s.end for s in spans.values()), default=element.start + 1 + len(element.tag))
+    written = f" {name}={document.quote}".encode() + escape_xml(value, document.quote)
+    return [Edit(offset, offset, written + document.quote.encode())]
 
 
 def drop_attribute(document: Document, element: Element, name: str) -> list[Edit]:
@@ -90,15 +90,15 @@ def set_attributes(document: Document, element: Element, values: Attributes) -> 
 def set_text(document: Document, element: Element, text: str) -> list[Edit]:
     """Edits that give an element without children this text; white space around it stays."""
     if element.closes_itself:
-        opened = _opened(document, element)
+        opened = _open_tag(document, element)
         closing = f"</{element.tag}>".encode()
-        return [Edit(opened.start, opened.end, opened.new + escaped(text) + closing)]
+        return [Edit(opened.start, opened.end, opened.new + escape_xml(text) + closing)]
     inside = document.text[element.tag_end : element.content_end]
     bare = inside.strip(_BLANK)
     start = element.tag_end + (inside.find(bare) if bare else 0)
     if b"<" in bare:  # a comment or CDATA next to the text: there is no one place to write
-        return [Edit(element.tag_end, element.content_end, escaped(text))]
-    return [Edit(start, start + len(bare), escaped(text))]
+        return [Edit(element.tag_end, element.content_end, escape_xml(text))]
+    return [Edit(start, start + len(bare), escape_xml(text))]
 
 
 def remove(document: Document, element: Element) -> list[Edit]:
@@ -134,13 +134,13 @@ def append(document: Document, parent: Element, new: Iterable[NewElement]) -> li
     inner = outer + step if outer else b""
     written = b"".join(inner + _render(node, document, inner, step) for node in nodes)
     if parent.closes_itself:
-        opened = _opened(document, parent)
+        opened = _open_tag(document, parent)
         closing = outer + f"</{parent.tag}>".encode()
         return [Edit(opened.start, opened.end, opened.new + written + closing)]
     inside = document.text[parent.tag_end : parent.content_end]
-    here = parent.tag_end + len(inside.rstrip(_BLANK))
-    tail = b"" if b"\n" in document.text[here : parent.content_end] else outer
-    return [Edit(here, here, written + tail)]
+    offset = parent.tag_end + len(inside.rstrip(_BLANK))
+    tail = b"" if b"\n" in document.text[offset : parent.content_end] else outer
+    return [Edit(offset, offset, written + tail)]
 
 
 def insert_after(document: Document, sibling: Element, new: Iterable[NewElement]) -> list[Edit]:
@@ -149,8 +149,8 @@ def insert_after(document: Document, sibling: Element, new: Iterable[NewElement]
     step = _step(document, sibling)
     written = b"".join(line + _render(node, document, line, step) for node in new)
     comment = _COMMENT_ON_LINE.match(document.text, sibling.end)
-    here = comment.end() if comment and line else sibling.end
-    return [Edit(here, here, written)] if written else []
+    offset = comment.end() if comment and line else sibling.end
+    return [Edit(offset, offset, written)] if written else []
 
 
 def insert_before(document: Document, sibling: Element, new: Iterable[NewElement]) -> list[Edit]:
@@ -179,16 +179,13 @@ def transplant(
     if not parent.closes_itself:
         return [Edit(parent.tag_end, parent.tag_end, written)]
     outer = _own_line(_blank_before(document, parent.start))
-    opened = _opened(document, parent)
+    opened = _open_tag(document, parent)
     closing = outer + f"</{parent.tag}>".encode()
     return [Edit(opened.start, opened.end, opened.new + written + closing)]
 
 
 def insert_in_order(document: Document, parent: Element, new: NewElement) -> list[Edit]:
-    """Edits that put a new element where ORDER, libvirt's own, would have it among siblings.
-
-    After the last sibling that comes earlier; else before the first one; else as the only child.
-    """
+    """Edits that insert an element among its siblings in libvirt's own ORDER."""
     order = ORDER.get(parent.name, ())
     if new.name in order:
         earlier = order[: order.index(new.name)]
@@ -200,7 +197,7 @@ def insert_in_order(document: Document, parent: Element, new: NewElement) -> lis
     return append(document, parent, [new])
 
 
-def put(document: Document, path: str, new: NewElement) -> Document:
+def insert_at(document: Document, path: str, new: NewElement) -> Document:
     """The document with a new element in the one at a path below the root, in order. What there is
     not of the path is made."""
     parent = document.root
@@ -218,27 +215,27 @@ def put(document: Document, path: str, new: NewElement) -> Document:
 def with_attributes(document: Document, path: str, values: Attributes) -> Document:
     """The document with these attributes of the element at a path, which is made where there is
     none."""
-    element = document.root.at(path)
+    element = document.root.find(path)
     if element is not None:
         return apply(document, set_attributes(document, element, values))
     above, _, name = path.rpartition("/")
-    return put(document, above, NewElement(name, values))
+    return insert_at(document, above, NewElement(name, values))
 
 
-def removed(document: Document, elements: Iterable[Element]) -> Document:
+def remove_all(document: Document, elements: Iterable[Element]) -> Document:
     """The document without some elements, none of which is in another."""
     return apply(document, [edit for element in elements for edit in remove(document, element)])
 
 
-def without(document: Document, element: Element) -> Document:
+def prune(document: Document, element: Element) -> Document:
     """The document without an element; what was around it goes, too, where nothing is left of
     it."""
     around = document.parent_of[element.start]
-    document = removed(document, [element])
-    (left,) = (one for one in document.root.walk() if one.start == around.start)
-    if is_bare(document, left) and not left.attributes:
-        return removed(document, [left])
-    return apply(document, close_up(document, left))
+    document = remove_all(document, [element])
+    (parent,) = (candidate for candidate in document.root.walk() if candidate.start == around.start)
+    if is_bare(document, parent) and not parent.attributes:
+        return remove_all(document, [parent])
+    return apply(document, close_up(document, parent))
 
 
 def _blank_before(document: Document, offset: int) -> bytes:
@@ -256,17 +253,17 @@ def _own_line(blank: bytes) -> bytes:
 
 def _step(document: Document, element: Element) -> bytes:
     """One level of indentation, as the document does it around this element."""
-    here: Element | None = element
-    while here is not None:
-        parent = document.parent_of.get(here.start)
-        inner = _own_line(_blank_before(document, here.start))
+    ancestor: Element | None = element
+    while ancestor is not None:
+        parent = document.parent_of.get(ancestor.start)
+        inner = _own_line(_blank_before(document, ancestor.start))
         if parent is not None and inner:
             outer = (
                 _own_line(_blank_before(document, parent.start)) or inner[: inner.find(b"\n") + 1]
             )
             if len(inner) > len(outer) and inner.startswith(outer):
                 return inner[len(outer) :]
-        here = parent
+        ancestor = parent
     return b"  "
 
 
@@ -275,9 +272,9 @@ def _render(node: NewElement, document: Document, line: bytes, step: bytes) -> b
     head = f"<{node.name}".encode()
     for name, value in node.attributes.items():
         if value is not None:
-            head += f" {name}={quote}".encode() + escaped(value, quote) + quote.encode()
+            head += f" {name}={quote}".encode() + escape_xml(value, quote) + quote.encode()
     if node.text is not None:
-        return head + b">" + escaped(node.text) + f"</{node.name}>".encode()
+        return head + b">" + escape_xml(node.text) + f"</{node.name}>".encode()
     if not node.children:
         return head + b"/>"
     inner = line + step if line else b""
@@ -285,13 +282,13 @@ def _render(node: NewElement, document: Document, line: bytes, step: bytes) -> b
     return head + b">" + children + line + f"</{node.name}>".encode()
 
 
-def _opened(document: Document, element: Element) -> Edit:
+def _open_tag(document: Document, element: Element) -> Edit:
     """The edit that turns "/>" into ">"."""
     tag = document.text[element.start : element.tag_end]
     return Edit(element.start + len(tag[:-2].rstrip(_BLANK)), element.tag_end, b">")
 
 
-def escaped(text: str, quote: str = "") -> bytes:
+def escape_xml(text: str, quote: str = "") -> bytes:
     """XML of a text in ASCII, so that it fits every encoding."""
     xml = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     if quote:

@@ -14,27 +14,27 @@ _DECIMAL = re.compile(r"\s*\+?(\d{1,19})\s*\Z", re.ASCII)
 _ANY_BASE = re.compile(r"\s*(0[xX][0-9a-fA-F]{1,8}|0[0-7]{1,10}|0|[1-9]\d{0,9})\s*\Z", re.ASCII)
 
 
-def where(element: Element) -> str:
-    """What to call an element in a message."""
+def name_place(element: Element) -> str:
+    """SOURCE:LINE: <TAG>, for messages."""
     return f"{element.source}:{element.line}: <{element.tag}>"
 
 
-def decimal(element: Element, text: str, what: str) -> int:
+def decimal(element: Element, text: str, meaning: str) -> int:
     """A whole number in decimal digits. Raises ParseError."""
     match = _DECIMAL.match(text)
     if match is None:
-        raise ParseError(element.source, f"{what}, a whole number", text, line=element.line)
+        raise ParseError(element.source, f"{meaning}, a whole number", text, line=element.line)
     return int(match[1])
 
 
-def any_base(element: Element, text: str, what: str) -> int:
+def any_base(element: Element, text: str, meaning: str) -> int:
     """A number as C writes it: 0x1f, 037 or 31; so libvirt reads parts of addresses and busNr.
 
     Raises ParseError. Source: virStrToLong_uip with base 0 in virPCIDeviceAddressParseXML.
     """
     match = _ANY_BASE.match(text)
     if match is None:
-        raise ParseError(element.source, f"{what}, such as 0x1f or 31", text, line=element.line)
+        raise ParseError(element.source, f"{meaning}, such as 0x1f or 31", text, line=element.line)
     digits = match[1]
     if digits[:2] in ("0x", "0X"):
         return int(digits, 16)
@@ -51,7 +51,7 @@ def size_bytes(element: Element, text: str, unit: str | None) -> int:
     try:
         return -(-bytes_of(number, "KiB" if unit is None else unit) // KIB) * KIB
     except InputError as error:
-        raise InputError(f"{where(element)}: {error.message}") from None
+        raise InputError(f"{name_place(element)}: {error.message}") from None
 
 
 def size_of(element: Element) -> int:
@@ -59,9 +59,9 @@ def size_of(element: Element) -> int:
     return size_bytes(element, element.text, element.get("unit"))
 
 
-def number(element: Element, attribute: str, what: str | None = None) -> int:
+def number(element: Element, attribute: str, meaning: str | None = None) -> int:
     """The whole number in an attribute that libvirt demands. Raises ParseError."""
-    return decimal(element, needed(element, attribute), what or attribute)
+    return decimal(element, require_attribute(element, attribute), meaning or attribute)
 
 
 def pu_set(element: Element, attribute: str) -> CpuSet | None:
@@ -69,10 +69,10 @@ def pu_set(element: Element, attribute: str) -> CpuSet | None:
     text = element.get(attribute)
     if text is None:
         return None
-    return CpuSet.parse(text, f"{where(element)} {attribute}")
+    return CpuSet.parse(text, f"{name_place(element)} {attribute}")
 
 
-def needed(element: Element, attribute: str) -> str:
+def require_attribute(element: Element, attribute: str) -> str:
     """The value of an attribute that libvirt demands. Raises ParseError."""
     value = element.get(attribute)
     if value is None:

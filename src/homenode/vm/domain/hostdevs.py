@@ -11,9 +11,9 @@ from homenode.vm.domain.edits import (
     append,
     apply,
     insert_after,
-    put,
+    insert_at,
     remove,
-    removed,
+    remove_all,
     set_attribute,
     set_attributes,
 )
@@ -28,9 +28,9 @@ def hostdev_elements(document: Document) -> tuple[tuple[Bdf, Element], ...]:
 
     Those with <address type='unassigned'/> are not given to the guest and are omitted.
     """
-    found: list[tuple[Bdf, Element]] = []
+    functions: list[tuple[Bdf, Element]] = []
     for element in document.root.all("devices/*"):
-        source = element.at("source/address")
+        source = element.find("source/address")
         if source is None or not is_pci_function(element):
             continue
         is_interface = element.name == "interface"
@@ -38,8 +38,8 @@ def hostdev_elements(document: Document) -> tuple[tuple[Bdf, Element], ...]:
             continue
         is_given = is_interface or element.get("mode") in (None, "subsystem")
         if is_given and element.value("address/@type") != "unassigned":
-            found.append((host_address(source), element))
-    return tuple(found)
+            functions.append((host_address(source), element))
+    return tuple(functions)
 
 
 def is_pci_function(element: Element) -> bool:
@@ -76,32 +76,32 @@ def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
 def mediated_elements(document: Document) -> tuple[tuple[str, Element], ...]:
     """(UUID, element) of every mediated PCI device; lower case. Raises ParseError for what is no
     UUID: libvirt takes it for a name of sysfs."""
-    found = []
+    devices = []
     for element in document.root.all("devices/hostdev"):
         if element.get("type") != "mdev" or element.get("model") not in (None, "vfio-pci"):
             continue
-        given = element.value("source/address/@uuid") or ""
-        uuid = canonical_uuid(given)
+        text = element.value("source/address/@uuid") or ""
+        uuid = canonical_uuid(text)
         if uuid is None:
-            where = f"{document.source}:{element.line}: <hostdev type='mdev'>"
-            raise ParseError(where, "<source><address uuid='...'/></source>", given or "none")
-        found.append((uuid, element))
-    return tuple(found)
+            place = f"{document.source}:{element.line}: <hostdev type='mdev'>"
+            raise ParseError(place, "<source><address uuid='...'/></source>", text or "none")
+        devices.append((uuid, element))
+    return tuple(devices)
 
 
 def read_mediated(document: Document) -> tuple[GuestMediated, ...]:
     """The mediated devices, in document order. Raises as mediated_elements, and InputError for one
     given twice."""
-    found: dict[str, GuestMediated] = {}
+    devices: dict[str, GuestMediated] = {}
     for uuid, element in mediated_elements(document):
-        if uuid in found:
+        if uuid in devices:
             raise InputError(
                 f"{document.source}:{element.line}: expected each mediated device once, found "
                 f"{uuid} a second time",
                 hint="remove one of the two",
             )
-        found[uuid] = GuestMediated(uuid, guest_address(element))
-    return tuple(found.values())
+        devices[uuid] = GuestMediated(uuid, guest_address(element))
+    return tuple(devices.values())
 
 
 def edit_initiators(document: Document, plan: Plan) -> Document:
@@ -128,19 +128,17 @@ def edit_initiators(document: Document, plan: Plan) -> Document:
 
 
 def edit_hostdevs(document: Document, plan: Plan) -> Document:
-    """Each device of the plan at its guest address; those that the document lacks are added.
-
-    plan.devices is everything that the VM gets: a host device of the document that is not among
-    them, such as a GPU in whose stead others were chosen, goes.
+    """Place each device of the plan, add missing ones, and remove PCI functions that the plan
+    omits.
     """
-    kept = {_key(device) for device in plan.vm.hostdevs}
-    there = _element_of_device(document)
+    planned = {_key(device) for device in plan.vm.hostdevs}
+    present = _element_of_device(document)
     surplus = [
         element
-        for key, element in there.items()
-        if (key not in kept if isinstance(key, Bdf) else key in plan.mediated_removed)
+        for key, element in present.items()
+        if (key not in planned if isinstance(key, Bdf) else key in plan.mediated_removed)
     ]
-    document = removed(document, surplus)
+    document = remove_all(document, surplus)
     element_of = _element_of_device(document)
     edits: list[Edit] = []
     for device in plan.vm.hostdevs:
@@ -155,7 +153,7 @@ def edit_hostdevs(document: Document, plan: Plan) -> Document:
         return document
     devices = document.root.child("devices")
     if devices is None:
-        return put(document, "", NewElement("devices", children=tuple(new)))
+        return insert_at(document, "", NewElement("devices", children=tuple(new)))
     hostdevs = devices.all("hostdev")
     if hostdevs:
         return apply(document, insert_after(document, hostdevs[-1], new))
@@ -183,14 +181,14 @@ def _key(device: GuestHostdev) -> Bdf | str:
 
 
 def _new(device: GuestHostdev) -> NewElement:
-    where = () if device.address is None else (new_address(device.address),)
+    address = () if device.address is None else (new_address(device.address),)
     if device.uuid is not None:
         source = NewElement("address", {"uuid": device.uuid})
         kind = {"type": "mdev", "model": "vfio-pci"}
     else:
         source = NewElement("address", address_attributes(device.bdf))
         kind = {"type": "pci", "managed": "yes" if device.managed else "no"}
-    children = (NewElement("source", children=(source,)), *where)
+    children = (NewElement("source", children=(source,)), *address)
     return NewElement("hostdev", {"mode": "subsystem", **kind}, children)
 
 

@@ -25,8 +25,8 @@ from homenode.vm.domain.edits import (
     NewElement,
     append,
     apply,
-    put,
-    removed,
+    insert_at,
+    remove_all,
     set_attribute,
     with_attributes,
 )
@@ -43,8 +43,9 @@ MOST_VCPUS_WITHOUT = 255
 
 
 def smmu_buses(guest: Vm, plan: Plan, host: Host) -> tuple[int, ...]:
-    """The expander buses that an accelerated SMMUv3 can stand for: those of Grace GPUs, with
-    nothing but passed-through devices of one root complex of the host, so of one SMMU."""
+    """Expander buses of Grace GPUs with passed-through devices of one root complex alone, so that
+    one accelerated SMMUv3 of the host can serve them.
+    """
     bus_of = {c.index: c.address.bus for c in plan.vm.controllers if c.address is not None}
     expanders = {c.index for c in plan.vm.controllers if c.model == PortModel.EXPANDER_BUS}
 
@@ -58,12 +59,14 @@ def smmu_buses(guest: Vm, plan: Plan, host: Host) -> tuple[int, ...]:
     for device in plan.vm.hostdevs:
         bus = None if device.address is None else top(device.address.bus)
         if bus is not None:
-            known = host.device(device.bdf)
-            complexes.setdefault(bus, set()).add(None if known is None else known.root_complex)
+            function = host.device(device.bdf)
+            complexes.setdefault(bus, set()).add(
+                None if function is None else function.root_complex
+            )
             if device.initiator_cells:
                 grace.add(bus)
-    own = {c.address for c in guest.controllers} | {d.address for d in guest.hostdevs}
-    shared = {top(address.bus) for address in guest.addresses if address not in own}
+    own_addresses = {c.address for c in guest.controllers} | {d.address for d in guest.hostdevs}
+    shared = {top(address.bus) for address in guest.addresses if address not in own_addresses}
     return tuple(
         sorted(
             bus for bus in grace - shared if len(complexes[bus]) == 1 and None not in complexes[bus]
@@ -79,8 +82,9 @@ def can_accelerate(libvirt: Version | None, qemu: Version | None) -> bool:
 
 
 def edit_smmus(document: Document, buses: tuple[int, ...]) -> Document:
-    """An accelerated SMMUv3 for each of these buses that has none; ats, ril, oas, ssidsize and
-    cmdqv stay QEMU's, which asks the host. One for the whole machine stays alone."""
+    """Add an accelerated SMMUv3 to each of these buses that has none, unless one serves the whole
+    machine. ats, ril, oas, ssidsize and cmdqv stay QEMU's, which takes the host's.
+    """
     devices = document.root.child("devices")
     have = [element.value("driver/@pciBus") for element in document.root.all("devices/iommu")]
     if devices is None or None in have:
@@ -100,7 +104,7 @@ def edit_smmus(document: Document, buses: tuple[int, ...]) -> Document:
 def _without_buses(document: Document) -> Document:
     """Without the accelerated SMMUv3 of buses that are no more."""
     indices = {None, *(str(index) for index, _ in pci_controllers(document))}
-    return removed(
+    return remove_all(
         document,
         [
             element
@@ -111,7 +115,7 @@ def _without_buses(document: Document) -> Document:
     )
 
 
-def _found(libvirt: Version | None, qemu: Version | None) -> str:
+def _versions_text(libvirt: Version | None, qemu: Version | None) -> str:
     return " and ".join(
         f"{name} {'unknown' if version is None else '.'.join(map(str, version))}"
         for name, version in (("libvirt", libvirt), ("QEMU", qemu))
@@ -119,41 +123,38 @@ def _found(libvirt: Version | None, qemu: Version | None) -> str:
 
 
 def smmu_left_out(
-    guest: Vm,
-    plan: Plan,
-    buses: tuple[int, ...],
-    libvirt: Version | None,
-    qemu: Version | None,
+    guest: Vm, plan: Plan, buses: tuple[int, ...], libvirt: Version | None, qemu: Version | None
 ) -> Finding | None:
-    """What a guest with Grace GPUs lacks without an accelerated SMMUv3, and what would give it one.
+    """The finding for a guest with Grace GPUs that gets no accelerated SMMUv3.
 
-    buses: what `smmu_buses` says. Source: KubeVirt enhancement VEP-199.
+    buses: of `smmu_buses`. Source: KubeVirt enhancement VEP-199.
     """
     devices = [device for device in plan.vm.hostdevs if device.initiator_cells]
     if guest.iommu_model is not None or not devices:
         return None
     if not can_accelerate(libvirt, qemu):
-        why = f"it needs libvirt 12.7 and QEMU 11.1 or newer, found {_found(libvirt, qemu)}"
+        reason = (
+            f"it needs libvirt 12.7 and QEMU 11.1 or newer, found {_versions_text(libvirt, qemu)}"
+        )
         case = None
     elif not buses:
-        why = "no bus of the guest has devices of one root complex of the host alone"
+        reason = "no bus of the guest has devices of one root complex of the host alone"
         case = "no bus"
     else:
         return None
     return finding(
         "smmuv3-left-out",
         "<iommu model='smmuv3'>",
-        observed=f"an accelerated SMMUv3 for each bus with a Grace GPU was omitted: {why}; "
+        observed=f"an accelerated SMMUv3 for each bus with a Grace GPU was omitted: {reason}; "
         "without it the GPU's driver in the guest has no address translation of its own",
         case=case,
     )
 
 
 def edit_iommu(document: Document, plan: Plan) -> Document:
-    """An Intel IOMMU that remaps interrupts, where the plan needs it and none is there.
+    """Add an Intel IOMMU that remaps interrupts if the plan needs one, or complete the present one.
 
-    One that is there gets the switches that it lacks, AMD's too (libvirt 12.2; requirements.py
-    refuses an older one). Raises InputError for another model.
+    Raises InputError for another model than intel and amd (libvirt 12.2).
     """
     document = _without_buses(document)
     root = document.root
@@ -165,7 +166,7 @@ def edit_iommu(document: Document, plan: Plan) -> Document:
     eim = "on" if root.get("type") == "kvm" else None
     # QEMU: "Device assignment is not allowed without" caching_mode.
     driver = {"intremap": "on", "eim": eim, "caching_mode": "on" if plan.vm.hostdevs else None}
-    iommu = root.at("devices/iommu")
+    iommu = root.find("devices/iommu")
     model = "intel" if iommu is None else iommu.get("model")
     if iommu is not None and model not in ("intel", "amd"):
         raise InputError(
@@ -175,12 +176,12 @@ def edit_iommu(document: Document, plan: Plan) -> Document:
         )
     if model == "amd":
         driver = {"intremap": "on", "xtsup": "on"}
-    given = {name: value for name, value in driver.items() if value is not None}
+    attributes = {name: value for name, value in driver.items() if value is not None}
     if iommu is None:
-        new = NewElement("iommu", {"model": "intel"}, (NewElement("driver", given),))
-        document = put(document, "devices", new)
+        new = NewElement("iommu", {"model": "intel"}, (NewElement("driver", attributes),))
+        document = insert_at(document, "devices", new)
     else:
-        document = with_attributes(document, "devices/iommu/driver", given)
+        document = with_attributes(document, "devices/iommu/driver", attributes)
     return with_attributes(document, "features/ioapic", {"driver": "qemu"}) if eim else document
 
 
@@ -204,21 +205,23 @@ def can_have_iommufd(libvirt: Version | None, qemu: Version | None) -> bool:
 def edit_iommufd(document: Document, libvirt: Version) -> Document:
     """Every passed-through function through iommufd. What says so already stays."""
     of_vm = document.root.child("iommufd")
-    whole = libvirt >= LIBVIRT_WITH_IOMMUFD_OF_VM
+    has_vm_switch = libvirt >= LIBVIRT_WITH_IOMMUFD_OF_VM
     edits: list[Edit] = []
     for _, element in hostdev_elements(document):
         driver = element.child("driver")
-        said = None if driver is None else driver.get("iommufd")
-        if driver is not None and said == "no":
+        setting = None if driver is None else driver.get("iommufd")
+        if driver is not None and setting == "no":
             edits += set_attribute(document, driver, "iommufd", "yes")
-        elif said is not None or whole or element.name == "interface" or of_vm is not None:
+        elif (
+            setting is not None or has_vm_switch or element.name == "interface" or of_vm is not None
+        ):
             continue
         elif driver is None:
             edits += append(document, element, [NewElement("driver", {"iommufd": "yes"})])
         else:
             edits += set_attribute(document, driver, "iommufd", "yes")
     document = apply(document, edits)
-    if of_vm is None and not whole:
+    if of_vm is None and not has_vm_switch:
         return document
     return with_attributes(document, "iommufd", {"enabled": "yes"})
 
@@ -226,16 +229,16 @@ def edit_iommufd(document: Document, libvirt: Version) -> Document:
 def has_iommufd(document: Document) -> bool:
     """Whether all PCI devices of the host are opened through iommufd, which counts no mappings."""
     default = document.root.value("iommufd/@enabled") or "no"
-    said = [e.value("driver/@iommufd") or default for _, e in hostdev_elements(document)]
-    return bool(said) and all(word == "yes" for word in said)
+    settings = [e.value("driver/@iommufd") or default for _, e in hostdev_elements(document)]
+    return bool(settings) and all(word == "yes" for word in settings)
 
 
 def iommufd_missing(guest: Vm, libvirt: Version | None, qemu: Version | None) -> Finding:
-    """What was omitted, and from which versions it works."""
+    """The finding that iommufd was omitted, with the versions that support it."""
     return finding(
         "iommufd-missing",
         f"launch security {guest.launch_security}",
         observed="devices of such a guest need iommufd, which was omitted: expected libvirt "
         "12.1 and QEMU "
-        f"8.2 or newer, found {_found(libvirt, qemu)}",
+        f"8.2 or newer, found {_versions_text(libvirt, qemu)}",
     )

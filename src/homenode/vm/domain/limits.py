@@ -8,9 +8,11 @@ QEMU's hw/i386/pc_q35.c, hw/i386/pc.c and hw/arm/virt.c, by the version in the m
 A vendor's own machine types ("pc-q35-rhel9.4.0") have limits of their own."""
 
 import re
+from collections.abc import Iterator
 
 from homenode.errors import InputError
 from homenode.findings import Finding, Severity, finding
+from homenode.text import first_few
 from homenode.vm.domain.controllers import read_controllers
 from homenode.vm.domain.cpu import needs_acpi
 from homenode.vm.domain.document import Document, Element
@@ -20,7 +22,7 @@ from homenode.vm.layout import MemoryBinding
 from homenode.vm.model import PORTS, PortModel, Vm
 from homenode.vm.plan import Plan
 
-_MEASURED = frozenset({"sev-es", "sev-snp", "tdx"})
+_MEASURED = frozenset({"sev", "sev-es", "sev-snp", "tdx"})
 
 
 def refuse_unsafe(guest: Vm, plan: Plan, source: str) -> None:
@@ -54,11 +56,11 @@ def refuse_unsafe(guest: Vm, plan: Plan, source: str) -> None:
         )
 
 
-def launch_findings(guest: Vm, plan: Plan) -> tuple[Finding, ...]:
-    """What whoever attests the guest must know of a plan that works."""
+def launch_findings(guest: Vm, plan: Plan) -> Iterator[Finding]:
+    """Yield the changes that whoever attests the guest must know."""
     kind = guest.launch_security
     if kind is None:
-        return ()
+        return
     changes = []
     if plan.vm.vcpus != guest.vcpus:
         changes.append(f"vCPUs {guest.vcpus} to {plan.vm.vcpus}")
@@ -68,17 +70,13 @@ def launch_findings(guest: Vm, plan: Plan) -> tuple[Finding, ...]:
         changes.append("ACPI tables (PCI roots)")
     if plan.cells and len(plan.cells) != max(1, len(guest.cell_vcpus)):
         changes.append("ACPI tables (cells)")
-    if not changes:
-        return ()
-    measured = kind in _MEASURED or kind == "sev"
-    return (
-        finding(
+    if changes:
+        yield finding(
             "launch-measurement",
             f"launch security {kind}",
             observed="the plan changes what the guest is launched with: " + ", ".join(changes),
-            severity=Severity.WARNING if measured else Severity.INFO,
-        ),
-    )
+            severity=Severity.WARNING if kind in _MEASURED else Severity.INFO,
+        )
 
 
 _SINCE: dict[str, tuple[tuple[tuple[int, int], int], ...]] = {
@@ -112,7 +110,7 @@ def most_vcpus(machine: str | None, qemu: tuple[int, int, int] | None) -> int | 
         if qemu is None:
             return limits[0][1] if len(limits) == 1 else None
         version = qemu[:2]
-    return next((most for since, most in _SINCE.get(family, ()) if version >= since), None)
+    return next((limit for since, limit in _SINCE.get(family, ()) if version >= since), None)
 
 
 def check_vcpus(
@@ -124,9 +122,9 @@ def check_vcpus(
     """
     if vcpus <= _EVERY_TYPE_TAKES:
         return ()
-    most = most_vcpus(guest.machine, qemu)
+    limit = most_vcpus(guest.machine, qemu)
     machine = guest.machine or "none, which is libvirt's choice"
-    if most is None:
+    if limit is None:
         return (
             finding(
                 "vcpu-limit-unknown",
@@ -134,15 +132,17 @@ def check_vcpus(
                 observed=f"{vcpus} vCPUs, and how many machine type {machine} takes is not known",
             ),
         )
-    if vcpus <= most:
+    if vcpus <= limit:
         return ()
     named = _NAMED.fullmatch(machine)
-    of = machine if named or qemu is None else f"{machine} of QEMU {'.'.join(map(str, qemu))}"
+    machine_text = (
+        machine if named or qemu is None else f"{machine} of QEMU {'.'.join(map(str, qemu))}"
+    )
     larger = "pc-q35-9.0 or newer (QEMU 9.0), which takes 4096"
     is_x86 = guest.architecture == "x86_64"
     raise InputError(
-        f"{source}: expected at most {most} vCPUs, which is what machine type {of} takes, found "
-        f"{vcpus}",
+        f"{source}: expected at most {limit} vCPUs, which is what machine type "
+        f"{machine_text} takes, found {vcpus}",
         hint=(f"use machine type {larger}, or " if is_x86 else "") + "give the VM fewer vCPUs",
     )
 
@@ -153,7 +153,7 @@ _ON_PCI = frozenset({"interface", "sound", "video", "rng", "filesystem", "vsock"
 def document_findings(
     before: bytes, tuned: bytes, plan: Plan, source: str = "domain"
 ) -> tuple[Finding, ...]:
-    """What a plan brings with it for a document, given before and after it was rewritten."""
+    """The findings of a document before and after it was rewritten."""
     document = open_domain(before, source)
     after = open_domain(tuned, source)
     return (
@@ -164,13 +164,13 @@ def document_findings(
     )
 
 
-def _ports_that_libvirt_fills(after: Document, plan: Plan) -> tuple[Finding, ...]:
+def _ports_that_libvirt_fills(after: Document, plan: Plan) -> Iterator[Finding]:
     """libvirt puts a device without an address on the first empty port, expander bus or not.
 
     Seen with libvirt 9.0: a virtio disk and NIC without addresses took two of --spare-ports.
     """
     if not any(c.model == PortModel.EXPANDER_BUS for c in plan.vm.controllers):
-        return ()
+        return
     controllers = {controller.index: controller for controller in read_controllers(after)}
     in_use = {address.bus for address, _ in addressed_devices(after)}
     empty = 0
@@ -180,17 +180,13 @@ def _ports_that_libvirt_fills(after: Document, plan: Plan) -> tuple[Finding, ...
         if controller.model in PORTS and not on_root and controller.index not in in_use:
             empty += 1
     floating = list(filter(_floats, after.root.all("devices/*")))
-    if not empty or not floating:
-        return ()
-    names = ", ".join(f"<{element.tag}>" for element in floating[:4])
-    more = f" and {len(floating) - 4} more" if len(floating) > 4 else ""
-    return (
-        finding(
+    if empty and floating:
+        names = first_few((f"<{element.tag}>" for element in floating), 4)
+        yield finding(
             "libvirt-fills-ports",
             f"{empty} empty ports on expander buses",
-            observed=f"libvirt will plug devices without an address into them: {names}{more}",
-        ),
-    )
+            observed=f"libvirt will plug devices without an address into them: {names}",
+        )
 
 
 def _floats(device: Element) -> bool:
@@ -209,42 +205,34 @@ def _floats(device: Element) -> bool:
     return device.name in _ON_PCI and device.get("model") != "none"
 
 
-def _taint(before: Document, after: Document) -> tuple[Finding, ...]:
+def _taint(before: Document, after: Document) -> Iterator[Finding]:
     def commandlines(document: Document) -> int:
         return sum(e.name.endswith("}commandline") for e in document.root.children)
 
-    if commandlines(after) == commandlines(before):
-        return ()
-    return (
-        finding(
+    if commandlines(after) != commandlines(before):
+        yield finding(
             "qemu-commandline",
             "<qemu:commandline>",
             observed="OVMF's window for large BARs can be set in no other way; libvirt marks the "
             "domain as tainted (custom-argv)",
-        ),
-    )
-
-
-def _acpi(before: Document, after: Document, plan: Plan) -> tuple[Finding, ...]:
-    had, has = (one.root.at("features/acpi") is not None for one in (before, after))
-    if not had and has:
-        return (
-            finding(
-                "acpi-added",
-                "<acpi/>",
-                "in <features>, by which the guest learns its NUMA nodes and those of its devices",
-                "none: it was added",
-            ),
         )
+
+
+def _acpi(before: Document, after: Document, plan: Plan) -> Iterator[Finding]:
+    had, has = (document.root.find("features/acpi") is not None for document in (before, after))
     expanders = any(c.model == PortModel.EXPANDER_BUS for c in plan.vm.controllers)
-    if has or not needs_acpi(plan) or not expanders:
-        return ()
-    return (
-        finding(
+    if not had and has:
+        yield finding(
+            "acpi-added",
+            "<acpi/>",
+            "in <features>, by which the guest learns its NUMA nodes and those of its devices",
+            "none: it was added",
+        )
+    elif not has and needs_acpi(plan) and expanders:
+        yield finding(
             "acpi-missing",
             "<acpi/>",
             "in <features>, by which the guest finds its expander buses",
             "none: the guest does not see the devices on them",
             case="of a plan",
-        ),
-    )
+        )

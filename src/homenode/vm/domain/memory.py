@@ -12,10 +12,10 @@ from homenode.vm.domain.edits import (
     NewElement,
     append,
     apply,
+    insert_at,
     is_bare,
-    put,
     remove,
-    removed,
+    remove_all,
     set_attribute,
     set_attributes,
     set_text,
@@ -32,8 +32,9 @@ LIBVIRT_WITH_STRICT_MASK: Version = (12, 0, 0)
 
 
 def read_memory(document: Document) -> int:
-    """The VM's memory in bytes, memory devices included: <memory>, or where there are cells, their
-    sum, which libvirt takes whatever <memory> says. Raises ParseError, InputError."""
+    """The VM's memory in bytes with memory devices: <memory>, or the sum of the cells, which
+    overrides it in libvirt. Raises ParseError or InputError.
+    """
     if (total := cells_bytes(document)) > 0:
         return total + memory_device_bytes(document)
     element = document.root.child("memory")
@@ -52,18 +53,18 @@ def read_own_memory(document: Document) -> int:
     """Memory in bytes, without that of memory devices. Raises as read_memory, and InputError where
     there is none."""
     devices = memory_device_bytes(document)
-    stated = read_memory(document)
-    if (memory := stated - devices) <= 0:
+    total = read_memory(document)
+    if (memory := total - devices) <= 0:
         raise InputError(
             f"{document.source}: expected more <memory> than the {devices} bytes of memory "
-            f"devices, found {stated}",
+            f"devices, found {total}",
             hint="<memory> counts them in",
         )
     return memory
 
 
 def read_ballooned(document: Document) -> int:
-    """What of the memory the guest may have given back at the start, in bytes."""
+    """Bytes that the guest may have given back at the start."""
     current = document.root.child("currentMemory")
     return 0 if current is None else max(0, read_memory(document) - size_of(current))
 
@@ -74,30 +75,30 @@ def memory_devices(document: Document) -> tuple[Element, ...]:
 
 
 def memory_device_bytes(document: Document) -> int:
-    """What the memory devices add to <memory>, in bytes. Memory of enclaves is apart."""
+    """Bytes that memory devices add to <memory>, without enclaves."""
     return sum(device.size_bytes for device in read_memory_devices(document))
 
 
 def read_memory_devices(document: Document) -> tuple[MemoryDevice, ...]:
     """The memory devices that <memory> counts in, so without enclaves'. Raises ParseError."""
-    found: list[MemoryDevice] = []
+    devices: list[MemoryDevice] = []
     memnodes = read_memnodes(document)
     binding = read_binding(document) or (None, CpuSet())
     for device in memory_devices(document):
-        size = device.at("target/size")
+        size = device.find("target/size")
         if size is None or device.get("model") == "sgx-epc":
             continue
         cell = _cell_of(device)
         follows = _follows_cell(document, device)
         mode, nodes = memnodes.get(cell) or binding
-        mask, page = device.at("source/nodemask"), device.at("source/pagesize")
-        found.append(
+        mask, page = device.find("source/nodemask"), device.find("source/pagesize")
+        devices.append(
             MemoryDevice(
                 model=device.get("model") or "",
                 alias=device.value("alias/@name"),
                 cell=cell,
                 size_bytes=size_of(size),
-                plugged_bytes=size_of(device.at("target/requested") or size),
+                plugged_bytes=size_of(device.find("target/requested") or size),
                 follows_cell=follows and mask is None,
                 has_nodemask=follows and mask is not None,
                 mode=mode,
@@ -105,11 +106,11 @@ def read_memory_devices(document: Document) -> tuple[MemoryDevice, ...]:
                 page_bytes=page_bytes_of_cell(document, cell) if page is None else size_of(page),
             )
         )
-    return tuple(found)
+    return tuple(devices)
 
 
 def _cell_of(device: Element) -> int:
-    node = device.at("target/node")
+    node = device.find("target/node")
     return 0 if node is None else decimal(node, node.text, "a cell")
 
 
@@ -119,31 +120,27 @@ def _nodes_of(mask: Element) -> CpuSet:
 
 def _follows_cell(document: Document, device: Element) -> bool:
     """Whether libvirt takes its pages from its cell's, and its nodes where it has no mask."""
-    if device.get("model") in ("nvdimm", "virtio-pmem") or device.at("source/path") is not None:
+    if device.get("model") in ("nvdimm", "virtio-pmem") or device.find("source/path") is not None:
         return False
-    page = device.at("source/pagesize")
+    page = device.find("source/pagesize")
     return page is None or size_of(page) == read_page_bytes(document)
 
 
 def edit_memory(document: Document, plan: Plan) -> Document:
-    """The plan's memory, plus the memory devices that <memory> counts in.
-
-    Where the amount is the document's own, nothing changes. Else <currentMemory> follows, and
-    <maxMemory> is raised where it would be less.
-    """
+    """Write the plan's memory plus memory devices', with <currentMemory>; raise <maxMemory>."""
     total = plan.vm.memory_bytes + memory_device_bytes(document)
     element = document.root.child("memory")
     if element is None:
         size, unit = format_size(total, ("GiB", "MiB"))
-        return put(document, "", NewElement("memory", {"unit": unit}, text=size))
+        return insert_at(document, "", NewElement("memory", {"unit": unit}, text=size))
     if size_of(element) == total:
         return document
     edits = _resize(document, element, total)
-    current, most = document.root.child("currentMemory"), document.root.child("maxMemory")
+    current, limit = document.root.child("currentMemory"), document.root.child("maxMemory")
     if current is not None:
         edits += _resize(document, current, total)
-    if most is not None and size_of(most) < total:
-        edits += _resize(document, most, total)
+    if limit is not None and size_of(limit) < total:
+        edits += _resize(document, limit, total)
     return apply(document, edits)
 
 
@@ -153,7 +150,11 @@ def edit_memory_devices(document: Document, plan: Plan) -> Document:
     cells = len(cell_elements(document))
     edits: list[Edit] = []
     for device in memory_devices(document):
-        node, mask, cell = device.at("target/node"), device.at("source/nodemask"), _cell_of(device)
+        node, mask, cell = (
+            device.find("target/node"),
+            device.find("source/nodemask"),
+            _cell_of(device),
+        )
         if node is not None and cells and cell >= cells:
             edits += set_text(document, node, "0")
             cell = 0
@@ -167,19 +168,21 @@ def edit_memory_devices(document: Document, plan: Plan) -> Document:
 
 
 def nodemask_not_strict(guest: Vm, plan: Plan, libvirt: Version | None) -> Finding | None:
-    """What a node mask of memory devices does not give before libvirt 12.0, which took the mode of
-    the cell with it. Source: NEWS of libvirt 12.0; qemuBuildMemoryBackendProps of libvirt 11.3."""
+    """The finding that a node mask takes its cell's mode before libvirt 12.0.
+
+    Source: NEWS of libvirt 12.0; qemuBuildMemoryBackendProps of libvirt 11.3.
+    """
     masked = [device for device in guest.memory_devices if device.has_nodemask]
     if not masked or plan.memory_mode in (None, MemoryMode.STRICT):
         return None
     if libvirt is not None and libvirt >= LIBVIRT_WITH_STRICT_MASK:
         return None
-    found = "unknown" if libvirt is None else ".".join(map(str, libvirt))
+    version = "unknown" if libvirt is None else ".".join(map(str, libvirt))
     return finding(
         "nodemask-not-strict",
         "<memory><source><nodemask>",
         observed=f"{len(masked)} memory devices have mode {plan.memory_mode} of their cell: a node "
-        f"mask is strict from libvirt 12.0, found {found}",
+        f"mask is strict from libvirt 12.0, found {version}",
     )
 
 
@@ -193,11 +196,10 @@ def _resize(document: Document, element: Element, size: int) -> list[Edit]:
 
 
 def edit_numatune(document: Document, plan: Plan) -> Document:
-    """Binds memory as the plan says.
+    """Bind memory as the plan does: as a whole, or with a <memnode> for each cell that has memory.
 
-    As it was: what the document says stays, unless homenode wrote it for an earlier layout (the
-    record in <metadata> says so): then it goes. Bound: <memory> alone. Bound per cell: <memory>
-    with every node and a <memnode> for each cell that has memory.
+    Without a binding the document's own stays; one that homenode wrote (by the record in
+    <metadata>) is removed.
     """
     if plan.memory_mode is None:
         return _unbind(document)
@@ -209,14 +211,16 @@ def edit_numatune(document: Document, plan: Plan) -> Document:
             for cell in plan.cells
             if cell.host_nodes and cell.memory_bytes
         }
-    memory = document.root.at("numatune/memory")
+    memory = document.root.find("numatune/memory")
     placed = None if memory is None else memory.get("placement")
-    values = _changed(memory, mode, nodes) | ({} if placed == "static" else {"placement": None})
+    values = _missing_binding(memory, mode, nodes) | (
+        {} if placed == "static" else {"placement": None}
+    )
     return _with_memnodes(with_attributes(document, "numatune/memory", values), mode, per_cell)
 
 
-def _changed(element: Element | None, mode: str, nodes: CpuSet) -> dict[str, str | None]:
-    """What an element has to say of its mode and nodes that it does not say yet."""
+def _missing_binding(element: Element | None, mode: str, nodes: CpuSet) -> dict[str, str | None]:
+    """The attributes of mode and nodes that an element lacks."""
     values: dict[str, str | None] = {}
     if element is None or (element.get("mode") or "strict") != mode:
         values["mode"] = mode
@@ -235,7 +239,7 @@ def read_memnodes(document: Document) -> dict[int, tuple[str, CpuSet]]:
 
 def read_binding(document: Document) -> tuple[str | None, CpuSet] | None:
     """(mode, host nodes) of <memory>; None where memory is not bound or numad is to choose."""
-    memory = document.root.at("numatune/memory")
+    memory = document.root.find("numatune/memory")
     nodes = None if memory is None else pu_set(memory, "nodeset")
     if memory is None or not nodes:
         return None
@@ -245,10 +249,10 @@ def read_binding(document: Document) -> tuple[str | None, CpuSet] | None:
 def read_bound_nodes(document: Document) -> CpuSet | None:
     """Every host node that the document lets the memory lie on; None where it may lie anywhere."""
     bindings = [*read_memnodes(document).values(), read_binding(document)]
-    stated = [one for one in bindings if one is not None]
-    if not stated or any(mode == "preferred" for mode, _ in stated):
+    present = [binding for binding in bindings if binding is not None]
+    if not present or any(mode == "preferred" for mode, _ in present):
         return None
-    return CpuSet.union(nodes for _, nodes in stated)
+    return CpuSet.union(nodes for _, nodes in present)
 
 
 def _memnodes(document: Document) -> list[tuple[int, Element]]:
@@ -263,28 +267,30 @@ def _unbind(document: Document) -> Document:
     # libvirt refuses a <memnode> for a cell that is not there.
     stale = [element for cell, element in _memnodes(document) if ours or cell >= cells]
     stale += document.root.all("numatune/memory") if ours else ()
-    document = removed(document, stale)
+    document = remove_all(document, stale)
     numatune = document.root.child("numatune")
     if stale and numatune is not None and is_bare(document, numatune):
-        return removed(document, [numatune])
+        return remove_all(document, [numatune])
     return document
 
 
-def _with_memnodes(document: Document, mode: str, wanted: dict[int, CpuSet]) -> Document:
+def _with_memnodes(document: Document, mode: str, nodes_of_cell: dict[int, CpuSet]) -> Document:
     edits: list[Edit] = []
-    kept: set[int] = set()
+    bound_cells: set[int] = set()
     for cell, element in _memnodes(document):
-        if cell not in wanted or cell in kept:
+        if cell not in nodes_of_cell or cell in bound_cells:
             edits += remove(document, element)
             continue
-        kept.add(cell)
-        edits += set_attributes(document, element, _changed(element, mode, wanted[cell]))
+        bound_cells.add(cell)
+        edits += set_attributes(
+            document, element, _missing_binding(element, mode, nodes_of_cell[cell])
+        )
     document = apply(document, edits)
     numatune = document.root.child("numatune")
     assert numatune is not None, "it holds <memory>"
     new = [
         NewElement("memnode", {"cellid": str(cell), "mode": mode, "nodeset": format_set(nodes)})
-        for cell, nodes in wanted.items()
-        if cell not in kept
+        for cell, nodes in nodes_of_cell.items()
+        if cell not in bound_cells
     ]
     return apply(document, append(document, numatune, new))

@@ -1,8 +1,7 @@
-"""Merge: what a layout put into a document taken out of it again, with later edits left in.
+"""Merge: take a layout out of a document and keep later edits.
 
-A three-way merge by element: of the original, of what homenode applied, and of the document of now.
-Where only the layout changed something it becomes the original's again; where only somebody else
-did, it stays. What both changed is a conflict, which the caller refuses.
+A three-way merge by element of the original, of what homenode applied, and of the current document.
+What both the layout and somebody else changed is a conflict, which the caller rejects.
 """
 
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from homenode.vm.domain.edits import (
     set_text,
     transplant,
 )
-from homenode.vm.domain.fields import needed, size_bytes
+from homenode.vm.domain.fields import require_attribute, size_bytes
 from homenode.vm.domain.hostdevs import addressed_devices
 
 _IDENTITY: dict[str, tuple[str, ...]] = {
@@ -56,7 +55,7 @@ _IDENTITY: dict[str, tuple[str, ...]] = {
 _Key = tuple[str, ...]
 
 
-class Merged(Struct, frozen=True):
+class MergeResult(Struct, frozen=True):
     """The document of now without the layout; as it is where there are conflicts."""
 
     document: Document
@@ -68,7 +67,7 @@ class Merged(Struct, frozen=True):
     moved: tuple[str, ...]
 
 
-def take_out(original: Document, applied: Document, now: Document) -> Merged:
+def take_out(original: Document, applied: Document, now: Document) -> MergeResult:
     """The document of now with all that changed from `original` to `applied` changed back.
 
     Raises ParseError or InputError where a document cannot be read.
@@ -76,11 +75,13 @@ def take_out(original: Document, applied: Document, now: Document) -> Merged:
     work = _Work(original, now, [], [])
     work.element("", original.root, applied.root, now.root)
     if work.conflicts:
-        return Merged(now, tuple(sorted(work.conflicts)), ())
-    merged, moved = _unplugged(apply(now, work.edits), now)
-    known = {*crosscheck(now), *crosscheck(original)}
-    broken = [found.fact for found in crosscheck(merged) if found not in known]
-    return Merged(merged, tuple(broken), moved)
+        return MergeResult(now, tuple(sorted(work.conflicts)), ())
+    merged, moved = _unplug(apply(now, work.edits), now)
+    earlier = {*crosscheck(now), *crosscheck(original)}
+    broken = [
+        contradiction.fact for contradiction in crosscheck(merged) if contradiction not in earlier
+    ]
+    return MergeResult(merged, tuple(broken), moved)
 
 
 _SIZES = {"cell": "memory", "page": "size"}
@@ -91,45 +92,44 @@ _SETS = ("cpus", "cpuset", "nodeset", "vcpus")
 _LEVELS = ("dies", "clusters")
 
 
-def as_stored(given: Document, now: Document) -> Document:
-    """A document that libvirt was given, with what libvirt writes into it as it stores it.
+def as_stored(tuned: Document, now: Document) -> Document:
+    """The tuned document with what libvirt adds when it stores it, taken from `now`, edited since.
 
-    now: what libvirt stores, edited since. Sizes are in KiB, sets are ranges, a topology has all of
-    its levels; devices have the addresses, and the ports behind which they lie, that libvirt gave
-    them. Raises ParseError or InputError.
+    Sizes are in KiB, sets are ranges, a topology has all levels; devices have libvirt's addresses
+    and ports. Raises ParseError or InputError.
     """
     edits: list[Edit] = []
-    for element in given.root.walk():
-        edits += _in_kib(given, element)
+    for element in tuned.root.walk():
+        edits += _in_kib(tuned, element)
         for name in _SETS:
             if text := element.get(name):
-                edits += set_attribute(given, element, name, str(CpuSet.parse(text)))
-    topology, printed_topology = given.root.at("cpu/topology"), now.root.at("cpu/topology")
+                edits += set_attribute(tuned, element, name, str(CpuSet.parse(text)))
+    topology, printed_topology = tuned.root.find("cpu/topology"), now.root.find("cpu/topology")
     if topology is not None and printed_topology is not None:
         for name in _LEVELS:
             if topology.get(name) is None and printed_topology.get(name) == "1":
-                edits += set_attribute(given, topology, name, "1")
-    devices, stored = given.root.child("devices"), now.root.child("devices")
+                edits += set_attribute(tuned, topology, name, "1")
+    devices, stored = tuned.root.child("devices"), now.root.child("devices")
     if devices is None or stored is None or not devices.children:
-        return apply(given, edits)
-    ports = added_ports(given, now)
+        return apply(tuned, edits)
+    ports = added_ports(tuned, now)
     elements = [element for index, element in pci_controllers(now) if index in ports]
-    edits += transplant(given, devices, devices.children[-1], now, elements)
-    printed = _keyed(stored)
-    for key, device in _keyed(devices).items():
+    edits += transplant(tuned, devices, devices.children[-1], now, elements)
+    printed = _children_by_key(stored)
+    for key, device in _children_by_key(devices).items():
         address = printed[key].child("address") if key in printed else None
         if device.children and device.child("address") is None and address is not None:
-            edits += transplant(given, device, device.children[-1], now, [address])
-    return apply(given, edits)
+            edits += transplant(tuned, device, device.children[-1], now, [address])
+    return apply(tuned, edits)
 
 
-def added_ports(given: Document, stored: Document) -> frozenset[int]:
+def added_ports(tuned: Document, stored: Document) -> frozenset[int]:
     """Indices of the PCI controllers that libvirt added, so that it could plug a device in.
 
     libvirt gives each device without an address one, on a bridge or root port that it adds where no
     free one is left. A controller with nothing behind it is somebody's edit.
     """
-    before = {index for index, _ in pci_controllers(given)}
+    before = {index for index, _ in pci_controllers(tuned)}
     used = {address.bus for address, _ in addressed_devices(stored)}
     return frozenset(i for i, _ in pci_controllers(stored) if i not in before and i in used)
 
@@ -138,7 +138,7 @@ def _in_kib(document: Document, element: Element) -> list[Edit]:
     attribute, unit = _SIZES.get(element.name), element.get("unit")
     if unit in (None, "KiB") or (attribute is None and element.name not in _SIZE_TEXTS):
         return []
-    text = element.text if attribute is None else needed(element, attribute)
+    text = element.text if attribute is None else require_attribute(element, attribute)
     size = str(size_bytes(element, text.strip(), unit) // KIB)
     edits = set_attribute(document, element, "unit", "KiB")
     if attribute is None:
@@ -154,86 +154,107 @@ class _Work(Struct, frozen=True):
     edits: list[Edit]
     conflicts: list[str]
 
-    def element(self, place: str, was: Element | None, put: Element | None, here: Element) -> None:
-        """Merges an element that is there now. was, put: None where the original, or what was
-        applied, does not have it."""
-        if _same(was, put) or _same(was, here):
+    def element(
+        self, place: str, was: Element | None, put: Element | None, current: Element
+    ) -> None:
+        """Merge an element of `now`. was, put: the original's and the applied one, or None."""
+        if _is_same(was, put) or _is_same(was, current):
             return
-        if was is None and put is not None and _is_the_layouts(put, here):
-            self.edits.extend(remove(self.now, here))
+        if was is None and put is not None and _is_the_layouts(put, current):
+            self.edits.extend(remove(self.now, current))
             return
-        place = f"{place}/{here.tag}{_named(here)}"
-        kept = len(self.conflicts)
-        edits = [*self._attributes(place, was, put, here), *self._text(place, was, put, here)]
+        place = f"{place}/{current.tag}{_name_suffix(current)}"
+        conflict_count = len(self.conflicts)
+        edits = [*self._attributes(place, was, put, current), *self._text(place, was, put, current)]
         before = len(self.edits)
-        left = self._children(place, was, put, here)
-        if was is None and not left and self._is_empty(put, here) and len(self.conflicts) == kept:
+        child_count = self._children(place, was, put, current)
+        if (
+            was is None
+            and not child_count
+            and self._is_empty(put, current)
+            and len(self.conflicts) == conflict_count
+        ):
             del self.edits[before:]
-            self.edits.extend(remove(self.now, here))
+            self.edits.extend(remove(self.now, current))
             return
-        if not left and here.children and was is not None and was.closes_itself:
+        if not child_count and current.children and was is not None and was.closes_itself:
             del self.edits[before:]
-            self.edits.append(Edit(here.tag_end - 1, here.end, b"/>"))
+            self.edits.append(Edit(current.tag_end - 1, current.end, b"/>"))
         self.edits.extend(edits)
 
-    def _is_empty(self, put: Element | None, here: Element) -> bool:
+    def _is_empty(self, put: Element | None, current: Element) -> bool:
         """Whether nothing of the element's own was added to what the layout put there."""
-        theirs = dict(here.attributes).items() - dict(put.attributes if put else ()).items()
-        return not theirs and here.text.strip() == (put.text.strip() if put else "")
+        theirs = dict(current.attributes).items() - dict(put.attributes if put else ()).items()
+        return not theirs and current.text.strip() == (put.text.strip() if put else "")
 
     def _attributes(
-        self, place: str, was: Element | None, put: Element | None, here: Element
+        self, place: str, was: Element | None, put: Element | None, current: Element
     ) -> list[Edit]:
         edits: list[Edit] = []
-        names = [name for one in (was, put, here) if one is not None for name, _ in one.attributes]
+        names = [
+            name
+            for element in (was, put, current)
+            if element is not None
+            for name, _ in element.attributes
+        ]
         for name in dict.fromkeys(names):
-            wanted = self._value(
-                f"{place}/@{name}", *(None if e is None else e.get(name) for e in (was, put, here))
+            value = self._value(
+                f"{place}/@{name}",
+                *(None if e is None else e.get(name) for e in (was, put, current)),
             )
-            if wanted == here.get(name):
+            if value == current.get(name):
                 continue
-            if wanted is None:
-                edits += drop_attribute(self.now, here, name)
+            if value is None:
+                edits += drop_attribute(self.now, current, name)
             else:
-                edits += set_attribute(self.now, here, name, wanted)
+                edits += set_attribute(self.now, current, name, value)
         return edits
 
     def _text(
-        self, place: str, was: Element | None, put: Element | None, here: Element
+        self, place: str, was: Element | None, put: Element | None, current: Element
     ) -> list[Edit]:
-        texts = [None if e is None else e.text.strip() or None for e in (was, put, here)]
-        wanted = self._value(place, *texts)
-        if wanted == texts[2] or here.children:
+        texts = [None if e is None else e.text.strip() or None for e in (was, put, current)]
+        text = self._value(place, *texts)
+        if text == texts[2] or current.children:
             return []
-        return set_text(self.now, here, wanted or "")
+        return set_text(self.now, current, text or "")
 
-    def _value(self, place: str, was: str | None, put: str | None, here: str | None) -> str | None:
-        if here == put:
+    def _value(
+        self, place: str, was: str | None, put: str | None, current: str | None
+    ) -> str | None:
+        if current == put:
             return was
-        if put != was and here != was:
+        if put != was and current != was:
             self.conflicts.append(
-                f"{place}: original {was or 'none'}, applied {put or 'none'}, now {here or 'none'}"
+                f"{place}: original {was or 'none'}, applied {put or 'none'}, "
+                f"now {current or 'none'}"
             )
-        return here
+        return current
 
-    def _children(self, place: str, was: Element | None, put: Element | None, here: Element) -> int:
-        """Merges the children; gives how many are left or come back."""
-        first, second, third = _keyed(was), _keyed(put), _keyed(here)
-        unchanged = _unchanged(first, second)
-        left = 0
+    def _children(
+        self, place: str, was: Element | None, put: Element | None, current: Element
+    ) -> int:
+        """Merge the children; return how many remain or come back."""
+        first, second, third = (
+            _children_by_key(was),
+            _children_by_key(put),
+            _children_by_key(current),
+        )
+        unchanged = _unchanged_names(first, second)
+        child_count = 0
         for key, child in third.items():
             if key[0] in unchanged:
-                left += 1
+                child_count += 1
                 continue
             before = len(self.edits)
             self.element(place, first.get(key), second.get(key), child)
-            left += not _removes(self.edits[before:], child)
-        if here.name != "devices":  # a device that was detached stays detached
+            child_count += not _removes(self.edits[before:], child)
+        if current.name != "devices":  # a device that was detached stays detached
             self.conflicts.extend(
-                f"{place}/{child.tag}{_named(child)}: the layout changed it, now none"
+                f"{place}/{child.tag}{_name_suffix(child)}: the layout changed it, now none"
                 for key, child in first.items()
                 if key[0] not in unchanged and key in second and key not in third
-                if not _same(child, second[key])
+                if not _is_same(child, second[key])
             )
         back = [
             (key, child)
@@ -243,58 +264,62 @@ class _Work(Struct, frozen=True):
         # Behind what it was behind, as far as that is there.
         places: dict[int, tuple[Element | None, list[Element]]] = {}
         for key, child in back:
-            earlier = [third[one] for one in list(first)[: list(first).index(key)] if one in third]
+            earlier = [
+                third[earlier_key]
+                for earlier_key in list(first)[: list(first).index(key)]
+                if earlier_key in third
+            ]
             after = earlier[-1] if earlier else None
             places.setdefault(after.end if after else 0, (after, []))[1].append(child)
         for after, children in places.values():
-            self.edits.extend(transplant(self.now, here, after, self.original, children))
-        return left + len(back)
+            self.edits.extend(transplant(self.now, current, after, self.original, children))
+        return child_count + len(back)
 
 
-def _same(one: Element | None, other: Element | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return tree_of(one, is_devices=one.name == "devices") == tree_of(
+def _is_same(element: Element | None, other: Element | None) -> bool:
+    if element is None or other is None:
+        return element is other
+    return tree_of(element, is_devices=element.name == "devices") == tree_of(
         other, is_devices=other.name == "devices"
     )
 
 
-def _is_the_layouts(put: Element, here: Element) -> bool:
+def _is_the_layouts(put: Element, current: Element) -> bool:
     """Whether an element that the layout added is there as it was added. libvirt writes defaults
     into a new controller."""
-    return _has_all(put, here) if put.name == "controller" else _same(put, here)
+    return _has_all(put, current) if put.name == "controller" else _is_same(put, current)
 
 
-def _has_all(put: Element, here: Element) -> bool:
+def _has_all(put: Element, current: Element) -> bool:
     """Whether all of one element is in another, which may have attributes and kinds of children of
     its own."""
     return (
-        dict(put.attributes).items() <= dict(here.attributes).items()
-        and put.text.strip() == here.text.strip()
+        dict(put.attributes).items() <= dict(current.attributes).items()
+        and put.text.strip() == current.text.strip()
         and all(
-            len(here.all(name)) == len(put.all(name))
-            and all(map(_has_all, put.all(name), here.all(name)))
+            len(current.all(name)) == len(put.all(name))
+            and all(map(_has_all, put.all(name), current.all(name)))
             for name in {child.name for child in put.children}
         )
     )
 
 
-def _keyed(element: Element | None) -> dict[_Key, Element]:
+def _children_by_key(element: Element | None) -> dict[_Key, Element]:
     """The children by name and what names them; by their order where two have one name."""
-    found: dict[_Key, Element] = {}
+    child_of_key: dict[_Key, Element] = {}
     for child in () if element is None else element.children:
         key, number = (child.name, *_identity(child)), 0
-        while (*key, str(number)) in found:
+        while (*key, str(number)) in child_of_key:
             number += 1
-        found[(*key, str(number))] = child
-    return found
+        child_of_key[(*key, str(number))] = child
+    return child_of_key
 
 
 def _identity(element: Element) -> tuple[str, ...]:
     return tuple(element.value(path) or "" for path in _IDENTITY.get(element.name, ()))
 
 
-def _unchanged(was: dict[_Key, Element], put: dict[_Key, Element]) -> frozenset[str]:
+def _unchanged_names(was: dict[_Key, Element], put: dict[_Key, Element]) -> frozenset[str]:
     """Names of which the layout changed no element."""
     names = {key[0] for key in (*was, *put)}
     return frozenset(
@@ -314,12 +339,12 @@ def _removes(edits: Sequence[Edit], element: Element) -> bool:
     return any(e.start <= element.start and e.end == element.end and not e.new for e in edits)
 
 
-def _named(element: Element) -> str:
+def _name_suffix(element: Element) -> str:
     names = [value for value in _identity(element) if value]
     return f"[{','.join(names)}]" if names else ""
 
 
-def _unplugged(merged: Document, now: Document) -> tuple[Document, tuple[str, ...]]:
+def _unplug(merged: Document, now: Document) -> tuple[Document, tuple[str, ...]]:
     """The document without addresses on buses that went with the layout, and whose they were."""
     gone = _buses(now) - _buses(merged)
     edits: list[Edit] = []
@@ -328,7 +353,7 @@ def _unplugged(merged: Document, now: Document) -> tuple[Document, tuple[str, ..
         place = element.child("address")
         if address.bus in gone and place is not None:
             edits += remove(merged, place)
-            moved.append(f"<{element.tag}>{_named(element)}")
+            moved.append(f"<{element.tag}>{_name_suffix(element)}")
     return apply(merged, edits), tuple(moved)
 
 
@@ -343,12 +368,13 @@ def _buses(document: Document) -> frozenset[int]:
 Tree = tuple[str, tuple[tuple[str, str], ...], str, tuple["Tree", ...]]
 
 
-def same_definition(one: bytes, other: bytes) -> bool:
-    """True where both say the same. Devices may come in another order by type, and controllers in
-    any; two disks, NICs or cells may not. Raises ParseError or InputError for what is no XML."""
-    if one == other:
+def same_definition(definition: bytes, other: bytes) -> bool:
+    """Whether two definitions say the same. Devices may be ordered otherwise by type and
+    controllers at all; disks, NICs and cells may not. Raises ParseError or InputError.
+    """
+    if definition == other:
         return True
-    first, second = parse_document(one, "definition"), parse_document(other, "definition")
+    first, second = parse_document(definition, "definition"), parse_document(other, "definition")
     return tree_of(first.root) == tree_of(second.root)
 
 

@@ -1,8 +1,4 @@
-"""Metadata: what homenode keeps in <metadata>: the record of a layout.
-
-The record shows a later run which numatune is homenode's own, and a reader where the pins come
-from.
-"""
+"""Metadata: the record of a layout in <metadata>, which marks a <numatune> as homenode's own."""
 
 from msgspec.structs import asdict
 
@@ -10,7 +6,7 @@ from homenode.machine.pci import canonical_uuid
 from homenode.machine.topology import LAYOUT_NAMESPACE, DomainMark
 from homenode.objective import Objective
 from homenode.vm.domain.document import Document, Element
-from homenode.vm.domain.edits import NewElement, apply, put, set_attributes, without
+from homenode.vm.domain.edits import NewElement, apply, insert_at, prune, set_attributes
 from homenode.vm.fingerprint import RECORDED
 from homenode.vm.layout import (
     GuestCells,
@@ -19,7 +15,7 @@ from homenode.vm.layout import (
     MemoryBinding,
     Pinning,
     Siblings,
-    named,
+    with_preset_name,
 )
 from homenode.vm.model import LayoutRecord
 from homenode.vm.plan import Plan
@@ -47,7 +43,9 @@ def read_record(document: Document) -> LayoutRecord | None:
         )
     except ValueError:
         return None
-    objective = next((one for one in Objective if one == element.get("objective")), None)
+    objective = next(
+        (candidate for candidate in Objective if candidate == element.get("objective")), None
+    )
     return LayoutRecord(layout=layout, host=element.get("host"), objective=objective)
 
 
@@ -68,8 +66,8 @@ def _uuid(document: Document) -> str | None:
 def edit_metadata(document: Document, plan: Plan) -> Document:
     """The record of the plan's layout. A layout that leaves everything as it was has none."""
     element = _element(document)
-    if named(plan.layout).name == "default":
-        return document if element is None else without(document, element)
+    if with_preset_name(plan.layout).name == "default":
+        return document if element is None else prune(document, element)
     values: dict[str, str | None] = {
         **{name: str(value) for name, value in asdict(plan.layout).items()},
         "host": plan.host_fingerprint[:RECORDED] or None,
@@ -80,4 +78,4 @@ def edit_metadata(document: Document, plan: Plan) -> Document:
     if element is not None:
         return apply(document, set_attributes(document, element, values))
     record = NewElement("homenode:layout", {"xmlns:homenode": LAYOUT_NAMESPACE, **values})
-    return put(document, "metadata", record)
+    return insert_at(document, "metadata", record)

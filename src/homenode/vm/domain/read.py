@@ -47,20 +47,19 @@ In Python: KubeVirt's hook is one file, and has it too."""
 
 
 def read_vm(xml: bytes, source: str) -> Vm:
-    """The VM of a domain document in any spelling that libvirt takes.
+    """The VM of a domain document, memory_bytes without DIMMs.
 
-    Where the document leaves the architecture out it is that of the emulator or of the machine
-    type, else x86_64. memory_bytes is without the DIMMs that are plugged at boot.
-    Raises ParseError or InputError; each names the place, what was expected and what was found.
+    Without an architecture it is the emulator's or the machine type's, else x86_64. Raises
+    ParseError or InputError.
     """
     return vm_of(open_domain(xml, source))
 
 
 def open_domain(xml: bytes, source: str) -> Document:
-    """The document of a domain.
+    """Parse the document of a domain.
 
-    Raises InputError where it is some other XML, or holds twice what a domain has once: libvirt
-    takes now the first of two, now both, and an edit of one would be half an edit.
+    Raises InputError for other XML, and for two elements of what a domain has once: libvirt reads
+    now the first, now both, so that an edit of one would be half an edit.
     """
     document = parse_document(xml, source)
     root = document.root
@@ -92,33 +91,31 @@ def open_domain(xml: bytes, source: str) -> Document:
 
 def vm_of(document: Document) -> Vm:
     """The VM of a domain document that is open already. Raises as read_vm."""
-    said = {row.field: row.read(document) for row in ROWS if row.field and row.read is not None}
-    return Vm(source=document.source, **said)
+    fields = {row.field: row.read(document) for row in ROWS if row.field and row.read is not None}
+    return Vm(source=document.source, **fields)
 
 
 def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> RunningDomain:
-    """What a domain of the host uses: PUs, memory by node, devices.
+    """PUs, memory by node and devices that a domain takes from the host.
 
-    `running` says whether it runs; the XML of one that runs is that of `virsh dumpxml`. Memory that
-    is bound to several nodes together counts as spread evenly over them, which is what interleave
-    does and the best guess for strict. memory_bound is False for mode preferred: it may spill.
-    Raises ParseError or InputError.
+    running: xml is that of `virsh dumpxml`. Memory bound to several nodes counts as spread evenly;
+    memory_bound is False for mode preferred, which may spill. Raises ParseError or InputError.
     """
     document = open_domain(xml, source)
     vm = vm_of(document)
     in_use: dict[NodeIndex, int] = {}
-    memory = rest = vm.memory_bytes + vm.memory_device_bytes
+    memory = unbound = vm.memory_bytes + vm.memory_device_bytes
     modes = []
     for cell in vm.cells:
         if cell.nodes:
-            size = min(cell.memory_bytes, rest)
+            size = min(cell.memory_bytes, unbound)
             _spread(in_use, cell.nodes, size)
-            rest -= size
+            unbound -= size
             modes.append(cell.mode)
     if vm.binding is not None:
-        _spread(in_use, vm.binding[1], rest)
+        _spread(in_use, vm.binding[1], unbound)
         modes.append(vm.binding[0])
-    elif rest:
+    elif unbound:
         modes.append("preferred")
     vcpu = document.root.child("vcpu")
     everywhere = None if vcpu is None else pu_set(vcpu, "cpuset")
@@ -134,27 +131,27 @@ def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> Ru
         memory_by_node=tuple(sorted(in_use.items())),
         page_bytes=vm.page_bytes,
         devices=_all_devices(document),
-        mediated=tuple(sorted(one.uuid for one in vm.mediated)),
+        mediated=tuple(sorted(device.uuid for device in vm.mediated)),
         uuid=None if vm.uuid is None or "/" in vm.name else canonical_uuid(vm.uuid),
         mark=read_mark(document),
     )
 
 
 def _spread(in_use: dict[NodeIndex, int], nodes: CpuSet, size: int) -> None:
-    share, more = divmod(size, max(1, len(nodes)))
+    share, remainder = divmod(size, max(1, len(nodes)))
     for i, node in enumerate(nodes):
         index = NodeIndex(int(node))
-        in_use[index] = in_use.get(index, 0) + share + (1 if i < more else 0)
+        in_use[index] = in_use.get(index, 0) + share + (1 if i < remainder else 0)
 
 
 def _all_devices(document: Document) -> tuple[Bdf, ...]:
     """Every host function that the domain holds, those not shown to its guest included."""
-    found = set()
+    functions = set()
     for element in filter(is_pci_function, document.root.all("devices/*")):
-        source = element.at("source/address")
+        source = element.find("source/address")
         if source is not None and source.get("type") in (None, "pci"):
-            found.add(host_address(source))
-    return tuple(sorted(found))
+            functions.add(host_address(source))
+    return tuple(sorted(functions))
 
 
 _FIELDS = tuple(field for fact in FACTS if fact.id in KEPT for field in fact.fields)
@@ -175,9 +172,9 @@ _PARTITIONS = ("/machine", "/machine.slice")
 
 def with_kept(plan: Plan, document: Document) -> Plan:
     """The plan with what its document has beyond it. Raises ParseError or InputError."""
-    found = vm_of(document)
-    left = {name: getattr(found, name) for name in _FIELDS}
-    return replace(plan, vm=structs.replace(plan.vm, **left), kept=read_kept(document))
+    guest = vm_of(document)
+    fields = {name: getattr(guest, name) for name in _FIELDS}
+    return replace(plan, vm=structs.replace(plan.vm, **fields), kept=read_kept(document))
 
 
 def read_kept(document: Document) -> tuple[str, ...]:
@@ -201,7 +198,7 @@ def _settings(document: Document) -> Iterator[str]:
     partition = root.value("resource/partition")
     if partition not in (None, *_PARTITIONS):
         yield f"partition {partition}"
-    loader = root.at("os/loader")
+    loader = root.find("os/loader")
     if loader is not None and root.value("os/@firmware") is None:
         # Where the document names the firmware's kind alone, libvirt chooses the loader.
         for name in ("readonly", "secure", "type"):
@@ -263,7 +260,7 @@ def _lines(element: Element, above: str = "") -> Iterator[str]:
 
 def nvram_file(document: Document) -> str | None:
     """The file of the UEFI variables; None where a definition names none."""
-    nvram = document.root.at("os/nvram")
+    nvram = document.root.find("os/nvram")
     if nvram is None:
         return None
     under = nvram.child("source")

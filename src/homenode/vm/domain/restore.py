@@ -1,9 +1,8 @@
-"""Restore: the original next to the tuned document, and the way back to it. [I/O]
+"""Restore: keep the original next to the tuned document, and put it back. [I/O]
 
-OUT.xml.orig is the original, OUT.xml.orig.sha256 its checksum and that of OUT.xml, in the format of
-sha256sum, so that a person can check them: (cd FOLDER; sha256sum -c OUT.xml.orig.sha256). Where a
-tuned document is replaced by another, a comment there has the checksum of the one before: a kill
-between the two writes leaves that one in place.
+OUT.xml.orig is the original; OUT.xml.orig.sha256 has its sum and that of OUT.xml, for sha256sum -c.
+A comment there has the sum of a tuned document that is being replaced by another, so that a kill
+between the two writes leaves a known file.
 """
 
 import hashlib
@@ -41,18 +40,16 @@ class _Sums(NamedTuple):
 def write_tuned(
     output: str | Path, original: bytes, tuned: bytes, mode: int = PRIVATE
 ) -> SavedOriginal:
-    """Writes the tuned document with its original next to it; each file whole or not at all.
+    """Write the tuned document with its original next to it; each file whole or not at all.
 
-    `original` is what was read; output may be the file that it came from. Planning again over a
-    tuned document keeps the first original. mode: permissions of what was read, PRIVATE where it
-    was no file: a document may hold passwords. `output` keeps its own where those are fewer. Raises
-    InputError where another original is saved
-    there already, HostError where a file cannot be written; `output` is then as it was.
+    Planning again over a tuned document keeps the first original. mode: permissions of the input
+    (PRIVATE if it was no file: it may hold passwords); `output` keeps fewer. Raises InputError if
+    another original is saved already, HostError if a file cannot be written.
     """
     try:
         saved = saved_original(output)
-        there = _permissions(saved.output)
-        mode = mode if there is None else mode & there
+        permissions = _permissions(saved.output)
+        mode = mode if permissions is None else mode & permissions
         keep = _kept_original(saved, original)
         if keep is None:
             replace_file(saved.original, original, mode)
@@ -75,7 +72,7 @@ def is_tuned_output(output: str | Path) -> bool:
 
 
 class RestorableFile(Struct, frozen=True):
-    """What restore would write, and over what."""
+    """The content to restore, and the content that it replaces."""
 
     saved: SavedOriginal
     current: bytes | None  # None: the tuned document is gone
@@ -83,7 +80,7 @@ class RestorableFile(Struct, frozen=True):
 
 
 def preview_restore(output: str | Path) -> RestorableFile:
-    """What restore would do; nothing is written. Raises as it does."""
+    """Return what restore would do, and write nothing. Raises as it does."""
     try:
         saved = saved_original(output)
         sums = _read_record(saved)
@@ -107,17 +104,18 @@ def preview_restore(output: str | Path) -> RestorableFile:
 
 
 def restore(output: str | Path) -> Path:
-    """Puts the saved original back in place of a tuned document, byte for byte; gives its path.
+    """Put the original back in place of a tuned document, and return its path.
 
-    Raises InputError where no original is saved, or where either file has changed since; nothing
-    is written then.
+    Raises InputError if no original is saved or a file has changed; nothing is written then.
     """
     restorable = preview_restore(output)
     saved = restorable.saved
     try:
-        there = _permissions(saved.output)
-        kept = saved.original.lstat().st_mode & 0o777
-        replace_file(saved.output, restorable.original, kept if there is None else there)
+        permissions = _permissions(saved.output)
+        original_mode = saved.original.lstat().st_mode & 0o777
+        replace_file(
+            saved.output, restorable.original, original_mode if permissions is None else permissions
+        )
         saved.record.unlink()
         saved.original.unlink()
     except OSError as error:
@@ -139,17 +137,17 @@ def saved_original(output: str | Path) -> SavedOriginal:
     )
 
 
-def _kept_original(saved: SavedOriginal, given: bytes) -> bytes | None:
-    """The original that is saved already, where it is the one of `given`."""
+def _kept_original(saved: SavedOriginal, content: bytes) -> bytes | None:
+    """The original that is saved already, if `content` is that original or its tuned document."""
     if not saved.original.exists():
         return None
-    there = _content(saved.original)
-    if there == given:
-        return there
+    saved_content = _content(saved.original)
+    if saved_content == content:
+        return saved_content
     if saved.record.exists():
         sums = _read_record(saved)
-        if _sum(given) in (sums.tuned, sums.before) and _sum(there) == sums.original:
-            return there  # planned again in place: the original is the first one
+        if _sum(content) in (sums.tuned, sums.before) and _sum(saved_content) == sums.original:
+            return saved_content  # planned again in place: the original is the first one
     raise InputError(
         f"{saved.original}: expected no original of another document, found one that differs from "
         "the input",
@@ -159,22 +157,19 @@ def _kept_original(saved: SavedOriginal, given: bytes) -> bytes | None:
 
 
 def _ours_there(saved: SavedOriginal) -> str | None:
-    """sha256 of the tuned document that is in place, where homenode wrote it."""
+    """sha256 of the output, if homenode wrote it."""
     if not saved.record.exists() or not saved.output.exists():
         return None
     try:
         sums = _read_record(saved)
     except InputError:
         return None  # damaged: it is about to be written again
-    there = _sum(_content(saved.output))
-    return there if there in (sums.tuned, sums.before) else None
+    digest = _sum(_content(saved.output))
+    return digest if digest in (sums.tuned, sums.before) else None
 
 
 def _record(saved: SavedOriginal, original: bytes, tuned: bytes, before: str | None) -> bytes:
-    lines = [
-        f"{_sum(original)}  {saved.original.name}\n",
-        f"{_sum(tuned)}  {saved.output.name}\n",
-    ]
+    lines = [f"{_sum(original)}  {saved.original.name}\n", f"{_sum(tuned)}  {saved.output.name}\n"]
     if before not in (None, _sum(tuned)):
         lines.append(f"# before: {before}  {saved.output.name}\n")
     return "".join(lines).encode("utf-8", "surrogateescape")
@@ -215,5 +210,5 @@ def _sum(content: bytes) -> str:
 
 
 def _permissions(path: Path) -> int | None:
-    """Of a file; None where there is none."""
+    """The permissions of a file, or None."""
     return path.stat().st_mode & 0o777 if path.exists() else None

@@ -1,7 +1,7 @@
-"""Rewrite: a domain document with a plan in it, and every other byte as it was.
+"""Rewrite: put a plan into a domain document and keep every other byte.
 
-Each step edits one group of elements and gives the next document; none knows of another. The whole
-is refused where the result would have a broken reference that the input did not have.
+Each step edits one group of elements; none knows of another. A result with a broken reference that
+the input did not have is rejected whole.
 """
 
 from homenode.errors import InputError
@@ -29,7 +29,7 @@ def rewrite(xml: bytes, plan: Plan, source: str = "domain") -> bytes:
 
 
 def rewrite_by(steps: tuple[Step, ...], xml: bytes, plan: Plan, source: str) -> bytes:
-    """As rewrite, with some of STEPS, in order."""
+    """Rewrite with some of STEPS."""
     document = open_domain(xml, source)
     guest = vm_of(document)
     _refuse_other_plans(guest, plan, source)
@@ -37,12 +37,14 @@ def rewrite_by(steps: tuple[Step, ...], xml: bytes, plan: Plan, source: str) -> 
     before = set(crosscheck(document))
     for step in steps:
         document = step(document, plan)
-    broken = [found for found in crosscheck(document) if found not in before]
+    broken = [
+        contradiction for contradiction in crosscheck(document) if contradiction not in before
+    ]
     if broken:
-        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        suffix = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
         raise InputError(
             f"{source}: expected a document that holds together with the plan in it, found "
-            f"{broken[0].fact}{more}",
+            f"{broken[0].fact}{suffix}",
             hint=_WAYS_OUT.get(
                 broken[0].id,
                 "plan again for this document, or start from the original with homenode restore",

@@ -34,10 +34,10 @@ class SchemaError(Struct, frozen=True):
 def validate(
     xml: bytes, schema_path: str = SCHEMA_PATH
 ) -> tuple[tuple[SchemaError, ...], Gap | None]:
-    """(errors, gap). The gap says why nothing was checked: no libvirt is installed.
+    """(errors, gap); the gap is the reason why nothing was checked: libvirt is not installed.
 
-    The schema knows no references: crosscheck does those. Raises InputError for a schema that
-    cannot be read and for a document that is no XML.
+    crosscheck judges references, which the schema does not know. Raises InputError for an
+    unreadable schema or malformed XML.
     """
     if not Path(schema_path).is_file():
         return (), Gap(
@@ -56,11 +56,10 @@ def validate(
 
 
 def refuse_new_errors(before: bytes, after: bytes, libvirt: Version | None = None) -> Gap | None:
-    """Checks that an edit kept a document valid; the gap says why nothing was checked.
+    """Raise HomenodeError if an edit broke a document; the gap says why nothing was checked.
 
-    A document that was not valid before (elements newer than the installed schema) is not judged,
-    nor one for a newer libvirt than the installed one. Raises HomenodeError where the edit broke
-    it.
+    A document that was invalid before, or is for a newer libvirt than the installed one, is not
+    judged.
     """
     errors, gap = validate(after)
     if gap is not None or not errors:
@@ -71,7 +70,7 @@ def refuse_new_errors(before: bytes, after: bytes, libvirt: Version | None = Non
         return Gap(
             "domain.rng", f"the original is not valid either, line {first.line}: {first.message}"
         )
-    installed = _installed()
+    installed = _installed_version()
     if libvirt is not None and installed is not None and libvirt > installed:
         return Gap(
             "domain.rng",
@@ -85,14 +84,14 @@ def refuse_new_errors(before: bytes, after: bytes, libvirt: Version | None = Non
     )
 
 
-def _installed() -> Version | None:
+def _installed_version() -> Version | None:
     """The version of the libvirt whose schema is installed; None where no virsh says it."""
     try:
-        said = run(("virsh", "--version"), 10)
+        output = run(("virsh", "--version"), 10)
     except ToolError:
         return None
-    numbers = said.stdout.strip().split(".")
-    if len(numbers) != 3 or not all(one.isascii() and one.isdigit() for one in numbers):
+    numbers = output.stdout.strip().split(".")
+    if len(numbers) != 3 or not all(number.isascii() and number.isdigit() for number in numbers):
         return None
     return int(numbers[0][:9]), int(numbers[1][:9]), int(numbers[2][:9])
 
@@ -118,15 +117,15 @@ namespaces are the driver's own, too."""
 _OF_VIRSH = ("Failed to define domain", "failed to get domain")
 
 
-class Parsed(Struct, frozen=True):
-    """What came of it."""
+class ParseResult(Struct, frozen=True):
+    """The answer of libvirt's parser."""
 
     refusal: str | None  # libvirt's message, None where it takes the document
     # the elements and attributes that it does not know there, as paths of two names
     dropped: tuple[str, ...]
 
 
-def parsed_by_libvirt(document: Document) -> Parsed | None:
+def parsed_by_libvirt(document: Document) -> ParseResult | None:
     """None where no virsh is installed, or no copy can be made of what libvirt takes."""
     if find_program("virsh") is None:
         return None
@@ -138,7 +137,7 @@ def parsed_by_libvirt(document: Document) -> Parsed | None:
             document = apply(document, set_text(document, memory, "0"))
     devices = document.root.child("devices")
     if devices is not None and all(
-        one.get("type") != "usb" for one in document.root.all("devices/controller")
+        controller.get("type") != "usb" for controller in document.root.all("devices/controller")
     ):
         # QEMU's driver adds one, of which redirected devices are.
         document = apply(
@@ -152,27 +151,27 @@ def parsed_by_libvirt(document: Document) -> Parsed | None:
     script = f"define --file /dev/stdin{dump}"
     done = run(("virsh", "-q", "-c", _URI, script), _TIMEOUT_S, copy)
     if done.returncode:
-        why = (line for line in done.complaints() if not line.startswith(_OF_VIRSH))
-        return Parsed(" ".join(why)[:400] or "no reason given", ())
+        complaints = (line for line in done.complaints() if not line.startswith(_OF_VIRSH))
+        return ParseResult(" ".join(complaints)[:400] or "no reason given", ())
     if not dump:
         return None
     printed = parse_document(done.stdout.encode(), "libvirt's document")
-    kept = set(_names(printed.root))
-    lost = (name for name in _names(document.root) if name not in kept)
-    return Parsed(None, tuple(dict.fromkeys(lost)))
+    printed_names = set(_names(printed.root))
+    lost = (name for name in _names(document.root) if name not in printed_names)
+    return ParseResult(None, tuple(dict.fromkeys(lost)))
 
 
 def _names(element: Element) -> list[str]:
     """parent/child and element/@attribute of everything that libvirt itself reads."""
-    found = []
-    for one in element.walk():
-        if one.name.startswith("{") or one.name == "metadata":
+    names = []
+    for descendant in element.walk():
+        if descendant.name.startswith("{") or descendant.name == "metadata":
             continue
-        found += [f"{one.name}/@{name}" for name, _ in one.attributes]
-        found += [f"{one.name}/{child.name}" for child in one.children]
+        names += [f"{descendant.name}/@{name}" for name, _ in descendant.attributes]
+        names += [f"{descendant.name}/{child.name}" for child in descendant.children]
     return [
         name
-        for name in found
+        for name in names
         if name not in _NOT_KEPT_THERE
         and name.rpartition("/")[2] not in _NOT_KEPT_THERE
         and "{" not in name

@@ -70,22 +70,22 @@ def pins_of_text(text: str) -> tuple[LivePin, ...]:
     >>> pins_of_text("vcpu 0 0-1; emulator 0 2")[0]
     LivePin(kind='vcpu', number=0, pus=CpuSet('0-1'))
     """
-    found = []
+    pins = []
     for part in filter(None, text.split("; ")):
         words = part.split(" ")
         if len(words) != 3 or not (words[1].isascii() and words[1].isdecimal()):
             raise ParseError("pins", "KIND NUMBER PUS; ...", text)
-        found.append(LivePin(words[0], int(words[1]), CpuSet.parse(words[2], "pins")))
-    return tuple(found)
+        pins.append(LivePin(words[0], int(words[1]), CpuSet.parse(words[2], "pins")))
+    return tuple(pins)
 
 
 def parse_dominfo(text: str) -> DomainState:
     """The state in the output of `virsh dominfo`. Raises ParseError where a label is missing."""
     values: dict[str, str] = {}
     for line in text.splitlines():
-        label, colon, rest = line.partition(":")
+        label, colon, text_of_label = line.partition(":")
         if colon and label not in values:
-            values[label] = rest.strip()
+            values[label] = text_of_label.strip()
 
     def value(label: str) -> str:
         if label not in values:

@@ -108,11 +108,10 @@ class Virsh:
         return tuple(self._say("nodedev-list", "--cap", capability).split())
 
     def define(self, path: str, kept_open: Sequence[int] = ()) -> None:
-        """Define the domain of the document at an absolute path.
+        """Define the domain of the document at an absolute path, whole or not at all.
 
-        libvirt replaces the definition whole or not at all. kept_open: descriptors that stay open
-        until virsh has ended, even where this process is killed. Raises RefusedError where libvirt
-        says no; after any other error it may still replace it.
+        kept_open: descriptors that stay open until virsh ends, even if this process is killed.
+        Raises RefusedError if libvirt rejects it; after another error libvirt may still define it.
         """
         self._say("define", "--file", path, kept_open=kept_open)
 
@@ -135,12 +134,11 @@ class Virsh:
         self._say("start", "--domain", uuid, kept_open=kept_open)
 
     def start_paused(self, uuid: str, kept_open: Sequence[int] = ()) -> None:
-        """As start; the guest runs no instruction before somebody resumes it."""
+        """Start a domain whose guest runs no instruction before it is resumed."""
         self._say("start", "--paused", "--domain", uuid, kept_open=kept_open)
 
     def monitor(self, uuid: str, command: str, *, is_text: bool = False) -> str:
-        """What QEMU answers to a command of its monitor; is_text: in words for people. Only
-        commands that ask are given to it."""
+        """QEMU's answer to a query of its monitor; is_text: in words for people."""
         form = ("--hmp",) if is_text else ()
         return self._say("qemu-monitor-command", "--domain", uuid, *form, "--cmd", command)
 
@@ -172,11 +170,11 @@ class Virsh:
         """
         listed = self._say("domifaddr", "--domain", uuid, "--source", "lease")
         rows = [line.split() for line in listed.splitlines()]
-        found = [(row[2] != "ipv4", row[3].partition("/")[0]) for row in rows if len(row) == 4]
-        return tuple(address for _, address in sorted(found))
+        addresses = [(row[2] != "ipv4", row[3].partition("/")[0]) for row in rows if len(row) == 4]
+        return tuple(address for _, address in sorted(addresses))
 
     def agent_command(self, uuid: str, command: str, timeout_s: int) -> str:
-        """What the guest's QEMU agent answers to a command in JSON."""
+        """The guest agent's answer to a command in JSON."""
         return self._say(
             "qemu-agent-command", "--domain", uuid, "--timeout", str(timeout_s), "--cmd", command
         )

@@ -44,11 +44,11 @@ class Writing(Struct, Generic[File], frozen=True, kw_only=True):
 
     @property
     def memory_mib(self) -> int:
-        """Of the VM. Raises InputError where it is not whole."""
+        """The VM's memory. Raises InputError if it is not whole MiB."""
         return whole_units(self.plan.vm.memory_bytes, MIB, "memory", self.target)
 
     def mib_of(self, cell: VmCell) -> int:
-        """As `memory_mib`."""
+        """A cell's memory. Raises as `memory_mib`."""
         return whole_units(cell.memory_bytes, MIB, f"memory of cell {cell.id}", self.target)
 
 
@@ -97,34 +97,36 @@ class Codec(Struct, frozen=True, kw_only=True):
         return Vm(source=source, **fields)
 
     def render(
-        self, plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source: str
+        self, plan: Plan, guest: Vm, host: Host | None, original: bytes | None, source: str
     ) -> Rendering:
         """The file with the plan in it; what is not ours stays. Raises InputError."""
         refuse_unsafe_name(guest.name, source)
-        content = self.new(guest, plan).encode() if given is None else given
+        content = self.new(guest, plan).encode() if original is None else original
         writing = Writing(
             target=self.name,
             plan=plan,
             guest=guest,
             host=host,
             file=self.parse(content, source),
-            is_new=given is None,
+            is_new=original is None,
             source=source,
         )
         self.refuse(writing)
-        wanted: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for row in self.rows:
             if row.write is not None:
-                wanted |= row.write(writing)
-        text = self.edited(writing, wanted)
-        companions = self.companions(writing, wanted)
-        return Rendering(text.encode(), companions, tuple(self.findings(writing, wanted)))
+                values |= row.write(writing)
+        text = self.edited(writing, values)
+        companions = self.companions(writing, values)
+        return Rendering(text.encode(), companions, tuple(self.findings(writing, values)))
 
     def target(self, **more: Any) -> Target:
         """The target of this format. more: the other fields of a Target."""
         unread = (row for row in self.rows if row.read is None or not row.is_compared)
         return Target(
-            support={feature: one for row in self.rows for feature, one in row.says.items()},
+            support={
+                feature: support for row in self.rows for feature, support in row.says.items()
+            },
             unread=frozenset(
                 fact for row in unread for feature in row.says for fact in feature.facts
             ),
@@ -134,18 +136,18 @@ class Codec(Struct, frozen=True, kw_only=True):
         )
 
 
-def text_of(content: bytes, source: str, what: str) -> str:
+def text_of(content: bytes, source: str, meaning: str) -> str:
     """Raises ParseError for what is no UTF-8."""
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise ParseError(source, f"{what} in UTF-8", "other bytes") from None
+        raise ParseError(source, f"{meaning} in UTF-8", "other bytes") from None
 
 
-def number_of(text: str, where: str, *, least: int = 0, expected: str = "a number") -> int:
+def number_of(text: str, place: str, *, least: int = 0, expected: str = "a number") -> int:
     """Raises ParseError."""
     if not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) >= least):
-        raise ParseError(where, expected, text[:60])
+        raise ParseError(place, expected, text[:60])
     return int(text)
 
 
@@ -162,20 +164,21 @@ class Entry(NamedTuple):
 def with_entries(
     text: str,
     entries: Sequence[Entry],
-    wanted: Mapping[str, Sequence[tuple[Any, str]]],
+    values_of_key: Mapping[str, Sequence[tuple[Any, str]]],
     joint: str = " = ",
 ) -> str:
-    """The text with these (value, its text) of each key: changed in place where they mean another,
-    taken away with their lines where nothing else is on them, new ones on lines at the end."""
+    """The text with the (value, text) pairs of each key: changed in place, removed with lines that
+    hold nothing else, or added at the end.
+    """
     line_end = "\r\n" if "\r\n" in text else "\n"
     edits, added = [], ""
-    for key, values in wanted.items():
-        own = [entry for entry in entries if entry.key == key]
-        for entry, value in zip_longest(own, values):
+    for key, values in values_of_key.items():
+        entries_of_key = [entry for entry in entries if entry.key == key]
+        for entry, value in zip_longest(entries_of_key, values):
             if entry is None:
                 added += f"{key}{joint}{value[1]}{line_end}"
             elif value is None:
-                edits.append((*_whole(text, entry), ""))
+                edits.append((*_line_span(text, entry), ""))
             elif value[0] != entry.value:
                 edits.append((entry.value_start, entry.end, value[1]))
     for first, last, new in sorted(edits, reverse=True):
@@ -183,11 +186,11 @@ def with_entries(
     return text + (line_end if added and text and not text.endswith("\n") else "") + added
 
 
-def _whole(text: str, entry: Entry) -> tuple[int, int]:
-    """From where to where an entry is taken away."""
+def _line_span(text: str, entry: Entry) -> tuple[int, int]:
+    """Start and end of an entry, with its line if nothing else is on it."""
     first = text.rfind("\n", 0, entry.start) + 1
     last = text.find("\n", entry.end) + 1 or len(text)
     if not text[first : entry.start].strip() and not text[entry.end : last].strip():
         return first, last
-    rest = text[entry.end :].lstrip(" \t").removeprefix(";").lstrip(" \t")
-    return entry.start, len(text) - len(rest)
+    tail = text[entry.end :].lstrip(" \t").removeprefix(";").lstrip(" \t")
+    return entry.start, len(text) - len(tail)

@@ -1,7 +1,5 @@
-"""libvirt: a domain document as the file that a plan is written into.
-
-The document is edited, never made anew. What it says must not contradict itself afterwards where it
-did not before.
+"""libvirt: a domain document as the file that a plan is written into; it is edited, never made
+anew.
 """
 
 from collections import Counter
@@ -38,15 +36,15 @@ def recognises(content: bytes) -> bool:
     return start[:1] == b"<" or content[:2] in (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
 
 
-def render(plan: Plan, guest: Vm, host: Host | None, given: bytes, source: str) -> Rendering:
-    """The document rewritten by the plan. host: None = its versions are unknown.
+def render(plan: Plan, guest: Vm, host: Host | None, original: bytes, source: str) -> Rendering:
+    """Rewrite the document by the plan. host: None = unknown versions.
 
-    Raises InputError for more vCPUs than the machine type takes, HostError where the host's libvirt
-    or QEMU is too old.
+    Raises InputError for more vCPUs than the machine type takes, HostError if the host's libvirt or
+    QEMU is too old.
     """
     qemu = None if host is None else host.settings.qemu_version
     limits = check_vcpus(guest, plan.vm.vcpus, qemu, source)
-    after = rewrite(given, plan, source)
+    after = rewrite(original, plan, source)
     if host is not None:
         versions = host.settings.libvirt_version, host.settings.qemu_version
         refuse_older(plan, *versions, is_virt=guest.is_virt, iommu_model=guest.iommu_model)
@@ -58,29 +56,37 @@ def render(plan: Plan, guest: Vm, host: Host | None, given: bytes, source: str) 
         if needs and not can:
             limits = (*limits, iommufd_missing(guest, *versions))
         mask = nodemask_not_strict(guest, plan, versions[0])
-        limits = (*limits, *(one for one in (smmu, mask) if one is not None))
+        limits = (
+            *limits,
+            *(contradiction for contradiction in (smmu, mask) if contradiction is not None),
+        )
         if buses:
             after = edit_smmus(open_domain(after, source), buses).to_bytes()
         if can and (needs or buses) and versions[0] is not None:
             after = edit_iommufd(open_domain(after, source), versions[0]).to_bytes()
-    known = set(crosscheck(open_domain(given, source)))
-    new = [one for one in crosscheck(open_domain(after, source)) if one not in known]
+    earlier = set(crosscheck(open_domain(original, source)))
+    new = [
+        contradiction
+        for contradiction in crosscheck(open_domain(after, source))
+        if contradiction not in earlier
+    ]
     if new:
         raise HomenodeError(
             f"{source}: the tuned document would contradict itself: {new[0].fact}",
             hint="nothing was written; this is a defect of homenode: please send it the document",
         )
-    return Rendering(after, (), (*document_findings(given, after, plan, source), *limits))
+    return Rendering(after, (), (*document_findings(original, after, plan, source), *limits))
 
 
-def contradictions(given: bytes, source: str) -> Iterator[str]:
-    """What was wrong with a document before: a line for each, and one for what many more have."""
-    broken = crosscheck(open_domain(given, source))
-    counts = Counter(one.id for one in broken)
+def contradictions(original: bytes, source: str) -> Iterator[str]:
+    """Yield the faults of the input, and the number of those that are not listed."""
+    broken = crosscheck(open_domain(original, source))
+    counts = Counter(contradiction.id for contradiction in broken)
     seen: Counter[str] = Counter()
-    for one in broken:
-        seen[one.id] += 1
-        if seen[one.id] <= _MOST_ALIKE:
-            yield f"warning: {one.fact}"
-        elif seen[one.id] == counts[one.id]:
-            yield f"warning: {counts[one.id] - _MOST_ALIKE} more of this kind ({one.id})"
+    for contradiction in broken:
+        seen[contradiction.id] += 1
+        if seen[contradiction.id] <= _MOST_ALIKE:
+            yield f"warning: {contradiction.fact}"
+        elif seen[contradiction.id] == counts[contradiction.id]:
+            count = counts[contradiction.id] - _MOST_ALIKE
+            yield f"warning: {count} more of this kind ({contradiction.id})"

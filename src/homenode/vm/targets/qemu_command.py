@@ -56,7 +56,7 @@ _SIZE = re.compile(r"([0-9]{1,20})([BKMGT]?)(?:i?B)?\Z", re.ASCII | re.IGNORECAS
 _FACTOR = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
 
 
-def escaped(value: str) -> str:
+def escape_commas(value: str) -> str:
     """A value of an option.
 
     >>> escaped("a,b")
@@ -203,9 +203,9 @@ class QemuPciTree:
             words += f",chassis={self.chassis_base + controller.index}"
         elif controller.model == "pci-bridge":
             words += f",chassis_nr={controller.index}"
-        return words if controller.address is None else words + self.at(controller.address)
+        return words if controller.address is None else words + self.place_text(controller.address)
 
-    def at(self, address: GuestAddress) -> str:
+    def place_text(self, address: GuestAddress) -> str:
         """Where a device is plugged in."""
         bus = f"{self.prefix}{address.bus}" if address.bus else self.root
         place = f",bus={bus},addr={address.device:#x}.{address.function:#x}"
@@ -231,18 +231,18 @@ _ALONE = frozenset(
 
 def options_of(words: Sequence[str], source: str) -> Options:
     """The options of a command line without its program. Raises ParseError for other words."""
-    found: list[tuple[str, str | None]] = []
-    rest = list(reversed(words))
-    while rest:
-        word = rest.pop()
+    options: list[tuple[str, str | None]] = []
+    remaining = list(reversed(words))
+    while remaining:
+        word = remaining.pop()
         if not word.startswith("-") or len(word) < 2:
             raise ParseError(source, "an option of QEMU", word)
         name = word.lstrip("-")
         # A value that looks like an option is one: which options have none is QEMU's to know.
-        alone = name in _ALONE or not rest or _LIKE_OPTION.match(rest[-1]) is not None
-        value = None if alone else rest.pop()
-        found.append((name, value))
-    return tuple(found)
+        alone = name in _ALONE or not remaining or _LIKE_OPTION.match(remaining[-1]) is not None
+        value = None if alone else remaining.pop()
+        options.append((name, value))
+    return tuple(options)
 
 
 def fields_of(value: str) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -260,13 +260,13 @@ def fields_of(value: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     return first, tuple(pairs)
 
 
-def joined(first: str, pairs: Iterable[tuple[str, str]]) -> str:
+def join_option(first: str, pairs: Iterable[tuple[str, str]]) -> str:
     """An option's value of its first word and its keys.
 
     >>> joined("pxb-pcie", [("id", "a,b"), ("bus_nr", "8")])
     'pxb-pcie,id=a,,b,bus_nr=8'
     """
-    return ",".join([first, *(f"{key}={escaped(text)}" for key, text in pairs)])
+    return ",".join([first, *(f"{key}={escape_commas(text)}" for key, text in pairs)])
 
 
 def _set_of(pairs: Iterable[tuple[str, str]], key: str, source: str) -> CpuSet:
@@ -277,11 +277,11 @@ def _set_of(pairs: Iterable[tuple[str, str]], key: str, source: str) -> CpuSet:
 def read_command_line(text: str, source: str) -> Vm | None:
     """The VM of a command line as a shell, `ps` or libvirt's log has it, with the words before the
     program; None for another text. Raises ParseError."""
-    joined = text[:_MOST_CHARACTERS].replace("\\\n", " ")
-    program = _PROGRAM.search(joined)
+    command_text = text[:_MOST_CHARACTERS].replace("\\\n", " ")
+    program = _PROGRAM.search(command_text)
     if program is None:
         return None
-    words = words_of(joined[program.end() - 1 :], source)
+    words = words_of(command_text[program.end() - 1 :], source)
     return vm_of_command(options_of(words, source), source)
 
 
@@ -291,16 +291,15 @@ _PROGRAM = re.compile(r"\b(?:qemu-system-\w{1,20}|qemu-kvm|kvm)\s{1,40}-")
 
 def vm_of_command(options: Options, source: str) -> Vm:
     """The VM of a command line. Raises as read_command."""
-    said = read_command(options, source)
-    pins = (None,) * said["vcpus"]
-    return Vm(name="vm", source=source, cpu_mode="host-passthrough", vcpu_pins=pins, **said)
+    fields = read_command(options, source)
+    pins = (None,) * fields["vcpus"]
+    return Vm(name="vm", source=source, cpu_mode="host-passthrough", vcpu_pins=pins, **fields)
 
 
 def read_command(options: Options, source: str) -> dict[str, Any]:
-    """What a command line says, as fields of a Vm: topology, cells and their memory, devices and
-    their cells.
+    """Fields of a Vm in a command line: topology, cells, memory, devices and their cells.
 
-    A later -smp adds to and overrides an earlier one, as QEMU merges them. Raises ParseError.
+    A later -smp overrides an earlier one by key, as in QEMU. Raises ParseError.
     """
     smp: dict[str, str] = {}
     memory = None
@@ -418,11 +417,11 @@ def device_words(
     for number, device in enumerate(plan.vm.hostdevs):
         address = places[device.bdf]
         # Without a bus, QEMU takes the expander bus, which only bridges fit.
-        at = f",bus={tree.root}" if address is None else tree.at(address)
+        at = f",bus={tree.root}" if address is None else tree.place_text(address)
         yield "-device", f"{vfio_text(device)},id={device_id}{number}{at}"
         for cell in device.initiator_cells:
-            where = f"pci-dev={device_id}{number},node={cell}"
-            yield "-object", f"acpi-generic-initiator,id={initiator_id}{cell},{where}"
+            properties = f"pci-dev={device_id}{number},node={cell}"
+            yield "-object", f"acpi-generic-initiator,id={initiator_id}{cell},{properties}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,7 +475,7 @@ def with_tree(vm: Vm, words: Sequence[str], source: str) -> Vm:
     """The VM with the bridges and guest addresses of its command line. Raises ParseError."""
     tree = device_tree(options_of(words[1:], source), source)
     at = {device.host: device.address for device in tree.devices}
-    hostdevs = tuple(replace(one, address=at.get(one.bdf)) for one in vm.hostdevs)
+    hostdevs = tuple(replace(hostdev, address=at.get(hostdev.bdf)) for hostdev in vm.hostdevs)
     return replace(vm, controllers=tree.controllers, hostdevs=hostdevs)
 
 
@@ -504,10 +503,10 @@ def _initiators(
     objects: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]], tree: DeviceTree, source: str
 ) -> tuple[tuple[Bdf, CpuSet], ...]:
     of_id = {d.id: d.host for d in tree.devices if isinstance(d.host, Bdf)}
-    found: dict[Bdf, list[int]] = {}
+    cells_of_device: dict[Bdf, list[int]] = {}
     for kind, pairs in objects.values():
         keys = dict(pairs)
         bdf = of_id.get(keys.get("pci-dev", ""))
         if kind == "acpi-generic-initiator" and bdf is not None:
-            found.setdefault(bdf, []).append(_number(keys, "node", source))
-    return tuple((bdf, CpuSet(cells)) for bdf, cells in found.items())
+            cells_of_device.setdefault(bdf, []).append(_number(keys, "node", source))
+    return tuple((bdf, CpuSet(cells)) for bdf, cells in cells_of_device.items())

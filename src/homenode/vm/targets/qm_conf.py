@@ -23,7 +23,7 @@ from homenode.units import MIB
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestTopology, Vm
 from homenode.vm.plan import Plan, with_vm
 from homenode.vm.targets.codec import Entry, number_of, text_of, with_entries
-from homenode.vm.targets.qemu_command import escaped, options_of, ranges_text, read_command
+from homenode.vm.targets.qemu_command import escape_commas, options_of, ranges_text, read_command
 from homenode.vm.targets.script import PIN, PREPARE, plan_values, words_of
 
 KEY = re.compile(r"([a-z][a-z0-9_-]{0,40}):(.*+)\Z", re.ASCII)
@@ -77,12 +77,15 @@ class Conf:
         return None if match is None else match[1]
 
     @cached_property
-    def said(self) -> Mapping[str, Any]:
+    def vm_fields(self) -> Mapping[str, Any]:
         """Fields of a Vm: what the command says that Proxmox makes of it, and the keys that it is
         made of. Raises ParseError or InputError."""
         values, source, (sockets, cores) = self.values, self.source, self.shape
         vm = read_command(options_of(command_of(self)[1:], source), source)
-        names = [*(one.bdf for one in vm["hostdevs"]), *(one.uuid for one in vm["mediated"])]
+        names = [
+            *(device.bdf for device in vm["hostdevs"]),
+            *(device.uuid for device in vm["mediated"]),
+        ]
         if len(set(names)) < len(names):
             raise InputError(f"{source}: expected each host device once, found one twice")
         is_shaped = "cores" in values or "sockets" in values
@@ -96,7 +99,7 @@ class Conf:
             "has_iommu": vm["has_iommu"] or "viommu" in values.get("machine", ""),
         }
 
-    def numbered(self, pattern: re.Pattern[str]) -> list[str]:
+    def keys_like(self, pattern: re.Pattern[str]) -> list[str]:
         """The keys that a pattern takes, in the order of their numbers."""
         keys = filter(pattern.match, self.values)
         return sorted(keys, key=lambda key: int(key.lstrip("abcdefghijklmnopqrstuvwxyz")))
@@ -144,8 +147,7 @@ def is_conf(content: bytes) -> bool:
 
 
 def is_short_conf(content: bytes) -> bool:
-    """Whether this can be a qm configuration, for one who knows that it should be one: all of its
-    keys have defaults, and it may have only keys that other formats have too."""
+    """Whether this may be a qm configuration that consists of keys other formats have, too."""
     try:
         return any(map(_OTHER_KEYS.match, parse(content, "").values))
     except ParseError:
@@ -153,7 +155,7 @@ def is_short_conf(content: bytes) -> bool:
 
 
 def start_timeout_s(keys: Collection[str], memory_bytes: int) -> int:
-    """After how many seconds Proxmox ends the start of a VM whose configuration has these keys.
+    """Seconds after which Proxmox ends the start of a VM with these keys.
 
     Source: config_aware_timeout of PVE::QemuServer::Helpers, qemu-server 9.2.
     """
@@ -192,11 +194,11 @@ def page_bytes_of(values: Mapping[str, str], source: str) -> int | None:
 
 def pairs_of(value: str) -> tuple[tuple[str, str], ...]:
     """Keys of a property string; the default key is ""."""
-    found = []
+    pairs = []
     for word in value.split(","):
         key, equals, text = word.partition("=")
-        found.append((key, text) if equals else ("", key))
-    return tuple(found)
+        pairs.append((key, text) if equals else ("", key))
+    return tuple(pairs)
 
 
 def with_whole_cards(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
@@ -204,17 +206,17 @@ def with_whole_cards(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
     conf = parse(content, source)
     cards = {
         card_of(function_of(name, f"{source}: {key}"))
-        for key in conf.numbered(HOSTPCI)
+        for key in conf.keys_like(HOSTPCI)
         for name in functions_of(conf.values[key])
         if "." not in name and "mdev" not in dict(pairs_of(conf.values[key]))
     }
-    there = {hostdev.bdf for hostdev in vm.hostdevs}
-    more = tuple(
+    present = {hostdev.bdf for hostdev in vm.hostdevs}
+    added = tuple(
         GuestHostdev(device.bdf, None)
         for device in host.pci_devices
-        if card_of(device.bdf) in cards and device.bdf not in there
+        if card_of(device.bdf) in cards and device.bdf not in present
     )
-    return structs.replace(vm, hostdevs=(*vm.hostdevs, *more))
+    return structs.replace(vm, hostdevs=(*vm.hostdevs, *added))
 
 
 def functions_of(value: str) -> list[str]:
@@ -232,18 +234,18 @@ def function_of(name: str, source: str) -> Bdf:
 
 
 def command(content: bytes, source: str) -> tuple[str, ...]:
-    """What Proxmox makes of a configuration, as far as it says where parts of the guest are."""
+    """The QEMU options that Proxmox makes of a configuration for the parts of the guest."""
     return command_of(parse(content, source))
 
 
 def command_of(conf: Conf) -> tuple[str, ...]:
-    """As command, of one that is parsed."""
+    """`command` of a parsed configuration."""
     values, source, (sockets, cores) = conf.values, conf.source, conf.shape
     total = sockets * cores
     online = count_of(values, "vcpus", source) if "vcpus" in values else total
     memory = _memory_mib(values, source)
     pairs = [
-        ("-name", escaped(values.get("name") or "vm")),
+        ("-name", escape_commas(values.get("name") or "vm")),
         ("-machine", f"type={conf.machine}"),
         ("-smp", f"{online},sockets={sockets},cores={cores},maxcpus={total}"),
         ("-m", str(memory)),
@@ -266,26 +268,26 @@ def _numa_words(conf: Conf, memory: int) -> Iterator[tuple[str, str]]:
     if pages is not None:
         kind, folder = "memory-backend-file", (pages or 2 * MIB) // 1024
         path = f",mem-path=/run/hugepages/kvm/{folder}kB,share=on,prealloc=yes"
-    for number, key in enumerate(conf.numbered(NUMA) or [""] * sockets):
-        given = dict(pairs_of(values[key])) if key else {}
-        size = given.get("memory", "0") if key else str(memory // sockets)
-        where = f"{conf.source}: {key}"
-        number_of(size, where, expected="memory in MiB")
+    for number, key in enumerate(conf.keys_like(NUMA) or [""] * sockets):
+        properties = dict(pairs_of(values[key])) if key else {}
+        size = properties.get("memory", "0") if key else str(memory // sockets)
+        place = f"{conf.source}: {key}"
+        number_of(size, place, expected="memory in MiB")
         vcpus = CpuSet(range(number * cores, number * cores + cores))
         if key:
-            vcpus = CpuSet.parse(given.get("cpus", "").replace(";", ","), where)
+            vcpus = CpuSet.parse(properties.get("cpus", "").replace(";", ","), place)
         node = key[4:] or str(number)
         bound = ""
-        if "hostnodes" in given:
-            nodes = CpuSet.parse(given["hostnodes"].replace(";", ","), where)
-            bound = f"{ranges_text('host-nodes', nodes)},policy={given.get('policy', '')}"
+        if "hostnodes" in properties:
+            nodes = CpuSet.parse(properties["hostnodes"].replace(";", ","), place)
+            bound = f"{ranges_text('host-nodes', nodes)},policy={properties.get('policy', '')}"
         yield "-object", f"{kind},id=ram-node{node},size={size}M{path}{bound}"
         yield "-numa", f"node,nodeid={node}{ranges_text('cpus', vcpus)},memdev=ram-node{node}"
 
 
 def _own_devices(conf: Conf) -> Iterator[str]:
     """Root ports of its q35 machine, and the functions of hostpciN."""
-    keys = conf.numbered(HOSTPCI)
+    keys = conf.keys_like(HOSTPCI)
     is_q35 = "q35" in conf.machine
     if is_q35:
         for port in (*range(4), *(number for key in keys if (number := int(key[7:])) > 3)):
@@ -295,14 +297,14 @@ def _own_devices(conf: Conf) -> Iterator[str]:
                 f"chassis={port + 1},multifunction=on"
             )
     for key in keys:
-        given = dict(pairs_of(conf.values[key]))
+        properties = dict(pairs_of(conf.values[key]))
         names = functions_of(conf.values[key])
         # A vGPU that Proxmox makes, of the GPU that is named, is none of these.
-        for index, name in enumerate(names if "mdev" not in given else ()):
+        for index, name in enumerate(names if "mdev" not in properties else ()):
             bdf = function_of(name, f"{conf.source}: {key}")
             sub = f".{index}" if len(names) > 1 else ""
             at = ""
-            if is_q35 and given.get("pcie") in ("1", "on", "yes", "true"):
+            if is_q35 and properties.get("pcie") in ("1", "on", "yes", "true"):
                 shared = ",multifunction=on" if len(names) > 1 and not index else ""
                 at = f",bus=ich9-pcie-port-{int(key[7:]) + 1},addr=0x0{sub}{shared}"
             yield f"vfio-pci,host={bdf},id={key}{sub}{at}"
@@ -313,11 +315,11 @@ def with_default(value: str | None, key: str, text: str) -> str:
     if value is None:
         return text
     words = value.split(",")
-    kept = [word for word in words if "=" in word and word.partition("=")[0] != key]
-    return ",".join([text, *kept])
+    other_words = [word for word in words if "=" in word and word.partition("=")[0] != key]
+    return ",".join([text, *other_words])
 
 
-def edited(conf: Conf, wanted: Mapping[str, str | None]) -> str:
+def edit_conf(conf: Conf, changes: Mapping[str, str | None]) -> str:
     """The configuration with these values; sections and the blank lines before them stay last."""
     live, at = "".join(conf.lines[: conf.live]), 0
     entries = []
@@ -331,7 +333,7 @@ def edited(conf: Conf, wanted: Mapping[str, str | None]) -> str:
         at += len(line)
     end = len(live.rstrip("\r\n")) if live.strip() else 0
     end = live.find("\n", end) + 1 or len(live)
-    values = {key: [] if text is None else [(text, text)] for key, text in wanted.items()}
+    values = {key: [] if text is None else [(text, text)] for key, text in changes.items()}
     text = with_entries(live[:end], entries, values, joint=": ")
     return text + live[end:] + "".join(conf.lines[conf.live :])
 
@@ -351,11 +353,11 @@ def hook_script(plan: Plan, *, mirrored: bool) -> str | None:
     if not plan.vcpu_pins and not mirrored:
         return None
     # Proxmox reserves huge pages itself, and devices of hostpciN.
-    own = replace(plan, page_reservations=())
+    hook_plan = replace(plan, page_reservations=())
     if not mirrored:
-        own = with_vm(own, hostdevs=())
+        hook_plan = with_vm(hook_plan, hostdevs=())
     head = _HOOK.replace("{layout}", plan.layout.name)
     # From before `prepare` until the VM runs, with as many NICs as Proxmox takes.
     start_s = start_timeout_s(("hostpci0", "hugepages"), plan.vm.memory_bytes) + 5 * 32
     reserved = f"reserved_s={start_s + 60}\n"
-    return head + plan_values(own) + reserved + PREPARE + PIN + _HOOK_TAIL
+    return head + plan_values(hook_plan) + reserved + PREPARE + PIN + _HOOK_TAIL

@@ -27,7 +27,7 @@ def target_named(name: str) -> Target:
     return target
 
 
-def recognised(content: bytes) -> str | None:
+def recognise_target(content: bytes) -> str | None:
     """The target that a file is of, by its content."""
     return next((name for name in TARGETS if target_named(name).recognises(content)), None)
 
@@ -43,12 +43,14 @@ class VmFile(Struct, frozen=True):
 
 def target_of(content: bytes) -> str | None:
     """The target that a file is of, by its content; None for a domain document, and for others."""
-    return None if libvirt.recognises(content) else recognised(content)
+    return None if libvirt.recognises(content) else recognise_target(content)
 
 
 def kind_of(content: bytes, source: str, named: str | None = None) -> str:
-    """Whose file this is, by its content. named: the target that was asked for, of which a file may
-    be that its content alone does not tell. Raises InputError for none that is known."""
+    """The kind of a file by its content. named: the target to try if the content does not tell.
+
+    Raises InputError for an unknown kind.
+    """
     target = target_of(content)
     if target is not None:
         return target

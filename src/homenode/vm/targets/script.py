@@ -1,6 +1,6 @@
-"""Script: shell text for hosts, written from values that others may have chosen.
+"""Script: shell text for hosts; every value is one word by `quote_word`.
 
-Every value is one word of the shell by `quoted`; scripts need bash, coreutils and util-linux.
+Scripts need bash, coreutils and util-linux.
 """
 
 import shlex
@@ -13,7 +13,7 @@ from homenode.vm.plan import Plan
 from homenode.vm.targets.target import is_vgpu
 
 
-def quoted(word: str) -> str:
+def quote_word(word: str) -> str:
     """One word of a shell. Raises InputError for control characters, which no value of ours has."""
     if not word.isprintable():
         raise InputError(
@@ -26,19 +26,19 @@ def quoted(word: str) -> str:
 
 def array(name: str, words: Iterable[str]) -> str:
     """An array of bash, a line for each element."""
-    lines = "".join(f"  {quoted(word)}\n" for word in words)
+    lines = "".join(f"  {quote_word(word)}\n" for word in words)
     return f"{name}=(\n{lines})\n" if lines else f"{name}=()\n"
 
 
-def assigned(name: str, word: str) -> str:
-    return f"{name}={quoted(word)}\n"
+def assign_word(name: str, word: str) -> str:
+    return f"{name}={quote_word(word)}\n"
 
 
 def plan_values(plan: Plan) -> str:
-    """What `PIN` and `PREPARE` read: pins, devices, huge pages."""
+    """The variables of `PIN` and `PREPARE`: pins, devices, huge pages."""
     return "".join(
         (
-            assigned(
+            assign_word(
                 "emulator_pus", "" if plan.vm.emulator_pus is None else str(plan.vm.emulator_pus)
             ),
             array("vcpu_pus", map(str, plan.vcpu_pins)),
@@ -59,12 +59,12 @@ PREPARE, PIN = (package_text("vm", "targets", "scripts", f"{n}.sh") for n in ("p
 """Functions of bash."""
 
 
-def words_of(text: str, where: str) -> tuple[str, ...]:
+def words_of(text: str, place: str) -> tuple[str, ...]:
     """The words of a shell. Raises ParseError for a quote that does not end."""
     try:
         return tuple(shlex.split(text))
     except ValueError:
-        raise ParseError(where, "words of a shell", text.strip()[:60]) from None
+        raise ParseError(place, "words of a shell", text.strip()[:60]) from None
 
 
 def array_in(text: str, name: str) -> tuple[str, ...] | None:

@@ -44,21 +44,22 @@ def _has_switches(plan: Plan) -> bool:
 
 
 class Feature(StrEnum):
-    """What a plan may ask of a hypervisor: a row each.
+    """A thing that a plan may need of a hypervisor."""
 
-    words: for people. asked: whether a plan asks for it. facts: those of vm/facts.py that a target
-    which lacks the feature cannot say.
-    """
-
-    words: str
-    asked: Callable[[Plan], object]
-    facts: tuple[str, ...]
+    words: str  # for people
+    is_planned: Callable[[Plan], object]  # whether a plan needs it
+    facts: tuple[str, ...]  # ids of vm/facts.py that a target without it cannot show
 
     def __new__(
-        cls, id: str, words: str, asked: Callable[[Plan], object], *facts: str
+        cls, id: str, words: str, is_planned: Callable[[Plan], object], *facts: str
     ) -> "Feature":
         feature = str.__new__(cls, id)
-        feature._value_, feature.words, feature.asked, feature.facts = id, words, asked, facts
+        feature._value_, feature.words, feature.is_planned, feature.facts = (
+            id,
+            words,
+            is_planned,
+            facts,
+        )
         return feature
 
     VCPU_PINS = "vcpu-pins", "each vCPU on its own PUs", lambda p: p.vcpu_pins, "pins"
@@ -75,11 +76,7 @@ class Feature(StrEnum):
         "iothreads",
     )
     TOPOLOGY = "topology", "sockets and cores of the guest", lambda p: p.vm.cpu_topology, "topology"
-    THREADS = (
-        "threads",
-        "hyper-threads of the guest",
-        lambda p: p.vm.threads_per_core > 1,
-    )
+    THREADS = ("threads", "hyper-threads of the guest", lambda p: p.vm.threads_per_core > 1)
     DIES = "dies", "dies of the guest", lambda p: p.vm.cpu_topology and p.vm.cpu_topology.dies > 1
     CACHE = "cache", "shared caches of the guest", lambda p: p.vm.cpu_cache
     CELLS = (
@@ -164,19 +161,19 @@ _SUPPORT = toml.decode(package_text("vm", "targets", "support.toml"), type=dict[
 
 
 def lost_by(target: str) -> dict[Feature, Support]:
-    """What a target cannot say at all."""
+    """Features that a target lacks."""
     return {Feature[name]: lost(*texts) for name, texts in _SUPPORT["lost"][target].items()}
 
 
 def indirect_by(target: str) -> dict[Feature, Support]:
-    """What a target says with a price."""
+    """Features that a target provides at a price."""
     texts = _SUPPORT["indirect"][target]
     return {Feature[name]: indirect(how, loses) for name, (how, loses) in texts.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What is written for a target."""
+    """The files of a plan for a target."""
 
     document: bytes  # the file of -o
     # (suffix, content) of files next to it, such as a hook script
@@ -193,46 +190,37 @@ class Target(Struct, frozen=True, kw_only=True):
     ParseError or InputError. The defaults are those of a target whose file says all by itself.
     """
 
-    title: str
-    """For people."""
-    source: str
-    """The documentation, with its version."""
+    title: str  # For people
+    source: str  # The documentation, with its version
     support: Mapping[Feature, Support]
     render: Callable[[Plan, Vm, Host | None, bytes | None, str], Rendering]
     read_vm: Callable[[bytes, str], Vm]
-    recognises: Callable[[bytes], bool]
-    """Whether a file is one of this target, by its content."""
+    recognises: Callable[[bytes], bool]  # Whether a file is one of this target, by its content
     may_be: Callable[[bytes], bool] = lambda content: False
     """Whether a file can be one of this target, for who has named the target."""
     unread: frozenset[str] = frozenset()
     """Facts of vm/facts.py that its file does not say, though the target may give them."""
     one_socket: bool = False
     """vCPUs are cores of one socket unless the file says otherwise; libvirt makes each a socket."""
-    runs_qemu: bool = False
-    """The limits of the host's QEMU hold."""
-    keeps_addresses: bool = False
-    """A VM of another hypervisor keeps its PCI addresses."""
-    own_slots: tuple[GuestAddress, ...] = ()
-    """Those that it occupies itself."""
+    runs_qemu: bool = False  # The limits of the host's QEMU hold
+    keeps_addresses: bool = False  # A VM of another hypervisor keeps its PCI addresses
+    own_slots: tuple[GuestAddress, ...] = ()  # Those that it occupies itself
     architecture_of_host: bool = False
     """A file that does not name x86_64 leaves the architecture to the host."""
     on_host: Callable[[Vm, bytes, str, Host], Vm] = lambda vm, *_: vm
     """The VM with the devices that the file names by something that is on the host."""
-    says_emulator: bool = False
-    """A file without PUs for the emulator says that it is not pinned."""
-    hook_suffix: str | None = None
-    """Of the script with the pins that is written next to the file."""
-    users_own: str = ""
-    """Pattern of lines that a plan does not rely on, as `settings_of` has them."""
+    says_emulator: bool = False  # A file without PUs for the emulator says that it is not pinned
+    hook_suffix: str | None = None  # Of the script with the pins that is written next to the file
+    users_own: str = ""  # Pattern of lines that a plan does not rely on, as `settings_of` has them
     words_of: Callable[[bytes, str], Sequence[str]] | None = None
     """The command of QEMU that the file starts; None where no test guest can be made of it."""
 
 
 def settings_of(target: Target, content: bytes) -> tuple[str, ...]:
-    """The lines of a file that are not the user's own, a script's interpreter among them, without
-    blanks, quotes, comments and snapshots, each behind the less indented ones that it belongs to,
-    and in a script behind the one before it."""
-    found, above, section = [], list[tuple[int, str]](), ""
+    """The settings of a file that are homenode's: lines without blanks, quotes, comments, snapshots
+    and `users_own`, each behind the less indented ones above it, in a script behind the one before.
+    """
+    settings, above, section = [], list[tuple[int, str]](), ""
     for line in content.decode("utf-8", "replace").splitlines():
         text = "".join(line.split()).rstrip(",\\").translate(_NO_QUOTES)
         section = line.strip() if line.startswith("[") else section
@@ -243,13 +231,13 @@ def settings_of(target: Target, content: bytes) -> tuple[str, ...]:
         ):
             continue
         depth = len(line) - len(line.lstrip())
-        above = [one for one in above if one[0] < depth] + [(depth, text)]
-        path = " ".join(one for _, one in above)
+        above = [line_above for line_above in above if line_above[0] < depth] + [(depth, text)]
+        path = " ".join(line_above for _, line_above in above)
         if not (target.users_own and re.match(target.users_own, path)):
-            found.append(path)
+            settings.append(path)
     if content.startswith(b"#!"):
-        found = [f"{before} / {one}" for before, one in pairwise(("", *found))]
-    return tuple(found)
+        settings = [f"{before} / {line_above}" for before, line_above in pairwise(("", *settings))]
+    return tuple(settings)
 
 
 _NO_QUOTES = str.maketrans("", "", "'\"")
@@ -263,18 +251,19 @@ def is_vgpu(device: GuestHostdev) -> bool:
 
 
 def features_of(plan: Plan) -> frozenset[Feature]:
-    """What this plan asks of a hypervisor."""
-    return frozenset(feature for feature in Feature if feature.asked(plan))
+    """The features that a plan needs."""
+    return frozenset(feature for feature in Feature if feature.is_planned(plan))
 
 
 def lost_features(target: Target, plan: Plan) -> frozenset[Feature]:
-    """What the plan asks for and the target cannot give at all."""
+    """Features that the plan needs and the target lacks."""
     return frozenset(f for f in features_of(plan) if target.support[f].level is Level.LOST)
 
 
 def visible(vm: Vm, lost: Collection[Feature]) -> Vm:
-    """The VM as far as a file without these features, and its guest, can show it: cores where there
-    are no dies, no cells of a GPU's own memory without initiators, strict binding without modes."""
+    """The VM as a file without these features can show it: cores for dies, no cells of a GPU's own
+    memory without initiators, strict binding without modes.
+    """
     if Feature.TOPOLOGY in lost:
         vm = replace(vm, cpu_topology=None)
     if Feature.DIES in lost and vm.cpu_topology is not None:
@@ -291,27 +280,27 @@ def visible(vm: Vm, lost: Collection[Feature]) -> Vm:
         bound = tuple(replace(cell, mode=strict) for cell in vm.cells)
         vm = replace(vm, binding=(strict, vm.binding[1]), cells=bound)
     if Feature.DEVICE_CELLS in lost:
-        vm = replace(vm, hostdevs=tuple(replace(one, address=None) for one in vm.hostdevs))
+        vm = replace(vm, hostdevs=tuple(replace(device, address=None) for device in vm.hostdevs))
     return vm
 
 
 def target_findings(target: Target, plan: Plan) -> tuple[Finding, ...]:
-    """What the target cannot express of this plan, or only at a price, in the order of Feature."""
-    asked = features_of(plan)
-    found = []
+    """Features of the plan that the target lacks, or has at a price."""
+    planned = features_of(plan)
+    findings = []
     for feature in Feature:
         support = target.support[feature]
-        if feature not in asked or support.level is Level.NATIVE:
+        if feature not in planned or support.level is Level.NATIVE:
             continue
         is_lost = support.level is Level.LOST
-        found.append(
+        findings.append(
             finding(
                 "target-lost" if is_lost else "target-indirect",
                 f"{target.title}: {feature.words}",
                 observed=f"{support.how}; {support.loses}",
             )
         )
-    return tuple(found)
+    return tuple(findings)
 
 
 def refuse_older_target(target: Target, plan: Plan, version: Version) -> None:
@@ -324,7 +313,7 @@ def refuse_older_target(target: Target, plan: Plan, version: Version) -> None:
         )
     for feature in Feature:
         since = target.support[feature].since
-        if since is not None and version < since and feature.asked(plan):
+        if since is not None and version < since and feature.is_planned(plan):
             raise HostError(
                 f"{feature.words} ({target.support[feature].how}): expected {target.title} "
                 f"{version_text(since)} or newer, found {version_text(version)}",
@@ -351,16 +340,16 @@ def passed_through(
         if isinstance(name, str):
             mediated.append(GuestMediated(name, None, cell))
         else:
-            more = initiators.get(name, CpuSet())
-            functions.append(GuestHostdev(name, None, cell=cell, initiator_cells=more))
+            cells = initiators.get(name, CpuSet())
+            functions.append(GuestHostdev(name, None, cell=cell, initiator_cells=cells))
     return tuple(functions), tuple(mediated)
 
 
-def refuse_arm(guest: Vm, target: str, what: str) -> None:
+def refuse_arm(guest: Vm, target: str, purpose: str) -> None:
     """Raises InputError for a guest that is no x86_64 one."""
     if guest.architecture != "x86_64":
         raise InputError(
-            f"{target}: expected a guest of x86_64 for {what}, found {guest.architecture}",
+            f"{target}: expected a guest of x86_64 for {purpose}, found {guest.architecture}",
             hint="choose the target qemu, which takes aarch64",
         )
 
@@ -371,7 +360,7 @@ def shows_siblings(plan: Plan) -> bool:
 
 
 def shape_of_siblings(vcpus: int) -> GuestTopology:
-    """Of a guest whose file records that a layout showed it siblings, without their topology."""
+    """The topology of a guest whose file only records that it shows siblings."""
     return GuestTopology(1, 1, max(1, vcpus // 2), 2)
 
 
@@ -385,12 +374,13 @@ def refuse_unsafe_name(name: str, source: str) -> str:
     return name
 
 
-def whole_units(size_bytes: int, unit: int, what: str, target: str) -> int:
+def whole_units(size_bytes: int, unit: int, meaning: str, target: str) -> int:
     """A size in a unit that the target counts in. Raises InputError where it is not whole."""
-    count, rest = divmod(size_bytes, unit)
-    if rest:
+    count, remainder = divmod(size_bytes, unit)
+    if remainder:
         raise InputError(
-            f"{target}: expected {what} in whole units of {unit} bytes, found {size_bytes} bytes",
+            f"{target}: expected {meaning} in whole units of {unit} bytes, found "
+            f"{size_bytes} bytes",
             hint="choose a memory size that divides into them",
         )
     return count

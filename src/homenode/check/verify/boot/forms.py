@@ -27,9 +27,9 @@ from homenode.vm.targets.qemu_command import (
     Options,
     QemuPciTree,
     device_tree,
-    escaped,
+    escape_commas,
     fields_of,
-    joined,
+    join_option,
     options_of,
     ranges_text,
     size_of,
@@ -210,7 +210,7 @@ def stand_in_argv(
         *(
             word
             for address, bdf in stand_in.devices
-            for word in ("-device", f"{_endpoint(stand_in, bdf)}{tree.at(address)}")
+            for word in ("-device", f"{_endpoint(stand_in, bdf)}{tree.place_text(address)}")
         ),
         *boot_words(files, command, kvm=kvm),
     )
@@ -259,7 +259,10 @@ def _firmware(stand_in: StandInGuest, files: BootFiles) -> list[str]:
     if stand_in.uefi:
         for unit, path in enumerate((files.ovmf, files.ovmf_variables)):
             only = ",readonly=on" if unit == 0 else ""
-            words += ["-drive", f"if=pflash,format=raw,unit={unit}{only},file={escaped(path)}"]
+            words += [
+                "-drive",
+                f"if=pflash,format=raw,unit={unit}{only},file={escape_commas(path)}",
+            ]
     space = stand_in.space
     if space is not None and space.hole_bytes is not None and "q35" in stand_in.machine:
         words += ["-global", f"q35-pcihost.pci-hole64-size={space.hole_bytes}"]
@@ -323,7 +326,7 @@ def _numa(stand_in: StandInGuest) -> list[str]:
 
 
 def _serial_words(id: str, path: str) -> list[str]:
-    return ["-chardev", f"file,id={id},path={escaped(path)}", "-serial", f"chardev:{id}"]
+    return ["-chardev", f"file,id={id},path={escape_commas(path)}", "-serial", f"chardev:{id}"]
 
 
 _AS_GIVEN = ("smp", "numa")
@@ -405,18 +408,18 @@ def _booted(
         if option in _AS_GIVEN:
             pass
         elif option == "machine":
-            value = joined(machine, [pair for pair in pairs if pair[0] == "memory-backend"])
+            value = join_option(machine, [pair for pair in pairs if pair[0] == "memory-backend"])
         elif option == "m":
             value = f"{total // MIB}M"
         elif option == "object" and first.startswith("memory-backend-"):
             size = bare.scaled(size_of(keys.get("size", ""), source)) // MIB
             named = [("id", keys.get("id", "")), ("size", f"{size}M")]
-            value = joined("memory-backend-ram", named)
+            value = join_option("memory-backend-ram", named)
         elif option == "device" and first == "vfio-pci":
             place = [pair for pair in pairs if pair[0] in ("bus", "addr", "multifunction")]
-            value = joined("virtio-serial-pci", place)
+            value = join_option("virtio-serial-pci", place)
         elif option == "device" and first in QEMU_DEVICE.values():
-            value = joined(first, [pair for pair in pairs if pair[0] in _BRIDGE_KEYS])
+            value = join_option(first, [pair for pair in pairs if pair[0] in _BRIDGE_KEYS])
         else:
             if option not in _NO_PART_OF_THE_GUEST and first != "iothread":
                 what = f"-{option} {first}" if option in ("device", "object") else f"-{option}"

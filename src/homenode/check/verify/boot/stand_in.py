@@ -338,7 +338,7 @@ def _is_shared(document: Document) -> bool:
 def _iommu(document: Document) -> tuple[str, ...] | None:
     """Switches of an Intel IOMMU as QEMU spells them. eim needs KVM, and more vCPUs than there
     are here."""
-    iommu = document.root.at("devices/iommu")
+    iommu = document.root.find("devices/iommu")
     if iommu is None or iommu.get("model") != "intel":
         return None
     driver = iommu.child("driver")
@@ -367,9 +367,9 @@ def _left_out(
             yield f"the devices' BARs and the address space for them{why}"
     elif made.space is not None and made.space.shift:
         yield f"the size of BARs, their window and memory, all divided by {1 << made.space.shift}"
-    if root.at("cpu/maxphysaddr") is not None:
+    if root.find("cpu/maxphysaddr") is not None:
         yield "address bits (<maxphysaddr>)"
-    if root.at("cpu/numa/interconnects") is not None:
+    if root.find("cpu/numa/interconnects") is not None:
         yield "latencies and bandwidths of cells (<interconnects>)"
     for element in root.all("memoryBacking/*"):
         if element.name not in _BACKING:

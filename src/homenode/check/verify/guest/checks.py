@@ -19,7 +19,7 @@ from homenode.machine.tools.acpi_tables import ProximityDomain, parse_slit, pars
 from homenode.machine.topology import Host, NumaNode
 from homenode.text import first_few
 from homenode.units import MIB, format_bytes
-from homenode.vm.facts import Said, VmComparison, VmFact, compared, of_cells, said
+from homenode.vm.facts import FactValues, VmComparison, VmFact, compare, of_cells, of_vm
 from homenode.vm.guest_observation import Observation
 from homenode.vm.model import Vm, VmCell
 
@@ -58,30 +58,32 @@ def check(
 
 
 _NO_NODE = "no such node"
-_NODES = VmFact(id="nodes", title="NUMA nodes", of=lambda vm: said(len(vm.cells)))
+_NODES = VmFact(id="nodes", title="NUMA nodes", values=lambda vm: of_vm(len(vm.cells)))
 _KERNEL_FACTS = (
     VmFact(
-        id="vcpus", title="vCPUs", of=lambda vm: said(CpuSet(range(vm.vcpus)) - vm.offline_vcpus)
+        id="vcpus",
+        title="vCPUs",
+        values=lambda vm: of_vm(CpuSet(range(vm.vcpus)) - vm.offline_vcpus),
     ),
     _NODES,
     VmFact(
         id="node-vcpus",
-        of=lambda vm: of_cells(vm, lambda cell: f"vCPUs {cell.vcpus or 'none'}"),
+        values=lambda vm: of_cells(vm, lambda cell: f"vCPUs {cell.vcpus or 'none'}"),
         nothing=_NO_NODE,
     ),
-    VmFact(id="distances", of=lambda vm: of_cells(vm, _row, "distances from ")),
+    VmFact(id="distances", values=lambda vm: of_cells(vm, _row, "distances from ")),
 )
 """What a guest's kernel says of its VM, but for memory: rows as those of vm/facts.py."""
 _FIRMWARE_FACTS = (
     replace(_NODES, title="SRAT: nodes"),
     VmFact(
         id="vcpus",
-        of=lambda vm: of_cells(vm, lambda cell: f"{len(cell.vcpus)} vCPUs", "SRAT: "),
+        values=lambda vm: of_cells(vm, lambda cell: f"{len(cell.vcpus)} vCPUs", "SRAT: "),
         after=("nodes",),
     ),
     VmFact(
         id="distances",
-        of=lambda vm: of_cells(vm, _row, "SLIT: distances from "),
+        values=lambda vm: of_cells(vm, _row, "SLIT: distances from "),
         after=("nodes",),
     ),
 )
@@ -91,7 +93,7 @@ _FIRMWARE_FACTS = (
 def _memory(kernel_bytes: int) -> VmFact:
     """The row of each node's memory, of which the kernel may keep so much for itself."""
 
-    def room(vm: Vm) -> Said:
+    def room(vm: Vm) -> FactValues:
         more = vm.memory_devices
         return {
             f"memory of cell {cell.id}": (
@@ -113,7 +115,7 @@ def _memory(kernel_bytes: int) -> VmFact:
         wanted += f", {format_bytes(balloon)} for the balloon" if balloon else ""
         return "", wanted, _NO_NODE if have is None else format_bytes(have[0])
 
-    return VmFact(id="node-memory", of=room, same=same, show_both=shown)
+    return VmFact(id="node-memory", values=room, agrees=same, show_both=shown)
 
 
 def _promised(expected: Expectation) -> Vm:
@@ -145,7 +147,7 @@ class GuestComparison(Struct, frozen=True):
         nodes = self.node_of_cell.items()
         unknown = {f"memory of cell {cell}" for cell, n in nodes if n.memory_bytes is None}
         facts = (*_KERNEL_FACTS, _memory(self.kernel_bytes))
-        for one in compared(_promised(self.expected), self._shown(), facts):
+        for one in compare(_promised(self.expected), self._shown(), facts):
             if one.fact.id != "node-memory" or one.observed != _NO_NODE:
                 severity = Severity.INCONCLUSIVE if one.title in unknown else None
                 yield _line(one.fact.id, one, severity)
@@ -390,7 +392,7 @@ def firmware_checks(expected: Expectation, found: FirmwareNodes) -> Iterator[Che
         for i, one in enumerate(domains)
     ]
     facts = _FIRMWARE_FACTS if rows else _FIRMWARE_FACTS[:-1]
-    for one in compared(planned, replace(planned, cells=tuple(cells)), facts):
+    for one in compare(planned, replace(planned, cells=tuple(cells)), facts):
         yield _line("firmware-nodes", one)
 
 

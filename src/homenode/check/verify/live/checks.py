@@ -19,7 +19,7 @@ from homenode.findings import Finding, Findings, Severity, finding, in_order
 from homenode.indices import NodeIndex
 from homenode.text import command_line, plural
 from homenode.units import KIB, format_bytes
-from homenode.vm.facts import Said, VmComparison, VmFact, diff
+from homenode.vm.facts import FactValues, VmComparison, VmFact, diff
 from homenode.vm.model import MemoryDevice, Vm, VmCell
 
 _KVMS_OWN = "kvm-nx-lpage-re"
@@ -41,7 +41,7 @@ Piece = VmCell | MemoryDevice
 """Memory that QEMU maps at once."""
 
 
-def _of_vcpus(vm: Vm) -> Said:
+def _of_vcpus(vm: Vm) -> FactValues:
     pins = enumerate(vm.vcpu_pins)
     return {f"vCPU {n}": pin and _Threads(("vcpupin", str(n)), (pin,)) for n, pin in pins}
 
@@ -53,7 +53,7 @@ def _both_threads(home: _Threads, found: _Threads | None) -> tuple[str, str, str
     return "", pus, f"PUs {found.strays(home) or 'none'}"
 
 
-def _of_pieces(get: Callable[[Piece], Any]) -> Callable[[Vm], Said]:
+def _of_pieces(get: Callable[[Piece], Any]) -> Callable[[Vm], FactValues]:
     return lambda vm: {subject: get(piece) for subject, piece in vm.memory_pieces.items()}
 
 
@@ -75,16 +75,16 @@ def _both_pages(planned: Piece, found: Piece | None) -> tuple[str, str, str]:
 
 _VCPUS = VmFact(
     id="live-vcpu",
-    of=_of_vcpus,
-    same=lambda home, found: all(one <= home.pus[0] for one in found.pus),
+    values=_of_vcpus,
+    agrees=lambda home, found: all(one <= home.pus[0] for one in found.pus),
     show_both=_both_threads,
 )
 _LIVE_FACTS = (
     _VCPUS,
     VmFact(
         id="live-vcpus",
-        of=lambda vm: {vm.name: vm.vcpus},
-        same=lambda planned, found: found <= planned,
+        values=lambda vm: {vm.name: vm.vcpus},
+        agrees=lambda planned, found: found <= planned,
         show_both=lambda planned, found: (
             "",
             f"{planned} vCPUs",
@@ -94,7 +94,7 @@ _LIVE_FACTS = (
     replace(
         _VCPUS,
         id="live-iothread",
-        of=lambda vm: {
+        values=lambda vm: {
             f"IOThread {number}": _Threads(("iothreadpin", str(number)), (pus,))
             for number, pus in vm.iothread_pins
         },
@@ -102,26 +102,26 @@ _LIVE_FACTS = (
     replace(
         _VCPUS,
         id="live-emulator",
-        of=lambda vm: {
+        values=lambda vm: {
             f"emulator thread {name!r}": _Threads(("emulatorpin",), pus)
             for name, pus in vm.emulator_threads
         },
     ),
     VmFact(
         id="live-binding",
-        of=_of_pieces(lambda piece: piece.nodes or None),
+        values=_of_pieces(lambda piece: piece.nodes or None),
         show="bound to node {}".format,
         may_lack=True,
     ),
     VmFact(
         id="live-memory",
-        of=_of_pieces(lambda one: one if one.nodes or one.bytes_by_node is not None else None),
-        same=_is_home,
+        values=_of_pieces(lambda one: one if one.nodes or one.bytes_by_node is not None else None),
+        agrees=_is_home,
         show_both=_both_pages,
     ),
     VmFact(
         id="live-page-size",
-        of=_of_pieces(lambda piece: piece.page_bytes),
+        values=_of_pieces(lambda piece: piece.page_bytes),
         show=lambda size: f"pages of {format_bytes(size)}",
         may_lack=True,
     ),
@@ -156,7 +156,7 @@ def placement_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
 
 def _case(one: VmComparison, vm: RunningVm) -> tuple[str, dict[str, Any]]:
     """Id of the finding of a difference, and what only this case has."""
-    name, home, found = one.fact.id, one.wanted, one.found
+    name, home, found = one.fact.id, one.planned_value, one.found_value
     if isinstance(home, _Threads):
         if found is None:
             return f"{name}-missing", {}

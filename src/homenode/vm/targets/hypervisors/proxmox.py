@@ -1,10 +1,9 @@
 """Proxmox: the plan as lines of a qm configuration, raw QEMU arguments and a hook script.
 
-What Proxmox makes of a configuration is known from its published pairs of configuration and
-command (src/test/cfg2cmd of qemu-server). `args:` goes behind everything that Proxmox writes
-itself, so that a later -smp there overrides the one before. The root bus of its q35 machine holds
-four root ports, two USB controllers and a bridge (pve-q35-4.0.cfg); buses of ours have ids that
-begin with "hn".
+qemu-server's published pairs of configuration and command (src/test/cfg2cmd) show what Proxmox
+makes of a line. `args:` goes behind its own options, so a -smp there overrides the first. The root
+bus of its q35 holds four root ports, two USB controllers and a bridge (pve-q35-4.0.cfg); ids of
+homenode's buses begin with "hn".
 """
 
 import re
@@ -42,7 +41,7 @@ from homenode.vm.targets.qm_conf import (
     Conf,
     card_of,
     command,
-    edited,
+    edit_conf,
     function_of,
     functions_of,
     hook_script,
@@ -160,9 +159,9 @@ def _write_head(writing: Writing[Conf]) -> Mapping[str, str]:
     return head if is_kvm else {**head, "kvm": "0"}
 
 
-def _said(*fields: str) -> Callable[[Conf], Mapping[str, Any]]:
+def _read_fields(*fields: str) -> Callable[[Conf], Mapping[str, Any]]:
     """A reader of what the command says that Proxmox makes of the configuration."""
-    return lambda conf: {field: conf.said[field] for field in fields}
+    return lambda conf: {field: conf.vm_fields[field] for field in fields}
 
 
 def _write_size(writing: Writing[Conf]) -> Mapping[str, str | None]:
@@ -172,12 +171,12 @@ def _write_size(writing: Writing[Conf]) -> Mapping[str, str | None]:
         sockets = shape.sockets
     elif plan.vm.vcpus % sockets:
         sockets = 1
-    wanted = {"sockets": str(sockets)}
+    lines = {"sockets": str(sockets)}
     if not writing.is_new and sockets == 1 and "sockets" not in values:
-        wanted = {}
+        lines = {}
     memory = with_default(values.get("memory"), "current", str(writing.memory_mib))
-    wanted |= {"cores": str(plan.vm.vcpus // sockets), "memory": memory}
-    return wanted | ({"vcpus": str(plan.vm.vcpus)} if "vcpus" in values else {})
+    lines |= {"cores": str(plan.vm.vcpus // sockets), "memory": memory}
+    return lines | ({"vcpus": str(plan.vm.vcpus)} if "vcpus" in values else {})
 
 
 def _numa_lines(writing: Writing[Conf]) -> dict[str, str | None]:
@@ -194,8 +193,8 @@ def _numa_lines(writing: Writing[Conf]) -> dict[str, str | None]:
         elif plan.vm.page_bytes is not None:
             # Proxmox asks for the nodes of huge pages, of a VM that is bound to none as well;
             # preferred leaves the others to it.
-            there = () if host is None else host.nodes
-            usable = (node.index for node in there if node.memory_bytes and node.pus)
+            host_nodes = () if host is None else host.nodes
+            usable = (node.index for node in host_nodes if node.memory_bytes and node.pus)
             first = (*plan.nodes, *usable, NodeIndex(0))[0]
             bound = f",hostnodes={first},policy=preferred"
         vcpus, size = str(cell.vcpus).replace(",", ";"), writing.mib_of(cell)
@@ -207,13 +206,13 @@ def _keeps_cell(writing: Writing[Conf]) -> bool:
     """Whether the file has one cell, which the layout leaves as it was."""
     hook = writing.file.values.get(_HOOK_KEY, "")
     of_user = not writing.plan.vcpu_pins and not _numa_lines(writing) and _OUR_HOOK not in hook
-    return of_user and len(writing.file.numbered(NUMA)) == 1
+    return of_user and len(writing.file.keys_like(NUMA)) == 1
 
 
 def _write_numa(writing: Writing[Conf]) -> Mapping[str, str | None]:
-    plan, there = writing.plan, writing.file.values.get("numa")
+    plan, present = writing.plan, writing.file.values.get("numa")
     has_nodes = plan.is_mirrored or has_backend(plan)
-    return {} if _keeps_cell(writing) else {"numa": "1" if has_nodes else "0" if there else None}
+    return {} if _keeps_cell(writing) else {"numa": "1" if has_nodes else "0" if present else None}
 
 
 def _write_cells(writing: Writing[Conf]) -> Mapping[str, str | None]:
@@ -221,7 +220,7 @@ def _write_cells(writing: Writing[Conf]) -> Mapping[str, str | None]:
     pages = {} if page is None else {"hugepages": str(page // MIB) if page else "any"}
     if _keeps_cell(writing):
         return pages
-    return {**pages, **dict.fromkeys(writing.file.numbered(NUMA), None), **_numa_lines(writing)}
+    return {**pages, **dict.fromkeys(writing.file.keys_like(NUMA), None), **_numa_lines(writing)}
 
 
 def _write_affinity(writing: Writing[Conf]) -> Mapping[str, str | None]:
@@ -231,10 +230,10 @@ def _write_affinity(writing: Writing[Conf]) -> Mapping[str, str | None]:
 
 
 def _write_hook(writing: Writing[Conf]) -> Mapping[str, str | None]:
-    there = writing.file.values.get(_HOOK_KEY)
+    present = writing.file.values.get(_HOOK_KEY)
     if _hook(writing) is not None:
-        return {_HOOK_KEY: there or _own_hook(writing)}
-    return {_HOOK_KEY: None} if (there or "").startswith(_OUR_HOOK) else {}
+        return {_HOOK_KEY: present or _own_hook(writing)}
+    return {_HOOK_KEY: None} if (present or "").startswith(_OUR_HOOK) else {}
 
 
 def _read_pins(conf: Conf) -> Mapping[str, Any]:
@@ -243,7 +242,7 @@ def _read_pins(conf: Conf) -> Mapping[str, Any]:
     if affinity is None:
         return {"emulator_pus": None}
     pus = CpuSet.parse(affinity, f"{conf.source}: affinity")
-    return {"emulator_pus": pus, "vcpu_pins": (pus,) * conf.said["vcpus"]}
+    return {"emulator_pus": pus, "vcpu_pins": (pus,) * conf.vm_fields["vcpus"]}
 
 
 def _in_args(plan: Plan) -> bool:
@@ -265,24 +264,27 @@ def _hostpci(writing: Writing[Conf]) -> tuple[dict[str, str | None], list[Findin
     plan, conf = writing.plan, writing.file
     planned = {device.bdf for device in plan.vm.hostdevs if not is_vgpu(device)}
     lines: dict[str, str | None] = {}
-    left: dict[str, str] = {}
-    there: set[Bdf] = set()
+    reason_of_key: dict[str, str] = {}
+    present: set[Bdf] = set()
     for key in filter(HOSTPCI.match, conf.values):
         keys, names = dict(pairs_of(conf.values[key])), functions_of(conf.values[key])
         functions = {function_of(name, f"{writing.source}: {key}") for name in names}
         if not functions or "mdev" in keys:
-            left[key] = "names a mapping or a mediated device: it stays as it is"
+            reason_of_key[key] = "names a mapping or a mediated device: it stays as it is"
         elif not functions & planned:
             lines[key] = None  # other GPUs were chosen in its place
         elif _in_args(plan):
             lines[key] = None
             dropped = ", ".join(name for name in keys if name not in ("", "host", "pcie"))
-            left |= {key: f"its {dropped} is not carried over into args"} if dropped else {}
+            reason_of_key |= (
+                {key: f"its {dropped} is not carried over into args"} if dropped else {}
+            )
         else:
             cards = {card_of(f) for f in functions if any("." not in name for name in names)}
-            there |= functions | {bdf for bdf in planned if card_of(bdf) in cards}
+            present |= functions | {bdf for bdf in planned if card_of(bdf) in cards}
     findings = [
-        finding("target-left", f"Proxmox: {key}", observed=why) for key, why in left.items()
+        finding("target-left", f"Proxmox: {key}", observed=reason)
+        for key, reason in reason_of_key.items()
     ]
     if _in_args(plan):
         return lines, findings
@@ -290,7 +292,7 @@ def _hostpci(writing: Writing[Conf]) -> tuple[dict[str, str | None], list[Findin
     free = iter(f"hostpci{i}" for i in range(_MOST_DEVICES) if f"hostpci{i}" not in in_use)
     groups: dict[Bdf, list[Bdf]] = {}
     for device in plan.vm.hostdevs:
-        if device.bdf not in there and not is_vgpu(device):
+        if device.bdf not in present and not is_vgpu(device):
             groups.setdefault(device.group or device.bdf, []).append(device.bdf)
     pcie = ",pcie=1" if "q35" in conf.values.get("machine", "" if conf.values else "q35") else ""
     for members in groups.values():
@@ -318,7 +320,7 @@ def _write_args(writing: Writing[Conf]) -> Mapping[str, str | None]:
     if "-uuid" not in (args or "").split():  # in front of ours, as the next plan finds it
         uuid = (word for pair in uuid_words(plan, writing.guest) for word in pair)
         args = " ".join((*filter(None, [args]), *uuid))
-    before = None if writing.is_new else writing.file.said["pcihole64_bytes"]
+    before = None if writing.is_new else writing.file.vm_fields["pcihole64_bytes"]
     ours = " ".join(f"{option} {value}" for option, value in _words(plan, before))
     return {"args": _with_args(args, ours, writing.source)}
 
@@ -361,20 +363,20 @@ def _with_args(value: str | None, ours: str, source: str) -> str | None:
     """`args` with our words at its end in place of those of an earlier plan."""
     text = value or ""
     spans = [(m.start(), m.end()) for m in _WORD.finditer(text)]
-    kept, at, index = "", 0, 0
+    words, at, index = "", 0, 0
     while index < len(spans):
         start, end = spans[index]
         option = text[start:end]
         following = text[slice(*spans[index + 1])] if index + 1 < len(spans) else ""
         if _is_ours(option, following):
-            kept += text[at:start]
+            words += text[at:start]
             at = spans[index + 1][1]
             at += len(text[at:]) - len(text[at:].lstrip())
             index += 1
         index += 1
-    kept = (kept + text[at:]).rstrip()
-    options_of(words_of(kept, f"{source}: args"), f"{source}: args")
-    return " ".join(filter(None, (kept, ours))) or None
+    words = (words + text[at:]).rstrip()
+    options_of(words_of(words, f"{source}: args"), f"{source}: args")
+    return " ".join(filter(None, (words, ours))) or None
 
 
 def _is_ours(option: str, value: str) -> bool:
@@ -390,22 +392,22 @@ def _is_ours(option: str, value: str) -> bool:
     )
 
 
-def _findings(writing: Writing[Conf], wanted: Mapping[str, str | None]) -> Iterator[Finding]:
+def _findings(writing: Writing[Conf], lines: Mapping[str, str | None]) -> Iterator[Finding]:
     plan, conf = writing.plan, writing.file
     yield from _hostpci(writing)[1]
     # What a start with these devices may take by Proxmox's own rule, where it gives less.
-    keys = {key for key, value in {**conf.values, **wanted}.items() if value is not None}
+    keys = {key for key, value in {**conf.values, **lines}.items() if value is not None}
     needed = start_timeout_s(keys | {"hostpci0"}, plan.vm.memory_bytes)
-    given = start_timeout_s(keys, plan.vm.memory_bytes)
-    if plan.vm.hostdevs and given < needed:
+    timeout_s = start_timeout_s(keys, plan.vm.memory_bytes)
+    if plan.vm.hostdevs and timeout_s < needed:
         yield finding(
             "target-start-timeout",
             "Proxmox: time-out of the start",
-            observed=f"Proxmox does not see devices in args: it ends a start after {given} s, "
+            observed=f"Proxmox does not see devices in args: it ends a start after {timeout_s} s, "
             f"and with hostpciN after {needed} s, since VFIO pins all memory",
             values={"vmid": conf.vmid or "VMID", "seconds": needed},
         )
-    hook = wanted.get(_HOOK_KEY)
+    hook = lines.get(_HOOK_KEY)
     if hook is not None and hook == _own_hook(writing):
         yield finding(
             "target-hook",
@@ -421,7 +423,7 @@ def _findings(writing: Writing[Conf], wanted: Mapping[str, str | None]) -> Itera
             "Proxmox: hookscript",
             observed=f"{hook} is there already and stays: vCPUs are not pinned, devices not bound",
         )
-    undone = sorted(set(conf.pending) & {key for key, value in wanted.items() if value is not None})
+    undone = sorted(set(conf.pending) & {key for key, value in lines.items() if value is not None})
     if undone:
         yield finding(
             "target-left",
@@ -439,14 +441,12 @@ def _companions(writing: Writing[Conf], _: object) -> tuple[tuple[str, bytes], .
 ROWS = (
     Row(
         says={Feature.TOPOLOGY: native("`sockets`, `cores`")},
-        read=_said("vcpus", "memory_bytes", "cpu_topology"),
+        read=_read_fields("vcpus", "memory_bytes", "cpu_topology"),
         write=_write_size,
     ),
     Row(
-        says={
-            Feature.CELLS: native("`numaN: cpus=,memory=`, at most 8", (3, 3, 7)),
-        },
-        read=_said("cells"),
+        says={Feature.CELLS: native("`numaN: cpus=,memory=`, at most 8", (3, 3, 7))},
+        read=_read_fields("cells"),
         write=_write_numa,
     ),
     Row(
@@ -471,7 +471,7 @@ ROWS = (
             Feature.MEMORY_MODE: native("`numaN: policy=`", (3, 3, 7)),
             Feature.HUGE_PAGES: native("`hugepages: 2` or `1024`", (4, 0, 83)),
         },
-        read=_said("binding", "page_bytes"),
+        read=_read_fields("binding", "page_bytes"),
         write=_write_cells,
     ),
     Row(read=_read_head, write=_write_head),
@@ -479,15 +479,15 @@ ROWS = (
         says={
             Feature.DEVICES: native("`hostpciN`, at most 16; in `args` where the layout shows PCIe")
         },
-        read=_said("hostdevs", "mediated"),
+        read=_read_fields("hostdevs", "mediated"),
         write=_write_devices,
     ),
     Row(
         says={Feature.IOMMU: native("`machine: q35,viommu=intel`", (8, 1, 2))},
-        read=_said("has_iommu"),
+        read=_read_fields("has_iommu"),
         write=_write_iommu,
     ),
-    Row(says=indirect_by("proxmox"), read=_said("pcihole64_bytes"), write=_write_args),
+    Row(says=indirect_by("proxmox"), read=_read_fields("pcihole64_bytes"), write=_write_args),
     Row(
         says={
             Feature.IOTHREAD_PINS: lost(
@@ -504,7 +504,7 @@ CODEC = Codec(
     rows=ROWS,
     parse=parse,
     new=lambda guest, plan: f"# homenode: layout {plan.layout.name}\n",
-    edited=lambda writing, wanted: edited(writing.file, wanted),
+    edited=lambda writing, lines: edit_conf(writing.file, lines),
     refuse=_refuse,
     findings=_findings,
     companions=_companions,

@@ -1,6 +1,6 @@
 """QEMU: the plan as a script that starts QEMU with every option, and pins its threads.
 
-What a row writes is options under a name of its own; the script has them in the order of the rows.
+Each row writes options under a name of its own, in the order of the rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from homenode.vm.targets.qemu_command import (
     QemuPciTree,
     cpu_text,
     device_words,
-    escaped,
+    escape_commas,
     fields_of,
     has_backend,
     numa_words,
@@ -34,7 +34,7 @@ from homenode.vm.targets.qemu_command import (
     smp_text,
     uuid_words,
 )
-from homenode.vm.targets.script import PIN, PREPARE, array_in, pins_in, plan_values, quoted
+from homenode.vm.targets.script import PIN, PREPARE, array_in, pins_in, plan_values, quote_word
 from homenode.vm.targets.target import Feature, indirect, native
 
 _HOLE = "q35-pcihost.pci-hole64-size="
@@ -73,7 +73,7 @@ class Script(NamedTuple):
         return self.words[0].endswith("aarch64")
 
     def value(self, option: str) -> str:
-        """Of the last option of that name; "" where there is none."""
+        """The value of the last option of that name, or ""."""
         return dict(self.options).get(option) or ""
 
 
@@ -93,7 +93,7 @@ def _new(guest: Vm, plan: Plan) -> str:
 def _refuse(writing: Writing[Script]) -> None:
     if writing.guest.architecture not in ("x86_64", "aarch64"):
         raise InputError(
-            f"qemu: expected a guest of x86_64 or aarch64, found {writing.guest.architecture}",
+            f"qemu: expected a guest of x86_64 or aarch64, found {writing.guest.architecture}"
         )
 
 
@@ -101,11 +101,11 @@ Pairs = list[tuple[str, str | None]]
 """Options with their dash, and their values."""
 
 
-def _edited(writing: Writing[Script], wanted: Mapping[str, Pairs]) -> str:
+def _render_script(writing: Writing[Script], options: Mapping[str, Pairs]) -> str:
     """The script, whole: same plan, same bytes."""
     plan, guest = writing.plan, writing.guest
     locked = 0 if plan.aperture is None else plan.aperture.memlock_bytes // 1024
-    pairs = (pair for own in wanted.values() for pair in own)
+    pairs = (pair for pairs_of_row in options.values() for pair in pairs_of_row)
     command = (
         f"qemu-system-{guest.architecture}",
         *(part for pair in pairs for part in pair if part is not None),
@@ -123,12 +123,12 @@ def _edited(writing: Writing[Script], wanted: Mapping[str, Pairs]) -> str:
 
 def _qemu_array(words: tuple[str, ...]) -> str:
     """The command as an array, an option with its value on each line."""
-    lines = [quoted(words[0])]
-    rest = list(words[1:])
-    while rest:
-        option = rest.pop(0)
-        has_value = rest and not rest[0].startswith("-")
-        lines.append(f"{option} {quoted(rest.pop(0))}" if has_value else option)
+    lines = [quote_word(words[0])]
+    remaining = list(words[1:])
+    while remaining:
+        option = remaining.pop(0)
+        has_value = remaining and not remaining[0].startswith("-")
+        lines.append(f"{option} {quote_word(remaining.pop(0))}" if has_value else option)
     return "qemu=(\n" + "".join(f"  {line}\n" for line in lines) + ")\n"
 
 
@@ -180,7 +180,7 @@ def _read_head(script: Script) -> Mapping[str, Any]:
 
 def _write_head(writing: Writing[Script]) -> Mapping[str, Pairs]:
     guest, is_kvm = writing.guest, writing.guest.domain_type == "kvm"
-    name = f"guest={escaped(guest.name)},debug-threads=on"
+    name = f"guest={escape_commas(guest.name)},debug-threads=on"
     accelerator = ("-accel", "kvm" if is_kvm else "tcg")
     return {"head": [("-name", name), ("-machine", _machine(writing.plan, guest)), accelerator]}
 
@@ -191,9 +191,9 @@ def _write_cpu(writing: Writing[Script]) -> Mapping[str, Pairs]:
 
 
 def _read_command(script: Script) -> Mapping[str, Any]:
-    said = read_command(script.options, script.source)
+    fields = read_command(script.options, script.source)
     model = "smmuv3" if script.is_arm else "intel"
-    return {**said, "iommu_model": model if said["has_iommu"] else None}
+    return {**fields, "iommu_model": model if fields["has_iommu"] else None}
 
 
 def _write_memory(writing: Writing[Script]) -> Mapping[str, Pairs]:
@@ -234,18 +234,18 @@ def _write_iothreads(writing: Writing[Script]) -> Mapping[str, Pairs]:
 
 
 def _write_window(writing: Writing[Script]) -> Mapping[str, Pairs]:
-    """That of the file stays where the plan asks for none."""
+    """The plan's window, or the file's."""
     window = {
         option: value
         for option, value in writing.file.options
         if (option == "global" and (value or "").startswith(_HOLE))
         or (option == "fw_cfg" and (value or "").startswith(_FIRMWARE_WINDOW))
     }
-    wanted = writing.plan.aperture
-    if wanted is not None and wanted.pcihole64_bytes is not None and writing.guest.is_q35:
-        window["global"] = _HOLE + size_text(wanted.pcihole64_bytes)
-    if wanted is not None and wanted.firmware_mmio64_mib is not None:
-        window["fw_cfg"] = f"{_FIRMWARE_WINDOW}{wanted.firmware_mmio64_mib}"
+    aperture = writing.plan.aperture
+    if aperture is not None and aperture.pcihole64_bytes is not None and writing.guest.is_q35:
+        window["global"] = _HOLE + size_text(aperture.pcihole64_bytes)
+    if aperture is not None and aperture.firmware_mmio64_mib is not None:
+        window["fw_cfg"] = f"{_FIRMWARE_WINDOW}{aperture.firmware_mmio64_mib}"
     words: Pairs = [(f"-{o}", window[o]) for o in ("global", "fw_cfg") if o in window]
     alone: Pairs = [("-nodefaults", None), ("-no-user-config", None), ("-display", "none")]
     return {"window": [*words, *alone]}
@@ -269,18 +269,18 @@ def _tree(plan: Plan, guest: Vm) -> tuple[tuple[GuestPciController, ...], dict[B
     where neither plan nor document has one for it."""
     # Cells of the document are no more, but for those that the plan mirrors.
     cells = len(plan.cells) if plan.is_mirrored else 0
-    known = {
+    controller_of = {
         c.index: c if c.cell is None or c.cell < cells else replace(c, cell=None)
         for c in guest.controllers
         if c.model != "pcie-root"
     }
-    known |= {c.index: c for c in plan.vm.controllers}
+    controller_of |= {c.index: c for c in plan.vm.controllers}
     used: dict[int, GuestPciController] = {}
 
     def use(index: int) -> bool:
         if not index or index in used:
             return True
-        controller = known.get(index)
+        controller = controller_of.get(index)
         if controller is None or controller.address is None or not use(controller.address.bus):
             return False
         used[index] = controller
@@ -295,18 +295,18 @@ def _tree(plan: Plan, guest: Vm) -> tuple[tuple[GuestPciController, ...], dict[B
     slots = {c.address.device for c in used.values() if c.address and not c.address.bus}
     slots |= {a.device for a in places.values() if not a.bus}
     # The last ones: QEMU gives the first to its -vga and -nic before it makes any -device.
-    left = [device for device in plan.vm.hostdevs if device.bdf not in places]
+    unplaced = [device for device in plan.vm.hostdevs if device.bdf not in places]
     shares = guest.is_q35 or guest.is_virt
-    wanted = len({device.group if shares else device.bdf for device in left})
+    slot_count = len({device.group if shares else device.bdf for device in unplaced})
     slots_left = [slot for slot in range(2, 0x1A) if slot not in slots]
-    if wanted > len(slots_left):
+    if slot_count > len(slots_left):
         raise InputError(
-            f"qemu: expected at most {len(slots_left)} devices on the root bus, found {wanted}",
+            f"qemu: expected at most {len(slots_left)} devices on the root bus, found {slot_count}",
             hint="choose a layout with -pci" if shares else "choose fewer devices, or machine q35",
         )
-    free = iter(slots_left[-wanted:])
+    free = iter(slots_left[-slot_count:])
     ports: dict[object, GuestAddress] = {}
-    for device in left:
+    for device in unplaced:
         if device.bdf in places:
             continue
         if not shares:
@@ -315,7 +315,7 @@ def _tree(plan: Plan, guest: Vm) -> tuple[tuple[GuestPciController, ...], dict[B
         # Functions of one card stay in one slot: the group's first has the port.
         if device.group not in ports:
             index = max(used, default=0) + 1
-            known[index] = used[index] = GuestPciController(
+            controller_of[index] = used[index] = GuestPciController(
                 index, "pcie-root-port", GuestAddress(0, 0, next(free), 0)
             )
             ports[device.group] = GuestAddress(0, index, 0, 0)
@@ -420,7 +420,7 @@ CODEC = Codec(
     rows=ROWS,
     parse=parse,
     new=_new,
-    edited=_edited,
+    edited=_render_script,
     refuse=_refuse,
     findings=_findings,
 )

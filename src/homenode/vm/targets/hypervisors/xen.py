@@ -138,15 +138,15 @@ def is_config(content: bytes) -> bool:
     return "name" in keys and bool(keys & {"memory", "vcpus", "type", "builder", "kernel", "disk"})
 
 
-def _edited(writing: Writing[Config], wanted: Mapping[str, str | None]) -> str:
+def _render_config(writing: Writing[Config], lines: Mapping[str, str | None]) -> str:
     config = writing.file
     values = {
         key: [] if text is None else [(parse(f"x={text}".encode(), key).values["x"], text)]
-        for key, text in wanted.items()
+        for key, text in lines.items()
         if key != _RECORD
     }
     text = with_entries(config.text, config.pairs, values)
-    if wanted[_RECORD] is not None:
+    if lines[_RECORD] is not None:
         return text if _EXPOSED in text else f"{text}{_EXPOSED}\n"
     return text.replace(f"{_EXPOSED}\r\n", "").replace(f"{_EXPOSED}\n", "")
 
@@ -181,18 +181,18 @@ def _read_size(config: Config) -> Mapping[str, Any]:
 
 def _write_size(writing: Writing[Config]) -> Mapping[str, str]:
     memory, vcpus = str(writing.memory_mib), str(writing.plan.vm.vcpus)
-    most = {"maxvcpus": vcpus, "maxmem": memory}
-    there = {key: text for key, text in most.items() if key in writing.file.values}
-    return {"vcpus": vcpus, "memory": memory, **there}
+    limits = {"maxvcpus": vcpus, "maxmem": memory}
+    present = {key: text for key, text in limits.items() if key in writing.file.values}
+    return {"vcpus": vcpus, "memory": memory, **present}
 
 
 def _read_pins(config: Config) -> Mapping[str, Any]:
-    values, where = config.values, f"{config.source}: cpus"
+    values, place = config.values, f"{config.source}: cpus"
     cpus = values.get("cpus", values.get("cpus_soft", []))
     if isinstance(cpus, list):
-        return {"vcpu_pins": tuple(CpuSet.parse(str(one), where) for one in cpus)}
+        return {"vcpu_pins": tuple(CpuSet.parse(str(pus), place) for pus in cpus)}
     if re.match(r"[0-9,-]+\Z", str(cpus)):
-        return {"vcpu_pins": (CpuSet.parse(str(cpus), where),) * _count(config, "vcpus", 1)}
+        return {"vcpu_pins": (CpuSet.parse(str(cpus), place),) * _count(config, "vcpus", 1)}
     return {}
 
 
@@ -211,21 +211,21 @@ def _write_pins(writing: Writing[Config]) -> Mapping[str, str | None]:
 
 
 def _read_cells(config: Config) -> Mapping[str, Any]:
-    where = f"{config.source}: vnuma"
+    place = f"{config.source}: vnuma"
     nodes = enumerate(config.list("vnuma"))
-    return {"cells": tuple(_cell(number, node, where) for number, node in nodes)}
+    return {"cells": tuple(_cell(number, node, place) for number, node in nodes)}
 
 
 def _cell(number: int, node: Value, source: str) -> VmCell:
     if not isinstance(node, list):
         raise ParseError(source, "a list for each node", str(node)[:60])
-    keys = dict(str(one).partition("=")[::2] for one in node)
+    keys = dict(str(text).partition("=")[::2] for text in node)
     missing = {"pnode", "size", "vcpus", "vdistances"} - set(keys)
     if missing:
         raise ParseError(source, f"{', '.join(sorted(missing))} in each node", "none")
     rows = keys["vdistances"].replace(" ", "").split(",")
     numbers = (keys["pnode"], keys["size"], *rows)
-    if not all(one.strip().isdigit() and len(one) < 12 for one in numbers):
+    if not all(text.strip().isdigit() and len(text) < 12 for text in numbers):
         raise ParseError(source, "numbers", " ".join(numbers))
     return VmCell(
         id=number,
@@ -243,21 +243,21 @@ def _write_cells(writing: Writing[Config]) -> Mapping[str, str | None]:
     cells = [cell for cell in writing.plan.cells if cell.vcpus]
     rows = []
     for cell in cells:
-        stated = cell.distances[: len(cells)] or tuple(10 if o is cell else 20 for o in cells)
+        distances = cell.distances[: len(cells)] or tuple(10 if o is cell else 20 for o in cells)
         rows.append(
             f'["pnode={nodes[cell.id]}", "size={writing.mib_of(cell)}", "vcpus={cell.vcpus}", '
-            f'"vdistances={",".join(map(str, stated))}"]'
+            f'"vdistances={",".join(map(str, distances))}"]'
         )
     return {"vnuma": "[" + ", ".join(rows) + "]"}
 
 
 def _devices(config: Config) -> dict[Bdf, str]:
     """PCI_SPEC_STRINGs by their functions: [DDDD:]BB:DD.F[@VSLOT][,KEY=VALUE...]."""
-    found = {}
+    spec_of = {}
     for spec in map(str, config.list("pci")):
         function = spec.partition(",")[0].partition("@")[0].removeprefix("bdf=")
-        found[Bdf.parse(function, f"{config.source}: pci")] = spec
-    return found
+        spec_of[Bdf.parse(function, f"{config.source}: pci")] = spec
+    return spec_of
 
 
 def _read_devices(config: Config) -> Mapping[str, Any]:
@@ -265,7 +265,7 @@ def _read_devices(config: Config) -> Mapping[str, Any]:
 
 
 def _write_devices(writing: Writing[Config]) -> Mapping[str, str | None]:
-    """Each planned function; the options of one that is there stay with it."""
+    """Each planned function; a present one keeps its options."""
     specs = _devices(writing.file)
     planned = [f'"{specs.get(d.bdf, str(d.bdf))}"' for d in writing.plan.vm.hostdevs]
     return {"pci": "[" + ", ".join(planned) + "]" if planned else None}
@@ -306,11 +306,7 @@ ROWS = (
         read=_read_cells,
         write=_write_cells,
     ),
-    Row(
-        says={Feature.DEVICES: native('`pci=["BDF"]`')},
-        read=_read_devices,
-        write=_write_devices,
-    ),
+    Row(says={Feature.DEVICES: native('`pci=["BDF"]`')}, read=_read_devices, write=_write_devices),
     Row(
         says={
             Feature.TOPOLOGY: lost(
@@ -375,7 +371,7 @@ CODEC = Codec(
     rows=ROWS,
     parse=parse,
     new=_new,
-    edited=_edited,
+    edited=_render_config,
     refuse=_refuse,
     findings=_findings,
 )

@@ -4,6 +4,7 @@ The texts of every finding stand in findings/PAGE.toml, a table for each id:
 
     [pcie-link-slow]
     severity = ["critical", "warning"]
+    headline = "the links of {subjects} run at {reached} % of their rate"
     meaning = "A link runs below the speed that both of its ends can."
     cost = "{share} % of the path's bandwidth"
     fix = "`homenode doctor retrain {device}`"
@@ -35,11 +36,6 @@ class Severity(StrEnum):
     INCONCLUSIVE = "inconclusive"  # could not be judged, with the reason in `observed`
 
 
-_MERGED_FROM = 3
-"""So many findings that differ in their subject only are one finding with many subjects."""
-
-_LONGEST_LIST = 16
-
 _RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
 
@@ -58,6 +54,7 @@ class Finding(Struct, frozen=True, kw_only=True):
         Bdf, ...
     ] = ()  # functions that it is about, the cause first; () = not one by one
     count: int | None = None  # how often it was seen, of what is counted
+    headline: str = ""  # its fact in a few words, with the subject; "" = the meaning of its texts
 
     @property
     def is_bad(self) -> bool:
@@ -154,6 +151,7 @@ class FindingTexts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     severity: tuple[Severity, ...]  # each that it may have, the usual one first
     meaning: str  # one or two sentences
+    headline: str = ""  # for line 1 of a screen: "the links of {subjects} run at {reached} %"
     also: tuple[str, ...] = ()  # ids that mean the same
     cause: str = ""
     cost: str = ""  # printed with the finding, as fix is; "" = nothing is printed
@@ -224,6 +222,7 @@ def finding(
         source=source,
         devices=devices,
         count=count,
+        headline=as_printed(texts.headline, {"subjects": subject, **known}) or "",
     )
 
 
@@ -306,40 +305,3 @@ def with_gaps(findings: Findings, gaps: Sequence[Gap], *, asks_vms: bool | None 
     omitted = {NO_VMS} if asks_vms is None else set()
     unknown = gap_lines(gap for gap in gaps if gap not in unread and gap.subject not in omitted)
     return replace(findings, not_read=gap_lines(unread), unknown=(*findings.unknown, *unknown))
-
-
-def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings with those joined that say the same of several subjects, in the order of the first.
-
-    The joined finding shows what was expected and observed of the first.
-    """
-    groups: dict[tuple[str, str, str | None, str | None], list[Finding]] = {}
-    for finding in findings:
-        key = (finding.id, finding.severity, finding.cost, finding.fix)
-        groups.setdefault(key, []).append(finding)
-    joined: list[Finding] = []
-    for group in groups.values():
-        first = group[0]
-        if len(group) < _MERGED_FROM or first.id.startswith("pcie-link"):
-            joined += group
-            continue
-        subjects = list(dict.fromkeys(finding.subject for finding in group))
-        more = len(subjects) - _LONGEST_LIST
-        tail = f" and {more} more" if more > 0 else ""
-        joined.append(
-            replace(
-                first,
-                subject=", ".join(subjects[:_LONGEST_LIST]) + tail,
-                expected=_of_all(group, [finding.expected for finding in group]),
-                observed=_of_all(group, [finding.observed for finding in group]),
-                devices=tuple(dict.fromkeys(bdf for finding in group for bdf in finding.devices)),
-                count=None,
-            )
-        )
-    return tuple(joined)
-
-
-def _of_all(group: list[Finding], texts: list[str]) -> str:
-    """The text where all have the same, else that of the first with its subject."""
-    alike = len(set(texts)) == 1
-    return texts[0] if alike else f"{group[0].subject}: {texts[0]}; and so on"

@@ -22,7 +22,7 @@ from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
 from homenode.cli.command import WrongCall
 from homenode.cli.main import run as program
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
-from homenode.findings import Finding, Findings, Severity, merged
+from homenode.findings import Finding, Findings, Severity
 from homenode.formats import encode
 from homenode.machine.pci import PciLink
 from homenode.machine.topology import Host
@@ -30,7 +30,7 @@ from homenode.safe import trusted_path
 from homenode.vm.sources import load_host
 from tests.command_line import homenode
 from tests.doctor_cases import changed, settings
-from tests.doctor_domains import diagnosed, domain, gpus, host, planned
+from tests.doctor_domains import diagnosed, domain, gpus, host
 from tests.shared_data import needs_shared, shared
 
 GPU = (Bdf.parse("41:00.0"),)
@@ -64,33 +64,6 @@ def test_json_is_the_documented_format(capsys: pytest.CaptureFixture[str]) -> No
     assert any("GPU 0000:41:00.0" in line for line in document["checked"])
 
 
-def test_a_domain_is_diagnosed_and_fixed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given, out = tmp_path / "vm.xml", tmp_path / "out.xml"
-    given.write_bytes(domain(88, gpus(H200, 7), gib=1024))
-    assert run("doctor", str(given), "--host", H200, "--fix", str(out)) == 1
-    assert "layout pin-bound" in capsys.readouterr().err
-    assert diagnosed(out.read_bytes(), H200) == ()
-
-
-@pytest.mark.parametrize(
-    ("xml", "on"),
-    [
-        (domain(2, gpus("small-2n8c-2gpu", 1), gib=2), "small-2n8c-2gpu"),
-        (domain(88, gib=1024), H200),
-        (domain(88, gpus(H200, 7), gib=1024), H200),
-        (planned(domain(40, gpus(H200, 7), gib=512), H200, "pin-numa-pci-smt"), H200),
-    ],
-)
-def test_a_fix_is_what_plan_writes(xml: bytes, on: str, tmp_path: Path) -> None:
-    given, fixed, out = (tmp_path / name for name in ("vm.xml", "fixed.xml", "planned.xml"))
-    given.write_bytes(xml)
-    run("doctor", str(given), "--host", on, "--fix", str(fixed))
-    run("plan", str(given), "--host", on, "-q", "-o", str(out))
-    assert fixed.read_bytes() == out.read_bytes()
-
-
 def test_a_domain_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     xml = domain(2, pins=[0, 1], gib=2)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(xml)))
@@ -100,7 +73,6 @@ def test_a_domain_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--fix", "out.xml"),
         ("--json", "--prometheus"),
         ("--h2d", "fast"),
         ("--h2d", "-1"),
@@ -248,26 +220,6 @@ def test_metrics_escape_what_comes_from_outside() -> None:
     assert len([line for line in text.splitlines() if line.startswith("homenode_finding{")]) == 1
 
 
-def test_equal_findings_of_several_subjects_become_one_except_links() -> None:
-    def finding(id: str, subject: str) -> Finding:
-        return Finding(
-            id=id,
-            severity=Severity.WARNING,
-            subject=subject,
-            expected=f"e {subject}",
-            observed="o",
-            cost="c",
-            fix="f",
-            source="s",
-        )
-
-    many = [finding("core-shared", str(i)) for i in range(40)]
-    (one,) = merged(many)
-    assert "0, 1, 2" in one.subject and "24 more" in one.subject
-    assert len(merged(many[:2])) == 2
-    assert len(merged([finding("pcie-link-slow", str(i)) for i in range(8)])) == 8
-
-
 @pytest.fixture
 def installed_by_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an installation below /opt; the tests run wherever a developer has the tree."""
@@ -289,10 +241,8 @@ def test_units_and_hooks_are_printed_for_the_devices(capsys: pytest.CaptureFixtu
     "option",
     [
         ("--host", SICK),
-        ("--live", "vm"),
         ("--expect", "host.json"),
         ("--under-load",),
-        ("--fix", "out.xml"),
         ("--h2d", "5"),
         ("--lspci", __file__),
         ("--prometheus",),
@@ -391,8 +341,6 @@ def test_a_vm_of_another_hypervisor_is_judged_as_a_domain_is(tmp_path: Path) -> 
     path.write_text("cores: 8\nmemory: 32768\nhostpci0: 0000:19:00,pcie=1\nname: a\nsockets: 1\n")
     result = homenode("doctor", path, "--host", "hgx-h100", "--json")
     assert json.loads(result.stdout)["findings"][0]["id"] == "unpinned"
-    refused = homenode("doctor", path, "--host", "hgx-h100", "--fix", tmp_path / "new")
-    assert refused.exit_code == 2
 
 
 def test_a_name_that_is_no_file_is_a_domain_of_this_machine(

@@ -53,13 +53,14 @@ def test_a_vm_is_judged_on_what_the_listings_of_its_host_show(
 @pytest.mark.parametrize("vm", [VM, QM, XL, QEMU])
 def test_each_kind_of_vm_is_judged_on_a_described_host(vm: str, tmp_path: Path) -> None:
     _, said = doctor(tmp_path, HOST, vm)
-    assert "checked: host h" in said and "file1: references" in said
+    assert said.splitlines()[0].startswith("file1: ")
 
 
 def test_several_vms_are_judged_and_the_host_once(tmp_path: Path) -> None:
     code, said = doctor(tmp_path, VM, TABLE, VM)
     assert code == 1
-    assert said.count("checked: host") == 1 and said.count("(threads-not-siblings)") == 2
+    assert said.splitlines()[0].startswith("file0, file2: 6 warning: ")
+    assert said.count("threads-not-siblings") == 1  # one block of each kind
 
 
 @pytest.mark.parametrize(
@@ -79,12 +80,9 @@ def test_files_that_are_nothing_known_or_of_two_hosts_are_errors(
     assert code == 2 and says in said
 
 
-def test_a_host_is_given_once_and_a_plan_is_made_for_one_vm(tmp_path: Path) -> None:
-    doctor(tmp_path, TABLE, VM, VM)
-    host, *vms = (tmp_path / f"file{number}" for number in range(3))
-    assert homenode("doctor", host, "--host", "hgx-h100").exit_code == 2
-    assert homenode("doctor", host, *vms, "--fix", tmp_path / "new").exit_code == 2
-    assert not (tmp_path / "new").exists()
+def test_a_host_is_given_once(tmp_path: Path) -> None:
+    doctor(tmp_path, TABLE)
+    assert homenode("doctor", tmp_path / "file0", "--host", "hgx-h100").exit_code == 2
 
 
 @needs_shared

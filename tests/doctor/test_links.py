@@ -69,10 +69,10 @@ def test_one_gpu_at_5_gt_is_one_critical_finding_with_gpu_port_and_loss(bus: str
     gpu = host.device(Bdf.parse(f"{bus}:00.0"))
     assert gpu is not None and gpu.parent is not None
     assert finding.severity is Severity.CRITICAL and finding.id == "pcie-link-slow"
-    assert f"0000:{bus}:00.0" in finding.subject and str(gpu.parent) in finding.subject
-    assert finding.cost is not None and "87 %" in finding.cost and "55.0 GB/s lost" in finding.cost
-    for end in (gpu.bdf, gpu.parent):
-        assert f"{end} 32 GT/s x16" in finding.expected  # each end's register, with its number
+    assert finding.subject == f"GPU {gpu.bdf}" and str(gpu.parent) in finding.source
+    assert finding.cost is not None and "87 %" in finding.cost and "55.0 of 63.0" in finding.cost
+    assert finding.expected.endswith("the port has 32 GT/s, the GPU 32 GT/s")
+    assert finding.observed.startswith("5 GT/s x16 (8.0 GB/s), at the GPU")
 
 
 @needs_shared
@@ -151,7 +151,8 @@ def test_a_link_as_slow_as_its_ports_target_is_critical_whatever_the_load(at_por
     severity = Severity.CRITICAL if at_port else Severity.WARNING
     assert (finding.id, finding.severity) == ("pcie-target-low", severity)
     assert link_health(stated) == ((finding,) if at_port else ())
-    assert f"Link Control 2 of {end} says 2.5 GT/s" in finding.observed
+    name = "port" if at_port else "GPU"
+    assert f"Link Control 2 of the {name} has 2.5 GT/s" in finding.observed
     assert are_bad([finding])
     assert "homenode doctor retrain 0000:5d:00.0" in (finding.fix or "")
     (free,) = found(idle)
@@ -448,7 +449,7 @@ def test_a_gpu_that_is_listed_without_its_port_is_judged_by_its_own_end(
 def test_a_listing_without_root_says_nothing() -> None:
     lines = [line for line in listing().splitlines() if "Lnk" not in line]
     host = host_from_lspci("\n".join(lines) + "\n", "hgx")
-    assert diagnose(host).checked[0] == "host hgx: peers, peer-to-peer"
+    assert diagnose(host).checked[0] == "devices of one model, peer-to-peer"
     assert found(host) == []
     (unknown,) = diagnose(host).findings
     assert (unknown.id, unknown.severity) == ("pcie-link-unknown", Severity.INCONCLUSIVE)

@@ -196,15 +196,14 @@ def test_an_audit_says_which_jobs_it_left_out(run: Run) -> None:  # noqa: F811
     Path("gpu8.toml").write_text(TESTBED)
     Path("odd.txt").write_text(listing(said({"comment": "x\n   JobState=COMPLETED"})))
     code, out, _ = run("audit", "--jobs", "odd.txt", "--host", "gpu8.toml")
-    assert code == 1 and "warning: job 3  (job-unreadable)" in out
-    assert "2 places of GPU jobs on 1 node" in out
-    assert "not checked: records of more jobs" in " ".join(out.split())
+    assert code == 1 and "warning   job 3 " in out and "job-unreadable" in out
+    assert "records of more jobs" in " ".join(out.split())
     # Named too where it alone was asked for.
     code, out, _ = run("audit", "3", "--jobs", "odd.txt", "--host", "gpu8.toml")
     assert code == 1 and "job-unreadable" in out
     Path("odd.json").write_text(document(said({"comment": "x\n   JobState=COMPLETED"})))
     code, out, _ = run("audit", "--jobs", "odd.json", "--host", "gpu8.toml")
-    assert code == 1 and "job-unreadable" not in out and "3 places of GPU jobs" in out
+    assert code == 1 and "job-unreadable" not in out
 
 
 NODE = """\
@@ -249,7 +248,7 @@ def test_jobs_of_a_node_that_cannot_be_read_are_not_judged(run: Run) -> None:  #
     Path("nodes.txt").write_text(2 * NODE.format(name="gpu02", features="a", comment="c"))
     words = ("--jobs", "jobs.json", "--host", "gpu8.toml", "--nodes", "nodes.txt")
     code, out, _ = run("audit", *words)
-    assert code == 5 and "job-unjudged" in out and "twice" in out
+    assert code == 5 and out.startswith("nothing was checked: ") and "twice" in out
 
 
 def test_nodes_are_read_from_json_too() -> None:

@@ -253,7 +253,9 @@ def test_where_libvirts_qemu_cannot_be_let_in_alone_qemu_is_started_directly(
     booted = boot_stand_in(document, vm_of(document), BootOptions(connect=uri))
     found = {finding.id: finding.observed for finding in booted.findings}
     assert why in found["libvirt-could-not-start"]
-    assert found["guest-refused"] == "no guest today" and booted.how.startswith("through QEMU")
+    assert found["guest-refused"] == "no guest today" and booted.how.startswith(
+        "QEMU without libvirt"
+    )
 
 
 _LOOP = """

@@ -45,7 +45,7 @@ def test_a_guest_is_read_over_ssh_with_nothing_installed_there(
 ) -> None:
     done = verified(tmp_path, form.format(port))
     assert done.exit_code == 0, done.output
-    assert "what the guest reports" in done.output and "NUMA nodes" in done.output
+    assert "by its guest's own view" in done.output and "NUMA nodes" in done.output
 
 
 def test_a_guest_over_ssh_that_is_not_as_planned_is_reported(port: int, tmp_path: Path) -> None:

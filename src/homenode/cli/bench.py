@@ -133,12 +133,11 @@ def _print(outcome: BenchOutcome, *, as_json: bool) -> None:
     steps = () if outcome.run is None else (f"{len(outcome.run.samples)} samples",)
     findings = Findings(checked=steps, findings=outcome.findings, unknown=outcome.unknown)
 
-    def run() -> None:
+    if not as_json:
         from homenode.show.results_text import bench_text
 
         console().print(bench_text(outcome))
-
-    print_findings(findings, as_json=as_json, before=run)
+    print_findings(findings, "bench", as_json=as_json)
     if outcome.folder is None:
         note("nothing was measured: this guest is not the plan's (--force measures it anyway)")
     else:

@@ -19,18 +19,15 @@ from homenode.cli.terminal import (
     counting,
     exit_by,
     note,
-    permissions_of,
     print_file,
     print_findings,
-    refuse_to_overwrite,
 )
 from homenode.errors import FINDINGS, NOT_KNOWN, InputError, UsageError
 from homenode.findings import Findings, in_order, shared_gap_lines, with_gaps
 from homenode.machine.pci import DeviceKind
 from homenode.safe.input_files import read_subject
 from homenode.text import plural, printable
-from homenode.vm.domain.read import open_domain, vm_of
-from homenode.vm.domain.restore import is_tuned_output, write_tuned
+from homenode.vm.domain.read import open_domain
 from homenode.vm.sources import (
     is_host_source,
     load_host,
@@ -51,7 +48,6 @@ class _VmSource(Struct, frozen=True):
     """A VM to judge."""
 
     name: str
-    content: bytes
     document: "Document | None"  # libvirt's; None of another hypervisor
     vm: "Vm | None"  # of another hypervisor
 
@@ -59,7 +55,7 @@ class _VmSource(Struct, frozen=True):
 def doctor(asked: DoctorArguments) -> None:
     """Print what is found; exit 1 for a critical one or a warning, 5 if nothing is judged."""
     if asked.pool:
-        others = (asked.files, asked.host, asked.live, asked.fix, asked.expect)
+        others = (asked.files, asked.host, asked.expect)
         if any(others) or asked.under_load or asked.prometheus:
             raise UsageError("--pool: expected no other source and no option of one host")
         compare_hosts(asked.pool, as_json=asked.json)
@@ -71,13 +67,6 @@ def doctor(asked: DoctorArguments) -> None:
     files = [name for name in asked.files if name not in (*domains, *sources)]
     if sources and asked.host is not None:
         raise UsageError(f"--host: expected no file of a host as well, found {sources[0]}")
-    if asked.live is not None:
-        domains.append(asked.live)
-    if asked.fix is not None:
-        if len(domains) + len(files) != 1:
-            raise UsageError("--fix: expected one VM, which is planned again")
-        if asked.fix.is_file() and not asked.force and not is_tuned_output(asked.fix):
-            refuse_to_overwrite(asked.fix, has_force=True)
     known = _circumstances(asked.h2d, asked.known_width)
     loaded = (
         load_host_of(sources, lspci=asked.lspci)
@@ -92,12 +81,7 @@ def doctor(asked: DoctorArguments) -> None:
             raise UsageError("--under-load: expected this machine, found another source")
         loaded, known = _under_load(loaded, known, asked.load_command)
     vms = [*map(_vm_of_file, files), *map(_vm_of_domain, domains)]
-    if asked.fix is not None and vms[0].document is None:
-        raise UsageError(
-            f"--fix: expected a domain document, found another hypervisor's file ({vms[0].name})",
-            hint="homenode plan FILE writes it again",
-        )
-    found = _diagnosed(loaded, vms, known, everything=asked.everything or asked.json)
+    found = _diagnosed(loaded, vms, known, explain=asked.explain or asked.json)
     found = _with_matrices(found, sources or [asked.host] if asked.host else sources)
     if asked.expect is not None:
         from homenode.check.doctor.baseline import drift, record_of
@@ -107,7 +91,7 @@ def doctor(asked: DoctorArguments) -> None:
         checked = (f"{asked.expect}: topology, devices, links and settings",)
         found = structs.replace(
             found,
-            checked=(*found.checked, *(checked if asked.everything or asked.json else ())),
+            checked=(*found.checked, *(checked if asked.explain or asked.json else ())),
             findings=in_order((*found.findings, *drifted)),
         )
         if all(record[fact] is None or present.get(fact) is None for fact in record):
@@ -115,24 +99,33 @@ def doctor(asked: DoctorArguments) -> None:
     # Without another question it is about this machine, whose VMs are a part of it.
     asks_vms = not (sources or vms or asked.host or asked.expect)
     found = with_gaps(found, loaded.gaps, asks_vms=asks_vms)
-    _print(found, loaded, json=asked.json, prometheus=asked.prometheus)
-    if asked.fix is not None:
-        _fix(vms[0], loaded, asked.fix, permissions_of(files[0] if files else "-"))
+    if asked.prometheus:
+        from homenode.check.metrics import prometheus
+
+        print_file(prometheus(found, {"host": loaded.name}))
+    else:
+        subject = ", ".join(Path(vm.name).name for vm in vms) or loaded.name
+        labels = {"next": next((_NEXT[word] for word in _NEXT if word in str(found.not_read)), "")}
+        print_findings(found, subject, as_json=asked.json, explain=asked.explain, labels=labels)
     exit_by(found)
 
 
 def _diagnosed(
-    host: "Host", vms: Sequence[_VmSource], known: MeasuredRates, *, everything: bool
+    host: "Host", vms: Sequence[_VmSource], known: MeasuredRates, *, explain: bool
 ) -> Findings:
     """Findings about the host and each VM on it; what was checked is one line for each without
-    `everything`."""
+    `explain`."""
     answers = [diagnose(host, vm.document, known, vm.vm) for vm in vms] or [
         diagnose(host, None, known)
     ]
     findings = in_order(dict.fromkeys(one for answer in answers for one in answer.findings))
     if not vms and not judged_areas(host):
-        return Findings(checked=(), findings=findings, not_checked=(f"host {host.name}",))
-    shown = None if everything else 2 if vms else 1
+        return Findings(
+            checked=(),
+            findings=findings,
+            not_checked=(f"{host.name} shows no links, nodes or settings",),
+        )
+    shown = None if explain else 2 if vms else 1
     lines = dict.fromkeys(line for answer in answers for line in answer.checked[:shown])
     return Findings(checked=tuple(lines), findings=findings)
 
@@ -189,16 +182,16 @@ def _vm_of_domain(name: str) -> _VmSource:
     uuid = Virsh(DEFAULT).domain(name).uuid  # a name that is none is the caller's to correct
     argv = ("virsh", "-q", "-r", "-c", "qemu:///system", "dumpxml", "--", uuid)
     content = run(argv, 30).stdout_or_raise().encode()
-    return _VmSource(name, content, open_domain(content, name), None)
+    return _VmSource(name, open_domain(content, name), None)
 
 
 def _vm_of_file(name: str) -> _VmSource:
     """Raises InputError for a file that is neither a VM's nor a host's."""
     content = read_subject(name, "a file of a VM or a host")
     if b"<domain" in content[:_HEAD_BYTES] or content[:2] in _UTF_16:
-        return _VmSource(name, content, open_domain(content, name), None)
+        return _VmSource(name, open_domain(content, name), None)
     if target_of(content) is not None:
-        return _VmSource(name, content, None, read_vm(content, name).guest)
+        return _VmSource(name, None, read_vm(content, name).guest)
     vm = read_command_line(content.decode(errors="replace"), name)
     if vm is None:
         raise InputError(
@@ -207,8 +200,14 @@ def _vm_of_file(name: str) -> _VmSource:
             "of lspci -vvv, numactl -H, lscpu -e or nvidia-smi topo -m), found neither",
             hint="virsh dumpxml --inactive NAME > VM.xml",
         )
-    return _VmSource(name, content, None, vm)
+    return _VmSource(name, None, vm)
 
+
+_NEXT = {
+    "failed to connect": "systemctl start libvirtd",
+    "command not found": "apt install libvirt-clients",
+}
+"""By a word of the reason why no VM could be read."""
 
 _HEAD_BYTES = 1 << 16
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
@@ -267,32 +266,6 @@ def _gigabytes(text: str) -> float:
     return value * 1e9
 
 
-def _print(found: Findings, host: "Host", *, json: bool, prometheus: bool) -> None:
-    if prometheus:
-        from homenode.check.metrics import prometheus as metrics
-
-        print_file(metrics(found, {"host": host.name}))
-    else:
-        print_findings(found, as_json=json, with_sources=True)
-
-
-def _fix(source: _VmSource, host: "Host", output: Path, mode: int) -> None:
-    assert source.document is not None, "doctor has seen to it"
-    from homenode.plan.auto import resolve_layout
-    from homenode.plan.pipeline import plan_file
-    from homenode.vm.layout import layout_text
-    from homenode.vm.plan_options import AUTO, PlanOptions
-
-    options = resolve_layout(vm_of(source.document), PlanOptions(AUTO), host).options
-    tuning = plan_file(source.content, source.name, options, host)
-    saved = write_tuned(output, source.content, tuning.document, mode)
-    layout = layout_text(tuning.plan.layout)
-    note(
-        f"wrote {saved.output}: the same VM in layout {layout} (original in {saved.original}; "
-        "homenode restore undoes it); it takes effect at the next start"
-    )
-
-
 _MOST_NAMES = 8
 
 
@@ -311,7 +284,7 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
             findings=tuple(one.as_finding() for one in fleet.differences),
             unknown=shared_gap_lines((name, host.gaps) for name, host in hosts),
         )
-        print_findings(findings, as_json=True)
+        print_findings(findings, "hosts", as_json=True)
     else:
         rows = tuple(
             (

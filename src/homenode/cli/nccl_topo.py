@@ -140,7 +140,7 @@ def _print_made(made: Assembled, output: Path | None, *, as_json: bool) -> None:
     findings = in_order(made.findings)
     if as_json:
         checked = Findings(checked=(_stated(made),), findings=findings)
-        print_findings(with_gaps(checked, made.gaps), as_json=True)
+        print_findings(with_gaps(checked, made.gaps), "topology", as_json=True)
     else:
         if output is not None:
             from homenode.show.nccl_text import topology_text
@@ -182,5 +182,5 @@ def _judge(asked: NcclTopoArguments, check: Path, flavour: NcclVariant | None) -
         not_checked=(f"{check}: it has no device",) if is_empty else (),
     )
     findings = with_gaps(findings, gaps)
-    print_findings(findings, as_json=asked.json)
+    print_findings(findings, check.name, as_json=asked.json)
     exit_by(findings)

@@ -149,7 +149,7 @@ def _say_result(plan: RetrainPlan, result: RetrainResult, say: "Say") -> None:
 def _print(findings: list[Finding], devices: "tuple[Bdf, ...]", *, as_json: bool) -> None:
     found = Findings(checked=tuple(f"link of {bdf}" for bdf in devices), findings=tuple(findings))
     if as_json or findings:
-        print_findings(found, as_json=as_json, with_sources=True)
+        print_findings(found, "links", as_json=as_json)
 
 
 def _this_machine() -> "Host":

@@ -8,7 +8,7 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from homenode.errors import FINDINGS
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from homenode.doc import Part
     from homenode.errors import HomenodeError
     from homenode.findings import Finding, Findings, Gap
 
@@ -224,12 +225,15 @@ def _escaped(letter: str) -> str:
 
 def print_findings(
     findings: "Findings",
+    subject: str,
     *,
     as_json: bool,
-    before: "Callable[[], None] | None" = None,
-    with_sources: bool = False,
+    answer: str | None = None,
+    explain: bool = False,
+    table: "Sequence[Part]" = (),
+    labels: "Mapping[str, str] | None" = None,
 ) -> None:
-    """Findings as JSON, or as text after what `before` prints."""
+    """Findings about a subject as JSON, or as the screen that findings_text makes of the rest."""
     if as_json:
         from homenode.formats import encode
 
@@ -237,9 +241,10 @@ def print_findings(
         return
     from homenode.show.findings_text import findings_text
 
-    if before is not None:
-        before()
-    console().print(findings_text(findings, with_sources=with_sources))
+    text = findings_text(
+        findings, subject, answer=answer, explain=explain, table=table, labels=labels
+    )
+    console().print(text)
 
 
 def exit_if_bad(findings: "Iterable[Finding]", *, otherwise: bool = False) -> None:

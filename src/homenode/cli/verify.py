@@ -1,6 +1,6 @@
 """homenode verify: does a document, a booted guest or the real one match its plan. [I/O]"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ from msgspec import structs
 
 from homenode.check.metrics import prometheus
 from homenode.check.verify.boot.stand_in_boot import BootOptions
+from homenode.check.verify.guest.checks import Check
 from homenode.check.verify.verification import Verified, VerifyRequest
 from homenode.check.verify.verification import verify as verify_wanted
 from homenode.cli.arguments.check import VerifyArguments
@@ -15,7 +16,6 @@ from homenode.cli.terminal import (
     check_can_ask,
     check_can_write,
     confirm,
-    console,
     exit_by,
     interruptible,
     note,
@@ -25,10 +25,11 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.errors import FINDINGS, UsageError
-from homenode.findings import in_order
+from homenode.findings import Findings, Severity, are_bad, in_order
 from homenode.machine.topology import Host
 from homenode.plan.stored import read_plan
 from homenode.safe.input_files import read_input
+from homenode.text import command_line
 from homenode.vm.daemon_host import (
     load_daemon_host,
     refuse_plan_for_other,
@@ -61,6 +62,10 @@ RULES = (
     Rule("target", ("guest",), ("document",), _OF_TARGET),
     Rule("target", ("plan",), (), _OF_TARGET),
     *(Rule(field, ("boot",), (), _OF_BOOT) for field in ("kernel", "timeout", "keep")),
+    *(
+        Rule(field, ("guest",), (), "homenode verify VM.xml --guest ssh:HOST --ssh-user USER")
+        for field in ("ssh_user", "ssh_key")
+    ),
     Rule("json", (), ("prometheus",), "homenode verify VM.xml --json"),
 )
 
@@ -78,14 +83,18 @@ def check_rules(asked: VerifyArguments) -> None:
             continue
         if clash := [name for name in rule.excludes if name in given]:
             raise UsageError(
-                f"--{rule.field}: not together with {_typed(clash)}", hint=rule.command
+                f"{_typed([rule.field])}: not together with {_typed(clash)}", hint=rule.command
             )
         if rule.needs and given.isdisjoint(rule.needs):
-            raise UsageError(f"--{rule.field}: missing {_typed(rule.needs)}", hint=rule.command)
+            raise UsageError(
+                f"{_typed([rule.field])}: missing {_typed(rule.needs)}", hint=rule.command
+            )
 
 
 def _typed(fields: Iterable[str]) -> str:
-    return " or ".join("VM" if field == "document" else f"--{field}" for field in fields)
+    return " or ".join(
+        "VM" if field == "document" else f"--{field.replace('_', '-')}" for field in fields
+    )
 
 
 def verify(asked: VerifyArguments) -> None:
@@ -116,6 +125,10 @@ def verify(asked: VerifyArguments) -> None:
         lspci=asked.lspci,
         boot=options,
         guest=asked.guest,
+        ssh_options=(
+            *(() if asked.ssh_user is None else ("-l", asked.ssh_user)),
+            *(() if asked.ssh_key is None else ("-i", str(asked.ssh_key.absolute()))),
+        ),
         target=target,
     )
     if asked.start and not is_domain:
@@ -129,7 +142,7 @@ def verify(asked: VerifyArguments) -> None:
         _check_host(asked)
     # Interruptible, since a test guest would run on.
     with interruptible(), working("booting a test guest" if asked.boot else "checking"):
-        verified = verify_wanted(wanted, note)
+        verified = verify_wanted(wanted)
     if asked.start:
         verified = _started(verified, wanted, yes=asked.yes)
     _print(verified, asked)
@@ -189,16 +202,62 @@ def _started(verified: Verified, wanted: VerifyRequest, *, yes: bool) -> Verifie
 
 
 def _print(verified: Verified, asked: VerifyArguments) -> None:
-    def views() -> None:
-        from homenode.show.findings_text import checks_text
-
-        for view in verified.views:
-            console().print(checks_text(view.title, view.checks))
-
+    findings, subject = verified.findings, _subject(asked)
     if asked.prometheus:
-        print_file(prometheus(verified.findings, {"domain": str(asked.document)}))
-    else:
-        print_findings(verified.findings, as_json=asked.json, before=views)
+        print_file(prometheus(findings, {"domain": str(asked.document)}))
+        return
+    from homenode.show.findings_text import checks_table, counts_text
+
+    plan, checks = verified.plan, [check for view in verified.views for check in view.checks]
+    answer, labels = None, {"test guest": verified.how}
+    if checks:
+        against = "its definition" if plan is None else "the plan"
+        place = "in a test guest" if verified.how else "by its guest's own view"
+        answer = f"{subject} matches {against} {place}: {counts_text(checks)}"
+        equal = sum(check.finding is None for check in checks)
+        labels["equal"] = (
+            f"{equal} facts" if are_bad(f for v in verified.views for f in v.findings) else ""
+        )
+        findings = findings if asked.json else _beside(findings, checks)
+    elif plan is not None:
+        layout = f"layout {plan.layout.name} on {plan.host_name}"
+        answer = f"{subject} matches the plan: {layout}, 0 differences"
+        labels["next"] = _boot_command(asked)
+    print_findings(
+        findings,
+        subject,
+        as_json=asked.json,
+        answer=answer,
+        explain=asked.explain,
+        table=checks_table(checks, explain=asked.explain) if checks else (),
+        labels=labels,
+    )
+
+
+def _beside(findings: Findings, checks: Sequence[Check]) -> Findings:
+    """The findings without what is unknown of the guest, which the table has."""
+    shown = {check.finding.id for check in checks if check.finding is not None}
+    return structs.replace(
+        findings,
+        findings=tuple(
+            finding
+            for finding in findings.findings
+            if finding.severity is not Severity.INCONCLUSIVE or finding.id not in shown
+        ),
+    )
+
+
+def _subject(asked: VerifyArguments) -> str:
+    return "the guest" if asked.document is None else asked.document.name
+
+
+def _boot_command(asked: VerifyArguments) -> str:
+    """The command of the next proof; "" for what no test guest is booted for."""
+    if asked.document is None or asked.start:
+        return ""
+    plan = () if asked.plan is None else ("--plan", asked.plan)
+    host = () if asked.host is None else ("--host", asked.host)
+    return command_line("homenode", "verify", asked.document, *plan, *host, "--boot")
 
 
 def _draw(verified: Verified, svg: Path) -> None:
@@ -230,5 +289,5 @@ def _verify_live(name: str, asked: VerifyArguments) -> None:
     if asked.prometheus:
         print_file(prometheus(findings, {"domain": name}))
     else:
-        print_findings(findings, as_json=asked.json)
+        print_findings(findings, name, as_json=asked.json, explain=asked.explain)
     exit_by(findings)

@@ -1,69 +1,344 @@
-"""FindingsText: findings on a terminal, and what was expected of a guest and what it says."""
+"""FindingsText: the screen of findings: the answer, a block for equal ones, then labels.
 
-from collections.abc import Iterator, Sequence
+A screen has at most 25 lines of 80 columns; --explain shows each finding by itself.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from homenode.check.verify.guest.checks import Check
-from homenode.doc import Cell, Doc, Part, Span, Table, Text
-from homenode.findings import Finding, Findings, Severity
+from homenode.doc import Doc, Part, Span, Text, plain
+from homenode.findings import (
+    UNREAD_VMS,
+    Finding,
+    Findings,
+    Severity,
+    texts_of,
+)
+from homenode.text import first_few, number_list
 
 _LOOKS = {
     Severity.CRITICAL: "critical",
     Severity.WARNING: "warn",
     Severity.INFO: "hint",
-    Severity.INCONCLUSIVE: "open",
+    Severity.INCONCLUSIVE: "warn",
 }
+_BAD = (Severity.CRITICAL, Severity.WARNING)
+_COLUMNS, _LINES = 80, 25
+_SUBJECT_COLUMN, _VALUE_COLUMN = 10, 12
+_NAMED = 3  # subjects of a block that are all named
+_ALIKE = 3  # blocks of one id and severity with other values that become one
+_UNKNOWN_LETTERS = 320
+_ORDER = (
+    *("critical", "warning", "info", "not read", "checked", "equal", "not checked", "unknown"),
+    *("test guest", "next", "undo"),
+)
+_YELLOW = frozenset({"warning", "not read", "not checked", "unknown"})
+_MARKDOWN_LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+
+Group = Sequence[Finding]
+"""Findings that are one block."""
 
 
-def findings_text(findings: Findings, *, with_sources: bool = False) -> Doc:
-    """What was checked, each finding with its cost and its fix, and a line that sums them up.
+def findings_text(
+    findings: Findings,
+    subject: str,
+    *,
+    answer: str | None = None,
+    explain: bool = False,
+    table: Sequence[Part] = (),
+    labels: Mapping[str, str] | None = None,
+) -> Doc:
+    """The screen of findings about a subject.
 
-    with_sources: also who says so, or where it was read.
+    answer: line 1 if nothing is wrong; None = "SUBJECT: 0 findings". table: below line 1. labels:
+    further ones, by their names.
     """
-    parts: list[Part] = [Text(f"checked: {one}") for one in findings.checked]
-    parts += [Text(f"not checked: {one}", "dim") for one in findings.not_checked]
-    parts += [Text(f"not read: {line}", "warn") for line in findings.not_read]
-    parts += [Text(f"unknown: {line}", "dim") for line in findings.unknown]
-    for finding in findings.findings:
-        parts += [Text(""), *_finding(finding, with_sources)]
-    return Doc("", (*parts, Text(""), Text(_summary(findings), "bold")))
+    rows = _labels(findings, explain, has_table=bool(table))
+    rows |= {label: text for label, text in (labels or {}).items() if text}
+    shown = [f for f in findings.findings if explain or f.severity in _BAD]
+    groups = [[f] for f in shown] if explain else grouped(shown)
+    first = Text(_answer(findings, subject, answer), "bold")
+    used = 1 + _height(table) + bool(table) + _height(label_lines(rows))
+    parts: list[Part] = [first, *((Text(""), *table) if table else ())]
+    start, omitted = len(parts), list[Finding]()
+    for group in groups:
+        block = (Text(""), *_block(group, explain))
+        used += _height(block)
+        if used > _LINES - 2 and len(parts) > start and not explain:
+            omitted += group
+        else:
+            parts += block
+    for severity in _BAD:
+        if more := [f for f in omitted if f.severity is severity]:
+            rows[severity] = f"{len(more)} more: {_ids(more)} (--explain)"
+    lines = label_lines(rows)
+    gap = (Text(""),) if lines and len(parts) > 1 else ()
+    return Doc("", (*parts, *gap, *lines))
 
 
-def checks_text(title: str, checks: Sequence[Check]) -> Doc:
-    """Every line of a comparison: what was expected, what is there, and whether they agree."""
-    rows = tuple(
-        (
-            Cell(("ok",), "good")
-            if one.finding is None
-            else Cell((str(one.finding.severity),), _LOOKS[one.finding.severity]),
-            *(one.subject, one.expected, one.observed),
+def label_lines(rows: Mapping[str, str]) -> tuple[Text, ...]:
+    """A line for each label with its text, in the order of all screens."""
+    width = max((len(label) for label, text in rows.items() if text), default=0) + 2
+    return tuple(
+        Text(
+            (Span(label.ljust(width), "warn" if label in _YELLOW else ""), rows[label]), hang=width
         )
-        for one in checks
+        for label in sorted(rows, key=_ORDER.index)
+        if rows[label]
     )
-    heads = ("", "subject", "expected", "observed")
-    table = Table(heads=heads, rows=rows, folds=heads[1:])
-    return Doc(f"Expected, and what {title} reports", (table,))
 
 
-def _finding(finding: Finding, with_source: bool) -> Iterator[Text]:
-    severity = Span(f"{finding.severity}: ", _LOOKS[finding.severity])
-    yield Text((severity, Span(finding.subject, "bold"), f"  ({finding.id})"))
-    if finding.expected:
-        yield Text(f"expected {finding.expected}", indent=2)
-    yield Text(f"found    {finding.observed}", indent=2)
-    if finding.cost is not None:
-        yield Text(f"cost     {finding.cost}", indent=2)
-    if finding.fix is not None:
-        yield Text(f"fix      {finding.fix}", indent=2)
-    if with_source:
-        yield Text(f"source   {finding.source}", indent=2)
+def grouped(findings: Iterable[Finding]) -> list[Group]:
+    """Blocks of equal findings; three or more of one id whose values differ are one block too."""
+    equal: dict[tuple[str, str, str, str], list[Finding]] = {}
+    for finding in findings:
+        key = (finding.id, str(finding.severity), finding.expected, finding.observed)
+        equal.setdefault(key, []).append(finding)
+    alike: dict[tuple[str, str], list[list[Finding]]] = {}
+    for key, group in equal.items():
+        alike.setdefault(key[:2], []).append(group)
+    blocks: list[Group] = []
+    for groups in alike.values():
+        joined = [finding for group in groups for finding in group]
+        blocks += [joined] if len(groups) >= _ALIKE else groups
+    return blocks
 
 
-def _summary(findings: Findings) -> str:
-    counts = dict.fromkeys(Severity, 0)
-    for finding in findings.findings:
-        counts[finding.severity] += 1
-    stated = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
+def subjects_of(group: Group) -> str:
+    """The subjects of a block: up to three by name, else the first and how many more there are."""
+    subjects = list(dict.fromkeys(finding.subject for finding in group))
+    if len(subjects) == 1:
+        return subjects[0]
+    heads = {subject.rpartition(" ")[0] for subject in subjects}
+    noun = heads.pop() if len(heads) == 1 else ""
+    if not noun or " " in noun:
+        return _some(subjects)
+    names = [subject.rpartition(" ")[2] for subject in subjects]
+    are_numbers = all(name.isascii() and name.isdecimal() for name in names)
+    stated = number_list(map(int, names)) if are_numbers else _some(names)
+    return f"{len(names)} {noun}s: {stated}"
+
+
+def _some(names: Sequence[str]) -> str:
+    if len(names) <= _NAMED:
+        return f"{', '.join(names[:-1])} and {names[-1]}"
+    return first_few(names, 1).replace(", ", "")
+
+
+def _answer(findings: Findings, subject: str, answer: str | None) -> str:
+    bad = [finding for finding in findings.findings if finding.severity in _BAD]
+    if bad:
+        return _headline(subject, grouped(bad)[0], bad)
     if not findings.checked:
-        return "nothing was checked" + (f"; findings: {stated}" if stated else "")
-    unread = ", and not everything was read" if findings.not_read else ""
-    return (f"findings: {stated}" if stated else "0 findings") + unread
+        why = f": {findings.not_checked[0]}" if findings.not_checked else ""
+        return f"nothing was checked{why}" if why else f"{subject}: nothing was checked"
+    infos = sum(finding.severity is Severity.INFO for finding in findings.findings)
+    stated = f"{subject}: {f'{infos} info' if infos else '0 findings'}"
+    if not findings.not_read:
+        return answer or stated
+    is_vms = findings.not_read[0].startswith(UNREAD_VMS)
+    return f"{stated}, but {'the VMs were' if is_vms else 'not everything was'} not checked"
+
+
+def _headline(subject: str, group: Group, bad: Sequence[Finding]) -> str:
+    """Line 1: the counts, and the first block in a few words that fit."""
+    counts = ((severity, sum(f.severity is severity for f in bad)) for severity in _BAD)
+    stated = ", ".join(f"{count} {severity}" for severity, count in counts if count)
+    finding, texts = group[0], texts_of(group[0].id)
+    subjects = subjects_of(group)
+    short = subjects.partition(":")[0] if len(group) > 1 else subjects
+    words = [finding.headline.replace(finding.subject, name) for name in (subjects, short)]
+    meaning = _sentence(texts.meaning)
+    words += [meaning, meaning.partition(":")[0]]
+    words += [f"{subjects}: {finding.observed}"] if len(group) == 1 else []
+    words += [f"{subjects} ({finding.id})", finding.id]
+    lines = [f"{subject}: {stated}: {text}" for text in reversed(words) if text]
+    return next((line for line in reversed(lines) if len(line) <= _COLUMNS), lines[0])
+
+
+def _sentence(meaning: str) -> str:
+    """The first sentence of a finding's meaning, within a line."""
+    text = _MARKDOWN_LINK.sub(r"\1", " ".join(meaning.split())).replace("`", "")
+    text = text.partition(". ")[0].rstrip(".")
+    is_word = text.partition(" ")[0].isalpha() and (text[1:2].islower() or text[1:2] == " ")
+    return text[0].lower() + text[1:] if is_word else text
+
+
+def _block(group: Group, explain: bool) -> Iterator[Text]:
+    finding, subjects = group[0], subjects_of(group)
+    severity = "unknown" if finding.severity is Severity.INCONCLUSIVE else str(finding.severity)
+    space = _COLUMNS - _SUBJECT_COLUMN - len(subjects) - len(finding.id)
+    words = (
+        Span(severity.ljust(_SUBJECT_COLUMN), _LOOKS[finding.severity]),
+        Span(subjects + " " * max(2, space), "bold"),
+        Span(finding.id, "dim"),
+    )
+    yield Text(words, hang=_SUBJECT_COLUMN)
+    observed = finding.observed
+    if any(other.observed != observed or other.expected != finding.expected for other in group):
+        observed += f" ({finding.subject}; each: --explain)"
+    values = {
+        "expected": finding.expected,
+        "found": observed,
+        "cost": finding.cost,
+        "fix": _fix(group),
+        "source": finding.source if explain else None,
+    }
+    for label, value in values.items():
+        if value:
+            line = f"  {label.ljust(_VALUE_COLUMN - 2)}{value}"
+            yield Text(line, hang=_VALUE_COLUMN)
+
+
+def _fix(group: Group) -> str | None:
+    """The fix of the first, for the others as well where only the device differs."""
+    finding, others = group[0], len(group) - 1
+    fixes = {other.fix for other in group}
+    name = next((str(bdf) for bdf in finding.devices), finding.subject)
+    if len(fixes) == 1 or finding.fix is None or name not in finding.fix:
+        return finding.fix
+    return finding.fix.replace(
+        name, f"{name}, then the {f'{others} others' if others > 1 else 'other'}", 1
+    )
+
+
+def _labels(findings: Findings, explain: bool, *, has_table: bool) -> dict[str, str]:
+    bad = any(finding.severity in _BAD for finding in findings.findings)
+    infos = [f for f in findings.findings if f.severity is Severity.INFO]
+    open_ = [f for f in findings.findings if f.severity is Severity.INCONCLUSIVE]
+    unknown = [f"{subjects_of(group)}: {group[0].observed}" for group in grouped(open_)]
+    entries = [*(() if explain else unknown), *findings.unknown]
+    has_fix = not bad and bool(open_) and (open_[0].fix or "").startswith("homenode ")
+    return {
+        "info": f"{len(infos)}: {_ids(infos)} (--explain)" if infos and not explain else "",
+        "not read": "; ".join(findings.not_read),
+        "checked": "; ".join(findings.checked) if explain or not (bad or has_table) else "",
+        "not checked": "; ".join(findings.not_checked) if findings.checked else "",
+        "unknown": "; ".join(entries) if explain else _first_entries(entries),
+        "next": (open_[0].fix or "") if has_fix else "",
+    }
+
+
+def _first_entries(entries: Sequence[str]) -> str:
+    """As many entries as a few lines hold, and how many more there are."""
+    for count in range(len(entries), 0, -1):
+        text = "; ".join(entries[:count])
+        if len(text) <= _UNKNOWN_LETTERS or count == 1:
+            more = len(entries) - count
+            return f"{text}; {more} more (--explain)" if more else text
+    return ""
+
+
+def _ids(findings: Iterable[Finding]) -> str:
+    return ", ".join(dict.fromkeys(finding.id for finding in findings))
+
+
+def _height(parts: Iterable[Part]) -> int:
+    """Lines of 80 columns that parts take."""
+    height = 0
+    for part in parts:
+        if isinstance(part, Text):
+            text = plain(part.words)
+            rest = textwrap.wrap(text[part.hang :], _COLUMNS - part.hang) if part.hang else [text]
+            height += max(1, len(rest))
+        else:
+            height += 2 + len(getattr(part, "rows", ()))
+    return height
+
+
+_NUMBERS = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b|\b\d+\b")
+_LONGEST = 30  # letters of the values of several facts
+
+_FACTS = {
+    "cell #": "vCPUs of {} nodes",
+    "distances from cell #": "distances of {} nodes",
+    "memory of cell #": "memory of {} nodes",
+    "device #": "nodes of {} devices",
+    "link of #": "links of {} devices",
+}
+"""What several facts are called, by their subject without its numbers."""
+
+_GROUPS = {"siblings": "cores", "L3 caches": "L3"}
+"""Groups of vCPUs that a CPU model may hide, and what is counted."""
+
+
+def checks_table(checks: Sequence[Check], *, explain: bool = False) -> tuple[Part, ...]:
+    """A row for each kind of fact, without the equal ones if any differs; explain: for each fact.
+
+    What is unknown for one reason is one row.
+    """
+    kinds: dict[tuple[str, str], list[Check]] = {}
+    differ = any(_status(check) == "differs" for check in checks)
+    for number, check in enumerate(checks):
+        status = _status(check)
+        if differ and status == "equal" and not explain:
+            continue
+        kind = str(number) if explain else _NUMBERS.sub("#", check.subject)
+        if status == "unknown" and check.subject in _GROUPS and not explain:
+            kind = ", ".join(_GROUPS)
+        kinds.setdefault((kind, status), []).append(check)
+    rows = [_row(kind, status, group) for (kind, status), group in kinds.items()]
+    return tuple(table_lines(("fact", "planned", "guest"), rows))
+
+
+def counts_text(checks: Sequence[Check]) -> str:
+    """How many facts agree: "23 facts equal, 2 unknown, 0 different"."""
+    counts = {"equal": 0, "unknown": 0, "differs": 0}
+    for check in checks:
+        counts[_status(check)] += 1
+    equal, unknown, different = counts.values()
+    return f"{equal} facts equal, {unknown} unknown, {different} different"
+
+
+def table_lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[Text]:
+    """A plain table; the last column may wrap below itself."""
+    lines = [heads, *rows]
+    widths = [max(len(line[at]) for line in lines) + 2 for at in range(len(heads) - 1)]
+    for line in lines:
+        start = "".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False))
+        look = "bold" if line is heads else ""
+        yield Text((Span(start, look), Span(line[-1], look)), hang=sum(widths))
+
+
+def _status(check: Check) -> str:
+    if check.finding is None:
+        return "equal"
+    return "unknown" if check.finding.severity is Severity.INCONCLUSIVE else "differs"
+
+
+def _row(kind: str, status: str, group: Sequence[Check]) -> tuple[str, str, str]:
+    fact, planned = group[0].subject, _values(check.expected for check in group)
+    observed = _values(check.observed for check in group)
+    if len(group) > 1:
+        fact = _FACTS.get(kind, ", ".join(check.subject for check in group)).format(len(group))
+    if status == "unknown":
+        reason = (group[0].finding.observed if group[0].finding else "").rpartition("; ")[2]
+        if len(group) > 1 and group[0].subject in _GROUPS:
+            counts = ((check.expected.partition(":")[0], check.subject) for check in group)
+            planned = ", ".join(f"{count} {_GROUPS[name]}" for count, name in counts)
+        return fact, planned, f"unknown: {reason}"
+    if status == "differs":
+        return fact, _shortened(planned), _shortened(observed)
+    if kind == "device #" and len(group) > 1:
+        return fact, "each on its cell's node", "equal, by numa_node"
+    is_same = all(check.expected == check.observed for check in group)
+    return fact, planned, "equal" if is_same else f"equal: {observed}"
+
+
+def _shortened(text: str) -> str:
+    """The finding of the difference has all of it."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
+
+
+def _values(values: Iterable[str]) -> str:
+    """Different values side by side, a range of sizes, or the first and how many more there are."""
+    distinct = list(dict.fromkeys(value.removeprefix("vCPUs ") for value in values))
+    sizes = [value.split(" ") for value in distinct]
+    if len(distinct) > 1 and len({tuple(size[1:]) for size in sizes}) == 1 < len(sizes[0]):
+        numbers = [float(size[0]) for size in sizes if re.fullmatch(r"[\d.]+", size[0])]
+        if len(numbers) == len(sizes) and len(sizes[0]) == 2:
+            return f"{min(numbers):.0f} to {max(numbers):.0f} {sizes[0][1]}"
+    joined, more = "  ".join(distinct), len(distinct) - 1
+    return joined if not more or len(joined) <= _LONGEST else f"{distinct[0]} and {more} more"

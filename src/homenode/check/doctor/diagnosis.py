@@ -17,7 +17,7 @@ from homenode.check.doctor.links import (
     unknown_link_findings,
 )
 from homenode.check.doctor.peer_paths import peer_findings
-from homenode.findings import Findings, in_order, merged
+from homenode.findings import Findings, in_order
 from homenode.machine.link_path import describe_paths
 from homenode.machine.topology import Host, HostSettings
 
@@ -68,11 +68,10 @@ def diagnose(
         *(one for check in CHECKS for one in check(host)),
         *layout_findings(host, with_advice=document is None and vm is None),
     ]
-    checked = [f"host {host.name}: {', '.join(judged_areas(host)) or 'nothing that it reports'}"]
-    checked += describe_paths(host)
+    checked = [*filter(None, (", ".join(judged_areas(host)),)), *describe_paths(host)]
     if document is None and vm is None:
         found += [*peer_findings(host), *settings_findings(host, None)]
-        return Findings(checked=tuple(checked), findings=in_order(merged(found)))
+        return Findings(checked=tuple(checked), findings=in_order(found))
     # Loaded only here: most of what a look at a host alone would load.
     from homenode.check.domain.diagnosis import domain_checked, domain_findings, located
     from homenode.check.domain.memory import is_bound_by_numad
@@ -84,7 +83,7 @@ def diagnose(
     found += peer_findings(host, frozenset(hostdev.bdf for hostdev in facts.hostdevs))
     found += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
     checked[1:1] = domain_checked(facts, host)
-    whole = merged(found) if document is None else located(merged(found), document)
+    whole = found if document is None else located(found, document)
     return Findings(checked=tuple(checked), findings=in_order(whole))
 
 
@@ -94,7 +93,7 @@ def judged_areas(host: Host) -> tuple[str, ...]:
     is_known = {
         "links": any(device.link is not None for device in devices),
         "errors": any(d.errors is not None or d.link_replays is not None for d in devices),
-        "peers": has_peers(host),
+        "devices of one model": has_peers(host),
         "nodes": bool(host.nodes) and not host.nodes_assumed,
         "peer-to-peer": any(device.acs is not None for device in devices),
         "settings": host.settings != HostSettings(),

@@ -117,7 +117,7 @@ def _finding(
     idle = _idle_reason(link, affected, current, busy) if is_slow else None
     capped = _capped_by(link, current, capable)
     sharers = () if is_slow else lane_sharers(link, host)
-    observed = f"{current.with_rate()}: {_ends(link)}"
+    observed = f"{current.with_rate()}{_ends(link, current)}"
     severity: Severity | None = None
     case = _training_case(link, capable) if is_slow else None
     if idle is not None and _is_narrow_next_to_wide(link, affected, paths):
@@ -127,8 +127,8 @@ def _finding(
         kind = "pcie-target-low"
         # The port's register bounds every training; a card's own may follow its driver's idling.
         severity = Severity.CRITICAL if capped is link.upper else Severity.WARNING
-        observed += f"; and Link Control 2 of {capped.bdf} says {capped.target_gt_per_s:g} GT/s at "
-        observed += "most: no load raises this link"
+        observed += f"; Link Control 2 of the {_end_name(capped)} has {capped.target_gt_per_s:g} "
+        observed += "GT/s at most: no load raises this link"
     elif idle is not None:
         kind = "pcie-link-idle"
         lanes = f"; look at the lanes as well: {current.width} of {capable.width}"
@@ -139,35 +139,37 @@ def _finding(
     else:
         kind = "pcie-link-slow" if is_slow else "pcie-link-narrow"
         severity = _severity(link, affected, paths, slow=is_slow)
-    subject = f"{_names(affected)}: link below port {link.upper.bdf}"
+    subject = _names(affected)
     if link.lower.bdf not in {path.device.bdf for path in affected}:
-        subject += f" to {link.lower.bdf}"
+        subject += f": link from {link.upper.bdf} to {link.lower.bdf}"
     worst = max(affected, key=lambda path: _rank(path.device.kind))
     assert worst.expected is not None
     most = worst.expected.bytes_per_s
     lost = max(1 - current.bytes_per_s / p.expected.bytes_per_s for p in affected if p.expected)
-    slot = "" if link.known_width is None else f", and {link.known_width} lanes known of the slot"
+    slot = "" if link.known_width is None else f"; the slot has {link.known_width} lanes"
     return finding(
         kind,
         subject,
-        expected=f"{capable.with_rate()}, the least of both ends (LnkCap of {_most(link.upper)}, "
-        f"of {_most(link.lower)}{slot}; path up to {worst.links[-1].upper.bdf})",
+        expected=f"{capable.with_rate()}: {_most(link)}{slot}",
         observed=observed,
         severity=severity,
         case=case,
         values={
             "share": f"{lost * 100:.0f}",
-            "rate": gigabytes(current.bytes_per_s),
+            "reached": f"{(1 - lost) * 100:.0f}",
             "most": gigabytes(most),
-            "lost": gigabytes(most - current.bytes_per_s),
+            "lost": f"{(most - current.bytes_per_s) / 1e9:.1f}",
             "lanes": f"{(1 - current.width / capable.width) * 100:.0f}",
+            "width": current.width,
+            "kind": JUDGED[worst.device.kind],
             "copied": worst.device.bdf,
             "device": link.lower.bdf,
             "port": link.upper.bdf,
             "target": f"{link.target_gt_per_s or 0:g}",
         },
-        source=f"{host.name}: LnkCap and LnkSta, which are max_link_speed and current_link_speed "
-        f"in /sys/bus/pci/devices/{link.lower.bdf}; PCIe 6.0, 7.5.3.6 to 7.5.3.8",
+        source=f"{host.name}: LnkCap and LnkSta (max_link_speed, current_link_speed) of port "
+        f"{link.upper.bdf} and of {link.lower.bdf}; path up to {worst.links[-1].upper.bdf}; "
+        "PCIe 6.0, 7.5.3.6 to 7.5.3.8",
         devices=(link.lower.bdf, *(p.device.bdf for p in affected if p.device != link.lower)),
     )
 
@@ -203,7 +205,7 @@ def _low_targets(
                 slow |= {link.lower.bdf}
                 yield finding(
                     "pcie-target-low",
-                    f"GPU {path.device.bdf}: link below port {link.upper.bdf}",
+                    f"GPU {path.device.bdf}",
                     expected=f"a target of {current.gt_per_s:g} GT/s, which the link has",
                     observed=f"Link Control 2 says {target:g} GT/s at most",
                     severity=Severity.INFO,
@@ -225,24 +227,32 @@ def _names(affected: Iterable[DevicePath]) -> str:
     return ", ".join(f"{JUDGED[kind]} {', '.join(bdfs)}" for kind, bdfs in by_kind.items())
 
 
-def _most(device: PciDevice) -> str:
-    """What an end can: "0000:5b:01.0 32 GT/s x16"."""
-    own = device.link
-    if own is None or own.max_gt_per_s is None:
-        return str(device.bdf)
-    return f"{device.bdf} {own.max_gt_per_s:g} GT/s x{own.max_width}"
+def _end_name(device: PciDevice) -> str:
+    return JUDGED.get(device.kind, "port")
 
 
-def _ends(link: Link) -> str:
-    """What each end says, in the words of lspci."""
-    stated = []
-    for device in (link.upper, link.lower):
-        own = device.link
-        if own is not None and own.current_gt_per_s is not None:
-            stated.append(
-                f"LnkSta of {device.bdf} {own.current_gt_per_s:g} GT/s x{own.current_width}"
-            )
-    return ", ".join(stated)
+def _most(link: Link) -> str:
+    """What both ends can: "the port has 16 GT/s, the GPU 32 GT/s"; lanes where they differ."""
+    ends = [
+        (_end_name(end), end.link)
+        for end in (link.upper, link.lower)
+        if end.link is not None and end.link.max_gt_per_s is not None
+    ]
+    with_lanes = len({state.max_width for _, state in ends}) > 1
+    texts = (
+        f"the {name} {'' if number else 'has '}{state.max_gt_per_s:g} GT/s"
+        f"{f' x{state.max_width}' if with_lanes else ''}"
+        for number, (name, state) in enumerate(ends)
+    )
+    return ", ".join(texts)
+
+
+def _ends(link: Link, current: LinkRate) -> str:
+    """Where the current rate was read, and the other end's if that differs."""
+    rates = [(_end_name(end), current_of(end.link)) for end in (link.upper, link.lower)]
+    equal = [f"at the {name}" for name, rate in rates if rate == current]
+    other = [f"{rate} at the {name}" for name, rate in rates if rate not in (current, None)]
+    return "".join(f", {text}" for text in (" and ".join(equal), *other) if text)
 
 
 def _idle_reason(

@@ -8,7 +8,7 @@ from homenode.check.domain.memory import memory_alone, memory_on_host
 from homenode.check.domain.pins import pins_alone, pins_on_host
 from homenode.check.domain.throttles import throttle_findings
 from homenode.errors import InputError
-from homenode.findings import Finding, Findings, Severity, finding, in_order, merged, sourced
+from homenode.findings import Finding, Findings, Severity, finding, in_order, sourced
 from homenode.machine.topology import Host
 from homenode.text import first_few
 from homenode.vm.domain.codec import ROWS, SINCE, STEPS, UNSAID, older_than
@@ -49,23 +49,23 @@ def verify_document(
         *devices_alone(facts),
         *throttle_findings(document),
     ]
-    checked = [f"{document.source}: schema, references, sums, PCI addresses and bus windows"]
+    checked = ["schema, references, sums, PCI addresses, bus windows"]
     if host is not None:
         found += _record(facts, host)
         found += pins_on_host(facts, host)
         found += memory_on_host(facts, host)
         found += devices_on_host(facts, host)
         found += versions_on_host(document, facts, host)
-        parts = "PUs, cores, nodes, memory and huge pages, " if host.pus else ""
-        checked.append(f"host {host.name}: {parts}devices, versions")
+        parts = "CPUs, nodes, memory and " if host.pus else ""
+        checked.append(f"{parts}devices of {host.name}")
     if plan is not None:
         acpi = any(one.id == "acpi-missing" for one in found)
         found += as_planned(document, facts, plan, frozenset(("has_acpi",) if acpi else ()))
-        checked.append(f"plan of layout {plan.layout.name}: every element that it sets")
+        checked.append("every element of the layout")
         if plan.layout.cells == "host" and plan.layout.pcie == "keep":
             found = [one for one in found if one.id != "device-without-cell"]
             found += _left_on_root(plan)
-    answer = in_order(merged(sourced(found, document.source)))
+    answer = in_order(sourced(found, document.source))
     return Findings(checked=tuple(checked), findings=answer)
 
 

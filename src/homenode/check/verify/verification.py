@@ -1,6 +1,5 @@
 """Verification: the command: reads document, plan, host and guest, and compares. [I/O]"""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct, field, structs
@@ -23,7 +22,7 @@ from homenode.check.verify.guest.view import (
 )
 from homenode.check.verify.target_file import expectation_for_target, lost_in_guest, verify_target
 from homenode.errors import InputError, UsageError
-from homenode.findings import Finding, Findings, finding, in_order, merged, with_gaps
+from homenode.findings import Finding, Findings, in_order, with_gaps
 from homenode.machine.topology import Host, refuse_unshown
 from homenode.plan.stored import read_plan, read_plan_for
 from homenode.safe.input_files import read_file, read_input, read_subject
@@ -39,9 +38,7 @@ from homenode.vm.sources import files_of, load_host
 from homenode.vm.targets.registry import TARGETS, kind_of, target_named, target_of
 
 _SSH = "ssh:"
-_BOOTING = "booting a test guest; seconds to minutes"
 _MOST_HOOK_BYTES = 16 << 20
-Notify = Callable[[str], None]
 
 
 class VerifyRequest(Struct, frozen=True):
@@ -55,6 +52,7 @@ class VerifyRequest(Struct, frozen=True):
     lspci: Path | None = None
     boot: BootOptions | None = None  # None = no test guest is booted
     guest: str | None = None  # sources, as every command takes them; guest also "ssh:HOST"
+    ssh_options: tuple[str, ...] = ()  # for a guest "ssh:HOST"
     # whose guest it is and whose plan, by its name in vm/targets/registry.py; None = libvirt's
     target: str | None = None
 
@@ -67,10 +65,11 @@ class Verified(Struct, frozen=True):
     guests: tuple[Host, ...]  # as hosts, to draw
     host: Host | None  # None where the document was not compared with one
     plan: Plan | None
+    how: str = ""  # through what a test guest was booted, with which accelerator, and its seconds
 
 
-def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
-    """Verify what is wanted. notify: gets a line about what takes long.
+def verify(wanted: VerifyRequest) -> Verified:
+    """Verify what is wanted.
 
     Raises UsageError for a file of another kind, InputError for what cannot be read, HostError and
     its kin where this machine cannot boot guests or the guest cannot be reached.
@@ -99,7 +98,7 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
     if wanted.plan is not None:
         plan = read_plan(read_input(wanted.plan, "a saved plan"), str(wanted.plan))
     host, skipped = _host(wanted, plan, facts)
-    answer = _Answer(wanted=wanted, notify=notify, plan=plan, host=host, found=[*skipped])
+    answer = _Answer(wanted=wanted, plan=plan, host=host, found=[], left=[*skipped])
     if document is not None:
         answer.add_document(document)
     elif content is not None:
@@ -109,11 +108,11 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
     found = [*answer.found, *(finding for view in answer.views for finding in view.findings)]
     findings = Findings(
         checked=tuple(answer.checked),
-        findings=in_order(merged(found) if document is not None or content is None else found),
+        findings=in_order(found),
         not_checked=tuple(answer.left),
     )
     findings = with_gaps(findings, () if host is None else host.gaps)
-    return Verified(findings, tuple(answer.views), tuple(answer.guests), host, plan)
+    return Verified(findings, tuple(answer.views), tuple(answer.guests), host, plan, answer.how)
 
 
 def _unreadable(document: Document, error: InputError) -> Verified:
@@ -133,7 +132,6 @@ class _Answer(Struct, kw_only=True):
     """What comes together of an answer."""
 
     wanted: VerifyRequest
-    notify: Notify
     plan: Plan | None
     host: Host | None
     found: list[Finding]
@@ -141,6 +139,7 @@ class _Answer(Struct, kw_only=True):
     left: list[str] = field(default_factory=list)  # what was not checked
     views: list[GuestView] = field(default_factory=list)
     guests: list[Host] = field(default_factory=list)
+    how: str = ""  # a test guest was booted
 
     def add_document(self, document: Document) -> None:
         errors, gap = validate(document.to_bytes())
@@ -156,7 +155,6 @@ class _Answer(Struct, kw_only=True):
             )
         )
         if self.wanted.boot is not None:
-            self.notify(_BOOTING)
             facts = vm_of(document)
             booted = boot_stand_in(document, facts, self.wanted.boot, self.host)
             self._add_boot(booted, _expected(self.plan, facts, self.host), document.source)
@@ -186,20 +184,19 @@ class _Answer(Struct, kw_only=True):
                 hint="verify it without --boot",
             )
         words = tuple(module.words_of(content, source))
-        self.notify(_BOOTING)
         booted = boot_command(words, source, self.wanted.boot)
         self._add_boot(booted, expectation_of(plan.vm, host=self.host), source)
 
     def add_guest(self, source: str, facts: Vm | None) -> None:
         plan, host, target = self.plan, self.host, self.wanted.target
-        guest, firmware = _guest_of(source)
+        guest, firmware = _guest_of(source, self.wanted.ssh_options)
         if plan is not None and target is not None:
             expected = expectation_for_target(plan, target, host)
             self.found += lost_in_guest(plan, target, guest.name)
-            self.checked.append(f"guest {guest.name} of {target}: its own view")
+            self.checked.append(f"the view of guest {guest.name} of {target}")
         else:
             expected = _expected(plan, facts, host)
-            self.checked.append(f"guest {guest.name}: its own view")
+            self.checked.append(f"the view of guest {guest.name}")
         refuse_unshown(guest, "CPUs", "memory")
         if expected.devices:
             refuse_unshown(guest, "PCI")
@@ -213,7 +210,7 @@ class _Answer(Struct, kw_only=True):
 
     def _add_boot(self, booted: Booted, expected: Expectation, source: str) -> None:
         self.found += [*booted.findings, *not_in_stand_in(booted.stand_in, source)]
-        self.checked.append(f"test guest, {booted.how}: {booted.seconds:.1f} s")
+        self.how = f"{booted.how}, {booted.seconds:.1f} s"
         if booted.guest is not None:
             shown = as_passed_through(booted.guest, expected, booted.stand_in, self.host)
             self.guests.append(shown)
@@ -221,15 +218,15 @@ class _Answer(Struct, kw_only=True):
 
 
 def load_guest(source: str) -> Host:
-    """The guest of a source: "ssh:HOST", or whatever names a host, a capture made inside it.
-
-    HOST is whatever ssh takes, so also a URL; "ssh://HOST:22" is one by itself.
-    """
+    """The guest of a source: "ssh:HOST", or whatever names a host, a capture made inside it."""
     return _guest_of(source)[0]
 
 
-def _guest_of(source: str) -> tuple[Host, FirmwareNodes | None]:
-    """The guest, and what its ACPI tables say where the source has them."""
+def _guest_of(source: str, ssh_options: tuple[str, ...] = ()) -> tuple[Host, FirmwareNodes | None]:
+    """The guest of a source ("ssh:HOST", or whatever names a host), and its ACPI tables' nodes.
+
+    HOST is whatever ssh takes, so also a URL; "ssh://HOST:22" is one by itself.
+    """
     if not source.startswith(_SSH):
         files = files_of(source)
         return load_host(source), None if files is None else firmware_nodes(files)
@@ -237,15 +234,14 @@ def _guest_of(source: str) -> tuple[Host, FirmwareNodes | None]:
     from homenode.machine.snapshot.capture import collect_over_ssh
 
     host = source if source.startswith(f"{_SSH}//") else source.removeprefix(_SSH)
-    collected = collect_over_ssh(host)
+    collected = collect_over_ssh(host, options=ssh_options)
     return discover(collected), firmware_nodes(collected)
 
 
 def _host(
     wanted: VerifyRequest, plan: Plan | None, facts: Vm | None
-) -> tuple[Host | None, tuple[Finding, ...]]:
-    """The host to compare things with. This machine, unless a plan or a document is for another:
-    then no one has named the right one, and the finding says so."""
+) -> tuple[Host | None, tuple[str, ...]]:
+    """Return the host to compare with, and what is not checked if it is for another machine."""
     host = load_host(wanted.host, lspci=wanted.lspci)
     if wanted.host is not None or wanted.lspci is not None:
         if plan is not None and plan.host_fingerprint and wanted.plan is not None:
@@ -261,16 +257,8 @@ def _host(
         name = "another host"
     if not other:
         return host, ()
-    what = "the plan" if plan is not None else "the document"
-    return None, (
-        finding(
-            "host-not-checked",
-            "the host",
-            expected=f"{name}, which {what} is for",
-            observed="another host: this machine",
-            source=what,
-        ),
-    )
+    planned = "plan" if plan is not None else "definition"
+    return None, (f"the host: the {planned} is for {name}: add --host SOURCE",)
 
 
 def _expected(plan: Plan | None, facts: Vm | None, host: Host | None) -> Expectation:

@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cli.arguments import ForceOption, HostOption, JsonOption, LspciOption
+from homenode.cli.arguments import HostOption, JsonOption, LspciOption
 from homenode.option import Arg, Flag, Opt
 
 BOOT = "Test guest"
@@ -24,6 +24,10 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
       yes: With --start: do not ask.
       guest: The real guest's own view: ssh:HOST or ssh://USER@HOST:PORT, or any source of show made
         inside it.
+      ssh_user: With --guest ssh:HOST: the user in the guest. Default: ssh's own choice.
+      ssh_key: With --guest ssh:HOST: a private key. Default: ssh's own choice.
+      explain: Print each finding and each compared fact by itself, with its source. Default: equal
+        ones in one line.
       target: For --guest with a plan alone: the hypervisor that the plan was made for, as plan
         --target has it. Default: libvirt.
       live: A running domain of this machine, from outside: threads, memory, IRQs; see apply.
@@ -53,6 +57,9 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
     start: Annotated[bool, Flag("--start")] = False
     yes: Annotated[bool, Flag("--yes -y", rare=True)] = False
     guest: Annotated[str | None, Opt("--guest", "SOURCE")] = None
+    ssh_user: Annotated[str | None, Opt("--ssh-user", "USER", rare=True)] = None
+    ssh_key: Annotated[Path | None, Opt("--ssh-key", "FILE", rare=True)] = None
+    explain: Annotated[bool, Flag("--explain")] = False
     target: Annotated[str | None, Opt("--target", "NAME", rare=True)] = None
     live: Annotated[str | None, Opt("--live", "NAME", complete="domain_names")] = None
     connect: Annotated[str | None, Opt("--connect -c", "URI", rare=True)] = None
@@ -74,16 +81,14 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
     Options:
       files: Files of VMs and of the host, in any order; names of domains of this machine; - for a
         VM on standard input. Default: only the host.
-      live: Also check this domain of this machine's libvirt.
       h2d: A measured host-to-device rate, of one GPU or of all; repeatable.
       known_width: A slot that is wired narrower than its port; repeatable.
       under_load: Read links while a copy runs: nvbandwidth, rocm-bandwidth-test, or homenode's own
         program in a python3 with PyTorch. Default: as they are.
       load_command: With --under-load: what copies to the GPUs.
       expect: Compare the host with a record of it: a capture, a host.json or any other host source.
-      fix: Plan the same VM again and write its document here.
-      everything: Also print what was checked: each GPU's path, and the memory that the VM locks and
-        maps. Default: one line.
+      explain: Print each finding by itself with its source, each GPU's path, and the memory that
+        the VM locks and maps. Default: equal findings in one block.
       prometheus: Print Prometheus' text format.
       pool: Compare each host of a pool with the majority of its kind (processor and GPU model); may
         be repeated.
@@ -96,17 +101,14 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
     files: Annotated[tuple[str, ...], Arg("FILE...", complete="domain_names")] = ()
     host: HostOption = None
     lspci: LspciOption = None
-    live: Annotated[str | None, Opt("--live", "NAME", complete="domain_names")] = None
     h2d: Annotated[tuple[str, ...], Opt("--h2d", "[BDF=]GB/S")] = ()
     known_width: Annotated[tuple[str, ...], Opt("--known-width", "BDF=LANES", rare=True)] = ()
     under_load: Annotated[bool, Flag("--under-load")] = False
     load_command: Annotated[str | None, Opt("--load-command", "COMMAND", rare=True)] = None
     expect: Annotated[str | None, Opt("--expect", "FILE")] = None
-    fix: Annotated[Path | None, Opt("--fix", "FILE")] = None
-    everything: Annotated[bool, Flag("--all")] = False
+    explain: Annotated[bool, Flag("--explain")] = False
     prometheus: Annotated[bool, Flag("--prometheus", rare=True)] = False
     pool: Annotated[tuple[str, ...], Opt("--pool", "POOL")] = ()
-    force: ForceOption = False
     json: JsonOption = False
 
 

@@ -53,7 +53,7 @@ def check(arguments: KubevirtCheckArguments) -> None:
     host = None if arguments.host is None else load_host(arguments.host)
     findings = judge(vmi_of(document, name, needs_domain=True), host, gates)
     findings = with_gaps(findings, () if host is None else host.gaps)
-    print_findings(findings, as_json=arguments.json)
+    print_findings(findings, arguments.vmi.name, as_json=arguments.json)
     exit_by(findings)
 
 

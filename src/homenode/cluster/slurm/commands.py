@@ -47,7 +47,7 @@ from homenode.cluster.slurm.record import TaskRecord, hooks, with_tasks
 from homenode.cluster.slurm.tools.scontrol import Job, is_asked_for
 from homenode.cluster.slurm.tools.slurm_nodes import NodeShape, expand_hostlist, shown_shapes
 from homenode.errors import ParseError, ToolError, UsageError
-from homenode.findings import Findings, Severity, with_gaps
+from homenode.findings import with_gaps
 from homenode.safe.input_files import read_input
 from homenode.vm.sources import load_host
 
@@ -78,19 +78,8 @@ def audit(arguments: SlurmAuditArguments) -> None:
             findings = replace(findings, not_checked=(*findings.not_checked, *not_checked))
             hosts = dict.fromkeys(machine.host for machine in machines.values())
             findings = with_gaps(findings, [gap for host in hosts for gap in host.gaps])
-    if arguments.json:
-        print_findings(findings, as_json=True)
-    else:
-        _show(findings, arguments.show_all)
+    print_findings(findings, "GPU jobs", as_json=arguments.json, explain=arguments.show_all)
     exit_by(findings)
-
-
-def _show(findings: Findings, show_all: bool) -> None:
-    shown = tuple(f for f in findings.findings if show_all or f.severity is not Severity.INFO)
-    left_out = len(findings.findings) - len(shown)
-    print_findings(replace(findings, findings=shown), as_json=False)
-    if left_out:
-        note(f"{left_out} more of severity info: --all")
 
 
 def _jobs_to_audit(
@@ -208,7 +197,7 @@ def check(arguments: SlurmCheckArguments) -> None:
     findings = with_gaps(judge_files(gres, slurm, host, cgroup=cgroup, nodes=nodes), host.gaps)
     corrected = correct(gres, slurm, host, nodes)
     texts = {file.source: file.text for file in (*gres.files, *slurm.files)}
-    print_findings(findings, as_json=arguments.json)
+    print_findings(findings, Path(gres.source).name, as_json=arguments.json)
     for source, text in {**corrected.gres, **corrected.slurm}.items():
         if text != texts[source] and not arguments.json:
             say("")

@@ -226,7 +226,10 @@ def read_running_domains(
     be known. An unreadable one is a gap: what it uses is then unknown."""
     output = snapshot.command_output("virsh-domains")
     if output is None:
-        return (), (Gap(UNREAD_VMS, snapshot.failure("virsh-domains")),)
+        reason = snapshot.failure("virsh-domains")
+        if "exit status" in reason and "error: " in reason:  # virsh's own words
+            reason = f"qemu:///system: {reason.rpartition('error: ')[2]}"
+        return (), (Gap(UNREAD_VMS, reason),)
     if not output.strip():
         return (), ()
     if read_domain is None:

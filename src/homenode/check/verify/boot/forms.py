@@ -381,7 +381,7 @@ def stand_in_of_command(
     bare = StandInGuest(
         vm=vm,
         memory_ratio=ratio,
-        cpu=CpuChoice("custom", SUBSTITUTE, (), None, f"model substituted: {SUBSTITUTE}"),
+        cpu=CpuChoice("custom", SUBSTITUTE, (), None, f"its CPU model is {SUBSTITUTE}"),
         devices=tuple(endpoints),
     )
     cells = tuple(

@@ -62,7 +62,7 @@ def find_guest_files(kernel: Path | None = None) -> GuestFiles:
             "found neither",
             hint=_HINT,
         )
-    return GuestFiles(found, _busybox(), f"kernel {found}")
+    return GuestFiles(found, _busybox(), found.name.replace("vmlinuz-", "Linux "))
 
 
 def find_ovmf() -> tuple[Path, Path] | None:

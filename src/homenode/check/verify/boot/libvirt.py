@@ -32,7 +32,7 @@ def answering(connect: str | None) -> str | None:
     uri = connect or SYSTEM
     if find_program("virsh") is None:
         if connect is not None:
-            raise ToolError("virsh: expected it to be installed, found none on PATH", hint=INSTALL)
+            raise ToolError("virsh: command not found", hint=INSTALL)
         return None
     try:
         failure = run(("virsh", "-c", uri, "uri"), _ASK_S).failure()

@@ -62,14 +62,14 @@ def choose_cpu(document: Document, facts: Vm, *, kvm: bool) -> CpuChoice:
     if mode == "custom" and model is not None and _SAFE.match(model):
         if kvm or emulated or model.startswith(INTEL_MODELS):
             return CpuChoice(mode, model, features, _of_any_model(l3), None)
-        why = f"model substituted: {SUBSTITUTE} for {model}, which gives no siblings without KVM"
+        why = f"its CPU model is {SUBSTITUTE}: {model} shows no siblings without KVM"
         return _substitute(l3, why)
     if kvm and mode in ("host-passthrough", "host-model", "maximum"):
         return CpuChoice("host-passthrough", None, features, l3, None)
     if emulated and mode == "maximum":
         return CpuChoice(mode, None, features, l3, None)
     stated = mode or "the default model"
-    why = f"model substituted: {SUBSTITUTE} for {stated}" + ("" if kvm else ", which needs KVM")
+    why = f"its CPU model is {SUBSTITUTE}" + (f" for {stated}" if kvm else " without KVM")
     return _substitute(l3, why)
 
 

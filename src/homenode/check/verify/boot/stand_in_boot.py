@@ -77,10 +77,7 @@ _PER_VCPU_S = 5
 _GZIP = b"\x1f\x8b\x08"
 _LARGEST_REPORT = 64 << 20
 _NOT_KEPT = ("kernel", "ovmf", "ovmf-variables", "domain", ".lock")
-_INSTALL = (
-    "install it: apt-get install qemu-system-x86 (Debian, Ubuntu), dnf install qemu-kvm (Fedora, "
-    "RHEL); libvirt-daemon-system or libvirt-daemon-kvm to boot through libvirt"
-)
+_INSTALL = "apt install qemu-system-x86 (Debian, Ubuntu), dnf install qemu-kvm (Fedora, RHEL)"
 
 
 class BootOptions(Struct, frozen=True):
@@ -177,8 +174,8 @@ def boot_stand_in(
         if through is None:
             refused = _run_qemu(guests, limit_s)
         seen, said = _read_all(guests, refused, facts.name, options.keep)
-    how = "QEMU directly" if through is None else f"libvirt at {through}"
-    how = f"through {how}, {'KVM' if kvm else 'TCG'}, {files.stated}"
+    how = "QEMU without libvirt" if through is None else f"libvirt at {through}"
+    how = f"{how}, {'KVM' if kvm else 'TCG'}, {files.stated}"
     if len(guests) > 1:
         all_vcpus, few = (guest.stand_in.vm.vcpus for guest in guests)
         how += (
@@ -215,7 +212,7 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
         guest = _guest(stand_in, source, folder, argv, user, ends)
         refused = _run_qemu([guest], limit_s)
         seen, said = _read_all([guest], refused, source, options.keep)
-    how = f"by QEMU, TCG, {files.stated}"
+    how = f"QEMU without libvirt, TCG, {files.stated}"
     return Booted(stand_in, seen, how, time.monotonic() - started, (*refused, *said))
 
 
@@ -269,9 +266,7 @@ def _parts(stand_in: StandInGuest, source: str) -> Iterator[tuple[StandInGuest, 
 def _qemu() -> str:
     program = qemu_program()
     if program is None:
-        raise ToolMissingError(
-            f"{PROGRAM}: expected it to be installed, found none on PATH", hint=_INSTALL
-        )
+        raise ToolMissingError(f"{PROGRAM}: command not found", hint=_INSTALL)
     return program
 
 

@@ -188,7 +188,7 @@ class GuestComparison(Struct, frozen=True):
             yield _groups("sockets", "sockets", sockets, packages, None)
             cores = tuple(core.pus for core in guest.cores) or None
             wanted = expected.runs_of(threads)
-            yield _groups("siblings", "cores, siblings", wanted, cores, self.substituted)
+            yield _groups("siblings", "siblings", wanted, cores, self.substituted)
         if expected.l3 is not None:
             yield _groups("llcs", "L3 caches", expected.l3, self.observed.l3, self.substituted)
 
@@ -337,7 +337,7 @@ def _groups(
 def _stated(groups: tuple[CpuSet, ...]) -> str:
     if not groups:
         return "none"
-    return f"{len(groups)}: vCPUs {first_few(map(str, groups), 8, ' ')}"
+    return f"{len(groups)}: {first_few(map(str, groups), 8, '  ')}"
 
 
 def _is_other(device: ExpectedDevice, found: PciDevice) -> bool:

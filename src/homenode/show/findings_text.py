@@ -35,7 +35,6 @@ _ORDER = (
     *("test guest", "next", "undo"),
 )
 _YELLOW = frozenset({"warning", "not read", "not checked", "unknown"})
-_MARKDOWN_LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
 Group = Sequence[Finding]
 """Findings that are one block."""
@@ -159,9 +158,10 @@ def _headline(subject: str, group: Group, bad: Sequence[Finding]) -> str:
 
 
 def _sentence(meaning: str) -> str:
-    """The first sentence of a finding's meaning, within a line."""
-    text = _MARKDOWN_LINK.sub(r"\1", " ".join(meaning.split())).replace("`", "")
-    text = text.partition(". ")[0].rstrip(".")
+    """The first sentence of a finding's meaning, within a line; "" if it has a link."""
+    text = " ".join(meaning.replace("`", "").split()).partition(". ")[0].rstrip(".")
+    if "](" in text:
+        return ""
     is_word = text.partition(" ")[0].isalpha() and (text[1:2].islower() or text[1:2] == " ")
     return text[0].lower() + text[1:] if is_word else text
 

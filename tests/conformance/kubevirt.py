@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from homenode.cluster.kubevirt.check import check, read_gates
+from homenode.cluster.kubevirt.check import check, read_cluster
 from homenode.cluster.kubevirt.vmi import vmi_of
 from tests.conformance.builds import absent, folder
 from tests.conformance.judge import Answer, Judge
@@ -46,7 +46,8 @@ REFUSED = {
 
 def refusals(case: Case) -> list[str]:
     cr = {"kind": "KubeVirt", "spec": {"configuration": case["config"]}}
-    findings = check(vmi_of(case["vmi"], "vmi"), None, read_gates(json.dumps(cr), "cr")).findings
+    cluster = read_cluster(json.dumps(cr).encode(), "cr")
+    findings = check(vmi_of(case["vmi"], "vmi"), None, cluster).findings
     return [
         finding.id
         for finding in findings

@@ -175,7 +175,7 @@ def _answer(name: str) -> Answer:
         "every listed GPU usable": kept is not None and len(kept) == listed == promised
     }
     corrected = correct(*files, host)
-    right = corrected.slurm["slurm.conf"], corrected.gres["gres.conf"]
+    right = corrected["slurm.conf"], corrected["gres.conf"]
     pair = parse_config(right[1], "gres.conf"), parse_config(right[0], "slurm.conf")
     if not any(f.severity is Severity.CRITICAL for f in check(*pair, host).findings):
         homes = [node for node in nodes for _ in range(per_root)]

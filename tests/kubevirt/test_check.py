@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homenode.cluster.kubevirt.check import RULES, check, read_gates
-from homenode.cluster.kubevirt.manifest_options import ManifestOptions
+from homenode.cluster.kubevirt.check import RULES, Cluster, check, read_cluster
+from homenode.cluster.kubevirt.manifest_options import NATIVE_GATE, ManifestOptions
 from homenode.cluster.kubevirt.manifests import GATES as WRITTEN
 from homenode.cluster.kubevirt.manifests import virtual_machine
-from homenode.cluster.kubevirt.object import parse_quantity, read_manifest
+from homenode.cluster.kubevirt.object import parse_quantity, read_manifest, yaml_text
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, read_vmi, vmi_of
 from homenode.errors import InputError
 from homenode.machine.topology import Host, PagePool
@@ -53,7 +53,8 @@ def vmi(
 
 
 def ids(text: str, host: Host | None = None, gates: frozenset[str] | None = None) -> set[str]:
-    return {finding.id for finding in check(read_vmi(text, "vmi"), host, gates).findings}
+    cluster = None if gates is None else Cluster(gates)
+    return {finding.id for finding in check(read_vmi(text, "vmi"), host, cluster).findings}
 
 
 def with_pages(count: int, page_bytes: int = 2 << 20) -> Host:
@@ -65,8 +66,8 @@ def with_pages(count: int, page_bytes: int = 2 << 20) -> Host:
 
 @pytest.mark.parametrize("kind", ["VirtualMachineInstance", "VirtualMachine"])
 def test_what_fits_has_no_finding_and_says_what_was_checked(kind: str) -> None:
-    answer = check(read_vmi(vmi(kind=kind), "vmi"), with_pages(131_072), GATES)
-    assert (answer.findings, answer.not_checked, len(answer.checked)) == ((), (), 3)
+    answer = check(read_vmi(vmi(kind=kind), "vmi"), with_pages(131_072), Cluster(GATES))
+    assert (answer.findings, answer.unknown, len(answer.checked)) == ((), (), 3)
 
 
 FLAT = {"numa": None}
@@ -117,15 +118,15 @@ def test_gpus_of_both_nodes_need_cpus_of_both(cores: int, gpus: int, apart: bool
     (found, *others) = check(read_vmi(half, "v"), with_pages(131_072), None).findings or (None,)
     assert not others and (found is not None) == apart
     if found is not None:
-        assert found.observed == "4 GPUs on each of nodes 0-1; all CPUs on node 0"
+        assert found.observed == "4 GPUs on each of nodes 0-1, all CPUs on node 0"
         assert "more than 128 CPUs" in str(found.fix) and "4 GPUs and 48 CPUs" in str(found.fix)
 
 
 def test_what_a_source_lacks_is_not_checked() -> None:
     bare = replace(load_host(IBM), pci_devices=())
     answer = check(read_vmi(vmi(), "vmi"), bare, None)
-    assert len(answer.not_checked) == 3
-    assert "homenode capture" in answer.not_checked[0]
+    assert len(answer.unknown) == 3
+    assert "homenode capture" in answer.unknown[0]
     assert not any(finding.id.startswith("gpus") for finding in answer.findings)
 
 
@@ -140,25 +141,52 @@ def test_what_a_source_lacks_is_not_checked() -> None:
 def test_gates_of_devices_and_claims_are_named(
     devices: dict[str, Any], gates: frozenset[str], off: str
 ) -> None:
-    (found,) = check(read_vmi(vmi(devices=devices), "vmi"), None, gates).findings
+    (found,) = check(read_vmi(vmi(devices=devices), "vmi"), None, Cluster(gates)).findings
     assert found.id == "gate-off" and found.subject == f"feature gates {off}"
-    assert not check(read_vmi(vmi(devices=devices), "vmi"), None, gates | {off}).findings
+    assert not check(read_vmi(vmi(devices=devices), "vmi"), None, Cluster(gates | {off})).findings
 
 
-def test_the_gates_of_a_cluster_are_those_that_its_version_knows() -> None:
-    def gates(version: str, *named: str, off: tuple[str, ...] = ()) -> frozenset[str]:
-        lists = {"featureGates": list(named), "disabledFeatureGates": list(off)}
-        spec = {"configuration": {"developerConfiguration": lists}}
-        status = {"observedKubeVirtVersion": version}
-        cr = {"kind": "KubeVirt", "spec": spec, "status": status}
-        return read_gates(json.dumps({"kind": "List", "items": [cr]}), "cr")
+def cluster_of(version: str, *named: str, off: tuple[str, ...] = (), kind: str = "") -> Cluster:
+    """A cluster as kubectl prints it: JSON of a list, or YAML of the object."""
+    lists = {"featureGates": list(named), "disabledFeatureGates": list(off)}
+    spec = {"configuration": {"developerConfiguration": lists}}
+    cr = {"kind": "KubeVirt", "spec": spec, "status": {"observedKubeVirtVersion": version}}
+    text = yaml_text(cr) if kind == "yaml" else json.dumps({"kind": "List", "items": [cr]})
+    return read_cluster(text.encode(), "cr")
 
-    native = "PCINUMAAwareTopology"
-    assert gates("v1.6.2", "Sidecar", native) == {"Sidecar"}
-    assert gates("v1.9.0", native, off=("GPUsWithDRA",)) == {native, "HostDevicesWithDRA"}
-    assert not ids(vmi(annotations={}), None, GATES | {native})
+
+@pytest.mark.parametrize("kind", ["yaml", "json"])
+def test_the_gates_of_a_cluster_are_those_that_its_version_knows(kind: str) -> None:
+    assert cluster_of("v1.6.2", "Sidecar", NATIVE_GATE, kind=kind) == Cluster(
+        frozenset({"Sidecar"}), (1, 6)
+    )
+    assert cluster_of("v1.9.0", NATIVE_GATE, off=("GPUsWithDRA",), kind=kind).gates == {
+        NATIVE_GATE,
+        "HostDevicesWithDRA",
+    }
+    assert not ids(vmi(annotations={}), None, GATES | {NATIVE_GATE})
     with pytest.raises(InputError, match="kind KubeVirt"):
-        read_gates("{}", "cr")
+        read_cluster(b"{}", "cr")
+
+
+@pytest.mark.parametrize(
+    ("version", "gates", "hooked", "id", "fix"),
+    [
+        ("v1.7.3", GATES, False, "devices-without-node", "homenode kubevirt manifest"),
+        ("v1.9.0", GATES, False, "devices-without-node", "--kubevirt v1.9"),
+        ("v1.9.0", {"CPUManager"}, True, "gate-off", "writes the patch"),
+        ("v1.9.0", {"CPUManager", NATIVE_GATE}, True, "gate-off", "annotation off"),
+        ("v1.9.0", {*GATES, NATIVE_GATE}, True, None, ""),
+    ],
+)
+def test_the_version_decides_between_the_hook_and_the_gate(
+    version: str, gates: frozenset[str], hooked: bool, id: str | None, fix: str
+) -> None:
+    subject = read_vmi(vmi(annotations=HOOK if hooked else {}), "vmi")
+    answer = check(subject, None, cluster_of(version, *gates))
+    assert [finding.id for finding in answer.findings] == ([] if id is None else [id])
+    assert all(fix in str(finding.fix) for finding in answer.findings)
+    assert ("the hook adds" in answer.checked[-1]) == (NATIVE_GATE in gates and "Sidecar" in gates)
 
 
 @pytest.mark.parametrize(

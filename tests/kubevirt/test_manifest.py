@@ -146,11 +146,23 @@ def test_a_configmap_holds_the_hook_and_the_vm_names_it() -> None:
     assert "image" not in hook_annotation(options)
 
 
-def test_the_steps_name_the_prerequisites_and_the_hooks_log() -> None:
-    steps = "\n".join(next_steps(OPTIONS, "my cluster/"))
-    assert "kubectl apply -f 'my cluster/vm.yaml'" in steps, "from where the command was run"
-    for word in ("kubevirt-gates.json", "GPU operator", "permittedHostDevices", "kubectl logs"):
-        assert word in steps
+def test_every_step_names_a_file_that_is_written_from_where_the_command_was_run() -> None:
+    for options in (OPTIONS, ManifestOptions(kubevirt="v1.9.0", namespace="gpu")):
+        steps = [text for _, text in next_steps(options, "my cluster/")]
+        named = {
+            name for name in manifests(options) if any(f"my cluster/{name}" in s for s in steps)
+        }
+        assert {"kubevirt-gates.json", "permitted-devices.yaml", "vm.yaml"} <= named
+        assert "vm-hook.yaml" in named, "a VM that exists"
+        assert any("kubectl logs" in step and "-n " in step for step in steps)
+        assert ("native-gate.json" in named) == (options.kubevirt == "v1.9.0")
+
+
+def test_a_gpu_of_another_kind_needs_its_own_pci_id() -> None:
+    with pytest.raises(UsageError, match="missing option --gpu-id"):
+        manifests(ManifestOptions(gpu="nvidia.com/GH100"))
+    files = manifests(ManifestOptions(gpu="nvidia.com/GH100", gpu_id="10de:2330"))
+    assert "10DE:2330" in files["permitted-devices.yaml"]
 
 
 @pytest.mark.parametrize("options", [{"gpus": 0}, {"vcpus": -1}, {"memory_gib": 1 << 40}])
@@ -164,7 +176,9 @@ def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
     kubernetes_validate = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate is not here"
     )
-    odd = ManifestOptions(image="1.5", vm="on", namespace="1e3", gpu="0x10", node="null")
+    odd = ManifestOptions(
+        image="1.5", vm="on", namespace="1e3", gpu="0x10", gpu_id="10de:2330", node="null"
+    )
     for options in (OPTIONS, odd):
         files = manifests(options)
         claim = results_claim(options)

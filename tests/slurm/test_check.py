@@ -40,7 +40,7 @@ def checked_files(gres: str, slurm: str, host: Host, cgroup: str | None = CGROUP
     limits = None if cgroup is None else parse_config(cgroup, "cgroup.conf")
     corrected = correct(*files, host)
     findings = check(*files, host, cgroup=limits)
-    return Checked(findings, corrected.gres["gres.conf"], corrected.slurm["slurm.conf"])
+    return Checked(findings, corrected["gres.conf"], corrected["slurm.conf"])
 
 
 def checked(

@@ -95,7 +95,7 @@ def test_damaged_files_are_checked_and_set_right_or_refused_with_a_line() -> Non
             files = parse_config(damaged, "gres.conf"), parse_config(damaged, "slurm.conf")
             check(*files, host)
             corrected = correct(*files, host)
-            for source, text in (*corrected.gres.items(), *corrected.slurm.items()):
+            for source, text in corrected.items():
                 parse_config(text, source)
         except ParseError as error:
             assert error.line is not None, damaged

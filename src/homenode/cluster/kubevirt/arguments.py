@@ -63,8 +63,8 @@ class KubevirtCheckArguments(Struct, frozen=True, kw_only=True):
       vmi: What kubectl get vmi NAME -o json prints, or a VirtualMachine's; YAML as well.
       host: The host of the node, as for show, for example a capture made there; without it the node
         is not checked.
-      kubevirt: What kubectl get kubevirt -A -o json prints, as a file: KubeVirt's version and
-        feature gates.
+      kubevirt: What kubectl get kubevirt -A -o yaml (or json) prints, as a file: KubeVirt's
+        version and feature gates.
 
     Examples:
       homenode kubevirt check vmi.json --host node.tar.gz

@@ -13,8 +13,13 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cluster.kubevirt.manifest_options import HookVersion
-from homenode.cluster.kubevirt.object import read_object, value_at
+from homenode.cluster.kubevirt.manifest_options import (
+    NATIVE_GATE,
+    NATIVE_SINCE,
+    HookVersion,
+    parse_version,
+)
+from homenode.cluster.kubevirt.object import read_manifest, value_at
 from homenode.cluster.kubevirt.on_define_domain import CHOICES
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, guest_of
 from homenode.errors import InputError
@@ -33,42 +38,41 @@ from homenode.vm.model import Vm
 from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import EmulatorPolicy, PlanOptions, Policy
 
-NATIVE = "PCINUMAAwareTopology"
 _LAYOUT = replace(PRESETS["pin-numa-pci"], pinning=Pinning.NODE)
 """The guest's nodes and PCIe tree as the host's; a kubelet gives CPUs, and counts no cores."""
 _CLAIM_GATES = {"gpus": "GPUsWithDRA", "hostDevices": "HostDevicesWithDRA"}
 _ON_SINCE = {"GPUsWithDRA": (1, 9), "HostDevicesWithDRA": (1, 9)}
-_FIRST_VERSION = {NATIVE: (1, 8)}
+_FIRST_VERSION = {NATIVE_GATE: NATIVE_SINCE}
 _ADMISSION = "KubeVirt, vmi-create-admitter.go"
 
 
-def read_gates(text: str | bytes, source: str) -> frozenset[str]:
-    """The feature gates of a KubeVirt object that are on and known to its version.
+class Cluster(Struct, frozen=True):
+    """What a KubeVirt object shows."""
 
-    It is JSON, or a list of one. Raises InputError.
-    """
-    document = read_object(text, source, "a KubeVirt CR")
-    items = document.get("items")
-    cr = items[0] if isinstance(items, list) and len(items) == 1 else document
-    if value_at(cr, "kind") != "KubeVirt":
+    gates: frozenset[str]  # that are on, and known to the version
+    version: tuple[int, int] | None = None
+
+    @property
+    def has_native(self) -> bool:
+        """Whether KubeVirt itself gives the devices their nodes."""
+        return NATIVE_GATE in self.gates
+
+
+def read_cluster(text: bytes, source: str) -> Cluster:
+    """Return the version and gates of a KubeVirt object, as YAML or JSON. Raises InputError."""
+    cr = read_manifest(text, source, "a KubeVirt object")
+    if cr.get("kind") != "KubeVirt":
         raise InputError(
-            f"{source}: expected one object of kind KubeVirt, found {value_at(cr, 'kind')!r}",
-            hint="try: kubectl get kubevirt -A -o json",
+            f"{source}: expected one object of kind KubeVirt, found {cr.get('kind')!r}",
+            hint="try: kubectl get kubevirt -A -o yaml",
         )
-    version = _version(value_at(cr, "status", "observedKubeVirtVersion"))
+    version = parse_version(value_at(cr, "status", "observedKubeVirtVersion"))
     developer = value_at(cr, "spec", "configuration", "developerConfiguration")
-    named = _texts(value_at(developer, "featureGates"))
+    gates = _texts(value_at(developer, "featureGates"))
     off = _texts(value_at(developer, "disabledFeatureGates"))
-    named |= {gate for gate, since in _ON_SINCE.items() if version and version >= since} - off
+    gates |= {gate for gate, since in _ON_SINCE.items() if version and version >= since} - off
     unknown = {gate for gate, first in _FIRST_VERSION.items() if version and version < first}
-    return named - unknown
-
-
-def _version(value: object) -> tuple[int, int] | None:
-    parts = str(value or "").removeprefix("v").split(".")
-    if len(parts) < 2 or not all(part.isdecimal() and len(part) < 6 for part in parts[:2]):
-        return None
-    return int(parts[0]), int(parts[1])
+    return Cluster(gates - unknown, version)
 
 
 def _texts(value: object) -> frozenset[str]:
@@ -82,34 +86,37 @@ class CheckedVmi(Struct, frozen=True):
     vmi: Vmi
     guest: Vm
     host: Host | None  # None: no node was given
-    gates: frozenset[str] | None  # that are on; None: no KubeVirt object was given
+    cluster: Cluster | None  # None: no KubeVirt object was given
 
 
-def check(vmi: Vmi, host: Host | None, gates: frozenset[str] | None) -> Findings:
+def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
     """Apply every rule. Raises ParseError for a quantity that is none."""
-    subject = CheckedVmi(vmi, guest_of(vmi), host, gates)
+    subject = CheckedVmi(vmi, guest_of(vmi), host, cluster)
     checked = [f"VMI {vmi.name}: CPU placement, guest nodes, memory, devices, hook"]
-    not_checked = []
+    unknown = []
     if host is None:
-        not_checked.append("the node: not given (--host SOURCE)")
+        unknown.append("the node: not given (--host SOURCE)")
     else:
         if host.pus:
             checked.append(f"node {host.name}: CPUs, NUMA nodes, huge pages, GPUs")
         else:
-            not_checked.append(f"CPUs and NUMA nodes of {host.name}")
+            unknown.append(f"CPUs and NUMA nodes of {host.name}")
         if vmi.gpu_count and not host.pci_devices:
-            not_checked.append("GPUs of the node: capture it with homenode capture")
+            unknown.append("GPUs of the node: capture it with homenode capture")
         if subject.guest.page_bytes and not _has_pools(host):
             size = format_bytes(subject.guest.page_bytes)
-            not_checked.append(f"huge pages of {size}: capture the node with homenode capture")
-    if gates is None:
-        not_checked.append("feature gates: not given (--kubevirt FILE)")
+            unknown.append(f"huge pages of {size}: capture the node with homenode capture")
+    if cluster is None:
+        unknown.append("feature gates: not given (--kubevirt FILE)")
     else:
-        checked.append(f"KubeVirt: gates {', '.join(sorted(gates)) or 'none'}")
+        gates = f"KubeVirt: gates {', '.join(sorted(cluster.gates)) or 'none'}"
+        if vmi.is_hooked and {"Sidecar", NATIVE_GATE} <= cluster.gates:
+            gates += "; the hook adds distances, switches and audio functions only"
+        checked.append(gates)
     return Findings(
         checked=tuple(checked),
         findings=in_order(result for rule in RULES for result in rule(subject)),
-        not_checked=tuple(not_checked),
+        unknown=tuple(unknown),
     )
 
 
@@ -230,51 +237,61 @@ def node_too_small(subject: CheckedVmi) -> Iterator[Finding]:
 
 
 def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
-    if _is_apart(subject) and subject.host is not None:
-        placed = _placement_of(subject)
-        assert isinstance(placed, Placement), "_is_apart has looked"
-        homes = _homes(subject.host, placed)
-        counts = sorted(homes.items())
-        places = ", ".join(f"{plural(n, 'GPU')} on {nodes_text([node])}" for node, n in counts)
-        if len(set(homes.values())) == 1 and len(homes) > 1:
-            places = f"{counts[0][1]} GPUs on each of {nodes_text(sorted(homes))}"
-        if set(homes) - set(placed.nodes):
-            places += f"; all CPUs on {nodes_text(placed.nodes)}"
-        if not subject.vmi.is_mapped:
-            places += "; no guestMappingPassthrough"
-        count = len({*homes, *placed.nodes})
-        node_cpus = max(len(node.pus) for node in subject.host.nodes)
-        yield finding(
-            "gpus-over-nodes",
-            _needs_text(subject),
-            f"GPUs and CPUs on the same nodes of {subject.host.name}, shown to the guest",
-            places,
-            subject.host.name,
-            case="with its own nodes" if subject.vmi.is_mapped else None,
-            values={
-                "gpus": subject.vmi.gpu_count // count,
-                "cpus": subject.guest.vcpus // count,
-                "most": node_cpus * (len(homes) - 1),
-            },
-        )
+    if not _is_apart(subject) or subject.host is None:
+        return
+    placed = _placement_of(subject)
+    assert isinstance(placed, Placement), "_is_apart has looked"
+    homes = _homes(subject.host, placed)
+    counts = sorted(homes.items())
+    places = ", ".join(f"{plural(n, 'GPU')} on {nodes_text([node])}" for node, n in counts)
+    if len(set(homes.values())) == 1 and len(homes) > 1:
+        places = f"{counts[0][1]} GPUs on each of {nodes_text(sorted(homes))}"
+    if set(homes) - set(placed.nodes):
+        places += f", all CPUs on {nodes_text(placed.nodes)}"
+    if not subject.vmi.is_mapped:
+        places += "; no guestMappingPassthrough"
+    nodes = sorted({*homes, *placed.nodes})
+    node_cpus = max(len(node.pus) for node in subject.host.nodes)
+    yield finding(
+        "gpus-over-nodes",
+        _needs_text(subject),
+        f"GPUs and CPUs on the same nodes of {subject.host.name}, shown to the guest",
+        places,
+        subject.host.name,
+        case="with its own nodes" if subject.vmi.is_mapped else None,
+        values={
+            "gpus": subject.vmi.gpu_count // len(nodes),
+            "cpus": subject.guest.vcpus // len(nodes),
+            "most": node_cpus * (len(homes) - 1),
+        },
+    )
 
 
 def devices_without_node(subject: CheckedVmi) -> Iterator[Finding]:
-    is_native = NATIVE in (subject.gates or ())
-    if subject.vmi.passed_count and not subject.vmi.is_hooked and not is_native:
-        yield finding(
-            "devices-without-node",
-            f"{plural(subject.vmi.passed_count, 'device')} without a guest NUMA node",
-            f"the hook of homenode, or {NATIVE} (KubeVirt 1.8)",
-            "no hook in the annotations"
-            + (", and the gate is off" if subject.gates is not None else ""),
-            "KubeVirt, feature gates",
-            case="under KubeVirt",
-        )
+    cluster, count = subject.cluster, subject.vmi.passed_count
+    if not count or subject.vmi.is_hooked or (cluster is not None and cluster.has_native):
+        return
+    version = None if cluster is None else cluster.version
+    expected, case = f"the hook of homenode, or {NATIVE_GATE} (KubeVirt 1.8)", "under KubeVirt"
+    if version is not None and version < NATIVE_SINCE:
+        expected = "the hook of homenode"
+    elif version is not None:
+        expected, case = f"{NATIVE_GATE} on (Alpha), or the hook of homenode", "from KubeVirt 1.8"
+    noun = "GPU" if count == subject.vmi.gpu_count else "device"
+    yield finding(
+        "devices-without-node",
+        f"{plural(count, noun)} {'has' if count == 1 else 'have'} no guest NUMA node",
+        expected,
+        "no hook in the annotations" + (", and the gate is off" if cluster is not None else ""),
+        "KubeVirt, feature gates",
+        case=case,
+        values={"version": ".".join(map(str, version or ()))},
+    )
 
 
 def gate_off(subject: CheckedVmi) -> Iterator[Finding]:
-    if subject.gates is None:
+    cluster = subject.cluster
+    if cluster is None:
         return
     devices = {group: subject.vmi.list_at("domain", "devices", group) for group in _CLAIM_GATES}
     needed = {
@@ -284,15 +301,16 @@ def gate_off(subject: CheckedVmi) -> Iterator[Finding]:
     }
     for group, gate in _CLAIM_GATES.items():
         needed[gate] = any(value_at(device, "claimName") for device in devices[group])
-    missing = [gate for gate, is_needed in needed.items() if is_needed]
-    missing = [gate for gate in missing if gate not in subject.gates]
+    missing = [gate for gate in needed if needed[gate] and gate not in cluster.gates]
     if missing:
+        is_hook_spare = missing == ["Sidecar"] and cluster.has_native
         yield finding(
             "gate-off",
             f"feature gates {', '.join(missing)}",
             "on, as the VMI needs them",
             "off",
             "KubeVirt, feature gates",
+            case="hook not needed" if is_hook_spare else None,
         )
 
 

@@ -40,18 +40,18 @@ def receive(arguments: KubevirtReceiveArguments) -> None:
 def check(arguments: KubevirtCheckArguments) -> None:
     """Print what does not go together."""
     from homenode.cluster.kubevirt.check import check as judge
-    from homenode.cluster.kubevirt.check import read_gates
+    from homenode.cluster.kubevirt.check import read_cluster
     from homenode.cluster.kubevirt.object import read_manifest
     from homenode.cluster.kubevirt.vmi import vmi_of
 
     kind, name = "a VirtualMachineInstance", str(arguments.vmi)
     document = read_manifest(read_subject(arguments.vmi, kind), name, kind)
-    gates = None
+    cluster = None
     if arguments.kubevirt is not None:
-        content = read_input(arguments.kubevirt, "a KubeVirt CR as JSON")
-        gates = read_gates(content, str(arguments.kubevirt))
+        content = read_input(arguments.kubevirt, "a KubeVirt object")
+        cluster = read_cluster(content, str(arguments.kubevirt))
     host = None if arguments.host is None else load_host(arguments.host)
-    findings = judge(vmi_of(document, name, needs_domain=True), host, gates)
+    findings = judge(vmi_of(document, name, needs_domain=True), host, cluster)
     findings = with_gaps(findings, () if host is None else host.gaps)
     print_findings(findings, arguments.vmi.name, as_json=arguments.json)
     exit_by(findings)
@@ -66,5 +66,5 @@ def manifest(arguments: KubevirtManifestArguments) -> None:
     write_new_files(
         arguments.output, {arguments.output / name: text for name, text in written.items()}
     )
-    for step in next_steps(options, str(arguments.output)):
-        note(step)
+    for name, step in next_steps(options, str(arguments.output)):
+        note(f"{name:8}{step}")

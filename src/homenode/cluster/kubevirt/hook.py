@@ -14,7 +14,7 @@ from homenode.errors import HostError, UsageError
 
 if TYPE_CHECKING:
     from homenode.cluster.kubevirt.manifest_options import OnError
-    from homenode.cluster.kubevirt.on_define_domain import DomainAnswer
+    from homenode.cluster.kubevirt.on_define_domain import Choice, DomainAnswer
     from homenode.vm.plan_options import PciGranularity
 
 _USAGE = (
@@ -40,18 +40,10 @@ def run_hook(values: dict[str, str]) -> int:
     from homenode.cluster.kubevirt.manifest_options import OnError
     from homenode.vm.plan_options import PciGranularity
 
-    on_error, granularity = values.get("--on-error"), values.get("--pci-granularity")
-    return write(
-        ask(
-            values["--vmi"],
-            values["--domain"],
-            None if on_error is None else OnError(_check_choice("--on-error", on_error, OnError)),
-            None
-            if granularity is None
-            else PciGranularity(_check_choice("--pci-granularity", granularity, PciGranularity)),
-            values.get("--root", "/"),
-        )
-    )
+    on_error = _choice(values, "--on-error", OnError)
+    granularity = _choice(values, "--pci-granularity", PciGranularity)
+    root = values.get("--root", "/")
+    return write(ask(values["--vmi"], values["--domain"], on_error, granularity, root))
 
 
 def ask(
@@ -118,12 +110,13 @@ def parse_options(arguments: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def _check_choice(name: str, value: str, choices: "type[OnError] | type[PciGranularity]") -> str:
-    if value not in list(choices):
+def _choice(values: dict[str, str], name: str, choices: "type[Choice]") -> "Choice | None":
+    value = values.get(name)
+    if value is not None and value not in list(choices):
         raise UsageError(
             f"{name}: expected one of {', '.join(choices)}, found {value[:60]!r}", hint=_USAGE
         )
-    return value
+    return None if value is None else choices(value)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,29 @@ class OnError(StrEnum):
     PASSTHROUGH = "passthrough"  # it starts as KubeVirt made it
 
 
+NATIVE_GATE = "PCINUMAAwareTopology"
+"""KubeVirt's own placement of devices, Alpha in 1.8 and 1.9."""
+NATIVE_SINCE = (1, 8)
+
+
 class HookVersion(StrEnum):
     """Versions of the hook's protocol. v1alpha3 ends the sidecar with the VM."""
 
     V1ALPHA1 = "v1alpha1"
     V1ALPHA2 = "v1alpha2"
     V1ALPHA3 = "v1alpha3"
+
+
+def parse_version(value: object) -> tuple[int, int] | None:
+    """Return (major, minor) of a version such as v1.9.0, None for another text.
+
+    >>> parse_version("v1.9.0"), parse_version("latest")
+    ((1, 9), None)
+    """
+    parts = str(value or "").removeprefix("v").split(".")
+    if len(parts) < 2 or not all(part.isdecimal() and len(part) < 6 for part in parts[:2]):
+        return None
+    return int(parts[0]), int(parts[1])
 
 
 def whole_gib(text: str, option: str) -> int:
@@ -42,38 +59,32 @@ class ManifestOptions(Struct, frozen=True, kw_only=True):
       vm: Of the example VM.
       namespace: Of the VM, the ConfigMap and the jobs.
       gpu: The GPU's resource name in the cluster.
-      gpu_id: The GPU's PCI ids (lspci -n), for permittedHostDevices.
+      gpu_id: The GPU's PCI ids (lspci -n), for permittedHostDevices. Default: the A100's, for the
+        default --gpu.
       gpus: Number of GPUs of the VM.
       vcpus: Number of vCPUs of the VM.
       memory_gib: Memory of the VM.
       hook_version: Version of the hook's interface: v1alpha1, v1alpha2, v1alpha3. Default:
         v1alpha3, which ends the sidecar with the VM.
-      kubevirt: KubeVirt of the cluster: the version of its sidecar image.
+      kubevirt: KubeVirt's version in the cluster; from v1.8 on the steps name its own gate too.
       guest: The guest to measure in, over ssh.
       node: The node to measure on. Default: any.
     """
 
-    # where the sidecar's image will be; None = the hook comes from a ConfigMap, on KubeVirt's own
-    # image
     image: Annotated[str | None, Opt("--image", "IMAGE")] = None
-    # that of the jobs that measure
     bench_image: Annotated[str, Opt("--bench-image", "IMAGE")] = (
         "registry.example/homenode-bench:latest"
     )
     vm: Annotated[str, Opt("--vm", "NAME")] = "gpu-vm"
     namespace: Annotated[str, Opt("--namespace", "NAME")] = "default"
-    # the resource's name
     gpu: Annotated[str, Opt("--gpu", "RESOURCE")] = "nvidia.com/GA100_A100_SXM4_40GB"
-    # the GPU's PCI vendor and device
-    gpu_id: Annotated[str, Opt("--gpu-id", "VENDOR:DEVICE")] = "10DE:20B0"
+    gpu_id: Annotated[str | None, Opt("--gpu-id", "VENDOR:DEVICE")] = None
     gpus: Annotated[int, Opt("--gpus", "N")] = 8
     vcpus: Annotated[int, Opt("--vcpus", "N")] = 96
-    # memory_gib, vcpus, gpus: of the example VM
     memory_gib: Annotated[
         int, Opt("--memory", "SIZE", parse=whole_gib, show=lambda gib: f"{gib}GiB")
     ] = 512
     hook_version: Annotated[HookVersion, Opt("--hook-version", "NAME")] = HookVersion.V1ALPHA3
     kubevirt: Annotated[str, Opt("--kubevirt", "VERSION")] = "v1.6.0"
-    # user@host of the VM to measure over ssh
     guest: Annotated[str, Opt("--guest", "USER@HOST")] = "cloud@gpu-vm"
     node: Annotated[str | None, Opt("--node", "NAME")] = None

@@ -12,7 +12,12 @@ import json
 import re
 from typing import Any
 
-from homenode.cluster.kubevirt.manifest_options import ManifestOptions
+from homenode.cluster.kubevirt.manifest_options import (
+    NATIVE_GATE,
+    NATIVE_SINCE,
+    ManifestOptions,
+    parse_version,
+)
 from homenode.cluster.kubevirt.object import read_manifest, yaml_text
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION
 from homenode.errors import UsageError
@@ -21,7 +26,9 @@ from homenode.process import CLOSED
 from homenode.text import command_line
 
 GATES = ("Sidecar", "CPUManager")
+_DEFAULT_GPU, _DEFAULT_GPU_ID = ManifestOptions().gpu, "10DE:20B0"
 HOOK_FILE = "onDefineDomain"
+NATIVE_FILE = "native-gate.json"
 HOOK_PATH = f"/usr/bin/{HOOK_FILE}"
 IMAGE_HOOK = """#!/usr/local/bin/python3 -I
 from homenode.cluster.kubevirt.hook import main
@@ -54,6 +61,11 @@ _PYTHON_DIGEST = "sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142b187
 def manifests(options: ManifestOptions) -> dict[str, str]:
     """File name -> content. Raises UsageError for options that no cluster takes."""
     _check_spellings(options)
+    if options.gpu_id is None and options.gpu != _DEFAULT_GPU:
+        raise UsageError(
+            f"--gpu {options.gpu}: missing option --gpu-id VENDOR:DEVICE",
+            hint="lspci -nn -d ::0302 on the node shows it in brackets: [10de:20b0]",
+        )
     for name, number in (
         ("--gpus", options.gpus),
         ("--vcpus", options.vcpus),
@@ -76,10 +88,12 @@ def manifests(options: ManifestOptions) -> dict[str, str]:
         )
         files = {"Containerfile": image, HOOK_FILE: IMAGE_HOOK}
     return files | {
-        "kubevirt-gates.json": json.dumps(gate_patch(), indent=2) + "\n",
+        "kubevirt-gates.json": _json(gate_patch()),
         "hyperconverged-gates.yaml": yaml_text(hyperconverged_patch()),
         "permitted-devices.yaml": yaml_text(permitted_devices(options)),
         "vm.yaml": yaml_text(virtual_machine(options)),
+        "vm-hook.yaml": yaml_text(hook_patch(options)),
+        **({NATIVE_FILE: _json(gate_patch((NATIVE_GATE,)))} if has_native(options) else {}),
         "bench.Containerfile": _file(
             "bench.Containerfile",
             IMAGE=options.bench_image,
@@ -91,25 +105,50 @@ def manifests(options: ManifestOptions) -> dict[str, str]:
     }
 
 
-def next_steps(options: ManifestOptions, folder: str) -> tuple[str, ...]:
-    """What is to be done with a folder's files, in order, and where to look when no VM starts."""
-    at = f"{folder.rstrip('/') or '/'}/"
-    apply = command_line(*"kubectl apply --server-side -f".split(), f"{at}hook-configmap.yaml")
+def _json(patch: list[dict[str, str]]) -> str:
+    return json.dumps(patch, indent=2) + "\n"
+
+
+def has_native(options: ManifestOptions) -> bool:
+    """Whether the cluster's KubeVirt has the gate that places devices without the hook."""
+    version = parse_version(options.kubevirt)
+    return version is not None and version >= NATIVE_SINCE
+
+
+def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str], ...]:
+    """Return what to do with the files, in order: (name of the step, command or condition)."""
+    at = f"{directory.rstrip('/') or '/'}/"
+    namespace = ("-n", options.namespace)
+
+    def patch(kind: str, file: str, *target: str) -> str:
+        words = ("kubectl", "patch", *target, "--type", kind, "--patch-file", f"{at}{file}")
+        return command_line(*words)
+
+    cr = ("kubevirt", "kubevirt", "-n", "kubevirt")
     image = options.image or ""
-    build = command_line("podman", "build", "-t", image, folder)
-    patch = "kubectl patch kubevirt kubevirt -n kubevirt --type json --patch-file".split()
+    hook = command_line(*"kubectl apply --server-side -f".split(), f"{at}hook-configmap.yaml")
+    if image:
+        build = command_line("podman", "build", "-t", image, directory)
+        hook = f"{build} && {command_line('podman', 'push', image)}"
+    native = (
+        ("1.8 on", "this gate is enough, without the hook (Alpha):"),
+        ("", patch("json", NATIVE_FILE, *cr)),
+    )
+    vm = command_line("kubectl", "apply", "-f", f"{at}vm.yaml")
+    logs = command_line("kubectl", "logs", *namespace, "-l", f"vm.kubevirt.io/name={options.vm}")
     return (
-        f"hook: {apply}    (in namespace {options.namespace})"
-        if options.image is None
-        else f"hook: {build} && {command_line('podman', 'push', image)}",
-        f"gates: {command_line(*patch, f'{at}kubevirt-gates.json')}",
-        f"GPUs: {options.gpu} must be allocatable on the node (kubectl describe node): either the "
-        "NVIDIA GPU operator's sandbox device plugin announces it, or KubeVirt does, by "
-        f"spec.configuration.permittedHostDevices as in {at}permitted-devices.yaml",
-        f"VM: {command_line('kubectl', 'apply', '-f', f'{at}vm.yaml')}, virtctl start {options.vm}",
+        *(native if has_native(options) else ()),
+        ("gates", patch("json", "kubevirt-gates.json", *cr)),
+        ("hook", hook),
+        ("GPUs", f"{options.gpu} is allocatable (kubectl describe node), or"),
+        ("", patch("merge", "permitted-devices.yaml", *cr)),
+        ("VM", f"{vm} && {command_line('virtctl', 'start', options.vm, *namespace)}"),
+        ("", f"its disk is the claim {options.vm}-root; for a VM that exists:"),
+        ("", patch("merge", "vm-hook.yaml", "vm", options.vm, *namespace)),
+        ("", command_line("virtctl", "restart", options.vm, *namespace)),
         # Events only say that the VM could not be defined.
-        f"log of the hook: kubectl logs -n {options.namespace} -l "
-        f"vm.kubevirt.io/name={options.vm} -c hook-sidecar-0",
+        ("log", f"{logs} -c hook-sidecar-0"),
+        ("guest", "cat /sys/bus/pci/devices/*/numa_node"),
     )
 
 
@@ -134,6 +173,12 @@ def hook_annotation(options: ManifestOptions) -> str:
     return json.dumps([sidecar])
 
 
+def hook_patch(options: ManifestOptions) -> dict[str, Any]:
+    """Return the merge patch that gives a VM that exists the hook."""
+    annotations = {HOOK_ANNOTATION: hook_annotation(options), "homenode/on-error": "fail"}
+    return {"spec": {"template": {"metadata": {"annotations": annotations}}}}
+
+
 def _configmap_name(options: ManifestOptions) -> str:
     return f"{options.vm}-hook"
 
@@ -151,7 +196,7 @@ def hook_configmap(options: ManifestOptions) -> dict[str, Any]:
 def permitted_devices(options: ManifestOptions) -> dict[str, Any]:
     """The part of a KubeVirt CR that lets VMs have the GPU."""
     device = {
-        "pciVendorSelector": options.gpu_id.upper(),
+        "pciVendorSelector": (options.gpu_id or _DEFAULT_GPU_ID).upper(),
         "resourceName": options.gpu,
         # Where a device plugin of the vendor's announces the resource, KubeVirt must not.
         "externalResourceProvider": False,

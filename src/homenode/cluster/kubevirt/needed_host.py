@@ -36,11 +36,7 @@ def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
     at all; one whose node the firmware does not give has node None.
     """
     nodes = _nodes(snapshot)
-    distances, gaps = (
-        read_distances(snapshot, nodes, tuple(node.index for node in nodes))
-        if nodes
-        else (None, ())
-    )
+    distances, gaps = read_distances(snapshot, nodes, tuple(node.index for node in nodes))
     online = CpuSet(pu for node in nodes for pu in node.pus)
     locality = Locality.of(nodes, online, distances)
     places = {bdf: _place(snapshot, bdf) for bdf in devices}

@@ -198,23 +198,23 @@ def check(arguments: SlurmCheckArguments) -> None:
     corrected = correct(gres, slurm, host, nodes)
     texts = {file.source: file.text for file in (*gres.files, *slurm.files)}
     print_findings(findings, Path(gres.source).name, as_json=arguments.json)
-    for source, text in {**corrected.gres, **corrected.slurm}.items():
+    for source, text in corrected.items():
         if text != texts[source] and not arguments.json:
             say("")
             print_diff(texts[source].encode(), text.encode(), source, f"{source} as it should be")
     if arguments.output is not None:
         parents = (arguments.gres.parent, arguments.slurm.parent)
-        _write(arguments.output, (*corrected.gres.items(), *corrected.slurm.items()), parents)
+        _write(arguments.output, corrected, parents)
     exit_by(findings)
 
 
-def _write(folder: Path, texts: Iterable[tuple[str, str]], parents: tuple[Path, ...]) -> None:
+def _write(folder: Path, texts: Mapping[str, str], parents: tuple[Path, ...]) -> None:
     """All files, over nothing; included ones where they are next to the others.
 
     parents: of the two files that the user named.
     """
     written: dict[Path, str] = {}
-    for source, text in texts:
+    for source, text in texts.items():
         path = folder / _below(Path(source), parents)
         if path in written:
             raise UsageError(f"{path}: expected files of different names, found one")

@@ -6,8 +6,6 @@ A line that is right stays byte for byte; a corrected line keeps its other words
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from msgspec import Struct
-
 from homenode.cluster.slurm.check import (
     GpuCores,
     gpu_cores,
@@ -30,17 +28,10 @@ Edits = dict[ConfigLine, tuple[str, ...]]
 """The physical lines that a logical one becomes."""
 
 
-class CorrectedFiles(Struct, frozen=True):
-    """Each file's text by its name, as it should be; the texts of files that both include too."""
-
-    gres: Mapping[str, str]
-    slurm: Mapping[str, str]
-
-
 def correct(
     gres: SlurmConfig, slurm: SlurmConfig, host: Host, nodes: Sequence[str] = ()
-) -> CorrectedFiles:
-    """Both files with what `check` finds of their GPUs, counts and settings set right.
+) -> dict[str, str]:
+    """Return the text of each file, included ones too, with GPUs, counts and settings set right.
 
     Lines about other nodes too are left alone, and so are MIG slices' counts. Raises as `check`.
     """
@@ -73,10 +64,7 @@ def correct(
         elif not slurm.not_read:  # else it may stand in a file that is not read
             added[slurm.source].append(f"{key}={value}")
     slurm_edits = {line: with_words(slurm.rows(line), words) for line, words in words_of.items()}
-    return CorrectedFiles(
-        _apply_edits(gres, gres_edits, added[gres.source]),
-        _apply_edits(slurm, slurm_edits, added[slurm.source]),
-    )
+    return _apply_edits((gres, slurm), {**gres_edits, **slurm_edits}, added)
 
 
 def _correct_lines(
@@ -164,14 +152,16 @@ def _new_lines(group: NodeClass, gpus: Sequence[GpuCores]) -> list[str]:
     return lines
 
 
-def _apply_edits(config: SlurmConfig, edits: Edits, added: Sequence[str]) -> dict[str, str]:
-    """Its files after the edits, whose lines do not overlap, and with added lines at its end."""
-    rows = {file.source: file.text.split("\n") for file in config.files}
+def _apply_edits(
+    configs: Sequence[SlurmConfig], edits: Edits, added: Mapping[str, Sequence[str]]
+) -> dict[str, str]:
+    """Return the texts of the files after the edits, added lines at the end of each."""
+    rows = {file.source: file.text.split("\n") for config in configs for file in config.files}
     for line in sorted(edits, key=lambda line: -line.first):
         rows[line.source][line.first - 1 : line.last] = edits[line]
-    texts = {source: "\n".join(lines) for source, lines in rows.items()}
-    if added:
-        text = texts[config.source]
-        end = "" if text.endswith("\n") or not text else "\n"
-        texts[config.source] = text + end + "\n".join(added) + "\n"
-    return texts
+    for source, lines in added.items():
+        if lines:
+            if not rows[source][-1]:
+                rows[source].pop()
+            rows[source] += [*lines, ""]
+    return {source: "\n".join(lines) for source, lines in rows.items()}

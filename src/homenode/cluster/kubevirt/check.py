@@ -211,7 +211,8 @@ def huge_pages_short(subject: CheckedVmi) -> Iterator[Finding]:
 def gpus_short(subject: CheckedVmi) -> Iterator[Finding]:
     if subject.host is None or not subject.host.pci_devices:
         return
-    gpu_count = sum(_gpus_of_nodes(subject.host).values())
+    gpus = subject.host.devices_of_kind(DeviceKind.GPU)
+    gpu_count = sum(gpu.physical_function is None for gpu in gpus)
     if subject.vmi.gpu_count > gpu_count:
         yield finding(
             "gpus-short",
@@ -408,11 +409,6 @@ def _homes(host: Host, placed: Placement) -> Mapping[NodeIndex, int]:
     """How many of the placed GPUs are on each node."""
     devices = [host.device_at[bdf] for bdf in placed.devices]
     return Counter(device.node for device in devices if device.node is not None)
-
-
-def _gpus_of_nodes(host: Host) -> Mapping[NodeIndex | None, int]:
-    gpus = host.devices_of_kind(DeviceKind.GPU)
-    return Counter(gpu.node for gpu in gpus if gpu.physical_function is None)
 
 
 def _has_pools(host: Host) -> bool:

@@ -176,17 +176,10 @@ def parse_quantity(value: Any, source: str) -> int:
     >>> parse_quantity("64Gi", "memory") >> 30, parse_quantity("1500m", "cpu")
     (64, 2)
     """
-    return _round_up(_number(value, source))
-
-
-def _round_up(number: Decimal) -> int:
-    return int(number.to_integral_value(rounding="ROUND_CEILING"))
-
-
-def _number(value: Any, source: str) -> Decimal:
     text = str(value).strip()
     match = _QUANTITY.match(text)
     if match is None or (match[4] or "") not in _FACTOR:
         raise ParseError(source, "a quantity such as 64Gi or 8", text)
     number = Decimal(match[1])
-    return number * (Decimal(10) ** int(match[3]) if match[2] else _FACTOR[match[4] or ""])
+    number *= Decimal(10) ** int(match[3]) if match[2] else _FACTOR[match[4] or ""]
+    return int(number.to_integral_value(rounding="ROUND_CEILING"))

@@ -36,7 +36,6 @@ from homenode.vm.model import (
     EXPANDER,
     GuestAddress,
     GuestHostdev,
-    GuestPciController,
     LayoutRecord,
     Vm,
     VmCell,
@@ -178,7 +177,8 @@ def _with_lost_targets(
     It is the cell of the functions below. Buses with nothing below them get the cells that have no
     bus yet, both in ascending order. A bus with a number of its own is somebody else's and stays.
     """
-    lost = [c.index for c in guest.controllers if _has_lost_target(c)]
+    expanders = [c for c in guest.controllers if c.model == EXPANDER]
+    lost = [c.index for c in expanders if c.bus_nr is None and c.cell is None]
     if not lost:
         return guest, frozenset()
     cells_below: dict[int, set[int | None]] = {index: set() for index in lost}
@@ -204,10 +204,6 @@ def _with_lost_targets(
         for controller in guest.controllers
     )
     return replace(guest, controllers=regained), frozenset(cell_of)
-
-
-def _has_lost_target(controller: GuestPciController) -> bool:
-    return controller.model == EXPANDER and controller.bus_nr is None and controller.cell is None
 
 
 def _is_grace_done(document: Document, cells: int) -> bool:

@@ -108,11 +108,11 @@ def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     far = [gpu for gpu in owned.gpus if gpu.node is not None and gpu.node not in cpu_nodes]
     observed = f"PUs {owned.pus} on {_nodes(cpu_nodes)}"
     if far:
-        gpu_nodes = _gpu_nodes(far)
+        gpu_nodes, verb = _gpu_nodes(far), "is" if len(far) == 1 else "are"
         yield finding(
             "job-gpu-far",
             owned.subject,
-            expected=f"CPUs on {_nodes(gpu_nodes)}, where {_gpus(far)} {_are(far)}",
+            expected=f"CPUs on {_nodes(gpu_nodes)}, where {_gpus(far)} {verb}",
             observed=observed,
             cost=_cost(tree, cpu_nodes, gpu_nodes),
             source=_SLURM if owned.memory_nodes is None else _RECORD,
@@ -204,10 +204,6 @@ def _gpu_nodes(gpus: Iterable[AllocatedGpu]) -> tuple[NodeIndex, ...]:
 def _gpus(gpus: Sequence[AllocatedGpu]) -> str:
     noun = "GPU" if len(gpus) == 1 else "GPUs"
     return f"{noun} {', '.join(map(str, gpus))}"
-
-
-def _are(gpus: Sequence[AllocatedGpu]) -> str:
-    return "is" if len(gpus) == 1 else "are"
 
 
 def _nodes(nodes: Sequence[NodeIndex]) -> str:

@@ -68,7 +68,8 @@ def ask(
     kept_open: tuple[int, ...] = (),
 ) -> str:
     """What a program of Slurm's prints. Raises NoAnswerError, and ToolError with Slurm's reason."""
-    environment = {**_configuration(), **(environment or {})}
+    named = {"SLURM_CONF": os.environ["SLURM_CONF"]} if "SLURM_CONF" in os.environ else {}
+    environment = {**named, **(environment or {})}
     try:
         done = run(argv, _TIMEOUT_S, environment=environment, kept_open=kept_open)
     except ToolTimeoutError as error:
@@ -92,10 +93,6 @@ def _error_text(done: Completed) -> str:
     if not lines:
         return str(done.failure())
     return f"{done.argv[0]}: {lines[-1].removeprefix(f'{done.argv[0]}: ')[:300]}"
-
-
-def _configuration() -> dict[str, str]:
-    return {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
 
 
 MAX_RECORDS = 1_000_000

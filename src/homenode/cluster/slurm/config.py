@@ -26,7 +26,6 @@ MAX_INCLUDED = 256
 MAX_DEPTH = 8
 
 _WORD = re.compile(r'\s*([A-Za-z0-9_.]+)\s*([-+]?)=\s*(?:"([^"]*)"|(\S+))(?=\s|\Z)', re.ASCII)
-_BLANK = re.compile(r"\s*")
 _INCLUDE = re.compile(r"\s*include\s+(\S+)\s*\Z", re.IGNORECASE | re.ASCII)
 _COMMENT = re.compile(r"(?<!\\)((?:\\\\)*)#.*", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.?)", re.DOTALL)
@@ -260,15 +259,10 @@ def _with_places(rows: Sequence[str]) -> tuple[str, list[int]]:
     return "".join(letters), places
 
 
-def _end_of_blanks(text: str, at: int) -> int:
-    blanks = _BLANK.match(text, at)
-    return at if blanks is None else blanks.end()
-
-
 def _words(text: str, source: str, first: int) -> tuple[tuple[str, str], ...]:
     words: list[tuple[str, str]] = []
-    at = 0
-    while _end_of_blanks(text, at) < len(text):
+    at, end = 0, len(text.rstrip())
+    while at < end:
         match = _WORD.match(text, at)
         if match is None:
             raise ParseError(source, "Key=value", text[at:].strip()[:80], line=first)

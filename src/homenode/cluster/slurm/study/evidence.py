@@ -150,6 +150,10 @@ def evidence_of(
     cpus: tuple[int, ...] = ()
     if host is not None and head.pus is not None:
         cpus = tuple(int(n.index) for n in host.nodes if not n.pus.isdisjoint(head.pus))
+    place, gpu_count = None, experiment.gpus if experiment.gres == "gpu" else None
+    if machine is not None:
+        node = experiment.nodes[0]
+        place = place_of(run, record.job, record.gpus_file, gpu_count, machine, node)
     return JobEvidence(
         name=head.name,
         mode=experiment.mode,
@@ -161,17 +165,10 @@ def evidence_of(
         memory_nodes=tuple(head.nodes or ()),
         run=run,
         homes=_homes(machine),
-        place=None if machine is None else _place(experiment, run, record, machine),
+        place=place,
         record=record,
         gaps=record.gaps,
     )
-
-
-def _place(
-    experiment: Experiment, run: Run, record: AttemptRecord, machine: NodeMachine
-) -> Locality:
-    gpu_count = experiment.gpus if experiment.gres == "gpu" else None
-    return place_of(run, record.job, record.gpus_file, gpu_count, machine, experiment.nodes[0])
 
 
 def _errors(texts: Mapping[str, str]) -> Iterator[Gap]:

@@ -305,7 +305,8 @@ def read_study(folder: Path, study: Study) -> StudySources:
     collective = None
     unmeasured: list[tuple[str, str]] = []
     hosts = _Hosts(folder, study)
-    runs = _runs_by_name(folder / "results")
+    paths = sorted((folder / "results").glob(f"*/*/{FILE}"))
+    runs = {path.parent.name: path.parent for path in paths}
     for experiment in study.experiments:
         for task in range(experiment.jobs):
             attempt = done_attempt(folder, experiment.id, task)
@@ -352,10 +353,6 @@ def _evidence(
     record = parse_record(texts, experiment.gpus)
     evidence = evidence_of(experiment, run, record, host, machine)
     return replace(evidence, gaps=(*evidence.gaps, *gaps_of_run(folder)))
-
-
-def _runs_by_name(results: Path) -> dict[str, Path]:
-    return {path.parent.name: path.parent for path in sorted(results.glob(f"*/*/{FILE}"))}
 
 
 def _shared_gaps(jobs: Iterable[JobEvidence]) -> Iterable[Gap]:

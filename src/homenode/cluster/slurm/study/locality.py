@@ -101,10 +101,11 @@ def place_of(
     devices = (s.device for s in run.samples if s.device is not None and s.metric != POWER)
     shown = {TOOL: tuple(dict.fromkeys(devices)), SLURM: by_slurm, **shown}
     gpu_at = {gpu.bdf: gpu for gpu in machine.gpus}
+    is_confined = gpu_count is not None and len(shown.get(CGROUP, ())) == gpu_count
     answers: dict[str, Locality] = {}
     for source, addresses in shown.items():
         gpus = tuple(gpu_at[bdf] for bdf in addresses if bdf in gpu_at)
-        if not addresses or (source == SLURM and _is_confined(shown, gpu_count)):
+        if not addresses or (source == SLURM and is_confined):
             continue  # gres.conf may order its numbers otherwise; what the kernel allows is certain
         if len(gpus) != len(addresses):
             reasons.append(f"{source} shows a GPU that the node does not have")
@@ -113,10 +114,6 @@ def place_of(
         else:
             answers[source] = _judge(run, gpus, pus, machine, cluster_node)
     return _combine(answers, shown, reasons)
-
-
-def _is_confined(shown: GpusBySource, gpu_count: int | None) -> bool:
-    return gpu_count is not None and len(shown.get(CGROUP, ())) == gpu_count
 
 
 def _combine(

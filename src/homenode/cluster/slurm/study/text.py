@@ -148,7 +148,10 @@ def _short_address(column: str) -> str:
 
 def _comparison(comparison: Comparison) -> Iterator[Section]:
     """A table for each metric: ways to run in rows, against the first."""
-    effects = sorted((effect for effect in comparison.effects if _speaks(effect)), key=_by_devices)
+    effects = sorted(
+        (effect for effect in comparison.effects if _speaks(effect)),
+        key=lambda effect: effect.slowest_device,
+    )
     for metric in dict.fromkeys(effect.metric for effect in comparison.effects if _speaks(effect)):
         of_name = {effect.alternative: effect for effect in effects if effect.metric == metric}
         first = next(iter(of_name.values()))
@@ -169,10 +172,6 @@ def _speaks(effect: Effect) -> bool:
     variants = (None,) if metric is None else (None, metric.headline)
     restrictions = (effect.size_bytes, effect.node, effect.device, effect.state)
     return effect.variant in variants and restrictions == (None,) * 4
-
-
-def _by_devices(effect: Effect) -> bool:
-    return effect.slowest_device
 
 
 def _effect(effect: Effect) -> tuple[str, str, str]:
@@ -352,7 +351,7 @@ def _bars(spreads: Sequence[CopySpread]) -> Iterator[Picture]:
                     number % 8,
                     note=""
                     if spread.deviation is None
-                    else f"\u00b1 {_short(spread.deviation, metric)}",
+                    else f"\u00b1 {_number(spread.deviation, metric)}",
                 )
                 for number, spread in enumerate(
                     s for s in spreads if (s.metric, s.method) == (metric, method)
@@ -363,10 +362,6 @@ def _bars(spreads: Sequence[CopySpread]) -> Iterator[Picture]:
         caption = "less is better" if facts.lower_is_better else "more is better"
         title = f"{facts.title}, mean \u00b1 deviation"
         yield Picture(title, bar_chart(title, facts.unit, groups), (caption,))
-
-
-def _short(value: float, metric: str) -> str:
-    return f"{value / (1.0 if METRICS[metric].unit == 'ns' else 1e9):.1f}"
 
 
 def _spreads(spreads: Sequence[CopySpread]) -> Table:

@@ -13,6 +13,7 @@ versions. None of these columns is a comment, a reason or a feature.
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
@@ -211,15 +212,12 @@ def shown_shapes(text: str, source: str) -> dict[str, NodeShape | None]:
         raise ParseError(source, "nodes that begin with NodeName=", text.strip()[:80], line=1)
     shapes: dict[str, NodeShape | None] = {}
     for name, values in shown:
-        shapes[name] = None if name in shapes or values is None else _shape(values, source)
+        shape = None
+        if values is not None:
+            with suppress(ParseError):
+                shape = node_shape(values, source, None)
+        shapes[name] = None if name in shapes else shape
     return shapes
-
-
-def _shape(values: dict[str, str], source: str) -> NodeShape | None:
-    try:
-        return node_shape(values, source, None)
-    except ParseError:
-        return None
 
 
 def _text_shape(block: str) -> dict[str, str] | None:

@@ -126,7 +126,8 @@ def _shares(job: dict[str, Any], source: str) -> Iterator[NodeShare]:
     details = job.get("gres_detail")
     details = details if isinstance(details, list) else []
     allocations = list(_allocations(owned, source))
-    names = _node_names(job, owned, source)
+    nodes = job.get("nodes") or owned.get("nodes")
+    names = expand_hostlist(nodes, source) if isinstance(nodes, str) and nodes else ()
     gpus = dict(zip(names, details, strict=False)) if len(names) == len(details) else {}
     for name, sockets in allocations:
         text = gpus.get(name)
@@ -134,11 +135,6 @@ def _shares(job: dict[str, Any], source: str) -> Iterator[NodeShare]:
         if isinstance(text, str):
             held_gpus = owned_gpus(text, source)
         yield NodeShare(name, None, tuple(_cores(sockets)), held_gpus)
-
-
-def _node_names(job: dict[str, Any], owned: dict[str, Any], source: str) -> tuple[str, ...]:
-    nodes = job.get("nodes") or owned.get("nodes")
-    return expand_hostlist(nodes, source) if isinstance(nodes, str) and nodes else ()
 
 
 def _allocations(owned: dict[str, Any], source: str) -> Iterator[tuple[str, Any]]:

@@ -60,7 +60,7 @@ def test_h200_collectives_want_a_flat_guest_and_show_that_default_is_no_worse() 
     made = published("H200", Objective.MULTI_GPU)
     assert (made.choice, made.layout, made.also) == ("pin", "pin-bound", ("default",))
     assert set(made.avoid) == {"pin-numa", "pin-numa-smt"}
-    assert made.why(ReasonId.RULE)
+    assert made.reason_of(ReasonId.RULE)
     assert made.results[0].alternative == "default"
     assert sentence_of(made) == (
         "pin is 2.1x pin-numa, 2.2x pin-numa-smt; cannot tell it from default (9 % slower); "
@@ -113,13 +113,13 @@ def test_nothing_is_recommended_for_the_rtx_5090_before_its_links_are_fixed(
     if objective in (Objective.MULTI_GPU, Objective.GPU_COPY):
         assert {one.id for one in made.findings} == {"h2d-low"}
     else:  # the source calls its whole set compromised
-        assert made.why(ReasonId.UNUSABLE)
+        assert made.reason_of(ReasonId.UNUSABLE)
 
 
 @pytest.mark.parametrize("system", ["RTX PRO 6000", "RTX 4090", "RTX 4080"])
 def test_published_zero_latencies_stop_the_answer_for_latency(system: str) -> None:
     made = published(system, Objective.LATENCY)
-    assert (made.choice, made.why(ReasonId.REFUSED) is not None) == (None, True)
+    assert (made.choice, made.reason_of(ReasonId.REFUSED) is not None) == (None, True)
 
 
 def test_measured_zero_latencies_stop_the_answer_for_latency_alone() -> None:
@@ -136,7 +136,7 @@ def test_measured_zero_latencies_stop_the_answer_for_latency_alone() -> None:
         for run in runs
     ]
     made = measured(zeroed, Objective.LATENCY)
-    assert (made.choice, made.why(ReasonId.REFUSED) is not None) == (None, True)
+    assert (made.choice, made.reason_of(ReasonId.REFUSED) is not None) == (None, True)
     assert measured(zeroed, Objective.MEMORY_BANDWIDTH).choice is not None
 
 
@@ -144,7 +144,7 @@ def test_sdumont_wants_local_memory_and_says_which_queue_gives_it() -> None:
     memory_bound = published("GH200 x4", Objective.GPU_COPY)
     assert memory_bound.choice == "the GPU's own node"
     assert memory_bound.layout == "pin-numa-pci"
-    assert memory_bound.why(ReasonId.NO_LAYOUT)
+    assert memory_bound.reason_of(ReasonId.NO_LAYOUT)
     between = published("GH200 x4", Objective.MULTI_GPU)
     assert between.avoid == ()
 
@@ -267,7 +267,7 @@ def test_the_strongest_evidence_that_can_tell_decides() -> None:
     def level(*those: Run) -> tuple[EvidenceLevel | None, bool]:
         made = decide((those), machine, Objective.MEMORY_BANDWIDTH)
         assert made.layout == "pin-numa"
-        return made.level, made.here
+        return made.level, made.this_machine
 
     here, kind = machine.fingerprint or "", machine.kind or ""
     assert kind == host_kind(load_host("h200-xeon8558"))
@@ -340,7 +340,7 @@ def test_a_flat_guest_that_was_measured_on_this_grace_host_is_believed() -> None
         for layout, value in (("pin-bound", 2e11), ("pin-numa-pci", 1e11))
     )
     made = decide((runs), machine, Objective.MULTI_GPU)
-    assert (made.here, made.layout) == (True, "pin-bound")
+    assert (made.this_machine, made.layout) == (True, "pin-bound")
 
 
 def test_a_healthy_machine_of_an_excluded_kind_is_reasoned_about() -> None:
@@ -409,7 +409,7 @@ def test_emulated_figures_lead_to_no_verdict() -> None:
         runs.append(Run(structs.replace(run.head, origin=Origin.EMULATED), run.samples))
     made = measured(runs, Objective.MEMORY_BANDWIDTH)
     assert made.choice is None
-    assert made.why(ReasonId.UNUSABLE)
+    assert made.reason_of(ReasonId.UNUSABLE)
 
 
 def test_a_layout_that_is_better_one_way_and_worse_the_other_stays_in_the_choice() -> None:
@@ -468,7 +468,7 @@ def test_an_unusable_run_is_left_out_and_named_where_others_can_answer() -> None
     assert (made.choice, made.avoid) == ("pin-numa", ("default",))
     assert [doubt.blocks for doubt in made.doubts if doubt.id == "unusable"] == [False]
     alone = measured((runs[0], marked), Objective.MEMORY_BANDWIDTH)
-    assert alone.choice is None and alone.why(ReasonId.UNUSABLE)
+    assert alone.choice is None and alone.reason_of(ReasonId.UNUSABLE)
 
 
 def test_where_results_cannot_tell_the_layout_is_one_that_was_compared() -> None:
@@ -487,7 +487,7 @@ def test_equal_layouts_lead_to_no_difference_and_nothing_to_avoid() -> None:
         ]
         made = recommend("H200", alternatives(runs), Objective.MEMORY_BANDWIDTH)
         assert (made.layout, made.avoid) == ("pin-numa", ())
-        assert made.why(ReasonId.RULE)
+        assert made.reason_of(ReasonId.RULE)
 
 
 def _simulated(noise: float, values: Mapping[str, float], seed: int) -> Recommendation:
@@ -569,6 +569,6 @@ def test_a_machine_under_review_gives_no_advice_for_others_of_its_kind() -> None
 
     assert (decided(1e5).level, decided(1e5).choice) == (EvidenceLevel.MEASURED, "pin")
     reviewed = decided(0.6e5)
-    passed = reviewed.why(ReasonId.PASSED)
+    passed = reviewed.reason_of(ReasonId.PASSED)
     assert reviewed.level is EvidenceLevel.RULE
     assert passed is not None and "no advice for others" in passed.detail

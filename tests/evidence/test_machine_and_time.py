@@ -11,9 +11,9 @@ from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import NO_ORDER, ORDER, EvidenceLevel, Outcome
 from homenode.decide.machine_facts import (
-    Belonging,
-    belonging,
+    MachineMatch,
     facts_of_host,
+    match_machine,
     of_host,
     of_no_machine,
 )
@@ -50,24 +50,24 @@ HOUR_S = 3600
 @pytest.mark.parametrize(
     ("hardware", "host", "expected"),
     [
-        (("NVIDIA H100 80GB HBM3",), "hgx-h100", Belonging.SHOWN),
-        (("AMD Instinct MI350X VF",), "hgx-h100", Belonging.OTHER),
-        (("AMD Instinct MI350X VF",), "mi350x-epyc9575f", Belonging.SHOWN),
-        (("NVIDIA GeForce RTX 4090",), "rtx4080-i9-14900k", Belonging.OTHER),
-        (("NVIDIA GeForce RTX 4090",), "rtx4090-epyc7702", Belonging.SHOWN),
-        (("AMD EPYC 7702 64-Core Processor",), "rtx4090-epyc7702", Belonging.SHOWN),
-        (("AMD EPYC 9654 96-Core Processor",), "rtx4090-epyc7702", Belonging.OTHER),
+        (("NVIDIA H100 80GB HBM3",), "hgx-h100", MachineMatch.SHOWN),
+        (("AMD Instinct MI350X VF",), "hgx-h100", MachineMatch.OTHER),
+        (("AMD Instinct MI350X VF",), "mi350x-epyc9575f", MachineMatch.SHOWN),
+        (("NVIDIA GeForce RTX 4090",), "rtx4080-i9-14900k", MachineMatch.OTHER),
+        (("NVIDIA GeForce RTX 4090",), "rtx4090-epyc7702", MachineMatch.SHOWN),
+        (("AMD EPYC 7702 64-Core Processor",), "rtx4090-epyc7702", MachineMatch.SHOWN),
+        (("AMD EPYC 9654 96-Core Processor",), "rtx4090-epyc7702", MachineMatch.OTHER),
         # One that it has and one that it has not: another machine.
-        (("AMD EPYC 7702", "NVIDIA H100 PCIe"), "rtx4090-epyc7702", Belonging.OTHER),
-        (("QEMU Virtual CPU version 2.5+",), "hgx-h100", Belonging.UNKNOWN),
-        ((), "hgx-h100", Belonging.UNKNOWN),
+        (("AMD EPYC 7702", "NVIDIA H100 PCIe"), "rtx4090-epyc7702", MachineMatch.OTHER),
+        (("QEMU Virtual CPU version 2.5+",), "hgx-h100", MachineMatch.UNKNOWN),
+        ((), "hgx-h100", MachineMatch.UNKNOWN),
     ],
 )
 def test_a_run_belongs_to_a_host_whose_hardware_it_names(
-    hardware: tuple[str, ...], host: str, expected: Belonging
+    hardware: tuple[str, ...], host: str, expected: MachineMatch
 ) -> None:
     head = structs.replace(_imported("pin", 1.0).head, system="cpu-only", hardware=hardware)
-    assert belonging(head, hardware_of(load_host(host))) is expected
+    assert match_machine(head, hardware_of(load_host(host))) is expected
 
 
 def _imported(layout: str, rate: float, started_s: float | None = None) -> Run:

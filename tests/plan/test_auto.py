@@ -219,7 +219,7 @@ def test_whatever_was_measured_memory_is_bound_and_no_worse_pins_are_taken(
         and chosen.cells is GuestCells.SINGLE
         and chosen.memory is MemoryBinding.KEEP
     )
-    assert (made.why(ReasonId.BOUND) is not None) is unbound
+    assert (made.reason_of(ReasonId.BOUND) is not None) is unbound
 
 
 def test_of_equals_the_layout_that_binds_memory_is_chosen_with_its_own_figures() -> None:
@@ -231,7 +231,7 @@ def test_of_equals_the_layout_that_binds_memory_is_chosen_with_its_own_figures()
     machine = facts_of_runs("H200", runs)
     made = decide((tuple(runs)), machine, Objective.MEMORY_BANDWIDTH)
     assert (made.choice, made.layout) == ("pin-bound", "pin-bound")
-    assert made.why(ReasonId.BOUND) is None
+    assert made.reason_of(ReasonId.BOUND) is None
 
 
 # What the user says next to it.

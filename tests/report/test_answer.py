@@ -14,7 +14,7 @@ from homenode.show.report.across import across_pictures
 from homenode.show.report.answer import advice_of, answer_section, counts_text
 from homenode.show.report.document import document_of, title_of
 from homenode.show.report.inputs import gather
-from homenode.show.report.machine import ReportedMachine, Stored, machines_of
+from homenode.show.report.machine import ReportedMachine, StoredRun, machines_of
 from homenode.show.report.pictures import bar_pictures, forest_pictures
 from tests.published_runs import FOLDER
 from tests.simulated_runs import simulated_run
@@ -29,7 +29,7 @@ def published() -> tuple[ReportedMachine, ...]:
 
 
 def measured(*runs: Run) -> tuple[ReportedMachine, ...]:
-    return machines_of(runs, [Stored()] * len(runs), {})
+    return machines_of(runs, [StoredRun()] * len(runs), {})
 
 
 def made(system: str, **figures: float) -> list[Run]:

@@ -127,7 +127,7 @@ def test_without_a_topology_the_node_with_the_fastest_copies_is_near(
     found = {one.key.metric: one for one in localities([exclusive], {})}
     assert found["h2d-bandwidth"].ratio == pytest.approx(4.6456, abs=1e-3)
     assert found["h2d-latency"].local == pytest.approx(739)
-    assert "fastest" in found["h2d-bandwidth"].stated
+    assert "fastest" in found["h2d-bandwidth"].basis
 
 
 def test_the_page_shows_the_maps_and_the_table(results: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from homenode.cli import terminal
 from homenode.measure.results.model import Run
-from homenode.show.report.machine import Stored, machines_of
+from homenode.show.report.machine import StoredRun, machines_of
 from homenode.show.report.rows import COLUMNS, csv_of, rows_of
 from tests.report_runs import full_results, full_run, report
 
@@ -45,7 +45,7 @@ def test_a_cell_that_a_spreadsheet_would_run_is_quoted_off(tmp_path: Path) -> No
     for start in ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1"):
         run = full_run("pin", 1)
         named = Run(replace(run.head, system=start), run.samples[:1])
-        (one,) = machines_of([named], [Stored()], {})
+        (one,) = machines_of([named], [StoredRun()], {})
         (row,) = rows_of(one)
         cells = next(csv.reader(io.StringIO(csv_of([row]).split("\r\n", 1)[1])))
         assert cells[COLUMNS.index("system")] == "'" + start.replace("\t", "?")
@@ -54,7 +54,7 @@ def test_a_cell_that_a_spreadsheet_would_run_is_quoted_off(tmp_path: Path) -> No
 def test_a_cell_cannot_steer_the_terminal_it_is_printed_on(tmp_path: Path) -> None:
     run = full_run("pin", 1)
     named = Run(replace(run.head, arrangement="\x1b]0;x\x07a\u202eb\n,c"), run.samples[:1])
-    (one,) = machines_of([named], [Stored()], {})
+    (one,) = machines_of([named], [StoredRun()], {})
     text = csv_of(rows_of(one))
     assert text.replace("\r\n", "").isprintable()
     assert '"?]0;x?a?b?,c"' in text

@@ -282,7 +282,7 @@ def shown_progress(what: str, *, quiet: bool = False) -> "Iterator[Callable[[Pro
         return
     from rich.live import Live
 
-    from homenode.show.terminal_text import shown
+    from homenode.show.terminal_text import renderable_of
 
     with Live(console=error_console(), refresh_per_second=4, transient=True) as live:
-        yield lambda progress: live.update(shown(progress_view(progress, what)))
+        yield lambda progress: live.update(renderable_of(progress_view(progress, what)))

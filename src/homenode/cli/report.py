@@ -48,36 +48,40 @@ if TYPE_CHECKING:
     from homenode.show.report.machine import ReportedMachine
 
 
-def compare(asked: CompareArguments) -> None:
+def compare(arguments: CompareArguments) -> None:
     """Print what to run, then each metric's effect."""
-    named = load_sources(asked.runs if asked.bare is None else [asked.bare, *asked.runs])
-    by_argument = [(one.argument, one.runs) for one in named]
-    runs = [run for one in named for run in one.runs]
-    wanted = tuple(Objective) if asked.objective is None else (asked.objective,)
-    skipped = [reason for one in named for reason in one.skipped]
-    skipped += left_out(runs, wanted)
+    named = load_sources(
+        arguments.runs if arguments.bare is None else [arguments.bare, *arguments.runs]
+    )
+    by_argument = [(results.argument, results.runs) for results in named]
+    runs = [run for results in named for run in results.runs]
+    objectives = tuple(Objective) if arguments.objective is None else (arguments.objective,)
+    skipped = [reason for results in named for reason in results.skipped]
+    skipped += left_out(runs, objectives)
     machines: dict[str, tuple[Alternative, ...]] = {}
-    if asked.bare is None:
+    if arguments.bare is None:
         machines = alternatives_by_machine(by_argument)
-        is_brief = len(machines) > MOST_IN_FULL and not (asked.json or asked.everything)
-        compared = compare_machines(machines, asked.objective, skipped=skipped, is_brief=is_brief)
+        is_brief = len(machines) > MOST_IN_FULL and not (arguments.json or arguments.everything)
+        compared = compare_machines(
+            machines, arguments.objective, skipped=skipped, is_brief=is_brief
+        )
     else:
         chosen = alternatives_of(by_argument, first_alone=True)
-        compared = compare_alternatives(chosen, asked.objective, bare=True, skipped=skipped)
-    answers = _decide(runs, wanted, asked.host, machines)
+        compared = compare_alternatives(chosen, arguments.objective, bare=True, skipped=skipped)
+    answers = _decide(runs, objectives, arguments.host, machines)
     files = [
-        structs.replace(one, system=name if len(machines) > 1 else "")
+        structs.replace(effect, system=name if len(machines) > 1 else "")
         for name, alternatives in machines.items()
-        for one in file_effects(alternatives)
+        for effect in file_effects(alternatives)
     ]
     compared = structs.replace(compared, effects=(*compared.effects, *files))
     comparison = RecommendedComparison(**asdict(compared), recommendations=answers)
-    if asked.json:
+    if arguments.json:
         print_json(encode("comparison", comparison))
     else:
-        console().print(comparison_text(comparison, everything=asked.everything))
-    told = any(effect.outcome is not Outcome.CANNOT_TELL for effect in comparison.effects)
-    if not told and not any(answer.tells for answer in answers):
+        console().print(comparison_text(comparison, everything=arguments.everything))
+    tells = any(effect.outcome is not Outcome.CANNOT_TELL for effect in comparison.effects)
+    if not tells and not any(answer.tells for answer in answers):
         raise SystemExit(FINDINGS if any(answer.findings for answer in answers) else NOT_KNOWN)
 
 
@@ -92,8 +96,8 @@ def _decide(
         machine = load_host(host)
         note_gaps(machine.gaps)
         return decide_all(of_host(runs, machine), facts_of_host(machine), objectives)
-    here = _this_machine() if any(run.head.host is not None for run in runs) else None
-    return decide_for_machines(runs, objectives, here, machines)
+    this_host = _this_machine() if any(run.head.host is not None for run in runs) else None
+    return decide_for_machines(runs, objectives, this_host, machines)
 
 
 def _this_machine() -> Host | None:
@@ -109,9 +113,9 @@ PAGE = "report.html"
 _MOST_NAMED = 10
 
 
-def report(asked: ReportArguments) -> None:
+def report(arguments: ReportArguments) -> None:
     """Write the page, or print rows."""
-    runs, output = list(asked.runs), asked.output
+    runs, output = list(arguments.runs), arguments.output
     if not runs:
         if not RESULTS.is_dir():
             raise UsageError(
@@ -119,26 +123,26 @@ def report(asked: ReportArguments) -> None:
                 hint="homenode bench makes results; logs of other tools are read as they are",
             )
         runs = [str(RESULTS)]
-    if output is None and not (asked.csv or asked.json):
+    if output is None and not (arguments.csv or arguments.json):
         output = _neighbours(runs)
-    if asked.csv and asked.json:
+    if arguments.csv and arguments.json:
         raise UsageError("give either --csv or --json, not both")
-    check_can_write(output, force=asked.force)
+    check_can_write(output, force=arguments.force)
     if (
         output is not None
         and output != STANDARD_OUTPUT
         and output.suffix.lower() not in (".html", ".htm", ".pdf")
     ):
         raise UsageError(f"-o {output}: expected a name that ends in .html or .pdf")
-    machines, skipped = _machines(runs, asked.host)
+    machines, skipped = _machines(runs, arguments.host)
     if output is not None:
-        _write(machines, skipped, asked.title, output, appendix=asked.appendix)
-        if not (asked.csv or asked.json or output == STANDARD_OUTPUT):
+        _write(machines, skipped, arguments.title, output, appendix=arguments.appendix)
+        if not (arguments.csv or arguments.json or output == STANDARD_OUTPUT):
             _say(machines, output)
         elif output != STANDARD_OUTPUT:
             note_written(output)
-    if asked.csv or asked.json:
-        _rows(machines, skipped, csv=asked.csv, json=asked.json)
+    if arguments.csv or arguments.json:
+        _rows(machines, skipped, csv=arguments.csv, json=arguments.json)
 
 
 def _neighbours(runs: Sequence[str]) -> Path:
@@ -171,22 +175,22 @@ def _machines(
     from homenode.show.report.machine import machines_of
 
     with working("reading results"):
-        found = gather(arguments, hosts)
-        machines = machines_of(found.runs, found.stored, found.hosts)
+        inputs = gather(arguments, hosts)
+        machines = machines_of(inputs.runs, inputs.stored, inputs.hosts)
     ordered = tuple(sorted(machines, key=_place))
-    if found.imported:
-        several = "s" if found.imported > 1 else ""
+    if inputs.imported:
+        several = "s" if inputs.imported > 1 else ""
         note(
-            f"read {found.imported} run{several} of other tools' files; homenode import keeps them"
+            f"read {inputs.imported} run{several} of other tools' files; homenode import keeps them"
         )
-    for host in found.hosts.values() if any(hosts) else ():
+    for host in inputs.hosts.values() if any(hosts) else ():
         note_gaps(host.gaps)
-    for line in found.skipped[:_MOST_NAMED]:
+    for line in inputs.skipped[:_MOST_NAMED]:
         note(f"skipped: {line}")
-    if len(found.skipped) > _MOST_NAMED:
-        note(f"skipped: {len(found.skipped) - _MOST_NAMED} more; the report names them")
+    if len(inputs.skipped) > _MOST_NAMED:
+        note(f"skipped: {len(inputs.skipped) - _MOST_NAMED} more; the report names them")
     _note_queues(ordered)
-    return ordered, found.skipped
+    return ordered, inputs.skipped
 
 
 def _place(machine: "ReportedMachine") -> tuple[bool, int]:
@@ -208,12 +212,12 @@ def _write(
     from homenode.show.html import html_for_paper, html_page, pdf_pages
     from homenode.show.report.document import document_of
 
-    made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
+    created = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
     is_pdf = output.suffix.lower() == ".pdf"
     document = document_of(
         machines,
         skipped,
-        made,
+        created,
         title=title,
         paper=is_pdf,
         appendix=appendix or not is_pdf,
@@ -233,8 +237,9 @@ def _say(machines: "tuple[ReportedMachine, ...]", output: Path) -> None:
     note(f"wrote {output}: {counts_text(machines)}")
     console().print(answer_text(machines))
     runs = [run for machine in machines if not machine.is_published for run in machine.runs]
-    for found in figure_findings(runs):
-        note(f"{found.severity}: {found.subject}: {found.observed}; expected {found.expected}")
+    for finding in figure_findings(runs):
+        shown = f"{finding.subject}: {finding.observed}; expected {finding.expected}"
+        note(f"{finding.severity}: {shown}")
 
 
 def _rows(

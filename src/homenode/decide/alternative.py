@@ -52,7 +52,7 @@ class Alternative(Struct, frozen=True, kw_only=True, dict=True):
                 ):
                     everywhere = structs.replace(key, boot=0, state=None)
                     values.setdefault(everywhere, []).extend(sample.value for sample in samples)
-        return {key: statistics.median(each) for key, each in values.items()}
+        return {key: statistics.median(copies) for key, copies in values.items()}
 
 
 def alternatives(runs: Iterable[Run]) -> tuple[Alternative, ...]:
@@ -91,10 +91,10 @@ def _are_copies(run: Run, other: Run) -> bool:
 
 def with_joint_states(chosen: Sequence[Alternative]) -> tuple[Alternative, ...]:
     """The alternatives with states named alike over all their runs."""
-    joint = joint_states([one.runs for one in chosen])
+    joint = joint_states([alternative.runs for alternative in chosen])
     return tuple(
-        one if one.runs is runs else replace(one, runs=runs)
-        for one, runs in zip(chosen, joint, strict=True)
+        alternative if alternative.runs is runs else replace(alternative, runs=runs)
+        for alternative, runs in zip(chosen, joint, strict=True)
     )
 
 
@@ -125,10 +125,13 @@ def alternatives_of(
     layout alike compare with nothing, and are omitted.
     """
     if first_alone and arguments:
-        (argument, runs), *rest = arguments
-        alone = [replace(one, label=f"{argument}: {one.label}") for one in alternatives(runs)]
-        return with_joint_states((*alone, *alternatives_of(rest)))
-    found = alternatives(
+        (argument, runs), *further = arguments
+        alone = [
+            replace(alternative, label=f"{argument}: {alternative.label}")
+            for alternative in alternatives(runs)
+        ]
+        return with_joint_states((*alone, *alternatives_of(further)))
+    combined = alternatives(
         run
         for _, runs in arguments
         for run in runs
@@ -136,10 +139,14 @@ def alternatives_of(
         or run.head.switches != UNKNOWN_SWITCHES
         or run.head.arrangement is not None
     )
-    if len(found) > 1 or len(arguments) < 2:
-        return found
+    if len(combined) > 1 or len(arguments) < 2:
+        return combined
     return with_joint_states(
-        [replace(one, label=argument) for argument, runs in arguments for one in alternatives(runs)]
+        [
+            replace(alternative, label=argument)
+            for argument, runs in arguments
+            for alternative in alternatives(runs)
+        ]
     )
 
 
@@ -166,6 +173,6 @@ def preset_of(switches: Switches) -> str | None:
     for name in _SIMPLEST:
         preset = structs.astuple(Switches.of(PRESETS[name]))
         pairs = zip(structs.astuple(switches), preset, strict=True)
-        if all(known is None or known is value for known, value in pairs):
+        if all(switch is None or switch is value for switch, value in pairs):
             return name
     return None

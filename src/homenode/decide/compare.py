@@ -23,7 +23,7 @@ from homenode.decide.doubts import Metrics, concerns, doubts_between
 from homenode.decide.health import figure_findings, sweep_fits
 from homenode.decide.intervals import CONFIDENCE, LEAST_BOOTS, interval
 from homenode.decide.machine_facts import runs_by_machine
-from homenode.decide.outcomes import UnjudgedEffect, judged, metric_of_effect
+from homenode.decide.outcomes import UnjudgedEffect, judge_effects, metric_of_effect
 from homenode.decide.summary import Series, SeriesKey, headline, part_in, power_by_test
 from homenode.errors import InputError
 from homenode.findings import Doubt
@@ -49,21 +49,27 @@ def compare(
     Raises InputError for fewer than two, and for a bare baseline that is no host run.
     """
     if len(chosen) < 2:
-        only = chosen[0].label if chosen else "none"
+        single_label = chosen[0].label if chosen else "none"
         raise InputError(
-            f"compare: expected two alternatives or more, found {only}",
+            f"compare: expected two alternatives or more, found {single_label}",
             hint="name runs of another layout, or: homenode import DIR --layout NAME=PRESET",
         )
     baseline = chosen[0]
     if bare and any(run.head.vantage is not Vantage.HOST for run in baseline.runs):
         raise InputError(f"--bare-metal: expected a run on the host itself, found {baseline.label}")
     joined = with_joint_states(chosen)
-    made = {one.label: one.series for one in joined}
-    found = compare_series(joined, made, objective, bare=bare, skipped=skipped)
-    power = {label: drawn for label, one in made.items() if (drawn := power_by_test(one))}
-    doubts = once([*_sick(chosen), *found.doubts])
-    sweeps = {one.label: fits for one in chosen if (fits := sweep_fits(one.runs))}
-    return structs.replace(found, doubts=doubts, power=power, sweeps=sweeps)
+    series_by_label = {alternative.label: alternative.series for alternative in joined}
+    comparison = compare_series(joined, series_by_label, objective, bare=bare, skipped=skipped)
+    power = {
+        label: drawn
+        for label, series in series_by_label.items()
+        if (drawn := power_by_test(series))
+    }
+    doubts = once([*_sick(chosen), *comparison.doubts])
+    sweeps = {
+        alternative.label: fits for alternative in chosen if (fits := sweep_fits(alternative.runs))
+    }
+    return structs.replace(comparison, doubts=doubts, power=power, sweeps=sweeps)
 
 
 def alternatives_by_machine(
@@ -71,10 +77,12 @@ def alternatives_by_machine(
 ) -> dict[str, tuple[Alternative, ...]]:
     """The alternatives of each machine. named: runs by the argument that names them."""
     machines = {}
-    every = [run for _, group in named for run in group]
-    for name, runs in runs_by_machine(every).items():
-        own = {id(run) for run in runs}
-        parts = [(argument, [one for one in group if id(one) in own]) for argument, group in named]
+    all_runs = [run for _, group in named for run in group]
+    for name, runs in runs_by_machine(all_runs).items():
+        run_ids = {id(run) for run in runs}
+        parts = [
+            (argument, [run for run in group if id(run) in run_ids]) for argument, group in named
+        ]
         machines[name] = alternatives_of([(argument, group) for argument, group in parts if group])
     return machines
 
@@ -91,48 +99,54 @@ def compare_machines(
     is_brief: without effects, which take longest. Raises InputError where no machine has two
     layouts.
     """
-    made: dict[str, Comparison] = {}
+    by_machine: dict[str, Comparison] = {}
     single = []
     for name, chosen in machines.items():
         if len(chosen) > 1 and is_brief:
-            made[name] = compare_series(chosen, {one.label: {} for one in chosen}, objective)
+            by_machine[name] = compare_series(
+                chosen, {alternative.label: {} for alternative in chosen}, objective
+            )
         elif len(chosen) > 1 or len(machines) == 1:
-            made[name] = compare(chosen, objective)
+            by_machine[name] = compare(chosen, objective)
         else:
             single.append(f"{name}: results of one layout only")
-    if not made:
+    if not by_machine:
         raise InputError(
             f"compare: expected two layouts of one machine, found one of each of {len(machines)}",
             hint="homenode report shows several machines next to each other",
         )
-    first = next(iter(made.values()))
+    first = next(iter(by_machine.values()))
     if len(machines) == 1:
         return structs.replace(first, skipped=tuple(skipped))
     return structs.replace(
         first,
         effects=tuple(
             structs.replace(effect, system=name)
-            for name, one in made.items()
-            for effect in one.effects
+            for name, comparison in by_machine.items()
+            for effect in comparison.effects
         ),
         doubts=once(
             structs.replace(doubt, subject=f"{name}: {doubt.subject}")
-            for name, one in made.items()
-            for doubt in one.doubts
+            for name, comparison in by_machine.items()
+            for doubt in comparison.doubts
         ),
         skipped=(*skipped, *single),
         power={
-            f"{name}: {of}": drawn for name, one in made.items() for of, drawn in one.power.items()
+            f"{name}: {label}": drawn
+            for name, comparison in by_machine.items()
+            for label, drawn in comparison.power.items()
         },
         sweeps={
-            f"{name}: {of}": fits for name, one in made.items() for of, fits in one.sweeps.items()
+            f"{name}: {label}": fits
+            for name, comparison in by_machine.items()
+            for label, fits in comparison.sweeps.items()
         },
     )
 
 
 def compare_series(
     chosen: Sequence[Alternative],
-    made: SeriesByLabel,
+    series_by_label: SeriesByLabel,
     objective: Objective | None = None,
     *,
     bare: bool = False,
@@ -143,20 +157,20 @@ def compare_series(
 
     metrics: whose doubts count.
     """
-    baseline, *others = chosen
-    found: list[UnjudgedEffect] = []
+    baseline, *alternatives = chosen
+    candidates: list[UnjudgedEffect] = []
     doubts: list[Doubt] = []
-    for other in others:
-        those, doubted = _against(baseline, other, made, objective, metrics, bare=bare)
-        found += those
+    for other in alternatives:
+        those, doubted = _against(baseline, other, series_by_label, objective, metrics, bare=bare)
+        candidates += those
         doubts += doubted
     return Comparison(
         objective=objective,
         bare=bare,
         confidence=CONFIDENCE,
         baseline=baseline.label,
-        alternatives=tuple(other.label for other in others),
-        effects=tuple(judged(found)),
+        alternatives=tuple(other.label for other in alternatives),
+        effects=tuple(judge_effects(candidates)),
         doubts=once(doubts),
         skipped=tuple(skipped),
     )
@@ -164,21 +178,21 @@ def compare_series(
 
 def _sick(chosen: Sequence[Alternative]) -> Iterator[Doubt]:
     """What the figures themselves say of the machine's links: no layout cures it."""
-    for one in figure_findings([run for each in chosen for run in each.runs]):
+    for finding in figure_findings([run for alternative in chosen for run in alternative.runs]):
         yield make_doubt(
-            one.id,
-            one.subject,
-            f"{one.observed}; expected {one.expected}",
+            finding.id,
+            finding.subject,
+            f"{finding.observed}; expected {finding.expected}",
             blocks=False,
             cause="a link that trained low, or shares its lanes: every layout is slow alike",
-            remedy=one.fix or "homenode doctor",
+            remedy=finding.fix or "homenode doctor",
         )
 
 
 def _against(
     baseline: Alternative,
     other: Alternative,
-    made: SeriesByLabel,
+    series_by_label: SeriesByLabel,
     objective: Objective | None,
     metrics: Metrics,
     *,
@@ -187,45 +201,51 @@ def _against(
     doubts = list(doubts_between(baseline, other, metrics))
     if bare:
         doubts += _other_ground(baseline, other)
-    series, theirs = made[baseline.label], made[other.label]
+    series, theirs = series_by_label[baseline.label], series_by_label[other.label]
     if any(doubt.id == NO_ORDER for doubt in doubts):
         series, theirs = (
-            {key: structs.replace(each, times=()) for key, each in one.items()}
-            for one in (series, theirs)
+            {key: structs.replace(series, times=()) for key, series in by_key.items()}
+            for by_key in (series, theirs)
         )
-    doubts += _unpaired(series, theirs, other.label)
+    doubts += _unpaired_doubts(series, theirs, other.label)
     decisive = _decisive(series.keys() & theirs.keys(), objective)
     paired = _addresses_agree(baseline, other)
-    found: list[UnjudgedEffect] = []
+    candidates: list[UnjudgedEffect] = []
     of_series: list[Doubt] = []
     for key in sorted(series.keys() & theirs.keys(), key=_order):
         metric = metric_of(key.metric)
         if metric is None:
             continue
-        own = list(_replication(series[key], theirs[key], f"{baseline.label}, {other.label}"))
-        own += _devices(series[key], theirs[key])
+        pair_doubts = list(
+            _replication(series[key], theirs[key], f"{baseline.label}, {other.label}")
+        )
+        pair_doubts += _devices(series[key], theirs[key])
         neighbours = [
-            one[key]
-            for label, one in made.items()
-            if label not in (baseline.label, other.label) and key in one
+            by_key[key]
+            for label, by_key in series_by_label.items()
+            if label not in (baseline.label, other.label) and key in by_key
         ]
-        own += _within_states(series[key], theirs[key], neighbours)
+        pair_doubts += _within_states(series[key], theirs[key], neighbours)
         if key.device is not None and not paired:
-            own.append(_GUEST_ADDRESSES)
-        about = (*(doubt for doubt in doubts if concerns(doubt, key.metric)), *own)
+            pair_doubts.append(_GUEST_ADDRESSES)
+        about = (*(doubt for doubt in doubts if concerns(doubt, key.metric)), *pair_doubts)
         blocking = dict.fromkeys(doubt.id for doubt in about if doubt.blocks)
         labels, pair = (baseline.label, other.label), (series[key], theirs[key])
-        found.append(_found(metric, labels, pair, neighbours, key in decisive, tuple(blocking)))
-        of_series += own
+        candidates.append(
+            _interval_between(metric, labels, pair, neighbours, key in decisive, tuple(blocking))
+        )
+        of_series += pair_doubts
     doubts += of_series
-    moved = list(_moved_controls([one.effect for one in found]))
+    moved = list(_moved_controls([candidate.effect for candidate in candidates]))
     doubts += moved
     if moved:
-        for n, one in enumerate(found):
-            if not metric_of_effect(one.effect).control:
-                doubted = (*one.effect.doubts, "control-moved")
-                found[n] = one._replace(effect=structs.replace(one.effect, doubts=doubted))
-    return found, doubts
+        for n, candidate in enumerate(candidates):
+            if not metric_of_effect(candidate.effect).control:
+                doubted = (*candidate.effect.doubts, "control-moved")
+                candidates[n] = candidate._replace(
+                    effect=structs.replace(candidate.effect, doubts=doubted)
+                )
+    return candidates, doubts
 
 
 def series_key(effect: Effect) -> SeriesKey:
@@ -235,15 +255,15 @@ def series_key(effect: Effect) -> SeriesKey:
 
 
 def _decisive(keys: Iterable[SeriesKey], objective: Objective | None) -> set[SeriesKey]:
-    there = set(keys)
-    wanted: list[Metric] = []
-    for one in Objective if objective is None else (objective,):
-        with_figures = [metric for metric in primaries(one) if headline(there, metric)]
-        wanted += with_figures or [m for m in METRICS.values() if one in m.stands_in]
-    return {key for metric in wanted for key in headline(there, metric)}
+    metric_ids = set(keys)
+    metrics: list[Metric] = []
+    for candidate in Objective if objective is None else (objective,):
+        with_figures = [metric for metric in primaries(candidate) if headline(metric_ids, metric)]
+        metrics += with_figures or [m for m in METRICS.values() if candidate in m.stands_in]
+    return {key for metric in metrics for key in headline(metric_ids, metric)}
 
 
-def _found(
+def _interval_between(
     metric: Metric,
     labels: tuple[str, str],
     pair: tuple[Series, Series],
@@ -254,7 +274,7 @@ def _found(
     first, second = pair
     key = first.key
     decides = primary or metric.control
-    found = interval(first, second, neighbours=neighbours, is_closed=decides)
+    bounds = interval(first, second, neighbours=neighbours, is_closed=decides)
     effect = Effect(
         *(getattr(key, name) for name in FigureKey.__struct_fields__),
         slowest_device=key.worst,
@@ -264,10 +284,10 @@ def _found(
         alternative=labels[1],
         baseline_value=first.value,
         value=second.value,
-        ratio=second.value / first.value if found is None or not found.adjusted else found.ratio,
-        low=None if found is None else found.low,
-        high=None if found is None else found.high,
-        p=None if found is None else found.p,
+        ratio=second.value / first.value if bounds is None or not bounds.adjusted else bounds.ratio,
+        low=None if bounds is None else bounds.low,
+        high=None if bounds is None else bounds.high,
+        p=None if bounds is None else bounds.p,
         p_adjusted=None,
         boots=(len(first.medians), len(second.medians)),
         samples=(first.samples, second.samples),
@@ -275,7 +295,7 @@ def _found(
         outcome=Outcome.CANNOT_TELL,
         doubts=blocking,
     )
-    return UnjudgedEffect(effect, found, _apart(first, second), _within(first, second, metric))
+    return UnjudgedEffect(effect, bounds, _apart(first, second), _within(first, second, metric))
 
 
 TIMES_THE_SPREAD = 6.0
@@ -418,7 +438,7 @@ def _addresses(series: Series) -> str:
     return ", ".join(map(str, sorted(series.devices))) or "no addresses"
 
 
-def _unpaired(
+def _unpaired_doubts(
     first: Mapping[SeriesKey, Series], second: Mapping[SeriesKey, Series], label: str
 ) -> Iterator[Doubt]:
     """States and devices of one side only: they are omitted, and never paired with others."""
@@ -432,10 +452,10 @@ def _unpaired(
         yield make_doubt("device-without-pair", label, f"{', '.join(devices)} on one side only")
     paired = {key.metric for key in first.keys() & second.keys()}
     for metric in METRICS.values():
-        here, there = part_in(first, metric), part_in(second, metric)
-        if here is not None and there is not None and metric.id not in paired:
+        first_part, second_part = part_in(first, metric), part_in(second, metric)
+        if first_part is not None and second_part is not None and metric.id not in paired:
             yield make_doubt(
-                "series-without-pair", label, f"{metric.title}: {here} against {there}"
+                "series-without-pair", label, f"{metric.title}: {first_part} against {second_part}"
             )
     unnamed = {key.metric for key in first if metric_of(key.metric) is None}
     unknown = sorted(unnamed - UNCOMPARED - {POWER})
@@ -445,18 +465,19 @@ def _unpaired(
 
 def _other_ground(host: Alternative, guest: Alternative) -> Iterator[Doubt]:
     """A host run that was not confined to the PUs and nodes that the guest has."""
-    for what in ("pus", "nodes"):
-        here = {getattr(run.head, what) for run in host.runs}
-        there = {getattr(run.head, what) for run in guest.runs}
-        if here != there or None in here:
+    for field in ("pus", "nodes"):
+        host_values = {getattr(run.head, field) for run in host.runs}
+        guest_values = {getattr(run.head, field) for run in guest.runs}
+        if host_values != guest_values or None in host_values:
             yield make_doubt(
                 "other-ground",
                 guest.label,
-                f"{what}: {_said(here)} on the host against {_said(there)} of the plan",
+                f"{field}: {_join_values(host_values)} on the host "
+                f"against {_join_values(guest_values)} of the plan",
             )
 
 
-def _said(values: Iterable[object]) -> str:
+def _join_values(values: Iterable[object]) -> str:
     return " and ".join(sorted("unknown" if value is None else str(value) for value in values))
 
 
@@ -465,12 +486,12 @@ def _moved_controls(effects: Sequence[Effect]) -> Iterator[Doubt]:
 
     Single GPUs are corrected by themselves, so that they do not hide what moved over all.
     """
-    controls = [one for one in effects if metric_of_effect(one).control]
+    controls = [effect for effect in effects if metric_of_effect(effect).control]
     for family in (
-        [one for one in controls if one.device is None],
-        [one for one in controls if one.device is not None],
+        [effect for effect in controls if effect.device is None],
+        [effect for effect in controls if effect.device is not None],
     ):
-        tested = [(one, one.p) for one in family if one.p is not None]
+        tested = [(effect, effect.p) for effect in family if effect.p is not None]
         adjusted = holm([p for _, p in tested])
         for (effect, _), p in zip(tested, adjusted, strict=True):
             if p < 1 - CONFIDENCE and abs(effect.ratio - 1) > metric_of_effect(effect).matters:
@@ -479,8 +500,8 @@ def _moved_controls(effects: Sequence[Effect]) -> Iterator[Doubt]:
 
 
 def _order(key: SeriesKey) -> tuple[object, ...]:
-    known = list(METRICS)
-    place = known.index(key.metric) if key.metric in METRICS else len(known)
+    ids = list(METRICS)
+    place = ids.index(key.metric) if key.metric in METRICS else len(ids)
     parts = structs.astuple(key)[1:]
-    rest = (str(part) if not isinstance(part, int) else f"{part:020d}" for part in parts)
-    return place, key.metric, not key.worst, *rest
+    texts = (str(part) if not isinstance(part, int) else f"{part:020d}" for part in parts)
+    return place, key.metric, not key.worst, *texts

@@ -23,7 +23,7 @@ LESS_FREEDOM = 0.75
 """What is left of the freedom where they are not: the mean of two squares of t has longer tails."""
 
 
-class Tested(NamedTuple):
+class MetricTest(NamedTuple):
     """One primary metric of an alternative against the baseline."""
 
     alternative: str
@@ -32,14 +32,14 @@ class Tested(NamedTuple):
     boots: int  # of both
 
 
-def corrected(tested: Sequence[Tested], pairs: int) -> tuple[float, ...]:
+def adjust_p_values(tested: Sequence[MetricTest], pairs: int) -> tuple[float, ...]:
     """Adjusted p values in the same order; of one objective. pairs: of alternatives."""
     by_alternative: dict[str, list[int]] = {}
-    for place, one in enumerate(tested):
-        by_alternative.setdefault(one.alternative, []).append(place)
-    metrics = {one.metric for one in tested}
+    for place, test in enumerate(tested):
+        by_alternative.setdefault(test.alternative, []).append(place)
+    metrics = {test.metric for test in tested}
     if len(metrics) != 2 or any(len(places) > 2 for places in by_alternative.values()):
-        return tuple(min(1.0, one.interval.p * len(metrics)) for one in tested)
+        return tuple(min(1.0, test.interval.p * len(metrics)) for test in tested)
     adjusted = [1.0] * len(tested)
     for places in by_alternative.values():
         together = min(1.0, _together([tested[place] for place in places]) * pairs)
@@ -48,23 +48,23 @@ def corrected(tested: Sequence[Tested], pairs: int) -> tuple[float, ...]:
     return tuple(adjusted)
 
 
-def _together(tested: Sequence[Tested]) -> float:
+def _together(tested: Sequence[MetricTest]) -> float:
     """How likely differences at least this large on all of them are by chance (F). Where one side
     varies more than the other, even less of the freedom counts than Satterthwaite's."""
-    intervals = [one.interval for one in tested]
+    intervals = [test.interval for test in tested]
     if len(intervals) == 1:
         return intervals[0].p
-    logs = [math.log(one.ratio) for one in intervals]
-    whole = math.fsum(one.freedom for one in intervals)
-    part = min(1.0, whole / math.fsum(one.boots - 2 for one in tested))
-    freedom = whole * part**UNLIKE_SIDES
+    logs = [math.log(interval.ratio) for interval in intervals]
+    total = math.fsum(interval.freedom for interval in intervals)
+    part = min(1.0, total / math.fsum(test.boots - 2 for test in tested))
+    freedom = total * part**UNLIKE_SIDES
     small, *_, large = sorted(intervals, key=lambda one: one.error)
     unlike = 2 * f_upper_p((large.error / small.error) ** 2, large.freedom, small.freedom)
     if unlike >= ALIKE_FROM:
-        variance = math.fsum(one.error**2 * one.freedom for one in intervals) / whole
+        variance = math.fsum(interval.error**2 * interval.freedom for interval in intervals) / total
         f = math.fsum(log**2 for log in logs) / len(logs) / variance
         return f_upper_p(f, len(logs), freedom)
-    squares = [(log / one.error) ** 2 for log, one in zip(logs, intervals, strict=True)]
+    squares = [(log / interval.error) ** 2 for log, interval in zip(logs, intervals, strict=True)]
     return f_upper_p(math.fsum(squares) / len(squares), len(squares), freedom * LESS_FREEDOM)
 
 

@@ -166,10 +166,10 @@ def _range_below(width: float, groups: int) -> float:
     place = width / _STEP
     at = int(place)
     part = place - at
-    rest = 1 - part
-    return rest * rest * ((1 + 2 * part) * values[at] + part * _STEP * slopes[at]) + part * part * (
-        (1 + 2 * rest) * values[at + 1] - rest * _STEP * slopes[at + 1]
-    )
+    remainder = 1 - part
+    return remainder * remainder * (
+        (1 + 2 * part) * values[at] + part * _STEP * slopes[at]
+    ) + part * part * ((1 + 2 * remainder) * values[at + 1] - remainder * _STEP * slopes[at + 1])
 
 
 _STEP = _WIDEST / 240
@@ -207,7 +207,7 @@ def _normal(z: float) -> float:
 @cache
 def _nodes(count: int = 48) -> tuple[tuple[float, float], ...]:
     """Places from 0 to 1 and weights of the rule of Gauss and Legendre."""
-    found = []
+    points = []
     for number in range(count):
         x = math.cos(math.pi * (number + 0.75) / (count + 0.5))
         for _ in range(50):
@@ -222,5 +222,5 @@ def _nodes(count: int = 48) -> tuple[tuple[float, float], ...]:
             x -= step
             if abs(step) < 1e-15:
                 break
-        found.append(((1 + x) / 2, 1 / ((1 - x * x) * slope**2)))
-    return tuple(found)
+        points.append(((1 + x) / 2, 1 / ((1 - x * x) * slope**2)))
+    return tuple(points)

@@ -40,17 +40,17 @@ def doubts_between(
 ) -> tuple[Doubt, ...]:
     """What stands against comparing two alternatives on these metrics, None: on all."""
     subject = f"{first.label} and {second.label}"
-    heads = [[run.head for run in one.runs] for one in (first, second)]
-    found = chain(
+    heads = [[run.head for run in alternative.runs] for alternative in (first, second)]
+    all_doubts = chain(
         _slow_in_one(first, second, metrics),
         _slow_in_one(second, first, metrics),
         _other_machine(subject, *heads),
         _other_conditions(subject, *heads),
         _other_vcpus(subject, first, second),
         _order(subject, *heads),
-        *(doubts_of(one, metrics) for one in (first, second)),
+        *(doubts_of(alternative, metrics) for alternative in (first, second)),
     )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(all_doubts))
 
 
 def concerns(doubt: Doubt, metric: str) -> bool:
@@ -79,23 +79,26 @@ def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Dou
 
 def _far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
     """Copies of one table that fall into two groups: some GPUs were copied to from far."""
-    for one in far_copies(alternative):
-        if metrics is None or one.key.metric in metrics:
-            near, far = (figure_text(mean, one.key.unit) for mean in (one.near, one.far))
-            what = " ".join(filter(None, (one.key.metric, one.key.variant)))
+    for copies in far_copies(alternative):
+        if metrics is None or copies.key.metric in metrics:
+            near_text, far_text = (
+                figure_text(mean, copies.key.unit) for mean in (copies.near, copies.far)
+            )
+            copy_name = " ".join(filter(None, (copies.key.metric, copies.key.variant)))
             yield make_doubt(
                 "far-copies",
                 alternative.label,
-                f"{what}: {one.gpus[0]} of {one.gpus[1]} GPUs {far}, the others {near}",
+                f"{copy_name}: {copies.gpus[0]} of {copies.gpus[1]} GPUs {far_text}, "
+                f"the others {near_text}",
             )
 
 
-def _slow_in_one(own: Alternative, other: Alternative, metrics: Metrics) -> Iterator[Doubt]:
+def _slow_in_one(slow: Alternative, other: Alternative, metrics: Metrics) -> Iterator[Doubt]:
     """Links of GPUs that are slow in one of two layouts only."""
-    if metrics is None or any(one.startswith(_GPU_METRICS) for one in metrics):
-        for detail in slow_in_one((own.label, own.runs), (other.label, other.runs)):
+    if metrics is None or any(metric.startswith(_GPU_METRICS) for metric in metrics):
+        for detail in slow_in_one((slow.label, slow.runs), (other.label, other.runs)):
             detail += ": the link may have been slow, not the layout"
-            yield make_doubt(SLOW_IN_ONE, own.label, detail)
+            yield make_doubt(SLOW_IN_ONE, slow.label, detail)
 
 
 def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
@@ -103,14 +106,14 @@ def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) ->
     kinds = [{head.host_kind for head in heads if head.host_kind} for heads in (first, second)]
     systems = {head.system for head in (*first, *second)}
     if all(kinds) and kinds[0] != kinds[1]:
-        detail = f"{_listed(kinds[0])} against {_listed(kinds[1])}"
+        detail = f"{_join_names(kinds[0])} against {_join_names(kinds[1])}"
     elif all(hosts) and hosts[0] != hosts[1]:
         detail = "the same kind of host, but not the same one"
     elif len(systems) > 1 and not all(hosts):
-        detail = f"results of {_listed(systems)}"
+        detail = f"results of {_join_names(systems)}"
     elif unlike := unlike_hardware(first, second):
         detail = unlike
-    elif any(len(one) > 1 for one in (*hosts, *kinds)):
+    elif any(len(names) > 1 for names in (*hosts, *kinds)):
         detail = "runs of one alternative come from several hosts"
     else:
         nameless = [head for head in (*first, *second) if head.host is None]
@@ -123,16 +126,16 @@ def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) ->
 
 def _other_conditions(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
     values: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
-    for found, heads in zip(values, (first, second), strict=True):
+    for values_of, heads in zip(values, (first, second), strict=True):
         for condition in chain.from_iterable(head.conditions for head in heads):
-            found.setdefault(condition.name, set()).add(condition.value)
+            values_of.setdefault(condition.name, set()).add(condition.value)
     for name in sorted(values[0].keys() | values[1].keys()):
-        a, b = (found.get(name, set()) for found in values)
+        a, b = (values_of.get(name, set()) for values_of in values)
         # Those of the guest follow from the layout.
         if name.startswith("guest ") or not (a and b) or (a == b and len(a) == 1):
             continue
         blocks = name.split()[0] in _MUST_AGREE
-        detail = f"{_listed(a)} against {_listed(b)}"
+        detail = f"{_join_names(a)} against {_join_names(b)}"
         cause, remedy = _OF_SWEEPS if name == "tool largest message" else (None, None)
         yield make_doubt(
             "other-conditions", name, detail, blocks=blocks, cause=cause, remedy=remedy
@@ -141,10 +144,10 @@ def _other_conditions(subject: str, first: list[RunHead], second: list[RunHead])
 
 def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Iterator[Doubt]:
     counts = [
-        {run.head.vcpus for run in one.runs if run.head.vcpus is not None}
-        for one in (first, second)
+        {run.head.vcpus for run in alternative.runs if run.head.vcpus is not None}
+        for alternative in (first, second)
     ]
-    exposed = [one.switches.siblings is Siblings.EXPOSED for one in (first, second)]
+    exposed = [alternative.switches.siblings is Siblings.EXPOSED for alternative in (first, second)]
     if not all(counts) or counts[0] == counts[1] or exposed[0] != exposed[1]:
         return
     if any(run.head.vantage is Vantage.HOST for run in (*first.runs, *second.runs)):
@@ -152,7 +155,7 @@ def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Itera
     yield make_doubt(
         "other-vcpus",
         subject,
-        f"{_listed(map(str, counts[0]))} against {_listed(map(str, counts[1]))} vCPUs",
+        f"{_join_names(map(str, counts[0]))} against {_join_names(map(str, counts[1]))} vCPUs",
     )
 
 
@@ -164,16 +167,16 @@ def _order(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterato
         head.origin is Origin.PUBLISHED for head in heads
     ):
         return
-    places = [[head.place for head in one] for one in (first, second)]
-    times = [[head.started_s for head in one] for one in (first, second)]
-    known = _all_known(places) or _all_known(times)
+    places = [[head.place for head in heads] for heads in (first, second)]
+    times = [[head.started_s for head in heads] for heads in (first, second)]
+    positions = _all_known(places) or _all_known(times)
     of_files = any(head.of_files for head in heads) and not _all_known(places)
-    if known is None or (of_files and _are_together(known)):
+    if positions is None or (of_files and _are_together(positions)):
         if any(head.origin is Origin.IMPORTED for head in heads):
             detail = "nothing says in which order the runs were measured"
             yield make_doubt(NO_ORDER, subject, detail)
         return
-    if max(known[0]) < min(known[1]) or max(known[1]) < min(known[0]):
+    if max(positions[0]) < min(positions[1]) or max(positions[1]) < min(positions[0]):
         yield make_doubt(
             ORDER, subject, "all boots of one were measured before all boots of the other"
         )
@@ -189,13 +192,13 @@ _COPIED_TOGETHER_S = 1.0
 
 def _all_known(places: Sequence[Sequence[float | None]]) -> list[list[float]] | None:
     """The places of both sides; None where one is unknown."""
-    known = [[place for place in one if place is not None] for one in places]
-    return known if known == places else None
+    numbers = [[place for place in side if place is not None] for side in places]
+    return numbers if numbers == places else None
 
 
 def _are_together(places: Sequence[Sequence[float]]) -> bool:
     ordered = sorted(chain.from_iterable(places))
-    return any(later - one < _COPIED_TOGETHER_S for one, later in pairwise(ordered))
+    return any(later - earlier < _COPIED_TOGETHER_S for earlier, later in pairwise(ordered))
 
 
 def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
@@ -205,7 +208,7 @@ def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[D
         any(gpu.node is None for gpu in run.head.gpus)
         or (not run.head.gpus and alternative.switches.pcie is GuestPcie.KEEP)
         for run in alternative.runs
-        if any(one.startswith(_GPU_METRICS) for one in _among(run.metrics, metrics))
+        if any(metric.startswith(_GPU_METRICS) for metric in _among(run.metrics, metrics))
     )
     if not nodeless:
         return
@@ -216,9 +219,9 @@ def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[D
     )
 
 
-def _among(found: Set[str], metrics: Metrics) -> Set[str]:
-    return found if metrics is None else found & metrics
+def _among(metric_ids: Set[str], metrics: Metrics) -> Set[str]:
+    return metric_ids if metrics is None else metric_ids & metrics
 
 
-def _listed(texts: Iterable[str | None]) -> str:
+def _join_names(texts: Iterable[str | None]) -> str:
     return ", ".join(sorted(text for text in texts if text is not None))

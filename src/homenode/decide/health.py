@@ -33,9 +33,11 @@ def blocking_findings(findings: Iterable[Finding], objective: Objective) -> tupl
     """Those that are critical and about a link that an objective uses."""
     if objective not in USES_HOST_LINKS:
         return ()
-    critical = (found for found in findings if found.severity is Severity.CRITICAL)
+    critical = (finding for finding in findings if finding.severity is Severity.CRITICAL)
     is_collective = objective is Objective.MULTI_GPU
-    return tuple(one for one in critical if is_collective or one.id != "collective-flat-curve")
+    return tuple(
+        finding for finding in critical if is_collective or finding.id != "collective-flat-curve"
+    )
 
 
 def figure_findings(runs: Sequence[Run]) -> tuple[Finding, ...]:
@@ -58,7 +60,7 @@ def sweeps_of(runs: Sequence[Run]) -> dict[str, tuple[_Points, float]]:
             if key.size_bytes is not None and (is_copy or key.metric.endswith("-busbw")):
                 words = [word for word in (key.variant or "").split(", ") if word not in _HALVES]
                 sizes = by_size.setdefault(", ".join(filter(None, (key.metric, *words))), {})
-                sizes.setdefault(key.size_bytes, []).extend(one.value for one in samples)
+                sizes.setdefault(key.size_bytes, []).extend(sample.value for sample in samples)
     gpus = max((_count_gpus(run.head) for run in runs), default=0)
     factor = 2 * (gpus - 1) / gpus if gpus > 1 else 1.0
     return {
@@ -72,7 +74,7 @@ def sweeps_of(runs: Sequence[Run]) -> dict[str, tuple[_Points, float]]:
 
 def _count_gpus(head: RunHead) -> int:
     """Of a collective: imported runs have no list of GPUs, but the tool's own count."""
-    counts = (one.value for one in head.conditions if one.name == COLLECTIVE_GPUS)
+    counts = (condition.value for condition in head.conditions if condition.name == COLLECTIVE_GPUS)
     return max(len(head.gpus), *(int(count) for count in counts if count.isdecimal()), 0)
 
 
@@ -94,8 +96,10 @@ def _flat_curves(runs: Sequence[Run]) -> Iterator[Finding]:
         if fit is None:
             continue
         ceiling = fit.rate_bytes_per_s * (1 + FLAT_WITHIN)
-        others = [each for other, each, _ in sweeps if other.head.switches != run.head.switches]
-        if any(rate > ceiling for each in others for _, rate in each):
+        other_curves = [
+            curve for other, curve, _ in sweeps if other.head.switches != run.head.switches
+        ]
+        if any(rate > ceiling for curve in other_curves for _, rate in curve):
             continue
         yield finding(
             "collective-flat-curve",
@@ -112,17 +116,21 @@ _PEERS_SHARE = 0.7
 
 def _copies_unlike_peers(runs: Sequence[Run]) -> Iterator[Finding]:
     """GPUs whose copies are far below those of the others, of three at least, in every layout."""
-    for metric, what in _COPIES.items():
+    for metric, direction in _COPIES.items():
         shares = [(run, _shares_of_peers(run, metric)) for run in runs]
         for run, peers in shares:
             for place, (value, usual) in peers.items():
-                others = [each.get(place) for other, each in shares if other is not run]
-                refuted = any(each and each[0] >= _PEERS_SHARE * each[1] for each in others)
+                other_shares = [
+                    by_place.get(place) for other, by_place in shares if other is not run
+                ]
+                refuted = any(
+                    share and share[0] >= _PEERS_SHARE * share[1] for share in other_shares
+                )
                 if value < _PEERS_SHARE * usual and not refuted:
                     gpu, _, _ = place
                     yield finding(
                         "h2d-low",
-                        f"{run.head.system}/{run.head.name}, GPU {gpu}, {what}",
+                        f"{run.head.system}/{run.head.name}, GPU {gpu}, {direction}",
                         expected=f"{usual / 1e9:.1f} GB/s, as its peers",
                         observed=f"{value / 1e9:.1f} GB/s",
                         severity=Severity.WARNING,
@@ -139,20 +147,20 @@ def _shares_of_peers(run: Run, metric: str) -> dict[tuple[object, ...], tuple[fl
         if key.metric == metric and key.variant is None:
             of_gpu = values.setdefault((key.size_bytes, key.node), {})
             place = key.position if key.device is None else key.device
-            of_gpu.setdefault(place, []).extend(one.value for one in samples)
+            of_gpu.setdefault(place, []).extend(sample.value for sample in samples)
     medians = {
-        way: {gpu: statistics.median(own) for gpu, own in of_gpu.items()}
+        way: {gpu: statistics.median(values) for gpu, values in of_gpu.items()}
         for way, of_gpu in values.items()
     }
     return {
         (gpu, *way): (
-            own,
+            values,
             statistics.median(v for other, v in of_gpu.items() if other != gpu)
             if len(of_gpu) > 2
             else math.nan,
         )
         for way, of_gpu in medians.items()
-        for gpu, own in of_gpu.items()
+        for gpu, values in of_gpu.items()
     }
 
 
@@ -162,13 +170,13 @@ _COPIES = {"h2d-bandwidth": "host to device", "d2h-bandwidth": "device to host"}
 _Labelled = tuple[str, Sequence[Run]]
 
 
-def slow_in_one(here: _Labelled, there: _Labelled) -> Iterator[str]:
+def slow_in_one(slow: _Labelled, fast: _Labelled) -> Iterator[str]:
     """GPUs that copy slowly and collectives with a ceiling in one layout, by its label, and not in
     the other: a card that fell behind while one layout ran looks like an effect of the layout."""
-    yield from _slow_copies_in_one(here, there)
-    (label, runs), (other_label, others) = here, there
+    yield from _slow_copies_in_one(slow, fast)
+    (label, runs), (other_label, other_runs) = slow, fast
     tops = {
-        name: max(rate for _, rate in points) for name, (points, _) in sweeps_of(others).items()
+        name: max(rate for _, rate in points) for name, (points, _) in sweeps_of(other_runs).items()
     }
     for run in runs:
         for name, (points, factor) in sweeps_of([run]).items():
@@ -179,23 +187,23 @@ def slow_in_one(here: _Labelled, there: _Labelled) -> Iterator[str]:
                 yield f"no size of {name} passes {rate} in {label}, and {reached}"
 
 
-def _slow_copies_in_one(here: _Labelled, there: _Labelled) -> Iterator[str]:
-    (label, runs), (other_label, others) = here, there
+def _slow_copies_in_one(slow_side: _Labelled, fast_side: _Labelled) -> Iterator[str]:
+    (label, runs), (other_label, other_runs) = slow_side, fast_side
     slow: dict[object, tuple[float, str]] = {}
-    for metric, what in _COPIES.items():
+    for metric, direction in _COPIES.items():
         healthy: dict[tuple[object, ...], float] = {}
-        for run in others:
+        for run in other_runs:
             copies = _shares_of_peers(run, metric)
             healthy |= {place: copies[place][0] for place in copies.keys() - _slow(copies)}
         for run in runs:
             copies = _shares_of_peers(run, metric)
             for place in sorted(_slow(copies) & healthy.keys(), key=str):
                 rate, usual = copies[place][0], healthy[place]
-                text = f"{_rate(rate)} {what} in {label} and {_rate(usual)} in {other_label}"
+                text = f"{_rate(rate)} {direction} in {label} and {_rate(usual)} in {other_label}"
                 slow[place[0]] = min(slow.get(place[0], (math.inf, "")), (rate / usual, text))
     if slow:
-        first, *more = sorted(slow, key=lambda gpu: (slow[gpu][0], str(gpu)))
-        also = f"; GPU {', '.join(map(str, more))} likewise" if more else ""
+        first, *slower = sorted(slow, key=lambda gpu: (slow[gpu][0], str(gpu)))
+        also = f"; GPU {', '.join(map(str, slower))} likewise" if slower else ""
         yield f"GPU {first} copies {slow[first][1]}{also}"
 
 
@@ -210,20 +218,22 @@ def _slow(copies: dict[tuple[object, ...], tuple[float, float]]) -> set[tuple[ob
     gpus = {place[0] for place in copies}
     if 2 * len({place[0] for place in unlike}) >= len(gpus):
         unlike = set()
-    whole = {place for place in copies if place[1] is None}
-    return unlike | {place for place in whole if copies[place][0] < LOW_COPY_BYTES_PER_S}
+    aggregates = {place for place in copies if place[1] is None}
+    return unlike | {place for place in aggregates if copies[place][0] < LOW_COPY_BYTES_PER_S}
 
 
 def _low_copies(runs: Sequence[Run]) -> Iterator[Finding]:
-    for metric, what in _COPIES.items():
+    for metric, direction in _COPIES.items():
         copies = [(run, medians) for run in runs if (medians := _copies(run, metric))]
         for run, medians in copies:
             low = [value for value in medians if value < LOW_COPY_BYTES_PER_S]
-            others = (each for other, each in copies if other.head.switches != run.head.switches)
-            if low and not any(min(each) >= LOW_COPY_BYTES_PER_S for each in others):
+            other_rates = (
+                rates for other, rates in copies if other.head.switches != run.head.switches
+            )
+            if low and not any(min(rates) >= LOW_COPY_BYTES_PER_S for rates in other_rates):
                 yield finding(
                     "h2d-low",
-                    f"{run.head.system}/{run.head.name}, {what}",
+                    f"{run.head.system}/{run.head.name}, {direction}",
                     expected=f"{LOW_COPY_BYTES_PER_S / 1e9:g} GB/s at least, as any x16 link "
                     "since Gen 3",
                     observed=f"{min(low) / 1e9:.1f} GB/s ({len(low)} of {len(medians)} GPUs)",
@@ -236,6 +246,6 @@ def _copies(run: Run, metric: str) -> list[float]:
     by_gpu: dict[object, list[float]] = {}
     for key, samples in run.groups.items():
         if key.metric == metric and key.variant is None and key.size_bytes is None:
-            values = [one.value for one in samples]
+            values = [sample.value for sample in samples]
             by_gpu.setdefault(key.device or key.position, []).extend(values)
     return [statistics.median(values) for values in by_gpu.values()]

@@ -95,40 +95,44 @@ def interval(
     """
     if not (_is_usable(first) and _is_usable(second)):
         return None
-    others = list(filter(_is_usable, neighbours))
-    groups = 2 + len(others)
-    found = [
-        _of_estimate(estimate, groups, confidence) for estimate in _estimates(first, second, others)
+    usable = list(filter(_is_usable, neighbours))
+    groups = 2 + len(usable)
+    estimated = [
+        _of_estimate(estimate, groups, confidence) for estimate in _estimates(first, second, usable)
     ]
-    least_sure = max(found, key=lambda one: one.p)
-    low, high, p = min(one.low for one in found), max(one.high for one in found), least_sure.p
-    if is_closed and p >= 1 - confidence and len(others) <= MOST_CLOSED - 2:
-        p = min(p, _closed_p([first, second, *others], 1 - confidence))
+    least_sure = max(estimated, key=lambda one: one.p)
+    low, high, p = (
+        min(bounds.low for bounds in estimated),
+        max(bounds.high for bounds in estimated),
+        least_sure.p,
+    )
+    if is_closed and p >= 1 - confidence and len(usable) <= MOST_CLOSED - 2:
+        p = min(p, _closed_p([first, second, *usable], 1 - confidence))
         if p < 1 - confidence:
             low, high = (max(low, 1.0), high) if least_sure.ratio > 1 else (low, min(high, 1.0))
     return replace(least_sure, low=low, high=high, p=p)
 
 
-def _closed_p(every: Sequence[Series], error: float) -> float:
+def _closed_p(compared: Sequence[Series], error: float) -> float:
     """How likely the first two of several are so far apart by chance, by closed tests: the largest
     p of the range over each subset that both are in (Games and Howell), with the part of the error
     that Ryan, Einot, Gabriel and Welsch give to its size. From `error` on some p above it."""
 
     @cache
-    def p_of(one: int, other: int, groups: int) -> float:
-        rest = [series for n, series in enumerate(every) if n not in (one, other)]
-        estimates = _estimates(every[one], every[other], rest)
+    def p_of(first: int, second: int, groups: int) -> float:
+        neighbours = [series for n, series in enumerate(compared) if n not in (first, second)]
+        estimates = _estimates(compared[first], compared[second], neighbours)
         return max(
             range_upper_p(abs(it.difference) / it.error * math.sqrt(2), groups, it.freedom)
             for it in estimates
         )
 
-    largest, places = 0.0, range(len(every))
+    largest, places = 0.0, range(len(compared))
     for size in places[1:]:
-        share = 1.0 if size >= len(every) - 2 else (size + 1) / len(every)
-        for more in combinations(places[2:], size - 1):
+        share = 1.0 if size >= len(compared) - 2 else (size + 1) / len(compared)
+        for added in combinations(places[2:], size - 1):
             least = 1.0
-            for pair in combinations((0, 1, *more), 2):
+            for pair in combinations((0, 1, *added), 2):
                 least = min(least, p_of(*pair, size + 1) / share)
                 if least <= largest:
                     break
@@ -147,28 +151,28 @@ class _Estimate(NamedTuple):
     adjusted: bool = False  # for a drift over time
 
 
-def _of_estimate(one: _Estimate, groups: int, confidence: float) -> Interval:
-    reach = range_quantile(confidence, groups, one.freedom) / math.sqrt(2) * one.error
-    distance = abs(one.difference) / one.error * math.sqrt(2)
+def _of_estimate(estimate: _Estimate, groups: int, confidence: float) -> Interval:
+    reach = range_quantile(confidence, groups, estimate.freedom) / math.sqrt(2) * estimate.error
+    distance = abs(estimate.difference) / estimate.error * math.sqrt(2)
     return Interval(
-        ratio=math.exp(one.difference),
-        low=math.exp(max(one.difference - reach, -_LONGEST)),
-        high=math.exp(min(one.difference + reach, _LONGEST)),
-        p=min(1.0, range_upper_p(distance, groups, one.freedom)),
-        error=one.error,
-        freedom=one.freedom,
+        ratio=math.exp(estimate.difference),
+        low=math.exp(max(estimate.difference - reach, -_LONGEST)),
+        high=math.exp(min(estimate.difference + reach, _LONGEST)),
+        p=min(1.0, range_upper_p(distance, groups, estimate.freedom)),
+        error=estimate.error,
+        freedom=estimate.freedom,
         confidence=confidence,
-        adjusted=one.adjusted,
+        adjusted=estimate.adjusted,
     )
 
 
-def _estimates(first: Series, second: Series, others: Sequence[Series]) -> list[_Estimate]:
+def _estimates(first: Series, second: Series, neighbours: Sequence[Series]) -> list[_Estimate]:
     """One, or two of which the less sure one counts: where the order leans to one side, a drift
     that is too small to be seen can be the difference."""
     difference = _mean_log(second) - _mean_log(first)
-    blocks = _by_blocks(first, second, others)
-    plain = _Estimate(difference, *(blocks or _by_boots(first, second, others))[:2])
-    trend = _by_time(first, second, others)
+    blocks = _by_blocks(first, second, neighbours)
+    plain = _Estimate(difference, *(blocks or _by_boots(first, second, neighbours))[:2])
+    trend = _by_time(first, second, neighbours)
     if trend is None:
         return [plain]
     if trend.p < DRIFTS:
@@ -202,43 +206,53 @@ class _Trend(NamedTuple):
         return f_upper_p(ratio, self.freedom, blocks.variance_freedom) >= NO_LINE
 
 
-def _by_time(first: Series, second: Series, others: Iterable[Series]) -> _Trend | None:
+def _by_time(first: Series, second: Series, neighbours: Iterable[Series]) -> _Trend | None:
     """Analysis of covariance with the time of each boot; None where one is unknown, or where the
     alternatives do not vary alike."""
-    every = [first, second, *(one for one in others if None not in one.times)]
-    times = [[time for time in one.times if time is not None] for one in every]
-    if any(len(own) < len(one.medians) for own, one in zip(times, every, strict=True)):
+    compared = [first, second, *(series for series in neighbours if None not in series.times)]
+    times = [[time for time in series.times if time is not None] for series in compared]
+    if any(
+        len(instants) < len(series.medians)
+        for instants, series in zip(times, compared, strict=True)
+    ):
         return None
-    known = [time for own in times for time in own]
-    if len(set(known)) < len(known) or (min(known) < _SECONDS <= max(known)):
+    all_times = [time for instants in times for time in instants]
+    if len(set(all_times)) < len(all_times) or (min(all_times) < _SECONDS <= max(all_times)):
         return None
-    if not _vary_alike(every):
+    if not _vary_alike(compared):
         return None
-    middle = [math.fsum(own) / len(own) for own in times]
-    level = list(map(_mean_log, every))
+    middle = [math.fsum(instants) / len(instants) for instants in times]
+    level = list(map(_mean_log, compared))
     off = [
-        [(time - middle[n], log - level[n]) for time, log in zip(times[n], one.logs, strict=True)]
-        for n, one in enumerate(every)
+        [
+            (time - middle[n], log - level[n])
+            for time, log in zip(times[n], series.logs, strict=True)
+        ]
+        for n, series in enumerate(compared)
     ]
-    squares = math.fsum(time**2 for own in off for time, _ in own)
-    slope = math.fsum(time * log for own in off for time, log in own) / squares
-    rests = [math.fsum((log - slope * time) ** 2 for time, log in own) for own in off]
-    freedom = len(known) - len(every) - 1.0
-    variance = max(math.fsum(rests) / freedom, _inner(every), RESOLUTION**2)
+    squares = math.fsum(time**2 for pairs in off for time, _ in pairs)
+    slope = math.fsum(time * log for pairs in off for time, log in pairs) / squares
+    rests = [math.fsum((log - slope * time) ** 2 for time, log in pairs) for pairs in off]
+    freedom = len(all_times) - len(compared) - 1.0
+    variance = max(math.fsum(rests) / freedom, _inner(compared), RESOLUTION**2)
     part = freedom / (freedom + 1)
-    wider, left = _widening(every, _of_rests(rests, [part * (len(own) - 1.0) for own in off]))
+    wider, freedom_left = _widening(
+        compared, _of_rests(rests, [part * (len(pairs) - 1.0) for pairs in off])
+    )
     later = middle[1] - middle[0]
     counts = len(first.medians), len(second.medians)
     spread = 1 / counts[0] + 1 / counts[1]
     between = later**2 / spread
     own_squares = math.fsum(
-        (time - mean) ** 2 for own, mean in zip(times[:2], middle[:2], strict=True) for time in own
+        (time - mean) ** 2
+        for instants, mean in zip(times[:2], middle[:2], strict=True)
+        for time in instants
     )
     return _Trend(
         _Estimate(
             level[1] - level[0] - slope * later,
             math.sqrt(variance * (spread + later**2 / squares)) * wider,
-            left,
+            freedom_left,
             adjusted=True,
         ),
         variance,
@@ -268,53 +282,57 @@ def _mean_log(series: Series) -> float:
     return math.fsum(series.logs) / len(series.logs)
 
 
-def _by_boots(first: Series, second: Series, others: Iterable[Series]) -> tuple[float, float]:
+def _by_boots(first: Series, second: Series, neighbours: Iterable[Series]) -> tuple[float, float]:
     """Standard error of the difference, and its degrees of freedom."""
-    every = [first, second, *others]
-    return _of_two(every, _drawn_together([_own(series) for series in every]))
+    compared = [first, second, *neighbours]
+    return _of_two(compared, _drawn_together([_variance_of(series) for series in compared]))
 
 
-def _of_two(every: Sequence[Series], variances: Sequence[_Variance]) -> tuple[float, float]:
+def _of_two(compared: Sequence[Series], variances: Sequence[_Variance]) -> tuple[float, float]:
     """Standard error of the difference of the first two, and Satterthwaite's freedom: of several it
     is rounded down, as quantiles of the range take long and are kept."""
     a, b = variances
-    one, other = a.value / len(every[0].medians), b.value / len(every[1].medians)
-    freedom = (one + other) ** 2 / (one**2 / a.freedom + other**2 / b.freedom)
-    if len(every[0].medians) != len(every[1].medians):
+    first, second = a.value / len(compared[0].medians), b.value / len(compared[1].medians)
+    freedom = (first + second) ** 2 / (first**2 / a.freedom + second**2 / b.freedom)
+    if len(compared[0].medians) != len(compared[1].medians):
         freedom = min(freedom, FREEDOM_OF_FEWER * min(a.freedom, b.freedom))
-    return math.sqrt(one + other), freedom if len(every) == 2 else math.floor(16 * freedom) / 16
+    return math.sqrt(first + second), freedom if len(compared) == 2 else math.floor(
+        16 * freedom
+    ) / 16
 
 
-def _drawn_together(own: Sequence[_Variance]) -> list[_Variance]:
+def _drawn_together(variances: Sequence[_Variance]) -> list[_Variance]:
     """The variances of the first two, each drawn towards the geometric mean of all the others: most
     layouts vary alike, and one that varies far more moves that little. Of two alone each has its
     own: three boots are too few to show that one varies five times as much."""
-    found = []
-    for n, one in enumerate(own[:2]):
-        rest = [other for m, other in enumerate(own) if m != n]
-        whole = math.fsum(other.freedom for other in rest)
-        most = MOST_TIMES_THE_NOISE**2 * min(other.value for other in rest)
-        logs = (other.freedom * math.log(min(other.value, most)) for other in rest)
-        usual = math.fsum(logs) / whole
-        spare = whole * (len(rest) - 1) / len(rest)
-        weight = min(OTHERS_COUNT * spare, one.freedom / 2)
-        value = (one.value * one.freedom + math.exp(usual) * weight) / (one.freedom + weight)
-        found.append(_Variance(value, one.freedom + OTHERS_FREEDOM * spare, False))
-    return found
+    drawn = []
+    for n, variance in enumerate(variances[:2]):
+        neighbours = [other for m, other in enumerate(variances) if m != n]
+        total = math.fsum(other.freedom for other in neighbours)
+        cap = MOST_TIMES_THE_NOISE**2 * min(other.value for other in neighbours)
+        logs = (other.freedom * math.log(min(other.value, cap)) for other in neighbours)
+        usual = math.fsum(logs) / total
+        spare = total * (len(neighbours) - 1) / len(neighbours)
+        weight = min(OTHERS_COUNT * spare, variance.freedom / 2)
+        value = (variance.value * variance.freedom + math.exp(usual) * weight) / (
+            variance.freedom + weight
+        )
+        drawn.append(_Variance(value, variance.freedom + OTHERS_FREEDOM * spare, False))
+    return drawn
 
 
-def _widening(every: Sequence[Series], own: Sequence[_Variance]) -> tuple[float, float]:
+def _widening(compared: Sequence[Series], variances: Sequence[_Variance]) -> tuple[float, float]:
     """What the pooled error of the first two of several is multiplied by, as each has a variance of
     its own; and the freedom that is left."""
-    pooled = _pool(own)
-    counts = [len(one.medians) for one in every[:2]]
-    if len(every) < 3 or min(counts) < BESIDE_TERMS_FROM:
+    pooled = _pool(variances)
+    counts = [len(series.medians) for series in compared[:2]]
+    if len(compared) < 3 or min(counts) < BESIDE_TERMS_FROM:
         return 1.0, pooled.freedom
-    error, freedom = _of_two(every, _drawn_together(own))
+    error, freedom = _of_two(compared, _drawn_together(variances))
     return error / math.sqrt(pooled.value * sum(1 / count for count in counts)), freedom
 
 
-def _own(series: Series) -> _Variance:
+def _variance_of(series: Series) -> _Variance:
     """Variance of the boots' medians, never below what the samples within boots already explain:
     the variance between boots is no less than 0."""
     value = max(series.variance, series.inner_variance, RESOLUTION**2)
@@ -322,7 +340,7 @@ def _own(series: Series) -> _Variance:
 
 
 @lru_cache(maxsize=256)
-def _pooled_where_alike(own: tuple[_Variance, ...]) -> dict[_Variance, _Variance]:
+def _pooled_where_alike(variances: tuple[_Variance, ...]) -> dict[_Variance, _Variance]:
     """What to take for each one's own variance: one for all that could vary alike, its own for any
     that varies more. Kept, as each of several alternatives asks for the same ones.
 
@@ -330,36 +348,39 @@ def _pooled_where_alike(own: tuple[_Variance, ...]) -> dict[_Variance, _Variance
     find differences that are none. The one with the greatest variance is set apart, until Cochran's
     test finds none that is greater than chance explains.
     """
-    alike = sorted(own, reverse=True)
-    level = VARIES_MORE if len(own) == 2 else ONE_OF_SEVERAL_VARIES_MORE
-    while len(alike) > 1:
-        largest, *rest = alike
-        neighbours = _pool(rest)
+    similar = sorted(variances, reverse=True)
+    level = VARIES_MORE if len(variances) == 2 else ONE_OF_SEVERAL_VARIES_MORE
+    while len(similar) > 1:
+        largest, *smaller = similar
+        neighbours = _pool(smaller)
         f = largest.value / neighbours.value
-        p = len(alike) * f_upper_p(f, largest.freedom, neighbours.freedom)
+        p = len(similar) * f_upper_p(f, largest.freedom, neighbours.freedom)
         if p >= level:
             break
-        alike = rest
-    found = {one: one for one in own}
-    if len(alike) > 1:
-        together = _pool(alike)
-        found |= dict.fromkeys(alike, together)
-    return found
+        similar = smaller
+    pooled = {variance: variance for variance in variances}
+    if len(similar) > 1:
+        together = _pool(similar)
+        pooled |= dict.fromkeys(similar, together)
+    return pooled
 
 
-def _vary_alike(every: Iterable[Series]) -> bool:
+def _vary_alike(compared: Iterable[Series]) -> bool:
     """Whether one variance can be that of all: a term of the model that few boots seem to show
     makes the difference of two that vary unlike seem sure."""
-    return all(one.pooled for one in _pooled_where_alike(tuple(sorted(map(_own, every)))).values())
+    return all(
+        variance.pooled
+        for variance in _pooled_where_alike(tuple(sorted(map(_variance_of, compared)))).values()
+    )
 
 
 def _pool(variances: Sequence[_Variance]) -> _Variance:
-    freedom = math.fsum(one.freedom for one in variances)
-    value = math.fsum(one.value * one.freedom for one in variances) / freedom
+    freedom = math.fsum(variance.freedom for variance in variances)
+    value = math.fsum(variance.value * variance.freedom for variance in variances) / freedom
     return _Variance(value, freedom, True)
 
 
-def _by_blocks(first: Series, second: Series, others: Iterable[Series]) -> "_Blocks | None":
+def _by_blocks(first: Series, second: Series, neighbours: Iterable[Series]) -> "_Blocks | None":
     """The same with rounds as blocks (two-way analysis of variance); None where they are none.
 
     Every alternative that has one boot in each round counts.
@@ -367,41 +388,43 @@ def _by_blocks(first: Series, second: Series, others: Iterable[Series]) -> "_Blo
     blocks = _blocks(first)
     if blocks is None or _blocks(second) != blocks:
         return None
-    every = [first, second, *(one for one in others if _blocks(one) == blocks)]
-    freedom = (len(every) - 1.0) * (len(blocks) - 1)
-    if freedom < LEAST_FREEDOM_OF_BLOCKS or not _vary_alike(every):
+    compared = [first, second, *(series for series in neighbours if _blocks(series) == blocks)]
+    freedom = (len(compared) - 1.0) * (len(blocks) - 1)
+    if freedom < LEAST_FREEDOM_OF_BLOCKS or not _vary_alike(compared):
         return None
     order = sorted(blocks)
     rows = [
-        [dict(zip(one.blocks, one.logs, strict=True))[block] for block in order] for one in every
+        [dict(zip(series.blocks, series.logs, strict=True))[block] for block in order]
+        for series in compared
     ]
     count, rounds = len(rows), len(order)
-    whole = math.fsum(map(math.fsum, rows)) / (count * rounds)
+    overall_mean = math.fsum(map(math.fsum, rows)) / (count * rounds)
     of_row = [math.fsum(row) / rounds for row in rows]
     of_round = [math.fsum(column) / count for column in zip(*rows, strict=True)]
     rests = [
         math.fsum(
-            (value - mean - level + whole) ** 2 for value, level in zip(row, of_round, strict=True)
+            (value - mean - level + overall_mean) ** 2
+            for value, level in zip(row, of_round, strict=True)
         )
         for row, mean in zip(rows, of_row, strict=True)
     ]
-    variance = max(math.fsum(rests) / freedom, _inner(every), RESOLUTION**2)
-    between = count * math.fsum((level - whole) ** 2 for level in of_round) / (rounds - 1)
+    variance = max(math.fsum(rests) / freedom, _inner(compared), RESOLUTION**2)
+    between = count * math.fsum((level - overall_mean) ** 2 for level in of_round) / (rounds - 1)
     if f_upper_p(between / variance, rounds - 1.0, freedom) >= BLOCKS_DIFFER:
         return None
-    wider, left = _widening(every, _of_rests(rests, [freedom / count] * count))
-    return _Blocks(math.sqrt(2 * variance / rounds) * wider, left, variance, freedom)
+    wider, freedom_left = _widening(compared, _of_rests(rests, [freedom / count] * count))
+    return _Blocks(math.sqrt(2 * variance / rounds) * wider, freedom_left, variance, freedom)
 
 
-def _inner(every: Sequence[Series]) -> float:
-    return math.fsum(one.inner_variance for one in every) / len(every)
+def _inner(compared: Sequence[Series]) -> float:
+    return math.fsum(series.inner_variance for series in compared) / len(compared)
 
 
 def _of_rests(rests: Sequence[float], freedoms: Sequence[float]) -> list[_Variance]:
     """Variances from sums of squares that a model leaves of each alternative."""
     return [
-        _Variance(max(rest / freedom, RESOLUTION**2), freedom, True)
-        for rest, freedom in zip(rests, freedoms, strict=True)
+        _Variance(max(residual / freedom, RESOLUTION**2), freedom, True)
+        for residual, freedom in zip(rests, freedoms, strict=True)
     ]
 
 
@@ -417,6 +440,6 @@ class _Blocks(NamedTuple):
 
 def _blocks(series: Series) -> frozenset[tuple[str, int]] | None:
     """The rounds of a series with one boot in each; None where there are others, or none."""
-    blocks = [one for one in series.blocks if one is not None]
+    blocks = [block for block in series.blocks if block is not None]
     complete = len(blocks) == len(series.medians) == len(set(blocks))
     return frozenset(blocks) if complete and blocks else None

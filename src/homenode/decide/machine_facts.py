@@ -67,7 +67,7 @@ def facts_of_runs(name: str, runs: Sequence[Run]) -> MachineFacts:
     )
 
 
-class Belonging(StrEnum):
+class MachineMatch(StrEnum):
     """Whether a run that names no host is one of a host's."""
 
     SHOWN = "shown"  # it names a processor or GPU that the host has, and none that it has not
@@ -75,14 +75,14 @@ class Belonging(StrEnum):
     UNKNOWN = "unknown"  # it names none, or none by its model
 
 
-def belonging(head: RunHead, names: Iterable[str]) -> Belonging:
+def match_machine(head: RunHead, names: Iterable[str]) -> MachineMatch:
     """names: of the host's processor and GPUs. The folder of a run is named for its GPU."""
     host = [models for name in names if (models := _models(name))]
-    stated = [models for name in (*head.hardware, head.system) if (models := _models(name))]
-    if not host or not stated:
-        return Belonging.UNKNOWN
-    is_there = all(any(_are_one(models, one) for one in host) for models in stated)
-    return Belonging.SHOWN if is_there else Belonging.OTHER
+    printed_models = [models for name in (*head.hardware, head.system) if (models := _models(name))]
+    if not host or not printed_models:
+        return MachineMatch.UNKNOWN
+    is_there = all(any(_are_one(models, part) for part in host) for models in printed_models)
+    return MachineMatch.SHOWN if is_there else MachineMatch.OTHER
 
 
 def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
@@ -90,7 +90,7 @@ def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
     its processor or its GPUs. All of them are of one machine, or none is taken for this one."""
     nameless = [run for run in runs if run.head.host is None]
     names = hardware_of(host)
-    shown = [run for run in nameless if belonging(run.head, names) is Belonging.SHOWN]
+    shown = [run for run in nameless if match_machine(run.head, names) is MachineMatch.SHOWN]
     if len({(run.head.system, run.head.host_kind) for run in shown}) != 1:
         return tuple(runs)
     fingerprint = host_fingerprint(host)
@@ -111,25 +111,25 @@ def of_no_machine(runs: Sequence[Run], machine: MachineFacts) -> tuple[Doubt, ..
 def _stranger(head: RunHead, machine: MachineFacts) -> Doubt:
     named = ", ".join(head.hardware or (head.system,))
     detail, cause, remedy = {
-        Belonging.OTHER: (
+        MachineMatch.OTHER: (
             f"these runs name {named}, which {machine.name} has not: they do not count here",
             "they were measured on another machine",
             "homenode compare without --host says what they show of their own machine",
         ),
-        Belonging.SHOWN: (
+        MachineMatch.SHOWN: (
             "runs of several folders name this machine's hardware and no host: none counts here",
             "they may be of several machines of one kind",
             "give the folder of this machine alone, or homenode import --machine",
         ),
-        Belonging.UNKNOWN: (
+        MachineMatch.UNKNOWN: (
             "these runs name no host and no model of a processor or GPU: they do not count here",
             "outputs of other tools seldom say where they ran, nor does a bench in a guest "
             "without its plan",
             "if they are of this machine: homenode import --machine, or bench --plan",
         ),
-    }[found := belonging(head, machine.hardware)]
+    }[match := match_machine(head, machine.hardware)]
     return make_doubt(
-        "other-machine" if found is Belonging.OTHER else "machine-unknown",
+        "other-machine" if match is MachineMatch.OTHER else "machine-unknown",
         head.system,
         detail,
         blocks=False,
@@ -159,9 +159,12 @@ def _models(name: str) -> frozenset[str]:
     return frozenset(numbers | (_VARIANTS & set(words))) if numbers else frozenset()
 
 
-def _are_one(models: frozenset[str], others: frozenset[str]) -> bool:
+def _are_one(models: frozenset[str], models_of_host: frozenset[str]) -> bool:
     """Whether two names can be of one model. lspci says more than the driver: GH100 [H200 SXM]."""
-    return bool((models & others) - _VARIANTS) and models & _VARIANTS == others & _VARIANTS
+    return (
+        bool((models & models_of_host) - _VARIANTS)
+        and models & _VARIANTS == models_of_host & _VARIANTS
+    )
 
 
 _PROCESSOR = re.compile(r"\b(?:xeon|epyc|ryzen|core|opteron|processor|cpu|neoverse)\b", re.I)
@@ -200,23 +203,31 @@ def runs_by_machine(runs: Sequence[Run]) -> dict[str, list[Run]]:
         kinds = {run.head.host_kind for run in group} - {None}
         is_one = len(hosts) < 2 and len(kinds) < 2
         for run in group:
-            where = run.head.host or run.head.host_kind or "some host"
-            machines.setdefault(system if is_one else f"{system} on {where}", []).append(run)
+            host_name = run.head.host or run.head.host_kind or "some host"
+            machines.setdefault(system if is_one else f"{system} on {host_name}", []).append(run)
     return machines
 
 
-def machines_in(runs: Sequence[Run], here: Host | None = None) -> tuple[MachineFacts, ...]:
+def machines_in(runs: Sequence[Run], this_host: Host | None = None) -> tuple[MachineFacts, ...]:
     """The machines of runs. here: this machine, whose links count where runs name it."""
-    own: dict[tuple[str, str | None], list[Run]] = {}
+    runs_of_machine: dict[tuple[str, str | None], list[Run]] = {}
     for run in runs:
-        own.setdefault((run.head.system, run.head.host or run.head.host_kind), []).append(run)
-    several = {system for system, _ in own}
-    found = []
-    for (system, where), those in own.items():
-        name = system if len(several) == len(own) else f"{system} on {where or 'some host'}"
-        facts = facts_of_runs(name, those) if here is None else facts_of_measured(those, here)
-        found.append(replace(facts, name=name))
-    return tuple(found)
+        runs_of_machine.setdefault(
+            (run.head.system, run.head.host or run.head.host_kind), []
+        ).append(run)
+    several = {system for system, _ in runs_of_machine}
+    machines = []
+    for (system, host_name), those in runs_of_machine.items():
+        name = (
+            system
+            if len(several) == len(runs_of_machine)
+            else f"{system} on {host_name or 'some host'}"
+        )
+        facts = (
+            facts_of_runs(name, those) if this_host is None else facts_of_measured(those, this_host)
+        )
+        machines.append(replace(facts, name=name))
+    return tuple(machines)
 
 
 def facts_of_measured(runs: Sequence[Run], host: Host) -> MachineFacts:

@@ -67,7 +67,7 @@ class CopyLocality(Struct, frozen=True, kw_only=True):
     local: float | None
     remote: float | None
     cells: tuple[int, int]  # how many figures either mean is of
-    stated: str  # how it is known which copies are near
+    basis: str  # how it is known which copies are near
     as_bound: bool = False  # the scheduler put the job where it was, and every copy counts as local
     inferred: bool = False  # no address, node or topology says it, but two groups of figures
 
@@ -81,22 +81,26 @@ class CopyLocality(Struct, frozen=True, kw_only=True):
 
 def matrices_of(alternative: Alternative) -> tuple[FigureMatrix, ...]:
     """Every matrix of an alternative's runs; figures that are refused are omitted."""
-    found: dict[MatrixKey, dict[tuple[MatrixPlace, MatrixPlace], list[float]]] = {}
+    samples_by_key: dict[MatrixKey, dict[tuple[MatrixPlace, MatrixPlace], list[float]]] = {}
     pairs_of_gpus: dict[MatrixKey, dict[int, list[float]]] = {}
     for run in alternative.runs:
-        for one, samples in run.groups.items():
+        for sample_key, samples in run.groups.items():
             values = [sample.value for sample in samples]
-            if (placed := _placed(one)) is not None:
+            if (placed := _matrix_place(sample_key)) is not None:
                 axes, place = placed
-                key = MatrixKey(one.metric, one.unit, axes.variant, axes.rows, axes.columns)
-                found.setdefault(key, {}).setdefault(place, []).extend(values)
-            elif one.metric == "p2p-bandwidth" and one.position is not None:
-                key = MatrixKey(one.metric, one.unit, one.variant, Axis.GPU, Axis.GPU)
-                pairs_of_gpus.setdefault(key, {}).setdefault(one.position, []).extend(values)
+                key = MatrixKey(
+                    sample_key.metric, sample_key.unit, axes.variant, axes.rows, axes.columns
+                )
+                samples_by_key.setdefault(key, {}).setdefault(place, []).extend(values)
+            elif sample_key.metric == "p2p-bandwidth" and sample_key.position is not None:
+                key = MatrixKey(
+                    sample_key.metric, sample_key.unit, sample_key.variant, Axis.GPU, Axis.GPU
+                )
+                pairs_of_gpus.setdefault(key, {}).setdefault(sample_key.position, []).extend(values)
     for key, by_index in pairs_of_gpus.items():
         if (cells := _square(by_index)) is not None:
-            found.setdefault(key, cells)
-    return tuple(_matrix(key, cells) for key, cells in found.items() if _is_matrix(cells))
+            samples_by_key.setdefault(key, cells)
+    return tuple(_matrix(key, cells) for key, cells in samples_by_key.items() if _is_matrix(cells))
 
 
 def localities(
@@ -110,27 +114,27 @@ def localities(
     faster of two groups that the figures fall into, of this or another alternative. Runs whose
     memory was bound to several nodes have no remote side: their job was where the scheduler put it.
     """
-    copies = {one.label: _copies(one) for one in chosen}
-    found = []
-    for one in chosen:
-        own = copies[one.label]
+    copies = {alternative.label: _copies(alternative) for alternative in chosen}
+    copy_localities = []
+    for alternative in chosen:
+        matrices = copies[alternative.label]
         as_bound = any(
-            (c.name, c.value) == _SEVERAL for run in one.runs for c in run.head.conditions
+            (c.name, c.value) == _SEVERAL for run in alternative.runs for c in run.head.conditions
         )
-        known = _nodes_of_gpus(one, node_of)
-        nearest = _nearest(own, known)
-        for key, figures in own.items():
-            sides, stated = _known_sides(figures, nearest, known)
+        node_of_gpu = _nodes_of_gpus(alternative, node_of)
+        nearest = _nearest(matrices, node_of_gpu)
+        for key, figures in matrices.items():
+            sides, basis = _known_sides(figures, nearest, node_of_gpu)
             if as_bound:
-                sides, stated = dict.fromkeys(figures, True), "as the job was bound"
+                sides, basis = dict.fromkeys(figures, True), "as the job was bound"
             inferred = not sides
             if inferred:
-                others = [(label, each.get(key, {})) for label, each in copies.items()]
-                sides, stated = _inferred_sides(key, one.label, others)
+                by_label = [(label, by_key.get(key, {})) for label, by_key in copies.items()]
+                sides, basis = _inferred_sides(key, alternative.label, by_label)
             if sides:
-                it = _locality(one.label, key, figures, sides, stated)
-                found.append(structs.replace(it, as_bound=as_bound, inferred=inferred))
-    return tuple(found)
+                it = _locality(alternative.label, key, figures, sides, basis)
+                copy_localities.append(structs.replace(it, as_bound=as_bound, inferred=inferred))
+    return tuple(copy_localities)
 
 
 class _Axes(NamedTuple):
@@ -139,26 +143,26 @@ class _Axes(NamedTuple):
     variant: str | None
 
 
-def _placed(one: SampleKey) -> tuple[_Axes, tuple[MatrixPlace, MatrixPlace]] | None:
-    if one.size_bytes is not None:
+def _matrix_place(key: SampleKey) -> tuple[_Axes, tuple[MatrixPlace, MatrixPlace]] | None:
+    if key.size_bytes is not None:
         return None
-    has_gpu = one.device is not None or one.position is not None
-    if one.node is not None and one.peer_node is not None:
-        nodes = MatrixPlace(Axis.NODE, one.node, None), MatrixPlace(Axis.NODE, one.peer_node, None)
-        return _Axes(Axis.NODE, Axis.NODE, one.variant), nodes
-    if one.node is not None and has_gpu and one.peer is None:
-        gpu = MatrixPlace(Axis.GPU, one.position or 0, one.device)
-        return _Axes(Axis.NODE, Axis.GPU, one.variant), (
-            MatrixPlace(Axis.NODE, one.node, None),
+    has_gpu = key.device is not None or key.position is not None
+    if key.node is not None and key.peer_node is not None:
+        nodes = MatrixPlace(Axis.NODE, key.node, None), MatrixPlace(Axis.NODE, key.peer_node, None)
+        return _Axes(Axis.NODE, Axis.NODE, key.variant), nodes
+    if key.node is not None and has_gpu and key.peer is None:
+        gpu = MatrixPlace(Axis.GPU, key.position or 0, key.device)
+        return _Axes(Axis.NODE, Axis.GPU, key.variant), (
+            MatrixPlace(Axis.NODE, key.node, None),
             gpu,
         )
-    if one.device is not None and one.peer is not None:
-        pair = MatrixPlace(Axis.GPU, 0, one.device), MatrixPlace(Axis.GPU, 0, one.peer)
-        return _Axes(Axis.GPU, Axis.GPU, one.variant), pair
-    if one.metric == "core-to-core-latency" and one.variant is not None:
-        found = _PAIR.fullmatch(one.variant)
-        if found is not None:
-            pu, other = (MatrixPlace(Axis.PU, int(part), None) for part in found.groups())
+    if key.device is not None and key.peer is not None:
+        pair = MatrixPlace(Axis.GPU, 0, key.device), MatrixPlace(Axis.GPU, 0, key.peer)
+        return _Axes(Axis.GPU, Axis.GPU, key.variant), pair
+    if key.metric == "core-to-core-latency" and key.variant is not None:
+        match = _PAIR.fullmatch(key.variant)
+        if match is not None:
+            pu, other = (MatrixPlace(Axis.PU, int(part), None) for part in match.groups())
             return _Axes(Axis.PU, Axis.PU, None), (pu, other)
     return None
 
@@ -174,8 +178,8 @@ def _square(
                 (
                     MatrixPlace(Axis.GPU, index // count, None),
                     MatrixPlace(Axis.GPU, index % count, None),
-                ): found
-                for index, found in by_index.items()
+                ): names
+                for index, names in by_index.items()
             }
     return None
 
@@ -192,13 +196,13 @@ def _matrix(
         medians = {(b, a): value for (a, b), value in medians.items()} | medians
     return FigureMatrix(
         key=key,
-        rows=_sorted(row for row, _ in medians),
-        columns=_sorted(column for _, column in medians),
+        rows=_sort_places(row for row, _ in medians),
+        columns=_sort_places(column for _, column in medians),
         cells=medians,
     )
 
 
-def _sorted(places: Iterable[MatrixPlace]) -> tuple[MatrixPlace, ...]:
+def _sort_places(places: Iterable[MatrixPlace]) -> tuple[MatrixPlace, ...]:
     unlike = set(places)
     return tuple(sorted(unlike, key=lambda one: (str(one.address or ""), one.number)))
 
@@ -211,16 +215,18 @@ _Figures = dict[_Place, float]
 def _copies(alternative: Alternative) -> dict[MatrixKey, _Figures]:
     """Those of two places or more. A node is where memory was bound, else where the tool's thread
     was seen; next to copies whose node is known, the others are of no place."""
-    found: dict[MatrixKey, _Figures] = {}
-    for one, value in alternative.copies.items():
-        node = one.peer_node if one.node is None else one.node
-        key = MatrixKey(one.metric, one.unit, one.variant, Axis.NODE, Axis.GPU)
-        gpu = MatrixPlace(Axis.GPU, one.position or 0, one.device)
-        found.setdefault(key, {})[node, gpu] = value
-    for key, figures in found.items():
+    figures_by_key: dict[MatrixKey, _Figures] = {}
+    for sample_key, value in alternative.copies.items():
+        node = sample_key.peer_node if sample_key.node is None else sample_key.node
+        key = MatrixKey(sample_key.metric, sample_key.unit, sample_key.variant, Axis.NODE, Axis.GPU)
+        gpu = MatrixPlace(Axis.GPU, sample_key.position or 0, sample_key.device)
+        figures_by_key.setdefault(key, {})[node, gpu] = value
+    for key, figures in figures_by_key.items():
         if any(node is not None for node, _ in figures):
-            found[key] = {place: each for place, each in figures.items() if place[0] is not None}
-    return {key: figures for key, figures in found.items() if len(figures) > 1}
+            figures_by_key[key] = {
+                place: value for place, value in figures.items() if place[0] is not None
+            }
+    return {key: figures for key, figures in figures_by_key.items() if len(figures) > 1}
 
 
 class FarCopies(Struct, frozen=True, kw_only=True):
@@ -237,21 +243,23 @@ def far_copies(alternative: Alternative) -> Iterator[FarCopies]:
     node and the thread's are known, none that is near counts as far."""
     nodes = _nodes_of_gpus(alternative, {})
     by_key: dict[MatrixKey, dict[tuple[Bdf | None, int | None], float]] = {}
-    for one, value in alternative.copies.items():
-        is_near = one.device in nodes and nodes[one.device] == one.peer_node
-        if one.node is None and not is_near:
-            key = MatrixKey(one.metric, one.unit, one.variant, Axis.NODE, Axis.GPU)
-            by_key.setdefault(key, {})[one.device, one.position] = value
+    for sample_key, value in alternative.copies.items():
+        is_near = sample_key.device in nodes and nodes[sample_key.device] == sample_key.peer_node
+        if sample_key.node is None and not is_near:
+            key = MatrixKey(
+                sample_key.metric, sample_key.unit, sample_key.variant, Axis.NODE, Axis.GPU
+            )
+            by_key.setdefault(key, {})[sample_key.device, sample_key.position] = value
     for key, values in by_key.items():
         if (groups := _groups(values.values())) is not None:
             low = [value for value in values.values() if value < groups.between]
             high = [value for value in values.values() if value >= groups.between]
-            near, far = (low, high) if key.unit == "ns" else (high, low)
+            near_mean, far_mean = (low, high) if key.unit == "ns" else (high, low)
             yield FarCopies(
                 key=key,
-                near=statistics.fmean(near),
-                far=statistics.fmean(far),
-                gpus=(len(far), len(values)),
+                near=statistics.fmean(near_mean),
+                far=statistics.fmean(far_mean),
+                gpus=(len(far_mean), len(values)),
             )
 
 
@@ -290,8 +298,8 @@ def _known_sides(
         return {}, ""
     by_host = all(gpu.address in node_of for _, gpu in figures if gpu.address is not None)
     by_host = by_host and all(gpu.address is not None for _, gpu in figures)
-    stated = "by the host's topology" if by_host else "by the figures: the node with fastest copies"
-    return {place: nearest[place[1]] == place[0] for place in figures}, stated
+    basis = "by the host's topology" if by_host else "by the figures: the node with fastest copies"
+    return {place: nearest[place[1]] == place[0] for place in figures}, basis
 
 
 class _Groups(NamedTuple):
@@ -330,16 +338,16 @@ def _inferred_sides(
         groups = _groups(theirs.values())
         if groups is not None:
             whose = "two groups of figures" if other == label else f"the two groups of {other}"
-            stated = f"inferred: {whose}, {groups.ratio:.2f} x apart"
+            basis = f"inferred: {whose}, {groups.ratio:.2f} x apart"
             less_is_near = key.unit == "ns"
             return {
                 place: (value < groups.between) is less_is_near for place, value in figures.items()
-            }, stated
+            }, basis
     return {}, ""
 
 
 def _locality(
-    label: str, key: MatrixKey, figures: _Figures, sides: Mapping[_Place, bool], stated: str
+    label: str, key: MatrixKey, figures: _Figures, sides: Mapping[_Place, bool], basis: str
 ) -> CopyLocality:
     local = [value for place, value in figures.items() if sides[place]]
     remote = [value for place, value in figures.items() if not sides[place]]
@@ -349,5 +357,5 @@ def _locality(
         local=statistics.fmean(local) if local else None,
         remote=statistics.fmean(remote) if remote else None,
         cells=(len(local), len(remote)),
-        stated=stated,
+        basis=basis,
     )

@@ -12,7 +12,7 @@ from homenode.decide.comparison import (
     EvidenceLevel,
     Outcome,
 )
-from homenode.decide.correction import Tested, corrected
+from homenode.decide.correction import MetricTest, adjust_p_values
 from homenode.decide.intervals import CONFIDENCE, Interval
 from homenode.metrics import Metric, metric_of
 from homenode.objective import Objective
@@ -44,39 +44,39 @@ def is_large(effect: Effect) -> bool:
     return 1 - min(effect.gain, 1 / effect.gain) >= metric_of_effect(effect).matters
 
 
-def judged(found: Sequence[UnjudgedEffect]) -> Iterator[Effect]:
+def judge_effects(candidates: Sequence[UnjudgedEffect]) -> Iterator[Effect]:
     """Effects with corrected p values and outcomes; primary ones are corrected by objective."""
-    alternatives = 1 + len({one.effect.alternative for one in found})
-    families: dict[Objective | None, dict[int, Tested]] = {}
-    for place, (effect, interval, *_) in enumerate(found):
+    alternatives = 1 + len({candidate.effect.alternative for candidate in candidates})
+    families: dict[Objective | None, dict[int, MetricTest]] = {}
+    for place, (effect, interval, *_) in enumerate(candidates):
         if effect.primary and interval is not None:
             metric = metric_of_effect(effect)
             family = (*metric.primary, *metric.stands_in, None)[0]
-            tested = Tested(effect.alternative, effect.metric, interval, sum(effect.boots))
+            tested = MetricTest(effect.alternative, effect.metric, interval, sum(effect.boots))
             families.setdefault(family, {})[place] = tested
     adjusted: dict[int, float] = {}
     for family_found in families.values():
         adjusted.update(
             zip(
                 family_found,
-                corrected(tuple(family_found.values()), math.comb(alternatives, 2)),
+                adjust_p_values(tuple(family_found.values()), math.comb(alternatives, 2)),
                 strict=True,
             )
         )
-    for place, one in enumerate(found):
+    for place, candidate in enumerate(candidates):
         p = adjusted.get(place)
-        effect = structs.replace(one.effect, p_adjusted=p)
-        outcome = _outcome(effect, effect.p if p is None else p, one)
+        effect = structs.replace(candidate.effect, p_adjusted=p)
+        outcome = _outcome(effect, effect.p if p is None else p, candidate)
         yield structs.replace(effect, outcome=outcome, level=_level(effect))
 
 
-def _outcome(effect: Effect, p: float | None, found: UnjudgedEffect) -> Outcome:
+def _outcome(effect: Effect, p: float | None, candidate: UnjudgedEffect) -> Outcome:
     if set(effect.doubts) - WEAKENING:
         return Outcome.CANNOT_TELL
     direction = Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
     if effect.doubts:
-        is_within = found.within > 1 if direction is Outcome.BETTER else found.within < 1
-        is_apart = found.apart >= metric_of_effect(effect).boot_variation
+        is_within = candidate.within > 1 if direction is Outcome.BETTER else candidate.within < 1
+        is_apart = candidate.apart >= metric_of_effect(effect).boot_variation
         return direction if is_apart or is_within else Outcome.CANNOT_TELL
     if p is None or effect.low is None or effect.high is None:
         return Outcome.CANNOT_TELL

@@ -65,19 +65,19 @@ class Ranking(Struct, frozen=True):
     results: tuple[RankedResult, ...]
     doubts: tuple[Doubt, ...]
 
-    def on(self, metric: str) -> tuple[RankedResult, ...]:
+    def results_on(self, metric: str) -> tuple[RankedResult, ...]:
         """RankedResults on one metric, best first."""
-        return tuple(one for one in self.results if one.metric == metric)
+        return tuple(result for result in self.results if result.metric == metric)
 
     def like(self) -> tuple[str, ...]:
         """Alternatives that are like the best on every metric; empty where nothing can be compared.
 
         Where none is, the one that loses least, of those that are not shown to be worse.
         """
-        if self._at(Position.UNKNOWN):
+        if self._names_at(Position.UNKNOWN):
             return ()
-        unlike = {one.alternative for one in self.results if not is_like_best(one)}
-        names = tuple(dict.fromkeys(one.alternative for one in self.results))
+        unlike = {result.alternative for result in self.results if not is_like_best(result)}
+        names = tuple(dict.fromkeys(result.alternative for result in self.results))
         if like := tuple(name for name in names if name not in unlike):
             return like
         candidates = tuple(name for name in names if name not in self.worse()) or names
@@ -86,27 +86,27 @@ class Ranking(Struct, frozen=True):
     def worse(self) -> tuple[str, ...]:
         """Alternatives that are shown to be worse than the best on some metric; where each is worse
         somewhere, without those that are best somewhere."""
-        worse = self._at(Position.WORSE)
-        names = {one.alternative for one in self.results}
-        best = self._at(Position.BEST) if names == set(worse) else ()
+        worse = self._names_at(Position.WORSE)
+        names = {result.alternative for result in self.results}
+        best = self._names_at(Position.BEST) if names == set(worse) else ()
         return tuple(name for name in worse if name not in best)
 
     def level(self) -> EvidenceLevel:
         """The weakest by which something is worse than the best; where nothing is, whether a
         difference that matters is excluded. A pair that shows nothing weakens no other."""
-        if levels := [one.level for one in self.results if one.position is Position.WORSE]:
+        if levels := [result.level for result in self.results if result.position is Position.WORSE]:
             return max(levels, key=lambda level: level.rank)
-        same = {Position.BEST, Position.NO_WORSE}
-        excluded = all(one.position in same for one in self.results)
+        equal_positions = {Position.BEST, Position.NO_WORSE}
+        excluded = all(result.position in equal_positions for result in self.results)
         return EvidenceLevel.NO_DIFFERENCE if excluded else EvidenceLevel.RULE
 
     def _greatest_loss(self, name: str) -> float:
-        own = (one for one in self.results if one.alternative == name)
-        return max(_loss(one) / METRICS[one.metric].matters for one in own)
+        results = (result for result in self.results if result.alternative == name)
+        return max(_loss(result) / METRICS[result.metric].matters for result in results)
 
-    def _at(self, position: Position) -> tuple[str, ...]:
-        found = (one.alternative for one in self.results if one.position is position)
-        return tuple(dict.fromkeys(found))
+    def _names_at(self, position: Position) -> tuple[str, ...]:
+        names = (result.alternative for result in self.results if result.position is position)
+        return tuple(dict.fromkeys(names))
 
 
 def is_like_best(result: RankedResult) -> bool:
@@ -119,8 +119,8 @@ def is_like_best(result: RankedResult) -> bool:
         return result.position is Position.BEST
     is_sure = result.level is EvidenceLevel.MEASURED and result.low is not None
     differs = is_sure and not (result.low or 0.0) < 1 < (result.high or math.inf)
-    most = METRICS[result.metric].matters * (0.8 if differs else 1.0)
-    return _loss(result) < most
+    limit = METRICS[result.metric].matters * (0.8 if differs else 1.0)
+    return _loss(result) < limit
 
 
 def _loss(result: RankedResult) -> float:
@@ -144,12 +144,12 @@ def ranking_for(
     results: list[RankedResult] = []
     doubts: list[Doubt] = []
     used: dict[str, Alternative] = {}
-    wanted = frozenset({*_CONTROLS, *(metric.id for metric in metrics)})
+    metric_ids = frozenset({*_CONTROLS, *(metric.id for metric in metrics)})
     for metric in metrics:
         with_figures = figures[metric.id]
         if not with_figures:
             continue
-        used.update((one.label, one) for one, _ in with_figures)
+        used.update((alternative.label, alternative) for alternative, _ in with_figures)
         ordered = sorted(
             with_figures,
             key=lambda pair: (
@@ -158,8 +158,8 @@ def ranking_for(
                 pair[0].label,  # the same answer in whatever order the runs are read
             ),
         )
-        found, doubted = _results(ordered, metric, wanted, objective)
-        results += found
+        metric_results, doubted = _results(ordered, metric, metric_ids, objective)
+        results += metric_results
         doubts += doubted
     return Ranking(tuple(results), tuple(dict.fromkeys(doubts))), tuple(used.values())
 
@@ -167,13 +167,13 @@ def ranking_for(
 def _results(
     ordered: Sequence[tuple[Alternative, Series]],
     metric: Metric,
-    wanted: frozenset[str],
+    metric_ids: frozenset[str],
     objective: Objective,
 ) -> tuple[list[RankedResult], list[Doubt]]:
-    (best, best_series), *others = ordered
+    (best, best_series), *slower = ordered
 
     def result(
-        one: Alternative,
+        alternative: Alternative,
         series: Series,
         bounds: tuple[float | None, float | None],
         position: Position,
@@ -182,7 +182,7 @@ def _results(
     ) -> RankedResult:
         key = series.key
         return RankedResult(
-            alternative=one.label,
+            alternative=alternative.label,
             metric=metric.id,
             unit=key.unit,
             value=series.value,
@@ -194,31 +194,37 @@ def _results(
             slowest_device=key.worst,
         )
 
-    found = [result(best, best_series, (None, None), Position.BEST, EvidenceLevel.MEASURED)]
-    if not others:
-        return found, []
-    chosen = [one for one, _ in ordered]
-    made = {
-        one.label: {key: each for key, each in one.series.items() if key.metric in wanted}
-        for one in chosen
+    results = [result(best, best_series, (None, None), Position.BEST, EvidenceLevel.MEASURED)]
+    if not slower:
+        return results, []
+    chosen = [alternative for alternative, _ in ordered]
+    series_by_label = {
+        alternative.label: {
+            key: key_series
+            for key, key_series in alternative.series.items()
+            if key.metric in metric_ids
+        }
+        for alternative in chosen
     }
-    comparison = compare_series(chosen, made, objective, metrics=wanted)
-    for one, series in others:
-        effect = _effect(comparison, one.label, series.key)
+    comparison = compare_series(chosen, series_by_label, objective, metrics=metric_ids)
+    for alternative, series in slower:
+        effect = _effect(comparison, alternative.label, series.key)
         bounds = _bounds(effect, series, best_series.value)
         position = _position(effect, metric)
         level = EvidenceLevel.MEASURED if effect is None else effect.level
         ratio = series.value / best_series.value if effect is None else effect.ratio
-        found.append(result(one, series, bounds, position, level, ratio))
-    return found, [*_about(comparison.doubts, metric), *_wide(found, metric)]
+        results.append(result(alternative, series, bounds, position, level, ratio))
+    return results, [*_about(comparison.doubts, metric), *_wide(results, metric)]
 
 
 def _wide(results: Sequence[RankedResult], metric: Metric) -> Iterator[Doubt]:
     """What is said of alternatives whose intervals are too wide to give anything."""
     ranges = [
-        f"{one.alternative} {range_text(one.low, one.high)}"
-        for one in results
-        if one.position is Position.UNDECIDED and one.low is not None and one.high is not None
+        f"{result.alternative} {range_text(result.low, result.high)}"
+        for result in results
+        if result.position is Position.UNDECIDED
+        and result.low is not None
+        and result.high is not None
     ]
     if ranges:
         yield make_doubt(
@@ -247,8 +253,8 @@ def _about(doubts: Sequence[Doubt], metric: Metric) -> Iterator[Doubt]:
 
 
 def _effect(comparison: Comparison, label: str, key: SeriesKey) -> Effect | None:
-    own = (one for one in comparison.effects if one.alternative == label)
-    return next((one for one in own if series_key(one) == key), None)
+    effects = (effect for effect in comparison.effects if effect.alternative == label)
+    return next((effect for effect in effects if series_key(effect) == key), None)
 
 
 def _position(effect: Effect | None, metric: Metric) -> Position:
@@ -264,7 +270,7 @@ def _position(effect: Effect | None, metric: Metric) -> Position:
         return Position.UNSHOWN
     if effect.low is None or effect.high is None:
         return Position.UNKNOWN
-    most = 1 - (1 / effect.high if metric.lower_is_better else effect.low)
-    if most >= max(metric.matters, SHOWN_LOSS):
+    largest_loss = 1 - (1 / effect.high if metric.lower_is_better else effect.low)
+    if largest_loss >= max(metric.matters, SHOWN_LOSS):
         return Position.UNDECIDED
-    return Position.NO_WORSE if most < metric.matters else Position.UNSHOWN
+    return Position.NO_WORSE if largest_loss < metric.matters else Position.UNSHOWN

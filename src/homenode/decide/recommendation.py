@@ -68,7 +68,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     objective: Objective
     system: str
     level: EvidenceLevel | None = None  # None: there is no answer, and the reasons say why
-    here: bool = False  # the evidence is of this very machine
+    this_machine: bool = False  # the evidence is of this very machine
     choice: str | None = None  # the alternative that the evidence favours
     layout: str | None = None  # the preset to run: the choice's guest, with bound memory
     avoid: tuple[str, ...] = ()  # what is worse than the best
@@ -80,7 +80,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     measure_next: str | None = None  # the layout without results that could change the answer
     sources: tuple[str, ...] = ()
 
-    def why(self, id: ReasonId) -> Reason | None:
+    def reason_of(self, id: ReasonId) -> Reason | None:
         """The reason of that id, or None."""
         return next((reason for reason in self.reasons if reason.id is id), None)
 
@@ -93,7 +93,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     @property
     def floats(self) -> bool:
         """Whether the layout is default, with vCPUs that float over the nodes of their memory."""
-        return self.why(ReasonId.FLOATING) is not None
+        return self.reason_of(ReasonId.FLOATING) is not None
 
     @property
     def also(self) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
         """Whether results decide it: they show that layouts differ, or that they do not."""
         return self.level not in (None, EvidenceLevel.RULE)
 
-    def on(self, metric: str) -> tuple[RankedResult, ...]:
+    def results_on(self, metric: str) -> tuple[RankedResult, ...]:
         """Results on one metric, best first."""
         return tuple(result for result in self.results if result.metric == metric)
 
@@ -160,7 +160,7 @@ def decide_all(
     objectives: Sequence[Objective] = tuple(Objective),
     inputs: LayoutInputs | None = None,
     *,
-    known: Sequence[Alternative] = (),
+    cached_alternatives: Sequence[Alternative] = (),
 ) -> tuple[Recommendation, ...]:
     """The answers for several objectives.
 
@@ -168,11 +168,15 @@ def decide_all(
     work.
     """
     inputs = inputs or machine.inputs
-    own = guest_runs(own_runs(runs, machine))
-    here = known if _are_of(known, own) else alternatives(own)
+    machine_runs = guest_runs(own_runs(runs, machine))
+    machine_alternatives = (
+        cached_alternatives
+        if _are_of(cached_alternatives, machine_runs)
+        else alternatives(machine_runs)
+    )
     like = {host: alternatives(group) for host, group in runs_of_kind(runs, machine).items()}
     strangers = of_no_machine(runs, machine)
-    about_links = (*machine.findings, *figure_findings(own))
+    about_links = (*machine.findings, *figure_findings(machine_runs))
     answers = []
     for objective in objectives:
         findings = blocking_findings(about_links, objective)
@@ -188,7 +192,7 @@ def decide_all(
                 findings=findings,
             )
         else:
-            answer = _strongest(machine, objective, here, like, inputs)
+            answer = _strongest(machine, objective, machine_alternatives, like, inputs)
             answer = _with_memory_bound(_with_needs(answer, inputs))
         answers.append(replace(answer, doubts=(*answer.doubts, *strangers)))
     return tuple(answers)
@@ -197,8 +201,8 @@ def decide_all(
 def decide_for_machines(
     runs: Sequence[Run],
     objectives: Sequence[Objective],
-    here: Host | None = None,
-    known: Mapping[str, Sequence[Alternative]] | None = None,
+    this_host: Host | None = None,
+    cached_alternatives: Mapping[str, Sequence[Alternative]] | None = None,
 ) -> tuple[Recommendation, ...]:
     """The answers for every machine that runs are of.
 
@@ -207,9 +211,12 @@ def decide_for_machines(
     """
     return tuple(
         answer
-        for machine in machines_in(runs, here)
+        for machine in machines_in(runs, this_host)
         for answer in decide_all(
-            runs, machine, objectives, known=(known or {}).get(machine.name, ())
+            runs,
+            machine,
+            objectives,
+            cached_alternatives=(cached_alternatives or {}).get(machine.name, ()),
         )
         if machine.nodes is not None or not rests_on_rule_alone(answer)
     )
@@ -218,30 +225,30 @@ def decide_for_machines(
 def rests_on_rule_alone(answer: Recommendation) -> bool:
     """Whether no result of the objective was compared, nor found wanting."""
     is_silent = answer.level is EvidenceLevel.RULE and not answer.results
-    return is_silent and answer.why(ReasonId.PASSED) is None
+    return is_silent and answer.reason_of(ReasonId.PASSED) is None
 
 
 def recommend(
     system: str,
-    every: Sequence[Alternative],
+    all_alternatives: Sequence[Alternative],
     objective: Objective,
     inputs: LayoutInputs | None = None,
 ) -> Recommendation:
     """The answer of one machine's results alone. inputs: of the rule; None: of a common machine."""
-    runs = [run for alternative in every for run in alternative.runs]
+    runs = [run for alternative in all_alternatives for run in alternative.runs]
     usable = alternatives([run for run in runs if not run.head.unusable])
     if len(usable) > 1 and any(run.head.unusable for run in runs):
         answer = recommend(system, usable, objective, inputs)
-        stated = (doubt for alternative in every for doubt in doubts_of(alternative))
-        unused = (replace(doubt, blocks=False) for doubt in stated if doubt.id == "unusable")
+        all_doubts = (doubt for alternative in all_alternatives for doubt in doubts_of(alternative))
+        unused = (replace(doubt, blocks=False) for doubt in all_doubts if doubt.id == "unusable")
         return replace(answer, doubts=once((*unused, *answer.doubts)))
     candidates = [
         alternative
-        for alternative in every
+        for alternative in all_alternatives
         if alternative.switches != UNKNOWN_SWITCHES or alternative.arrangement is not None
     ]
     ranking, used = ranking_for(candidates, objective)
-    own = once(doubt for alternative in every for doubt in doubts_of(alternative))
+    own_doubts = once(doubt for alternative in all_alternatives for doubt in doubts_of(alternative))
     empty = Recommendation(
         objective=objective,
         system=system,
@@ -252,23 +259,23 @@ def recommend(
     if blocks := tuple(_blocks(runs)):
         marks = ("unusable", "no-real-machine")
         return replace(
-            empty, reasons=blocks, doubts=tuple(doubt for doubt in own if doubt.id in marks)
+            empty, reasons=blocks, doubts=tuple(doubt for doubt in own_doubts if doubt.id in marks)
         )
     refused = [metric for metric in primaries(objective) if _is_refused(runs, metric.id)]
     of_objective = tuple(
-        doubt for doubt in own if doubt.blocks or (doubt.id == "refused-figures" and refused)
+        doubt for doubt in own_doubts if doubt.blocks or (doubt.id == "refused-figures" and refused)
     )
     doubts = (*ranking.doubts, *of_objective)
-    empty = replace(empty, doubts=once(one for one in doubts if _fits(one, objective, used)))
+    empty = replace(empty, doubts=once(doubt for doubt in doubts if _fits(doubt, objective, used)))
     if len(used) < 2:
         if refused and not used:
             return replace(empty, reasons=(Reason(id=ReasonId.REFUSED, metric=refused[0].id),))
-        only = used[0].label if used else None
-        return replace(empty, reasons=(Reason(id=ReasonId.NO_RESULTS, alternative=only),))
-    return _chosen(empty, ranking, used, _rule_of(objective, inputs))
+        label = used[0].label if used else None
+        return replace(empty, reasons=(Reason(id=ReasonId.NO_RESULTS, alternative=label),))
+    return _choose(empty, ranking, used, _rule_of(objective, inputs))
 
 
-def _chosen(
+def _choose(
     empty: Recommendation, ranking: Ranking, used: tuple[Alternative, ...], rule: str
 ) -> Recommendation:
     """The best; the rule's among those that are like the best."""
@@ -277,7 +284,7 @@ def _chosen(
     are_layouts = any(preset_of(alternative.switches) for alternative in like)
     is_open = any(result.position is Position.UNDECIDED for result in ranking.results)
     if not like or (level is EvidenceLevel.RULE and is_open and not are_layouts):
-        next_layout = _unmeasured(used, None, objective)
+        next_layout = _next_layout(used, None, objective)
         reason = Reason(id=ReasonId.CANNOT_TELL)
         return replace(empty, reasons=(reason,), measure_next=next_layout)
     order = (rule, *(("pin",) if rule == "pin-bound" else ()), *CONSERVATIVE)
@@ -294,10 +301,10 @@ def _chosen(
         level=level,
         choice=choice.label,
         layout=preset_of(choice.switches),
-        avoid=tuple(one.label for one in used if one.label in worse),
+        avoid=tuple(alternative.label for alternative in used if alternative.label in worse),
         reasons=(reason, *floating, *regressions),
         doubts=(*empty.doubts, *doubts),
-        measure_next=_unmeasured(used, choice, objective),
+        measure_next=_next_layout(used, choice, objective),
     )
 
 
@@ -320,7 +327,9 @@ def _is_refused(runs: Sequence[Run], metric: str) -> bool:
 
 
 def _boots(used: Sequence[Alternative]) -> tuple[int, int] | None:
-    if not used or any(run.head.origin is Origin.PUBLISHED for one in used for run in one.runs):
+    if not used or any(
+        run.head.origin is Origin.PUBLISHED for alternative in used for run in alternative.runs
+    ):
         return None
     counts = [sum(len(run.boots) for run in alternative.runs) for alternative in used]
     return min(counts), max(counts)
@@ -363,12 +372,22 @@ def _pin_regressions(
     ranking: Ranking, used: Sequence[Alternative]
 ) -> tuple[tuple[Doubt, ...], tuple[Reason, ...]]:
     """Pinning that costs processor throughput is a wrong pin, not a property of pinning."""
-    pinned = {one.label for one in used if one.switches.pinning is Pinning.ONE_PER_CORE}
-    free = {one.label for one in used if one.switches.pinning is Pinning.NONE}
-    results = ranking.on("cpu-throughput")
+    pinned = {
+        alternative.label
+        for alternative in used
+        if alternative.switches.pinning is Pinning.ONE_PER_CORE
+    }
+    free = {
+        alternative.label for alternative in used if alternative.switches.pinning is Pinning.NONE
+    }
+    results = ranking.results_on("cpu-throughput")
     if not results or results[0].alternative not in free:
         return (), ()
-    slow = [one for one in results if one.alternative in pinned and one.position is Position.WORSE]
+    slow = [
+        result
+        for result in results
+        if result.alternative in pinned and result.position is Position.WORSE
+    ]
     doubts = tuple(
         make_doubt(
             "pin-regression",
@@ -388,16 +407,18 @@ def _pin_regressions(
     )
 
 
-def _unmeasured(
+def _next_layout(
     used: Sequence[Alternative], choice: Alternative | None, objective: Objective
 ) -> str | None:
     """The layout that could change the answer: GPUs on their cells, where only cells were tried."""
     if objective not in (*_OF_GPUS, Objective.MEMORY_BANDWIDTH):
         return None
-    cells = [one for one in used if one.switches.cells is GuestCells.HOST]
-    if any(one.switches.pcie is GuestPcie.HOST for one in cells):
+    cells = [alternative for alternative in used if alternative.switches.cells is GuestCells.HOST]
+    if any(alternative.switches.pcie is GuestPcie.HOST for alternative in cells):
         return None
-    has_gpus = any(run.head.system != "cpu-only" for one in used for run in one.runs)
+    has_gpus = any(
+        run.head.system != "cpu-only" for alternative in used for run in alternative.runs
+    )
     if choice is not None and objective is Objective.MEMORY_BANDWIDTH and choice not in cells:
         return None
     return "pin-numa-pci" if cells and has_gpus else None
@@ -412,7 +433,7 @@ def _with_needs(answer: Recommendation, inputs: LayoutInputs) -> Recommendation:
     """The answer with the layout that the VM's memory or devices need. What was measured here has
     shown that its devices work."""
     layout = answer.layout
-    if layout is None or (answer.here and not inputs.private_memory):
+    if layout is None or (answer.this_machine and not inputs.private_memory):
         return answer
     if "pin-numa-pci" in answer.avoid:
         inputs = replace(inputs, has_pairs=False)
@@ -434,34 +455,56 @@ def _with_memory_bound(answer: Recommendation) -> Recommendation:
     return replace(answer, layout=layout, reasons=(*answer.reasons, reason))
 
 
-def _are_of(known: Sequence[Alternative], runs: Sequence[Run]) -> bool:
+def _are_of(candidates: Sequence[Alternative], runs: Sequence[Run]) -> bool:
     """Whether these are the very runs, not copies, and no choice is in two alternatives."""
-    choices = {(one.switches, one.arrangement, one.memory_mode, one.page_bytes) for one in known}
-    is_whole = {id(run) for one in known for run in one.runs} == {id(run) for run in runs}
-    return is_whole and len(choices) == len(known)
+    choices = {
+        (
+            alternative.switches,
+            alternative.arrangement,
+            alternative.memory_mode,
+            alternative.page_bytes,
+        )
+        for alternative in candidates
+    }
+    is_whole = {id(run) for alternative in candidates for run in alternative.runs} == {
+        id(run) for run in runs
+    }
+    return is_whole and len(choices) == len(candidates)
 
 
 def _strongest(
     machine: MachineFacts,
     objective: Objective,
-    here: Sequence[Alternative],
+    machine_alternatives: Sequence[Alternative],
     like: Mapping[str, Sequence[Alternative]],
     inputs: LayoutInputs,
 ) -> Recommendation:
     """The answer of the strongest results that can tell, and what stronger could not."""
-    own = [replace(recommend(machine.name, here, objective, inputs), here=True) for _ in here[:1]]
-    for answer in own:
-        if answer.is_blocked or answer.why(ReasonId.REFUSED) is not None:
+    machine_answers = [
+        replace(recommend(machine.name, machine_alternatives, objective, inputs), this_machine=True)
+        for _ in machine_alternatives[:1]
+    ]
+    for answer in machine_answers:
+        if answer.is_blocked or answer.reason_of(ReasonId.REFUSED) is not None:
             return answer
-    reviewed = [host for host, every in like.items() if is_under_review(every)]
-    advisers = [every for host, every in like.items() if host not in reviewed]
-    answers = [*own, *(recommend(machine.name, every, objective, inputs) for every in advisers)]
-    answers = [one for one in answers if not one.why(ReasonId.NO_RESULTS)]
+    reviewed = [host for host, group in like.items() if is_under_review(group)]
+    advisers = [group for host, group in like.items() if host not in reviewed]
+    answers = [
+        *machine_answers,
+        *(recommend(machine.name, group, objective, inputs) for group in advisers),
+    ]
+    answers = [answer for answer in answers if not answer.reason_of(ReasonId.NO_RESULTS)]
     answers.sort(key=lambda one: (EvidenceLevel.RULE if one.level is None else one.level).rank)
-    chosen = [one for one in answers if one.choice is not None and _can_run(one, inputs)]
+    chosen = [
+        answer for answer in answers if answer.choice is not None and _can_run(answer, inputs)
+    ]
     passed = [
-        *(_passed(machine.name, _obstacle(one)) for one in answers if one not in chosen),
-        *(_passed(host, "under review: it gives no advice for others") for host in reviewed),
+        *(
+            _passed_reason(machine.name, _obstacle(answer))
+            for answer in answers
+            if answer not in chosen
+        ),
+        *(_passed_reason(host, "under review: it gives no advice for others") for host in reviewed),
     ]
     rule = _by_rule(machine, objective, inputs)
     best = chosen[0] if chosen else rule
@@ -469,23 +512,23 @@ def _strongest(
         detail = rule.reasons[0].detail
         reason = Reason(id=ReasonId.NO_LAYOUT, alternative=rule.layout, detail=detail)
         best = replace(best, layout=rule.layout, reasons=(*best.reasons, reason))
-    layouts = [one.layout for one in chosen[1:] if one.layout is not None]
-    unknown = (one for one in layouts if one not in (best.layout, *best.also, *best.avoid))
+    layouts = [alternative.layout for alternative in chosen[1:] if alternative.layout is not None]
+    unknown = (layout for layout in layouts if layout not in (best.layout, *best.also, *best.avoid))
     measure_next = best.measure_next or next(unknown, None)
     return replace(best, reasons=(*best.reasons, *passed), measure_next=measure_next)
 
 
-def is_under_review(every: Sequence[Alternative]) -> bool:
+def is_under_review(group: Sequence[Alternative]) -> bool:
     """Whether a machine's own results speak against its links or pins: such a machine gives no
     advice for others."""
-    findings = figure_findings([run for alternative in every for run in alternative.runs])
-    if any(found.severity is Severity.CRITICAL for found in findings):
+    findings = figure_findings([run for alternative in group for run in alternative.runs])
+    if any(finding.severity is Severity.CRITICAL for finding in findings):
         return True
-    answer = recommend("", every, Objective.THROUGHPUT)
-    return answer.is_blocked or answer.why(ReasonId.PIN_REGRESSION) is not None
+    answer = recommend("", group, Objective.THROUGHPUT)
+    return answer.is_blocked or answer.reason_of(ReasonId.PIN_REGRESSION) is not None
 
 
-def _passed(system: str, detail: str) -> Reason:
+def _passed_reason(system: str, detail: str) -> Reason:
     return Reason(id=ReasonId.PASSED, detail=f"{system}: {detail}")
 
 

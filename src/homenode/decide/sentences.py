@@ -54,13 +54,13 @@ def first_line(system: str, answers: Sequence[Recommendation]) -> str:
     if stop := stop_text(answers):
         action = "repair first" if any(answer.findings for answer in answers) else "measure first"
         return f"{system}: {action}: {stop}"
-    return f"{system}: cannot tell {_undecided(answers)}"
+    return f"{system}: cannot tell {_undecided_text(answers)}"
 
 
 def _slow_pins(answers: Sequence[Recommendation]) -> str:
     """Pinning that lost throughput is a wrong pin: what to look at; "" where none did."""
     for answer in answers:
-        if reason := answer.why(ReasonId.PIN_REGRESSION):
+        if reason := answer.reason_of(ReasonId.PIN_REGRESSION):
             change = change_text(reason.ratio or 1.0, "default")
             return f"check the pins of {reason.alternative}: {change}"
     return ""
@@ -73,40 +73,52 @@ def _run_line(system: str, answers: Sequence[Recommendation]) -> str:
         uses.setdefault((layout_named(answer), answer.level), []).append(answer.objective)
     levels = {level for _, level in uses}
 
-    def line(most: int, count: int) -> str:
+    def line(limit: int, count: int) -> str:
         parts = []
         for (layout, level), objectives in list(uses.items())[:count]:
             use = (
-                _joined(objectives) if len(objectives) <= most else f"{len(objectives)} objectives"
+                _join_texts(objectives)
+                if len(objectives) <= limit
+                else f"{len(objectives)} objectives"
             )
             strength = f" ({STRENGTHS[level]})" if len(levels) > 1 else ""
             parts.append(f"{layout} for {use}{strength}")
-        more = [f"{len(uses) - count} more"] if count < len(uses) else []
+        remainder = [f"{len(uses) - count} more"] if count < len(uses) else []
         end = f" ({STRENGTHS[max(levels)]})" if len(levels) == 1 else ""
-        return f"{system}: run {', '.join([*parts, *more])}{end}"
+        return f"{system}: run {', '.join([*parts, *remainder])}{end}"
 
-    whole = len(uses)
-    sizes = [*((most, whole) for most in (6, 2, 1)), *((1, count) for count in range(whole, 0, -1))]
+    total = len(uses)
+    sizes = [
+        *((objectives_shown, total) for objectives_shown in (6, 2, 1)),
+        *((1, count) for count in range(total, 0, -1)),
+    ]
     lines = [line(*size) for size in sizes]
     return next((text for text in lines if len(text) <= WIDEST_LINE), lines[-1])
 
 
-def _undecided(answers: Sequence[Recommendation]) -> str:
+def _undecided_text(answers: Sequence[Recommendation]) -> str:
     """ "pin from default in 3 of 3 results: 1 boot each"."""
-    open_answers = [answer for answer in answers if _compared(answer)]
+    open_answers = [answer for answer in answers if _compared_labels(answer)]
     if not open_answers:
-        passed = (one.why(ReasonId.PASSED) for one in answers)
-        why = next(
-            (one.detail.partition(": ")[2].split("; ")[0] for one in passed if one is not None), ""
+        passed = (answer.reason_of(ReasonId.PASSED) for answer in answers)
+        obstacle = next(
+            (
+                reason.detail.partition(": ")[2].split("; ")[0]
+                for reason in passed
+                if reason is not None
+            ),
+            "",
         )
-        return f"which layout is best: {why or 'no two layouts have results of one objective'}"
-    labels = list(dict.fromkeys(label for one in open_answers for label in _compared(one)))
-    metrics = {one.metric for answer in open_answers for one in answer.results}
+        return f"which layout is best: {obstacle or 'no two layouts have results of one objective'}"
+    labels = list(
+        dict.fromkeys(label for answer in open_answers for label in _compared_labels(answer))
+    )
+    metrics = {result.metric for answer in open_answers for result in answer.results}
     named = " from ".join(reversed(labels)) if len(labels) == 2 else f"{len(labels)} layouts apart"
     return f"{named} in {len(metrics)} of {len(metrics)} results: {_obstacle(open_answers)}"
 
 
-def _compared(answer: Recommendation) -> tuple[str, ...]:
+def _compared_labels(answer: Recommendation) -> tuple[str, ...]:
     labels = tuple(dict.fromkeys(result.alternative for result in answer.results))
     return labels if len(labels) > 1 else ()
 
@@ -114,16 +126,18 @@ def _compared(answer: Recommendation) -> tuple[str, ...]:
 def _obstacle(answers: Sequence[Recommendation]) -> str:
     doubts = {doubt.id: doubt for answer in answers for doubt in answer.doubts if doubt.blocks}
     all_doubts = (doubt for answer in answers for doubt in answer.doubts)
-    few = {one.detail.partition(":")[0] for one in all_doubts if one.id == FEW_BOOTS}
+    few = {doubt.detail.partition(":")[0] for doubt in all_doubts if doubt.id == FEW_BOOTS}
     if len(few) == 1:
         return few.pop()
     if FEW_BOOTS in doubts or PRINTED in doubts:
         boots = [answer.boots for answer in answers if answer.boots is not None]
-        least, most = (
+        least, greatest = (
             min((low for low, _ in boots), default=1),
             max((n for _, n in boots), default=1),
         )
-        return f"{plural(least, 'boot')} each" if least == most else f"{least} to {most} boots"
+        return (
+            f"{plural(least, 'boot')} each" if least == greatest else f"{least} to {greatest} boots"
+        )
     return next((doubt.detail for doubt in doubts.values()), "they are within noise of each other")
 
 
@@ -134,50 +148,55 @@ def sentence_of(answer: Recommendation) -> str:
     metrics = tuple(dict.fromkeys(result.metric for result in answer.results))
     parts = [text for metric in metrics if (text := _compare(answer, metric, len(metrics) > 1))]
     rule = [reason for reason in answer.reasons if reason.id is ReasonId.RULE]
-    if rule and not answer.why(ReasonId.NO_LAYOUT):
+    if rule and not answer.reason_of(ReasonId.NO_LAYOUT):
         if answer.also or not parts:
             parts.append(f"the rule of auto chooses {layout_named(answer)}")
         elif not answer.tells:
             parts.append(f"the values favour {layout_named(answer)}")
     parts += [reason.detail for reason in rule if reason.detail and not answer.results]
-    parts += filter(None, (_more(reason) for reason in answer.reasons))
+    parts += filter(None, (_rest_text(reason) for reason in answer.reasons))
     return "; ".join(parts)
 
 
 def _compare(answer: Recommendation, metric: str, has_others: bool) -> str:
     """The choice against each of the others on a metric; "" where it has no value there."""
-    results = answer.on(metric)
-    own = next((one for one in results if one.alternative == answer.choice), None)
-    if own is None or len(results) < 2:
+    results = answer.results_on(metric)
+    chosen_result = next(
+        (result for result in results if result.alternative == answer.choice), None
+    )
+    if chosen_result is None or len(results) < 2:
         return ""
-    others = [one for one in results if one is not own]
-    told = [one for one in others if one.position is Position.WORSE]
-    if own.position is Position.WORSE:  # it is best on another metric
-        told = []
-    same = [one for one in others if one not in told]
+    other_results = [result for result in results if result is not chosen_result]
+    worse = [result for result in other_results if result.position is Position.WORSE]
+    if chosen_result.position is Position.WORSE:  # it is best on another metric
+        worse = []
+    equal = [result for result in other_results if result not in worse]
     parts = []
-    if told:
-        changes = ", ".join(_change(own, one, metric) for one in told)
+    if worse:
+        changes = ", ".join(_change(chosen_result, result, metric) for result in worse)
         parts.append(f"{answer.choice} is {changes}")
-    if same:
+    if equal:
         names = ", ".join(
-            f"{one.alternative} ({_change(own, one, metric, bare=True)})" for one in same
+            f"{result.alternative} ({_change(chosen_result, result, metric, bare=True)})"
+            for result in equal
         )
         is_same = answer.level is EvidenceLevel.NO_DIFFERENCE
-        it = "it" if told else answer.choice
+        it = "it" if worse else answer.choice
         word = "no difference that matters of" if is_same else "cannot tell"
         parts.append(f"{word} {it} from {names}")
     title = f"{METRICS[metric].title}: " if has_others else ""
     return title + "; ".join(parts)
 
 
-def _change(own: RankedResult, other: RankedResult, metric: str, *, bare: bool = False) -> str:
+def _change(
+    chosen_result: RankedResult, other: RankedResult, metric: str, *, bare: bool = False
+) -> str:
     """ "2.1x pin-numa (2.0x to 2.2x)". bare: without the other's name."""
     lower = METRICS[metric].lower_is_better
     name = "" if bare else other.alternative
-    text = change_text(own.value / other.value, name, lower_is_better=lower)
+    text = change_text(chosen_result.value / other.value, name, lower_is_better=lower)
     is_interval = other.low is not None and other.high is not None and not bare
-    if not is_interval or own.position is not Position.BEST or lower:
+    if not is_interval or chosen_result.position is not Position.BEST or lower:
         return text
     return f"{text} ({range_text(1 / (other.high or 1.0), 1 / (other.low or 1.0))})"
 
@@ -189,19 +208,26 @@ def effect_text(answer: Recommendation) -> str:
     """What the choice gives over `default`, else over the next: "7.3x default (6.9x to 7.7x)"; ""
     where nothing was compared."""
     for metric in dict.fromkeys(result.metric for result in answer.results):
-        results = answer.on(metric)
-        own = next((one for one in results if one.alternative == answer.choice), None)
-        others = [one for one in results if one is not own]
-        if own is None or not others:
+        results = answer.results_on(metric)
+        chosen_result = next(
+            (result for result in results if result.alternative == answer.choice), None
+        )
+        other_results = [result for result in results if result is not chosen_result]
+        if chosen_result is None or not other_results:
             continue
-        other = next((one for one in others if one.alternative == "default"), others[0])
-        text = _change(own, other, metric)
+        other = next(
+            (result for result in other_results if result.alternative == "default"),
+            other_results[0],
+        )
+        text = _change(chosen_result, other, metric)
         if other.alternative not in answer.also:
             return text
-        if LIKE < own.value / other.value < 1 / LIKE:
+        if LIKE < chosen_result.value / other.value < 1 / LIKE:
             text = f"like {other.alternative}"
-        worse = next((one for one in others if one.position is Position.WORSE), None)
-        return text if worse is None else f"{_change(own, worse, metric)}, {text}"
+        worse = next(
+            (result for result in other_results if result.position is Position.WORSE), None
+        )
+        return text if worse is None else f"{_change(chosen_result, worse, metric)}, {text}"
     return ""
 
 
@@ -217,25 +243,25 @@ def stop_text(answers: Sequence[Recommendation]) -> str:
     )
     subject = first.subject.rpartition(", ")[2].partition(": ")[0].rpartition("/")[2]
     like = sum(finding.id == first.id for finding in findings) - 1
-    more = f" and {like} more" if like else ""
-    return f"{subject}{more}: {observed}, expected {expected.removesuffix(' at least')}"
+    addition = f" and {like} more" if like else ""
+    return f"{subject}{addition}: {observed}, expected {expected.removesuffix(' at least')}"
 
 
 def ground_of(answer: Recommendation) -> str:
     """What the answer rests on, in a few words."""
     if answer.level is None:
-        is_blocked = answer.is_blocked or answer.why(ReasonId.REFUSED)
+        is_blocked = answer.is_blocked or answer.reason_of(ReasonId.REFUSED)
         return "not ready" if is_blocked else "cannot tell"
     if answer.level is EvidenceLevel.RULE:
         return "cannot tell" if answer.results else "a rule"
-    return f"{STRENGTHS[answer.level]}, {_boots(answer)} each, {_where(answer)}"
+    return f"{STRENGTHS[answer.level]}, {_boots(answer)} each, {_place_text(answer)}"
 
 
-def _where(answer: Recommendation) -> str:
+def _place_text(answer: Recommendation) -> str:
     """Runs that name no host are of the machine that they stand under, not of one that is known."""
     if any(doubt.id == "host-unknown" for doubt in answer.doubts):
         return "on a host not named"
-    return "here" if answer.here else "on this kind of machine"
+    return "here" if answer.this_machine else "on this kind of machine"
 
 
 def _boots(answer: Recommendation) -> str:
@@ -245,7 +271,7 @@ def _boots(answer: Recommendation) -> str:
     return plural(low, "boot") if low == high else f"{low} to {high} boots"
 
 
-def _more(reason: Reason) -> str | None:
+def _rest_text(reason: Reason) -> str | None:
     match reason.id:
         case ReasonId.NO_LAYOUT:
             return f"that is no layout of a VM; the rule of auto chooses {reason.alternative}"
@@ -258,9 +284,9 @@ def _nothing(reason: Reason, answer: Recommendation) -> str:
     match reason.id:
         case ReasonId.HEALTH:
             first = answer.findings[0]
-            more = f" (and {len(answer.findings) - 1} more)" if len(answer.findings) > 1 else ""
+            addition = f" (and {len(answer.findings) - 1} more)" if len(answer.findings) > 1 else ""
             fix = f": {first.fix}" if first.fix else ""
-            return f"not ready: {first.subject}: {first.observed} ({first.id}){more}{fix}"
+            return f"not ready: {first.subject}: {first.observed} ({first.id}){addition}{fix}"
         case ReasonId.UNUSABLE:
             return f"not ready: {reason.detail}; fix the cause, then measure again"
         case ReasonId.REFUSED:
@@ -269,9 +295,11 @@ def _nothing(reason: Reason, answer: Recommendation) -> str:
         case ReasonId.NO_RESULTS if reason.detail:
             return reason.detail
         case ReasonId.NO_RESULTS:
-            only = "no layout" if reason.alternative is None else f"only {reason.alternative}"
-            return f"{only} has results of {titles_of(answer.objective)}"
-    blocking = dict.fromkeys(f"{one.detail}: {one.remedy}" for one in answer.doubts if one.blocks)
+            subject = "no layout" if reason.alternative is None else f"only {reason.alternative}"
+            return f"{subject} has results of {titles_of(answer.objective)}"
+    blocking = dict.fromkeys(
+        f"{doubt.detail}: {doubt.remedy}" for doubt in answer.doubts if doubt.blocks
+    )
     return "cannot tell: " + ("; ".join(blocking) or "the layouts have no results in common")
 
 
@@ -282,7 +310,7 @@ def by_results(runs: Sequence[Run]) -> Choose:
         answer = decide(of_host(runs, host), facts_of_host(host), objective, inputs)
         caveats = tuple(f"{doubt.detail}; {doubt.remedy}." for doubt in answer.doubts)
         if answer.layout is None or not answer.tells:
-            silent = [one.detail for one in answer.reasons if one.id is ReasonId.PASSED]
+            silent = [reason.detail for reason in answer.reasons if reason.id is ReasonId.PASSED]
             if answer.results or answer.layout is None:
                 silent.append(sentence_of(answer))
             lines = tuple(f"The results do not decide: {line}." for line in silent)
@@ -324,7 +352,7 @@ class AdviceLine(Struct, frozen=True, kw_only=True):
         return self.subject == self.machine
 
 
-class Advised(Struct, frozen=True):
+class MachineAdvice(Struct, frozen=True):
     """What is known of one machine."""
 
     name: str
@@ -339,7 +367,7 @@ class Advised(Struct, frozen=True):
         return _slow_pins(self.answers)
 
 
-def advise(machines: Sequence[Advised]) -> tuple[AdviceLine, ...]:
+def advise(machines: Sequence[MachineAdvice]) -> tuple[AdviceLine, ...]:
     """Answers, the one that most machines support first, and machines under review, which give no
     advice for others: at most MOST of each. Of one machine a line for each objective. None where
     no result decides anything."""
@@ -349,18 +377,18 @@ def advise(machines: Sequence[Advised]) -> tuple[AdviceLine, ...]:
         return tuple(_of_one(machine)) if is_sound else (_review(machine),)
     reviewed = [_review(machine) for machine in machines if machine.review]
     sound = [machine for machine in machines if not machine.review]
-    found = _of_several([effect for machine in sound for effect in machine.effects])
-    if not found:  # layouts that differ in several steps have no effect of one step
+    lines = _of_several([effect for machine in sound for effect in machine.effects])
+    if not lines:  # layouts that differ in several steps have no effect of one step
         for machine in sound:
-            better = tuple(one for one in machine.answers if one.tells and not one.also)
-            for said in _of_one(structs.replace(machine, answers=better)):
-                subject = f"{machine.name}, {said.subject}"
-                found.append(structs.replace(said, subject=subject))
+            better = tuple(answer for answer in machine.answers if answer.tells and not answer.also)
+            for line in _of_one(structs.replace(machine, answers=better)):
+                subject = f"{machine.name}, {line.subject}"
+                lines.append(structs.replace(line, subject=subject))
     reviewed.sort(key=lambda one: not one.action.startswith("repair"))
-    return (*found[:MOST], *reviewed[:MOST])
+    return (*lines[:MOST], *reviewed[:MOST])
 
 
-def _review(machine: Advised) -> AdviceLine:
+def _review(machine: MachineAdvice) -> AdviceLine:
     action = "review first"
     if any(answer.is_blocked for answer in machine.answers):
         has_findings = any(answer.findings for answer in machine.answers)
@@ -371,7 +399,7 @@ def _review(machine: Advised) -> AdviceLine:
 
 def _of_several(effects: Sequence[SwitchEffect]) -> list[AdviceLine]:
     """One for each objective at most: the switch that moves it on most machines, and furthest."""
-    found: list[tuple[tuple[bool, int, float], AdviceLine]] = []
+    weighted: list[tuple[tuple[bool, int, float], AdviceLine]] = []
     decided: set[frozenset[str]] = set()
     for objective in Objective:
         metrics = frozenset(metric.id for metric in primaries(objective))
@@ -381,60 +409,64 @@ def _of_several(effects: Sequence[SwitchEffect]) -> list[AdviceLine]:
         ranked = []
         for switch in StudySwitch:
             of_switch = [e for e in effects if e.switch is switch and e.effect.metric in metrics]
-            if moved := [one for one in of_switch if _is_stated(one)]:
+            if moved := [effect for effect in of_switch if _is_stated(effect)]:
                 ranked.append((_weight(moved), _advice(objective, of_switch, moved)))
         if ranked:
-            found.append(max(ranked, key=lambda one: one[0]))
-    return [advice for _, advice in sorted(found, key=lambda one: one[0], reverse=True)]
+            weighted.append(max(ranked, key=lambda one: one[0]))
+    return [advice for _, advice in sorted(weighted, key=lambda one: one[0], reverse=True)]
 
 
-def _is_stated(one: SwitchEffect) -> bool:
-    return one.judged in (Outcome.BETTER, Outcome.WORSE)
+def _is_stated(effect: SwitchEffect) -> bool:
+    return effect.outcome in (Outcome.BETTER, Outcome.WORSE)
 
 
 def _weight(moved: Sequence[SwitchEffect]) -> tuple[bool, int, float]:
-    one_way = len({one.judged for one in moved}) == 1
-    furthest = max(abs(math.log(one.effect.gain)) for one in moved)
-    return one_way, len({one.machine for one in moved}), furthest
+    one_way = len({effect.outcome for effect in moved}) == 1
+    furthest = max(abs(math.log(effect.effect.gain)) for effect in moved)
+    return one_way, len({effect.machine for effect in moved}), furthest
 
 
 def _advice(
-    objective: Objective, every: Sequence[SwitchEffect], moved: Sequence[SwitchEffect]
+    objective: Objective, all_effects: Sequence[SwitchEffect], moved: Sequence[SwitchEffect]
 ) -> AdviceLine:
     """What a step from one layout to another changed, and on how many of the machines."""
-    ways = {one.judged for one in moved}
+    ways = {effect.outcome for effect in moved}
     layout, than = (
-        " or ".join(dict.fromkeys(getattr(one.effect, side) for one in moved))
+        " or ".join(dict.fromkeys(getattr(effect.effect, side) for effect in moved))
         for side in ("alternative", "baseline")
     )
     if len(ways) > 1:
         worst, best = (pick(moved, key=lambda one: one.effect.gain) for pick in (min, max))
-        changes = (f"{_change_of(one, than)} on {one.machine}" for one in (worst, best))
+        changes = (f"{_change_of(effect, than)} on {effect.machine}" for effect in (worst, best))
         ground = f"{layout} is {', '.join(changes)}"
         return AdviceLine(subject=objective, action=f"measure {layout}", ground=ground)
     order = sorted(moved, key=lambda one: abs(math.log(one.effect.gain)))
     is_better = Outcome.BETTER in ways
     name = than if is_better else ""
-    least, most = _change_of(order[0], name), _change_of(order[-1], name)
-    first, unit = least.split(" ")[0], most[most.index(" ") :] if " " in most else ""
-    change = f"{first if least.endswith(unit) else least} to {most}" if least != most else most
-    known, named = (len({one.machine for one in of}) for of in (every, moved))
-    where = f"on {named} of {known} machines" if known > 1 else f"on {moved[0].machine}"
+    least, greatest = _change_of(order[0], name), _change_of(order[-1], name)
+    first, unit = least.split(" ")[0], greatest[greatest.index(" ") :] if " " in greatest else ""
+    change = (
+        f"{first if least.endswith(unit) else least} to {greatest}"
+        if least != greatest
+        else greatest
+    )
+    measured, named = (len({effect.machine for effect in group}) for group in (all_effects, moved))
+    place = f"on {named} of {measured} machines" if measured > 1 else f"on {moved[0].machine}"
     if is_better:
-        return AdviceLine(subject=objective, action=layout, ground=f"{change} {where}")
-    ground = f"{layout} is {change} {where}"
+        return AdviceLine(subject=objective, action=layout, ground=f"{change} {place}")
+    ground = f"{layout} is {change} {place}"
     return AdviceLine(subject=objective, action=f"{than}, not {layout}", ground=ground)
 
 
 def _change_of(effect: SwitchEffect, name: str) -> str:
-    of = effect.effect
-    return change_text(of.ratio, name, lower_is_better=of.lower_is_better)
+    compared = effect.effect
+    return change_text(compared.ratio, name, lower_is_better=compared.lower_is_better)
 
 
-def _of_one(machine: Advised) -> Iterator[AdviceLine]:
+def _of_one(machine: MachineAdvice) -> Iterator[AdviceLine]:
     """A line for each objective that results decide; where none does, what the rule has."""
-    decided = [one for one in machine.answers if one.choice is not None and one.tells]
-    ruled = [one for one in machine.answers if one.layout is not None]
+    decided = [answer for answer in machine.answers if answer.choice is not None and answer.tells]
+    ruled = [answer for answer in machine.answers if answer.layout is not None]
     for answer in decided or ruled:
         assert answer.level is not None
         ground = f"{effect_text(answer)} ({STRENGTHS[answer.level]})".lstrip()
@@ -446,6 +478,6 @@ def _of_one(machine: Advised) -> Iterator[AdviceLine]:
         )
 
 
-def _joined(parts: Iterable[str]) -> str:
-    every = list(parts)
-    return every[0] if len(every) == 1 else f"{', '.join(every[:-1])} and {every[-1]}"
+def _join_texts(parts: Iterable[str]) -> str:
+    texts = list(parts)
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

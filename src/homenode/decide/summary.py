@@ -107,20 +107,20 @@ def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
     for place, run in enumerate(runs):
         head = run.head
         block, time = _block(head), head.started_s if head.place is None else float(head.place)
-        own = run.head.name if names[run.head.name] == 1 else f"{run.head.name}\n{place}"
+        run_name = run.head.name if names[run.head.name] == 1 else f"{run.head.name}\n{place}"
         for fields, samples in run.groups.items():
             if fields.state != UNSETTLED:
-                boot = _boot(run.head.boots, own, fields.boot)
+                boot = _boot(run.head.boots, run_name, fields.boot)
                 boots = by_fields.setdefault(_SHARED(fields), {})
-                known = boots.get(boot)
-                together = [] if known is None else known.samples
+                earlier = boots.get(boot)
+                together = [] if earlier is None else earlier.samples
                 together += samples
                 boots[boot] = _Boot(together, block, time)
     in_use = {SeriesKey(*fields): boots for fields, boots in by_fields.items()}
     if len(runs) > 1:
         in_use = {key: _once(boots) for key, boots in in_use.items()}
-    found = {key: _series(key, boots) for key, boots in in_use.items()}
-    return found | _slowest(in_use)
+    series = {key: _series(key, boots) for key, boots in in_use.items()}
+    return series | _slowest(in_use)
 
 
 def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
@@ -129,11 +129,11 @@ def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ..
     The variant that the metric calls its headline, else series without a variant; over all sizes,
     nodes and devices.
     """
-    whole = [key for key in series if key.metric == metric.id and key.is_over_all]
-    if metric.worst_device and any(key.worst for key in whole):
-        whole = [key for key in whole if key.worst]
+    over_all = [key for key in series if key.metric == metric.id and key.is_over_all]
+    if metric.worst_device and any(key.worst for key in over_all):
+        over_all = [key for key in over_all if key.worst]
     for variant in (metric.headline, None):
-        chosen = tuple(key for key in whole if key.variant == variant)
+        chosen = tuple(key for key in over_all if key.variant == variant)
         if chosen:
             return chosen
     return ()
@@ -141,32 +141,36 @@ def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ..
 
 def headline_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
     """The series that speaks for a metric; of placement states the one with the most samples."""
-    found = [series[key] for key in headline(series, metric)]
-    return max(found, key=lambda one: one.samples, default=None)
+    candidates = [series[key] for key in headline(series, metric)]
+    return max(candidates, key=lambda one: one.samples, default=None)
 
 
 def part_in(series: Iterable[SeriesKey], metric: Metric) -> str | None:
     """What figures of a metric are of, as an example: "triad of node 1"; None where there are
     none."""
-    own = [key for key in series if key.metric == metric.id]
-    own.sort(key=lambda key: (key.variant != metric.headline, str(key)))
-    for key in own[:1]:
-        of = (key.node, "node"), (key.peer_node, "threads on node"), (key.size_bytes, "bytes")
-        places = [f"{name} {value}" for value, name in of if value is not None]
+    keys = [key for key in series if key.metric == metric.id]
+    keys.sort(key=lambda key: (key.variant != metric.headline, str(key)))
+    for key in keys[:1]:
+        places_of = (
+            (key.node, "node"),
+            (key.peer_node, "threads on node"),
+            (key.size_bytes, "bytes"),
+        )
+        places = [f"{name} {value}" for value, name in places_of if value is not None]
         return " of ".join(filter(None, (key.variant, *places))) or "single devices"
     return None
 
 
 def only_variant(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
     """The one series over all nodes, devices and sizes, where there is one: "FP16 as printed"."""
-    found = tuple(key for key in series if key.metric == metric.id and key.is_over_all)
-    return found if len(found) == 1 else ()
+    keys_over_all = tuple(key for key in series if key.metric == metric.id and key.is_over_all)
+    return keys_over_all if len(keys_over_all) == 1 else ()
 
 
 def shown_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
     """The series that speaks for a metric, or its only one: nothing else is chosen by that."""
-    only = only_variant(series, metric)
-    return headline_series(series, metric) or (series[only[0]] if only else None)
+    variant_keys = only_variant(series, metric)
+    return headline_series(series, metric) or (series[variant_keys[0]] if variant_keys else None)
 
 
 _WORK = {
@@ -184,29 +188,29 @@ def power_by_test(series: Mapping[SeriesKey, Series]) -> dict[str, float]:
     "app, J/event": joules of a GPU for a GB, and of all GPUs for an event of the user's program."""
     drawn: dict[str, list[float]] = {}
     total: dict[str, float] = {}
-    for key, one in series.items():
+    for key, key_series in series.items():
         if key.metric == POWER and not key.worst:
             test = key.variant or ""
-            drawn.setdefault(test, []).extend(one.medians)
-            total[test] = total.get(test, 0.0) + one.value
-    found = {}
+            drawn.setdefault(test, []).extend(key_series.medians)
+            total[test] = total.get(test, 0.0) + key_series.value
+    watts_by_test = {}
     for test, watts in drawn.items():
-        found[test] = statistics.median(watts)
+        watts_by_test[test] = statistics.median(watts)
         name, _, binding = test.replace(": ", " from ").partition(" from ")
         metric, unit = _WORK.get(name, (None, ""))
         rates = [
-            one.value
-            for key, one in series.items()
+            key_series.value
+            for key, key_series in series.items()
             if metric is not None
             and key.metric.partition(":")[0] == metric
             and not key.worst
             and (binding or None) in (key.variant, None if key.node is None else f"node {key.node}")
         ]
         if rates:
-            spent = total[test] if unit == "event" else found[test]
+            spent = total[test] if unit == "event" else watts_by_test[test]
             scale = 1e9 if unit == "GB" else 1.0
-            found[f"{test}, J/{unit}"] = spent / (statistics.median(rates) / scale)
-    return found
+            watts_by_test[f"{test}, J/{unit}"] = spent / (statistics.median(rates) / scale)
+    return watts_by_test
 
 
 def _once(boots: _Boots) -> _Boots:
@@ -218,27 +222,27 @@ def _once(boots: _Boots) -> _Boots:
         values = tuple(sample.value for sample in boot.samples)
         run = "" if len(values) > 2 else name.partition("\n")[0]
         first.setdefault((run, number, values), (name, number))
-    kept = set(first.values())
-    return {key: boot for key, boot in boots.items() if key in kept or key[1] < 0}
+    first_boots = set(first.values())
+    return {key: boot for key, boot in boots.items() if key in first_boots or key[1] < 0}
 
 
 def _block(head: RunHead) -> _Block:
-    known = head.experiment is not None and head.block is not None
-    return (head.experiment or "", head.block or 0) if known else None
+    is_known = head.experiment is not None and head.block is not None
+    return (head.experiment or "", head.block or 0) if is_known else None
 
 
-def _boot(boots: Sequence[str], own: str, number: int) -> tuple[str, int]:
+def _boot(boots: Sequence[str], run_name: str, number: int) -> tuple[str, int]:
     """Which boot, across runs: two runs of one boot are one replicate."""
     if number < len(boots):
         return boots[number], -1
-    return own, number
+    return run_name, number
 
 
 def _series(key: SeriesKey, boots: _Boots) -> Series:
-    kept = [_undisturbed(boot.samples) for boot in boots.values()]
-    values = [[sample.value for sample in samples] for samples in kept]
+    undisturbed = [_undisturbed_samples(boot.samples) for boot in boots.values()]
+    values = [[sample.value for sample in samples] for samples in undisturbed]
     everything = [value for boot in values for value in boot]
-    statistics_used = {sample.statistic for samples in kept for sample in samples}
+    statistics_used = {sample.statistic for samples in undisturbed for sample in samples}
     return Series(
         key=key,
         medians=tuple(map(statistics.median, values)),
@@ -254,18 +258,18 @@ def _series(key: SeriesKey, boots: _Boots) -> Series:
     )
 
 
-def _undisturbed(samples: Sequence[Sample]) -> Sequence[Sample]:
+def _undisturbed_samples(samples: Sequence[Sample]) -> Sequence[Sample]:
     quiet = [sample for sample in samples if not sample.disturbed]
     return quiet if len(quiet) >= LEAST_UNDISTURBED else samples
 
 
 def _inner_variance(boots: Sequence[Sequence[float]]) -> float:
-    known = [
+    variances = [
         _MEDIAN_VARIANCE * sample_variance(list(map(math.log, boot))) / len(boot)
         for boot in boots
         if len(boot) > 1
     ]
-    return statistics.fmean(known) if known else 0.0
+    return statistics.fmean(variances) if variances else 0.0
 
 
 def sample_variance(values: Sequence[float]) -> float:
@@ -290,16 +294,16 @@ def _slowest(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Series]:
             continue
         for name, (samples, block, time) in boots.items():
             by_index: dict[int | None, list[Sample]] = {}
-            for one in samples:
-                by_index.setdefault(one.index, []).append(one)
-            for index, own in by_index.items():
+            for sample in samples:
+                by_index.setdefault(sample.index, []).append(sample)
+            for index, device_samples in by_index.items():
                 if (device := (key.device, key.peer, index)) != (None, None, None):
                     of_device = groups.setdefault(folded, {}).setdefault(device, {})
-                    of_device[name] = _Boot(own, block, time)
-    return {key: _folded(key, devices) for key, devices in groups.items()}
+                    of_device[name] = _Boot(device_samples, block, time)
+    return {key: _fold_devices(key, devices) for key, devices in groups.items()}
 
 
-def _folded(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
+def _fold_devices(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
     metric = metric_of(key.metric)
     take_worst = max if metric is not None and metric.lower_is_better else min
     by_boot: dict[tuple[str, int], list[float]] = {}
@@ -307,30 +311,35 @@ def _folded(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
     variances = []
     samples = 0
     for boots in devices.values():
-        values = [[one.value for one in _undisturbed(boot.samples)] for boot in boots.values()]
+        values = [
+            [sample.value for sample in _undisturbed_samples(boot.samples)]
+            for boot in boots.values()
+        ]
         for (name, boot), found_values in zip(boots.items(), values, strict=True):
             by_boot.setdefault(name, []).append(statistics.median(found_values))
             blocks[name] = boot
             samples += len(found_values)
         variances.append(_inner_variance(values))
-    medians = tuple(take_worst(found) for found in by_boot.values())
-    halves = [_faster_half(found, take_worst) for found in by_boot.values()]
+    medians = tuple(take_worst(medians_of_boot) for medians_of_boot in by_boot.values())
+    halves = [_faster_half(medians_of_boot, take_worst) for medians_of_boot in by_boot.values()]
     shares: tuple[float, ...] = ()
     spread = 0.0
     if all(len(half) >= LEAST_HALF for half in halves):
         pairs = zip(medians, halves, strict=True)
         shares = tuple(worst / statistics.geometric_mean(half) for worst, half in pairs)
         spread = max(statistics.stdev(map(math.log, half)) for half in halves)
-    every = [one for boots in devices.values() for boot in boots.values() for one in boot.samples]
+    all_samples = [
+        sample for boots in devices.values() for boot in boots.values() for sample in boot.samples
+    ]
     return Series(
         key=key,
         medians=medians,
         inner_variance=statistics.fmean(variances),
         samples=samples,
-        low=min(sample.value for sample in every),
-        high=max(sample.value for sample in every),
-        replicated=all(sample.statistic is Statistic.SAMPLE for sample in every),
-        devices=frozenset(sample.device for sample in every if sample.device is not None),
+        low=min(sample.value for sample in all_samples),
+        high=max(sample.value for sample in all_samples),
+        replicated=all(sample.statistic is Statistic.SAMPLE for sample in all_samples),
+        devices=frozenset(sample.device for sample in all_samples if sample.device is not None),
         blocks=tuple(blocks[boot].block for boot in by_boot),
         times=tuple(blocks[boot].time for boot in by_boot),
         shares=shares,

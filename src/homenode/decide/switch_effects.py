@@ -52,32 +52,39 @@ class SwitchEffect(Struct, frozen=True, kw_only=True):
     machine: str
     effect: Effect  # as compared
     # better or worse by as much as matters, no difference that does, or cannot tell
-    judged: Outcome
+    outcome: Outcome
 
 
 def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchEffect, ...]:
     """Effects of every switch that two of these layouts show, on the metrics that stand for all."""
-    by_label = {one.label: one for one in chosen}
-    found: list[SwitchEffect] = []
+    by_label = {alternative.label: alternative for alternative in chosen}
+    changes: list[SwitchEffect] = []
     for switch, pairs in _STEPS:
         seen: set[str] = set()
         for first, second in pairs:
             if first not in by_label or second not in by_label:
                 continue
             pair = with_joint_states((by_label[first], by_label[second]))
-            effects = compare_series(pair, {one.label: _over_all(one) for one in pair}).effects
-            for one in sorted(filter(_is_headline, effects), key=lambda one: not one.primary):
-                if one.metric not in seen:
-                    seen.add(one.metric)
-                    found.append(
-                        SwitchEffect(switch=switch, machine=machine, effect=one, judged=judged(one))
+            effects = compare_series(
+                pair, {alternative.label: _over_all(alternative) for alternative in pair}
+            ).effects
+            for effect in sorted(filter(_is_headline, effects), key=lambda one: not one.primary):
+                if effect.metric not in seen:
+                    seen.add(effect.metric)
+                    changes.append(
+                        SwitchEffect(
+                            switch=switch,
+                            machine=machine,
+                            effect=effect,
+                            outcome=judged_outcome(effect),
+                        )
                     )
-    return tuple(found)
+    return tuple(changes)
 
 
 def _over_all(alternative: Alternative) -> dict[SeriesKey, Series]:
     """Without series of single sizes, nodes and pairs: they stand for nothing but themselves."""
-    return {key: one for key, one in alternative.series.items() if _may_stand(key)}
+    return {key: key_series for key, key_series in alternative.series.items() if _may_stand(key)}
 
 
 def _may_stand(key: SeriesKey) -> bool:
@@ -90,7 +97,7 @@ def _may_stand(key: SeriesKey) -> bool:
     )
 
 
-def judged(effect: Effect) -> Outcome:
+def judged_outcome(effect: Effect) -> Outcome:
     """The effect's outcome, as `compare` has it, as far as it matters."""
     is_stated = effect.outcome in (Outcome.BETTER, Outcome.WORSE)
     return Outcome.NO_DIFFERENCE if is_stated and not is_large(effect) else effect.outcome
@@ -109,13 +116,17 @@ def _is_headline(effect: Effect) -> bool:
 def file_effects(chosen: Sequence[Alternative]) -> tuple[Effect, ...]:
     """All-reduce with NCCL's topology file against without, in each layout that has both."""
     effects: list[Effect] = []
-    for one in chosen:
+    for alternative in chosen:
         sides: dict[str | None, dict[SeriesKey, Series]] = {None: {}, TOPOLOGY_FILE: {}}
-        for key, series in one.series.items():
+        for key, series in alternative.series.items():
             if key.metric.startswith("allreduce-busbw") and key.variant in sides:
                 plain = structs.replace(key, variant=None)
                 sides[key.variant][plain] = structs.replace(series, key=plain)
-        other = structs.replace(one, label=f"{one.label}, {TOPOLOGY_FILE}")
-        made = dict(zip((one.label, other.label), sides.values(), strict=True))
-        effects += compare_series((one, other), made).effects if all(made.values()) else ()
+        other = structs.replace(alternative, label=f"{alternative.label}, {TOPOLOGY_FILE}")
+        series_by_label = dict(zip((alternative.label, other.label), sides.values(), strict=True))
+        effects += (
+            compare_series((alternative, other), series_by_label).effects
+            if all(series_by_label.values())
+            else ()
+        )
     return tuple(effects)

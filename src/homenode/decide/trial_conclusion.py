@@ -59,31 +59,39 @@ def conclude(
     if bare and guests:
         against = alternatives_of([("bare", bare), ("trial", guests)], first_alone=True)
         of_bare = compare(against, bare=True)
-    found = () if emulated else decide_all(guests, machine)
+    recommendations = () if emulated else decide_all(guests, machine)
 
-    def command(found: Recommendation) -> str:
+    def command(recommendations: Recommendation) -> str:
         if not plan_words:
             words = ["homenode", "apply", domain, "--connect", connect, *apply_words]
-            return shlex.join([*words, *found.words])
-        virsh, output = ["virsh", "-c", connect], f"vm-{found.layout}.xml"
+            return shlex.join([*words, *recommendations.words])
+        virsh, output = ["virsh", "-c", connect], f"vm-{recommendations.layout}.xml"
         dump = [*virsh, "dumpxml", "--inactive", domain]
-        made = ["homenode", "plan", "vm.xml", *plan_words, *found.words, "-o", output]
+        plan_command = [
+            "homenode",
+            "plan",
+            "vm.xml",
+            *plan_words,
+            *recommendations.words,
+            "-o",
+            output,
+        ]
         return " && ".join(
             (
                 f"{shlex.join(dump)} > vm.xml",
-                shlex.join(made),
+                shlex.join(plan_command),
                 shlex.join([*virsh, "define", output]),
             )
         )
 
     advice = tuple(
-        Advice(objective=one.objective, layout=one.layout, command=command(one))
-        for one in found
-        if one.here and one.layout is not None
+        Advice(objective=answer.objective, layout=answer.layout, command=command(answer))
+        for answer in recommendations
+        if answer.this_machine and answer.layout is not None
     )
     return Conclusion(
         of_bare=of_bare,
-        recommendations=found,
+        recommendations=recommendations,
         advice=advice,
         emulated=emulated,
     )
@@ -101,25 +109,33 @@ MORE_BOOTS = 2
 """Of each layout, next time."""
 
 
-def answer_of(found: Conclusion, head: TrialHead, boots: int) -> TrialAnswer:
+def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswer:
     """The answer for what the trial is to decide; where it has no figures of that, for the first
     objective that it answers. boots: of each layout, as they were ordered."""
     about = f"{head.source}: "
-    if found.emulated:
+    if conclusion.emulated:
         nothing = "nothing is decided: it is emulated, and its figures mean nothing"
         return TrialAnswer(sentence=about + nothing)
-    commands = {one.objective: one.command for one in found.advice}
-    recommendation = next(one for one in found.recommendations if one.objective is head.objective)
+    commands = {advice.objective: advice.command for advice in conclusion.advice}
+    recommendation = next(
+        recommendation
+        for recommendation in conclusion.recommendations
+        if recommendation.objective is head.objective
+    )
     if (
-        not recommendation.here
-        and not _passed(recommendation)
+        not recommendation.this_machine
+        and not _passed_details(recommendation)
         and not recommendation.is_blocked
         and commands
     ):
-        recommendation = next(one for one in found.recommendations if one.objective in commands)
+        recommendation = next(
+            recommendation
+            for recommendation in conclusion.recommendations
+            if recommendation.objective in commands
+        )
     objective = recommendation.objective
     if (
-        recommendation.here
+        recommendation.this_machine
         and recommendation.tells
         and recommendation.choice is not None
         and objective in commands
@@ -131,38 +147,42 @@ def answer_of(found: Conclusion, head: TrialHead, boots: int) -> TrialAnswer:
             0
         ]  # of several memory modes the label names it too
         chosen = f"run {layout} for {objective}: {effect_text(recommendation)}{level}"
-        bare = _share_of_bare(found.of_bare, recommendation)
+        bare = _share_of_bare(conclusion.of_bare, recommendation)
         return TrialAnswer(sentence=about + chosen + bare, command=commands[objective])
-    why = "; ".join(_passed(recommendation))
-    told = _cannot_tell(recommendation)
-    is_compared = bool(told and not why)
-    why = why or sentence_of(recommendation)
+    obstacle = "; ".join(_passed_details(recommendation))
+    undecided = _cannot_tell(recommendation)
+    is_compared = bool(undecided and not obstacle)
+    obstacle = obstacle or sentence_of(recommendation)
     if recommendation.is_blocked:
-        return TrialAnswer(sentence=f"{about}nothing is decided for {objective}: {why}")
-    more = ("homenode", "trial", "resume", head.id, "--boots", boots + MORE_BOOTS)
+        return TrialAnswer(sentence=f"{about}nothing is decided for {objective}: {obstacle}")
+    resume_words = ("homenode", "trial", "resume", head.id, "--boots", boots + MORE_BOOTS)
     sentence = about + (
-        f"cannot tell {told}" if is_compared else f"cannot tell for {objective}: {why}"
+        f"cannot tell {undecided}" if is_compared else f"cannot tell for {objective}: {obstacle}"
     )
-    return TrialAnswer(sentence=sentence, command=command_line(*more), is_open=True)
+    return TrialAnswer(sentence=sentence, command=command_line(*resume_words), is_open=True)
 
 
 def _cannot_tell(answer: Recommendation) -> str:
     """ "pin from default for multi-gpu: 9 % slower, 3 boots each"; "" without two results."""
-    results = answer.on(answer.results[0].metric) if answer.results else ()
-    own = next((one for one in results if one.alternative == answer.choice), None)
-    if own is None or len(results) < 2:
+    results = answer.results_on(answer.results[0].metric) if answer.results else ()
+    chosen_result = next(
+        (result for result in results if result.alternative == answer.choice), None
+    )
+    if chosen_result is None or len(results) < 2:
         return ""
-    others = [one for one in results if one is not own]
-    names = ", ".join(one.alternative for one in others)
-    lower = METRICS[own.metric].lower_is_better
-    change = change_text(others[0].value / own.value, lower_is_better=lower)
+    other_results = [result for result in results if result is not chosen_result]
+    names = ", ".join(result.alternative for result in other_results)
+    lower = METRICS[chosen_result.metric].lower_is_better
+    change = change_text(other_results[0].value / chosen_result.value, lower_is_better=lower)
     low, high = answer.boots or (1, 1)
     boots = plural(low, "boot") if low == high else f"{low} to {high} boots"
-    return f"{own.alternative} from {names} for {answer.objective}: {change}, {boots} each"
+    return (
+        f"{chosen_result.alternative} from {names} for {answer.objective}: {change}, {boots} each"
+    )
 
 
-def _passed(answer: Recommendation) -> tuple[str, ...]:
-    return tuple(one.detail for one in answer.reasons if one.id is ReasonId.PASSED)
+def _passed_details(answer: Recommendation) -> tuple[str, ...]:
+    return tuple(reason.detail for reason in answer.reasons if reason.id is ReasonId.PASSED)
 
 
 def _share_of_bare(of_bare: Comparison | None, recommendation: Recommendation) -> str:

@@ -24,7 +24,7 @@ class Scale(Struct, frozen=True):
     end: float
     log: bool = False  # both above 0
 
-    def at(self, value: float) -> float:
+    def position(self, value: float) -> float:
         """The place of a figure; what lies outside is put at the end."""
         low, high, value = self.low, self.high, min(max(value, self.low), self.high)
         if self.log:
@@ -33,7 +33,9 @@ class Scale(Struct, frozen=True):
         return self.start + part * (self.end - self.start)
 
 
-def log_steps(low: float, high: float, base: float = 10.0, most: int = 6) -> tuple[float, ...]:
+def log_steps(
+    low: float, high: float, base: float = 10.0, step_count: int = 6
+) -> tuple[float, ...]:
     """Powers of the base between two figures, ends included, thinned to at most about `most`.
 
     >>> log_steps(0.8, 240)
@@ -41,7 +43,7 @@ def log_steps(low: float, high: float, base: float = 10.0, most: int = 6) -> tup
     """
     first = math.ceil(math.log(low, base) - 1e-9)
     last = math.floor(math.log(high, base) + 1e-9)
-    stride = max(1, math.ceil((last - first + 1) / most))
+    stride = max(1, math.ceil((last - first + 1) / step_count))
     return tuple(base**power for power in range(first, last + 1, stride))
 
 
@@ -56,11 +58,11 @@ def chart_scale(unit: str, values: Iterable[float]) -> tuple[float, str]:
     >>> chart_scale("bytes_per_s", [77e9, 561e9]), chart_scale("ns", [101.0])
     ((1000000000.0, 'GB/s'), (1.0, 'ns'))
     """
-    most = max(values, default=0.0)
+    largest = max(values, default=0.0)
     scales = _SCALES.get(unit, ((1.0, unit),))
-    if unit == "bytes_per_s" and most < 1e14:
+    if unit == "bytes_per_s" and largest < 1e14:
         scales = scales[1:]  # people compare GB/s; 812.7 and 1,200 GB/s stand next to each other
-    divisor, name = next((one for one in scales if most >= one[0]), scales[-1])
+    divisor, name = next((scale for scale in scales if largest >= scale[0]), scales[-1])
     return (1e3, name) if name == "us" else (divisor, name)
 
 
@@ -155,20 +157,24 @@ def bar_chart(title: str, unit: str, groups: Sequence[BarGroup], *, log: bool = 
     """
     canvas = SvgCanvas.chart(title)
     bars = [bar for group in groups for bar in group.bars]
-    most = max(max(bar.value, bar.high or 0.0) for bar in bars)
+    largest = max(max(bar.value, bar.high or 0.0) for bar in bars)
     least = min(min(bar.value, bar.value if bar.low is None else bar.low) for bar in bars)
-    divisor, name = chart_scale(unit, [most])
+    divisor, name = chart_scale(unit, [largest])
     texts = [_text(bar, divisor, name) for bar in bars]
     right = max(
         text_width(text, TEXT, bold=True) + (text_width(bar.note, 10) + 6 if bar.note else 0)
         for text, bar in zip(texts, bars, strict=True)
     )
     right = min(right + _SPACE, CHART_WIDTH - _LEAST_PLOT)
-    left = max(text_width(bar.label, TEXT) for bar in bars) + _SPACE
-    is_tall = left > _MOST_LABEL or CHART_WIDTH - left - right < _LEAST_PLOT
-    left = 0.0 if is_tall else left
+    label_width = max(text_width(bar.label, TEXT) for bar in bars) + _SPACE
+    is_tall = label_width > _MOST_LABEL or CHART_WIDTH - label_width - right < _LEAST_PLOT
+    label_width = 0.0 if is_tall else label_width
     end = CHART_WIDTH - right
-    scale = Scale(least / 2, most, left, end, log=True) if log else Scale(0.0, most, left, end)
+    scale = (
+        Scale(least / 2, largest, label_width, end, log=True)
+        if log
+        else Scale(0.0, largest, label_width, end)
+    )
     y = 0.0
     position = 0
     for group in groups:
@@ -197,13 +203,13 @@ def _draw(canvas: SvgCanvas, bar: Bar, text: str, y: float, scale: Scale, *, is_
         canvas.text(0, y + 12, bar.label, width=CHART_WIDTH)
     else:
         canvas.text(0, top + 9.5, bar.label, width=scale.start - _SPACE / 2)
-    said = f"{bar.label}: {text}" + (f", {bar.note}" if bar.note else "")
+    tooltip = f"{bar.label}: {text}" + (f", {bar.note}" if bar.note else "")
     canvas.rect(scale.start, top, scale.end - scale.start, _HEIGHT, "plot", radius=2)
     low, high = bar.low, bar.high
     has_range = low is not None and high is not None and high > low
-    start = scale.at(low) if bar.is_range and has_range and low is not None else scale.start
-    reach = scale.at(high) if bar.is_range and has_range and high is not None else None
-    end = scale.at(bar.value) if reach is None else reach
+    start = scale.position(low) if bar.is_range and has_range and low is not None else scale.start
+    reach = scale.position(high) if bar.is_range and has_range and high is not None else None
+    end = scale.position(bar.value) if reach is None else reach
     if reach is not None and not scale.log:  # pale from zero to the range: its bar has a length too
         canvas.rect(scale.start, top, start - scale.start, _HEIGHT, f"s{bar.series} pale", radius=2)
     canvas.rect(
@@ -213,11 +219,13 @@ def _draw(canvas: SvgCanvas, bar: Bar, text: str, y: float, scale: Scale, *, is_
         _HEIGHT,
         f"s{bar.series}",
         radius=2,
-        title=said,
+        title=tooltip,
     )
     if has_range and not bar.is_range and low is not None and high is not None:
         middle = top + _HEIGHT / 2
-        canvas.line((scale.at(low), middle), (scale.at(high), middle), classes="whisker box")
+        canvas.line(
+            (scale.position(low), middle), (scale.position(high), middle), classes="whisker box"
+        )
     in_use = canvas.text(
         scale.end + _SPACE / 2, top + 9.5, text, bold=True, width=CHART_WIDTH - scale.end
     )
@@ -241,7 +249,7 @@ class ForestRow(Struct, frozen=True):
     gain: float  # a ratio above 1 is better, whatever the metric's direction
     low: float | None  # of the interval of the gain, None where there is none
     high: float | None  # of the interval of the gain, None where there is none
-    said: str  # the effect in words
+    tooltip: str  # the effect in words
     outcome: str  # "better", "worse" or "neutral" (none that matters, or cannot tell)
 
 
@@ -260,7 +268,7 @@ def forest_chart(title: str, rows: Sequence[ForestRow], end: float | None = None
     canvas.text(_LEFT, 10, "← worse", 10, "dim")
     canvas.text(_RIGHT, 10, "better →", 10, "dim", anchor="end")
     for ratio in (1 / end, 1.0, end):
-        x = scale.at(ratio)
+        x = scale.position(ratio)
         anchor = {1.0: "middle", end: "end"}.get(ratio, "start")
         canvas.text(x, bottom + 13, _ratio_text(ratio), 10, "dim", anchor=anchor)
     for number, row in enumerate(rows):
@@ -269,23 +277,23 @@ def forest_chart(title: str, rows: Sequence[ForestRow], end: float | None = None
 
 
 def _in_use(row: ForestRow) -> float:
-    return text_width(row.label, 11) + 8 + text_width(row.said, 11, bold=True)
+    return text_width(row.label, 11) + 8 + text_width(row.tooltip, 11, bold=True)
 
 
 def _effect(canvas: SvgCanvas, row: ForestRow, y: float, scale: Scale, *, is_tall: bool) -> None:
     canvas.text(_LEFT, y + 13, row.label, width=_RIGHT - _LEFT)
-    canvas.text(_RIGHT, y + (27 if is_tall else 13), row.said, anchor="end", bold=True)
+    canvas.text(_RIGHT, y + (27 if is_tall else 13), row.tooltip, anchor="end", bold=True)
     middle = y + (38 if is_tall else 24)
     canvas.line((_LEFT, middle), (_RIGHT, middle), classes="grid")
-    equal = scale.at(1.0)
+    equal = scale.position(1.0)
     canvas.line((equal, middle - 7), (equal, middle + 7), classes="axis")
     if row.low is not None and row.high is not None:
-        low, high = scale.at(row.low), scale.at(row.high)
+        low, high = scale.position(row.low), scale.position(row.high)
         canvas.line((low, middle), (high, middle), classes=f"whisker l{row.outcome}")
         for x in (low, high):
             canvas.line((x, middle - 4), (x, middle + 4), classes=f"whisker l{row.outcome}")
-    x = scale.at(row.gain)
-    canvas.dot(x, middle, 4.5, row.outcome, title=f"{row.label}: {row.said}")
+    x = scale.position(row.gain)
+    canvas.dot(x, middle, 4.5, row.outcome, title=f"{row.label}: {row.tooltip}")
     if row.low is None:
         canvas.dot(x, middle, 2.2, "box")  # hollow: one figure, no interval
 

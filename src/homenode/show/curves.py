@@ -56,10 +56,10 @@ def curve_chart(
     _levels(canvas, levels, across)
     canvas.text(0, 9, name, 10, "dim")
     for step in _value_steps(low / divisor, high / divisor):
-        y = up.at(step * divisor)
+        y = up.position(step * divisor)
         canvas.line((_LEFT, y), (WIDTH - 6, y), classes="grid")
         canvas.text(_LEFT - 5, y + 3.5, _step_text(step), 10, "dim", anchor="end")
-    sizes = list(log_steps(across.low, across.high, base=2.0, most=8)) or [across.low]
+    sizes = list(log_steps(across.low, across.high, base=2.0, step_count=8)) or [across.low]
     _marks(canvas, across, [(size, size_text(size)) for size in sizes])
     for curve in curves:
         _draw(canvas, curve, across, up, divisor, name)
@@ -74,13 +74,13 @@ def curve_chart(
 def _draw(
     canvas: SvgCanvas, curve: Curve, across: Scale, up: Scale, divisor: float, unit: str
 ) -> None:
-    places = [(across.at(size), up.at(value)) for size, value in curve.points]
+    places = [(across.position(size), up.position(value)) for size, value in curve.points]
     if len(places) > 1:
         canvas.line(*places, classes=f"curve l{curve.series} dash{curve.series}")
     if len(places) <= _MOST_DOTS:
         for (x, y), (size, value) in zip(places, curve.points, strict=True):
-            said = f"{curve.label}, {size_text(size)}: {short_figure(value / divisor)} {unit}"
-            canvas.dot(x, y, 2.4, f"s{curve.series}", title=said)
+            tooltip = f"{curve.label}, {size_text(size)}: {short_figure(value / divisor)} {unit}"
+            canvas.dot(x, y, 2.4, f"s{curve.series}", title=tooltip)
 
 
 def _value_steps(low: float, high: float) -> tuple[float, ...]:
@@ -88,10 +88,10 @@ def _value_steps(low: float, high: float) -> tuple[float, ...]:
     steps = log_steps(low, high)
     if len(steps) > 2:
         return steps
-    tens = log_steps(low / 10, high, most=99)
-    found = [ten * part for ten in tens for part in (1, 2, 5)]
-    kept = tuple(step for step in found if low <= step <= high)
-    return kept or ((low * high) ** 0.5,)
+    tens = log_steps(low / 10, high, step_count=99)
+    multiples = [ten * part for ten in tens for part in (1, 2, 5)]
+    visible = tuple(step for step in multiples if low <= step <= high)
+    return visible or ((low * high) ** 0.5,)
 
 
 def _step_text(step: float) -> str:
@@ -102,7 +102,7 @@ def _marks(canvas: SvgCanvas, across: Scale, marks: Sequence[tuple[float, str]])
     y = _TOP + _PLOT_HEIGHT
     free_from = -99.0
     for place, text in marks:
-        x = across.at(place)
+        x = across.position(place)
         canvas.line((x, _TOP), (x, y), classes="grid")
         half = text_width(text, 10) / 2
         if x - half >= free_from and x + half <= WIDTH + 2:
@@ -112,7 +112,7 @@ def _marks(canvas: SvgCanvas, across: Scale, marks: Sequence[tuple[float, str]])
 
 def _levels(canvas: SvgCanvas, levels: Sequence[SizeRange], across: Scale) -> None:
     for number, level in enumerate(levels):
-        start, end = across.at(level.low_bytes), across.at(level.high_bytes)
+        start, end = across.position(level.low_bytes), across.position(level.high_bytes)
         if end - start < 4:
             continue
         if number % 2:
@@ -155,40 +155,46 @@ def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | 
     ends: of the colours, so that several matrices have the same; None = the matrix's own.
     """
     matrix = _in_blocks(matrix)
-    known = [value for row in matrix.cells for value in row if value is not None]
-    low, high = (min(known), max(known)) if ends is None else ends
+    figures = [value for row in matrix.cells for value in row if value is not None]
+    low, high = (min(figures), max(figures)) if ends is None else ends
     low = min(low, high * _LEAST_RANGE)
     divisor, name = chart_scale(unit, [high])
     canvas = SvgCanvas.chart(title)
-    row_space = min(max(text_width(one, 10) for one in matrix.rows), 96.0)
-    left = 16.0 + row_space + 6
-    side = min((WIDTH - left - 2) / len(matrix.columns), 64.0)
+    row_space = min(max(text_width(row, 10) for row in matrix.rows), 96.0)
+    label_edge = 16.0 + row_space + 6
+    side = min((WIDTH - label_edge - 2) / len(matrix.columns), 64.0)
     height = min(side, 40.0)
     top = 32.0
-    canvas.text(left, 11, matrix.column_title, 10, "dim", width=WIDTH - left)
+    canvas.text(label_edge, 11, matrix.column_title, 10, "dim", width=WIDTH - label_edge)
     middle = top + height * len(matrix.rows) / 2
     canvas.text(10, middle, matrix.row_title, 10, "dim", anchor="middle", turned=True)
-    _column_names(canvas, matrix.columns, left, side, top)
+    _column_names(canvas, matrix.columns, label_edge, side, top)
     values = [value / divisor for row in matrix.cells for value in row if value is not None]
     texts = iter(alike_figures(values))
     for number, (label, row) in enumerate(zip(matrix.rows, matrix.cells, strict=True)):
         y = top + number * height
         if height >= 10 or number % max(1, round(12 / height)) == 0:
             canvas.text(
-                left - 5, y + height / 2 + 3.5, label, 10, "dim", anchor="end", width=row_space
+                label_edge - 5,
+                y + height / 2 + 3.5,
+                label,
+                10,
+                "dim",
+                anchor="end",
+                width=row_space,
             )
         if len(matrix.columns) > MOST_TITLED:
-            _runs(canvas, row, (left, y, side, height), (low, high))
+            _runs(canvas, row, (label_edge, y, side, height), (low, high))
             continue
         for column, value in enumerate(row):
-            place = (left + column * side, y, side, height)
-            said = f"{matrix.row_title} {label}, {matrix.column_title} {matrix.columns[column]}"
+            place = (label_edge + column * side, y, side, height)
+            tooltip = f"{matrix.row_title} {label}, {matrix.column_title} {matrix.columns[column]}"
             shade = None if value is None else _shade(value, low, high)
             text = "" if shade is None else next(texts)
-            title = f"{said}: no figure" if shade is None else f"{said}: {text} {name}"
+            title = f"{tooltip}: no figure" if shade is None else f"{tooltip}: {text} {name}"
             _cell(canvas, place, shade, text, title)
     y = top + height * len(matrix.rows) + 10
-    _legend(canvas, y, left, (low / divisor, high / divisor), name)
+    _legend(canvas, y, label_edge, (low / divisor, high / divisor), name)
     return canvas.svg(y + _LEGEND)
 
 
@@ -199,13 +205,13 @@ def _runs(
     ends: tuple[float, float],
 ) -> None:
     """A row of cells too small for figures: neighbours of one colour are one rectangle."""
-    left, y, side, height = place
+    edge, y, side, height = place
     shades = [None if value is None else _shade(value, *ends) for value in row]
     start = 0
     for shade, run in groupby(shades):
         count = len(list(run))
         classes = "plot" if shade is None else f"h{shade}"
-        canvas.rect(left + start * side, y, count * side, height, classes)
+        canvas.rect(edge + start * side, y, count * side, height, classes)
         start += count
 
 
@@ -234,23 +240,25 @@ def _shade(value: float, low: float, high: float) -> int:
 
 
 def _column_names(
-    canvas: SvgCanvas, names: Sequence[str], left: float, side: float, top: float
+    canvas: SvgCanvas, names: Sequence[str], start: float, side: float, top: float
 ) -> None:
     space = max(side, 30.0)
     widest = max(min(text_width(name, 10), space) for name in names)
     stride = max(1, math.ceil((widest + 3) / side))
     for column in range(0, len(names), stride):
-        x = left + (column + 0.5) * side
+        x = start + (column + 0.5) * side
         if x + widest / 2 <= WIDTH + 6:
             canvas.text(x, top - 5, names[column], 10, "dim", anchor="middle", width=space)
 
 
-def _legend(canvas: SvgCanvas, y: float, left: float, ends: tuple[float, float], unit: str) -> None:
-    width = min((WIDTH - left) / HEAT, 18.0)
+def _legend(
+    canvas: SvgCanvas, y: float, start: float, ends: tuple[float, float], unit: str
+) -> None:
+    width = min((WIDTH - start) / HEAT, 18.0)
     for shade in range(HEAT):
-        canvas.rect(left + shade * width, y, width, 8, f"h{shade}")
-    end = left + width * HEAT
-    canvas.text(left, y + 20, short_figure(ends[0]), 10, "dim")
+        canvas.rect(start + shade * width, y, width, 8, f"h{shade}")
+    end = start + width * HEAT
+    canvas.text(start, y + 20, short_figure(ends[0]), 10, "dim")
     canvas.text(end, y + 20, f"{short_figure(ends[1])} {unit}", 10, "dim", anchor="end")
 
 
@@ -283,5 +291,5 @@ def _in_blocks(matrix: Matrix) -> Matrix:
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    figures = [value for value in values if value is not None]
+    return statistics.median(figures) if figures else None

@@ -62,7 +62,7 @@ class RootComplexGroup(Struct, frozen=True):
     name: str
     root_complex: RootComplex | None
     groups: tuple[SwitchGroup, ...]
-    others: int  # functions without a card that are no bridges
+    other_functions: int  # functions without a card that are no bridges
 
 
 class NodeDevices(Struct, frozen=True):
@@ -83,33 +83,35 @@ def devices_by_node(
 
     keep: functions that get a card whatever they are. everything: all functions get one.
     """
-    kept = frozenset(keep)
+    kept_devices = frozenset(keep)
     by_bdf = {device.bdf: device for device in host.pci_devices}
     complexes = {complex_.name: complex_ for complex_ in host.root_complexes}
     # Firmware of one-node machines says -1 of every device; there is no other node to be on.
-    only = host.nodes[0].index if len(host.nodes) == 1 else None
-    cards, counted = _cards(host, kept, everything)
+    single_node = host.nodes[0].index if len(host.nodes) == 1 else None
+    cards, counted = _cards(host, kept_devices, everything)
     switches_of: dict[Bdf, tuple[PciDevice, ...]] = {}
     grouped: dict[NodeIndex | None, dict[str, dict[tuple[Bdf, ...], list[DeviceCard]]]] = {}
     for card in cards:
         device = card.device
-        node = device.node if device.node is not None else only
+        node = device.node if device.node is not None else single_node
         switches = _switches_above(device, by_bdf, switches_of)
         by_complex = grouped.setdefault(node, {})
         by_switch = by_complex.setdefault(device.root_complex, {})
         by_switch.setdefault(tuple(port.bdf for port in switches), []).append(card)
-    others: dict[tuple[NodeIndex | None, str], int] = {}
+    other_counts: dict[tuple[NodeIndex | None, str], int] = {}
     for device in counted:
         complex_of = complexes.get(device.root_complex)
         node = device.node if device.node is not None or not complex_of else complex_of.node
-        node = only if node is None else node
+        node = single_node if node is None else node
         place = (node, device.root_complex)
-        others[place] = others.get(place, 0) + (device.kind is not DeviceKind.BRIDGE)
-    found: list[NodeDevices] = []
-    for node in sorted({*grouped, *(node for node, _ in others)}, key=_unknown_last):
+        other_counts[place] = other_counts.get(place, 0) + (device.kind is not DeviceKind.BRIDGE)
+    groups: list[NodeDevices] = []
+    for node in sorted({*grouped, *(node for node, _ in other_counts)}, key=_unknown_last):
         shown = grouped.get(node, {})
-        quiet = [count for (at, name), count in others.items() if at == node and name not in shown]
-        found.append(
+        quiet = [
+            count for (at, name), count in other_counts.items() if at == node and name not in shown
+        ]
+        groups.append(
             NodeDevices(
                 node,
                 tuple(
@@ -124,7 +126,7 @@ def devices_by_node(
                             )
                             for path, cards_below in by_switch.items()
                         ),
-                        others.get((node, name), 0),
+                        other_counts.get((node, name), 0),
                     )
                     for name, by_switch in shown.items()
                 ),
@@ -132,7 +134,7 @@ def devices_by_node(
                 sum(quiet),
             )
         )
-    return tuple(found)
+    return tuple(groups)
 
 
 def gpu_numbers(host: Host) -> dict[Bdf, int]:
@@ -147,7 +149,7 @@ def short_addresses(host: Host) -> bool:
 
 
 def _cards(
-    host: Host, kept: frozenset[Bdf], everything: bool
+    host: Host, kept_devices: frozenset[Bdf], everything: bool
 ) -> tuple[list[DeviceCard], list[PciDevice]]:
     """Cards in host order, and the functions that are in none."""
     slots: dict[tuple[int, int, int], list[PciDevice]] = {}
@@ -158,7 +160,7 @@ def _cards(
         if everything:
             cards.append(DeviceCard((device,)))
         elif device.physical_function is not None:
-            if device.bdf in kept:
+            if device.bdf in kept_devices:
                 cards.append(DeviceCard((device,)))
             else:
                 owner = device.physical_function
@@ -167,20 +169,20 @@ def _cards(
             address = device.bdf
             slots.setdefault((address.domain, address.bus, address.device), []).append(device)
     for functions in slots.values():
-        leaders = [f for f in functions if f.kind in SHOWN_KINDS or f.bdf in kept]
+        leaders = [f for f in functions if f.kind in SHOWN_KINDS or f.bdf in kept_devices]
         if not leaders:
             counted += functions
             continue
         # A GPU's audio and USB functions go with it; ports of one NIC share a card.
         leader = next((f for f in leaders if f.kind in SHOWN_KINDS), leaders[0])
         vfs = sum(unshown_vfs.pop(f.bdf, 0) for f in functions)
-        rest = tuple(f for f in functions if f is not leader)
-        cards.append(DeviceCard((leader, *rest), vfs))
+        members = tuple(f for f in functions if f is not leader)
+        cards.append(DeviceCard((leader, *members), vfs))
     # Virtual functions whose physical function has no card: counted where they are.
     counted += [
         device
         for device in host.pci_devices
-        if device.physical_function in unshown_vfs and device.bdf not in kept
+        if device.physical_function in unshown_vfs and device.bdf not in kept_devices
     ]
     return sorted(cards, key=lambda card: card.device.bdf), counted
 
@@ -188,23 +190,23 @@ def _cards(
 def _switches_above(
     device: PciDevice,
     by_bdf: dict[Bdf, PciDevice],
-    known: dict[Bdf, tuple[PciDevice, ...]],
+    devices: dict[Bdf, tuple[PciDevice, ...]],
 ) -> tuple[PciDevice, ...]:
     """Upstream ports of the switches above a function, the nearest first."""
     if device.parent is None or device.parent not in by_bdf:
         return ()
-    if device.parent not in known:
-        found: list[PciDevice] = []
+    if device.parent not in devices:
+        switches: list[PciDevice] = []
         parent: Bdf | None = device.parent
         for _ in range(32):
             if parent is None or parent not in by_bdf:
                 break
             bridge = by_bdf[parent]
             if bridge.bridge and bridge.bridge.port_type is PortType.SWITCH_UPSTREAM:
-                found.append(bridge)
+                switches.append(bridge)
             parent = bridge.parent
-        known[device.parent] = tuple(found)
-    return known[device.parent]
+        devices[device.parent] = tuple(switches)
+    return devices[device.parent]
 
 
 def _unknown_last(node: NodeIndex | None) -> tuple[bool, int]:
@@ -243,8 +245,8 @@ def link_text(link: PciLink | None) -> str | None:
     """
     if link is None:
         return None
-    speed = _of(link.current_gt_per_s, link.max_gt_per_s, "", " GT/s")
-    width = _of(link.current_width, link.max_width, "x", "")
+    speed = _current_of_maximum(link.current_gt_per_s, link.max_gt_per_s, "", " GT/s")
+    width = _current_of_maximum(link.current_width, link.max_width, "x", "")
     if speed is None or width is None:
         return speed or width
     return f"{speed}{', ' if ' of ' in speed + width else ' '}{width}"
@@ -276,10 +278,10 @@ def card_title(card: DeviceCard, gpu_number: int | None, short: bool) -> str:
         name += str(gpu_number)
     if device.physical_function is not None:
         name += " VF"
-    same = [f.bdf.function for f in card.functions if f.kind is device.kind]
+    numbers = [f.bdf.function for f in card.functions if f.kind is device.kind]
     address = address_text(device.bdf, short)
-    if len(same) > 1:
-        address = address.rpartition(".")[0] + "." + number_list(same)
+    if len(numbers) > 1:
+        address = address.rpartition(".")[0] + "." + number_list(numbers)
     return f"{name} {address}"
 
 
@@ -291,12 +293,12 @@ def card_extras(card: DeviceCard) -> tuple[str, ...]:
         for f in card.functions[1:]
         if f.kind is not device.kind
     ]
-    found = [f"with {', '.join(extras)}"] if extras else []
+    extras_texts = [f"with {', '.join(extras)}"] if extras else []
     if device.sriov_num_vfs or card.virtual_functions:
         active = device.sriov_num_vfs or card.virtual_functions
         total = device.sriov_total_vfs
-        found.append(f"{active} of {total} VFs" if total else plural(active, "VF"))
-    return (*found, *_parts_text(device))
+        extras_texts.append(f"{active} of {total} VFs" if total else plural(active, "VF"))
+    return (*extras_texts, *_parts_text(device))
 
 
 def _parts_text(device: PciDevice) -> Iterator[str]:
@@ -306,8 +308,8 @@ def _parts_text(device: PciDevice) -> Iterator[str]:
     for kind in dict.fromkeys(kind for kind, _ in counts):
         listed = [
             f"{count}x {printable(profile)}"
-            for (one, profile), count in counts.items()
-            if one is kind and profile is not None
+            for (text, profile), count in counts.items()
+            if text is kind and profile is not None
         ]
         if listed:
             yield f"{words.get(kind, 'vGPU')} {', '.join(listed)}"
@@ -318,14 +320,16 @@ def _parts_text(device: PciDevice) -> Iterator[str]:
         yield printable(device.memory_partition_mode)
 
 
-def _of(current: float | None, most: float | None, before: str, after: str) -> str | None:
-    if current is None and most is None:
+def _current_of_maximum(
+    current: float | None, maximum: float | None, before: str, after: str
+) -> str | None:
+    if current is None and maximum is None:
         return None
     if current is None:
-        return f"up to {before}{most:g}{after}"
-    if most is None or current >= most:
+        return f"up to {before}{maximum:g}{after}"
+    if maximum is None or current >= maximum:
         return f"{before}{current:g}{after}"
-    return f"{before}{current:g} of {before}{most:g}{after}"
+    return f"{before}{current:g} of {before}{maximum:g}{after}"
 
 
 LINK_NAMES = {LinkKind.NVLINK: "NVLink", LinkKind.XGMI: "xGMI", LinkKind.C2C: "NVLink-C2C"}
@@ -344,18 +348,21 @@ def link_lines(host: Host) -> tuple[str, ...]:
             pairs = by_kind.setdefault((link.kind, link.count), set())
             pairs.add(frozenset((link.a, link.b)))
     for (kind, count), pairs in sorted(by_kind.items(), key=lambda item: str(item[0])):
-        each = f", {plural(count, 'link')} each" if count else ", number of links unknown"
+        per_pair = f", {plural(count, 'link')} each" if count else ", number of links unknown"
         remaining = set(pairs)
         for members in _components(pairs):
             inside = {pair for pair in remaining if pair <= members}
-            said = naming.set(members)
+            names = naming.members_text(members)
             if len(members) > 2 and len(inside) == len(members) * (len(members) - 1) // 2:
-                lines.append(f"{LINK_NAMES[kind]}: {said}, every pair{each}")
+                lines.append(f"{LINK_NAMES[kind]}: {names}, every pair{per_pair}")
                 continue
             for ends, mates in _stars(inside):
-                lines.append(f"{LINK_NAMES[kind]}: {naming.set(ends)} to {naming.set(mates)}{each}")
+                lines.append(
+                    f"{LINK_NAMES[kind]}: {naming.members_text(ends)} to "
+                    f"{naming.members_text(mates)}{per_pair}"
+                )
     to_cpus = [
-        f"{naming.set(frozenset([link.a]))} to the CPU of node {link.b_node}"
+        f"{naming.members_text(frozenset([link.a]))} to the CPU of node {link.b_node}"
         for link in host.links
         if link.b_node is not None
     ]
@@ -374,13 +381,13 @@ def peer_links(host: Host) -> dict[Bdf, str]:
         if link.b is not None and link.a != link.b:
             for end in (link.a, link.b):
                 counts.setdefault((end, link.kind), []).append(link.count)
-    found: dict[Bdf, str] = {}
-    for (bdf, kind), each in counts.items():
-        known = {count for count in each if count}
-        width = f" x{min(known)}" if len(known) == 1 and None not in each else ""
-        said = f"{LINK_NAMES[kind]}{width} to {len(each)}"
-        found[bdf] = f"{found[bdf]}, {said}" if bdf in found else said
-    return found
+    texts: dict[Bdf, str] = {}
+    for (bdf, kind), link_counts in counts.items():
+        counted = {count for count in link_counts if count}
+        width = f" x{min(counted)}" if len(counted) == 1 and None not in link_counts else ""
+        link_text = f"{LINK_NAMES[kind]}{width} to {len(link_counts)}"
+        texts[bdf] = f"{texts[bdf]}, {link_text}" if bdf in texts else link_text
+    return texts
 
 
 class _Naming:
@@ -391,13 +398,13 @@ class _Naming:
         self.kinds = {device.bdf: device.kind for device in host.pci_devices}
         self.short = short_addresses(host)
 
-    def set(self, members: frozenset[Bdf]) -> str:
+    def members_text(self, members: frozenset[Bdf]) -> str:
         gpus = [self.gpus[bdf] for bdf in members if bdf in self.gpus]
         parts = [f"GPU{'s ' if len(gpus) > 1 else ''}{number_list(gpus)}"] if gpus else []
-        others: dict[DeviceKind, list[Bdf]] = {}
+        by_kind: dict[DeviceKind, list[Bdf]] = {}
         for bdf in sorted(members - self.gpus.keys()):
-            others.setdefault(self.kinds.get(bdf, DeviceKind.OTHER), []).append(bdf)
-        for kind, bdfs in others.items():
+            by_kind.setdefault(self.kinds.get(bdf, DeviceKind.OTHER), []).append(bdf)
+        for kind, bdfs in by_kind.items():
             parts.append(
                 f"{KIND_NAMES[kind]} {', '.join(address_text(b, self.short) for b in bdfs)}"
             )
@@ -410,18 +417,18 @@ def _stars(pairs: set[frozenset[Bdf]]) -> list[tuple[frozenset[Bdf], frozenset[B
     for pair in pairs:
         for bdf in pair:
             mates.setdefault(bdf, set()).update(pair - {bdf})
-    said: list[tuple[frozenset[Bdf], frozenset[Bdf]]] = []
+    stars: list[tuple[frozenset[Bdf], frozenset[Bdf]]] = []
     while any(mates.values()):
-        first = min(bdf for bdf, others in mates.items() if others)
+        first = min(bdf for bdf, partners in mates.items() if partners)
         those = frozenset(mates[first])
         # No link inside `these`, as they would have each other as mates.
-        these = frozenset(bdf for bdf, others in mates.items() if frozenset(others) == those)
-        said.append((these, those))
+        these = frozenset(bdf for bdf, partners in mates.items() if frozenset(partners) == those)
+        stars.append((these, those))
         for bdf in these:
             mates[bdf] = set()
         for bdf in those:
             mates[bdf] -= these
-    return said
+    return stars
 
 
 def _components(pairs: set[frozenset[Bdf]]) -> list[frozenset[Bdf]]:

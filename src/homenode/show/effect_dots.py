@@ -47,31 +47,31 @@ def effect_dots(title: str, groups: Sequence[EffectGroup], equal: str) -> str:
     """
     canvas = SvgCanvas.chart(title)
     rows = [row for group in groups for row in group.rows]
-    left, low, high = _axis(rows)
+    start, low, high = _axis(rows)
 
-    def at(ratio: float) -> float:
-        return left + (math.log(ratio) - low) * _per_unit(rows)
+    def x_of(ratio: float) -> float:
+        return start + (math.log(ratio) - low) * _per_unit(rows)
 
     y = _key(canvas, rows)
     for group in groups:
         canvas.text(0, y + 13, group.name, bold=True, width=CHART_WIDTH - 110)
         canvas.text(CHART_WIDTH, y + 13, group.better, 10, "dim", anchor="end")
         y += _GROUP
-        lanes = [_lanes(row, at) for row in group.rows]
+        lanes = [_lanes(row, x_of) for row in group.rows]
         bottom = y + sum(_LANE * len(of_row) + _GAP / 2 for of_row in lanes)
         for step in _STEPS:
             if low <= math.log(step) <= high:
                 kind = "axis" if step == 1.0 else "grid"
-                canvas.line((at(step), y), (at(step), bottom), classes=kind)
+                canvas.line((x_of(step), y), (x_of(step), bottom), classes=kind)
         for row, of_row in zip(group.rows, lanes, strict=True):
-            _draw(canvas, row.name, of_row, y, left, at)
+            _draw(canvas, row.name, of_row, y, start, x_of)
             y += _LANE * len(of_row) + _GAP / 2
         y += _GAP
     for step in _STEPS:
         if low <= math.log(step) <= high:
-            said = f"{(step - 1) * 100:.0f} %" if step < 1 else f"{step:g} x"
-            said = equal if step == 1.0 else said
-            canvas.text(at(step), y + 6, said, 10, "dim", anchor="middle")
+            step_text = f"{(step - 1) * 100:.0f} %" if step < 1 else f"{step:g} x"
+            step_text = equal if step == 1.0 else step_text
+            canvas.text(x_of(step), y + 6, step_text, 10, "dim", anchor="middle")
     return canvas.svg(y + 12)
 
 
@@ -88,20 +88,20 @@ def has_lines(groups: Sequence[EffectGroup]) -> bool:
 
 
 def _per_unit(rows: Sequence[EffectRow]) -> float:
-    left, low, high = _axis(rows)
-    return (CHART_WIDTH - left) / (high - low)
+    start, low, high = _axis(rows)
+    return (CHART_WIDTH - start) / (high - low)
 
 
 def _axis(rows: Sequence[EffectRow]) -> tuple[float, float, float]:
     """Where it begins, and the logarithms of its ends."""
-    left = min(max(text_width(row.name, TEXT) for row in rows) + 8, _MOST_LEFT)
+    start = min(max(text_width(row.name, TEXT) for row in rows) + 8, _MOST_LEFT)
     ends = [
         math.log(value)
         for row in rows
         for dot in row.dots
         for value in (dot.ratio, dot.low or dot.ratio, dot.high or dot.ratio)
     ]
-    return left, min(*ends, -0.2) - 0.1, max(*ends, 0.2) + 0.1
+    return start, min(*ends, -0.2) - 0.1, max(*ends, 0.2) + 0.1
 
 
 def _key(canvas: SvgCanvas, rows: Sequence[EffectRow]) -> float:
@@ -118,12 +118,12 @@ def _key(canvas: SvgCanvas, rows: Sequence[EffectRow]) -> float:
     return y + _KEY + _GAP
 
 
-def _lanes(row: EffectRow, at: Callable[[float], float]) -> list[list[EffectDot]]:
+def _lanes(row: EffectRow, x_of: Callable[[float], float]) -> list[list[EffectDot]]:
     """Dots that would overlap with their numbers, each in a lane of its own."""
     lanes: list[list[EffectDot]] = []
     ends: list[float] = []
     for dot in sorted(row.dots, key=lambda one: one.ratio):
-        start, end = _span(dot, at)
+        start, end = _span(dot, x_of)
         lane = next((n for n, taken in enumerate(ends) if taken < start), len(lanes))
         if lane == len(lanes):
             lanes.append([])
@@ -133,9 +133,9 @@ def _lanes(row: EffectRow, at: Callable[[float], float]) -> list[list[EffectDot]
     return lanes
 
 
-def _span(dot: EffectDot, at: Callable[[float], float]) -> tuple[float, float]:
+def _span(dot: EffectDot, x_of: Callable[[float], float]) -> tuple[float, float]:
     """What a dot takes with the number to its right; at the edge to its left."""
-    x, width = at(dot.ratio), text_width(dot.text, _NUMBER) + 4
+    x, width = x_of(dot.ratio), text_width(dot.text, _NUMBER) + 4
     if x + _DOT + width > CHART_WIDTH:
         return x - _DOT - width, x + _DOT
     return x - _DOT, x + _DOT + width
@@ -146,19 +146,19 @@ def _draw(
     name: str,
     lanes: Sequence[Sequence[EffectDot]],
     y: float,
-    left: float,
-    at: Callable[[float], float],
+    edge: float,
+    x_of: Callable[[float], float],
 ) -> None:
-    canvas.text(0, y + _LANE * len(lanes) / 2 + 4, name, width=left - 6)
+    canvas.text(0, y + _LANE * len(lanes) / 2 + 4, name, width=edge - 6)
     for number, dots in enumerate(lanes):
         middle = y + _LANE * (number + 0.5)
         for dot in dots:
-            x = at(dot.ratio)
+            x = x_of(dot.ratio)
             if dot.low is not None and dot.high is not None:
-                ends = (at(dot.low), middle), (at(dot.high), middle)
+                ends = (x_of(dot.low), middle), (x_of(dot.high), middle)
                 canvas.line(*ends, classes=f"whisker l{dot.series}")
             shown = f"{name}, {dot.label}: {dot.text}"
             canvas.dot(x, middle, _DOT, f"s{dot.series}", shown)
-            start = _span(dot, at)[0]
+            start = _span(dot, x_of)[0]
             place = x + _DOT + 2 if start == x - _DOT else start
             canvas.text(place, middle + 3.5, dot.text, _NUMBER)

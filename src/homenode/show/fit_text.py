@@ -10,8 +10,8 @@ from homenode.text import nodes_text
 def rank_text(ranking: Sequence[RankedHost]) -> Doc:
     """The hosts that could take a VM, the best first: where it would lie, or why it cannot."""
     lines = tuple(
-        Text((f"{number}. ", Span(one.host.name, "bold"), f": {_outcome(one)}"), indent=2)
-        for number, one in enumerate(ranking, start=1)
+        Text((f"{number}. ", Span(fit.host.name, "bold"), f": {_outcome(fit)}"), indent=2)
+        for number, fit in enumerate(ranking, start=1)
     )
     return Doc("Hosts, the best first", lines)
 

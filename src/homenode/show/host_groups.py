@@ -104,11 +104,11 @@ def package_frames(host: Host, devices: Sequence[NodeDevices]) -> tuple[PackageF
         block = NodeBlock(node, groups, node.pus, devices_of_node.get(node.index))
         by_package.setdefault(packages, []).append(block)
         placed |= node.pus
-    rest = CpuSet(pu for core in host.cores for pu in core.pus) - placed
-    if rest:
-        groups = core_groups(host, rest)
+    unplaced = CpuSet(pu for core in host.cores for pu in core.pus) - placed
+    if unplaced:
+        groups = core_groups(host, unplaced)
         packages = tuple(sorted({g.package for g in groups if g.package is not None}))
-        by_package.setdefault(packages, []).append(NodeBlock(None, groups, rest, None))
+        by_package.setdefault(packages, []).append(NodeBlock(None, groups, unplaced, None))
     return tuple(
         PackageFrame(packages, tuple(blocks)) for packages, blocks in sorted(by_package.items())
     )
@@ -137,15 +137,15 @@ FREE = PuUse()
 def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
     """The use of every online PU that has one; PUs that are not in it are free."""
     uses = defaultdict[int, PuUse](lambda: FREE)
-    for known in host.pus:
-        if known.online and not known.allowed:
-            uses[known.index] = PuUse(barred=True)
-        if known.online and (known.isolated or known.nohz_full):
-            uses[known.index] = replace(uses[known.index], isolated=True)
+    for host_pu in host.pus:
+        if host_pu.online and not host_pu.allowed:
+            uses[host_pu.index] = PuUse(barred=True)
+        if host_pu.online and (host_pu.isolated or host_pu.nohz_full):
+            uses[host_pu.index] = replace(uses[host_pu.index], isolated=True)
     siblings: dict[int, CpuSet] = {pu: core.pus for core in host.cores for pu in core.pus}
-    own = None if plan is None else plan.vm.name
+    vm_name = None if plan is None else plan.vm.name
     for domain in host.domains:
-        if domain.name != own and domain.has_claim:
+        if domain.name != vm_name and domain.has_claim:
             for pu in _in_use(domain, siblings):
                 uses[pu] = replace(uses[pu], used_by=(*uses[pu].used_by, domain.name))
     if plan is None:
@@ -172,9 +172,9 @@ def _in_use(domain: RunningDomain, siblings: Mapping[int, CpuSet]) -> CpuSet:
     """The cores of its vCPUs and the PUs of its other threads. A thread that floats over the whole
     host takes no core from anyone."""
     bound = [pins for pins in domain.vcpu_pins if pins is not None and len(pins) < len(siblings)]
-    others = [pus for pus in (domain.emulator_pus, *domain.iothread_pus) if pus is not None]
+    other_pus = [pus for pus in (domain.emulator_pus, *domain.iothread_pus) if pus is not None]
     cores = (siblings.get(pu) for pins in bound for pu in pins)
-    return CpuSet.union((*cores, *(pus for pus in others if len(pus) < len(siblings))))
+    return CpuSet.union((*cores, *(pus for pus in other_pus if len(pus) < len(siblings))))
 
 
 def host_counts(host: Host) -> str:
@@ -235,20 +235,20 @@ def llc_parts(group: CoreGroup) -> list[str]:
 
 def memory_nodes(host: Host) -> dict[Bdf, tuple[int, ...]]:
     """The nodes of each GPU's memory."""
-    found: dict[Bdf, tuple[int, ...]] = {}
+    nodes_of_gpu: dict[Bdf, tuple[int, ...]] = {}
     for node in host.nodes:
         if node.gpu is not None and node.memory_bytes != 0:
-            found[node.gpu] = (*found.get(node.gpu, ()), node.index)
-    return found
+            nodes_of_gpu[node.gpu] = (*nodes_of_gpu.get(node.gpu, ()), node.index)
+    return nodes_of_gpu
 
 
 def nodes_without_pus(host: Host) -> dict[str, list[int]]:
     """Nodes without PUs by what is said of them, those that are alike together."""
-    alike: dict[str, list[int]] = {}
+    nodes_by_text: dict[str, list[int]] = {}
     for node in host.nodes:
         if not node.pus:
-            alike.setdefault(_other_node(node), []).append(node.index)
-    return alike
+            nodes_by_text.setdefault(_other_node(node), []).append(node.index)
+    return nodes_by_text
 
 
 def _other_node(node: NumaNode) -> str:
@@ -301,8 +301,8 @@ _PARAMETERS = tuple(
 def _placement_parameters(command_line: str | None) -> str | None:
     """The parameters that matter here; the rest is long and may name disks or passwords."""
     words = (command_line or "").split()
-    kept = [w for w in words if w.partition("=")[0].partition(".")[0] in _PARAMETERS]
-    return " ".join(kept) or None
+    parameters = [w for w in words if w.partition("=")[0].partition(".")[0] in _PARAMETERS]
+    return " ".join(parameters) or None
 
 
 def _version(version: tuple[int, int, int] | None) -> str | None:

@@ -48,7 +48,7 @@ def host_tree(host: Host, everything: bool = False) -> Doc:
     everything: every PCI function, node and gap, instead of those that most people ask for.
     """
     head = (Span(host.name, "bold"), f": {host_counts(host)}")
-    tree = Tree(head, tuple(_Branches(host, everything).every()))
+    tree = Tree(head, tuple(_Branches(host, everything).branches()))
     return Doc("", (tree, *_distances(host, everything), *_gaps(host.gaps, everything)))
 
 
@@ -69,7 +69,7 @@ class _Branches:
             for bdf in domain.devices
         }
 
-    def every(self) -> Iterator[Tree]:
+    def branches(self) -> Iterator[Tree]:
         host = self.host
         if cpu := host.cpu.name or host.cpu.vendor:
             yield Tree(cpu)
@@ -79,14 +79,18 @@ class _Branches:
         for frame in frames:
             blocks = (self._node(block, len(frame.packages) > 1) for block in frame.blocks)
             yield Tree(Span(frame.name, "bold"), tuple(blocks))
-        if alike := nodes_without_pus(host):
-            others = ((Span(nodes_text(at), "bold"), f": {text}") for text, at in alike.items())
-            yield Tree(Span("nodes without PUs", "bold"), tuple(map(Tree, others)))
+        if nodes_by_text := nodes_without_pus(host):
+            node_lines = (
+                (Span(nodes_text(at), "bold"), f": {text}") for text, at in nodes_by_text.items()
+            )
+            yield Tree(Span("nodes without PUs", "bold"), tuple(map(Tree, node_lines)))
         placed = {block.node.index for frame in frames for block in frame.blocks if block.node}
         for group in self.devices:
             if group.node not in placed:
-                where = "whose node is unknown" if group.node is None else f"of node {group.node}"
-                yield Tree(Span(f"devices {where}", "bold"), tuple(self._devices(group)))
+                location = (
+                    "whose node is unknown" if group.node is None else f"of node {group.node}"
+                )
+                yield Tree(Span(f"devices {location}", "bold"), tuple(self._devices(group)))
         for title, lines in (
             ("links next to PCIe", link_lines(host)),
             ("settings", settings_lines(host.settings)),
@@ -120,8 +124,8 @@ class _Branches:
         label = group.name
         if group.root_complex is not None and group.root_complex.node is None:
             label += ", node unknown"
-        if group.others:
-            label += f", {plural(group.others, 'other function')}"
+        if group.other_functions:
+            label += f", {plural(group.other_functions, 'other function')}"
         below: list[Tree] = []
         for switch in group.groups:
             branches = tuple(Tree(self._device(card)) for card in switch.cards)
@@ -174,8 +178,8 @@ class _Branches:
         elif not domain.memory_bound:
             parts.append("memory not bound")
         if domain.devices:
-            said = ", ".join(address_text(bdf, self.short) for bdf in domain.devices)
-            parts.append(f"devices {said}")
+            addresses = ", ".join(address_text(bdf, self.short) for bdf in domain.devices)
+            parts.append(f"devices {addresses}")
         return Tree((Span(domain.name, "bold"), f": {', '.join(parts)}"))
 
 

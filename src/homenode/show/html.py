@@ -31,12 +31,12 @@ def html_page(doc: Doc) -> str:
         f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
         "base-uri 'none'; form-action 'none'"
     )
-    return _rendered(doc, style=style, script=script, policy=policy, paper=False)
+    return _render(doc, style=style, script=script, policy=policy, paper=False)
 
 
 def html_for_paper(doc: Doc) -> str:
     """The document for a renderer of pages: no script, nothing folded."""
-    return _rendered(doc, style=_text("paper.css"), script="", policy="", paper=True)
+    return _render(doc, style=_text("paper.css"), script="", policy="", paper=True)
 
 
 def pdf_pages(html: str) -> bytes:
@@ -70,7 +70,7 @@ def missing_extra(module: str) -> HostError:
     )
 
 
-def _rendered(doc: Doc, **values: object) -> str:
+def _render(doc: Doc, **values: object) -> str:
     try:
         from jinja2 import DictLoader, Environment, StrictUndefined
         from markupsafe import Markup
@@ -80,7 +80,7 @@ def _rendered(doc: Doc, **values: object) -> str:
         loader=DictLoader({"page": _text("page.html.j2")}),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_shown,
+        finalize=_format_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -88,11 +88,11 @@ def _rendered(doc: Doc, **values: object) -> str:
     # through unescaped.
     is_paper = bool(values["paper"])
 
-    def drawn(svg: str) -> Markup:
-        return Markup(_styled(svg) if is_paper else svg)  # noqa: S704
+    def draw(svg: str) -> Markup:
+        return Markup(_insert_style(svg) if is_paper else svg)  # noqa: S704
 
     environment.filters |= {
-        "drawn": drawn,
+        "drawn": draw,
         "spans": spans,
         "cell": _cell,
         "name": _name,
@@ -110,15 +110,15 @@ def _name(head: Words | Cell) -> str:
     return plain(head.lines[0] if isinstance(head, Cell) else head)
 
 
-def _styled(svg: str) -> str:
+def _insert_style(svg: str) -> str:
     """A chart with its style sheet inside, for a renderer that does not look outside."""
-    head, end, rest = svg.partition(">")
+    head, end, body = svg.partition(">")
     if 'class="chart"' not in head:
         return svg
-    return f"{head}{end}<style>{css('chart')}</style>{rest}"
+    return f"{head}{end}<style>{css('chart')}</style>{body}"
 
 
-def _shown(value: object) -> object:
+def _format_shown(value: object) -> object:
     """A text with nothing that steers a terminal, or turns the direction of what follows.
 
     A figure and its percent sign stay on one line, as do units with word joiners in them. What is
@@ -131,8 +131,8 @@ def _shown(value: object) -> object:
 
 
 def _digest(text: str) -> str:
-    found = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return f"'sha256-{found}'"
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
 
 
 @cache

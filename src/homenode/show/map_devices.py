@@ -84,18 +84,18 @@ def draw_devices(
     hangs: draw the wire from what is above (x, y) to each root complex.
     """
     x, y, width = place
-    left = _TRUNK if hangs else 0.0
-    space = width - left
+    start = _TRUNK if hangs else 0.0
+    space = width - start
     # Root complexes of one card each stand side by side; one of several cards has as many columns.
     neighbours = max(1, int((space + _GAP) // (_LEAST_CARD + 4 * _PAD + _GAP)))
     card_width = min((space + _GAP) / neighbours - _GAP - 4 * _PAD, _MOST_CARD)
     columns = max(1, int((space - 4 * _PAD + _GAP) // (card_width + _GAP)))
-    at_x, at_y, row_height = x + left, y + _DROP, 0.0
+    at_x, at_y, row_height = x + start, y + _DROP, 0.0
     trunk_end = y
     for group in devices.complexes:
         box_width, box_height = _complex_size(group, facts, card_width, columns)
-        if at_x > x + left and at_x + box_width > x + width + 0.01:
-            at_x, at_y, row_height = x + left, at_y + row_height + _GAP + _DROP, 0.0
+        if at_x > x + start and at_x + box_width > x + width + 0.01:
+            at_x, at_y, row_height = x + start, at_y + row_height + _GAP + _DROP, 0.0
         if hangs:
             # Every root complex hangs on a rail of its row, and the rails on one trunk.
             trunk_end = at_y - _DROP / 2
@@ -114,7 +114,7 @@ def draw_devices(
         )
         for line in wrap(text, _LABEL_SIZE, space):
             bottom += _LINE + 3
-            canvas.text(x + left, bottom, line, _LABEL_SIZE, "dim")
+            canvas.text(x + start, bottom, line, _LABEL_SIZE, "dim")
         bottom += 4
     return bottom - y
 
@@ -177,8 +177,8 @@ def _title_lines(card: DeviceCard, facts: DeviceFacts, card_width: float) -> tup
 
 def _complex_label(group: RootComplexGroup, width: float) -> tuple[str, ...]:
     text = printable(group.name)
-    if group.others:
-        text += f" · +{plural(group.others, 'other function')}"
+    if group.other_functions:
+        text += f" · +{plural(group.other_functions, 'other function')}"
     return wrap(text, _LABEL_SIZE, width)
 
 
@@ -223,17 +223,17 @@ def _card_lines(
 
 
 def _guest_texts(card: DeviceCard, facts: DeviceFacts) -> list[str]:
-    found: list[str] = []
+    texts: list[str] = []
     planned = [facts.planned[f.bdf] for f in card.functions if f.bdf in facts.planned]
     for device in planned[:1]:
-        found.append(
+        texts.append(
             "in the guest, no node" if device.cell is None else f"guest cell {device.cell}"
         )
     for device in planned:
         if device.address is not None:
             # libvirt's numbers; the guest's kernel counts its buses differently.
-            found.append(f"guest {device.address}")
-    return found
+            texts.append(f"guest {device.address}")
+    return texts
 
 
 def _draw_complex(

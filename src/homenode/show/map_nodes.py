@@ -195,8 +195,8 @@ def rows_of_cores(groups: Sequence[CoreGroup], size: CellSize, width: float) -> 
     columns = _columns(groups, size, width)
     frame = max(columns * (_core_size(groups[0], size)[0] + _CORE_GAP), 110.0) + 2 * _EDGE
     neighbours = max(1, int((width + _SPACE) // (frame + _SPACE)))
-    most = max(len(group.cores) for group in groups)
-    return -(-len(groups) // neighbours) * -(-most // columns)
+    largest = max(len(group.cores) for group in groups)
+    return -(-len(groups) // neighbours) * -(-largest // columns)
 
 
 def _columns(groups: Sequence[CoreGroup], size: CellSize, width: float) -> int:
@@ -204,11 +204,11 @@ def _columns(groups: Sequence[CoreGroup], size: CellSize, width: float) -> int:
     largest = max(groups, key=lambda group: len(group.cores))
     cell_width = max(_core_size(group, size)[0] for group in groups) + _CORE_GAP
     cell_height = max(_core_size(group, size)[1] for group in groups) + _CORE_GAP
-    most = max(1, int((width - 2 * _EDGE + _CORE_GAP) // cell_width))
+    maximum = max(1, int((width - 2 * _EDGE + _CORE_GAP) // cell_width))
     best: tuple[float, int, int] | None = None
     for rows in range(1, len(largest.cores) + 1):
         columns = -(-len(largest.cores) // rows)
-        if columns > most:
+        if columns > maximum:
             continue
         frame = max(columns * cell_width - _CORE_GAP, 110.0) + 2 * _EDGE
         neighbours = max(1, int((width + _SPACE) // (frame + _SPACE)))
@@ -347,18 +347,16 @@ def _draw_row(
     for position, block in enumerate(blocks):
         node_x = x + position * (width + _GAP)
         drawn.append(canvas.rect(node_x, y, width, 0, "node", radius=6))
-        here = (node_x + 10, y, width - 20)
-        box_height = max(
-            box_height, _draw_node(canvas, block, scene, size, here, name_packages) + 10
-        )
+        at = (node_x + 10, y, width - 20)
+        box_height = max(box_height, _draw_node(canvas, block, scene, size, at, name_packages) + 10)
     # Boxes of one row end together, so that their devices begin together.
     for rect in drawn:
         canvas.resize(rect, box_height)
     row_height = box_height
     for position, block in enumerate(blocks):
         if block.devices is not None:
-            here = (x + position * (width + _GAP), y + box_height, width)
-            height = draw_devices(canvas, block.devices, scene.facts, here, hangs=True)
+            at = (x + position * (width + _GAP), y + box_height, width)
+            height = draw_devices(canvas, block.devices, scene.facts, at, hangs=True)
             row_height = max(row_height, box_height + height)
     return row_height
 
@@ -452,11 +450,11 @@ def draw_memory(
     lines = [" · ".join(memory_parts(node))]
     if plan is not None:
         for cell, share, exact in shares:
-            whole = plan.cells[cell].memory_bytes
+            cell_bytes = plan.cells[cell].memory_bytes
             lines.append(
                 f"{format_bytes(share)} for {cell_name(plan, cell)}"
                 if exact
-                else f"part of {cell_name(plan, cell)}'s {format_bytes(whole)}"
+                else f"part of {cell_name(plan, cell)}'s {format_bytes(cell_bytes)}"
             )
     for text in lines:
         for line in wrap(text, 10.5, width):

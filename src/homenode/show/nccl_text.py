@@ -4,7 +4,7 @@ from homenode.doc import Doc, Table
 from homenode.nccl.assemble import Assembled
 
 
-def topology_text(made: Assembled) -> Doc:
+def topology_text(topology: Assembled) -> Doc:
     """The cpus with their vCPUs, and every device with its two addresses and its switch."""
     cpus = tuple(
         (
@@ -12,11 +12,17 @@ def topology_text(made: Assembled) -> Doc:
             str(cpu.affinity),
             str(sum(not pci.children for child in cpu.children for pci in child.walk())),
         )
-        for cpu in made.topology.cpus
+        for cpu in topology.topology.cpus
     )
     devices = tuple(
-        (str(one.bdf), str(one.kind), str(one.node), one.bus_id, one.switch or "none")
-        for one in made.devices
+        (
+            str(device.bdf),
+            str(device.kind),
+            str(device.node),
+            device.bus_id,
+            device.switch or "none",
+        )
+        for device in topology.devices
     )
     heads = ("host BDF", "kind", "host node", "guest bus id", "switch")
     return Doc(

@@ -88,9 +88,9 @@ def paths_text(paths: Paths) -> str:
         if cell.index is None:
             parts.append(f"{devices} at no node of the guest")
             continue
-        where = f"memory on {nodes_text(cell.nodes)}" if cell.is_bound else "memory anywhere"
-        stated = ", ".join(filter(None, (cell.detail, where, devices)))
-        parts.append(f"cell {cell.index}: {stated}")
+        memory = f"memory on {nodes_text(cell.nodes)}" if cell.is_bound else "memory anywhere"
+        details = ", ".join(filter(None, (cell.detail, memory, devices)))
+        parts.append(f"cell {cell.index}: {details}")
     return "; ".join(parts) or "nothing known"
 
 
@@ -136,7 +136,7 @@ def planned_paths(label: str, plan: Plan, host: Host | None) -> Paths:
     """What a plan says. host: distinguishes GPUs from other devices, and nodes that the VM is not
     on.
     """
-    counted = _counted(plan, host)
+    counted = _count_gpus(plan, host)
     at = {device.bdf: device for device in plan.vm.hostdevs if device.bdf in counted}
     used = {int(node) for cell in plan.cells for node in cell.host_nodes}
     used |= {int(device.host_node) for device in at.values() if device.host_node is not None}
@@ -162,12 +162,12 @@ def planned_paths(label: str, plan: Plan, host: Host | None) -> Paths:
     return Paths(label, nodes, tuple(cells), "device" if host is None else "GPU")
 
 
-def _counted(plan: Plan, host: Host | None) -> set[object]:
+def _count_gpus(plan: Plan, host: Host | None) -> set[object]:
     """Devices that are drawn: GPUs, where a host shows which they are; else one of each group."""
     if host is None:
         return {device.group for device in plan.vm.hostdevs}
-    known = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
-    return {device.bdf for device in plan.vm.hostdevs if device.bdf in known}
+    gpus = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
+    return {device.bdf for device in plan.vm.hostdevs if device.bdf in gpus}
 
 
 def _by_node(nodes: Iterable[int | None]) -> tuple[tuple[int | None, int], ...]:

@@ -38,8 +38,8 @@ def bench_text(outcome: BenchOutcome) -> Doc:
     """Medians of what speaks for each metric, then what is not there and why."""
     parts: list[Part] = []
     if outcome.run is not None:
-        found = [one.series for one in alternatives((outcome.run,))]
-        parts += [_table(series) for series in found if series]
+        series_list = [alternative.series for alternative in alternatives((outcome.run,))]
+        parts += [_table(series) for series in series_list if series]
         parts += [Text(f"marked: {reason}", "warn") for reason in outcome.run.head.unusable]
     parts += [Text(f"not measured: {gap}") for gap in outcome.gaps[:_GAPS]]
     if len(outcome.gaps) > _GAPS:
@@ -63,33 +63,36 @@ def steps_text(record: RunRecord) -> Doc:
     )
     heads = ("step", "round", "test", "takes", "command")
     seconds = sum(tests[step.variant].seconds for step in steps)
-    left = (Text(f"not measured: {gap}") for gap in record.left_out)
+    gaps = (Text(f"not measured: {gap}") for gap in record.left_out)
     table = Table(heads=heads, rows=rows, folds=heads[-1:])
-    return Doc("", (table, Text(f"about {duration_text(seconds)}"), *left))
+    return Doc("", (table, Text(f"about {duration_text(seconds)}"), *gaps))
 
 
 def _table(series: dict[SeriesKey, Series]) -> Table:
     rows: list[tuple[str, ...]] = []
-    own = sorted(
+    own_metrics = sorted(
         {key.metric for key in series if key.metric not in METRICS and metric_of(key.metric)}
     )
-    for name in (*METRICS, *own):
+    for name in (*METRICS, *own_metrics):
         metric = metric_of(name)
         assert metric is not None
-        for key in headline(series, metric) or _others(series, name):
-            one = series[key]
+        for key in headline(series, metric) or _other_series(series, name):
+            key_series = series[key]
             rows.append(
                 (
                     ", ".join(filter(None, (metric.title, place_text(key)))),
-                    *(figure_text(value, key.unit) for value in (one.value, one.low, one.high)),
-                    str(one.samples),
+                    *(
+                        figure_text(value, key.unit)
+                        for value in (key_series.value, key_series.low, key_series.high)
+                    ),
+                    str(key_series.samples),
                 )
             )
     figures = ("median", "lowest", "highest", "samples")
     return Table(heads=("figure", *figures), rows=tuple(rows), numeric=figures)
 
 
-def _others(series: dict[SeriesKey, Series], id: str) -> tuple[SeriesKey, ...]:
+def _other_series(series: dict[SeriesKey, Series], id: str) -> tuple[SeriesKey, ...]:
     """Series of a metric without a headline: pairs of PUs, say; the first few."""
     return tuple(key for key in series if key.metric == id and key.size_bytes is None)[:8]
 
@@ -140,7 +143,7 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
     for name, answers in systems.items():
         rows = _objective_rows(answers) if in_full else None
         is_shown = is_shown or rows is not None or not in_full or _is_passed(answers, comparison)
-        lines = [*_why(answers, comparison, everything)] if in_full else []
+        lines = [*_reason_lines(answers, comparison, everything)] if in_full else []
         parts.append(Section(first_line(name, answers), (*((rows,) if rows else ()), *lines)))
     if not in_full:
         parts.append(Text("why: name the results of one machine, or give --explain", "dim"))
@@ -153,7 +156,7 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
             name = label if metric == "allreduce-busbw" else f"{label}: {metric}"
             parts.append(Text(f"sweep   {name}: {fit.text}{off}"))
     parts += power_table(comparison.power)
-    parts += [Text(f"not used: {one}", "warn") for one in comparison.skipped]
+    parts += [Text(f"not used: {reason}", "warn") for reason in comparison.skipped]
     if everything:
         about = f"intervals: {comparison.confidence:.0%}, over boots (t, on logarithms of medians)"
         parts.append(Text(f"{about}; primary metrics are corrected for their number"))
@@ -162,17 +165,19 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
 
 def _objective_rows(answers: Sequence[Recommendation]) -> Table | None:
     """A row for each objective with results of two layouts, a column for each; None without."""
-    labels = dict.fromkeys(one.alternative for answer in answers for one in answer.results)
+    labels = dict.fromkeys(result.alternative for answer in answers for result in answer.results)
     layouts = sorted(labels, key=lambda one: [*PRESETS, one].index(one))
     is_wide = len(layouts) > 2  # then units stand with the objective
     rows: list[tuple[str | Cell, ...]] = []
     for answer in answers:
-        for metric in dict.fromkeys(one.metric for one in answer.results):
-            results = {one.alternative: one for one in answer.on(metric)}
+        for metric in dict.fromkeys(result.metric for result in answer.results):
+            results = {result.alternative: result for result in answer.results_on(metric)}
             if len(results) > 1:
                 texts = [
-                    figure_text(results[one].value, results[one].unit) if one in results else "-"
-                    for one in layouts
+                    figure_text(results[layout].value, results[layout].unit)
+                    if layout in results
+                    else "-"
+                    for layout in layouts
                 ]
                 unit = next(text.partition(" ")[2] for text in texts if text != "-")
                 label: tuple[str, ...] = (
@@ -189,7 +194,7 @@ def _objective_rows(answers: Sequence[Recommendation]) -> Table | None:
     return Table(heads=heads, rows=tuple(rows), numeric=tuple(layouts)) if rows else None
 
 
-def _why(
+def _reason_lines(
     answers: Sequence[Recommendation], comparison: RecommendedComparison, everything: bool
 ) -> Iterator[Part]:
     """Why for each objective that has results, the caveats, and what to measure next."""
@@ -201,7 +206,9 @@ def _why(
         label = "repair" if answer in blocked else str(answer.objective)
         ground = f"  [{ground_of(answer)}]" if everything else ""
         lines.append((label, sentence_of(answer) + ground, "" if answer.tells else "warn"))
-        lines += [("", one.detail, "") for one in answer.reasons if one.id is ReasonId.PASSED]
+        lines += [
+            ("", reason.detail, "") for reason in answer.reasons if reason.id is ReasonId.PASSED
+        ]
         if everything:
             lines += [("source", source, "dim") for source in answer.sources]
     lines += [
@@ -213,11 +220,14 @@ def _why(
     links_first = sorted(doubts, key=lambda doubt: doubt.id != SLOW_IN_ONE)
     caveats = dict.fromkeys(_caveats_of(links_first, everything))
     if not everything and _is_passed(answers, comparison):
-        blocking = [one for one in comparison.doubts if one.blocks]
-        if any(one.system != answers[0].system for one in comparison.recommendations):
+        blocking = [doubt for doubt in comparison.doubts if doubt.blocks]
+        if any(
+            recommendation.system != answers[0].system
+            for recommendation in comparison.recommendations
+        ):
             of_system = f"{answers[0].system}: "
-            blocking = [one for one in blocking if one.subject.startswith(of_system)]
-        lines += [("fix", fix, "") for fix in dict.fromkeys(one.remedy for one in blocking)]
+            blocking = [doubt for doubt in blocking if doubt.subject.startswith(of_system)]
+        lines += [("fix", fix, "") for fix in dict.fromkeys(doubt.remedy for doubt in blocking)]
         lines.append(("", "effects with intervals, and caveats in full: --explain", "dim"))
     shown = list(caveats) if everything else list(caveats)[:_MOST_CAVEATS]
     lines += [("caveat", caveat, "") for caveat in shown]
@@ -233,7 +243,7 @@ def _why(
 
 def _is_passed(answers: Sequence[Recommendation], comparison: Comparison) -> bool:
     """Whether results of layouts decide nothing, and why stands with the objectives already."""
-    is_said = any(answer.why(ReasonId.PASSED) for answer in answers)
+    is_said = any(answer.reason_of(ReasonId.PASSED) for answer in answers)
     return is_said and not comparison.bare and not any(answer.results for answer in answers)
 
 
@@ -253,20 +263,20 @@ def file_text(effect: Effect) -> str:
 def _caveats_of(doubts: Iterable[Doubt], everything: bool) -> Iterator[str]:
     for doubt in doubts:
         if doubt.id not in SAID_BY_LEVEL:
-            more = f": {doubt.remedy}" if doubt.id == NO_ORDER else ""  # a call; no trial needed
+            fix = f": {doubt.remedy}" if doubt.id == NO_ORDER else ""  # a call; no trial needed
             if everything:
-                more = f"; fix: {doubt.remedy}; likely cause: {doubt.cause} ({doubt.id})"
-            yield doubt.detail + more
+                fix = f"; fix: {doubt.remedy}; likely cause: {doubt.cause} ({doubt.id})"
+            yield doubt.detail + fix
 
 
 def _next_trial(answers: Sequence[Recommendation]) -> str:
     """The trial that would decide what is open: the layouts compared, and those to measure next."""
     decided = (EvidenceLevel.MEASURED, EvidenceLevel.NO_DIFFERENCE)
-    open_answers = [one for one in answers if one.level not in decided and one.results]
+    open_answers = [answer for answer in answers if answer.level not in decided and answer.results]
     if not open_answers or any(answer.findings for answer in answers):
         return ""
     names = {result.alternative for answer in open_answers for result in answer.results}
-    names |= {one.measure_next for one in open_answers if one.measure_next is not None}
+    names |= {answer.measure_next for answer in open_answers if answer.measure_next is not None}
     layouts = [name for name in PRESETS if name in names]
     words = ("homenode", "trial", "VM", "--layouts", ",".join(layouts))
     return command_line(*words) if len(layouts) > 1 else ""
@@ -274,8 +284,8 @@ def _next_trial(answers: Sequence[Recommendation]) -> str:
 
 def _effect_tables(comparison: RecommendedComparison, everything: bool) -> Iterator[Part]:
     pairs: dict[tuple[str, str, str], list[Effect]] = {}
-    for one in comparison.effects:
-        pairs.setdefault((one.system, one.alternative, one.baseline), []).append(one)
+    for effect in comparison.effects:
+        pairs.setdefault((effect.system, effect.alternative, effect.baseline), []).append(effect)
     for (system, label, baseline), effects in pairs.items():
         against = f"{label} against {'bare metal' if comparison.bare else baseline}"
         title = f"{system}: {against}" if system else against
@@ -311,17 +321,17 @@ def _doubts(doubts: Iterable[Doubt]) -> Iterator[Text]:
 
 
 def _tables(comparison: Comparison, effects: Sequence[Effect], everything: bool) -> Iterator[Part]:
-    primary = [one for one in effects if one.primary]
-    rest = [one for one in effects if not one.primary]
-    shown = [one for one in rest if everything or _is_whole(one)]
-    for title, of in (("primary", primary), ("for information only", shown)):
-        if of:
-            counts = sorted({one.boots for one in of})
+    primary = [effect for effect in effects if effect.primary]
+    secondary = [effect for effect in effects if not effect.primary]
+    shown = [effect for effect in secondary if everything or _is_whole(effect)]
+    for title, group in (("primary", primary), ("for information only", shown)):
+        if group:
+            counts = sorted({effect.boots for effect in group})
             boots = ", ".join(f"{first} and {second}" for first, second in counts)
-            rows = tuple(_row(comparison, one) for one in of)
+            rows = tuple(_row(comparison, effect) for effect in group)
             yield Text(f"{title}; boots: {boots}")
             yield Table(heads=_HEADS, rows=rows, folds=_HEADS[-1:])
-    if hidden := len(rest) - len(shown):
+    if hidden := len(secondary) - len(shown):
         yield Text(f"{plural(hidden, 'more series', 'more series')} with --explain")
 
 
@@ -352,17 +362,17 @@ def _interval(effect: Effect) -> str:
 
 
 def _outcome(effect: Effect) -> str:
-    stated = _OUTCOMES[effect.outcome]
+    text = _OUTCOMES[effect.outcome]
     if effect.outcome in (Outcome.BETTER, Outcome.WORSE) and not is_large(effect):
-        stated += ", less than matters"
+        text += ", less than matters"
     if effect.outcome is not Outcome.CANNOT_TELL and effect.level is not EvidenceLevel.MEASURED:
         counts = "one figure" if PRINTED in effect.doubts else _boots(effect)
-        return f"{stated} ({effect.level}, {counts} each)"
+        return f"{text} ({effect.level}, {counts} each)"
     if effect.doubts:
-        return f"{stated}: {', '.join(effect.doubts)}"
+        return f"{text}: {', '.join(effect.doubts)}"
     if effect.p_adjusted is not None:
-        return f"{stated} (p {effect.p_adjusted:.2g})"
-    return stated
+        return f"{text} (p {effect.p_adjusted:.2g})"
+    return text
 
 
 def _boots(effect: Effect) -> str:
@@ -397,11 +407,11 @@ SAID_BY_LEVEL = frozenset({PRINTED})
 
 def doubts_of(recommendation: Recommendation, listed: Sequence[Doubt] = ()) -> tuple[str, ...]:
     """The doubts that its level does not say already, with remedies. listed: elsewhere, in full."""
-    stated = [one for one in recommendation.doubts if one.id not in SAID_BY_LEVEL]
-    known = {one.id for one in listed}
+    doubts = [doubt for doubt in recommendation.doubts if doubt.id not in SAID_BY_LEVEL]
+    listed_ids = {doubt.id for doubt in listed}
     return tuple(
-        f"{one.id}: {one.detail}"
-        if one.id in known
-        else f"{one.detail}; {one.remedy}; likely cause: {one.cause}"
-        for one in stated
+        f"{doubt.id}: {doubt.detail}"
+        if doubt.id in listed_ids
+        else f"{doubt.detail}; {doubt.remedy}; likely cause: {doubt.cause}"
+        for doubt in doubts
     )

@@ -97,8 +97,8 @@ class SvgCanvas:
         width: at most this; what does not fit is shortened, and a pointer over it says it all.
         turned: upwards, by a quarter.
         """
-        whole = printable(text)
-        shown = whole if width is None else shorten(whole, size, width, bold)
+        full_text = printable(text)
+        shown = full_text if width is None else shorten(full_text, size, width, bold)
         attributes = {
             "x": number(x),
             "y": number(baseline),
@@ -113,8 +113,8 @@ class SvgCanvas:
             attributes["transform"] = f"rotate(-90 {number(x)} {number(baseline)})"
         element = etree.SubElement(self._root, "text", attributes)
         element.text = shown
-        if shown != whole:
-            etree.SubElement(element, "title").text = whole
+        if shown != full_text:
+            etree.SubElement(element, "title").text = full_text
         return text_width(shown, size, bold)
 
     def line(
@@ -205,10 +205,10 @@ def shorten(text: str, size: float, width: float, bold: bool = False) -> str:
     """The text, or as much of it as fits with an ellipsis at its end."""
     if text_width(text, size, bold) <= width:
         return text
-    kept = text
-    while kept and text_width(kept + "…", size, bold) > width:
-        kept = kept[:-1]
-    return kept.rstrip() + "…"
+    shortened = text
+    while shortened and text_width(shortened + "…", size, bold) > width:
+        shortened = shortened[:-1]
+    return shortened.rstrip() + "…"
 
 
 def wrap(text: str, size: float, width: float, bold: bool = False) -> tuple[str, ...]:

@@ -44,7 +44,13 @@ class PrintableConsole(Console):
     of writing."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*(shown(one) if isinstance(one, Doc) else one for one in objects), **options)
+        super().print(
+            *(
+                renderable_of(printed) if isinstance(printed, Doc) else printed
+                for printed in objects
+            ),
+            **options,
+        )
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -56,10 +62,10 @@ class PrintableConsole(Console):
                 yield Segment(printable_lines(segment.text), segment.style)
 
 
-def shown(doc: Doc) -> RenderableType:
+def renderable_of(doc: Doc) -> RenderableType:
     """A document as it stands on a terminal: without pictures."""
     title = (Line(printable(doc.title), style="bold"),) if doc.title else ()
-    return AsciiWhereNeeded(Group(*title, *_parts(doc.parts, is_first=not title)))
+    return AsciiFallback(Group(*title, *_parts(doc.parts, is_first=not title)))
 
 
 def _parts(parts: Sequence[Part], *, is_first: bool) -> Iterator[RenderableType]:
@@ -71,9 +77,11 @@ def _parts(parts: Sequence[Part], *, is_first: bool) -> Iterator[RenderableType]
                 # Wrapped lines stay below their first word, not below its indent.
                 yield Padding(text, (0, 0, 0, part.indent), expand=False) if part.indent else text
             case Items():
-                yield from (Padding(_line(one), (0, 0, 0, 2), expand=False) for one in part.items)
+                yield from (
+                    Padding(_line(words), (0, 0, 0, 2), expand=False) for words in part.items
+                )
             case Tree():
-                yield _grown(part, RichTree(_line(part.words)))
+                yield _grow_tree(part, RichTree(_line(part.words)))
             case Commands():
                 yield from map(ShellCommand, part.lines)
             case Table() if part.rows:
@@ -90,14 +98,14 @@ def _parts(parts: Sequence[Part], *, is_first: bool) -> Iterator[RenderableType]
 
 def _line(words: Words, look: str = "") -> Line:
     line = Line(style=_style(look))
-    for one in spans(words):
-        line.append(printable(one.text), _style(one.look))
+    for span in spans(words):
+        line.append(printable(span.text), _style(span.look))
     return line
 
 
-def _grown(tree: Tree, drawn: RichTree) -> RichTree:
+def _grow_tree(tree: Tree, drawn: RichTree) -> RichTree:
     for branch in tree.branches:
-        _grown(branch, drawn.add(_line(branch.words)))
+        _grow_tree(branch, drawn.add(_line(branch.words)))
     return drawn
 
 
@@ -118,7 +126,7 @@ def _apart(row: Sequence[str | Cell]) -> Iterator[str | Cell]:
         yield from [""] * (cell.across - 1 if isinstance(cell, Cell) else 0)
 
 
-class AsciiWhereNeeded:
+class AsciiFallback:
     """Renders as what it holds; where the output's encoding is not Unicode, letters that it lacks
     become question marks instead of an error in the middle of the page."""
 
@@ -161,7 +169,7 @@ class TableOrList:
         folded = sum(min(self._longest(head), _LEAST_FOLDED) for head in table.folds)
         if needed + folded <= space:
             stacked = self._width(console, unfolded, stacked=False) + folded > space
-            yield self._drawn(self._heads, stacked=stacked)
+            yield self._drawn_table(self._heads, stacked=stacked)
         elif table.folds == self._heads[-1:] and needed <= space:
             yield self._fitting(console, unfolded, space)
             for row in self._rows:
@@ -176,26 +184,28 @@ class TableOrList:
 
     def _narrower(self, console: Console, space: int) -> RenderResult:
         """With shorter names, without the least of the columns, both, or as paragraphs."""
-        every = self._table
-        kept = [at for at, head in enumerate(self._heads) if head not in every.least]
+        whole_table = self._table
+        columns = [at for at, head in enumerate(self._heads) if head not in whole_table.least]
         fewer = replace(
-            every,
-            heads=tuple(every.heads[at] for at in kept),
-            rows=tuple(tuple(row[at] for at in kept) for row in every.rows),
+            whole_table,
+            heads=tuple(whole_table.heads[at] for at in columns),
+            rows=tuple(tuple(row[at] for at in columns) for row in whole_table.rows),
         )
-        for table, shortest in ((every, _LONG), (fewer, None), (fewer, _SHORT)):
+        for table, shortest in ((whole_table, _LONG), (fewer, None), (fewer, _SHORT)):
             drawn = TableOrList(table)
             excess = drawn._width(console, drawn._heads) - space
-            if excess > 0 and shortest is not None and every.shortened:
-                most = max(shortest, max(len(plain(row[0])) for row in every.rows) - excess)
-                names = (_without_middle(plain(row[0]), most) for row in table.rows)
+            if excess > 0 and shortest is not None and whole_table.shortened:
+                column_width = max(
+                    shortest, max(len(plain(row[0])) for row in whole_table.rows) - excess
+                )
+                names = (_without_middle(plain(row[0]), column_width) for row in table.rows)
                 rows = zip(names, table.rows, strict=True)
                 drawn = TableOrList(replace(table, rows=tuple((name, *r[1:]) for name, r in rows)))
                 excess = drawn._width(console, drawn._heads) - space
             if excess <= 0:
                 yield drawn._fitting(console, drawn._heads, space)
                 if table is fewer:
-                    left_out = " and ".join(every.least)
+                    left_out = " and ".join(whole_table.least)
                     about = f"No columns for {left_out}: the terminal is too narrow."
                     yield Line(about, style="dim")
                 return
@@ -206,38 +216,38 @@ class TableOrList:
     def _fitting(self, console: Console, heads: Sequence[str], space: int) -> RichTable:
         """Each head on one line where that fits, else its words below each other."""
         stacked = self._width(console, heads, stacked=False) > space
-        return self._drawn(heads, stacked=stacked)
+        return self._drawn_table(heads, stacked=stacked)
 
     def _width(self, console: Console, heads: Sequence[str], *, stacked: bool = True) -> int:
         wide = console.options.update(width=10_000)
-        return Measurement.get(console, wide, self._drawn(heads, stacked=stacked)).maximum
+        return Measurement.get(console, wide, self._drawn_table(heads, stacked=stacked)).maximum
 
     def _longest(self, head: str) -> int:
         at = self._heads.index(head)
         return 1 + max(len(head), *(len(row[at]) for row in self._rows))
 
-    def _drawn(self, heads: Sequence[str], *, stacked: bool) -> RichTable:
+    def _drawn_table(self, heads: Sequence[str], *, stacked: bool) -> RichTable:
         drawn = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        kept = [at for at, head in enumerate(self._heads) if head in heads]
-        for head in (self._heads[at] for at in kept):
+        columns = [at for at, head in enumerate(self._heads) if head in heads]
+        for head in (self._heads[at] for at in columns):
             folds = head in self._table.folds
             name = head.replace(" ", "\n") if stacked and not folds else head
             justify: Literal["right", "left"] = "right" if head in self._table.numeric else "left"
             drawn.add_column(Line(name), no_wrap=not folds, overflow="fold", justify=justify)
         for row in self._rows:
-            drawn.add_row(*(row[at] for at in kept))
+            drawn.add_row(*(row[at] for at in columns))
         return drawn
 
 
-def _without_middle(text: str, most: int) -> str:
+def _without_middle(text: str, width: int) -> str:
     """A name of at most so many letters: its beginning and end distinguish it.
 
     >>> _without_middle("gpu-7.rack-17.example.org", 14)
     'gpu-7.…ple.org'
     """
-    if len(text) <= most:
+    if len(text) <= width:
         return text
-    return f"{text[: most // 2 - 1]}…{text[len(text) - (most - most // 2) :]}"
+    return f"{text[: width // 2 - 1]}…{text[len(text) - (width - width // 2) :]}"
 
 
 class ShellCommand:
@@ -257,14 +267,14 @@ class ShellCommand:
 
     def lines(self, width: int) -> Iterator[str]:
         """Its lines, each of at most so many columns where no quoted word is longer."""
-        rest, width = self._command, max(20, width)
-        while len(rest) > width:
-            end = self._end(rest, width)
+        remainder, width = self._command, max(20, width)
+        while len(remainder) > width:
+            end = self._end(remainder, width)
             if end is None:
                 break
-            yield rest[:end] + "\\\n"
-            rest = rest[end:]
-        yield rest
+            yield remainder[:end] + "\\\n"
+            remainder = remainder[end:]
+        yield remainder
 
     @staticmethod
     def _end(text: str, width: int) -> int | None:

@@ -66,8 +66,8 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
         canvas, [f"{cpu}. {counts}" if cpu else counts], (_MARGIN, y, width), 12.5, "dim"
     )
     if host.assumed:
-        said = f"Assumed, no source prints it: {'; '.join(host.assumed)}."
-        y += draw_lines(canvas, [said], (_MARGIN, y, width), 12.5, "dim")
+        assumption = f"Assumed, no source prints it: {'; '.join(host.assumed)}."
+        y += draw_lines(canvas, [assumption], (_MARGIN, y, width), 12.5, "dim")
     y += 14
     if plan is not None:
         y += 4
@@ -85,9 +85,9 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
     y += 4
     table = draw_distances(canvas, host, (_MARGIN, y, width / 2))
     shown = sum(bool(node.pus) for node in host.nodes)
-    left = 46 + (36 if shown <= 8 else 28) * shown + 60 if table else 0
-    left = max(left, 260) if table else 0
-    legend = draw_legend(canvas, scene, (_MARGIN + left, y, width - left))
+    map_width = 46 + (36 if shown <= 8 else 28) * shown + 60 if table else 0
+    map_width = max(map_width, 260) if table else 0
+    legend = draw_legend(canvas, scene, (_MARGIN + map_width, y, width - map_width))
     return canvas.svg(y + max(table, legend) + _MARGIN)
 
 
@@ -195,9 +195,9 @@ def _cell_texts(scene: Scene, cell_id: int) -> list[str]:
         f"vCPUs {cell.vcpus} ({len(cell.vcpus)})",
         f"memory {format_bytes(cell.memory_bytes)}{bound}",
     ]
-    here = [device for device in plan.vm.hostdevs if device.cell == cell.id]
-    if here:
-        texts.append(", ".join(scene.facts.name(device.bdf) for device in here))
+    devices = [device for device in plan.vm.hostdevs if device.cell == cell.id]
+    if devices:
+        texts.append(", ".join(scene.facts.name(device.bdf) for device in devices))
     elsewhere = [d.bdf for d in plan.vm.hostdevs if d.cell is None]
     if len(plan.cells) == 1 and elsewhere:
         names = ", ".join(scene.facts.name(bdf) for bdf in elsewhere)
@@ -214,8 +214,8 @@ def _guest_notes(scene: Scene, plan: Plan) -> list[str]:
     else:
         notes.append("The emulator's threads are not pinned.")
     if plan.iothread_pus:
-        said = ", ".join(f"{i} on {pus_text(pus)}" for i, pus in plan.vm.iothread_pins)
-        notes.append(f"IOThread {said}.")
+        pins = ", ".join(f"{i} on {pus_text(pus)}" for i, pus in plan.vm.iothread_pins)
+        notes.append(f"IOThread {pins}.")
     elsewhere = [scene.facts.name(d.bdf) for d in plan.vm.hostdevs if d.cell is None]
     if elsewhere and len(plan.cells) > 1:
         notes.append(f"With no node in the guest: {', '.join(elsewhere)}.")
@@ -225,13 +225,13 @@ def _guest_notes(scene: Scene, plan: Plan) -> list[str]:
 def draw_other_nodes(canvas: SvgCanvas, host: Host, place: tuple[float, float, float]) -> float:
     """Nodes without PUs, those that are alike together."""
     x, y, width = place
-    alike = nodes_without_pus(host)
-    if not alike:
+    nodes_by_text = nodes_without_pus(host)
+    if not nodes_by_text:
         return 0.0
     rect = canvas.rect(x, y, width, 0, "package", radius=8)
     canvas.text(x + 12, y + 20, "nodes without PUs", 13, bold=True)
     at_y = y + 22
-    lines = [f"{nodes_text(nodes)}: {text}" for text, nodes in alike.items()]
+    lines = [f"{nodes_text(nodes)}: {text}" for text, nodes in nodes_by_text.items()]
     columns = 3 if all(text_width(line, 11) < width / 3 - 24 for line in lines) else 1
     for start in range(0, len(lines), columns):
         if columns == 1:
@@ -288,19 +288,21 @@ def draw_distances(canvas: SvgCanvas, host: Host, place: tuple[float, float, flo
     title = "distances" if len(shown) == len(host.nodes) else "distances of nodes with PUs"
     canvas.text(x, y + 14, title, 12, bold=True)
     canvas.text(x, y + 28, "(SLIT; row: from, column: to)", 10, "dim")
-    top, left = y + 50, x + 46
+    top, start = y + 50, x + 46
     far = max(host.distances[a][b] for a, _ in shown for b, _ in shown)
     for position, (row, index) in enumerate(shown):
-        middle = left + position * side + side / 2
+        middle = start + position * side + side / 2
         canvas.text(middle, top - 5, str(index), 10, "dim", anchor="middle")
         baseline = top + position * 20 + 14
         canvas.text(x, baseline, f"node {index}", 10, "dim")
         for column, (other, _) in enumerate(shown):
             distance = host.distances[row][other]
-            shade = canvas.rect(left + column * side, top + position * 20, side - 1, 19, "bar-used")
+            shade = canvas.rect(
+                start + column * side, top + position * 20, side - 1, 19, "bar-used"
+            )
             shade.set("fill-opacity", f"{0.08 + 0.62 * (distance - 10) / max(1, far - 10):.2f}")
             canvas.text(
-                left + column * side + side / 2, baseline, str(distance), 10, anchor="middle"
+                start + column * side + side / 2, baseline, str(distance), 10, anchor="middle"
             )
     return 50 + 20.0 * len(shown) + 4
 
@@ -334,8 +336,8 @@ def draw_legend(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, floa
 
 def gaps_text(gaps: Sequence[Gap]) -> str:
     """How many things are unknown, and the first of them."""
-    rest = f", and {len(gaps) - 1} more (homenode show lists them)" if len(gaps) > 1 else ""
-    return f"Unknown: {gaps[0]}{rest}."
+    remainder = f", and {len(gaps) - 1} more (homenode show lists them)" if len(gaps) > 1 else ""
+    return f"Unknown: {gaps[0]}{remainder}."
 
 
 def _legend_entries(scene: Scene) -> list[tuple[str, str | None, str]]:
@@ -354,10 +356,10 @@ def _legend_entries(scene: Scene) -> list[tuple[str, str | None, str]]:
     threads = {use_label(use) for use in uses if use.emulator or use.iothreads}
     if any(not use.vcpus and (use.emulator or use.iothreads) for use in uses):
         meanings = {"em": "em: emulator", "em+": "em+: emulator and IOThreads"}
-        said = [text for label, text in meanings.items() if label in threads]
+        meanings_shown = [text for label, text in meanings.items() if label in threads]
         if any(label.startswith("io") for label in threads):
-            said.append("io1: IOThread 1")
-        words = ", ".join(said)
+            meanings_shown.append("io1: IOThread 1")
+        words = ", ".join(meanings_shown)
         entries.append(("pu host-thread", None, words))
     if any(use.vcpus and (use.emulator or use.iothreads) for use in uses):
         entries.append(("outline wire", None, "emulator or IOThread on a vCPU's PU"))

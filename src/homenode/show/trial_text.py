@@ -52,7 +52,7 @@ def duration_text(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def progress_line(progress: Progress, what: str = "jobs") -> str:
+def progress_line(progress: Progress, noun: str = "jobs") -> str:
     """How many are done, what runs now or why nothing does, and how long the rest takes.
 
     >>> one = TaskStatus("0", 0, TaskState.DONE)
@@ -60,14 +60,16 @@ def progress_line(progress: Progress, what: str = "jobs") -> str:
     '1 of 1 steps done: stream, 2 min left'
     """
     done = progress.count(TaskState.DONE)
-    others = [one for one in TaskState if one not in (TaskState.DONE, TaskState.WAITING)]
-    counts = [f"{progress.count(state)} {state}" for state in others if progress.count(state)]
+    other_states = [
+        state for state in TaskState if state not in (TaskState.DONE, TaskState.WAITING)
+    ]
+    counts = [f"{progress.count(state)} {state}" for state in other_states if progress.count(state)]
     waits = dict.fromkeys(
         printable(task.reason)
         for task in progress.tasks
         if task.state is TaskState.PENDING and task.reason
     )
-    line = ", ".join((f"{done} of {progress.total} {what} done", *counts))
+    line = ", ".join((f"{done} of {progress.total} {noun} done", *counts))
     if waits:
         line += f" (waiting for: {'; '.join(sorted(waits))})"
     if progress.now:
@@ -79,10 +81,10 @@ def progress_line(progress: Progress, what: str = "jobs") -> str:
     return line
 
 
-def progress_view(progress: Progress, what: str = "jobs") -> Doc:
+def progress_view(progress: Progress, noun: str = "jobs") -> Doc:
     """The line; where several tasks run at once, above it one for each, with its state, job and
     reason. Of many, what needs a look comes first, and what is done is only counted."""
-    line = Text(progress_line(progress, what), "bold")
+    line = Text(progress_line(progress, noun), "bold")
     if progress.now:
         return Doc("", (line,))
     shown = progress.tasks
@@ -98,10 +100,10 @@ def progress_view(progress: Progress, what: str = "jobs") -> Doc:
         for task in shown
     )
     left_out = len(progress.tasks) - len(shown)
-    more = (Text(f"{left_out} more"),) if left_out else ()
+    more_lines = (Text(f"{left_out} more"),) if left_out else ()
     heads = ("job", "experiment", "state", "why")
     table = Table(heads=heads, rows=rows, folds=("experiment", "why"))
-    return Doc("", (table, *more, line))
+    return Doc("", (table, *more_lines, line))
 
 
 def missing_lines(missing: Iterable[TaskStatus]) -> Iterator[str]:
@@ -120,8 +122,8 @@ def missing_lines(missing: Iterable[TaskStatus]) -> Iterator[str]:
         shown = ", ".join(names[:_MOST_NAMED])
         if len(names) > _MOST_NAMED:
             shown += f" and {len(names) - _MOST_NAMED} more"
-        why = f": {printable(reason)}" if reason else ""
-        yield f"{len(tasks)} {state}{why}: {shown}"
+        reason_text = f": {printable(reason)}" if reason else ""
+        yield f"{len(tasks)} {state}{reason_text}: {shown}"
 
 
 _OUTCOMES = {
@@ -142,10 +144,10 @@ def schedule_text(
 ) -> Doc:
     """What would be booted, where, in which order and for how long, and what is wrong before."""
     head, fitted = checked.head, checked.fitted
-    of = "the VM itself" if head.copy is None else "a copy"
+    subject = "the VM itself" if head.copy is None else "a copy"
     about = "" if seconds is None else f", about {duration_text(seconds)}"
     fits = f"{sum(not layout.against for layout in fitted)} of {plural(len(fitted), 'layout')}"
-    title = f"{head.source} fits in {fits}: {plural(len(steps), 'boot')} of {of}{about}"
+    title = f"{head.source} fits in {fits}: {plural(len(steps), 'boot')} of {subject}{about}"
     rows: list[tuple[str | Cell, ...]] = []
     for layout in fitted:
         if layout.tuning is None or layout.against:
@@ -156,7 +158,10 @@ def schedule_text(
         nodes = number_list(plan.nodes) if plan.vcpu_pins or plan.memory_nodes else "any"
         rows.append((layout.layout, str(plan.vm.vcpus), nodes, pins))
     heads = ("layout", "vCPUs", "nodes", "host CPUs")
-    lines = [(str(one.severity), f"{one.subject}: {one.observed} ({one.id})") for one in findings]
+    lines = [
+        (str(finding.severity), f"{finding.subject}: {finding.observed} ({finding.id})")
+        for finding in findings
+    ]
     rounds: dict[int, list[str]] = {}
     for step in steps:
         rounds.setdefault(step.round + 1, []).append(step.variant)
@@ -175,37 +180,41 @@ def schedule_text(
 
 
 def status_text(
-    known: StoredTrial, steps: Sequence[ScheduledTask], *, is_running: bool = False
+    stored: StoredTrial, steps: Sequence[ScheduledTask], *, is_running: bool = False
 ) -> Doc:
     """How far a trial is, the last things that it did, and what is left to undo.
 
     is_running: a homenode is at work on it now.
     """
-    head, state = known.head, known.state
+    head, state = stored.head, stored.state
     assert head is not None, "what cannot be read has no status"
     lines: list[Part] = [outcomes_table(state, steps)]
-    for entry in known.entries[-_LAST:]:
+    for entry in stored.entries[-_LAST:]:
         detail = f": {entry.detail}" if entry.detail else ""
         place = "" if entry.number is None else f"boot {entry.number + 1}: "
         lines.append(Text(f"{entry.at}  {place}{entry.what}{detail}"))
     if is_running:
         lines.append(Text("running: a homenode is at work on it now", "good"))
     else:
-        lines += _left(head, state, steps)
+        lines += _remaining_lines(head, state, steps)
     return Doc(f"Trial {head.id} of {head.source}", tuple(lines))
 
 
-def _left(head: TrialHead, state: State, steps: Sequence[ScheduledTask]) -> Iterator[Text]:
+def _remaining_lines(
+    head: TrialHead, state: State, steps: Sequence[ScheduledTask]
+) -> Iterator[Text]:
     """What is left to undo or to measure, and the commands for it."""
-    resume, undo = (command_line("homenode", "trial", what, head.id) for what in ("resume", "undo"))
+    resume, undo = (
+        command_line("homenode", "trial", action, head.id) for action in ("resume", "undo")
+    )
     if state.to_undo:
-        said = {
+        texts = {
             LAYOUT: f"{head.domain} may have a layout's definition",
             BOOT: f"its guest may be running (boot {(state.running or 0) + 1})",
             COPY: f"the copy {head.domain} may be there",
         }
-        left = [said[change.kind] for change in state.changes]
-        yield Text(f"left to undo: {'; '.join(left)}", "warn")
+        changes = [texts[change.kind] for change in state.changes]
+        yield Text(f"left to undo: {'; '.join(changes)}", "warn")
         yield Text(f"{resume} continues, {undo} undoes it")
     elif state.measured < {step.number for step in steps}:
         boots = plural(len(steps) - len(state.measured), "boot")

@@ -35,31 +35,39 @@ def summary_table(
     shown = [
         metric
         for metric in METRICS.values()
-        if any(_value(one, metric) is not None for of in series for one in of.values())
+        if any(
+            _value(layout_series, metric) is not None
+            for machine_series in series
+            for layout_series in machine_series.values()
+        )
     ]
     units = {metric.id: _column_unit(metric, series) for metric in shown}
     figures = tuple(f"{metric.title}, {_unbroken(units[metric.id][1])}" for metric in shown)
     rows: list[tuple[Cell, ...]] = []
     for machine, by_label, anchor in zip(machines, series, anchors, strict=True):
         best = {metric.id: _best(machine, metric) for metric in shown}
-        for position, one in enumerate(machine.every):
-            found = by_label[one.label]
+        for position, alternative in enumerate(machine.all_alternatives):
+            series_of_layout = by_label[alternative.label]
             cells = [
-                _figure(found, metric, units[metric.id], best[metric.id] == one.label)
+                _figure(
+                    series_of_layout, metric, units[metric.id], best[metric.id] == alternative.label
+                )
                 for metric in shown
             ]
             if not any(cell.lines[0] for cell in cells):
                 continue
-            heads = [run.head for run in one.runs]
+            heads = [run.head for run in alternative.runs]
             vcpus = sorted({head.vcpus for head in heads if head.vcpus is not None})
-            boots = max((len(s.medians) for s in found.values() if s.replicated), default=0)
+            boots = max(
+                (len(s.medians) for s in series_of_layout.values() if s.replicated), default=0
+            )
             origins = ", ".join(sorted({str(head.origin) for head in heads}))
             rows.append(
                 (
                     Cell(
                         (Span(machine.name, link=anchor),), order=f"{machine.name} {position:04d}"
                     ),
-                    Cell((one.label,), order=one.label),
+                    Cell((alternative.label,), order=alternative.label),
                     Cell((", ".join(map(str, vcpus)),), order=float(vcpus[0]) if vcpus else None),
                     *cells,
                     Cell((origins,), order=str(heads[0].origin)),
@@ -94,16 +102,18 @@ def effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
 
     A row for each metric that some switch was measured on.
     """
-    found: dict[tuple[str, StudySwitch], list[SwitchEffect]] = {}
+    effects_by_key: dict[tuple[str, StudySwitch], list[SwitchEffect]] = {}
     for machine in machines:
         for effect in machine.effects:
-            found.setdefault((effect.effect.metric, effect.switch), []).append(effect)
+            effects_by_key.setdefault((effect.effect.metric, effect.switch), []).append(effect)
     rows = []
     for metric in METRICS.values():
         title: list[Words] = [metric.title]
         title.append(Span(f"{'less' if metric.lower_is_better else 'more'} is better", "dim small"))
-        if any((metric.id, switch) in found for switch in StudySwitch):
-            cells = (_effect_cell(found.get((metric.id, one), ())) for one in StudySwitch)
+        if any((metric.id, switch) in effects_by_key for switch in StudySwitch):
+            cells = (
+                _effect_cell(effects_by_key.get((metric.id, switch), ())) for switch in StudySwitch
+            )
             rows.append((Cell(tuple(title)), *cells))
     if not rows:
         return None
@@ -115,31 +125,33 @@ def effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
 
 
 def _column_unit(metric: Metric, series: Sequence[SeriesOf]) -> tuple[float, str]:
-    values = [_value(one, metric) for by_label in series for one in by_label.values()]
+    values = [
+        _value(layout_series, metric) for by_label in series for layout_series in by_label.values()
+    ]
     return chart_scale(metric.unit, [value for value in values if value is not None])
 
 
 def _figure(
     series: Mapping[SeriesKey, Series], metric: Metric, unit: tuple[float, str], is_best: bool
 ) -> Cell:
-    found = _series(series, metric)
-    if found is None:
+    shown = _series(series, metric)
+    if shown is None:
         parts = _parts(series, metric)
         if not parts:
             return Cell(("",))
-        low, high = min(one.value for one in parts), max(one.value for one in parts)
+        low, high = min(part.value for part in parts), max(part.value for part in parts)
         return Cell((range_figures(low / unit[0], high / unit[0]),), order=low)
-    text = short_figure(found.value / unit[0])
-    if found.is_range:
-        text = range_figures(found.low / unit[0], found.high / unit[0])
-    return Cell((text,), "best" if is_best else "", found.value)
+    text = short_figure(shown.value / unit[0])
+    if shown.is_range:
+        text = range_figures(shown.low / unit[0], shown.high / unit[0])
+    return Cell((text,), "best" if is_best else "", shown.value)
 
 
 def _value(series: Mapping[SeriesKey, Series], metric: Metric) -> float | None:
-    found = _series(series, metric)
-    if found is None:
-        return max((one.value for one in _parts(series, metric)), default=None)
-    return found.value
+    shown = _series(series, metric)
+    if shown is None:
+        return max((part.value for part in _parts(series, metric)), default=None)
+    return shown.value
 
 
 def _series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
@@ -148,15 +160,15 @@ def _series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None
     Figures in another unit (parts of a reference that was not printed) have no place in a column.
     """
     keys = headline(series, metric) or only_variant(series, metric)
-    found = [series[key] for key in keys if key.unit == metric.unit]
-    return max(found, key=lambda one: one.samples, default=None)
+    candidates = [series[key] for key in keys if key.unit == metric.unit]
+    return max(candidates, key=lambda one: one.samples, default=None)
 
 
 def _parts(series: Mapping[SeriesKey, Series], metric: Metric) -> list[Series]:
     """Series of single nodes and GPUs, where none is over all: a job bound to each in turn."""
     return [
-        one
-        for key, one in series.items()
+        key_series
+        for key, key_series in series.items()
         if (key.metric, key.unit, key.variant) == (metric.id, metric.unit, metric.headline)
         and key.node is not None
         and key.device is not None
@@ -169,9 +181,9 @@ def _best(machine: ReportedMachine, metric: Metric) -> str | None:
     Nothing is best of figures that are emulated, of a sick machine, or of too few boots.
     """
     for recommendation in machine.recommendations:
-        results = recommendation.on(metric.id)
-        others = [one.position is Position.WORSE for one in results[1:]]
-        if recommendation.choice is not None and others and all(others):
+        results = recommendation.results_on(metric.id)
+        are_worse = [result.position is Position.WORSE for result in results[1:]]
+        if recommendation.choice is not None and are_worse and all(are_worse):
             return results[0].alternative
     return None
 
@@ -181,17 +193,17 @@ def _effect_cell(effects: Sequence[SwitchEffect]) -> Cell:
     machine, and of how many machines nothing is known."""
     if not effects:
         return Cell((Span("not measured", "dim"),), "none")
-    stated = [one for one in effects if one.judged is not Outcome.CANNOT_TELL]
-    ratios = sorted(one.effect.ratio for one in stated or effects)
-    if not stated:
+    decided = [effect for effect in effects if effect.outcome is not Outcome.CANNOT_TELL]
+    ratios = sorted(effect.effect.ratio for effect in decided or effects)
+    if not decided:
         return Cell((Span(f"cannot tell ({_range(ratios)})", "tone neutral"),))
-    losses = [one for one in stated if one.judged is Outcome.WORSE]
-    gains = [one for one in stated if one.judged is Outcome.BETTER]
+    losses = [effect for effect in decided if effect.outcome is Outcome.WORSE]
+    gains = [effect for effect in decided if effect.outcome is Outcome.BETTER]
     tone = "mixed" if losses and gains else "worse" if losses else "better" if gains else "neutral"
     lines: list[Words] = [
         (
             Span(f"{_TONES.get(tone, '')}{_range(ratios)}", f"tone {tone}"),
-            Span(f" ({plural(len(stated), 'machine')})", "dim small"),
+            Span(f" ({plural(len(decided), 'machine')})", "dim small"),
         )
     ]
     if losses:
@@ -201,7 +213,7 @@ def _effect_cell(effects: Sequence[SwitchEffect]) -> Cell:
         lines.append(Span(loss, "risk small"))
     else:
         lines.append(Span("no risk shown", "dim small"))
-    if unclear := len(effects) - len(stated):
+    if unclear := len(effects) - len(decided):
         lines.append(Span(f"{unclear} more cannot tell", "dim small"))
     return Cell(tuple(lines))
 
@@ -276,8 +288,8 @@ def link_speeds(machines: Sequence[ReportedMachine]) -> Table:
 def _has_unit(machine: ReportedMachine, metric: Metric) -> bool:
     return any(
         key.metric == metric.id and key.unit == metric.unit
-        for one in machine.chosen
-        for key in machine.series[one.label]
+        for alternative in machine.chosen
+        for key in machine.series[alternative.label]
     )
 
 
@@ -307,16 +319,16 @@ def _gpu_nodes(machine: ReportedMachine) -> frozenset[int]:
 
 def _against_reference(machines: Sequence[ReportedMachine], metric: Metric) -> Picture | None:
     """Machines against the first that has a figure; faster is above 1 whatever the metric."""
-    found = []
+    measured = []
     for machine in machines:
         series = _any_series(machine, metric)
         if series is not None:
-            found.append((machine.name, series))
-    if len(found) < 2:
+            measured.append((machine.name, series))
+    if len(measured) < 2:
         return None
-    name, reference = found[0]
+    name, reference = measured[0]
     bars = []
-    for place, (machine_name, series) in enumerate(found):
+    for place, (machine_name, series) in enumerate(measured):
         ratio = series.value / reference.value
         faster = 1 / ratio if metric.lower_is_better else ratio
         note = "reference" if place == 0 else change_text(faster, name)
@@ -333,7 +345,7 @@ def _against_reference(machines: Sequence[ReportedMachine], metric: Metric) -> P
             )
         )
     title = f"{metric.title}: machines against {name}"
-    variants = ", ".join(dict.fromkeys(s.key.variant or "" for _, s in found)).strip(", ")
+    variants = ", ".join(dict.fromkeys(s.key.variant or "" for _, s in measured)).strip(", ")
     note = f"{better_text(metric)}; throughput against {name}; {variants or metric.about}"
     svg = bar_chart(title, metric.unit, [BarGroup("", tuple(bars))])
     return Picture(title, svg, (note,))
@@ -341,23 +353,23 @@ def _against_reference(machines: Sequence[ReportedMachine], metric: Metric) -> P
 
 def _any_series(machine: ReportedMachine, metric: Metric) -> Series | None:
     """The machine's figure: of the layout with the most samples; a control moves with none."""
-    found: list[Series] = []
-    for one in machine.every:
-        of: Mapping[SeriesKey, Series] = machine.series[one.label]
-        found += [
+    candidates: list[Series] = []
+    for alternative in machine.all_alternatives:
+        by_key: Mapping[SeriesKey, Series] = machine.series[alternative.label]
+        candidates += [
             series
-            for key, series in of.items()
+            for key, series in by_key.items()
             if key.metric == metric.id and key.unit == metric.unit and key.is_over_all
         ]
-    return max(found, key=lambda series: (series.key.worst, series.samples), default=None)
+    return max(candidates, key=lambda series: (series.key.worst, series.samples), default=None)
 
 
 def _copies(machine: ReportedMachine, metric: Metric) -> str:
     """The range over layouts and GPUs."""
     series = [
-        found
-        for one in machine.every
-        for key, found in machine.series[one.label].items()
+        key_series
+        for alternative in machine.all_alternatives
+        for key, key_series in machine.series[alternative.label].items()
         if key.metric == metric.id
         and key.unit == metric.unit
         and key.size_bytes is None
@@ -365,7 +377,10 @@ def _copies(machine: ReportedMachine, metric: Metric) -> str:
     ]
     if not series:
         return ""
-    low, high = min(one.low for one in series), max(one.high for one in series)
+    low, high = (
+        min(key_series.low for key_series in series),
+        max(key_series.high for key_series in series),
+    )
     return _two(low, high, metric.unit)
 
 

@@ -7,7 +7,7 @@ from homenode.decide.recommendation import Recommendation, titles_of
 from homenode.decide.sentences import (
     STRENGTHS,
     AdviceLine,
-    Advised,
+    MachineAdvice,
     advise,
     effect_text,
     ground_of,
@@ -37,17 +37,17 @@ _NOTHING = "No result decides which layout to run: homenode trial VM measures it
 
 def advice_of(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
     """What these machines' evidence says to do."""
-    return advise(list(map(advised, machines)))
+    return advise(list(map(machine_advice, machines)))
 
 
-def advised(machine: ReportedMachine) -> Advised:
+def machine_advice(machine: ReportedMachine) -> MachineAdvice:
     """The machine as advice is drawn from it."""
-    return Advised(machine.name, machine.recommendations, machine.effects)
+    return MachineAdvice(machine.name, machine.recommendations, machine.effects)
 
 
 def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) -> Section:
     """A line for each answer, with a link to what it rests on, and one picture."""
-    links = dict(zip((one.name for one in machines), anchors, strict=True))
+    links = dict(zip((machine.name for machine in machines), anchors, strict=True))
     lines = advice_of(machines)
     items = tuple(_line(line, links.get(line.machine or "", "evidence")) for line in lines)
     parts: list[Part] = [Items(items, "sentences") if items else Text(_NOTHING)]
@@ -58,7 +58,9 @@ def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
     groups = tuple(_groups(machines, [line.subject for line in lines]))
     if groups:
         title = "What each layout changes"
-        baselines = {one.comparison.baseline for one in machines if one.comparison is not None}
+        baselines = {
+            machine.comparison.baseline for machine in machines if machine.comparison is not None
+        }
         baselines &= PRESETS.keys()
         baseline = baselines.pop() if len(baselines) == 1 else "first"
         note = f"against the same machine's {baseline} layout"
@@ -70,10 +72,17 @@ def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
 
 def strength_of(machines: Sequence[ReportedMachine]) -> str:
     """How sure the answers are, in a few words."""
-    answers = [one for machine in machines for one in machine.recommendations if one.tells]
-    levels = sorted({one.level for one in answers if one.level is not None}, key=lambda of: of.rank)
+    answers = [
+        recommendation
+        for machine in machines
+        for recommendation in machine.recommendations
+        if recommendation.tells
+    ]
+    levels = sorted(
+        {answer.level for answer in answers if answer.level is not None}, key=lambda of: of.rank
+    )
     strengths = [STRENGTHS[level] for level in levels] or ["nothing is decided"]
-    if machines and all(one.is_published for one in machines):
+    if machines and all(machine.is_published for machine in machines):
         strengths.append("one printed value each")
     return ", ".join(strengths)
 
@@ -96,8 +105,8 @@ def answer_text(machines: Sequence[ReportedMachine]) -> Doc:
 def counts_text(machines: Sequence[ReportedMachine]) -> str:
     """The result of a report in a line: "9 machines; 2 answers, 1 machine to repair first"."""
     lines = advice_of(machines)
-    reviewed = [one for one in map(advised, machines) if one.review]
-    blocked = sum(any(answer.is_blocked for answer in one.answers) for one in reviewed)
+    reviewed = [machine for machine in map(machine_advice, machines) if machine.review]
+    blocked = sum(any(answer.is_blocked for answer in machine.answers) for machine in reviewed)
     parts = [plural(sum(not line.is_review for line in lines), "answer")]
     if blocked:
         parts.append(f"{plural(blocked, 'machine')} to repair first")
@@ -120,54 +129,61 @@ def _title(subject: str) -> str:
 
 def _named_layouts(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
     """Layouts that these machines have results or recommendations of."""
-    names = {one.label for machine in machines for one in machine.every}
-    for answer in (one for machine in machines for one in machine.recommendations):
+    names = {alternative.label for machine in machines for alternative in machine.all_alternatives}
+    for answer in (
+        recommendation for machine in machines for recommendation in machine.recommendations
+    ):
         names |= {answer.choice or "", answer.layout or ""}
     return tuple(name for name in PRESETS if name in names)
 
 
 def _groups(machines: Sequence[ReportedMachine], decided: Sequence[str]) -> Iterator[EffectGroup]:
     """Metrics of what is decided first, then those of most machines."""
-    found = {}
+    groups = {}
     for objective in Objective:
         for metric in primaries(objective):
             rows = tuple(filter(None, (_row(machine, metric) for machine in machines)))
-            if rows and metric.id not in found:
+            if rows and metric.id not in groups:
                 place = objective not in decided, -len(rows)
-                found[metric.id] = place, EffectGroup(metric.title, better_text(metric), rows)
-    left = MOST_ROWS
-    for _, group in sorted(found.values(), key=lambda one: one[0]):
-        if len(group.rows) <= left:
-            left -= len(group.rows)
+                groups[metric.id] = place, EffectGroup(metric.title, better_text(metric), rows)
+    rows_left = MOST_ROWS
+    for _, group in sorted(groups.values(), key=lambda one: one[0]):
+        if len(group.rows) <= rows_left:
+            rows_left -= len(group.rows)
             yield group
 
 
 def _row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
     """None where the machine has no two layouts' results, or they are to be checked first."""
     comparison = machine.comparison
-    if comparison is None or advised(machine).review:
+    if comparison is None or machine_advice(machine).review:
         return None
     if comparison.baseline not in PRESETS:
         return None  # queues and policies: of a chart of their own
-    labels = [one.label for one in machine.chosen]
+    labels = [alternative.label for alternative in machine.chosen]
     dots = tuple(
         EffectDot(
-            label=one.alternative,
-            ratio=one.ratio,
-            low=one.low,
-            high=one.high,
-            series=series_number(one.alternative, labels.index(one.alternative)),
-            text=change_text(one.ratio, lower_is_better=one.lower_is_better),
+            label=effect.alternative,
+            ratio=effect.ratio,
+            low=effect.low,
+            high=effect.high,
+            series=series_number(effect.alternative, labels.index(effect.alternative)),
+            text=change_text(effect.ratio, lower_is_better=effect.lower_is_better),
         )
-        for one in comparison.effects
-        if one.metric == metric.id and one.primary and one.state is None and one.ratio > 0
+        for effect in comparison.effects
+        if effect.metric == metric.id
+        and effect.primary
+        and effect.state is None
+        and effect.ratio > 0
     )
     return EffectRow(machine.name, dots) if dots else None
 
 
 def machines_table(machines: Sequence[ReportedMachine], anchors: Sequence[str]) -> Table:
     """A row for each machine, a column for each objective: what to run, the gain, how sure."""
-    heads = (Cell((str(one), Span(titles_of(one), "dim small"))) for one in Objective)
+    heads = (
+        Cell((str(objective), Span(titles_of(objective), "dim small"))) for objective in Objective
+    )
     return Table(
         heads=(Cell(("machine",), "of-machine"), *heads),
         rows=tuple(_machine_row(*pair) for pair in zip(machines, anchors, strict=True)),
@@ -179,13 +195,15 @@ def machines_table(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
 def _machine_row(machine: ReportedMachine, anchor: str) -> tuple[Cell, ...]:
     lines: list[Words] = [Span(machine.name, "name", anchor)]
     lines.append(Span(machine_line(machine), "dim small"))
-    if review := advised(machine).review:
+    if review := machine_advice(machine).review:
         lines.append(Span(f"review first: {review}", "bold small"))
     stop = stop_of(machine)
     if stop:
         return Cell(tuple(lines[:2])), Cell(stop, across=len(Objective))
-    answers = {one.objective: one for one in machine.recommendations}
-    cells = (_objective_cell(machine, answers.get(one)) for one in Objective)
+    answers = {
+        recommendation.objective: recommendation for recommendation in machine.recommendations
+    }
+    cells = (_objective_cell(machine, answers.get(objective)) for objective in Objective)
     return (Cell(tuple(lines)), *cells)
 
 
@@ -225,7 +243,7 @@ def stop_of(machine: ReportedMachine) -> tuple[Words, ...]:
     answers = machine.recommendations
     heads = [run.head for run in machine.runs]
     if not answers and all(
-        one.switches == UNKNOWN_SWITCHES and one.arrangement == one.name for one in heads
+        head.switches == UNKNOWN_SWITCHES and head.arrangement == head.name for head in heads
     ):
         return (
             "the logs do not say under which layout each run was made: "
@@ -233,12 +251,13 @@ def stop_of(machine: ReportedMachine) -> tuple[Words, ...]:
         )
     if not answers:
         return ("no result decides for any objective",)
-    if any(one.choice is not None and one.tells for one in answers) or not (
-        all(one.choice is None for one in answers) or any(one.is_blocked for one in answers)
+    if any(answer.choice is not None and answer.tells for answer in answers) or not (
+        all(answer.choice is None for answer in answers)
+        or any(answer.is_blocked for answer in answers)
     ):
         return ()
-    first = next((one.findings[0] for one in answers if one.findings), None)
-    if first is None and not any(one.is_blocked for one in answers):
+    first = next((answer.findings[0] for answer in answers if answer.findings), None)
+    if first is None and not any(answer.is_blocked for answer in answers):
         return (sentence_of(answers[0]),)
     fix = f". Fix: {first.fix}" if first is not None and first.fix else "."
     action = "repair first" if first is not None else "measure again first"
@@ -260,5 +279,5 @@ def _applies(machine: ReportedMachine, answer: Recommendation) -> bool:
     if machine.host is None or answer.level is not EvidenceLevel.RULE:
         return True
     cards = machine.host.devices_of_kind(DeviceKind.GPU)
-    count = sum(one.physical_function is None for one in cards)
+    count = sum(card.physical_function is None for card in cards)
     return count >= _LEAST_GPUS.get(answer.objective, 0)

@@ -72,7 +72,7 @@ MOST_CAVEATS = 12
 def document_of(
     machines: Sequence[ReportedMachine],
     skipped: Sequence[str],
-    made: str,
+    created: str,
     *,
     title: str | None = None,
     paper: bool = False,
@@ -104,10 +104,10 @@ def document_of(
     return Doc(
         title or title_of(machines),
         tuple(section for section in sections if section.parts),
-        made,
+        created,
         "Made by homenode; needs no network. Results as rows: homenode report --csv or --json"
         + ("." if appendix else "; all of each machine: --appendix."),
-        next((one.hatches for one in hosts if one.hatches), ""),
+        next((host.hatches for host in hosts if host.hatches), ""),
     )
 
 
@@ -141,11 +141,11 @@ def _caveats(machines: Sequence[ReportedMachine]) -> Section:
     """Each caveat once, with the machines that it is about; then how intervals are made."""
     names: dict[tuple[str, str, str], dict[str, None]] = {}
     for machine in machines:
-        for one in _own_doubts(machine):
-            names.setdefault((one.id, one.detail, one.remedy), {})[machine.name] = None
+        for doubt in _own_doubts(machine):
+            names.setdefault((doubt.id, doubt.detail, doubt.remedy), {})[machine.name] = None
     items = tuple(
-        (Span(", ".join(of), "bold"), f": {detail}. Fix: {remedy}. ", Span(name, "dim small"))
-        for (name, detail, remedy), of in islice(names.items(), MOST_CAVEATS)
+        (Span(", ".join(subjects), "bold"), f": {detail}. Fix: {remedy}. ", Span(name, "dim small"))
+        for (name, detail, remedy), subjects in islice(names.items(), MOST_CAVEATS)
     )
     parts: list[Part] = [Items(items)] if items else []
     if len(names) > MOST_CAVEATS:
@@ -174,8 +174,8 @@ def _data(
 def _pictures(
     title: str, about: str, pictures: Iterator[Picture], look: str = ""
 ) -> Iterator[Section]:
-    if found := tuple(pictures):
-        yield Section(title, (Gallery(found, look),), about=about)
+    if shown := tuple(pictures):
+        yield Section(title, (Gallery(shown, look),), about=about)
 
 
 def _machine(machine: ReportedMachine, anchor: str, host: HostPart, *, paper: bool) -> Section:
@@ -195,8 +195,8 @@ def _heading(machine: ReportedMachine) -> list[Part]:
 def _brief(machine: ReportedMachine, anchor: str) -> Section:
     """A machine's answers and its pictures; its results as rows are in the appendix."""
     pictures = tuple(
-        structs.replace(one, note=())
-        for one in (
+        structs.replace(picture, note=())
+        for picture in (
             *islice(mean_pictures(machine), 1),
             *bar_pictures(machine),
             *_details(machine),
@@ -215,8 +215,10 @@ def _references(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
 
 
 def _machine_evidence(machine: ReportedMachine, host: HostPart, *, paper: bool) -> Iterator[Part]:
-    matrices = {one.label: matrices_of(one) for one in machine.every}
-    near_and_far = localities(machine.every, _nodes_of_gpus(machine))
+    matrices = {
+        alternative.label: matrices_of(alternative) for alternative in machine.all_alternatives
+    }
+    near_and_far = localities(machine.all_alternatives, _nodes_of_gpus(machine))
     about = "What the guest sees, and where that lies on the host"
     about += ". Topology: at the end." if paper and host.maps else ""
     paths = path_pictures(machine)
@@ -226,7 +228,10 @@ def _machine_evidence(machine: ReportedMachine, host: HostPart, *, paper: bool) 
     yield from _pictures("Effects", about, forest_pictures(machine))
     yield from _pictures("Figures by layout", "", bar_pictures(machine))
     yield from _pictures("In detail", "", _details(machine))
-    drawn = {one.label: power_by_test(machine.series[one.label]) for one in machine.every}
+    drawn = {
+        alternative.label: power_by_test(machine.series[alternative.label])
+        for alternative in machine.all_alternatives
+    }
     yield from power_table({label: watts for label, watts in drawn.items() if watts})
     if texts := tuple(filter(None, map(file_text, file_effects(machine.chosen)))):
         yield Section("All-reduce with NCCL's topology file", (Items(texts),))
@@ -255,13 +260,15 @@ def _details(machine: ReportedMachine) -> Iterator[Picture]:
 def _printed_results(machine: ReportedMachine) -> Iterator[Section]:
     """Every number of a published machine, those that no picture draws as well."""
     rows = []
-    for one in machine.every if machine.is_published else ():
-        for key, series in machine.series[one.label].items():
+    for alternative in machine.all_alternatives if machine.is_published else ():
+        for key, series in machine.series[alternative.label].items():
             metric = METRICS.get(key.metric)
             place = place_text(key) + (f", {key.size_bytes} bytes" if key.size_bytes else "")
             ends = (series.low, series.high) if series.is_range else (series.value,)
             value = " to ".join(figure_text(end, key.unit) for end in ends)
-            rows.append((one.label, key.metric if metric is None else metric.title, place, value))
+            rows.append(
+                (alternative.label, key.metric if metric is None else metric.title, place, value)
+            )
     if rows:
         heads = ("layout", "result", "of", "value")
         table = Table(heads=heads, rows=tuple(rows), name=f"Printed results of {machine.name}")
@@ -271,7 +278,7 @@ def _printed_results(machine: ReportedMachine) -> Iterator[Section]:
 def _own_doubts(machine: ReportedMachine) -> list[Doubt]:
     """Without those of published results that their strength says already."""
     is_said = SAID_BY_LEVEL if machine.is_published else frozenset()
-    return [one for one in machine.doubts if one.id not in is_said]
+    return [doubt for doubt in machine.doubts if doubt.id not in is_said]
 
 
 def _doubts(machine: ReportedMachine) -> Iterator[Section]:
@@ -280,10 +287,10 @@ def _doubts(machine: ReportedMachine) -> Iterator[Section]:
         yield Section(f"Caveats ({len(doubts)})", (items,), is_open=True)
 
 
-def _doubt(one: Doubt) -> tuple[str | Span, ...]:
-    said = f"{' (blocks)' if one.blocks else ''}, {one.subject}: {one.detail}. "
-    remedy = Span(f"Likely cause: {one.cause}. Fix: {one.remedy}.", "dim")
-    return Span(one.id, "bold"), said, remedy
+def _doubt(doubt: Doubt) -> tuple[str | Span, ...]:
+    text = f"{' (blocks)' if doubt.blocks else ''}, {doubt.subject}: {doubt.detail}. "
+    remedy = Span(f"Likely cause: {doubt.cause}. Fix: {doubt.remedy}.", "dim")
+    return Span(doubt.id, "bold"), text, remedy
 
 
 def _notes(machine: ReportedMachine) -> Iterator[Section]:
@@ -299,7 +306,10 @@ def _notes(machine: ReportedMachine) -> Iterator[Section]:
 
 def _tests(machines: Sequence[ReportedMachine]) -> Section:
     measured = {
-        key.metric for machine in machines for one in machine.series.values() for key in one
+        key.metric
+        for machine in machines
+        for layout_series in machine.series.values()
+        for key in layout_series
     }
     last = ("better", "when it rises", "when it falls", "matters from")
     rows = tuple(
@@ -326,9 +336,9 @@ def _tests(machines: Sequence[ReportedMachine]) -> Section:
 def _topologies(machines: Sequence[ReportedMachine], hosts: Sequence[HostPart]) -> Section:
     parts: list[Part] = []
     for machine, host in zip(machines, hosts, strict=True):
-        for one in host.maps:
-            drawn = Gallery((Picture("", one.svg, look="map"),), "maps")
-            parts.append(Section(f"{machine.name}: {plain(one.title)}", (drawn,)))
+        for host_map in host.maps:
+            drawn = Gallery((Picture("", host_map.svg, look="map"),), "maps")
+            parts.append(Section(f"{machine.name}: {plain(host_map.title)}", (drawn,)))
         parts += host.links
     evidence = Section("", tuple(parts), look="evidence")
     return Section("Topologies and links", (evidence,) if parts else (), "topologies")
@@ -339,22 +349,22 @@ def _nodes_of_gpus(machine: ReportedMachine) -> dict[Bdf, int]:
     return {gpu.bdf: int(gpu.node) for gpu in gpus if gpu.node is not None}
 
 
-def _locality_table(found: Sequence[CopyLocality], name: str) -> Section:
+def _locality_table(localities: Sequence[CopyLocality], name: str) -> Section:
     rows = []
-    for one in found:
-        metric = METRICS.get(one.key.metric)
-        what = [one.key.metric if metric is None else metric.title, one.key.variant]
+    for locality in localities:
+        metric = METRICS.get(locality.key.metric)
+        names = [locality.key.metric if metric is None else metric.title, locality.key.variant]
         means = [
-            "none measured" if mean is None else f"{figure_text(mean, one.key.unit)} ({count})"
-            for mean, count in zip((one.local, one.remote), one.cells, strict=True)
+            "none measured" if mean is None else f"{figure_text(mean, locality.key.unit)} ({count})"
+            for mean, count in zip((locality.local, locality.remote), locality.cells, strict=True)
         ]
         rows.append(
             (
-                ", ".join(filter(None, what)),
-                one.alternative,
+                ", ".join(filter(None, names)),
+                locality.alternative,
                 *means,
-                "" if one.ratio is None else f"{one.ratio:.2f}x",
-                one.stated,
+                "" if locality.ratio is None else f"{locality.ratio:.2f}x",
+                locality.basis,
             )
         )
     figures = ("local", "remote", "ratio")
@@ -372,12 +382,12 @@ def _locality_table(found: Sequence[CopyLocality], name: str) -> Section:
 def _environment(machine: ReportedMachine) -> Iterator[Section]:
     """What figures were taken under. Nothing of a published machine: what is known of its runs is
     printed as it was."""
-    every = () if machine.is_published else machine.every
-    labels = tuple(one.label for one in every)
+    alternatives = () if machine.is_published else machine.all_alternatives
+    labels = tuple(alternative.label for alternative in alternatives)
     columns: list[dict[str, dict[str, None]]] = []
-    for one in every:
-        found: dict[str, dict[str, None]] = {}
-        for run in one.runs:
+    for alternative in alternatives:
+        conditions: dict[str, dict[str, None]] = {}
+        for run in alternative.runs:
             head = run.head
             facts = [("ran in", str(head.vantage)), ("figures", str(head.origin))]
             facts += [("vCPUs", str(head.vcpus))] if head.vcpus is not None else []
@@ -390,8 +400,8 @@ def _environment(machine: ReportedMachine) -> Iterator[Section]:
             ]
             facts += [(c.name, c.value) for c in head.conditions]
             for name, value in facts:
-                found.setdefault(name, {})[value] = None
-        columns.append(found)
+                conditions.setdefault(name, {})[value] = None
+        columns.append(conditions)
     names = dict.fromkeys(name for column in columns for name in column)
     rows = []
     for name in names:

@@ -18,7 +18,7 @@ from homenode.measure.results.store import FILE, load_runs
 from homenode.measure.results.vantage import Vantage
 from homenode.plan.stored import read_plan
 from homenode.safe.input_files import read_plain
-from homenode.show.report.machine import UNNAMED, Stored
+from homenode.show.report.machine import UNNAMED, StoredRun
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.plan import Plan
 from homenode.vm.sources import load_host
@@ -39,7 +39,7 @@ class ReportInputs(Struct, frozen=True):
     out."""
 
     runs: tuple[Run, ...]
-    stored: tuple[Stored, ...]
+    stored: tuple[StoredRun, ...]
     hosts: dict[str, Host]
     skipped: tuple[str, ...]
     imported: int = 0  # how many of the runs were read from other tools' files
@@ -54,16 +54,16 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
     runs: list[Run] = []
     folders: list[str | None] = []
     skipped: list[str] = []
-    others: list[Path] = []
+    foreign_paths: list[Path] = []
     loose: list[Path] = []
     for argument in arguments:
-        found, where, left_out, foreign = _of(argument)
-        runs += found
-        folders += where
+        folder_results, directory, left_out, foreign = _read_argument(argument)
+        runs += folder_results
+        folders += directory
         skipped += left_out
-        others += foreign
+        foreign_paths += foreign
         loose += _loose(argument, foreign)
-    of_others, left_out = imported(others)
+    of_others, left_out = imported(foreign_paths)
     of_others += imported(loose)[0]
     runs += of_others
     folders += [None] * len(of_others)
@@ -74,15 +74,17 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
             f"report: expected at least one run, found none ({reasons})",
             hint="homenode bench makes runs",
         )
-    named = [load_host(one) for one in hosts]
-    known = {host_fingerprint(one): one for one in named}
+    named = [load_host(host) for host in hosts]
+    host_of_fingerprint = {host_fingerprint(results): results for results in named}
     if len(named) == 1:
-        known[UNNAMED] = named[0]
-    stored = _neighbours(runs, folders, known, skipped)
-    return ReportInputs(tuple(runs), tuple(stored), known, tuple(skipped), len(of_others))
+        host_of_fingerprint[UNNAMED] = named[0]
+    stored = _neighbours(runs, folders, host_of_fingerprint, skipped)
+    return ReportInputs(
+        tuple(runs), tuple(stored), host_of_fingerprint, tuple(skipped), len(of_others)
+    )
 
 
-def _of(argument: str) -> tuple[list[Run], list[str | None], list[str], list[Path]]:
+def _read_argument(argument: str) -> tuple[list[Run], list[str | None], list[str], list[Path]]:
     """Runs, where each lies, what was omitted, and what may be of other tools."""
     path = Path(argument)
     try:
@@ -91,37 +93,37 @@ def _of(argument: str) -> tuple[list[Run], list[str | None], list[str], list[Pat
         if path.is_file() and path.suffix != _RESULTS_SUFFIX:
             return [], [], [], [path]
         return [], [], [error.message], []
-    others = [Path(one) for one in loaded.foreign]
+    foreign_paths = [Path(path) for path in loaded.foreign]
     if not loaded.runs and not any(gap.subject not in loaded.foreign for gap in loaded.skipped):
-        others = [path]  # also files next to its folders
+        foreign_paths = [path]  # also files next to its folders
     skipped = [str(gap) for gap in loaded.skipped if gap.subject not in loaded.foreign]
-    return list(loaded.runs), list(loaded.folders), skipped, others
+    return list(loaded.runs), list(loaded.folders), skipped, foreign_paths
 
 
-def _loose(argument: str, others: Sequence[Path]) -> list[Path]:
+def _loose(argument: str, paths: Sequence[Path]) -> list[Path]:
     """Files of a folder that lie next to its folders of runs: logs of other tools are among them,
     and what else homenode keeps there is none of its runs."""
     folder = Path(argument)
-    if not folder.is_dir() or folder in others:
+    if not folder.is_dir() or folder in paths:
         return []
     if (folder / FILE).exists():
         return []
-    return sorted(one for one in folder.iterdir() if one.is_file() and not one.is_symlink())
+    return sorted(file for file in folder.iterdir() if file.is_file() and not file.is_symlink())
 
 
 def _neighbours(
     runs: Sequence[Run], folders: Sequence[str | None], hosts: dict[str, Host], skipped: list[str]
-) -> list[Stored]:
+) -> list[StoredRun]:
     """Plans and captures, each once for all runs of one machine under one choice."""
     seen: set[object] = set()
     guests: dict[object, int] = {}
-    found = []
+    neighbours = []
     for run, folder in zip(runs, folders, strict=True):
         head = run.head
         machine = (head.system, head.host or head.host_kind)
         choice = (*machine, head.switches, head.arrangement, head.memory_mode, head.page_bytes)
         if folder is None:
-            found.append(Stored())
+            neighbours.append(StoredRun())
             continue
         plan: Plan | None = None
         guest: Host | None = None
@@ -138,8 +140,8 @@ def _neighbours(
             elif head.vantage is Vantage.GUEST and guests.setdefault(machine, 0) < MOST_GUESTS:
                 guests[machine] += 1
                 guest = _read(_host, host_path, skipped)
-        found.append(Stored(plan, guest))
-    return found
+        neighbours.append(StoredRun(plan, guest))
+    return neighbours
 
 
 def _read(read: Callable[[Path], T], path: Path, skipped: list[str]) -> T | None:

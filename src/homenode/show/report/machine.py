@@ -47,7 +47,7 @@ UNNAMED = ""
 _SHORT_HASH = 8
 
 
-class Stored(Struct, frozen=True):
+class StoredRun(Struct, frozen=True):
     """What lies next to a run: the plan that it was made under; the machine that it saw."""
 
     plan: Plan | None = None
@@ -60,7 +60,7 @@ class ReportedMachine(Struct, frozen=True, kw_only=True):
     name: str  # unlike those of the others
     runs: tuple[Run, ...]
     chosen: tuple[Alternative, ...]  # its alternatives, the baseline first
-    rest: tuple[Alternative, ...]  # figures of no layout
+    others_of_machine: tuple[Alternative, ...]  # figures of no layout
     series: Mapping[str, Mapping[SeriesKey, Series]]  # of every alternative, by label
     recommendations: tuple[Recommendation, ...]
     comparison: Comparison | None  # None with fewer than two
@@ -77,21 +77,21 @@ class ReportedMachine(Struct, frozen=True, kw_only=True):
         return all(run.head.origin is Origin.PUBLISHED for run in self.runs)
 
     @property
-    def every(self) -> tuple[Alternative, ...]:
+    def all_alternatives(self) -> tuple[Alternative, ...]:
         """All alternatives, those that can be chosen first."""
-        return (*self.chosen, *self.rest)
+        return (*self.chosen, *self.others_of_machine)
 
 
 def machines_of(
     runs: Sequence[Run],
-    stored: Sequence[Stored],
+    stored: Sequence[StoredRun],
     hosts: Mapping[str, Host],
 ) -> tuple[ReportedMachine, ...]:
     """The machines of these runs, in the order in which they come.
 
     stored: next to each run, in the same order. hosts: topologies, by a host's fingerprint.
     """
-    neighbours = {id(run): one for run, one in zip(runs, stored, strict=True)}
+    neighbours = {id(run): neighbour for run, neighbour in zip(runs, stored, strict=True)}
     groups: dict[tuple[str, str | None], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.head.system, run.head.host or run.head.host_kind), []).append(run)
@@ -114,69 +114,76 @@ def machines_of(
 
 
 def _name(key: tuple[str, str | None], keys: Sequence[tuple[str, str | None]]) -> str:
-    system, where = key
+    system, host_name = key
     if sum(other[0] == system for other in keys) == 1:
         return system
-    short = where if where is None or " " in where else where[:_SHORT_HASH]
+    short = host_name if host_name is None or " " in host_name else host_name[:_SHORT_HASH]
     return f"{system} on {short or 'a host that is not named'}"
 
 
 def _machine(
     name: str,
     runs: tuple[Run, ...],
-    neighbours: Mapping[int, Stored],
+    neighbours: Mapping[int, StoredRun],
     hosts: Mapping[str, Host],
 ) -> ReportedMachine:
-    stated = _distinguished(runs)
-    on_host = _bare_metal(stated)
-    measured = tuple(run for run in stated if on_host is None or run not in on_host.runs)
-    found = alternatives(measured)
-    every = sorted(found, key=_order)
-    rest = tuple(
-        replace(one, label=ANY_LAYOUT)
-        for one in every
-        if one.switches == UNKNOWN_SWITCHES and one.arrangement is None
+    labels = _distinct_labels(runs)
+    on_host = _bare_metal(labels)
+    measured = tuple(run for run in labels if on_host is None or run not in on_host.runs)
+    all_alternatives = alternatives(measured)
+    ordered = sorted(all_alternatives, key=_order)
+    others_of_machine = tuple(
+        replace(alternative, label=ANY_LAYOUT)
+        for alternative in ordered
+        if alternative.switches == UNKNOWN_SWITCHES and alternative.arrangement is None
     )
     chosen = tuple(
-        one for one in every if one.switches != UNKNOWN_SWITCHES or one.arrangement is not None
+        alternative
+        for alternative in ordered
+        if alternative.switches != UNKNOWN_SWITCHES or alternative.arrangement is not None
     )
-    rest += () if on_host is None else (on_host,)
+    others_of_machine += () if on_host is None else (on_host,)
     host = _host(runs, hosts)
     # Of the runs as they are stored: their names are nothing that could be chosen.
-    verdicts = _verdicts(name, runs, found, host)
-    series = {one.label: one.series for one in (*chosen, *rest)}
+    verdicts = _verdicts(name, runs, all_alternatives, host)
+    series = {
+        alternative.label: alternative.series for alternative in (*chosen, *others_of_machine)
+    }
     comparison = compare_series(chosen, series) if len(chosen) > 1 else None
     bare = None
     if on_host is not None and chosen:
         bare = compare_series((on_host, *chosen), series, bare=True)
-    own = (
+    own_doubts = (
         *(comparison.doubts if comparison is not None else ()),
         *(bare.doubts if bare is not None else ()),
     )
-    alone = rest if comparison is not None else (*chosen, *rest)
-    own = (*own, *(doubt for one in alone for doubt in doubts_of(one)))
-    folders = _neighbours_of(chosen, runs, stated, neighbours)
+    alone = others_of_machine if comparison is not None else (*chosen, *others_of_machine)
+    own_doubts = (
+        *own_doubts,
+        *(doubt for alternative in alone for doubt in doubts_of(alternative)),
+    )
+    folders = _neighbours_of(chosen, runs, labels, neighbours)
     return ReportedMachine(
         name=name,
-        runs=stated,
+        runs=labels,
         chosen=chosen,
-        rest=rest,
+        others_of_machine=others_of_machine,
         series=series,
         recommendations=verdicts,
         comparison=comparison,
         bare=bare,
         effects=switch_effects(name, chosen),
-        doubts=once(dict.fromkeys(own)),
+        doubts=once(dict.fromkeys(own_doubts)),
         host=host,
-        plans={label: one.plan for label, one in folders if one.plan is not None},
-        guests={label: one.guest for label, one in folders if one.guest is not None},
+        plans={label: results.plan for label, results in folders if results.plan is not None},
+        guests={label: results.guest for label, results in folders if results.guest is not None},
     )
 
 
 def _verdicts(
     name: str,
     runs: Sequence[Run],
-    known: Sequence[Alternative],
+    cached_alternatives: Sequence[Alternative],
     host: Host | None,
 ) -> tuple[Recommendation, ...]:
     """The answers for a machine, of which the reader may know the host or nothing but its runs."""
@@ -184,9 +191,9 @@ def _verdicts(
         machine, runs = facts_of_host(host), of_host(runs, host)
     else:
         machine = facts_of_runs(runs[0].head.system, runs)
-    found = decide_all(runs, replace(machine, name=name), known=known)
+    answers = decide_all(runs, replace(machine, name=name), cached_alternatives=cached_alternatives)
     figures = machine.nodes is not None
-    return tuple(one for one in found if figures or not rests_on_rule_alone(one))
+    return tuple(answer for answer in answers if figures or not rests_on_rule_alone(answer))
 
 
 def _bare_metal(runs: Sequence[Run]) -> Alternative | None:
@@ -207,7 +214,7 @@ def _bare_metal(runs: Sequence[Run]) -> Alternative | None:
     )
 
 
-def _distinguished(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+def _distinct_labels(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     """Runs of which no one has said what was chosen are distinguished by their names."""
     return tuple(
         structs.replace(run, head=structs.replace(run.head, arrangement=run.head.name))
@@ -219,31 +226,35 @@ def _distinguished(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     )
 
 
-def _order(one: Alternative) -> int:
+def _order(alternative: Alternative) -> int:
     """Presets in the order in which they add switches; whatever else after them, as it came."""
     names = list(PRESETS)
-    name = one.switches.name
-    if name in names and one.arrangement is None:
+    name = alternative.switches.name
+    if name in names and alternative.arrangement is None:
         return names.index(name)
-    return len(names) + (one.switches == UNKNOWN_SWITCHES and one.arrangement is None)
+    return len(names) + (
+        alternative.switches == UNKNOWN_SWITCHES and alternative.arrangement is None
+    )
 
 
 def _neighbours_of(
     chosen: Iterable[Alternative],
     runs: Sequence[Run],
-    stated: Sequence[Run],
-    neighbours: Mapping[int, Stored],
-) -> list[tuple[str, Stored]]:
+    folders_of_run: Sequence[Run],
+    neighbours: Mapping[int, StoredRun],
+) -> list[tuple[str, StoredRun]]:
     """What lies next to the first run of each alternative that has something."""
     # By their heads: where states are joined, an alternative has copies of its runs.
-    of_run = {id(new.head): neighbours[id(old)] for old, new in zip(runs, stated, strict=True)}
-    found = []
-    for one in chosen:
-        there = [of_run[id(run.head)] for run in one.runs if id(run.head) in of_run]
-        plan = next((s.plan for s in there if s.plan is not None), None)
-        guest = next((s.guest for s in there if s.guest is not None), None)
-        found.append((one.label, Stored(plan, guest)))
-    return found
+    of_run = {
+        id(new.head): neighbours[id(old)] for old, new in zip(runs, folders_of_run, strict=True)
+    }
+    names = []
+    for alternative in chosen:
+        paths = [of_run[id(run.head)] for run in alternative.runs if id(run.head) in of_run]
+        plan = next((s.plan for s in paths if s.plan is not None), None)
+        guest = next((s.guest for s in paths if s.guest is not None), None)
+        names.append((alternative.label, StoredRun(plan, guest)))
+    return names
 
 
 def _hosts_of(runs: Sequence[Run]) -> dict[str, None]:
@@ -284,16 +295,18 @@ def host_part(machine: ReportedMachine, *, paper: bool) -> HostPart:
     svgs: list[tuple[str, str]] = []
     plans = list(machine.plans.items())
     if host is not None and plans and _fits(host, plans[0][1]):
-        choices = [one.choice for one in machine.recommendations]
+        choices = [recommendation.choice for recommendation in machine.recommendations]
         label, plan = max(plans, key=lambda pair: choices.count(pair[0]))
         svgs.append((f"host, with the VM of {label}", topology_map(host, plan)))
     elif host is not None:
         svgs.append(("host", topology_map(host)))
     for label, guest in list(machine.guests.items())[: MOST_MAPS - len(svgs)]:
         svgs.append((f"what the suite saw under {label}", topology_map(guest)))
-    hatches = next((found[0] for _, svg in svgs if (found := _HATCHES.search(svg))), "")
+    hatches = next((match[0] for _, svg in svgs if (match := _HATCHES.search(svg))), "")
     return HostPart(
-        maps=tuple(Picture(title, _drawn(svg, paper=paper), look="map") for title, svg in svgs),
+        maps=tuple(
+            Picture(title, _draw_hosts(svg, paper=paper), look="map") for title, svg in svgs
+        ),
         hatches="" if paper else hatches,
         links=tuple(_links(host)) if host is not None else (),
         findings=_findings(machine),
@@ -305,48 +318,55 @@ def host_lines(machine: ReportedMachine) -> Iterator[Text]:
     if machine.host is not None:
         source = "as it is described" if machine.host.assumed else "as its capture says"
         assumed = "; ".join(machine.host.assumed)
-        said = f" Assumed: {assumed}." if assumed else ""
-        yield Text(f"The host is drawn {source}.{said}", "dim small")
+        assumption = f" Assumed: {assumed}." if assumed else ""
+        yield Text(f"The host is drawn {source}.{assumption}", "dim small")
 
 
 def map_sections(machine: ReportedMachine, part: HostPart) -> Iterator[Part]:
     """The topologies, folded; or that there is none."""
     if not part.maps:
-        why = "no capture of the host and no plan is stored next to these results"
-        yield Text(f"No topology picture: {why}.", "dim small")
+        reason = "no capture of the host and no plan is stored next to these results"
+        yield Text(f"No topology picture: {reason}.", "dim small")
     counts = "" if machine.host is None else f" ({host_counts(machine.host)})"
-    for number, one in enumerate(part.maps):
-        title = f"Topology: {one.title}{'' if number else counts}"
-        yield Section(title, (Gallery((Picture("", one.svg, look="map"),), "maps"),), is_open=False)
+    for number, host_map in enumerate(part.maps):
+        title = f"Topology: {host_map.title}{'' if number else counts}"
+        yield Section(
+            title, (Gallery((Picture("", host_map.svg, look="map"),), "maps"),), is_open=False
+        )
     if part.links:
         yield Section("Links of GPUs and NICs", part.links, is_open=False)
 
 
 def _findings(machine: ReportedMachine) -> Section | None:
-    found = () if machine.host is None else diagnose(machine.host).findings
+    host_findings = () if machine.host is None else diagnose(machine.host).findings
     items: list[Words] = []
-    for one, subjects in _by_subjects(found):
-        said = f": {', '.join(subjects)}: {one.compared} "
-        fix = f". Fix: {one.fix}" if one.fix else ""
-        items.append((Span(one.severity, "bold"), said, Span(f"({one.id}){fix}", "dim")))
+    for finding, subjects in _by_subjects(host_findings):
+        text = f": {', '.join(subjects)}: {finding.compared} "
+        fix = f". Fix: {finding.fix}" if finding.fix else ""
+        items.append((Span(finding.severity, "bold"), text, Span(f"({finding.id}){fix}", "dim")))
     for label, plan in machine.plans.items():
-        for own in plan.findings:
-            said = f", plan of {label}: {own.subject}: {own.compared} "
-            items.append((Span(own.severity, "bold"), said, Span(f"({own.id})", "dim")))
+        for plan_finding in plan.findings:
+            text = f", plan of {label}: {plan_finding.subject}: {plan_finding.compared} "
+            items.append(
+                (Span(plan_finding.severity, "bold"), text, Span(f"({plan_finding.id})", "dim"))
+            )
     if not items:
         return None
-    is_open = any(one.severity is Severity.CRITICAL for one in found)
+    is_open = any(finding.severity is Severity.CRITICAL for finding in host_findings)
     return Section(f"Findings ({len(items)})", (Items(tuple(items)),), is_open=is_open)
 
 
 def _by_subjects(findings: Iterable[Finding]) -> tuple[tuple[Finding, tuple[str, ...]], ...]:
     """Findings that differ in their subject's name alone, once, with all subjects."""
-    alike: dict[tuple[object, ...], tuple[Finding, list[str]]] = {}
-    for one in findings:
-        texts = (_ADDRESS.sub("", text) for text in (one.expected, one.observed, one.fix or ""))
-        key = (one.id, one.severity, *texts)
-        alike.setdefault(key, (one, []))[1].append(one.subject)
-    return tuple((one, tuple(subjects)) for one, subjects in alike.values())
+    by_text: dict[tuple[object, ...], tuple[Finding, list[str]]] = {}
+    for finding in findings:
+        texts = (
+            _ADDRESS.sub("", text)
+            for text in (finding.expected, finding.observed, finding.fix or "")
+        )
+        key = (finding.id, finding.severity, *texts)
+        by_text.setdefault(key, (finding, []))[1].append(finding.subject)
+    return tuple((finding, tuple(subjects)) for finding, subjects in by_text.values())
 
 
 def _fits(host: Host, plan: Plan) -> bool:
@@ -355,7 +375,7 @@ def _fits(host: Host, plan: Plan) -> bool:
     return all(set(pins) <= pus for pins in plan.vcpu_pins)
 
 
-def _drawn(svg: str, *, paper: bool) -> str:
+def _draw_hosts(svg: str, *, paper: bool) -> str:
     svg = _IDS.sub("", svg).strip()
     if not paper:
         svg = _HATCHES.sub("", _STYLE.sub("", svg, count=1), count=1)
@@ -368,14 +388,16 @@ def _links(host: Host) -> Iterator[Part]:
     """Links that are not PCIe; then GPUs or NICs of one model on one node with equal links."""
     if lines := link_lines(host):
         yield Items(lines)
-    found: dict[tuple[str, str, str], list[str]] = {}
+    addresses_of_link: dict[tuple[str, str, str], list[str]] = {}
     for kind in (DeviceKind.GPU, DeviceKind.NIC):
         for device in host.devices_of_kind(kind):
             if device.physical_function is None:
                 node = "unknown" if device.node is None else str(device.node)
                 link = link_text(device.link) or "unknown"
-                alike = (device_model(device) or str(kind), node, link)
-                found.setdefault(alike, []).append(str(device.bdf))
-    rows = tuple((*alike, ", ".join(addresses)) for alike, addresses in found.items())
+                link_key = (device_model(device) or str(kind), node, link)
+                addresses_of_link.setdefault(link_key, []).append(str(device.bdf))
+    rows = tuple(
+        (*link_key, ", ".join(addresses)) for link_key, addresses in addresses_of_link.items()
+    )
     if rows:
         yield Table(heads=("device", "node", "PCIe link", "addresses"), rows=rows)

@@ -9,7 +9,7 @@ from homenode.decide.comparison import Effect, Outcome
 from homenode.decide.matrices import Axis, CopyLocality, FigureMatrix, MatrixPlace
 from homenode.decide.ranking import OTHER_NODE, OWN_NODE
 from homenode.decide.summary import Series, SeriesKey, headline_series, shown_series
-from homenode.decide.switch_effects import judged
+from homenode.decide.switch_effects import judged_outcome
 from homenode.decide.words import change_text, range_text
 from homenode.doc import Picture
 from homenode.machine.pci import DeviceKind
@@ -67,15 +67,15 @@ def bar_of(label: str, series: Series, position: int, base: Series | None = None
 
 def metric_bars(machine: ReportedMachine, metric: Metric) -> tuple[tuple[Bar, ...], str]:
     """The bars of one metric of a machine, in one unit; changes are against the first layout."""
-    found = [
-        (position, one.label, series)
-        for position, one in enumerate(machine.every)
-        if (series := shown_series(machine.series[one.label], metric)) is not None
+    bars = [
+        (position, alternative.label, series)
+        for position, alternative in enumerate(machine.all_alternatives)
+        if (series := shown_series(machine.series[alternative.label], metric)) is not None
     ]
-    unit = found[0][2].key.unit if found else metric.unit
-    found = [one for one in found if one[2].key.unit == unit]
-    base = found[0][2] if found and machine.chosen else None
-    return tuple(bar_of(label, series, place, base) for place, label, series in found), unit
+    unit = bars[0][2].key.unit if bars else metric.unit
+    bars = [bar for bar in bars if bar[2].key.unit == unit]
+    base = bars[0][2] if bars and machine.chosen else None
+    return tuple(bar_of(label, series, place, base) for place, label, series in bars), unit
 
 
 def bar_pictures(machine: ReportedMachine) -> Iterator[Picture]:
@@ -100,11 +100,13 @@ def forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     for comparison in filter(None, (machine.comparison, machine.bare)):
         charts: dict[str, list[ForestRow]] = {}
         for label in comparison.alternatives:
-            effects = [one for one in comparison.effects if one.alternative == label]
+            effects = [effect for effect in comparison.effects if effect.alternative == label]
             shown = sorted(filter(_is_whole, effects), key=lambda one: not one.primary)
             if shown:
-                found = [_forest_row(one, comparison.bare) for one in shown[:MOST_EFFECTS]]
-                charts[label] = found
+                effect_rows = [
+                    _forest_row(effect, comparison.bare) for effect in shown[:MOST_EFFECTS]
+                ]
+                charts[label] = effect_rows
         if machine.is_published and not any(r.low for rows in charts.values() for r in rows):
             continue  # the bars have the same multiples, and nothing has an interval
         end = axis_end([row for rows in charts.values() for row in rows])
@@ -118,18 +120,20 @@ def forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
 
 def curve_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Latency over working sets, and collectives over message sizes."""
-    for wanted in ("memory-latency", "allreduce-busbw", *_other_curves(machine.series)):
-        metric = metric_of(wanted)
+    for metric_id in ("memory-latency", "allreduce-busbw", *_other_curves(machine.series)):
+        metric = metric_of(metric_id)
         groups: dict[str | None, list[Curve]] = {}
-        for position, one in enumerate(machine.every):
-            for variant, points in curve_points(machine.series[one.label], wanted).items():
-                curve = Curve(one.label, points, series_number(one.label, position))
+        for position, alternative in enumerate(machine.all_alternatives):
+            for variant, points in curve_points(
+                machine.series[alternative.label], metric_id
+            ).items():
+                curve = Curve(alternative.label, points, series_number(alternative.label, position))
                 groups.setdefault(variant, []).append(curve)
         for variant, curves in groups.items():
-            name = wanted if metric is None else metric.title.removesuffix(" of a size")
+            name = metric_id if metric is None else metric.title.removesuffix(" of a size")
             title = f"{name} by size" + (f", {variant}" if variant else "")
-            levels = cache_levels(machine) if wanted == "memory-latency" else ()
-            about = _ABOUT_SIZES.get(wanted, "" if metric is None else metric.about)
+            levels = cache_levels(machine) if metric_id == "memory-latency" else ()
+            about = _ABOUT_SIZES.get(metric_id, "" if metric is None else metric.about)
             unit = "bytes_per_s" if metric is None else metric.unit
             svg = curve_chart(title, unit, curves[:MOST_CURVES], levels)
             yield Picture(title, svg, (about,) if about else ())
@@ -142,16 +146,20 @@ def heat_pictures(
 
     matrices: of each alternative, by its label.
     """
-    found = [(one, matrix) for one in machine.every for matrix in matrices[one.label]]
+    pairs = [
+        (alternative, matrix)
+        for alternative in machine.all_alternatives
+        for matrix in matrices[alternative.label]
+    ]
     ends: dict[tuple[str, str | None], tuple[float, float]] = {}
-    for _, matrix in found:
+    for _, matrix in pairs:
         values = matrix.cells.values()
         kind = (matrix.key.metric, matrix.key.variant)
         low, high = ends.get(kind, (min(values), max(values)))
         ends[kind] = min(low, *values), max(high, *values)
-    found.sort(key=lambda pair: _matrix_order(pair[1]))  # those of one metric side by side
-    for one, matrix in found[:MOST_HEAT_MAPS]:
-        yield _heat_picture(one, matrix, ends[matrix.key.metric, matrix.key.variant])
+    pairs.sort(key=lambda pair: _matrix_order(pair[1]))  # those of one metric side by side
+    for alternative, matrix in pairs[:MOST_HEAT_MAPS]:
+        yield _heat_picture(alternative, matrix, ends[matrix.key.metric, matrix.key.variant])
 
 
 def mean_pictures(machine: ReportedMachine) -> Iterator[Picture]:
@@ -160,11 +168,19 @@ def mean_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     cards = [] if machine.host is None else list(machine.host.devices_of_kind(DeviceKind.GPU))
     nodes = sorted({card.node for card in cards if card.node is not None})
     for metric in METRICS.values():
-        near, far = (headline_series(one, metric) for one in series)
-        if near is None or far is None or near.value == far.value or len(nodes) < 2:
+        near_series, far_series = (
+            headline_series(layout_series, metric) for layout_series in series
+        )
+        if (
+            near_series is None
+            or far_series is None
+            or near_series.value == far_series.value
+            or len(nodes) < 2
+        ):
             continue
         rows = tuple(
-            tuple((far, near)[card.node == node].value for card in cards) for node in nodes
+            tuple((far_series, near_series)[card.node == node].value for card in cards)
+            for node in nodes
         )
         names = tuple(map(str, range(len(cards))))
         drawn = Matrix("node", "GPU", tuple(map(str, nodes)), names, rows)
@@ -173,18 +189,20 @@ def mean_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         yield Picture(title, heat_map(title, metric.unit, drawn), (note,))
 
 
-def locality_pictures(found: Sequence[CopyLocality]) -> Iterator[Picture]:
+def locality_pictures(localities: Sequence[CopyLocality]) -> Iterator[Picture]:
     """Being near against being far, a chart for each metric."""
-    for key in dict.fromkeys((one.key.metric, one.key.unit, one.key.variant) for one in found):
+    for key in dict.fromkeys(
+        (locality.key.metric, locality.key.unit, locality.key.variant) for locality in localities
+    ):
         bars: list[Bar] = []
-        for one in found:
-            if (one.key.metric, one.key.unit, one.key.variant) != key:
+        for locality in localities:
+            if (locality.key.metric, locality.key.unit, locality.key.variant) != key:
                 continue
-            if one.local is not None:
-                side = "as bound" if one.as_bound else "local"
-                bars.append(Bar(f"{one.alternative}, {side}", one.local, None, None, 1))
-            if one.remote is not None:
-                bars.append(Bar(f"{one.alternative}, remote", one.remote, None, None, 3))
+            if locality.local is not None:
+                side = "as bound" if locality.as_bound else "local"
+                bars.append(Bar(f"{locality.alternative}, {side}", locality.local, None, None, 1))
+            if locality.remote is not None:
+                bars.append(Bar(f"{locality.alternative}, remote", locality.remote, None, None, 3))
         metric = metric_of(key[0])
         title = ", ".join(filter(None, (key[0] if metric is None else metric.title, key[2])))
         note = "" if metric is None else better_text(metric)
@@ -195,12 +213,12 @@ def locality_pictures(found: Sequence[CopyLocality]) -> Iterator[Picture]:
 
 def path_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Host and guest side by side, for each alternative of which it is known."""
-    for one in machine.chosen:
-        plan = machine.plans.get(one.label)
+    for alternative in machine.chosen:
+        plan = machine.plans.get(alternative.label)
         if plan is not None:
-            paths = planned_paths(one.label, plan, machine.host)
+            paths = planned_paths(alternative.label, plan, machine.host)
             note = f"as planned. {paths_text(paths)}"
-            yield Picture(one.label, paths_picture(paths), (note,))
+            yield Picture(alternative.label, paths_picture(paths), (note,))
 
 
 def _is_whole(effect: Effect) -> bool:
@@ -216,55 +234,66 @@ def _forest_row(effect: Effect, is_bare: bool) -> ForestRow:
     if effect.slowest_device:
         parts.insert(1, "slowest GPU")
     low, high = effect.low, effect.high
-    said = change_text(effect.ratio, lower_is_better=effect.lower_is_better)
+    tooltip = change_text(effect.ratio, lower_is_better=effect.lower_is_better)
     if low is not None and high is not None:
         ends = range_text(low, high)
-        if not said.endswith("x"):
+        if not tooltip.endswith("x"):
             ends = f"{(low - 1) * 100:+.1f} to {(high - 1) * 100:+.1f} %"
-        said += f" [{ends}]"
+        tooltip += f" [{ends}]"
         if effect.lower_is_better:
             low, high = 1 / high, 1 / low
     if is_bare:
-        said = f"{effect.gain:.1%} of bare metal"
-    outcome = judged(effect)
-    stated = {Outcome.BETTER: "better", Outcome.WORSE: "worse"}.get(outcome, "neutral")
-    return ForestRow(", ".join(filter(None, parts)), effect.gain, low, high, said, stated)
+        tooltip = f"{effect.gain:.1%} of bare metal"
+    outcome = judged_outcome(effect)
+    colour = {Outcome.BETTER: "better", Outcome.WORSE: "worse"}.get(outcome, "neutral")
+    return ForestRow(", ".join(filter(None, parts)), effect.gain, low, high, tooltip, colour)
 
 
 def curve_points(
     series: Mapping[SeriesKey, Series], metric: str
 ) -> dict[str | None, tuple[tuple[float, float], ...]]:
     """Points of curves by variant; of all nodes and devices together only."""
-    found: dict[str | None, list[tuple[float, float]]] = {}
-    for key, one in series.items():
+    points_by_label: dict[str | None, list[tuple[float, float]]] = {}
+    for key, key_series in series.items():
         place = (key.node, key.peer_node, key.device, key.peer)
         if key.metric == metric and key.size_bytes and place == (None,) * 4:
-            found.setdefault(key.variant, []).append((float(key.size_bytes), one.value))
-    return {variant: tuple(sorted(points)) for variant, points in found.items() if len(points) > 1}
+            points_by_label.setdefault(key.variant, []).append(
+                (float(key.size_bytes), key_series.value)
+            )
+    return {
+        variant: tuple(sorted(points))
+        for variant, points in points_by_label.items()
+        if len(points) > 1
+    }
 
 
 def _other_curves(series: SeriesOf) -> list[str]:
     """Collectives next to all-reduce that somebody measured."""
-    names = {key.metric for one in series.values() for key in one if key.metric.endswith("-busbw")}
+    names = {
+        key.metric
+        for layout_series in series.values()
+        for key in layout_series
+        if key.metric.endswith("-busbw")
+    }
     return sorted(names - {"allreduce-busbw"})
 
 
 def cache_levels(machine: ReportedMachine) -> tuple[SizeRange, ...]:
     """Ranges of the caches, as the first alternative that knows its capacities gives them."""
-    for one in machine.every:
+    for alternative in machine.all_alternatives:
         capacities = sorted(
-            (found.value, key.variant or "")
-            for key, found in machine.series[one.label].items()
+            (key_series.value, key.variant or "")
+            for key, key_series in machine.series[alternative.label].items()
             if key.metric == "cache-capacity"
         )
         if capacities:
             sizes = [
                 key.size_bytes
-                for key in machine.series[one.label]
+                for key in machine.series[alternative.label]
                 if key.metric == "memory-latency"
             ]
-            most = float(max(filter(None, sizes), default=0))
-            ends = [0.0, *(size for size, _ in capacities), max(most, capacities[-1][0])]
+            largest = float(max(filter(None, sizes), default=0))
+            ends = [0.0, *(size for size, _ in capacities), max(largest, capacities[-1][0])]
             names = [name.upper() for _, name in capacities] + ["DRAM"]
             return tuple(
                 SizeRange(name, max(low, 1.0), high)
@@ -274,15 +303,21 @@ def cache_levels(machine: ReportedMachine) -> tuple[SizeRange, ...]:
 
 
 def _matrix_order(matrix: FigureMatrix) -> tuple[int, str]:
-    known = list(METRICS)
+    ids = list(METRICS)
     metric = matrix.key.metric
-    return known.index(metric) if metric in known else len(known), matrix.key.variant or ""
+    return ids.index(metric) if metric in ids else len(ids), matrix.key.variant or ""
 
 
-def _heat_picture(one: Alternative, matrix: FigureMatrix, ends: tuple[float, float]) -> Picture:
+def _heat_picture(
+    alternative: Alternative, matrix: FigureMatrix, ends: tuple[float, float]
+) -> Picture:
     metric = metric_of(matrix.key.metric)
     name = matrix.key.metric if metric is None else metric.title
-    parts = [name, matrix.key.variant, None if one.label == "any layout" else one.label]
+    parts = [
+        name,
+        matrix.key.variant,
+        None if alternative.label == "any layout" else alternative.label,
+    ]
     title = ", ".join(filter(None, parts))
     better = "" if metric is None else f"{better_text(metric)}; "
     axes = f"{_axis(matrix, rows=True)} down, {_axis(matrix, rows=False)} across"
@@ -343,8 +378,8 @@ SIZE_LEVELS = (
 def kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """All kernels of STREAM by layout, on all memory and on the memory of each node."""
     by_node: dict[int | None, dict[str, list[Bar]]] = {}
-    for position, one in enumerate(machine.every):
-        for key, series in machine.series[one.label].items():
+    for position, alternative in enumerate(machine.all_alternatives):
+        for key, series in machine.series[alternative.label].items():
             if (
                 key.metric == "memory-bandwidth"
                 and key.variant in KERNELS
@@ -353,11 +388,11 @@ def kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:
             ):
                 kernels = by_node.setdefault(key.node, {})
                 kernels.setdefault(key.variant or "", []).append(
-                    bar_of(one.label, series, position)
+                    bar_of(alternative.label, series, position)
                 )
-    whole = by_node.pop(None, {})
-    if len(whole) > 1:
-        groups = [BarGroup(k, tuple(whole[k])) for k in KERNELS if k in whole]
+    all_nodes = by_node.pop(None, {})
+    if len(all_nodes) > 1:
+        groups = [BarGroup(k, tuple(all_nodes[k])) for k in KERNELS if k in all_nodes]
         title = "STREAM: every kernel"
         note = "more is better; all vCPUs on all memory"
         yield Picture(title, bar_chart(title, "bytes_per_s", groups), (note,))
@@ -376,10 +411,14 @@ def kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:
 def product_picture(machine: ReportedMachine) -> Iterator[Picture]:
     """Matrix products of the slowest GPU, by data type."""
     by_type: dict[str, list[Bar]] = {}
-    for position, one in enumerate(machine.every):
-        for key, found in sorted(machine.series[one.label].items(), key=lambda it: str(it[0])):
+    for position, alternative in enumerate(machine.all_alternatives):
+        for key, key_series in sorted(
+            machine.series[alternative.label].items(), key=lambda it: str(it[0])
+        ):
             if key.metric == "matmul-rate" and key.worst and key.variant:
-                by_type.setdefault(key.variant, []).append(bar_of(one.label, found, position))
+                by_type.setdefault(key.variant, []).append(
+                    bar_of(alternative.label, key_series, position)
+                )
     if by_type:
         title, groups = "Matrix products", [BarGroup(k, tuple(v)) for k, v in by_type.items()]
         svg = bar_chart(title, "flop_per_s", groups)
@@ -389,17 +428,25 @@ def product_picture(machine: ReportedMachine) -> Iterator[Picture]:
 def profile_picture(machine: ReportedMachine) -> Iterator[Picture]:
     """Latency from L1 to DRAM: the least and the greatest within each level."""
     levels: dict[str, list[Bar]] = {}
-    for position, one in enumerate(machine.every):
-        series = machine.series[one.label]
-        for key, found in series.items():
-            if key.metric == "memory-latency" and found.is_range and key.variant is not None:
-                levels.setdefault(key.variant, []).append(bar_of(one.label, found, position))
-        points = [point for of in curve_points(series, "memory-latency").values() for point in of]
+    for position, alternative in enumerate(machine.all_alternatives):
+        series = machine.series[alternative.label]
+        for key, key_series in series.items():
+            if key.metric == "memory-latency" and key_series.is_range and key.variant is not None:
+                levels.setdefault(key.variant, []).append(
+                    bar_of(alternative.label, key_series, position)
+                )
+        points = [
+            point
+            for points_of_curve in curve_points(series, "memory-latency").values()
+            for point in points_of_curve
+        ]
         for name, low, high in _size_levels(machine) if points else ():
             values = [value for size, value in points if low <= size <= high]
             if values:
-                number = series_number(one.label, position)
-                bar = Bar(one.label, max(values), min(values), max(values), number, is_range=True)
+                number = series_number(alternative.label, position)
+                bar = Bar(
+                    alternative.label, max(values), min(values), max(values), number, is_range=True
+                )
                 levels.setdefault(name, []).append(bar)
     if len(levels) > 1:
         title = "Latency profile, L1 to DRAM"
@@ -410,21 +457,25 @@ def profile_picture(machine: ReportedMachine) -> Iterator[Picture]:
 
 def _size_levels(machine: ReportedMachine) -> tuple[tuple[str, float, float], ...]:
     """(name, least, most bytes) of working sets, by the machine's caches where they are known."""
-    known = cache_levels(machine)
-    if not known:
+    levels = cache_levels(machine)
+    if not levels:
         return SIZE_LEVELS
     return tuple(
-        (f"{one.name}, to {size_text(one.high_bytes)}", one.low_bytes * 1.01, one.high_bytes)
-        for one in known
+        (
+            f"{level.name}, to {size_text(level.high_bytes)}",
+            level.low_bytes * 1.01,
+            level.high_bytes,
+        )
+        for level in levels
     )
 
 
 def fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
     """Events of each thread: the mean with the spread over threads, by layout."""
     bars: list[Bar] = []
-    for position, one in enumerate(machine.every):
-        series = machine.series[one.label]
-        each = [
+    for position, alternative in enumerate(machine.all_alternatives):
+        series = machine.series[alternative.label]
+        medians = [
             f.value
             for key, f in series.items()
             if key.metric == "cpu-per-thread" and (key.variant or "").startswith("PU ")
@@ -439,16 +490,18 @@ def fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
             for key, f in series.items()
             if (key.metric, key.variant) == ("cpu-fairness", DEVIATION)
         ]
-        if len(each) > 1:
-            mean, spread = statistics.fmean(each), statistics.stdev(each)
+        if len(medians) > 1:
+            mean, spread = statistics.fmean(medians), statistics.stdev(medians)
         elif means and parts:
             mean = means[0]
             spread = mean * statistics.fmean(parts)
         else:
             continue
-        number = series_number(one.label, position)
+        number = series_number(alternative.label, position)
         note = f"\u00b1 {spread / mean:.1%}"
-        bars.append(Bar(one.label, mean, max(mean - spread, 0.0), mean + spread, number, note=note))
+        bars.append(
+            Bar(alternative.label, mean, max(mean - spread, 0.0), mean + spread, number, note=note)
+        )
     if bars:
         title = "Fairness over threads"
         note = "events per second of a thread: mean \u00b1 standard deviation over threads"
@@ -458,14 +511,16 @@ def fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
 
 def device_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Every GPU's copies under each layout."""
-    figures = [(one, _device_figures(one)) for one in machine.every]
+    figures = [
+        (alternative, _device_figures(alternative)) for alternative in machine.all_alternatives
+    ]
     for metric in METRICS.values():
         groups: list[BarGroup] = []
-        for one, of_metric in figures:
+        for alternative, of_metric in figures:
             by_device = of_metric.get(metric.id, {})
             if not 1 < len(by_device) <= MOST_DEVICES:
                 continue
-            groups.append(BarGroup(one.label, tuple(_device_bars(by_device))))
+            groups.append(BarGroup(alternative.label, tuple(_device_bars(by_device))))
         if groups and sum(len(group.bars) for group in groups) <= 2 * MOST_DEVICES:
             title = f"{metric.title}, GPU by GPU"
             svg = bar_chart(title, metric.unit, groups)
@@ -475,19 +530,19 @@ def device_pictures(machine: ReportedMachine) -> Iterator[Picture]:
 _BY_DEVICE = frozenset(m.id for m in METRICS.values() if m.worst_device and not m.control)
 
 
-def _device_figures(one: Alternative) -> dict[str, dict[object, list[float]]]:
+def _device_figures(alternative: Alternative) -> dict[str, dict[object, list[float]]]:
     """Figures of single GPUs, by metric: of no pair, node or size."""
-    found: dict[str, dict[object, list[float]]] = {}
-    for run in one.runs:
+    values_by_device: dict[str, dict[object, list[float]]] = {}
+    for run in alternative.runs:
         for key, samples in run.groups.items():
             if key.metric not in _BY_DEVICE or key.node is not None:
                 continue
             device = key.position if key.device is None else key.device
-            others = (key.peer, key.size_bytes, key.variant)
-            if device is not None and others == (None, None, None):
-                values = [one.value for one in samples]
-                found.setdefault(key.metric, {}).setdefault(device, []).extend(values)
-    return found
+            rest_of_key = (key.peer, key.size_bytes, key.variant)
+            if device is not None and rest_of_key == (None, None, None):
+                values = [sample.value for sample in samples]
+                values_by_device.setdefault(key.metric, {}).setdefault(device, []).extend(values)
+    return values_by_device
 
 
 def _device_bars(by_device: Mapping[object, Sequence[float]]) -> Iterator[Bar]:

@@ -35,9 +35,12 @@ def rows_of(machine: ReportedMachine) -> Iterator[ReportRow]:
     effects = (
         {}
         if machine.comparison is None
-        else {(one.alternative, series_key(one)): one for one in machine.comparison.effects}
+        else {
+            (effect.alternative, series_key(effect)): effect
+            for effect in machine.comparison.effects
+        }
     )
-    for alternative in machine.every:
+    for alternative in machine.all_alternatives:
         for key, series in machine.series[alternative.label].items():
             yield _row(machine, alternative, key, series, effects.get((alternative.label, key)))
 
@@ -60,26 +63,26 @@ def json_text(rows: Iterable[ReportRow], skipped: Sequence[str]) -> str:
 
 def _row(
     machine: ReportedMachine,
-    one: Alternative,
+    alternative: Alternative,
     key: SeriesKey,
     series: Series,
     effect: Effect | None,
 ) -> ReportRow:
-    head = one.runs[0].head
-    switches = one.switches
-    counts = {run.head.vcpus for run in one.runs}
+    head = alternative.runs[0].head
+    switches = alternative.switches
+    counts = {run.head.vcpus for run in alternative.runs}
     row = ReportRow(
         machine=machine.name,
         system=head.system,
-        layout=one.label,
+        layout=alternative.label,
         pinning=switches.pinning,
         siblings=switches.siblings,
         cells=switches.cells,
         pcie=switches.pcie,
         memory=switches.memory,
-        arrangement=one.arrangement,
-        memory_mode=one.memory_mode,
-        page_bytes=one.page_bytes,
+        arrangement=alternative.arrangement,
+        memory_mode=alternative.memory_mode,
+        page_bytes=alternative.page_bytes,
         vcpus=counts.pop() if len(counts) == 1 else None,
         origin=head.origin,
         vantage=head.vantage,

@@ -1,4 +1,4 @@
-"""Near and far copies: by the host's topology, by nodes, or by what the figures do."""
+"""Near and far copies: by the host's topology or by nodes; and copies in two groups."""
 
 import random
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from homenode.decide.alternative import Alternative, alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Outcome
 from homenode.decide.doubts import doubts_of
-from homenode.decide.matrices import CopyLocality, localities
+from homenode.decide.matrices import far_copies, localities
 from homenode.measure.results.model import GpuPlace, Origin, Run, RunHead, Sample, Switches
 from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import PRESETS
@@ -48,42 +48,27 @@ def alternative(
     return found
 
 
-def of(found: Sequence[CopyLocality], label: str) -> CopyLocality:
-    (one,) = (one for one in found if one.alternative == label)
-    return one
-
-
-def test_two_groups_of_figures_are_near_and_far_where_no_address_says_it() -> None:
-    before = alternative("default", BEFORE, (1,) * 8)
-    after = alternative("pin-numa-pci", AFTER, (1, 1, 1, 1, 0, 0, 0, 0))
-    found = localities([before, after], {})
-    first, second = of(found, "default"), of(found, "pin-numa-pci")
-    assert (first.cells, first.inferred) == ((4, 4), True)
-    assert first.ratio is not None
-    assert 1.2 < first.ratio < 1.3
-    assert (second.cells, second.remote) == ((8, 0), None)
-    assert not localities([after], {})
-
-
-def test_of_a_latency_the_lower_group_is_near() -> None:
-    found = localities([alternative("default", (700, 702, 1100, 1104), metric="h2d-latency")], {})
-    assert found[0].local == 701
-    assert found[0].cells == (2, 2)
+def test_copies_in_two_groups_of_two_are_far_in_the_slower_one() -> None:
+    (copies,) = far_copies(alternative("default", BEFORE, (1,) * 8))
+    assert copies.gpus == (4, 8) and 1.2 < copies.near / copies.far < 1.3
+    latency = alternative("default", (700, 702, 1100, 1104), metric="h2d-latency")
+    (copies,) = far_copies(latency)
+    assert (copies.near, copies.far) == (701, 1102)
 
 
 def test_gpus_that_differ_by_chance_or_one_slow_link_are_no_groups() -> None:
     rng = random.Random(5)
     for _ in range(300):
         figures = [25.0 * rng.gauss(1, 0.01) for _ in range(8)]
-        assert not localities([alternative("default", figures)], {})
-    assert not localities([alternative("default", (*AFTER[:7], 12.0))], {})
+        assert not list(far_copies(alternative("default", figures)))
+    assert not list(far_copies(alternative("default", (*AFTER[:7], 12.0))))
 
 
 def test_copies_that_were_bound_to_the_other_node_are_remote() -> None:
     gpus = [Bdf.parse(f"0000:{bus:02x}:00.0") for bus in (7, 8, 0x47, 0x48)]
     bound = alternative("default", BEFORE[:2] + BEFORE[:2], bound=1, gpus=gpus)
     (found,) = localities([bound], dict.fromkeys(gpus, 0))
-    assert (found.local, found.cells, found.inferred) == (None, (0, 4), False)
+    assert (found.local, found.cells) == (None, (0, 4))
     (found,) = localities([bound], dict.fromkeys(gpus, 1))
     assert (found.remote, found.cells) == (None, (4, 0))
 
@@ -120,4 +105,4 @@ def test_cells_that_bench_bound_to_the_other_node_are_no_far_copies() -> None:
     assert not list(doubts_of(alternatives([Run(head, samples)])[0]))
     astray = alternative("pin-numa-pci", (*far[:2], *near[2:]), (1,) * 4, gpus=gpus).runs[0]
     (doubt,) = doubts_of(alternatives([astray])[0])
-    assert doubt.id == "far-copies" and "2 of 4 GPUs 41.25 GB/s" in doubt.detail
+    assert doubt.id == "far-copies" and "2 of 4 GPUs 41.2 GB/s" in doubt.detail

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from homenode.cli import trial as trial_work
 from homenode.decide.recommendation import decide_for_machines
-from homenode.decide.trial_conclusion import _cannot_tell
+from homenode.decide.trial_conclusion import _undecided_pair
 from homenode.errors import NOT_KNOWN
 from homenode.machine.topology import DomainMark
 from homenode.measure import runner as bench_runner
@@ -116,7 +116,7 @@ def test_with_consent_it_ends_in_one_sentence_and_the_vm_is_as_it_was(
     assert daemon.definition() == ORIGINAL
 
 
-def test_what_boots_cannot_tell_more_of_them_may(daemon: StandIn, tmp_path: Path) -> None:
+def test_what_boots_undecided_pair_more_of_them_may(daemon: StandIn, tmp_path: Path) -> None:
     words = ("--in-place", "--layouts", "pin,default", "--tests", "cpu-single", "--quick")
     done = tried(tmp_path, *words, "--boots", "2", "--yes")
     assert done.exit_code == NOT_KNOWN
@@ -133,14 +133,14 @@ def test_what_boots_cannot_tell_more_of_them_may(daemon: StandIn, tmp_path: Path
     assert daemon.definition() == ORIGINAL
 
 
-def test_layouts_that_boots_cannot_tell_apart_are_named_with_their_difference() -> None:
+def test_layouts_that_boots_undecided_pair_apart_are_named_with_their_difference() -> None:
     rng, rate = random.Random(4), {"memory-bandwidth": ("bytes_per_s", 1e11)}
     runs = [simulated_run(one, rate, rng, between=0.2) for one in ("default", "pin")]
     (answer,) = decide_for_machines(runs, (Objective.MEMORY_BANDWIDTH,))
     named = (
         "(pin from default|default from pin) for memory-bandwidth: [0-9.]+ ?(x|%).*, 3 boots each"
     )
-    assert re.fullmatch(named, _cannot_tell(answer))
+    assert re.fullmatch(named, _undecided_pair(answer))
 
 
 def test_where_its_time_is_up_no_round_is_begun_and_resume_goes_on(

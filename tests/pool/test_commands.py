@@ -73,8 +73,8 @@ def test_sizes_are_the_users_where_no_host_has_gpus(run: Run) -> None:
     _, out, _ = run("show --pool xeon-2p-cpus*2")
     assert "size" not in out
     _, out, _ = run("show --pool xeon-2p-cpus --pool hgx-h100 --size gpus=1")
-    assert _rows(out)[4][-1] == "8"
-    assert _rows(out)[5][-1] == "-"
+    assert _rows(out)[3][-1] == "8"
+    assert _rows(out)[4][-1] == "-"
 
 
 def test_place_ranks_hosts_and_names_what_decided(run: Run) -> None:

@@ -137,7 +137,7 @@ def test_nothing_sticks_out_and_charts_are_drawn(
     tab.value("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert tab.value("document.documentElement.scrollWidth") <= width
     captions = "[...document.querySelectorAll('caption span')].filter(c => c.offsetParent)"
-    assert tab.value(f"{captions}.length") > 0
+    assert tab.value(f"{captions}.length") > 0 or place == "appendix", "tables of measured runs"
     assert tab.value(f"{captions}.every(c => c.getBoundingClientRect().right <= {width})")
     charts = tab.value(
         "[...document.querySelectorAll('svg.chart')].filter(c => c.parentNode.offsetParent)"

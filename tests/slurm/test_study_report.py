@@ -454,7 +454,7 @@ def test_the_report_is_a_page_of_its_own(
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "wrote study.html\n")
     page = Path("study.html").read_text()
-    shown = html.unescape(re.sub(r"<[^>]*>", "", page))
+    shown = html.unescape(re.sub(r"<[^>]*>", "", page)).replace("\u00a0", " ")
     every = slurm_study_text(structs.replace(of_folder(gh200), source="data"), everything=True)
     cells = {plain(cell) for one in tables(every.parts) for row in one.rows for cell in row}
     assert "[412.0]" in cells

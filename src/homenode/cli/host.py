@@ -20,7 +20,7 @@ from homenode.cli.terminal import (
     write_bytes,
     write_text,
 )
-from homenode.doc import Doc, Table
+from homenode.doc import Doc, Table, Text
 from homenode.errors import InputError, UsageError
 from homenode.findings import catalogue, texts_of
 from homenode.formats import encode
@@ -96,26 +96,25 @@ def layouts(asked: LayoutsArguments) -> None:
     if asked.json:
         _print_rows([_layout_row(preset) for preset in PRESETS.values()])
         return
-    say("auto: by what the VM is for, and on what host (the default)\n")
-    for name, summary in SUMMARIES.items():
-        also = ", ".join(_study_names(name))
-        say(f"{name}: {summary}" + (f" (study: {also})" if also else ""))
     rows = tuple(
         (
             preset.name,
-            preset.pinning.replace("-", " ").replace("pu", "PU"),
-            *(
-                "-" if switch in ("keep", "keep") else switch.replace("bound-", "")
-                for switch in (preset.siblings, preset.cells, preset.pcie, preset.memory)
-            ),
+            next(iter(_study_names(preset.name)), "-"),
+            preset.pinning.replace("-", " ").replace("pu", "CPU"),
+            *(preset.siblings, preset.cells, preset.pcie),
+            preset.memory.replace("bound-", "").replace("per-cell", "per node"),
         )
         for preset in PRESETS.values()
     )
-    say("")
-    columns = ("layout", "pinning", "siblings", "cells", "PCIe", "memory")
-    console().print(Doc("", (Table(heads=columns, rows=rows),)))
-    say("-: as the domain has it; per-cell: each guest cell's memory on its own host node")
-    say("-smt layouts double the vCPUs; --keep-vcpus or --vcpus N: N/2 cores for N vCPUs.")
+    heads = ("layout", "study", "pinning", "siblings", "guest nodes", "PCIe", "memory")
+    title = f"{len(rows)} layouts; auto (the default) chooses by objective and machine"
+    console().print(Doc(title, (Table(heads=heads, rows=rows), Text(_SWITCH_VALUES))))
+
+
+_SWITCH_VALUES = (
+    "keep: as the definition has it; host: as the chosen host nodes are; -smt doubles the vCPUs "
+    "on the same cores (--keep-vcpus: half the cores)"
+)
 
 
 def _layout_row(preset: Layout) -> dict[str, object]:
@@ -144,9 +143,9 @@ def hosts(asked: HostsArguments) -> None:
         _print_rows([{"name": name, "about": about} for name, about in rows])
         return
     heads = ("name", "what it is")
-    console().print(Doc("", (Table(heads=heads, rows=rows, folds=heads[-1:]),)))
-    if len(shown) < len(named):
-        note(f"{len(named) - len(shown)} made-up ones, each with one unusual property: --all")
+    rest = f"; {len(named) - len(shown)} more with one unusual property each: --all"
+    title = f"{len(rows)} hosts; --host NAME uses one" + (rest if len(shown) < len(named) else "")
+    console().print(Doc(title, (Table(heads=heads, rows=rows, folds=heads[-1:]),)))
 
 
 def findings(asked: FindingsArguments) -> None:
@@ -156,6 +155,7 @@ def findings(asked: FindingsArguments) -> None:
         if asked.json:
             _print_rows([{"id": name, "text": _page(name)} for name in sorted(known)])
         else:
+            say(f"{len(known)} findings; homenode list findings ID explains one\n")
             say("\n".join(sorted(known)))
         return
     if asked.finding not in known:

@@ -50,9 +50,8 @@ if TYPE_CHECKING:
 
 def compare(arguments: CompareArguments) -> None:
     """Print what to run, then each metric's effect."""
-    named = load_sources(
-        arguments.runs if arguments.bare is None else [arguments.bare, *arguments.runs]
-    )
+    bare = [] if arguments.bare is None else [arguments.bare]
+    named = load_sources([*bare, *arguments.runs])
     by_argument = [(results.argument, results.runs) for results in named]
     runs = [run for results in named for run in results.runs]
     objectives = tuple(Objective) if arguments.objective is None else (arguments.objective,)
@@ -62,9 +61,8 @@ def compare(arguments: CompareArguments) -> None:
     if arguments.bare is None:
         machines = alternatives_by_machine(by_argument)
         is_brief = len(machines) > MOST_IN_FULL and not (arguments.json or arguments.everything)
-        compared = compare_machines(
-            machines, arguments.objective, skipped=skipped, is_brief=is_brief
-        )
+        objective = arguments.objective
+        compared = compare_machines(machines, objective, skipped=skipped, is_brief=is_brief)
     else:
         chosen = alternatives_of(by_argument, first_alone=True)
         compared = compare_alternatives(chosen, arguments.objective, bare=True, skipped=skipped)

@@ -117,19 +117,14 @@ def _label(key: _Key, *, modes: bool, pages: bool) -> str:
 def alternatives_of(
     arguments: Sequence[tuple[str, Sequence[Run]]], *, first_alone: bool = False
 ) -> tuple[Alternative, ...]:
-    """The alternatives of these runs, {argument: runs}, in the order in which they come.
+    """Return the alternatives of runs by argument, in order; runs of one choice are combined.
 
-    Runs of one choice are combined wherever they lie. Where all are of one choice, each
-    argument is an alternative of its own: the same layout on two days. first_alone: the first
-    argument is not taken together with others (bare metal). Figures that are printed for every
-    layout alike compare with nothing, and are omitted.
+    If all are of one choice, each argument is an alternative: the same layout on two days. Values
+    printed for every layout are omitted. first_alone: the first argument is bare metal.
     """
     if first_alone and arguments:
         (argument, runs), *further = arguments
-        alone = [
-            replace(alternative, label=f"{argument}: {alternative.label}")
-            for alternative in alternatives(runs)
-        ]
+        alone = [replace(bare, label=f"{argument}: {bare.label}") for bare in alternatives(runs)]
         return with_joint_states((*alone, *alternatives_of(further)))
     combined = alternatives(
         run
@@ -143,9 +138,9 @@ def alternatives_of(
         return combined
     return with_joint_states(
         [
-            replace(alternative, label=argument)
-            for argument, runs in arguments
-            for alternative in alternatives(runs)
+            replace(each_day, label=name)
+            for name, runs in arguments
+            for each_day in alternatives(runs)
         ]
     )
 

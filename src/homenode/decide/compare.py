@@ -43,10 +43,10 @@ def compare(
     bare: bool = False,
     skipped: Sequence[str] = (),
 ) -> Comparison:
-    """Every alternative against the first.
+    """Compare every alternative with the first.
 
-    bare: the first is a host run, confined to the PUs and nodes of the others' plan.
-    Raises InputError for fewer than two, and for a bare baseline that is no host run.
+    bare: the first is a host run on the PUs and nodes of the others' plan. Raises InputError for
+    fewer than two alternatives and for a bare baseline that is not a host run.
     """
     if len(chosen) < 2:
         single_label = chosen[0].label if chosen else "none"
@@ -60,15 +60,10 @@ def compare(
     joined = with_joint_states(chosen)
     series_by_label = {alternative.label: alternative.series for alternative in joined}
     comparison = compare_series(joined, series_by_label, objective, bare=bare, skipped=skipped)
-    power = {
-        label: drawn
-        for label, series in series_by_label.items()
-        if (drawn := power_by_test(series))
-    }
+    by_test = {label: power_by_test(series) for label, series in series_by_label.items()}
+    power = {label: watts for label, watts in by_test.items() if watts}
     doubts = once([*_sick(chosen), *comparison.doubts])
-    sweeps = {
-        alternative.label: fits for alternative in chosen if (fits := sweep_fits(alternative.runs))
-    }
+    sweeps = {layout.label: fits for layout in chosen if (fits := sweep_fits(layout.runs))}
     return structs.replace(comparison, doubts=doubts, power=power, sweeps=sweeps)
 
 
@@ -80,9 +75,7 @@ def alternatives_by_machine(
     all_runs = [run for _, group in named for run in group]
     for name, runs in runs_by_machine(all_runs).items():
         run_ids = {id(run) for run in runs}
-        parts = [
-            (argument, [run for run in group if id(run) in run_ids]) for argument, group in named
-        ]
+        parts = [(name, [run for run in group if id(run) in run_ids]) for name, group in named]
         machines[name] = alternatives_of([(argument, group) for argument, group in parts if group])
     return machines
 
@@ -94,18 +87,15 @@ def compare_machines(
     skipped: Sequence[str] = (),
     is_brief: bool = False,
 ) -> Comparison:
-    """Layouts of each machine with one another; machines are never compared.
+    """Compare the layouts of each machine. is_brief: without effects, which take longest.
 
-    is_brief: without effects, which take longest. Raises InputError where no machine has two
-    layouts.
+    Raises InputError if no machine has two layouts.
     """
     by_machine: dict[str, Comparison] = {}
     single = []
     for name, chosen in machines.items():
         if len(chosen) > 1 and is_brief:
-            by_machine[name] = compare_series(
-                chosen, {alternative.label: {} for alternative in chosen}, objective
-            )
+            by_machine[name] = compare_series(chosen, {c.label: {} for c in chosen}, objective)
         elif len(chosen) > 1 or len(machines) == 1:
             by_machine[name] = compare(chosen, objective)
         else:
@@ -216,9 +206,8 @@ def _against(
         metric = metric_of(key.metric)
         if metric is None:
             continue
-        pair_doubts = list(
-            _replication(series[key], theirs[key], f"{baseline.label}, {other.label}")
-        )
+        both = f"{baseline.label}, {other.label}"
+        pair_doubts = list(_replication(series[key], theirs[key], both))
         pair_doubts += _devices(series[key], theirs[key])
         neighbours = [
             by_key[key]
@@ -242,9 +231,8 @@ def _against(
         for n, candidate in enumerate(candidates):
             if not metric_of_effect(candidate.effect).control:
                 doubted = (*candidate.effect.doubts, "control-moved")
-                candidates[n] = candidate._replace(
-                    effect=structs.replace(candidate.effect, doubts=doubted)
-                )
+                effect = structs.replace(candidate.effect, doubts=doubted)
+                candidates[n] = candidate._replace(effect=effect)
     return candidates, doubts
 
 
@@ -338,10 +326,9 @@ STATE_SPREADS = 5.0
 
 
 def gap_between_boots(series: Series) -> float:
-    """The ratio between two states that boots of one alternative are in; 1.0 where none shows.
+    """Return the ratio between two states of an alternative's boots; 1.0 if none shows.
 
-    A spread of 1 % inside boots next to 68 % between them is no noise: something is different from
-    boot to boot.
+    A spread of 1 % inside boots and 68 % between them is not noise.
     """
     gap = max(series.medians) / min(series.medians)
     spread = math.sqrt(series.inner_variance)
@@ -452,10 +439,10 @@ def _unpaired_doubts(
         yield make_doubt("device-without-pair", label, f"{', '.join(devices)} on one side only")
     paired = {key.metric for key in first.keys() & second.keys()}
     for metric in METRICS.values():
-        first_part, second_part = part_in(first, metric), part_in(second, metric)
-        if first_part is not None and second_part is not None and metric.id not in paired:
+        parts = part_in(first, metric), part_in(second, metric)
+        if None not in parts and metric.id not in paired:
             yield make_doubt(
-                "series-without-pair", label, f"{metric.title}: {first_part} against {second_part}"
+                "series-without-pair", label, f"{metric.title}: {parts[0]} against {parts[1]}"
             )
     unnamed = {key.metric for key in first if metric_of(key.metric) is None}
     unknown = sorted(unnamed - UNCOMPARED - {POWER})

@@ -46,7 +46,7 @@ FEW_BOOTS, PRINTED, ORDER, NO_ORDER, STATES = (
 WEAKENING = frozenset({FEW_BOOTS, PRINTED, ORDER, NO_ORDER})
 """Doubts that leave no interval to trust, but differences far beyond any between boots."""
 
-SLOW_IN_ONE = "slow-in-one-layout"
+SLOW_IN_ONE, NODELESS = "slow-in-one-layout", "gpus-without-node"
 
 
 class DoubtTexts(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,8 +1,8 @@
-"""Correction: p values of one objective's primary metrics, for being several.
+"""Correction of p values for several primary metrics of one objective.
 
-The p values hold over all pairs of alternatives already. Two metrics: closed testing, as Holm would
-cost what three boots find; an alternative must differ on both together (F) before it may differ on
-one. Other numbers: Bonferroni. Why, and the error rates: docs/developer/statistics.md.
+The p values hold over all pairs of alternatives. Of two metrics an alternative must differ on both
+together (F) before it may differ on one (closed testing); of more: Bonferroni. Why, and the error
+rates: docs/developer/statistics.md.
 """
 
 import math

@@ -1,9 +1,7 @@
 """Distributions of t, F and the studentised range: tail probabilities and quantiles.
 
-Own code, as numpy and scipy would cost every command 100 to 500 ms and 100 MB for a few functions.
-Source: NIST Digital Library of Mathematical Functions, 8.17.22 (incomplete beta as a continued
-fraction, evaluated by Lentz's method); the range of normal values as its double integral, by
-Gauss and Legendre. Agreement with published tables is tested.
+numpy and scipy would cost every command 100 to 500 ms. Source: NIST Digital Library of Mathematical
+Functions, 8.17.22 (Lentz); the range as its double integral (Gauss, Legendre).
 """
 
 import math

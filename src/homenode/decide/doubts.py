@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import chain, pairwise
 
 from homenode.decide.alternative import Alternative
-from homenode.decide.comparison import NO_ORDER, ORDER, SLOW_IN_ONE, make_doubt
+from homenode.decide.comparison import NO_ORDER, NODELESS, ORDER, SLOW_IN_ONE, make_doubt
 from homenode.decide.health import slow_in_one
 from homenode.decide.machine_facts import unlike_hardware
 from homenode.decide.matrices import far_copies
@@ -82,7 +82,7 @@ def _far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
     for copies in far_copies(alternative):
         if metrics is None or copies.key.metric in metrics:
             near_text, far_text = (
-                figure_text(mean, copies.key.unit) for mean in (copies.near, copies.far)
+                figure_text(m, copies.key.unit) for m in (copies.near, copies.far)
             )
             copy_name = " ".join(filter(None, (copies.key.metric, copies.key.variant)))
             yield make_doubt(
@@ -213,9 +213,9 @@ def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[D
     if not nodeless:
         return
     yield make_doubt(
-        "gpus-without-node",
+        NODELESS,
         alternative.label,
-        "the guest has several cells and its GPUs are at numa_node -1",
+        "the guest has NUMA nodes, and its GPUs have numa_node -1",
     )
 
 

@@ -1,8 +1,4 @@
-"""Health: what results of a machine say about its links, and which objectives that blocks.
-
-A link at a fraction of its speed makes every layout slow, and their comparison worthless, for the
-work that uses it.
-"""
+"""Health: what results say about a machine's links, and the objectives that this blocks."""
 
 import math
 import statistics
@@ -35,9 +31,7 @@ def blocking_findings(findings: Iterable[Finding], objective: Objective) -> tupl
         return ()
     critical = (finding for finding in findings if finding.severity is Severity.CRITICAL)
     is_collective = objective is Objective.MULTI_GPU
-    return tuple(
-        finding for finding in critical if is_collective or finding.id != "collective-flat-curve"
-    )
+    return tuple(f for f in critical if is_collective or f.id != "collective-flat-curve")
 
 
 def figure_findings(runs: Sequence[Run]) -> tuple[Finding, ...]:
@@ -96,9 +90,8 @@ def _flat_curves(runs: Sequence[Run]) -> Iterator[Finding]:
         if fit is None:
             continue
         ceiling = fit.rate_bytes_per_s * (1 + FLAT_WITHIN)
-        other_curves = [
-            curve for other, curve, _ in sweeps if other.head.switches != run.head.switches
-        ]
+        switches = run.head.switches
+        other_curves = [curve for other, curve, _ in sweeps if other.head.switches != switches]
         if any(rate > ceiling for curve in other_curves for _, rate in curve):
             continue
         yield finding(
@@ -120,12 +113,8 @@ def _copies_unlike_peers(runs: Sequence[Run]) -> Iterator[Finding]:
         shares = [(run, _shares_of_peers(run, metric)) for run in runs]
         for run, peers in shares:
             for place, (value, usual) in peers.items():
-                other_shares = [
-                    by_place.get(place) for other, by_place in shares if other is not run
-                ]
-                refuted = any(
-                    share and share[0] >= _PEERS_SHARE * share[1] for share in other_shares
-                )
+                pairs = (by_place.get(place) for other, by_place in shares if other is not run)
+                refuted = any(pair and pair[0] >= _PEERS_SHARE * pair[1] for pair in pairs)
                 if value < _PEERS_SHARE * usual and not refuted:
                     gpu, _, _ = place
                     yield finding(
@@ -227,9 +216,8 @@ def _low_copies(runs: Sequence[Run]) -> Iterator[Finding]:
         copies = [(run, medians) for run in runs if (medians := _copies(run, metric))]
         for run, medians in copies:
             low = [value for value in medians if value < LOW_COPY_BYTES_PER_S]
-            other_rates = (
-                rates for other, rates in copies if other.head.switches != run.head.switches
-            )
+            switches = run.head.switches
+            other_rates = (rates for other, rates in copies if other.head.switches != switches)
             if low and not any(min(rates) >= LOW_COPY_BYTES_PER_S for rates in other_rates):
                 yield finding(
                     "h2d-low",

@@ -1,9 +1,8 @@
-"""Intervals: how far two alternatives are apart, by what their boots say.
+"""Intervals: the ratio of two alternatives, by the medians of their boots.
 
-The boot is the unit of replication: a boot's samples are condensed to their median, and the medians
-are compared on the logarithmic scale. Welch's t with Satterthwaite's degrees of freedom; of three
-alternatives or more each variance is drawn towards the others'. In a trial whose rounds differ, the
-rounds are blocks. Error rates: docs/developer/statistics.md.
+Medians are compared on the logarithmic scale: Welch's t with Satterthwaite's degrees of freedom; of
+three alternatives or more each variance is drawn towards the others'. Rounds of a trial that differ
+are blocks. Error rates: docs/developer/statistics.md.
 """
 
 import math
@@ -83,15 +82,12 @@ def interval(
     neighbours: Sequence[Series] = (),
     is_closed: bool = True,
 ) -> Interval | None:
-    """The ratio with its interval; None where there are too few boots to give one.
+    """Return the ratio with its interval; None with too few boots.
 
-    is_closed: by the closed test as well, which takes longest.
-
-    neighbours: the same series of other alternatives. They say how much boots vary, where they vary
-    alike: with several alternatives three boots of each are enough. And whoever looks at several
-    finds two that are far apart by chance: the interval is that of the studentised range over all
-    of them (Tukey and Kramer; Games and Howell where they vary unlike). Two that the closed test
-    alone tells apart have a bound of 1.
+    neighbours: the same series of other alternatives, which show how much boots vary. The interval
+    is that of the studentised range over all of them (Tukey and Kramer; Games and Howell if they
+    vary unlike). is_closed: by the closed test as well, which takes longest; two that it alone
+    tells apart have a bound of 1.
     """
     if not (_is_usable(first) and _is_usable(second)):
         return None
@@ -101,11 +97,7 @@ def interval(
         _of_estimate(estimate, groups, confidence) for estimate in _estimates(first, second, usable)
     ]
     least_sure = max(estimated, key=lambda one: one.p)
-    low, high, p = (
-        min(bounds.low for bounds in estimated),
-        max(bounds.high for bounds in estimated),
-        least_sure.p,
-    )
+    low, high, p = min(b.low for b in estimated), max(b.high for b in estimated), least_sure.p
     if is_closed and p >= 1 - confidence and len(usable) <= MOST_CLOSED - 2:
         p = min(p, _closed_p([first, second, *usable], 1 - confidence))
         if p < 1 - confidence:
@@ -211,10 +203,7 @@ def _by_time(first: Series, second: Series, neighbours: Iterable[Series]) -> _Tr
     alternatives do not vary alike."""
     compared = [first, second, *(series for series in neighbours if None not in series.times)]
     times = [[time for time in series.times if time is not None] for series in compared]
-    if any(
-        len(instants) < len(series.medians)
-        for instants, series in zip(times, compared, strict=True)
-    ):
+    if any(len(t) < len(series.medians) for t, series in zip(times, compared, strict=True)):
         return None
     all_times = [time for instants in times for time in instants]
     if len(set(all_times)) < len(all_times) or (min(all_times) < _SECONDS <= max(all_times)):
@@ -224,10 +213,7 @@ def _by_time(first: Series, second: Series, neighbours: Iterable[Series]) -> _Tr
     middle = [math.fsum(instants) / len(instants) for instants in times]
     level = list(map(_mean_log, compared))
     off = [
-        [
-            (time - middle[n], log - level[n])
-            for time, log in zip(times[n], series.logs, strict=True)
-        ]
+        [(t - middle[n], log - level[n]) for t, log in zip(times[n], series.logs, strict=True)]
         for n, series in enumerate(compared)
     ]
     squares = math.fsum(time**2 for pairs in off for time, _ in pairs)
@@ -236,9 +222,8 @@ def _by_time(first: Series, second: Series, neighbours: Iterable[Series]) -> _Tr
     freedom = len(all_times) - len(compared) - 1.0
     variance = max(math.fsum(rests) / freedom, _inner(compared), RESOLUTION**2)
     part = freedom / (freedom + 1)
-    wider, freedom_left = _widening(
-        compared, _of_rests(rests, [part * (len(pairs) - 1.0) for pairs in off])
-    )
+    variances = _of_rests(rests, [part * (len(pairs) - 1.0) for pairs in off])
+    wider, freedom_left = _widening(compared, variances)
     later = middle[1] - middle[0]
     counts = len(first.medians), len(second.medians)
     spread = 1 / counts[0] + 1 / counts[1]
@@ -296,9 +281,8 @@ def _of_two(compared: Sequence[Series], variances: Sequence[_Variance]) -> tuple
     freedom = (first + second) ** 2 / (first**2 / a.freedom + second**2 / b.freedom)
     if len(compared[0].medians) != len(compared[1].medians):
         freedom = min(freedom, FREEDOM_OF_FEWER * min(a.freedom, b.freedom))
-    return math.sqrt(first + second), freedom if len(compared) == 2 else math.floor(
-        16 * freedom
-    ) / 16
+    freedom = freedom if len(compared) == 2 else math.floor(16 * freedom) / 16
+    return math.sqrt(first + second), freedom
 
 
 def _drawn_together(variances: Sequence[_Variance]) -> list[_Variance]:
@@ -314,9 +298,8 @@ def _drawn_together(variances: Sequence[_Variance]) -> list[_Variance]:
         usual = math.fsum(logs) / total
         spare = total * (len(neighbours) - 1) / len(neighbours)
         weight = min(OTHERS_COUNT * spare, variance.freedom / 2)
-        value = (variance.value * variance.freedom + math.exp(usual) * weight) / (
-            variance.freedom + weight
-        )
+        value = variance.value * variance.freedom + math.exp(usual) * weight
+        value /= variance.freedom + weight
         drawn.append(_Variance(value, variance.freedom + OTHERS_FREEDOM * spare, False))
     return drawn
 
@@ -341,12 +324,10 @@ def _variance_of(series: Series) -> _Variance:
 
 @lru_cache(maxsize=256)
 def _pooled_where_alike(variances: tuple[_Variance, ...]) -> dict[_Variance, _Variance]:
-    """What to take for each one's own variance: one for all that could vary alike, its own for any
-    that varies more. Kept, as each of several alternatives asks for the same ones.
+    """Map each variance to the pooled one of all that could vary alike, or to itself.
 
-    An unpinned guest can vary ten times as much between boots as a pinned one, and pooling it would
-    find differences that are none. The one with the greatest variance is set apart, until Cochran's
-    test finds none that is greater than chance explains.
+    An unpinned guest can vary ten times as much between boots as a pinned one. The greatest
+    variance is set apart until Cochran's test finds none greater than chance explains.
     """
     similar = sorted(variances, reverse=True)
     level = VARIES_MORE if len(variances) == 2 else ONE_OF_SEVERAL_VARIES_MORE
@@ -368,10 +349,8 @@ def _pooled_where_alike(variances: tuple[_Variance, ...]) -> dict[_Variance, _Va
 def _vary_alike(compared: Iterable[Series]) -> bool:
     """Whether one variance can be that of all: a term of the model that few boots seem to show
     makes the difference of two that vary unlike seem sure."""
-    return all(
-        variance.pooled
-        for variance in _pooled_where_alike(tuple(sorted(map(_variance_of, compared)))).values()
-    )
+    pooled = _pooled_where_alike(tuple(sorted(map(_variance_of, compared))))
+    return all(variance.pooled for variance in pooled.values())
 
 
 def _pool(variances: Sequence[_Variance]) -> _Variance:

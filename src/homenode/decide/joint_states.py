@@ -1,16 +1,9 @@
 """Joint states: one name for a placement state that several runs saw.
 
-A run names its states by the hand-over latency that it measured, "27 ns", and the next boot says
-"28 ns" of the same place. Names that lie within the span of one class are one state here; two
-states of one run never become one.
-
-A layout that pins decides where vCPUs stand: siblings of one core under one, cores of their own
-under the other. Where each alternative has a place of its own in every boot, that place is its
-`usual` state, and those are compared: the difference is the layout's doing. Where unpinned vCPUs
-stand is chance; that they move all the time is not.
-
-Where the boots of an alternative contradict each other, one wholly in one state, one wholly in
-another, no state stands for it: the boots stay the unit, and states are no series.
+A run names its states by the hand-over latency that it measured: "27 ns", after the next boot
+"28 ns". Names within the span of one class become one; two states of one run never do. If each
+alternative has one place in every boot, that place is its `usual` state, and those are compared. If
+boots of an alternative contradict each other, no state stands for it.
 """
 
 import re

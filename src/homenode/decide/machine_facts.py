@@ -161,10 +161,8 @@ def _models(name: str) -> frozenset[str]:
 
 def _are_one(models: frozenset[str], models_of_host: frozenset[str]) -> bool:
     """Whether two names can be of one model. lspci says more than the driver: GH100 [H200 SXM]."""
-    return (
-        bool((models & models_of_host) - _VARIANTS)
-        and models & _VARIANTS == models_of_host & _VARIANTS
-    )
+    has_shared = bool((models & models_of_host) - _VARIANTS)
+    return has_shared and models & _VARIANTS == models_of_host & _VARIANTS
 
 
 _PROCESSOR = re.compile(r"\b(?:xeon|epyc|ryzen|core|opteron|processor|cpu|neoverse)\b", re.I)
@@ -212,20 +210,16 @@ def machines_in(runs: Sequence[Run], this_host: Host | None = None) -> tuple[Mac
     """The machines of runs. here: this machine, whose links count where runs name it."""
     runs_of_machine: dict[tuple[str, str | None], list[Run]] = {}
     for run in runs:
-        runs_of_machine.setdefault(
-            (run.head.system, run.head.host or run.head.host_kind), []
-        ).append(run)
+        key = run.head.system, run.head.host or run.head.host_kind
+        runs_of_machine.setdefault(key, []).append(run)
     several = {system for system, _ in runs_of_machine}
     machines = []
     for (system, host_name), those in runs_of_machine.items():
-        name = (
-            system
-            if len(several) == len(runs_of_machine)
-            else f"{system} on {host_name or 'some host'}"
-        )
-        facts = (
-            facts_of_runs(name, those) if this_host is None else facts_of_measured(those, this_host)
-        )
+        is_single = len(several) == len(runs_of_machine)
+        name = system if is_single else f"{system} on {host_name or 'some host'}"
+        facts = facts_of_runs(name, those)
+        if this_host is not None:
+            facts = facts_of_measured(those, this_host)
         machines.append(replace(facts, name=name))
     return tuple(machines)
 

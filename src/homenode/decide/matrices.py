@@ -69,7 +69,6 @@ class CopyLocality(Struct, frozen=True, kw_only=True):
     cells: tuple[int, int]  # how many figures either mean is of
     basis: str  # how it is known which copies are near
     as_bound: bool = False  # the scheduler put the job where it was, and every copy counts as local
-    inferred: bool = False  # no address, node or topology says it, but two groups of figures
 
     @property
     def ratio(self) -> float | None:
@@ -88,14 +87,11 @@ def matrices_of(alternative: Alternative) -> tuple[FigureMatrix, ...]:
             values = [sample.value for sample in samples]
             if (placed := _matrix_place(sample_key)) is not None:
                 axes, place = placed
-                key = MatrixKey(
-                    sample_key.metric, sample_key.unit, axes.variant, axes.rows, axes.columns
-                )
+                metric, unit = sample_key.metric, sample_key.unit
+                key = MatrixKey(metric, unit, axes.variant, axes.rows, axes.columns)
                 samples_by_key.setdefault(key, {}).setdefault(place, []).extend(values)
             elif sample_key.metric == "p2p-bandwidth" and sample_key.position is not None:
-                key = MatrixKey(
-                    sample_key.metric, sample_key.unit, sample_key.variant, Axis.GPU, Axis.GPU
-                )
+                key = _copy_key(sample_key, Axis.GPU)
                 pairs_of_gpus.setdefault(key, {}).setdefault(sample_key.position, []).extend(values)
     for key, by_index in pairs_of_gpus.items():
         if (cells := _square(by_index)) is not None:
@@ -106,18 +102,15 @@ def matrices_of(alternative: Alternative) -> tuple[FigureMatrix, ...]:
 def localities(
     chosen: Sequence[Alternative], node_of: Mapping[Bdf, int]
 ) -> tuple[CopyLocality, ...]:
-    """Local and remote means of the copies of a machine's alternatives, by metric.
+    """Return local and remote means of copies, by alternative and metric.
 
-    node_of: the host's node of each GPU, as far as a topology gives it; a guest's nodes are its
-    own, and only what it saw itself counts. Of the others the node with the
-    fastest copies from host to device is near; where each was copied to from one node only, the
-    faster of two groups that the figures fall into, of this or another alternative. Runs whose
-    memory was bound to several nodes have no remote side: their job was where the scheduler put it.
+    node_of: the host's node of each GPU; a guest's nodes count only as it saw them. Near is the
+    node with the fastest copies from host to device; if each GPU was copied to from one node, the
+    faster of two groups of values. Runs bound to several nodes have no remote side.
     """
-    copies = {alternative.label: _copies(alternative) for alternative in chosen}
     copy_localities = []
     for alternative in chosen:
-        matrices = copies[alternative.label]
+        matrices = _copies(alternative)
         as_bound = any(
             (c.name, c.value) == _SEVERAL for run in alternative.runs for c in run.head.conditions
         )
@@ -127,13 +120,9 @@ def localities(
             sides, basis = _known_sides(figures, nearest, node_of_gpu)
             if as_bound:
                 sides, basis = dict.fromkeys(figures, True), "as the job was bound"
-            inferred = not sides
-            if inferred:
-                by_label = [(label, by_key.get(key, {})) for label, by_key in copies.items()]
-                sides, basis = _inferred_sides(key, alternative.label, by_label)
             if sides:
                 it = _locality(alternative.label, key, figures, sides, basis)
-                copy_localities.append(structs.replace(it, as_bound=as_bound, inferred=inferred))
+                copy_localities.append(structs.replace(it, as_bound=as_bound))
     return tuple(copy_localities)
 
 
@@ -207,6 +196,10 @@ def _sort_places(places: Iterable[MatrixPlace]) -> tuple[MatrixPlace, ...]:
     return tuple(sorted(unlike, key=lambda one: (str(one.address or ""), one.number)))
 
 
+def _copy_key(key: SampleKey, rows: Axis) -> MatrixKey:
+    return MatrixKey(key.metric, key.unit, key.variant, rows, Axis.GPU)
+
+
 _Place = tuple[int | None, MatrixPlace]
 _Figures = dict[_Place, float]
 """Medians of copies by the node that they came from, None = unknown, and the GPU."""
@@ -218,7 +211,7 @@ def _copies(alternative: Alternative) -> dict[MatrixKey, _Figures]:
     figures_by_key: dict[MatrixKey, _Figures] = {}
     for sample_key, value in alternative.copies.items():
         node = sample_key.peer_node if sample_key.node is None else sample_key.node
-        key = MatrixKey(sample_key.metric, sample_key.unit, sample_key.variant, Axis.NODE, Axis.GPU)
+        key = _copy_key(sample_key, Axis.NODE)
         gpu = MatrixPlace(Axis.GPU, sample_key.position or 0, sample_key.device)
         figures_by_key.setdefault(key, {})[node, gpu] = value
     for key, figures in figures_by_key.items():
@@ -246,14 +239,12 @@ def far_copies(alternative: Alternative) -> Iterator[FarCopies]:
     for sample_key, value in alternative.copies.items():
         is_near = sample_key.device in nodes and nodes[sample_key.device] == sample_key.peer_node
         if sample_key.node is None and not is_near:
-            key = MatrixKey(
-                sample_key.metric, sample_key.unit, sample_key.variant, Axis.NODE, Axis.GPU
-            )
+            key = _copy_key(sample_key, Axis.NODE)
             by_key.setdefault(key, {})[sample_key.device, sample_key.position] = value
     for key, values in by_key.items():
-        if (groups := _groups(values.values())) is not None:
-            low = [value for value in values.values() if value < groups.between]
-            high = [value for value in values.values() if value >= groups.between]
+        if (gap := _gap_between_groups(values.values())) is not None:
+            low = [value for value in values.values() if value < gap]
+            high = [value for value in values.values() if value >= gap]
             near_mean, far_mean = (low, high) if key.unit == "ns" else (high, low)
             yield FarCopies(
                 key=key,
@@ -302,20 +293,13 @@ def _known_sides(
     return {place: nearest[place[1]] == place[0] for place in figures}, basis
 
 
-class _Groups(NamedTuple):
-    """Two groups that figures fall into."""
-
-    between: float  # a figure that parts them
-    ratio: float  # of their means
-
-
 LEAST_APART = 1.08
 """Copies with a far node have been 1.2 to 4.7 times slower; GPUs of one node differ by 3 %."""
 
 
-def _groups(values: Iterable[float]) -> _Groups | None:
-    """The widest gap between neighbours parts them, if it is as wide as twice what either group
-    spans, and each group has two figures: one slow GPU is rather a slow link."""
+def _gap_between_groups(values: Iterable[float]) -> float | None:
+    """Return a value between two groups of two values or more: the widest gap parts them, if it is
+    as wide as twice what either group spans. One slow GPU is rather a slow link."""
     logs = sorted(map(math.log, values))
     if len(logs) < 4:
         return None
@@ -324,26 +308,7 @@ def _groups(values: Iterable[float]) -> _Groups | None:
     gap = high[0] - low[-1]
     if gap < max(math.log(LEAST_APART), 2 * (low[-1] - low[0]), 2 * (high[-1] - high[0])):
         return None
-    ratio = math.exp(statistics.fmean(high) - statistics.fmean(low))
-    return _Groups(math.exp((high[0] + low[-1]) / 2), ratio)
-
-
-def _inferred_sides(
-    key: MatrixKey, label: str, everywhere: Sequence[tuple[str, _Figures]]
-) -> tuple[dict[_Place, bool], str]:
-    """By the two groups of the alternative's own figures, else by those of another one; none where
-    no figures fall into two groups."""
-    figures = dict(everywhere)[label]
-    for other, theirs in sorted(everywhere, key=lambda one: one[0] != label):
-        groups = _groups(theirs.values())
-        if groups is not None:
-            whose = "two groups of figures" if other == label else f"the two groups of {other}"
-            basis = f"inferred: {whose}, {groups.ratio:.2f} x apart"
-            less_is_near = key.unit == "ns"
-            return {
-                place: (value < groups.between) is less_is_near for place, value in figures.items()
-            }, basis
-    return {}, ""
+    return math.exp((high[0] + low[-1]) / 2)
 
 
 def _locality(

@@ -110,10 +110,10 @@ class Ranking(Struct, frozen=True):
 
 
 def is_like_best(result: RankedResult) -> bool:
-    """Whether a result is so near the best that another ground may choose it: within what matters,
-    and within most of that where its interval excludes that they are equal.
+    """Whether a result is so near the best that another ground may choose it.
 
-    It rests on values more than on how sure they are, so that another boot changes no choice.
+    Within what matters, or most of it if the interval excludes equality. It rests on values more
+    than on their confidence, so that another boot changes no choice.
     """
     if result.position in (Position.BEST, Position.WORSE):
         return result.position is Position.BEST
@@ -199,11 +199,7 @@ def _results(
         return results, []
     chosen = [alternative for alternative, _ in ordered]
     series_by_label = {
-        alternative.label: {
-            key: key_series
-            for key, key_series in alternative.series.items()
-            if key.metric in metric_ids
-        }
+        alternative.label: {k: s for k, s in alternative.series.items() if k.metric in metric_ids}
         for alternative in chosen
     }
     comparison = compare_series(chosen, series_by_label, objective, metrics=metric_ids)

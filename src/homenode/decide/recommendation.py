@@ -1,9 +1,8 @@
 """Recommendation: which layout to run for an objective on a machine, and on what evidence.
 
-Health first: a critical finding about a link blocks the objectives that use it. Then the strongest
-results that tell layouts apart: of this machine before others of its kind. Layouts that results
-cannot tell apart are chosen among by the rule of plan/auto. Memory is bound to the chosen nodes in
-every answer.
+A critical finding about a link blocks the objectives that use it. Then the strongest results that
+tell layouts apart decide, of this machine before others of its kind, then the rule of plan/auto.
+Every answer binds memory to the chosen nodes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -132,9 +131,22 @@ class Recommendation(Struct, frozen=True, kw_only=True):
         """Whether results decide it: they show that layouts differ, or that they do not."""
         return self.level not in (None, EvidenceLevel.RULE)
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics with results."""
+        return tuple(dict.fromkeys(result.metric for result in self.results))
+
     def results_on(self, metric: str) -> tuple[RankedResult, ...]:
         """Results on one metric, best first."""
         return tuple(result for result in self.results if result.metric == metric)
+
+    def compared_on(self, metric: str) -> tuple[RankedResult, tuple[RankedResult, ...]] | None:
+        """The choice's result and the others, best first; None without two results."""
+        results = self.results_on(metric)
+        for result in results:
+            if result.alternative == self.choice and len(results) > 1:
+                return result, tuple(other for other in results if other is not result)
+        return None
 
 
 class RecommendedComparison(Comparison, frozen=True, kw_only=True):
@@ -160,20 +172,13 @@ def decide_all(
     objectives: Sequence[Objective] = tuple(Objective),
     inputs: LayoutInputs | None = None,
     *,
-    cached_alternatives: Sequence[Alternative] = (),
+    prepared: Sequence[Alternative] = (),
 ) -> tuple[Recommendation, ...]:
-    """The answers for several objectives.
-
-    known: alternatives that the caller has made of the machine's runs; their series are most of the
-    work.
-    """
+    """Return the answers for several objectives. prepared: the alternatives, if made already."""
     inputs = inputs or machine.inputs
     machine_runs = guest_runs(own_runs(runs, machine))
-    machine_alternatives = (
-        cached_alternatives
-        if _are_of(cached_alternatives, machine_runs)
-        else alternatives(machine_runs)
-    )
+    is_prepared = _are_of(prepared, machine_runs)
+    machine_alternatives = prepared if is_prepared else alternatives(machine_runs)
     like = {host: alternatives(group) for host, group in runs_of_kind(runs, machine).items()}
     strangers = of_no_machine(runs, machine)
     about_links = (*machine.findings, *figure_findings(machine_runs))
@@ -202,13 +207,10 @@ def decide_for_machines(
     runs: Sequence[Run],
     objectives: Sequence[Objective],
     this_host: Host | None = None,
-    cached_alternatives: Mapping[str, Sequence[Alternative]] | None = None,
+    prepared: Mapping[str, Sequence[Alternative]] | None = None,
 ) -> tuple[Recommendation, ...]:
-    """The answers for every machine that runs are of.
-
-    here: this machine. known: alternatives that the caller has made, by machine. Objectives without
-    a result are omitted, unless the machine's topology is known.
-    """
+    """Return the answers for every machine of the runs; without those that no result was compared
+    for, unless its topology is known. prepared: alternatives made already, by machine."""
     return tuple(
         answer
         for machine in machines_in(runs, this_host)
@@ -216,7 +218,7 @@ def decide_for_machines(
             runs,
             machine,
             objectives,
-            cached_alternatives=(cached_alternatives or {}).get(machine.name, ()),
+            prepared=(prepared or {}).get(machine.name, ()),
         )
         if machine.nodes is not None or not rests_on_rule_alone(answer)
     )
@@ -327,9 +329,8 @@ def _is_refused(runs: Sequence[Run], metric: str) -> bool:
 
 
 def _boots(used: Sequence[Alternative]) -> tuple[int, int] | None:
-    if not used or any(
-        run.head.origin is Origin.PUBLISHED for alternative in used for run in alternative.runs
-    ):
+    origins = {run.head.origin for alternative in used for run in alternative.runs}
+    if not used or Origin.PUBLISHED in origins:
         return None
     counts = [sum(len(run.boots) for run in alternative.runs) for alternative in used]
     return min(counts), max(counts)
@@ -372,22 +373,12 @@ def _pin_regressions(
     ranking: Ranking, used: Sequence[Alternative]
 ) -> tuple[tuple[Doubt, ...], tuple[Reason, ...]]:
     """Pinning that costs processor throughput is a wrong pin, not a property of pinning."""
-    pinned = {
-        alternative.label
-        for alternative in used
-        if alternative.switches.pinning is Pinning.ONE_PER_CORE
-    }
-    free = {
-        alternative.label for alternative in used if alternative.switches.pinning is Pinning.NONE
-    }
+    pinning = {alternative.label: alternative.switches.pinning for alternative in used}
     results = ranking.results_on("cpu-throughput")
-    if not results or results[0].alternative not in free:
+    if not results or pinning[results[0].alternative] is not Pinning.NONE:
         return (), ()
-    slow = [
-        result
-        for result in results
-        if result.alternative in pinned and result.position is Position.WORSE
-    ]
+    worse = (result for result in results if result.position is Position.WORSE)
+    slow = [result for result in worse if pinning[result.alternative] is Pinning.ONE_PER_CORE]
     doubts = tuple(
         make_doubt(
             "pin-regression",
@@ -416,9 +407,8 @@ def _next_layout(
     cells = [alternative for alternative in used if alternative.switches.cells is GuestCells.HOST]
     if any(alternative.switches.pcie is GuestPcie.HOST for alternative in cells):
         return None
-    has_gpus = any(
-        run.head.system != "cpu-only" for alternative in used for run in alternative.runs
-    )
+    runs = (run for alternative in used for run in alternative.runs)
+    has_gpus = any(run.head.system != "cpu-only" for run in runs)
     if choice is not None and objective is Objective.MEMORY_BANDWIDTH and choice not in cells:
         return None
     return "pin-numa-pci" if cells and has_gpus else None
@@ -457,19 +447,9 @@ def _with_memory_bound(answer: Recommendation) -> Recommendation:
 
 def _are_of(candidates: Sequence[Alternative], runs: Sequence[Run]) -> bool:
     """Whether these are the very runs, not copies, and no choice is in two alternatives."""
-    choices = {
-        (
-            alternative.switches,
-            alternative.arrangement,
-            alternative.memory_mode,
-            alternative.page_bytes,
-        )
-        for alternative in candidates
-    }
-    is_whole = {id(run) for alternative in candidates for run in alternative.runs} == {
-        id(run) for run in runs
-    }
-    return is_whole and len(choices) == len(candidates)
+    choices = {(c.switches, c.arrangement, c.memory_mode, c.page_bytes) for c in candidates}
+    run_ids = {id(run) for candidate in candidates for run in candidate.runs}
+    return run_ids == set(map(id, runs)) and len(choices) == len(candidates)
 
 
 def _strongest(
@@ -495,15 +475,10 @@ def _strongest(
     ]
     answers = [answer for answer in answers if not answer.reason_of(ReasonId.NO_RESULTS)]
     answers.sort(key=lambda one: (EvidenceLevel.RULE if one.level is None else one.level).rank)
-    chosen = [
-        answer for answer in answers if answer.choice is not None and _can_run(answer, inputs)
-    ]
+    chosen = [one for one in answers if one.choice is not None and _can_run(one, inputs)]
+    silent = (answer for answer in answers if answer not in chosen)
     passed = [
-        *(
-            _passed_reason(machine.name, _obstacle(answer))
-            for answer in answers
-            if answer not in chosen
-        ),
+        *(_passed_reason(machine.name, _obstacle(answer)) for answer in silent),
         *(_passed_reason(host, "under review: it gives no advice for others") for host in reviewed),
     ]
     rule = _by_rule(machine, objective, inputs)
@@ -512,7 +487,7 @@ def _strongest(
         detail = rule.reasons[0].detail
         reason = Reason(id=ReasonId.NO_LAYOUT, alternative=rule.layout, detail=detail)
         best = replace(best, layout=rule.layout, reasons=(*best.reasons, reason))
-    layouts = [alternative.layout for alternative in chosen[1:] if alternative.layout is not None]
+    layouts = [answer.layout for answer in chosen[1:] if answer.layout is not None]
     unknown = (layout for layout in layouts if layout not in (best.layout, *best.also, *best.avoid))
     measure_next = best.measure_next or next(unknown, None)
     return replace(best, reasons=(*best.reasons, *passed), measure_next=measure_next)

@@ -76,11 +76,8 @@ def _run_line(system: str, answers: Sequence[Recommendation]) -> str:
     def line(limit: int, count: int) -> str:
         parts = []
         for (layout, level), objectives in list(uses.items())[:count]:
-            use = (
-                _join_texts(objectives)
-                if len(objectives) <= limit
-                else f"{len(objectives)} objectives"
-            )
+            are_named = len(objectives) <= limit
+            use = _join_texts(objectives) if are_named else f"{len(objectives)} objectives"
             strength = f" ({STRENGTHS[level]})" if len(levels) > 1 else ""
             parts.append(f"{layout} for {use}{strength}")
         remainder = [f"{len(uses) - count} more"] if count < len(uses) else []
@@ -88,10 +85,7 @@ def _run_line(system: str, answers: Sequence[Recommendation]) -> str:
         return f"{system}: run {', '.join([*parts, *remainder])}{end}"
 
     total = len(uses)
-    sizes = [
-        *((objectives_shown, total) for objectives_shown in (6, 2, 1)),
-        *((1, count) for count in range(total, 0, -1)),
-    ]
+    sizes = [*((limit, total) for limit in (6, 2)), *((1, n) for n in range(total, 0, -1))]
     lines = [line(*size) for size in sizes]
     return next((text for text in lines if len(text) <= WIDEST_LINE), lines[-1])
 
@@ -100,19 +94,11 @@ def _undecided_text(answers: Sequence[Recommendation]) -> str:
     """ "pin from default in 3 of 3 results: 1 boot each"."""
     open_answers = [answer for answer in answers if _compared_labels(answer)]
     if not open_answers:
-        passed = (answer.reason_of(ReasonId.PASSED) for answer in answers)
-        obstacle = next(
-            (
-                reason.detail.partition(": ")[2].split("; ")[0]
-                for reason in passed
-                if reason is not None
-            ),
-            "",
-        )
-        return f"which layout is best: {obstacle or 'no two layouts have results of one objective'}"
-    labels = list(
-        dict.fromkeys(label for answer in open_answers for label in _compared_labels(answer))
-    )
+        passed = filter(None, (answer.reason_of(ReasonId.PASSED) for answer in answers))
+        details = (reason.detail.partition(": ")[2].split("; ")[0] for reason in passed)
+        obstacle = next(details, "") or "no two layouts have results of one objective"
+        return f"which layout is best: {obstacle}"
+    labels = dict.fromkeys(label for one in open_answers for label in _compared_labels(one))
     metrics = {result.metric for answer in open_answers for result in answer.results}
     named = " from ".join(reversed(labels)) if len(labels) == 2 else f"{len(labels)} layouts apart"
     return f"{named} in {len(metrics)} of {len(metrics)} results: {_obstacle(open_answers)}"
@@ -130,14 +116,8 @@ def _obstacle(answers: Sequence[Recommendation]) -> str:
     if len(few) == 1:
         return few.pop()
     if FEW_BOOTS in doubts or PRINTED in doubts:
-        boots = [answer.boots for answer in answers if answer.boots is not None]
-        least, greatest = (
-            min((low for low, _ in boots), default=1),
-            max((n for _, n in boots), default=1),
-        )
-        return (
-            f"{plural(least, 'boot')} each" if least == greatest else f"{least} to {greatest} boots"
-        )
+        counts = [count for answer in answers for count in answer.boots or ()] or [1]
+        return boots_text(min(counts), max(counts))
     return next((doubt.detail for doubt in doubts.values()), "they are within noise of each other")
 
 
@@ -145,8 +125,8 @@ def sentence_of(answer: Recommendation) -> str:
     """An answer as a sentence, with its multiples."""
     if answer.choice is None:
         return "; ".join(_nothing(reason, answer) for reason in answer.reasons) or "no answer"
-    metrics = tuple(dict.fromkeys(result.metric for result in answer.results))
-    parts = [text for metric in metrics if (text := _compare(answer, metric, len(metrics) > 1))]
+    compared = (_compare(answer, metric, len(answer.metrics) > 1) for metric in answer.metrics)
+    parts = list(filter(None, compared))
     rule = [reason for reason in answer.reasons if reason.id is ReasonId.RULE]
     if rule and not answer.reason_of(ReasonId.NO_LAYOUT):
         if answer.also or not parts:
@@ -160,25 +140,20 @@ def sentence_of(answer: Recommendation) -> str:
 
 def _compare(answer: Recommendation, metric: str, has_others: bool) -> str:
     """The choice against each of the others on a metric; "" where it has no value there."""
-    results = answer.results_on(metric)
-    chosen_result = next(
-        (result for result in results if result.alternative == answer.choice), None
-    )
-    if chosen_result is None or len(results) < 2:
+    if (compared := answer.compared_on(metric)) is None:
         return ""
-    other_results = [result for result in results if result is not chosen_result]
-    worse = [result for result in other_results if result.position is Position.WORSE]
-    if chosen_result.position is Position.WORSE:  # it is best on another metric
+    chosen, others = compared
+    worse = [other for other in others if other.position is Position.WORSE]
+    if chosen.position is Position.WORSE:  # it is best on another metric
         worse = []
-    equal = [result for result in other_results if result not in worse]
+    equal = [other for other in others if other not in worse]
     parts = []
     if worse:
-        changes = ", ".join(_change(chosen_result, result, metric) for result in worse)
+        changes = ", ".join(_change(chosen, other, metric) for other in worse)
         parts.append(f"{answer.choice} is {changes}")
     if equal:
         names = ", ".join(
-            f"{result.alternative} ({_change(chosen_result, result, metric, bare=True)})"
-            for result in equal
+            f"{other.alternative} ({_change(chosen, other, metric, bare=True)})" for other in equal
         )
         is_same = answer.level is EvidenceLevel.NO_DIFFERENCE
         it = "it" if worse else answer.choice
@@ -188,15 +163,13 @@ def _compare(answer: Recommendation, metric: str, has_others: bool) -> str:
     return title + "; ".join(parts)
 
 
-def _change(
-    chosen_result: RankedResult, other: RankedResult, metric: str, *, bare: bool = False
-) -> str:
+def _change(chosen: RankedResult, other: RankedResult, metric: str, *, bare: bool = False) -> str:
     """ "2.1x pin-numa (2.0x to 2.2x)". bare: without the other's name."""
     lower = METRICS[metric].lower_is_better
     name = "" if bare else other.alternative
-    text = change_text(chosen_result.value / other.value, name, lower_is_better=lower)
+    text = change_text(chosen.value / other.value, name, lower_is_better=lower)
     is_interval = other.low is not None and other.high is not None and not bare
-    if not is_interval or chosen_result.position is not Position.BEST or lower:
+    if not is_interval or chosen.position is not Position.BEST or lower:
         return text
     return f"{text} ({range_text(1 / (other.high or 1.0), 1 / (other.low or 1.0))})"
 
@@ -207,27 +180,18 @@ LIKE = 0.95  # and its inverse: values between them are called alike
 def effect_text(answer: Recommendation) -> str:
     """What the choice gives over `default`, else over the next: "7.3x default (6.9x to 7.7x)"; ""
     where nothing was compared."""
-    for metric in dict.fromkeys(result.metric for result in answer.results):
-        results = answer.results_on(metric)
-        chosen_result = next(
-            (result for result in results if result.alternative == answer.choice), None
-        )
-        other_results = [result for result in results if result is not chosen_result]
-        if chosen_result is None or not other_results:
+    for metric in answer.metrics:
+        if (compared := answer.compared_on(metric)) is None:
             continue
-        other = next(
-            (result for result in other_results if result.alternative == "default"),
-            other_results[0],
-        )
-        text = _change(chosen_result, other, metric)
+        chosen, others = compared
+        other = next((one for one in others if one.alternative == "default"), others[0])
+        text = _change(chosen, other, metric)
         if other.alternative not in answer.also:
             return text
-        if LIKE < chosen_result.value / other.value < 1 / LIKE:
+        if LIKE < chosen.value / other.value < 1 / LIKE:
             text = f"like {other.alternative}"
-        worse = next(
-            (result for result in other_results if result.position is Position.WORSE), None
-        )
-        return text if worse is None else f"{_change(chosen_result, worse, metric)}, {text}"
+        worse = next((one for one in others if one.position is Position.WORSE), None)
+        return text if worse is None else f"{_change(chosen, worse, metric)}, {text}"
     return ""
 
 
@@ -238,9 +202,7 @@ def stop_text(answers: Sequence[Recommendation]) -> str:
     if not findings:
         return next((sentence_of(answer) for answer in answers if answer.is_blocked), "")
     first = findings[0]
-    observed, expected = (
-        re.split(":| [(]|, ", text)[0] for text in (first.observed, first.expected)
-    )
+    observed, expected = (re.split(":| [(]|, ", t)[0] for t in (first.observed, first.expected))
     subject = first.subject.rpartition(", ")[2].partition(": ")[0].rpartition("/")[2]
     like = sum(finding.id == first.id for finding in findings) - 1
     addition = f" and {like} more" if like else ""
@@ -264,11 +226,19 @@ def _place_text(answer: Recommendation) -> str:
     return "here" if answer.this_machine else "on this kind of machine"
 
 
+def boots_text(low: int, high: int) -> str:
+    """Fewest and most boots of a layout.
+
+    >>> boots_text(1, 1), boots_text(1, 3)
+    ('1 boot each', '1 to 3 boots')
+    """
+    return f"{plural(low, 'boot')} each" if low == high else f"{low} to {high} boots"
+
+
 def _boots(answer: Recommendation) -> str:
     if answer.boots is None:
         return "one printed value"
-    low, high = answer.boots
-    return plural(low, "boot") if low == high else f"{low} to {high} boots"
+    return boots_text(*answer.boots).removesuffix(" each")
 
 
 def _rest_text(reason: Reason) -> str | None:
@@ -297,9 +267,7 @@ def _nothing(reason: Reason, answer: Recommendation) -> str:
         case ReasonId.NO_RESULTS:
             subject = "no layout" if reason.alternative is None else f"only {reason.alternative}"
             return f"{subject} has results of {titles_of(answer.objective)}"
-    blocking = dict.fromkeys(
-        f"{doubt.detail}: {doubt.remedy}" for doubt in answer.doubts if doubt.blocks
-    )
+    blocking = dict.fromkeys(f"{d.detail}: {d.remedy}" for d in answer.doubts if d.blocks)
     return "cannot tell: " + ("; ".join(blocking) or "the layouts have no results in common")
 
 
@@ -443,13 +411,9 @@ def _advice(
     order = sorted(moved, key=lambda one: abs(math.log(one.effect.gain)))
     is_better = Outcome.BETTER in ways
     name = than if is_better else ""
-    least, greatest = _change_of(order[0], name), _change_of(order[-1], name)
-    first, unit = least.split(" ")[0], greatest[greatest.index(" ") :] if " " in greatest else ""
-    change = (
-        f"{first if least.endswith(unit) else least} to {greatest}"
-        if least != greatest
-        else greatest
-    )
+    ratios = (order[0].effect.ratio, order[-1].effect.ratio)
+    lower = order[0].effect.lower_is_better
+    change = range_text(min(ratios), max(ratios), name, lower_is_better=lower)
     measured, named = (len({effect.machine for effect in group}) for group in (all_effects, moved))
     place = f"on {named} of {measured} machines" if measured > 1 else f"on {moved[0].machine}"
     if is_better:

@@ -26,6 +26,7 @@ from homenode.measure.results.model import (
 )
 from homenode.metrics import METRICS, POWER, Metric, metric_of
 from homenode.objective import Objective
+from homenode.units import format_bytes
 
 LEAST_UNDISTURBED = 3
 """Disturbed samples are omitted while at least this many others are there in a boot."""
@@ -124,10 +125,9 @@ def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
 
 
 def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
-    """The series that speak for a metric: one, or one for each placement state.
+    """Return the series that speak for a metric: one, or one for each placement state.
 
-    The variant that the metric calls its headline, else series without a variant; over all sizes,
-    nodes and devices.
+    Over all sizes, nodes and devices; of the metric's headline variant, else without a variant.
     """
     over_all = [key for key in series if key.metric == metric.id and key.is_over_all]
     if metric.worst_device and any(key.worst for key in over_all):
@@ -151,12 +151,9 @@ def part_in(series: Iterable[SeriesKey], metric: Metric) -> str | None:
     keys = [key for key in series if key.metric == metric.id]
     keys.sort(key=lambda key: (key.variant != metric.headline, str(key)))
     for key in keys[:1]:
-        places_of = (
-            (key.node, "node"),
-            (key.peer_node, "threads on node"),
-            (key.size_bytes, "bytes"),
-        )
-        places = [f"{name} {value}" for value, name in places_of if value is not None]
+        size = None if key.size_bytes is None else format_bytes(key.size_bytes)
+        parts = ("node", key.node), ("threads on node", key.peer_node), ("size", size)
+        places = [f"{name} {value}" for name, value in parts if value is not None]
         return " of ".join(filter(None, (key.variant, *places))) or "single devices"
     return None
 

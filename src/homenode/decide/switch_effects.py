@@ -1,8 +1,4 @@
-"""SwitchEffects: what each switch of a layout does to each metric, machine by machine.
-
-A switch's effect is the ratio of two layouts that differ in it, and in what it brings with it:
-pinning hides siblings, cells bind memory.
-"""
+"""SwitchEffects: what each switch of a layout does to each metric, machine by machine."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -65,9 +61,8 @@ def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchE
             if first not in by_label or second not in by_label:
                 continue
             pair = with_joint_states((by_label[first], by_label[second]))
-            effects = compare_series(
-                pair, {alternative.label: _over_all(alternative) for alternative in pair}
-            ).effects
+            series_by_label = {layout.label: _over_all(layout) for layout in pair}
+            effects = compare_series(pair, series_by_label).effects
             for effect in sorted(filter(_is_headline, effects), key=lambda one: not one.primary):
                 if effect.metric not in seen:
                     seen.add(effect.metric)
@@ -124,9 +119,6 @@ def file_effects(chosen: Sequence[Alternative]) -> tuple[Effect, ...]:
                 sides[key.variant][plain] = structs.replace(series, key=plain)
         other = structs.replace(alternative, label=f"{alternative.label}, {TOPOLOGY_FILE}")
         series_by_label = dict(zip((alternative.label, other.label), sides.values(), strict=True))
-        effects += (
-            compare_series((alternative, other), series_by_label).effects
-            if all(series_by_label.values())
-            else ()
-        )
+        if all(series_by_label.values()):
+            effects += compare_series((alternative, other), series_by_label).effects
     return tuple(effects)

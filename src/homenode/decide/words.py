@@ -9,47 +9,54 @@ _SCALES = {
 }
 
 
-def figure_text(value: float, unit: str) -> str:
-    """A figure with the unit that people use for it, four digits at most where there are decimals.
+def figure_text(value: float, unit: str, *, digits: int = 3) -> str:
+    """A value with the unit that people use for it; `digits` significant ones, four from 100 on.
 
     >>> figure_text(561.17e9, "bytes_per_s"), figure_text(101.0, "ns"), figure_text(21.1e6, "ns")
     ('561.2 GB/s', '101 ns', '21.1 ms')
     >>> figure_text(740449, "events_per_s"), figure_text(0.425, "ratio")
-    ('740,449 events/s', '0.425 of the reference')
+    ('740.4 kevents/s', '0.425 of the reference')
     >>> figure_text(102.0, "units_per_s"), figure_text(32 << 20, "bytes")
     ('102 units/s', '32 MiB')
     """
     if unit == "ns":
         for scale, name in ((1e9, "s"), (1e6, "ms"), (1e4, "us")):
             if abs(value) >= scale:
-                return f"{_digits(value / (1e3 if name == 'us' else scale))} {name}"
-        return f"{_digits(value)} ns"
+                return f"{_digits(value / (1e3 if name == 'us' else scale), digits)} {name}"
+        return f"{_digits(value, digits)} ns"
     if unit == "ratio":
-        return f"{_digits(value)} of the reference"
+        return f"{_digits(value, digits)} of the reference"
+    if unit == "events_per_s" and value >= 1e5:
+        return f"{_digits(value / 1e3, digits)} kevents/s"
     scale, name = _SCALES.get(unit, (1.0, unit))
-    return f"{_digits(value / scale)} {name}"
+    return f"{_digits(value / scale, digits)} {name}"
 
 
 def multiple_text(ratio: float) -> str:
-    """A ratio as a multiple, two digits; near 1 with the digits that distinguish it from 1.
+    """A ratio as a multiple of two digits; near 1 of three.
 
-    >>> multiple_text(1.026), multiple_text(0.4257), multiple_text(7.265), multiple_text(1.0)
-    ('1.03x', '0.43x', '7.3x', '1x')
-    >>> multiple_text(38.1), multiple_text(1.31), multiple_text(240.0)
-    ('38x', '1.31x', '240x')
+    >>> multiple_text(1.026), multiple_text(7.265), multiple_text(1.0), multiple_text(1.31)
+    ('1.03x', '7.3x', '1x', '1.3x')
+    >>> multiple_text(38.1), multiple_text(240.0)
+    ('38x', '240x')
     """
-    if 0.95 < ratio < 2:
-        return f"{_multiple(ratio)}x"
-    return f"{ratio:.2g}x" if ratio < 10 else f"{ratio:.0f}x"
+    if ratio >= 10:
+        return f"{ratio:.0f}x"
+    return f"{ratio:.3g}x" if 0.95 < ratio < LEAST_MULTIPLE else f"{ratio:.2g}x"
 
 
-def range_text(low: float, high: float) -> str:
-    """Two ratios as a range of multiples, with a digit more: it may be an interval.
+def range_text(low: float, high: float, name: str = "", *, lower_is_better: bool = False) -> str:
+    """The changes between two ratios, the smaller one first.
 
-    >>> range_text(0.83, 0.88), range_text(1.5, 7.37)
-    ('0.83x to 0.88x', '1.5x to 7.37x')
+    >>> range_text(0.83, 0.88), range_text(2.6, 7.54, "pin"), range_text(0.95, 1.2)
+    ('12 to 17 % slower', '2.6x to 7.5x pin', '5 % slower to 1.2x')
     """
-    return f"{_multiple(low)}x to {_multiple(high)}x"
+    ratios = (high, low) if high <= 1 else (low, high)
+    first, last = (change_text(ratio, name, lower_is_better=lower_is_better) for ratio in ratios)
+    number, _, unit = first.partition(" ")
+    if first == last:
+        return last
+    return f"{number if unit == last.partition(' ')[2] else first} to {last}"
 
 
 def change_text(ratio: float, name: str = "", *, lower_is_better: bool = False) -> str:
@@ -66,7 +73,7 @@ def change_text(ratio: float, name: str = "", *, lower_is_better: bool = False) 
     if percent < 0.05:
         return f"the same as {name}" if name else "the same"
     up, down = ("higher", "lower") if lower_is_better else ("faster", "slower")
-    amount = f"{percent:.0f} %" if percent >= 1 else f"{percent:.1f} %"
+    amount = f"{percent:.0f} %" if percent >= 0.95 else f"{percent:.1f} %"
     return f"{amount} {up if ratio > 1 else down}" + (f" than {name}" if name else "")
 
 
@@ -74,11 +81,7 @@ LEAST_MULTIPLE = 1.1
 """Smaller gains are in per cent."""
 
 
-def _multiple(ratio: float) -> str:
-    return f"{ratio:.3g}"
-
-
-def _digits(value: float) -> str:
+def _digits(value: float, digits: int) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.4g}"
+    return f"{value:.4g}" if abs(value) >= 100 else f"{value:.{digits}g}"

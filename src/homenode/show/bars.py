@@ -33,17 +33,15 @@ class Scale(Struct, frozen=True):
         return self.start + part * (self.end - self.start)
 
 
-def log_steps(
-    low: float, high: float, base: float = 10.0, step_count: int = 6
-) -> tuple[float, ...]:
-    """Powers of the base between two figures, ends included, thinned to at most about `most`.
+def log_steps(low: float, high: float, base: float = 10.0, count: int = 6) -> tuple[float, ...]:
+    """Powers of the base between two values, ends included, thinned to about `count`.
 
     >>> log_steps(0.8, 240)
     (1.0, 10.0, 100.0)
     """
     first = math.ceil(math.log(low, base) - 1e-9)
     last = math.floor(math.log(high, base) + 1e-9)
-    stride = max(1, math.ceil((last - first + 1) / step_count))
+    stride = max(1, math.ceil((last - first + 1) / count))
     return tuple(base**power for power in range(first, last + 1, stride))
 
 
@@ -170,11 +168,7 @@ def bar_chart(title: str, unit: str, groups: Sequence[BarGroup], *, log: bool = 
     is_tall = label_width > _MOST_LABEL or CHART_WIDTH - label_width - right < _LEAST_PLOT
     label_width = 0.0 if is_tall else label_width
     end = CHART_WIDTH - right
-    scale = (
-        Scale(least / 2, largest, label_width, end, log=True)
-        if log
-        else Scale(0.0, largest, label_width, end)
-    )
+    scale = Scale(least / 2 if log else 0.0, largest, label_width, end, log=log)
     y = 0.0
     position = 0
     for group in groups:
@@ -223,9 +217,8 @@ def _draw(canvas: SvgCanvas, bar: Bar, text: str, y: float, scale: Scale, *, is_
     )
     if has_range and not bar.is_range and low is not None and high is not None:
         middle = top + _HEIGHT / 2
-        canvas.line(
-            (scale.position(low), middle), (scale.position(high), middle), classes="whisker box"
-        )
+        ends = scale.position(low), scale.position(high)
+        canvas.line((ends[0], middle), (ends[1], middle), classes="whisker box")
     in_use = canvas.text(
         scale.end + _SPACE / 2, top + 9.5, text, bold=True, width=CHART_WIDTH - scale.end
     )

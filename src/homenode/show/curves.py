@@ -59,7 +59,7 @@ def curve_chart(
         y = up.position(step * divisor)
         canvas.line((_LEFT, y), (WIDTH - 6, y), classes="grid")
         canvas.text(_LEFT - 5, y + 3.5, _step_text(step), 10, "dim", anchor="end")
-    sizes = list(log_steps(across.low, across.high, base=2.0, step_count=8)) or [across.low]
+    sizes = list(log_steps(across.low, across.high, base=2.0, count=8)) or [across.low]
     _marks(canvas, across, [(size, size_text(size)) for size in sizes])
     for curve in curves:
         _draw(canvas, curve, across, up, divisor, name)
@@ -88,7 +88,7 @@ def _value_steps(low: float, high: float) -> tuple[float, ...]:
     steps = log_steps(low, high)
     if len(steps) > 2:
         return steps
-    tens = log_steps(low / 10, high, step_count=99)
+    tens = log_steps(low / 10, high, count=99)
     multiples = [ten * part for ten in tens for part in (1, 2, 5)]
     visible = tuple(step for step in multiples if low <= step <= high)
     return visible or ((low * high) ** 0.5,)
@@ -251,14 +251,12 @@ def _column_names(
             canvas.text(x, top - 5, names[column], 10, "dim", anchor="middle", width=space)
 
 
-def _legend(
-    canvas: SvgCanvas, y: float, start: float, ends: tuple[float, float], unit: str
-) -> None:
-    width = min((WIDTH - start) / HEAT, 18.0)
+def _legend(canvas: SvgCanvas, y: float, x: float, ends: tuple[float, float], unit: str) -> None:
+    width = min((WIDTH - x) / HEAT, 18.0)
     for shade in range(HEAT):
-        canvas.rect(start + shade * width, y, width, 8, f"h{shade}")
-    end = start + width * HEAT
-    canvas.text(start, y + 20, short_figure(ends[0]), 10, "dim")
+        canvas.rect(x + shade * width, y, width, 8, f"h{shade}")
+    end = x + width * HEAT
+    canvas.text(x, y + 20, short_figure(ends[0]), 10, "dim")
     canvas.text(end, y + 20, f"{short_figure(ends[1])} {unit}", 10, "dim", anchor="end")
 
 

@@ -1,8 +1,6 @@
 """DeviceGroups: the PCI devices that people ask about, by node, root complex and switch.
 
-GPUs, NICs, NVSwitches and NVMe drives become cards; management functions and unused virtual
-functions are counted, so that a host of 500 functions still fits a page. Links are a few sentences
-instead of a matrix. Devices have the same names in tree, picture and plan.
+Management functions and unused virtual functions are counted; links are sentences.
 """
 
 from collections import Counter
@@ -108,9 +106,8 @@ def devices_by_node(
     groups: list[NodeDevices] = []
     for node in sorted({*grouped, *(node for node, _ in other_counts)}, key=_unknown_last):
         shown = grouped.get(node, {})
-        quiet = [
-            count for (at, name), count in other_counts.items() if at == node and name not in shown
-        ]
+        counts = other_counts.items()
+        quiet = [count for (at, name), count in counts if at == node and name not in shown]
         groups.append(
             NodeDevices(
                 node,

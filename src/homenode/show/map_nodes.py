@@ -23,9 +23,6 @@ from homenode.units import format_bytes
 from homenode.vm.model import GuestCellId
 from homenode.vm.plan import Plan
 
-LABELLED_PUS = 1024
-"""Hosts with more PUs are drawn with ranges of PUs per LLC; labels would make the page too tall."""
-
 _CAPTION_SIZE = 10.0
 _EDGE, _SPACE, _CORE_GAP = 5.0, 8.0, 3.0
 
@@ -37,13 +34,10 @@ class CellSize(Struct, frozen=True):
     height: float
     large: float
     small: float
-    labelled: bool = True  # False draws squares without text
 
 
 def cell_size(host: Host, uses: Mapping[int, PuUse], planned: bool, zoom: float) -> CellSize:
     """The size at which every PU's number, and with a plan every vCPU's, fits its box."""
-    if len(host.pus) > LABELLED_PUS:
-        return CellSize(11, 11, 0, 0, labelled=False)
     # Boxes may grow more than their text: large numbers are no easier to read.
     grown = min(zoom, 1.25)
     large, small = 11.0 * grown, (LEAST_TEXT_SIZE if planned else 9.5) * grown
@@ -88,16 +82,14 @@ def draw_core_groups(
         across = min(columns, len(group.cores))
         cores_width = across * (cell[0] + _CORE_GAP) - _CORE_GAP
         caption = _caption(group, name_packages)
-        least = max(cores_width, 150.0 if not size.labelled else 0.0)
         caption_width = max(text_width(line, _CAPTION_SIZE) for line in caption)
-        frame_width = min(max(least, caption_width) + 2 * _EDGE, width)
-        notes = () if size.labelled else _range_lines(group, uses, frame_width - 2 * _EDGE)
+        frame_width = min(max(cores_width, caption_width) + 2 * _EDGE, width)
         caption = tuple(
             part for line in caption for part in wrap(line, _CAPTION_SIZE, frame_width - 2 * _EDGE)
         )
         rows = -(-len(group.cores) // across)
         head = 4 + 12 * len(caption) + 3
-        frame_height = head + rows * (cell[1] + _CORE_GAP) - _CORE_GAP + _EDGE + 11.5 * len(notes)
+        frame_height = head + rows * (cell[1] + _CORE_GAP) - _CORE_GAP + _EDGE
         if at_x > x and at_x + frame_width > x + width + 0.01:
             at_x, at_y, row_height = x, at_y + row_height + _SPACE, 0.0
         canvas.rect(at_x, at_y, frame_width, frame_height, "llc", radius=4)
@@ -108,9 +100,6 @@ def draw_core_groups(
             core_x = at_x + _EDGE + column * (cell[0] + _CORE_GAP)
             core_y = at_y + head + row * (cell[1] + _CORE_GAP)
             _draw_core(canvas, core, uses, size, (core_x, core_y, threads))
-        notes_top = at_y + head + rows * (cell[1] + _CORE_GAP) + 8
-        for line_number, line in enumerate(notes):
-            canvas.text(at_x + _EDGE, notes_top + 11.5 * line_number, line, 9, "ink")
         at_x += frame_width + _SPACE
         row_height = max(row_height, frame_height)
     return at_y + row_height - y
@@ -166,8 +155,6 @@ def _draw_pu(
     )
     if use.vcpus and (use.emulator or use.iothreads):
         canvas.rect(x + 2.5, y + 2.5, size.width - 5, size.height - 5, "outline wire", radius=1)
-    if not size.labelled:
-        return
     label, middle = use_label(use), x + size.width / 2
     if label:
         canvas.text(
@@ -242,26 +229,6 @@ def _caption(group: CoreGroup, name_package: bool) -> tuple[str, ...]:
     if group.llc is not None and len(group.cores) < group.cores_of_llc:
         second.append(f"{len(group.cores)} of its {plural(group.cores_of_llc, 'core')}")
     return (first, " · ".join(second)) if second else (first,)
-
-
-def _range_lines(group: CoreGroup, uses: Mapping[int, PuUse], width: float) -> tuple[str, ...]:
-    """PUs of a group as ranges, and what runs on them, where the PUs have no labels."""
-    texts = [f"PUs {group.pus}"]
-    by_cell: dict[int, list[int]] = {}
-    host_threads: list[int] = []
-    pinned: dict[int, list[int]] = {}
-    for pu in group.pus:
-        use = uses.get(pu, FREE)
-        if use.vcpus and use.cell is not None:
-            by_cell.setdefault(use.cell, []).extend(use.vcpus)
-            pinned.setdefault(use.cell, []).append(pu)
-        if use.emulator or use.iothreads:
-            host_threads.append(pu)
-    for cell, vcpus in sorted(by_cell.items()):
-        texts.append(f"cell {cell}: vCPUs {number_list(vcpus)} on PUs {number_list(pinned[cell])}")
-    if host_threads:
-        texts.append(f"emulator, IOThreads: PUs {number_list(host_threads)}")
-    return tuple(line for text in texts for line in wrap(text, 9, width))
 
 
 _PAD, _GAP = 12.0, 12.0

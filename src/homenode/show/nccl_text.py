@@ -15,13 +15,7 @@ def topology_text(topology: Assembled) -> Doc:
         for cpu in topology.topology.cpus
     )
     devices = tuple(
-        (
-            str(device.bdf),
-            str(device.kind),
-            str(device.node),
-            device.bus_id,
-            device.switch or "none",
-        )
+        (*map(str, (device.bdf, device.kind, device.node)), device.bus_id, device.switch or "none")
         for device in topology.devices
     )
     heads = ("host BDF", "kind", "host node", "guest bus id", "switch")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from homenode.decide.alternative import alternatives
 from homenode.decide.comparison import (
     NO_ORDER,
+    NODELESS,
     PRINTED,
     SLOW_IN_ONE,
     WEAKENING,
@@ -16,10 +17,10 @@ from homenode.decide.comparison import (
 )
 from homenode.decide.outcomes import is_large
 from homenode.decide.recommendation import ReasonId, Recommendation, RecommendedComparison
-from homenode.decide.sentences import first_line, ground_of, layout_named, sentence_of
+from homenode.decide.sentences import WIDEST_LINE, first_line, ground_of, layout_named, sentence_of
 from homenode.decide.summary import Series, SeriesKey, headline
-from homenode.decide.words import change_text, figure_text, multiple_text, range_text
-from homenode.doc import Cell, Commands, Doc, Part, Section, Table, Text
+from homenode.decide.words import change_text, figure_text, range_text
+from homenode.doc import Cell, Doc, Part, Section, Table, Text
 from homenode.findings import Doubt
 from homenode.measure.derived_run import schedule_of
 from homenode.measure.gpu.collectives import TOPOLOGY_FILE
@@ -70,24 +71,16 @@ def steps_text(record: RunRecord) -> Doc:
 
 def _table(series: dict[SeriesKey, Series]) -> Table:
     rows: list[tuple[str, ...]] = []
-    own_metrics = sorted(
-        {key.metric for key in series if key.metric not in METRICS and metric_of(key.metric)}
-    )
-    for name in (*METRICS, *own_metrics):
+    of_user = {key.metric for key in series if metric_of(key.metric)} - METRICS.keys()
+    for name in (*METRICS, *sorted(of_user)):
         metric = metric_of(name)
         assert metric is not None
         for key in headline(series, metric) or _other_series(series, name):
-            key_series = series[key]
-            rows.append(
-                (
-                    ", ".join(filter(None, (metric.title, place_text(key)))),
-                    *(
-                        figure_text(value, key.unit)
-                        for value in (key_series.value, key_series.low, key_series.high)
-                    ),
-                    str(key_series.samples),
-                )
-            )
+            of_key = series[key]
+            name = ", ".join(filter(None, (metric.title, place_text(key))))
+            values = (of_key.value, of_key.low, of_key.high)
+            texts = (figure_text(value, key.unit) for value in values)
+            rows.append((name, *texts, str(of_key.samples)))
     figures = ("median", "lowest", "highest", "samples")
     return Table(heads=("figure", *figures), rows=tuple(rows), numeric=figures)
 
@@ -131,114 +124,153 @@ _MOST_CAVEATS = 4
 def comparison_text(comparison: RecommendedComparison, *, everything: bool = False) -> Doc:
     """What to run on each machine, a table of results by layout, and why.
 
-    everything: also effects with intervals, caveats with their fixes, sources, and series of single
-    devices, nodes, sizes and pairs of PUs.
+    everything: also effects with intervals, fixes of caveats, sources, and single series.
     """
     systems: dict[str, list[Recommendation]] = {}
     for answer in comparison.recommendations:
         systems.setdefault(answer.system, []).append(answer)
+    if not everything and len(systems) > MOST_IN_FULL:
+        named = ((name, answers) for name, answers in systems.items() if not _is_rule(answers))
+        lines = tuple(Text(first_line(name, answers), "bold") for name, answers in named)
+        hint = "next  name the results of one machine, or give --explain"
+        return Doc("", (*lines, *_skipped_lines(comparison), Text(hint, "dim")))
     parts: list[Part] = []
-    in_full = everything or len(systems) <= MOST_IN_FULL
     is_shown = False
     for name, answers in systems.items():
-        rows = _objective_rows(answers) if in_full else None
-        is_shown = is_shown or rows is not None or not in_full or _is_passed(answers, comparison)
-        lines = [*_reason_lines(answers, comparison, everything)] if in_full else []
-        parts.append(Section(first_line(name, answers), (*((rows,) if rows else ()), *lines)))
-    if not in_full:
-        parts.append(Text("why: name the results of one machine, or give --explain", "dim"))
+        rows = _objective_rows(answers, everything)
+        is_shown = is_shown or rows is not None or _is_passed(answers, comparison)
+        table = () if rows is None else (rows,)
+        reasons = _reasons(answers, comparison, everything)
+        parts.append(Section(first_line(name, answers), (Text(""), *table, *reasons), look="bold"))
     if everything or not is_shown:
         parts += _effect_tables(comparison, everything)
-        parts += (Section("", tuple(_doubts(comparison.doubts))), Text(""))
-    for label, fits in comparison.sweeps.items() if in_full else ():
-        for metric, fit in fits.items():
-            off = f"; points are off by {fit.spread:.0%}" if everything else ""
-            name = label if metric == "allreduce-busbw" else f"{label}: {metric}"
-            parts.append(Text(f"sweep   {name}: {fit.text}{off}"))
+        parts.append(Section("", tuple(_doubts(comparison.doubts))))
     parts += power_table(comparison.power)
-    parts += [Text(f"not used: {reason}", "warn") for reason in comparison.skipped]
     if everything:
         about = f"intervals: {comparison.confidence:.0%}, over boots (t, on logarithms of medians)"
         parts.append(Text(f"{about}; primary metrics are corrected for their number"))
+    if everything or not systems:
+        parts += _skipped_lines(comparison)
     return Doc("", tuple(parts))
 
 
-def _objective_rows(answers: Sequence[Recommendation]) -> Table | None:
+def _is_rule(answers: Sequence[Recommendation]) -> bool:
+    """Whether the results are a rule of thumb, which a source prints for no machine."""
+    units = {result.unit for answer in answers for result in answer.results}
+    return units == {"ratio"}
+
+
+def _skipped_lines(comparison: Comparison) -> Iterator[Text]:
+    return (Text(f"not read  {reason}", "warn", hang=10) for reason in comparison.skipped)
+
+
+def _objective_rows(answers: Sequence[Recommendation], everything: bool) -> Table | None:
     """A row for each objective with results of two layouts, a column for each; None without."""
-    labels = dict.fromkeys(result.alternative for answer in answers for result in answer.results)
-    layouts = sorted(labels, key=lambda one: [*PRESETS, one].index(one))
-    is_wide = len(layouts) > 2  # then units stand with the objective
+    layouts = sorted(_labels(answers), key=lambda one: [*PRESETS, one].index(one))
+    is_pair = len(layouts) == 2  # then values have their units, and the change has a column
     rows: list[tuple[str | Cell, ...]] = []
-    for answer in answers:
-        for metric in dict.fromkeys(result.metric for result in answer.results):
-            results = {result.alternative: result for result in answer.results_on(metric)}
-            if len(results) > 1:
-                texts = [
-                    figure_text(results[layout].value, results[layout].unit)
-                    if layout in results
-                    else "-"
-                    for layout in layouts
-                ]
-                unit = next(text.partition(" ")[2] for text in texts if text != "-")
-                label: tuple[str, ...] = (
-                    str(answer.objective),
-                    METRICS[metric].title.partition(",")[0],
-                )
-                if is_wide:
-                    texts = [text.removesuffix(f" {unit}") for text in texts]
-                    label = (f"{answer.objective}, {unit}",)
-                run = Cell((layout_named(answer),), "good")
-                run = run if answer.tells else Cell(("cannot tell",), "warn")
-                rows.append((*label, *texts, run))
-    heads = ("objective", *(() if is_wide else ("result",)), *layouts, "run")
+    for answer, metric in _shown_results(answers, everything):
+        results = {result.alternative: result for result in answer.results_on(metric)}
+        texts = {name: figure_text(one.value, one.unit) for name, one in results.items()}
+        unit = next(iter(texts.values())).partition(" ")[2]
+        cells = [texts.get(layout, "-") for layout in layouts]
+        title = METRICS[metric].title.partition(",")[0].removeprefix("memory ")
+        if is_pair:
+            first, second = (results[layout].value for layout in layouts)
+            lower = METRICS[metric].lower_is_better
+            cells.append(change_text(second / first, lower_is_better=lower))
+        else:
+            cells, title = [cell.removesuffix(f" {unit}") for cell in cells], unit
+        run = Cell((layout_named(answer),), "good")
+        run = run if answer.tells else Cell(("cannot tell",), "warn")
+        rows.append((answer.objective, title, *cells, run))
+    change = ("change",) if is_pair else ()
+    heads = ("objective", "result" if is_pair else "unit", *layouts, *change, "run")
     return Table(heads=heads, rows=tuple(rows), numeric=tuple(layouts)) if rows else None
 
 
-def _reason_lines(
+def _labels(answers: Sequence[Recommendation]) -> set[str]:
+    return {result.alternative for answer in answers for result in answer.results}
+
+
+def _shown_results(
+    answers: Sequence[Recommendation], everything: bool
+) -> Iterator[tuple[Recommendation, str]]:
+    """Objectives with metrics that have two results, those with an answer first; without everything
+    no open objective whose metrics another one has."""
+    seen: set[str] = set()
+    for answer in sorted(answers, key=lambda one: not one.tells):
+        metrics = [metric for metric in answer.metrics if len(answer.results_on(metric)) > 1]
+        for metric in metrics:
+            if everything or answer.tells or metric not in seen:
+                yield answer, metric
+        seen.update(metrics)
+
+
+def _reasons(
     answers: Sequence[Recommendation], comparison: RecommendedComparison, everything: bool
 ) -> Iterator[Part]:
     """Why for each objective that has results, the caveats, and what to measure next."""
     lines: list[tuple[str, str, str]] = []
     blocked = [answer for answer in answers if answer.is_blocked]
-    for answer in answers:
-        if answer in blocked[1:] or not (answer.results or answer.reasons):
+    shown = {answer.objective for answer, _ in _shown_results(answers, everything)}
+    for answer in sorted(answers, key=lambda one: not one.tells):
+        is_listed = everything or answer.objective in shown or not answer.results
+        if answer in blocked[1:] or not is_listed or not (answer.results or answer.reasons):
             continue
+        is_open = bool(answer.metrics) and not (everything or answer.tells or answer.is_blocked)
+        if is_open and len(_labels(answers)) == 2:
+            continue  # the table says it
         label = "repair" if answer in blocked else str(answer.objective)
         ground = f"  [{ground_of(answer)}]" if everything else ""
         lines.append((label, sentence_of(answer) + ground, "" if answer.tells else "warn"))
-        lines += [
-            ("", reason.detail, "") for reason in answer.reasons if reason.id is ReasonId.PASSED
-        ]
-        if everything:
-            lines += [("source", source, "dim") for source in answer.sources]
+        passed = (reason for reason in answer.reasons if reason.id is ReasonId.PASSED)
+        lines += [("", reason.detail, "") for reason in passed]
     lines += [
         (TOPOLOGY_FILE, text, "")
         for effect in comparison.effects
         if effect.system in ("", answers[0].system) and (text := file_text(effect))
     ]
-    doubts = (doubt for answer in answers for doubt in answer.doubts)
-    links_first = sorted(doubts, key=lambda doubt: doubt.id != SLOW_IN_ONE)
-    caveats = dict.fromkeys(_caveats_of(links_first, everything))
+    is_single = len({answer.system for answer in comparison.recommendations}) < 2
+    lines += _sweep_lines(comparison, "" if is_single else f"{answers[0].system}: ", everything)
     if not everything and _is_passed(answers, comparison):
-        blocking = [doubt for doubt in comparison.doubts if doubt.blocks]
-        if any(
-            recommendation.system != answers[0].system
-            for recommendation in comparison.recommendations
-        ):
-            of_system = f"{answers[0].system}: "
-            blocking = [doubt for doubt in blocking if doubt.subject.startswith(of_system)]
+        of_system = "" if is_single else f"{answers[0].system}: "
+        blocking = (d for d in comparison.doubts if d.blocks and d.subject.startswith(of_system))
         lines += [("fix", fix, "") for fix in dict.fromkeys(doubt.remedy for doubt in blocking)]
         lines.append(("", "effects with intervals, and caveats in full: --explain", "dim"))
-    shown = list(caveats) if everything else list(caveats)[:_MOST_CAVEATS]
-    lines += [("caveat", caveat, "") for caveat in shown]
-    if len(shown) < len(caveats):
-        lines.append(("caveat", f"{len(caveats) - len(shown)} more (--explain)", ""))
-    width = max((len(label) for label, _, _ in lines), default=0) + 2
+    doubts = (doubt for answer in answers for doubt in answer.doubts)
+    links_first = sorted(doubts, key=lambda doubt: doubt.id != SLOW_IN_ONE)
+    caveats = list(dict.fromkeys(_caveats_of(links_first, answers, everything)))
+    most = len(caveats) if everything else _MOST_CAVEATS
+    lines += [("caveat", caveat, "") for caveat in caveats[:most]]
+    if caveats[most:]:
+        lines.append(("caveat", f"{len(caveats) - most} more (--explain)", ""))
+    if not everything and answers[0] is comparison.recommendations[0]:
+        lines += [("not read", reason, "warn") for reason in comparison.skipped]
+    sources = dict.fromkeys(s for answer in answers if everything for s in answer.sources)
+    lines += [("source", source, "dim") for source in sources]
+    command = _next_trial(answers)
+    labels = [label for label, _, _ in lines] + (["next"] if command else [])
+    width = max(map(len, labels), default=0) + 2
     for label, text, look in lines:
         yield Text(f"{label:<{width}}{text}", look, hang=width)
-    if command := _next_trial(answers):
+    if command and width + len(command) <= WIDEST_LINE:
+        yield Text(f"{'next':<{width}}{command}")
+    elif command:
         yield Text("next")
-        yield Commands((command,))
+        yield Text(command, indent=2)
+
+
+def _sweep_lines(
+    comparison: Comparison, of_system: str, everything: bool
+) -> Iterator[tuple[str, str, str]]:
+    """Start-up time, rate and knee of each layout's sweeps."""
+    for label, fits in comparison.sweeps.items():
+        for metric, fit in fits.items() if label.startswith(of_system) else ():
+            off = f"; points are off by {fit.spread:.0%}" if everything else ""
+            name = label.removeprefix(of_system)
+            name = name if metric == "allreduce-busbw" else f"{name}: {metric}"
+            yield "sweep", f"{name}: {fit.text}{off}", ""
 
 
 def _is_passed(answers: Sequence[Recommendation], comparison: Comparison) -> bool:
@@ -260,9 +292,17 @@ def file_text(effect: Effect) -> str:
     return f"{layout} is {change}{interval}"
 
 
-def _caveats_of(doubts: Iterable[Doubt], everything: bool) -> Iterator[str]:
+def _caveats_of(
+    doubts: Iterable[Doubt], answers: Sequence[Recommendation], everything: bool
+) -> Iterator[str]:
+    if any(doubt.id == PRINTED for answer in answers for doubt in answer.doubts):
+        yield "one printed value for each, no samples"
     for doubt in doubts:
-        if doubt.id not in SAID_BY_LEVEL:
+        if doubt.id == NODELESS and not everything:
+            changes = {a.measure_next: a.objective for a in answers if doubt in a.doubts}
+            named = [f"{name} may change {of}" for name, of in changes.items() if name is not None]
+            yield ": ".join((doubt.detail, *named[:1]))
+        elif doubt.id not in SAID_BY_LEVEL:
             fix = f": {doubt.remedy}" if doubt.id == NO_ORDER else ""  # a call; no trial needed
             if everything:
                 fix = f"; fix: {doubt.remedy}; likely cause: {doubt.cause} ({doubt.id})"
@@ -276,6 +316,8 @@ def _next_trial(answers: Sequence[Recommendation]) -> str:
     if not open_answers or any(answer.findings for answer in answers):
         return ""
     names = {result.alternative for answer in open_answers for result in answer.results}
+    worse = {name for answer in answers for name in answer.avoid}
+    names -= worse - {"default", *(answer.choice for answer in answers if answer.tells)}
     names |= {answer.measure_next for answer in open_answers if answer.measure_next is not None}
     layouts = [name for name in PRESETS if name in names]
     words = ("homenode", "trial", "VM", "--layouts", ",".join(layouts))
@@ -349,7 +391,9 @@ def _row(comparison: Comparison, effect: Effect) -> tuple[str, ...]:
         _name(effect),
         figure_text(effect.baseline_value, effect.unit),
         figure_text(effect.value, effect.unit),
-        f"{effect.gain:.1%} of bare" if comparison.bare else multiple_text(effect.ratio),
+        f"{effect.gain:.1%} of bare"
+        if comparison.bare
+        else change_text(effect.ratio, lower_is_better=effect.lower_is_better),
         _interval(effect),
         _outcome(effect),
     )
@@ -358,7 +402,7 @@ def _row(comparison: Comparison, effect: Effect) -> tuple[str, ...]:
 def _interval(effect: Effect) -> str:
     if effect.low is None or effect.high is None:
         return "-"
-    return range_text(effect.low, effect.high)
+    return range_text(effect.low, effect.high, lower_is_better=effect.lower_is_better)
 
 
 def _outcome(effect: Effect) -> str:

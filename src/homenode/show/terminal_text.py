@@ -1,10 +1,9 @@
 """TerminalText: documents on terminals that are narrow, or have no more than ASCII."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from msgspec.structs import replace
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
@@ -44,13 +43,8 @@ class PrintableConsole(Console):
     of writing."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        super().print(
-            *(
-                renderable_of(printed) if isinstance(printed, Doc) else printed
-                for printed in objects
-            ),
-            **options,
-        )
+        printed = (renderable_of(part) if isinstance(part, Doc) else part for part in objects)
+        super().print(*printed, **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -65,12 +59,30 @@ class PrintableConsole(Console):
 def renderable_of(doc: Doc) -> RenderableType:
     """A document as it stands on a terminal: without pictures."""
     title = (Line(printable(doc.title), style="bold"),) if doc.title else ()
-    return AsciiFallback(Group(*title, *_parts(doc.parts, is_first=not title)))
+    return AsciiFallback(Group(*_spaced((*title, *_parts(doc.parts)))))
 
 
-def _parts(parts: Sequence[Part], *, is_first: bool) -> Iterator[RenderableType]:
-    for number, part in enumerate(parts):
+def _spaced(parts: Iterable[RenderableType | None]) -> list[RenderableType]:
+    """The parts with an empty line for None: none at either end, and never two."""
+    spaced: list[RenderableType] = []
+    is_due = False
+    for part in parts:
+        if part is None:
+            is_due = True
+            continue
+        if is_due and spaced:
+            spaced.append(Line(""))
+        is_due = False
+        spaced.append(part)
+    return spaced
+
+
+def _parts(parts: Sequence[Part]) -> Iterator[RenderableType | None]:
+    """What stands below each other; None where an empty line parts it."""
+    for part in parts:
         match part:
+            case Text(words=""):
+                yield None
             case Text():
                 text: RenderableType = _line(part.words, part.look)
                 text = HangingLine(_line(part.words, part.look), part.hang) if part.hang else text
@@ -85,13 +97,12 @@ def _parts(parts: Sequence[Part], *, is_first: bool) -> Iterator[RenderableType]
             case Commands():
                 yield from map(ShellCommand, part.lines)
             case Table() if part.rows:
-                yield TableOrList(part)
+                yield from (None, TableOrList(part), None)
             case Section():
-                if not is_first or number:
-                    yield Line("")
+                yield None
                 if part.title:
-                    yield _line(part.title, "head")
-                yield from _parts(part.parts, is_first=True)
+                    yield _line(part.title, part.look or "head")
+                yield from _parts(part.parts)
             case Table() | Gallery():
                 pass
 
@@ -195,10 +206,9 @@ class TableOrList:
             drawn = TableOrList(table)
             excess = drawn._width(console, drawn._heads) - space
             if excess > 0 and shortest is not None and whole_table.shortened:
-                column_width = max(
-                    shortest, max(len(plain(row[0])) for row in whole_table.rows) - excess
-                )
-                names = (_without_middle(plain(row[0]), column_width) for row in table.rows)
+                longest = max(len(plain(row[0])) for row in whole_table.rows)
+                width = max(shortest, longest - excess)
+                names = (_without_middle(plain(row[0]), width) for row in table.rows)
                 rows = zip(names, table.rows, strict=True)
                 drawn = TableOrList(replace(table, rows=tuple((name, *r[1:]) for name, r in rows)))
                 excess = drawn._width(console, drawn._heads) - space
@@ -227,7 +237,7 @@ class TableOrList:
         return 1 + max(len(head), *(len(row[at]) for row in self._rows))
 
     def _drawn_table(self, heads: Sequence[str], *, stacked: bool) -> RichTable:
-        drawn = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        drawn = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
         columns = [at for at, head in enumerate(self._heads) if head in heads]
         for head in (self._heads[at] for at in columns):
             folds = head in self._table.folds

@@ -1,7 +1,7 @@
 """TopologyMap: a picture of a host as SVG, and with a plan of where one VM lies on it.
 
-The picture is 1600 units wide and as high as it must be, holds no scripts and needs no fonts, and
-follows the viewer's light or dark theme. The same host and plan give the same bytes.
+It is 1600 units wide, needs no script or font, and follows the viewer's theme. The same host and
+plan give the same bytes.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,6 @@ from homenode.show.host_groups import (
 )
 from homenode.show.map_devices import DeviceFacts, device_facts, draw_devices
 from homenode.show.map_nodes import (
-    LABELLED_PUS,
     CellSize,
     Scene,
     cell_name,
@@ -320,9 +319,7 @@ def draw_legend(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, floa
         canvas.text(at_x + 29, at_y + 11.5, text, 11, "ink")
         at_x += entry
     notes = []
-    if len(scene.host.pus) > LABELLED_PUS:
-        notes.append("Small squares are PUs; siblings of a core are framed together.")
-    elif scene.plan is not None and scene.plan.vcpu_pins:
+    if scene.plan is not None and scene.plan.vcpu_pins:
         notes.append("On a PU: the vCPU's number above, the PU's own below.")
     else:
         notes.append("Numbers are PUs; siblings of a core are framed together.")

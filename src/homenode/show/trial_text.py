@@ -60,10 +60,8 @@ def progress_line(progress: Progress, noun: str = "jobs") -> str:
     '1 of 1 steps done: stream, 2 min left'
     """
     done = progress.count(TaskState.DONE)
-    other_states = [
-        state for state in TaskState if state not in (TaskState.DONE, TaskState.WAITING)
-    ]
-    counts = [f"{progress.count(state)} {state}" for state in other_states if progress.count(state)]
+    states = [s for s in TaskState if s not in (TaskState.DONE, TaskState.WAITING)]
+    counts = [f"{progress.count(state)} {state}" for state in states if progress.count(state)]
     waits = dict.fromkeys(
         printable(task.reason)
         for task in progress.tasks
@@ -158,10 +156,7 @@ def schedule_text(
         nodes = number_list(plan.nodes) if plan.vcpu_pins or plan.memory_nodes else "any"
         rows.append((layout.layout, str(plan.vm.vcpus), nodes, pins))
     heads = ("layout", "vCPUs", "nodes", "host CPUs")
-    lines = [
-        (str(finding.severity), f"{finding.subject}: {finding.observed} ({finding.id})")
-        for finding in findings
-    ]
+    lines = [(str(f.severity), f"{f.subject}: {f.observed} ({f.id})") for f in findings]
     rounds: dict[int, list[str]] = {}
     for step in steps:
         rounds.setdefault(step.round + 1, []).append(step.variant)
@@ -204,9 +199,8 @@ def _remaining_lines(
     head: TrialHead, state: State, steps: Sequence[ScheduledTask]
 ) -> Iterator[Text]:
     """What is left to undo or to measure, and the commands for it."""
-    resume, undo = (
-        command_line("homenode", "trial", action, head.id) for action in ("resume", "undo")
-    )
+    commands = (command_line("homenode", "trial", verb, head.id) for verb in ("resume", "undo"))
+    resume, undo = commands
     if state.to_undo:
         texts = {
             LAYOUT: f"{head.domain} may have a layout's definition",

@@ -6,7 +6,7 @@ from homenode.decide.comparison import Outcome
 from homenode.decide.ranking import Position
 from homenode.decide.summary import Series, SeriesKey, headline, only_variant
 from homenode.decide.switch_effects import StudySwitch, SwitchEffect
-from homenode.decide.words import change_text, figure_text, multiple_text, range_text
+from homenode.decide.words import change_text, figure_text, range_text
 from homenode.doc import Cell, Picture, Span, Table, Words
 from homenode.machine.pci import DeviceKind
 from homenode.metrics import METRICS, Metric
@@ -35,39 +35,27 @@ def summary_table(
     shown = [
         metric
         for metric in METRICS.values()
-        if any(
-            _value(layout_series, metric) is not None
-            for machine_series in series
-            for layout_series in machine_series.values()
-        )
+        if any(_value(one, metric) is not None for by_label in series for one in by_label.values())
     ]
     units = {metric.id: _column_unit(metric, series) for metric in shown}
     figures = tuple(f"{metric.title}, {_unbroken(units[metric.id][1])}" for metric in shown)
     rows: list[tuple[Cell, ...]] = []
     for machine, by_label, anchor in zip(machines, series, anchors, strict=True):
         best = {metric.id: _best(machine, metric) for metric in shown}
-        for position, alternative in enumerate(machine.all_alternatives):
-            series_of_layout = by_label[alternative.label]
-            cells = [
-                _figure(
-                    series_of_layout, metric, units[metric.id], best[metric.id] == alternative.label
-                )
-                for metric in shown
-            ]
+        for position, alternative in enumerate(machine.alternatives):
+            label, by_key = alternative.label, by_label[alternative.label]
+            cells = [_figure(by_key, m, units[m.id], best[m.id] == label) for m in shown]
             if not any(cell.lines[0] for cell in cells):
                 continue
             heads = [run.head for run in alternative.runs]
             vcpus = sorted({head.vcpus for head in heads if head.vcpus is not None})
-            boots = max(
-                (len(s.medians) for s in series_of_layout.values() if s.replicated), default=0
-            )
+            boots = max((len(s.medians) for s in by_key.values() if s.replicated), default=0)
             origins = ", ".join(sorted({str(head.origin) for head in heads}))
+            name = Span(machine.name, link=anchor)
             rows.append(
                 (
-                    Cell(
-                        (Span(machine.name, link=anchor),), order=f"{machine.name} {position:04d}"
-                    ),
-                    Cell((alternative.label,), order=alternative.label),
+                    Cell((name,), order=f"{machine.name} {position:04d}"),
+                    Cell((label,), order=label),
                     Cell((", ".join(map(str, vcpus)),), order=float(vcpus[0]) if vcpus else None),
                     *cells,
                     Cell((origins,), order=str(heads[0].origin)),
@@ -111,9 +99,7 @@ def effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
         title: list[Words] = [metric.title]
         title.append(Span(f"{'less' if metric.lower_is_better else 'more'} is better", "dim small"))
         if any((metric.id, switch) in effects_by_key for switch in StudySwitch):
-            cells = (
-                _effect_cell(effects_by_key.get((metric.id, switch), ())) for switch in StudySwitch
-            )
+            cells = (_effect_cell(effects_by_key.get((metric.id, s), ())) for s in StudySwitch)
             rows.append((Cell(tuple(title)), *cells))
     if not rows:
         return None
@@ -125,9 +111,7 @@ def effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
 
 
 def _column_unit(metric: Metric, series: Sequence[SeriesOf]) -> tuple[float, str]:
-    values = [
-        _value(layout_series, metric) for by_label in series for layout_series in by_label.values()
-    ]
+    values = [_value(one, metric) for by_label in series for one in by_label.values()]
     return chart_scale(metric.unit, [value for value in values if value is not None])
 
 
@@ -194,33 +178,29 @@ def _effect_cell(effects: Sequence[SwitchEffect]) -> Cell:
     if not effects:
         return Cell((Span("not measured", "dim"),), "none")
     decided = [effect for effect in effects if effect.outcome is not Outcome.CANNOT_TELL]
-    ratios = sorted(effect.effect.ratio for effect in decided or effects)
+    ratios = [effect.effect.ratio for effect in decided or effects]
+    is_lower_better = effects[0].effect.lower_is_better
+    change = range_text(min(ratios), max(ratios), lower_is_better=is_lower_better)
     if not decided:
-        return Cell((Span(f"cannot tell ({_range(ratios)})", "tone neutral"),))
+        return Cell((Span(f"cannot tell ({change})", "tone neutral"),))
     losses = [effect for effect in decided if effect.outcome is Outcome.WORSE]
     gains = [effect for effect in decided if effect.outcome is Outcome.BETTER]
     tone = "mixed" if losses and gains else "worse" if losses else "better" if gains else "neutral"
     lines: list[Words] = [
         (
-            Span(f"{_TONES.get(tone, '')}{_range(ratios)}", f"tone {tone}"),
+            Span(f"{_TONES.get(tone, '')}{change}", f"tone {tone}"),
             Span(f" ({plural(len(decided), 'machine')})", "dim small"),
         )
     ]
     if losses:
         worst = min(losses, key=lambda one: one.effect.gain)
-        less = worst.effect.lower_is_better
-        loss = f"risk: {change_text(worst.effect.ratio, lower_is_better=less)} on {worst.machine}"
-        lines.append(Span(loss, "risk small"))
+        loss = change_text(worst.effect.ratio, lower_is_better=is_lower_better)
+        lines.append(Span(f"risk: {loss} on {worst.machine}", "risk small"))
     else:
         lines.append(Span("no risk shown", "dim small"))
     if unclear := len(effects) - len(decided):
         lines.append(Span(f"{unclear} more cannot tell", "dim small"))
     return Cell(tuple(lines))
-
-
-def _range(ratios: Sequence[float]) -> str:
-    low, high = multiple_text(ratios[0]), multiple_text(ratios[-1])
-    return low if low == high else range_text(ratios[0], ratios[-1])
 
 
 BY_LAYOUT = (
@@ -354,7 +334,7 @@ def _against_reference(machines: Sequence[ReportedMachine], metric: Metric) -> P
 def _any_series(machine: ReportedMachine, metric: Metric) -> Series | None:
     """The machine's figure: of the layout with the most samples; a control moves with none."""
     candidates: list[Series] = []
-    for alternative in machine.all_alternatives:
+    for alternative in machine.alternatives:
         by_key: Mapping[SeriesKey, Series] = machine.series[alternative.label]
         candidates += [
             series
@@ -367,9 +347,9 @@ def _any_series(machine: ReportedMachine, metric: Metric) -> Series | None:
 def _copies(machine: ReportedMachine, metric: Metric) -> str:
     """The range over layouts and GPUs."""
     series = [
-        key_series
-        for alternative in machine.all_alternatives
-        for key, key_series in machine.series[alternative.label].items()
+        of_key
+        for _, _, by_key in machine.layouts()
+        for key, of_key in by_key.items()
         if key.metric == metric.id
         and key.unit == metric.unit
         and key.size_bytes is None
@@ -377,10 +357,7 @@ def _copies(machine: ReportedMachine, metric: Metric) -> str:
     ]
     if not series:
         return ""
-    low, high = (
-        min(key_series.low for key_series in series),
-        max(key_series.high for key_series in series),
-    )
+    low, high = min(copies.low for copies in series), max(copies.high for copies in series)
     return _two(low, high, metric.unit)
 
 

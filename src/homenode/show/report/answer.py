@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from homenode.decide.comparison import EvidenceLevel
-from homenode.decide.recommendation import Recommendation, titles_of
+from homenode.decide.recommendation import LEAST_GPUS, Recommendation, titles_of
 from homenode.decide.sentences import (
     STRENGTHS,
     AdviceLine,
@@ -58,10 +58,8 @@ def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
     groups = tuple(_groups(machines, [line.subject for line in lines]))
     if groups:
         title = "What each layout changes"
-        baselines = {
-            machine.comparison.baseline for machine in machines if machine.comparison is not None
-        }
-        baselines &= PRESETS.keys()
+        compared = filter(None, (machine.comparison for machine in machines))
+        baselines = {comparison.baseline for comparison in compared} & PRESETS.keys()
         baseline = baselines.pop() if len(baselines) == 1 else "first"
         note = f"against the same machine's {baseline} layout"
         if has_lines(groups):
@@ -72,16 +70,10 @@ def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
 
 def strength_of(machines: Sequence[ReportedMachine]) -> str:
     """How sure the answers are, in a few words."""
-    answers = [
-        recommendation
-        for machine in machines
-        for recommendation in machine.recommendations
-        if recommendation.tells
-    ]
-    levels = sorted(
-        {answer.level for answer in answers if answer.level is not None}, key=lambda of: of.rank
-    )
-    strengths = [STRENGTHS[level] for level in levels] or ["nothing is decided"]
+    answers = [a for machine in machines for a in machine.recommendations if a.tells]
+    levels = {answer.level for answer in answers}
+    strengths = [text for level, text in STRENGTHS.items() if level in levels]
+    strengths = strengths or ["nothing is decided"]
     if machines and all(machine.is_published for machine in machines):
         strengths.append("one printed value each")
     return ", ".join(strengths)
@@ -92,14 +84,9 @@ def answer_text(machines: Sequence[ReportedMachine]) -> Doc:
     lines = advice_of(machines)
     widths = [max((len(line.subject) for line in lines), default=0) + 2]
     widths.append(max((len(line.action) for line in lines), default=0) + 2)
-    shown = (
-        Text(
-            f"  {line.subject:<{widths[0]}}{line.action:<{widths[1]}}{line.ground}",
-            hang=sum(widths) + 2,
-        )
-        for line in lines
-    )
-    return Doc("", tuple(shown) or (Text(_NOTHING),))
+    texts = (f"  {one.subject:<{widths[0]}}{one.action:<{widths[1]}}{one.ground}" for one in lines)
+    shown = tuple(Text(text, hang=sum(widths) + 2) for text in texts)
+    return Doc("", shown or (Text(_NOTHING),))
 
 
 def counts_text(machines: Sequence[ReportedMachine]) -> str:
@@ -129,11 +116,10 @@ def _title(subject: str) -> str:
 
 def _named_layouts(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
     """Layouts that these machines have results or recommendations of."""
-    names = {alternative.label for machine in machines for alternative in machine.all_alternatives}
-    for answer in (
-        recommendation for machine in machines for recommendation in machine.recommendations
-    ):
-        names |= {answer.choice or "", answer.layout or ""}
+    names = {alternative.label for machine in machines for alternative in machine.alternatives}
+    for machine in machines:
+        for answer in machine.recommendations:
+            names |= {answer.choice or "", answer.layout or ""}
     return tuple(name for name in PRESETS if name in names)
 
 
@@ -181,9 +167,7 @@ def _row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
 
 def machines_table(machines: Sequence[ReportedMachine], anchors: Sequence[str]) -> Table:
     """A row for each machine, a column for each objective: what to run, the gain, how sure."""
-    heads = (
-        Cell((str(objective), Span(titles_of(objective), "dim small"))) for objective in Objective
-    )
+    heads = (Cell((str(one), Span(titles_of(one), "dim small"))) for one in Objective)
     return Table(
         heads=(Cell(("machine",), "of-machine"), *heads),
         rows=tuple(_machine_row(*pair) for pair in zip(machines, anchors, strict=True)),
@@ -200,9 +184,7 @@ def _machine_row(machine: ReportedMachine, anchor: str) -> tuple[Cell, ...]:
     stop = stop_of(machine)
     if stop:
         return Cell(tuple(lines[:2])), Cell(stop, across=len(Objective))
-    answers = {
-        recommendation.objective: recommendation for recommendation in machine.recommendations
-    }
+    answers = {answer.objective: answer for answer in machine.recommendations}
     cells = (_objective_cell(machine, answers.get(objective)) for objective in Objective)
     return (Cell(tuple(lines)), *cells)
 
@@ -271,13 +253,10 @@ def machine_line(machine: ReportedMachine) -> str:
     return "; ".join(kinds or named) or "the results do not name its processor and GPUs"
 
 
-_LEAST_GPUS = {Objective.MULTI_GPU: 2, Objective.GPU_COPY: 1}
-
-
 def _applies(machine: ReportedMachine, answer: Recommendation) -> bool:
     """False where the machine is known to have fewer GPUs than the objective is about."""
     if machine.host is None or answer.level is not EvidenceLevel.RULE:
         return True
     cards = machine.host.devices_of_kind(DeviceKind.GPU)
     count = sum(card.physical_function is None for card in cards)
-    return count >= _LEAST_GPUS.get(answer.objective, 0)
+    return count >= LEAST_GPUS.get(answer.objective, 0)

@@ -46,6 +46,7 @@ from homenode.show.report.pictures import (
 )
 from homenode.show.results_text import SAID_BY_LEVEL, file_text, place_text, power_table
 from homenode.text import plural
+from homenode.units import format_bytes
 
 _EFFECTS = (
     "What each switch of a layout changed, over the machines where two layouts show it: pinning "
@@ -78,12 +79,12 @@ def document_of(
     paper: bool = False,
     appendix: bool = True,
 ) -> Doc:
-    """The report on these machines: answers first, each machine's details on a page of their own.
+    """Return the report on these machines: answers first, then each machine's details.
 
-    made: when and by what. skipped: directories that were omitted, with the reason. title: None =
-    of what the machines are. paper: for a renderer of pages: pictures have style sheets of their
-    own, and topologies stand at the end. appendix: with every result, caveat and remark of each
-    machine; False: what a reader needs to judge the answer.
+    created: when and by what. skipped: directories that were omitted, with the reason. title:
+    None = of what the machines are. paper: pictures have style sheets of their own, and
+    topologies stand at the end. appendix: every result, caveat and remark of each machine; False:
+    what a reader needs to judge the answer.
     """
     anchors = [f"machine-{number}" for number in range(1, len(machines) + 1)]
     pairs = list(zip(machines, anchors, strict=True))
@@ -194,14 +195,9 @@ def _heading(machine: ReportedMachine) -> list[Part]:
 
 def _brief(machine: ReportedMachine, anchor: str) -> Section:
     """A machine's answers and its pictures; its results as rows are in the appendix."""
-    pictures = tuple(
-        structs.replace(picture, note=())
-        for picture in (
-            *islice(mean_pictures(machine), 1),
-            *bar_pictures(machine),
-            *_details(machine),
-        )
-    )
+    means = islice(mean_pictures(machine), 1)
+    pictures = (*means, *bar_pictures(machine), *_details(machine))
+    pictures = tuple(structs.replace(picture, note=()) for picture in pictures)
     parts = _heading(machine)
     if pictures:
         parts.append(Gallery(pictures[:MOST_PICTURES]))
@@ -210,15 +206,13 @@ def _brief(machine: ReportedMachine, anchor: str) -> Section:
 
 def _references(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
     """The documents that results are from."""
-    heads = (run.head for machine in machines if machine.is_published for run in machine.runs)
+    heads = (run.head for machine in machines for run in machine.runs)
     return tuple(dict.fromkeys(head.source for head in heads if head.source))
 
 
 def _machine_evidence(machine: ReportedMachine, host: HostPart, *, paper: bool) -> Iterator[Part]:
-    matrices = {
-        alternative.label: matrices_of(alternative) for alternative in machine.all_alternatives
-    }
-    near_and_far = localities(machine.all_alternatives, _nodes_of_gpus(machine))
+    matrices = {alternative.label: matrices_of(alternative) for alternative in machine.alternatives}
+    near_and_far = localities(machine.alternatives, _nodes_of_gpus(machine))
     about = "What the guest sees, and where that lies on the host"
     about += ". Topology: at the end." if paper and host.maps else ""
     paths = path_pictures(machine)
@@ -228,10 +222,7 @@ def _machine_evidence(machine: ReportedMachine, host: HostPart, *, paper: bool) 
     yield from _pictures("Effects", about, forest_pictures(machine))
     yield from _pictures("Figures by layout", "", bar_pictures(machine))
     yield from _pictures("In detail", "", _details(machine))
-    drawn = {
-        alternative.label: power_by_test(machine.series[alternative.label])
-        for alternative in machine.all_alternatives
-    }
+    drawn = {label: power_by_test(series) for label, _, series in machine.layouts()}
     yield from power_table({label: watts for label, watts in drawn.items() if watts})
     if texts := tuple(filter(None, map(file_text, file_effects(machine.chosen)))):
         yield Section("All-reduce with NCCL's topology file", (Items(texts),))
@@ -248,7 +239,8 @@ def _machine_evidence(machine: ReportedMachine, host: HostPart, *, paper: bool) 
     yield from _printed_results(machine)
     yield from _doubts(machine)
     yield from _environment(machine)
-    yield from _notes(machine)
+    if sources := _references([machine]):
+        yield Section("Sources", (Items(sources),), is_open=False)
 
 
 def _details(machine: ReportedMachine) -> Iterator[Picture]:
@@ -260,15 +252,15 @@ def _details(machine: ReportedMachine) -> Iterator[Picture]:
 def _printed_results(machine: ReportedMachine) -> Iterator[Section]:
     """Every number of a published machine, those that no picture draws as well."""
     rows = []
-    for alternative in machine.all_alternatives if machine.is_published else ():
-        for key, series in machine.series[alternative.label].items():
+    for label, _, by_key in machine.layouts() if machine.is_published else ():
+        for key, series in by_key.items():
             metric = METRICS.get(key.metric)
-            place = place_text(key) + (f", {key.size_bytes} bytes" if key.size_bytes else "")
+            size = format_bytes(key.size_bytes) if key.size_bytes else ""
+            place = ", ".join(filter(None, (place_text(key), size)))
             ends = (series.low, series.high) if series.is_range else (series.value,)
-            value = " to ".join(figure_text(end, key.unit) for end in ends)
-            rows.append(
-                (alternative.label, key.metric if metric is None else metric.title, place, value)
-            )
+            value = " to ".join(figure_text(end, key.unit, digits=4) for end in ends)
+            title = key.metric if metric is None else metric.title
+            rows.append((label, title, place, value))
     if rows:
         heads = ("layout", "result", "of", "value")
         table = Table(heads=heads, rows=tuple(rows), name=f"Printed results of {machine.name}")
@@ -293,24 +285,9 @@ def _doubt(doubt: Doubt) -> tuple[str | Span, ...]:
     return Span(doubt.id, "bold"), text, remedy
 
 
-def _notes(machine: ReportedMachine) -> Iterator[Section]:
-    """The sources that verdicts and runs name."""
-    sources = [
-        source for recommendation in machine.recommendations for source in recommendation.sources
-    ]
-    sources += [run.head.source for run in machine.runs if run.head.source]
-    if sources:
-        items = Items(tuple(dict.fromkeys(sources)))
-        yield Section("Sources", (items,), is_open=False)
-
-
 def _tests(machines: Sequence[ReportedMachine]) -> Section:
-    measured = {
-        key.metric
-        for machine in machines
-        for layout_series in machine.series.values()
-        for key in layout_series
-    }
+    series = (by_key for machine in machines for by_key in machine.series.values())
+    measured = {key.metric for by_key in series for key in by_key}
     last = ("better", "when it rises", "when it falls", "matters from")
     rows = tuple(
         (
@@ -382,7 +359,7 @@ def _locality_table(localities: Sequence[CopyLocality], name: str) -> Section:
 def _environment(machine: ReportedMachine) -> Iterator[Section]:
     """What figures were taken under. Nothing of a published machine: what is known of its runs is
     printed as it was."""
-    alternatives = () if machine.is_published else machine.all_alternatives
+    alternatives = () if machine.is_published else machine.alternatives
     labels = tuple(alternative.label for alternative in alternatives)
     columns: list[dict[str, dict[str, None]]] = []
     for alternative in alternatives:
@@ -391,7 +368,7 @@ def _environment(machine: ReportedMachine) -> Iterator[Section]:
             head = run.head
             facts = [("ran in", str(head.vantage)), ("figures", str(head.origin))]
             facts += [("vCPUs", str(head.vcpus))] if head.vcpus is not None else []
-            facts += [("pages", f"{head.page_bytes} bytes")] if head.page_bytes else []
+            facts += [("pages", format_bytes(head.page_bytes))] if head.page_bytes else []
             facts += [("memory mode", head.memory_mode)] if head.memory_mode else []
             facts += [("PUs", str(head.pus))] if head.pus is not None else []
             facts += [

@@ -1,7 +1,7 @@
 """The runs of a report and what is stored next to them. [I/O]
 
-Folders of the study's scripts and logs of other tools are read as they are, as `homenode import`
-reads them. What is broken, half-written or foreign is omitted with its reason; the rest is used.
+Logs of other tools are read as `homenode import` reads them. What is broken is omitted with its
+reason.
 """
 
 from collections.abc import Callable, Sequence

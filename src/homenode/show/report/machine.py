@@ -1,7 +1,4 @@
-"""ReportedMachine: everything that a report says of one machine, and of no other.
-
-Only what was measured on the same hardware is compared: runs are distinguished by their system and
-by the host that they name."""
+"""ReportedMachine: everything that a report says of one machine, by system and host."""
 
 import gc
 import re
@@ -31,6 +28,7 @@ from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
 from homenode.measure.results.vantage import Vantage
 from homenode.show.device_groups import device_model, link_lines, link_text
 from homenode.show.host_groups import host_counts
+from homenode.show.svg_canvas import series_number
 from homenode.show.topology_map import topology_map
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Plan
@@ -77,9 +75,14 @@ class ReportedMachine(Struct, frozen=True, kw_only=True):
         return all(run.head.origin is Origin.PUBLISHED for run in self.runs)
 
     @property
-    def all_alternatives(self) -> tuple[Alternative, ...]:
+    def alternatives(self) -> tuple[Alternative, ...]:
         """All alternatives, those that can be chosen first."""
         return (*self.chosen, *self.others_of_machine)
+
+    def layouts(self) -> Iterator[tuple[str, int, Mapping[SeriesKey, Series]]]:
+        """Label, colour number and series of every alternative."""
+        for position, label in enumerate(one.label for one in self.alternatives):
+            yield label, series_number(label, position), self.series[label]
 
 
 def machines_of(
@@ -127,45 +130,32 @@ def _machine(
     neighbours: Mapping[int, StoredRun],
     hosts: Mapping[str, Host],
 ) -> ReportedMachine:
-    labels = _distinct_labels(runs)
-    on_host = _bare_metal(labels)
-    measured = tuple(run for run in labels if on_host is None or run not in on_host.runs)
+    named_runs = _distinct_labels(runs)
+    on_host = _bare_metal(named_runs)
+    measured = tuple(run for run in named_runs if on_host is None or run not in on_host.runs)
     all_alternatives = alternatives(measured)
     ordered = sorted(all_alternatives, key=_order)
-    others_of_machine = tuple(
-        replace(alternative, label=ANY_LAYOUT)
-        for alternative in ordered
-        if alternative.switches == UNKNOWN_SWITCHES and alternative.arrangement is None
-    )
-    chosen = tuple(
-        alternative
-        for alternative in ordered
-        if alternative.switches != UNKNOWN_SWITCHES or alternative.arrangement is not None
-    )
-    others_of_machine += () if on_host is None else (on_host,)
+    chosen = tuple(one for one in ordered if not _is_unknown(one))
+    of_any = (replace(one, label=ANY_LAYOUT) for one in ordered if _is_unknown(one))
+    others_of_machine = (*of_any, *(() if on_host is None else (on_host,)))
     host = _host(runs, hosts)
     # Of the runs as they are stored: their names are nothing that could be chosen.
     verdicts = _verdicts(name, runs, all_alternatives, host)
-    series = {
-        alternative.label: alternative.series for alternative in (*chosen, *others_of_machine)
-    }
+    series = {one.label: one.series for one in (*chosen, *others_of_machine)}
     comparison = compare_series(chosen, series) if len(chosen) > 1 else None
     bare = None
     if on_host is not None and chosen:
         bare = compare_series((on_host, *chosen), series, bare=True)
-    own_doubts = (
+    alone = others_of_machine if comparison is not None else (*chosen, *others_of_machine)
+    doubts = (
         *(comparison.doubts if comparison is not None else ()),
         *(bare.doubts if bare is not None else ()),
-    )
-    alone = others_of_machine if comparison is not None else (*chosen, *others_of_machine)
-    own_doubts = (
-        *own_doubts,
         *(doubt for alternative in alone for doubt in doubts_of(alternative)),
     )
-    folders = _neighbours_of(chosen, runs, labels, neighbours)
+    folders = _neighbours_of(chosen, runs, named_runs, neighbours)
     return ReportedMachine(
         name=name,
-        runs=labels,
+        runs=named_runs,
         chosen=chosen,
         others_of_machine=others_of_machine,
         series=series,
@@ -173,7 +163,7 @@ def _machine(
         comparison=comparison,
         bare=bare,
         effects=switch_effects(name, chosen),
-        doubts=once(dict.fromkeys(own_doubts)),
+        doubts=once(dict.fromkeys(doubts)),
         host=host,
         plans={label: results.plan for label, results in folders if results.plan is not None},
         guests={label: results.guest for label, results in folders if results.guest is not None},
@@ -183,7 +173,7 @@ def _machine(
 def _verdicts(
     name: str,
     runs: Sequence[Run],
-    cached_alternatives: Sequence[Alternative],
+    prepared: Sequence[Alternative],
     host: Host | None,
 ) -> tuple[Recommendation, ...]:
     """The answers for a machine, of which the reader may know the host or nothing but its runs."""
@@ -191,7 +181,7 @@ def _verdicts(
         machine, runs = facts_of_host(host), of_host(runs, host)
     else:
         machine = facts_of_runs(runs[0].head.system, runs)
-    answers = decide_all(runs, replace(machine, name=name), cached_alternatives=cached_alternatives)
+    answers = decide_all(runs, replace(machine, name=name), prepared=prepared)
     figures = machine.nodes is not None
     return tuple(answer for answer in answers if figures or not rests_on_rule_alone(answer))
 
@@ -232,29 +222,30 @@ def _order(alternative: Alternative) -> int:
     name = alternative.switches.name
     if name in names and alternative.arrangement is None:
         return names.index(name)
-    return len(names) + (
-        alternative.switches == UNKNOWN_SWITCHES and alternative.arrangement is None
-    )
+    return len(names) + _is_unknown(alternative)
+
+
+def _is_unknown(alternative: Alternative) -> bool:
+    """Whether results are of no layout, but of the machine under whatever layout."""
+    return alternative.switches == UNKNOWN_SWITCHES and alternative.arrangement is None
 
 
 def _neighbours_of(
     chosen: Iterable[Alternative],
     runs: Sequence[Run],
-    folders_of_run: Sequence[Run],
+    named_runs: Sequence[Run],
     neighbours: Mapping[int, StoredRun],
 ) -> list[tuple[str, StoredRun]]:
     """What lies next to the first run of each alternative that has something."""
     # By their heads: where states are joined, an alternative has copies of its runs.
-    of_run = {
-        id(new.head): neighbours[id(old)] for old, new in zip(runs, folders_of_run, strict=True)
-    }
-    names = []
+    of_run = {id(new.head): neighbours[id(old)] for old, new in zip(runs, named_runs, strict=True)}
+    neighbours_of_layout = []
     for alternative in chosen:
-        paths = [of_run[id(run.head)] for run in alternative.runs if id(run.head) in of_run]
-        plan = next((s.plan for s in paths if s.plan is not None), None)
-        guest = next((s.guest for s in paths if s.guest is not None), None)
-        names.append((alternative.label, StoredRun(plan, guest)))
-    return names
+        stored = [of_run[id(run.head)] for run in alternative.runs if id(run.head) in of_run]
+        plan = next((s.plan for s in stored if s.plan is not None), None)
+        guest = next((s.guest for s in stored if s.guest is not None), None)
+        neighbours_of_layout.append((alternative.label, StoredRun(plan, guest)))
+    return neighbours_of_layout
 
 
 def _hosts_of(runs: Sequence[Run]) -> dict[str, None]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from homenode.decide.alternative import Alternative
 from homenode.decide.compare import series_key
 from homenode.decide.comparison import Effect, Outcome
-from homenode.decide.matrices import Axis, CopyLocality, FigureMatrix, MatrixPlace
+from homenode.decide.matrices import Axis, CopyLocality, FigureMatrix, MatrixKey, MatrixPlace
 from homenode.decide.ranking import OTHER_NODE, OWN_NODE
 from homenode.decide.summary import Series, SeriesKey, headline_series, shown_series
 from homenode.decide.switch_effects import judged_outcome
@@ -26,8 +26,7 @@ from homenode.show.bars import (
 )
 from homenode.show.curves import Curve, Matrix, SizeRange, curve_chart, heat_map
 from homenode.show.paths import paths_picture, paths_text, planned_paths
-from homenode.show.report.machine import ReportedMachine
-from homenode.show.svg_canvas import series_number
+from homenode.show.report.machine import ANY_LAYOUT, ReportedMachine
 
 MOST_CURVES = 8
 """In one chart."""
@@ -46,7 +45,7 @@ _ABOUT_SIZES = {
 SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
 
 
-def bar_of(label: str, series: Series, position: int, base: Series | None = None) -> Bar:
+def bar_of(label: str, series: Series, number: int, base: Series | None = None) -> Bar:
     """A figure with its range, and what it is against the base."""
     low, high = (series.low, series.high) if series.samples > 1 else (None, None)
     note = ""
@@ -54,28 +53,20 @@ def bar_of(label: str, series: Series, position: int, base: Series | None = None
         metric = metric_of(series.key.metric)
         is_lower_better = metric is not None and metric.lower_is_better
         note = change_text(series.value / base.value, lower_is_better=is_lower_better)
-    return Bar(
-        label,
-        series.value,
-        low,
-        high,
-        series_number(label, position),
-        note=note,
-        is_range=series.is_range,
-    )
+    return Bar(label, series.value, low, high, number, note=note, is_range=series.is_range)
 
 
 def metric_bars(machine: ReportedMachine, metric: Metric) -> tuple[tuple[Bar, ...], str]:
     """The bars of one metric of a machine, in one unit; changes are against the first layout."""
     bars = [
-        (position, alternative.label, series)
-        for position, alternative in enumerate(machine.all_alternatives)
-        if (series := shown_series(machine.series[alternative.label], metric)) is not None
+        (label, series, number)
+        for label, number, by_key in machine.layouts()
+        if (series := shown_series(by_key, metric)) is not None
     ]
-    unit = bars[0][2].key.unit if bars else metric.unit
-    bars = [bar for bar in bars if bar[2].key.unit == unit]
-    base = bars[0][2] if bars and machine.chosen else None
-    return tuple(bar_of(label, series, place, base) for place, label, series in bars), unit
+    unit = bars[0][1].key.unit if bars else metric.unit
+    bars = [bar for bar in bars if bar[1].key.unit == unit]
+    base = bars[0][1] if bars and machine.chosen else None
+    return tuple(bar_of(*bar, base) for bar in bars), unit
 
 
 def bar_pictures(machine: ReportedMachine) -> Iterator[Picture]:
@@ -103,10 +94,7 @@ def forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
             effects = [effect for effect in comparison.effects if effect.alternative == label]
             shown = sorted(filter(_is_whole, effects), key=lambda one: not one.primary)
             if shown:
-                effect_rows = [
-                    _forest_row(effect, comparison.bare) for effect in shown[:MOST_EFFECTS]
-                ]
-                charts[label] = effect_rows
+                charts[label] = [_forest_row(e, comparison.bare) for e in shown[:MOST_EFFECTS]]
         if machine.is_published and not any(r.low for rows in charts.values() for r in rows):
             continue  # the bars have the same multiples, and nothing has an interval
         end = axis_end([row for rows in charts.values() for row in rows])
@@ -123,12 +111,9 @@ def curve_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     for metric_id in ("memory-latency", "allreduce-busbw", *_other_curves(machine.series)):
         metric = metric_of(metric_id)
         groups: dict[str | None, list[Curve]] = {}
-        for position, alternative in enumerate(machine.all_alternatives):
-            for variant, points in curve_points(
-                machine.series[alternative.label], metric_id
-            ).items():
-                curve = Curve(alternative.label, points, series_number(alternative.label, position))
-                groups.setdefault(variant, []).append(curve)
+        for label, number, series in machine.layouts():
+            for variant, points in curve_points(series, metric_id).items():
+                groups.setdefault(variant, []).append(Curve(label, points, number))
         for variant, curves in groups.items():
             name = metric_id if metric is None else metric.title.removesuffix(" of a size")
             title = f"{name} by size" + (f", {variant}" if variant else "")
@@ -146,11 +131,7 @@ def heat_pictures(
 
     matrices: of each alternative, by its label.
     """
-    pairs = [
-        (alternative, matrix)
-        for alternative in machine.all_alternatives
-        for matrix in matrices[alternative.label]
-    ]
+    pairs = [(label, matrix) for label, _, _ in machine.layouts() for matrix in matrices[label]]
     ends: dict[tuple[str, str | None], tuple[float, float]] = {}
     for _, matrix in pairs:
         values = matrix.cells.values()
@@ -158,8 +139,8 @@ def heat_pictures(
         low, high = ends.get(kind, (min(values), max(values)))
         ends[kind] = min(low, *values), max(high, *values)
     pairs.sort(key=lambda pair: _matrix_order(pair[1]))  # those of one metric side by side
-    for alternative, matrix in pairs[:MOST_HEAT_MAPS]:
-        yield _heat_picture(alternative, matrix, ends[matrix.key.metric, matrix.key.variant])
+    for label, matrix in pairs[:MOST_HEAT_MAPS]:
+        yield _heat_picture(label, matrix, ends[matrix.key.metric, matrix.key.variant])
 
 
 def mean_pictures(machine: ReportedMachine) -> Iterator[Picture]:
@@ -168,20 +149,11 @@ def mean_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     cards = [] if machine.host is None else list(machine.host.devices_of_kind(DeviceKind.GPU))
     nodes = sorted({card.node for card in cards if card.node is not None})
     for metric in METRICS.values():
-        near_series, far_series = (
-            headline_series(layout_series, metric) for layout_series in series
-        )
-        if (
-            near_series is None
-            or far_series is None
-            or near_series.value == far_series.value
-            or len(nodes) < 2
-        ):
+        means = [mean.value for by_key in series if (mean := headline_series(by_key, metric))]
+        if len(set(means)) < 2 or len(nodes) < 2:
             continue
-        rows = tuple(
-            tuple((far_series, near_series)[card.node == node].value for card in cards)
-            for node in nodes
-        )
+        near, far = means
+        rows = tuple(tuple(near if c.node == node else far for c in cards) for node in nodes)
         names = tuple(map(str, range(len(cards))))
         drawn = Matrix("node", "GPU", tuple(map(str, nodes)), names, rows)
         title = f"{metric.title}, node and GPU"
@@ -191,23 +163,19 @@ def mean_pictures(machine: ReportedMachine) -> Iterator[Picture]:
 
 def locality_pictures(localities: Sequence[CopyLocality]) -> Iterator[Picture]:
     """Being near against being far, a chart for each metric."""
-    for key in dict.fromkeys(
-        (locality.key.metric, locality.key.unit, locality.key.variant) for locality in localities
-    ):
-        bars: list[Bar] = []
-        for locality in localities:
-            if (locality.key.metric, locality.key.unit, locality.key.variant) != key:
-                continue
-            if locality.local is not None:
-                side = "as bound" if locality.as_bound else "local"
-                bars.append(Bar(f"{locality.alternative}, {side}", locality.local, None, None, 1))
-            if locality.remote is not None:
-                bars.append(Bar(f"{locality.alternative}, remote", locality.remote, None, None, 3))
-        metric = metric_of(key[0])
-        title = ", ".join(filter(None, (key[0] if metric is None else metric.title, key[2])))
+    charts: dict[MatrixKey, list[Bar]] = {}
+    for locality in localities:
+        bars = charts.setdefault(locality.key, [])
+        side = "as bound" if locality.as_bound else "local"
+        for name, mean, colour in ((side, locality.local, 1), ("remote", locality.remote, 3)):
+            if mean is not None:
+                bars.append(Bar(f"{locality.alternative}, {name}", mean, None, None, colour))
+    for key, bars in charts.items():
+        metric = metric_of(key.metric)
+        name = key.metric if metric is None else metric.title
+        title = ", ".join(filter(None, (name, key.variant)))
         note = "" if metric is None else better_text(metric)
-        groups = [BarGroup("", tuple(bars))]
-        svg = bar_chart(title, key[1], groups)
+        svg = bar_chart(title, key.unit, [BarGroup("", tuple(bars))])
         yield Picture(f"{title}: near and far", svg, (note,) if note else ())
 
 
@@ -236,9 +204,7 @@ def _forest_row(effect: Effect, is_bare: bool) -> ForestRow:
     low, high = effect.low, effect.high
     tooltip = change_text(effect.ratio, lower_is_better=effect.lower_is_better)
     if low is not None and high is not None:
-        ends = range_text(low, high)
-        if not tooltip.endswith("x"):
-            ends = f"{(low - 1) * 100:+.1f} to {(high - 1) * 100:+.1f} %"
+        ends = range_text(low, high, lower_is_better=effect.lower_is_better)
         tooltip += f" [{ends}]"
         if effect.lower_is_better:
             low, high = 1 / high, 1 / low
@@ -253,45 +219,30 @@ def curve_points(
     series: Mapping[SeriesKey, Series], metric: str
 ) -> dict[str | None, tuple[tuple[float, float], ...]]:
     """Points of curves by variant; of all nodes and devices together only."""
-    points_by_label: dict[str | None, list[tuple[float, float]]] = {}
-    for key, key_series in series.items():
+    curves: dict[str | None, list[tuple[float, float]]] = {}
+    for key, of_size in series.items():
         place = (key.node, key.peer_node, key.device, key.peer)
         if key.metric == metric and key.size_bytes and place == (None,) * 4:
-            points_by_label.setdefault(key.variant, []).append(
-                (float(key.size_bytes), key_series.value)
-            )
-    return {
-        variant: tuple(sorted(points))
-        for variant, points in points_by_label.items()
-        if len(points) > 1
-    }
+            curves.setdefault(key.variant, []).append((float(key.size_bytes), of_size.value))
+    return {name: tuple(sorted(points)) for name, points in curves.items() if len(points) > 1}
 
 
 def _other_curves(series: SeriesOf) -> list[str]:
     """Collectives next to all-reduce that somebody measured."""
-    names = {
-        key.metric
-        for layout_series in series.values()
-        for key in layout_series
-        if key.metric.endswith("-busbw")
-    }
-    return sorted(names - {"allreduce-busbw"})
+    names = {key.metric for by_key in series.values() for key in by_key}
+    return sorted(name for name in names - {"allreduce-busbw"} if name.endswith("-busbw"))
 
 
 def cache_levels(machine: ReportedMachine) -> tuple[SizeRange, ...]:
     """Ranges of the caches, as the first alternative that knows its capacities gives them."""
-    for alternative in machine.all_alternatives:
+    for _, _, series in machine.layouts():
         capacities = sorted(
-            (key_series.value, key.variant or "")
-            for key, key_series in machine.series[alternative.label].items()
+            (capacity.value, key.variant or "")
+            for key, capacity in series.items()
             if key.metric == "cache-capacity"
         )
         if capacities:
-            sizes = [
-                key.size_bytes
-                for key in machine.series[alternative.label]
-                if key.metric == "memory-latency"
-            ]
+            sizes = [key.size_bytes for key in series if key.metric == "memory-latency"]
             largest = float(max(filter(None, sizes), default=0))
             ends = [0.0, *(size for size, _ in capacities), max(largest, capacities[-1][0])]
             names = [name.upper() for _, name in capacities] + ["DRAM"]
@@ -308,16 +259,10 @@ def _matrix_order(matrix: FigureMatrix) -> tuple[int, str]:
     return ids.index(metric) if metric in ids else len(ids), matrix.key.variant or ""
 
 
-def _heat_picture(
-    alternative: Alternative, matrix: FigureMatrix, ends: tuple[float, float]
-) -> Picture:
+def _heat_picture(label: str, matrix: FigureMatrix, ends: tuple[float, float]) -> Picture:
     metric = metric_of(matrix.key.metric)
     name = matrix.key.metric if metric is None else metric.title
-    parts = [
-        name,
-        matrix.key.variant,
-        None if alternative.label == "any layout" else alternative.label,
-    ]
+    parts = (name, matrix.key.variant, "" if label == ANY_LAYOUT else label)
     title = ", ".join(filter(None, parts))
     better = "" if metric is None else f"{better_text(metric)}; "
     axes = f"{_axis(matrix, rows=True)} down, {_axis(matrix, rows=False)} across"
@@ -378,18 +323,12 @@ SIZE_LEVELS = (
 def kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """All kernels of STREAM by layout, on all memory and on the memory of each node."""
     by_node: dict[int | None, dict[str, list[Bar]]] = {}
-    for position, alternative in enumerate(machine.all_alternatives):
-        for key, series in machine.series[alternative.label].items():
-            if (
-                key.metric == "memory-bandwidth"
-                and key.variant in KERNELS
-                and key.peer_node is None
-                and key.size_bytes is None
-            ):
-                kernels = by_node.setdefault(key.node, {})
-                kernels.setdefault(key.variant or "", []).append(
-                    bar_of(alternative.label, series, position)
-                )
+    for label, number, by_key in machine.layouts():
+        for key, series in by_key.items():
+            is_stream = key.metric == "memory-bandwidth" and key.variant in KERNELS
+            if is_stream and (key.peer_node, key.size_bytes) == (None, None):
+                bars = by_node.setdefault(key.node, {}).setdefault(key.variant or "", [])
+                bars.append(bar_of(label, series, number))
     all_nodes = by_node.pop(None, {})
     if len(all_nodes) > 1:
         groups = [BarGroup(k, tuple(all_nodes[k])) for k in KERNELS if k in all_nodes]
@@ -411,14 +350,11 @@ def kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:
 def product_picture(machine: ReportedMachine) -> Iterator[Picture]:
     """Matrix products of the slowest GPU, by data type."""
     by_type: dict[str, list[Bar]] = {}
-    for position, alternative in enumerate(machine.all_alternatives):
-        for key, key_series in sorted(
-            machine.series[alternative.label].items(), key=lambda it: str(it[0])
-        ):
+    for label, number, by_key in machine.layouts():
+        for key in sorted(by_key, key=str):
             if key.metric == "matmul-rate" and key.worst and key.variant:
-                by_type.setdefault(key.variant, []).append(
-                    bar_of(alternative.label, key_series, position)
-                )
+                bar = bar_of(label, by_key[key], number)
+                by_type.setdefault(key.variant, []).append(bar)
     if by_type:
         title, groups = "Matrix products", [BarGroup(k, tuple(v)) for k, v in by_type.items()]
         svg = bar_chart(title, "flop_per_s", groups)
@@ -428,25 +364,17 @@ def product_picture(machine: ReportedMachine) -> Iterator[Picture]:
 def profile_picture(machine: ReportedMachine) -> Iterator[Picture]:
     """Latency from L1 to DRAM: the least and the greatest within each level."""
     levels: dict[str, list[Bar]] = {}
-    for position, alternative in enumerate(machine.all_alternatives):
-        series = machine.series[alternative.label]
-        for key, key_series in series.items():
-            if key.metric == "memory-latency" and key_series.is_range and key.variant is not None:
-                levels.setdefault(key.variant, []).append(
-                    bar_of(alternative.label, key_series, position)
-                )
-        points = [
-            point
-            for points_of_curve in curve_points(series, "memory-latency").values()
-            for point in points_of_curve
-        ]
+    for label, number, by_key in machine.layouts():
+        for key, series in by_key.items():
+            if key.metric == "memory-latency" and series.is_range and key.variant is not None:
+                levels.setdefault(key.variant, []).append(bar_of(label, series, number))
+        curves = curve_points(by_key, "memory-latency")
+        points = [point for curve in curves.values() for point in curve]
         for name, low, high in _size_levels(machine) if points else ():
             values = [value for size, value in points if low <= size <= high]
             if values:
-                number = series_number(alternative.label, position)
-                bar = Bar(
-                    alternative.label, max(values), min(values), max(values), number, is_range=True
-                )
+                low, high = min(values), max(values)
+                bar = Bar(label, high, low, high, number, is_range=True)
                 levels.setdefault(name, []).append(bar)
     if len(levels) > 1:
         title = "Latency profile, L1 to DRAM"
@@ -460,36 +388,23 @@ def _size_levels(machine: ReportedMachine) -> tuple[tuple[str, float, float], ..
     levels = cache_levels(machine)
     if not levels:
         return SIZE_LEVELS
+    names = (f"{level.name}, to {size_text(level.high_bytes)}" for level in levels)
     return tuple(
-        (
-            f"{level.name}, to {size_text(level.high_bytes)}",
-            level.low_bytes * 1.01,
-            level.high_bytes,
-        )
-        for level in levels
+        (name, level.low_bytes * 1.01, level.high_bytes)
+        for name, level in zip(names, levels, strict=True)
     )
 
 
 def fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
     """Events of each thread: the mean with the spread over threads, by layout."""
     bars: list[Bar] = []
-    for position, alternative in enumerate(machine.all_alternatives):
-        series = machine.series[alternative.label]
+    for label, number, by_key in machine.layouts():
+        values = [(key.metric, key.variant or "", one.value) for key, one in by_key.items()]
         medians = [
-            f.value
-            for key, f in series.items()
-            if key.metric == "cpu-per-thread" and (key.variant or "").startswith("PU ")
+            v for metric, name, v in values if metric == "cpu-per-thread" and name[:3] == "PU "
         ]
-        means = [
-            f.value
-            for key, f in series.items()
-            if key.metric == "cpu-per-thread" and key.variant is None
-        ]
-        parts = [
-            f.value
-            for key, f in series.items()
-            if (key.metric, key.variant) == ("cpu-fairness", DEVIATION)
-        ]
+        means = [v for metric, name, v in values if metric == "cpu-per-thread" and not name]
+        parts = [v for metric, name, v in values if (metric, name) == ("cpu-fairness", DEVIATION)]
         if len(medians) > 1:
             mean, spread = statistics.fmean(medians), statistics.stdev(medians)
         elif means and parts:
@@ -497,11 +412,8 @@ def fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
             spread = mean * statistics.fmean(parts)
         else:
             continue
-        number = series_number(alternative.label, position)
         note = f"\u00b1 {spread / mean:.1%}"
-        bars.append(
-            Bar(alternative.label, mean, max(mean - spread, 0.0), mean + spread, number, note=note)
-        )
+        bars.append(Bar(label, mean, max(mean - spread, 0.0), mean + spread, number, note=note))
     if bars:
         title = "Fairness over threads"
         note = "events per second of a thread: mean \u00b1 standard deviation over threads"
@@ -511,16 +423,13 @@ def fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
 
 def device_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Every GPU's copies under each layout."""
-    figures = [
-        (alternative, _device_figures(alternative)) for alternative in machine.all_alternatives
-    ]
+    figures = [(alternative, _device_figures(alternative)) for alternative in machine.alternatives]
     for metric in METRICS.values():
         groups: list[BarGroup] = []
         for alternative, of_metric in figures:
             by_device = of_metric.get(metric.id, {})
-            if not 1 < len(by_device) <= MOST_DEVICES:
-                continue
-            groups.append(BarGroup(alternative.label, tuple(_device_bars(by_device))))
+            if 1 < len(by_device) <= MOST_DEVICES:
+                groups.append(BarGroup(alternative.label, tuple(_device_bars(by_device))))
         if groups and sum(len(group.bars) for group in groups) <= 2 * MOST_DEVICES:
             title = f"{metric.title}, GPU by GPU"
             svg = bar_chart(title, metric.unit, groups)

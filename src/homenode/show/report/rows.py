@@ -32,15 +32,9 @@ ReportRow = dict[str, Any]
 
 def rows_of(machine: ReportedMachine) -> Iterator[ReportRow]:
     """Every series of a machine's alternatives, with its effect against the baseline."""
-    effects = (
-        {}
-        if machine.comparison is None
-        else {
-            (effect.alternative, series_key(effect)): effect
-            for effect in machine.comparison.effects
-        }
-    )
-    for alternative in machine.all_alternatives:
+    compared = () if machine.comparison is None else machine.comparison.effects
+    effects = {(effect.alternative, series_key(effect)): effect for effect in compared}
+    for alternative in machine.alternatives:
         for key, series in machine.series[alternative.label].items():
             yield _row(machine, alternative, key, series, effects.get((alternative.label, key)))
 

@@ -177,7 +177,8 @@ def _speaks(effect: Effect) -> bool:
 def _effect(effect: Effect) -> tuple[str, str, str]:
     text = multiple_text(effect.ratio)
     if effect.low is not None and effect.high is not None:
-        text += f" [{range_text(effect.low, effect.high)}]"
+        lower = effect.lower_is_better
+        text += f" [{range_text(effect.low, effect.high, lower_is_better=lower)}]"
     if effect.outcome is Outcome.CANNOT_TELL:
         text += ", cannot tell"
     return figure_text(effect.value, effect.unit), text, str(effect.boots[1])

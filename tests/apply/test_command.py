@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from homenode.vm.domain.restore import write_tuned
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
-from tests.command_line import apply, restore
+from tests.command_line import apply, be_host, homenode, restore
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 HOST = "small-2n8c-2gpu"
@@ -32,41 +33,74 @@ def test_apply_plans_defines_and_says_how_to_undo_it(
     apply([NAME], yes=True, layout="pin-numa", host=HOST, save_plan=plan)
     assert b"<vcpupin" in daemon.definition()
     assert json.loads(plan.read_text())["vm"]["name"] == NAME
-    shown = capsys.readouterr()
-    assert "node 0" in shown.out
-    assert f"undo: homenode restore {UUID}" in shown.err
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{NAME}: defined; its next start uses it\n") and "node 0" in shown
+    assert shown.endswith(f"undo  homenode restore {UUID}\n")
     restore_domains([NAME], yes=True)
     assert daemon.definition() == ORIGINAL
     restore_domains([UUID], yes=True)
-    assert "has its original definition already" in capsys.readouterr().err
+    assert "has its original definition already" in capsys.readouterr().out
 
 
-def test_a_dry_run_shows_the_difference_and_changes_nothing(
-    daemon: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+SCREENS = """\
+change: 228 lines added, 3 removed in the definition of gpu-vm (all: --diff)
+  cputune       +92      88 vcpupin, emulatorpin, iothreadpin
+  controllers   +57  -1  2 pcie-expander-bus, 8 pcie-root-port, pcihole64
+  hostdevs      +48      8 GPUs
+  cpu           +18  -1  2 guest nodes, topology, cache
+  numatune       +5      strict, for each guest node
+  other          +8  -1  metadata, qemu:commandline (libvirt marks it tainted)
+dry run: nothing was changed
+gpu-vm: defined; its next start uses it
+next  virsh -c qemu:///system start gpu-vm, then homenode verify --live gpu-vm
+undo  homenode restore gpu-vm
+gpu-vm: has this definition already
+dry run: nothing was changed
+gpu-vm: homenode apply of TIME would be undone: 3 lines added, 228
+  removed (all: --diff)
+dry run: nothing was changed
+gpu-vm was edited after homenode apply: vcpu 88, now 64
+  hint: homenode restore gpu-vm --keep-edits
+gpu-vm: restored, equal to its original; its next start uses it
+"""
+
+
+def test_apply_and_restore_answer_in_the_first_line_and_keep_the_change_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apply([NAME], layout="pin", host=HOST, quiet=True, dry_run=True)
-    shown = capsys.readouterr()
-    assert "+    <vcpupin" in shown.out.replace("+  <", "+    <")
-    assert "would define" in shown.err
-    assert daemon.definition() == ORIGINAL
-    assert not (tmp_path / "state").exists()
-    apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
-    restore_domains([NAME], dry_run=True)
-    shown = capsys.readouterr()
-    assert "restore adds" in shown.err
-    assert "-" in shown.out
-    assert b"<vcpupin" in daemon.definition()
+    document = Path(__file__).parents[2] / "demo" / "gpu-vm.xml"
+    xml = re.sub(rb"<uuid>.*</uuid>", f"<uuid>{UUID}</uuid>".encode(), document.read_bytes())
+    daemon = StandIn(tmp_path, "gpu-vm", xml)
+    monkeypatch.setenv("PATH", f"{daemon.bin}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "records"))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    be_host(monkeypatch, "hgx-h100")
+    words = ("apply", "gpu-vm", "--layout", "pin-numa-pci", "--quiet")
+    shown = homenode(*words, "--gpus", "8", "--dry-run").stdout
+    assert daemon.definition() == xml and not (tmp_path / "records").exists()
+    diff = homenode(*words, "--gpus", "8", "--dry-run", "--diff").stdout
+    assert len(diff.splitlines()) > 228 and "+    <vcpupin vcpu='0'" in diff
+    shown += homenode(*words, "--gpus", "8", "--yes").stdout + homenode(*words, "--dry-run").stdout
+    preview = homenode("restore", "gpu-vm", "--dry-run").stdout
+    shown += re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "TIME", preview)
+    tuned = daemon.definition()
+    daemon.put_definition(tuned.replace(b"'static'>88<", b"'static'>64<"))
+    shown += f"{homenode('restore', 'gpu-vm', '--yes').exception}\n"
+    daemon.put_definition(tuned)
+    shown += homenode("restore", "gpu-vm", "--yes").stdout
+    assert shown == SCREENS
+    assert daemon.definition() == xml
 
 
 def test_a_dry_run_names_what_stands_against_it_and_exits_as_the_run_would(
     daemon: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
     daemon.put("saved", "yes")
-    with pytest.raises(SystemExit, match="2"):
-        apply([NAME], layout="pin", host=HOST, quiet=True, dry_run=True)
-    assert "would refuse: " in capsys.readouterr().err
-    with pytest.raises(UsageError, match="managed-save"):
-        apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
+    for is_dry in (True, False):
+        with pytest.raises(UsageError, match="managed-save"):
+            apply([NAME], layout="pin", host=HOST, quiet=True, dry_run=is_dry, yes=not is_dry)
+    assert "dry run" not in capsys.readouterr().out
 
 
 def test_a_document_of_plan_can_be_applied(daemon: StandIn, tmp_path: Path) -> None:
@@ -129,13 +163,13 @@ def test_live_pins_tell_each_move_and_restore_takes_them_back(
     for thread in ("vcpu.0", "vcpu.1", "vcpu.2", "vcpu.3", "emulator.0", "iothread.1"):
         daemon.put(f"pins/{thread}", "0-7")
     apply([NAME], layout="pin", host=HOST, quiet=True, live_pins=True, dry_run=True)
-    assert "would move vcpu 0 from PUs 0-7 to " in capsys.readouterr().err
+    assert "     4 vcpu      to CPUs 0-" in capsys.readouterr().out
     assert daemon.get("pins/vcpu.0") == "0-7"
     apply([NAME], yes=True, layout="pin", host=HOST, quiet=True, live_pins=True)
     assert daemon.get("pins/vcpu.0") != "0-7"
-    assert "the definition is as it was" in capsys.readouterr().err
+    assert "6 threads moved; its definition is as it was" in capsys.readouterr().out
     restore_domains([NAME], dry_run=True)
-    assert "would move vcpu 0 back to PUs 0-7" in capsys.readouterr().err
+    assert "6 threads would move back to CPUs 0-7" in capsys.readouterr().out
     assert daemon.get("pins/vcpu.0") != "0-7"
     restore_domains([NAME], yes=True)
     assert daemon.get("pins/vcpu.0") == "0-7"

@@ -136,7 +136,7 @@ def test_no_edit_after_a_kill_at_any_call_is_lost(
         daemon.nothing_happens()
         daemon.put_definition(with_title(daemon.definition()))
         for message in goes_on(daemon, start.root, next(afterwards)):
-            assert "it was edited since" in message or "a saved original" in message
+            assert "was edited after homenode apply" in message or "a saved original" in message
 
 
 def test_keeping_edits_after_a_kill_at_any_call_ends_with_the_edited_original(
@@ -215,7 +215,7 @@ def test_a_device_that_was_removed_stays_removed(daemon: StandIn, tmp_path: Path
     apply(tmp_path, "pin-numa-pci")
     without = rb"\s*<hostdev.*?</hostdev>"
     daemon.put_definition(re.sub(without, b"", daemon.definition(), count=1, flags=re.DOTALL))
-    with pytest.raises(InputError, match="edited since"):
+    with pytest.raises(InputError, match="edited after homenode apply: 0000"):
         restore(tmp_path)
     restore(tmp_path, keep_edits=True)
     wanted = re.sub(without, b"", original, count=1, flags=re.DOTALL)
@@ -232,17 +232,16 @@ def test_a_domain_that_was_renamed_keeps_its_name(daemon: StandIn, tmp_path: Pat
     with pytest.raises(InputError) as refused:
         restore_definition(virsh, "renamed", tmp_path)
     assert refused.value.message == (
-        f"renamed: expected the name {NAME}, which it had when homenode applied a layout, found it "
-        "renamed"
+        f"renamed was {NAME} when homenode applied a layout: it was renamed"
     )
     assert refused.value.hint is not None
     assert "homenode restore renamed --keep-edits" in refused.value.hint
     assert f"domrename --domain {UUID} --new-name '{NAME}'" in refused.value.hint
     now = daemon.definition()
-    with pytest.raises(InputError, match=r"expected the name .* it renamed\n"):
+    with pytest.raises(InputError, match=r"was renamed\n"):
         apply_definition(virsh, "renamed", now.replace(b"4</vcpu>", b"3</vcpu>"), now, tmp_path)
     daemon.put_definition(now.replace(b"</name>", b"</name><title>mine</title>"))
-    with pytest.raises(InputError, match="found it renamed, and edited since"):
+    with pytest.raises(InputError, match="was renamed and edited"):
         restore_definition(virsh, "renamed", tmp_path)
     daemon.put_definition(now)
     restore_definition(virsh, "renamed", tmp_path, keep_edits=True)

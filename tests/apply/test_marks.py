@@ -163,7 +163,7 @@ def test_a_placed_definition_is_an_original_only_where_no_record_exists(
     assert daemon.definition() == ORIGINAL
 
     daemon.put_definition(placed.replace(b"<vcpu ", b"<title>mine</title>\n  <vcpu "))
-    with pytest.raises(InputError, match="edited since"):
+    with pytest.raises(InputError, match="edited after homenode apply: title"):
         apply([NAME], layout="pin", yes=True, quiet=True)
     restore([NAME], forget=True)
     apply([NAME], layout="pin", yes=True, quiet=True)

@@ -51,7 +51,7 @@ def test_a_dry_run_changes_nothing_and_the_same_host_has_the_same_plan(
     assert daemon.definition() == before
     apply([NAME], yes=True, host=HOST)
     assert daemon.definition() == before
-    assert "had this definition already" in capsys.readouterr().err
+    assert "has this definition already" in capsys.readouterr().out
 
 
 def test_a_device_that_the_host_lacks_is_named_with_the_gpus_that_it_has(

@@ -87,7 +87,7 @@ def test_apply_on_a_file_rewrites_it_and_restore_gives_the_original_back(tmp_pat
     assert "+" in done.stdout and path.read_bytes() == original
     done = homenode("apply", str(path), *APPLY, "--quiet", "--yes")
     assert done.exit_code == 0, done.output
-    assert f"undo: homenode restore {path}" in done.stderr
+    assert f"undo  homenode restore {path}" in done.stdout
     assert b"<vcpupin" in path.read_bytes()
     assert homenode("restore", str(path), "--yes").exit_code == 0
     assert path.read_bytes() == original

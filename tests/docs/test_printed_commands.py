@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.change.apply.obstacles import obstacles
+from homenode.change.apply.definition import find_obstacles
 from homenode.errors import InputError
 from homenode.text import command_line
 from homenode.vm.domain.restore import restore, write_tuned
@@ -169,8 +169,8 @@ def test_what_stands_against_a_definition_is_quoted() -> None:
     uri = "qemu:///system?x=;id"
     document = b"<domain type='kvm'><name>vm7</name><memory>1</memory><vcpu>1</vcpu></domain>"
     state = DomainState("vm7", UUID, None, "shut off", True, True)
-    found = obstacles(state, document, {HOSTILE: b"<domainsnapshot/>"}, connect=uri)
-    commands = [each.hint for each in found if each.hint and "virsh" in each.hint]
+    found = find_obstacles(state, document, {HOSTILE: b"<domainsnapshot/>"}, uri)
+    commands = [hint for _, _, hint in found if "virsh" in hint]
     assert len(commands) == 2
     for fix in commands:
         assert _words(fix.partition(", or tune")[0], "virsh")[:3] == ["virsh", "-c", uri]

@@ -246,7 +246,7 @@ def test_size_and_depth_are_bounded() -> None:
 
 def test_a_host_device_given_twice_is_refused() -> None:
     one = "<hostdev type='pci'><source><address bus='0x19'/></source></hostdev>"
-    with pytest.raises(InputError, match=r"0000:19:00.0 a second time"):
+    with pytest.raises(InputError, match=r"0000:19:00.0 once, found it twice"):
         read_vm(domain(f"<devices>{one}{one}</devices>"), "vm.xml")
 
 

@@ -150,7 +150,7 @@ def placed_with(command: str, document: Path, host: str, objective: Objective) -
         if command == "Python":
             return api.plan(document, host, wanted).layout
         content = document.read_bytes()
-        (made,) = tuned_together({"gpu-vm": content}, wanted, load_host(host), (), (), quiet=True)
+        (made,) = tuned_together({"gpu-vm": content}, wanted, load_host(host), (), ())
         return made.plan.layout
     words = {
         "plan": ["plan", str(document), "--host", host],

@@ -81,7 +81,7 @@ def drawn_document(draw: random.Random) -> bytes:
 
 def applied(definition: bytes, options: PlanOptions, host: Host) -> bytes:
     """As `homenode apply` makes of a VM of libvirt."""
-    (tuning,) = tuned_together({"vm": definition}, options, host, (), (), quiet=True)
+    (tuning,) = tuned_together({"vm": definition}, options, host, (), ())
     return tuning.document
 
 

@@ -127,8 +127,7 @@ def _holder_of(folder: Path) -> str:
 
 def _busy(path: Path, holder: str, longest_s: float) -> HostError:
     return HostError(
-        f"{path}: expected {_EXPECTED}, found {holder}, or a virsh that it started, still there "
-        f"after {longest_s:g} s",
+        f"{path}: expected {_EXPECTED}, found {holder}, or its virsh, for {longest_s:g} s",
         hint="wait for it to end, or answer what it asks; then run this again",
     )
 

@@ -27,6 +27,7 @@ from homenode.errors import HomenodeError
 from homenode.safe.record_folder import RecordFolder
 from homenode.text import command_line
 from homenode.vm.hypervisor.connection import with_connection
+from homenode.vm.hypervisor.domain_state import domain_argument
 
 KIND = "change"
 
@@ -136,21 +137,13 @@ def domain_journals(folder: Path, command: str) -> Iterator[Journal]:
 
 
 class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that did something, or may have. subject: what it changed. is_cut_short: a kill left
-    it half done, or it is being done. undo: homenode's command; by_hand: the one without it."""
+    """A step that did something, or may have."""
 
     command: str
     kind: str
-    subject: str
-    is_cut_short: bool
-    undo: str
-    by_hand: str = ""
-
-    def lines(self) -> tuple[str, ...]:
-        state = "cut short, or at work now" if self.is_cut_short else "done"
-        by_hand = (f"  by hand: {self.by_hand}",) if self.by_hand else ()
-        head = f"{self.subject}: {self.kind} ({self.command}): {state}"
-        return (head, f"  undo: {self.undo}", *by_hand)
+    subject: str  # what it changed
+    is_cut_short: bool  # a kill left it half done, or it is being done
+    undo: str  # homenode's command
 
 
 def open_changes(journals: Iterable[Journal]) -> Iterator[OpenChange | HomenodeError]:
@@ -162,11 +155,13 @@ def open_changes(journals: Iterable[Journal]) -> Iterator[OpenChange | HomenodeE
             yield error
             continue
         for entry in entries:
+            name, undo = entry.facts.get("name", entry.subject), head.undo
+            if head.run == entry.subject:  # a domain's UUID
+                undo = undo.replace(head.run, domain_argument(name, head.run))
             yield OpenChange(
                 command=head.command,
                 kind=entry.kind,
-                subject=entry.facts.get("name", entry.subject),
+                subject=name,
                 is_cut_short=entry.what in UNSETTLED,
-                undo=head.undo,
-                by_hand=entry.by_hand,
+                undo=undo,
             )

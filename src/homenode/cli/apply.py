@@ -1,6 +1,7 @@
 """homenode apply: a tuned definition in libvirt. [I/O]"""
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
 
@@ -10,7 +11,11 @@ from msgspec.structs import replace
 
 from homenode.change import journal
 from homenode.change.apply.define_step import ApplyOutcome, DomainChange
-from homenode.change.apply.definition import apply_definitions, preview_definition
+from homenode.change.apply.definition import (
+    apply_definitions,
+    preview_definition,
+    refuse_obstacles,
+)
 from homenode.change.apply.live_pins import RepinnedThreads, apply_live_pins, preview_live_pins
 from homenode.cli.arguments.place import ApplyArguments, PlanArguments
 from homenode.cli.command import as_words
@@ -32,20 +37,24 @@ from homenode.cli.terminal import (
     note_written,
     print_diff,
     print_json,
+    say,
     write_text,
 )
 from homenode.cpuset import CpuSet
+from homenode.doc import Doc, Text
 from homenode.errors import FINDINGS, HostError, UsageError
 from homenode.findings import Rejection
 from homenode.formats import encode
+from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.auto import resolve_layout
 from homenode.plan.pipeline import FileRequest, PlannedFile, plan_several
 from homenode.plan.request import fills_cores
 from homenode.plan.stored import encode_plan
 from homenode.safe.input_files import read_input
+from homenode.show.change_text import change_doc
 from homenode.show.explain import explain
-from homenode.text import command_line
+from homenode.text import command_line, first_few, plural
 from homenode.vm.daemon_host import load_daemon_host, refuse_tuned_for_other, refuse_unread_vms
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import refuse_new_errors
@@ -108,6 +117,7 @@ def apply(arguments: ApplyArguments) -> None:
     check_can_write(arguments.save_plan, force=arguments.force)
     check_host(arguments.host, arguments.connect)
     tunings: tuple[PlannedFile, ...] = ()
+    screens: list[Doc] = []
     with changing_host("apply", arguments.names, arguments.connect, dry_run=arguments.dry_run):
         virsh = Virsh(arguments.connect)
         states = {state.uuid: state for state in map(virsh.domain, arguments.names)}
@@ -122,14 +132,15 @@ def apply(arguments: ApplyArguments) -> None:
             )
             refuse_tuned_for_other(read_vm(tuned[0], str(arguments.domain)), machine)
         else:
-            quiet = arguments.quiet or arguments.json
+            is_quiet = arguments.quiet or arguments.json
             tunings = tuned_together(
                 originals,
                 arguments.options,
                 machine,
                 arguments.after,
                 arguments.results,
-                quiet=quiet,
+                show=None if is_quiet else screens.append,
+                full=arguments.explain,
             )
             tuned = tuple(tuning.document for tuning in tunings)
         changes = tuple(
@@ -137,9 +148,9 @@ def apply(arguments: ApplyArguments) -> None:
             for (uuid, state), document in zip(states.items(), tuned, strict=True)
         )
         if arguments.live_pins:
-            _move(virsh, changes[0], arguments, tunings)
+            _move(virsh, changes[0], arguments, tunings, screens)
         else:
-            _change(virsh, changes, arguments, tunings)
+            _change(virsh, changes, arguments, tunings, screens)
     if arguments.save_plan is not None and tunings:
         write_text(arguments.save_plan, encode_plan(tunings[0].plan))
         note_written(arguments.save_plan)
@@ -171,9 +182,11 @@ def _apply_to_file(arguments: ApplyArguments) -> None:
     if arguments.host is None:
         refuse_unread_vms(load_host(None))
 
-    def confirm() -> bool:
+    def confirm(planned: PlannedFile) -> bool:
+        if not arguments.json:
+            console().print(change_doc(str(path), planned.original, planned.document))
         if arguments.dry_run:
-            note(f"{path}: would be rewritten, and its original kept as {path}.orig")
+            _say(arguments, "dry run: nothing was changed")
             return False
         if not arguments.yes:
             ask(f"Rewrite {path}?")
@@ -185,7 +198,8 @@ def _apply_to_file(arguments: ApplyArguments) -> None:
         target="libvirt",
         output=path,
         save_plan=arguments.save_plan,
-        diff=(arguments.dry_run or not arguments.yes) and not arguments.json,
+        diff=arguments.diff and not arguments.json,
+        explain=arguments.explain,
         options=arguments.options,
         results=arguments.results,
         after=arguments.after,
@@ -201,8 +215,8 @@ def _apply_to_file(arguments: ApplyArguments) -> None:
     if is_critical(tuning.plan):
         raise SystemExit(FINDINGS)
     if not arguments.dry_run:
-        note(f"next: {command_line('virsh', 'define', arguments.names[0])}")
-        note(f"undo: {command_line('homenode', 'restore', arguments.names[0])}")
+        _say(arguments, f"next  {command_line('virsh', 'define', arguments.names[0])}")
+        _say(arguments, f"undo  {command_line('homenode', 'restore', arguments.names[0])}")
 
 
 def _refuse_planning(arguments: ApplyArguments) -> None:
@@ -222,9 +236,10 @@ def tuned_together(
     after: Sequence[Path],
     results: Sequence[str],
     *,
-    quiet: bool,
+    show: Callable[[Doc], object] | None = None,
+    full: bool = False,
 ) -> tuple[PlannedFile, ...]:
-    """Plan VMs by name on one host, and explain it. Exits where they do not fit."""
+    """Plan VMs by name on one host, or exit. show: called with each explanation."""
     # Where they run already, their own pins do not count as allocated.
     (machine,) = hosts_after((machine.without_domains(originals),), after)
     note_sick_links(machine, options)
@@ -247,10 +262,9 @@ def tuned_together(
         gap = refuse_new_errors(tuning.original, tuning.document, tuning.libvirt)
         if gap is not None:
             note(f"not checked: {gap}")
-        if not quiet:
-            reason = chosen[name].why
+        if show is not None:
             host = (tuning.host or machine).without_domains(options.replaces)
-            console().print(explain(tuning.plan, host, why=reason))
+            show(explain(tuning.plan, host, whole=full, why=chosen[name].why))
         else:
             note_critical(tuning.plan)
         for line in tuning.notes:
@@ -298,64 +312,85 @@ def _change(
     changes: Sequence[DomainChange],
     arguments: ApplyArguments,
     tunings: Sequence[PlannedFile],
+    screens: Sequence[Doc],
 ) -> None:
     """Show what would change, ask, and define the documents, all or none.
 
-    Domains that are already so are not asked about. Exits where it would be refused.
+    Raises UsageError with every obstacle. Domains that are already so are not asked about.
     """
     root = journal.default_root()
     if arguments.dry_run or not arguments.yes:
-        would = [_preview(virsh, change, root, quiet=arguments.json) for change in changes]
+        previews = [
+            preview_definition(virsh, change.name, change.tuned, change.original, root)
+            for change in changes
+        ]
+        _print_screens(screens)
         if arguments.json:
-            _answer(arguments, map(_applied_domain, would), tunings)
-        if any(outcome.obstacles for outcome in would):
-            raise SystemExit(UsageError.exit_code)
-        if arguments.dry_run or not any(outcome.changed for outcome in would):
-            return
-        ask("Define it?" if len(changes) == 1 else f"Define these {len(changes)}?")
-    done = apply_definitions(virsh, changes, root)
-    for outcome in done:
-        name, argument = outcome.state.name, outcome.state.argument
-        if outcome.changed:
-            note(f"{name}: defined; the next start has it")
+            _answer(arguments, map(_applied_domain, previews), tunings)
         else:
-            note(f"{name}: had this definition already")
+            for change, preview in zip(changes, previews, strict=True):
+                _show_change(change, preview, tunings, with_diff=arguments.diff)
+        refuse_obstacles([obstacle for preview in previews for obstacle in preview.obstacles])
+        if arguments.dry_run:
+            _say(arguments, "dry run: nothing was changed")
+        if arguments.dry_run or not any(preview.changed for preview in previews):
+            return
+        ask(f"Define {first_few((preview.state.name for preview in previews), 3)}?")
+    outcomes = apply_definitions(virsh, changes, root)
+    for outcome in outcomes:
+        text = "defined; its next start uses it" if outcome.changed else _UNCHANGED
+        _say(arguments, f"{outcome.state.name}: {text}")
         if outcome.edited:
-            note("warning: it was edited at the same moment, and has those edits")
-        _note_placed(outcome)
-        note(f"original in {outcome.original}")
-        if outcome.changed:
-            start = command_line("virsh", "-c", virsh.connect, "start", argument)
-            verify = with_connection(virsh.connect, "homenode", "verify", "--live", argument)
-            note(f"next: {start}, then {command_line(*verify)}")
-    names = [outcome.state.argument for outcome in done]
-    back = with_connection(virsh.connect, "homenode", "restore", *names)
-    note(f"undo: {command_line(*back)}")
+            note(f"warning: {outcome.state.name} was edited at the same moment: the edits stay")
+        _warn_of_original(outcome)
+    if arguments.yes:
+        _print_screens(screens)
+    names = [outcome.state.argument for outcome in outcomes if outcome.changed]
+    if names:
+        is_default = virsh.connect == DEFAULT and os.geteuid() == 0
+        connection = () if is_default else ("-c", virsh.connect)
+        start = command_line("virsh", *connection, "start", names[0])
+        verify = with_connection(virsh.connect, "homenode", "verify", "--live", names[0])
+        likewise = f"; likewise {', '.join(names[1:])}" if names[1:] else ""
+        _say(arguments, f"next  {start}, then {command_line(*verify)}{likewise}")
+        undo = with_connection(virsh.connect, "homenode", "restore", *names)
+        _say(arguments, f"undo  {command_line(*undo)}")
     if arguments.json:
-        _answer(arguments, map(_applied_domain, done), tunings)
+        _answer(arguments, map(_applied_domain, outcomes), tunings)
 
 
-def _preview(virsh: Virsh, change: DomainChange, root: Path, *, quiet: bool) -> ApplyOutcome:
-    would = preview_definition(virsh, change.name, change.tuned, change.original, root)
-    name = would.state.name
-    if not quiet:
+_UNCHANGED = "has this definition already"
+
+
+def _say(arguments: ApplyArguments, text: str) -> None:
+    """A line of the answer; with --json, standard output is the JSON's alone."""
+    (note if arguments.json else say)(text)
+
+
+def _print_screens(screens: Sequence[Doc]) -> None:
+    for screen in screens:
+        console().print(screen)
+
+
+def _show_change(
+    change: DomainChange, preview: ApplyOutcome, tunings: Sequence[PlannedFile], *, with_diff: bool
+) -> None:
+    name = preview.state.name
+    _warn_of_original(preview)
+    if not preview.changed:
+        say(f"{name}: {_UNCHANGED}")
+        return
+    hosts = [tuning.host for tuning in tunings if tuning.host is not None]
+    gpus = frozenset(gpu.bdf for host in hosts for gpu in host.devices_of_kind(DeviceKind.GPU))
+    console().print(change_doc(name, change.original, change.tuned, gpus))
+    if with_diff:
         print_diff(change.original, change.tuned, f"{name} (now)", f"{name} (tuned)")
-    for obstacle in would.obstacles:
-        note(f"would refuse: {obstacle}")
-        note(f"  hint: {obstacle.hint}")
-    if would.changed and not would.obstacles:
-        saved = f"save the original in {would.original}"
-        note(f"{name}: would define the tuned document, and {saved}")
-    elif not would.changed:
-        note(f"{name}: has this definition already")
-    _note_placed(would)
-    return would
 
 
-def _note_placed(applied: ApplyOutcome) -> None:
-    if applied.is_original_placed:
+def _warn_of_original(outcome: ApplyOutcome) -> None:
+    if outcome.is_original_placed:
         note(
-            f"warning: {applied.state.name}: no saved original exists: its present definition, "
+            f"warning: {outcome.state.name}: no saved original exists: its present definition, "
             "which has a layout of homenode already, was saved as the original"
         )
 
@@ -384,31 +419,46 @@ def _answer(
 
 
 def _move(
-    virsh: Virsh, change: DomainChange, arguments: ApplyArguments, tunings: Sequence[PlannedFile]
+    virsh: Virsh,
+    change: DomainChange,
+    arguments: ApplyArguments,
+    tunings: Sequence[PlannedFile],
+    screens: Sequence[Doc],
 ) -> None:
+    """Show where the threads of a running domain would run, ask, and move them."""
     if arguments.dry_run or not arguments.yes:
         moved = preview_live_pins(virsh, change.name, change.tuned)
-        _note_threads(moved, "would move")
-        if moved.after and not arguments.dry_run:
-            ask("Move them?")
+        _print_screens(screens)
+        if moved.after and not arguments.json:
+            console().print(_threads_doc(moved))
+        if arguments.dry_run:
+            _say(arguments, "dry run: nothing was changed")
+        elif moved.after:
+            ask(f"Move the threads of {moved.state.name}?")
     if not arguments.dry_run:
         moved = apply_live_pins(virsh, change.name, change.tuned, journal.default_root())
-        _note_threads(moved, "moved")
+    name = moved.state.name
+    count = plural(len(moved.after), "thread")
     if not moved.after:
-        note(f"{moved.state.name}: every thread is where the document has it")
+        _say(arguments, f"{name}: every thread is where the plan has it")
+    elif not arguments.dry_run:
+        _say(arguments, f"{name}: {count} moved; its definition is as it was")
+        if arguments.yes:
+            _print_screens(screens)
+        undo = with_connection(virsh.connect, "homenode", "restore", moved.state.argument)
+        _say(arguments, f"undo  {command_line(*undo)}")
     if moved.strangers:
         note(
-            f"warning: memory stays where it is, also on node {moved.strangers}, where the "
-            "document has none: shut the domain down and apply it for that"
+            f"warning: {name}: memory stays on node {moved.strangers}, where the plan has none: "
+            "shut the VM down and apply"
         )
-    note("the definition is as it was: the next start has its pins")
     if arguments.json:
         threads = tuple(
             MovedThread(kind=new.kind, number=new.number, before=old.pus, after=new.pus)
             for old, new in zip(moved.before, moved.after, strict=True)
         )
         domain = AppliedDomain(
-            name=moved.state.name,
+            name=name,
             uuid=moved.state.uuid,
             changed=bool(threads),
             original=None,
@@ -418,7 +468,10 @@ def _move(
         _answer(arguments, (domain,), tunings)
 
 
-def _note_threads(moved: RepinnedThreads, verb: str) -> None:
-    for before, after in zip(moved.before, moved.after, strict=True):
-        thread = after.kind if after.kind == "emulator" else f"{after.kind} {after.number}"
-        note(f"{verb} {thread} from PUs {before.pus} to {after.pus}")
+def _threads_doc(moved: RepinnedThreads) -> Doc:
+    """A line for each kind of thread: how many would move, and to which CPUs."""
+    lines = [f"change: {plural(len(moved.after), 'thread')} would move"]
+    for kind in dict.fromkeys(pin.kind for pin in moved.after):
+        pins = [pin for pin in moved.after if pin.kind == kind]
+        lines.append(f"  {len(pins):>4} {kind:<9} to CPUs {CpuSet.union(pin.pus for pin in pins)}")
+    return Doc("", tuple(Text(line, hang=24) for line in lines))

@@ -69,7 +69,7 @@ def plan(asked: PlanArguments) -> None:
         raise SystemExit(FINDINGS)
 
 
-def run(asked: PlanArguments, agreed: Callable[[], bool] | None = None) -> PlannedFile:
+def run(asked: PlanArguments, agreed: Callable[[PlannedFile], bool] | None = None) -> PlannedFile:
     """Plan, write and print. Nothing is written unless everything before succeeded.
 
     agreed: asked before anything is written, when all is printed; without it files are written
@@ -98,7 +98,7 @@ def run(asked: PlanArguments, agreed: Callable[[], bool] | None = None) -> Plann
         _print(planned, why, original, source, asked)
     else:
         _print(planned, why, original, source, asked)
-        lines = _write(planned, original, source, asked) if agreed() else []
+        lines = _write(planned, original, source, asked) if agreed(planned) else []
     for line in lines:
         note(line)
     return planned

@@ -1,7 +1,6 @@
 """homenode restore: the original document of a file or a domain, exactly. [I/O]"""
 
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -20,8 +19,19 @@ from homenode.change.host_lock import host_locked, lock_of_one_user
 from homenode.change.paused_start import end_paused, paused_journal
 from homenode.change.step import ChangeState
 from homenode.cli.arguments.place import RestoreArguments
-from homenode.cli.terminal import ask, check_can_ask, note, note_error, print_diff, say
+from homenode.cli.terminal import (
+    ask,
+    check_can_ask,
+    console,
+    note,
+    note_error,
+    print_diff,
+    say,
+)
+from homenode.cpuset import CpuSet
+from homenode.doc import Doc, Table, Text
 from homenode.errors import UsageError
+from homenode.show.change_text import line_counts
 from homenode.text import command_line, plural
 from homenode.vm.domain.restore import preview_restore as preview_restore_file
 from homenode.vm.domain.restore import restore as restore_original
@@ -49,7 +59,7 @@ def restore(arguments: RestoreArguments) -> None:
             raise UsageError(
                 f"{targets[0]}: a document; --connect, --forget and --keep-edits are for a domain"
             )
-        _restore_file(targets[0], dry_run=arguments.dry_run, yes=arguments.yes)
+        _restore_file(targets[0], dry_run=arguments.dry_run, diff=arguments.diff, yes=arguments.yes)
         return
     if arguments.forget and arguments.keep_edits:
         raise UsageError("expected --forget or --keep-edits, found both")
@@ -64,6 +74,7 @@ def restore(arguments: RestoreArguments) -> None:
         connect,
         keep_edits=arguments.keep_edits,
         dry_run=arguments.dry_run,
+        diff=arguments.diff,
         yes=arguments.yes,
     )
 
@@ -72,30 +83,26 @@ def _is_for_a_domain(arguments: RestoreArguments) -> bool:
     return arguments.connect is not None or arguments.forget or arguments.keep_edits
 
 
-def _restore_file(path: str, *, dry_run: bool, yes: bool) -> None:
+def _restore_file(path: str, *, dry_run: bool, diff: bool, yes: bool) -> None:
     preview = preview_restore_file(path)
     check_can_ask(asked=not (yes or dry_run))
     before = preview.current or b""
-    if dry_run:
+    if diff:
         print_diff(before, preview.original, f"{path} (now)", f"{path} (original)")
-        note(f"{path}: would be restored")
+    if dry_run or not yes:
+        say(f"{path}: its original would be restored: {_change_text(before, preview.original)}")
+    if dry_run:
+        say("dry run: nothing was changed")
         return
     if not yes:
-        note(f"{path}: {_change_text(before, preview.original)}")
         ask(f"Restore {path}?")
     restore_original(path)
-    note(f"restored {path}")
+    say(f"{path}: restored, equal to its original")
 
 
 def _change_text(before: bytes, after: bytes) -> str:
-    removed, added = (
-        Counter(text.splitlines()) - Counter(other.splitlines())
-        for text, other in ((before, after), (after, before))
-    )
-    return (
-        f"restore adds {plural(added.total(), 'line')} and removes {removed.total()} (--dry-run "
-        "prints them)"
-    )
+    added, removed = line_counts(before, after)
+    return f"{plural(added, 'line')} added, {removed} removed (all: --diff)"
 
 
 def _list_open() -> None:
@@ -114,15 +121,15 @@ def _list_open() -> None:
         *setup_journals(root),
         *(TrialJournal(root, trial.folder.name).changes for trial in known_trials(root)),
     )
-    changes = list(journal.open_changes(journals))
-    for change in changes:
+    rows = []
+    for change in journal.open_changes(journals):
         if isinstance(change, journal.OpenChange):
-            for line in change.lines():
-                say(line)
+            state = "cut short, or at work now" if change.is_cut_short else "done"
+            rows.append((f"{change.subject}: {change.kind}", change.command, state, change.undo))
         else:
             note_error(change)
-    if not changes:
-        note("nothing is open, and nothing can be undone")
+    table = Table(heads=("change", "by", "state", "undo"), rows=tuple(rows))
+    console().print(Doc(f"{plural(len(rows), 'change')} can be undone", (table,)))
 
 
 def restore_domains(
@@ -131,6 +138,7 @@ def restore_domains(
     *,
     keep_edits: bool = False,
     dry_run: bool = False,
+    diff: bool = False,
     yes: bool = False,
 ) -> None:
     """Restore the definitions and live pins that domains had before `homenode apply`, last one
@@ -143,9 +151,14 @@ def restore_domains(
     states = [domain_to_restore(virsh, name, root) for name in names]
     check_can_ask(asked=not (yes or dry_run))
     with changing_host("restore", names, connect, dry_run=dry_run):
-        changing = [state for state in states if _preview(virsh, state, keep_edits, dry_run)]
+        previews = [_preview(virsh, state, keep_edits=keep_edits, diff=diff) for state in states]
+        if dry_run or not yes:
+            for line in (line for preview in previews for line in preview):
+                console().print(Doc("", (Text(line, hang=2),)))
         if dry_run:
+            say("dry run: nothing was changed")
             return
+        changing = [state for state, lines in zip(states, previews, strict=True) if lines]
         if changing and not yes:
             ask(f"Restore {', '.join(state.name for state in changing)}?")
         # Also those that have their original already: their record is closed.
@@ -153,27 +166,30 @@ def restore_domains(
             _restore_domain(virsh, state, keep_edits=keep_edits)
 
 
-def _preview(virsh: Virsh, state: DomainState, keep_edits: bool, dry_run: bool) -> bool:
-    """Print what restoring a domain would change; gives whether there is something to restore."""
+def _preview(virsh: Virsh, state: DomainState, *, keep_edits: bool, diff: bool) -> tuple[str, ...]:
+    """What restoring a domain would change, a line each; () if nothing. Raises as a restore."""
     root, name = journal.default_root(), state.name
     if paused_journal(root, virsh, state.uuid, name).to_undo():
-        note(f"{name}: was left paused by a check of its start, which would be ended first")
-        return True
-    moves = preview_restore_live_pins(virsh, state.uuid, root)
-    for pin in moves:
-        thread = pin.kind if pin.kind == "emulator" else f"{pin.kind} {pin.number}"
-        note(f"{name}: would move {thread} back to PUs {pin.pus}")
-    if moves and not has_original(virsh, state.uuid, root):
-        return True
+        return (f"{name}: homenode verify --start left it paused; it would be ended",)
+    lines = []
+    if pins := preview_restore_live_pins(virsh, state.uuid, root):
+        cpus = CpuSet.union(pin.pus for pin in pins)
+        lines.append(f"{name}: {plural(len(pins), 'thread')} would move back to CPUs {cpus}")
+        if not has_original(virsh, state.uuid, root):
+            return tuple(lines)
     preview = preview_restore(virsh, state.uuid, root, keep_edits=keep_edits)
-    if not preview.is_changed:
-        note(f"{name}: has its original definition already")
-        return bool(moves)
-    if dry_run or keep_edits:
-        print_diff(preview.definition, preview.original, f"{name} (now)", f"{name} (restored)")
-    _note_moved(preview.moved)
-    note(f"{name}: {_change_text(preview.definition, preview.original)}")
-    return True
+    if preview.is_changed:
+        if diff:
+            now, restored = f"{name} (now)", f"{name} (restored)"
+            print_diff(preview.definition, preview.original, now, restored)
+        _note_moved(preview.moved)
+        lines.append(
+            f"{name}: homenode apply of "
+            + preview.applied_at.strftime("%Y-%m-%d %H:%M would be undone")
+            + (", later edits kept: " if keep_edits else ": ")
+            + _change_text(preview.definition, preview.original)
+        )
+    return tuple(lines)
 
 
 def _restore_domain(virsh: Virsh, state: DomainState, *, keep_edits: bool) -> None:
@@ -181,15 +197,17 @@ def _restore_domain(virsh: Virsh, state: DomainState, *, keep_edits: bool) -> No
     is_ended = _ended_paused(virsh, state.uuid, name)
     threads = restore_live_pins(virsh, state.uuid, root)
     if threads:
-        note(f"{name}: {len(threads)} threads are where they were")
+        say(f"{name}: {plural(len(threads), 'thread')} moved back")
     if (is_ended or threads) and not has_original(virsh, state.uuid, root):
         return
     restored = restore_definition(virsh, state.uuid, root, keep_edits=keep_edits)
-    if not restored.exact and not keep_edits:
-        note(f"{name}: restored, but this libvirt prints it otherwise than the one before")
-    elif restored.changed:
+    if not restored.changed:
+        say(f"{name}: has its original definition already")
+    elif not restored.exact and not keep_edits:
+        say(f"{name}: restored; this libvirt prints it otherwise than the one before")
+    else:
         equal = "without the layout" if keep_edits else "equal to its original"
-        note(f"{name}: restored, {equal}; its next start uses it")
+        say(f"{name}: restored, {equal}; its next start uses it")
 
 
 def _forget(name: str, connect: str) -> None:
@@ -197,7 +215,7 @@ def _forget(name: str, connect: str) -> None:
     virsh, root = Virsh(connect), journal.default_root()
     state = domain_to_restore(virsh, name, root)
     old = forget_original(virsh, state.uuid, root)
-    note(f"{state.name}: the present definition is the original now; the old one: {old}")
+    say(f"{state.name}: the present definition is the original now; the old one: {old}")
 
 
 def _ended_paused(virsh: Virsh, uuid: str, name: str) -> bool:
@@ -207,7 +225,7 @@ def _ended_paused(virsh: Virsh, uuid: str, name: str) -> bool:
         return False
     for entry in end_paused(virsh, root, uuid, name):
         is_kept = entry.what is ChangeState.KEPT
-        note(f"{name}: {'somebody let it run: it is left alone' if is_kept else 'is shut off'}")
+        say(f"{name}: {'somebody let it run: it is left alone' if is_kept else 'is shut off'}")
     return True
 
 

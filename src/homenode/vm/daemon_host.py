@@ -84,8 +84,8 @@ def refuse_tuned_for_other(vm: Vm, machine: Host) -> None:
     record = vm.record
     if record is not None and record.host is not None and not is_made_for(machine, record.host):
         raise InputError(
-            f"{vm.name}: its metadata names another host, or an earlier state of it, than "
-            f"{machine.name}, the daemon's host; nothing was changed",
+            f"{vm.name} was planned for another host than {machine.name}, or for it before it "
+            "changed; nothing was changed",
             hint=command_line("homenode", "apply", vm.name),
         )
     devices = (device.bdf for device in vm.hostdevs if device.uuid is None)
@@ -114,8 +114,7 @@ def _refuse_other(planned: str, fingerprint: str, machine: Host) -> None:
     if not fingerprint or machine.nodes_assumed or not machine.pci_devices:
         raise InputError(
             f"the plan is for {planned}, which cannot be compared with the daemon's host, "
-            f"{_size_text(machine)}: one of the two shows no NUMA nodes or no PCI functions; "
-            "nothing was changed",
+            f"{_size_text(machine)}, without NUMA nodes and PCI functions; nothing was changed",
             hint="without --host, the plan is made for this machine",
         )
     if not is_made_for(machine, fingerprint):

@@ -151,8 +151,7 @@ def host_device(text: str, option: str = "--device") -> Bdf | str:
 
     if text.startswith("MIG-"):
         raise UsageError(
-            f"{option} {text}: expected a PCI address or a mediated device, found a MIG "
-            "instance, which serves processes and containers of the host alone",
+            f"{option} {text}: a MIG instance serves processes of the host, not VMs",
             hint="create a vGPU on it, and name that: virsh nodedev-list --cap mdev",
         )
     return canonical_uuid(text) or Bdf.parse(text, option)

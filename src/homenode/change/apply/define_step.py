@@ -14,7 +14,7 @@ from homenode.change.apply.store import DEFINE, DomainStore, sha256
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState, Note
 from homenode.errors import HostError, InputError
 from homenode.findings import Rejection
-from homenode.text import command_line
+from homenode.text import command_line, first_few
 from homenode.vm.domain.controllers import pci_controllers
 from homenode.vm.domain.merge import added_ports, same_definition
 from homenode.vm.domain.metadata import read_mark
@@ -132,10 +132,9 @@ class DefineStep:
             self._define(self.store.save(self._original))
             self._record_outcome(entry, self._original, note)
             raise HostError(
-                f"{self.state.name}: expected libvirt to keep what it was given, found changed: "
-                f"{'; '.join(lost)}",
-                hint="the original definition is back; is this libvirt new enough for the layout? "
-                f"what it contained: {self.store.document_path(dropped)}",
+                f"{self.state.name}: libvirt changed {'; '.join(lost)}; the original is back",
+                hint="update libvirt, or choose another --layout; its definition was "
+                f"{self.store.document_path(dropped)}",
             )
         self._is_done = True
         return entry
@@ -218,9 +217,7 @@ class DefineStep:
         note(self._last or entry.now(ChangeState.REFUSED))
         self._entry = None
         raise InputError(
-            f"{self.state.name}: expected the definition that was read a moment ago, found "
-            "another: it was edited in between",
-            hint="run it again",
+            f"{self.state.name} was edited in between; nothing was changed", hint="run it again"
         )
 
 
@@ -246,13 +243,9 @@ def first_original(store: DomainStore, state: DomainState, original: bytes, conn
     name = entry.facts["name"]
     if state.name != name:
         raise renamed_domain_error(store, entry, state, original, connect)
-    raise InputError(
-        f"{name}: expected the definition that homenode applied, found another: it was edited "
-        "since",
-        hint=command_line(*with_connection(connect, "homenode", "restore", state.uuid, "--forget"))
-        + " keeps the edits as the new original; with --keep-edits in its place the layout is "
-        "taken out first",
-    )
+    forget = with_connection(connect, "homenode", "restore", state.argument, "--forget")
+    hint = command_line(*forget) + " keeps the edits as the new original"
+    raise edited_error(name, last_defined(store, entry, original), original, hint)
 
 
 def records_placed(base: str, definition: bytes) -> bool:
@@ -295,21 +288,18 @@ def renamed_domain_error(
     restore = with_connection(connect, "homenode", "restore", state.argument, "--keep-edits")
     back = ("virsh", "-c", connect, "domrename", "--domain", state.uuid)
     return InputError(
-        f"{state.name}: expected the name {name}, which it had when homenode applied a "
-        f"layout, found it renamed{'' if is_name_alone else ', and edited since'}",
-        hint="to keep the name and take out the layout: "
-        + command_line(*restore)
-        + ", after which homenode apply gives it one again; to keep the layout, give the old name "
-        "back, run this again, and rename it after: " + command_line(*back, "--new-name", name),
+        f"{state.name} was {name} when homenode applied a layout: it was renamed"
+        + ("" if is_name_alone else " and edited"),
+        hint=command_line(*restore)
+        + " takes the layout out and keeps the name; or give the old name back first: "
+        + command_line(*back, "--new-name", name),
     )
 
 
 def check_current(virsh: Virsh, state: DomainState, original: bytes) -> None:
     if not same_definition(virsh.definition(state.uuid), original):
         raise InputError(
-            f"{state.name}: expected the definition that the plan was made from, found another: it "
-            "was edited in between",
-            hint="plan and apply again",
+            f"{state.name} was edited in between, since the plan was made", hint="plan it again"
         )
 
 
@@ -348,6 +338,24 @@ def is_edited(tuned: bytes, before: bytes, printed: bytes) -> bool:
     changed = {path for path, _ in (new - old) + (old - new)}
     changed |= {f"{path}/address" for path in changed if path.startswith("/domain/devices/")}
     return any(path not in changed for path, _ in stored - new)
+
+
+def last_defined(store: DomainStore, entry: ChangeEntry, now: bytes) -> bytes:
+    """The definition that was edited: of a step that was cut short, the nearer of its two."""
+    names = [last_known(entry), *([entry.after] if entry.what is ChangeState.BEGIN else [])]
+    return min(map(store.document, names), key=lambda text: difference_count(text, now))
+
+
+def edited_error(name: str, last: bytes, now: bytes, hint: str) -> InputError:
+    """The error for edits since `last`, the first of them by name: "vcpu 88, now 64"."""
+    old, new = (vm_of(open_domain(xml, "definition")) for xml in (last, now))
+    edits = diff(old, new)
+    texts = [f"{c.subject.strip('<>')} {c.expected}, now {c.observed}" for c in edits]
+    if not texts:
+        before, after = _parts(last), _parts(now)
+        paths = dict.fromkeys(path for path, _ in (*(after - before), *(before - after)))
+        texts = [path.removeprefix("/domain/") for path in paths]
+    return InputError(f"{name} was edited after homenode apply: " + first_few(texts, 1), hint=hint)
 
 
 def difference_count(definition: bytes, other: bytes) -> int:

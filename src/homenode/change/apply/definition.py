@@ -1,7 +1,8 @@
 """Definition: tuned documents put in the place of domains' definitions, and undone. [I/O]"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -13,26 +14,29 @@ from homenode.change.apply.define_step import (
     DomainChange,
     check_current,
     difference_count,
+    edited_error,
     first_original,
     is_ours,
+    last_defined,
     last_known,
     passwords_lost,
     records_placed,
     renamed_domain_error,
     with_facts,
 )
-from homenode.change.apply.obstacles import obstacles
 from homenode.change.apply.store import DomainStore, other_daemons, saved_originals
 from homenode.change.host_lock import host_locked
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.findings import Rejection
-from homenode.text import command_line
+from homenode.text import command_line, operands
+from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.merge import as_stored, same_definition, take_out
-from homenode.vm.domain.read import open_domain, read_vm
+from homenode.vm.domain.read import open_domain, read_vm, vm_of
 from homenode.vm.hypervisor.connection import with_connection
 from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.hypervisor.virsh import Virsh, is_lost
+from homenode.vm.model import Vm
 
 
 def preview_definition(
@@ -85,7 +89,7 @@ def apply_definitions(
             DefineStep(virsh, state, DomainStore(root, virsh.connect, state.uuid), lock, change)
             for state, change in zip(states, changes, strict=True)
         ]
-        _refuse(
+        refuse_obstacles(
             tuple(
                 obstacle for step in steps for obstacle in _obstacles(virsh, step.state, step.tuned)
             )
@@ -122,6 +126,7 @@ class RestorePreview(Struct, frozen=True):
     definition: bytes
     original: bytes
     entry: ChangeEntry
+    applied_at: datetime  # when the record was last written
     # devices that get another address, since theirs was on a bus of the layout
     moved: tuple[str, ...] = ()
 
@@ -142,9 +147,8 @@ def preview_restore(
             f"{state.name}: expected a saved original in {store.folder}, found none",
             hint=_where_else(virsh, state, root),
         )
-    restorable = RestorePreview(
-        state, virsh.definition(state.uuid), store.document(entry.before), entry
-    )
+    now, original = virsh.definition(state.uuid), store.document(entry.before)
+    restorable = RestorePreview(state, now, original, entry, store.written_at())
     if not restorable.is_changed:
         return restorable
     if not is_ours(store, entry, restorable.definition):
@@ -153,7 +157,7 @@ def preview_restore(
         else:
             raise _edited_error(virsh, store, restorable)
     if restorable.is_changed:
-        _refuse(_obstacles(virsh, state, restorable.original, restoring=True))
+        refuse_obstacles(_obstacles(virsh, state, restorable.original, restoring=True))
     return restorable
 
 
@@ -176,22 +180,9 @@ def _edited_error(virsh: Virsh, store: DomainStore, restorable: "RestorePreview"
     if state.name != entry.facts["name"]:
         return renamed_domain_error(store, entry, state, restorable.definition, virsh.connect)
     restore = with_connection(virsh.connect, "homenode", "restore", state.argument)
-    dumped = ("virsh", "-c", virsh.connect, "dumpxml", "--inactive", "--security-info", state.uuid)
-    original = store.document_path(entry.before)
-    return InputError(
-        f"{state.name}: expected the definition that homenode applied, found another: it was "
-        "edited since",
-        hint="to take out only what the layout set: "
-        + command_line(*restore, "--keep-edits", "--dry-run")
-        + "; to drop those edits: "
-        + command_line("virsh", "-c", virsh.connect, "define", original)
-        + "; to keep them and forget the original: "
-        + command_line(*restore, "--forget")
-        + "; to see them: "
-        + command_line(*dumped)
-        + " | "
-        + command_line("diff", store.document_path(last_known(entry)), "-"),
-    )
+    now = restorable.definition
+    hint = command_line(*restore, "--keep-edits")
+    return edited_error(state.name, last_defined(store, entry, now), now, hint)
 
 
 def _keep_edits(store: DomainStore, restorable: "RestorePreview") -> "RestorePreview":
@@ -217,9 +208,8 @@ def _keep_edits(store: DomainStore, restorable: "RestorePreview") -> "RestorePre
     )
     if merged.conflicts:
         raise InputError(
-            f"{name}: expected edits of what the layout did not set, found both in: "
-            + "; ".join(merged.conflicts),
-            hint="give each its original or its applied value with virsh edit, then restore again",
+            f"{name}: the layout and an edit changed: {'; '.join(merged.conflicts)}",
+            hint="virsh edit: give each its original or its applied value, then restore again",
         )
     return replace(restorable, original=merged.document.to_bytes(), moved=merged.moved)
 
@@ -328,17 +318,15 @@ def _check_identity(state: DomainState, tuned: bytes, original: bytes) -> None:
     uuid = guest.uuid.lower() if guest.uuid else None
     if guest.name != state.name or uuid != state.uuid:
         raise UsageError(
-            f"the tuned document: expected one for {state.name} ({state.uuid}), found "
-            f"{guest.name} ({guest.uuid or 'no UUID'})",
+            f"the tuned document is for {guest.name} ({guest.uuid or 'no UUID'}), not for "
+            f"{state.name} ({state.uuid})",
             hint=f"virsh dumpxml --inactive {state.uuid} > VM.xml, then plan that",
         )
     lost = passwords_lost(original, tuned)
     if lost:
         raise UsageError(
-            f"the tuned document: expected the passwords of {', '.join(lost)}, found none: libvirt "
-            "would drop them",
-            hint="it was made from a document without them: virsh dumpxml --inactive "
-            f"--security-info {state.uuid} > VM.xml, then plan that",
+            f"the tuned document lacks the passwords of {', '.join(lost)}",
+            hint=f"virsh dumpxml --inactive --security-info {state.uuid} > VM.xml, then plan that",
         )
 
 
@@ -348,10 +336,76 @@ def _obstacles(
     snapshots = {
         name: virsh.snapshot_document(state.uuid, name) for name in virsh.snapshots(state.uuid)
     }
-    return obstacles(state, definition, snapshots, connect=virsh.connect, restoring=restoring)
+    obstacles = find_obstacles(state, definition, snapshots, virsh.connect, restoring=restoring)
+    return tuple(Rejection(kind, (), f"{state.name}: {t}", hint) for kind, t, hint in obstacles)
 
 
-def _refuse(obstacles: tuple[Rejection, ...]) -> None:
+def find_obstacles(
+    state: DomainState,
+    definition: bytes,
+    snapshots: Mapping[str, bytes],
+    connect: str,
+    *,
+    restoring: bool = False,
+) -> Iterator[tuple[str, str, str]]:
+    """(id, reason, hint) of all that prevents a definition from being replaced now.
+
+    snapshots: name -> document, as `virsh snapshot-dumpxml` prints it. restoring: omit the hints
+    that are for an apply. Raises ParseError or InputError if `definition` cannot be read.
+    """
+    virsh = command_line("virsh", "-c", connect)
+    apply = with_connection(connect, "homenode", "apply", state.argument, "--live-pins")
+    if not state.persistent:
+        hint = f"{virsh} dumpxml {state.uuid} > VM.xml, then define it from there"
+        yield "transient", "it is transient and has no definition", hint
+    if state.is_active:
+        live_pins = "" if restoring else f", or move its threads alone: {command_line(*apply)}"
+        yield "running", f"expected it shut off, found it {state.state}", f"shut it down{live_pins}"
+    if state.managed_save:
+        yield (
+            "managed-save",
+            "the next start would resume a managed save with the topology of then",
+            f"start it and shut it down, or: {virsh} managedsave-remove {state.uuid}",
+        )
+    topology = _topology(vm_of(open_domain(definition, "the new definition"))) if snapshots else ()
+    for snapshot, document in snapshots.items():
+        if _snapshot_topology(document, snapshot) != topology:
+            words = ("snapshot-delete", state.uuid, *operands(snapshot))
+            copy = "" if restoring else ", or tune a copy: homenode plan --name COPY"
+            yield (
+                "snapshot",
+                f"snapshot {snapshot!r} has another topology, which reverting would bring back",
+                f"{virsh} {command_line(*words)}{copy}",
+            )
+
+
+def _topology(guest: Vm) -> tuple[object, ...]:
+    return (
+        guest.vcpus,
+        guest.cpu_topology,
+        guest.cell_vcpus,
+        guest.memory_bytes,
+        guest.controllers,
+        tuple((device.bdf, device.address) for device in guest.hostdevs),
+    )
+
+
+def _snapshot_topology(document: bytes, source: str) -> tuple[object, ...] | None:
+    """The topology of the domain in a snapshot; None where it cannot be read."""
+    try:
+        snapshot = parse_document(document, source)
+        inside = snapshot.root.child("inactiveDomain") or snapshot.root.child("domain")
+        if inside is None:
+            return None
+        # <inactiveDomain> is a <domain> under another name.
+        text = snapshot.text[inside.start : inside.end].replace(b"inactiveDomain", b"domain")
+        return _topology(vm_of(open_domain(text, source)))
+    except HomenodeError:
+        return None  # then it is in the way
+
+
+def refuse_obstacles(obstacles: Sequence[Rejection]) -> None:
+    """Raise UsageError with every obstacle, if there are any."""
     if obstacles:
         raise UsageError(
             "; ".join(map(str, obstacles)),

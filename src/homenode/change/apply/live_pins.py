@@ -50,10 +50,8 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
     current = {(pin.kind, pin.number): pin for pin in virsh.live_pins(state.uuid)}
     if running.vcpus != facts.vcpus:
         raise UsageError(
-            f"{state.name}: expected {facts.vcpus} vCPUs as in the tuned document, found "
-            f"{running.vcpus} running",
-            hint="shut it down and apply the document, or choose a layout that keeps the vCPUs "
-            "(--keep-vcpus)",
+            f"{state.name}: expected {facts.vcpus} vCPUs as planned, found {running.vcpus} running",
+            hint="--keep-vcpus, or shut it down and apply",
         )
     missing = [pin for pin in planned if (pin.kind, pin.number) not in current]
     missing = [pin for pin in missing if pin.kind != "vcpu"]  # offline vCPUs have no thread
@@ -142,8 +140,7 @@ def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[Live
     for pin in virsh.live_pins(state.uuid):
         if (pin.kind, pin.number) in moved and pin not in ours:
             raise InputError(
-                f"{state.name}: {pin.kind} {pin.number}: expected it where homenode put it, "
-                f"found PUs {pin.pus}: somebody moved it since",
+                f"{state.name}: somebody moved {pin.kind} {pin.number} to CPUs {pin.pus} since",
                 hint=f"virsh {pin.kind}pin moves it back by hand",
             )
     return before

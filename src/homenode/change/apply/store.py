@@ -14,6 +14,7 @@ import hashlib
 import re
 import shutil
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 from homenode.change.journal import Journal, state_hint
@@ -70,6 +71,10 @@ class DomainStore:
     def pins(self) -> ChangeEntry | None:
         """The last entry of the pins of the running domain, or None."""
         return self._last(PIN)
+
+    def written_at(self) -> datetime:
+        """When the record was last written, in local time."""
+        return datetime.fromtimestamp((self.folder / JOURNAL).stat().st_mtime)
 
     def sweep(self) -> None:
         """Remove what a killed homenode left half-written."""

@@ -119,7 +119,9 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
     original is kept as FILE.orig, and `homenode restore FILE` gives it back.
 
     Options:
-      dry_run: Print the difference and each reason to refuse; change nothing.
+      dry_run: Print the plan, the change and each obstacle; change nothing.
+      diff: Print the whole change of the definition.
+      explain: Print everything that was compared for the plan.
       names: The domains: names or UUIDs; needed. With a slash or ending in .xml it is a file, which
         is rewritten without libvirt.
       domain: Define this document of homenode plan instead; it must be of the same domain, for the
@@ -143,6 +145,8 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
     connect: ConnectOption = DEFAULT
     yes: Annotated[bool, Flag("--yes -y")] = False
     dry_run: Annotated[bool, Flag("--dry-run -n")] = False
+    diff: Annotated[bool, Flag("--diff")] = False
+    explain: Annotated[bool, Flag("--explain")] = False
     live_pins: Annotated[bool, Flag("--live-pins")] = False
     save_plan: SavePlanOption = None
     quiet: QuietOption = False
@@ -161,8 +165,9 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
         needed without --list.
       connect: The libvirt daemon of the domain; default qemu:///system.
       forget: A domain: keep the present definition as the original.
-      keep_edits: A domain edited since: take out only what the layout set, and show the diff.
+      keep_edits: A domain edited since: take out only what the layout set.
       dry_run: Only show what would change.
+      diff: Print the whole change, line by line.
       list_open: List what is open on this host or can be undone, each with the command that undoes
         it.
       yes: Change it without asking; needed without a terminal.
@@ -177,6 +182,7 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
     forget: Annotated[bool, Flag("--forget")] = False
     keep_edits: Annotated[bool, Flag("--keep-edits")] = False
     dry_run: Annotated[bool, Flag("--dry-run -n")] = False
+    diff: Annotated[bool, Flag("--diff")] = False
     list_open: Annotated[bool, Flag("--list")] = False
     yes: Annotated[bool, Flag("--yes -y")] = False
 

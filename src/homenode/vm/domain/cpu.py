@@ -123,8 +123,7 @@ def _with_topoext(document: Document) -> Document:
     cpu = document.root.child("cpu")
     if cpu is None or (cpu.get("mode") in (None, "custom") and cpu.child("model") is None):
         raise InputError(
-            f"{document.source}: expected a <cpu> with a mode or a model for the feature topoext, "
-            "found none: libvirt takes no features without one",
+            f"{document.source}: expected a <cpu> with a mode or a model for topoext, found none",
             hint="add <cpu mode='host-passthrough'/> to the domain",
         )
     if read_topoext(document):

@@ -243,7 +243,7 @@ class _Builder:
         raise InputError(
             f"{self.source}:{self.parser.CurrentLineNumber}: expected no DOCTYPE, found "
             f"{name[:60]!r}; entities and external references are refused",
-            hint="remove the DOCTYPE: libvirt needs none",
+            hint="remove the DOCTYPE",
         )
 
     def namespace(self, *_: object) -> None:

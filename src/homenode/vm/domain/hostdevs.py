@@ -55,8 +55,7 @@ def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
     for bdf, element in hostdev_elements(document):
         if bdf in seen:
             raise InputError(
-                f"{document.source}:{element.line}: expected each host device once, found {bdf} "
-                "a second time",
+                f"{document.source}:{element.line}: expected device {bdf} once, found it twice",
                 hint="remove one of the two",
             )
         seen.add(bdf)
@@ -96,8 +95,7 @@ def read_mediated(document: Document) -> tuple[GuestMediated, ...]:
     for uuid, element in mediated_elements(document):
         if uuid in devices:
             raise InputError(
-                f"{document.source}:{element.line}: expected each mediated device once, found "
-                f"{uuid} a second time",
+                f"{document.source}:{element.line}: expected {uuid} once, found it twice",
                 hint="remove one of the two",
             )
         devices[uuid] = GuestMediated(uuid, guest_address(element))

@@ -32,26 +32,23 @@ def refuse_unsafe(guest: Vm, plan: Plan, source: str) -> None:
         return
     if plan.vm.has_iommu and not guest.has_iommu:
         raise InputError(
-            f"{source}: expected no guest IOMMU with launch security {kind!r}, found a plan "
-            f"for {plan.vm.vcpus} vCPUs that needs one: an emulated IOMMU cannot read tables in "
-            "encrypted memory",
+            f"{source}: {plan.vm.vcpus} vCPUs need a guest IOMMU, which cannot read the encrypted "
+            f"memory of launch security {kind!r}",
             hint="use at most 255 vCPUs",
         )
     if not guest.has_private_memory:
         return
     if plan.vm.page_bytes is not None and guest.page_bytes is None:
         raise InputError(
-            f"{source}: expected ordinary pages with launch security {kind!r}, found a plan "
-            f"with pages of {plan.vm.page_bytes} bytes: private memory comes from guest_memfd, "
-            "which has no hugetlb pages, so the reserved ones would only be lost",
+            f"{source}: the private memory of launch security {kind!r} comes from guest_memfd, "
+            f"which has no huge pages of {plan.vm.page_bytes} bytes",
             hint="plan without --page-size",
         )
     cells = [cell for cell in plan.cells if cell.memory_bytes]
     if plan.layout.memory is MemoryBinding.BOUND_PER_CELL and len(cells) > 1:
         raise InputError(
-            f"{source}: expected memory bound as a whole with launch security {kind!r}, found "
-            f"{len(cells)} cells bound each to its own node: pages of guest_memfd do not follow a "
-            "cell's binding, so the guest would be shown a locality that it does not have",
+            f"{source}: the private memory of launch security {kind!r} comes from guest_memfd, "
+            f"which does not follow the bindings of {len(cells)} cells",
             hint="use --layout pin or pin-bound, or --max-nodes 1",
         )
 

@@ -56,8 +56,7 @@ def read_own_memory(document: Document) -> int:
     total = read_memory(document)
     if (memory := total - devices) <= 0:
         raise InputError(
-            f"{document.source}: expected more <memory> than the {devices} bytes of memory "
-            f"devices, found {total}",
+            f"{document.source}: <memory> is {total} bytes, memory devices alone {devices}",
             hint="<memory> counts them in",
         )
     return memory

@@ -25,8 +25,8 @@ from homenode.vm.plan import KEPT, Plan
 
 _OTHER_HYPERVISORS = {
     "xen": "Xen",
-    "vmware": "VMware",
-    "lxc": "LXC",
+    **dict.fromkeys(("vmware", "esx", "gsx"), "VMware"),
+    **dict.fromkeys(("lxc", "exe"), "LXC"),
     "bhyve": "bhyve",
     "vbox": "VirtualBox",
     "hyperv": "Hyper-V",
@@ -35,11 +35,8 @@ _OTHER_HYPERVISORS = {
     "parallels": "Parallels",
     "phyp": "IBM PowerVM",
     "xenapi": "XenServer",
-    "esx": "VMware ESX",
-    "gsx": "VMware GSX",
     "linux": "Xen",
     "uml": "User-mode Linux",
-    "exe": "LXC",
     "jailhouse": "Jailhouse",
 }
 """Domain types of libvirt's other drivers. Source: conf/domain_conf.c and formatdomain.html.
@@ -74,8 +71,7 @@ def open_domain(xml: bytes, source: str) -> Document:
         raise InputError(
             f"{source}:{root.line}: expected a domain of QEMU (type kvm or qemu), found one of "
             f"{hypervisor} (type {(root.get('type') or '').strip()})",
-            hint="plan a document of type kvm with the same vCPUs, memory and devices, and carry "
-            "its pins and nodes over by hand",
+            hint="plan a document of type kvm of that size, and copy its pins by hand",
         )
     for row in ROWS:
         several = root.all(row.path) if row.once else ()

@@ -90,15 +90,13 @@ def preview_restore(output: str | Path) -> RestorableFile:
         raise _not_restored(error, output) from None
     if _sum(original) != sums.original:
         raise InputError(
-            f"{saved.original}: expected the original with sha256 {sums.original}, found "
-            f"{_sum(original)}: it changed since it was saved",
-            hint="compare it with your backup; nothing was written",
+            f"{saved.original} was edited since it was saved, with sha256 {sums.original}",
+            hint="take it from a backup; nothing was written",
         )
     if current is not None and _sum(current) not in (sums.tuned, sums.before, sums.original):
         raise InputError(
-            f"{saved.output}: expected the document that homenode wrote (sha256 {sums.tuned}), "
-            f"found {_sum(current)}: it changed since",
-            hint="to drop those changes: " + command_line("cp", saved.original, saved.output),
+            f"{saved.output} was edited since homenode wrote it, with sha256 {sums.tuned}",
+            hint="to drop the edits: " + command_line("cp", saved.original, saved.output),
         )
     return RestorableFile(saved, current, original)
 
@@ -149,10 +147,8 @@ def _kept_original(saved: SavedOriginal, content: bytes) -> bytes | None:
         if _sum(content) in (sums.tuned, sums.before) and _sum(saved_content) == sums.original:
             return saved_content  # planned again in place: the original is the first one
     raise InputError(
-        f"{saved.original}: expected no original of another document, found one that differs from "
-        "the input",
-        hint=f"{command_line('homenode', 'restore', saved.output)} first, or move "
-        f"{saved.original.name} away, or choose another -o",
+        f"{saved.original} is the original of another document",
+        hint=command_line("homenode", "restore", saved.output) + " first, or choose another -o",
     )
 
 
@@ -178,8 +174,7 @@ def _record(saved: SavedOriginal, original: bytes, tuned: bytes, before: str | N
 def _read_record(saved: SavedOriginal) -> _Sums:
     if not saved.record.exists() or not saved.original.exists():
         raise InputError(
-            f"{saved.output}: expected {saved.original.name} and {saved.record.name} next to it, "
-            "found none",
+            f"{saved.output} has no saved original: {saved.original.name} and {saved.record.name}",
             hint="only a document that homenode wrote with -o can be restored",
         )
     sums: dict[str, str] = {}

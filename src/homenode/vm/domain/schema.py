@@ -78,9 +78,8 @@ def refuse_new_errors(before: bytes, after: bytes, libvirt: Version | None = Non
             f"{_text(installed)} says {errors[0].message}",
         )
     raise HomenodeError(
-        f"line {errors[0].line} of the tuned document: the installed libvirt's schema says "
-        f"{errors[0].message}",
-        hint="nothing was written; this libvirt may be older than what the layout needs",
+        f"the tuned document, line {errors[0].line}: libvirt's schema says {errors[0].message}",
+        hint="update libvirt, or choose another --layout; nothing was written",
     )
 
 

@@ -116,8 +116,7 @@ def _refuse(writing: Writing[Conf]) -> None:
     for nodes in bound:
         if "," in str(nodes):
             raise InputError(
-                f"proxmox: expected the memory of a cell on a range of host nodes, found {nodes}: "
-                "QEMU refuses what Proxmox makes of others",
+                f"proxmox: expected the memory of a cell on a range of host nodes, found {nodes}",
                 hint="choose a layout with a cell per node, or --max-nodes 1",
             )
     if plan.vm.page_bytes is not None and any(len(nodes) > 1 for nodes in bound):

@@ -334,8 +334,7 @@ def _refuse(writing: Writing[Config]) -> None:
         )
     if writing.is_mirrored and kind not in ("hvm", "pvh"):
         raise InputError(
-            f"{source}: expected type hvm or pvh for guest cells, found {kind!r}: xl gives a PV "
-            "guest none",
+            f"{source}: expected type hvm or pvh for guest cells, found {kind!r}",
             hint='set type="hvm", or choose a flat layout',
         )
     if writing.is_mirrored or plan.vm.hostdevs:

@@ -1,0 +1,108 @@
+"""ChangeText: what a change of a domain's definition adds and removes, by section."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from homenode.bdf import Bdf
+from homenode.doc import Doc, Text
+from homenode.text import plural
+from homenode.vm.domain.document import Document, Element
+from homenode.vm.domain.hostdevs import hostdev_elements
+from homenode.vm.domain.merge import tree_of
+from homenode.vm.domain.read import open_domain
+
+_Key = tuple[Any, ...]
+_Counts = Counter[tuple[str, ...]]
+_OTHER = "other"
+_SECTION_OF = {
+    **{name: name for name in ("cputune", "cpu", "numatune")},
+    **dict.fromkeys(("memoryBacking", "memory", "currentMemory"), "memory"),
+    **{name: f"{name}s" for name in ("controller", "hostdev")},
+}
+_COUNTED = ("guest node", "GPU", "device")
+_TAINTS = "qemu:commandline (libvirt marks it tainted)"
+_PER_NODE = "for each guest node"
+_HANG = 25  # behind section, lines added, lines removed
+
+
+def line_counts(before: bytes, after: bytes) -> tuple[int, int]:
+    """Lines that a change adds and removes, wherever they stand."""
+    old, new = Counter(before.splitlines()), Counter(after.splitlines())
+    return (new - old).total(), (old - new).total()
+
+
+def change_doc(name: str, before: bytes, after: bytes, gpus: frozenset[Bdf] = frozenset()) -> Doc:
+    """A line for each section: lines added and removed, elements written. gpus: of the host."""
+    old, new = (open_domain(xml, name) for xml in (before, after))
+    added, removed = _changed(_lines(old), _lines(new), size=1)
+    written, gone = _changed(_parts(old, gpus), _parts(new, gpus), size=2)
+    head = f"change: {plural(added.total(), 'line')} added, {removed.total()} removed"
+    texts = [Text(f"{head} in the definition of {name} (all: --diff)", hang=2)]
+    sections = {key for (key,) in (*added, *removed)}
+    for section in sorted(sections, key=lambda s: (s == _OTHER, -added[(s,)], s)):
+        # Elements that are gone are named only if nothing is written in their place.
+        counts = written if any(s == section for s, _ in written) else gone
+        parts = [(label, count) for (s, label), count in counts.items() if s == section]
+        parts.sort(key=lambda part: part[1] == 1 or part[0] == _PER_NODE)
+        text = ", ".join(_part_text(*part) for part in parts)
+        text += " removed" if counts is gone and text else ""
+        plus, minus = added[(section,)], removed[(section,)]
+        line = f"  {section:<12}{f'+{plus}' if plus else '':>5}{f'-{minus}' if minus else '':>4}"
+        texts.append(Text(f"{line}  {text}".rstrip(), hang=_HANG))
+    return Doc("", tuple(texts))
+
+
+def _changed(old: Iterator[_Key], new: Iterator[_Key], *, size: int) -> tuple[_Counts, _Counts]:
+    """How many things each side has more than the other, by the first fields of their keys."""
+    before, after = Counter(old), Counter(new)
+    more, fewer = _Counts(), _Counts()
+    for counts, changes in ((after - before, more), (before - after, fewer)):
+        for key, count in counts.items():
+            changes[key[:size]] += count
+    return more, fewer
+
+
+def _sections(document: Document) -> Iterator[tuple[str, Element]]:
+    """(section, element) of each child of <domain>, and of each device."""
+    for child in document.root.children:
+        for element in child.children if child.name == "devices" else (child,):
+            yield _SECTION_OF.get(element.name, _OTHER), element
+
+
+def _lines(document: Document) -> Iterator[tuple[str, bytes]]:
+    lines = document.text.split(b"\n")
+    sections = [_OTHER] * len(lines)
+    for section, element in _sections(document):
+        count = document.text.count(b"\n", element.start, element.end) + 1
+        sections[element.line - 1 : element.line - 1 + count] = [section] * count
+    return zip(sections, lines, strict=True)
+
+
+def _parts(document: Document, gpus: frozenset[Bdf]) -> Iterator[tuple[str, str, object]]:
+    """(section, label, content) of the elements that a change names."""
+    of_gpus = {element.start for bdf, element in hostdev_elements(document) if bdf in gpus}
+    for section, element in _sections(document):
+        is_whole = section in ("controllers", "hostdevs", _OTHER) or not element.children
+        for child in (element,) if is_whole else element.children:
+            for part in child.children if child.name == "numa" else (child,):
+                yield section, _label(section, part, part.start in of_gpus), tree_of(part)
+
+
+def _label(section: str, element: Element, is_gpu: bool) -> str:
+    if section == "controllers":
+        has_hole = element.child("pcihole64") is not None
+        return "pcihole64" if has_hole else element.get("model") or element.get("type") or "pci"
+    if section == "hostdevs":
+        return "GPU" if is_gpu else "device"
+    if section == "numatune":
+        return _PER_NODE if element.name == "memnode" else element.get("mode") or "strict"
+    if element.name == "cell":
+        return "guest node"
+    return _TAINTS if element.tag == "qemu:commandline" else element.tag
+
+
+def _part_text(label: str, count: int) -> str:
+    if label in _COUNTED:
+        return plural(count, label)
+    return label if count == 1 or label == _PER_NODE else f"{count} {label}"

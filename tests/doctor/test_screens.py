@@ -4,7 +4,7 @@ import pytest
 
 from homenode.doc import Text, plain
 from homenode.findings import Findings, Gap, Severity, finding, with_gaps
-from homenode.show.findings_text import findings_text, grouped, subjects_of
+from homenode.show.findings_text import findings_text, group_findings, subjects_of
 from tests.command_line import homenode
 
 SICK = """\
@@ -77,5 +77,5 @@ def test_a_screen_of_many_findings_counts_what_does_not_fit() -> None:
 )
 def test_subjects_are_named_or_counted(subjects: list[str], text: str) -> None:
     group = [finding("pu-shared", subject, "e", "o") for subject in subjects]
-    assert grouped(group) == [group]
+    assert group_findings(group) == [group]
     assert subjects_of(group) == text

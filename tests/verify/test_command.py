@@ -93,12 +93,10 @@ def test_json_is_the_documented_format(files: Files) -> None:
 
 
 def test_a_guests_own_view_stands_next_to_its_plan(files: Files) -> None:
-    svg = files.folder / "guest.svg"
     words = ("--plan", files.plan, "--guest", files.guest, "--host", SMALL)
-    code, said = ends(*words, "--svg", str(svg))
+    code, said = ends(*words)
     assert code == 0, said
     assert "matches the plan by its guest's own view: 15 facts equal" in said
-    assert svg.read_text().startswith("<svg") and "-plan.svg" in said
     wrong = files.write("slow.json", formats.encode("host", guest_host(distance=42)).encode())
     code, said = ends("--plan", files.plan, "--guest", wrong, "--host", SMALL)
     assert code == 1 and "guest-distances" in said
@@ -145,16 +143,10 @@ def test_without_a_host_a_plan_for_another_machine_is_compared_with_none(files: 
             2,
             "--connect: missing the name",
         ),
-        (("--live", "vm", "--svg", "a.svg"), 2, "--live: not together with --svg"),
         (
             ("@document", "--host", SMALL, "--boot", "--keep", "/proc/kept"),
             3,
             "/proc/kept: expected",
-        ),
-        (
-            ("@document", "--host", SMALL, "--svg", "/nowhere/a.svg"),
-            3,
-            "expected a folder /nowhere",
         ),
         (("--live", "vm", "--plan", "/dev/zero"), 2, "found: a device"),
         (("--live", "vm", "--lspci", "@plan"), 2, "--live: not together with --lspci"),

@@ -4,7 +4,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.verify.boot.forms import (
@@ -15,7 +14,7 @@ from homenode.check.verify.boot.forms import (
 )
 from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.initramfs import initramfs, is_static, refusal
-from homenode.check.verify.boot.libvirt import daemons_own_trouble
+from homenode.check.verify.boot.libvirt import daemon_trouble
 from homenode.check.verify.boot.stand_in import (
     APART,
     MOST_BYTES,
@@ -26,12 +25,10 @@ from homenode.check.verify.boot.stand_in import (
     stand_in_of,
 )
 from homenode.check.verify.boot.stand_in_boot import COMMAND, kernel_command
-from homenode.check.verify.guest.expectation import expectation_of
-from homenode.check.verify.guest.view import as_passed_through, not_in_stand_in
+from homenode.check.verify.guest.view import not_in_stand_in
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError
 from homenode.findings import Finding, Severity
-from homenode.machine.pci import DeviceKind
 from homenode.units import MIB
 from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.document import Document
@@ -44,7 +41,6 @@ from homenode.vm.targets.qemu_command import fields_of
 from tests.domain_corpus import NAMES, sample
 from tests.single_edits import users_vm
 from tests.verify_documents import DEVICES, PLAIN, changed, small_host, tuned
-from tests.verify_guests import guest_host
 
 FILES = BootFiles("/k, & <kernel>", "/i", "/console", "/report")
 SKYLAKE = CpuChoice("custom", SUBSTITUTE, (), None, None)
@@ -120,27 +116,6 @@ def test_what_the_stand_in_leaves_out_is_inconclusive_by_name() -> None:
     opened = document(tuned("pin-numa-pci").document)
     made = stand_in_of(opened, vm_of(opened), SKYLAKE, "q35", host=small_host())
     assert not list(not_in_stand_in(made, "vm.xml"))
-
-
-def test_the_picture_of_a_stand_in_shows_each_device_where_the_guest_has_it() -> None:
-    tuning = tuned("pin-numa-pci")
-    made = stand_in(tuning.document)
-    expected = expectation_of(vm_of(document(tuning.document)))
-    guest = guest_host(nodes=(1, 0))
-    bare = replace(
-        guest,
-        pci_devices=tuple(
-            device if device.bridge else replace(device, kind=DeviceKind.OTHER, name=None)
-            for device in guest.pci_devices
-        ),
-    )
-    shown = as_passed_through(bare, expected, made, small_host())
-    stated = [(d.kind, d.name, d.node) for d in shown.pci_devices if d.kind is DeviceKind.GPU]
-    assert stated == [
-        (DeviceKind.GPU, f"stands in for {DEVICES[0]}", 1),
-        (DeviceKind.GPU, f"stands in for {DEVICES[1]}", 0),
-    ]
-    assert as_passed_through(bare, expected, made, None) == bare
 
 
 def test_a_file_that_is_no_kernel_is_refused_before_anything_boots(tmp_path: Path) -> None:
@@ -236,10 +211,10 @@ def refused(said: str) -> tuple[Finding, ...]:
 
 def test_only_what_libvirt_says_of_the_document_is_compared_with_it() -> None:
     for said in ("XML error: Attempted double use", "unsupported configuration: no such thing"):
-        assert not daemons_own_trouble(refused(said), "qemu:///system")
-    excuse = daemons_own_trouble(refused("internal error: cannot make a namespace"), "test:///x")
+        assert not daemon_trouble(refused(said), "qemu:///system")
+    excuse = daemon_trouble(refused("internal error: cannot make a namespace"), "test:///x")
     assert [(f.id, f.severity) for f in excuse] == [("libvirt-could-not-start", "inconclusive")]
-    assert not daemons_own_trouble((), "qemu:///system")
+    assert not daemon_trouble((), "qemu:///system")
 
 
 CPU = "<cpu mode='host-passthrough'/>"

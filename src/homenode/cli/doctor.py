@@ -15,14 +15,13 @@ from homenode.check.doctor.diagnosis import (
 from homenode.check.doctor.links import Load
 from homenode.cli.arguments.check import DoctorArguments
 from homenode.cli.terminal import (
-    console,
     counting,
     exit_by,
     note,
     print_file,
     print_findings,
 )
-from homenode.errors import FINDINGS, NOT_KNOWN, InputError, UsageError
+from homenode.errors import InputError, UsageError
 from homenode.findings import Findings, in_order, shared_gap_lines, with_gaps
 from homenode.machine.pci import DeviceKind
 from homenode.safe.input_files import read_subject
@@ -52,73 +51,79 @@ class _VmSource(Struct, frozen=True):
     vm: "Vm | None"  # of another hypervisor
 
 
-def doctor(asked: DoctorArguments) -> None:
+def doctor(arguments: DoctorArguments) -> None:
     """Print what is found; exit 1 for a critical one or a warning, 5 if nothing is judged."""
-    if asked.pool:
-        others = (asked.files, asked.host, asked.expect)
-        if any(others) or asked.under_load or asked.prometheus:
+    if arguments.pool:
+        options = (arguments.files, arguments.host, arguments.expect)
+        if any(options) or arguments.under_load or arguments.prometheus:
             raise UsageError("--pool: expected no other source and no option of one host")
-        compare_hosts(asked.pool, as_json=asked.json)
+        compare_hosts(arguments.pool, as_json=arguments.json, explain=arguments.explain)
         return
-    if asked.json and asked.prometheus:
+    if arguments.json and arguments.prometheus:
         raise UsageError("give either --json or --prometheus, not both")
-    domains = [name for name in asked.files if names_domain(name)]
-    sources = [name for name in asked.files if name not in (*domains, "-") and is_host_source(name)]
-    files = [name for name in asked.files if name not in (*domains, *sources)]
-    if sources and asked.host is not None:
+    domains = [name for name in arguments.files if names_domain(name)]
+    sources = [
+        name for name in arguments.files if name not in (*domains, "-") and is_host_source(name)
+    ]
+    files = [name for name in arguments.files if name not in (*domains, *sources)]
+    if sources and arguments.host is not None:
         raise UsageError(f"--host: expected no file of a host as well, found {sources[0]}")
-    known = _circumstances(asked.h2d, asked.known_width)
+    rates = _circumstances(arguments.h2d, arguments.known_width)
     loaded = (
-        load_host_of(sources, lspci=asked.lspci)
+        load_host_of(sources, lspci=arguments.lspci)
         if sources
-        else load_host(asked.host, lspci=asked.lspci)
+        else load_host(arguments.host, lspci=arguments.lspci)
     )
-    _check_addresses(known, loaded)
-    if asked.under_load or asked.load_command is not None:
-        if not asked.under_load:
+    _check_addresses(rates, loaded)
+    if arguments.under_load or arguments.load_command is not None:
+        if not arguments.under_load:
             raise UsageError("--load-command: expected --under-load as well")
-        if sources or asked.host is not None or asked.lspci is not None:
+        if sources or arguments.host is not None or arguments.lspci is not None:
             raise UsageError("--under-load: expected this machine, found another source")
-        loaded, known = _under_load(loaded, known, asked.load_command)
+        loaded, rates = _under_load(loaded, rates, arguments.load_command)
     vms = [*map(_vm_of_file, files), *map(_vm_of_domain, domains)]
-    found = _diagnosed(loaded, vms, known, explain=asked.explain or asked.json)
-    found = _with_matrices(found, sources or [asked.host] if asked.host else sources)
-    if asked.expect is not None:
+    findings = _diagnose_all(loaded, vms, rates, explain=arguments.explain or arguments.json)
+    findings = _with_matrices(findings, sources or [arguments.host] if arguments.host else sources)
+    if arguments.expect is not None:
         from homenode.check.doctor.baseline import drift, record_of
 
-        record, present = record_of(load_host(asked.expect)), record_of(loaded)
-        drifted = drift(record, loaded, asked.expect)
-        checked = (f"{asked.expect}: topology, devices, links and settings",)
-        found = structs.replace(
-            found,
-            checked=(*found.checked, *(checked if asked.explain or asked.json else ())),
-            findings=in_order((*found.findings, *drifted)),
+        record, present = record_of(load_host(arguments.expect)), record_of(loaded)
+        drifted = drift(record, loaded, arguments.expect)
+        checked = (f"{arguments.expect}: topology, devices, links and settings",)
+        findings = structs.replace(
+            findings,
+            checked=(*findings.checked, *(checked if arguments.explain or arguments.json else ())),
+            findings=in_order((*findings.findings, *drifted)),
         )
         if all(record[fact] is None or present.get(fact) is None for fact in record):
-            found = structs.replace(found, checked=(), not_checked=(asked.expect,))
+            findings = structs.replace(findings, checked=(), not_checked=(arguments.expect,))
     # Without another question it is about this machine, whose VMs are a part of it.
-    asks_vms = not (sources or vms or asked.host or asked.expect)
-    found = with_gaps(found, loaded.gaps, asks_vms=asks_vms)
-    if asked.prometheus:
+    asks_vms = not (sources or vms or arguments.host or arguments.expect)
+    findings = with_gaps(findings, loaded.gaps, asks_vms=asks_vms)
+    if arguments.prometheus:
         from homenode.check.metrics import prometheus
 
-        print_file(prometheus(found, {"host": loaded.name}))
+        print_file(prometheus(findings, {"host": loaded.name}))
     else:
         subject = ", ".join(Path(vm.name).name for vm in vms) or loaded.name
-        labels = {"next": next((_NEXT[word] for word in _NEXT if word in str(found.not_read)), "")}
-        print_findings(found, subject, as_json=asked.json, explain=asked.explain, labels=labels)
-    exit_by(found)
+        labels = {
+            "next": next((_NEXT[word] for word in _NEXT if word in str(findings.not_read)), "")
+        }
+        print_findings(
+            findings, subject, as_json=arguments.json, explain=arguments.explain, labels=labels
+        )
+    exit_by(findings)
 
 
-def _diagnosed(
-    host: "Host", vms: Sequence[_VmSource], known: MeasuredRates, *, explain: bool
+def _diagnose_all(
+    host: "Host", vms: Sequence[_VmSource], rates: MeasuredRates, *, explain: bool
 ) -> Findings:
     """Findings about the host and each VM on it; what was checked is one line for each without
     `explain`."""
-    answers = [diagnose(host, vm.document, known, vm.vm) for vm in vms] or [
-        diagnose(host, None, known)
+    answers = [diagnose(host, vm.document, rates, vm.vm) for vm in vms] or [
+        diagnose(host, None, rates)
     ]
-    findings = in_order(dict.fromkeys(one for answer in answers for one in answer.findings))
+    findings = in_order(dict.fromkeys(finding for answer in answers for finding in answer.findings))
     if not vms and not judged_areas(host):
         return Findings(
             checked=(),
@@ -130,25 +135,27 @@ def _diagnosed(
     return Findings(checked=tuple(lines), findings=findings)
 
 
-def _with_matrices(found: Findings, sources: Sequence[str]) -> Findings:
+def _with_matrices(answer: Findings, sources: Sequence[str]) -> Findings:
     """The findings with what `nvidia-smi topo -m` among the sources says: a host has no place for
     GPUs without an address."""
     matrices = read_matrices(sources)
     if not matrices:
-        return found
+        return answer
     from homenode.check.doctor.gpu_matrix import describe_matrix, matrix_findings
 
     texts = {name: describe_matrix(matrix) for name, matrix in matrices.items()}
     lines = [f"{name}: {text}" for name, text in texts.items() if text]
     if not lines:
-        return found
-    more = [one for name, matrix in matrices.items() for one in matrix_findings(matrix, name)]
-    findings = in_order((*found.findings, *more))
-    return Findings(checked=(*found.checked, *lines), findings=findings)
+        return answer
+    matrix_faults = [
+        fault for name, matrix in matrices.items() for fault in matrix_findings(matrix, name)
+    ]
+    findings = in_order((*answer.findings, *matrix_faults))
+    return Findings(checked=(*answer.checked, *lines), findings=findings)
 
 
 def _under_load(
-    host: "Host", known: MeasuredRates, command: str | None
+    host: "Host", rates: MeasuredRates, command: str | None
 ) -> "tuple[Host, MeasuredRates]":
     """The host as its links are while a copy runs, and what the copy says of itself."""
     import shlex
@@ -168,9 +175,9 @@ def _under_load(
     note(f"running {' '.join(program.argv)} and reading links meanwhile")
     busy, reached = sample_under_load(host, LiveSnapshot(), program)
     # What the user says was measured goes before what we measured on the side.
-    h2d = {gpu: rate for gpu, rate in reached.h2d.items() if known.h2d_all is None}
+    h2d = {gpu: rate for gpu, rate in reached.h2d.items() if rates.h2d_all is None}
     return busy, structs.replace(
-        known, load=Load.BUSY, reached=reached.gpus, h2d={**h2d, **known.h2d}
+        rates, load=Load.BUSY, reached=reached.gpus, h2d={**h2d, **rates.h2d}
     )
 
 
@@ -223,17 +230,17 @@ def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> MeasuredRa
         else:
             everyone = _gigabytes(value)
     widths: dict[Bdf, int] = {}
-    for name, value in _pairs(known_width, "--known-width"):
-        lanes = value.removeprefix("x")
-        if lanes not in ("1", "2", "4", "8", "16"):
-            raise UsageError(f"--known-width: expected lanes such as 8, found {value!r}")
-        widths[Bdf.parse(name, "--known-width")] = int(lanes)
+    for text in known_width:
+        name, _, lanes = text.partition("=")
+        if lanes.removeprefix("x") not in ("1", "2", "4", "8", "16"):
+            raise UsageError(f"--known-width: expected BDF=LANES such as 41:00.0=8, found {text!r}")
+        widths[Bdf.parse(name, "--known-width")] = int(lanes.removeprefix("x"))
     return MeasuredRates(known_widths=widths, h2d=rates, h2d_all=everyone)
 
 
-def _check_addresses(known: MeasuredRates, host: "Host") -> None:
+def _check_addresses(rates: MeasuredRates, host: "Host") -> None:
     """Raises UsageError for a device that the host does not have: it would count for nothing."""
-    for option, bdfs in (("--h2d", known.h2d), ("--known-width", known.known_widths)):
+    for option, bdfs in (("--h2d", rates.h2d), ("--known-width", rates.known_widths)):
         for bdf in bdfs:
             device = host.device(bdf)
             if device is None:
@@ -243,16 +250,6 @@ def _check_addresses(known: MeasuredRates, host: "Host") -> None:
                 )
             if option == "--h2d" and device.kind is not DeviceKind.GPU:
                 raise UsageError(f"--h2d: expected a GPU, found a {device.kind} at {bdf}")
-
-
-def _pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
-    pairs = []
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise UsageError(f"{option}: expected NAME=VALUE, found {text!r}")
-        pairs.append((name.strip(), value.strip()))
-    return pairs
 
 
 def _gigabytes(text: str) -> float:
@@ -266,50 +263,22 @@ def _gigabytes(text: str) -> float:
     return value * 1e9
 
 
-_MOST_NAMES = 8
-
-
-def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
+def compare_hosts(sources: Sequence[str], *, as_json: bool, explain: bool) -> None:
     """Print how hosts differ from the majority of their kind; exit 1 where one does."""
     from homenode.check.doctor.fleet import LEAST, compare_fleet
-    from homenode.doc import Doc, Table
 
     hosts = _hosts(sources)
     fleet = compare_fleet(hosts)
     kinds = (kind for kind in fleet.kinds if kind[1] >= LEAST)
-    checked = tuple(f"{plural(count, 'host')}: {kind}" for kind, count in kinds)
-    if as_json:
-        findings = Findings(
-            checked=checked,
-            findings=tuple(one.as_finding() for one in fleet.differences),
-            unknown=shared_gap_lines((name, host.gaps) for name, host in hosts),
-        )
-        print_findings(findings, "hosts", as_json=True)
-    else:
-        rows = tuple(
-            (
-                str(one.finding.severity),
-                f"{len(one.hosts)} of {one.of_hosts}" + (", no majority" if one.is_tie else ""),
-                one.finding.subject,
-                one.finding.expected,
-                one.finding.observed,
-                ", ".join(one.hosts[:_MOST_NAMES]) + (" …" if len(one.hosts) > _MOST_NAMES else ""),
-            )
-            for one in fleet.differences
-        )
-        if rows:
-            columns = ("severity", "hosts", "what", "most have", "these have", "which")
-            console().print(Doc("", (Table(heads=columns, rows=rows, folds=columns[-1:]),)))
-        for line in checked:
-            note(line)
-        for line in shared_gap_lines((name, host.gaps) for name, host in hosts):
-            note(f"unknown: {line}")
-        if fleet.alone:
-            note(f"not compared, fewer than {LEAST} of a kind: {printable(', '.join(fleet.alone))}")
-        if not rows:
-            note("no differences" if checked else "nothing was compared")
-    if fleet.differences or not checked:
-        raise SystemExit(FINDINGS if checked else NOT_KNOWN)
+    alone = f"{', '.join(map(printable, fleet.alone))}: fewer than {LEAST} of a kind"
+    findings = Findings(
+        checked=tuple(f"{plural(count, 'host')}: {kind}" for kind, count in kinds),
+        findings=tuple(difference.as_finding() for difference in fleet.differences),
+        not_checked=(alone,) if fleet.alone else (),
+        unknown=shared_gap_lines((name, host.gaps) for name, host in hosts),
+    )
+    print_findings(findings, plural(len(hosts), "host"), as_json=as_json, explain=explain)
+    exit_by(findings)
 
 
 def _hosts(sources: Sequence[str]) -> "list[tuple[str, Host]]":

@@ -43,55 +43,59 @@ if TYPE_CHECKING:
     Say = Callable[[str], None]
 
 
-def retrain(asked: RetrainArguments) -> None:
+def retrain(arguments: RetrainArguments) -> None:
     """Train the links of devices again, through the ports above them.
 
     Changes the target speed in a port's Link Control 2 and sets Retrain Link, nothing else.
     Refuses while a VM or a driver uses anything behind the port.
     """
-    devices = asked.devices
-    if asked.target is not None and asked.target not in SPEED_OF_CODE:
-        raise UsageError(f"--target: expected a generation from 1 to 6, found {asked.target}")
-    if asked.print_hook:
-        print_file(libvirt_hook(_program(), asked.target))
+    devices = arguments.devices
+    if arguments.target is not None and arguments.target not in SPEED_OF_CODE:
+        raise UsageError(f"--target: expected a generation from 1 to 6, found {arguments.target}")
+    if arguments.print_hook:
+        print_file(libvirt_hook(_program(), arguments.target))
         return
     if not devices:
         raise UsageError(
             "retrain: expected the BDF of a device, found none",
             hint="homenode doctor lists devices with slow links",
         )
-    if asked.print_unit:
-        print_file(systemd_unit(devices, _program(), asked.target))
+    if arguments.print_unit:
+        print_file(systemd_unit(devices, _program(), arguments.target))
         return
     host = _this_machine()
     findings: list[Finding] = []
     failure: HomenodeError | None = None
     for bdf in devices:
         try:
-            findings += _one(
-                host, bdf, asked.target, apply=asked.apply, say=note if asked.json else say
+            findings += _retrain_device(
+                host,
+                bdf,
+                arguments.target,
+                apply=arguments.apply,
+                say=note if arguments.json else say,
             )
         except HomenodeError as error:
             if len(devices) == 1:
                 raise
             note_error(error)
             failure = error
-    _print(findings, devices, as_json=asked.json)
+    _print(findings, devices, as_json=arguments.json)
     if findings:
         raise SystemExit(FINDINGS)
     if failure is not None:
         raise SystemExit(failure.exit_code)
 
 
-def hook(asked: RetrainHookArguments) -> None:
+def hook(arguments: RetrainHookArguments) -> None:
     """What the libvirt hook calls: DOMAIN start|started, with the domain's XML as input.
 
     Whatever goes wrong is said and no reason to fail: libvirt would not start the VM.
     """
     try:
-        if len(asked.words) != 2:
-            raise UsageError(f"hook: expected DOMAIN and start or started, found {asked.words}")
-        _hook(*asked.words, read_input("-", "the document of the domain"), asked.target)
+        if len(arguments.words) != 2:
+            raise UsageError(f"hook: expected DOMAIN and start or started, found {arguments.words}")
+        _hook(*arguments.words, read_input("-", "the document of the domain"), arguments.target)
     except HomenodeError as error:
         say(f"homenode: {error}")
 
@@ -107,7 +111,7 @@ def _hook(domain: str, operation: str, xml: bytes, target: int | None) -> None:
         return
     for bdf in gpus:
         try:
-            for finding in _one(host, bdf, target, apply=True, say=say):
+            for finding in _retrain_device(host, bdf, target, apply=True, say=say):
                 say(str(finding))
         except HomenodeError as error:  # the next GPU has a link of its own
             say(f"homenode: {error}")
@@ -115,7 +119,7 @@ def _hook(domain: str, operation: str, xml: bytes, target: int | None) -> None:
         LinkRecords().save(slot_links(_this_machine(), gpus))
 
 
-def _one(
+def _retrain_device(
     host: "Host", bdf: "Bdf", target: int | None, *, apply: bool, say: "Say"
 ) -> tuple[Finding, ...]:
     space = SysfsConfigSpace()
@@ -147,9 +151,9 @@ def _say_result(plan: RetrainPlan, result: RetrainResult, say: "Say") -> None:
 
 
 def _print(findings: list[Finding], devices: "tuple[Bdf, ...]", *, as_json: bool) -> None:
-    found = Findings(checked=tuple(f"link of {bdf}" for bdf in devices), findings=tuple(findings))
+    answer = Findings(checked=tuple(f"link of {bdf}" for bdf in devices), findings=tuple(findings))
     if as_json or findings:
-        print_findings(found, "links", as_json=as_json)
+        print_findings(answer, "links", as_json=as_json)
 
 
 def _this_machine() -> "Host":
@@ -170,10 +174,10 @@ def _program() -> str:
     for path in (Path(sys.argv[0]), Path(sys.executable).with_name("homenode")):
         if path.name == "homenode" and path.exists():
             parts = (path.resolve(), Path(sys.executable), Path(homenode.__file__))
-            if (why := changeable(parts)) is not None:
+            if (reason := changeable(parts)) is not None:
                 raise InputError(
                     f"{path.resolve()}: expected a program that only root can change, as root "
-                    f"would run it, found: {why}",
+                    f"would run it, found: {reason}",
                     hint="install homenode as root: python3 -m venv /opt/homenode, then "
                     "/opt/homenode/bin/pip install homenode",
                 )

@@ -1,7 +1,6 @@
 """homenode verify: does a document, a booted guest or the real one match its plan. [I/O]"""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import structs
@@ -14,15 +13,12 @@ from homenode.check.verify.verification import verify as verify_wanted
 from homenode.cli.arguments.check import VerifyArguments
 from homenode.cli.terminal import (
     check_can_ask,
-    check_can_write,
     confirm,
     exit_by,
     interruptible,
-    note,
     print_file,
     print_findings,
     working,
-    write_text,
 )
 from homenode.errors import FINDINGS, UsageError
 from homenode.findings import Findings, Severity, are_bad, in_order
@@ -55,7 +51,7 @@ _APART = ("lspci", "boot", "guest", "target")
 _OF_TARGET = "homenode verify --plan P.json --guest SOURCE --target NAME"
 _OF_BOOT = "homenode verify VM.xml --boot"
 RULES = (
-    Rule("live", (), ("document", "start", "svg", *_APART), "homenode verify --live NAME"),
+    Rule("live", (), ("document", "start", *_APART), "homenode verify --live NAME"),
     Rule("start", ("document",), _APART, "homenode verify NAME --start"),
     Rule("boot", ("document",), (), _OF_BOOT),
     Rule("guest", ("document", "plan"), (), "homenode verify VM.xml --guest ssh:HOST"),
@@ -70,116 +66,121 @@ RULES = (
 )
 
 
-def check_rules(asked: VerifyArguments) -> None:
+def check_rules(arguments: VerifyArguments) -> None:
     """Raise UsageError for an option without what it needs, or with what it excludes."""
-    given = {name for name in asked.__struct_fields__ if getattr(asked, name) not in (None, False)}
-    if given.isdisjoint(("document", "guest", "live")):
+    typed = {
+        name
+        for name in arguments.__struct_fields__
+        if getattr(arguments, name) not in (None, False)
+    }
+    if typed.isdisjoint(("document", "guest", "live")):
         raise UsageError(
             "missing argument VM",
             hint="homenode verify VM.xml, or homenode verify --plan P.json --guest ssh:HOST",
         )
     for rule in RULES:
-        if rule.field not in given:
+        if rule.field not in typed:
             continue
-        if clash := [name for name in rule.excludes if name in given]:
+        if clash := [name for name in rule.excludes if name in typed]:
             raise UsageError(
-                f"{_typed([rule.field])}: not together with {_typed(clash)}", hint=rule.command
+                f"{_options_text([rule.field])}: not together with {_options_text(clash)}",
+                hint=rule.command,
             )
-        if rule.needs and given.isdisjoint(rule.needs):
+        if rule.needs and typed.isdisjoint(rule.needs):
             raise UsageError(
-                f"{_typed([rule.field])}: missing {_typed(rule.needs)}", hint=rule.command
+                f"{_options_text([rule.field])}: missing {_options_text(rule.needs)}",
+                hint=rule.command,
             )
 
 
-def _typed(fields: Iterable[str]) -> str:
+def _options_text(fields: Iterable[str]) -> str:
     return " or ".join(
         "VM" if field == "document" else f"--{field.replace('_', '-')}" for field in fields
     )
 
 
-def verify(asked: VerifyArguments) -> None:
+def verify(arguments: VerifyArguments) -> None:
     """Check what is asked, and print the findings."""
-    target = asked.target
+    target = arguments.target
     if target is not None:
         from homenode.cli.plan import refuse_unknown_target
         from homenode.vm.plan import LIBVIRT
 
         refuse_unknown_target(target)
         target = None if target == LIBVIRT else target
-    check_rules(structs.replace(asked, target=target))
-    if asked.live is not None:
-        _verify_live(asked.live, asked)
+    check_rules(structs.replace(arguments, target=target))
+    if arguments.live is not None:
+        _verify_live(arguments.live, arguments)
         return
 
-    check_can_write(asked.svg)
     options = (
-        BootOptions(asked.connect, asked.kernel, asked.timeout, asked.keep) if asked.boot else None
+        BootOptions(arguments.connect, arguments.kernel, arguments.timeout, arguments.keep)
+        if arguments.boot
+        else None
     )
-    is_domain = asked.document is not None and names_domain(str(asked.document))
-    wanted = VerifyRequest(
-        document=None if is_domain else asked.document,
-        domain=str(asked.document) if is_domain else None,
-        connect=DEFAULT if asked.connect in (None, "none") else asked.connect,
-        plan=asked.plan,
-        host=asked.host,
-        lspci=asked.lspci,
+    is_domain = arguments.document is not None and names_domain(str(arguments.document))
+    request = VerifyRequest(
+        document=None if is_domain else arguments.document,
+        domain=str(arguments.document) if is_domain else None,
+        connect=DEFAULT if arguments.connect in (None, "none") else arguments.connect,
+        plan=arguments.plan,
+        host=arguments.host,
+        lspci=arguments.lspci,
         boot=options,
-        guest=asked.guest,
+        guest=arguments.guest,
         ssh_options=(
-            *(() if asked.ssh_user is None else ("-l", asked.ssh_user)),
-            *(() if asked.ssh_key is None else ("-i", str(asked.ssh_key.absolute()))),
+            *(() if arguments.ssh_user is None else ("-l", arguments.ssh_user)),
+            *(() if arguments.ssh_key is None else ("-i", str(arguments.ssh_key.absolute()))),
         ),
         target=target,
     )
-    if asked.start and not is_domain:
+    if arguments.start and not is_domain:
         raise UsageError(
             "--start: missing the name of a domain", hint="homenode verify NAME --start"
         )
-    if asked.connect is not None and not (asked.boot or is_domain):
+    if arguments.connect is not None and not (arguments.boot or is_domain):
         raise UsageError("--connect: missing the name of a domain, or --boot", hint=_OF_BOOT)
-    if asked.start:
-        check_can_ask(asked=not asked.yes, has_dry_run=False)
-        _check_host(asked)
+    if arguments.start:
+        check_can_ask(asked=not arguments.yes, has_dry_run=False)
+        _check_host(arguments)
     # Interruptible, since a test guest would run on.
-    with interruptible(), working("booting a test guest" if asked.boot else "checking"):
-        verified = verify_wanted(wanted)
-    if asked.start:
-        verified = _started(verified, wanted, yes=asked.yes)
-    _print(verified, asked)
-    if asked.svg is not None:
-        _draw(verified, asked.svg)
+    with interruptible(), working("booting a test guest" if arguments.boot else "checking"):
+        verified = verify_wanted(request)
+    if arguments.start:
+        verified = _start_paused(verified, request, yes=arguments.yes)
+    _print(verified, arguments)
     exit_by(verified.findings)
 
 
-def _host_and_plan(asked: VerifyArguments, virsh: Virsh) -> tuple[Host, Plan | None]:
+def _host_and_plan(arguments: VerifyArguments, virsh: Virsh) -> tuple[Host, Plan | None]:
     """The daemon's host, and the saved plan for it. Raises InputError where --host or the plan is
     for another."""
-    here = load_daemon_host(asked.host, virsh)
-    if asked.plan is None:
-        return here, None
-    content = read_input(asked.plan, "a saved plan", hint="homenode plan --save-plan P.json")
-    plan = read_plan(content, str(asked.plan))
-    refuse_plan_for_other(plan, here)
-    return here, plan
+    host = load_daemon_host(arguments.host, virsh)
+    if arguments.plan is None:
+        return host, None
+    content = read_input(arguments.plan, "a saved plan", hint="homenode plan --save-plan P.json")
+    plan = read_plan(content, str(arguments.plan))
+    refuse_plan_for_other(plan, host)
+    return host, plan
 
 
-def _check_host(asked: VerifyArguments) -> None:
+def _check_host(arguments: VerifyArguments) -> None:
     """Raise InputError if the VM to start, or the plan, is for another host than the daemon's."""
-    virsh = Virsh(asked.connect or DEFAULT)
-    here, _ = _host_and_plan(asked, virsh)
-    state = virsh.domain(str(asked.document))
-    refuse_tuned_for_other(read_vm(virsh.definition(state.uuid), state.name), here)
+    virsh = Virsh(arguments.connect or DEFAULT)
+    host, _ = _host_and_plan(arguments, virsh)
+    state = virsh.domain(str(arguments.document))
+    refuse_tuned_for_other(read_vm(virsh.definition(state.uuid), state.name), host)
 
 
-def _started(verified: Verified, wanted: VerifyRequest, *, yes: bool) -> Verified:
+def _start_paused(verified: Verified, request: VerifyRequest, *, yes: bool) -> Verified:
     """With what the VM shows when it is started paused; as it was where it could not start."""
     from homenode.change.host_lock import host_locked
     from homenode.change.journal import default_root
     from homenode.check.verify.start import startable, verify_paused
     from homenode.cli.restore import changing_host
 
-    assert wanted.domain is not None, "only a domain is started"
-    look = startable(wanted.connect, wanted.domain)
+    assert request.domain is not None, "only a domain is started"
+    look = startable(request.connect, request.domain)
     name, before = look.state.name, verified.findings
     if not yes and not confirm(
         f"Start {name} paused, with its real devices and libvirt's hooks, and end it at once?"
@@ -187,8 +188,8 @@ def _started(verified: Verified, wanted: VerifyRequest, *, yes: bool) -> Verifie
         raise SystemExit(FINDINGS)
     root = default_root()
     with (
-        changing_host("verify", (name, "--start"), wanted.connect),
-        host_locked(root, wanted.connect, "homenode verify --start") as locks,
+        changing_host("verify", (name, "--start"), request.connect),
+        host_locked(root, request.connect, "homenode verify --start") as locks,
         interruptible(),
         working(f"starting {name} paused"),
     ):
@@ -201,10 +202,10 @@ def _started(verified: Verified, wanted: VerifyRequest, *, yes: bool) -> Verifie
     return structs.replace(verified, findings=findings)
 
 
-def _print(verified: Verified, asked: VerifyArguments) -> None:
-    findings, subject = verified.findings, _subject(asked)
-    if asked.prometheus:
-        print_file(prometheus(findings, {"domain": str(asked.document)}))
+def _print(verified: Verified, arguments: VerifyArguments) -> None:
+    findings, subject = verified.findings, _subject(arguments)
+    if arguments.prometheus:
+        print_file(prometheus(findings, {"domain": str(arguments.document)}))
         return
     from homenode.show.findings_text import checks_table, counts_text
 
@@ -218,18 +219,18 @@ def _print(verified: Verified, asked: VerifyArguments) -> None:
         labels["equal"] = (
             f"{equal} facts" if are_bad(f for v in verified.views for f in v.findings) else ""
         )
-        findings = findings if asked.json else _beside(findings, checks)
+        findings = findings if arguments.json else _beside(findings, checks)
     elif plan is not None:
         layout = f"layout {plan.layout.name} on {plan.host_name}"
         answer = f"{subject} matches the plan: {layout}, 0 differences"
-        labels["next"] = _boot_command(asked)
+        labels["next"] = _boot_command(arguments)
     print_findings(
         findings,
         subject,
-        as_json=asked.json,
+        as_json=arguments.json,
         answer=answer,
-        explain=asked.explain,
-        table=checks_table(checks, explain=asked.explain) if checks else (),
+        explain=arguments.explain,
+        table=checks_table(checks, explain=arguments.explain) if checks else (),
         labels=labels,
     )
 
@@ -247,47 +248,32 @@ def _beside(findings: Findings, checks: Sequence[Check]) -> Findings:
     )
 
 
-def _subject(asked: VerifyArguments) -> str:
-    return "the guest" if asked.document is None else asked.document.name
+def _subject(arguments: VerifyArguments) -> str:
+    return "the guest" if arguments.document is None else arguments.document.name
 
 
-def _boot_command(asked: VerifyArguments) -> str:
+def _boot_command(arguments: VerifyArguments) -> str:
     """The command of the next proof; "" for what no test guest is booted for."""
-    if asked.document is None or asked.start:
+    if arguments.document is None or arguments.start:
         return ""
-    plan = () if asked.plan is None else ("--plan", asked.plan)
-    host = () if asked.host is None else ("--host", asked.host)
-    return command_line("homenode", "verify", asked.document, *plan, *host, "--boot")
+    plan = () if arguments.plan is None else ("--plan", arguments.plan)
+    host = () if arguments.host is None else ("--host", arguments.host)
+    return command_line("homenode", "verify", arguments.document, *plan, *host, "--boot")
 
 
-def _draw(verified: Verified, svg: Path) -> None:
-    from homenode.show.topology_map import topology_map
-
-    for number, guest in enumerate(verified.guests):
-        path = svg if number == 0 else svg.with_name(f"{svg.stem}-{number + 1}{svg.suffix}")
-        write_text(path, topology_map(guest))
-        note(f"wrote {path}")
-    if not verified.guests:
-        note("no guest to draw: --boot or --guest gives one")
-    if verified.host is not None and verified.plan is not None:
-        path = svg.with_name(f"{svg.stem}-plan{svg.suffix}")
-        write_text(path, topology_map(verified.host, verified.plan))
-        note(f"wrote {path}")
-
-
-def _verify_live(name: str, asked: VerifyArguments) -> None:
+def _verify_live(name: str, arguments: VerifyArguments) -> None:
     """Print the findings on a running domain of this machine; exit 1 where there are bad ones.
 
     Raises as verify_running_domain, and InputError for a plan that was made for another host.
     """
     from homenode.check.verify.live.capture import verify_running_domain
 
-    connect, made = asked.connect or DEFAULT, None
-    if asked.plan is not None or asked.host is not None:
-        _, made = _host_and_plan(asked, Virsh(connect))
-    findings = verify_running_domain(name, connect, made)
-    if asked.prometheus:
+    connect, plan = arguments.connect or DEFAULT, None
+    if arguments.plan is not None or arguments.host is not None:
+        _, plan = _host_and_plan(arguments, Virsh(connect))
+    findings = verify_running_domain(name, connect, plan)
+    if arguments.prometheus:
         print_file(prometheus(findings, {"domain": name}))
     else:
-        print_findings(findings, name, as_json=asked.json, explain=asked.explain)
+        print_findings(findings, name, as_json=arguments.json, explain=arguments.explain)
     exit_by(findings)

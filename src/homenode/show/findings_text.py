@@ -57,7 +57,7 @@ def findings_text(
     rows = _labels(findings, explain, has_table=bool(table))
     rows |= {label: text for label, text in (labels or {}).items() if text}
     shown = [f for f in findings.findings if explain or f.severity in _BAD]
-    groups = [[f] for f in shown] if explain else grouped(shown)
+    groups = [[f] for f in shown] if explain else group_findings(shown)
     first = Text(_answer(findings, subject, answer), "bold")
     used = 1 + _height(table) + bool(table) + _height(label_lines(rows))
     parts: list[Part] = [first, *((Text(""), *table) if table else ())]
@@ -70,8 +70,8 @@ def findings_text(
         else:
             parts += block
     for severity in _BAD:
-        if more := [f for f in omitted if f.severity is severity]:
-            rows[severity] = f"{len(more)} more: {_ids(more)} (--explain)"
+        if unshown := [f for f in omitted if f.severity is severity]:
+            rows[severity] = f"{len(unshown)} more: {_ids(unshown)} (--explain)"
     lines = label_lines(rows)
     gap = (Text(""),) if lines and len(parts) > 1 else ()
     return Doc("", (*parts, *gap, *lines))
@@ -89,17 +89,17 @@ def label_lines(rows: Mapping[str, str]) -> tuple[Text, ...]:
     )
 
 
-def grouped(findings: Iterable[Finding]) -> list[Group]:
+def group_findings(findings: Iterable[Finding]) -> list[Group]:
     """Blocks of equal findings; three or more of one id whose values differ are one block too."""
     equal: dict[tuple[str, str, str, str], list[Finding]] = {}
     for finding in findings:
         key = (finding.id, str(finding.severity), finding.expected, finding.observed)
         equal.setdefault(key, []).append(finding)
-    alike: dict[tuple[str, str], list[list[Finding]]] = {}
+    groups_of: dict[tuple[str, str], list[list[Finding]]] = {}
     for key, group in equal.items():
-        alike.setdefault(key[:2], []).append(group)
+        groups_of.setdefault(key[:2], []).append(group)
     blocks: list[Group] = []
-    for groups in alike.values():
+    for groups in groups_of.values():
         joined = [finding for group in groups for finding in group]
         blocks += [joined] if len(groups) >= _ALIKE else groups
     return blocks
@@ -116,8 +116,8 @@ def subjects_of(group: Group) -> str:
         return _some(subjects)
     names = [subject.rpartition(" ")[2] for subject in subjects]
     are_numbers = all(name.isascii() and name.isdecimal() for name in names)
-    stated = number_list(map(int, names)) if are_numbers else _some(names)
-    return f"{len(names)} {noun}s: {stated}"
+    text = number_list(map(int, names)) if are_numbers else _some(names)
+    return f"{len(names)} {noun}s: {text}"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -129,22 +129,22 @@ def _some(names: Sequence[str]) -> str:
 def _answer(findings: Findings, subject: str, answer: str | None) -> str:
     bad = [finding for finding in findings.findings if finding.severity in _BAD]
     if bad:
-        return _headline(subject, grouped(bad)[0], bad)
+        return _headline(subject, group_findings(bad)[0], bad)
     if not findings.checked:
-        why = f": {findings.not_checked[0]}" if findings.not_checked else ""
-        return f"nothing was checked{why}" if why else f"{subject}: nothing was checked"
+        reason = f": {findings.not_checked[0]}" if findings.not_checked else ""
+        return f"nothing was checked{reason}" if reason else f"{subject}: nothing was checked"
     infos = sum(finding.severity is Severity.INFO for finding in findings.findings)
-    stated = f"{subject}: {f'{infos} info' if infos else '0 findings'}"
+    text = f"{subject}: {f'{infos} info' if infos else '0 findings'}"
     if not findings.not_read:
-        return answer or stated
+        return answer or text
     is_vms = findings.not_read[0].startswith(UNREAD_VMS)
-    return f"{stated}, but {'the VMs were' if is_vms else 'not everything was'} not checked"
+    return f"{text}, but {'the VMs were' if is_vms else 'not everything was'} not checked"
 
 
 def _headline(subject: str, group: Group, bad: Sequence[Finding]) -> str:
     """Line 1: the counts, and the first block in a few words that fit."""
     counts = ((severity, sum(f.severity is severity for f in bad)) for severity in _BAD)
-    stated = ", ".join(f"{count} {severity}" for severity, count in counts if count)
+    counts_text = ", ".join(f"{count} {severity}" for severity, count in counts if count)
     finding, texts = group[0], texts_of(group[0].id)
     subjects = subjects_of(group)
     short = subjects.partition(":")[0] if len(group) > 1 else subjects
@@ -153,7 +153,7 @@ def _headline(subject: str, group: Group, bad: Sequence[Finding]) -> str:
     words += [meaning, meaning.partition(":")[0]]
     words += [f"{subjects}: {finding.observed}"] if len(group) == 1 else []
     words += [f"{subjects} ({finding.id})", finding.id]
-    lines = [f"{subject}: {stated}: {text}" for text in reversed(words) if text]
+    lines = [f"{subject}: {counts_text}: {text}" for text in reversed(words) if text]
     return next((line for line in reversed(lines) if len(line) <= _COLUMNS), lines[0])
 
 
@@ -194,13 +194,13 @@ def _block(group: Group, explain: bool) -> Iterator[Text]:
 
 def _fix(group: Group) -> str | None:
     """The fix of the first, for the others as well where only the device differs."""
-    finding, others = group[0], len(group) - 1
+    finding, other_count = group[0], len(group) - 1
     fixes = {other.fix for other in group}
     name = next((str(bdf) for bdf in finding.devices), finding.subject)
     if len(fixes) == 1 or finding.fix is None or name not in finding.fix:
         return finding.fix
     return finding.fix.replace(
-        name, f"{name}, then the {f'{others} others' if others > 1 else 'other'}", 1
+        name, f"{name}, then the {f'{other_count} others' if other_count > 1 else 'other'}", 1
     )
 
 
@@ -208,7 +208,7 @@ def _labels(findings: Findings, explain: bool, *, has_table: bool) -> dict[str, 
     bad = any(finding.severity in _BAD for finding in findings.findings)
     infos = [f for f in findings.findings if f.severity is Severity.INFO]
     open_ = [f for f in findings.findings if f.severity is Severity.INCONCLUSIVE]
-    unknown = [f"{subjects_of(group)}: {group[0].observed}" for group in grouped(open_)]
+    unknown = [f"{subjects_of(group)}: {group[0].observed}" for group in group_findings(open_)]
     entries = [*(() if explain else unknown), *findings.unknown]
     has_fix = not bad and bool(open_) and (open_[0].fix or "").startswith("homenode ")
     return {
@@ -226,8 +226,8 @@ def _first_entries(entries: Sequence[str]) -> str:
     for count in range(len(entries), 0, -1):
         text = "; ".join(entries[:count])
         if len(text) <= _UNKNOWN_LETTERS or count == 1:
-            more = len(entries) - count
-            return f"{text}; {more} more (--explain)" if more else text
+            rest_count = len(entries) - count
+            return f"{text}; {rest_count} more (--explain)" if rest_count else text
     return ""
 
 
@@ -241,8 +241,8 @@ def _height(parts: Iterable[Part]) -> int:
     for part in parts:
         if isinstance(part, Text):
             text = plain(part.words)
-            rest = textwrap.wrap(text[part.hang :], _COLUMNS - part.hang) if part.hang else [text]
-            height += max(1, len(rest))
+            lines = textwrap.wrap(text[part.hang :], _COLUMNS - part.hang) if part.hang else [text]
+            height += max(1, len(lines))
         else:
             height += 2 + len(getattr(part, "rows", ()))
     return height
@@ -320,14 +320,14 @@ def _row(kind: str, status: str, group: Sequence[Check]) -> tuple[str, str, str]
             planned = ", ".join(f"{count} {_GROUPS[name]}" for count, name in counts)
         return fact, planned, f"unknown: {reason}"
     if status == "differs":
-        return fact, _shortened(planned), _shortened(observed)
+        return fact, _shorten(planned), _shorten(observed)
     if kind == "device #" and len(group) > 1:
         return fact, "each on its cell's node", "equal, by numa_node"
     is_same = all(check.expected == check.observed for check in group)
     return fact, planned, "equal" if is_same else f"equal: {observed}"
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     """The finding of the difference has all of it."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
@@ -340,5 +340,9 @@ def _values(values: Iterable[str]) -> str:
         numbers = [float(size[0]) for size in sizes if re.fullmatch(r"[\d.]+", size[0])]
         if len(numbers) == len(sizes) and len(sizes[0]) == 2:
             return f"{min(numbers):.0f} to {max(numbers):.0f} {sizes[0][1]}"
-    joined, more = "  ".join(distinct), len(distinct) - 1
-    return joined if not more or len(joined) <= _LONGEST else f"{distinct[0]} and {more} more"
+    joined, rest_count = "  ".join(distinct), len(distinct) - 1
+    return (
+        joined
+        if not rest_count or len(joined) <= _LONGEST
+        else f"{distinct[0]} and {rest_count} more"
+    )

@@ -124,8 +124,8 @@ def _kernel_words(host: Host) -> str | None:
     line = host.settings.kernel_command_line
     if line is None:
         return None
-    given = (word for word in line.split() if word.partition("=")[0] in _PLACING)
-    return " ".join(given) or "none that matters"
+    words = (word for word in line.split() if word.partition("=")[0] in _PLACING)
+    return " ".join(words) or "none that matters"
 
 
 def _kernel_change(was: str, now: str) -> Severity | None:
@@ -153,13 +153,13 @@ def _iommu(host: Host) -> str | None:
 
 def _of_devices(read: Callable[[PciDevice], Any]) -> Read:
     def values(host: Host) -> dict[Bdf, Any]:
-        found = {device.bdf: read(device) for device in _judged(host)}
-        return {bdf: value for bdf, value in found.items() if value is not None}
+        value_of = {device.bdf: read(device) for device in judged_devices(host)}
+        return {bdf: value for bdf, value in value_of.items() if value is not None}
 
     return values
 
 
-def _judged(host: Host) -> Iterator[PciDevice]:
+def judged_devices(host: Host) -> Iterator[PciDevice]:
     for device in host.pci_devices:
         if device.kind in JUDGED and device.physical_function is None:
             yield device
@@ -180,13 +180,13 @@ def _nodes(host: Host) -> Mapping[Any, Any]:
 
 def _links(host: Host) -> dict[Bdf, PathLink]:
     """A path of which some link does not say what it has is omitted: the slowest may be that."""
-    found: dict[Bdf, PathLink] = {}
+    slowest_of: dict[Bdf, PathLink] = {}
     for path in device_paths(host):
         links = [_present(link) for link in path.links]
-        known = [link for link in links if link is not None]
-        if known and len(known) == len(links):
-            found[path.device.bdf] = min(known, key=lambda link: link.rate.bytes_per_s)
-    return found
+        known_links = [link for link in links if link is not None]
+        if known_links and len(known_links) == len(links):
+            slowest_of[path.device.bdf] = min(known_links, key=lambda link: link.rate.bytes_per_s)
+    return slowest_of
 
 
 def _present(link: Link) -> PathLink | None:
@@ -227,7 +227,7 @@ Record = Mapping[tuple[HostFact, Any], Any]
 
 def record_of(host: Host) -> dict[tuple[HostFact, Any], Any]:
     """What a host is like, as far as its source says."""
-    return {(fact, of): value for fact in FACTS for of, value in fact.read(host).items()}
+    return {(fact, thing): value for fact in FACTS for thing, value in fact.read(host).items()}
 
 
 def drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
@@ -238,40 +238,42 @@ def drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
     """
     present = record_of(host)
     devices, listed = (
-        {of: model for (fact, of), model in facts.items() if fact is _MODEL}
+        {thing: model for (fact, thing), model in facts.items() if fact is _MODEL}
         for facts in (record, present)
     )
     unread: list[tuple[HostFact, Any]] = []
-    for fact, of in dict.fromkeys((*record, *present)):
-        was, now = record.get((fact, of)), present.get((fact, of))
+    for fact, thing in dict.fromkeys((*record, *present)):
+        was, now = record.get((fact, thing)), present.get((fact, thing))
         severity: Severity | None = None
         absent = "not known"
         if was is not None and now is not None:
             severity = fact.judge(was, now)
         elif fact is _MODEL:
-            is_unread = of in host.device_at and now is None
+            is_unread = thing in host.device_at and now is None
             severity = Severity.CRITICAL if devices and listed and not is_unread else None
             absent = "no such device"
         elif fact.id == "drift-link":
-            severity = Severity.INCONCLUSIVE if of in devices and of in listed and was else None
+            severity = (
+                Severity.INCONCLUSIVE if thing in devices and thing in listed and was else None
+            )
         elif was and fact.id != "drift-device":
-            unread.append((fact, of))
+            unread.append((fact, thing))
         if severity is not None:
-            model = devices.get(of) or listed.get(of)
+            model = devices.get(thing) or listed.get(thing)
             yield finding(
                 fact.id,
-                of or fact.label if model is None else f"{model.partition(' ')[0]} {of}",
+                thing or fact.label if model is None else f"{model.partition(' ')[0]} {thing}",
                 expected=absent if was is None else fact.text(was),
                 observed=absent if now is None else fact.text(now),
                 severity=severity,
                 source=source,
-                devices=() if model is None else (of,),
+                devices=() if model is None else (thing,),
             )
     if unread:
         yield finding(
             "drift-topology",
-            ", ".join(of or fact.label for fact, of in unread),
-            expected=", ".join(fact.text(record[fact, of]) for fact, of in unread),
+            ", ".join(thing or fact.label for fact, thing in unread),
+            expected=", ".join(fact.text(record[fact, thing]) for fact, thing in unread),
             observed=f"{host.name} does not give them",
             severity=Severity.INCONCLUSIVE,
             case="not given",
@@ -282,17 +284,17 @@ def drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
 def majority(records: Iterable[Record]) -> dict[tuple[HostFact, Any], Any]:
     """What most hosts have, fact by fact; where as many have one value as another, the larger count
     and the faster link."""
-    every = tuple(records)
+    members = tuple(records)
     common: dict[tuple[HostFact, Any], Any] = {}
-    for key in dict.fromkeys(key for record in every for key in record):
-        counts = Counter(record.get(key) for record in every)
-        value = max(counts, key=lambda value: (_alike(key[0], value, counts), _rank(value)))
+    for key in dict.fromkeys(key for record in members for key in record):
+        counts = Counter(record.get(key) for record in members)
+        value = max(counts, key=lambda value: (_count_equal(key[0], value, counts), _rank(value)))
         if value is not None:
             common[key] = value
     return common
 
 
-def _alike(fact: HostFact, value: Any, counts: Mapping[Any, int]) -> int:
+def _count_equal(fact: HostFact, value: Any, counts: Mapping[Any, int]) -> int:
     """How many have that value, or one that does not differ from it."""
     if value is None:
         return counts[value]

@@ -35,10 +35,10 @@ def error_findings(host: Host) -> Iterator[Finding]:
             seen.setdefault(link.upper.bdf, link.upper)
             seen.setdefault(link.lower.bdf, link.lower)
     for device in seen.values():
-        yield from _of_function(device)
+        yield from _judge_function(device)
 
 
-def _of_function(device: PciDevice) -> Iterator[Finding]:
+def _judge_function(device: PciDevice) -> Iterator[Finding]:
     errors = device.errors or PciErrors(())
     folder = f"/sys/bus/pci/devices/{device.bdf}"
     lost = (*errors.fatal, *errors.nonfatal)
@@ -49,7 +49,7 @@ def _of_function(device: PciDevice) -> Iterator[Finding]:
             "pcie-errors-uncorrected",
             str(device.bdf),
             expected="no uncorrected errors",
-            observed=_stated(lost),
+            observed=_counts_text(lost),
             severity=Severity.INFO if harmless else None,
             source=f"{folder}/aer_dev_nonfatal, aer_dev_fatal",
             devices=(device.bdf,),
@@ -58,19 +58,19 @@ def _of_function(device: PciDevice) -> Iterator[Finding]:
     retries = sum(count for name, count in errors.correctable if name in _OF_THE_WIRE)
     replays = device.link_replays or 0
     if max(retries, replays) >= _MANY:
-        stated = errors.correctable or (("replays", replays),)
+        counts = errors.correctable or (("replays", replays),)
         yield finding(
             "pcie-errors-corrected",
             str(device.bdf),
             expected=f"fewer than {_MANY} retries since boot",
-            observed=_stated(stated),
+            observed=_counts_text(counts),
             source=f"{folder}/aer_dev_correctable; replay_counter of nvidia-smi -q",
             devices=(device.bdf,),
             count=max(retries, replays),
         )
 
 
-def _stated(counts: tuple[tuple[str, int], ...]) -> str:
+def _counts_text(counts: tuple[tuple[str, int], ...]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts)
 
 

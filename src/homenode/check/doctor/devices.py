@@ -62,16 +62,16 @@ _ACCELERATORS = frozenset({0x0302, 0x1200})
 def device_findings(host: Host) -> Iterator[Finding]:
     """What is wrong of a device by itself, then of those that differ from their peers."""
     alone = [
-        *(found for device in _judged(host) for found in _bars(device, host)),
+        *(finding for device in _judged_devices(host) for finding in _bars(device, host)),
         *_boards(host),
         *_few_links(host),
     ]
     yield from alone
-    yield from _odd(host, {bdf for found in alone for bdf in found.devices})
+    yield from _odd(host, {bdf for finding in alone for bdf in finding.devices})
     yield from _odd_nodes(host)
 
 
-def _judged(host: Host) -> list[PciDevice]:
+def _judged_devices(host: Host) -> list[PciDevice]:
     return [d for d in host.pci_devices if d.kind in JUDGED and d.physical_function is None]
 
 
@@ -110,11 +110,11 @@ def _bars(device: PciDevice, host: Host) -> Iterator[Finding]:
     if registers is not None and device.class_code >> 8 in _ACCELERATORS:
         possible = max((possible, *(size for _, size in registers.largest_bars)))
     if largest.size_bytes < possible:
-        why = "its resizable BAR can" if model is None else f"each {model.name} has"
+        reason = "its resizable BAR can" if model is None else f"each {model.name} has"
         yield finding(
             "bar-small",
             _name(device),
-            expected=f"{format_bytes(possible)}, as {why}",
+            expected=f"{format_bytes(possible)}, as {reason}",
             observed=f"BAR {largest.index} of {format_bytes(largest.size_bytes)}",
             source=source,
             devices=(device.bdf,),
@@ -132,11 +132,11 @@ def _boards(host: Host) -> Iterator[Finding]:
             continue
         fitting = [board for board in model.boards if board[0] >= count and board[1] >= switches]
         if fitting:
-            most, of_switches = min(fitting)
+            gpu_count, of_switches = min(fitting)
             yield finding(
                 "board-incomplete",
                 f"board of {model.name}",
-                expected=f"{most} GPUs and {of_switches} NVSwitches",
+                expected=f"{gpu_count} GPUs and {of_switches} NVSwitches",
                 observed=f"{count} GPUs and {switches} NVSwitches",
                 source=f"{host.name}: /sys/bus/pci/devices",
             )
@@ -248,7 +248,7 @@ def _groups(host: Host) -> list[list[Peer]]:
     paths = {path.device.bdf: path.expected for path in device_paths(host)}
     links = peer_links(host)
     groups: dict[object, list[Peer]] = {}
-    for device in _judged(host):
+    for device in _judged_devices(host):
         if (model := model_of(device)) is not None:
             peer = Peer(device, paths.get(device.bdf), links.get(device.bdf))
             groups.setdefault((model, board_of(device)), []).append(peer)

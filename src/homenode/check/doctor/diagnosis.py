@@ -61,30 +61,30 @@ def diagnose(
     that another hypervisor's file describes.
     Raises ParseError or InputError where the document cannot be read.
     """
-    known = circumstances or MeasuredRates()
-    found = [
-        *link_findings(host, known.load, known.known_widths, known.reached),
-        *copy_findings(host, known.h2d, known.h2d_all, known.known_widths),
-        *(one for check in CHECKS for one in check(host)),
+    rates = circumstances or MeasuredRates()
+    findings = [
+        *link_findings(host, rates.load, rates.known_widths, rates.reached),
+        *copy_findings(host, rates.h2d, rates.h2d_all, rates.known_widths),
+        *(finding for check in CHECKS for finding in check(host)),
         *layout_findings(host, with_advice=document is None and vm is None),
     ]
     checked = [*filter(None, (", ".join(judged_areas(host)),)), *describe_paths(host)]
     if document is None and vm is None:
-        found += [*peer_findings(host), *settings_findings(host, None)]
-        return Findings(checked=tuple(checked), findings=in_order(found))
+        findings += [*peer_findings(host), *settings_findings(host, None)]
+        return Findings(checked=tuple(checked), findings=in_order(findings))
     # Loaded only here: most of what a look at a host alone would load.
-    from homenode.check.domain.diagnosis import domain_checked, domain_findings, located
+    from homenode.check.domain.diagnosis import domain_checked, domain_findings, locate
     from homenode.check.domain.memory import is_bound_by_numad
     from homenode.vm.domain.read import vm_of
 
     facts = vm_of(document) if document is not None else vm
     assert facts is not None
-    found += domain_findings(facts, document, host)
-    found += peer_findings(host, frozenset(hostdev.bdf for hostdev in facts.hostdevs))
-    found += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
+    findings += domain_findings(facts, document, host)
+    findings += peer_findings(host, frozenset(hostdev.bdf for hostdev in facts.hostdevs))
+    findings += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
     checked[1:1] = domain_checked(facts, host)
-    whole = found if document is None else located(found, document)
-    return Findings(checked=tuple(checked), findings=in_order(whole))
+    answer = findings if document is None else locate(findings, document)
+    return Findings(checked=tuple(checked), findings=in_order(answer))
 
 
 def judged_areas(host: Host) -> tuple[str, ...]:

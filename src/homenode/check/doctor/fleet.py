@@ -22,7 +22,7 @@ class HostKind(Struct, frozen=True):
     gpu: str | None
 
     def __str__(self) -> str:
-        return " with ".join(one for one in (self.cpu or "unknown CPU", self.gpu) if one)
+        return " with ".join(part for part in (self.cpu or "unknown CPU", self.gpu) if part)
 
 
 class FleetDifference(Struct, frozen=True, kw_only=True):
@@ -41,7 +41,8 @@ class FleetDifference(Struct, frozen=True, kw_only=True):
     def as_finding(self) -> Finding:
         """A finding whose subject names the hosts as well."""
         subject = f"{self.finding.subject} of {', '.join(self.hosts)}"
-        cost = f"{len(self.hosts)} of {self.of_hosts} hosts of the kind {self.kind}"
+        tie = ", no majority" if self.is_tie else ""
+        cost = f"{len(self.hosts)} of {self.of_hosts} hosts of the kind {self.kind}{tie}"
         return replace(self.finding, subject=subject, cost=cost)
 
 
@@ -59,7 +60,7 @@ def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
     kinds: dict[HostKind, list[tuple[str, Host]]] = {}
     for name, host in hosts:
         kinds.setdefault(kind_of(host), []).append((name, host))
-    found: list[FleetDifference] = []
+    differences: list[FleetDifference] = []
     alone: list[str] = []
     for kind, members in kinds.items():
         if len(members) < LEAST:
@@ -68,19 +69,24 @@ def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
         expected = majority(record_of(host) for _, host in members)
         groups: dict[Hashable, tuple[Finding, list[str]]] = {}
         for name, host in members:
-            for one in drift(expected, host, str(kind)):
-                if one.severity is Severity.INCONCLUSIVE:
+            for difference in drift(expected, host, str(kind)):
+                if difference.severity is Severity.INCONCLUSIVE:
                     continue
-                key = (one.id, one.subject, one.expected, one.observed)
-                groups.setdefault(key, (one, []))[1].append(name)
-        found += [
+                key = (difference.id, difference.subject, difference.expected, difference.observed)
+                groups.setdefault(key, (difference, []))[1].append(name)
+        differences += [
             FleetDifference(kind=kind, finding=finding, hosts=tuple(names), of_hosts=len(members))
             for finding, names in groups.values()
         ]
     severities = list(Severity)
-    found.sort(key=lambda one: (severities.index(one.finding.severity), -len(one.hosts)))
+    differences.sort(
+        key=lambda difference: (
+            severities.index(difference.finding.severity),
+            -len(difference.hosts),
+        )
+    )
     sizes = tuple((kind, len(members)) for kind, members in kinds.items())
-    return Fleet(differences=tuple(found), kinds=sizes, alone=tuple(alone))
+    return Fleet(differences=tuple(differences), kinds=sizes, alone=tuple(alone))
 
 
 def kind_of(host: Host) -> HostKind:

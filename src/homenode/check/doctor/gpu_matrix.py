@@ -40,8 +40,8 @@ def describe_matrix(matrix: TopoMatrix) -> str | None:
         for nodes, numbers in numbers_on.items()
     )
     is_no_hint = any(
-        matrix.links[one][other] == "SYS" and first.nodes and first.nodes == second.nodes
-        for (one, first), (other, second) in combinations(_gpus(matrix), 2)
+        matrix.links[row][other] == "SYS" and first.nodes and first.nodes == second.nodes
+        for (row, first), (other, second) in combinations(_gpus(matrix), 2)
     )
     hint = "; SYS stands between GPUs of one node too, so it says nothing about nodes"
     return f"{places}, by NUMA Affinity{hint if is_no_hint else ''}"

@@ -40,7 +40,7 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
                 observed=f"one node for {len(llcs)} last-level caches",
                 source=_FIRMWARE,
             )
-    yield from _without(host)
+    yield from _nodes_without(host)
     yield from _unequal(host)
     offline = CpuSet(pu.index for pu in host.pus if not pu.online)
     if offline and host.settings.smt_control == "on":
@@ -79,23 +79,25 @@ def _unequal(host: Host) -> Iterator[Finding]:
         for package in host.packages
         if (khz := [o.hardware_khz or 0 for o in limits if not o.pus.isdisjoint(package.pus)])
     ]
-    for name, of, rows, share, shown, source in (
+    for name, subject_noun, rows, share, shown, source in (
         ("node-memory-unequal", "node", memory, _UNEQUAL, format_bytes, _FIRMWARE),
         ("llc-unequal", "LLC of PU", caches, 1, format_bytes, f"{_CPU}/cache"),
         ("clock-unequal", "package", clocks, 1, _megahertz, f"{_CPU}/cpufreq/cpuinfo_max_freq"),
     ):
         for count in sorted({pus for pus, *_ in rows}):
-            alike = sorted((size, index) for pus, size, index in rows if pus == count)
-            least, most = alike[0][0], alike[-1][0]
-            first = min(index for _, index in alike)  # what the kernel keeps, it takes there
+            peers = sorted((size, index) for pus, size, index in rows if pus == count)
+            least, largest = peers[0][0], peers[-1][0]
+            first = min(index for _, index in peers)  # what the kernel keeps, it takes there
             shares = {first: share}
-            if less := [i for size, i in alike if size < shares.get(i, max(share, 0.98)) * most]:
-                expected, observed = f"{shown(most)}, as others with as many PUs", shown(least)
-                yield finding(name, f"{of} {number_list(less)}", expected, observed, source)
+            if less := [i for size, i in peers if size < shares.get(i, max(share, 0.98)) * largest]:
+                expected, observed = f"{shown(largest)}, as others with as many PUs", shown(least)
+                yield finding(
+                    name, f"{subject_noun} {number_list(less)}", expected, observed, source
+                )
     for a, b in combinations((node.index for node in nodes), 2):
-        there, back = host.distance(a, b), host.distance(b, a)
-        if there != back:
-            subject, observed = f"distance of nodes {a} and {b}", f"{there} and {back}"
+        forth, back = host.distance(a, b), host.distance(b, a)
+        if forth != back:
+            subject, observed = f"distance of nodes {a} and {b}", f"{forth} and {back}"
             yield finding(
                 "distances-asymmetric", subject, "the same both ways", observed, _FIRMWARE
             )
@@ -113,7 +115,7 @@ def _are_cores(packages: list[Package], cores: tuple[Core, ...]) -> bool:
     )
 
 
-def _without(host: Host) -> Iterator[Finding]:
+def _nodes_without(host: Host) -> Iterator[Finding]:
     with_pus = [node for node in host.nodes if node.pus]
     bare = [node for node in with_pus if node.memory_bytes == 0]
     # Where no node has both, memory of another kind stands in for all: that is how it was built.
@@ -160,7 +162,7 @@ def settings_findings(
     memory_is_bound: by something that the facts do not say.
     """
     yield from _governor(host, facts)
-    yield from _capped(host, facts)
+    yield from _find_capped(host, facts)
     if host.settings.turbo == "off" and host.architecture != "aarch64":  # where boost is an option
         yield finding(
             "turbo-off",
@@ -197,8 +199,8 @@ def _governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
         slow = CpuSet(pu for name, pus in of_ours if name == "powersave" for pu in pus)
         mixed = min((pus for _, pus in of_ours), key=len) if len(of_ours) > 1 else mixed
     elif facts is None:  # most PUs are set to be fast, and some were forgotten
-        others = [pus for name, pus in host.settings.pus_of_governor or () if name != _FAST]
-        mixed = CpuSet(pu for pus in others for pu in pus)
+        slow_sets = [pus for name, pus in host.settings.pus_of_governor or () if name != _FAST]
+        mixed = CpuSet(pu for pus in slow_sets for pu in pus)
         mixed = mixed if 2 * len(mixed) <= sum(pu.online for pu in host.pus) else CpuSet()
     if drivers is None:
         return
@@ -222,18 +224,18 @@ def _governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
         )
 
 
-def _capped(host: Host, facts: Vm | None) -> Iterator[Finding]:
+def _find_capped(host: Host, facts: Vm | None) -> Iterator[Finding]:
     """PUs whose policy allows less than their hardware's clock: the VM's own where it is pinned."""
     ours = CpuSet() if facts is None else facts.pinned_pus
-    for one in host.settings.frequency_limits or ():
-        pus = one.pus & ours if ours else one.pus
-        if pus and one.hardware_khz is not None and one.limit_khz < one.hardware_khz:
+    for policy in host.settings.frequency_limits or ():
+        pus = policy.pus & ours if ours else policy.pus
+        if pus and policy.hardware_khz is not None and policy.limit_khz < policy.hardware_khz:
             yield finding(
                 "frequency-capped",
                 f"cpufreq of PUs {pus}",
-                expected=f"{_megahertz(one.hardware_khz)} at most, as the hardware can",
-                observed=_megahertz(one.limit_khz),
-                values={"share": f"{(1 - one.limit_khz / one.hardware_khz) * 100:.0f}"},
+                expected=f"{_megahertz(policy.hardware_khz)} at most, as the hardware can",
+                observed=_megahertz(policy.limit_khz),
+                values={"share": f"{(1 - policy.limit_khz / policy.hardware_khz) * 100:.0f}"},
                 source=f"{_CPU}/cpufreq/scaling_max_freq, cpuinfo_max_freq",
             )
 
@@ -243,12 +245,16 @@ def _idle(host: Host, facts: Vm) -> Iterator[Finding]:
     if not facts.is_pinned:
         return
     ours, settings = facts.pinned_pus, host.settings
-    known = settings.pus_of_idle_latency_us
-    if known is None:
+    pus_of_latency = settings.pus_of_idle_latency_us
+    if pus_of_latency is None:
         latency, deep = settings.idle_exit_latency_us, ours
     else:
-        slow = [(each, pus & ours) for each, pus in known if each >= _SLOW_WAKE_US and pus & ours]
-        latency = max((each for each, _ in slow), default=None)
+        slow = [
+            (wake_us, pus & ours)
+            for wake_us, pus in pus_of_latency
+            if wake_us >= _SLOW_WAKE_US and pus & ours
+        ]
+        latency = max((wake_us for wake_us, _ in slow), default=None)
         deep = CpuSet(pu for _, pus in slow for pu in pus)
     if latency is None or latency < _SLOW_WAKE_US:
         return

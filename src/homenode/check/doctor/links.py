@@ -59,7 +59,7 @@ def link_findings(
     paths = device_paths(host, known_widths)
     for path in paths:
         for link in path.links:
-            if path.expected is None or not _limits(link, path.expected):
+            if path.expected is None or not _is_limiting(link, path.expected):
                 continue
             behind.setdefault(link.lower.bdf, []).append(path)
             link_of[link.lower.bdf] = link
@@ -72,19 +72,19 @@ def link_findings(
 def _idle_alone(host: Host) -> Iterator[Finding]:
     """GPUs at an idle card's speed of which the source shows no port."""
     for gpu in filter(_is_alone, host.devices_of_kind(DeviceKind.GPU)):
-        most, current = most_of(gpu.link), current_of(gpu.link)
-        if most and current and current.gt_per_s == _IDLE_SPEED < most.gt_per_s:
-            speeds = f"{current.gt_per_s:g} of {most.gt_per_s:g} GT/s"
+        capable, current = most_of(gpu.link), current_of(gpu.link)
+        if capable and current and current.gt_per_s == _IDLE_SPEED < capable.gt_per_s:
+            speeds = f"{current.gt_per_s:g} of {capable.gt_per_s:g} GT/s"
             idle = f"{speeds} at full width is what an idle card shows"
             narrow = (
-                f"an idle card shows {speeds}, but not {current.width} of {most.width} lanes: its "
-                "slot has fewer, or lanes are lost"
+                f"an idle card shows {speeds}, but not {current.width} of {capable.width} lanes: "
+                "its slot has fewer, or lanes are lost"
             )
             yield finding(
                 "pcie-link-idle",
                 f"GPU {gpu.bdf}",
-                expected=f"{most}, which the card can (LnkCap); the port above is not listed",
-                observed=f"{current}: {idle if current.width == most.width else narrow}",
+                expected=f"{capable}, which the card can (LnkCap); the port above is not listed",
+                observed=f"{current}: {idle if current.width == capable.width else narrow}",
                 values={"copied": gpu.bdf, "device": gpu.bdf},
                 source=f"{host.name}: LnkCap and LnkSta",
                 devices=(gpu.bdf,),
@@ -97,7 +97,7 @@ def _is_alone(gpu: PciDevice) -> bool:
     return gpu.parent is None and gpu.bdf.bus != 0 and gpu.physical_function is None
 
 
-def _limits(link: Link, expected: LinkRate) -> bool:
+def _is_limiting(link: Link, expected: LinkRate) -> bool:
     current, capable = link.current, link.capable
     if current is None or capable is None:
         return False
@@ -117,7 +117,7 @@ def _finding(
     idle = _idle_reason(link, affected, current, busy) if is_slow else None
     capped = _capped_by(link, current, capable)
     sharers = () if is_slow else lane_sharers(link, host)
-    observed = f"{current.with_rate()}{_ends(link, current)}"
+    observed = f"{current.with_rate()}{_current_text(link, current)}"
     severity: Severity | None = None
     case = _training_case(link, capable) if is_slow else None
     if idle is not None and _is_narrow_next_to_wide(link, affected, paths):
@@ -139,26 +139,26 @@ def _finding(
     else:
         kind = "pcie-link-slow" if is_slow else "pcie-link-narrow"
         severity = _severity(link, affected, paths, slow=is_slow)
-    subject = _names(affected)
+    subject = _devices_text(affected)
     if link.lower.bdf not in {path.device.bdf for path in affected}:
         subject += f": link from {link.upper.bdf} to {link.lower.bdf}"
     worst = max(affected, key=lambda path: _rank(path.device.kind))
     assert worst.expected is not None
-    most = worst.expected.bytes_per_s
+    path_rate = worst.expected.bytes_per_s
     lost = max(1 - current.bytes_per_s / p.expected.bytes_per_s for p in affected if p.expected)
     slot = "" if link.known_width is None else f"; the slot has {link.known_width} lanes"
     return finding(
         kind,
         subject,
-        expected=f"{capable.with_rate()}: {_most(link)}{slot}",
+        expected=f"{capable.with_rate()}: {_capability_text(link)}{slot}",
         observed=observed,
         severity=severity,
         case=case,
         values={
             "share": f"{lost * 100:.0f}",
             "reached": f"{(1 - lost) * 100:.0f}",
-            "most": gigabytes(most),
-            "lost": f"{(most - current.bytes_per_s) / 1e9:.1f}",
+            "most": gigabytes(path_rate),
+            "lost": f"{(path_rate - current.bytes_per_s) / 1e9:.1f}",
             "lanes": f"{(1 - current.width / capable.width) * 100:.0f}",
             "width": current.width,
             "kind": JUDGED[worst.device.kind],
@@ -220,7 +220,7 @@ def _rank(kind: DeviceKind) -> int:
     return (DeviceKind.GPU, DeviceKind.NVSWITCH, DeviceKind.NIC, DeviceKind.NVME)[::-1].index(kind)
 
 
-def _names(affected: Iterable[DevicePath]) -> str:
+def _devices_text(affected: Iterable[DevicePath]) -> str:
     by_kind: dict[DeviceKind, list[str]] = {}
     for path in sorted(affected, key=lambda path: -_rank(path.device.kind)):
         by_kind.setdefault(path.device.kind, []).append(str(path.device.bdf))
@@ -231,7 +231,7 @@ def _end_name(device: PciDevice) -> str:
     return JUDGED.get(device.kind, "port")
 
 
-def _most(link: Link) -> str:
+def _capability_text(link: Link) -> str:
     """What both ends can: "the port has 16 GT/s, the GPU 32 GT/s"; lanes where they differ."""
     ends = [
         (_end_name(end), end.link)
@@ -247,7 +247,7 @@ def _most(link: Link) -> str:
     return ", ".join(texts)
 
 
-def _ends(link: Link, current: LinkRate) -> str:
+def _current_text(link: Link, current: LinkRate) -> str:
     """Where the current rate was read, and the other end's if that differs."""
     rates = [(_end_name(end), current_of(end.link)) for end in (link.upper, link.lower)]
     equal = [f"at the {name}" for name, rate in rates if rate == current]
@@ -269,8 +269,8 @@ def _idle_reason(
             return f"nvidia-smi says {state}: idle"
     if current.gt_per_s > _IDLE_SPEED:
         return None
-    why = "a load ran, but not on it" if busy else "the load is unknown"
-    return f"{why}, and idle GPUs slow their links down to 2.5 GT/s"
+    state_of_load = "a load ran, but not on it" if busy else "the load is unknown"
+    return f"{state_of_load}, and idle GPUs slow their links down to 2.5 GT/s"
 
 
 def _severity(
@@ -287,8 +287,14 @@ def _severity(
     if gpus and next_to_wide:
         return Severity.CRITICAL
     if gpus:  # where all of them are as narrow, the machine was built so
-        alike = [o for o in neighbours if o.current and link.current and o.current == link.current]
-        return Severity.INFO if alike and len(alike) == len(neighbours) else Severity.WARNING
+        equal_links = [
+            o for o in neighbours if o.current and link.current and o.current == link.current
+        ]
+        return (
+            Severity.INFO
+            if equal_links and len(equal_links) == len(neighbours)
+            else Severity.WARNING
+        )
     if any(path.device.kind is DeviceKind.NVSWITCH for path in affected):
         return Severity.WARNING
     is_nic = any(path.device.kind is DeviceKind.NIC for path in affected)
@@ -304,12 +310,12 @@ def _is_narrow_next_to_wide(
     of nvidia-smi on pcie.link.width.current; pp_dpm_pcie of amdgpu ("2.5GT/s, x8").
     """
     gpus = [path for path in affected if path.device.kind is DeviceKind.GPU]
-    now, most = link.current, link.capable
-    if not gpus or now is None or most is None or now.width >= most.width:
+    now, capable = link.current, link.capable
+    if not gpus or now is None or capable is None or now.width >= capable.width:
         return False
     neighbours = [other.current for other in _peer_links(link, gpus, paths)]
     return any(
-        other.width >= most.width and other.gt_per_s <= now.gt_per_s
+        other.width >= capable.width and other.gt_per_s <= now.gt_per_s
         for other in neighbours
         if other is not None
     )
@@ -319,7 +325,7 @@ def _peer_links(link: Link, cards: list[DevicePath], paths: tuple[DevicePath, ..
     """The like links of other cards of the first one's model, one for each card."""
     ours = {path.device.bdf for path in cards}
     model = (cards[0].device.vendor_id, cards[0].device.device_id)
-    found: list[Link] = []
+    peers: list[Link] = []
     for path in paths:
         if path.device.bdf in ours or (path.device.vendor_id, path.device.device_id) != model:
             continue
@@ -330,8 +336,8 @@ def _peer_links(link: Link, cards: list[DevicePath], paths: tuple[DevicePath, ..
             and other.upper.kind is link.upper.kind
             and other.current is not None
         )
-        found += [other for other in (next(like, None),) if other is not None]
-    return found
+        peers += [other for other in (next(like, None),) if other is not None]
+    return peers
 
 
 _MOST_NAMED = 8
@@ -418,12 +424,14 @@ def _is_blind(gpu: PciDevice, by_bdf: dict[Bdf, PciDevice]) -> bool:
 
 def _is_known(link: Link) -> bool:
     """Both ends say what they can, and the lower what it has: 0 lanes are no link."""
-    own = link.lower.link
-    has = own is not None and own.current_gt_per_s is not None and own.current_width is not None
+    state = link.lower.link
+    has = (
+        state is not None and state.current_gt_per_s is not None and state.current_width is not None
+    )
     return link.capable is not None and has
 
 
 def link_health(host: Host) -> tuple[Finding, ...]:
     """Critical findings about the host's links: they speak against trusting any figure of it."""
-    found = (*link_findings(host), *silent_device_findings(host))
-    return tuple(one for one in found if one.severity is Severity.CRITICAL)
+    findings = (*link_findings(host), *silent_device_findings(host))
+    return tuple(finding for finding in findings if finding.severity is Severity.CRITICAL)

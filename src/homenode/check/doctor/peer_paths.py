@@ -73,7 +73,7 @@ _CASES = {
 
 def fault_of(host: Host, route: PeerRoute) -> PeerFault | None:
     """What is wrong with a route; None where it is direct, not known, or has no switch."""
-    leg = _spoiling(route)
+    leg = _spoiling_leg(route)
     if leg is None or leg.at is None:
         return None
     is_vm = AddressType.IOVA in route.addresses or not _is_own(route)
@@ -88,7 +88,7 @@ def fault_of(host: Host, route: PeerRoute) -> PeerFault | None:
     return PeerFault(case=case, meaning=meaning, is_vm=is_vm, at=leg.at)
 
 
-def _spoiling(route: PeerRoute) -> RouteLeg | None:
+def _spoiling_leg(route: PeerRoute) -> RouteLeg | None:
     for leg in (route.write, route.completion):
         is_sure = (
             leg.way in (RouteWay.ROOT, RouteWay.BLOCKED) or leg.cause is RouteCause.NOT_FORWARDED
@@ -105,27 +105,33 @@ def _is_own(route: PeerRoute) -> bool:
 def peer_findings(host: Host, passed: frozenset[Bdf] = frozenset()) -> Iterator[Finding]:
     """What of a host's routes leaves its switch, one finding for each fault, and what the IOMMU
     does to its own GPUs. passed: functions of one VM."""
-    alike: dict[tuple[str | None, str, bool, int | None], list[tuple[PeerRoute, PeerFault]]] = {}
+    faults_of: dict[
+        tuple[str | None, str, bool, int | None], list[tuple[PeerRoute, PeerFault]]
+    ] = {}
     for route in peer_routes(host, passed):
         fault = fault_of(host, route)
         if fault is not None:
             maker = route.requester.vendor_id if fault.case in _OF_THE_NIC else None
             is_rdma = route.requester.kind is DeviceKind.NIC
-            alike.setdefault((fault.case, fault.meaning, is_rdma, maker), []).append((route, fault))
-    for found in alike.values():
-        yield _finding(host, found, passed)
-    yield from _translated(host)
+            faults_of.setdefault((fault.case, fault.meaning, is_rdma, maker), []).append(
+                (route, fault)
+            )
+    for faults in faults_of.values():
+        yield _finding(host, faults, passed)
+    yield from _find_translated(host)
 
 
 def _finding(
-    host: Host, found: list[tuple[PeerRoute, PeerFault]], passed: frozenset[Bdf]
+    host: Host, faults: list[tuple[PeerRoute, PeerFault]], passed: frozenset[Bdf]
 ) -> Finding:
-    route, fault = found[0]
+    route, fault = faults[0]
     is_rdma = route.requester.kind is DeviceKind.NIC
-    what = "NIC and GPU" if is_rdma else "GPUs"
-    pairs = [f"{one.requester.bdf} to {one.target.bdf}" for one, _ in found]
-    ports = sorted({one.at for _, one in found})
-    physical = sorted({one.requester.physical_function or one.requester.bdf for one, _ in found})
+    devices = "NIC and GPU" if is_rdma else "GPUs"
+    pairs = [f"{peer.requester.bdf} to {peer.target.bdf}" for peer, _ in faults]
+    ports = sorted({peer.at for _, peer in faults})
+    physical = sorted(
+        {peer.requester.physical_function or peer.requester.bdf for peer, _ in faults}
+    )
     certain = is_rdma and (is_passed(route.requester) or route.target.bdf in passed)
     harms = certain or not fault.is_vm
     rate = expected_bytes_per_s(host, route)
@@ -134,7 +140,8 @@ def _finding(
         observed += f"; about {gigabytes(rate)} of {gigabytes(rate / THROUGH_ROOT)}"
     return finding(
         "p2p-redirected",
-        f"{plural(len(pairs), 'pair')} of {what} below one switch: {first_few(pairs, _MOST_NAMED)}",
+        f"{plural(len(pairs), 'pair')} of {devices} below one switch: "
+        f"{first_few(pairs, _MOST_NAMED)}",
         expected="transfers between them that stay below their switch"
         if harms
         else "isolation by ACS for VMs, at this price",
@@ -154,7 +161,7 @@ def _finding(
     )
 
 
-def _translated(host: Host) -> Iterator[Finding]:
+def _find_translated(host: Host) -> Iterator[Finding]:
     """GPUs that a bare host drives itself, each transfer of which the IOMMU translates."""
     gpus = [
         gpu

@@ -109,7 +109,9 @@ def windows_findings(facts: Vm, document: Document) -> Iterator[Finding]:
 
     Source: libvirt's formatdomain.html, hyperv; QEMU's docs/system/i386/hyperv.rst.
     """
-    systems = (one.get("id") or "" for one in document.root.walk() if one.name.endswith("}os"))
+    systems = (
+        element.get("id") or "" for element in document.root.walk() if element.name.endswith("}os")
+    )
     if not any(_WINDOWS in system for system in systems):
         return
     is_small = facts.vcpus <= _WINDOWS_VCPUS
@@ -119,7 +121,9 @@ def windows_findings(facts: Vm, document: Document) -> Iterator[Finding]:
     missing = [
         name
         for name in _ENLIGHTENMENTS
-        if features is None or (found := features.child(name)) is None or found.get("state") != "on"
+        if features is None
+        or (feature := features.child(name)) is None
+        or feature.get("state") != "on"
     ]
     if missing and not (is_small and "stimer" not in missing):
         yield finding(
@@ -173,11 +177,11 @@ _CONTROL = "/sys/devices/system/cpu/smt/control"
 
 def thread_findings(facts: Vm, host: Host) -> Iterator[Finding]:
     """A guest with siblings where SMT is off, and QEMU's own threads on vCPUs' siblings."""
-    yield from _switched_off(facts, host)
+    yield from _find_smt_off(facts, host)
     yield from _emulator_on_siblings(facts, host)
 
 
-def _switched_off(facts: Vm, host: Host) -> Iterator[Finding]:
+def _find_smt_off(facts: Vm, host: Host) -> Iterator[Finding]:
     if host.settings.smt_control not in _SWITCHED_OFF:
         return
     threads = facts.threads_per_core
@@ -187,13 +191,13 @@ def _switched_off(facts: Vm, host: Host) -> Iterator[Finding]:
         return
     words = (host.settings.kernel_command_line or "").split()
     by = next((w for w in words if w.partition("=")[0] in ("nosmt", "mitigations")), None)
-    why = f" (command line: {by})" if by is not None and "nosmt" in by else ""
-    asked = f"threads='{threads}' in <topology>" if threads > 1 else f"pins on PUs {asleep}"
+    reason = f" (command line: {by})" if by is not None and "nosmt" in by else ""
+    request = f"threads='{threads}' in <topology>" if threads > 1 else f"pins on PUs {asleep}"
     yield finding(
         "smt-off",
         "<topology>" if threads > 1 else "<vcpupin>",
         expected="SMT that is on, or a guest without siblings",
-        observed=f"{asked}, and SMT control says {host.settings.smt_control}{why}",
+        observed=f"{request}, and SMT control says {host.settings.smt_control}{reason}",
         source=_CONTROL,
     )
 
@@ -260,14 +264,14 @@ def _ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
     if not ticking or offloaded is None:
         return
     callbacks = ticking - offloaded
-    stated = f"PUs {ticking} are not in nohz_full="
+    text = f"PUs {ticking} are not in nohz_full="
     if callbacks:
-        stated += f", and PUs {callbacks} not in rcu_nocbs="
+        text += f", and PUs {callbacks} not in rcu_nocbs="
     yield finding(
         "isolated-with-tick",
         f"vCPUs on isolated PUs {ours}",
         expected="isolated PUs without the scheduler's tick and RCU callbacks",
-        observed=stated,
+        observed=text,
         values={"pus": ours},
         source=_ISOLATED,
     )
@@ -302,8 +306,8 @@ def interrupt_findings(facts: Vm, host: Host) -> Iterator[Finding]:
     if not any(pin is not None and len(pin) <= 2 for pin in facts.vcpu_pins):
         return  # vCPUs that float over sets move out of the way
     ours = facts.pinned_pus
-    yield from _of_the_host(facts, ours, host)
-    yield from _of_the_vm(facts, ours, host)
+    yield from _host_interrupts(facts, ours, host)
+    yield from _vm_interrupts(facts, ours, host)
 
 
 def _is_given_away(device: PciDevice) -> bool:
@@ -311,73 +315,79 @@ def _is_given_away(device: PciDevice) -> bool:
 
 
 def _is_spread(interrupts: tuple[PciInterrupt, ...], host: Host) -> bool:
-    reached = CpuSet(pu for each in interrupts for pu in each.pus)
+    reached = CpuSet(pu for interrupt in interrupts for pu in interrupt.pus)
     return len(reached) >= _SPREAD_RATIO * sum(pu.online for pu in host.pus)
 
 
-def _of_the_host(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
+def _host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
     passed = {hostdev.bdf for hostdev in facts.hostdevs}
     quiet = CpuSet(pu.index for pu in host.pus if pu.isolated or pu.nohz_full)
-    here: list[tuple[PciDevice, PciInterrupt]] = []
+    on_vcpus: list[tuple[PciDevice, PciInterrupt]] = []
     for device in host.pci_devices:
         interrupts = device.interrupts or ()
         is_guests = device.bdf in passed or _is_given_away(device)
         # Ports interrupt for hot plugging and errors: never, on a sound machine.
         if is_guests or device.kind is DeviceKind.BRIDGE or _is_spread(interrupts, host):
             continue
-        here += [(device, each) for each in interrupts if each.pus and each.pus <= ours]
-    loud = [(device, each) for device, each in here if not each.pus.isdisjoint(quiet)]
-    others = CpuSet(pu.index for pu in host.pus if pu.online) - ours - quiet
+        on_vcpus += [
+            (device, interrupt)
+            for interrupt in interrupts
+            if interrupt.pus and interrupt.pus <= ours
+        ]
+    loud = [
+        (device, interrupt) for device, interrupt in on_vcpus if not interrupt.pus.isdisjoint(quiet)
+    ]
+    free = CpuSet(pu.index for pu in host.pus if pu.online) - ours - quiet
     if loud:
-        pus = CpuSet(pu for _, each in loud for pu in each.pus)
+        pus = CpuSet(pu for _, interrupt in loud for pu in interrupt.pus)
         yield finding(
             "irq-on-isolated",
             f"PUs {pus}",
             expected="isolated PUs that handle no interrupts of the host's devices",
-            observed=_words(loud),
-            values={"pus": others},
+            observed=_interrupts_text(loud),
+            values={"pus": free},
             source=_INTERRUPTS,
         )
-    elif here and host.settings.irqbalance and others:
-        pus = CpuSet(pu for _, each in here for pu in each.pus)
+    elif on_vcpus and host.settings.irqbalance and free:
+        pus = CpuSet(pu for _, interrupt in on_vcpus for pu in interrupt.pus)
         yield finding(
             "irqbalance-on-vcpus",
             f"PUs {pus}",
             expected="interrupts of the host's devices next to the vCPUs",
-            observed=f"irqbalance runs, and {_words(here)}",
+            observed=f"irqbalance runs, and {_interrupts_text(on_vcpus)}",
             values={"pus": ours},
             source=_INTERRUPTS,
         )
 
 
-def _words(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
+def _interrupts_text(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
     texts = (
-        f"IRQ {each.number} of {device.bdf} ({device.driver}) on PU {each.pus}"
-        for device, each in interrupts
+        f"IRQ {interrupt.number} of {device.bdf} ({device.driver}) on PU {interrupt.pus}"
+        for device, interrupt in interrupts
     )
     return first_few(texts, _MOST_NAMED)
 
 
-def _of_the_vm(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
+def _vm_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
     """Interrupts of passed devices, all of which another package handles."""
     nodes = nodes_of(ours, host)
     packages = {node.package for node in host.nodes if node.index in nodes} - {None}
-    near = CpuSet(
+    near_pus = CpuSet(
         pu for package in host.packages if package.index in packages for pu in package.pus
     )
     passed = {hostdev.bdf for hostdev in facts.hostdevs}
     for device in host.pci_devices:
         interrupts = device.interrupts or ()
-        if device.bdf not in passed or not interrupts or not near:
+        if device.bdf not in passed or not interrupts or not near_pus:
             continue
-        if all(each.pus.isdisjoint(near) for each in interrupts):
-            numbers = CpuSet(each.number for each in interrupts)
-            pus = CpuSet(pu for each in interrupts for pu in each.pus)
+        if all(interrupt.pus.isdisjoint(near_pus) for interrupt in interrupts):
+            numbers = CpuSet(interrupt.number for interrupt in interrupts)
+            pus = CpuSet(pu for interrupt in interrupts for pu in interrupt.pus)
             yield finding(
                 "irq-far",
                 f"device {device.bdf}",
-                expected=f"interrupts handled in the vCPUs' package (PUs {near})",
+                expected=f"interrupts handled in the vCPUs' package (PUs {near_pus})",
                 observed=f"IRQs {numbers} on PUs {pus}",
-                values={"device": device.bdf, "pus": near - ours or near},
+                values={"device": device.bdf, "pus": near_pus - ours or near_pus},
                 source=_INTERRUPTS,
             )

@@ -103,25 +103,25 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
             continue
         yield from _in_use(facts, host, hostdev.uuid or hostdev.bdf)
         if hostdev.uuid is None:
-            yield from _unmanaged(host, hostdev, device)
+            yield from _find_unbound(host, hostdev, device)
             yield from _group(host, device, passed)
         yield from _place(facts, hostdev, device.node)
 
 
-def _in_use(facts: Vm, host: Host, held: Bdf | str) -> Iterator[Finding]:
+def _in_use(facts: Vm, host: Host, device: Bdf | str) -> Iterator[Finding]:
     for domain in host.domains:
-        has_it = held in domain.devices or held in domain.mediated
+        has_it = device in domain.devices or device in domain.mediated
         if domain.running and domain.name != facts.name and has_it:
             yield finding(
                 "device-in-use",
-                str(held),
+                str(device),
                 expected="a device that no other VM has",
                 observed=f"{neighbour(domain)} has it",
                 severity=severity_of_neighbour(domain),
             )
 
 
-def _unmanaged(host: Host, hostdev: GuestHostdev, device: PciDevice) -> Iterator[Finding]:
+def _find_unbound(host: Host, hostdev: GuestHostdev, device: PciDevice) -> Iterator[Finding]:
     is_vgpu = any(part.profile for part in parts_at(host.device_at, device.bdf))
     if hostdev.managed or is_vgpu or "vfio" in (device.driver or ""):
         return
@@ -138,7 +138,7 @@ def _group(host: Host, device: PciDevice, passed: set[Bdf]) -> Iterator[Finding]
     """VFIO gives away a whole IOMMU group: nothing else in it may have a driver of the host."""
     if device.iommu_group is None:
         return
-    others = [
+    drivers = [
         other
         for other in host.pci_devices
         if other.iommu_group == device.iommu_group
@@ -146,13 +146,13 @@ def _group(host: Host, device: PciDevice, passed: set[Bdf]) -> Iterator[Finding]
         and other.bdf not in passed
         and not (other.driver is None or is_viable_driver(other.driver))
     ]
-    if others:
-        stated = ", ".join(f"{other.bdf} ({other.driver})" for other in others[:4])
+    if drivers:
+        text = ", ".join(f"{other.bdf} ({other.driver})" for other in drivers[:4])
         yield finding(
             "iommu-group-shared",
             str(device.bdf),
             expected=f"IOMMU group {device.iommu_group} with no host driver in it",
-            observed=stated,
+            observed=text,
         )
 
 
@@ -163,15 +163,15 @@ def _place(facts: Vm, hostdev: GuestHostdev, node: NodeIndex | None) -> Iterator
     if not homes:
         return  # the guest has no memory there: no cell is the device's
     cell = cell_of_hostdev(facts, hostdev)
-    wanted = (
+    expected = (
         f"the expander bus of cell {CpuSet(homes)}, whose memory is on the device's node {node}"
     )
     if cell is None:
-        there = f"at {hostdev.address or 'no address'}, on the root bus"
-        yield finding("device-without-cell", str(hostdev.bdf), wanted, there)
+        observed = f"at {hostdev.address or 'no address'}, on the root bus"
+        yield finding("device-without-cell", str(hostdev.bdf), expected, observed)
     elif cell not in homes:
-        there = f"at {hostdev.address}, on that of cell {cell}"
-        yield finding("device-on-other-cell", str(hostdev.bdf), wanted, there)
+        observed = f"at {hostdev.address}, on that of cell {cell}"
+        yield finding("device-on-other-cell", str(hostdev.bdf), expected, observed)
 
 
 def passthrough_findings(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
@@ -201,26 +201,26 @@ def _initiators(
     if not facts.is_virt:
         return
     elements = element_of_bdf(document)
-    found = initiator_nodes_of(host, [device for device in devices if is_grace(device)])
+    nodes_of = initiator_nodes_of(host, [device for device in devices if is_grace(device)])
     short = {
         bdf: (count, len(nodes))
-        for bdf, nodes in found.items()
+        for bdf, nodes in nodes_of.items()
         if (count := len(initiators_of(document, elements[bdf]))) < len(nodes)
     }
     if short:
-        given, needed = map(sum, zip(*short.values(), strict=True))
+        present, needed = map(sum, zip(*short.values(), strict=True))
         yield finding(
             "initiators-missing",
             ", ".join(map(str, short)),
             expected=f"{needed} cells without vCPUs and memory, as many as the host has nodes for "
             "these GPUs, in their <acpi nodeset=>",
-            observed=str(given or "none"),
+            observed=str(present or "none"),
         )
 
 
 def _nvswitches(facts: Vm, host: Host, passed: set[Bdf]) -> Iterator[Finding]:
     """All GPUs of a board without its NVSwitches; another VM that has them serves all VMs."""
-    others = {
+    taken = {
         bdf
         for domain in host.domains
         if domain.name != facts.name and (domain.running or domain.planned)
@@ -228,7 +228,7 @@ def _nvswitches(facts: Vm, host: Host, passed: set[Bdf]) -> Iterator[Finding]:
     }
     for board in switched_gpus(host):
         missing = board.left_out(passed)
-        if missing and others.isdisjoint(board.switches):
+        if missing and taken.isdisjoint(board.switches):
             yield finding(
                 "nvswitches-left-out",
                 ", ".join(map(str, missing)),
@@ -289,19 +289,19 @@ def limits(facts: Vm, devices: list[PciDevice]) -> Limits:
         for bar in device.bars
         if bar.is_memory and bar.index < _OWN_BARS
     )
-    whole = facts.memory_bytes + facts.memory_device_bytes
+    total_bytes = facts.memory_bytes + facts.memory_device_bytes
     page = facts.page_bytes or 4 * KIB
     window = prefetchable_window_bytes(devices)
     regions = len(devices) * _OWN_BARS + 8
     entries = regions
     if facts.launch_security is not None:
-        entries += -(-whole // _CONFIDENTIAL_PAGE_BYTES)
+        entries += -(-total_bytes // _CONFIDENTIAL_PAGE_BYTES)
     return Limits(
-        memlock_bytes=factor * (whole + GIB),
-        iommu_pages=-(-(whole + bars) // page),
+        memlock_bytes=factor * (total_bytes + GIB),
+        iommu_pages=-(-(total_bytes + bars) // page),
         dma_entries=entries,
         window_bytes=window,
-        address_bits=_address_bits(max(whole, facts.max_memory_bytes or 0), window),
+        address_bits=_address_bits(max(total_bytes, facts.max_memory_bytes or 0), window),
     )
 
 

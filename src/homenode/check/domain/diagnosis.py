@@ -46,24 +46,24 @@ from homenode.vm.model import Vm
 
 def domain_findings(facts: Vm, document: Document | None, host: Host) -> list[Finding]:
     """What is wrong with one VM on its host. document: None of one that another file describes."""
-    found = []
+    findings = []
     if document is not None:
-        found += [*crosscheck(document), *windows_findings(facts, document)]
-    found += [*pins_alone(facts), *memory_alone(facts)]
-    found += [*devices_alone(facts), *limit_findings(facts, document, host)]
-    found += topology_findings(facts, document, host)
+        findings += [*crosscheck(document), *windows_findings(facts, document)]
+    findings += [*pins_alone(facts), *memory_alone(facts)]
+    findings += [*devices_alone(facts), *limit_findings(facts, document, host)]
+    findings += topology_findings(facts, document, host)
     if host.pus:
-        found += [*pins_on_host(facts, host), *pin_findings(facts, host)]
-        found += [*thread_findings(facts, host), *isolation_findings(facts, host)]
-        found += interrupt_findings(facts, host)
+        findings += [*pins_on_host(facts, host), *pin_findings(facts, host)]
+        findings += [*thread_findings(facts, host), *isolation_findings(facts, host)]
+        findings += interrupt_findings(facts, host)
     if host.nodes:
-        found += [*memory_on_host(facts, host), *memory_findings(facts, document, host)]
-    found += devices_on_host(facts, host)
-    found += passthrough_findings(facts, document, host)
+        findings += [*memory_on_host(facts, host), *memory_findings(facts, document, host)]
+    findings += devices_on_host(facts, host)
+    findings += passthrough_findings(facts, document, host)
     return [
-        _weighed(one, facts, host)
-        for one in sourced(found, facts.source)
-        if one.id != "emulator-on-vcpu" or not _fills(facts, host)
+        _weigh(finding, facts, host)
+        for finding in sourced(findings, facts.source)
+        if finding.id != "emulator-on-vcpu" or not _fills(facts, host)
     ]
 
 
@@ -73,21 +73,21 @@ def _fills(facts: Vm, host: Host) -> bool:
     return bool(host.cores) and all(not core.pus.isdisjoint(pus) for core in host.cores)
 
 
-def _weighed(finding: Finding, facts: Vm, host: Host) -> Finding:
+def _weigh(finding: Finding, facts: Vm, host: Host) -> Finding:
     """Floating vCPUs are worth a warning where devices or several nodes give them a home."""
     if finding.id != "unpinned" or finding.severity is not Severity.INFO:
         return finding
     nodes = [node for node in host.nodes if node.pus]
-    most = max((len(node.pus) for node in nodes), default=0)
+    node_pus = max((len(node.pus) for node in nodes), default=0)
     space = max((node.memory_bytes or 0 for node in nodes), default=0)
-    too_large = facts.vcpus > most or facts.memory_bytes > space > 0
+    too_large = facts.vcpus > node_pus or facts.memory_bytes > space > 0
     if len(nodes) < 2 or not (facts.hostdevs or too_large):
         return finding
-    why = "the VM has devices" if facts.hostdevs else "the VM is larger than a node"
+    reason = "the VM has devices" if facts.hostdevs else "the VM is larger than a node"
     return replace(
         finding,
         severity=Severity.WARNING,
-        expected=f"pins: {why}, and the host has {len(nodes)} nodes",
+        expected=f"pins: {reason}, and the host has {len(nodes)} nodes",
     )
 
 
@@ -124,7 +124,7 @@ _NUMBERED = (
 the element that is shown where there is none."""
 
 
-def located(findings: Iterable[Finding], document: Document) -> Iterator[Finding]:
+def locate(findings: Iterable[Finding], document: Document) -> Iterator[Finding]:
     """The findings; those that name an element of the document have "file:line" as their source."""
     lines: dict[tuple[str, int | None], int] = {}
     numbers = {element: attribute for _, element, attribute, _ in _NUMBERED}
@@ -132,8 +132,8 @@ def located(findings: Iterable[Finding], document: Document) -> Iterator[Finding
     for element in document.root.walk():
         lines.setdefault((element.name, None), element.line)
         if element.name in numbers:
-            given = element.get(numbers[element.name]) or ""
-            number = int(given) if given.isascii() and given.isdigit() else None
+            text = element.get(numbers[element.name]) or ""
+            number = int(text) if text.isascii() and text.isdigit() else None
             if element.name == "cell":
                 number, cells = cells if number is None else number, cells + 1
             lines.setdefault((element.name, number), element.line)
@@ -142,9 +142,11 @@ def located(findings: Iterable[Finding], document: Document) -> Iterator[Finding
         for bdf, element in reversed(hostdev_elements(document))
         if element.name == "hostdev"
     }
-    for one in findings:
-        line = _line_of(one.subject, lines, devices) if one.source == document.source else None
-        yield one if line is None else replace(one, source=f"{one.source}:{line}")
+    for finding in findings:
+        line = (
+            _line_of(finding.subject, lines, devices) if finding.source == document.source else None
+        )
+        yield finding if line is None else replace(finding, source=f"{finding.source}:{line}")
 
 
 def _line_of(

@@ -36,39 +36,39 @@ def memory_alone(facts: Vm) -> Iterator[Finding]:
     """What memory says without a host: whether VFIO may lock it."""
     if not facts.hostdevs or facts.hard_limit_bytes is None:
         return
-    wanted = facts.memory_bytes + facts.memory_device_bytes + VFIO_EXTRA_BYTES
-    each = ""
+    needed = facts.memory_bytes + facts.memory_device_bytes + VFIO_EXTRA_BYTES
+    note = ""
     if facts.has_iommu and len(facts.hostdevs) > 1:
-        wanted *= len(facts.hostdevs)
-        each = ", once for each device behind a vIOMMU"
-    if facts.hard_limit_bytes < wanted:
+        needed *= len(facts.hostdevs)
+        note = ", once for each device behind a vIOMMU"
+    if facts.hard_limit_bytes < needed:
         yield finding(
             "memlock-low",
             "<memtune><hard_limit>",
-            expected=f"at least {format_bytes(wanted)}: VFIO locks all memory and QEMU needs "
-            f"its own{each}",
+            expected=f"at least {format_bytes(needed)}: VFIO locks all memory and QEMU needs "
+            f"its own{note}",
             observed=format_bytes(facts.hard_limit_bytes),
         )
 
 
 def memory_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     """What memory and its binding say of this host's nodes."""
-    known = {int(node.index): node for node in host.nodes}
-    every = CpuSet(i for i, node in known.items() if node.memory_kind is not MemoryKind.GPU)
-    demands = [*_demands(facts), *(_unbound(facts, every) if every else ())]
+    node_at = {int(node.index): node for node in host.nodes}
+    all_nodes = CpuSet(i for i, node in node_at.items() if node.memory_kind is not MemoryKind.GPU)
+    demands = [*_demands(facts), *(_unbound(facts, all_nodes) if all_nodes else ())]
     for demand in (*demands, *_binding_with_cells(facts, demands)):
-        yield from _nodes_exist(demand, known, host, facts.source)
+        yield from _nodes_exist(demand, node_at, host, facts.source)
     running = _runs(facts, host)
     if any(demand.page_bytes == 0 for demand in demands):
         default = default_huge_page_bytes(host)
         demands = [replace(d, page_bytes=default) if d.page_bytes == 0 else d for d in demands]
     sizes = {demand.page_bytes for demand in demands}
     for size in sorted(sizes, key=lambda size: -1 if size is None else size):
-        some = [d for d in demands if d.page_bytes == size and d.nodes <= CpuSet(known)]
+        some = [d for d in demands if d.page_bytes == size and d.nodes <= CpuSet(node_at)]
         if size is None:
-            yield from _ordinary(some, known, running)
+            yield from _ordinary(some, node_at, running)
         else:
-            yield from _huge(some, known, size, running)
+            yield from _huge(some, node_at, size, running)
 
 
 def _runs(facts: Vm, host: Host) -> bool | None:
@@ -105,7 +105,7 @@ def _demands(facts: Vm) -> Iterator[_Demand]:
             )
 
 
-def _unbound(facts: Vm, every: CpuSet) -> Iterator[_Demand]:
+def _unbound(facts: Vm, all_nodes: CpuSet) -> Iterator[_Demand]:
     """Memory that nothing binds: the host as a whole must have it. Ordinary pages of a VM without
     passed-through devices are not needed before the guest touches them."""
     needs_all = bool(facts.hostdevs)
@@ -114,7 +114,7 @@ def _unbound(facts: Vm, every: CpuSet) -> Iterator[_Demand]:
         cells = [("<memory>", facts.memory_bytes, facts.page_bytes)]
     for subject, size, page in cells:
         mode = "strict" if needs_all or page is not None else "preferred"
-        yield _Demand(subject, every, size, page, mode)
+        yield _Demand(subject, all_nodes, size, page, mode)
 
 
 def _binding_with_cells(facts: Vm, demands: list[_Demand]) -> Iterator[_Demand]:
@@ -126,18 +126,18 @@ def _binding_with_cells(facts: Vm, demands: list[_Demand]) -> Iterator[_Demand]:
 
 
 def _nodes_exist(
-    demand: _Demand, known: dict[int, NumaNode], host: Host, source: str
+    demand: _Demand, node_at: dict[int, NumaNode], host: Host, source: str
 ) -> Iterator[Finding]:
-    missing = demand.nodes - CpuSet(known)
+    missing = demand.nodes - CpuSet(node_at)
     if missing:
         yield finding(
             "memory-of-no-node",
             demand.subject,
-            expected=f"nodes of {host.name}: {CpuSet(known)}",
+            expected=f"nodes of {host.name}: {CpuSet(node_at)}",
             observed=f"node {missing}, which is not there",
             source=source,
         )
-    empty = CpuSet(n for n in demand.nodes if n in known and known[n].memory_bytes == 0)
+    empty = CpuSet(n for n in demand.nodes if n in node_at and node_at[n].memory_bytes == 0)
     if empty and empty == demand.nodes:
         yield finding(
             "memory-of-empty-node",
@@ -158,11 +158,11 @@ def _shortages(
     """
     for nodes in sorted({d.nodes for d in demands}, key=lambda nodes: (len(nodes), str(nodes))):
         spaces = [space.get(node) for node in nodes]
-        known = [each for each in spaces if each is not None]
-        if len(known) == len(spaces):
+        sizes = [size for size in spaces if size is not None]
+        if len(sizes) == len(spaces):
             needed = sum(d.memory_bytes for d in demands if d.nodes <= nodes)
-            if needed > sum(known):
-                yield nodes, needed, sum(known)
+            if needed > sum(sizes):
+                yield nodes, needed, sum(sizes)
 
 
 def _short_of(
@@ -176,15 +176,17 @@ def _short_of(
     decides nothing."""
     for nodes, needed, space in _shortages(demands, total if running else free):
         doubtful = running is None and (nodes, needed) not in {
-            (where, asked) for where, asked, _ in _shortages(demands, total)
+            (short_nodes, short_bytes) for short_nodes, short_bytes, _ in _shortages(demands, total)
         }
         hard = any(d.mode in ("strict", "restrictive") for d in demands if d.nodes <= nodes)
         severity = None if hard else Severity.WARNING
         yield nodes, needed, space, Severity.INCONCLUSIVE if doubtful else severity
 
 
-def _places(nodes: CpuSet, known: Iterable[int]) -> str:
-    return "all nodes of the host" if nodes == CpuSet(known) and len(nodes) > 1 else f"node {nodes}"
+def _places(nodes: CpuSet, node_at: Iterable[int]) -> str:
+    return (
+        "all nodes of the host" if nodes == CpuSet(node_at) and len(nodes) > 1 else f"node {nodes}"
+    )
 
 
 def _free_memory(space: str, severity: Severity | None) -> str:
@@ -194,31 +196,31 @@ def _free_memory(space: str, severity: Severity | None) -> str:
 
 
 def _ordinary(
-    demands: list[_Demand], known: dict[int, NumaNode], running: bool | None
+    demands: list[_Demand], node_at: dict[int, NumaNode], running: bool | None
 ) -> Iterator[Finding]:
     free: dict[int, int | None] = {}
     total: dict[int, int | None] = {}
-    for index, node in known.items():
+    for index, node in node_at.items():
         pooled = sum(pool.page_bytes * pool.total_pages for pool in node.page_pools)
         total[index] = None if node.memory_bytes is None else node.memory_bytes - pooled
         known_free = node.memory_free_bytes
         free[index] = total[index] if known_free is None else known_free
-    most = sum(size or 0 for size in total.values())
+    host_bytes = sum(size or 0 for size in total.values())
     for nodes, needed, space, severity in _short_of(demands, free, total, running):
         yield finding(
             "memory-short",
-            _places(nodes, known),
+            _places(nodes, node_at),
             expected=f"{format_bytes(needed)} free for the VM",
             observed=_free_memory(format_bytes(space), severity),
-            severity=None if needed > most else severity,
-            case="all nodes" if nodes == CpuSet(known) else None,
+            severity=None if needed > host_bytes else severity,
+            case="all nodes" if nodes == CpuSet(node_at) else None,
         )
 
 
 def _huge(
-    demands: list[_Demand], known: dict[int, NumaNode], page: int, running: bool | None
+    demands: list[_Demand], node_at: dict[int, NumaNode], page: int, running: bool | None
 ) -> Iterator[Finding]:
-    sizes = sorted({pool.page_bytes for node in known.values() for pool in node.page_pools})
+    sizes = sorted({pool.page_bytes for node in node_at.values() for pool in node.page_pools})
     if not sizes:
         yield finding(
             "huge-pages-unknown",
@@ -227,11 +229,11 @@ def _huge(
             observed="none in the capture or description of the host",
         )
         # Pools can be made of what there is, and of no more.
-        yield from _ordinary(demands, known, True)
+        yield from _ordinary(demands, node_at, True)
         return
     if page not in sizes and page * page // 8 in sizes:
         # The ordinary page: a table of one page has page / 8 entries, and maps the next size.
-        yield from _ordinary(demands, known, running)
+        yield from _ordinary(demands, node_at, running)
         return
     if page not in sizes:
         yield finding(
@@ -249,9 +251,9 @@ def _huge(
                 expected=f"whole pages of {format_bytes(page)}",
                 observed=f"{demand.memory_bytes} bytes",
             )
-    free: dict[int, int | None] = dict.fromkeys(known, 0)
-    total: dict[int, int | None] = dict.fromkeys(known, 0)
-    for index, node in known.items():
+    free: dict[int, int | None] = dict.fromkeys(node_at, 0)
+    total: dict[int, int | None] = dict.fromkeys(node_at, 0)
+    for index, node in node_at.items():
         for pool in node.page_pools:
             if pool.page_bytes == page:
                 free[index], total[index] = page * pool.free_pages, page * pool.total_pages
@@ -259,7 +261,7 @@ def _huge(
         missing = -(-(needed - space) // page)
         yield finding(
             "huge-pages-short",
-            _places(nodes, known),
+            _places(nodes, node_at),
             expected=f"{-(-needed // page)} free pages of {format_bytes(page)}",
             observed=_free_memory(str(space // page), severity),
             severity=severity,
@@ -353,7 +355,7 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
     """
     if not facts.is_pinned:
         return
-    here = nodes_of(facts.pinned_pus, host) | facts.memory_nodes
+    vm_nodes = nodes_of(facts.pinned_pus, host) | facts.memory_nodes
     passed = (host.device(hostdev.bdf) for hostdev in facts.hostdevs)
     pulling = [
         device
@@ -366,14 +368,14 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
     cores = facts.vcpus // facts.threads_per_core
     divides = not homes or cores % len(homes) == 0
     divides = divides and not any(node.memory_bytes == 0 for node in host.nodes if node.pus)
-    near = _packages_whole(here, host)
+    near_nodes = _packages_whole(vm_nodes, host)
     for device in pulling:
-        if device.node is not None and int(device.node) not in near:
+        if device.node is not None and int(device.node) not in near_nodes:
             yield finding(
                 "device-far",
                 str(device.bdf),
                 expected=f"vCPUs and memory on the device's node {device.node}",
-                observed=f"all of them on nodes {here}",
+                observed=f"all of them on nodes {vm_nodes}",
                 severity=None if divides else Severity.INFO,
                 case=None if divides else "uneven cores",
                 values={"packages": len(homes)},

@@ -57,7 +57,7 @@ def pins_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     yield from _cores(facts, host)
     yield from _cells_at_home(facts, host)
     yield from _helpers_at_home(facts, host)
-    yield from _others(facts, host)
+    yield from _other_vms(facts, host)
 
 
 def _enough(facts: Vm, host: Host) -> Iterator[Finding]:
@@ -66,11 +66,11 @@ def _enough(facts: Vm, host: Host) -> Iterator[Finding]:
     online = sum(pu.online for pu in host.pus)
     started, pins = facts.vcpus_online, facts.pinned_pus
     if 0 < online < started:
-        most = f"at most the {online} PUs of {host.name}"
-        yield finding("vcpus-above-pus", f"{started} vCPUs", most, str(started))
+        limit = f"at most the {online} PUs of {host.name}"
+        yield finding("vcpus-above-pus", f"{started} vCPUs", limit, str(started))
     elif floats(facts) and len(pins) < started:
-        most = f"at most the {len(pins)} PUs that they may run on ({pins})"
-        yield finding("vcpus-above-pus", f"{started} vCPUs", most, str(started), case="pins")
+        limit = f"at most the {len(pins)} PUs that they may run on ({pins})"
+        yield finding("vcpus-above-pus", f"{started} vCPUs", limit, str(started), case="pins")
 
 
 def floats(facts: Vm) -> bool:
@@ -148,8 +148,8 @@ def _cores(facts: Vm, host: Host) -> Iterator[Finding]:
 def _cells_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
     present = CpuSet(pu.index for pu in host.pus)
     for cell in facts.cells:
-        near = CpuSet.union(node.pus for node in host.nodes if node.index in cell.nodes)
-        if not near:  # memory on nodes without PUs only
+        near_pus = CpuSet.union(node.pus for node in host.nodes if node.index in cell.nodes)
+        if not near_pus:  # memory on nodes without PUs only
             continue
         far = [
             i
@@ -157,14 +157,14 @@ def _cells_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
             if i < len(facts.vcpu_pins)
             and (pin := facts.vcpu_pins[i]) is not None
             and pin <= present
-            and not pin <= near
+            and not pin <= near_pus
         ]
         if far:
             pins = CpuSet(pu for i in far for pu in facts.vcpu_pins[i] or ())
             yield finding(
                 "pin-off-node",
                 f"cell {cell.id}, {vcpus_text(CpuSet(far))}",
-                expected=f"PUs of node {cell.nodes} ({near}), where the cell's memory is",
+                expected=f"PUs of node {cell.nodes} ({near_pus}), where the cell's memory is",
                 observed=f"PUs {pins}",
             )
 
@@ -176,11 +176,11 @@ def _helpers_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
     if record is not None and record.host is not None and is_made_for(host, record.host):
         return
     nodes = facts.memory_nodes or nodes_of(facts.pinned_pus, host)
-    near = CpuSet.union(node.pus for node in host.nodes if node.index in nodes)
+    near_pus = CpuSet.union(node.pus for node in host.nodes if node.index in nodes)
     present = CpuSet(pu.index for pu in host.pus)
 
     def is_far(pin: CpuSet) -> bool:
-        return bool(near) and bool(pin) and pin <= present and pin.isdisjoint(near)
+        return bool(near_pus) and bool(pin) and pin <= present and pin.isdisjoint(near_pus)
 
     place = "the guest's memory is" if facts.memory_nodes else "its vCPUs are"
     threads = CpuSet(number for number, pin in facts.iothread_pins if is_far(pin))
@@ -193,20 +193,20 @@ def _helpers_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
             yield finding(
                 "pin-off-node",
                 subject,
-                expected=f"PUs of node {nodes} ({near}), where {place}",
+                expected=f"PUs of node {nodes} ({near_pus}), where {place}",
                 observed=f"PUs {pus} of node {nodes_of(pus, host)}",
                 severity=Severity.INFO if subject == "<emulatorpin>" else None,
                 case="threads of QEMU",
             )
 
 
-def _others(facts: Vm, host: Host) -> Iterator[Finding]:
+def _other_vms(facts: Vm, host: Host) -> Iterator[Finding]:
     ours = facts.pinned_pus
     for domain in host.domains:
         if not domain.running or domain.name == facts.name:
             continue
         theirs = CpuSet.union(domain.vcpu_pins)
-        both = [c for c in host.cores if not c.pus.isdisjoint(ours & _whole(host, theirs))]
+        both = [c for c in host.cores if not c.pus.isdisjoint(ours & _whole_cores(host, theirs))]
         pinned = any(pin is not None for pin in domain.vcpu_pins)
         if both and pinned and facts.is_pinned:
             pus = CpuSet(pu for core in both for pu in core.pus)
@@ -219,7 +219,7 @@ def _others(facts: Vm, host: Host) -> Iterator[Finding]:
             )
 
 
-def _whole(host: Host, pus: CpuSet) -> CpuSet:
+def _whole_cores(host: Host, pus: CpuSet) -> CpuSet:
     """The whole cores of some PUs."""
     return CpuSet(pu for core in host.cores if not core.pus.isdisjoint(pus) for pu in core.pus)
 
@@ -307,7 +307,7 @@ def _kinds(facts: Vm, host: Host) -> Iterator[Finding]:
             vcpus.setdefault(kinds.pop(), []).append(vcpu)
     if len(vcpus) < 2:
         return
-    stated = ", ".join(
+    text = ", ".join(
         f"vCPUs {CpuSet(numbers)} on {_KIND_WORDS.get(kind, str(kind))} cores"
         for kind, numbers in sorted(vcpus.items(), key=lambda item: item[1])
     )
@@ -318,7 +318,7 @@ def _kinds(facts: Vm, host: Host) -> Iterator[Finding]:
         "core-kinds-mixed",
         "vCPUs",
         expected="cores of one kind: the guest's scheduler takes all vCPUs for equal",
-        observed=stated + cache,
+        observed=text + cache,
     )
 
 
@@ -360,7 +360,7 @@ def _flat_over_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
     nodes = nodes_of(facts.pinned_pus, host)
     if len(nodes) < 2:
         return
-    most = max(
+    node_cores = max(
         (sum(not c.pus.isdisjoint(node.pus) for c in host.cores) for node in host.nodes), default=0
     )
     yield finding(
@@ -368,7 +368,7 @@ def _flat_over_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
         f"{facts.vcpus} vCPUs",
         expected="vCPUs on one host node, or a guest that is shown the nodes",
         observed=f"a flat guest pinned over nodes {nodes}",
-        case="one node suffices" if facts.vcpus <= most else None,
+        case="one node suffices" if facts.vcpus <= node_cores else None,
     )
 
 

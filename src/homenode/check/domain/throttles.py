@@ -28,12 +28,12 @@ def throttle_findings(document: Document) -> Iterator[Finding]:
     tune = document.root.child("cputune")
     if tune is not None:
         yield from _quotas(document, tune)
-    for one in document.root.all("cputune/*"):
-        scheduler = one.get("scheduler")
-        if one.name in _SCHEDULERS and scheduler in _YIELDING:
+    for element in document.root.all("cputune/*"):
+        scheduler = element.get("scheduler")
+        if element.name in _SCHEDULERS and scheduler in _YIELDING:
             yield finding(
                 "scheduler-yields",
-                f"<{one.name}>",
+                f"<{element.name}>",
                 expected="a scheduler that gives the VM its turn",
                 observed=f"{scheduler}, after every other program",
             )
@@ -62,10 +62,10 @@ def _slow(subject: str, share: float, element: str) -> Finding:
 
 def _share(tune: Element, quota: str, period: str) -> float | None:
     """Of a PU; None where nothing limits it."""
-    given = _number(tune.value(quota))
-    if not given:
+    quota_us = _number(tune.value(quota))
+    if not quota_us:
         return None
-    return given / (_number(tune.value(period)) or _PERIOD_US)
+    return quota_us / (_number(tune.value(period)) or _PERIOD_US)
 
 
 def _number(text: str | None) -> int | None:
@@ -81,16 +81,16 @@ def transfer_findings(document: Document) -> Iterator[Finding]:
             tune = device.child(element)
             if tune is None or not tune.children:
                 continue
-            said = ", ".join(_said(one) for one in tune.children[:4])
+            text = ", ".join(_limit_text(child) for child in tune.children[:4])
             yield finding(
                 "io-limit",
                 f"{path} {device.value('target/@dev') or ''}".rstrip(),
                 expected="the device's own rate",
-                observed=f"<{element}>: {said}",
+                observed=f"<{element}>: {text}",
                 severity=Severity.INFO,
             )
 
 
-def _said(one: Element) -> str:
-    value = one.text.strip() or " ".join(f"{name} {text}" for name, text in one.attributes)
-    return f"{one.name} {value}"[:80]
+def _limit_text(element: Element) -> str:
+    value = element.text.strip() or " ".join(f"{name} {text}" for name, text in element.attributes)
+    return f"{element.name} {value}"[:80]

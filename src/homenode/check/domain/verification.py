@@ -41,7 +41,7 @@ def verify_document(
     Raises ParseError or InputError where the document cannot be read at all.
     """
     facts = vm_of(document)
-    found = [
+    findings = [
         *schema_findings(schema_errors, parsed),
         *crosscheck(document),
         *pins_alone(facts),
@@ -51,21 +51,21 @@ def verify_document(
     ]
     checked = ["schema, references, sums, PCI addresses, bus windows"]
     if host is not None:
-        found += _record(facts, host)
-        found += pins_on_host(facts, host)
-        found += memory_on_host(facts, host)
-        found += devices_on_host(facts, host)
-        found += versions_on_host(document, facts, host)
+        findings += _record(facts, host)
+        findings += pins_on_host(facts, host)
+        findings += memory_on_host(facts, host)
+        findings += devices_on_host(facts, host)
+        findings += versions_on_host(document, facts, host)
         parts = "CPUs, nodes, memory and " if host.pus else ""
         checked.append(f"{parts}devices of {host.name}")
     if plan is not None:
-        acpi = any(one.id == "acpi-missing" for one in found)
-        found += as_planned(document, facts, plan, frozenset(("has_acpi",) if acpi else ()))
+        acpi = any(finding.id == "acpi-missing" for finding in findings)
+        findings += as_planned(document, facts, plan, frozenset(("has_acpi",) if acpi else ()))
         checked.append("every element of the layout")
         if plan.layout.cells == "host" and plan.layout.pcie == "keep":
-            found = [one for one in found if one.id != "device-without-cell"]
-            found += _left_on_root(plan)
-    answer = in_order(sourced(found, document.source))
+            findings = [finding for finding in findings if finding.id != "device-without-cell"]
+            findings += _left_on_root(plan)
+    answer = in_order(sourced(findings, document.source))
     return Findings(checked=tuple(checked), findings=answer)
 
 
@@ -112,23 +112,23 @@ def schema_findings(errors: Sequence[SchemaError], parsed: ParseResult | None) -
         allowed = "what libvirt's domain.rng allows"
         return finding("schema", subject, allowed, observed, case=case, severity=severity)
 
-    whole = "the document"
+    document_name = "the document"
     if not errors:
         if parsed is not None and parsed.refusal is not None:
-            yield departs(whole, parsed.refusal, "refused")
+            yield departs(document_name, parsed.refusal, "refused")
     elif parsed is None:
         for error in errors[:8]:
             yield departs(f"line {error.line}", error.message, None)
     elif parsed.refusal is not None:
-        yield departs(whole, parsed.refusal, "libvirt refuses the definition")
+        yield departs(document_name, parsed.refusal, "libvirt refuses the definition")
     elif parsed.dropped:
         for path in parsed.dropped[:8]:
             parent, _, name = path.rpartition("/")
-            where = f"<{parent}> with {name[1:]}=" if name[0] == "@" else f"<{name}> in <{parent}>"
-            yield departs(where, "one that libvirt does not know there", "dropped")
+            place = f"<{parent}> with {name[1:]}=" if name[0] == "@" else f"<{name}> in <{parent}>"
+            yield departs(place, "one that libvirt does not know there", "dropped")
     else:
         message = "; ".join(dict.fromkeys(error.message for error in errors[:3]))
-        yield departs(whole, message, "taken", Severity.INFO)
+        yield departs(document_name, message, "taken", Severity.INFO)
 
 
 _ALSO_RUN = {"x86_64": ("i686",), "aarch64": ("armv7l", "armv6l"), "ppc64le": ("ppc64",)}
@@ -181,29 +181,34 @@ def as_planned(
     change, and for what else the plan relies on. vm: of the document. also: fields of Vm that
     findings of others name."""
     named = set(also)
-    for one in diff(plan.vm, vm, plan.unsaid | UNSAID.keys()):
-        named.update(one.fact.fields)
-        yield finding(f"plan-{one.fact.id}", one.subject, one.expected, one.observed)
+    for difference in diff(plan.vm, vm, plan.unsaid | UNSAID.keys()):
+        named.update(difference.fact.fields)
+        yield finding(
+            f"plan-{difference.fact.id}",
+            difference.subject,
+            difference.expected,
+            difference.observed,
+        )
     reported = {path for path, field in _FIELD_OF_PATH.items() if field in named}
-    known = {path.rpartition("/")[2] for path in reported}
+    reported_tags = {path.rpartition("/")[2] for path in reported}
     for step in STEPS:
-        wanted, there = _difference(document, plan, step)
-        parts = [*wanted, *there]
+        added, removed = _difference(document, plan, step)
+        parts = [*added, *removed]
         new = {path for path, _, _ in parts if not _is_named(path, named)} - reported
         if not new:
             continue
         reported |= new
         tags = {tag for path, tag, _ in parts if path in new}
-        known |= tags
+        reported_tags |= tags
         recorded = step is edit_metadata
         yield finding(
             "plan-record" if recorded else "plan-element",
             ", ".join(f"<{tag}>" for tag in sorted(tags)),
-            _some([text for *_, text in wanted]),
-            _some([text for *_, text in there]),
+            _some([text for *_, text in added]),
+            _some([text for *_, text in removed]),
             case=_CASES.get(step),
         )
-    yield from _settings(document, plan, known)
+    yield from _settings(document, plan, reported_tags)
 
 
 def _is_named(path: str, named: set[str]) -> bool:
@@ -218,7 +223,7 @@ def _is_named(path: str, named: set[str]) -> bool:
     return _FIELD_OF_PATH.get(path) in named
 
 
-def _settings(document: Document, plan: Plan, known: set[str]) -> Iterator[Finding]:
+def _settings(document: Document, plan: Plan, reported_tags: set[str]) -> Iterator[Finding]:
     """A finding for what is not as it was when the plan was made, though no layout sets it.
 
     known: elements that other findings name.
@@ -226,29 +231,31 @@ def _settings(document: Document, plan: Plan, known: set[str]) -> Iterator[Findi
     if plan.kept is None or plan.kept_of != LIBVIRT:
         return
     if plan.aperture is not None and plan.aperture.physical_address_bits is not None:
-        known = known | {"maxphysaddr"}  # at least those of the plan, which its step checks
-    yield from changed_settings(plan.kept, read_kept(document), known=known)
+        reported_tags = reported_tags | {
+            "maxphysaddr"
+        }  # at least those of the plan, which its step checks
+    yield from changed_settings(plan.kept, read_kept(document), reported_tags=reported_tags)
 
 
 def changed_settings(
-    kept: Iterable[str],
+    planned: Iterable[str],
     now: Iterable[str],
     *,
-    known: Collection[str] = (),
+    reported_tags: Collection[str] = (),
     subject: str = "",
     source: str = "",
 ) -> Iterator[Finding]:
     """A finding where these lines are not those of the plan. subject: "" = the elements that the
     lines begin with."""
-    before, later = Counter(kept), Counter(now)
+    before, later = Counter(planned), Counter(now)
     gone, new = (
-        sorted(one for one in lines.elements() if one.partition(" ")[0] not in known)
+        sorted(line for line in lines.elements() if line.partition(" ")[0] not in reported_tags)
         for lines in (before - later, later - before)
     )
     if gone or new:
-        names = dict.fromkeys(one.partition(" ")[0] for one in (*gone, *new))
-        what = subject or ", ".join(f"<{name}>" for name in names)
-        yield finding("plan-setting", what, _some(gone), _some(new), source)
+        names = dict.fromkeys(line.partition(" ")[0] for line in (*gone, *new))
+        about = subject or ", ".join(f"<{name}>" for name in names)
+        yield finding("plan-setting", about, _some(gone), _some(new), source)
 
 
 def _difference(
@@ -273,8 +280,8 @@ def _parts(element: Element, above: str) -> Iterator[_Part]:
     attributes = "".join(f" {name}='{value}'" for name, value in sorted(element.attributes))
     text, name = element.text.strip(), element.tag
     path = f"{above}/{element.name.rpartition('}')[2]}"
-    whole = f"<{name}{attributes}>{text}</{name}>" if text else f"<{name}{attributes}/>"
-    yield path, name, whole
+    text_of_element = f"<{name}{attributes}>{text}</{name}>" if text else f"<{name}{attributes}/>"
+    yield path, name, text_of_element
     for child in element.children:
         yield from _parts(child, path)
 

@@ -59,12 +59,12 @@ def startable(connect: str, name: str) -> PausedLook:
     state = virsh.domain(name)
     journal = paused_journal(default_root(), virsh, state.uuid, state.name)
     if state.is_active:
-        left = bool(journal.to_undo())
+        was_killed = bool(journal.to_undo())
         raise UsageError(
             f"{state.name}: --start: expected a domain that is shut off, found it {state.state}"
-            + (", as a killed --start left it" if left else ""),
+            + (", as a killed --start left it" if was_killed else ""),
             hint=journal.stored_head().undo
-            if left
+            if was_killed
             else command_line("homenode", "verify", "--live", state.name),
         )
     if state.managed_save:
@@ -104,31 +104,37 @@ def made_files(document: Document) -> Iterator[MadeFile]:
     nvram = root.find("os/nvram")
     if nvram is not None:
         path = nvram.value("source/@file") if nvram.get("type") == "file" else nvram.text.strip()
-        yield from _made("<nvram>", path, "on")
+        yield from _made_file("<nvram>", path, "on")
     for name in _CHARACTER_DEVICES:
         for device in root.all(f"devices/{name}"):
             if device.get("type") == "file":
-                yield from _made(
+                yield from _made_file(
                     f"<{name}>", device.value("source/@path"), device.value("source/@append")
                 )
-            yield from _made(f"<{name}>", device.value("log/@file"), device.value("log/@append"))
+            yield from _made_file(
+                f"<{name}>", device.value("log/@file"), device.value("log/@append")
+            )
     for graphics in root.all("devices/graphics"):
         for element in (graphics, *graphics.all("listen")):
-            yield from _made("<graphics>", element.get("socket"), None)
+            yield from _made_file("<graphics>", element.get("socket"), None)
     for audio in root.all("devices/audio"):
-        yield from _made("<audio>", audio.get("path"), None)
-    words = [one.get("value") or "" for one in qemu_arguments(document) if one.name.endswith("arg")]
+        yield from _made_file("<audio>", audio.get("path"), None)
+    words = [
+        argument.get("value") or ""
+        for argument in qemu_arguments(document)
+        if argument.name.endswith("arg")
+    ]
     for option, value in pairwise(words):
         if option in _FILE_OPTIONS:
-            yield from _made(option, value, None)
+            yield from _made_file(option, value, None)
         elif option in _PATH_OPTIONS:
-            said = argument_properties(value)
-            short = said.get("", "").partition(":")[2]  # as in -serial file:/var/log/vm.log
-            path = said.get("path") or said.get("mem-path") or short
-            yield from _made(option, path, said.get("append"))
+            properties = argument_properties(value)
+            short = properties.get("", "").partition(":")[2]  # as in -serial file:/var/log/vm.log
+            path = properties.get("path") or properties.get("mem-path") or short
+            yield from _made_file(option, path, properties.get("append"))
 
 
-def _made(owner: str, path: str | None, append: str | None) -> Iterator[MadeFile]:
+def _made_file(owner: str, path: str | None, append: str | None) -> Iterator[MadeFile]:
     if path is not None and path.startswith("/"):
         yield MadeFile(owner, path, is_emptied=append not in ("on", "yes"))
 
@@ -136,10 +142,14 @@ def _made(owner: str, path: str | None, append: str | None) -> Iterator[MadeFile
 def _makes(document: Document, name: str) -> list[str]:
     """Their paths, and those of what no path names."""
     root = document.root
-    shared = (one.get("name") for one in root.all("devices/shmem") if one.child("server") is None)
+    shared = (
+        name_of_memory.get("name")
+        for name_of_memory in root.all("devices/shmem")
+        if name_of_memory.child("server") is None
+    )
     is_chosen = root.value("os/@firmware") == "efi" and root.find("os/nvram") is None
     store = [f"/var/lib/libvirt/qemu/nvram/{name}_VARS.fd"] if is_chosen else []
-    store += [f"/dev/shm/{one}" for one in shared]  # noqa: S108
+    store += [f"/dev/shm/{name_of_memory}" for name_of_memory in shared]  # noqa: S108
     return [file.path for file in made_files(document)] + store
 
 
@@ -170,8 +180,8 @@ def _look(on: PausedLook, plan: Plan | None, host: Host | None) -> Findings:
     }
     view = read_view(answers, on.virsh.monitor(uuid, "info qtree", is_text=True))
     live = verify_live(expected, running)
-    found = [*live.findings, *view_findings(expected, view, host)]
-    named = sourced(found, f"QEMU of {on.state.name}, paused")
+    findings = [*live.findings, *view_findings(expected, view, host)]
+    named = sourced(findings, f"QEMU of {on.state.name}, paused")
     return Findings(checked=(*live.checked, *view_lines(view)), findings=in_order(named))
 
 
@@ -251,20 +261,20 @@ def read_view(answers: Mapping[str, str], tree: str) -> MonitorView:
 
 def read_devices(tree: str) -> Iterator[MonitorDevice]:
     """The devices of `info qtree`, in its order."""
-    found: list[MonitorDevice] = []
+    devices: list[MonitorDevice] = []
     for line in tree.splitlines():
-        if (match := _DEVICE.match(line)) is not None and len(found) < _MAX_DEVICES:
-            found.append(MonitorDevice(driver=match[1], id=match[2]))
-        elif not found:
+        if (match := _DEVICE.match(line)) is not None and len(devices) < _MAX_DEVICES:
+            devices.append(MonitorDevice(driver=match[1], id=match[2]))
+        elif not devices:
             continue
         elif (match := _HOST.match(line)) is not None:
-            found[-1].host = Bdf.parse(match[1])
+            devices[-1].host = Bdf.parse(match[1])
         elif (match := _PCI_ID.match(line)) is not None:
-            found[-1].pci_id = int(match[1], 16), int(match[2], 16)
+            devices[-1].pci_id = int(match[1], 16), int(match[2], 16)
         elif (match := _BAR.match(line)) is not None:
             size = (int(match[4], 16) - int(match[3], 16) + 1) & _NOWHERE
-            found[-1].bars[int(match[1])] = size
-    yield from found
+            devices[-1].bars[int(match[1])] = size
+    yield from devices
 
 
 def view_findings(expected: Vm, view: MonitorView, host: Host | None) -> Iterator[Finding]:
@@ -278,7 +288,7 @@ def view_findings(expected: Vm, view: MonitorView, host: Host | None) -> Iterato
 
 
 def _memory(expected: Vm, view: MonitorView) -> Iterator[Finding]:
-    backends = {one.id: one for one in view.backends}
+    backends = {backend_object.id: backend_object for backend_object in view.backends}
     for cell in expected.cells_or_whole:
         names = (f"ram-node{cell.id}",) if expected.cells else _FLAT
         backend = next((backends[name] for name in names if name in backends), None)
@@ -312,18 +322,18 @@ def _cpus(expected: Vm, view: MonitorView) -> Iterator[Finding]:
     cell_of = {int(vcpu): cell.id for cell in expected.cells for vcpu in cell.vcpus}
     for cpu in view.cpus:
         node = cpu.props.get("node-id")
-        wanted = cell_of.get(cpu.cpu_index)
-        if wanted is not None and node is not None and node != wanted:
+        planned_cell = cell_of.get(cpu.cpu_index)
+        if planned_cell is not None and node is not None and node != planned_cell:
             subject = f"vCPU {cpu.cpu_index}"
-            yield finding("start-cpus", subject, f"cell {wanted}", f"cell {node}")
+            yield finding("start-cpus", subject, f"cell {planned_cell}", f"cell {node}")
 
 
 def _devices(expected: Vm, view: MonitorView, host: Host | None) -> Iterator[Finding]:
-    given = {one.host: one for one in view.devices if one.host is not None}
+    device_of = {seen.host: seen for seen in view.devices if seen.host is not None}
     for hostdev in expected.hostdevs:
         if hostdev.uuid is not None:
             continue
-        device = given.get(hostdev.bdf)
+        device = device_of.get(hostdev.bdf)
         if device is None:
             yield finding(
                 "start-function", str(hostdev.bdf), "a device of QEMU for it", "no such device"
@@ -331,25 +341,25 @@ def _devices(expected: Vm, view: MonitorView, host: Host | None) -> Iterator[Fin
             continue
         real = None if host is None else host.device(hostdev.bdf)
         for bar in () if real is None else real.bars:
-            seen = device.bars.get(bar.index)
-            if bar.index < 6 and bar.is_memory and seen != bar.size_bytes:
+            size = device.bars.get(bar.index)
+            if bar.index < 6 and bar.is_memory and size != bar.size_bytes:
                 yield finding(
                     "start-bar",
                     f"{hostdev.bdf} BAR {bar.index}",
                     expected=format_bytes(bar.size_bytes),
-                    observed="none" if seen is None else format_bytes(seen),
+                    observed="none" if size is None else format_bytes(size),
                 )
 
 
 def view_lines(view: MonitorView) -> Iterator[str]:
     """What was looked at, for people."""
     yield f"QEMU is {view.status}: no guest instruction has run"
-    for one in view.backends:
-        nodes = f"node {CpuSet(one.host_nodes)}" if one.host_nodes else "any node"
-        yield f"{one.id}: {format_bytes(one.size)}, policy {one.policy}, {nodes}"
-    functions = [one for one in view.devices if one.pci_id is not None]
-    passed = ", ".join(str(one.host) for one in functions if one.host is not None)
-    bars = plural(sum(len(one.bars) for one in functions), "BAR")
+    for backend in view.backends:
+        nodes = f"node {CpuSet(backend.host_nodes)}" if backend.host_nodes else "any node"
+        yield f"{backend.id}: {format_bytes(backend.size)}, policy {backend.policy}, {nodes}"
+    functions = [backend for backend in view.devices if backend.pci_id is not None]
+    passed = ", ".join(str(backend.host) for backend in functions if backend.host is not None)
+    bars = plural(sum(len(backend.bars) for backend in functions), "BAR")
     yield (
         f"{plural(len(view.cpus), 'vCPU thread')}; {plural(len(functions), 'PCI function')} with "
         f"{bars}; from the host: {passed or 'none'}"

@@ -50,22 +50,26 @@ def verify_target(
     vm = module.read_vm(content, source)
     lost = lost_features(module, plan)
     skipped = _unsaid(plan, vm, module, lost)
-    found = [
-        _differs(one.title, one.expected, one.observed, source, one.fact.id)
-        for one in diff(visible(plan.vm, lost), vm, skipped)
+    findings = [
+        _differs(
+            difference.title, difference.expected, difference.observed, source, difference.fact.id
+        )
+        for difference in diff(visible(plan.vm, lost), vm, skipped)
     ]
     written = _written_again(content, source, target, plan, host)
     if module.hook_suffix is not None:
-        found += _hook(hook, plan, source, written, module.hook_suffix)
-    if not found and written is not None:
-        found += _missing_lines(content, written.document, source)
-    if not found and plan.kept is not None and plan.kept_of == target:
+        findings += _hook(hook, plan, source, written, module.hook_suffix)
+    if not findings and written is not None:
+        findings += _missing_lines(content, written.document, source)
+    if not findings and plan.kept is not None and plan.kept_of == target:
         now = settings_of(module, content)
-        found += changed_settings(plan.kept, now, subject="lines that no plan sets", source=source)
-    found += lost_findings(module, lost, source)
+        findings += changed_settings(
+            plan.kept, now, subject="lines that no plan sets", source=source
+        )
+    findings += lost_findings(module, lost, source)
     return Findings(
         checked=(f"{source}: {module.title} against plan of layout {plan.layout.name}",),
-        findings=in_order(found),
+        findings=in_order(findings),
     )
 
 
@@ -93,8 +97,10 @@ def _written_again(
     module = target_named(target)
     vm = VmFile(target, module.read_vm(content, source), content, source)
     vm = vm if host is None else on_host(vm, host)
-    own = {controller.index for controller in plan.vm.controllers}
-    elsewhere = [d for d in plan.vm.hostdevs if d.address is not None and d.address.bus not in own]
+    indices = {controller.index for controller in plan.vm.controllers}
+    elsewhere = [
+        d for d in plan.vm.hostdevs if d.address is not None and d.address.bus not in indices
+    ]
     if elsewhere:
         return None
     return module.render(plan, vm.guest, host, content, source)
@@ -102,13 +108,13 @@ def _written_again(
 
 def _missing_lines(content: bytes, written: bytes, source: str) -> Iterator[Finding]:
     """Lines that the plan would write and the file does not have. Other lines are the user's."""
-    there = Counter(line.strip() for line in content.splitlines())
-    wanted = [line.strip() for line in written.splitlines()]
-    for line in wanted:
-        if line and not line.startswith(b"#") and not there[line]:
+    count_of = Counter(line.strip() for line in content.splitlines())
+    planned_lines = [line.strip() for line in written.splitlines()]
+    for line in planned_lines:
+        if line and not line.startswith(b"#") and not count_of[line]:
             text = printable(line.decode("utf-8", "replace"))
             yield _differs("line of the plan", text, "no such line", source)
-        there[line] -= 1
+        count_of[line] -= 1
 
 
 def _differs(
@@ -141,8 +147,10 @@ def _hook(
     if not plan.vcpu_pins:
         return
     if hook is None:
-        what = "hook script"
-        yield finding("target-hook-missing", what, "the pins of single vCPUs", f"no {what}", source)
+        script = "hook script"
+        yield finding(
+            "target-hook-missing", script, "the pins of single vCPUs", f"no {script}", source
+        )
         return
     vcpus, emulator, _ = pins_in(hook.decode("utf-8", "replace"))
     if vcpus != plan.vcpu_pins:
@@ -186,13 +194,13 @@ def _refuse_plan_of_others(plan: Plan, target: Target, name: str, lost: frozense
     title = target.title
     if Feature.VGPUS in lost:
         vgpus = filter(is_vgpu, plan.vm.hostdevs)
-        what = f"the vGPU {', '.join(one.uuid or str(one.bdf) for one in vgpus)}"
+        feature = f"the vGPU {', '.join(hostdev.uuid or str(hostdev.bdf) for hostdev in vgpus)}"
     elif plan.vm.memory_device_bytes:
-        what = "memory devices"
+        feature = "memory devices"
     else:
         return
     raise InputError(
-        f"--target {name}: expected a plan for {title}, found one with {what}, which no plan for "
-        f"{title} has",
+        f"--target {name}: expected a plan for {title}, found one with {feature}, which no plan "
+        f"for {title} has",
         hint="leave --target out for a plan of a domain document",
     )

@@ -15,7 +15,6 @@ from homenode.check.verify.guest.checks import FirmwareNodes, firmware_nodes
 from homenode.check.verify.guest.expectation import Expectation, expectation_of
 from homenode.check.verify.guest.view import (
     GuestView,
-    as_passed_through,
     not_in_stand_in,
     view_of_guest,
     view_of_stand_in,
@@ -62,30 +61,29 @@ class Verified(Struct, frozen=True):
 
     findings: Findings
     views: tuple[GuestView, ...]  # what guests report, compared with what was expected
-    guests: tuple[Host, ...]  # as hosts, to draw
     host: Host | None  # None where the document was not compared with one
     plan: Plan | None
     how: str = ""  # through what a test guest was booted, with which accelerator, and its seconds
 
 
-def verify(wanted: VerifyRequest) -> Verified:
+def verify(request: VerifyRequest) -> Verified:
     """Verify what is wanted.
 
     Raises UsageError for a file of another kind, InputError for what cannot be read, HostError and
     its kin where this machine cannot boot guests or the guest cannot be reached.
     """
     content, document = None, None
-    if wanted.domain is not None:
-        virsh = Virsh(wanted.connect)
-        state = virsh.domain(wanted.domain)
+    if request.domain is not None:
+        virsh = Virsh(request.connect)
+        state = virsh.domain(request.domain)
         document = open_domain(virsh.definition(state.uuid), f"domain {state.name}")
-    elif wanted.document is not None:
-        content = read_subject(wanted.document, "a file that can be read")
+    elif request.document is not None:
+        content = read_subject(request.document, "a file that can be read")
         if target_of(content) is None:
-            document = open_domain(content, str(wanted.document))
-        elif wanted.guest is not None:
+            document = open_domain(content, str(request.document))
+        elif request.guest is not None:
             raise UsageError(
-                f"{wanted.document}: expected a domain document with --guest, found a file of "
+                f"{request.document}: expected a domain document with --guest, found a file of "
                 "another kind",
                 hint="homenode verify --plan P.json --guest SOURCE --target NAME",
             )
@@ -95,24 +93,24 @@ def verify(wanted: VerifyRequest) -> Verified:
         assert document is not None
         return _unreadable(document, error)
     plan = None
-    if wanted.plan is not None:
-        plan = read_plan(read_input(wanted.plan, "a saved plan"), str(wanted.plan))
-    host, skipped = _host(wanted, plan, facts)
-    answer = _Answer(wanted=wanted, plan=plan, host=host, found=[], left=[*skipped])
+    if request.plan is not None:
+        plan = read_plan(read_input(request.plan, "a saved plan"), str(request.plan))
+    host, skipped = _host(request, plan, facts)
+    answer = _Answer(request=request, plan=plan, host=host, findings=[], not_checked=[*skipped])
     if document is not None:
         answer.add_document(document)
     elif content is not None:
-        answer.add_target_file(content, str(wanted.document))
-    if wanted.guest is not None:
-        answer.add_guest(wanted.guest, facts)
-    found = [*answer.found, *(finding for view in answer.views for finding in view.findings)]
+        answer.add_target_file(content, str(request.document))
+    if request.guest is not None:
+        answer.add_guest(request.guest, facts)
+    of_views = (finding for view in answer.views for finding in view.findings)
     findings = Findings(
         checked=tuple(answer.checked),
-        findings=in_order(found),
-        not_checked=tuple(answer.left),
+        findings=in_order((*answer.findings, *of_views)),
+        not_checked=tuple(answer.not_checked),
     )
     findings = with_gaps(findings, () if host is None else host.gaps)
-    return Verified(findings, tuple(answer.views), tuple(answer.guests), host, plan, answer.how)
+    return Verified(findings, tuple(answer.views), host, plan, answer.how)
 
 
 def _unreadable(document: Document, error: InputError) -> Verified:
@@ -123,28 +121,27 @@ def _unreadable(document: Document, error: InputError) -> Verified:
         raise error
     both = structs.replace(parsed, refusal=f"{error.message}; libvirt: {parsed.refusal}")
     findings = tuple(schema_findings((), both))
-    checked, left = (f"{document.source}: whether it can be read",), ("everything else",)
-    answer = Findings(checked=checked, findings=findings, not_checked=left)
-    return Verified(answer, (), (), None, None)
+    checked, not_checked = (f"{document.source}: whether it can be read",), ("everything else",)
+    answer = Findings(checked=checked, findings=findings, not_checked=not_checked)
+    return Verified(answer, (), None, None)
 
 
 class _Answer(Struct, kw_only=True):
     """What comes together of an answer."""
 
-    wanted: VerifyRequest
+    request: VerifyRequest
     plan: Plan | None
     host: Host | None
-    found: list[Finding]
+    findings: list[Finding]
     checked: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)  # what was not checked
+    not_checked: list[str] = field(default_factory=list)  # what was not checked
     views: list[GuestView] = field(default_factory=list)
-    guests: list[Host] = field(default_factory=list)
     how: str = ""  # a test guest was booted
 
     def add_document(self, document: Document) -> None:
         errors, gap = validate(document.to_bytes())
         parsed = parsed_by_libvirt(document)
-        self.left += [] if gap is None else [str(gap)]
+        self.not_checked += [] if gap is None else [str(gap)]
         self._add(
             verify_document(
                 document,
@@ -154,10 +151,10 @@ class _Answer(Struct, kw_only=True):
                 parsed=parsed,
             )
         )
-        if self.wanted.boot is not None:
+        if self.request.boot is not None:
             facts = vm_of(document)
-            booted = boot_stand_in(document, facts, self.wanted.boot, self.host)
-            self._add_boot(booted, _expected(self.plan, facts, self.host), document.source)
+            booted = boot_stand_in(document, facts, self.request.boot, self.host)
+            self._add_boot(booted, _expectation(self.plan, facts, self.host), document.source)
 
     def add_target_file(self, content: bytes, source: str) -> None:
         """A file of another hypervisor than libvirt. Raises UsageError without a plan, InputError
@@ -174,7 +171,7 @@ class _Answer(Struct, kw_only=True):
         if hook is not None and hook.is_file():
             script = read_file(hook, "the hook that was written with it", most=_MOST_HOOK_BYTES)
         self._add(verify_target(content, source, target, plan, host=self.host, hook=script))
-        if self.wanted.boot is None:
+        if self.request.boot is None:
             return
         if module.words_of is None:
             can = (name for name in TARGETS if target_named(name).words_of is not None)
@@ -184,36 +181,33 @@ class _Answer(Struct, kw_only=True):
                 hint="verify it without --boot",
             )
         words = tuple(module.words_of(content, source))
-        booted = boot_command(words, source, self.wanted.boot)
+        booted = boot_command(words, source, self.request.boot)
         self._add_boot(booted, expectation_of(plan.vm, host=self.host), source)
 
     def add_guest(self, source: str, facts: Vm | None) -> None:
-        plan, host, target = self.plan, self.host, self.wanted.target
-        guest, firmware = _guest_of(source, self.wanted.ssh_options)
+        plan, host, target = self.plan, self.host, self.request.target
+        guest, firmware = _guest_of(source, self.request.ssh_options)
         if plan is not None and target is not None:
             expected = expectation_for_target(plan, target, host)
-            self.found += lost_in_guest(plan, target, guest.name)
+            self.findings += lost_in_guest(plan, target, guest.name)
             self.checked.append(f"the view of guest {guest.name} of {target}")
         else:
-            expected = _expected(plan, facts, host)
+            expected = _expectation(plan, facts, host)
             self.checked.append(f"the view of guest {guest.name}")
         refuse_unshown(guest, "CPUs", "memory")
         if expected.devices:
             refuse_unshown(guest, "PCI")
-        self.guests.append(guest)
         self.views.append(view_of_guest(expected, guest, host, firmware))
 
-    def _add(self, found: Findings) -> None:
-        self.found += found.findings
-        self.checked += found.checked
-        self.left += found.not_checked
+    def _add(self, findings: Findings) -> None:
+        self.findings += findings.findings
+        self.checked += findings.checked
+        self.not_checked += findings.not_checked
 
     def _add_boot(self, booted: Booted, expected: Expectation, source: str) -> None:
-        self.found += [*booted.findings, *not_in_stand_in(booted.stand_in, source)]
+        self.findings += [*booted.findings, *not_in_stand_in(booted.stand_in, source)]
         self.how = f"{booted.how}, {booted.seconds:.1f} s"
         if booted.guest is not None:
-            shown = as_passed_through(booted.guest, expected, booted.stand_in, self.host)
-            self.guests.append(shown)
             self.views.append(view_of_stand_in(expected, booted.stand_in, booted.guest))
 
 
@@ -239,21 +233,21 @@ def _guest_of(source: str, ssh_options: tuple[str, ...] = ()) -> tuple[Host, Fir
 
 
 def _host(
-    wanted: VerifyRequest, plan: Plan | None, facts: Vm | None
+    request: VerifyRequest, plan: Plan | None, facts: Vm | None
 ) -> tuple[Host | None, tuple[str, ...]]:
     """Return the host to compare with, and what is not checked if it is for another machine."""
-    host = load_host(wanted.host, lspci=wanted.lspci)
-    if wanted.host is not None or wanted.lspci is not None:
-        if plan is not None and plan.host_fingerprint and wanted.plan is not None:
-            read_plan_for(host, read_input(wanted.plan, "a saved plan"), str(wanted.plan))
+    host = load_host(request.host, lspci=request.lspci)
+    if request.host is not None or request.lspci is not None:
+        if plan is not None and plan.host_fingerprint and request.plan is not None:
+            read_plan_for(host, read_input(request.plan, "a saved plan"), str(request.plan))
         return host, ()
-    here = host_fingerprint(host)
+    fingerprint = host_fingerprint(host)
     record = None if facts is None or facts.record is None else facts.record.host
     if plan is not None:
-        other = plan.host_fingerprint != here
+        other = plan.host_fingerprint != fingerprint
         name = plan.host_name
     else:
-        other = record is not None and not here.startswith(record)
+        other = record is not None and not fingerprint.startswith(record)
         name = "another host"
     if not other:
         return host, ()
@@ -261,7 +255,7 @@ def _host(
     return None, (f"the host: the {planned} is for {name}: add --host SOURCE",)
 
 
-def _expected(plan: Plan | None, facts: Vm | None, host: Host | None) -> Expectation:
+def _expectation(plan: Plan | None, facts: Vm | None, host: Host | None) -> Expectation:
     vm = facts if plan is None else vm_as_it_runs(plan, facts)
     assert vm is not None, "a document or a plan is given"
     return expectation_of(vm, host=host, document=facts)

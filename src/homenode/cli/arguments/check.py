@@ -37,8 +37,6 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
       timeout: How long it may take; through libvirt and without KVM half of it, then QEMU is asked
         directly. Default: 60, and 5 for each vCPU.
       keep: Keep its console, its report, its document or command line here.
-      svg: Draw the guest; for a test guest, with the devices of the document. With a plan and its
-        host, they are drawn next to it as *-plan.svg.
       prometheus: Print Prometheus' text format.
       host: A source of the host. With --live and --start it, and the host of --plan, must be the
         host of the libvirt daemon. Default: this machine; none where the plan or the document is
@@ -68,7 +66,6 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
         None
     )
     keep: Annotated[Path | None, Opt("--keep", "DIR", panel=BOOT, rare=True)] = None
-    svg: Annotated[Path | None, Opt("--svg", "FILE")] = None
     prometheus: Annotated[bool, Flag("--prometheus", rare=True)] = False
     json: JsonOption = False
 

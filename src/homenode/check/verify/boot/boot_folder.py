@@ -66,16 +66,16 @@ class GuestSaid:
 
     def content(self) -> bytes:
         """What was said so far. Raises HostError where another user can have said it."""
-        why = self._not_the_guests()
-        if why is not None:
+        reason = self._reason_for_doubt()
+        if reason is not None:
             raise HostError(
-                f"{self.path}: expected a file that the test guest alone has written, found {why}: "
-                "what the guest says is not known",
+                f"{self.path}: expected a file that the test guest alone has written, found "
+                f"{reason}: what the guest says is not known",
                 hint=f"boot again; {_ELSEWHERE}",
             )
-        return self.unchecked()
+        return self.read_unchecked()
 
-    def unchecked(self) -> bytes:
+    def read_unchecked(self) -> bytes:
         """What is there, whoever wrote it."""
         pieces = []
         at = 0
@@ -87,8 +87,8 @@ class GuestSaid:
     def text(self) -> str:
         return self.content().decode("utf-8", "replace")
 
-    def _not_the_guests(self) -> str | None:
-        known = os.fstat(self._descriptor)
+    def _reason_for_doubt(self) -> str | None:
+        opened = os.fstat(self._descriptor)
         try:
             named = self.path.lstat()
             folder = self.path.parent.lstat()
@@ -96,15 +96,15 @@ class GuestSaid:
             return f"{error.strerror}"
         if stat.S_ISLNK(named.st_mode):
             return "a link in its place"
-        if (named.st_dev, named.st_ino) != (known.st_dev, known.st_ino):
+        if (named.st_dev, named.st_ino) != (opened.st_dev, opened.st_ino):
             return "another file in its place"
-        if known.st_nlink != 1:
-            return f"{known.st_nlink} names of it"
+        if opened.st_nlink != 1:
+            return f"{opened.st_nlink} names of it"
         # libvirt gives a file back to root that it has not known before.
-        if known.st_uid not in (0, os.geteuid(), self._user):
-            return f"that it belongs to user {known.st_uid}"
-        if known.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return f"that others may write it (mode {stat.S_IMODE(known.st_mode):o})"
+        if opened.st_uid not in (0, os.geteuid(), self._user):
+            return f"that it belongs to user {opened.st_uid}"
+        if opened.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"that others may write it (mode {stat.S_IMODE(opened.st_mode):o})"
         if folder.st_uid != os.geteuid() or folder.st_mode & (stat.S_IWGRP | stat.S_IRWXO):
             return f"its folder open to others (mode {stat.S_IMODE(folder.st_mode):o})"
         return None
@@ -159,11 +159,11 @@ def end_abandoned(parent: Path, uri: str | None) -> None:
     now = time.time()
     for folder in parent.glob(f"{_PREFIX}*"):
         try:
-            stated = folder.lstat()
+            state = folder.lstat()
         except OSError:
             continue
-        is_ours = stated.st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink()
-        if not is_ours or now - stated.st_mtime < _NEW_S or RecordFolder(folder).is_locked:
+        is_ours = state.st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink()
+        if not is_ours or now - state.st_mtime < _NEW_S or RecordFolder(folder).is_locked:
             continue
         if (folder / _OF_LIBVIRT).exists():
             if uri is None:

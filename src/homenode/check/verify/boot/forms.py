@@ -52,7 +52,7 @@ def stand_in_xml(
     stand_in: StandInGuest, name: str, files: BootFiles, command: str, *, kvm: bool
 ) -> str:
     """The document of a transient domain. command: the kernel's command line."""
-    switches = (f"<{n} state='{_on(is_on)}'/>" for n, is_on in stand_in.switches)
+    switches = (f"<{n} state='{_switch(is_on)}'/>" for n, is_on in stand_in.switches)
     acpi = "<acpi/>" if stand_in.vm.has_acpi else ""
     lines = [
         f"<domain type={quoteattr('kvm' if kvm else 'qemu')}>",
@@ -91,9 +91,9 @@ def _vcpus(stand_in: StandInGuest) -> list[str]:
     """Those that are offline can be plugged later, and so those behind the first of them."""
     if not stand_in.vm.offline_vcpus:
         return [f"  <vcpu placement='static'>{stand_in.vm.vcpus}</vcpu>"]
-    there = stand_in.vm.vcpus - len(stand_in.vm.offline_vcpus)
+    online = stand_in.vm.vcpus - len(stand_in.vm.offline_vcpus)
     lines = [
-        f"  <vcpu placement='static' current='{there}'>{stand_in.vm.vcpus}</vcpu>",
+        f"  <vcpu placement='static' current='{online}'>{stand_in.vm.vcpus}</vcpu>",
         "  <vcpus>",
     ]
     order = 0
@@ -170,9 +170,11 @@ def _devices(stand_in: StandInGuest) -> list[str]:
 
 
 def _address(stand_in: StandInGuest, address: GuestAddress) -> str:
-    given = " ".join(f"{name}='{value}'" for name, value in address_attributes(address).items())
+    attributes = " ".join(
+        f"{name}='{value}'" for name, value in address_attributes(address).items()
+    )
     shared = (address.bus, address.device) in stand_in.shared_slots and not address.function
-    return f"<address type='pci' {given}{' multifunction=' + repr('on') if shared else ''}/>"
+    return f"<address type='pci' {attributes}{' multifunction=' + repr('on') if shared else ''}/>"
 
 
 def _serial(port: int, path: str) -> list[str]:
@@ -234,7 +236,7 @@ def boot_words(files: BootFiles, command: str, *, kvm: bool = False) -> tuple[st
 def _machine(stand_in: StandInGuest, *, kvm: bool) -> str:
     words = [stand_in.machine]
     words += [] if stand_in.vm.has_acpi else ["acpi=off"]
-    words += [f"{n}={_on(is_on)}" for n, is_on in stand_in.switches if n in ("vmport", "smm")]
+    words += [f"{n}={_switch(is_on)}" for n, is_on in stand_in.switches if n in ("vmport", "smm")]
     if stand_in.iommu is not None and kvm:
         words.append("kernel-irqchip=split")
     if stand_in.is_shared and not stand_in.vm.cells:
@@ -242,7 +244,7 @@ def _machine(stand_in: StandInGuest, *, kvm: bool) -> str:
     return ",".join(words)
 
 
-def _on(is_on: bool) -> str:
+def _switch(is_on: bool) -> str:
     return "on" if is_on else "off"
 
 
@@ -258,10 +260,10 @@ def _firmware(stand_in: StandInGuest, files: BootFiles) -> list[str]:
     words = []
     if stand_in.uefi:
         for unit, path in enumerate((files.ovmf, files.ovmf_variables)):
-            only = ",readonly=on" if unit == 0 else ""
+            mode = ",readonly=on" if unit == 0 else ""
             words += [
                 "-drive",
-                f"if=pflash,format=raw,unit={unit}{only},file={escape_commas(path)}",
+                f"if=pflash,format=raw,unit={unit}{mode},file={escape_commas(path)}",
             ]
     space = stand_in.space
     if space is not None and space.hole_bytes is not None and "q35" in stand_in.machine:
@@ -297,17 +299,17 @@ def _endpoint(stand_in: StandInGuest, bdf: Bdf | None) -> str:
 def _cpu_words(stand_in: StandInGuest) -> str:
     cpu = stand_in.cpu
     words = [cpu.model or {"host-passthrough": "host"}.get(cpu.mode, "max")]
-    words += [f"{name}={_on(is_on)}" for name, is_on in cpu.features]
-    words += [f"pmu={_on(is_on)}" for name, is_on in stand_in.switches if name == "pmu"]
+    words += [f"{name}={_switch(is_on)}" for name, is_on in cpu.features]
+    words += [f"pmu={_switch(is_on)}" for name, is_on in stand_in.switches if name == "pmu"]
     words += CACHE_WORDS.get(cpu.l3, ())
     return ",".join(words)
 
 
 def _smp(stand_in: StandInGuest) -> str:
     sockets, dies, cores, threads = stand_in.vm.cpu_topology or (stand_in.vm.vcpus, 1, 1, 1)
-    most = f",maxcpus={stand_in.vm.vcpus}" if stand_in.vm.offline_vcpus else ""
+    maximum = f",maxcpus={stand_in.vm.vcpus}" if stand_in.vm.offline_vcpus else ""
     shape = f"sockets={sockets},dies={dies},cores={cores},threads={threads}"
-    return f"{stand_in.first_vcpus}{most},{shape}"
+    return f"{stand_in.first_vcpus}{maximum},{shape}"
 
 
 def _numa(stand_in: StandInGuest) -> list[str]:
@@ -363,7 +365,7 @@ def stand_in_of_command(
     tree = device_tree(options, source)
     sizes = [cell.memory_bytes for cell in facts.cells if cell.vcpus]
     ratio = memory_ratio(sizes or [facts.memory_bytes])
-    left = [f"mediated device {d.host}" for d in tree.devices if isinstance(d.host, str)]
+    omitted = [f"mediated device {d.host}" for d in tree.devices if isinstance(d.host, str)]
     endpoints = sorted(
         (device.address, device.host)
         for device in tree.devices
@@ -389,14 +391,14 @@ def stand_in_of_command(
         for cell in facts.cells
         if sizes and (cell.vcpus or cell.memory_bytes)
     )
-    total = sum(c.memory_bytes for c in cells) or bare.scaled(facts.memory_bytes)
-    booted = _booted(options, source, machine, bare, total, left)
+    total = sum(c.memory_bytes for c in cells) or bare.scale(facts.memory_bytes)
+    booted = _boot_options(options, source, machine, bare, total, omitted)
     vm = replace(vm, memory_bytes=min(total, MOST_BYTES), cells=cells)
-    return replace(bare, vm=vm, left_out=tuple(dict.fromkeys(left))), booted
+    return replace(bare, vm=vm, left_out=tuple(dict.fromkeys(omitted))), booted
 
 
-def _booted(
-    options: Options, source: str, machine: str, bare: StandInGuest, total: int, left: list[str]
+def _boot_options(
+    options: Options, source: str, machine: str, bare: StandInGuest, total: int, omitted: list[str]
 ) -> tuple[str, ...]:
     """Only what is known to say where a part of the guest is: any other option could have QEMU,
     which root may have started, open a file, connect to a place or run a program."""
@@ -412,7 +414,7 @@ def _booted(
         elif option == "m":
             value = f"{total // MIB}M"
         elif option == "object" and first.startswith("memory-backend-"):
-            size = bare.scaled(size_of(keys.get("size", ""), source)) // MIB
+            size = bare.scale(size_of(keys.get("size", ""), source)) // MIB
             named = [("id", keys.get("id", "")), ("size", f"{size}M")]
             value = join_option("memory-backend-ram", named)
         elif option == "device" and first == "vfio-pci":
@@ -422,8 +424,8 @@ def _booted(
             value = join_option(first, [pair for pair in pairs if pair[0] in _BRIDGE_KEYS])
         else:
             if option not in _NO_PART_OF_THE_GUEST and first != "iothread":
-                what = f"-{option} {first}" if option in ("device", "object") else f"-{option}"
-                left.append(_NOT_HERE.get(first) or _NAMED.get(option, what))
+                name = f"-{option} {first}" if option in ("device", "object") else f"-{option}"
+                omitted.append(_NOT_HERE.get(first) or _NAMED.get(option, name))
             continue
         words += [f"-{option}", value]
     return tuple(words)

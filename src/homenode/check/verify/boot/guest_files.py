@@ -42,7 +42,7 @@ class GuestFiles(Struct, frozen=True):
 
     kernel: Path
     busybox: bytes
-    stated: str  # where the kernel comes from, for people
+    kernel_name: str  # where the kernel comes from, for people
 
 
 def find_guest_files(kernel: Path | None = None) -> GuestFiles:
@@ -50,19 +50,19 @@ def find_guest_files(kernel: Path | None = None) -> GuestFiles:
 
     Raises HostError that says what is missing and how to install it.
     """
-    found = _readable(kernel) if kernel is not None else _kernel_here()
-    if kernel is not None and found is None:
+    image = _readable(kernel) if kernel is not None else _kernel_here()
+    if kernel is not None and image is None:
         raise HostError(f"{kernel}: expected a kernel that can be read, found none", hint=_HINT)
-    if found is not None and kernel is not None and not _is_kernel(found):
+    if image is not None and kernel is not None and not _is_kernel(image):
         raise HostError(f"{kernel}: expected a Linux kernel, found something else", hint=_HINT)
-    found = found or _fetched("vmlinuz", _KERNEL_PACKAGES, "./boot/vmlinuz-*", "boot/vmlinuz-*")
-    if found is None:
+    image = image or _fetch("vmlinuz", _KERNEL_PACKAGES, "./boot/vmlinuz-*", "boot/vmlinuz-*")
+    if image is None:
         raise HostError(
             "kernel for the test guest: expected /boot/vmlinuz-* or apt-get to fetch one, "
             "found neither",
             hint=_HINT,
         )
-    return GuestFiles(found, _busybox(), found.name.replace("vmlinuz-", "Linux "))
+    return GuestFiles(image, _busybox(), image.name.replace("vmlinuz-", "Linux "))
 
 
 def find_ovmf() -> tuple[Path, Path] | None:
@@ -94,8 +94,8 @@ def _kernel_here() -> Path | None:
     """The running kernel, else the one that was installed last."""
     candidates = [Path(f"/boot/vmlinuz-{os.uname().release}")]
     for folder, pattern in (("/boot", "vmlinuz-*"), ("/lib/modules", "*/vmlinuz")):
-        found = [path for path in Path(folder).glob(pattern) if path.is_file()]
-        candidates += sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+        images = [path for path in Path(folder).glob(pattern) if path.is_file()]
+        candidates += sorted(images, key=lambda path: path.stat().st_mtime, reverse=True)
     if os.uname().machine != "x86_64":
         return None
     return next((path for path in candidates if _readable(path) is not None), None)
@@ -107,7 +107,7 @@ def _busybox() -> bytes:
         program = _program(path)
         if program is not None:
             return program
-    fetched = _fetched("busybox", ("busybox-static",), "./*bin/busybox", "**/busybox")
+    fetched = _fetch("busybox", ("busybox-static",), "./*bin/busybox", "**/busybox")
     program = None if fetched is None else _program(fetched)
     if program is None:
         raise HostError(
@@ -125,12 +125,12 @@ def _program(path: Path) -> bytes | None:
     return content if is_static(content) else None
 
 
-def _fetched(what: str, packages: tuple[str, ...], member: str, pattern: str) -> Path | None:
+def _fetch(kind: str, packages: tuple[str, ...], member: str, pattern: str) -> Path | None:
     """A file of the first package that there is, from the cache or fetched into it."""
-    folder = cache_folder() / "guest" / what
+    folder = cache_folder() / "guest" / kind
     for path in sorted(folder.glob(pattern)):
         if path.is_file():
-            return _unchanged(path)
+            return _check_unchanged(path)
     if any(find_program(tool) is None for tool in ("apt-get", "apt-cache", "dpkg-deb", "tar")):
         return None
     try:
@@ -138,7 +138,7 @@ def _fetched(what: str, packages: tuple[str, ...], member: str, pattern: str) ->
     except OSError as error:
         raise HostError(f"{folder}: expected to write there, found: {error.strerror}") from None
     for package in packages:
-        for real in _dependencies(package) if what == "vmlinuz" else (package,):
+        for real in _dependencies(package) if kind == "vmlinuz" else (package,):
             # Aside, and whole into its place: another homenode may look for it meanwhile.
             with private_folder(".fetched-", folder.parent) as aside:
                 run(("sh", "-c", _FETCH, "sh", str(aside), real), _FETCH_S)
@@ -146,20 +146,20 @@ def _fetched(what: str, packages: tuple[str, ...], member: str, pattern: str) ->
                     run(("sh", "-c", _UNPACK, "sh", str(archive), str(aside), member), _FETCH_S)
                 for path in sorted(aside.glob(pattern)):
                     if path.is_file():
-                        kept = folder / path.relative_to(aside)
-                        kept.parent.mkdir(parents=True, exist_ok=True)
-                        return path.replace(kept)
+                        target = folder / path.relative_to(aside)
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        return path.replace(target)
     return None
 
 
-def _unchanged(path: Path) -> Path:
+def _check_unchanged(path: Path) -> Path:
     """A file of the cache. Raises HostError where another user could have put it there: a guest of
     theirs says what they like."""
-    why = changeable((path,), user=os.geteuid(), sticky=True)
-    if why is None:
+    reason = changeable((path,), user=os.geteuid(), sticky=True)
+    if reason is None:
         return path
     raise HostError(
-        f"{path}: expected a file of the cache that no other user can change, found: {why}",
+        f"{path}: expected a file of the cache that no other user can change, found: {reason}",
         hint="XDG_CACHE_HOME=DIR names another cache; or install it: apt-get install "
         "linux-image-cloud-amd64 busybox-static",
     )
@@ -197,11 +197,11 @@ def kvm_works(kernel: Path, initramfs: bytes) -> bool:
     note = cache_folder() / "kvm-probe"
     boot = (read_kernel_file(_BOOT_ID) or b"").decode().strip()
     try:
-        known = read_start(note, _MOST_NOTE_BYTES).decode("utf-8", "replace").split()
+        noted = read_start(note, _MOST_NOTE_BYTES).decode("utf-8", "replace").split()
     except OSError:
-        known = []
-    if boot and known[:1] == [boot] and len(known) == 2:
-        return known[1] == "works"
+        noted = []
+    if boot and noted[:1] == [boot] and len(noted) == 2:
+        return noted[1] == "works"
     works = _boots(kernel, initramfs)
     try:
         note.parent.mkdir(parents=True, exist_ok=True)

@@ -100,24 +100,24 @@ def _member(number: int, entry: ArchiveMember) -> bytes:
     major, minor = entry.device
     size = len(entry.content)
     numbers = (number, entry.mode, 0, 0, 1, 0, size, 0, 0, major, minor, len(name), 0)
-    header = b"070701" + b"".join(b"%08X" % each for each in numbers)
-    return _padded(header + name) + _padded(entry.content)
+    header = b"070701" + b"".join(b"%08X" % number_in_header for number_in_header in numbers)
+    return _pad(header + name) + _pad(entry.content)
 
 
-def _padded(part: bytes) -> bytes:
+def _pad(part: bytes) -> bytes:
     return part + b"\0" * (-len(part) % 4)
 
 
 CONSOLE_HINT = "look at its console with --keep DIR"
 
 
-def refusal(who: str, said: str, source: str) -> Finding:
+def refusal(who: str, reason: str, source: str) -> Finding:
     """A finding that a guest like the document's cannot be started."""
     return finding(
         "guest-refused",
         "the test guest",
         expected=f"{who} to start it",
-        observed=said.strip()[:400] or "no reason given",
+        observed=reason.strip()[:400] or "no reason given",
         source=source,
     )
 
@@ -200,17 +200,17 @@ def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[F
     for level, text in _lines(log):
         match = _UNPLACED.match(text)
         if match is not None:
-            where = match[1] or match[4]
+            address = match[1] or match[4]
             size = int(match[3] or match[6], 16)
-            name = bdf_of.get(Bdf.parse(where), f"{where} in the guest")
+            name = bdf_of.get(Bdf.parse(address), f"{address} in the guest")
             unplaced[name] = max(size, unplaced.get(name, 0))
             continue
         topic = next((name for name, words in _TOPICS.items() if words.search(text)), None)
         is_wrong = bool(_ALWAYS.search(text)) or level <= _WARNING
         if is_wrong and topic is not None and not _HARMLESS.search(text):
             other.setdefault(topic, []).append(text.strip())
-    known = [name for name in unplaced if name in bdf_of.values()]
-    for name in known or unplaced:  # a bridge has no space where the device below it has none
+    passed = [name for name in unplaced if name in bdf_of.values()]
+    for name in passed or unplaced:  # a bridge has no space where the device below it has none
         yield finding(
             "guest-bar-unplaced",
             f"device {name}",
@@ -219,12 +219,12 @@ def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[F
             source=source,
         )
     for topic, texts in other.items():
-        more = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+        rest_text = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
         yield finding(
             "guest-kernel-warning",
             f"{topic}, in the guest's kernel log",
             expected="no warning",
-            observed="; ".join(texts[:_SHOWN]) + more,
+            observed="; ".join(texts[:_SHOWN]) + rest_text,
             source=source,
         )
 

@@ -56,9 +56,9 @@ def offers_kvm(uri: str) -> bool:
 
 def qemu_user(uri: str) -> int | None:
     """The number of the user that this libvirt's QEMU runs as; None where it does not say."""
-    said = run(("virsh", "-q", "-c", uri, "capabilities"), _ASK_S)
+    answer = run(("virsh", "-q", "-c", uri, "capabilities"), _ASK_S)
     try:
-        return user_of_capabilities(said.stdout) if said.returncode == 0 else None
+        return user_of_capabilities(answer.stdout) if answer.returncode == 0 else None
     except InputError:
         return None
 
@@ -85,7 +85,7 @@ def acceptance(uri: str, document: Document, name: str) -> tuple[Finding, ...]:
     kvm = document.root.get("type") == "kvm"
     changed = kvm and not offers_kvm(uri)
     try:
-        copy = copy_domain(_typed(document) if changed else document.to_bytes(), name)
+        copy = copy_domain(_with_qemu_type(document) if changed else document.to_bytes(), name)
     except InputError as error:
         return (_not_judged(str(error), document.source),)
     try:
@@ -96,26 +96,28 @@ def acceptance(uri: str, document: Document, name: str) -> tuple[Finding, ...]:
         run(("virsh", "-q", "-c", uri, "undefine", "--keep-nvram", name), _ASK_S)
     if done.returncode == 0:
         return ()
-    said = " ".join(done.stderr.split())
+    message = " ".join(done.stderr.split())
     if changed:
-        return (_not_judged(said, document.source),)
-    wanted = f"libvirt at {uri} to take it"
-    return (finding("refused-by-libvirt", "the document", wanted, said[:400], document.source),)
+        return (_not_judged(message, document.source),)
+    expected = f"libvirt at {uri} to take it"
+    return (
+        finding("refused-by-libvirt", "the document", expected, message[:400], document.source),
+    )
 
 
-def _not_judged(said: str, source: str) -> Finding:
+def _not_judged(message: str, source: str) -> Finding:
     return finding(
         "refused-by-libvirt",
         "the document",
         expected="libvirt to take a copy of it",
-        observed=f"{said[:400]} (on this machine, which has no KVM)",
+        observed=f"{message[:400]} (on this machine, which has no KVM)",
         severity=Severity.INCONCLUSIVE,
         case="other machine",
         source=source,
     )
 
 
-def _typed(document: Document) -> bytes:
+def _with_qemu_type(document: Document) -> bytes:
     """The document with type qemu, in UTF-8."""
     span = document.attribute_spans(document.root)["type"]
     text = document.text
@@ -135,10 +137,10 @@ def boot(
     try:
         done = run(("virsh", "-q", "-c", uri, "create", "--validate", str(document)), limit_s)
         if done.returncode:
-            said = " ".join(
+            message = " ".join(
                 line for line in done.complaints() if "Failed to create domain" not in line
             )
-            return (refusal("libvirt", said, source),)
+            return (refusal("libvirt", message, source),)
         while _is_there(uri, name):
             if time.monotonic() > deadline:
                 raise silence(console.text(), limit_s, source)
@@ -149,23 +151,23 @@ def boot(
             run(("virsh", "-q", "-c", uri, "destroy", name), _ASK_S)
 
 
-def daemons_own_trouble(refused: tuple[Finding, ...], uri: str) -> tuple[Finding, ...]:
+def daemon_trouble(refused: tuple[Finding, ...], uri: str) -> tuple[Finding, ...]:
     """A finding to put in place of a refusal that is not about the document; () where it is.
 
     libvirt says what of a document it does not take; with anything else it cannot start guests at
     all (namespaces that it cannot make, a socket that is gone), or QEMU has refused: then QEMU,
     asked directly, refuses too and says more.
     """
-    said = next((finding.observed for finding in refused), None)
-    if said is None or said.startswith(_ABOUT_THE_DOCUMENT):
+    message = next((finding.observed for finding in refused), None)
+    if message is None or message.startswith(_ABOUT_THE_DOCUMENT):
         return ()
-    return (could_not_start(said, uri),)
+    return (could_not_start(message, uri),)
 
 
-def could_not_start(said: str, uri: str) -> Finding:
+def could_not_start(message: str, uri: str) -> Finding:
     """A finding that the test guest was booted with QEMU directly because of what libvirt did."""
-    wanted = f"libvirt at {uri} to start it"
-    return finding("libvirt-could-not-start", "the test guest", wanted, said, uri)
+    expected = f"libvirt at {uri} to start it"
+    return finding("libvirt-could-not-start", "the test guest", expected, message, uri)
 
 
 def _is_there(uri: str, name: str) -> bool:

@@ -62,19 +62,19 @@ def choose_cpu(document: Document, facts: Vm, *, kvm: bool) -> CpuChoice:
     if mode == "custom" and model is not None and _SAFE.match(model):
         if kvm or emulated or model.startswith(INTEL_MODELS):
             return CpuChoice(mode, model, features, _of_any_model(l3), None)
-        why = f"its CPU model is {SUBSTITUTE}: {model} shows no siblings without KVM"
-        return _substitute(l3, why)
+        reason = f"its CPU model is {SUBSTITUTE}: {model} shows no siblings without KVM"
+        return _substitute(l3, reason)
     if kvm and mode in ("host-passthrough", "host-model", "maximum"):
         return CpuChoice("host-passthrough", None, features, l3, None)
     if emulated and mode == "maximum":
         return CpuChoice(mode, None, features, l3, None)
-    stated = mode or "the default model"
-    why = f"its CPU model is {SUBSTITUTE}" + (f" for {stated}" if kvm else " without KVM")
-    return _substitute(l3, why)
+    name = mode or "the default model"
+    reason = f"its CPU model is {SUBSTITUTE}" + (f" for {name}" if kvm else " without KVM")
+    return _substitute(l3, reason)
 
 
-def _substitute(l3: str | None, why: str) -> CpuChoice:
-    return CpuChoice("custom", SUBSTITUTE, (), _of_any_model(l3), why)
+def _substitute(l3: str | None, reason: str) -> CpuChoice:
+    return CpuChoice("custom", SUBSTITUTE, (), _of_any_model(l3), reason)
 
 
 def _of_any_model(l3: str | None) -> str | None:
@@ -227,7 +227,7 @@ class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):
         vcpus = replace(self, vm=bare, devices=(), iommu=None, uefi=False, space=None)
         return (vcpus, replace(self, vm=few))
 
-    def scaled(self, memory_bytes: int) -> int:
+    def scale(self, memory_bytes: int) -> int:
         """What some memory of the real guest is in the test guest, in whole MiB."""
         small, real = self.memory_ratio
         return max(1, memory_bytes * small // real // MIB) * MIB
@@ -237,7 +237,7 @@ class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):
         return VmCell(
             id=cell.id,
             vcpus=cell.vcpus,
-            memory_bytes=self.scaled(cell.memory_bytes),
+            memory_bytes=self.scale(cell.memory_bytes),
             distances=cell.distances,
         )
 
@@ -304,13 +304,13 @@ def stand_in_of(
         uefi=wants_uefi and has_ovmf and direct,
         space=space,
     )
-    left = tuple(_left_out(document, facts, bare, host, has_ovmf))
+    omitted = tuple(_left_out(document, facts, bare, host, has_ovmf))
     if direct and not kvm and facts.vcpus > MOST_TOGETHER and (controllers or devices):
-        left = (*left, APART)
+        omitted = (*omitted, APART)
     cells = tuple(map(bare.scaled_cell, facts.cells))
-    total = sum(cell.memory_bytes for cell in cells) or bare.scaled(facts.memory_bytes)
+    total = sum(cell.memory_bytes for cell in cells) or bare.scale(facts.memory_bytes)
     vm = replace(bare.vm, memory_bytes=total, cells=cells)
-    return replace(bare, vm=vm, left_out=left)
+    return replace(bare, vm=vm, left_out=omitted)
 
 
 def memory_ratio(sizes: list[int]) -> tuple[int, int]:
@@ -319,13 +319,13 @@ def memory_ratio(sizes: list[int]) -> tuple[int, int]:
     total, smallest = sum(sizes), min(sizes)
     if total <= LEAST_CELL_BYTES * len(sizes):
         return 1, 1
-    wanted = min(total * LEAST_CELL_BYTES // smallest, MOST_BYTES)
-    return min(max(wanted, 2 * LEAST_CELL_BYTES), total), total
+    target_bytes = min(total * LEAST_CELL_BYTES // smallest, MOST_BYTES)
+    return min(max(target_bytes, 2 * LEAST_CELL_BYTES), total), total
 
 
 def _switches(document: Document) -> tuple[tuple[str, bool], ...]:
-    found = document.root.all("features/*")
-    return tuple((e.name, e.get("state") != "off") for e in found if e.name in _SWITCHES)
+    features = document.root.all("features/*")
+    return tuple((e.name, e.get("state") != "off") for e in features if e.name in _SWITCHES)
 
 
 def _is_shared(document: Document) -> bool:
@@ -351,22 +351,23 @@ def _iommu(document: Document) -> tuple[str, ...] | None:
 
 
 def _left_out(
-    document: Document, facts: Vm, made: StandInGuest, host: Host | None, has_ovmf: bool
+    document: Document, facts: Vm, stand_in: StandInGuest, host: Host | None, has_ovmf: bool
 ) -> Iterator[str]:
     root = document.root
-    if facts.machine not in (None, made.machine, *_SAME_AS_HERE):
-        yield f"machine type {facts.machine}, which this QEMU lacks ({made.machine} instead)"
+    if facts.machine not in (None, stand_in.machine, *_SAME_AS_HERE):
+        yield f"machine type {facts.machine}, which this QEMU lacks ({stand_in.machine} instead)"
     for feature in root.all("features/*"):
         if feature.name not in (*_FEATURES, *_SWITCHES):
             yield f"the feature {feature.tag}"
-    if facts.firmware is not None and facts.firmware != "bios" and not made.uefi:
+    if facts.firmware is not None and facts.firmware != "bios" and not stand_in.uefi:
         yield "UEFI firmware" + ("" if has_ovmf else " (no image here: apt-get install ovmf)")
-    if facts.hostdevs and made.space is None:
-        why = " (the devices' host is not known)" if host is None else ""
+    if facts.hostdevs and stand_in.space is None:
+        reason = " (the devices' host is not known)" if host is None else ""
         if host is None or address_map(document, facts, host) is not None:
-            yield f"the devices' BARs and the address space for them{why}"
-    elif made.space is not None and made.space.shift:
-        yield f"the size of BARs, their window and memory, all divided by {1 << made.space.shift}"
+            yield f"the devices' BARs and the address space for them{reason}"
+    elif stand_in.space is not None and stand_in.space.shift:
+        divisor = 1 << stand_in.space.shift
+        yield f"the size of BARs, their window and memory, all divided by {divisor}"
     if root.find("cpu/maxphysaddr") is not None:
         yield "address bits (<maxphysaddr>)"
     if root.find("cpu/numa/interconnects") is not None:
@@ -376,7 +377,7 @@ def _left_out(
             yield f"memory backing {element.tag}"
     if facts.has_dimms:
         yield "memory devices"
-    if facts.has_iommu and made.iommu is None:
+    if facts.has_iommu and stand_in.iommu is None:
         yield "the vIOMMU"
     if facts.launch_security is not None:
         yield f"launch security {facts.launch_security}"
@@ -392,10 +393,10 @@ def _tree(
     document: Document, facts: Vm
 ) -> tuple[tuple[GuestPciController, ...], tuple[tuple[GuestAddress, Bdf | None], ...]]:
     """Controllers and endpoints; what has no address gets one on the root bus."""
-    known = [c for c in facts.controllers if c.model in _MODELS]
-    places = {c.address for c in known if c.address is not None}
+    bridges = [c for c in facts.controllers if c.model in _MODELS]
+    places = {c.address for c in bridges if c.address is not None}
     endpoints: dict[GuestAddress, Bdf | None] = {}
-    buses = {0} | {c.index for c in known}
+    buses = {0} | {c.index for c in bridges}
     for address, element in addressed_devices(document):
         of_chipset = address.bus == 0 and address.device in _CHIPSET_SLOTS[facts.is_q35]
         is_bridge = element.name == "controller" and element.get("type") == "pci"
@@ -407,7 +408,7 @@ def _tree(
     slots = _free_slots({a.device for a in (*places, *endpoints) if a.bus == 0})
     controllers = [
         c if c.address is not None else replace(c, address=GuestAddress(0, 0, next(slots), 0))
-        for c in known
+        for c in bridges
     ]
     next_index = max(buses) + 1
     for hostdev in facts.hostdevs:
@@ -433,12 +434,14 @@ def _free_slots(in_use: set[int]) -> Iterator[int]:
 
 def _parents_first(controllers: Iterable[GuestPciController]) -> tuple[GuestPciController, ...]:
     """In the order in which QEMU can make them; those in a loop come last, for QEMU to refuse."""
-    left = sorted(controllers, key=lambda c: c.index)
+    waiting = sorted(controllers, key=lambda c: c.index)
     done, ordered = {0}, []
-    while left:
-        ready = [c for c in left if c.address is not None and c.address.bus in done] or left[:1]
+    while waiting:
+        ready = [c for c in waiting if c.address is not None and c.address.bus in done] or waiting[
+            :1
+        ]
         for controller in ready:
             ordered.append(controller)
             done.add(controller.index)
-            left.remove(controller)
+            waiting.remove(controller)
     return tuple(ordered)

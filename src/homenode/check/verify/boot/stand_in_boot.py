@@ -129,29 +129,31 @@ def boot_stand_in(
         kvm=kvm,
     )
     limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vm.vcpus
-    found: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     through = None if stand_in.needs_qemu else uri
     started = time.monotonic()
     with boot_folder(uri) as folder, contextlib.ExitStack() as ends:
         refused: tuple[Finding, ...] = ()
         name = domain_name(folder)
         if uri is not None:
-            found = libvirt_boot.acceptance(uri, document, name)
+            findings = libvirt_boot.acceptance(uri, document, name)
         user = os.geteuid()
         if through is not None:
             try:
                 user = _let_in(folder, through)
             except OSError as error:
-                why = f"{folder}: {error.strerror}: its QEMU cannot be let in alone"
-                found += (libvirt_boot.could_not_start(why, through),)
+                reason = f"{folder}: {error.strerror}: its QEMU cannot be let in alone"
+                findings += (libvirt_boot.could_not_start(reason, through),)
                 through = None
         guests = []
-        for each, part, source in _parts(stand_in, facts.source):
-            own = folder / part
-            laid = _lay_out(own, files.kernel, image, ovmf if each.uefi else None, user)
-            command = kernel_command(each.vm.vcpus, kvm=kvm)
-            argv = (program, *stand_in_argv(each, name, laid, command, kvm=kvm)[1:])
-            guests.append(_guest(each, source, own, argv, user, ends))
+        for part_guest, part, source in _parts(stand_in, facts.source):
+            part_folder = folder / part
+            laid = _lay_out(
+                part_folder, files.kernel, image, ovmf if part_guest.uefi else None, user
+            )
+            command = kernel_command(part_guest.vm.vcpus, kvm=kvm)
+            argv = (program, *stand_in_argv(part_guest, name, laid, command, kvm=kvm)[1:])
+            guests.append(_guest(part_guest, source, part_folder, argv, user, ends))
         if through is not None:
             xml = folder / "domain.xml"
             text = stand_in_xml(stand_in, name, laid, command, kvm=kvm)
@@ -163,26 +165,28 @@ def boot_stand_in(
             try:
                 console = guests[0].console
                 refused = libvirt_boot.boot(through, xml, name, console, patience_s, facts.source)
-                excuse = libvirt_boot.daemons_own_trouble(refused, through)
+                excuse = libvirt_boot.daemon_trouble(refused, through)
             except ToolTimeoutError as error:
                 if kvm:
                     raise
                 excuse = (libvirt_boot.could_not_start(error.message, through),)
             if excuse:  # it says nothing of the document; QEMU does
                 refused, through = (), None
-                found += excuse
+                findings += excuse
         if through is None:
             refused = _run_qemu(guests, limit_s)
-        seen, said = _read_all(guests, refused, facts.name, options.keep)
+        seen, log_findings = _read_all(guests, refused, facts.name, options.keep)
     how = "QEMU without libvirt" if through is None else f"libvirt at {through}"
-    how = f"{how}, {'KVM' if kvm else 'TCG'}, {files.stated}"
+    how = f"{how}, {'KVM' if kvm else 'TCG'}, {files.kernel_name}"
     if len(guests) > 1:
         all_vcpus, few = (guest.stand_in.vm.vcpus for guest in guests)
         how += (
             f"; two guests at once: {all_vcpus} vCPUs, their cells and caches; the PCIe tree, BARs "
             f"and firmware with {few}"
         )
-    return Booted(stand_in, seen, how, time.monotonic() - started, (*found, *refused, *said))
+    return Booted(
+        stand_in, seen, how, time.monotonic() - started, (*findings, *refused, *log_findings)
+    )
 
 
 def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Booted:
@@ -200,8 +204,8 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
         )
     files = find_guest_files(options.kernel)
     types = [v for name, v in options_of(words[1:], source) if name == "machine" and v is not None]
-    wanted = types[-1].partition(",")[0] if types else None
-    stand_in, rendered = stand_in_of_command(words, source, _machine(program, wanted))
+    machine = types[-1].partition(",")[0] if types else None
+    stand_in, rendered = stand_in_of_command(words, source, _machine(program, machine))
     limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vm.vcpus
     started = time.monotonic()
     with boot_folder() as folder, contextlib.ExitStack() as ends:
@@ -211,9 +215,9 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
         argv = (program, *rendered, *boot_words(laid, command))
         guest = _guest(stand_in, source, folder, argv, user, ends)
         refused = _run_qemu([guest], limit_s)
-        seen, said = _read_all([guest], refused, source, options.keep)
-    how = f"QEMU without libvirt, TCG, {files.stated}"
-    return Booted(stand_in, seen, how, time.monotonic() - started, (*refused, *said))
+        seen, log_findings = _read_all([guest], refused, source, options.keep)
+    how = f"QEMU without libvirt, TCG, {files.kernel_name}"
+    return Booted(stand_in, seen, how, time.monotonic() - started, (*refused, *log_findings))
 
 
 class _Guest(Struct, frozen=True):
@@ -237,8 +241,8 @@ def _guest(
 ) -> _Guest:
     """A guest whose texts are closed with `ends`. user: QEMU's."""
     console, report = (GuestSaid(folder / name, user) for name in ("console", "report"))
-    for said in (console, report):
-        ends.callback(said.close)
+    for text in (console, report):
+        ends.callback(text.close)
     return _Guest(stand_in, source, folder, argv, console, report)
 
 
@@ -295,12 +299,12 @@ def _lay_out(
     return BootFiles(*(str(folder / name) for name in names))
 
 
-def _machine(program: str, wanted: str | None) -> str:
+def _machine(program: str, machine: str | None) -> str:
     """The document's machine where this QEMU has it, else the newest of its kind."""
-    kind = "q35" if wanted is not None and "q35" in wanted else "pc"
+    kind = "q35" if machine is not None and "q35" in machine else "pc"
     listed = run((program, "-machine", "help"), 60).stdout.splitlines()
-    known = {line.split()[0] for line in listed[1:] if line.split()}
-    return wanted if wanted in known and wanted is not None else kind
+    machines = {line.split()[0] for line in listed[1:] if line.split()}
+    return machine if machine in machines and machine is not None else kind
 
 
 def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
@@ -309,7 +313,7 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
     Raises ToolTimeoutError where one never ends, and the others come up.
     """
     stop = threading.Event()
-    found: list[Finding] = []
+    findings: list[Finding] = []
     late: list[_Guest] = []
     with ThreadPoolExecutor(len(guests)) as pool:
         try:
@@ -330,26 +334,26 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
                         stop=stop,
                     )
                 )
-            for guest, each in zip(guests, runs, strict=True):
+            for guest, pending in zip(guests, runs, strict=True):
                 try:
-                    done = each.result()
+                    done = pending.result()
                 except ToolTimeoutError:
                     late.append(guest)
                     continue
                 if done.returncode and not came_up(guest.console.text()):
                     lines = done.stderr.splitlines()
-                    said = next((line for line in lines if "warning:" not in line), "")
-                    found.append(refusal("QEMU", said or done.failure() or "", guest.source))
+                    message = next((line for line in lines if "warning:" not in line), "")
+                    findings.append(refusal("QEMU", message or done.failure() or "", guest.source))
         finally:
             stop.set()
-    if late and not found:
+    if late and not findings:
         ended = [guest for guest in guests if guest not in late]
-        texts = [(one.console.text(), one.source) for one in ended]
-        found += [crash(console, source) for console, source in texts if not came_up(console)]
-    if late and not found:
-        silent = next((one for one in late if _report(one) is None), late[0])
+        texts = [(late_guest.console.text(), late_guest.source) for late_guest in ended]
+        findings += [crash(console, source) for console, source in texts if not came_up(console)]
+    if late and not findings:
+        silent = next((late_guest for late_guest in late if _report(late_guest) is None), late[0])
         raise silence(silent.console.text(), limit_s, silent.source)
-    return tuple(found)
+    return tuple(findings)
 
 
 def _read_all(
@@ -372,14 +376,14 @@ def _read_all(
     finally:
         if keep is not None:
             _keep(guests, keep)
-    said = tuple(finding for _, findings in read for finding in findings)
+    log_findings = tuple(finding for _, findings in read for finding in findings)
     seen = [host for host, _ in read if host is not None]
     if partly and len(seen) == len(read):  # else another guest crashed, which is the answer
         raise partly[0]
     if len(seen) < len(guests):
-        return None, said
+        return None, log_findings
     first, last = seen[0], seen[-1]
-    nodes = [[node.index for node in each.nodes] for each in (first, last)]
+    nodes = [[node.index for node in part.nodes] for part in (first, last)]
     if nodes[0] != nodes[1]:
         raise HostError(
             f"{guests[0].source}: expected the nodes {nodes[0]} in the guest of the PCIe tree too, "
@@ -388,8 +392,8 @@ def _read_all(
         )
     tree = (last.root_complexes, last.pci_devices, last.links)
     gaps = tuple(dict.fromkeys((*first.gaps, *last.gaps)))
-    whole = replace(first, root_complexes=tree[0], pci_devices=tree[1], links=tree[2], gaps=gaps)
-    return whole, said
+    joined = replace(first, root_complexes=tree[0], pci_devices=tree[1], links=tree[2], gaps=gaps)
+    return joined, log_findings
 
 
 def _report(guest: _Guest) -> str | None:
@@ -443,13 +447,17 @@ def _keep(guests: Sequence[_Guest], keep: Path) -> None:
         for guest in guests:
             into = keep if len(guests) == 1 else keep / guest.folder.name
             into.mkdir(exist_ok=True)
-            said = {one.path.name: one.unchecked() for one in (guest.console, guest.report)}
+            content_of = {
+                text.path.name: text.read_unchecked() for text in (guest.console, guest.report)
+            }
             for path in sorted(guest.folder.iterdir()):
                 if not path.is_file() or path.name in _NOT_KEPT:
                     continue
                 with contextlib.suppress(PermissionError):  # libvirt gave it to root
-                    said[path.name] = said.get(path.name) or read_plain(path, MOST_BYTES)
-            for name, content in said.items():
+                    content_of[path.name] = content_of.get(path.name) or read_plain(
+                        path, MOST_BYTES
+                    )
+            for name, content in content_of.items():
                 replace_file(into / name, content, None, synced=False)
     except OSError as error:
         raise HostError(f"{keep}: expected to write there, found: {error.strerror}") from None

@@ -94,31 +94,41 @@ def _memory(kernel_bytes: int) -> VmFact:
     """The row of each node's memory, of which the kernel may keep so much for itself."""
 
     def room(vm: Vm) -> FactValues:
-        more = vm.memory_devices
+        devices = vm.memory_devices
         return {
             f"memory of cell {cell.id}": (
                 cell.memory_bytes,
-                sum(one.size_bytes for one in more if one.cell == cell.id or not one.model),
+                sum(
+                    device.size_bytes
+                    for device in devices
+                    if device.cell == cell.id or not device.model
+                ),
                 vm.ballooned_bytes,
             )
             for cell in vm.cells
         }
 
-    def same(want: tuple[int, int, int], have: tuple[int, int, int]) -> bool:
-        most, more, balloon = want
-        return most - most // KERNEL_SHARE - kernel_bytes - balloon <= have[0] <= most + more + MIB
+    def is_equal(want: tuple[int, int, int], have: tuple[int, int, int]) -> bool:
+        cell_bytes, device_bytes, balloon = want
+        return (
+            cell_bytes - cell_bytes // KERNEL_SHARE - kernel_bytes - balloon
+            <= have[0]
+            <= cell_bytes + device_bytes + MIB
+        )
 
-    def shown(want: tuple[int, int, int], have: Any) -> tuple[str, str, str]:
-        most, more, balloon = want
-        wanted = f"{format_bytes(most)} less the kernel's own"
-        wanted += f", up to {format_bytes(more)} more in memory devices" if more else ""
-        wanted += f", {format_bytes(balloon)} for the balloon" if balloon else ""
-        return "", wanted, _NO_NODE if have is None else format_bytes(have[0])
+    def show_both(want: tuple[int, int, int], have: Any) -> tuple[str, str, str]:
+        cell_bytes, device_bytes, balloon = want
+        expected = f"{format_bytes(cell_bytes)} less the kernel's own"
+        expected += (
+            f", up to {format_bytes(device_bytes)} more in memory devices" if device_bytes else ""
+        )
+        expected += f", {format_bytes(balloon)} for the balloon" if balloon else ""
+        return "", expected, _NO_NODE if have is None else format_bytes(have[0])
 
-    return VmFact(id="node-memory", values=room, agrees=same, show_both=shown)
+    return VmFact(id="node-memory", values=room, agrees=is_equal, show_both=show_both)
 
 
-def _promised(expected: Expectation) -> Vm:
+def _promised_vm(expected: Expectation) -> Vm:
     """The VM with the cells that are nodes of the guest, and the distances that it was shown."""
     rows = expected.distances or ((),) * len(expected.cells)
     pairs = zip(expected.cells, rows, strict=True)
@@ -147,15 +157,15 @@ class GuestComparison(Struct, frozen=True):
         nodes = self.node_of_cell.items()
         unknown = {f"memory of cell {cell}" for cell, n in nodes if n.memory_bytes is None}
         facts = (*_KERNEL_FACTS, _memory(self.kernel_bytes))
-        for one in compare(_promised(self.expected), self._shown(), facts):
-            if one.fact.id != "node-memory" or one.observed != _NO_NODE:
-                severity = Severity.INCONCLUSIVE if one.title in unknown else None
-                yield _line(one.fact.id, one, severity)
+        for comparison in compare(_promised_vm(self.expected), self._shown_vm(), facts):
+            if comparison.fact.id != "node-memory" or comparison.observed != _NO_NODE:
+                severity = Severity.INCONCLUSIVE if comparison.title in unknown else None
+                yield _line(comparison.fact.id, comparison, severity)
         yield from self._cpu_groups()
 
-    def _shown(self) -> Vm:
+    def _shown_vm(self) -> Vm:
         """The VM that the guest's kernel shows, its nodes as the cells that they are."""
-        there, matrix = self.observed.vcpus, self.observed.guest.distances
+        online, matrix = self.observed.vcpus, self.observed.guest.distances
         at = {node.index: i for i, node in enumerate(self.observed.nodes)}
         of_cell = {cell.id: self.node_of_cell.get(cell.id) for cell in self.expected.cells}
         columns = [at[node.index] for node in of_cell.values() if node is not None]
@@ -170,11 +180,11 @@ class GuestComparison(Struct, frozen=True):
             )
             for i, node in enumerate(self.observed.nodes)
         )
-        end = max(there, default=-1) + 1
+        end = max(online, default=-1) + 1
         return Vm(
             name=self.observed.source,
             vcpus=end,
-            offline_vcpus=CpuSet(range(end)) - there,
+            offline_vcpus=CpuSet(range(end)) - online,
             memory_bytes=0,
             cells=tuple(cells),
         )
@@ -187,8 +197,8 @@ class GuestComparison(Struct, frozen=True):
             packages = tuple(package.pus for package in guest.packages) or None
             yield _groups("sockets", "sockets", sockets, packages, None)
             cores = tuple(core.pus for core in guest.cores) or None
-            wanted = expected.runs_of(threads)
-            yield _groups("siblings", "siblings", wanted, cores, self.substituted)
+            cores_planned = expected.runs_of(threads)
+            yield _groups("siblings", "siblings", cores_planned, cores, self.substituted)
         if expected.l3 is not None:
             yield _groups("llcs", "L3 caches", expected.l3, self.observed.l3, self.substituted)
 
@@ -206,23 +216,23 @@ class GuestComparison(Struct, frozen=True):
                 yield from self._link(device, host)
 
     def _by_path(self, device: ExpectedDevice) -> Check:
-        subject, wanted = f"device {device.bdf}", self._wanted(device)
-        found = self._found(device)
-        if found is None:
-            where = f"{wanted}, at {device.path}"
-            return check("device-missing", subject, where, "no function there")
-        if _is_other(device, found):
+        subject, home = f"device {device.bdf}", self._home_text(device)
+        function = self._function_of(device)
+        if function is None:
+            place = f"{home}, at {device.path}"
+            return check("device-missing", subject, place, "no function there")
+        if _is_other(device, function):
             ids = f"{device.vendor_id:04x}:{device.device_id:04x} at {device.path}"
-            other = f"{found.vendor_id:04x}:{found.device_id:04x}"
+            other = f"{function.vendor_id:04x}:{function.device_id:04x}"
             return check("device-other", subject, ids, other)
-        there = f"{_node(found.reported_node)}, as {found.bdf}"
-        agree = self._agrees(device, found.reported_node)
-        return check("device-node", subject, wanted, there, agree=agree)
+        node_text = f"{_node(function.reported_node)}, as {function.bdf}"
+        agree = self._agrees(device, function.reported_node)
+        return check("device-node", subject, home, node_text, agree=agree)
 
-    def _found(self, device: ExpectedDevice) -> PciDevice | None:
+    def _function_of(self, device: ExpectedDevice) -> PciDevice | None:
         return None if device.path is None else self.observed.device_at(device.path)
 
-    def _wanted(self, device: ExpectedDevice) -> str:
+    def _home_text(self, device: ExpectedDevice) -> str:
         if not self.expected.has_device_cells:
             return "there, on any node"
         if device.cell is None:
@@ -240,109 +250,119 @@ class GuestComparison(Struct, frozen=True):
 
     def _by_ids(self, device: ExpectedDevice) -> Check:
         """Where the address is not known. Of several of a kind it is not known which is which."""
-        subject, wanted = f"device {device.bdf}", self._wanted(device)
+        subject, home = f"device {device.bdf}", self._home_text(device)
         ids = (device.vendor_id, device.device_id)
         if None in ids:
             return self._unknown(device, "its guest address is not known")
-        kind = [one for one in self.expected.devices if (one.vendor_id, one.device_id) == ids]
+        kind = [peer for peer in self.expected.devices if (peer.vendor_id, peer.device_id) == ids]
         functions = self.observed.guest.pci_devices
-        alike = [one for one in functions if (one.vendor_id, one.device_id) == ids]
-        if kind.index(device) >= len(alike):
-            stated = f"{len(alike)} of its kind, where {len(kind)} are planned"
-            return check("device-missing", subject, wanted, stated)
-        is_one_node = len({one.reported_node for one in alike}) == 1
-        stated = f"{_node(alike[0].reported_node)}, as all {len(alike)} of its kind"
+        peers = [peer for peer in functions if (peer.vendor_id, peer.device_id) == ids]
+        if kind.index(device) >= len(peers):
+            text = f"{len(peers)} of its kind, where {len(kind)} are planned"
+            return check("device-missing", subject, home, text)
+        is_one_node = len({peer.reported_node for peer in peers}) == 1
+        text = f"{_node(peers[0].reported_node)}, as all {len(peers)} of its kind"
         if not self.expected.has_device_cells:
-            stated = stated if is_one_node else f"one of {len(alike)} of its kind"
-            return check("device-node", subject, wanted, stated, agree=True)
+            text = text if is_one_node else f"one of {len(peers)} of its kind"
+            return check("device-node", subject, home, text, agree=True)
         if is_one_node:
-            agree = self._agrees(device, alike[0].reported_node)
-            return check("device-node", subject, wanted, stated, agree=agree)
-        there = sum(self._agrees(device, one.reported_node) for one in alike)
-        planned = sum(one.cell == device.cell for one in kind)
-        if there < planned:
-            stated = f"{there} of its kind there, where {planned} are planned"
-            return check("device-node", subject, wanted, stated)
-        why = f"its guest address is not known, and {len(alike)} of its kind differ"
-        return self._unknown(device, why)
+            agree = self._agrees(device, peers[0].reported_node)
+            return check("device-node", subject, home, text, agree=agree)
+        at_home = sum(self._agrees(device, peer.reported_node) for peer in peers)
+        planned = sum(peer.cell == device.cell for peer in kind)
+        if at_home < planned:
+            text = f"{at_home} of its kind there, where {planned} are planned"
+            return check("device-node", subject, home, text)
+        reason = f"its guest address is not known, and {len(peers)} of its kind differ"
+        return self._unknown(device, reason)
 
-    def _unknown(self, device: ExpectedDevice, why: str) -> Check:
+    def _unknown(self, device: ExpectedDevice, reason: str) -> Check:
         fix = "name the running domain's document too: virsh dumpxml NAME > VM.xml"
         if not self.expected.has_device_cells:
             fix = "name the plan's host: --host"
         return check(
             "device-node",
             f"device {device.bdf}",
-            self._wanted(device),
-            why,
+            self._home_text(device),
+            reason,
             severity=Severity.INCONCLUSIVE,
             cost=None,
             fix=fix,
         )
 
     def _link(self, device: ExpectedDevice, host: Host) -> Iterator[Check]:
-        real, found = host.device(device.bdf), self._found(device)
-        if real is None or real.link is None or found is None or _is_other(device, found):
+        real, function = host.device(device.bdf), self._function_of(device)
+        if real is None or real.link is None or function is None or _is_other(device, function):
             return
-        wanted = _rate(real.link.max_gt_per_s, real.link.max_width)
-        stated = [_rate(found.link.max_gt_per_s, found.link.max_width)] if found.link else []
+        host_rate = _rate(real.link.max_gt_per_s, real.link.max_width)
+        rates = (
+            [_rate(function.link.max_gt_per_s, function.link.max_width)] if function.link else []
+        )
         # NCCL and others take the slowest link on the way for the device's.
-        ports = self.observed.port_links(found)
-        stated += [_rate(port.current_gt_per_s, port.current_width) for port in ports]
-        known = [rate for rate in stated if rate is not None]
-        if wanted is not None and known:
+        ports = self.observed.port_links(function)
+        rates += [_rate(port.current_gt_per_s, port.current_width) for port in ports]
+        known_rates = [rate for rate in rates if rate is not None]
+        if host_rate is not None and known_rates:
             yield check(
                 "device-link",
                 f"link of {device.bdf}",
                 f"{real.link.max_gt_per_s:g} GT/s x{real.link.max_width}, as on the host",
-                f"{min(known):g} GT/s in all lanes on the slowest part of its path",
-                agree=min(known) >= wanted,
+                f"{min(known_rates):g} GT/s in all lanes on the slowest part of its path",
+                agree=min(known_rates) >= host_rate,
             )
 
 
 def match_nodes(expected: Expectation, observed: Observation) -> dict[int, NumaNode]:
     """Cell -> the guest's node that holds most of its vCPUs; the rest in order of their numbers."""
-    left = list(observed.nodes)
-    found: dict[int, NumaNode] = {}
+    free = list(observed.nodes)
+    node_of: dict[int, NumaNode] = {}
 
     pairs = sorted(
-        ((len(cell.vcpus & node.pus), cell, node) for cell in expected.cells for node in left),
+        ((len(cell.vcpus & node.pus), cell, node) for cell in expected.cells for node in free),
         key=lambda pair: (-pair[0], pair[1].id, pair[2].index),
     )
     for count, cell, node in pairs:
-        if count and cell.id not in found and node in left:
-            found[cell.id] = node
-            left.remove(node)
+        if count and cell.id not in node_of and node in free:
+            node_of[cell.id] = node
+            free.remove(node)
     for cell in expected.cells:
-        if cell.id not in found and left:
-            found[cell.id] = left.pop(0)
-    return found
+        if cell.id not in node_of and free:
+            node_of[cell.id] = free.pop(0)
+    return node_of
 
 
 def _groups(
     id: str,
     subject: str,
-    wanted: tuple[CpuSet, ...],
-    found: tuple[CpuSet, ...] | None,
+    planned: tuple[CpuSet, ...],
+    seen: tuple[CpuSet, ...] | None,
     reason: str | None,
 ) -> Check:
-    expected, observed = _stated(wanted), "not given" if found is None else _stated(found)
-    if reason is None and found is not None:
-        return check(id, subject, expected, observed, agree=set(wanted) == set(found))
-    why = observed if reason is None else f"{observed}; {reason}"
-    doubt = check(id, subject, expected, why, severity=Severity.INCONCLUSIVE, cost=None, fix=None)
+    expected, observed = _groups_text(planned), "not given" if seen is None else _groups_text(seen)
+    if reason is None and seen is not None:
+        return check(id, subject, expected, observed, agree=set(planned) == set(seen))
+    text = observed if reason is None else f"{observed}; {reason}"
+    doubt = check(id, subject, expected, text, severity=Severity.INCONCLUSIVE, cost=None, fix=None)
     return Check(subject, expected, observed, doubt.finding)
 
 
-def _stated(groups: tuple[CpuSet, ...]) -> str:
+def _groups_text(groups: tuple[CpuSet, ...]) -> str:
     if not groups:
         return "none"
     return f"{len(groups)}: {first_few(map(str, groups), 8, '  ')}"
 
 
-def _is_other(device: ExpectedDevice, found: PciDevice) -> bool:
-    known = None not in (device.vendor_id, device.device_id, found.vendor_id, found.device_id)
-    return known and (device.vendor_id, device.device_id) != (found.vendor_id, found.device_id)
+def _is_other(device: ExpectedDevice, function: PciDevice) -> bool:
+    has_ids = None not in (
+        device.vendor_id,
+        device.device_id,
+        function.vendor_id,
+        function.device_id,
+    )
+    return has_ids and (device.vendor_id, device.device_id) != (
+        function.vendor_id,
+        function.device_id,
+    )
 
 
 def _node(node: int | None) -> str:
@@ -379,22 +399,31 @@ def firmware_nodes(snapshot: Snapshot) -> FirmwareNodes | None:
     return FirmwareNodes(domains, parse_slit(table, f"{snapshot.name}: SLIT"))
 
 
-def firmware_checks(expected: Expectation, found: FirmwareNodes) -> Iterator[Check]:
+def firmware_checks(expected: Expectation, firmware: FirmwareNodes) -> Iterator[Check]:
     """Cells in the order of their numbers are domains in the order of theirs."""
-    planned, domains, rows = _promised(expected), found.domains, found.distances or ()
+    planned, domains, rows = _promised_vm(expected), firmware.domains, firmware.distances or ()
     numbers = [domain.number for domain in domains]
     cells = [
         VmCell(
             id=planned.cells[i].id if i < len(planned.cells) else -1 - i,
-            vcpus=CpuSet(range(one.cpus)),
-            distances=tuple(rows[one.number][n] for n in numbers if max(one.number, n) < len(rows)),
+            vcpus=CpuSet(range(domain.cpus)),
+            distances=tuple(
+                rows[domain.number][n] for n in numbers if max(domain.number, n) < len(rows)
+            ),
         )
-        for i, one in enumerate(domains)
+        for i, domain in enumerate(domains)
     ]
     facts = _FIRMWARE_FACTS if rows else _FIRMWARE_FACTS[:-1]
-    for one in compare(planned, replace(planned, cells=tuple(cells)), facts):
-        yield _line("firmware-nodes", one)
+    for comparison in compare(planned, replace(planned, cells=tuple(cells)), facts):
+        yield _line("firmware-nodes", comparison)
 
 
-def _line(id: str, one: VmComparison, severity: Severity | None = None) -> Check:
-    return check(id, one.title, one.expected, one.observed, agree=one.agree, severity=severity)
+def _line(id: str, comparison: VmComparison, severity: Severity | None = None) -> Check:
+    return check(
+        id,
+        comparison.title,
+        comparison.expected,
+        comparison.observed,
+        agree=comparison.agree,
+        severity=severity,
+    )

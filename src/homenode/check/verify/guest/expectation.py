@@ -46,33 +46,33 @@ class Expectation(Struct, frozen=True):
     @property
     def distances(self) -> tuple[tuple[int, ...], ...] | None:
         """[from][to] in the order of `cells`; None = the guest was shown none."""
-        stated = tuple(cell.distances[: len(self.cells)] for cell in self.cells)
-        return stated if all(stated) else None
+        rows = tuple(cell.distances[: len(self.cells)] for cell in self.cells)
+        return rows if all(rows) else None
 
     def runs_of(self, size: int) -> tuple[CpuSet, ...]:
         """vCPUs of each core, socket, ... that has `size` of them where none is absent."""
         everyone = groups_of(self.vm.vcpus + len(self.absent), size)
-        return _renumbered(everyone, self.absent)
+        return _renumber(everyone, self.absent)
 
 
 def without_vcpus(expected: Expectation, absent: CpuSet) -> Expectation:
     """The same for a guest in which some vCPUs are offline from the start."""
     cells = tuple(
-        replace(cell, vcpus=next(iter(_renumbered((cell.vcpus,), absent)), CpuSet()))
+        replace(cell, vcpus=next(iter(_renumber((cell.vcpus,), absent)), CpuSet()))
         for cell in expected.vm.cells
     )
-    l3 = None if expected.l3 is None else _renumbered(expected.l3, absent)
-    left = expected.vm.vcpus - len(absent)
-    vm = replace(expected.vm, vcpus=left, cells=cells)
+    l3 = None if expected.l3 is None else _renumber(expected.l3, absent)
+    count = expected.vm.vcpus - len(absent)
+    vm = replace(expected.vm, vcpus=count, cells=cells)
     return replace(expected, vm=vm, l3=l3, absent=absent)
 
 
-def _renumbered(groups: Iterable[CpuSet], absent: CpuSet) -> tuple[CpuSet, ...]:
+def _renumber(groups: Iterable[CpuSet], absent: CpuSet) -> tuple[CpuSet, ...]:
     """Each vCPU less the absent ones below it; groups of which nothing is left are omitted."""
-    found = (
+    renumbered = (
         CpuSet(i - sum(gone < i for gone in absent) for i in group - absent) for group in groups
     )
-    return tuple(group for group in found if group)
+    return tuple(group for group in renumbered if group)
 
 
 def expectation_of(vm: Vm, *, host: Host | None = None, document: Vm | None = None) -> Expectation:
@@ -83,15 +83,17 @@ def expectation_of(vm: Vm, *, host: Host | None = None, document: Vm | None = No
     device really is plugged in. host: for the devices' ids and for LLCs that are passed through.
     """
     really = vm if document is None else document
-    address_of = {one.bdf: one.address for one in (*vm.hostdevs, *really.hostdevs)}
+    address_of = {
+        own_device.bdf: own_device.address for own_device in (*vm.hostdevs, *really.hostdevs)
+    }
 
-    def device(one: GuestHostdev) -> ExpectedDevice:
-        address = address_of[one.bdf]
+    def device(hostdev: GuestHostdev) -> ExpectedDevice:
+        address = address_of[hostdev.bdf]
         path = None if address is None else path_of_address(address, really.controllers)
-        cell = cell_of_hostdev(vm, one) if one.cell is None else one.cell
-        real = None if host is None else host.device(one.bdf)
+        cell = cell_of_hostdev(vm, hostdev) if hostdev.cell is None else hostdev.cell
+        real = None if host is None else host.device(hostdev.bdf)
         ids = (None, None) if real is None else (real.vendor_id, real.device_id)
-        return ExpectedDevice(one.bdf, cell, path, *ids)
+        return ExpectedDevice(hostdev.bdf, cell, path, *ids)
 
     return Expectation(vm, tuple(map(device, vm.hostdevs)), _l3(vm, host))
 

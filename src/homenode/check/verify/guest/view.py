@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.bdf import Bdf
 from homenode.check.verify.boot.stand_in import StandInGuest
 from homenode.check.verify.guest.checks import (
     Check,
@@ -16,14 +15,12 @@ from homenode.check.verify.guest.checks import (
 )
 from homenode.check.verify.guest.expectation import Expectation, without_vcpus
 from homenode.findings import Finding, finding, sourced
-from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host
 from homenode.units import MIB, format_bytes
 from homenode.vm.guest_observation import (
     Observation,
     observation_of,
     path_of_address,
-    paths_of_guest,
 )
 
 STAND_IN_KERNEL_BYTES = 96 * MIB
@@ -39,8 +36,8 @@ class GuestView(Struct, frozen=True):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        found = (line.finding for line in self.checks if line.finding is not None)
-        return sourced(found, self.observation.source)
+        findings = (line.finding for line in self.checks if line.finding is not None)
+        return sourced(findings, self.observation.source)
 
 
 def view_of_stand_in(expected: Expectation, stand_in: StandInGuest, guest: Host) -> GuestView:
@@ -63,51 +60,28 @@ def view_of_guest(
     that was in the balloon may have come to the guest since.
     """
     observation = observation_of(guest)
-    given: tuple[Check, ...] = ()
+    tables: tuple[Check, ...] = ()
     if firmware is not None:  # it counts all vCPUs, those that are offline too
-        given = tuple(firmware_checks(expected, firmware))
+        tables = tuple(firmware_checks(expected, firmware))
     offline = expected.vm.offline_vcpus
     if offline and len(observation.vcpus) == expected.vm.vcpus_online:
         expected = without_vcpus(expected, offline)
     both = GuestComparison(expected, observation)
-    lines = (*both.lines(), *given, *_huge_pages(observation), *both.devices(host))
+    lines = (*both.lines(), *tables, *_huge_pages(observation), *both.devices(host))
     return GuestView("the guest", lines, observation)
 
 
 def not_in_stand_in(stand_in: StandInGuest, source: str) -> Iterator[Finding]:
     """What of the document no test guest gives, each by name."""
-    for what in stand_in.left_out:
-        yield finding("not-in-stand-in", what, "the test guest to have it", "omitted", source)
-
-
-def as_passed_through(
-    guest: Host, expected: Expectation, stand_in: StandInGuest, host: Host | None
-) -> Host:
-    """The test guest's host with the devices that are stood in for by their own kind and name, for
-    people to see where each came to be. The same where the real host is not known."""
-    paths = paths_of_guest(guest)
-    shown: dict[Bdf, PciDevice] = {}
-    for device in of_stand_in(expected, stand_in).devices:
-        there = None if device.path is None else paths.get(device.path)
-        real = None if host is None else host.device(device.bdf)
-        if there is not None and real is not None:
-            shown[there] = real
-    return replace(
-        guest,
-        pci_devices=tuple(
-            device
-            if (real := shown.get(device.bdf)) is None
-            else replace(device, kind=real.kind, name=f"stands in for {real.bdf}", link=None)
-            for device in guest.pci_devices
-        ),
-    )
+    for part in stand_in.left_out:
+        yield finding("not-in-stand-in", part, "the test guest to have it", "omitted", source)
 
 
 def of_stand_in(expected: Expectation, stand_in: StandInGuest) -> Expectation:
     """The same, for a test guest: less memory, and other devices in the devices' places."""
     address_of = {bdf: address for address, bdf in stand_in.devices if bdf is not None}
     cells = tuple(
-        replace(cell, memory_bytes=stand_in.scaled(cell.memory_bytes)) for cell in expected.cells
+        replace(cell, memory_bytes=stand_in.scale(cell.memory_bytes)) for cell in expected.cells
     )
     return replace(
         expected,

@@ -81,7 +81,7 @@ def capture_running_vm(
     process, argv = _process_of(proc, uuid)
     gaps: list[Gap] = []
     host = proc.places
-    found = backends(argv)
+    objects = backends(argv)
     status = proc.text(f"/proc/{process}/status") or ""
     devices = tuple(hostdev.bdf for hostdev in expected.hostdevs)
     nodes = ((bdf, proc.text(f"/sys/bus/pci/devices/{bdf}/numa_node")) for bdf in devices)
@@ -90,8 +90,8 @@ def capture_running_vm(
         uuid=uuid,
         process=process,
         threads=tuple(_threads(proc, process)),
-        backends=found,
-        areas=_areas(proc, process, found, expected, gaps),
+        backends=objects,
+        areas=_areas(proc, process, objects, expected, gaps),
         swapped_bytes=_bytes_of(status, "VmSwap"),
         default_huge_bytes=_bytes_of(proc.text("/proc/meminfo") or "", "Hugepagesize"),
         interrupts=tuple(_interrupts(proc, devices, gaps)),
@@ -162,15 +162,15 @@ class ProcFiles:
 
 
 def _process_of(proc: ProcFiles, uuid: str) -> tuple[int, tuple[str, ...]]:
-    found = []
+    candidates = []
     for process in proc.numbers("/proc"):
         argv = proc.argv(process)
         if uuid in arguments_after(argv, "-uuid"):
             # A process may say of itself what it likes; QEMU has vCPU threads as well.
             kinds = {thread.kind for thread in _threads(proc, process)}
-            found.append((bool(kinds - {ThreadKind.EMULATOR}), process, argv))
-    best = [(process, argv) for is_vm, process, argv in found if is_vm] or [
-        (process, argv) for _, process, argv in found
+            candidates.append((bool(kinds - {ThreadKind.EMULATOR}), process, argv))
+    best = [(process, argv) for is_vm, process, argv in candidates if is_vm] or [
+        (process, argv) for _, process, argv in candidates
     ]
     if len(best) == 1:
         return best[0]
@@ -202,7 +202,7 @@ def _thread(proc: ProcFiles, process: int, task: int, *, with_cgroup: bool) -> V
 
 def _limits(proc: ProcFiles, process: int) -> Iterator[ThreadLimit]:
     """Of vCPUs, IOThreads and the main thread: the scheduler, and quotas of their cgroups."""
-    known: dict[str, float | None] = {}
+    quota_of: dict[str, float | None] = {}
     main = _times(proc.text, process, process)
     for thread in _threads(proc, process):
         if thread.kind is ThreadKind.EMULATOR and thread.id != process:
@@ -211,9 +211,9 @@ def _limits(proc: ProcFiles, process: int) -> Iterator[ThreadLimit]:
         cgroup = proc.text(f"/proc/{process}/task/{thread.id}/cgroup") or ""
         quotas = []
         for folder in cgroups_of(cgroup):
-            if folder not in known:
-                known[folder] = _quota(proc, folder)
-            if (share := known[folder]) is not None:
+            if folder not in quota_of:
+                quota_of[folder] = _quota(proc, folder)
+            if (share := quota_of[folder]) is not None:
                 quotas.append((folder, share))
         yield ThreadLimit(
             kind=thread.kind,
@@ -243,10 +243,10 @@ def _quota(proc: ProcFiles, folder: str) -> float | None:
 
 def _group_limits(proc: ProcFiles, process: int) -> Iterator[GroupLimit]:
     tasks = (f"/{process}/task/{task}" for task in proc.numbers(f"/proc/{process}/task"))
-    cgroups = {proc.text(f"/proc{one}/cgroup") or "": None for one in (f"/{process}", *tasks)}
+    cgroups = {proc.text(f"/proc{path}/cgroup") or "": None for path in (f"/{process}", *tasks)}
     for controller, files in GROUP_FILES:
         for folder in dict.fromkeys(
-            one for text in cgroups for one in cgroups_of(text, controller)
+            path for text in cgroups for path in cgroups_of(text, controller)
         ):
             for root in (_CGROUPS, f"{_CGROUPS}/unified", f"{_CGROUPS}/{controller}"):
                 for file in files:
@@ -257,17 +257,17 @@ def _group_limits(proc: ProcFiles, process: int) -> Iterator[GroupLimit]:
 def _areas(
     proc: ProcFiles,
     process: int,
-    found: tuple[BackendObject, ...],
+    objects: tuple[BackendObject, ...],
     expected: Vm,
     gaps: list[Gap],
 ) -> tuple[RamArea, ...]:
     maps = proc.text(f"/proc/{process}/maps")
     numa_maps = proc.text(f"/proc/{process}/numa_maps")
     if not maps or not numa_maps:
-        why = f"/proc/{process}/numa_maps: expected to read it, found no permission"
-        gaps.append(Gap("memory by node", why))
+        reason = f"/proc/{process}/numa_maps: expected to read it, found no permission"
+        gaps.append(Gap("memory by node", reason))
         return ()
-    sizes = {backend.size_bytes for backend in found}
+    sizes = {backend.size_bytes for backend in objects}
     # A QEMU whose command line names no backends.
     sizes = sizes or {piece.memory_bytes for piece in expected.memory_pieces.values()}
     policies = {policy.start: policy for policy in parse_numa_maps(numa_maps, "numa_maps")}
@@ -312,8 +312,8 @@ def _interrupts(
                 unread.setdefault(bdf, irq)
             yield DeviceInterrupt(bdf, irq, name, allowed, effective)
     for bdf, irq in unread.items():
-        why = f"/proc/irq/{irq}/smp_affinity_list: expected to read it, found no permission"
-        gaps.append(Gap(f"interrupts of {bdf}", why))
+        reason = f"/proc/irq/{irq}/smp_affinity_list: expected to read it, found no permission"
+        gaps.append(Gap(f"interrupts of {bdf}", reason))
 
 
 def _places(proc: ProcFiles) -> HostPlaces:
@@ -330,14 +330,16 @@ def _places(proc: ProcFiles) -> HostPlaces:
     )
 
 
-def _neighbours(proc: ProcFiles, own: int, pus: CpuSet, watched_s: float) -> tuple[Neighbour, ...]:
+def _neighbours(
+    proc: ProcFiles, vm_process: int, pus: CpuSet, watched_s: float
+) -> tuple[Neighbour, ...]:
     """Processes that could meet the VM on its cores; ours and the kernel's are none."""
     host = proc.places
     cores = host.cores_of(pus)
     if not cores:
         return ()
-    others = (task for task in proc.tasks if task.process != own)
-    before = [task for task in others if not task.thread.allowed.isdisjoint(cores)]
+    tasks = (task for task in proc.tasks if task.process != vm_process)
+    before = [task for task in tasks if not task.thread.allowed.isdisjoint(cores)]
     time.sleep(watched_s)
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     grouped: dict[tuple[int, bool, CpuSet], list[tuple[_Task, float]]] = {}
@@ -393,8 +395,8 @@ def verify_running_domain(name: str, connect: str, plan: Plan | None = None) -> 
     """
     live = verify_live(*observe_running_domain(name, connect, plan))
     document = open_domain(Virsh(connect).live_document(name), f"the document of {name}")
-    found = (*live.findings, *transfer_findings(document))
-    return Findings(checked=live.checked, findings=in_order(found))
+    findings = (*live.findings, *transfer_findings(document))
+    return Findings(checked=live.checked, findings=in_order(findings))
 
 
 def observe_running_domain(
@@ -418,6 +420,6 @@ def observe_running_domain(
             f"{state.name}: expected a plan for it, found one for {plan.vm.name}",
             hint="leave --plan out to hold it against its own document",
         )
-    found = vm_of(open_domain(virsh.live_document(state.uuid), f"the document of {state.name}"))
-    expected = found if plan is None else vm_as_it_runs(plan, found)
+    running = vm_of(open_domain(virsh.live_document(state.uuid), f"the document of {state.name}"))
+    expected = running if plan is None else vm_as_it_runs(plan, running)
     return expected, capture_running_vm(state.uuid, expected)

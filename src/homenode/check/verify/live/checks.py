@@ -34,7 +34,7 @@ class _Threads(NamedTuple):
     pus: tuple[CpuSet, ...]
 
     def strays(self, home: "_Threads") -> CpuSet:
-        return CpuSet.union(one for one in self.pus if not one <= home.pus[0])
+        return CpuSet.union(pus for pus in self.pus if not pus <= home.pus[0])
 
 
 Piece = VmCell | MemoryDevice
@@ -46,37 +46,37 @@ def _of_vcpus(vm: Vm) -> FactValues:
     return {f"vCPU {n}": pin and _Threads(("vcpupin", str(n)), (pin,)) for n, pin in pins}
 
 
-def _both_threads(home: _Threads, found: _Threads | None) -> tuple[str, str, str]:
+def _both_threads(home: _Threads, seen: _Threads | None) -> tuple[str, str, str]:
     pus = f"PUs {home.pus[0]}"
-    if found is None:
+    if seen is None:
         return "", f"a thread on {pus}", "no such thread"
-    return "", pus, f"PUs {found.strays(home) or 'none'}"
+    return "", pus, f"PUs {seen.strays(home) or 'none'}"
 
 
 def _of_pieces(get: Callable[[Piece], Any]) -> Callable[[Vm], FactValues]:
     return lambda vm: {subject: get(piece) for subject, piece in vm.memory_pieces.items()}
 
 
-def _is_home(planned: Piece, found: Piece) -> bool:
-    there = found.bytes_by_node or ()
-    return bool(there) and all(node in planned.nodes for node, _ in there)
+def _is_home(planned: Piece, seen: Piece) -> bool:
+    pages = seen.bytes_by_node or ()
+    return bool(pages) and all(node in planned.nodes for node, _ in pages)
 
 
-def _both_pages(planned: Piece, found: Piece | None) -> tuple[str, str, str]:
+def _both_pages(planned: Piece, seen: Piece | None) -> tuple[str, str, str]:
     node = f"node {planned.nodes}"
-    if found is None or found.bytes_by_node is None:
-        wanted = f"a mapping of {format_bytes(planned.memory_bytes)} on {node}"
-        return "", wanted, "no mapping of that size"
-    if not found.bytes_by_node:
-        bound = f"bound to node {found.nodes or 'any'}, and nothing has touched it yet"
+    if seen is None or seen.bytes_by_node is None:
+        expected = f"a mapping of {format_bytes(planned.memory_bytes)} on {node}"
+        return "", expected, "no mapping of that size"
+    if not seen.bytes_by_node:
+        bound = f"bound to node {seen.nodes or 'any'}, and nothing has touched it yet"
         return "", f"pages on {node}", bound
-    return "", f"every page on {node}", _stated_pages(found.bytes_by_node)
+    return "", f"every page on {node}", _stated_pages(seen.bytes_by_node)
 
 
 _VCPUS = VmFact(
     id="live-vcpu",
     values=_of_vcpus,
-    agrees=lambda home, found: all(one <= home.pus[0] for one in found.pus),
+    agrees=lambda home, seen: all(pus <= home.pus[0] for pus in seen.pus),
     show_both=_both_threads,
 )
 _LIVE_FACTS = (
@@ -84,11 +84,11 @@ _LIVE_FACTS = (
     VmFact(
         id="live-vcpus",
         values=lambda vm: {vm.name: vm.vcpus},
-        agrees=lambda planned, found: found <= planned,
-        show_both=lambda planned, found: (
+        agrees=lambda planned, seen: seen <= planned,
+        show_both=lambda planned, seen: (
             "",
             f"{planned} vCPUs",
-            f"vCPUs {CpuSet(range(planned, found))} as well",
+            f"vCPUs {CpuSet(range(planned, seen))} as well",
         ),
     ),
     replace(
@@ -115,7 +115,9 @@ _LIVE_FACTS = (
     ),
     VmFact(
         id="live-memory",
-        values=_of_pieces(lambda one: one if one.nodes or one.bytes_by_node is not None else None),
+        values=_of_pieces(
+            lambda piece: piece if piece.nodes or piece.bytes_by_node is not None else None
+        ),
         agrees=_is_home,
         show_both=_both_pages,
     ),
@@ -137,35 +139,39 @@ def placement_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     is_single = any(thread.kind is ThreadKind.ALL_VCPUS for thread in vm.threads)
     if expected.is_pinned and (is_single or not vm.threads_of(ThreadKind.VCPU)):
         lost.add("live-vcpu")
-        why = "no thread is named CPU N/KVM (debug-threads=off?) and no cgroup distinguishes them"
+        reason = (
+            "no thread is named CPU N/KVM (debug-threads=off?) and no cgroup distinguishes them"
+        )
         yield finding(
             "live-threads",
             "vCPUs",
             expected="a thread for each, where it is pinned",
-            observed="one thread runs them all (TCG, thread=single)" if is_single else why,
+            observed="one thread runs them all (TCG, thread=single)" if is_single else reason,
             fix=None if is_single else UNSET,
             source=f"/proc/{vm.process}/task",
         )
     shown = _vm_shown(expected, vm)
-    for one in diff(_promised(expected, shown, vm), shown, lost, _LIVE_FACTS):
-        file = _OF_MEMORY.get(one.fact.id)
+    for difference in diff(_promised_vm(expected, shown, vm), shown, lost, _LIVE_FACTS):
+        file = _OF_MEMORY.get(difference.fact.id)
         source = expected.source if file is None else f"/proc/{vm.process}/{file}"
-        name, more = _case(one, vm)
-        yield finding(name, one.subject, one.expected, one.observed, source, **more)
+        name, details = _case(difference, vm)
+        yield finding(
+            name, difference.subject, difference.expected, difference.observed, source, **details
+        )
 
 
-def _case(one: VmComparison, vm: RunningVm) -> tuple[str, dict[str, Any]]:
+def _case(difference: VmComparison, vm: RunningVm) -> tuple[str, dict[str, Any]]:
     """Id of the finding of a difference, and what only this case has."""
-    name, home, found = one.fact.id, one.planned_value, one.found_value
+    name, home, seen = difference.fact.id, difference.planned_value, difference.found_value
     if isinstance(home, _Threads):
-        if found is None:
+        if seen is None:
             return f"{name}-missing", {}
         command, *number = home.words
         fix = command_line("virsh", command, vm.uuid, *number, str(home.pus[0]))
         return name, {"fix": f"{fix} (homenode apply --live-pins does all of them)"}
     if name != "live-memory":
         return name, {}
-    pages = None if found is None else found.bytes_by_node
+    pages = None if seen is None else seen.bytes_by_node
     if not pages:
         return "live-memory-unknown" if pages is None else "live-memory-untouched", {}
     away = sum(size for node, size in pages if node not in home.nodes)
@@ -174,7 +180,7 @@ def _case(one: VmComparison, vm: RunningVm) -> tuple[str, dict[str, Any]]:
     return name, {"values": {"share": share}, "severity": Severity.WARNING if is_lax else None}
 
 
-def _promised(expected: Vm, shown: Vm, vm: RunningVm) -> Vm:
+def _promised_vm(expected: Vm, shown: Vm, vm: RunningVm) -> Vm:
     """What is expected of a process: the emulator's PUs of every thread of QEMU's own, no thread of
     a vCPU that is offline, and the host's huge pages."""
     apart, off = expected.emulator_pus, expected.offline_vcpus
@@ -198,14 +204,14 @@ def _promised(expected: Vm, shown: Vm, vm: RunningVm) -> Vm:
 
 def _with_pieces(vm: Vm, changed: Mapping[str, Mapping[str, Any]]) -> Vm:
     """The VM with other values of pieces of its memory, by their subjects."""
-    made = {
+    pieces = {
         subject: replace(piece, **changed.get(subject, {}))
         for subject, piece in vm.memory_pieces.items()
     }
     return replace(
         vm,
-        cells=tuple(one for one in made.values() if isinstance(one, VmCell)),
-        memory_devices=tuple(one for one in made.values() if isinstance(one, MemoryDevice)),
+        cells=tuple(part for part in pieces.values() if isinstance(part, VmCell)),
+        memory_devices=tuple(part for part in pieces.values() if isinstance(part, MemoryDevice)),
     )
 
 
@@ -222,22 +228,24 @@ def limit_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Threads that get less than the time of their PUs: by the quota of a cgroup of their own or of
     the VM's, whoever set it, or by a scheduler that lets others go first."""
     seen: set[str] = set()
-    for one in vm.limits:
-        word = _WORDS.get(one.kind, "vCPU")
-        subject = f"{word} {one.number}" if one.number is not None else word
-        policy = _YIELDING.get(one.policy) or (f"nice {one.nice} more" if one.nice > 0 else None)
+    for limit in vm.limits:
+        word = _WORDS.get(limit.kind, "vCPU")
+        subject = f"{word} {limit.number}" if limit.number is not None else word
+        policy = _YIELDING.get(limit.policy) or (
+            f"nice {limit.nice} more" if limit.nice > 0 else None
+        )
         if policy is not None:
-            wanted = "a scheduler that gives it its turn"
-            yield finding("live-scheduler", subject, wanted, policy, vm.name)
-        for folder, share in one.quotas:
-            own = folder.rpartition("/")[2].startswith(("vcpu", "iothread", "emulator"))
-            if folder in seen or share >= (1 if own else expected.vcpus):
+            fair = "a scheduler that gives it its turn"
+            yield finding("live-scheduler", subject, fair, policy, vm.name)
+        for folder, share in limit.quotas:
+            is_thread = folder.rpartition("/")[2].startswith(("vcpu", "iothread", "emulator"))
+            if folder in seen or share >= (1 if is_thread else expected.vcpus):
                 continue
             seen.add(folder)
             yield finding(
                 "live-quota",
-                subject if own else vm.name,
-                expected=f"all time of {'a PU' if own else f'{expected.vcpus} PUs'}",
+                subject if is_thread else vm.name,
+                expected=f"all time of {'a PU' if is_thread else f'{expected.vcpus} PUs'}",
                 observed=f"{share:.0%} of a PU, by cgroup {folder}",
                 source=vm.name,
             )
@@ -257,18 +265,21 @@ def group_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Limits of the VM's cgroups, whoever set them: of memory where they are less than the VM has,
     of I/O, and shares that are less than usual."""
     memory = sum(piece.memory_bytes for piece in expected.memory_pieces.values())
-    for one in vm.group_limits:
-        said, by = one.text.replace("\n", "; "), f"{one.file} of cgroup {one.folder}"
-        value = said.split()[-1]
-        if one.file.startswith("memory."):
+    for limit in vm.group_limits:
+        text, by = limit.text.replace("\n", "; "), f"{limit.file} of cgroup {limit.folder}"
+        value = text.split()[-1]
+        if limit.file.startswith("memory."):
             if value.isdecimal() and int(value) < memory:
-                wanted, size = f"{format_bytes(memory)} or more", format_bytes(int(value))
-                yield finding("live-memory-limit", vm.name, wanted, f"{size}, by {by}", vm.name)
-        elif (usual := _USUAL.get(one.file)) is None:
-            yield finding("live-io-limit", vm.name, "the devices' own rates", f"{said}, by {by}")
-        elif one.file == "cpu.weight" and value == "0":
-            wanted, idle = "a scheduler that gives it its turn", f"cpu.idle of cgroup {one.folder}"
-            yield finding("live-scheduler", vm.name, wanted, idle, by)
+                fair, size = f"{format_bytes(memory)} or more", format_bytes(int(value))
+                yield finding("live-memory-limit", vm.name, fair, f"{size}, by {by}", vm.name)
+        elif (usual := _USUAL.get(limit.file)) is None:
+            yield finding("live-io-limit", vm.name, "the devices' own rates", f"{text}, by {by}")
+        elif limit.file == "cpu.weight" and value == "0":
+            fair, idle = (
+                "a scheduler that gives it its turn",
+                f"cpu.idle of cgroup {limit.folder}",
+            )
+            yield finding("live-scheduler", vm.name, fair, idle, by)
         elif value.isdecimal() and int(value) < usual:
             yield finding("live-shares", vm.name, f"{usual} as others", f"{value}, by {by}")
 
@@ -278,7 +289,7 @@ BUSY_RATIO = 0.1
 a daemon that woke up."""
 
 
-def _swapped(vm: RunningVm) -> Iterator[Finding]:
+def _swap_findings(vm: RunningVm) -> Iterator[Finding]:
     if vm.swapped_bytes:
         yield finding(
             "live-swapped",
@@ -292,20 +303,22 @@ def _swapped(vm: RunningVm) -> Iterator[Finding]:
 def interrupt_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Devices whose interrupts other nodes serve. One finding for each device."""
     node_of = dict(vm.node_of_device) | {
-        one.bdf: NodeIndex(one.host_node) for one in expected.hostdevs if one.host_node is not None
+        hostdev.bdf: NodeIndex(hostdev.host_node)
+        for hostdev in expected.hostdevs
+        if hostdev.host_node is not None
     }
-    for bdf in sorted({one.bdf for one in expected.hostdevs}):
+    for bdf in sorted({hostdev.bdf for hostdev in expected.hostdevs}):
         node = node_of.get(bdf)
         if node is None:
             continue
-        near = vm.host.pus_of_node(node) & vm.host.online
+        near_pus = vm.host.pus_of_node(node) & vm.host.online
         far = [
             interrupt
             for interrupt in vm.interrupts
             if interrupt.device == bdf
-            and near
+            and near_pus
             and (pus := interrupt.effective or interrupt.allowed)
-            and pus.isdisjoint(near)
+            and pus.isdisjoint(near_pus)
         ]
         if not far:
             continue
@@ -313,10 +326,10 @@ def interrupt_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         yield finding(
             "live-interrupts",
             f"interrupts of {bdf}",
-            expected=f"served on node {node} (PUs {near})",
+            expected=f"served on node {node} (PUs {near_pus})",
             observed=f"{len(far)} of {sum(i.device == bdf for i in vm.interrupts)} served by PUs "
             f"{' '.join(served[:4])}{' ...' if len(served) > 4 else ''}",
-            values={"pus": near, "irq": far[0].irq},
+            values={"pus": near_pus, "irq": far[0].irq},
             source="/proc/interrupts",
         )
 
@@ -333,27 +346,29 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         meeting = other.allowed & cores
         if not meeting:
             continue
-        what = f"domain {other.domain!r}" if other.domain else f"{other.name!r}"
-        subject = f"{what} (process {other.process})"
+        process_text = f"domain {other.domain!r}" if other.domain else f"{other.name!r}"
+        subject = f"{process_text} (process {other.process})"
         busy = other.busy_ratio >= BUSY_RATIO
         load = f", busy {100 * other.busy_ratio:.0f} % of a PU there" if busy else ""
         values = None
         if other.is_vcpu and not other.floats:
-            name, wanted = "live-shared-core", "no vCPU on the VM's cores"
-            there = f"{other.threads} vCPUs on PUs {meeting}{load}"
+            name, planned = "live-shared-core", "no vCPU on the VM's cores"
+            observed = f"{other.threads} vCPUs on PUs {meeting}{load}"
         elif other.is_vcpu:
-            name, wanted = "live-floating-vm", "vCPUs pinned apart from this VM's"
-            there = f"{other.threads} vCPUs that may run anywhere, on PUs {meeting} too{load}"
+            name, planned = "live-floating-vm", "vCPUs pinned apart from this VM's"
+            observed = f"{other.threads} vCPUs that may run anywhere, on PUs {meeting} too{load}"
         elif other.allowed <= cores and not other.floats:
-            name, wanted = "live-pinned-there", "nothing else bound to the VM's cores"
-            there = f"{plural(other.threads, 'thread')} allowed on PUs {other.allowed} only{load}"
+            name, planned = "live-pinned-there", "nothing else bound to the VM's cores"
+            observed = (
+                f"{plural(other.threads, 'thread')} allowed on PUs {other.allowed} only{load}"
+            )
             values = {"process": other.process}
         else:
             busiest += [(other.busy_ratio, subject)] if busy else []
             continue
-        yield finding(name, subject, wanted, there, "/proc", values=values)
+        yield finding(name, subject, planned, observed, "/proc", values=values)
     if busiest:
-        busiest.sort(key=lambda one: (-one[0], one[1]))
+        busiest.sort(key=lambda entry: (-entry[0], entry[1]))
         shares = ", ".join(f"{100 * ratio:.0f} %" for ratio, _ in busiest)
         yield finding(
             "live-busy-neighbour",
@@ -369,9 +384,9 @@ def verify_live(expected: Vm, vm: RunningVm) -> Findings:
 
     What could not be read is a finding of its own, inconclusive.
     """
-    found = [
+    findings = [
         *placement_findings(expected, vm),
-        *_swapped(vm),
+        *_swap_findings(vm),
         *interrupt_findings(expected, vm),
         *limit_findings(expected, vm),
         *group_findings(expected, vm),
@@ -381,24 +396,24 @@ def verify_live(expected: Vm, vm: RunningVm) -> Findings:
             for gap in vm.gaps
         ),
     ]
-    return Findings(checked=_checked(expected, vm), findings=in_order(found))
+    return Findings(checked=_checked_lines(expected, vm), findings=in_order(findings))
 
 
-def _checked(expected: Vm, vm: RunningVm) -> tuple[str, ...]:
+def _checked_lines(expected: Vm, vm: RunningVm) -> tuple[str, ...]:
     pinned = sum(pin is not None for pin in expected.vcpu_pins)
     count = sum(thread.kind is ThreadKind.VCPU for thread in vm.threads)
-    others = sum(thread.kind is ThreadKind.EMULATOR for thread in vm.threads)
+    emulators = sum(thread.kind is ThreadKind.EMULATOR for thread in vm.threads)
     lines = [
         f"process {vm.process} of {vm.name} against {expected.source}",
         f"{plural(count, 'vCPU thread')}, {pinned} to be pinned; "
-        f"{plural(others, 'emulator thread')}; "
+        f"{plural(emulators, 'emulator thread')}; "
         f"{plural(len(expected.iothread_pins), 'pinned IOThread')}",
     ]
     shown = _vm_shown(expected, vm).memory_pieces
     for subject, piece in expected.memory_pieces.items():
-        where, there = f"node {piece.nodes}", shown[subject].bytes_by_node
-        pages = "not found" if there is None else _stated_pages(there)
-        lines.append(f"{subject} ({where if piece.nodes else 'not bound'}): {pages}")
+        node, bytes_by_node = f"node {piece.nodes}", shown[subject].bytes_by_node
+        pages = "not found" if bytes_by_node is None else _stated_pages(bytes_by_node)
+        lines.append(f"{subject} ({node if piece.nodes else 'not bound'}): {pages}")
     lines.append(
         f"{len(vm.interrupts)} interrupts of passed-through devices; other processes on PUs "
         f"{vm.host.cores_of(expected.pinned_pus) or 'none'}, watched for {vm.watched_s:g} s"
@@ -410,19 +425,20 @@ def _vm_shown(expected: Vm, vm: RunningVm) -> Vm:
     """The VM that its process shows: where threads may run, and where the pages are that memory as
     it is expected is mapped to. None = it does not show it."""
     vcpus, iothreads = vm.threads_of(ThreadKind.VCPU), vm.threads_of(ThreadKind.IOTHREAD)
+    pins = {n: thread for n, thread in iothreads.items() if n is not None}
     count = max((n + 1 for n in vcpus if n is not None), default=0)
-    others: dict[str, list[CpuSet]] = {}
+    emulator_pus: dict[str, list[CpuSet]] = {}
     for thread in vm.threads:
         if thread.kind is ThreadKind.EMULATOR and thread.name != _KVMS_OWN:
-            others.setdefault(thread.name, []).append(thread.allowed)
+            emulator_pus.setdefault(thread.name, []).append(thread.allowed)
     return replace(
         _with_pieces(expected, dict(_shown_pieces(expected, vm))),
         name=vm.name,
         source=f"/proc/{vm.process}",
         vcpus=count,
         vcpu_pins=tuple(vcpus[n].allowed if n in vcpus else None for n in range(count)),
-        iothread_pins=tuple((n, one.allowed) for n, one in iothreads.items() if n is not None),
-        emulator_threads=tuple((name, tuple(pus)) for name, pus in others.items()),
+        iothread_pins=tuple((n, thread.allowed) for n, thread in pins.items()),
+        emulator_threads=tuple((name, tuple(pus)) for name, pus in emulator_pus.items()),
     )
 
 
@@ -433,7 +449,7 @@ def _shown_pieces(expected: Vm, vm: RunningVm) -> Iterator[tuple[str, dict[str, 
     was asked to bind it to; cells that agree in both share those mappings in any order, which
     makes no difference to what is asked of them.
     """
-    left = list(vm.areas)
+    free = list(vm.areas)
     pieces = expected.memory_pieces
     alone = sum(isinstance(piece, VmCell) for piece in pieces.values()) == 1
     for subject, piece in pieces.items():
@@ -442,9 +458,9 @@ def _shown_pieces(expected: Vm, vm: RunningVm) -> Iterator[tuple[str, dict[str, 
         # Without nodes of its own it is bound for the whole process, if at all: its pages show it.
         nodes = CpuSet() if backend is None else backend.host_nodes
         area = min(
-            (area for area in left if _holds(area, size)),
+            (area for area in free if _holds(area, size)),
             key=lambda area: (
-                not _named(area, backend),
+                not _is_named(area, backend),
                 area.policy.nodes != nodes,
                 -sum(pages for _, pages in area.policy.pages_by_node),
             ),
@@ -453,11 +469,11 @@ def _shown_pieces(expected: Vm, vm: RunningVm) -> Iterator[tuple[str, dict[str, 
         if area is None:
             yield subject, {"nodes": nodes, "page_bytes": None, "bytes_by_node": None}
             continue
-        left.remove(area)
+        free.remove(area)
         page = area.policy.page_bytes
         by_node = sorted(area.policy.pages_by_node, key=lambda pair: -pair[1])
-        there = tuple((node, pages * page) for node, pages in by_node)
-        yield subject, {"nodes": nodes, "page_bytes": page, "bytes_by_node": there}
+        bytes_by_node = tuple((node, pages * page) for node, pages in by_node)
+        yield subject, {"nodes": nodes, "page_bytes": page, "bytes_by_node": bytes_by_node}
 
 
 def _holds(area: RamArea, memory_bytes: int) -> bool:
@@ -473,7 +489,7 @@ def _backend(vm: RunningVm, piece: Piece, *, alone: bool) -> BackendObject | Non
     return named
 
 
-def _named(area: RamArea, backend: BackendObject | None) -> bool:
+def _is_named(area: RamArea, backend: BackendObject | None) -> bool:
     if area.policy.file is None or backend is None:
         return False
     name = area.policy.file.rpartition("/")[2]

@@ -245,8 +245,8 @@ def cgroups_of(text: str, controller: str = "cpu") -> Iterator[str]:
     ['/machine/vm/vcpu0', '/machine/vm', '/machine']
     """
     for line in text.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        _, _, fields = line.partition(":")
+        controllers, _, path = fields.partition(":")
         if controllers and controller not in controllers.split(","):
             continue
         parts = path.strip("/").split("/")
@@ -268,8 +268,8 @@ def parse_stat(text: str, source: str) -> TaskTimes:
 
 def parse_maps(text: str) -> tuple[Area, ...]:
     """The mappings in /proc/PID/maps, in its order; lines of another form are omitted."""
-    found = (_AREA.match(line) for line in text.splitlines())
-    return tuple(Area(int(m[1], 16), int(m[2], 16), m[3]) for m in found if m is not None)
+    matches = (_AREA.match(line) for line in text.splitlines())
+    return tuple(Area(int(m[1], 16), int(m[2], 16), m[3]) for m in matches if m is not None)
 
 
 def parse_numa_maps(text: str, source: str) -> tuple[MappedMemory, ...]:
@@ -316,7 +316,7 @@ def domain_name(argv: Sequence[str]) -> str | None:
 
 def backends(argv: Sequence[str]) -> tuple[BackendObject, ...]:
     """The memory backends of a QEMU command line, in JSON (libvirt 7 and newer) or key=value."""
-    found = []
+    objects = []
     for value in arguments_after(argv, "-object"):
         kind, pairs = _of_json(value) if value.startswith("{") else fields_of(value)
         if not kind.startswith("memory-backend-"):
@@ -325,11 +325,13 @@ def backends(argv: Sequence[str]) -> tuple[BackendObject, ...]:
         try:
             size = parse_bytes(fields.get("size", "0"))
             # One for each run of nodes.
-            nodes = CpuSet.parse(",".join(one for key, one in pairs if key == "host-nodes"))
+            nodes = CpuSet.parse(
+                ",".join(nodes_text for key, nodes_text in pairs if key == "host-nodes")
+            )
         except HomenodeError:
             continue  # QEMU would have refused it: this is no QEMU
-        found.append(BackendObject(fields.get("id", ""), size, nodes, fields.get("policy")))
-    return tuple(found)
+        objects.append(BackendObject(fields.get("id", ""), size, nodes, fields.get("policy")))
+    return tuple(objects)
 
 
 def _of_json(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -348,11 +350,11 @@ def parse_vfio_interrupts(text: str) -> tuple[tuple[Bdf, int, str], ...]:
 
     Devices that share a line have its names behind each other, with commas between.
     """
-    found = []
+    interrupts = []
     for line in text.splitlines():
         irq = _IRQ.match(line) if "vfio-" in line else None
         if irq is not None:
             for match in _VFIO.finditer(line, irq.end()):
                 bdf = Bdf.parse(match["bdf"], "/proc/interrupts")
-                found.append((bdf, int(irq[1]), match["name"]))
-    return tuple(found)
+                interrupts.append((bdf, int(irq[1]), match["name"]))
+    return tuple(interrupts)

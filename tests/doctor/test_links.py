@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.check.doctor.links import Load, link_findings, link_health
+from homenode.check.doctor.links import link_findings, link_health
 from homenode.findings import Finding, Severity, are_bad
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.link_path import LinkRate, describe_paths, rates_that_fit
@@ -50,9 +50,9 @@ def with_link(host: Host, bdf: str, **fields: object) -> Host:
     return replace(host, pci_devices=tuple(change(d) for d in host.pci_devices))
 
 
-def found(host: Host, load: Load = Load.UNKNOWN, **known: int) -> list[Finding]:
+def found(host: Host, is_loaded: bool = False, **known: int) -> list[Finding]:
     widths = {Bdf.parse(bdf.replace("_", ":")): width for bdf, width in known.items()}
-    return list(link_findings(host, load, widths))
+    return list(link_findings(host, is_loaded, widths))
 
 
 @needs_shared
@@ -81,7 +81,7 @@ def test_one_gpu_at_2_5_gt_with_unknown_load_is_inconclusive() -> None:
     (finding,) = found(host)
     assert finding.severity is Severity.INCONCLUSIVE
     assert "under load" in (finding.fix or "")
-    (busy,) = found(host, Load.BUSY)
+    (busy,) = found(host, is_loaded=True)
     assert busy.severity is Severity.CRITICAL
 
 
@@ -326,9 +326,9 @@ def test_a_load_on_the_host_says_nothing_of_gpus_that_vms_have(driver: str | Non
             ),
         )
 
-    (unreached,) = found(driven(driver), Load.BUSY)
+    (unreached,) = found(driven(driver), is_loaded=True)
     assert unreached.severity is Severity.INCONCLUSIVE and "under load" in (unreached.fix or "")
-    (reached,) = found(driven("nvidia"), Load.BUSY)
+    (reached,) = found(driven("nvidia"), is_loaded=True)
     assert reached.severity is Severity.CRITICAL
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import MeasuredRates, diagnose
-from homenode.check.doctor.links import Load
 from homenode.cli import doctor as doctor_command
 from homenode.errors import ToolError, UsageError
 from homenode.findings import Severity
@@ -148,7 +147,7 @@ def test_a_copy_that_reached_no_gpu_is_no_load() -> None:
 
 def test_only_gpus_that_the_copy_reached_are_faulty_when_slow() -> None:
     def judged(*reached: Bdf) -> list[Severity]:
-        known = MeasuredRates(load=Load.BUSY, reached=frozenset(reached))
+        known = MeasuredRates(is_loaded=True, reached=frozenset(reached))
         return [f.severity for f in diagnose(idle(), None, known).findings]
 
     assert judged(GPU_4080) == [Severity.CRITICAL]
@@ -164,7 +163,7 @@ def test_rates_of_the_copy_are_judged_unless_the_user_gave_some(
     reached = programs.Reached(frozenset({GPU_4080}), {GPU_4080: 5.3e9})
     monkeypatch.setattr(load_sampling, "sample_under_load", lambda host, *_: (host, reached))
     _, known = doctor_command._under_load(host(SOUND), MeasuredRates(), "sleep 0")
-    assert known.h2d == {GPU_4080: 5.3e9} and known.load is Load.BUSY
+    assert known.h2d == {GPU_4080: 5.3e9} and known.is_loaded
     assert [f.id for f in diagnose(host(SOUND), None, known).findings] == ["h2d-low"]
     _, known = doctor_command._under_load(host(SOUND), MeasuredRates(h2d_all=24e9), "sleep 0")
     assert known.h2d == {} and known.h2d_all == 24e9

@@ -12,7 +12,6 @@ from homenode.check.doctor.diagnosis import (
     diagnose,
     judged_areas,
 )
-from homenode.check.doctor.links import Load
 from homenode.cli.arguments.check import DoctorArguments
 from homenode.cli.terminal import (
     counting,
@@ -177,7 +176,7 @@ def _under_load(
     # What the user says was measured goes before what we measured on the side.
     h2d = {gpu: rate for gpu, rate in reached.h2d.items() if rates.h2d_all is None}
     return busy, structs.replace(
-        rates, load=Load.BUSY, reached=reached.gpus, h2d={**h2d, **rates.h2d}
+        rates, is_loaded=True, reached=reached.gpus, h2d={**h2d, **rates.h2d}
     )
 
 

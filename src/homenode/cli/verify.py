@@ -153,8 +153,7 @@ def verify(arguments: VerifyArguments) -> None:
 
 
 def _host_and_plan(arguments: VerifyArguments, virsh: Virsh) -> tuple[Host, Plan | None]:
-    """The daemon's host, and the saved plan for it. Raises InputError where --host or the plan is
-    for another."""
+    """Return the daemon's host and the saved plan. Raises InputError if one is for another host."""
     host = load_daemon_host(arguments.host, virsh)
     if arguments.plan is None:
         return host, None

@@ -11,16 +11,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from homenode.bdf import Bdf
+from homenode.check.doctor.devices import judged_devices
+from homenode.check.doctor.links import IDLE_SPEED
 from homenode.findings import Finding, Severity, finding
-from homenode.machine.link_path import JUDGED, Link, LinkRate, device_paths
+from homenode.machine.link_path import Link, LinkRate, device_paths
 from homenode.machine.pci import PciDevice, are_models_known, model_of
 from homenode.machine.topology import Host, summarise
 from homenode.units import format_bytes
 
 _MEMORY_TOLERANCE = 64
 """One part in so many: kernels keep different amounts for themselves."""
-
-_IDLE_SPEED = 2.5
 
 Read = Callable[[Host], Mapping[Any, Any]]
 """Values by what they are of: a device's address, a node, or "" for the host itself."""
@@ -77,8 +77,7 @@ def _of_host(read: Callable[[Host], Any]) -> Read:
 
 
 def _count(name: str, host: Host) -> int | None:
-    """None where the host's source gives no such thing: lspci knows no PUs, some trees no
-    devices."""
+    """Return a count of the host, or None if its source cannot show it (lspci lists no CPUs)."""
     if name in _PCI_COUNTS:
         is_given = bool(host.pci_devices) and are_models_known(host.pci_devices)
     else:
@@ -159,12 +158,6 @@ def _of_devices(read: Callable[[PciDevice], Any]) -> Read:
     return values
 
 
-def judged_devices(host: Host) -> Iterator[PciDevice]:
-    for device in host.pci_devices:
-        if device.kind in JUDGED and device.physical_function is None:
-            yield device
-
-
 def _model(device: PciDevice) -> str | None:
     """None of a device that the source does not name."""
     if model_of(device) is None:
@@ -194,7 +187,7 @@ def _present(link: Link) -> PathLink | None:
     capable = link.capable
     if rate is None or capable is None:
         return None
-    if link.ends_at_gpu and rate.gt_per_s == _IDLE_SPEED:
+    if link.ends_at_gpu and rate.gt_per_s == IDLE_SPEED:
         return PathLink(LinkRate(capable.gt_per_s, rate.width), rate)
     return PathLink(rate)
 
@@ -282,8 +275,7 @@ def drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
 
 
 def majority(records: Iterable[Record]) -> dict[tuple[HostFact, Any], Any]:
-    """What most hosts have, fact by fact; where as many have one value as another, the larger count
-    and the faster link."""
+    """Return what most hosts have, by fact; of a tie the larger count and the faster link."""
     members = tuple(records)
     common: dict[tuple[HostFact, Any], Any] = {}
     for key in dict.fromkeys(key for record in members for key in record):

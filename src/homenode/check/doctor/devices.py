@@ -62,7 +62,7 @@ _ACCELERATORS = frozenset({0x0302, 0x1200})
 def device_findings(host: Host) -> Iterator[Finding]:
     """What is wrong of a device by itself, then of those that differ from their peers."""
     alone = [
-        *(finding for device in _judged_devices(host) for finding in _bars(device, host)),
+        *(finding for device in judged_devices(host) for finding in _bars(device, host)),
         *_boards(host),
         *_few_links(host),
     ]
@@ -71,7 +71,7 @@ def device_findings(host: Host) -> Iterator[Finding]:
     yield from _odd_nodes(host)
 
 
-def _judged_devices(host: Host) -> list[PciDevice]:
+def judged_devices(host: Host) -> list[PciDevice]:
     return [d for d in host.pci_devices if d.kind in JUDGED and d.physical_function is None]
 
 
@@ -248,7 +248,7 @@ def _groups(host: Host) -> list[list[Peer]]:
     paths = {path.device.bdf: path.expected for path in device_paths(host)}
     links = peer_links(host)
     groups: dict[object, list[Peer]] = {}
-    for device in _judged_devices(host):
+    for device in judged_devices(host):
         if (model := model_of(device)) is not None:
             peer = Peer(device, paths.get(device.bdf), links.get(device.bdf))
             groups.setdefault((model, board_of(device)), []).append(peer)
@@ -256,8 +256,7 @@ def _groups(host: Host) -> list[list[Peer]]:
 
 
 def _odd(host: Host, reported: Set[Bdf]) -> Iterator[Finding]:
-    """Devices whose value is worse than that of most of their peers. reported: those that are said
-    to lack BARs or links by themselves."""
+    """Find devices whose value is worse than most peers'. reported: those found already."""
     for peers in _groups(host):
         slow: set[Bdf] = set()
         for fact in FACTS:
@@ -288,8 +287,7 @@ def _odd(host: Host, reported: Set[Bdf]) -> Iterator[Finding]:
 
 
 def _usual(values: list[Any], is_worse: Callable[[Any, Any], bool]) -> tuple[Any, bool]:
-    """What most have, and True; of two the better one, and False: neither is known to be right.
-    None where no value is usual."""
+    """Return what most have and True, or the better of two and False; None if none is usual."""
     value, count = Counter(values).most_common(1)[0] if values else (None, 0)
     if len(values) >= _LEAST_PEERS and 2 * count > len(values):
         return value, True

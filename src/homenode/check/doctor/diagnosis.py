@@ -10,7 +10,6 @@ from homenode.check.doctor.copies import copy_findings, error_findings
 from homenode.check.doctor.devices import device_findings, has_peers
 from homenode.check.doctor.host_settings import layout_findings, settings_findings
 from homenode.check.doctor.links import (
-    Load,
     cut_listing_findings,
     link_findings,
     silent_device_findings,
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 class MeasuredRates(Struct, frozen=True, kw_only=True):
     """What the user knows beyond host and domain."""
 
-    load: Load = Load.UNKNOWN
+    is_loaded: bool = False
     # the GPUs that the load copied to; None where that is not known
     reached: frozenset[Bdf] | None = None
     # lanes of narrow slots, by device
@@ -63,7 +62,7 @@ def diagnose(
     """
     rates = circumstances or MeasuredRates()
     findings = [
-        *link_findings(host, rates.load, rates.known_widths, rates.reached),
+        *link_findings(host, rates.is_loaded, rates.known_widths, rates.reached),
         *copy_findings(host, rates.h2d, rates.h2d_all, rates.known_widths),
         *(finding for check in CHECKS for finding in check(host)),
         *layout_findings(host, with_advice=document is None and vm is None),

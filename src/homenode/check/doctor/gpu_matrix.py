@@ -27,8 +27,7 @@ def matrix_findings(matrix: TopoMatrix, source: str) -> Iterator[Finding]:
 
 
 def describe_matrix(matrix: TopoMatrix) -> str | None:
-    """On which nodes the GPUs are, and whether SYS between them says anything of nodes; None where
-    it shows no node."""
+    """Return which nodes the GPUs are on and what SYS means, or None if no node is shown."""
     if not any(gpu.nodes for _, gpu in _gpus(matrix)):
         return None
     numbers_on: dict[str, list[int]] = {}

@@ -66,8 +66,7 @@ _UNEQUAL = 0.95
 
 
 def _unequal(host: Host) -> Iterator[Finding]:
-    """Nodes with less memory than others of as many PUs, a DIMM that is gone; smaller caches of
-    servers; packages whose clock is lower; distances of which one direction differs."""
+    """Find nodes with less memory, smaller caches, lower clocks and asymmetric distances."""
     nodes = () if host.nodes_assumed else host.nodes
     memory = [(len(node.pus), node.memory_bytes or 0, int(node.index)) for node in nodes]
     memory = [row for row in memory if row[0] and row[1] >= _LEAST_COMPARED]
@@ -108,8 +107,7 @@ _LEAST_COMPARED = 4 * GIB
 
 
 def _are_cores(packages: list[Package], cores: tuple[Core, ...]) -> bool:
-    """True where each package is but one core: partitions of POWER and s390 number their packages
-    so, and VMs whose vCPUs are sockets. Such a package has no memory of its own."""
+    """Return whether each package is one core, as on POWER and s390 partitions and in VMs."""
     return all(
         sum(not core.pus.isdisjoint(package.pus) for core in cores) == 1 for package in packages
     )

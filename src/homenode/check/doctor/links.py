@@ -6,7 +6,6 @@ management endpoints, links inside a card, and slots that are known to be narrow
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from enum import StrEnum
 
 from homenode.bdf import Bdf
 from homenode.findings import Finding, Severity, finding
@@ -28,29 +27,23 @@ from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.text import first_few
 
-_IDLE_SPEED = 2.5
-
-
-class Load(StrEnum):
-    """Whether the devices were busy when their links were read."""
-
-    UNKNOWN = "unknown"
-    BUSY = "busy"
+IDLE_SPEED = 2.5
 
 
 def link_findings(
     host: Host,
-    load: Load = Load.UNKNOWN,
+    is_loaded: bool = False,
     known_widths: Mapping[Bdf, int] | None = None,
     reached: frozenset[Bdf] | None = None,
 ) -> Iterator[Finding]:
     """One finding for each link that limits a device below what its path can carry.
 
+    is_loaded: whether the devices were busy when their links were read; otherwise it is not known.
     known_widths: as for device_paths. reached: GPUs that the load copied to; None = those with a
     driver of the host.
     """
     busy: frozenset[Bdf] = frozenset()
-    if load is Load.BUSY:
+    if is_loaded:
         gpus = host.devices_of_kind(DeviceKind.GPU)
         driven = frozenset(gpu.bdf for gpu in gpus if gpu.has_host_driver)
         busy = driven if reached is None else reached
@@ -73,7 +66,7 @@ def _idle_alone(host: Host) -> Iterator[Finding]:
     """GPUs at an idle card's speed of which the source shows no port."""
     for gpu in filter(_is_alone, host.devices_of_kind(DeviceKind.GPU)):
         capable, current = most_of(gpu.link), current_of(gpu.link)
-        if capable and current and current.gt_per_s == _IDLE_SPEED < capable.gt_per_s:
+        if capable and current and current.gt_per_s == IDLE_SPEED < capable.gt_per_s:
             speeds = f"{current.gt_per_s:g} of {capable.gt_per_s:g} GT/s"
             idle = f"{speeds} at full width is what an idle card shows"
             narrow = (
@@ -267,7 +260,7 @@ def _idle_reason(
             return f"{path.device.bdf} sleeps ({power})"
         if state is not None and state[1:].isdecimal() and int(state[1:]) >= 5:
             return f"nvidia-smi says {state}: idle"
-    if current.gt_per_s > _IDLE_SPEED:
+    if current.gt_per_s > IDLE_SPEED:
         return None
     state_of_load = "a load ran, but not on it" if busy else "the load is unknown"
     return f"{state_of_load}, and idle GPUs slow their links down to 2.5 GT/s"
@@ -371,8 +364,7 @@ def silent_device_findings(host: Host) -> Iterator[Finding]:
 
 
 def _silent(host: Host) -> Iterator[PciDevice]:
-    """Devices that are judged, and ports above them, that are said to read as ones and do not just
-    sleep."""
+    """Yield judged devices, and ports above them, that read as ones and are not asleep."""
     subjects = {gap.subject for gap in host.gaps if gap.subject.startswith(NO_ANSWER)}
     judged = [d for d in host.pci_devices if subjects and d.kind in JUDGED]
     seen = {port.bdf: port for d in judged for port in (d, *host.bridges_above(d.bdf))}
@@ -414,7 +406,7 @@ def _is_blind(gpu: PciDevice, by_bdf: dict[Bdf, PciDevice]) -> bool:
         current = current_of(gpu.link)
         is_judged = current is not None and current in (
             most_of(gpu.link),
-            LinkRate(_IDLE_SPEED, current.width),
+            LinkRate(IDLE_SPEED, current.width),
         )
         return gpu.link is not None and _is_alone(gpu) and not is_judged
     links = (link for link in links_above(gpu, by_bdf) if not link.is_inside_a_card)

@@ -103,8 +103,7 @@ def _is_own(route: PeerRoute) -> bool:
 
 
 def peer_findings(host: Host, passed: frozenset[Bdf] = frozenset()) -> Iterator[Finding]:
-    """What of a host's routes leaves its switch, one finding for each fault, and what the IOMMU
-    does to its own GPUs. passed: functions of one VM."""
+    """Find routes that leave their switch, and GPUs behind a translating IOMMU."""
     faults_of: dict[
         tuple[str | None, str, bool, int | None], list[tuple[PeerRoute, PeerFault]]
     ] = {}

@@ -37,8 +37,7 @@ from homenode.vm.model import EXPANDER, GuestHostdev, GuestPciController, Vm, ce
 
 
 def devices_alone(facts: Vm) -> Iterator[Finding]:
-    """What devices say without a host: expander buses on a machine that has them, and ACPI, by
-    which a guest learns of them."""
+    """Check expander buses against the machine type, and ACPI, without a host."""
     expanders = [c for c in facts.controllers if c.model == EXPANDER]
     if expanders and not (facts.is_q35 or facts.is_virt):
         yield finding(
@@ -341,8 +340,7 @@ def limit_findings(facts: Vm, document: Document | None, host: Host) -> Iterator
 
 
 def address_findings(facts: Vm, needs: Limits) -> Iterator[Finding]:
-    """The address space that BARs take. SeaBIOS (tried: 1.16.2) gives every BAR
-    an address, beyond the guest's bits too."""
+    """Check the address space for BARs. SeaBIOS 1.16.2 places them beyond the guest's bits."""
     if facts.architecture != "x86_64" or needs.window_bytes <= DEFAULT_WINDOW_BYTES:
         return
     bits = facts.physical_address_bits

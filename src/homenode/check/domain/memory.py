@@ -349,10 +349,7 @@ def _gpu_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
-    """Devices in packages where the VM has neither vCPUs nor memory.
-
-    Between the nodes of one package little is lost, and the planner itself ranks that last.
-    """
+    """Find devices in packages without vCPUs and memory of the VM."""
     if not facts.is_pinned:
         return
     vm_nodes = nodes_of(facts.pinned_pus, host) | facts.memory_nodes

@@ -225,15 +225,13 @@ def _whole_cores(host: Host, pus: CpuSet) -> CpuSet:
 
 
 def neighbour(domain: RunningDomain) -> str:
-    """What to call a running domain of the host that is not the VM in question, as far as names
-    say: where a capture redacted its name it may be the VM itself."""
+    """Name a running domain; if its name is redacted, it may be the VM itself."""
     doubt = " (name redacted: it may be this very VM)" if domain.has_pseudonym else ""
     return f"running domain {domain.name!r}{doubt}"
 
 
 def severity_of_neighbour(domain: RunningDomain) -> Severity | None:
-    """The severity of a clash with it: nothing is sure of a domain whose name is redacted. None =
-    the usual one."""
+    """Return inconclusive for a domain with a redacted name, else None, the usual one."""
     return Severity.INCONCLUSIVE if domain.has_pseudonym else None
 
 
@@ -341,8 +339,7 @@ def _host_core(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def is_flat_by_evidence(facts: Vm, host: Host) -> bool:
-    """Whether `--layout auto` planned this flat guest over several nodes of this very host: cells
-    are then what the evidence decided against, and no finding may say otherwise."""
+    """Return whether `--layout auto` planned this flat guest over several nodes of this host."""
     record = facts.record
     return (
         record is not None

@@ -136,8 +136,7 @@ _ALSO_RUN = {"x86_64": ("i686",), "aarch64": ("armv7l", "armv6l"), "ppc64le": ("
 
 
 def versions_on_host(document: Document, guest: Vm, host: Host) -> Iterator[Finding]:
-    """A finding for each element that is newer than the host's programs, and for a machine that
-    KVM cannot run there; none where those are unknown."""
+    """Find elements newer than the host's programs, and machines that KVM cannot run there."""
     run = (host.architecture, *_ALSO_RUN.get(host.architecture or "", ()))
     is_known = host.architecture is not None and guest.domain_type == "kvm"
     if is_known and guest.architecture not in run:
@@ -212,8 +211,7 @@ def as_planned(
 
 
 def _is_named(path: str, named: set[str]) -> bool:
-    """Whether a difference of these fields is one of the element at a path, or of what it holds. Of
-    the whole domain, none is: a step that the document refuses has its own reason."""
+    """Return whether these fields name the element at a path or in it; never the whole domain."""
     if path == "/domain":
         return False
     if any(row.startswith(f"{path}/") and field in named for row, field in _FIELD_OF_PATH.items()):
@@ -224,10 +222,7 @@ def _is_named(path: str, named: set[str]) -> bool:
 
 
 def _settings(document: Document, plan: Plan, reported_tags: set[str]) -> Iterator[Finding]:
-    """A finding for what is not as it was when the plan was made, though no layout sets it.
-
-    known: elements that other findings name.
-    """
+    """Find settings that changed since the plan, though no layout sets them."""
     if plan.kept is None or plan.kept_of != LIBVIRT:
         return
     if plan.aperture is not None and plan.aperture.physical_address_bits is not None:
@@ -245,8 +240,7 @@ def changed_settings(
     subject: str = "",
     source: str = "",
 ) -> Iterator[Finding]:
-    """A finding where these lines are not those of the plan. subject: "" = the elements that the
-    lines begin with."""
+    """Compare lines with those of the plan. subject: "" = the elements that they begin with."""
     before, later = Counter(planned), Counter(now)
     gone, new = (
         sorted(line for line in lines.elements() if line.partition(" ")[0] not in reported_tags)

@@ -51,8 +51,7 @@ class PausedLook(Struct, frozen=True, kw_only=True):
 
 
 def startable(connect: str, name: str) -> PausedLook:
-    """The domain to start. Raises UsageError where it runs, has a saved memory, or is on another
-    machine."""
+    """Return the domain to start. Raises UsageError if it runs, has saved memory or is remote."""
     if not is_local(connect):
         raise UsageError(f"--start with --connect {connect}: expected a daemon on this machine")
     virsh = Virsh(connect)
@@ -278,8 +277,7 @@ def read_devices(tree: str) -> Iterator[MonitorDevice]:
 
 
 def view_findings(expected: Vm, view: MonitorView, host: Host | None) -> Iterator[Finding]:
-    """What QEMU was given otherwise than planned. host: whose functions the BARs are compared with;
-    None = not compared."""
+    """Compare QEMU's answers with the plan. host: None = BARs are not compared."""
     if view.status == "running":
         yield finding("start-ran", expected.name, "a guest that is paused", "it runs")
     yield from _memory(expected, view)

@@ -92,8 +92,7 @@ def lost_findings(target: Target, lost: Collection[Feature], source: str) -> Ite
 def _written_again(
     content: bytes, source: str, target: str, plan: Plan, host: Host | None
 ) -> Rendering | None:
-    """The file with the plan in it; None where the plan came with another document's PCI
-    addresses."""
+    """Return the file with the plan, or None if the plan has another definition's addresses."""
     module = target_named(target)
     vm = VmFile(target, module.read_vm(content, source), content, source)
     vm = vm if host is None else on_host(vm, host)

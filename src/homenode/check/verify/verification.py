@@ -114,8 +114,7 @@ def verify(request: VerifyRequest) -> Verified:
 
 
 def _unreadable(document: Document, error: InputError) -> Verified:
-    """The answer where libvirt's parser refuses, too, what is not to be read. Raises the error
-    where it takes that, or is not here."""
+    """Return libvirt's refusal of an unreadable definition. Raises the error otherwise."""
     parsed = parsed_by_libvirt(document)
     if parsed is None or parsed.refusal is None:
         raise error

@@ -125,8 +125,7 @@ def boot_folder(uri: str | None = None) -> Iterator[Path]:
 
 
 def let_qemu_in(folder: Path, user: int) -> None:
-    """Have QEMU of another user enter a boot's folder, without seeing what is in it. Raises
-    OSError where the file system cannot say so."""
+    """Let QEMU's user enter a boot's directory, but not list it. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         let_in(descriptor, user, ENTER)
@@ -154,8 +153,7 @@ def domain_name(folder: Path) -> str:
 
 
 def end_abandoned(parent: Path, uri: str | None) -> None:
-    """Ends and removes what homenodes left that were killed. Folders whose domain cannot be asked
-    for, as no libvirt is given, stay."""
+    """End and remove what killed runs left; a domain's directory stays if no libvirt is given."""
     now = time.time()
     for folder in parent.glob(f"{_PREFIX}*"):
         try:

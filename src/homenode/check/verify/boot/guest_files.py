@@ -153,8 +153,7 @@ def _fetch(kind: str, packages: tuple[str, ...], member: str, pattern: str) -> P
 
 
 def _check_unchanged(path: Path) -> Path:
-    """A file of the cache. Raises HostError where another user could have put it there: a guest of
-    theirs says what they like."""
+    """Return a file of the cache. Raises HostError if another user can change it."""
     reason = changeable((path,), user=os.geteuid(), sticky=True)
     if reason is None:
         return path

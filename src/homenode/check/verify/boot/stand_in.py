@@ -336,8 +336,7 @@ def _is_shared(document: Document) -> bool:
 
 
 def _iommu(document: Document) -> tuple[str, ...] | None:
-    """Switches of an Intel IOMMU as QEMU spells them. eim needs KVM, and more vCPUs than there
-    are here."""
+    """Return the switches of an Intel IOMMU as QEMU spells them; eim needs KVM."""
     iommu = document.root.find("devices/iommu")
     if iommu is None or iommu.get("model") != "intel":
         return None

@@ -241,8 +241,7 @@ class GuestComparison(Struct, frozen=True):
         return f"the node of cell {device.cell}" + ("" if home is None else f" (node {home.index})")
 
     def _agrees(self, device: ExpectedDevice, node: int | None) -> bool:
-        """Whether the guest's node of a device is its cell's. A cell that the guest lacks is no
-        node's, which is not the "none" that a device without a cell is to have."""
+        """Return whether a device's node is that of its cell, which the guest may lack."""
         if device.cell is None:
             return node is None
         home = self.node_of_cell.get(device.cell)
@@ -385,10 +384,7 @@ class FirmwareNodes(Struct, frozen=True):
 
 
 def firmware_nodes(snapshot: Snapshot) -> FirmwareNodes | None:
-    """None where the guest has no such tables, or its kernel showed them to root alone.
-
-    Raises ParseError for tables that are none.
-    """
+    """Return the nodes of the ACPI tables, or None if they cannot be read. Raises ParseError."""
     srat, slit = (snapshot.read_text(f"{_TABLES}/{name}") for name in ("SRAT", "SLIT"))
     if srat is None:
         return None

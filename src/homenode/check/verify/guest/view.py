@@ -41,8 +41,7 @@ class GuestView(Struct, frozen=True):
 
 
 def view_of_stand_in(expected: Expectation, stand_in: StandInGuest, guest: Host) -> GuestView:
-    """A booted test guest: memory is scaled, devices are where the document has them, and links say
-    nothing."""
+    """Compare a booted test guest: memory is scaled, links are not compared."""
     observation = observation_of(guest)
     if stand_in.vm.offline_vcpus:
         expected = without_vcpus(expected, stand_in.vm.offline_vcpus)

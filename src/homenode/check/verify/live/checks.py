@@ -225,8 +225,7 @@ _YIELDING = {3: "SCHED_BATCH", 5: "SCHED_IDLE"}
 
 
 def limit_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
-    """Threads that get less than the time of their PUs: by the quota of a cgroup of their own or of
-    the VM's, whoever set it, or by a scheduler that lets others go first."""
+    """Find threads that a quota or a yielding scheduler keeps from the time of their CPUs."""
     seen: set[str] = set()
     for limit in vm.limits:
         word = _WORDS.get(limit.kind, "vCPU")
@@ -262,8 +261,7 @@ _USUAL = {
 
 
 def group_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
-    """Limits of the VM's cgroups, whoever set them: of memory where they are less than the VM has,
-    of I/O, and shares that are less than usual."""
+    """Find limits of the VM's cgroups on memory and I/O, and shares below the usual ones."""
     memory = sum(piece.memory_bytes for piece in expected.memory_pieces.values())
     for limit in vm.group_limits:
         text, by = limit.text.replace("\n", "; "), f"{limit.file} of cgroup {limit.folder}"
@@ -380,10 +378,7 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
 
 
 def verify_live(expected: Vm, vm: RunningVm) -> Findings:
-    """Everything about a running VM that is not where it should be, the worst first.
-
-    What could not be read is a finding of its own, inconclusive.
-    """
+    """Compare a running VM with the plan, the worst finding first; the unread is inconclusive."""
     findings = [
         *placement_findings(expected, vm),
         *_swap_findings(vm),

@@ -105,15 +105,9 @@ numa: 1
 numa0: cpus=0-7,hostnodes=1,memory=32768,policy=bind
 onboot: 1
 
-[PENDING]
-cores: 12
-delete: onboot
-
-[before-upgrade]
+[special:cloudinit]
 #comment
 cores: 4
-memory: 32768
-numa0: cpus=0-3,memory=32768
 """
 
 
@@ -122,17 +116,27 @@ def test_a_layout_that_leaves_all_as_it_was_changes_no_byte() -> None:
         assert edited(content, HOST, plain("default")).rendering.document == content
 
 
-def test_a_hook_script_of_ours_goes_with_its_layout_and_snapshots_stay() -> None:
+def test_a_hook_script_of_ours_goes_with_its_layout_and_sections_stay() -> None:
     pinned = edited(BUSY_QM, HOST, plain("pin")).rendering.document
     assert b"hookscript: local:snippets/homenode-" in pinned
-    assert pinned.endswith(BUSY_QM[BUSY_QM.index(b"\n[PENDING]") :])
+    assert pinned.endswith(BUSY_QM[BUSY_QM.index(b"\n[special") :])
     assert b"hookscript" not in edited(pinned, HOST, plain("default")).rendering.document
 
 
-def test_pending_changes_that_undo_the_plan_are_said() -> None:
-    found = edited(BUSY_QM, HOST, plain("pin")).findings
-    (pending,) = [f for f in found if f.id == "target-left" and "PENDING" in f.subject]
-    assert "cores" in pending.observed and "onboot" not in pending.observed
+@pytest.mark.parametrize(
+    ("section", "reason", "hint"),
+    [
+        (b"[PENDING]\ncores: 12\n", "has pending changes", "qm pending 101"),
+        (b"[before-upgrade]\ncores: 4\n", "'before-upgrade'", "qm delsnapshot 101 before-upgrade"),
+    ],
+)
+def test_pending_changes_and_snapshots_are_refused_by_name(
+    section: bytes, reason: str, hint: str
+) -> None:
+    for content in (FILES["proxmox"] + b"\n" + section, BUSY_QM + section, b"agent: 1\n" + section):
+        with pytest.raises(InputError, match=reason) as refused:
+            read_vm(content, "101.conf", "proxmox")
+        assert (refused.value.hint or "").startswith(hint)
 
 
 def test_options_of_a_device_stay_with_it() -> None:

@@ -102,7 +102,7 @@ def test_a_device_without_a_cell_is_put_on_the_root_bus_beside_expander_buses() 
 
 SHORT = [
     b"machine: q35,viommu=intel\n",
-    b"name: simple\nparent: snap1\nscsi0: local:8006/base.qcow2,size=1G\n\n[snap1]\nname: simple\n",
+    b"name: simple\nscsi0: local:8006/base.qcow2,size=1G\n",
     b"smbios1: uuid=7b10d7af-b932-4c66-b2c3-3996152ec465\n",
     b"# a VM of defaults\nagent: 1\n",
 ]

@@ -19,6 +19,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.machine.topology import Host
 from homenode.package_data import package_text
+from homenode.text import command_line
 from homenode.units import MIB
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestTopology, Vm
 from homenode.vm.plan import Plan, with_vm
@@ -55,9 +56,8 @@ class Conf:
     """A qm configuration."""
 
     lines: tuple[str, ...]  # with their ends
-    live: int  # how many of them are before the first section (a snapshot, pending changes)
+    live: int  # how many of them are before the first section, such as [special:cloudinit]
     values: Mapping[str, str]  # of the live ones
-    pending: tuple[str, ...]  # keys that the next start changes or removes
     source: str  # its name, which may say the VM's number
 
     @property
@@ -106,15 +106,18 @@ class Conf:
 
 
 def parse(content: bytes, source: str) -> Conf:
-    """Raises ParseError for a line that is none of a configuration, or a key given twice."""
+    """Raises ParseError for a line that is none of a configuration or a key given twice, InputError
+    for pending changes and snapshots."""
     lines = tuple(text_of(content, source, "a qm configuration").splitlines(keepends=True))
     values: dict[str, str] = {}
     live = len(lines)
     for number, line in enumerate(lines):
         bare = line.strip()
         if bare.startswith("["):
-            live = number
-            break
+            live = min(live, number)
+            _refuse_section(bare.strip("[]"), source)
+        if number >= live:
+            continue
         if not bare or bare.startswith("#"):
             continue
         match = KEY.match(bare)
@@ -123,20 +126,23 @@ def parse(content: bytes, source: str) -> Conf:
         if match[1] in values:
             raise ParseError(source, f"{match[1]} once", "it again", line=number + 1)
         values[match[1]] = match[2].strip(" \t")
-    return Conf(lines, live, values, tuple(_pending(lines[live:])), source)
+    return Conf(lines, live, values, source)
 
 
-def _pending(lines: tuple[str, ...]) -> Iterator[str]:
-    """The keys of the section [PENDING]. Source: qm(1), "pending"; PVE::QemuServer."""
-    inside = False
-    for line in lines:
-        bare = line.strip()
-        inside = bare == "[PENDING]" if bare.startswith("[") else inside
-        match = KEY.match(bare) if inside and not bare.startswith("#") else None
-        if match is not None and match[1] == "delete":
-            yield from (name.strip(" !") for name in match[2].split(","))
-        elif match is not None:
-            yield match[1]
+def _refuse_section(name: str, source: str) -> None:
+    """Raise InputError for pending changes and snapshots; other sections stay as they are."""
+    match = _VMID.search(source)
+    vmid = "VMID" if match is None else match[1]
+    if name == "PENDING":
+        raise InputError(
+            f"{source} has pending changes, which the next start would make",
+            hint=f"qm pending {vmid} shows them: start the VM once, or revert them",
+        )
+    if not name.startswith("special:"):
+        raise InputError(
+            f"{source} has the snapshot {name!r}: a rollback would undo the plan",
+            hint=command_line("qm", "delsnapshot", vmid, name),
+        )
 
 
 def is_conf(content: bytes) -> bool:
@@ -152,6 +158,8 @@ def is_short_conf(content: bytes) -> bool:
         return any(map(_OTHER_KEYS.match, parse(content, "").values))
     except ParseError:
         return False
+    except InputError:
+        return True  # with a section that is refused by name
 
 
 def start_timeout_s(keys: Collection[str], memory_bytes: int) -> int:

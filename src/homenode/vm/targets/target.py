@@ -217,18 +217,14 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 def settings_of(target: Target, content: bytes) -> tuple[str, ...]:
-    """The settings of a file that are homenode's: lines without blanks, quotes, comments, snapshots
+    """The settings of a file that are homenode's: lines without blanks, quotes, comments, sections
     and `users_own`, each behind the less indented ones above it, in a script behind the one before.
     """
     settings, above, section = [], list[tuple[int, str]](), ""
     for line in content.decode("utf-8", "replace").splitlines():
         text = "".join(line.split()).rstrip(",\\").translate(_NO_QUOTES)
         section = line.strip() if line.startswith("[") else section
-        if (
-            section not in ("", _PENDING)
-            or not text
-            or (text.startswith("#") and not text.startswith("#!"))
-        ):
+        if section or not text or (text.startswith("#") and not text.startswith("#!")):
             continue
         depth = len(line) - len(line.lstrip())
         above = [line_above for line_above in above if line_above[0] < depth] + [(depth, text)]
@@ -241,8 +237,6 @@ def settings_of(target: Target, content: bytes) -> tuple[str, ...]:
 
 
 _NO_QUOTES = str.maketrans("", "", "'\"")
-_PENDING = "[PENDING]"
-"""What the next start changes; other sections, of Proxmox's files, are snapshots."""
 
 
 def is_vgpu(device: GuestHostdev) -> bool:

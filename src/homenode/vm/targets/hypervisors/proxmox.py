@@ -422,14 +422,6 @@ def _findings(writing: Writing[Conf], lines: Mapping[str, str | None]) -> Iterat
             "Proxmox: hookscript",
             observed=f"{hook} is there already and stays: vCPUs are not pinned, devices not bound",
         )
-    undone = sorted(set(conf.pending) & {key for key, value in lines.items() if value is not None})
-    if undone:
-        yield finding(
-            "target-left",
-            "Proxmox: [PENDING]",
-            observed=f"the next start changes {', '.join(undone)} again, which the plan sets",
-            case="pending",
-        )
 
 
 def _companions(writing: Writing[Conf], _: object) -> tuple[tuple[str, bytes], ...]:

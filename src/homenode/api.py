@@ -68,9 +68,9 @@ def plan_file(
 
     content, source = _document(domain)
     machine = _host(host)
-    asked = options or PlanOptions(AUTO)
-    refuse_objective(asked)
-    chosen = resolve_layout(read_vm(content, source), asked, machine).options
+    requested = options or PlanOptions(AUTO)
+    refuse_objective(requested)
+    chosen = resolve_layout(read_vm(content, source), requested, machine).options
     return plan_document(content, source, chosen, machine)
 
 
@@ -84,11 +84,11 @@ def verify(domain: Domain, host: HostSource = None, plan: Plan | None = None) ->
     document = open_domain(*_document(domain))
     errors, gap = validate(document.to_bytes())
     parsed = parsed_by_libvirt(document) if errors else None
-    found = verify_document(
+    verification = verify_document(
         document, plan=plan, host=_host(host), schema_errors=errors, parsed=parsed
     )
-    left = (*([str(gap)] if gap else []), *found.not_checked)
-    return replace(found, findings=in_order(found.findings), not_checked=left)
+    unchecked = (*([str(gap)] if gap else []), *verification.not_checked)
+    return replace(verification, findings=in_order(verification.findings), not_checked=unchecked)
 
 
 def diagnose(host: HostSource = None, domain: Domain | None = None) -> Findings:
@@ -120,8 +120,10 @@ def compare(folders: Sequence[str], objective: Objective | None = None) -> Compa
     from homenode.measure.imported.sources import load_sources
 
     named = load_sources(folders)
-    skipped = [reason for one in named for reason in one.skipped]
-    chosen = alternatives_of([(one.argument, one.runs) for one in named], first_alone=False)
+    skipped = [reason for source in named for reason in source.skipped]
+    chosen = alternatives_of(
+        [(source.argument, source.runs) for source in named], first_alone=False
+    )
     return compare_alternatives(chosen, objective, skipped=skipped)
 
 
@@ -129,7 +131,7 @@ def load_results(*folders: str) -> tuple[Run, ...]:
     """Runs of results folders."""
     from homenode.measure.imported.sources import load_sources
 
-    return tuple(run for one in load_sources(folders) for run in one.runs)
+    return tuple(run for source in load_sources(folders) for run in source.runs)
 
 
 def result_rows(*folders: str) -> list[dict[str, Any]]:
@@ -138,8 +140,8 @@ def result_rows(*folders: str) -> list[dict[str, Any]]:
     from homenode.show.report.machine import machines_of
     from homenode.show.report.rows import rows_of
 
-    found = gather(list(folders), ())
-    machines = machines_of(found.runs, found.stored, found.hosts)
+    inputs = gather(list(folders), ())
+    machines = machines_of(inputs.runs, inputs.stored, inputs.hosts)
     return [row for machine in machines for row in rows_of(machine)]
 
 

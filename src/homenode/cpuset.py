@@ -62,8 +62,8 @@ class CpuSet:
         CpuSet('0-1,4')
         """
         bits = 0
-        for one in sets:
-            bits |= 0 if one is None else one.bits
+        for pus in sets:
+            bits |= 0 if pus is None else pus.bits
         return cls.from_bits(bits)
 
     @classmethod
@@ -194,7 +194,7 @@ def _bits(text: str) -> int:
             raise _ListError(f"an ascending range up to {MAX_PU_INDEX}", part)
         mask = (1 << (last - first + 1)) - 1
         if stride > 1:
-            mask &= _every(stride, (last - first) // stride + 1)
+            mask &= _repeat_bit(stride, (last - first) // stride + 1)
         bits = bits & ~(mask << first) if exclude else bits | mask << first
     return bits
 
@@ -203,12 +203,12 @@ _bits_remembered = lru_cache(maxsize=2048)(_bits)
 """A host says a few lists in thousands of files."""
 
 
-def _every(stride: int, count: int) -> int:
+def _repeat_bit(stride: int, count: int) -> int:
     """Bit 0 and each stride-th one after it, `count` of them or more."""
-    bits = known = 1
-    while known < count:
-        bits |= bits << known * stride
-        known *= 2
+    bits = filled_count = 1
+    while filled_count < count:
+        bits |= bits << filled_count * stride
+        filled_count *= 2
     return bits
 
 

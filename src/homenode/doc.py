@@ -130,7 +130,7 @@ class Doc(Struct, frozen=True):
     title: str
     parts: tuple[Part, ...]
     about: str = ""  # below the title of a page
-    made: str = ""  # at its end, when and by what
+    footer: str = ""  # at its end, when and by what
     hatches: str = ""  # patterns that its drawings share, as an SVG's definitions
 
 
@@ -141,15 +141,15 @@ def spans(words: Words) -> tuple[Span, ...]:
     (Span(text='node 0', look='', link=''), Span(text=': near', look='dim', link=''))
     """
     runs = words if isinstance(words, tuple) else (words,)
-    return tuple(Span(one) if isinstance(one, str) else one for one in runs)
+    return tuple(Span(run) if isinstance(run, str) else run for run in runs)
 
 
-def plain(of: "Words | Cell") -> str:
+def plain(words: "Words | Cell") -> str:
     """The letters of a line or a cell.
 
     >>> plain(("node 0", Span(": near", "dim"))), plain(Cell(("a", "b")))
     ('node 0: near', 'a; b')
     """
-    if isinstance(of, Cell):
-        return "; ".join(map(plain, of.lines))
-    return "".join(one.text for one in spans(of))
+    if isinstance(words, Cell):
+        return "; ".join(map(plain, words.lines))
+    return "".join(span.text for span in spans(words))

@@ -66,9 +66,9 @@ class ParseError(InputError):
         line: int | None = None,
         hint: str | None = None,
     ) -> None:
-        where = source if line is None else f"{source}:{line}"
+        position = source if line is None else f"{source}:{line}"
         shown = found if len(found) <= 120 else found[:117] + "..."
-        super().__init__(f"{where}: expected {expected}, found {shown!r}", hint=hint)
+        super().__init__(f"{position}: expected {expected}, found {shown!r}", hint=hint)
         self.source = source
         self.line = line
         self.expected = expected
@@ -94,20 +94,20 @@ _NOT_AS_NAMED = {
 
 
 def of_os(
-    error: OSError | ValueError, where: str, expected: str, hint: str | None = None
+    error: OSError | ValueError, name: str, expected: str, hint: str | None = None
 ) -> HomenodeError:
     """The error of a file that could not be opened: where it was looked for, and for what.
 
     A HostError where this user may not, or where the disk fails; an InputError where nothing is
     there, or the name is none (a ValueError: it holds a NUL).
     """
-    found = getattr(error, "strerror", None) or str(error)
-    where = where if len(where) <= 200 else f"{where[:197]}..."
+    reason = getattr(error, "strerror", None) or str(error)
+    name = name if len(name) <= 200 else f"{name[:197]}..."
     is_input = isinstance(error, ValueError) or error.errno in _NOT_AS_NAMED
     kind = InputError if is_input else HostError
     if hint is None and isinstance(error, PermissionError):
         hint = "run as root, or as the owner of the file"
-    return kind(f"{where}: expected {expected}, found: {found}", hint=hint)
+    return kind(f"{name}: expected {expected}, found: {reason}", hint=hint)
 
 
 class ToolError(HostError):

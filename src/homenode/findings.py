@@ -67,10 +67,10 @@ class Finding(Struct, frozen=True, kw_only=True):
     @property
     def fact(self) -> str:
         """The finding without its severity."""
-        return f"{self.subject}: {self.compared} ({self.id})"
+        return f"{self.subject}: {self.comparison} ({self.id})"
 
     @property
-    def compared(self) -> str:
+    def comparison(self) -> str:
         """What was expected and found, on one line."""
         if not self.expected:
             return self.observed
@@ -174,7 +174,7 @@ class FindingTexts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ):
             for case, text in {"": usual, **texts}.items():
                 if text:
-                    sentence = filled(text[0].upper() + text[1:], {})
+                    sentence = fill_in(text[0].upper() + text[1:], {})
                     yield f"**{', '.join(filter(None, (part, case)))}.** {sentence}."
         yield from filter(None, (self.more,))
         yield from (f"**Source.** {self.source}",) if self.source else ()
@@ -208,27 +208,29 @@ def finding(
     """A finding with the severity, cost and fix of its texts, but for those that are given.
 
     case: which of the texts. values: what stands in them for `{word}`. source: "" = what the
-    caller's caller says of all that it finds (sourced). devices, count: as in Finding.
+    caller's caller says of all that it finds (add_source). devices, count: as in Finding.
     """
-    texts, key, known = texts_of(id), case or "", values or {}
+    texts, key, placeholders = texts_of(id), case or "", values or {}
     return Finding(
         id=id,
         severity=severity or texts.severity[0],
         subject=subject,
         expected=expected,
         observed=observed,
-        cost=as_printed(texts.cost_of.get(key, texts.cost), known) if cost is UNSET else cost,
-        fix=as_printed(texts.fix_of.get(key, texts.fix), known) if fix is UNSET else fix,
+        cost=as_printed(texts.cost_of.get(key, texts.cost), placeholders)
+        if cost is UNSET
+        else cost,
+        fix=as_printed(texts.fix_of.get(key, texts.fix), placeholders) if fix is UNSET else fix,
         source=source,
         devices=devices,
         count=count,
-        headline=as_printed(texts.headline, {"subjects": subject, **known}) or "",
+        headline=as_printed(texts.headline, {"subjects": subject, **placeholders}) or "",
     )
 
 
 def as_printed(text: str, values: Mapping[str, object]) -> str | None:
     """Cost or fix on one line without the marks of Markdown, None if nothing is printed."""
-    return filled(" ".join(text.replace("`", "").split()), values) or None
+    return fill_in(" ".join(text.replace("`", "").split()), values) or None
 
 
 class _Values(dict[str, object]):
@@ -236,10 +238,10 @@ class _Values(dict[str, object]):
         return word.upper()
 
 
-def filled(text: str, values: Mapping[str, object]) -> str:
+def fill_in(text: str, values: Mapping[str, object]) -> str:
     """The text with its values.
 
-    >>> filled("echo on > {file}; reserve {pages}", {"file": "control"})
+    >>> fill_in("echo on > {file}; reserve {pages}", {"file": "control"})
     'echo on > control; reserve PAGES'
     """
     return text.format_map(_Values(values))
@@ -281,9 +283,9 @@ def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(dict.fromkeys(findings), key=lambda finding: _RANK[finding.severity]))
 
 
-def sourced(findings: Iterable[Finding], source: str) -> tuple[Finding, ...]:
-    """The same; those that name no source of their own get this one."""
-    return tuple(one if one.source else replace(one, source=source) for one in findings)
+def add_source(findings: Iterable[Finding], source: str) -> tuple[Finding, ...]:
+    """The same; those that name no source of their own get this source."""
+    return tuple(f if f.source else replace(f, source=source) for f in findings)
 
 
 def are_bad(findings: Iterable[Finding]) -> bool:

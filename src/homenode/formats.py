@@ -44,7 +44,7 @@ def encode(
     return msgspec.json.format(msgspec.json.encode(builtins), indent=2).decode() + "\n"
 
 
-def decode(text: str | bytes, kind: str, of: type[T], source: str) -> T:
+def decode(text: str | bytes, kind: str, record_type: type[T], source: str) -> T:
     """The value of a document. Fields that we do not know are ignored (a `head`, say).
 
     Raises InputError for another kind or version, text that is no JSON or a missing field.
@@ -54,11 +54,11 @@ def decode(text: str | bytes, kind: str, of: type[T], source: str) -> T:
     except NotJsonError as error:
         raise InputError(f"{source}: expected a homenode.{kind} document, found: {error}") from None
     _check_format(document, kind, source)
-    if not issubclass(of, msgspec.Struct):  # which reads its own stored names
-        for name, stored, _ in _record_fields(of):
+    if not issubclass(record_type, msgspec.Struct):  # which reads its own stored names
+        for name, stored, _ in _record_fields(record_type):
             if stored != name and stored in document:
                 document = {**document, name: document[stored]}
-    return _convert(document, of, f"{source}: not a valid homenode.{kind}")
+    return _convert(document, record_type, f"{source}: not a valid homenode.{kind}")
 
 
 def head_line(kind: str, value: Any) -> str:
@@ -74,8 +74,10 @@ def kind_of(text: bytes) -> str | None:
         document = decode_json(text)
     except NotJsonError:
         return None
-    found = document.get("format") if isinstance(document, dict) else None
-    owner, _, kind = found.partition(".") if isinstance(found, str) else ("", "", "")
+    stored_format = document.get("format") if isinstance(document, dict) else None
+    owner, _, kind = (
+        stored_format.partition(".") if isinstance(stored_format, str) else ("", "", "")
+    )
     return kind.partition("/")[0] if owner == "homenode" else None
 
 
@@ -86,27 +88,27 @@ def line(value: Any) -> str:
     return _line(_changed_fields(value))
 
 
-def decode_head(text: bytes, kind: str, of: type[T], source: str) -> T:
+def decode_head(text: bytes, kind: str, record_type: type[T], source: str) -> T:
     """The value of a first line. Raises InputError."""
     record = decode_record(text, f"{source}:1")
     _check_format(record, kind, f"{source}:1")
-    return convert(record, kind, of, f"{source}:1")
+    return convert(record, kind, record_type, f"{source}:1")
 
 
-def decode_record(text: bytes, where: str) -> dict[str, Any]:
+def decode_record(text: bytes, position: str) -> dict[str, Any]:
     """A line as a JSON object. Raises InputError."""
     try:
         record = decode_json(text)
     except NotJsonError as error:
-        raise InputError(f"{where}: expected a line of JSON, found: {error}") from None
+        raise InputError(f"{position}: expected a line of JSON, found: {error}") from None
     if not isinstance(record, dict):
-        raise InputError(f"{where}: expected a JSON object, found {type(record).__name__}")
+        raise InputError(f"{position}: expected a JSON object, found {type(record).__name__}")
     return record
 
 
-def convert(record: object, kind: str, of: type[T], where: str) -> T:
+def convert(record: object, kind: str, record_type: type[T], position: str) -> T:
     """The value of a line's object. Raises InputError."""
-    return _convert(record, of, f"{where}: expected a line of homenode.{kind}, found")
+    return _convert(record, record_type, f"{position}: expected a line of homenode.{kind}, found")
 
 
 def decode_journal(
@@ -121,21 +123,21 @@ def decode_journal(
     if not lines:
         raise InputError(f"{source}: expected a homenode.{kind} head, found none")
     first = decode_head(lines[0], kind, head, source)
-    found = []
+    entries = []
     for number, text in enumerate(lines[1:], start=2):
-        where = f"{source}:{number}"
-        found.append(convert(decode_record(text, where), kind, entry, where))
-    return first, tuple(found)
+        position = f"{source}:{number}"
+        entries.append(convert(decode_record(text, position), kind, entry, position))
+    return first, tuple(entries)
 
 
-def plain_lines(text: bytes, of: type[T]) -> list[T] | None:
+def plain_lines(text: bytes, record_type: type[T]) -> list[T] | None:
     """The values of whole lines of one type, in one step; None where any line is not one."""
     try:
         with TYPES:
-            found = msgspec.json.Decoder(of, dec_hook=_from_text).decode_lines(text)
+            records = msgspec.json.Decoder(record_type, dec_hook=_from_text).decode_lines(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError, HomenodeError):
         return None
-    return found if len(found) == text.count(b"\n") else None
+    return records if len(records) == text.count(b"\n") else None
 
 
 def _format(kind: str) -> str:
@@ -152,16 +154,18 @@ def check_format(text: bytes, kind: str, source: str) -> None:
 
 
 def _check_format(document: object, kind: str, source: str) -> None:
-    found = document.get("format") if isinstance(document, dict) else None
-    if not isinstance(found, str):
+    stored_format = document.get("format") if isinstance(document, dict) else None
+    if not isinstance(stored_format, str):
         raise InputError(
             f'{source}: expected "format": "{_format(kind)}", found '
-            f"{'none' if found is None else repr(found)}"
+            f"{'none' if stored_format is None else repr(stored_format)}"
         )
-    name, _, version = found.partition("/")
+    name, _, version = stored_format.partition("/")
     is_number = version.isascii() and version.isdigit() and len(version) < 7
     if name != f"homenode.{kind}" or not is_number:
-        raise InputError(f"{source}: expected a homenode.{kind} document, found {found[:60]!r}")
+        raise InputError(
+            f"{source}: expected a homenode.{kind} document, found {stored_format[:60]!r}"
+        )
     if int(version) != VERSIONS[kind]:
         raise InputError(
             f"{source}: expected {_format(kind)}, found version {version}",
@@ -169,10 +173,10 @@ def _check_format(document: object, kind: str, source: str) -> None:
         )
 
 
-def _convert(record: object, of: type[T], expected: str) -> T:
+def _convert(record: object, record_type: type[T], expected: str) -> T:
     try:
         with TYPES:
-            return msgspec.convert(record, of, dec_hook=_from_text)
+            return msgspec.convert(record, record_type, dec_hook=_from_text)
     except (msgspec.ValidationError, HomenodeError) as error:
         raise InputError(f"{expected}: {error}") from None
 
@@ -186,13 +190,13 @@ def _fields(value: Any) -> dict[str, Any]:
     return {stored: getattr(value, name) for name, stored, _ in _record_fields(type(value))}
 
 
-def _record_fields(of: Any) -> Iterator[tuple[str, str, Any]]:
+def _record_fields(record_type: Any) -> Iterator[tuple[str, str, Any]]:
     """Name, name in documents, and default of each field of a record."""
-    if issubclass(of, msgspec.Struct):
-        for struct_field in msgspec.structs.fields(of):
+    if issubclass(record_type, msgspec.Struct):
+        for struct_field in msgspec.structs.fields(record_type):
             yield struct_field.name, struct_field.encode_name, struct_field.default
     else:
-        for name, field in getattr(of, "__dataclass_fields__", {}).items():
+        for name, field in getattr(record_type, "__dataclass_fields__", {}).items():
             yield name, field.metadata.get("name", name), field.default
 
 
@@ -210,14 +214,14 @@ def _to_text(value: Any) -> str:
     raise NotImplementedError(f"no text for {type(value).__name__}")
 
 
-def _from_text(of: type, value: Any) -> Any:
-    if isinstance(value, str) and (of is CpuSet or issubclass(of, PciAddress)):
-        parsed: Any = _parsed  # mypy takes a class for no Hashable
-        return parsed(of, value)
-    raise NotImplementedError(f"no {of.__name__} of {type(value).__name__}")
+def _from_text(value_type: type, value: Any) -> Any:
+    if isinstance(value, str) and (value_type is CpuSet or issubclass(value_type, PciAddress)):
+        parsed: Any = _parse_value  # mypy takes a class for no Hashable
+        return parsed(value_type, value)
+    raise NotImplementedError(f"no {value_type.__name__} of {type(value).__name__}")
 
 
 @lru_cache(4096)
-def _parsed(of: Any, text: str) -> Any:
+def _parse_value(value_type: Any, text: str) -> Any:
     """A set of PUs or an address: a file has few of them, many times each."""
-    return of.parse(text)
+    return value_type.parse(text)

@@ -19,8 +19,8 @@ class NotJsonError(ValueError):
 @overload
 def decode_json(text: str | bytes) -> Any: ...
 @overload
-def decode_json(text: str | bytes, of: type[T]) -> T: ...
-def decode_json(text: str | bytes, of: Any = Any) -> Any:
+def decode_json(text: str | bytes, record_type: type[T]) -> T: ...
+def decode_json(text: str | bytes, record_type: Any = Any) -> Any:
     """The value of a text. Raises NotJsonError, with what is amiss.
 
     >>> decode_json("[" * 100_000)
@@ -29,7 +29,7 @@ def decode_json(text: str | bytes, of: Any = Any) -> Any:
     """
     try:
         with TYPES:
-            return msgspec.json.decode(text, type=of)
+            return msgspec.json.decode(text, type=record_type)
     except RecursionError:
         raise NotJsonError("nested too deep") from None
     except (msgspec.DecodeError, UnicodeError) as error:

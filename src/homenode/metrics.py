@@ -83,10 +83,10 @@ def metric_of(id: str) -> Metric | None:
     >>> metric_of("app-time:epoch").lower_is_better, metric_of("frobs") is None
     (True, True)
     """
-    for own in (_OWN_RATE, _OWN_TIME):
-        if id.startswith(f"{own.id}:"):
+    for template in (_OWN_RATE, _OWN_TIME):
+        if id.startswith(f"{template.id}:"):
             name = id.partition(":")[2]
-            return replace(own, id=id, title=f"own program: {name}")
+            return replace(template, id=id, title=f"own program: {name}")
     return METRICS.get(id)
 
 

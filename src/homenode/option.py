@@ -93,20 +93,20 @@ def key_values(
     option: str, text: str, needed: tuple[str, ...], optional: tuple[str, ...]
 ) -> dict[str, str]:
     """The key=value parts of an option's value, each key once. Raises UsageError."""
-    known = (*needed, *optional)
+    keys = (*needed, *optional)
     parts: dict[str, str] = {}
-    for part in filter(None, (one.strip() for one in text.split(","))):
+    for part in filter(None, (name.strip() for name in text.split(","))):
         key, _, value = (half.strip() for half in part.partition("="))
-        if key not in known or not value or key in parts:
+        if key not in keys or not value or key in parts:
             raise UsageError(
-                f"{option}: expected {', '.join(f'{one}=...' for one in known)}, each once, "
+                f"{option}: expected {', '.join(f'{key}=...' for key in keys)}, each once, "
                 f"found {part!r}"
             )
         parts[key] = value
-    missing = [one for one in needed if one not in parts]
+    missing = [name for name in needed if name not in parts]
     if missing:
         raise UsageError(
-            f"{option} {text!r}: expected {' and '.join(f'{one}=...' for one in missing)}, "
+            f"{option} {text!r}: expected {' and '.join(f'{key}=...' for key in missing)}, "
             "found none"
         )
     return parts

@@ -82,8 +82,8 @@ class Completed(Struct, frozen=True):
         if self.returncode == 0:
             return None
         how = f"killed by {self.signal}" if self.signal else f"exit status {self.returncode}"
-        said = next((line.strip() for line in self.stderr.splitlines() if line.strip()), "")
-        return f"{self.argv[0]}: {how}" + (f": {said[:200]}" if said else "")
+        message = next((line.strip() for line in self.stderr.splitlines() if line.strip()), "")
+        return f"{self.argv[0]}: {how}" + (f": {message[:200]}" if message else "")
 
     def stdout_or_raise(self) -> str:
         """Its output. Raises ToolError where it failed."""
@@ -137,7 +137,7 @@ def run(
     process: subprocess.Popen[bytes] | None = None
     try:
         with _interrupts_held():
-            process = _started(
+            process = _start(
                 [*(_setpriv() if ends_with_us else ()), program, *argv[1:]],
                 stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
                 env={**_environment(), **(environment or {})},
@@ -166,11 +166,11 @@ def run(
 def _setpriv() -> tuple[str, ...]:
     """What starts a program that is killed when we end; () where util-linux is not there."""
     program = find_program("setpriv")
-    known = program is not None and "--pdeathsig" in run((program, "--help"), 10).stdout
-    return (program, "--pdeathsig", "KILL") if known and program is not None else ()
+    has_option = program is not None and "--pdeathsig" in run((program, "--help"), 10).stdout
+    return (program, "--pdeathsig", "KILL") if has_option and program is not None else ()
 
 
-def _started(argv: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+def _start(argv: list[str], **options: Any) -> "subprocess.Popen[bytes]":
     try:
         return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument
@@ -185,16 +185,16 @@ def _interrupts_held() -> Iterator[None]:
     owned: list[int] = []
     handlers = {}
     if threading.current_thread() is threading.main_thread():
-        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            handler = signal.getsignal(one)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            handler = signal.getsignal(signum)
             if callable(handler):
-                handlers[one] = handler
-                signal.signal(one, lambda number, _: owned.append(number))
+                handlers[signum] = handler
+                signal.signal(signum, lambda number, _: owned.append(number))
     try:
         yield
     finally:
-        for one, handler in handlers.items():
-            signal.signal(one, handler)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
         for number in owned:
             handlers[signal.Signals(number)](number, None)
 

@@ -25,7 +25,9 @@ def printable_lines(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else "?" for character in text
+    )
 
 
 _STEERS = ("=", "+", "-", "@", "\t", "\r")
@@ -87,7 +89,13 @@ def _word(text: str) -> str:
     if text.isprintable():
         return shlex.quote(text)
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return "$'" + "".join(one if one.isprintable() else _escape(one) for one in escaped) + "'"
+    return (
+        "$'"
+        + "".join(
+            character if character.isprintable() else _escape(character) for character in escaped
+        )
+        + "'"
+    )
 
 
 def _escape(letter: str) -> str:
@@ -95,15 +103,15 @@ def _escape(letter: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", "surrogateescape"))
 
 
-def first_few(texts: Iterable[str], most: int, between: str = ", ") -> str:
+def first_few(texts: Iterable[str], limit: int, between: str = ", ") -> str:
     """The first of some texts, and how many more there are.
 
     >>> first_few(["a", "b", "c"], 2), first_few(["a"], 2), first_few([], 2)
     ('a, b and 1 more', 'a', '')
     """
-    every = list(texts)
-    more = len(every) - most
-    return between.join(every[:most]) + (f" and {more} more" if more > 0 else "")
+    listed = list(texts)
+    hidden_count = len(listed) - limit
+    return between.join(listed[:limit]) + (f" and {hidden_count} more" if hidden_count > 0 else "")
 
 
 _MOST_SUBJECTS = 6  # that are named; further ones are counted
@@ -121,9 +129,9 @@ def subjects_text(subjects: Sequence[str]) -> str:
     words = [subject.rpartition(" ")[2] for subject in subjects] if len(heads) == 1 else subjects
     head = f"{heads.pop()} " if len(heads) == 1 and "" not in heads else ""
     shown = words if len(words) <= _MOST_SUBJECTS + 1 else words[:_MOST_SUBJECTS]
-    left = len(words) - len(shown)
-    last = f"{left} more" if left else shown[-1]
-    before = ", ".join(shown if left else shown[:-1])
+    hidden_count = len(words) - len(shown)
+    last = f"{hidden_count} more" if hidden_count else shown[-1]
+    before = ", ".join(shown if hidden_count else shown[:-1])
     return head + (f"{before} and {last}" if before else last)
 
 
@@ -140,7 +148,7 @@ _MEANT = {"nccl": "multi-gpu", "rccl": "multi-gpu", "stream": "memory-bandwidth"
 """What programs measure, and the objective that it is."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """The beginning of a hint, where a known word is near to the one that was given.
 
     >>> did_you_mean("pin-nume", ["pin", "pin-numa", "pin-numa-pci"])
@@ -154,10 +162,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     from difflib import get_close_matches
 
-    names = list(known)
-    near = [_MEANT[word]] if _MEANT.get(word) in names else get_close_matches(word, names, n=1)
-    near = near or [one for one in names if word and one.startswith(word)]
-    return f"did you mean {near[0]}? " if near else ""
+    names = list(choices)
+    close_names = (
+        [_MEANT[word]] if _MEANT.get(word) in names else get_close_matches(word, names, n=1)
+    )
+    close_names = close_names or [name for name in names if word and name.startswith(word)]
+    return f"did you mean {close_names[0]}? " if close_names else ""
 
 
 def number_list(numbers: Iterable[int]) -> str:

@@ -44,7 +44,7 @@ class Size(int):
 
 class _Place(NamedTuple):
     source: str
-    where: str
+    location: str
 
 
 class TomlTable(msgspec.Struct, forbid_unknown_fields=True, dict=True):
@@ -64,32 +64,32 @@ class TomlTable(msgspec.Struct, forbid_unknown_fields=True, dict=True):
         return self._place.source
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """The table's key in the file; "" for the file itself."""
-        return self._place.where
+        return self._place.location
 
-    def locate(self, source: str, where: str) -> None:
+    def locate(self, source: str, location: str) -> None:
         """Notes where the table stands, and those within it."""
-        self.__dict__["place"] = _Place(source, where)
+        self.__dict__["place"] = _Place(source, location)
         for field in msgspec.structs.fields(self):
             value = getattr(self, field.name)
-            for i, each in enumerate(value if isinstance(value, tuple) else (value,)):
-                if isinstance(each, TomlTable):
+            for i, element in enumerate(value if isinstance(value, tuple) else (value,)):
+                if isinstance(element, TomlTable):
                     index = f"[{i}]" if isinstance(value, tuple) else ""
-                    each.locate(source, f"{self.name_of(field.encode_name)}{index}")
+                    element.locate(source, f"{self.name_of(field.encode_name)}{index}")
 
     def name_of(self, key: str) -> str:
         """The whole name of a key, as messages give it."""
-        return _join(self.where, key)
+        return _join(self.location, key)
 
-    def refusal(self, key: str, expected: str, found: object) -> InputError:
+    def refusal(self, key: str, expected: str, value: object) -> InputError:
         """The error that a key has an unfit value; for raising."""
-        return refusal(self.source, self.name_of(key), expected, found)
+        return refusal(self.source, self.name_of(key), expected, value)
 
-    def bounded(self, key: str, value: int, least: int, most: int) -> int:
+    def check_bounds(self, key: str, value: int, least: int, limit: int) -> int:
         """The value of a key whose limits depend on other keys. Raises InputError."""
-        if not least <= value <= most:
-            raise self.refusal(key, f"a whole number, {least} to {most}", value)
+        if not least <= value <= limit:
+            raise self.refusal(key, f"a whole number, {least} to {limit}", value)
         return value
 
 
@@ -101,14 +101,14 @@ class VmSizeTable(TomlTable, kw_only=True):
 
 
 def decode_toml(
-    text: str, of: type[T], source: str, parse_float: Callable[[str], object] = float
+    text: str, table_type: type[T], source: str, parse_float: Callable[[str], object] = float
 ) -> T:
     """The table of a whole file. source: its name, for messages. Raises InputError."""
     try:
         values = read_toml(text, parse_float)
     except ValueError as error:
         raise InputError(f"{source}: expected TOML, found: {error}") from None
-    return decode_value(values, of, source, "")
+    return decode_value(values, table_type, source, "")
 
 
 def read_toml(text: str, parse_float: Callable[[str], object] = float) -> dict[str, Any]:
@@ -123,53 +123,53 @@ def read_toml(text: str, parse_float: Callable[[str], object] = float) -> dict[s
         raise ValueError("values nested too deeply") from None
 
 
-def decode_value(value: object, of: type[T], source: str, where: str) -> T:
+def decode_value(value: object, value_type: type[T], source: str, location: str) -> T:
     """A value that stands at a key, as a table or another type. Raises InputError."""
     try:
         with TYPES:
-            decoded = msgspec.convert(value, of, dec_hook=_from_text)
+            decoded = msgspec.convert(value, value_type, dec_hook=_from_text)
     except msgspec.ValidationError as error:
-        raise _explained(error, value, of, source, where) from None
+        raise _explain(error, value, value_type, source, location) from None
     except RecursionError:
-        raise refusal(source, where, "tables nested less deeply", "too many") from None
+        raise refusal(source, location, "tables nested less deeply", "too many") from None
     if isinstance(decoded, TomlTable):
-        decoded.locate(source, where)
+        decoded.locate(source, location)
     return decoded
 
 
-def refusal(source: str, where: str, expected: str, found: object) -> InputError:
+def refusal(source: str, location: str, expected: str, value: object) -> InputError:
     """The error that the value at a key is unfit; for raising."""
-    found = list(found) if isinstance(found, tuple) else found
-    shown = "nothing" if found is None else repr(found)
+    value = list(value) if isinstance(value, tuple) else value
+    shown = "nothing" if value is None else repr(value)
     if len(shown) > 120:
-        shown = f"{len(found)} of them" if isinstance(found, list) else shown[:117] + "..."
-    place = f"{source}: {where}" if where else source
+        shown = f"{len(value)} of them" if isinstance(value, list) else shown[:117] + "..."
+    place = f"{source}: {location}" if location else source
     return InputError(f"{place}: expected {expected}, found {shown}")
 
 
-def _join(where: str, key: str) -> str:
-    return f"{where}.{key}" if where and key else where or key
+def _join(location: str, key: str) -> str:
+    return f"{location}.{key}" if location and key else location or key
 
 
-def _from_text(of: type, value: Any) -> Any:
+def _from_text(value_type: type, value: Any) -> Any:
     """Sizes, sets of PUs, addresses and whatever else has `from_toml`. Raises ValueError."""
-    read: Callable[[Any], Any] | None = getattr(of, "from_toml", None)
+    read: Callable[[Any], Any] | None = getattr(value_type, "from_toml", None)
     if read is not None:
         return read(value)
-    if of is Size and value == 0 and type(value) is int:
+    if value_type is Size and value == 0 and type(value) is int:
         return Size(0)
     if isinstance(value, str):
         try:
-            if of is Size and not value.strip().isdigit():
+            if value_type is Size and not value.strip().isdigit():
                 return Size(parse_bytes(value))
-            if of is CpuSet or of is Bdf:
-                parsed: Any = of
+            if value_type is CpuSet or value_type is Bdf:
+                parsed: Any = value_type
                 return parsed.parse(value)
         except ParseError as error:
             raise ValueError(error.expected) from None
         except InputError:
             pass
-    raise ValueError(_EXPECTED.get(of, of.__name__))
+    raise ValueError(_EXPECTED.get(value_type, value_type.__name__))
 
 
 _EXPECTED: Mapping[type, str] = {
@@ -179,13 +179,13 @@ _EXPECTED: Mapping[type, str] = {
 }
 
 
-def _explained(
-    error: msgspec.ValidationError, value: Any, of: type, source: str, where: str
+def _explain(
+    error: msgspec.ValidationError, value: Any, value_type: type, source: str, location: str
 ) -> InputError:
     """What is wrong at the place that msgspec gives, by the declaration of that place."""
-    kind: inspect.Type = inspect.type_info(of)
+    kind: inspect.Type = inspect.type_info(value_type)
     # First, since msgspec prints an unknown key behind no place here: it can look like one.
-    unknown = _unknown_key(kind, value, source, where)
+    unknown = _unknown_key(kind, value, source, location)
     if unknown is not None:
         return unknown
     path = _PATH.search(str(error))
@@ -193,37 +193,44 @@ def _explained(
     for name, index in _STEP.findall(steps):
         kind = _inner(kind, name)
         value = value[name or int(index)]
-        where = _join(where, name) if name else f"{where}[{index}]"
-    unknown = _unknown_key(kind, value, source, where)
+        location = _join(location, name) if name else f"{location}[{index}]"
+    unknown = _unknown_key(kind, value, source, location)
     if unknown is not None:
         return unknown
     for key, field in _fields(kind).items() if isinstance(value, Mapping) else ():
         if field.required and key not in value:
-            return refusal(source, _join(where, key), _words(field.type), None)
+            return refusal(source, _join(location, key), _words(field.type), None)
     cause = error.__cause__
     expected = str(cause) if isinstance(cause, ValueError) else _words(kind)
-    return refusal(source, where, expected, value)
+    return refusal(source, location, expected, value)
 
 
-def _unknown_key(kind: inspect.Type, value: Any, source: str, where: str) -> InputError | None:
+def _unknown_key(kind: inspect.Type, value: Any, source: str, location: str) -> InputError | None:
     """The refusal of a table's first key that is not declared; None where there is none."""
-    table, known = _table(kind), tuple(_fields(kind))
+    table, keys = _table(kind), tuple(_fields(kind))
     if table is None or not isinstance(value, Mapping):
         return None
-    key = next((str(one) for one in value if one not in known), None)
+    key = next((str(name) for name in value if name not in keys), None)
     if key is None:
         return None
     page = getattr(table.cls, "page", "")
-    names = f"one of {', '.join(sorted(known))}"
-    if len(known) > _MANY and page:
+    names = f"one of {', '.join(sorted(keys))}"
+    if len(keys) > _MANY and page:
         names = f"a key that {page} lists here"
-    error = refusal(source, _join(where, key), names, key)
-    error.hint = did_you_mean(key, known).strip() or None
+    error = refusal(source, _join(location, key), names, key)
+    error.hint = did_you_mean(key, keys).strip() or None
     return error
 
 
 def _table(kind: inspect.Type) -> inspect.StructType | None:
-    return next((one for one in _alternatives(kind) if isinstance(one, inspect.StructType)), None)
+    return next(
+        (
+            alternative
+            for alternative in _alternatives(kind)
+            if isinstance(alternative, inspect.StructType)
+        ),
+        None,
+    )
 
 
 def _fields(kind: inspect.Type) -> dict[str, inspect.Field]:
@@ -233,11 +240,11 @@ def _fields(kind: inspect.Type) -> dict[str, inspect.Field]:
 
 def _inner(kind: inspect.Type, name: str) -> inspect.Type:
     """What is declared for a field of a table, or (name "") for the entries of a list."""
-    for one in _alternatives(kind):
-        if name and isinstance(one, inspect.StructType):
-            return next(field.type for field in one.fields if field.encode_name == name)
-        if not name and isinstance(one, inspect.VarTupleType):
-            return one.item_type
+    for alternative in _alternatives(kind):
+        if name and isinstance(alternative, inspect.StructType):
+            return next(field.type for field in alternative.fields if field.encode_name == name)
+        if not name and isinstance(alternative, inspect.VarTupleType):
+            return alternative.item_type
     return inspect.AnyType()
 
 
@@ -253,14 +260,14 @@ def _words(kind: inspect.Type) -> str:
         return str((kind.extra or {}).get("expected") or _words(kind.type))
     if isinstance(kind, inspect.UnionType):
         return " or ".join(
-            _words(one) for one in kind.types if not isinstance(one, inspect.NoneType)
+            _words(choice) for choice in kind.types if not isinstance(choice, inspect.NoneType)
         )
     if isinstance(kind, inspect.IntType):
         return _range("a whole number", kind)
     if isinstance(kind, inspect.FloatType):
         return _range("a number", kind)
     if isinstance(kind, inspect.EnumType):
-        return f"one of {', '.join(str(one.value) for one in kind.cls)}"
+        return f"one of {', '.join(str(choice.value) for choice in kind.cls)}"
     if isinstance(kind, inspect.LiteralType):
         return f"one of {', '.join(map(str, kind.values))}"
     if isinstance(kind, inspect.VarTupleType):

@@ -75,9 +75,9 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.match(text)
     if match is None:
         raise InputError(f"size {text!r}: expected a number and a unit, such as 64GiB")
-    whole, fraction, unit = match.groups()
+    integer, fraction, unit = match.groups()
     unit_bytes = bytes_of(1, unit or "b")
-    scaled = int(whole + (fraction or "")) * unit_bytes
+    scaled = int(integer + (fraction or "")) * unit_bytes
     divisor = int("1" + "0" * len(fraction or ""))
     if scaled % divisor:
         raise InputError(f"size {text!r}: not a whole number of bytes")

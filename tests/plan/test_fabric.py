@@ -61,9 +61,9 @@ def test_where_no_partition_is_free_any_gpus_serve_and_a_finding_names_who_has_t
     busy = [pinned_domain("0", name=f"train-{i}", devices=(HGX[i].bdf[5:],)) for i in (0, 2, 4, 6)]
     found = finding(board(domains=tuple(busy)), some(2))
     assert found is not None
-    assert 2 in numbers(found.compared)
-    assert "0000:19:00.0, 0000:3b:00.0" in found.compared
-    assert "'train-0'" in found.compared
+    assert 2 in numbers(found.comparison)
+    assert "0000:19:00.0, 0000:3b:00.0" in found.comparison
+    assert "'train-0'" in found.comparison
     anyway = asking(some(2), without_nvlink=True)
     assert finding(board(domains=tuple(busy)), anyway) is None
 
@@ -77,7 +77,7 @@ def test_a_number_of_gpus_that_no_partition_has_is_a_finding(
         found = finding(board(modules), request)
         assert found is not None
         assert found.severity == "warning"
-        assert {1, 2, 4, 8} <= set(numbers(found.compared))
+        assert {1, 2, 4, 8} <= set(numbers(found.comparison))
 
 
 def test_gpus_named_one_by_one_that_are_no_partition_are_a_finding() -> None:
@@ -85,8 +85,8 @@ def test_gpus_named_one_by_one_that_are_no_partition_are_a_finding() -> None:
     assert finding(board(), named(6)) is None
     found = finding(board(), named(1, 2))
     assert found is not None
-    assert "0000:3b:00.0" in found.compared and "0000:4c:00.0" in found.compared
-    assert {5, 6} <= set(numbers(found.compared))
+    assert "0000:3b:00.0" in found.comparison and "0000:4c:00.0" in found.comparison
+    assert {5, 6} <= set(numbers(found.comparison))
     assert finding(board(), asking(named(1, 2), without_nvlink=True)) is None
 
 

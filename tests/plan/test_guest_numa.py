@@ -170,7 +170,7 @@ def test_huge_pages_are_counted_for_each_node_with_a_command_where_they_lack() -
     plan = assemble(host, request, placed((3, 1)))
     assert [tuple(r) for r in plan.page_reservations] == [(0, GIB, 6, 3), (1, GIB, 2, 3)]
     (finding,) = (f for f in plan.findings if f.id == "huge-pages-short")
-    assert finding.subject == "node 0" and numbers(finding.compared)[:3] == [6, 1, 3]
+    assert finding.subject == "node 0" and numbers(finding.comparison)[:3] == [6, 1, 3]
     assert finding.fix == (
         "echo 11 > /sys/devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages"
     )

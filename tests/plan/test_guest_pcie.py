@@ -113,7 +113,7 @@ def test_a_device_whose_node_has_no_cell_hangs_on_the_nearest_one_and_is_named()
     assert (finding.id, finding.severity) == ("device-on-nearest-cell", "info")
     assert finding.subject == "2 devices" and "--policy spread" in (finding.fix or "")
     assert "0000:02:00.0" in finding.observed and "0000:04:00.0" in finding.observed
-    assert numbers(finding.compared).count(12) == 2
+    assert numbers(finding.comparison).count(12) == 2
 
 
 def test_of_equally_near_cells_the_lowest_takes_a_device() -> None:
@@ -144,7 +144,7 @@ def test_without_distances_a_device_whose_node_the_guest_has_not_stays_and_is_na
     plan = assemble(host, ask(bdfs("01:00.0")), placed((4,), devices=["01:00.0"]))
     assert plan.vm.hostdevs[0].cell is None
     assert [f.id for f in plan.findings] == ["device-without-cell"]
-    assert 1 in numbers(plan.findings[0].compared)
+    assert 1 in numbers(plan.findings[0].comparison)
 
 
 def test_cells_follow_the_chosen_nodes_not_their_numbers() -> None:

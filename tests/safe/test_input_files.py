@@ -132,7 +132,7 @@ def test_what_is_read_is_counted_and_never_taken_from_its_size(
     assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
     with pytest.raises(InputError, match="more than 1 KiB"):
         path.write_bytes(b"a" * 1025)
-        read_file(path, "a thing", most=1024)
+        read_file(path, "a thing", max_bytes=1024)
     assert read_start(path, 3) == b"aaa"
     assert read_plain("/proc/self/status", 1 << 20).startswith(b"Name:")  # its size is 0
     with pytest.raises(OSError, match="more than 3 bytes"):
@@ -204,7 +204,7 @@ def test_a_folder_that_is_held_is_not_looked_up_again(tmp_path: Path) -> None:
     held = os.open(inner, os.O_PATH)
     inner.rename(tmp_path / "moved")
     (folder(inner) / "x").write_text("theirs")
-    assert read_below(inner, "x", 10, held=held) == b"ours"
+    assert read_below(inner, "x", 10, descriptor=held) == b"ours"
     os.close(held)
     with pytest.raises(FileNotFoundError):
         open_below(inner, "y")
@@ -213,10 +213,10 @@ def test_a_folder_that_is_held_is_not_looked_up_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["-", "/dev/stdin"])
 def test_standard_input_is_read_up_to_a_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a" * 100)))
-    assert read_input(name, "a thing", most=100) == b"a" * 100
+    assert read_input(name, "a thing", max_bytes=100) == b"a" * 100
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a" * 101)))
     with pytest.raises(InputError, match="more than 100 bytes"):
-        read_input(name, "a thing", most=100)
+        read_input(name, "a thing", max_bytes=100)
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(HomenodeError, match="it is closed"):
         read_input(name, "a thing")

@@ -225,7 +225,7 @@ def test_a_tool_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.Monkey
     folder = _tools(tmp_path / "tools", {"uname": "sleep 60"})
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     command = COMMAND_OF_NAME["uname"]
-    impatient = type(command)(command.name, command.spellings, command.why, timeout_s=0)
+    impatient = type(command)(command.name, command.spellings, command.purpose, timeout_s=0)
     monkeypatch.setitem(live_module.OF_NAME, "uname", impatient)
     host = LiveSnapshot(str(tmp_path))
     assert host.command_output("uname") is None

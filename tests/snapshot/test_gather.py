@@ -69,7 +69,7 @@ def test_redaction_changes_nothing_of_the_topology(name: str) -> None:
 def test_what_is_in_the_table_can_be_matched_by_a_shell() -> None:
     for rule in PATHS:
         assert re.fullmatch(r"/[A-Za-z0-9_./*\[\]-]+", rule.glob), rule.glob
-        assert rule.why
+        assert rule.purpose
         # A file's last part is one name or a number: the collector gives paths from lines by it.
         last = rule.glob.rpartition("/")[2]
         if rule.kind is Kind.FILE:
@@ -82,7 +82,7 @@ def test_what_is_in_the_table_can_be_matched_by_a_shell() -> None:
 
 def test_no_command_can_change_a_host() -> None:
     for command in COMMANDS:
-        for argv in (*command.spellings, *([command.each] if command.each else [])):
+        for argv in (*command.spellings, *([command.list_argv] if command.list_argv else [])):
             if argv[0] == "virsh":
                 assert "-r" in argv
     assert len(COMMAND_OF_NAME) == len(COMMANDS)

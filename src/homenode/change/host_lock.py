@@ -87,7 +87,7 @@ def _locked_record(
     with ExitStack() as stack:
         try:
             descriptor = stack.enter_context(
-                files.locked(
+                files.hold_lock(
                     _EXPECTED,
                     lock=name,
                     wait_s=longest_s,

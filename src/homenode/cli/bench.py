@@ -190,14 +190,14 @@ def _remove(prefix: Path) -> None:
 
 
 def _plan(machine: "Machine", prefix: str, architecture: str | None) -> "SetupPlan":
-    from homenode.machine.tools.gpu_architectures import named
+    from homenode.machine.tools.gpu_architectures import parse_names
     from homenode.measure.tool_setup import NEEDED, SOURCES, TORCH_PYTHON, Vendor, setup_plan
     from homenode.measure.tools_installed import ask_for_torch
 
     if architecture is None:
         vendor, architectures = _gpus(machine)
     else:
-        architectures = named(architecture)
+        architectures = parse_names(architecture)
         vendor = Vendor.AMD if architectures[0].startswith("gfx") else Vendor.NVIDIA
     names = NEEDED | {source.program for source in SOURCES}
     installed = machine.installed(names)

@@ -85,7 +85,7 @@ def gigabytes(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e9:.1f} GB/s"
 
 
-def rates_that_fit(bytes_per_s: float, most: LinkRate) -> tuple[LinkRate, ...]:
+def rates_that_fit(bytes_per_s: float, limit: LinkRate) -> tuple[LinkRate, ...]:
     """Links up to `most` over which a copy of that rate may have gone, the lowest speed first.
 
     >>> [str(rate) for rate in rates_that_fit(5.3e9, LinkRate(16.0, 16))]
@@ -95,7 +95,7 @@ def rates_that_fit(bytes_per_s: float, most: LinkRate) -> tuple[LinkRate, ...]:
         rate
         for speed in SPEEDS
         for width in reversed(WIDTHS)
-        if speed <= most.gt_per_s and width <= most.width
+        if speed <= limit.gt_per_s and width <= limit.width
         if (rate := LinkRate(speed, width)).bytes_per_s * _REACHED <= bytes_per_s
         and bytes_per_s <= rate.bytes_per_s
     )
@@ -196,7 +196,7 @@ def lane_sharers(link: Link, host: Host) -> tuple[Bdf, ...]:
     if lanes is None or width is None or upper.vendor_id != _INTEL or upper.parent is not None:
         return ()
     place = (upper.bdf.domain, upper.bdf.bus, upper.bdf.device)
-    others = [
+    other_ports = [
         other
         for other in host.pci_devices
         if other.bridge is not None
@@ -204,10 +204,12 @@ def lane_sharers(link: Link, host: Host) -> tuple[Bdf, ...]:
         and (other.bdf.domain, other.bdf.bus, other.bdf.device) == place
         and any(below.parent == other.bdf for below in host.pci_devices)
     ]
-    in_use = sum((other.link.current_width or 0) for other in others if other.link is not None)
-    left = lanes - in_use
-    most = max((each for each in WIDTHS if each <= left), default=0)  # x12 is no width of a slot
-    return tuple(other.bdf for other in others) if in_use and width.width == most else ()
+    in_use = sum((other.link.current_width or 0) for other in other_ports if other.link is not None)
+    free_lanes = lanes - in_use
+    widest = max(
+        (lane_count for lane_count in WIDTHS if lane_count <= free_lanes), default=0
+    )  # x12 is no width of a slot
+    return tuple(other.bdf for other in other_ports) if in_use and width.width == widest else ()
 
 
 def path_rate(links: tuple[Link, ...]) -> LinkRate | None:
@@ -216,10 +218,10 @@ def path_rate(links: tuple[Link, ...]) -> LinkRate | None:
     None without a link, or where a link does not say.
     """
     rates = [link.capable for link in links]
-    known = [rate for rate in rates if rate is not None]
-    if not known or len(known) < len(rates):
+    known_rates = [rate for rate in rates if rate is not None]
+    if not known_rates or len(known_rates) < len(rates):
         return None
-    return min(known, key=lambda rate: rate.bytes_per_s)
+    return min(known_rates, key=lambda rate: rate.bytes_per_s)
 
 
 def _may_be_wired(upper: PciDevice, lower: PciDevice) -> bool:
@@ -275,7 +277,7 @@ def device_paths(
 
 def _device_paths(host: Host) -> tuple[DevicePath, ...]:
     """Virtual functions have no link of their own, and functions above 0 share that of 0."""
-    found: list[DevicePath] = []
+    paths: list[DevicePath] = []
     seen: set[tuple[int, int, int]] = set()
     for device in host.pci_devices:
         slot = (device.bdf.domain, device.bdf.bus, device.bdf.device)
@@ -287,15 +289,15 @@ def _device_paths(host: Host) -> tuple[DevicePath, ...]:
             for link in links_above(device, host.device_at)
             if not (link.is_inside_a_card or link.is_virtual or link.capable is None)
         )
-        found.append(DevicePath(device=device, links=links, expected=path_rate(links)))
-    return tuple(found)
+        paths.append(DevicePath(device=device, links=links, expected=path_rate(links)))
+    return tuple(paths)
 
 
-def _in_known_slots(path: DevicePath, known: Mapping[Bdf, int]) -> DevicePath:
+def _in_known_slots(path: DevicePath, lanes_of_port: Mapping[Bdf, int]) -> DevicePath:
     """The path with what is known of its slots: of the device's own, and of those above."""
-    own = known.get(path.device.bdf)
-    lanes = [known.get(link.lower.bdf) for link in path.links]
-    lanes[:1] = [lanes[0] or own] if lanes else []
+    device_lanes = lanes_of_port.get(path.device.bdf)
+    lanes = [lanes_of_port.get(link.lower.bdf) for link in path.links]
+    lanes[:1] = [lanes[0] or device_lanes] if lanes else []
     links = tuple(
         replace(link, known_width=width) for link, width in zip(path.links, lanes, strict=True)
     )
@@ -308,10 +310,14 @@ def describe_paths(host: Host) -> Iterator[str]:
         if path.device.kind is not DeviceKind.GPU or path.expected is None or not path.links:
             continue
         port = path.links[0].upper
-        own = path.device.link
-        more = ""
-        if own is not None and own.max_gt_per_s and own.max_gt_per_s > path.expected.gt_per_s:
-            more = f"; the card could {own.max_gt_per_s:g} GT/s, its path cannot"
+        card_link = path.device.link
+        remark = ""
+        if (
+            card_link is not None
+            and card_link.max_gt_per_s
+            and card_link.max_gt_per_s > path.expected.gt_per_s
+        ):
+            remark = f"; the card could {card_link.max_gt_per_s:g} GT/s, its path cannot"
         current = min(
             (link.current for link in path.links if link.current is not None),
             key=lambda rate: rate.bytes_per_s,
@@ -320,18 +326,18 @@ def describe_paths(host: Host) -> Iterator[str]:
         now = "unknown" if current is None else str(current)
         yield (
             f"GPU {path.device.bdf} below {port.bdf}: path {path.expected.with_rate()}, "
-            f"now {now}{more}{_isolation(path.device, host)}"
+            f"now {now}{remark}{_isolation(path.device, host)}"
         )
 
 
 def _isolation(gpu: PciDevice, host: Host) -> str:
     """ACS of each port above, the nearest first, ATS and the IOMMU's mode; what is unknown not."""
-    stated = [
+    acs_of_ports = [
         f"{port.bdf} {'+'.join(port.acs) or 'none'}"
         for port in host.bridges_above(gpu.bdf)
         if port.acs is not None
     ]
-    parts = [f"ACS {', '.join(stated)}"] if stated else []
+    parts = [f"ACS {', '.join(acs_of_ports)}"] if acs_of_ports else []
     if gpu.ats_enabled is not None:
         parts.append(f"ATS {'on' if gpu.ats_enabled else 'off'}")
     if gpu.iommu_domain is not None:

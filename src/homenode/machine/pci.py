@@ -189,8 +189,8 @@ class PciDevice(Struct, frozen=True):
     @property
     def device_control(self) -> PciRegisters | None:
         """Its registers where Device Control is among them: what is not there then, it has not."""
-        known = self.registers is not None and self.registers.max_payload_bytes is not None
-        return self.registers if known else None
+        has_control = self.registers is not None and self.registers.max_payload_bytes is not None
+        return self.registers if has_control else None
 
     @property
     def has_host_driver(self) -> bool:
@@ -207,13 +207,15 @@ def model_of(device: PciDevice) -> tuple[Hashable, ...] | None:
     """What makes devices alike, but for their boards. Listings without -n give names in place of
     ids."""
     name = device.name if device.device_id is None else device.device_id
-    known = device.vendor_id is not None and name is not None
-    return (device.kind, device.vendor_id, name, device.bdf.function) if known else None
+    is_known = device.vendor_id is not None and name is not None
+    return (device.kind, device.vendor_id, name, device.bdf.function) if is_known else None
 
 
 def are_models_known(devices: Iterable[PciDevice]) -> bool:
     """Whether each function but a bridge says what it is: else any may be one that is missed."""
-    return all(model_of(one) is not None or one.kind is DeviceKind.BRIDGE for one in devices)
+    return all(
+        model_of(device) is not None or device.kind is DeviceKind.BRIDGE for device in devices
+    )
 
 
 def board_of(device: PciDevice) -> tuple[int, int] | None:

@@ -144,22 +144,22 @@ def peer_route(
     host: Host, requester: PciDevice, target: PciDevice, *, in_vm: bool | None = None
 ) -> PeerRoute:
     """How a function reaches another. in_vm: both are a VM's; None = as their drivers say."""
-    theirs, others = _ports(host, requester), _ports(host, target)
-    above_target = {port.bdf for port in others}
+    theirs, target_ports = _ports(host, requester), _ports(host, target)
+    above_target = {port.bdf for port in target_ports}
     switch = next((port for port in theirs if port.bdf in above_target), None)
     is_switch = switch is not None and _type(switch) is PortType.SWITCH_UPSTREAM
     addresses = _addresses(requester, in_vm=is_passed(requester) if in_vm is None else in_vm)
     control = _control_of(host, requester)
     relaxed = None if control is None else control.relaxed_ordering
     write = completion = RouteLeg(RouteWay.ROOT, RouteCause.NO_SWITCH)
-    emulated = next((port.bdf for port in (*theirs, *others) if is_emulated(port)), None)
+    emulated = next((port.bdf for port in (*theirs, *target_ports) if is_emulated(port)), None)
     if emulated is not None:
         write = completion = RouteLeg(RouteWay.UNKNOWN, RouteCause.VIRTUAL, emulated)
     elif is_switch and switch is not None:
         ingress = _port_below(theirs, switch)
         above = theirs[theirs.index(switch) + 1 :]
         write = _write(ingress, above, addresses)
-        completion = _completion(_port_below(others, switch), relaxed)
+        completion = _completion(_port_below(target_ports, switch), relaxed)
     return PeerRoute(
         requester=requester,
         target=target,
@@ -174,10 +174,10 @@ def peer_route(
 def _control_of(host: Host, device: PciDevice) -> PciRegisters | None:
     """A virtual function's own bits are reserved and read as 0: those of its physical function
     count for it. Source: PCIe 6.0, 9.3.5.4."""
-    whole = device.physical_function
-    if whole is None:
+    physical = device.physical_function
+    if physical is None:
         return device.device_control
-    return None if (owner := host.device(whole)) is None else owner.device_control
+    return None if (owner := host.device(physical)) is None else owner.device_control
 
 
 def is_passed(device: PciDevice) -> bool:
@@ -283,15 +283,15 @@ def expected_bytes_per_s(host: Host, route: PeerRoute) -> float | None:
             rates.append(rate.bytes_per_s)
     if not rates:
         return None
-    own = _control_of(host, route.requester)
-    payload = None if own is None else own.max_payload_bytes
+    registers = _control_of(host, route.requester)
+    payload = None if registers is None else registers.max_payload_bytes
     share = 1.0 if payload is None else payload / (payload + _PACKET_BYTES)
     return min(rates) * share * (1.0 if route.is_direct else THROUGH_ROOT)
 
 
 def _links_below(host: Host, device: PciDevice, switch: Bdf | None) -> Iterator[Link]:
-    whole = device if device.physical_function is None else host.device(device.physical_function)
-    for link in () if whole is None else links_above(whole, host.device_at):
+    physical = device if device.physical_function is None else host.device(device.physical_function)
+    for link in () if physical is None else links_above(physical, host.device_at):
         if link.lower.bdf == switch:
             return
         yield link
@@ -305,13 +305,13 @@ def peer_routes(host: Host, passed: frozenset[Bdf] = frozenset()) -> tuple[PeerR
     """
     gpus = host.devices_of_kind(DeviceKind.GPU)
     nics = host.devices_of_kind(DeviceKind.NIC)
-    given = {nic.physical_function for nic in nics if is_passed(nic) or nic.bdf in passed}
+    divided = {nic.physical_function for nic in nics if is_passed(nic) or nic.bdf in passed}
     users: dict[Bdf, list[PciDevice]] = {}  # by the root port, since a switch is below one
     for user in (*nics, *(gpu for gpu in gpus if gpu.physical_function is None)):
         ports = _ports(host, user)
         is_whole = user.physical_function is None
         if ports and (
-            user.bdf in passed or (user.bdf not in given if is_whole else is_passed(user))
+            user.bdf in passed or (user.bdf not in divided if is_whole else is_passed(user))
         ):
             users.setdefault(ports[-1].bdf, []).append(user)
     routes = []

@@ -244,7 +244,7 @@ def nearest_cpu_nodes(
     nodes are as near. Empty where no node has PUs.
     """
     homes = [(position, node.index) for position, node in enumerate(nodes) if node.pus]
-    found: dict[NodeIndex, tuple[NodeIndex, ...]] = {}
+    nearest: dict[NodeIndex, tuple[NodeIndex, ...]] = {}
     for position, node in enumerate(nodes):
         if node.pus or not homes:
             continue
@@ -255,8 +255,8 @@ def nearest_cpu_nodes(
             for home, index in homes
         }
         least = min(far.values())
-        found[node.index] = tuple(index for index, distance in far.items() if distance == least)
-    return found
+        nearest[node.index] = tuple(index for index, distance in far.items() if distance == least)
+    return nearest
 
 
 class Host(Struct, frozen=True, dict=True):
@@ -321,8 +321,8 @@ class Host(Struct, frozen=True, dict=True):
         return None if self.distances is None else self.distances[row][column]
 
     def without_domains(self, names: Collection[str]) -> "Host":
-        left = tuple(domain for domain in self.domains if domain.name not in names)
-        return replace(self, domains=left)
+        domains = tuple(domain for domain in self.domains if domain.name not in names)
+        return replace(self, domains=domains)
 
     def devices_of_kind(self, kind: DeviceKind) -> tuple[PciDevice, ...]:
         return tuple(device for device in self.pci_devices if device.kind is kind)
@@ -351,7 +351,7 @@ class Host(Struct, frozen=True, dict=True):
 
 
 def assemble_pus(
-    every: CpuSet,
+    numbers: CpuSet,
     online: CpuSet,
     *,
     cores: Sequence[Core],
@@ -381,7 +381,7 @@ def assemble_pus(
             isolated=pu in isolated,
             nohz_full=pu in nohz_full,
         )
-        for pu in every
+        for pu in numbers
     )
 
 
@@ -409,7 +409,7 @@ class HostSummary(Struct, frozen=True):
 def summarise(host: Host) -> HostSummary:
     """Counts of a host. memory_bytes is None if any node's is unknown, or no node is."""
     sizes = [node.memory_bytes for node in host.nodes]
-    known = [size for size in sizes if size is not None]
+    known_sizes = [size for size in sizes if size is not None]
     kinds = [device.kind for device in host.pci_devices if device.physical_function is None]
     return HostSummary(
         packages=len(host.packages),
@@ -420,7 +420,7 @@ def summarise(host: Host) -> HostSummary:
         llcs=len(host.llcs),
         numa_nodes=len(host.nodes),
         cpuless_nodes=sum(not node.pus for node in host.nodes),
-        memory_bytes=sum(known) if known and len(known) == len(sizes) else None,
+        memory_bytes=sum(known_sizes) if known_sizes and len(known_sizes) == len(sizes) else None,
         pci_functions=len(host.pci_devices),
         gpus=kinds.count(DeviceKind.GPU),
         nics=kinds.count(DeviceKind.NIC),
@@ -436,9 +436,9 @@ def with_certain_nodes(host: Host) -> Host:
     """
     if len(host.nodes) != 1 or all(device.node is not None for device in host.pci_devices):
         return host
-    only = host.nodes[0].index
+    single_node = host.nodes[0].index
     return replace(
-        host, pci_devices=tuple(replace(device, node=only) for device in host.pci_devices)
+        host, pci_devices=tuple(replace(device, node=single_node) for device in host.pci_devices)
     )
 
 

@@ -299,8 +299,8 @@ def open_run(
             hint="--resume continues it; or choose another name, or remove the folder",
         )
     with (
-        folder.locked("no one to measure there, found another homenode bench"),
-        folder.locked(
+        folder.hold_lock("no one to measure there, found another homenode bench"),
+        folder.hold_lock(
             f"no test to run any more, found one after {TOOL_WAIT_S:g} s",
             f"{command_line('fuser', path / _TOOL_LOCK)} names it",
             lock=_TOOL_LOCK,

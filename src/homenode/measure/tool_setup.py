@@ -255,7 +255,7 @@ def carry_out(
     """
     prefix = Path(plan.prefix)
     journal = setup_journal(prefix)
-    with journal.files.locked(_ALONE):
+    with journal.files.hold_lock(_ALONE):
         journal.settle(lambda entry: InstallStep(prefix))
         ours = {entry.subject: entry for entry in installed(journal)}
         for target in plan.installs:
@@ -267,7 +267,7 @@ def carry_out(
                 )
         if plan.steps:
             prefixes = RecordFolder(root / _PREFIXES, hint=state_hint)
-            with prefixes.locked(_ALONE, wait_s=_WAIT_S):
+            with prefixes.hold_lock(_ALONE, wait_s=_WAIT_S):
                 name = hashlib.sha256(plan.prefix.encode()).hexdigest()[:8]
                 prefixes.write(name, plan.prefix.encode())
         for _, steps in groupby(plan.steps, key=lambda step: step.tool):
@@ -360,7 +360,7 @@ def take_back(prefix: Path) -> tuple[str, ...]:
             f"{journal.files.path}: expected the record of a setup, found none",
             hint="give the --prefix that it was built with",
         )
-    with journal.files.locked(_ALONE):
+    with journal.files.hold_lock(_ALONE):
         for entry in installed(journal):
             path = Path(entry.subject)
             try:

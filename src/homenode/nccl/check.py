@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding, Severity, finding, in_order, sourced
+from homenode.findings import Finding, Severity, add_source, finding, in_order
 from homenode.nccl.reader import (
     MOST_ATTRIBUTES,
     ReadTopology,
@@ -79,7 +79,7 @@ def check_topology(
         where = source if error.line is None else f"line {error.line}"
         unreadable = finding("nccl-unreadable", where, error.expected, repr(error.found), source)
         return (unreadable,)
-    findings = sourced([*_whole(read, flavour), *_elements(read, flavour)], source)
+    findings = add_source([*_whole(read, flavour), *_elements(read, flavour)], source)
     return in_order(findings)
 
 
@@ -374,7 +374,7 @@ def compare_topology(read: ReadTopology, expected: NcclTopology) -> tuple[Findin
     """What of a file is not as the host and the guest have it, the worst first."""
     written = read_topology(write_topology(expected).encode(), read.source)
     findings = [*_differences(_places(read), _places(written)), *_cpu_differences(read, written)]
-    return in_order(sourced(findings, read.source))
+    return in_order(add_source(findings, read.source))
 
 
 def _cpu_differences(read: ReadTopology, expected: ReadTopology) -> Found:

@@ -129,7 +129,7 @@ def _rewritten(
 
 def _sentence(finding: Finding) -> str:
     fix = "" if finding.fix is None else f"; {finding.fix}"
-    return f"{finding.severity}: {finding.subject}: {finding.compared}{fix} ({finding.id})"
+    return f"{finding.severity}: {finding.subject}: {finding.comparison}{fix} ({finding.id})"
 
 
 class FileRequest(Struct, frozen=True, kw_only=True):

@@ -47,7 +47,7 @@ def replace_file(
     it replaces. folder: descriptor of the folder that holds `path`, where it must not be looked up
     again. synced: on the disk when this returns.
     """
-    with _opened(path, folder) as place:
+    with _open_parent(path, folder) as place:
         _check_replaceable(path, place)
         part = part_name()
         permissions = 0o666 if mode is None else mode & PRIVATE
@@ -56,14 +56,14 @@ def replace_file(
             descriptor = unnamed
             if descriptor is None:
                 descriptor = os.open(part, _NEW, permissions, dir_fd=place)
-            kept = os.dup(descriptor)
-            undo.callback(os.close, kept)
+            lock = os.dup(descriptor)
+            undo.callback(os.close, lock)
             undo.callback(_remove, part, place)
-            try_lock(kept)
+            try_lock(lock)
             if mode is None:
                 mode = _no_more_than_replaced(path.name, place, descriptor)
             write_and_close(descriptor, content, mode, synced=synced)
-            if unnamed is None or not _name(kept, path.name, part, place):
+            if unnamed is None or not _name(lock, path.name, part, place):
                 os.replace(part, path.name, src_dir_fd=place, dst_dir_fd=place)
     if synced:
         sync_folder(path.parent)
@@ -108,8 +108,8 @@ def sweep_parts(folder: Path) -> None:
         with contextlib.suppress(OSError):  # gone, or a link
             descriptor = open_existing(part)
             try:
-                known = os.fstat(descriptor)
-                is_ours = stat.S_ISREG(known.st_mode) and known.st_uid == os.geteuid()
+                status = os.fstat(descriptor)
+                is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
                 if is_ours and try_lock(descriptor):
                     part.unlink()
             finally:
@@ -123,7 +123,7 @@ def part_name() -> str:
 
 def create_file(path: Path, content: bytes, mode: int = PRIVATE, *, synced: bool = True) -> None:
     """Write a file that must not be there yet. Raises FileExistsError, for a link as well."""
-    with _opened(path, None) as place:
+    with _open_parent(path, None) as place:
         descriptor = os.open(path.name, _NEW, mode, dir_fd=place)
         with contextlib.ExitStack() as undo:
             undo.callback(_remove, path.name, place)
@@ -134,7 +134,7 @@ def create_file(path: Path, content: bytes, mode: int = PRIVATE, *, synced: bool
 def open_new(path: Path, mode: int = PRIVATE) -> int:
     """A descriptor of a file that must not be there yet, to read and write. Raises as
     `create_file`."""
-    with _opened(path, None) as place:
+    with _open_parent(path, None) as place:
         return os.open(path.name, _NEW & ~os.O_WRONLY | os.O_RDWR, mode, dir_fd=place)
 
 
@@ -145,7 +145,7 @@ def create_like(path: Path, content: bytes, like: int) -> None:
     Other users have no access at any moment. Where this user may not give it away, it keeps it.
     Raises as `create_file`.
     """
-    with _opened(path, None) as place:
+    with _open_parent(path, None) as place:
         descriptor = os.open(path.name, _NEW, PRIVATE, dir_fd=place)
         with contextlib.ExitStack() as undo:
             undo.callback(_remove, path.name, place)
@@ -157,24 +157,24 @@ def create_like(path: Path, content: bytes, like: int) -> None:
 def _give_as(descriptor: int, like: int) -> int:
     """Give a file the owner, group and list of another one; gives the permissions to set then. The
     owner reads and writes it in any case."""
-    known = os.fstat(like)
+    status = os.fstat(like)
     rights = None
     with contextlib.suppress(OSError):  # it has none, or the file system knows none
         rights = os.getxattr(like, _ACL)
     with contextlib.suppress(OSError):  # inherited from its folder
         os.removexattr(descriptor, _ACL)
     try:
-        os.fchown(descriptor, known.st_uid, known.st_gid)
+        os.fchown(descriptor, status.st_uid, status.st_gid)
         if rights is not None:
             os.setxattr(descriptor, _ACL, rights)
     except OSError:
         return PRIVATE
-    return stat.S_IMODE(known.st_mode) & 0o666 | PRIVATE
+    return stat.S_IMODE(status.st_mode) & 0o666 | PRIVATE
 
 
 def remove_file(path: Path) -> None:
     """Remove a file, where it is there. Root follows no other user's link to it. Raises OSError."""
-    with contextlib.suppress(FileNotFoundError), _opened(path, None) as place:
+    with contextlib.suppress(FileNotFoundError), _open_parent(path, None) as place:
         os.unlink(path.name, dir_fd=place)
 
 
@@ -209,16 +209,16 @@ def open_folder(root: Path, *names: str) -> int:
     is followed; the descriptor stays with the folder whatever becomes of the names."""
     root.mkdir(parents=True, exist_ok=True)
     check_links(root)
-    here = os.open(root, _FOLDER)
+    descriptor = os.open(root, _FOLDER)
     for name in names:
         try:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(name, dir_fd=here)
-            below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
+                os.mkdir(name, dir_fd=descriptor)
+            below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
         finally:
-            os.close(here)
-        here = below
-    return here
+            os.close(descriptor)
+        descriptor = below
+    return descriptor
 
 
 def check_links(path: Path) -> None:
@@ -237,9 +237,9 @@ def _links(path: Path) -> Iterator[tuple[Path, int]]:
     """Links on the way, those to which other ones lead too, and whose they are."""
     with contextlib.suppress(OSError):  # whoever opens it says why
         for part in on_the_way(path):
-            known = part.lstat()
-            if stat.S_ISLNK(known.st_mode):
-                yield part, known.st_uid
+            status = part.lstat()
+            if stat.S_ISLNK(status.st_mode):
+                yield part, status.st_uid
 
 
 def write_and_close(
@@ -268,7 +268,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, folder: int | None) -> Iterator[int]:
+def _open_parent(path: Path, folder: int | None) -> Iterator[int]:
     if folder is not None:
         yield folder
         return
@@ -283,19 +283,19 @@ def _opened(path: Path, folder: int | None) -> Iterator[int]:
 def _check_replaceable(path: Path, place: int) -> None:
     """Raises OSError for a device or a pipe: /dev/null must not become a regular file."""
     try:
-        known = os.stat(path.name, dir_fd=place)
+        status = os.stat(path.name, dir_fd=place)
     except OSError:  # not there, or a link to nothing
         return
-    if not stat.S_ISREG(known.st_mode) and not stat.S_ISDIR(known.st_mode):
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EINVAL, "a device or a pipe, not a regular file", str(path))
 
 
 def _no_more_than_replaced(name: str, place: int, descriptor: int) -> int | None:
     """Permissions of the new file that the one before had too; None where there is none."""
     try:
-        known = os.stat(name, dir_fd=place, follow_symlinks=False)
+        status = os.stat(name, dir_fd=place, follow_symlinks=False)
     except OSError:
         return None
-    if not stat.S_ISREG(known.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return None
-    return stat.S_IMODE(known.st_mode & os.fstat(descriptor).st_mode)
+    return stat.S_IMODE(status.st_mode & os.fstat(descriptor).st_mode)

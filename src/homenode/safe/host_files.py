@@ -36,11 +36,11 @@ class HostFile:
     def size_bytes(self) -> int:
         return os.lseek(self.descriptor, 0, os.SEEK_END)
 
-    def start(self, most: int) -> bytes:
+    def start(self, limit: int) -> bytes:
         """Its first bytes, at most so many. Raises HostError."""
         content = b""
         try:
-            while piece := os.pread(self.descriptor, most - len(content), len(content)):
+            while piece := os.pread(self.descriptor, limit - len(content), len(content)):
                 content += piece
         except OSError as error:
             raise of_os(error, self.path, "a file that can be read") from None
@@ -48,7 +48,7 @@ class HostFile:
 
 
 @contextmanager
-def host_file(path: str, what: str) -> Iterator[HostFile]:
+def host_file(path: str, subject: str) -> Iterator[HostFile]:
     """Open a regular file or a block device. what: says where the path stands, for messages.
 
     Nothing else is opened: what it is, is looked at first. Root follows no other user's link.
@@ -56,14 +56,16 @@ def host_file(path: str, what: str) -> Iterator[HostFile]:
     read.
     """
     if not path.startswith("/"):
-        raise InputError(f"{what}: expected {_EXPECTED}, found {path[:200]!r}")
+        raise InputError(f"{subject}: expected {_EXPECTED}, found {path[:200]!r}")
     try:
         check_links(Path(path))
-        if os.path.realpath(path).startswith(tuple(f"{one}/" for one in _KERNELS_OWN)):
-            raise InputError(f"{what}: expected {_EXPECTED}, found {path}, a file of the kernel's")
+        if os.path.realpath(path).startswith(tuple(f"{folder}/" for folder in _KERNELS_OWN)):
+            raise InputError(
+                f"{subject}: expected {_EXPECTED}, found {path}, a file of the kernel's"
+            )
         descriptor = open_disk(path)
     except (OSError, ValueError) as error:
-        raise of_os(error, f"{what}: {path}", _EXPECTED) from None
+        raise of_os(error, f"{subject}: {path}", _EXPECTED) from None
     try:
         yield HostFile(path, descriptor)
     finally:

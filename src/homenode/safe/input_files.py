@@ -46,10 +46,12 @@ _KINDS = (
 
 
 def read_input(
-    path: str | Path, expected: str, *, most: int = MAX_BYTES, hint: str | None = None
+    path: str | Path, expected: str, *, max_bytes: int = MAX_BYTES, hint: str | None = None
 ) -> bytes:
     """The content of what the user named: a file, or standard input for -. As `read_file`."""
-    return read_file(STANDARD_INPUT if str(path) == "-" else path, expected, most=most, hint=hint)
+    return read_file(
+        STANDARD_INPUT if str(path) == "-" else path, expected, max_bytes=max_bytes, hint=hint
+    )
 
 
 def read_subject(path: str | Path, expected: str) -> bytes:
@@ -63,7 +65,7 @@ def read_subject(path: str | Path, expected: str) -> bytes:
 
 
 def read_file(
-    path: str | Path, expected: str, *, most: int = MAX_BYTES, hint: str | None = None
+    path: str | Path, expected: str, *, max_bytes: int = MAX_BYTES, hint: str | None = None
 ) -> bytes:
     """The content of a file; of standard input for /dev/stdin.
 
@@ -72,59 +74,61 @@ def read_file(
     """
     try:
         if str(path) == STANDARD_INPUT:
-            return _standard_input(most)
-        return read_plain(path, most)
+            return _standard_input(max_bytes)
+        return read_plain(path, max_bytes)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         if getattr(error, "errno", None) == errno.ENXIO:
             hint = f"name a regular file, or pipe it in and name {STANDARD_INPUT}"
         raise of_os(error, str(path), expected, hint) from None
 
 
-def read_plain(path: str | Path, most: int, *, folder: int | None = None) -> bytes:
+def read_plain(path: str | Path, max_bytes: int, *, folder: int | None = None) -> bytes:
     """The content of a regular file. folder: descriptor of the folder that `path` begins at.
 
     Raises OSError: also ENXIO for what is not a regular file, EFBIG for more than `most` bytes.
     """
     with open_plain(path, folder=folder) as file:
-        return _whole(file.fileno(), most, str(path))
+        return _read_whole(file.fileno(), max_bytes, str(path))
 
 
-def read_start(path: str | Path, most: int) -> bytes:
+def read_start(path: str | Path, max_bytes: int) -> bytes:
     """The first bytes of a regular file, at most so many. Raises OSError."""
     with open_plain(path) as file:
-        return _up_to(file.fileno(), most, str(path))
+        return _up_to(file.fileno(), max_bytes, str(path))
 
 
 def open_plain(path: str | Path, *, folder: int | None = None) -> BinaryIO:
     """A regular file, open for reading; the reader counts the bytes. Raises OSError, for what is
     not a regular file without having opened it. folder: as in `read_plain`."""
-    known = os.open(path, _LOOK, dir_fd=folder)
+    handle = os.open(path, _LOOK, dir_fd=folder)
     try:
-        return _opened(known, str(path))
+        return _open_handle(handle, str(path))
     finally:
-        os.close(known)
+        os.close(handle)
 
 
 def open_disk(path: str) -> int:
     """A descriptor of a regular file or a block device of this host. Raises OSError, also for what
     is neither, which is not opened."""
-    known = os.open(path, _LOOK)
+    handle = os.open(path, _LOOK)
     try:
-        mode = os.fstat(known).st_mode
+        mode = os.fstat(handle).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
             raise OSError(errno.ENXIO, f"{_kind(mode)}, which is neither", path)
-        return os.open(f"/proc/self/fd/{known}", _PLAIN)
+        return os.open(f"/proc/self/fd/{handle}", _PLAIN)
     finally:
-        os.close(known)
+        os.close(handle)
 
 
-def read_below(folder: Path, inside: str, most: int, *, held: int | None = None) -> bytes:
+def read_below(
+    folder: Path, inside: str, max_bytes: int, *, descriptor: int | None = None
+) -> bytes:
     """The content of a regular file in a folder or below; as `open_below`."""
-    with open_below(folder, inside, held=held) as file:
-        return _whole(file.fileno(), most, str(folder / inside))
+    with open_below(folder, inside, descriptor=descriptor) as file:
+        return _read_whole(file.fileno(), max_bytes, str(folder / inside))
 
 
-def open_below(folder: Path, inside: str, *, held: int | None = None) -> BinaryIO:
+def open_below(folder: Path, inside: str, *, descriptor: int | None = None) -> BinaryIO:
     """A regular file in a folder or below, such as one that something stored names.
 
     The folder may be a link, below it none is followed. held: its descriptor, where the folder must
@@ -134,25 +138,25 @@ def open_below(folder: Path, inside: str, *, held: int | None = None) -> BinaryI
     parts = Path(inside).parts
     if not parts or Path(inside).is_absolute() or ".." in parts:
         raise OSError(errno.EXDEV, f"a name that leads out of {folder}", inside)
-    here = os.open(folder, _FOLDER) if held is None else os.dup(held)
+    directory = os.open(folder, _FOLDER) if descriptor is None else os.dup(descriptor)
     try:
         for name in parts[:-1]:
-            below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
-            os.close(here)
-            here = below
-        known = os.open(parts[-1], _LOOK | os.O_NOFOLLOW, dir_fd=here)
+            below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=directory)
+            os.close(directory)
+            directory = below
+        handle = os.open(parts[-1], _LOOK | os.O_NOFOLLOW, dir_fd=directory)
     except OSError as error:
         error.filename = path
         raise
     finally:
-        os.close(here)
+        os.close(directory)
     try:
-        return _opened(known, path)
+        return _open_handle(handle, path)
     finally:
-        os.close(known)
+        os.close(handle)
 
 
-def read_kernel_file(path: str, most: int = MAX_KERNEL_BYTES) -> bytes | None:
+def read_kernel_file(path: str, max_bytes: int = MAX_KERNEL_BYTES) -> bytes | None:
     """The first `most` bytes of a file of /proc or /sys, or of a copy of them; None where it is
     absent or unreadable.
 
@@ -166,7 +170,7 @@ def read_kernel_file(path: str, most: int = MAX_KERNEL_BYTES) -> bytes | None:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
-        return _up_to(descriptor, most, path)
+        return _up_to(descriptor, max_bytes, path)
     except OSError:
         return None
     finally:
@@ -179,15 +183,15 @@ def open_registers(path: str, *, to_write: bool = False) -> int:
     return os.open(path, (os.O_WRONLY if to_write else os.O_RDONLY) | os.O_CLOEXEC)
 
 
-def _opened(known: int, name: str) -> BinaryIO:
+def _open_handle(handle: int, name: str) -> BinaryIO:
     """The file of an O_PATH descriptor. What it is cannot change any more."""
-    mode = os.fstat(known).st_mode
+    mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
         if stat.S_ISDIR(mode):
             raise OSError(errno.EISDIR, "a folder, not a regular file", name)
         raise OSError(errno.ENXIO, f"{_kind(mode)}, not a regular file", name)
     try:
-        return os.fdopen(os.open(f"/proc/self/fd/{known}", _PLAIN), "rb")
+        return os.fdopen(os.open(f"/proc/self/fd/{handle}", _PLAIN), "rb")
     except OSError as error:
         error.filename = name
         raise
@@ -197,33 +201,35 @@ def _kind(mode: int) -> str:
     return next((word for holds, word in _KINDS if holds(mode)), "something else")
 
 
-def _standard_input(most: int) -> bytes:
+def _standard_input(max_bytes: int) -> bytes:
     if sys.stdin is None:
         raise OSError(errno.EBADF, "it is closed", "standard input")
-    content = sys.stdin.buffer.read(most + 1)
-    _check_size(content, most, "standard input")
+    content = sys.stdin.buffer.read(max_bytes + 1)
+    _check_size(content, max_bytes, "standard input")
     return content
 
 
-def _whole(descriptor: int, most: int, name: str) -> bytes:
-    content = _up_to(descriptor, most + 1, name)
-    _check_size(content, most, name)
+def _read_whole(descriptor: int, max_bytes: int, name: str) -> bytes:
+    content = _up_to(descriptor, max_bytes + 1, name)
+    _check_size(content, max_bytes, name)
     return content
 
 
-def _check_size(content: bytes, most: int, name: str) -> None:
-    if len(content) > most:
-        raise OSError(errno.EFBIG, f"more than {_size_text(most)}", name)
+def _check_size(content: bytes, max_bytes: int, name: str) -> None:
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"more than {_size_text(max_bytes)}", name)
 
 
-def _up_to(descriptor: int, most: int, name: str) -> bytes:
-    known = os.fstat(descriptor).st_size  # 0 for those of the kernel
-    size = _PIECE if known < _LARGE_PIECE else _LARGE_PIECE
+def _up_to(descriptor: int, max_bytes: int, name: str) -> bytes:
+    reported_bytes = os.fstat(descriptor).st_size  # 0 for those of the kernel
+    size = _PIECE if reported_bytes < _LARGE_PIECE else _LARGE_PIECE
     content = bytearray()
     late = 0
-    while len(content) < most and (piece := os.read(descriptor, min(most - len(content), size))):
+    while len(content) < max_bytes and (
+        piece := os.read(descriptor, min(max_bytes - len(content), size))
+    ):
         content += piece
-        late += 0 < known < len(content)
+        late += 0 < reported_bytes < len(content)
         if late > _LATE_PIECES:
             raise OSError(errno.EBUSY, "a file that grows while it is read", name)
     return bytes(content)

@@ -87,7 +87,7 @@ class RecordFolder:
             return False
 
     @contextlib.contextmanager
-    def locked(
+    def hold_lock(
         self,
         expected: str,
         hint: str | None = None,
@@ -148,7 +148,7 @@ class RecordFolder:
         """A file's content; None where there is none."""
         with self.errors():
             try:
-                return read_below(self.path, name, MAX_BYTES, held=self._folder)
+                return read_below(self.path, name, MAX_BYTES, descriptor=self._folder)
             except FileNotFoundError:
                 return None
 

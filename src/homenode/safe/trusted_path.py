@@ -30,19 +30,19 @@ def changeable(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) ->
 
     It goes from / downwards, so that no other user can exchange what was looked at.
     """
-    trusted = _trusted(user)
+    trusted = _trusted_users(user)
     for path in paths:
         try:
             for part in on_the_way(path):
-                why = _changeable(str(part), part.lstat(), trusted, user, sticky=sticky)
-                if why is not None:
-                    return f"{part} {why}"
+                reason = _changeable(str(part), part.lstat(), trusted, user, sticky=sticky)
+                if reason is not None:
+                    return f"{part} {reason}"
         except OSError as error:
             return f"{error.filename or path}: {error.strerror}"
     return None
 
 
-def _trusted(user: int) -> frozenset[int]:
+def _trusted_users(user: int) -> frozenset[int]:
     """Whoever owns / can replace everything. In a user namespace that is root, whose number is not
     mapped there."""
     return frozenset((0, user, os.lstat("/").st_uid))
@@ -50,23 +50,23 @@ def _trusted(user: int) -> frozenset[int]:
 
 def _changeable(
     path: str,
-    known: os.stat_result,
+    status: os.stat_result,
     trusted: frozenset[int],
     user: int,
     *,
     sticky: bool = False,
 ) -> str | None:
-    if known.st_uid not in trusted:
-        return f"belongs to user {known.st_uid}"
-    if stat.S_ISLNK(known.st_mode):
+    if status.st_uid not in trusted:
+        return f"belongs to user {status.st_uid}"
+    if stat.S_ISLNK(status.st_mode):
         return None  # its mode says nothing; its folder's does
-    if sticky and stat.S_ISDIR(known.st_mode) and known.st_mode & stat.S_ISVTX:
+    if sticky and stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
         return None
-    if known.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         return "can be written by everybody"
-    if known.st_mode & stat.S_IWGRP:
-        if not _is_group_of_one(known.st_gid, user):
-            return f"can be written by group {known.st_gid}"
+    if status.st_mode & stat.S_IWGRP:
+        if not _is_group_of_one(status.st_gid, user):
+            return f"can be written by group {status.st_gid}"
         with contextlib.suppress(OSError):  # it has none, or the file system knows none
             os.getxattr(path, _ACL, follow_symlinks=False)
             return "can be written by those in its access control list"
@@ -78,11 +78,11 @@ def _is_group_of_one(group: int, user: int) -> bool:
     if group == 0:
         return True
     try:
-        known, own = grp.getgrgid(group), pwd.getpwuid(user)
+        group_entry, user_entry = grp.getgrgid(group), pwd.getpwuid(user)
     except KeyError:
         return False
-    members = set(known.gr_mem) - {own.pw_name}
-    return own.pw_gid == group and own.pw_name == known.gr_name and not members
+    members = set(group_entry.gr_mem) - {user_entry.pw_name}
+    return user_entry.pw_gid == group and user_entry.pw_name == group_entry.gr_name and not members
 
 
 @contextlib.contextmanager
@@ -109,13 +109,13 @@ def private_place() -> Path:
 
 def check_private(above: Path) -> None:
     """Raises HostError where another user could rename what we make in a folder."""
-    why = changeable((above,), user=os.geteuid(), sticky=True)
-    if why is not None:
+    reason = changeable((above,), user=os.geteuid(), sticky=True)
+    if reason is not None:
         from homenode.errors import HostError
 
         raise HostError(
             f"{above}: expected a folder where other users cannot replace what is ours, found: "
-            f"{why}",
+            f"{reason}",
             hint="TMPDIR=DIR names another one, such as /var/tmp",
         )
 
@@ -128,9 +128,9 @@ def let_in(descriptor: int, user: int, rights: int) -> None:
     include/uapi/linux/posix_acl_xattr.h.
     """
     no_one = 0xFFFFFFFF
-    own = os.fstat(descriptor).st_mode >> 6 & 7
+    owner_rights = os.fstat(descriptor).st_mode >> 6 & 7
     entries = (
-        (_OWNER, own, no_one),
+        (_OWNER, owner_rights, no_one),
         (_USER, rights, user),
         (_GROUP, 0, no_one),
         (_MASK, rights, no_one),
@@ -142,22 +142,22 @@ def let_in(descriptor: int, user: int, rights: int) -> None:
 
 def on_the_way(path: Path) -> Iterator[Path]:
     """The folders above a path, then the path; at a link, those that it leads through instead."""
-    where, links = Path("/"), 0
-    left = [*path.absolute().parts[:0:-1]]
-    yield where
-    while left:
-        name = left.pop()
+    directory, links = Path("/"), 0
+    pending = [*path.absolute().parts[:0:-1]]
+    yield directory
+    while pending:
+        name = pending.pop()
         if name == "..":  # of a folder that no link leads to: all of them were followed
-            where = where.parent
+            directory = directory.parent
             continue
-        part = where / name
+        part = directory / name
         yield part
         if not part.is_symlink():
-            where = part
+            directory = part
             continue
         links += 1
         if links > _LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
         target = part.readlink()
-        where = Path("/") if target.is_absolute() else where
-        left += [name for name in target.parts[::-1] if name != target.anchor]
+        directory = Path("/") if target.is_absolute() else directory
+        pending += [name for name in target.parts[::-1] if name != target.anchor]

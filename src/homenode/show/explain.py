@@ -293,7 +293,7 @@ def finding_lines(plan: Plan, severities: Sequence[str]) -> tuple[str, ...]:
     subjects: dict[tuple[str, str, str | None], list[str]] = {}
     found = [finding for finding in plan.findings if finding.severity in severities]
     for finding in sorted(found, key=lambda f: severities.index(f.severity)):
-        said = (finding.severity, finding.compared, finding.fix)
+        said = (finding.severity, finding.comparison, finding.fix)
         subjects.setdefault(said, []).append(finding.subject)
     lines: list[str] = []
     for (severity, detail, fix), of in subjects.items():

@@ -257,7 +257,7 @@ def shipped_host(name: str) -> Host:
 
 
 def _text(path: Path) -> str:
-    data = read_file(path, "a file that can be read", most=_MAX_TEXT_BYTES)
+    data = read_file(path, "a file that can be read", max_bytes=_MAX_TEXT_BYTES)
     if not data.removeprefix(b"\xef\xbb\xbf").strip():
         raise NotKnownError(
             f"{path}: expected {_KINDS}; found an empty file",

@@ -36,7 +36,7 @@ from homenode.check.domain.pins import (
     pins_on_host,
 )
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity, sourced
+from homenode.findings import Finding, Severity, add_source
 from homenode.machine.topology import Host
 from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.document import Document
@@ -62,7 +62,7 @@ def domain_findings(facts: Vm, document: Document | None, host: Host) -> list[Fi
     findings += passthrough_findings(facts, document, host)
     return [
         _weigh(finding, facts, host)
-        for finding in sourced(findings, facts.source)
+        for finding in add_source(findings, facts.source)
         if finding.id != "emulator-on-vcpu" or not _fills(facts, host)
     ]
 

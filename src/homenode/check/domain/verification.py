@@ -8,7 +8,7 @@ from homenode.check.domain.memory import memory_alone, memory_on_host
 from homenode.check.domain.pins import pins_alone, pins_on_host
 from homenode.check.domain.throttles import throttle_findings
 from homenode.errors import InputError
-from homenode.findings import Finding, Findings, Severity, finding, in_order, sourced
+from homenode.findings import Finding, Findings, Severity, finding, in_order, add_source
 from homenode.machine.topology import Host
 from homenode.text import first_few
 from homenode.vm.domain.codec import ROWS, SINCE, STEPS, UNSAID, older_than
@@ -65,7 +65,7 @@ def verify_document(
         if plan.layout.cells == "host" and plan.layout.pcie == "keep":
             findings = [finding for finding in findings if finding.id != "device-without-cell"]
             findings += _left_on_root(plan)
-    answer = in_order(sourced(findings, document.source))
+    answer = in_order(add_source(findings, document.source))
     return Findings(checked=tuple(checked), findings=answer)
 
 

@@ -27,7 +27,7 @@ from homenode.check.verify.live.capture import observe_running_domain
 from homenode.check.verify.live.checks import verify_live
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError, UsageError
-from homenode.findings import Finding, Findings, finding, in_order, sourced
+from homenode.findings import Finding, Findings, finding, in_order, add_source
 from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.topology import Host
 from homenode.text import command_line, plural
@@ -180,7 +180,7 @@ def _look(on: PausedLook, plan: Plan | None, host: Host | None) -> Findings:
     view = read_view(answers, on.virsh.monitor(uuid, "info qtree", is_text=True))
     live = verify_live(expected, running)
     findings = [*live.findings, *view_findings(expected, view, host)]
-    named = sourced(findings, f"QEMU of {on.state.name}, paused")
+    named = add_source(findings, f"QEMU of {on.state.name}, paused")
     return Findings(checked=(*live.checked, *view_lines(view)), findings=in_order(named))
 
 

@@ -168,7 +168,9 @@ class _Answer(Struct, kw_only=True):
         module, script = target_named(target), None
         hook = None if module.hook_suffix is None else Path(source + module.hook_suffix)
         if hook is not None and hook.is_file():
-            script = read_file(hook, "the hook that was written with it", most=_MOST_HOOK_BYTES)
+            script = read_file(
+                hook, "the hook that was written with it", max_bytes=_MOST_HOOK_BYTES
+            )
         self._add(verify_target(content, source, target, plan, host=self.host, hook=script))
         if self.request.boot is None:
             return

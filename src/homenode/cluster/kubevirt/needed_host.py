@@ -12,7 +12,7 @@ from homenode.indices import NodeIndex
 from homenode.machine.discover.nodes import NODE, read_distances
 from homenode.machine.discover.pci_nodes import Locality
 from homenode.machine.discover.pci_tree import PCI, TreePlace, place_by_path
-from homenode.machine.discover.readings import numbered, read_number, read_pus
+from homenode.machine.discover.readings import list_numbers, read_number, read_pus
 from homenode.machine.pci import (
     NVIDIA,
     PCI_BRIDGE_CLASS,
@@ -38,7 +38,7 @@ def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
     nodes = _nodes(snapshot)
     distances, gaps = read_distances(snapshot, nodes, tuple(node.index for node in nodes))
     online = CpuSet(pu for node in nodes for pu in node.pus)
-    locality = Locality.of(nodes, online, distances)
+    locality = Locality.from_nodes(nodes, online, distances)
     places = {bdf: _place(snapshot, bdf) for bdf in devices}
     bridges: dict[Bdf, TreePlace] = {}
     for place in places.values():
@@ -94,7 +94,7 @@ def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
 def _nodes(snapshot: Snapshot) -> tuple[NumaNode, ...]:
     numbers = read_pus(snapshot, f"{NODE}/online")
     if numbers is None:
-        numbers = CpuSet(numbered(snapshot.list(NODE), "node"))
+        numbers = CpuSet(list_numbers(snapshot.list(NODE), "node"))
     if not numbers:
         raise HostError(
             f"{snapshot.name}: {NODE}: expected NUMA nodes, found none that can be read", hint=_HINT
@@ -158,7 +158,7 @@ def initiators_of(
     snapshot: Snapshot, host: Host, gpus: tuple[PciDevice, ...]
 ) -> tuple[dict[Bdf, tuple[NodeIndex, ...]], tuple[str, ...]]:
     """The generic initiator nodes of each of these GPUs, and a note for each that has none."""
-    grace_gpus = _grace_gpus(snapshot, Locality.of(host.nodes, CpuSet(), host.distances))
+    grace_gpus = _grace_gpus(snapshot, Locality.from_nodes(host.nodes, CpuSet(), host.distances))
     initiators = initiator_nodes(host, grace_gpus, gpus)
     notes = [
         f"warning: {gpu.bdf}: expected host nodes of generic initiators to share among the "

@@ -157,7 +157,7 @@ def place_devices(
         )
         steps = (*PCIE_STEPS, edit_initiators)
     plan = _plan(guest, host, cells, by_bdf, mirrored, cells_of_gpu)
-    notes += [f"{f.severity}: {f.subject}: {f.compared}" for f in mirrored.findings]
+    notes += [f"{f.severity}: {f.subject}: {f.comparison}" for f in mirrored.findings]
     notes += [f"warning: {gap}" for gap in gaps]
     if regained:
         notes.append(f"added the cell and the bus number of {len(regained)} expander buses again")

@@ -254,7 +254,7 @@ def read_config(path: Path) -> SlurmConfig:
         except (ValueError, RuntimeError) as error:  # a name with a NUL, links in a circle
             return str(error)
 
-    content = read_file(path, "a configuration file of Slurm", most=_MOST_BYTES)
+    content = read_file(path, "a configuration file of Slurm", max_bytes=_MOST_BYTES)
     return parse_config(content.decode("utf-8", "replace"), str(path), include)
 
 

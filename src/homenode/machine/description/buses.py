@@ -52,8 +52,8 @@ class FunctionPlace(Struct, frozen=True):
     pus_of_node: Mapping[int | None, CpuSet]  # of None is what is local to no known node
     models: Mapping[str, DeviceModel]  # for the bridges' ids
 
-    def error(self, where: str, expected: str, found: object) -> InputError:
-        return InputError(f"{self.source}: {where}: expected {expected}, found {found}")
+    def error(self, location: str, expected: str, value: object) -> InputError:
+        return InputError(f"{self.source}: {location}: expected {expected}, found {value}")
 
 
 class PlacedFunction(Struct, frozen=True):
@@ -70,7 +70,7 @@ def endpoint_functions(
 ) -> tuple[PlacedFunction, ...]:
     """Every function of a device, its virtual ones too. bdf: function 0. Raises InputError."""
     if bdf.function:
-        raise place.error(f"{endpoint.where}.bdf", "function 0 of the device", str(bdf))
+        raise place.error(f"{endpoint.location}.bdf", "function 0 of the device", str(bdf))
     node = place.node
     if endpoint.node is not None:
         node = None if endpoint.node < 0 else NodeIndex(endpoint.node)
@@ -80,15 +80,17 @@ def endpoint_functions(
         for i, model in enumerate(models)
     ]
     virtual = _virtual_functions(place, endpoint, physical[0])
-    physical[0] = _divided(place, endpoint, physical[0], [each.device.bdf for each in virtual])
+    physical[0] = _divide_gpu(
+        place, endpoint, physical[0], [function.device.bdf for function in virtual]
+    )
     first = PlacedFunction(physical[0], endpoint.model.name, endpoint.name, endpoint.iommu_group)
-    others = (
+    higher_functions = (
         PlacedFunction(f, m.name) for f, m in zip(physical[1:], endpoint.functions, strict=True)
     )
-    return (first, *others, *virtual)
+    return (first, *higher_functions, *virtual)
 
 
-def _divided(
+def _divide_gpu(
     place: FunctionPlace, endpoint: Endpoint, gpu: PciDevice, virtual: Sequence[Bdf]
 ) -> PciDevice:
     """The GPU with its parts; virtual: addresses of its virtual functions."""
@@ -97,10 +99,12 @@ def _divided(
         return gpu
     vendors = {PartKind.MIG: NVIDIA, PartKind.PARTITION: AMD}
     if vendors.get(model.divided_by or PartKind.MEDIATED, gpu.vendor_id) != gpu.vendor_id:
-        raise place.error(f"{endpoint.where}.divided_by", "what GPUs of its vendor can", model.name)
+        raise place.error(
+            f"{endpoint.location}.divided_by", "what GPUs of its vendor can", model.name
+        )
     if model.divided_by is PartKind.MIG and gpu.driver not in (None, NVIDIA_DRIVER):
         expected = f"{NVIDIA_DRIVER!r} on a GPU with MIG instances"
-        raise place.error(f"{endpoint.where}.driver", expected, repr(gpu.driver))
+        raise place.error(f"{endpoint.location}.driver", expected, repr(gpu.driver))
     mode = {PartKind.MIG: "mig", PartKind.PARTITION: "".join(model.parts)}
     return replace(
         gpu,
@@ -115,13 +119,15 @@ def _parts(model: DeviceModel, gpu: PciDevice, virtual: Sequence[Bdf]) -> Iterat
     if kind is PartKind.MEDIATED:
         for number, profile in enumerate(model.parts):
             uuid = f"{bdf.domain:08x}-{bdf.bus:02x}{bdf.device:02x}-4000-8000-{number:012x}"
-            where = virtual[number] if virtual else bdf
-            yield GpuPart(kind, profile, nominal_bytes(profile), where, uuid)
+            location = virtual[number] if virtual else bdf
+            yield GpuPart(kind, profile, nominal_bytes(profile), location, uuid)
         return
     # Virtual functions without a vGPU type, next to ones that have one, can carry nothing yet.
     types = model.parts if kind is PartKind.VIRTUAL_FUNCTION else (None,) * len(virtual)
-    for where, one in zip(virtual, types, strict=False):
-        yield GpuPart(PartKind.VIRTUAL_FUNCTION, one, nominal_bytes(one), where)
+    for location, profile_name in zip(virtual, types, strict=False):
+        yield GpuPart(
+            PartKind.VIRTUAL_FUNCTION, profile_name, nominal_bytes(profile_name), location
+        )
     if kind is PartKind.MIG:
         for number, profile in enumerate(model.parts, start=1):
             yield GpuPart(kind, profile, nominal_bytes(profile), number=number)
@@ -145,7 +151,7 @@ def bridge(
     return PlacedFunction(replace(function, bridge=PciBridge(kind, *buses), driver="pcieport"))
 
 
-def trained(device: PciLink, port: PciLink | None, up: PciLink | None) -> tuple[PciLink, PciLink]:
+def link_ends(device: PciLink, port: PciLink | None, up: PciLink | None) -> tuple[PciLink, PciLink]:
     """The link of a device as it and as the port above it report it.
 
     Both ends report what is up: the least of what both can do, unless `up` says otherwise.
@@ -172,7 +178,7 @@ def _virtual_functions(
     model, bdf = endpoint.model, physical.bdf
     first = (bdf.device << 3) + 1 + len(endpoint.functions)
     if first + model.vfs > 256:
-        raise place.error(f"{endpoint.where}.vfs", f"at most {256 - first}", model.vfs)
+        raise place.error(f"{endpoint.location}.vfs", f"at most {256 - first}", model.vfs)
     virtual = replace(
         model,
         device_id=model.vf_device_id or model.device_id,
@@ -265,33 +271,33 @@ def address(
         name = f"pci{root.domain:04x}:{bus:02x}"
         node = None if root.node is None else NodeIndex(root.node)
         place = FunctionPlace(source, name, root.domain, node, pus_of_node, models)
-        found, last = _root(place, root, bus)
+        functions, last = _root(place, root, bus)
         for first_used, last_used in in_use:
             if bus <= last_used and first_used <= last:
                 raise place.error(
-                    f"{root.where}.bus",
+                    f"{root.location}.bus",
                     "buses free of the other root complexes",
                     f"{bus:#04x}-{last:#04x} over {first_used:#04x}-{last_used:#04x}",
                 )
         in_use.append((bus, last))
-        placed += found
+        placed += functions
         if len(placed) > MAX_FUNCTIONS:
-            raise place.error(root.where, f"at most {MAX_FUNCTIONS} functions", "more")
-        complexes.append(RootComplex(name, root.domain, bus, _stated_node(found)))
-    placed.sort(key=lambda each: each.device.bdf)
-    for one, other in pairwise(placed):
-        if one.device.bdf == other.device.bdf:
+            raise place.error(root.location, f"at most {MAX_FUNCTIONS} functions", "more")
+        complexes.append(RootComplex(name, root.domain, bus, _stated_node(functions)))
+    placed.sort(key=lambda function: function.device.bdf)
+    for lower, other in pairwise(placed):
+        if lower.device.bdf == other.device.bdf:
             raise InputError(
-                f"{source}: root: expected each address once, found {one.device.bdf} twice"
+                f"{source}: root: expected each address once, found {lower.device.bdf} twice"
             )
     bdfs_of_model: dict[str, tuple[Bdf, ...]] = {}
-    for each in placed:
-        if each.model:
-            bdfs = bdfs_of_model.get(each.model, ())
-            bdfs_of_model[each.model] = (*bdfs, each.device.bdf)
+    for function in placed:
+        if function.model:
+            bdfs = bdfs_of_model.get(function.model, ())
+            bdfs_of_model[function.model] = (*bdfs, function.device.bdf)
     return DescribedPci(
-        tuple(sorted(complexes, key=lambda each: (each.domain, each.bus))),
-        _grouped(placed) if iommu else tuple(each.device for each in placed),
+        tuple(sorted(complexes, key=lambda function: (function.domain, function.bus))),
+        _assign_groups(placed) if iommu else tuple(function.device for function in placed),
         _names(source, placed, bdfs_of_model),
         bdfs_of_model,
     )
@@ -303,34 +309,34 @@ def _names(
     names = {
         f"{model}.{i}": bdf for model, bdfs in bdfs_of_model.items() for i, bdf in enumerate(bdfs)
     }
-    own: dict[str, Bdf] = {}
-    for each in placed:
-        if each.name is not None:
-            if each.name in own:
+    bdf_of_own_name: dict[str, Bdf] = {}
+    for function in placed:
+        if function.name is not None:
+            if function.name in bdf_of_own_name:
                 raise InputError(
-                    f"{source}: root: expected each name once, found {each.name!r} for "
-                    f"{own[each.name]} and {each.device.bdf}"
+                    f"{source}: root: expected each name once, found {function.name!r} for "
+                    f"{bdf_of_own_name[function.name]} and {function.device.bdf}"
                 )
-            own[each.name] = each.device.bdf
-    return names | own
+            bdf_of_own_name[function.name] = function.device.bdf
+    return names | bdf_of_own_name
 
 
 def _stated_node(placed: Sequence[PlacedFunction]) -> NodeIndex | None:
     """The node of a root complex, which only the functions on its own bus show."""
-    nodes = {each.device.node for each in placed if each.device.parent is None} - {None}
+    nodes = {function.device.node for function in placed if function.device.parent is None} - {None}
     return nodes.pop() if len(nodes) == 1 else None
 
 
-def _grouped(placed: Sequence[PlacedFunction]) -> tuple[PciDevice, ...]:
+def _assign_groups(placed: Sequence[PlacedFunction]) -> tuple[PciDevice, ...]:
     """The devices with IOMMU groups: one per slot and per virtual function, unless set."""
-    used = {each.iommu_group for each in placed}
+    used = {function.iommu_group for function in placed}
     group_of_slot: dict[tuple[int, int, int], int] = {}
     grouped: list[PciDevice] = []
     following = 0
-    for each in placed:
-        device, bdf = each.device, each.device.bdf
+    for function in placed:
+        device, bdf = function.device, function.device.bdf
         slot = (bdf.domain, bdf.bus, bdf.device)
-        group = each.iommu_group
+        group = function.iommu_group
         if group is None and device.physical_function is None:
             group = group_of_slot.get(slot)
         if group is None:
@@ -349,17 +355,17 @@ def _root(place: FunctionPlace, root: Root, bus: int) -> tuple[list[PlacedFuncti
     on_bus = len(root.ports) + len(root.integrated)
     if not 1 <= on_bus <= 31:
         # The kernel shows no root complex without functions.
-        raise place.error(f"{root.where}.ports", "1 to 31 devices on its bus", on_bus)
+        raise place.error(f"{root.location}.ports", "1 to 31 devices on its bus", on_bus)
     placed: list[PlacedFunction] = []
     last = bus
     for i, port in enumerate(root.ports, 1):
         bdf = Bdf(root.domain, bus, i, 0)
-        found, last = _port(place, port, PortType.ROOT_PORT, bdf, None, last)
-        placed += found
+        functions, last = _port(place, port, PortType.ROOT_PORT, bdf, None, last)
+        placed += functions
     for i, endpoint in enumerate(root.integrated, 1 + len(root.ports)):
         bdf = endpoint.bdf or Bdf(root.domain, bus, i, 0)
         if (bdf.domain, bdf.bus) != (root.domain, bus):
-            raise place.error(f"{endpoint.where}.bdf", f"an address on bus {bus:#04x}", str(bdf))
+            raise place.error(f"{endpoint.location}.bdf", f"an address on bus {bus:#04x}", str(bdf))
         placed += endpoint_functions(place, endpoint, bdf, None, None)
     return placed, last
 
@@ -369,7 +375,7 @@ def _port(
 ) -> tuple[list[PlacedFunction], int]:
     """A port and what is below it, with the last bus used so far."""
     child = port.child
-    bus = _free_bus(place, port.where, last)
+    bus = _free_bus(place, port.location, last)
     link: PciLink | None
     if isinstance(child, Switch):
         below, link, last = _switch(place, child, bdf, bus, port.link)
@@ -378,7 +384,7 @@ def _port(
         bus = last = at.bus
         ends = None
         if child.model.link is not None:
-            ends = trained(child.model.link, port.link, child.model.trained)
+            ends = link_ends(child.model.link, port.link, child.model.trained)
         link = ends[1] if ends else port.link
         below = list(endpoint_functions(place, child, at, bdf, ends[0] if ends else None))
     else:
@@ -394,37 +400,37 @@ def _switch(
 ) -> tuple[list[PlacedFunction], PciLink, int]:
     """A switch whose upstream port is on a bus: its functions, the link above it, the last bus."""
     if len(switch.children) > 32:
-        raise place.error(switch.where, "at most 32 ports of a switch", len(switch.children))
+        raise place.error(switch.location, "at most 32 ports of a switch", len(switch.children))
     upstream = Bdf(place.domain, bus, 0, 0)
-    link, above = trained(switch.link or port_link or _DEFAULT_UPLINK, port_link, switch.trained)
-    inner = last = _free_bus(place, switch.where, bus)
+    link, above = link_ends(switch.link or port_link or _DEFAULT_UPLINK, port_link, switch.trained)
+    inner = last = _free_bus(place, switch.location, bus)
     below: list[PlacedFunction] = []
     for i, child in enumerate(switch.children):
         bdf = Bdf(place.domain, inner, i, 0)
-        found, last = _port(place, child, PortType.SWITCH_DOWNSTREAM, bdf, upstream, last)
-        below += found
-    own = bridge(place, PortType.SWITCH_UPSTREAM, upstream, parent, link, (inner, last))
-    return [own, *below], above, last
+        functions, last = _port(place, child, PortType.SWITCH_DOWNSTREAM, bdf, upstream, last)
+        below += functions
+    upstream_port = bridge(place, PortType.SWITCH_UPSTREAM, upstream, parent, link, (inner, last))
+    return [upstream_port, *below], above, last
 
 
 def _endpoint_address(place: FunctionPlace, endpoint: Endpoint, bus: int) -> Bdf:
     """The address of a device below a port: as given, else the first of the next free bus."""
-    given = endpoint.bdf
-    if given is None:
+    bdf = endpoint.bdf
+    if bdf is None:
         return Bdf(place.domain, bus, 0, 0)
-    if given.domain != place.domain or given.bus < bus or given.device:
+    if bdf.domain != place.domain or bdf.bus < bus or bdf.device:
         raise place.error(
-            f"{endpoint.where}.bdf",
+            f"{endpoint.location}.bdf",
             f"device 0 of a bus from {place.domain:04x}:{bus:02x} on (buses are numbered depth "
             "first)",
-            str(given),
+            str(bdf),
         )
-    return given
+    return bdf
 
 
-def _free_bus(place: FunctionPlace, where: str, last: int) -> int:
+def _free_bus(place: FunctionPlace, location: str, last: int) -> int:
     if last >= _LAST_BUS:
-        raise place.error(where, f"buses up to {_LAST_BUS:#x}", hex(last + 1))
+        raise place.error(location, f"buses up to {_LAST_BUS:#x}", hex(last + 1))
     return last + 1
 
 
@@ -447,14 +453,14 @@ def parse_links(file: HostDocument, tree: DescribedPci) -> tuple[DeviceLink, ...
         for device in devices:
             _check(table, kind, device)
         if kind is LinkKind.C2C:
-            found = [DeviceLink(kind, device.bdf, None, device.node) for device in devices]
+            device_links = [DeviceLink(kind, device.bdf, None, device.node) for device in devices]
         elif len(devices) < 2:
             raise table.refusal("between", "two devices or more", [str(d.bdf) for d in devices])
         else:
-            found = [
+            device_links = [
                 DeviceLink(kind, a.bdf, b.bdf, None, count) for a, b in combinations(devices, 2)
             ]
-        for link in found:
+        for link in device_links:
             key = (kind, link.a, link.b)
             if key in links:
                 raise table.refusal("between", "each pair once", f"{link.a} and {link.b} again")
@@ -478,18 +484,18 @@ def _check(table: LinkTable, kind: LinkKind, device: PciDevice) -> None:
 def _devices(table: LinkTable, tree: DescribedPci) -> tuple[PciDevice, ...]:
     value = table.between
     names = value if isinstance(value, tuple) else [value]
-    found: list[Bdf] = []
+    bdfs: list[Bdf] = []
     for name in names:
         if name in tree.bdfs_of_model and name is value:
-            found += tree.bdfs_of_model[name]
+            bdfs += tree.bdfs_of_model[name]
         elif name in tree.bdf_of_name:
-            found.append(tree.bdf_of_name[name])
+            bdfs.append(tree.bdf_of_name[name])
         else:
-            known = sorted(tree.bdfs_of_model.keys() | tree.bdf_of_name.keys())[:20]
+            choices = sorted(tree.bdfs_of_model.keys() | tree.bdf_of_name.keys())[:20]
             raise table.refusal(
-                "between", f"a model or names of devices, of {', '.join(known) or 'none'}", name
+                "between", f"a model or names of devices, of {', '.join(choices) or 'none'}", name
             )
-    if len(set(found)) != len(found):
+    if len(set(bdfs)) != len(bdfs):
         raise table.refusal("between", "each device once", value)
     device_of = {device.bdf: device for device in tree.devices}
-    return tuple(device_of[bdf] for bdf in sorted(found))
+    return tuple(device_of[bdf] for bdf in sorted(bdfs))

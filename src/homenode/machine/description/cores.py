@@ -54,7 +54,7 @@ def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[Cor
     package_numbers = _numbers(file, "package_numbers", file.package_numbers, file.packages)
     overrides = _overrides(file)
     per_package = file.nodes_per_package
-    per_node = file.bounded("packages_per_node", file.packages_per_node, 1, file.packages)
+    per_node = file.check_bounds("packages_per_node", file.packages_per_node, 1, file.packages)
     if per_node > 1 and (per_package > 1 or file.packages % per_node):
         raise file.refusal(
             "packages_per_node",
@@ -68,22 +68,22 @@ def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[Cor
     slots: list[CoreSlot] = []
     llcs = 0
     for position, package in enumerate(package_numbers):
-        own = overrides.get(position)
-        cores = _package_cores(file, own, package)
+        override = overrides.get(position)
+        cores = _package_cores(file, override, package)
         first = position * per_package // per_node
         own_nodes = node_numbers[first : first + per_package]
         counts = _node_counts(file, own_nodes, shares, len(cores), alone=per_node == 1)
         node_of_core = [
             node for node, count in zip(own_nodes, counts, strict=True) for _ in range(count)
         ]
-        if own is not None and own.llcs is not None:
-            own_llcs = own.bounded("llcs", own.llcs, 0, len(cores))
+        if override is not None and override.llcs is not None:
+            own_llcs = override.check_bounds("llcs", override.llcs, 0, len(cores))
         else:
-            own_llcs = file.bounded("llcs_per_package", file.llcs_per_package, 0, len(cores))
-        if own is not None and own.dies is not None:
-            dies = own.bounded("dies", own.dies, 1, len(cores))
+            own_llcs = file.check_bounds("llcs_per_package", file.llcs_per_package, 0, len(cores))
+        if override is not None and override.dies is not None:
+            dies = override.check_bounds("dies", override.dies, 1, len(cores))
         else:
-            dies = file.bounded("dies_per_package", file.dies_per_package, 1, len(cores))
+            dies = file.check_bounds("dies_per_package", file.dies_per_package, 1, len(cores))
         for key, parts in (("llcs_per_package", own_llcs or 1), ("dies_per_package", dies)):
             if len(cores) % parts:
                 raise file.refusal(key, f"a divisor of {len(cores)} cores", parts)
@@ -92,18 +92,18 @@ def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[Cor
             slots.append(replace(core, node=node_of_core[i], llc=llc, die=i * dies // len(cores)))
         llcs += own_llcs
     if sum(slot.threads for slot in slots) > MAX_PUS:
-        found = sum(slot.threads for slot in slots)
-        raise file.refusal("packages", f"at most {MAX_PUS} PUs in all", f"{found} PUs")
-    return _numbered(slots, file.numbering)
+        pu_count = sum(slot.threads for slot in slots)
+        raise file.refusal("packages", f"at most {MAX_PUS} PUs in all", f"{pu_count} PUs")
+    return _number_pus(slots, file.numbering)
 
 
 def _numbers(
-    file: HostDocument, key: str, given: int | tuple[int, ...] | None, count: int
+    file: HostDocument, key: str, listed: int | tuple[int, ...] | None, count: int
 ) -> tuple[int, ...]:
     """The numbers that sysfs gives to `count` packages or nodes: 0, 1, 2 ... unless listed."""
-    if given is None:
+    if listed is None:
         return tuple(range(count))
-    numbers = given if isinstance(given, tuple) else (given,)
+    numbers = listed if isinstance(listed, tuple) else (listed,)
     if len(numbers) != count or sorted(set(numbers)) != list(numbers):
         raise file.refusal(key, f"{count} ascending numbers", numbers)
     return numbers
@@ -112,17 +112,19 @@ def _numbers(
 def _overrides(file: HostDocument) -> dict[int, PackageTable]:
     tables: dict[int, PackageTable] = {}
     for table in file.package:
-        index = table.bounded("index", table.index, 0, file.packages - 1)
+        index = table.check_bounds("index", table.index, 0, file.packages - 1)
         if index in tables:
             raise table.refusal("index", "the position of a package, once", index)
         tables[index] = table
     return tables
 
 
-def _package_cores(file: HostDocument, own: PackageTable | None, package: int) -> list[CoreSlot]:
+def _package_cores(
+    file: HostDocument, override: PackageTable | None, package: int
+) -> list[CoreSlot]:
     """The cores of one package, by [[package]] where it says and by the file's keys elsewhere."""
-    cores = own.cores if own is not None else None
-    groups_of = own if own is not None and own.core_groups is not None else file
+    cores = override.cores if override is not None else None
+    groups_of = override if override is not None and override.core_groups is not None else file
     if groups_of.core_groups is not None and cores is None:
         if file.cores_per_package is not None:
             raise file.refusal("core_groups", "no cores_per_package next to it", "both")
@@ -133,7 +135,7 @@ def _package_cores(file: HostDocument, own: PackageTable | None, package: int) -
         count = cores or file.cores_per_package
         if count is None:
             raise file.refusal("cores_per_package", "how many cores each package has", None)
-        threads = own.threads_per_core if own is not None else None
+        threads = override.threads_per_core if override is not None else None
         parts = [(None, threads or file.threads_per_core)] * count
     if len({kind for kind, _ in parts}) == 1 and parts[0][0] is not None:
         raise groups_of.refusal("core_groups", "groups of both kinds", "one kind only")
@@ -153,18 +155,20 @@ def _node_counts(
     """Cores of each of a package's nodes: what [[node]] says, the others share the rest equally."""
     if not alone:
         return [cores]
-    stated = {node: shares[node] for node in nodes if node in shares}
-    rest, others = cores - sum(stated.values()), len(nodes) - len(stated)
-    if rest < 0 or (rest % others if others else rest):
+    cores_of_node = {node: shares[node] for node in nodes if node in shares}
+    free_cores, free_nodes = cores - sum(cores_of_node.values()), len(nodes) - len(cores_of_node)
+    if free_cores < 0 or (free_cores % free_nodes if free_nodes else free_cores):
         raise file.refusal(
-            "nodes_per_package" if others else "node",
+            "nodes_per_package" if free_nodes else "node",
             f"{cores} cores of the package over nodes {', '.join(map(str, nodes))}",
-            f"{stated or 'no shares'}, {rest} left for {others}",
+            f"{cores_of_node or 'no shares'}, {free_cores} left for {free_nodes}",
         )
-    return [stated.get(node, rest // others if others else 0) for node in nodes]
+    return [
+        cores_of_node.get(node, free_cores // free_nodes if free_nodes else 0) for node in nodes
+    ]
 
 
-def _numbered(slots: Sequence[CoreSlot], numbering: str) -> tuple[CoreSlot, ...]:
+def _number_pus(slots: Sequence[CoreSlot], numbering: str) -> tuple[CoreSlot, ...]:
     """The cores, in the order given, with their PUs.
 
     >>> pair = [CoreSlot(0, 0, i, 0, None, None, 2) for i in range(2)]
@@ -259,23 +263,27 @@ def _node(
     cores: Sequence[CoreSlot],
 ) -> NodeSlot:
     package = next(iter(of_cores)) if len(of_cores) == 1 else None
-    known = {core.package for core in cores}
-    stated = table.package
-    if stated is not None and (stated not in known or (of_cores and stated not in of_cores)):
-        raise table.refusal("package", f"one of the packages {sorted(of_cores or known)}", stated)
+    packages = {core.package for core in cores}
+    chosen_package = table.package
+    if chosen_package is not None and (
+        chosen_package not in packages or (of_cores and chosen_package not in of_cores)
+    ):
+        raise table.refusal(
+            "package", f"one of the packages {sorted(of_cores or packages)}", chosen_package
+        )
     memory: int | None = table.memory
     if memory is None:
         memory = file.memory_per_node if of_cores else 0
     if memory is None:
         raise file.refusal("memory_per_node", f"the memory of each node, node {index} too", None)
     own_pools = table.hugepages is not None
-    where = table.name_of("hugepages") if own_pools else "hugepages_per_node"
-    given = table.hugepages if table.hugepages is not None else file.hugepages_per_node
-    pools = _page_pools(file.source, where, given) if memory else ()
+    key = table.name_of("hugepages") if own_pools else "hugepages_per_node"
+    pages_of_size = table.hugepages if table.hugepages is not None else file.hugepages_per_node
+    pools = _page_pools(file.source, key, pages_of_size) if memory else ()
     reserved = sum(pool.page_bytes * pool.total_pages for pool in pools)
     if reserved > memory:
         expected = f"huge pages within {memory} bytes of node {index}"
-        raise refusal(file.source, where, expected, reserved)
+        raise refusal(file.source, key, expected, reserved)
     free = table.memory_free
     if free is not None and free > memory - reserved:
         raise table.refusal("memory_free", f"at most {memory - reserved} bytes", int(free))
@@ -286,7 +294,7 @@ def _node(
         raise table.refusal("kind", "no kind next to gpu", table.kind)
     return NodeSlot(
         index=index,
-        package=package if stated is None else stated,
+        package=package if chosen_package is None else chosen_package,
         has_cores=bool(of_cores),
         memory_bytes=int(memory),
         free_bytes=memory - reserved if free is None else int(free),
@@ -297,11 +305,13 @@ def _node(
     )
 
 
-def _page_pools(source: str, where: str, given: Mapping[str, object]) -> tuple[PagePool, ...]:
+def _page_pools(
+    source: str, prefix: str, pages_of_size: Mapping[str, object]
+) -> tuple[PagePool, ...]:
     """Pools of a table such as { "2MiB" = 512, "1GiB" = { total = 64, free = 8 } }."""
     pools = []
-    for size, pages in given.items():
-        key = f"{where}.{size}"
+    for size, pages in pages_of_size.items():
+        key = f"{prefix}.{size}"
         page_bytes = int(decode_value(size, Size, source, key))
         if page_bytes < 4096 or page_bytes & (page_bytes - 1):
             raise refusal(source, key, "a page size, a power of two", size)
@@ -310,7 +320,9 @@ def _page_pools(source: str, where: str, given: Mapping[str, object]) -> tuple[P
         else:
             counts = decode_value(pages, PagesTable, source, key)
             total = counts.total
-            free = total if counts.free is None else counts.bounded("free", counts.free, 0, total)
+            free = (
+                total if counts.free is None else counts.check_bounds("free", counts.free, 0, total)
+            )
         pools.append(PagePool(page_bytes, total, free))
     return tuple(sorted(pools))
 
@@ -319,21 +331,21 @@ def parse_distances(
     file: HostDocument, nodes: Sequence[NodeSlot]
 ) -> tuple[tuple[int, ...], ...] | None:
     """Shape (nodes, nodes), [from][to] ascending; None for a host of several that gives none."""
-    given = file.distances
-    if isinstance(given, DistancesTable):
-        return tuple(tuple(_distance(a, b, given) for b in nodes) for a in nodes)
-    if isinstance(given, str):
+    matrix = file.distances
+    if isinstance(matrix, DistancesTable):
+        return tuple(tuple(_distance(a, b, matrix) for b in nodes) for a in nodes)
+    if isinstance(matrix, str):
         return ((LOCAL_DISTANCE,),) if len(nodes) == 1 else None
-    for i, row in enumerate(given):
+    for i, row in enumerate(matrix):
         if len(row) != len(nodes):
             expected = f"{len(nodes)} distances, one per node"
             raise file.refusal(f"distances[{i}]", expected, row)
         if row[i : i + 1] != (LOCAL_DISTANCE,):
             expected = f"{LOCAL_DISTANCE} from node to itself"
             raise file.refusal(f"distances[{i}]", expected, row[i] if i < len(row) else row)
-    if len(given) != len(nodes):
-        raise file.refusal("distances", f"{len(nodes)} rows, one per node", len(given))
-    return given
+    if len(matrix) != len(nodes):
+        raise file.refusal("distances", f"{len(nodes)} rows, one per node", len(matrix))
+    return matrix
 
 
 def _distance(a: NodeSlot, b: NodeSlot, classes: DistancesTable) -> int:
@@ -341,19 +353,19 @@ def _distance(a: NodeSlot, b: NodeSlot, classes: DistancesTable) -> int:
         return LOCAL_DISTANCE
     if not a.has_cores and not b.has_cores:
         return classes.between_memory
-    same = a.package is not None and a.package == b.package
+    is_same_package = a.package is not None and a.package == b.package
     if a.has_cores and b.has_cores:
-        return classes.same_package if same else classes.other_package
-    return classes.memory_same_package if same else classes.memory_other_package
+        return classes.same_package if is_same_package else classes.other_package
+    return classes.memory_same_package if is_same_package else classes.memory_other_package
 
 
 def online_pus(file: HostDocument, cores: Sequence[CoreSlot]) -> CpuSet:
     """All PUs but `offline_pus`. Raises InputError where none is left or one does not exist."""
-    every = CpuSet(pu for core in cores for pu in core.pus)
+    pus = CpuSet(pu for core in cores for pu in core.pus)
     offline = file.offline_pus
-    if not offline <= every or offline == every:
-        raise file.refusal("offline_pus", f"some of the PUs {every}, not all", str(offline))
-    return every - offline
+    if not offline <= pus or offline == pus:
+        raise file.refusal("offline_pus", f"some of the PUs {pus}, not all", str(offline))
+    return pus - offline
 
 
 def pus_of_node(cores: Sequence[CoreSlot], online: CpuSet) -> dict[int | None, CpuSet]:
@@ -361,7 +373,7 @@ def pus_of_node(cores: Sequence[CoreSlot], online: CpuSet) -> dict[int | None, C
     pus: dict[int | None, list[int]] = {}
     for core in cores:
         pus.setdefault(core.node, []).extend(core.pus)
-    return {None: online, **{node: CpuSet(found) & online for node, found in pus.items()}}
+    return {None: online, **{node: CpuSet(members) & online for node, members in pus.items()}}
 
 
 def cores_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Core, ...]:
@@ -378,14 +390,14 @@ def llcs_of(
     slots: Sequence[CoreSlot], online: CpuSet, level: int, sizes: Sequence[int | None]
 ) -> tuple[Llc, ...]:
     """Last-level caches that an online PU uses, by their lowest one. sizes: in turn."""
-    sharers = _united((slot.llc, slot.pus) for slot in slots if slot.llc is not None)
+    sharers = _union_by_key((slot.llc, slot.pus) for slot in slots if slot.llc is not None)
     alive = [(pus & online, sizes[llc % len(sizes)]) for llc, pus in sorted(sharers.items())]
-    shown = sorted((one for one in alive if one[0]), key=lambda one: _lowest(one[0]))
+    shown = sorted((cache for cache in alive if cache[0]), key=lambda cache: _lowest(cache[0]))
     return tuple(Llc(LlcIndex(i), pus, level, size) for i, (pus, size) in enumerate(shown))
 
 
 def packages_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Package, ...]:
-    members = _united((slot.package, slot.pus) for slot in slots)
+    members = _union_by_key((slot.package, slot.pus) for slot in slots)
     return tuple(
         Package(PackageIndex(index), pus & online)
         for index, pus in sorted(members.items())
@@ -399,19 +411,19 @@ def numa_nodes(
     local: Mapping[int | None, CpuSet],
     bdf_of_name: Mapping[str, Bdf],
 ) -> tuple[NumaNode, ...]:
-    found = []
+    described = []
     for node in nodes:
         gpu = None
         if node.gpu is not None:
             gpu = bdf_of_name.get(node.gpu)
             if gpu is None:
-                known = ", ".join(sorted(bdf_of_name)[:20]) or "none"
+                names = ", ".join(sorted(bdf_of_name)[:20]) or "none"
                 raise InputError(
                     f"{source}: node {node.index}.gpu: expected the name of a device, one of "
-                    f"{known}, found {node.gpu!r}"
+                    f"{names}, found {node.gpu!r}"
                 )
         pus = local.get(node.index, CpuSet())
-        found.append(
+        described.append(
             NumaNode(
                 index=NodeIndex(node.index),
                 pus=pus,
@@ -424,7 +436,7 @@ def numa_nodes(
                 package=PackageIndex(node.package) if pus and node.package is not None else None,
             )
         )
-    return tuple(found)
+    return tuple(described)
 
 
 def _memory_kind(node: NodeSlot, pus: CpuSet) -> MemoryKind | None:
@@ -436,7 +448,7 @@ def _memory_kind(node: NodeSlot, pus: CpuSet) -> MemoryKind | None:
     return MemoryKind.DRAM if pus else None
 
 
-def _united(pairs: Iterable[tuple[int, tuple[int, ...]]]) -> dict[int, CpuSet]:
+def _union_by_key(pairs: Iterable[tuple[int, tuple[int, ...]]]) -> dict[int, CpuSet]:
     members: dict[int, list[int]] = {}
     for key, pus in pairs:
         members.setdefault(key, []).extend(pus)

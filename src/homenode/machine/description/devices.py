@@ -57,7 +57,7 @@ class _Table(Struct, forbid_unknown_fields=True):
 
 
 _TEXT = package_text("machine", "description", "widespread.toml")
-_BY_CLASS = {one.name: one for one in toml.decode(_TEXT, type=_Table).model}
+_BY_CLASS = {row.name: row for row in toml.decode(_TEXT, type=_Table).model}
 """Defaults by class: a widespread part."""
 
 ROOT_PORT, SWITCH_PORT = "root-port", "switch-port"
@@ -96,10 +96,10 @@ def parse_models(file: HostDocument, cpu_vendor: str | None) -> Mapping[str, Dev
 
 
 def _model(table: ModelTable, name: str, models: Mapping[str, DeviceModel]) -> DeviceModel:
-    given = models[name] if name in (ROOT_PORT, SWITCH_PORT) else None
-    if given is None and table.class_ is None:
+    port_model = models[name] if name in (ROOT_PORT, SWITCH_PORT) else None
+    if port_model is None and table.class_ is None:
         raise table.refusal("class", f"one of {', '.join(_BY_CLASS)}", None)
-    start = given or models[table.class_ or "other"]
+    start = port_model or models[table.class_ or "other"]
     if len(table.functions) > 7:
         raise table.refusal("functions", "at most 7 names of models", table.functions)
     vendor_id = _or(table.vendor, start.vendor_id)
@@ -107,10 +107,10 @@ def _model(table: ModelTable, name: str, models: Mapping[str, DeviceModel]) -> D
     # AMD's accelerators are no displays: Source: lspci of an MI300X, class 1200.
     if start.kind is DeviceKind.GPU and vendor_id == 0x1002 and table.class_code is None:
         class_code = 0x120000
-    vfs = table.bounded("vfs", table.vfs or 0, 0, table.total_vfs or 0)
+    vfs = table.check_bounds("vfs", table.vfs or 0, 0, table.total_vfs or 0)
     return DeviceModel(
         name=name,
-        label=table.label.strip() or (name if given is None else given.label),
+        label=table.label.strip() or (name if port_model is None else port_model.label),
         kind=start.kind,
         class_code=class_code,
         vendor_id=vendor_id,
@@ -140,9 +140,9 @@ def check_division(table: ModelTable | ElementTable, kind: DeviceKind, vfs: int)
             raise table.refusal("parts", "names of profiles, at most 80 letters", part)
     if bool(parts) != (divided_by is not None) or (parts and kind is not DeviceKind.GPU):
         raise table.refusal("parts", "profiles and `divided_by`, on a GPU", list(parts))
-    most = {PartKind.VIRTUAL_FUNCTION: vfs, PartKind.MEDIATED: vfs or 64, PartKind.PARTITION: 1}
-    if divided_by is not None and len(parts) > most.get(divided_by, 14):
-        raise table.refusal("parts", f"at most {most.get(divided_by, 14)}", list(parts))
+    limits = {PartKind.VIRTUAL_FUNCTION: vfs, PartKind.MEDIATED: vfs or 64, PartKind.PARTITION: 1}
+    if divided_by is not None and len(parts) > limits.get(divided_by, 14):
+        raise table.refusal("parts", f"at most {limits.get(divided_by, 14)}", list(parts))
     return parts
 
 
@@ -150,8 +150,8 @@ def _link(text: LinkText | None) -> PciLink | None:
     return None if text is None else text.link
 
 
-def _or(given: int | None, default: int) -> int:
-    return default if given is None else given
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
 def _bars(table: ModelTable, texts: Sequence[str]) -> tuple[PciBar, ...]:
@@ -195,7 +195,7 @@ _EMPTY = "empty"
 class Endpoint(Struct, frozen=True):
     """A device at one place."""
 
-    where: str
+    location: str
     model: DeviceModel
     functions: tuple[DeviceModel, ...]
     name: str | None
@@ -207,7 +207,7 @@ class Endpoint(Struct, frozen=True):
 class Switch(Struct, frozen=True):
     """A PCIe switch: an upstream port and one downstream port per child."""
 
-    where: str
+    location: str
     link: PciLink | None  # what its upstream port could do, None = what the port above can
     trained: PciLink | None  # what is up
     children: tuple["Port", ...]
@@ -216,7 +216,7 @@ class Switch(Struct, frozen=True):
 class Port(Struct, frozen=True):
     """A root port or a switch's downstream port, and what is plugged in; None = nothing."""
 
-    where: str
+    location: str
     link: PciLink | None  # what the port itself could do; None = whatever the device can
     child: "Endpoint | Switch | None"
 
@@ -224,7 +224,7 @@ class Port(Struct, frozen=True):
 class Root(Struct, frozen=True):
     """One root complex."""
 
-    where: str
+    location: str
     domain: int
     bus: int | None  # None = the next free one
     node: int | None  # None = the firmware gives none
@@ -239,7 +239,7 @@ def parse_roots(
     roots = []
     for table in file.root:
         listed = table.node if isinstance(table.node, tuple) else (table.node,)
-        placed = [_node(table, each, nodes) for each in listed]
+        placed = [_node(table, element, nodes) for element in listed]
         domains = table.domain if isinstance(table.domain, tuple) else (table.domain,)
         domains = domains * len(placed) if len(domains) == 1 else domains
         buses: Sequence[int | None] = (None,) * len(placed)
@@ -251,11 +251,11 @@ def parse_roots(
         reader = _Elements(models, nodes)
         ports = reader.ports(table, "ports", table.ports, _link(table.port_link), 0)
         integrated = tuple(
-            reader.endpoint(each, {"port_link"})
-            for each in _elements(table, "integrated", table.integrated)
+            reader.endpoint(element, {"port_link"})
+            for element in _elements(table, "integrated", table.integrated)
         )
         for bus, domain, node in zip(buses, domains, placed, strict=True):
-            roots.append(Root(table.where, domain, bus, node, ports, integrated))
+            roots.append(Root(table.location, domain, bus, node, ports, integrated))
     return tuple(roots)
 
 
@@ -273,10 +273,10 @@ def _elements(
 ) -> tuple[ElementTable, ...]:
     """The entries of a list as tables: "gpu" is short for { model = "gpu" }."""
     return tuple(
-        decode_value(_from_text(one), ElementTable, table.source, f"{table.name_of(key)}[{i}]")
-        if isinstance(one, str)
-        else one
-        for i, one in enumerate(listed)
+        decode_value(_from_text(element), ElementTable, table.source, f"{table.name_of(key)}[{i}]")
+        if isinstance(element, str)
+        else element
+        for i, element in enumerate(listed)
     )
 
 
@@ -294,27 +294,27 @@ class _Elements(Struct, frozen=True):
     ) -> tuple[Port, ...]:
         if depth > MAX_DEPTH:
             raise table.refusal(key, f"at most {MAX_DEPTH} switches below one another", "more")
-        return tuple(self._port(each, link, depth) for each in _elements(table, key, listed))
+        return tuple(self._port(element, link, depth) for element in _elements(table, key, listed))
 
     def _port(self, table: ElementTable, link: PciLink | None, depth: int) -> Port:
-        own = _link(table.port_link) or link
+        port_link = _link(table.port_link) or link
         if table.empty:
-            _only(table, _given(table) - {_EMPTY, "port_link"}, "an empty port")
-            return Port(table.where, own, None)
+            _refuse_keys(table, _list_keys(table) - {_EMPTY, "port_link"}, "an empty port")
+            return Port(table.location, port_link, None)
         if table.switch is None:
-            return Port(table.where, own, self.endpoint(table, set()))
-        _only(table, _given(table) - {*_SWITCH_KEYS}, "a switch")
+            return Port(table.location, port_link, self.endpoint(table, set()))
+        _refuse_keys(table, _list_keys(table) - {*_SWITCH_KEYS}, "a switch")
         switch = Switch(
-            table.where,
+            table.location,
             _link(table.link),
             _link(table.trained),
             self.ports(table, "switch", table.switch, None, depth + 1),
         )
-        return Port(table.where, own, switch)
+        return Port(table.location, port_link, switch)
 
     def endpoint(self, table: ElementTable, without: Collection[str]) -> Endpoint:
         """A device. without: keys that mean nothing where it stands."""
-        _only(table, _given(table) & {"switch", _EMPTY, *without}, "a device here")
+        _refuse_keys(table, _list_keys(table) & {"switch", _EMPTY, *without}, "a device here")
         name = table.model or ""
         if name not in self.models:
             error = table.refusal("model", f"one of {', '.join(sorted(self.models))}", name)
@@ -323,11 +323,11 @@ class _Elements(Struct, frozen=True):
         model = self.models[name]
         node = None
         if table.node is not None:
-            stated = _node(table, table.node, self.nodes)
-            node = -1 if stated is None else stated
+            known_node = _node(table, table.node, self.nodes)
+            node = -1 if known_node is None else known_node
         vfs = model.vfs
         if table.vfs is not None:
-            vfs = table.bounded("vfs", table.vfs, 0, model.total_vfs or 0)
+            vfs = table.check_bounds("vfs", table.vfs, 0, model.total_vfs or 0)
         if table.divided_by is not None or table.parts is not None:
             parts = check_division(table, model.kind, vfs)
             model = replace(
@@ -337,7 +337,7 @@ class _Elements(Struct, frozen=True):
                 memory_mode=table.memory_mode,
             )
         return Endpoint(
-            where=table.where,
+            location=table.location,
             model=replace(
                 model,
                 link=model.link if table.link is None else table.link.link,
@@ -345,7 +345,7 @@ class _Elements(Struct, frozen=True):
                 driver=model.driver if table.driver is None else table.driver or None,
                 vfs=vfs,
             ),
-            functions=tuple(self.models[each] for each in model.functions),
+            functions=tuple(self.models[function] for function in model.functions),
             name=table.name,
             bdf=table.bdf,
             node=node,
@@ -353,16 +353,16 @@ class _Elements(Struct, frozen=True):
         )
 
 
-def _given(table: ElementTable) -> set[str]:
+def _list_keys(table: ElementTable) -> set[str]:
     """The keys that an entry has; `empty = false` says nothing."""
-    found = {key for key in table.__struct_fields__ if getattr(table, key) is not None}
-    return found if table.empty else found - {_EMPTY}
+    keys = {key for key in table.__struct_fields__ if getattr(table, key) is not None}
+    return keys if table.empty else keys - {_EMPTY}
 
 
-def _only(table: ElementTable, foreign: Collection[str], what: str) -> None:
+def _refuse_keys(table: ElementTable, foreign: Collection[str], subject: str) -> None:
     """Refuses keys that mean nothing for what an entry is."""
     for key in sorted(foreign):
-        raise table.refusal(key, f"no such key on {what}", "one")
+        raise table.refusal(key, f"no such key on {subject}", "one")
 
 
 def _from_text(text: str) -> dict[str, object]:

@@ -49,13 +49,13 @@ from homenode.toml_text import decode_toml
 def _check_pus(file: HostDocument, online: CpuSet) -> None:
     """Raise InputError where PUs of a setting are not online ones, or no PU is allowed."""
     table = file.settings
-    for where, key, pus in (
+    for owner, key, pus in (
         (file, "disallowed_pus", file.disallowed_pus),
         (table, "isolated", table.isolated),
         (table, "nohz_full", table.nohz_full),
     ):
         if not pus <= online:
-            raise where.refusal(key, f"some of the online PUs {online}", str(pus))
+            raise owner.refusal(key, f"some of the online PUs {online}", str(pus))
     if file.disallowed_pus == online:
         raise file.refusal("disallowed_pus", f"some of the PUs {online}, not all", str(online))
 
@@ -153,33 +153,33 @@ def parse_description(text: str, source: str) -> HostDescription:
 def _check_counts(file: HostDocument, host: Host) -> None:
     """Raise InputError where the file expects other counts than its machine has."""
     counts = summarise(host)
-    for one in fields(HostSummary):
-        expected, count = getattr(file.expect, one.name), getattr(counts, one.name)
+    for count_field in fields(HostSummary):
+        expected, count = getattr(file.expect, count_field.name), getattr(counts, count_field.name)
         if expected not in (None, count):
-            raise file.refusal(f"expect.{one.name}", str(count), int(expected))
+            raise file.refusal(f"expect.{count_field.name}", str(count), int(expected))
 
 
 def _at_cpus(host: Host, online: CpuSet) -> Host:
     """The host with devices of a GPU's node (GB200) on the CPUs' node next to it, as discovery puts
     them."""
     of_gpus = [node.index for node in host.nodes if node.gpu is not None]
-    near = Locality.of(host.nodes, online, host.distances, of_gpus).cpu_node
-    if all(node == cpus for node, cpus in near.items()):
+    cpu_node_of = Locality.from_nodes(host.nodes, online, host.distances, of_gpus).cpu_node
+    if all(node == cpus for node, cpus in cpu_node_of.items()):
         return host
     return replace(
         host,
         root_complexes=tuple(
-            root if root.node is None else replace(root, node=near[root.node])
+            root if root.node is None else replace(root, node=cpu_node_of[root.node])
             for root in host.root_complexes
         ),
         pci_devices=tuple(
             device
-            if device.node is None or near[device.node] == device.node
-            else replace(device, node=near[device.node], firmware_node=device.node)
+            if device.node is None or cpu_node_of[device.node] == device.node
+            else replace(device, node=cpu_node_of[device.node], firmware_node=device.node)
             for device in host.pci_devices
         ),
         links=tuple(
-            link if link.b_node is None else replace(link, b_node=near[link.b_node])
+            link if link.b_node is None else replace(link, b_node=cpu_node_of[link.b_node])
             for link in host.links
         ),
     )
@@ -224,10 +224,15 @@ def _llc_sizes(file: HostDocument) -> tuple[int | None, ...]:
     """In bytes, of the caches of a package in order; one for all where they are alike."""
     if not file.llc_sizes:
         return (_bytes(file.llc_size),)
-    count, others = len(file.llc_sizes), [one.llcs for one in file.package if one.llcs is not None]
-    if file.llc_size is not None or count != file.llcs_per_package or others:
-        wanted = f"one for each of the {file.llcs_per_package} caches of every package, or llc_size"
-        raise file.refusal("llc_sizes", wanted, plural(count, "size"))
+    count, package_llcs = (
+        len(file.llc_sizes),
+        [package.llcs for package in file.package if package.llcs is not None],
+    )
+    if file.llc_size is not None or count != file.llcs_per_package or package_llcs:
+        expected = (
+            f"one for each of the {file.llcs_per_package} caches of every package, or llc_size"
+        )
+        raise file.refusal("llc_sizes", expected, plural(count, "size"))
     return tuple(map(_bytes, file.llc_sizes))
 
 
@@ -249,10 +254,10 @@ def is_made_up(name: str) -> bool:
 
 def load_shipped(name: str) -> HostDescription:
     """A host that comes with homenode. Raises UsageError for a name that none has."""
-    known = shipped_hosts()
-    if name not in known:
+    names = shipped_hosts()
+    if name not in names:
         raise UsageError(
             f"host {name!r}: expected the name of a shipped host, found none such",
-            hint=f"{did_you_mean(name, known)}homenode list hosts lists them",
+            hint=f"{did_you_mean(name, names)}homenode list hosts lists them",
         )
     return parse_description(package_text(*_FOLDER, f"{name}{_SUFFIX}"), f"{name}{_SUFFIX}")

@@ -53,7 +53,7 @@ class LinkText:
         match = _LINK.match(value) if isinstance(value, str) else None
         speed, width = (float(match[1]), int(match[2])) if match else (0.0, 0)
         if speed not in LINK_SPEEDS or not 1 <= width <= 32:
-            speeds = ", ".join(f"{each:g}" for each in LINK_SPEEDS)
+            speeds = ", ".join(f"{speed_choice:g}" for speed_choice in LINK_SPEEDS)
             raise ValueError(f"a link such as 32GT/s x16 ({speeds} GT/s)")
         return cls(PciLink(speed, width, speed, width))
 
@@ -249,8 +249,8 @@ class FactsTable(HostTable):
 ExpectTable = defstruct(
     "ExpectTable",
     [
-        (one.name, (Size if one.name == "memory_bytes" else Count) | None, None)
-        for one in fields(HostSummary)
+        (summary_field.name, (Size if summary_field.name == "memory_bytes" else Count) | None, None)
+        for summary_field in fields(HostSummary)
     ],
     bases=(HostTable,),
 )

@@ -38,10 +38,10 @@ def parse_vms(
     tree: DescribedPci,
 ) -> tuple[RunningDomain, ...]:
     """The [[vm]] tables, in order. Raises InputError where two have one name or one device."""
-    found: list[RunningDomain] = []
+    vms: list[RunningDomain] = []
     for table in file.vm:
         vm = _vm(table, [node.index for node in nodes], online, pus_of_node, tree)
-        for other in found:
+        for other in vms:
             if other.name == vm.name:
                 raise table.refusal("name", "a name that no other [[vm]] has", vm.name)
             shared = sorted(
@@ -51,8 +51,8 @@ def parse_vms(
                 raise table.refusal(
                     "devices", f"devices that [[vm]] {other.name} has not", str(shared[0])
                 )
-        found.append(vm)
-    return tuple(found)
+        vms.append(vm)
+    return tuple(vms)
 
 
 def _state(vm: RunningDomain) -> str:
@@ -61,7 +61,7 @@ def _state(vm: RunningDomain) -> str:
 
 def _vm(
     table: VmTable,
-    known: Sequence[int],
+    host_nodes: Sequence[int],
     online: CpuSet,
     pus_of_node: Mapping[int | None, CpuSet],
     tree: DescribedPci,
@@ -70,10 +70,10 @@ def _vm(
         raise table.refusal("name", "the VM's name, without /", table.name)
     nodes = table.nodes if isinstance(table.nodes, tuple) else (table.nodes,)
     for node in nodes:
-        if node not in known:
-            raise table.refusal("nodes", f"nodes of the host ({CpuSet(known)})", node)
+        if node not in host_nodes:
+            raise table.refusal("nodes", f"nodes of the host ({CpuSet(host_nodes)})", node)
     pins = _pins(table, nodes, online, pus_of_node)
-    total, sizes = _memory(table, known, nodes or _nodes_of(pins, pus_of_node))
+    total, sizes = _memory(table, host_nodes, nodes or _nodes_of(pins, pus_of_node))
     emulator = _online(table, "emulator", table.emulator, online)
     return RunningDomain(
         name=table.name,
@@ -87,7 +87,7 @@ def _vm(
         page_bytes=None if table.page_size is None else int(table.page_size),
         devices=_devices(table, tree),
         planned=table.state == "planned",
-        mediated=_mediated(table, tree),
+        mediated=_find_mediated(table, tree),
     )
 
 
@@ -106,8 +106,8 @@ def _pins(
         else:
             listed = _pu_lists(table, "pins", pins, online)
         if not listed or (count is not None and count != len(listed)):
-            found = pins if isinstance(pins, str) else list(map(str, pins))
-            raise table.refusal("pins", f"the PUs of each of {count or 'its'} vCPUs", found)
+            shown = pins if isinstance(pins, str) else list(map(str, pins))
+            raise table.refusal("pins", f"the PUs of each of {count or 'its'} vCPUs", shown)
         return listed
     if count is None:
         raise table.refusal("vcpus", "a number of vCPUs, or pins", None)
@@ -131,22 +131,22 @@ def _nodes_of(
 
 
 def _memory(
-    table: VmTable, known: Sequence[int], nodes: Sequence[int]
+    table: VmTable, host_nodes: Sequence[int], nodes: Sequence[int]
 ) -> tuple[int, dict[int, int]]:
     """Bytes in all, and on each node: as listed, or the whole in equal parts on the VM's nodes."""
-    value, where = table.memory, table.name_of("memory")
+    value, key_name = table.memory, table.name_of("memory")
     if isinstance(value, dict):
         sizes: dict[int, int] = {}
         for key, size in value.items():
-            if not (key.isascii() and key.isdigit() and len(key) < 6 and int(key) in known):
-                raise table.refusal("memory", f"nodes of the host ({CpuSet(known)})", key)
-            sizes[int(key)] = int(decode_value(size, Size, table.source, f"{where}.{key}"))
+            if not (key.isascii() and key.isdigit() and len(key) < 6 and int(key) in host_nodes):
+                raise table.refusal("memory", f"nodes of the host ({CpuSet(host_nodes)})", key)
+            sizes[int(key)] = int(decode_value(size, Size, table.source, f"{key_name}.{key}"))
         return sum(sizes.values()), {node: size for node, size in sizes.items() if size}
-    total = 0 if value is None else int(decode_value(value, Size, table.source, where))
+    total = 0 if value is None else int(decode_value(value, Size, table.source, key_name))
     if not nodes or not total:
         return total, {}
-    share, more = divmod(total, len(nodes))
-    return total, {node: share + (i < more) for i, node in enumerate(sorted(nodes))}
+    share, remainder = divmod(total, len(nodes))
+    return total, {node: share + (i < remainder) for i, node in enumerate(sorted(nodes))}
 
 
 def _pu_lists(
@@ -166,8 +166,8 @@ def _online(table: TomlTable, key: str, pus: CpuSet, online: CpuSet) -> CpuSet:
 
 def _devices(table: VmTable, tree: DescribedPci) -> tuple[Bdf, ...]:
     """Functions by the name of the device or by address."""
-    there = {device.bdf for device in tree.devices}
-    found: set[Bdf] = set()
+    host_bdfs = {device.bdf for device in tree.devices}
+    bdfs: set[Bdf] = set()
     for name in table.devices:
         if is_uuid(name):
             continue
@@ -177,18 +177,18 @@ def _devices(table: VmTable, tree: DescribedPci) -> tuple[Bdf, ...]:
                 bdf = Bdf.parse(name)
             except InputError:
                 bdf = None
-        if bdf is None or bdf not in there:
+        if bdf is None or bdf not in host_bdfs:
             names = ", ".join(sorted(tree.bdf_of_name)[:20]) or "none"
             raise table.refusal("devices", f"addresses or names of devices ({names})", name)
-        found.add(bdf)
-    return tuple(sorted(found))
+        bdfs.add(bdf)
+    return tuple(sorted(bdfs))
 
 
-def _mediated(table: VmTable, tree: DescribedPci) -> tuple[str, ...]:
+def _find_mediated(table: VmTable, tree: DescribedPci) -> tuple[str, ...]:
     """Mediated devices, by UUID."""
-    there = {part.uuid for device in tree.devices for part in device.parts if part.uuid}
-    given = [text for text in table.devices if is_uuid(text)]
-    for uuid in given:
-        if uuid not in there:
-            raise table.refusal("devices", f"one of {len(there)} mediated devices", uuid)
-    return tuple(sorted(set(given)))
+    host_uuids = {part.uuid for device in tree.devices for part in device.parts if part.uuid}
+    uuids = [text for text in table.devices if is_uuid(text)]
+    for uuid in uuids:
+        if uuid not in host_uuids:
+            raise table.refusal("devices", f"one of {len(host_uuids)} mediated devices", uuid)
+    return tuple(sorted(set(uuids)))

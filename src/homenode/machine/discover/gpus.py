@@ -93,7 +93,7 @@ def read_device_links(
         except ParseError as error:
             gaps.append(Gap("NVLinks", str(error)))
         else:
-            numbered = _numbered(matrix, nvidia, tuple(queried) or driver_gpus)
+            numbered = _order_gpus(matrix, nvidia, tuple(queried) or driver_gpus)
             links += _nvlinks(matrix, numbered, gpu_of_node, gaps)
             if len(numbered) == sum(row.name.startswith("GPU") for row in matrix.devices):
                 node_of_gpu = _nodes_of_rows(matrix, numbered, locality, gaps)
@@ -102,8 +102,8 @@ def read_device_links(
     if amd:
         links += _amd_links(snapshot, amd, node_of_gpu, locality, gaps)
     for gpu in nvidia:
-        stated = node_of_gpu.get(gpu.bdf)
-        node = gpu.node if stated is None else stated.node
+        stated_node = node_of_gpu.get(gpu.bdf)
+        node = gpu.node if stated_node is None else stated_node.node
         if node is not None and _has_c2c(gpu, queried.get(gpu.bdf)):
             links.append(DeviceLink(LinkKind.C2C, gpu.bdf, None, node))
     ordered = sorted(links, key=lambda link: (link.a, link.kind, link.b or link.a))
@@ -121,8 +121,8 @@ def _query(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, NvidiaGpu]:
         gaps.append(Gap("GPUs as nvidia-smi names them", str(error)))
         return {}
     gaps += [
-        Gap(f"{element} of {bdf}", f"nvidia-smi says {found!r}, which is not known here")
-        for bdf, element, found in query.unread
+        Gap(f"{element} of {bdf}", f"nvidia-smi says {text_value!r}, which is not known here")
+        for bdf, element, text_value in query.unread
     ]
     return {gpu.bdf: gpu for gpu in query.gpus}
 
@@ -133,13 +133,13 @@ def _has_c2c(gpu: PciDevice, queried: NvidiaGpu | None) -> bool:
     return gpu.device_id in _C2C_GPUS
 
 
-def _numbered(
-    matrix: nvidia_smi.TopoMatrix, gpus: list[PciDevice], known: tuple[Bdf, ...]
+def _order_gpus(
+    matrix: nvidia_smi.TopoMatrix, gpus: list[PciDevice], driver_gpus: tuple[Bdf, ...]
 ) -> list[PciDevice]:
     """The GPUs in the order of the tool's numbers; known: those that it or its driver names."""
     by_bdf = {gpu.bdf: gpu for gpu in gpus}
-    if known:
-        return [by_bdf[bdf] for bdf in known if bdf in by_bdf]
+    if driver_gpus:
+        return [by_bdf[bdf] for bdf in driver_gpus if bdf in by_bdf]
     count = sum(device.name.startswith("GPU") for device in matrix.devices)
     return _with_driver(gpus, "nvidia", count)
 
@@ -180,7 +180,7 @@ def _nodes_of_rows(
     """The nodes of GPUs that the firmware gives none, by their rows; a gap where a row and sysfs,
     or the two affinities of a row, name different nodes."""
     rows = (device for device in matrix.devices if device.name.startswith("GPU"))
-    found: dict[Bdf, StatedNode] = {}
+    node_of_gpu: dict[Bdf, StatedNode] = {}
     for row, gpu in zip(rows, gpus, strict=True):
         # On GH200 the affinity lists the CPU's node and those kept for MIG.
         by_nodes = locality.node_listed(row.nodes or (), None)
@@ -190,11 +190,11 @@ def _nodes_of_rows(
             reason = f"{_TOPO} says node {by_nodes} and the CPUs of node {by_cpus}"
             gaps.append(Gap(f"node of {gpu.bdf}", f"{reason}; used neither"))
         elif gpu.node is None and node is not None:
-            found[gpu.bdf] = StatedNode(node, _TOPO)
+            node_of_gpu[gpu.bdf] = StatedNode(node, _TOPO)
         elif node is not None and node != gpu.node:
             reason = f"{_TOPO} says {node}, sysfs says {gpu.node}; used sysfs"
             gaps.append(Gap(f"node of {gpu.bdf}", reason))
-    return found
+    return node_of_gpu
 
 
 _AMD_TOOLS = (
@@ -277,12 +277,12 @@ def _amd_numbers(topology: RocmTopology, gpus: list[PciDevice]) -> dict[int, Pci
     where the counts differ. Partitions may be functions of their own, that no PCI tree has."""
     if topology.bdf_of_gpu:
         by_bdf = {gpu.bdf: gpu for gpu in gpus}
-        found = {
+        gpu_of_number = {
             number: by_bdf.get(bdf) or by_bdf.get(Bdf(bdf.domain, bdf.bus, bdf.device, 0))
             for number, bdf in topology.bdf_of_gpu
         }
-        known = {number: gpu for number, gpu in found.items() if gpu is not None}
-        return known or None
+        listed = {number: gpu for number, gpu in gpu_of_number.items() if gpu is not None}
+        return listed or None
     bound = _with_driver(gpus, "amdgpu", len(topology.gpus))
     if len(topology.gpus) != len(bound):
         return None
@@ -320,26 +320,26 @@ def with_parts(
     }
     if not gpus:
         return devices, ()
-    found = _Found({bdf: [] for bdf in gpus}, {}, {})
-    _mediated(snapshot, devices, found)
-    _virtual_functions(snapshot, devices, found)
-    _mig(snapshot, queried, found)
-    _amd(snapshot, gpus, found)
+    division = _GpuDivision({bdf: [] for bdf in gpus}, {}, {})
+    _read_mediated(snapshot, devices, division)
+    _read_virtual_functions(snapshot, devices, division)
+    _read_mig(snapshot, queried, division)
+    _read_amd(snapshot, gpus, division)
     divided = tuple(
         replace(
             device,
-            parts=tuple(found.parts[device.bdf]),
-            partition_mode=found.mode.get(device.bdf),
-            memory_partition_mode=found.memory_mode.get(device.bdf),
+            parts=tuple(division.parts[device.bdf]),
+            partition_mode=division.mode.get(device.bdf),
+            memory_partition_mode=division.memory_mode.get(device.bdf),
         )
         if device.bdf in gpus
         else device
         for device in devices
     )
-    return divided, tuple(found.gaps)
+    return divided, tuple(division.gaps)
 
 
-class _Found(Struct, frozen=True):
+class _GpuDivision(Struct, frozen=True):
     """Parts and modes by the address of the GPU."""
 
     parts: dict[Bdf, list[GpuPart]]
@@ -349,21 +349,23 @@ class _Found(Struct, frozen=True):
     gaps: list[Gap] = field(default_factory=list)
 
 
-def _mediated(snapshot: Snapshot, devices: tuple[PciDevice, ...], found: _Found) -> None:
+def _read_mediated(
+    snapshot: Snapshot, devices: tuple[PciDevice, ...], division: _GpuDivision
+) -> None:
     physical_of = {device.bdf: device.physical_function or device.bdf for device in devices}
     for name in snapshot.list(_MEDIATED_BUS) or ():
         bdf = address_of(name)
         if bdf is not None:
-            found.carriers.add(bdf)
+            division.carriers.add(bdf)
     for uuid in snapshot.list(_MEDIATED) or ():
         real = snapshot.real_path(f"{_MEDIATED}/{uuid}")
         function = None if real is None else address_of(real.rpartition("/")[0].rpartition("/")[2])
         if not is_uuid(uuid) or function is None:
             reason = f"{_MEDIATED} gives no PCI function that it is on"
-            found.gaps.append(Gap(f"mediated device {uuid[:60]!r}", reason))
+            division.gaps.append(Gap(f"mediated device {uuid[:60]!r}", reason))
             continue
-        found.carriers.add(function)
-        parts = found.parts.get(physical_of.get(function, function))
+        division.carriers.add(function)
+        parts = division.parts.get(physical_of.get(function, function))
         if parts is None:
             continue  # of no GPU: a crypto adapter, say
         kind = f"{_MEDIATED}/{uuid}/mdev_type"
@@ -373,8 +375,10 @@ def _mediated(snapshot: Snapshot, devices: tuple[PciDevice, ...], found: _Found)
         parts.append(GpuPart(PartKind.MEDIATED, profile, memory, function, uuid))
 
 
-def _virtual_functions(snapshot: Snapshot, devices: tuple[PciDevice, ...], found: _Found) -> None:
-    virtual = [device for device in devices if device.physical_function in found.parts]
+def _read_virtual_functions(
+    snapshot: Snapshot, devices: tuple[PciDevice, ...], division: _GpuDivision
+) -> None:
+    virtual = [device for device in devices if device.physical_function in division.parts]
     names: dict[tuple[Bdf | None, str], str] = {}
     for device in virtual:
         for line in read_lines(snapshot, f"{_PCI}/{device.bdf}/nvidia/creatable_vgpu_types"):
@@ -382,7 +386,7 @@ def _virtual_functions(snapshot: Snapshot, devices: tuple[PciDevice, ...], found
             if match is not None:
                 names[device.physical_function, match[1]] = match[2].strip()
     for device in virtual:
-        if device.bdf in found.carriers or device.physical_function is None:
+        if device.bdf in division.carriers or device.physical_function is None:
             continue
         number = read_word(snapshot, f"{_PCI}/{device.bdf}/nvidia/current_vgpu_type")
         if number == "0":
@@ -391,26 +395,28 @@ def _virtual_functions(snapshot: Snapshot, devices: tuple[PciDevice, ...], found
         if number is not None:
             profile = names.get((device.physical_function, number), f"nvidia-{number[:6]}")
         part = GpuPart(PartKind.VIRTUAL_FUNCTION, profile, nominal_bytes(profile), device.bdf)
-        found.parts[device.physical_function].append(part)
+        division.parts[device.physical_function].append(part)
 
 
-def _mig(snapshot: Snapshot, queried: Mapping[Bdf, NvidiaGpu], found: _Found) -> None:
+def _read_mig(snapshot: Snapshot, queried: Mapping[Bdf, NvidiaGpu], division: _GpuDivision) -> None:
     """GPU instances: their numbers and profiles by `mig -lgi`; without it (it needs root) those
     that hold a compute instance, which `-q -x` and `-L` list."""
-    divided = {n: bdf for n, bdf in enumerate(queried) if queried[bdf].mig and bdf in found.parts}
+    divided = {
+        n: bdf for n, bdf in enumerate(queried) if queried[bdf].mig and bdf in division.parts
+    }
     for bdf in divided.values():
-        found.mode[bdf] = "mig"
+        division.mode[bdf] = "mig"
     if not divided:
         return
     try:
         instances = nvidia_smi.parse_instances(snapshot.command_output("nvidia-smi-mig") or "")
         listed = nvidia_smi.parse_list(snapshot.command_output("nvidia-smi-list") or "")
     except ParseError as error:
-        found.gaps.append(Gap("MIG instances", str(error)))
+        division.gaps.append(Gap("MIG instances", str(error)))
         return
-    by_number = {(one.gpu, one.device): one for one in listed}
+    by_number = {(row.gpu, row.device): row for row in listed}
     for gpu, bdf in divided.items():
-        profiles = {one.number: one.profile for one in instances if one.gpu == gpu}
+        profiles = {row.number: row.profile for row in instances if row.gpu == gpu}
         rows = queried[bdf].mig_devices
         memory = {row.instance: row.memory_bytes for row in rows}
         uuids: dict[int, str | None] = {}
@@ -424,32 +430,34 @@ def _mig(snapshot: Snapshot, queried: Mapping[Bdf, NvidiaGpu], found: _Found) ->
             profile = profiles.get(number)
             size = memory.get(number) or nominal_bytes(profile)
             uuid = uuids.get(number)
-            found.parts[bdf].append(GpuPart(PartKind.MIG, profile, size, uuid=uuid, number=number))
+            division.parts[bdf].append(
+                GpuPart(PartKind.MIG, profile, size, uuid=uuid, number=number)
+            )
 
 
-def _amd(snapshot: Snapshot, gpus: Mapping[Bdf, PciDevice], found: _Found) -> None:
+def _read_amd(snapshot: Snapshot, gpus: Mapping[Bdf, PciDevice], division: _GpuDivision) -> None:
     amd = [gpu for gpu in gpus.values() if gpu.vendor_id == AMD]
-    counts = dict(_amd_counts(snapshot, amd, found)) if amd else {}
+    counts = dict(_amd_counts(snapshot, amd, division)) if amd else {}
     for gpu in amd:
-        mode = _word(snapshot, gpu.bdf, "current_compute_partition") or found.mode.get(gpu.bdf)
+        mode = _word(snapshot, gpu.bdf, "current_compute_partition") or division.mode.get(gpu.bdf)
         memory = _word(snapshot, gpu.bdf, "current_memory_partition")
         if memory is not None:
-            found.memory_mode[gpu.bdf] = memory
+            division.memory_mode[gpu.bdf] = memory
         if mode is None:
             continue
-        found.mode[gpu.bdf] = mode
+        division.mode[gpu.bdf] = mode
         count = counts.get(gpu.bdf) or partition_count(mode, gpu.device_id)
         if not count:
             reason = f"mode {mode!r} is not known here, and amd-smi partition lists none"
-            found.gaps.append(Gap(f"partitions of {gpu.bdf}", reason))
+            division.gaps.append(Gap(f"partitions of {gpu.bdf}", reason))
         if count > 1:
-            found.parts[gpu.bdf] += [
+            division.parts[gpu.bdf] += [
                 GpuPart(PartKind.PARTITION, mode, number=number) for number in range(count)
             ]
 
 
 def _amd_counts(
-    snapshot: Snapshot, gpus: list[PciDevice], found: _Found
+    snapshot: Snapshot, gpus: list[PciDevice], division: _GpuDivision
 ) -> Iterator[tuple[Bdf, int]]:
     """Partitions of each GPU as amd-smi counts them; modes that it prints are kept."""
     text = snapshot.command_output("amd-smi-partition")
@@ -460,26 +468,26 @@ def _amd_counts(
         topology = snapshot.command_output("amd-smi-topology")
         addresses = () if topology is None else amd_smi.parse_topology(topology).bdf_of_gpu
     except ParseError as error:
-        found.gaps.append(Gap("partitions of AMD GPUs", str(error)))
+        division.gaps.append(Gap("partitions of AMD GPUs", str(error)))
         return
-    known = {gpu.bdf for gpu in gpus}
+    bdfs = {gpu.bdf for gpu in gpus}
     by_number = {
-        number: Bdf(bdf.domain, bdf.bus, bdf.device, 0) if bdf not in known else bdf
+        number: Bdf(bdf.domain, bdf.bus, bdf.device, 0) if bdf not in bdfs else bdf
         for number, bdf in addresses
     }
     if not by_number and len(rows) == len(gpus):
         by_number = {row.number: gpu.bdf for row, gpu in zip(rows, gpus, strict=True)}
     for row in rows:
         bdf = by_number.get(row.number)
-        if bdf not in known or bdf is None:
+        if bdf not in bdfs or bdf is None:
             reason = f"amd-smi partition has GPU {row.number}, whose address is not known"
-            found.gaps.append(Gap("partitions of AMD GPUs", reason))
+            division.gaps.append(Gap("partitions of AMD GPUs", reason))
             continue
         if row.compute is not None:
-            found.mode.setdefault(bdf, row.compute)
+            division.mode.setdefault(bdf, row.compute)
             yield bdf, row.count
         if row.memory is not None:
-            found.memory_mode.setdefault(bdf, row.memory)
+            division.memory_mode.setdefault(bdf, row.memory)
 
 
 def _word(snapshot: Snapshot, bdf: Bdf, file: str) -> str | None:

@@ -66,8 +66,8 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
     # libvirt may leave out nodes with neither PUs nor memory, of which a GH200 has 28.
     expected = {n.index for n in host.nodes if n.pus or n.memory_bytes}
     if cells and (expected - set(cells) or set(cells) - set(ours)):
-        said = ", ".join(map(str, sorted(cells)))
-        gaps.append(Gap("NUMA nodes", f"libvirt has {said}; used those of sysfs"))
+        cell_list = ", ".join(map(str, sorted(cells)))
+        gaps.append(Gap("NUMA nodes", f"libvirt has {cell_list}; used those of sysfs"))
     siblings_of = {pu: core.pus for core in host.cores for pu in core.pus}
     place = {node.index: i for i, node in enumerate(host.nodes)}
     for index in sorted(set(cells) & set(ours)):
@@ -76,9 +76,13 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
         if pus != node.pus:
             gaps.append(_gap(f"PUs of node {index}", pus, node.pus))
         for cpu in cell.cpus:
-            own = siblings_of.get(cpu.pu)
-            if cpu.siblings is not None and own is not None and cpu.siblings & online != own:
-                gaps.append(_gap(f"SMT siblings of PU {cpu.pu}", cpu.siblings, own))
+            siblings = siblings_of.get(cpu.pu)
+            if (
+                cpu.siblings is not None
+                and siblings is not None
+                and cpu.siblings & online != siblings
+            ):
+                gaps.append(_gap(f"SMT siblings of PU {cpu.pu}", cpu.siblings, siblings))
                 break  # the first of a node says it; there may be hundreds
         for other, distance in cell.distances:
             own_distance = (
@@ -114,11 +118,11 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
     nodes = read_nodes(snapshot, states.online, processors.packages)
     distances, distance_gaps = read_distances(snapshot, nodes.nodes, nodes.online)
     gpu_of_node, driver_gpus = read_driver_gpus(snapshot)
-    locality = Locality.of(nodes.nodes, states.online, distances, gpu_of_node)
+    locality = Locality.from_nodes(nodes.nodes, states.online, distances, gpu_of_node)
     tree = read_pci_tree(snapshot, locality, driver_gpus)
-    devices, lspci_gaps = _named(snapshot, tree.devices)
+    devices, lspci_gaps = _add_names(snapshot, tree.devices)
     links = read_device_links(snapshot, devices, driver_gpus, locality)
-    devices, tree = _placed_by_tools(snapshot, devices, tree, links.node_of_gpu, locality)
+    devices, tree = _place_by_tools(snapshot, devices, tree, links.node_of_gpu, locality)
     devices = _as_driver_says(devices, links.queried)
     devices, part_gaps = with_parts(snapshot, devices, links.queried)
     named_nodes, memory_gaps = name_memory(snapshot, nodes.nodes, gpu_of_node, links.gpu_of_node)
@@ -171,7 +175,7 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
     return replace(host, gaps=(*gaps, *check_against_libvirt(snapshot, host)))
 
 
-def _named(
+def _add_names(
     snapshot: Snapshot, devices: tuple[PciDevice, ...]
 ) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
     """The functions with what lspci adds, where it was run; a host without PCI is not asked."""
@@ -181,23 +185,23 @@ def _named(
     return add_lspci(devices, text, f"{snapshot.name}: lspci")
 
 
-def _placed_by_tools(
+def _place_by_tools(
     snapshot: Snapshot,
     devices: tuple[PciDevice, ...],
     tree: PciTree,
-    stated: Mapping[Bdf, StatedNode],
+    stated_nodes: Mapping[Bdf, StatedNode],
     locality: Locality,
 ) -> tuple[tuple[PciDevice, ...], PciTree]:
     """The functions with what tools say of the nodes that the firmware does not give; the tree with
     the gaps that this closes or opens, and the nodes of its root complexes."""
-    if not stated:
+    if not stated_nodes:
         return devices, tree
     before = {*locality.gaps(snapshot, devices), *nodes_of_root_complexes(devices)[1]}
-    devices, gaps = with_stated_nodes(devices, stated)
+    devices, gaps = with_stated_nodes(devices, stated_nodes)
     node_of_root, root_gaps = nodes_of_root_complexes(devices)
     roots = tuple(replace(root, node=node_of_root[root.name]) for root in tree.root_complexes)
-    left = (gap for gap in tree.gaps if gap not in before)
-    all_gaps = (*left, *root_gaps, *locality.gaps(snapshot, devices), *gaps)
+    other_gaps = (gap for gap in tree.gaps if gap not in before)
+    all_gaps = (*other_gaps, *root_gaps, *locality.gaps(snapshot, devices), *gaps)
     return devices, replace(tree, root_complexes=roots, gaps=all_gaps)
 
 

@@ -41,7 +41,7 @@ _BASE_PAGE_BYTES = 65536  # the largest base page of any architecture; huge page
 
 
 def read_hwloc_nodes(
-    found: Sequence[tuple[HwlocObject, CpuSet]],
+    objects: Sequence[tuple[HwlocObject, CpuSet]],
     listed: CpuSet,
     packages: tuple[Package, ...],
     source: str,
@@ -51,7 +51,7 @@ def read_hwloc_nodes(
     them, nodes of special memory last."""
     gaps: list[Gap] = []
     order = sorted(
-        found,
+        objects,
         key=lambda pair: (
             _special_kind(pair[0]) is not None,
             len(pair[1]),
@@ -59,13 +59,13 @@ def read_hwloc_nodes(
         ),
     )
     in_use = CpuSet()
-    own: dict[int, CpuSet] = {}
+    pus_of_node: dict[int, CpuSet] = {}
     shared: list[int] = []
-    for obj, near in order:
+    for obj, nearest_pus in order:
         index = os_index(obj, source)
-        own[index] = CpuSet() if _special_kind(obj) else (near & listed) - in_use
-        in_use = in_use | own[index]
-        if near & listed and not own[index]:
+        pus_of_node[index] = CpuSet() if _special_kind(obj) else (nearest_pus & listed) - in_use
+        in_use = in_use | pus_of_node[index]
+        if nearest_pus & listed and not pus_of_node[index]:
             shared.append(index)
     if shared:
         names = ", ".join(str(number) for number in sorted(shared))
@@ -74,7 +74,7 @@ def read_hwloc_nodes(
     if listed - in_use:
         gaps.append(Gap(f"node of PUs {listed - in_use}", "in no node of the XML"))
     nodes: list[NumaNode] = []
-    for obj, _ in sorted(found, key=lambda pair: os_index(pair[0], source)):
+    for obj, _ in sorted(objects, key=lambda pair: os_index(pair[0], source)):
         index = os_index(obj, source)
         memory = number(obj.attributes.get("local_memory"))
         if memory is None and not any(key.startswith("pages of ") for key in obj.infos):
@@ -87,18 +87,18 @@ def read_hwloc_nodes(
             reason = "the XML holds totals, not what is free"
             gaps.append(Gap(f"node {index} huge pages of {sizes} bytes", reason))
         special = _special_kind(obj)
-        kind = special or (MemoryKind.DRAM if own[index] else None)
+        kind = special or (MemoryKind.DRAM if pus_of_node[index] else None)
         if kind is None and memory != 0:
             gaps.append(Gap(f"node {index} kind of memory", "no PUs, and hwloc names no kind"))
         nodes.append(
             NumaNode(
                 index=NodeIndex(index),
-                pus=own[index],
+                pus=pus_of_node[index],
                 memory_bytes=memory,
                 page_pools=pools,
                 memory_kind=kind,
                 gpu=_gpu_of(obj),
-                package=package_of(own[index], packages),
+                package=package_of(pus_of_node[index], packages),
             )
         )
     if not nodes:
@@ -142,14 +142,14 @@ def node_distances(
     """SLIT distances, shape (nodes, nodes), [from][to]; None with a gap where there are none."""
     if len(nodes) == 1:
         return ((LOCAL_DISTANCE,),), ()
-    wanted = [f"NUMANode:{node.index}" for node in nodes]
+    names = [f"NUMANode:{node.index}" for node in nodes]
     for matrix in matrices:
         # "NUMALatency" is the SLIT; other matrices of nodes are somebody's measurements
         if matrix.name not in ("", "NUMALatency") or not matrix.by_os_index:
             continue
         place = {name: i for i, name in enumerate(matrix.objects)}
-        if all(name in place for name in wanted):
-            rows = [[matrix.values[place[a]][place[b]] for b in wanted] for a in wanted]
+        if all(name in place for name in names):
+            rows = [[matrix.values[place[a]][place[b]] for b in names] for a in names]
             return tuple(tuple(row) for row in rows), ()
     return None, (Gap("distances", "the XML holds none for these nodes"),)
 
@@ -165,7 +165,7 @@ _NOT_IN_XML = (
 )
 
 
-class _Found(Struct):
+class _MachineObjects(Struct):
     """What one walk over the objects collects. Sets of PUs are in the order of the document."""
 
     packages: list[tuple[int | None, CpuSet]] = field(default_factory=list)
@@ -183,25 +183,25 @@ def host_from_hwloc(text: str | bytes, name: str) -> Host:
     """
     topology = parse(text, name)
     machine = topology.machine
-    found = _Found()
-    _walk(machine, found, name)
-    if not found.pus:
+    objects = _MachineObjects()
+    _walk(machine, objects, name)
+    if not objects.pus:
         raise InputError(f"{name}: expected at least one PU, found none")
     gaps = [Gap(subject, reason) for subject, reason in _NOT_IN_XML]
-    listed = CpuSet(found.pus)
+    listed = CpuSet(objects.pus)
     complete = pus_of(machine, "complete_cpuset", name) or listed
     allowed = pus_of(machine, "allowed_cpuset", name) or listed
     left_out = complete - listed
     if left_out:
         reason = "hwloc left them out: offline, or disallowed and exported without --disallowed"
         gaps.append(Gap(f"state of PUs {left_out}", reason))
-    packages = _packages(found, listed, gaps)
-    nodes, node_gaps = read_hwloc_nodes(found.nodes, listed, packages, name)
+    packages = _packages(objects, listed, gaps)
+    nodes, node_gaps = read_hwloc_nodes(objects.nodes, listed, packages, name)
     gaps += node_gaps
     distances, distance_gaps = node_distances(topology.distances, nodes)
     gaps += distance_gaps
-    llcs = _llcs(found, listed, gaps)
-    cores = _cores(found, packages, topology.cpu_kinds, name, gaps)
+    llcs = _llcs(objects, listed, gaps)
+    cores = _cores(objects, packages, topology.cpu_kinds, name, gaps)
     roots, devices, links, pci_gaps = read_hwloc_pci(
         machine, topology.distances, nodes, listed, name
     )
@@ -221,7 +221,7 @@ def host_from_hwloc(text: str | bytes, name: str) -> Host:
             llcs=llcs,
             nodes=nodes,
             packages=packages,
-            die_of_pu={pu: die for die, pus in found.dies for pu in pus},
+            die_of_pu={pu: die for die, pus in objects.dies for pu in pus},
             disallowed=listed - allowed,
         ),
         root_complexes=roots,
@@ -229,56 +229,56 @@ def host_from_hwloc(text: str | bytes, name: str) -> Host:
         links=links,
         settings=HostSettings(kernel_release=topology.infos.get("OSRelease")),
         gaps=(*gaps, *pci_gaps),
-        nodes_assumed=not found.nodes,
+        nodes_assumed=not objects.nodes,
     )
 
 
-def _walk(obj: HwlocObject, found: _Found, source: str) -> None:
+def _walk(obj: HwlocObject, objects: _MachineObjects, source: str) -> None:
     for child in obj.children:
         kind = child.type
         if kind in ("Bridge", "PCIDev", "OSDev", "Misc"):
             continue
         if kind == "PU":
-            found.pus.append(os_index(child, source))
+            objects.pus.append(os_index(child, source))
             continue
         pus = pus_of(child, "cpuset", source)
         if kind == "NUMANode":
-            found.nodes.append((child, pus))
+            objects.nodes.append((child, pus))
         elif kind == "Package":
-            found.packages.append((number(child.attributes.get("os_index")), pus))
+            objects.packages.append((number(child.attributes.get("os_index")), pus))
         elif kind == "Die":
             die = number(child.attributes.get("os_index"))
             if die is not None:
-                found.dies.append((die, pus))
+                objects.dies.append((die, pus))
         elif kind == "Core":
-            found.cores.append((number(child.attributes.get("os_index")), pus))
+            objects.cores.append((number(child.attributes.get("os_index")), pus))
         elif kind in _DATA_CACHES:
             size = number(child.attributes.get("cache_size"))
-            found.caches.append((number(child.attributes.get("depth")) or 0, size or None, pus))
-        _walk(child, found, source)
+            objects.caches.append((number(child.attributes.get("depth")) or 0, size or None, pus))
+        _walk(child, objects, source)
 
 
-def _packages(found: _Found, listed: CpuSet, gaps: list[Gap]) -> tuple[Package, ...]:
-    if not found.packages:
+def _packages(objects: _MachineObjects, listed: CpuSet, gaps: list[Gap]) -> tuple[Package, ...]:
+    if not objects.packages:
         gaps.append(Gap("packages", "the XML holds none; all PUs count as package 0"))
         return (Package(PackageIndex(0), listed),)
-    numbers = [number for number, _ in found.packages]
+    numbers = [number for number, _ in objects.packages]
     if None in numbers or len(set(numbers)) < len(numbers):
         gaps.append(Gap("package numbers", "not in the XML; numbered in its order"))
         numbers = list(range(len(numbers)))
-    pairs = zip(numbers, found.packages, strict=True)
+    pairs = zip(numbers, objects.packages, strict=True)
     named = [Package(PackageIndex(n or 0), pus & listed) for n, (_, pus) in pairs]
     return tuple(sorted(named, key=lambda package: package.index))
 
 
-def _llcs(found: _Found, listed: CpuSet, gaps: list[Gap]) -> tuple[Llc, ...]:
+def _llcs(objects: _MachineObjects, listed: CpuSet, gaps: list[Gap]) -> tuple[Llc, ...]:
     in_use = CpuSet()
     chosen: list[tuple[CpuSet, int, int | None]] = []
-    for level, size, pus in sorted(found.caches, key=lambda cache: -cache[0]):
-        own = pus & listed
-        if own and own.isdisjoint(in_use):
-            in_use = in_use | own
-            chosen.append((own, level, size))
+    for level, size, pus in sorted(objects.caches, key=lambda cache: -cache[0]):
+        cache_pus = pus & listed
+        if cache_pus and cache_pus.isdisjoint(in_use):
+            in_use = in_use | cache_pus
+            chosen.append((cache_pus, level, size))
     if listed - in_use:
         gaps.append(Gap(f"last-level cache of PUs {listed - in_use}", "the XML holds none"))
     chosen.sort(key=lambda cache: cache[0].first() or 0)
@@ -286,18 +286,18 @@ def _llcs(found: _Found, listed: CpuSet, gaps: list[Gap]) -> tuple[Llc, ...]:
 
 
 def _cores(
-    found: _Found,
+    objects: _MachineObjects,
     packages: tuple[Package, ...],
     kinds: tuple[HwlocCpuKind, ...],
     source: str,
     gaps: list[Gap],
 ) -> tuple[Core, ...]:
-    if not found.cores:
+    if not objects.cores:
         gaps.append(Gap("cores", "the XML holds none"))
     kind_of_pu = _kind_of_pu(kinds, source)
     package_of_pu = {pu: package.index for package in packages for pu in package.pus}
     cores: list[Core] = []
-    for label, pus in sorted(found.cores, key=lambda core: core[1].first() or 0):
+    for label, pus in sorted(objects.cores, key=lambda core: core[1].first() or 0):
         first = pus.first()
         if first is None:
             continue

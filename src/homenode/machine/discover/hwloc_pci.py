@@ -48,7 +48,7 @@ class _Function(Struct, frozen=True):
     obj: HwlocObject
     root_complex: str
     parent: Bdf | None
-    near: CpuSet
+    nearest_pus: CpuSet
 
 
 def read_hwloc_pci(
@@ -69,17 +69,21 @@ def read_hwloc_pci(
     port_types = port_types_by_structure(bridges, {b: f.parent for b, f in functions.items()})
     # A device may hang below a part of a node: on an MI250X host, each below its own L3.
     nodes_of_near = {
-        near: [node.index for node in nodes if near and near <= node.pus]
-        for near in {function.near & listed for function in functions.values()}
+        nearest_pus: [node.index for node in nodes if nearest_pus and nearest_pus <= node.pus]
+        for nearest_pus in {function.nearest_pus & listed for function in functions.values()}
     }
-    node_of = {near: found[0] for near, found in nodes_of_near.items() if len(found) == 1}
+    node_of = {
+        nearest_pus: indices[0]
+        for nearest_pus, indices in nodes_of_near.items()
+        if len(indices) == 1
+    }
     devices = tuple(
         _device(
             bdf,
             functions[bdf],
             classes[bdf],
             _bridge(functions[bdf].obj, port_types.get(bdf), source),
-            functions[bdf].near & listed,
+            functions[bdf].nearest_pus & listed,
             node_of,
         )
         for bdf in sorted(functions)
@@ -136,14 +140,16 @@ class _Walk:
                 continue
             bdf = Bdf.parse(busid, self._source)
             root = root_complex or f"pci{bdf.domain:04x}:{bdf.bus:02x}"
-            near = pus_of(place, "cpuset", self._source)
-            known = self.functions.setdefault(bdf, _Function(child, root, parent, near))
-            if known.obj is not child:
+            nearest_pus = pus_of(place, "cpuset", self._source)
+            function = self.functions.setdefault(bdf, _Function(child, root, parent, nearest_pus))
+            if function.obj is not child:
                 # An edited document may have one twice. Its first place counts, but not for its
                 # node.
                 self.repeated.add(bdf)
-                near = known.near if known.near == near else CpuSet()
-                self.functions[bdf] = replace(known, near=near)
+                nearest_pus = (
+                    function.nearest_pus if function.nearest_pus == nearest_pus else CpuSet()
+                )
+                self.functions[bdf] = replace(function, nearest_pus=nearest_pus)
             if gp_index is not None:
                 self.bdf_of_object[f"PCIDev:{gp_index}"] = bdf
             self.below(child, place, root, bdf)
@@ -191,7 +197,7 @@ def _device(
     function: _Function,
     type_fields: tuple[int, int | None, int | None, int, int],
     bridge: PciBridge | None,
-    near: CpuSet,
+    nearest_pus: CpuSet,
     node_of: dict[CpuSet, NodeIndex],
 ) -> PciDevice:
     class_code, vendor, device, subsystem_vendor, subsystem_device = type_fields
@@ -205,8 +211,8 @@ def _device(
         device_id=device,
         root_complex=function.root_complex,
         parent=function.parent,
-        node=node_of.get(near),
-        local_pus=near,
+        node=node_of.get(nearest_pus),
+        local_pus=nearest_pus,
         subsystem_vendor_id=subsystem_vendor or None,
         subsystem_device_id=subsystem_device if subsystem_vendor else None,
         name=function.obj.infos.get("PCIDevice") or function.obj.attributes.get("name"),

@@ -53,33 +53,33 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
     """
     functions = parse(text, source)
     nodes = {node.index: node for node in host.nodes}
-    wanted = {f.numa_node for f in functions if f.numa_node is not None}
-    if nodes and not wanted <= set(nodes):
+    listed_nodes = {f.numa_node for f in functions if f.numa_node is not None}
+    if nodes and not listed_nodes <= set(nodes):
         raise InputError(
-            f"{source}: expected NUMA nodes of {host.name} ({_listed(nodes)}), found "
-            f"{_listed(wanted - set(nodes))}",
+            f"{source}: expected NUMA nodes of {host.name} ({_join_numbers(nodes)}), found "
+            f"{_join_numbers(listed_nodes - set(nodes))}",
             hint="lay the listing over the host that it was taken on, or a description of it",
         )
     pus_of_node = {index: node.pus for index, node in nodes.items()}
-    locality = Locality.of(host.nodes, CpuSet(), host.distances)
-    own = {device.bdf: device for device in host.pci_devices}
+    locality = Locality.from_nodes(host.nodes, CpuSet(), host.distances)
+    device_of = {device.bdf: device for device in host.pci_devices}
     gaps = [*_signs_of_a_cut(functions, text, source), *_silent(functions)]
     devices = tuple(
-        _merged(device, own.get(device.bdf), gaps)
+        _merge_device(device, device_of.get(device.bdf), gaps)
         for device in _devices(functions, locality, pus_of_node, gaps)
     )
-    lost = sorted(set(own) - {device.bdf for device in devices})
+    lost = sorted(set(device_of) - {device.bdf for device in devices})
     if lost:
         reason = f"{host.name} has them, {source} does not; omitted"
         gaps.append(Gap(f"{len(lost)} PCI functions ({lost[0]}, ...)", reason))
-    kept = {device.bdf for device in devices}
+    bdfs = {device.bdf for device in devices}
     roots, root_gaps = root_complexes(devices)
     return replace(
         host,
         root_complexes=roots,
         pci_devices=devices,
         links=tuple(
-            link for link in host.links if link.a in kept and (link.b is None or link.b in kept)
+            link for link in host.links if link.a in bdfs and (link.b is None or link.b in bdfs)
         ),
         gaps=(*_other_gaps(host, devices), *gaps, *root_gaps),
     )
@@ -95,9 +95,9 @@ def _signs_of_a_cut(functions: tuple[LspciFunction, ...], text: str, source: str
         and any(function.buses is not None for function in functions)
     )
     if ends_within_a_line(text) or ends_early:
-        where = "in the entry of a bridge" if ends_early else "within a line"
+        position = "in the entry of a bridge" if ends_early else "within a line"
         subject = f"{AFTER_A_CUT} {last.bdf}, and the end of its own entry"
-        gaps.append(Gap(subject, f"{source} ends {where}, so it was cut: take it again"))
+        gaps.append(Gap(subject, f"{source} ends {position}, so it was cut: take it again"))
     listed = {(function.bdf.domain, function.bdf.bus) for function in functions}
     bare = [
         function.bdf
@@ -140,13 +140,13 @@ def add_lspci(
     except ParseError as error:
         return devices, (Gap("names of PCI functions", str(error)),)
     gaps = [*_silent(listed.values())]
-    for ours, theirs, where in (
+    for ours, theirs, place in (
         ({device.bdf for device in devices}, set(listed), "sysfs"),
         (set(listed), {device.bdf for device in devices}, "lspci"),
     ):
-        if only := sorted(theirs - ours):
-            subject = f"{len(only)} PCI functions ({only[0]}, ...)"
-            gaps.append(Gap(subject, f"{where} does not have them"))
+        if missing := sorted(theirs - ours):
+            subject = f"{len(missing)} PCI functions ({missing[0]}, ...)"
+            gaps.append(Gap(subject, f"{place} does not have them"))
     named: list[PciDevice] = []
     for device in devices:
         function = listed.get(device.bdf)
@@ -233,11 +233,11 @@ def _devices(
         )
 
 
-def _registers(own: PciRegisters | None, listed: PciRegisters | None) -> PciRegisters | None:
+def _registers(kernel: PciRegisters | None, listed: PciRegisters | None) -> PciRegisters | None:
     """What the kernel and the listing say: BARs are those of the kernel as well."""
-    if own is None or listed is None:
-        return listed or own
-    unplaced = sorted({*own.unplaced_bars, *listed.unplaced_bars})
+    if kernel is None or listed is None:
+        return listed or kernel
+    unplaced = sorted({*kernel.unplaced_bars, *listed.unplaced_bars})
     return replace(listed, unplaced_bars=tuple(unplaced))
 
 
@@ -270,53 +270,57 @@ def _bridge(function: LspciFunction, guessed: PortType) -> PciBridge:
     return PciBridge(function.port_type or guessed, secondary, subordinate)
 
 
-def _merged(device: PciDevice, own: PciDevice | None, gaps: list[Gap]) -> PciDevice:
+def _merge_device(device: PciDevice, present: PciDevice | None, gaps: list[Gap]) -> PciDevice:
     """A function of the listing with what only the host's own source shows it."""
-    if own is None:
+    if present is None:
         return device
-    ids = ((device.vendor_id, own.vendor_id), (device.device_id, own.device_id))
-    if device.class_code >> 8 != own.class_code >> 8 or any(
+    ids = ((device.vendor_id, present.vendor_id), (device.device_id, present.device_id))
+    if device.class_code >> 8 != present.class_code >> 8 or any(
         a is not None and b is not None and a != b for a, b in ids
     ):
-        reason = f"the host's own source has another device there (class {own.class_code:06x})"
+        reason = f"the host's own source has another device there (class {present.class_code:06x})"
         gaps.append(Gap(f"{device.bdf}", f"{reason}; used lspci"))
         return device
-    for what, theirs, ours in (
-        ("node", device.node, own.node),
-        ("link", device.link, own.link),
-        ("bridge above", device.parent, own.parent),
+    for name, theirs, ours in (
+        ("node", device.node, present.node),
+        ("link", device.link, present.link),
+        ("bridge above", device.parent, present.parent),
     ):
         if theirs is not None and ours is not None and theirs != ours:
             reason = f"lspci says {theirs}, the host's own source says {ours}; used lspci"
-            gaps.append(Gap(f"{what} of {device.bdf}", reason))
-    node = device.node if device.node is not None else own.node
+            gaps.append(Gap(f"{name} of {device.bdf}", reason))
+    node = device.node if device.node is not None else present.node
     return replace(
         device,
         kind=device_kind(
-            device.class_code, device.vendor_id or own.vendor_id, device.device_id or own.device_id
+            device.class_code,
+            device.vendor_id or present.vendor_id,
+            device.device_id or present.device_id,
         ),
-        vendor_id=device.vendor_id or own.vendor_id,
-        device_id=own.device_id if device.device_id is None else device.device_id,
+        vendor_id=device.vendor_id or present.vendor_id,
+        device_id=present.device_id if device.device_id is None else device.device_id,
         node=node,
-        firmware_node=own.firmware_node if device.node is None else device.firmware_node,
-        local_pus=device.local_pus if device.local_pus is not None else own.local_pus,
-        subsystem_vendor_id=device.subsystem_vendor_id or own.subsystem_vendor_id,
-        subsystem_device_id=device.subsystem_device_id or own.subsystem_device_id,
-        link=device.link or own.link,
-        driver=device.driver or own.driver,
-        iommu_group=own.iommu_group if device.iommu_group is None else device.iommu_group,
-        physical_function=own.physical_function,
-        sriov_total_vfs=device.sriov_total_vfs or own.sriov_total_vfs,
-        sriov_num_vfs=own.sriov_num_vfs if device.sriov_num_vfs is None else device.sriov_num_vfs,
-        bars=own.bars or device.bars,
-        target_gt_per_s=device.target_gt_per_s or own.target_gt_per_s,
-        power_state=own.power_state,
-        performance_state=own.performance_state,
-        iommu_domain=own.iommu_domain,
-        errors=own.errors,
-        link_replays=own.link_replays,
-        interrupts=own.interrupts,
-        registers=_registers(own.registers, device.registers),
+        firmware_node=present.firmware_node if device.node is None else device.firmware_node,
+        local_pus=device.local_pus if device.local_pus is not None else present.local_pus,
+        subsystem_vendor_id=device.subsystem_vendor_id or present.subsystem_vendor_id,
+        subsystem_device_id=device.subsystem_device_id or present.subsystem_device_id,
+        link=device.link or present.link,
+        driver=device.driver or present.driver,
+        iommu_group=present.iommu_group if device.iommu_group is None else device.iommu_group,
+        physical_function=present.physical_function,
+        sriov_total_vfs=device.sriov_total_vfs or present.sriov_total_vfs,
+        sriov_num_vfs=present.sriov_num_vfs
+        if device.sriov_num_vfs is None
+        else device.sriov_num_vfs,
+        bars=present.bars or device.bars,
+        target_gt_per_s=device.target_gt_per_s or present.target_gt_per_s,
+        power_state=present.power_state,
+        performance_state=present.performance_state,
+        iommu_domain=present.iommu_domain,
+        errors=present.errors,
+        link_replays=present.link_replays,
+        interrupts=present.interrupts,
+        registers=_registers(present.registers, device.registers),
     )
 
 
@@ -331,5 +335,5 @@ def _other_gaps(host: Host, devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
     return tuple(gap for gap in host.gaps if gap.subject not in closed)
 
 
-def _listed(numbers: Iterable[int]) -> str:
+def _join_numbers(numbers: Iterable[int]) -> str:
     return ", ".join(str(number) for number in sorted(numbers)) or "none"

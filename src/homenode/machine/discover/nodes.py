@@ -16,8 +16,8 @@ from homenode.findings import Gap
 from homenode.indices import NodeIndex, PackageIndex
 from homenode.machine.discover.readings import (
     address_of,
+    list_numbers,
     list_readable,
-    numbered,
     read_lines,
     read_mask,
     read_number,
@@ -63,7 +63,7 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
     Raises InputError where a node that is said to be online has no folder, HostError where the
     folder cannot be read.
     """
-    folders = numbered(list_readable(snapshot, NODE), "node")
+    folders = list_numbers(list_readable(snapshot, NODE), "node")
     if not folders:
         return _single_node(snapshot, online, packages)
     if folders[-1] > MAX_PU_INDEX or len(folders) > _MOST_NODES:
@@ -93,10 +93,10 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
     for number, pus in pus_of_node.items():
         index = NodeIndex(number)
         total, free = _memory(snapshot, f"{NODE}/node{number}/meminfo")
-        for what, value in (("memory", total), ("free memory", free)):
+        for quantity, value in (("memory", total), ("free memory", free)):
             if value is None:
                 reason = f"{NODE}/node{number}/meminfo does not say"
-                gaps.append(Gap(f"node {number} {what}", reason))
+                gaps.append(Gap(f"node {number} {quantity}", reason))
         nodes.append(
             NumaNode(
                 index=index,
@@ -178,17 +178,17 @@ def _memory(snapshot: Snapshot, path: str) -> tuple[int | None, int | None]:
     on a host that is long up they are most of its memory. Nodes have no MemAvailable of their own.
     Source: si_mem_available() in mm/show_mem.c, less its reserves.
     """
-    found: dict[str, int] = {}
+    bytes_of_key: dict[str, int] = {}
     for line in read_lines(snapshot, path):
         match = _MEMORY_LINE.fullmatch(line)
         if match is not None:
-            found.setdefault(match[1], int(match[2]) * KIB)
-    free = found.get("MemFree")
+            bytes_of_key.setdefault(match[1], int(match[2]) * KIB)
+    free = bytes_of_key.get("MemFree")
     if free is not None:
         free += sum(
-            found.get(name, 0) for name in ("Active(file)", "Inactive(file)", "SReclaimable")
+            bytes_of_key.get(name, 0) for name in ("Active(file)", "Inactive(file)", "SReclaimable")
         )
-    return found.get("MemTotal"), free
+    return bytes_of_key.get("MemTotal"), free
 
 
 def _page_pools(snapshot: Snapshot, folder: str) -> tuple[PagePool, ...]:

@@ -7,7 +7,7 @@ import re
 
 from homenode.errors import ParseError
 from homenode.machine.discover.readings import (
-    numbered,
+    list_numbers,
     read_lines,
     read_number,
     read_pus,
@@ -83,7 +83,7 @@ def read_kernel_registers(snapshot: Snapshot, folder: str) -> PciRegisters | Non
     for index, line in enumerate(read_lines(snapshot, f"{folder}/resource")[:_ROM]):
         match = _REGION.fullmatch(line.strip())
         first, last, flags = (
-            (0, 0, 0) if match is None else (int(one, 16) for one in match.groups())
+            (0, 0, 0) if match is None else (int(number, 16) for number in match.groups())
         )
         if flags & _MEMORY and last > first and (flags & _UNSET or not first):
             unplaced.append(index)
@@ -119,12 +119,12 @@ def read_interrupts(snapshot: Snapshot, folder: str) -> tuple[PciInterrupt, ...]
 
     The PUs are those that really get it, else those that may. Raises ParseError.
     """
-    numbers = numbered(snapshot.list(f"{folder}/msi_irqs"), "")
-    found: list[PciInterrupt] = []
+    numbers = list_numbers(snapshot.list(f"{folder}/msi_irqs"), "")
+    interrupts: list[PciInterrupt] = []
     for number in numbers:
         for name in ("effective_affinity_list", "smp_affinity_list"):
             pus = read_pus(snapshot, f"/proc/irq/{number}/{name}")
             if pus:  # empty: the interrupt is not set up
-                found.append(PciInterrupt(number, pus))
+                interrupts.append(PciInterrupt(number, pus))
                 break
-    return tuple(found) or None
+    return tuple(interrupts) or None

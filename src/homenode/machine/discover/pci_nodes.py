@@ -24,7 +24,7 @@ class Locality(Struct, frozen=True):
     online_pus: CpuSet
 
     @classmethod
-    def of(
+    def from_nodes(
         cls,
         nodes: tuple[NumaNode, ...],
         online: CpuSet,
@@ -41,7 +41,7 @@ class Locality(Struct, frozen=True):
         for index, nearest in nearest_cpu_nodes(nodes, distances).items():
             if index not in of_devices:
                 continue
-            packages = {package_of[one] for one in nearest}
+            packages = {package_of[node_index] for node_index in nearest}
             is_known = len(nearest) == 1 or (len(packages) == 1 and None not in packages)
             cpu_node[index] = nearest[0] if is_known else None
         return cls(cpu_node, {node.pus: node.index for node in nodes if node.pus}, online)
@@ -66,11 +66,11 @@ class Locality(Struct, frozen=True):
     def node_listed(self, nodes: Iterable[int], pus: CpuSet | None) -> NodeIndex | None:
         """The one node with CPUs among those that a tool lists, as "0,5-11" on GH200; where it
         lists none, the one of several that has all these PUs."""
-        own = set(self.node_of_pus.values())
-        found = own.intersection(NodeIndex(node) for node in nodes)
-        if not found and pus and len(own) > 1:
-            found = {node for its, node in self.node_of_pus.items() if pus <= its}
-        return found.pop() if len(found) == 1 else None
+        cpu_nodes = set(self.node_of_pus.values())
+        matches = cpu_nodes.intersection(NodeIndex(node) for node in nodes)
+        if not matches and pus and len(cpu_nodes) > 1:
+            matches = {node for node_pus, node in self.node_of_pus.items() if pus <= node_pus}
+        return matches.pop() if len(matches) == 1 else None
 
     def firmware_node(self, numa_node: int | None) -> NodeIndex | None:
         """The node that numa_node names where it has no CPUs; else None."""
@@ -81,27 +81,33 @@ class Locality(Struct, frozen=True):
     def gaps(self, snapshot: Snapshot, devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
         """A gap for each function without a node that a VM may get, and one for all others."""
         gaps: list[Gap] = []
-        others: list[Bdf] = []
+        other_bdfs: list[Bdf] = []
         for device in devices:
             if device.node is None and device.kind in NAMED_KINDS:
                 gaps.append(Gap(f"node of {device.bdf}", self._reason(snapshot, device.bdf)))
             elif device.node is None:
-                others.append(device.bdf)
-        if others:
-            which = str(others[0]) if len(others) == 1 else f"{len(others)} other PCI functions"
-            reason = self._reason(snapshot, others[0])
-            gaps.append(Gap(f"node of {which}", f"{reason} ({others[0]})"))
+                other_bdfs.append(device.bdf)
+        if other_bdfs:
+            which = (
+                str(other_bdfs[0])
+                if len(other_bdfs) == 1
+                else f"{len(other_bdfs)} other PCI functions"
+            )
+            reason = self._reason(snapshot, other_bdfs[0])
+            gaps.append(Gap(f"node of {which}", f"{reason} ({other_bdfs[0]})"))
         return tuple(gaps)
 
     def _reason(self, snapshot: Snapshot, bdf: Bdf) -> str:
-        said = snapshot.read_text(f"/sys/bus/pci/devices/{bdf}/numa_node")
-        if said is None:
+        content = snapshot.read_text(f"/sys/bus/pci/devices/{bdf}/numa_node")
+        if content is None:
             return "no numa_node file, and its local PUs are not those of one node"
-        if said.strip().startswith("-"):
-            return f"the firmware gives none: numa_node says {said.strip()}"
-        if said.strip().isdecimal() and NodeIndex(int(said)) in self.cpu_node:
-            return f"numa_node says {said.strip()}, a node without CPUs that is as near to several"
-        return f"numa_node says {said.strip()}, a node that is not online"
+        if content.strip().startswith("-"):
+            return f"the firmware gives none: numa_node says {content.strip()}"
+        if content.strip().isdecimal() and NodeIndex(int(content)) in self.cpu_node:
+            return (
+                f"numa_node says {content.strip()}, a node without CPUs that is as near to several"
+            )
+        return f"numa_node says {content.strip()}, a node that is not online"
 
 
 def _is_of_a_device(node: NumaNode) -> bool:
@@ -117,7 +123,7 @@ class StatedNode(Struct, frozen=True):
 
 
 def with_stated_nodes(
-    devices: tuple[PciDevice, ...], stated: Mapping[Bdf, StatedNode]
+    devices: tuple[PciDevice, ...], node_of_bdf: Mapping[Bdf, StatedNode]
 ) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
     """The functions with the nodes that tools say of GPUs without one, and of what is below the
     same root complex, which is one CPU's."""
@@ -125,12 +131,12 @@ def with_stated_nodes(
     placed = list(devices)
     tools: dict[str, str] = {}
     for i, device in enumerate(placed):
-        said = stated.get(device.bdf)
-        if device.node is None and said is not None:
-            reason = f"the firmware gives none; {said.tool} says {said.node}: used"
+        statement = node_of_bdf.get(device.bdf)
+        if device.node is None and statement is not None:
+            reason = f"the firmware gives none; {statement.tool} says {statement.node}: used"
             gaps.append(Gap(f"node of {device.bdf}", reason))
-            placed[i] = replace(device, node=said.node, node_source=said.tool)
-            tools[device.root_complex] = said.tool
+            placed[i] = replace(device, node=statement.node, node_source=statement.tool)
+            tools[device.root_complex] = statement.tool
     of_root: dict[str, set[NodeIndex]] = {}
     for device in placed:
         if device.root_complex in tools and device.node is not None:
@@ -203,21 +209,21 @@ def unknown_fields(devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
         ),
     )
     return tuple(
-        Gap(f"{what} of {several([device.bdf for device in found])}", reason)
-        for what, reason, found in missing
-        if found
+        Gap(f"{field_name} of {several([device.bdf for device in lacking])}", reason)
+        for field_name, reason, lacking in missing
+        if lacking
     )
 
 
 def functions_off_the_bus(
-    snapshot: Snapshot, folders: Sequence[str], known: frozenset[Bdf]
+    snapshot: Snapshot, folders: Sequence[str], listed: frozenset[Bdf]
 ) -> tuple[Gap, ...]:
     """Functions with a folder below a root complex or bridge that /sys/bus/pci does not list."""
     stray: list[Bdf] = []
     for folder in folders:
         for name in snapshot.list(folder) or ():
             bdf = address_of(name)
-            if bdf is not None and bdf not in known:
+            if bdf is not None and bdf not in listed:
                 stray.append(bdf)
     if not stray:
         return ()

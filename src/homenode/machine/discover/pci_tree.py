@@ -149,10 +149,10 @@ class TreePlace(Struct, frozen=True):
     is_listed: bool = True  # False of a bridge of which only the functions below it show
 
 
-class _Malformed(Struct):
+class _MalformedFiles(Struct):
     """Files of functions that do not have their form: one gap for each name of a file."""
 
-    found: dict[str, list[tuple[Bdf, str]]] = field(default_factory=dict)
+    files: dict[str, list[tuple[Bdf, str]]] = field(default_factory=dict)
 
     def attempt(self, bdf: Bdf, path: str, read: Callable[[str], _Value]) -> _Value | None:
         """What `read` gives of a function's file; None where it is malformed."""
@@ -160,13 +160,13 @@ class _Malformed(Struct):
             return read(path)
         except ParseError as error:
             name = path.rpartition("/")[2]
-            self.found.setdefault(name, []).append((bdf, error.message))
+            self.files.setdefault(name, []).append((bdf, error.message))
             return None
 
     def gaps(self) -> list[Gap]:
         return [
             Gap(f"{file} of {several([bdf for bdf, _ in of_file])}", of_file[0][1])
-            for file, of_file in self.found.items()
+            for file, of_file in self.files.items()
         ]
 
 
@@ -178,7 +178,7 @@ def read_pci_tree(
     nvidia_gpus: functions that the NVIDIA driver calls GPUs, for trees without vendor files.
     """
     gaps: list[Gap] = []
-    malformed = _Malformed()
+    malformed = _MalformedFiles()
     places = _places(snapshot, gaps)
     parent_of = {bdf: place.parent for bdf, place in places.items()}
     classes = _class_codes(snapshot, places, malformed, gaps)
@@ -251,17 +251,17 @@ def _places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, TreePlace]:
 
 def _bridges_not_listed(places: Mapping[Bdf, TreePlace]) -> dict[Bdf, TreePlace]:
     """Bridges that the paths of listed functions pass through, and that are not listed."""
-    found: dict[Bdf, TreePlace] = {}
+    bridges: dict[Bdf, TreePlace] = {}
     for place in places.values():
-        here: TreePlace | None = place
-        while here is not None and here.parent is not None:
-            parent = here.parent
-            if parent in places or parent in found:
+        current: TreePlace | None = place
+        while current is not None and current.parent is not None:
+            parent = current.parent
+            if parent in places or parent in bridges:
                 break
-            here = place_by_path(here.folder.rpartition("/")[0])
-            if here is not None:
-                found[parent] = replace(here, is_listed=False)
-    return found
+            current = place_by_path(current.folder.rpartition("/")[0])
+            if current is not None:
+                bridges[parent] = replace(current, is_listed=False)
+    return bridges
 
 
 def place_by_path(real: str) -> TreePlace | None:
@@ -276,7 +276,7 @@ def place_by_path(real: str) -> TreePlace | None:
 
 
 def _class_codes(
-    snapshot: Snapshot, places: Mapping[Bdf, TreePlace], malformed: _Malformed, gaps: list[Gap]
+    snapshot: Snapshot, places: Mapping[Bdf, TreePlace], malformed: _MalformedFiles, gaps: list[Gap]
 ) -> dict[Bdf, int]:
     """The class of each function: by its file, else by its configuration space. What has functions
     below it and gives no class is a bridge; other functions without one are of no known kind."""
@@ -324,7 +324,7 @@ class _Read(Struct, frozen=True, kw_only=True):
     snapshot: Snapshot
     locality: Locality
     nvidia_gpus: tuple[Bdf, ...]
-    malformed: _Malformed
+    malformed: _MalformedFiles
     places: Mapping[Bdf, TreePlace]
     classes: Mapping[Bdf, int]
     configs: Mapping[Bdf, ConfigHeader | None]  # of bridges
@@ -355,8 +355,8 @@ def _bridge(tree: _Read, bdf: Bdf) -> PciBridge | None:
 
 
 def _first_bus_below(snapshot: Snapshot, folder: str) -> int:
-    found = map(address_of, snapshot.list(folder) or ())
-    return next((bdf.bus for bdf in found if bdf is not None), 0)
+    bdfs = map(address_of, snapshot.list(folder) or ())
+    return next((bdf.bus for bdf in bdfs if bdf is not None), 0)
 
 
 def _device(tree: _Read, bdf: Bdf) -> PciDevice:
@@ -421,8 +421,8 @@ def _device(tree: _Read, bdf: Bdf) -> PciDevice:
 
 
 def _group_number(group: str | None) -> int | None:
-    known = group is not None and group.isascii() and group.isdigit() and len(group) <= 9
-    return int(group) if group is not None and known else None
+    is_number = group is not None and group.isascii() and group.isdigit() and len(group) <= 9
+    return int(group) if group is not None and is_number else None
 
 
 def _power_state(word: str | None) -> str | None:

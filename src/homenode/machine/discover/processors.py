@@ -17,8 +17,8 @@ from homenode.errors import InputError, ParseError
 from homenode.findings import Gap
 from homenode.indices import CoreIndex, LlcIndex, PackageIndex
 from homenode.machine.discover.readings import (
+    list_numbers,
     list_readable,
-    numbered,
     read_lines,
     read_mask,
     read_number,
@@ -76,8 +76,8 @@ def cores_differ(
     package_of_pu = {pu: number for number, pus in enumerate(packages) for pu in pus}
     sizes_of_package: dict[int | None, set[int]] = {}
     for pus in () if offline else cores:
-        (package, *others) = {package_of_pu.get(pu) for pu in pus} or {None}
-        if package is not None and not others:
+        (package, *other_packages) = {package_of_pu.get(pu) for pu in pus} or {None}
+        if package is not None and not other_packages:
             sizes_of_package.setdefault(package, set()).add(len(pus))
     if any(len(sizes) > 1 for sizes in sizes_of_package.values()):
         return "cores have different numbers of SMT siblings"
@@ -183,7 +183,7 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
 
 
 def _groups(
-    pus: CpuSet, group_of: Callable[[int], CpuSet | None], what: str, gaps: list[Gap]
+    pus: CpuSet, group_of: Callable[[int], CpuSet | None], subject: str, gaps: list[Gap]
 ) -> list[CpuSet]:
     """The disjoint groups of PUs, by lowest PU. A PU's own file decides unless it disagrees with
     that of the lowest PU in its group: then the lower one's counts, as in hwloc, and a gap says so.
@@ -192,23 +192,23 @@ def _groups(
     group_of_pu: dict[int, CpuSet] = {}
     in_use = CpuSet()
     for pu in pus:
-        own = group_of(pu)
-        if own is None:
-            gaps.append(Gap(f"{what} of PU {pu}", "no list of the PUs that share it"))
+        group = group_of(pu)
+        if group is None:
+            gaps.append(Gap(f"{subject} of PU {pu}", "no list of the PUs that share it"))
             continue
-        own = own & pus
-        if pu not in own:
-            gaps.append(Gap(f"{what} of PU {pu}", f"its list ({own}) does not hold itself"))
+        group = group & pus
+        if pu not in group:
+            gaps.append(Gap(f"{subject} of PU {pu}", f"its list ({group}) does not hold itself"))
             continue
         if pu in in_use:
-            if own != group_of_pu[pu]:
-                reason = f"its list says {own}, that of PU {group_of_pu[pu].first()} says "
-                gaps.append(Gap(f"{what} of PU {pu}", f"{reason}{group_of_pu[pu]}"))
+            if group != group_of_pu[pu]:
+                reason = f"its list says {group}, that of PU {group_of_pu[pu].first()} says "
+                gaps.append(Gap(f"{subject} of PU {pu}", f"{reason}{group_of_pu[pu]}"))
             continue
-        own = own - in_use
-        groups.append(own)
-        in_use = in_use | own
-        group_of_pu |= dict.fromkeys(own, own)
+        group = group - in_use
+        groups.append(group)
+        in_use = in_use | group
+        group_of_pu |= dict.fromkeys(group, group)
     return groups
 
 
@@ -320,18 +320,20 @@ def _clusters(snapshot: Snapshot, online: CpuSet, named: set[CpuSet]) -> CpuSet:
     in_use = CpuSet()
     for pu in online:
         topology = f"{CPU}/cpu{pu}/topology"
-        found = read_pus(snapshot, f"{topology}/cluster_cpus_list", f"{topology}/cluster_cpus")
-        its = CpuSet() if found is None or pu in in_use else found & online
-        in_use = in_use | its
-        if len(its) < 2 or its in named:
+        cluster = read_pus(snapshot, f"{topology}/cluster_cpus_list", f"{topology}/cluster_cpus")
+        members = CpuSet() if cluster is None or pu in in_use else cluster & online
+        in_use = in_use | members
+        if len(members) < 2 or members in named:
             continue
         folder = f"{CPU}/cpu{pu}/cache"
-        caches = [f"{folder}/index{index}" for index in numbered(snapshot.list(folder), "index")]
+        caches = [
+            f"{folder}/index{index}" for index in list_numbers(snapshot.list(folder), "index")
+        ]
         if not any(
-            read_pus(snapshot, f"{cache}/shared_cpu_list", f"{cache}/shared_cpu_map") == found
+            read_pus(snapshot, f"{cache}/shared_cpu_list", f"{cache}/shared_cpu_map") == cluster
             for cache in caches
         ):
-            clusters = clusters | its
+            clusters = clusters | members
     return clusters
 
 
@@ -342,7 +344,7 @@ def _read_llcs(
 
     LLCs may differ in level: the low-power E cores of a Meteor Lake lie outside the L3.
     """
-    found: list[tuple[CpuSet, int, int | None]] = []
+    caches: list[tuple[CpuSet, int, int | None]] = []
     in_use = CpuSet()
     unknown = CpuSet()
     unlisted = CpuSet()
@@ -362,14 +364,14 @@ def _read_llcs(
             gaps.append(Gap(f"last-level cache of PU {pu}", reason))
             pus = pus - in_use
         in_use = in_use | pus
-        found.append((pus, cache[1], cache[2]))
+        caches.append((pus, cache[1], cache[2]))
     if unlisted:
         reason = "its list of PUs is empty: counted as that of its SMT siblings, as hwloc does"
         gaps.append(Gap(f"last-level cache of PUs {unlisted}", reason))
     if unknown:
         reason = f"no cache above level 1 in {CPU}/cpuN/cache with the PUs that share it"
         gaps.append(Gap(f"last-level cache of PUs {unknown}", reason))
-    llcs = tuple(Llc(LlcIndex(i), *fields) for i, fields in enumerate(found))
+    llcs = tuple(Llc(LlcIndex(i), *fields) for i, fields in enumerate(caches))
     sizeless = [str(llc.index) for llc in llcs if llc.size_bytes is None]
     if sizeless:
         gaps.append(Gap(f"size of LLCs {', '.join(sizeless)}", "no size file"))
@@ -381,7 +383,7 @@ def _highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int | None
     unified cache of a PU."""
     folder = f"{CPU}/cpu{pu}/cache"
     best: tuple[CpuSet, int, int | None] | None = None
-    for index in reversed(numbered(snapshot.list(folder), "index")):
+    for index in reversed(list_numbers(snapshot.list(folder), "index")):
         cache = f"{folder}/index{index}"
         level = read_number(snapshot, f"{cache}/level")
         if level is None or level < _LOWEST_LLC_LEVEL or (best is not None and level <= best[1]):

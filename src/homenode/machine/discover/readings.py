@@ -80,14 +80,14 @@ def is_hidden(snapshot: Snapshot, folder: str) -> bool:
     return snapshot.list(folder) is None and snapshot.real_path(folder) is not None
 
 
-def numbered(names: tuple[str, ...] | None, prefix: str) -> tuple[int, ...]:
+def list_numbers(names: tuple[str, ...] | None, prefix: str) -> tuple[int, ...]:
     """The numbers N of the names prefixN, ascending; other names are passed over.
 
-    >>> numbered(("cpu10", "cpu2", "cpufreq", "cpuidle"), "cpu")
+    >>> list_numbers(("cpu10", "cpu2", "cpufreq", "cpuidle"), "cpu")
     (2, 10)
     """
     rests = (name.removeprefix(prefix) for name in names or () if name.startswith(prefix))
-    return tuple(sorted(int(rest) for rest in rests if _is_index(rest)))
+    return tuple(sorted(int(suffix) for suffix in rests if _is_index(suffix)))
 
 
 def address_of(name: str) -> Bdf | None:

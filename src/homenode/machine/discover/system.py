@@ -11,8 +11,8 @@ from homenode.errors import InputError, ParseError
 from homenode.findings import Gap
 from homenode.machine.discover.readings import (
     PADDING,
+    list_numbers,
     list_readable,
-    numbered,
     read_lines,
     read_number,
     read_pus,
@@ -65,7 +65,7 @@ def read_states(snapshot: Snapshot) -> PuStates:
     folder: a host with PUs missing must not pass for a smaller one. Raises HostError where the CPU
     tree cannot be read.
     """
-    numbers = numbered(list_readable(snapshot, CPU), "cpu")
+    numbers = list_numbers(list_readable(snapshot, CPU), "cpu")
     if numbers and numbers[-1] > MAX_PU_INDEX:
         raise ParseError(f"{snapshot.name}: {CPU}", _EXPECTED_FOLDERS, f"cpu{numbers[-1]}")
     folders = CpuSet(numbers)
@@ -171,15 +171,15 @@ def _cgroups(snapshot: Snapshot) -> dict[str, str]:
 def _cpuset_mounts(snapshot: Snapshot) -> list[tuple[str, str]]:
     """(type, mount point) of file systems with cpusets, of lines such as
     "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0". Source: man fstab; /proc/mounts."""
-    found: list[tuple[str, str]] = []
+    mounts: list[tuple[str, str]] = []
     for line in read_lines(snapshot, "/proc/mounts"):
         fields = line.split()
         if len(fields) < 4 or not fields[1].startswith("/") or "\\" in fields[1]:
             continue  # "\040" stands for a space, which no cgroup mount has
         _, mount, kind, options = fields[:4]
         if kind in ("cgroup2", "cpuset") or (kind == "cgroup" and "cpuset" in options.split(",")):
-            found.append((kind, mount))
-    return found
+            mounts.append((kind, mount))
+    return mounts
 
 
 def _from_command_line(command_line: str, key: str, source: str) -> CpuSet:
@@ -350,42 +350,43 @@ def _firmware(snapshot: Snapshot) -> str | None:
 
 
 def _frequency_limits(snapshot: Snapshot, online: CpuSet) -> tuple[FrequencyLimit, ...] | None:
-    found: dict[tuple[int, int | None], list[int]] = {}
+    pus_of_limit: dict[tuple[int, int | None], list[int]] = {}
     for pu in online:
         folder = f"{CPU}/cpu{pu}/cpufreq"
         limit = read_number(snapshot, f"{folder}/scaling_max_freq")
         if limit is not None:
             hardware = read_number(snapshot, f"{folder}/cpuinfo_max_freq")
-            found.setdefault((limit, hardware), []).append(pu)
+            pus_of_limit.setdefault((limit, hardware), []).append(pu)
     limits = (
-        FrequencyLimit(limit, hardware, CpuSet(pus)) for (limit, hardware), pus in found.items()
+        FrequencyLimit(limit, hardware, CpuSet(pus))
+        for (limit, hardware), pus in pus_of_limit.items()
     )
-    return tuple(sorted(limits, key=lambda one: one.pus.bits)) or None
+    return tuple(sorted(limits, key=lambda frequency_limit: frequency_limit.pus.bits)) or None
 
 
 def _cpufreq(snapshot: Snapshot, online: CpuSet, file: str) -> tuple[str, ...] | None:
     """The different words in a file of every frequency policy, sorted; None without any."""
     policies = snapshot.list(f"{CPU}/cpufreq") or ()
-    found = {
+    words = {
         read_word(snapshot, f"{CPU}/cpufreq/{policy}/{file}")
         for policy in policies
         if policy.startswith("policy")
     } - {None}
-    if not found:
-        found = {read_word(snapshot, f"{CPU}/cpu{pu}/cpufreq/{file}") for pu in online} - {None}
-    return tuple(sorted(name for name in found if name is not None)) or None
+    if not words:
+        words = {read_word(snapshot, f"{CPU}/cpu{pu}/cpufreq/{file}") for pu in online} - {None}
+    return tuple(sorted(name for name in words if name is not None)) or None
 
 
 def _pus_of(
     online: CpuSet, value_of: Callable[[int], _Value | None]
 ) -> tuple[tuple[_Value, CpuSet], ...] | None:
     """The PUs by what each of them has, ascending; None where none gives."""
-    found: dict[_Value, list[int]] = {}
+    pus_of_value: dict[_Value, list[int]] = {}
     for pu in online:
         value = value_of(pu)
         if value is not None:
-            found.setdefault(value, []).append(pu)
-    return tuple((value, CpuSet(found[value])) for value in sorted(found)) or None
+            pus_of_value.setdefault(value, []).append(pu)
+    return tuple((value, CpuSet(pus_of_value[value])) for value in sorted(pus_of_value)) or None
 
 
 def _idle_exit_latency_us(snapshot: Snapshot, pu: int) -> int | None:

@@ -126,8 +126,8 @@ def _read(file: BinaryIO, source: str, most_bytes: int) -> ArchiveTree:
                 f"{source}: expected a tar (plain, gzip, bzip2 or xz), found {name}",
                 hint="unpack it and give the folder, or pack it with tar -czf",
             )
-    compression = next((one for one in _COMPRESSIONS if head.startswith(one.magic)), None)
-    tar = _Tar(_Unpacked(file, head, compression, source), source, most_bytes)
+    compression = next((kind for kind in _COMPRESSIONS if head.startswith(kind.magic)), None)
+    tar = _Tar(_UnpackedStream(file, head, compression, source), source, most_bytes)
     try:
         tar.read()
     except (_DamagedError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -145,7 +145,7 @@ class _DamagedError(Exception):
     """What is not as a tar is."""
 
 
-class _Unpacked:
+class _UnpackedStream:
     """The bytes of a packed file, unpacked as they are asked for and no further."""
 
     def __init__(
@@ -225,15 +225,15 @@ class _Unpacked:
         packed = self._file.read(_PIECE)
         self._packed_left -= len(packed)
         if self._packed_left < 0:
-            most = self._compression.most_packed if self._compression else MAX_UNPACKED_BYTES
-            raise _too_much(self._source, f"at most {most} bytes", "more")
+            limit = self._compression.most_packed if self._compression else MAX_UNPACKED_BYTES
+            raise _too_much(self._source, f"at most {limit} bytes", "more")
         return packed
 
 
 class _Tar:
     """The members of a tar, as far as they were read. left: bytes that may still be kept."""
 
-    def __init__(self, unpacked: _Unpacked, source: str, most_bytes: int) -> None:
+    def __init__(self, unpacked: _UnpackedStream, source: str, most_bytes: int) -> None:
         self.files: dict[str, str] = {}
         self.links: dict[str, str] = {}
         self.folders: set[str] = {""}
@@ -303,14 +303,14 @@ class _Tar:
     def _extension(self, header: "_Header") -> bytes:
         if header.size > MAX_HEADER_BYTES:
             raise self._too_much(f"headers of at most {MAX_HEADER_BYTES} bytes", str(header.size))
-        return self._padded(header.size)
+        return self._take_padded(header.size)
 
     def _content(self, name: str, size: int) -> str:
         if size > MAX_FILE_BYTES:
             raise self._too_much(f"files of at most {MAX_FILE_BYTES} bytes", f"{name}: {size}")
-        return _text(self._padded(size))
+        return _text(self._take_padded(size))
 
-    def _padded(self, size: int) -> bytes:
+    def _take_padded(self, size: int) -> bytes:
         return self._unpacked.take(-(-size // _BLOCK) * _BLOCK)[:size]
 
     def _hard_link(self, name: str, link: str) -> str:
@@ -347,8 +347,8 @@ class _Tar:
             raise self._too_much(f"paths of at most {MAX_DEPTH} parts", f"{name[:60]}...")
         return "/".join(parts)
 
-    def _too_much(self, expected: str, found: str) -> InputError:
-        return _too_much(self._source, expected, found)
+    def _too_much(self, expected: str, excess: str) -> InputError:
+        return _too_much(self._source, expected, excess)
 
     def _sparse(self) -> InputError:
         return InputError(
@@ -399,7 +399,7 @@ def _size(digits: str) -> int:
 
 def _pax_records(content: bytes) -> dict[str, str]:
     """Records of a pax header: "LENGTH KEY=VALUE\\n" each. Raises _DamagedError."""
-    found: dict[str, str] = {}
+    records: dict[str, str] = {}
     at = 0
     while at < len(content) and content[at]:  # GNU tar fills up with zeros
         length, space, _ = content[at : at + 8].partition(b" ")
@@ -407,18 +407,18 @@ def _pax_records(content: bytes) -> dict[str, str]:
         key, equals, value = content[at + len(length) + 1 : end - 1].partition(b"=")
         if end > len(content) or not equals or content[end - 1 : end] != b"\n":
             raise _DamagedError("a pax header of another form")
-        found[_text(key)] = _text(value)
+        records[_text(key)] = _text(value)
         at = end
-    return found
+    return records
 
 
 def _text(content: bytes) -> str:
     return content.decode("utf-8", "surrogateescape")
 
 
-def _too_much(source: str, expected: str, found: str) -> InputError:
+def _too_much(source: str, expected: str, excess: str) -> InputError:
     return InputError(
-        f"{source}: expected {expected}, found {found}",
+        f"{source}: expected {expected}, found {excess}",
         hint="unpack what is needed of it and give the folder",
     )
 

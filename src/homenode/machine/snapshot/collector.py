@@ -93,15 +93,15 @@ def parse_collected(text: str, name: str) -> MemorySnapshot:
     commands: dict[str, str] = {}
     folders: list[str] = []
     for number, mark, body in _blocks(lines, first):
-        kind, _, rest = mark.partition(" ")
+        kind, _, subject = mark.partition(" ")
         if kind == "F":
-            files[f"/{rest}"] = _text(body)
+            files[f"/{subject}"] = _text(body)
         elif kind == "G":
-            files.update(_many(rest, body))
+            files.update(_many(subject, body))
         elif kind == "H":
-            files[f"/{rest}"] = _binary(body, name, number)
+            files[f"/{subject}"] = _binary(body, name, number)
         elif kind == "D":
-            folders.append(f"/{rest}")
+            folders.append(f"/{subject}")
         elif kind == "L":
             links.update(_links(body))
         elif kind == "C":
@@ -110,15 +110,15 @@ def parse_collected(text: str, name: str) -> MemorySnapshot:
             if status is None:
                 raise ParseError(name, "an exit status", mark, line=number)
             if status[1] == "0":
-                commands[rest] = output[: status.start()]
+                commands[subject] = output[: status.start()]
         elif kind != "Z":
             raise ParseError(name, "one of F, G, H, D, L, C, Z", mark, line=number)
     return MemorySnapshot(
         name,
-        {_resolved(path, links): text for path, text in files.items()},
-        {_resolved(path, links): target for path, target in links.items()},
+        {_resolve(path, links): text for path, text in files.items()},
+        {_resolve(path, links): target for path, target in links.items()},
         commands,
-        tuple(_resolved(path, links) for path in folders),
+        tuple(_resolve(path, links) for path in folders),
     )
 
 
@@ -158,8 +158,8 @@ def _command_lines(command: ToolCommand) -> Iterator[str]:
         yield f"{'el' if position else ''}if command -v {quote(argv[0])} >/dev/null; then"
         yield f"echo 'C {command.name}'"
         yield "{"
-        if command.each:
-            run_list = _invocation(command.each, command.timeout_s)
+        if command.list_argv:
+            run_list = _invocation(command.list_argv, command.timeout_s)
             yield f"w=$({run_list}); r=$?"
             yield f"echo '<{command.wrapped}>'"
             # Not quoted: words are what the list is split into. They are UUIDs.
@@ -207,17 +207,17 @@ def _text(body: Sequence[str]) -> str:
 def _many(globs: str, body: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(path, text) of lines "path:line". A path may hold colons: 0000:3b:00.0/class:0x030200."""
     patterns = ["/".join(map(_part_pattern, glob.split("/"))) for glob in globs.split(" ")]
-    each = [re.compile(rf"({pattern}):(.*)", re.DOTALL) for pattern in patterns]
+    line_patterns = [re.compile(rf"({pattern}):(.*)", re.DOTALL) for pattern in patterns]
     any_ = re.compile("|".join(f"({pattern}):" for pattern in patterns))
     texts: dict[str, list[str]] = {}
-    now = each[0]  # lines of one glob follow each other
+    now = line_patterns[0]  # lines of one glob follow each other
     for line in body:
-        found = now.fullmatch(line)
-        if found is None and (first := any_.match(line)) is not None and first.lastindex:
-            now = each[first.lastindex - 1]
-            found = now.fullmatch(line)
-        if found is not None:
-            texts.setdefault(f"/{found[1]}", []).append(found[2])
+        match = now.fullmatch(line)
+        if match is None and (first := any_.match(line)) is not None and first.lastindex:
+            now = line_patterns[first.lastindex - 1]
+            match = now.fullmatch(line)
+        if match is not None:
+            texts.setdefault(f"/{match[1]}", []).append(match[2])
     for path, of_path in texts.items():
         yield path, "\n".join(of_path) + "\n"
 
@@ -242,12 +242,12 @@ def _links(body: Sequence[str]) -> Iterator[tuple[str, str]]:
     lrwxrwxrwx 1 root root 0 Nov 20 09:10 sys/bus/pci/devices/0000:00:01.0 -> ../../../devices/x
     """
     for line in body:
-        found = _LISTED_LINK.match(line)
-        if found is not None:
-            yield f"/{found[1]}", found[2]
+        match = _LISTED_LINK.match(line)
+        if match is not None:
+            yield f"/{match[1]}", match[2]
 
 
-def _resolved(path: str, links: dict[str, str]) -> str:
+def _resolve(path: str, links: dict[str, str]) -> str:
     """Where a path really lies, following links above its last part; /sys has no other links."""
     real: list[str] = []
     pending = path.split("/")[:0:-1]

@@ -85,7 +85,7 @@ class PathRule(Struct, frozen=True):
     glob: str
     kind: Kind
     form: Form
-    why: str
+    purpose: str
     # where given, only lines that begin so are captured (the rest of /proc/self/status, say, is
     # private)
     keep: tuple[str, ...] = ()
@@ -100,11 +100,11 @@ class ToolCommand(Struct, frozen=True):
     name: str
     # the argv, and others to try where the first program is not there
     spellings: tuple[tuple[str, ...], ...]
-    why: str
+    purpose: str
     timeout_s: int = 30
     # where given, its output is a list of words, and the tool runs once for each of them, the word
     # as its last argument; the outputs stand one after the other in <wrapped> tags
-    each: tuple[str, ...] = ()
+    list_argv: tuple[str, ...] = ()
     wrapped: str = ""
 
 
@@ -122,15 +122,15 @@ def table(name: str) -> list[str]:
 
 def words(section: str) -> frozenset[str]:
     """The words of a section of words.txt."""
-    _, _, rest = "\n".join(table("words.txt")).partition(f"[{section}]\n")
-    return frozenset(rest.partition("[")[0].split())
+    _, _, tail = "\n".join(table("words.txt")).partition(f"[{section}]\n")
+    return frozenset(tail.partition("[")[0].split())
 
 
-def _each(names: str) -> list[str]:
+def _expand_braces(names: str) -> list[str]:
     """Of braces, each name."""
-    before, _, rest = names.partition("{")
-    several, _, after = rest.partition("}")
-    return [f"{before}{one}{after}" for one in several.split(",")]
+    before, _, tail = names.partition("{")
+    several, _, after = tail.partition("}")
+    return [f"{before}{name}{after}" for name in several.split(",")]
 
 
 def _paths() -> Iterator[PathRule]:
@@ -139,13 +139,13 @@ def _paths() -> Iterator[PathRule]:
     for row, below in zip(rows, (*rows[1:], ""), strict=True):
         if row.startswith(" "):
             continue
-        head, _, why = row.partition(" | ")
-        kind, form, path, *rest = head.split()
-        folder, better = path.rpartition("/")[0], rest[1] if rest else None
+        head, _, purpose = row.partition(" | ")
+        kind, form, path, *options = head.split()
+        folder, better = path.rpartition("/")[0], options[1] if options else None
         unless = better and (better if better.startswith("/") else f"{folder}/{better}")
         keep = tuple(_LINES.findall(below.replace("\\t", "\t"))) if below[:1] == " " else ()
-        for glob in _each(path):
-            yield PathRule(glob, Kind(kind), Form[form], why, keep, unless)
+        for glob in _expand_braces(path):
+            yield PathRule(glob, Kind(kind), Form[form], purpose, keep, unless)
 
 
 PATHS = tuple(_paths())
@@ -154,12 +154,12 @@ PATHS = tuple(_paths())
 def _commands() -> Iterator[ToolCommand]:
     blocks = "\n".join(table("commands.txt")).replace("\n  ", "\t").splitlines()
     for head, *rows in (block.split("\t") for block in blocks):
-        named, _, why = head.partition(" | ")
+        named, _, purpose = head.partition(" | ")
         name, timeout = named.split()
-        wrapped, _, each = rows[-1].removeprefix("each ").partition(": ")
+        wrapped, _, list_argv = rows[-1].removeprefix("each ").partition(": ")
         spellings = tuple(tuple(row.split()) for row in rows if not row.startswith("each "))
-        wrapped = wrapped if each else ""
-        yield ToolCommand(name, spellings, why, int(timeout), tuple(each.split()), wrapped)
+        wrapped = wrapped if list_argv else ""
+        yield ToolCommand(name, spellings, purpose, int(timeout), tuple(list_argv.split()), wrapped)
 
 
 COMMANDS = tuple(_commands())

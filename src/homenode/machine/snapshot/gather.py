@@ -39,7 +39,7 @@ class Manifest(Struct, frozen=True):
 
 def encode_manifest(manifest: Manifest) -> str:
     """The JSON document."""
-    left_out = [{"what": what, "reason": reason} for what, reason in manifest.left_out]
+    left_out = [{"what": subject, "reason": reason} for subject, reason in manifest.left_out]
     return formats.encode(KIND, manifest, changed={"left_out": left_out})
 
 
@@ -77,18 +77,18 @@ def gather(snapshot: Snapshot) -> GatheredFiles:
         # The rule that is better stands above it in the table.
         if rule.unless is not None and rule.unless not in absent:
             continue
-        found = False
+        is_there = False
         for path in paths_of(snapshot, rule.glob):
             try:
                 value = _READERS[rule.kind](snapshot, rule, path)
             except _Unlike:
                 unlike.add(path)
                 continue
-            where = None if value is None else _place(snapshot, path)
-            if value is not None and where is not None:
-                in_use[rule.kind][where] = value
-                found = True
-        if not found:
+            place = None if value is None else _place(snapshot, path)
+            if value is not None and place is not None:
+                in_use[rule.kind][place] = value
+                is_there = True
+        if not is_there:
             absent.append(rule.glob)
     outputs = {command.name: snapshot.command_output(command.name) for command in COMMANDS}
     return GatheredFiles(
@@ -181,20 +181,20 @@ def _config(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
     text = snapshot.read_text(path)
     if not text:
         return None
-    kept = keep_port_type(text.encode("utf-8", "surrogateescape"))
-    if kept is None:
+    header = keep_port_type(text.encode("utf-8", "surrogateescape"))
+    if header is None:
         raise _Unlike
-    return kept.decode("utf-8", "surrogateescape")
+    return header.decode("utf-8", "surrogateescape")
 
 
 def _table(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
     text = snapshot.read_text(path)
     if not text:
         return None
-    kept = keep_entries(text.encode("utf-8", "surrogateescape"), path.rpartition("/")[2])
-    if kept is None:
+    entries = keep_entries(text.encode("utf-8", "surrogateescape"), path.rpartition("/")[2])
+    if entries is None:
         raise _Unlike
-    return kept.decode("utf-8", "surrogateescape")
+    return entries.decode("utf-8", "surrogateescape")
 
 
 _READERS = {
@@ -221,9 +221,9 @@ def keep_entries(table: bytes, signature: str) -> bytes | None:
         return None
     if table[:4] != signature.encode() or int.from_bytes(table[4:8], "little") != len(table):
         return None
-    kept = bytearray(table)
-    kept[_OF_THE_MAKER] = bytes(_OF_THE_MAKER.stop - _OF_THE_MAKER.start)
-    return bytes(kept)
+    blanked = bytearray(table)
+    blanked[_OF_THE_MAKER] = bytes(_OF_THE_MAKER.stop - _OF_THE_MAKER.start)
+    return bytes(blanked)
 
 
 HEADER_BYTES = 64
@@ -250,14 +250,14 @@ def keep_port_type(config: bytes) -> bytes | None:
         return None
     if len(config) < _CONVENTIONAL_BYTES:
         return config[:HEADER_BYTES]
-    kept = bytearray(_CONVENTIONAL_BYTES)
-    kept[:HEADER_BYTES] = config[:HEADER_BYTES]
+    blanked = bytearray(_CONVENTIONAL_BYTES)
+    blanked[:HEADER_BYTES] = config[:HEADER_BYTES]
     at = config[_CAPABILITIES_POINTER] & ~3
     seen: set[int] = set()
     while HEADER_BYTES <= at < _CONVENTIONAL_BYTES and at not in seen:
         seen.add(at)
         length = _PCI_EXPRESS_BYTES if config[at] == _PCI_EXPRESS else 2
         end = min(at + length, _CONVENTIONAL_BYTES)
-        kept[at:end] = config[at:end]
+        blanked[at:end] = config[at:end]
         at = config[at + 1] & ~3
-    return bytes(kept)
+    return bytes(blanked)

@@ -41,20 +41,20 @@ class LiveSnapshot(FilesOf):
 
     def _run(self, command: ToolCommand) -> str | None:
         try:
-            if not command.each:
+            if not command.list_argv:
                 return _first(command).stdout_or_raise()
             run((command.spellings[0][0], "--version"), command.timeout_s)  # it is there
-            listed = run(command.each, command.timeout_s).stdout_or_raise()
-            return self._wrapped(command, listed.split()[:_MAX_DOMAINS])
+            listed = run(command.list_argv, command.timeout_s).stdout_or_raise()
+            return self._run_each(command, listed.split()[:_MAX_DOMAINS])
         except ToolMissingError:
-            if command.each:  # other VMs may run all the same
-                self._failures[command.name] = f"{command.each[0]}: command not found"
+            if command.list_argv:  # other VMs may run all the same
+                self._failures[command.name] = f"{command.list_argv[0]}: command not found"
             return None
         except ToolError as error:
             self._failures[command.name] = error.message
             return None
 
-    def _wrapped(self, command: ToolCommand, words: Sequence[str]) -> str:
+    def _run_each(self, command: ToolCommand, words: Sequence[str]) -> str:
         """The outputs for each word, in <wrapped> tags."""
         outputs: list[str] = []
         for word in words:

@@ -135,9 +135,9 @@ def _names_of_folder(
             while below not in ("", "/"):
                 folder, _, name = below.rpartition("/")
                 folder = folder or "/"
-                known = names.get(folder)
-                if known is not None:
-                    known.add(name)
+                siblings = names.get(folder)
+                if siblings is not None:
+                    siblings.add(name)
                     break
                 names[folder] = {name}
                 below = folder

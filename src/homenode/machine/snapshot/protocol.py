@@ -97,7 +97,7 @@ class BoundedSnapshot:
         return self._text(self._files.read_text(path))
 
     def list(self, path: str) -> tuple[str, ...] | None:
-        names = self._counted(self._files.list(path))
+        names = self._count_answer(self._files.list(path))
         if names is not None and len(names) > MAX_NAMES:
             raise InputError(
                 f"{self.name}: {path}: expected at most {MAX_NAMES} names, found {len(names)}"
@@ -105,10 +105,10 @@ class BoundedSnapshot:
         return names
 
     def read_link(self, path: str) -> str | None:
-        return self._counted(self._files.read_link(path))
+        return self._count_answer(self._files.read_link(path))
 
     def real_path(self, path: str) -> str | None:
-        return self._counted(self._files.real_path(path))
+        return self._count_answer(self._files.real_path(path))
 
     def command_output(self, command: str) -> str | None:
         return self._text(self._files.command_output(command))
@@ -124,9 +124,9 @@ class BoundedSnapshot:
             if "," in text and text not in self._known:
                 self._known.add(text)
                 self._commas += text.count(",")
-        return self._counted(text)
+        return self._count_answer(text)
 
-    def _counted(self, answer: T) -> T:
+    def _count_answer(self, answer: T) -> T:
         """Count an answer; what is not there takes no room, and little time."""
         self._found += answer is not None
         self._asked += 1
@@ -198,7 +198,7 @@ def follow(
         names_left -= len(target) >> 4
         if target.startswith("/"):
             real = "/"
-        pending += [one for one in reversed(target.split("/")) if one not in ("", ".")]
+        pending += [part for part in reversed(target.split("/")) if part not in ("", ".")]
     return real
 
 

@@ -78,7 +78,7 @@ class Pseudonyms:
             short = host.partition(".")[0]
             if _IPV4.fullmatch(host) or ":" in host:
                 continue  # an address, which is found by its form
-            pseudonym = self.of("host", short)
+            pseudonym = self.pseudonym("host", short)
             for word in dict.fromkeys((host, short)):
                 self._add_word(word, pseudonym)
                 if word not in self._words and word not in _OF_EVERY_HOST:
@@ -86,7 +86,7 @@ class Pseudonyms:
                     self._left["host name"] = None
         for user in users:
             word = user.strip().lower()
-            self._add_word(word, self.of("user", word))
+            self._add_word(word, self.pseudonym("user", word))
             if word not in self._words and word not in _OF_EVERY_HOST:
                 self._left["user name"] = None
 
@@ -96,7 +96,7 @@ class Pseudonyms:
         that tools use anyway, cannot be distinguished from other text."""
         return tuple(self._left)
 
-    def of(self, kind: str, secret: str) -> str:
+    def pseudonym(self, kind: str, secret: str) -> str:
         """The pseudonym "KIND-N" of a secret. What is a pseudonym of that kind stays one."""
         return self._remember(kind, secret, lambda count: f"{kind}-{count}")
 
@@ -108,7 +108,7 @@ class Pseudonyms:
     def serial(self, secret: str) -> str:
         """A pseudonym for a serial number, which is also found wherever else it stands."""
         secret = secret.strip()
-        pseudonym = self.of("serial", secret)
+        pseudonym = self.pseudonym("serial", secret)
         # Short ones, and numbers that could be an amount of memory, are not looked for elsewhere.
         if len(secret) >= (12 if secret.isdigit() else 6) and len(set(secret)) > 2:
             self._add_word(secret.lower(), pseudonym)
@@ -123,8 +123,8 @@ class Pseudonyms:
 
     def scrub_words(self, text: str) -> str:
         """The text with pseudonyms for the names and serials that are known by now."""
-        text = _MAIL.sub(lambda found: self.of("mail", found[0].lower()), text)
-        text = _HOME.sub(lambda found: found[1] + self.of("user", found[2].lower()), text)
+        text = _MAIL.sub(lambda found: self.pseudonym("mail", found[0].lower()), text)
+        text = _HOME.sub(lambda found: found[1] + self.pseudonym("user", found[2].lower()), text)
         for word, pseudonym in self._placed.items():
             text = re.sub(
                 rf"({_PLACE_OF_HOST}){re.escape(word)}(?![\w-]|\.\w)",
@@ -168,13 +168,13 @@ class Pseudonyms:
             self._of_secret[key] = make(self._counts[kind])
         return self._of_secret[key]
 
-    def _word(self, found: "re.Match[str]") -> str:
+    def _word(self, match: "re.Match[str]") -> str:
         # On a host called gpu7, nvidia-smi's GPU7 is still a GPU.
-        return found[0] if _OF_TOOLS.fullmatch(found[0]) else self._words[found[0].lower()]
+        return match[0] if _OF_TOOLS.fullmatch(match[0]) else self._words[match[0].lower()]
 
-    def _long_hex(self, found: "re.Match[str]") -> str:
-        pseudonym = self.uuid(found[0]).replace("-", "")
-        return pseudonym.ljust(len(found[0]), "0")
+    def _long_hex(self, match: "re.Match[str]") -> str:
+        pseudonym = self.uuid(match[0]).replace("-", "")
+        return pseudonym.ljust(len(match[0]), "0")
 
     def _mac_number(self, digits: str) -> str:
         """Digits of a locally administered address, as many as there were."""
@@ -182,36 +182,36 @@ class Pseudonyms:
         of_all = self._remember("mac", digits, lambda n: f"{n:x}")
         return "02" + of_all.rjust(len(digits) - 2, "0")
 
-    def _mac(self, found: "re.Match[str]") -> str:
-        separator = found[0][2]
-        digits = self._mac_number(found[0].replace(separator, ""))
+    def _mac(self, match: "re.Match[str]") -> str:
+        separator = match[0][2]
+        digits = self._mac_number(match[0].replace(separator, ""))
         return separator.join(digits[at : at + 2] for at in range(0, len(digits), 2))
 
-    def _mac_of_fours(self, found: "re.Match[str]") -> str:
-        digits = self._mac_number(found[0].replace(".", ""))
+    def _mac_of_fours(self, match: "re.Match[str]") -> str:
+        digits = self._mac_number(match[0].replace(".", ""))
         return f"{digits[:4]}.{digits[4:8]}.{digits[8:]}"
 
-    def _guid(self, found: "re.Match[str]") -> str:
-        digits = self._mac_number(found[0].replace(":", ""))
+    def _guid(self, match: "re.Match[str]") -> str:
+        digits = self._mac_number(match[0].replace(":", ""))
         return ":".join(digits[at : at + 4] for at in range(0, 16, 4))
 
-    def _ipv4(self, found: "re.Match[str]") -> str:
+    def _ipv4(self, match: "re.Match[str]") -> str:
         try:
-            address = ipaddress.IPv4Address(found[0])
+            address = ipaddress.IPv4Address(match[0])
         except ipaddress.AddressValueError:
-            return found[0]  # a version with four parts
+            return match[0]  # a version with four parts
         if address.is_unspecified or address.is_loopback:
-            return found[0]
+            return match[0]
         return self._remember("ipv4", str(address), _documentation_ipv4)
 
-    def _ipv6(self, found: "re.Match[str]") -> str:
-        text, percent, zone = found[0].partition("%")
+    def _ipv6(self, match: "re.Match[str]") -> str:
+        text, percent, zone = match[0].partition("%")
         try:
             address = ipaddress.IPv6Address(text)
         except ipaddress.AddressValueError:
-            return found[0]
+            return match[0]
         if address.is_unspecified or address.is_loopback:
-            return found[0]
+            return match[0]
         return self._remember("ipv6", str(address), lambda n: f"2001:db8::{n:x}") + percent + zone
 
 

@@ -95,7 +95,7 @@ def identities_of(snapshot: Snapshot, also: Identities | None = None) -> Identit
         _distinct((*also.hosts, *_words(words))),
         _distinct((*also.users, *_words(users))),
         # "To be filled by O.E.M." is no serial.
-        _distinct((*also.serials, *(one for one in serials if " " not in one))),
+        _distinct((*also.serials, *(serial for serial in serials if " " not in serial))),
     )
 
 
@@ -133,7 +133,7 @@ def redact(
             commands,
             tuple(names.scrub_forms(path) for path in snapshot.folders),
         ),
-        (*((what, names.scrub(remark)) for what, remark in notes), *left_out),
+        (*((subject, names.scrub(remark)) for subject, remark in notes), *left_out),
         names.not_everywhere,
     )
 
@@ -146,19 +146,19 @@ def redact_command_line(text: str, names: Pseudonyms) -> str:
     ...                     Pseudonyms())
     'redacted isolcpus=2-31 redacted hugepages=64 redacted redacted redacted'
     """
-    kept = []
+    tokens = []
     for token in _TOKEN.findall(text):
         name, _, value = token.partition("=")
-        known = name in _PARAMETERS or name.startswith(_MODULES)
-        if not known or not _SAFE_TOKEN.fullmatch(token):
-            kept.append("redacted")
+        is_public = name in _PARAMETERS or name.startswith(_MODULES)
+        if not is_public or not _SAFE_TOKEN.fullmatch(token):
+            tokens.append("redacted")
             continue
         parts = (
             part if _STRUCTURE.fullmatch(part) or part.lower() in _VALUE_WORDS else "redacted"
             for part in _VALUE_PART.findall(value)
         )
-        kept.append(names.scrub(name + ("=" if "=" in token else "") + "".join(parts)))
-    return " ".join(kept)
+        tokens.append(names.scrub(name + ("=" if "=" in token else "") + "".join(parts)))
+    return " ".join(tokens)
 
 
 def redact_product(text: str, names: Pseudonyms) -> str:
@@ -204,9 +204,9 @@ def redact_release(text: str, names: Pseudonyms) -> str:
     '6.8.0-45-redacted+redacted-generic'
     """
 
-    def part(found: re.Match[str]) -> str:
-        word = found[0].lower()
-        return found[0] if _NUMBERED.fullmatch(word) or word in _RELEASES else "redacted"
+    def part(match: re.Match[str]) -> str:
+        word = match[0].lower()
+        return match[0] if _NUMBERED.fullmatch(word) or word in _RELEASES else "redacted"
 
     return _RELEASE_PART.sub(part, names.scrub(text))
 
@@ -222,7 +222,7 @@ def _topology(text: str, names: Pseudonyms) -> str:
     named = {*header.partition("CPU Affinity")[0].split(), *_NIC_IN_LEGEND.findall(text)}
     named = {name for name in named if not _TOPO_NAME.fullmatch(name)}
     parts = _SPACE.split(names.scrub(text)) if named else (names.scrub(text),)
-    return "".join(names.of("nic", part) if part in named else part for part in parts)
+    return "".join(names.pseudonym("nic", part) if part in named else part for part in parts)
 
 
 _SPACE = re.compile(r"(\s+)")
@@ -251,7 +251,7 @@ def _lspci(text: str, names: Pseudonyms) -> str:
             line = line[: field.start(2)] + "redacted"
         slot = _SLOT_FIELD.match(line)
         if slot is not None and not _SLOT.fullmatch(slot[2].strip()):
-            line = slot[1] + names.of("slot", slot[2].strip())  # somebody's label
+            line = slot[1] + names.pseudonym("slot", slot[2].strip())  # somebody's label
         lines.append(_SERIAL_FIELD.sub(lambda found: found[1] + _serial(found[2], names), line))
     return names.scrub("\n".join(lines) + "\n")
 
@@ -437,24 +437,24 @@ _FORMS = {
 """What a value may be, besides the words that stand in its row."""
 
 
-class Kept(NamedTuple):
+class DomainRule(NamedTuple):
     """An element that stays."""
 
     attributes: dict[str, re.Pattern[str]]  # name -> form
     text: re.Pattern[str] | None  # its form, None = no text stays
 
 
-def _kept(row: str) -> Kept:
+def _parse_rule(row: str) -> DomainRule:
     """Of a row such as "unit=unit type=a|b =number": its attributes, and its text."""
     forms = {}
     for item in row.split():
         name, _, form = item.partition("=")
         forms[name] = _FORMS.get(form) or _word_pattern(*form.split("|"))
-    return Kept({name: form for name, form in forms.items() if name}, forms.get(""))
+    return DomainRule({name: form for name, form in forms.items() if name}, forms.get(""))
 
 
 _DOMAIN = {
-    path.partition("/")[2]: _kept(row)
+    path.partition("/")[2]: _parse_rule(row)
     for path, _, row in (line.partition(":") for line in table("redacted_domain.txt"))
 }
 """The elements of a domain that stay, by their path. libvirt also checks <name> and <uuid>, which
@@ -470,14 +470,16 @@ def redact_domains(text: str, names: Pseudonyms) -> str:
     redacted = etree.Element("domains")
     redacted.text = "\n"
     for domain in root.findall("domain"):
-        kept = _copy(domain, "")
+        redacted_domain = _copy(domain, "")
         identity = []
         for tag, kind in (("name", "vm"), ("uuid", "uuid")):
             secret = (domain.findtext(tag) or "").strip()
             if secret:
                 element = etree.Element(tag)
                 element.text = (
-                    names.uuid(secret) if kind == "uuid" else NAME_PREFIX + names.of(kind, secret)
+                    names.uuid(secret)
+                    if kind == "uuid"
+                    else NAME_PREFIX + names.pseudonym(kind, secret)
                 )
                 identity.append(element)
         mark = domain.find(f"metadata/{_MARK}")
@@ -488,14 +490,14 @@ def redact_domains(text: str, names: Pseudonyms) -> str:
                 # The pseudonym of the domain's own UUID, or of another's: whose it is can be read.
                 copied.set("uuid", names.uuid(str(mark.get("uuid"))))
         for at, element in enumerate(identity):
-            kept.insert(at, element)
-        for address in kept.iterfind("devices/hostdev/source/address[@uuid]"):
+            redacted_domain.insert(at, element)
+        for address in redacted_domain.iterfind("devices/hostdev/source/address[@uuid]"):
             address.set("uuid", names.uuid(str(address.get("uuid"))))
-        emulator = kept.find("devices/emulator")
+        emulator = redacted_domain.find("devices/emulator")
         if emulator is not None and not emulator.text:
             emulator.text = UNKNOWN_EMULATOR
-        kept.tail = "\n"
-        redacted.append(kept)
+        redacted_domain.tail = "\n"
+        redacted.append(redacted_domain)
     etree.indent(redacted)
     return etree.tostring(redacted, encoding="unicode") + "\n"
 

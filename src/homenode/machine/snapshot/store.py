@@ -98,18 +98,18 @@ def _roots_in(top: str) -> list[tuple[str, bool]]:
         return [("", True)]
     if not _is_sys(_subfolders(f"{top}/sys")) and Path(top, "devices/system").is_dir():
         return [("", True)]
-    found: set[tuple[str, bool]] = set()
+    roots: set[tuple[str, bool]] = set()
     level = [""]
     for _ in range(_MAX_ROOT_DEPTH + 1):
         deeper: list[str] = []
         for folder in level[:_MAX_FOLDERS_SEARCHED]:
             names = _subfolders(f"{top}/{folder}")
             if "sys" in names and _is_sys(_subfolders(f"{top}/{folder}/sys")):
-                found.add((folder, False))
+                roots.add((folder, False))
             else:
                 deeper += [f"{folder}/{name}".lstrip("/") for name in names]
         level = deeper
-    return sorted(found)
+    return sorted(roots)
 
 
 def _is_sys(names: Iterable[str]) -> bool:
@@ -172,20 +172,20 @@ def _from_tree(name: str, tree: ArchiveTree, prefix: str, below_sys: bool) -> Me
     to = "/sys/" if below_sys else "/"
     cut = len(start)
 
-    def of(paths: Iterable[str]) -> dict[str, str]:
+    def move_paths(paths: Iterable[str]) -> dict[str, str]:
         return {path: to + path[cut:] for path in paths if path.startswith(start)}
 
     commands = f"{start}commands/"
     return MemorySnapshot(
         name,
-        {inner: tree.files[path] for path, inner in of(tree.files).items()},
-        {inner: tree.links[path] for path, inner in of(tree.links).items()},
+        {inner: tree.files[path] for path, inner in move_paths(tree.files).items()},
+        {inner: tree.links[path] for path, inner in move_paths(tree.links).items()},
         {
             path.removeprefix(commands): text
             for path, text in tree.files.items()
             if path.startswith(commands)
         },
-        tuple(inner for path, inner in of(tree.folders).items() if path != prefix),
+        tuple(inner for path, inner in move_paths(tree.folders).items() if path != prefix),
     )
 
 

@@ -45,9 +45,9 @@ def parse_srat(table: bytes, source: str) -> tuple[ProximityDomain, ...]:
         else:
             continue
         cpus[domain] = cpus.get(domain, 0) + 1
-    found = sorted({*cpus, *(domain for domain, size in sizes.items() if size)})
+    numbers = sorted({*cpus, *(domain for domain, size in sizes.items() if size)})
     return tuple(
-        ProximityDomain(number, cpus.get(number, 0), sizes.get(number, 0)) for number in found
+        ProximityDomain(number, cpus.get(number, 0), sizes.get(number, 0)) for number in numbers
     )
 
 

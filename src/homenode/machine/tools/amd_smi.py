@@ -112,11 +112,11 @@ def parse_rocm_topology(text: str) -> RocmTopology:
         elif section in tables:
             tables[section].append(_row(words, columns, len(tables[section]), line))
         elif section == "Numa Nodes":
-            found = _NUMA.fullmatch(line.text)
-            if found is None:
+            match = _NUMA.fullmatch(line.text)
+            if match is None:
                 raise line.error("GPU[0]: (Topology) Numa Node: 0")
-            if found[2] == "Node" and found[3].isdigit():
-                nodes[int(found[1])] = NodeIndex(int(found[3]))
+            if match[2] == "Node" and match[3].isdigit():
+                nodes[int(match[1])] = NodeIndex(int(match[3]))
         elif not section:
             raise line.error("a title between equals signs")
     _check_whole(section, columns, tables, line)
@@ -131,8 +131,8 @@ def parse_rocm_topology(text: str) -> RocmTopology:
 
 
 def _columns(words: list[str], line: Line) -> tuple[int, ...]:
-    found = [_ROCM_GPU.fullmatch(word) for word in words]
-    columns = tuple(int(gpu[1]) for gpu in found if gpu is not None)
+    matches = [_ROCM_GPU.fullmatch(word) for word in words]
+    columns = tuple(int(gpu[1]) for gpu in matches if gpu is not None)
     ascending = columns == tuple(sorted(set(columns)))
     if len(columns) != len(words) or not ascending or len(columns) > MAX_GPUS:
         raise line.error("columns GPU0 GPU1 ...")
@@ -192,17 +192,17 @@ def parse_rocm_json(text: str) -> RocmTopology:
         if card is not None:
             cards[int(card[1])] = lowered
         for key, field in lowered.items():
-            found = _PAIR.fullmatch(key)
-            if found is not None:
-                a, b = int(found[2]), int(found[3])
-                pairs[found[1], a, b] = pairs[found[1], b, a] = str(field).upper()
+            match = _PAIR.fullmatch(key)
+            if match is not None:
+                a, b = int(match[2]), int(match[3])
+                pairs[match[1], a, b] = pairs[match[1], b, a] = str(field).upper()
     gpus = tuple(sorted({*cards, *(gpu for _, a, b in pairs for gpu in (a, b))}))
     if not gpus or len(gpus) > MAX_GPUS:
         expected = "cards, or links between devices" if not gpus else f"at most {MAX_GPUS} GPUs"
         raise ParseError(_ROCM_JSON, expected, text.strip()[:80])
 
     def table(kind: str) -> tuple[tuple[str, ...], ...]:
-        if not any(of == kind for of, _, _ in pairs):
+        if not any(table_kind == kind for table_kind, _, _ in pairs):
             return ()
         return tuple(
             tuple("0" if a == b else pairs.get((kind, a, b), "") for b in gpus) for a in gpus
@@ -252,11 +252,15 @@ def parse_topology(text: str) -> RocmTopology:
     value = first_json(text, _TOPOLOGY)
     if isinstance(value, dict):
         value = value.get("gpu_data")
-    if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(entry, dict) for entry in value)
+    ):
         raise ParseError(_TOPOLOGY, "a list of GPUs", text.strip()[:80])
     if len(value) > MAX_GPUS:
         raise ParseError(_TOPOLOGY, f"at most {MAX_GPUS} GPUs", str(len(value)))
-    of_gpu = {_index(one.get("gpu")): one for one in value}
+    of_gpu = {_index(entry.get("gpu")): entry for entry in value}
     if len(of_gpu) < len(value):
         raise ParseError(_TOPOLOGY, "each GPU once", ", ".join(map(str, sorted(of_gpu))))
     gpus = tuple(sorted(of_gpu))
@@ -322,7 +326,7 @@ def parse_partitions(text: str) -> tuple[AmdPartitions, ...]:
         raise ParseError(_PARTITIONS, "a list current_partition", text.strip()[:80])
     if len(rows) > MAX_GPUS:
         raise ParseError(_PARTITIONS, f"at most {MAX_GPUS} rows", str(len(rows)))
-    found: list[AmdPartitions] = []
+    partitions: list[AmdPartitions] = []
     for row in rows:
         number = row.get("gpu_id", row.get("gpu"))
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 10_000:
@@ -332,15 +336,15 @@ def parse_partitions(text: str) -> tuple[AmdPartitions, ...]:
             _partition_mode(row.get("accelerator_type")),
             _partition_mode(row.get("memory")),
         )
-        if found and compute is None and ids and ids[0] == found[-1].count:
-            last = found.pop()
+        if partitions and compute is None and ids and ids[0] == partitions[-1].count:
+            last = partitions.pop()
             count = last.count + len(ids)
-            found.append(AmdPartitions(last.number, last.compute, last.memory, count))
+            partitions.append(AmdPartitions(last.number, last.compute, last.memory, count))
         else:
-            found.append(AmdPartitions(number, compute, memory, max(1, len(ids))))
-        if found[-1].count > _MOST_PARTITIONS:
+            partitions.append(AmdPartitions(number, compute, memory, max(1, len(ids))))
+        if partitions[-1].count > _MOST_PARTITIONS:
             raise ParseError(_PARTITIONS, f"at most {_MOST_PARTITIONS} partitions a GPU", "more")
-    return tuple(found)
+    return tuple(partitions)
 
 
 def _partition_mode(value: Any) -> str | None:

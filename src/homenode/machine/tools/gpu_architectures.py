@@ -25,17 +25,17 @@ def parse_nvidia(text: str) -> tuple[str, ...]:
 
     Raises ParseError.
     """
-    found = set()
+    capabilities = set()
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         match = _CAPABILITY.fullmatch(line.strip())
         if match is None:
             raise ParseError("nvidia-smi", "a compute capability such as 9.0", line, line=number)
-        found.add(int(match[1] + match[2]))
-    if not found:
+        capabilities.add(int(match[1] + match[2]))
+    if not capabilities:
         raise ParseError("nvidia-smi", "a compute capability of each GPU", "none")
-    return tuple(str(one) for one in sorted(found))
+    return tuple(str(capability) for capability in sorted(capabilities))
 
 
 def parse_amd(text: str) -> tuple[str, ...]:
@@ -45,23 +45,23 @@ def parse_amd(text: str) -> tuple[str, ...]:
     ('gfx942',)
     """
     lines = text.split("\n")
-    found = dict.fromkeys(m[1] for line in lines if (m := _GFX.fullmatch(line)))
-    if not found:
+    names = dict.fromkeys(m[1] for line in lines if (m := _GFX.fullmatch(line)))
+    if not names:
         raise ParseError("rocminfo", "a line such as 'Name: gfx942'", "none")
-    return tuple(found)
+    return tuple(names)
 
 
 _BY_NAME = re.compile(r"(?:\d{2,3}[af]?|gfx[0-9a-f]{3,5})", re.ASCII)
 
 
-def named(text: str) -> tuple[str, ...]:
+def parse_names(text: str) -> tuple[str, ...]:
     """Those that somebody gave by name, of one vendor: "90,120", "gfx950". Raises ParseError.
 
-    >>> named("90,120"), named("gfx950")
+    >>> parse_names("90,120"), parse_names("gfx950")
     (('90', '120'), ('gfx950',))
     """
-    found = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    is_amd = {one.startswith("gfx") for one in found}
-    if len(is_amd) != 1 or not all(map(_BY_NAME.fullmatch, found)):
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    is_amd = {name.startswith("gfx") for name in names}
+    if len(is_amd) != 1 or not all(map(_BY_NAME.fullmatch, names)):
         raise ParseError("architecture", "90, 120 or gfx950, all of one vendor", text[:80])
-    return found
+    return names

@@ -224,26 +224,28 @@ def parse(text: str) -> ProbeDocument:
     command = document.get("command")
     if not isinstance(command, str) or command not in _FIELDS:
         raise ParseError(SOURCE, f"one of {', '.join(_FIELDS)}", str(command))
-    own = dict(_FIELDS[command])
-    missing = next((key for key in own if key not in document), None)
+    name_of_key = dict(_FIELDS[command])
+    missing = next((key for key in name_of_key if key not in document), None)
     if missing is not None:
         raise ParseError(SOURCE, f"a field {missing}", "none")
-    kept = {key: document[key] for key in _OF_EVERY_COMMAND if key in document}
-    kept |= {name: document[key] for key, name in own.items()}
+    fields = {key: document[key] for key in _OF_EVERY_COMMAND if key in document}
+    fields |= {name: document[key] for key, name in name_of_key.items()}
     if command == "latency":
-        kept["levels"] = document.get("levels", ())
-    parsed = record(kept, ProbeDocument, SOURCE)
-    empty = next((key for key, name in own.items() if getattr(parsed, name) is None), None)
+        fields["levels"] = document.get("levels", ())
+    parsed = record(fields, ProbeDocument, SOURCE)
+    empty = next((key for key, name in name_of_key.items() if getattr(parsed, name) is None), None)
     if empty is not None:
         raise ParseError(SOURCE, f"{empty} as homenode-probe writes it", "null")
     _check_values(document, "document")
     return parsed
 
 
-def _check_format(found: object) -> None:
-    name, _, version = found.partition("/") if isinstance(found, str) else ("", "", "")
+def _check_format(stored_format: object) -> None:
+    name, _, version = (
+        stored_format.partition("/") if isinstance(stored_format, str) else ("", "", "")
+    )
     if name != FORMAT or not (version.isascii() and version.isdigit()):
-        raise ParseError(SOURCE, f'"format": "{FORMAT}/{VERSION}"', repr(found))
+        raise ParseError(SOURCE, f'"format": "{FORMAT}/{VERSION}"', repr(stored_format))
     if len(version) > 6 or int(version) > VERSION:
         raise ParseError(
             SOURCE,
@@ -262,18 +264,18 @@ _ABOVE_ZERO = tuple(
 )
 
 
-def _check_values(value: object, where: str) -> None:
+def _check_values(value: object, root_key: str) -> None:
     """No figure of a zero, a negative or an endless number; no document that never ends."""
-    stack: list[tuple[object, str]] = [(value, where)]
+    stack: list[tuple[object, str]] = [(value, root_key)]
     seen = 0
     while stack:
-        one, name = stack.pop()
+        number, name = stack.pop()
         seen += 1
         if seen > 40 * MAX_SAMPLES:
             raise ParseError(SOURCE, f"at most {MAX_SAMPLES} samples", "more")
-        if isinstance(one, dict):
-            stack += [(below, str(key)) for key, below in one.items()]
-        elif isinstance(one, list):
-            stack += [(below, name) for below in one]
-        elif name in _ABOVE_ZERO and isinstance(one, int | float) and not 0 < one < math.inf:
-            raise ParseError(SOURCE, f"{name} above zero", str(one))
+        if isinstance(number, dict):
+            stack += [(below, str(key)) for key, below in number.items()]
+        elif isinstance(number, list):
+            stack += [(below, name) for below in number]
+        elif name in _ABOVE_ZERO and isinstance(number, int | float) and not 0 < number < math.inf:
+            raise ParseError(SOURCE, f"{name} above zero", str(number))

@@ -142,9 +142,9 @@ def _infos(element: etree._Element) -> dict[str, str]:
 
 def _cpu_kind(element: etree._Element) -> HwlocCpuKind:
     efficiency = element.get("forced_efficiency")
-    known = efficiency is not None and efficiency.isascii() and efficiency.isdigit()
+    is_number = efficiency is not None and efficiency.isascii() and efficiency.isdigit()
     return HwlocCpuKind(
-        element.get("cpuset", "0x0"), int(efficiency or 0) if known else None, _infos(element)
+        element.get("cpuset", "0x0"), int(efficiency or 0) if is_number else None, _infos(element)
     )
 
 
@@ -162,9 +162,9 @@ def _distances(element: etree._Element, source: str) -> HwlocDistances:
             values += [int(word) for word in words]
     count = len(indices)
     if str(count) != element.get("nbobjs") or len(values) != count * count:
-        found = f"{count} indices and {len(values)} values"
+        counts = f"{count} indices and {len(values)} values"
         expected = f"{element.get('nbobjs')} indices and their square of values"
-        raise ParseError(source, expected, found, line=_line(element))
+        raise ParseError(source, expected, counts, line=_line(element))
     kind = element.get("kind", "0")
     of_type = element.get("type")
     return HwlocDistances(
@@ -211,8 +211,8 @@ def _with_a_node(machine: HwlocObject) -> HwlocObject:
 
     if has_node(machine) or "local_memory" not in machine.attributes:
         return machine
-    own = {**machine.attributes, "os_index": "0"}
-    node = HwlocObject("NUMANode", own, machine.infos, ())
+    attributes = {**machine.attributes, "os_index": "0"}
+    node = HwlocObject("NUMANode", attributes, machine.infos, ())
     return replace(machine, children=(node, *machine.children))
 
 
@@ -226,7 +226,7 @@ def _old_distances(machine: etree._Element, source: str) -> list[HwlocDistances]
     nodes = [node for node in machine.iter("object") if node.get("type") in _NODE_TYPES]
     names = tuple(f"NUMANode:{node.get('os_index', '')}" for node in nodes)
     count = len(nodes)
-    found: list[HwlocDistances] = []
+    matrices: list[HwlocDistances] = []
     for matrix in machine.iterchildren("distances"):
         if matrix.get("nbobjs") != str(count) or matrix.get("latency_base") is None:
             continue
@@ -239,8 +239,8 @@ def _old_distances(machine: etree._Element, source: str) -> list[HwlocDistances]
             expected = f"{count * count} latencies"
             raise ParseError(source, expected, str(len(values)), line=_line(matrix))
         rows = tuple(tuple(values[i * count : (i + 1) * count]) for i in range(count))
-        found.append(HwlocDistances("NUMALatency", 0, True, names, rows))
-    return found
+        matrices.append(HwlocDistances("NUMALatency", 0, True, names, rows))
+    return matrices
 
 
 def _latency(text: str, element: etree._Element, source: str) -> float:

@@ -29,7 +29,7 @@ _ABSENT = frozenset({"n/a", "na", "nan", "-nan", "-"})
 
 Whole = Annotated[int, Meta(ge=0)]
 Figure = Annotated[float, Meta(ge=0, lt=LARGEST)]
-"""Numbers of JSON, as `Line.whole` and `Line.figure` are of text."""
+"""Numbers of JSON, as `Line.read_count` and `Line.figure` are of text."""
 
 MAX_DOCUMENTS = 64
 
@@ -107,15 +107,15 @@ def json_objects(text: str, source: str) -> Iterator[dict[str, Any]]:
 
     A line such as "{warning}" begins none. Raises ParseError for one that begins so and is no JSON.
     """
-    at, found = 0, 0
+    at, count = 0, 0
     while (start := _opening_line(text, at)) is not None:
         try:
             value, at = _DECODER.raw_decode(text, start)
         except (ValueError, RecursionError) as error:
             line = text.count("\n", 0, start) + 1
             raise ParseError(source, "a JSON document", f"{error}"[:100], line=line) from None
-        found += 1
-        if found > MAX_DOCUMENTS:
+        count += 1
+        if count > MAX_DOCUMENTS:
             raise ParseError(source, f"at most {MAX_DOCUMENTS} documents", "more")
         if isinstance(value, dict):
             yield value
@@ -138,18 +138,18 @@ class Line(NamedTuple):
     number: int | None  # counted from 1; None = of no line
     source: str  # whose output it is of
 
-    def error(self, expected: str, found: str | None = None) -> ParseError:
+    def error(self, expected: str, part: str | None = None) -> ParseError:
         """What is wrong here. found: a part of the line; None = all of it."""
         return ParseError(
-            self.source, expected, self.text if found is None else found, line=self.number
+            self.source, expected, self.text if part is None else part, line=self.number
         )
 
-    def whole(self, word: str, expected: str, most: int | None = None) -> int:
+    def read_count(self, word: str, expected: str, limit: int | None = None) -> int:
         """A whole number of at most 18 digits. Raises ParseError."""
         if not _COUNT.fullmatch(word):
             raise self.error(expected, word)
-        if most is not None and int(word) > most:
-            raise self.error(f"{expected}, at most {most}", word)
+        if limit is not None and int(word) > limit:
+            raise self.error(f"{expected}, at most {limit}", word)
         return int(word)
 
     def figure(self, word: str, expected: str) -> float:
@@ -176,7 +176,7 @@ class Line(NamedTuple):
         """As `figure`, times scale; None for N/A, nan and -."""
         return None if word.lower() in _ABSENT else self.figure(word, expected) * scale
 
-    def named(self, word: str, expected: str) -> str:
+    def read_word(self, word: str, expected: str) -> str:
         """The word as it is, where one stands. Raises ParseError."""
         if not word:
             raise self.error(expected, word)
@@ -223,22 +223,22 @@ class Lines:
                 self.unknown(line)
 
     def _took(self, line: Line, pattern: "re.Pattern[str]", take: Take | str | None) -> bool:
-        found = pattern.fullmatch(line.text)
-        if found is None:
+        match = pattern.fullmatch(line.text)
+        if match is None:
             return False
         if isinstance(take, str):
-            self.keep_same(take, found[1], line)
+            self.keep_same(take, match[1], line)
             return True
-        return take is None or take(line, found) is not False
+        return take is None or take(line, match) is not False
 
     def unknown(self, line: Line) -> None:
         """Nothing reads it: a gap."""
-        where = f"{self.source} line {line.number}"
-        self.gaps.append(Gap(where, f"not known: {line.text.strip()[:80]!r}"))
+        position = f"{self.source} line {line.number}"
+        self.gaps.append(Gap(position, f"not known: {line.text.strip()[:80]!r}"))
 
-    def error(self, expected: str, found: str = "none", hint: str | None = None) -> ParseError:
+    def error(self, expected: str, observed: str = "none", hint: str | None = None) -> ParseError:
         """What the output as a whole lacks."""
-        return ParseError(self.source, expected, found, hint=hint)
+        return ParseError(self.source, expected, observed, hint=hint)
 
     def keep(self, name: str, word: str, line: Line) -> None:
         """The value of a name. Raises ParseError where it has one."""
@@ -265,7 +265,9 @@ class Lines:
         word, line = self._values.pop(name)
         return read(line, word, expected)
 
-    def given(self, name: str, read: Callable[[Line, str, str], T], expected: str) -> T | None:
+    def take_optional(
+        self, name: str, read: Callable[[Line, str, str], T], expected: str
+    ) -> T | None:
         """As `take`; None where the output does not have it."""
         return self.take(name, read, expected) if name in self._values else None
 

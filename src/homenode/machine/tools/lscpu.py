@@ -63,7 +63,7 @@ def parse(text: str) -> LscpuTable:
         if len(words) != len(columns):
             raise line.error(f"{len(columns)} columns", f"{len(words)} columns")
         cell_of = dict(zip(columns, words, strict=True))
-        index = line.whole(cell_of["CPU"], "a CPU", MAX_PU_INDEX)
+        index = line.read_count(cell_of["CPU"], "a CPU", MAX_PU_INDEX)
         if index in cpus:
             raise line.error("each CPU once", str(index))
         cpus[index] = LscpuCpu(
@@ -91,4 +91,4 @@ def _is_header(text: str) -> bool:
 
 
 def _number(line: Line, word: str | None) -> int | None:
-    return None if word in (None, "-", "") else line.whole(word, "a number or -", MAX_PU_INDEX)
+    return None if word in (None, "-", "") else line.read_count(word, "a number or -", MAX_PU_INDEX)

@@ -130,23 +130,25 @@ def ends_within_a_line(text: str) -> bool:
     """
     if text.endswith("\n"):
         return False
-    *others, last = _lines(text) or [""]
+    *whole_lines, last = _lines(text) or [""]
     if _is_foreign(last):
         return False
     is_header = _HEADER.fullmatch(last.rstrip()) is not None
-    has_details = any(line[:1] in (" ", "\t") for line in others)
+    has_details = any(line[:1] in (" ", "\t") for line in whole_lines)
     if is_header and has_details:
         return True
-    if not is_header and _key(last) not in {"Kernel modules", *_last_keys(others)}:
+    if not is_header and _key(last) not in {"Kernel modules", *_last_keys(whole_lines)}:
         return True
     if _key(last) == "Kernel modules" or last.endswith((")", "]") if is_header else ">"):
         return False  # nothing is read of the modules
-    own = _said(last)
-    said = {_said(line) for line in others}
-    return own not in said or any(one.startswith(own) and one != own for one in said)
+    last_content = _strip_address(last)
+    contents = {_strip_address(line) for line in whole_lines}
+    return last_content not in contents or any(
+        content.startswith(last_content) and content != last_content for content in contents
+    )
 
 
-def _said(line: str) -> str:
+def _strip_address(line: str) -> str:
     """A line without the address before it."""
     return line.partition(" ")[2] if _HEADER.fullmatch(line.rstrip()) else line.strip()
 
@@ -179,7 +181,7 @@ def _lines(text: str) -> list[str]:
                 for line in lines
             ]
             break
-    lines = _fenced(lines)
+    lines = _cut_fences(lines)
     widths = [len(line) - len(line.lstrip(" ")) for line in lines if line[:1] == " "]
     if not widths or any(line[:1] == "\t" for line in lines):
         return lines
@@ -189,7 +191,7 @@ def _lines(text: str) -> list[str]:
     ]
 
 
-def _fenced(lines: list[str]) -> list[str]:
+def _cut_fences(lines: list[str]) -> list[str]:
     """The lines between the fences that enclose the first function; all where none do."""
     opened: int | None = None
     begun = False
@@ -226,7 +228,7 @@ def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
     count = sum(map(text.count, _LINE_ENDS))
     if count > MAX_LINES:
         raise ParseError(source, f"at most {MAX_LINES} lines", str(count))
-    found: dict[Bdf, LspciFunction] = {}
+    function_of: dict[Bdf, LspciFunction] = {}
     block: list[str] = []
     header: tuple[int, str] | None = None
     lines = _lines(text)
@@ -237,7 +239,7 @@ def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
             block.append(f"\t\t{line}")
             continue
         if line.startswith((" ", "\t")):
-            if header is None and not found and line.startswith("\t"):
+            if header is None and not function_of and line.startswith("\t"):
                 raise ParseError(source, "an address such as 3b:00.0 first", line, line=number)
             block.append(line)
             continue
@@ -249,17 +251,17 @@ def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
             continue
         if header is not None:
             function = _function(*header, block, source)
-            if function.bdf in found:
+            if function.bdf in function_of:
                 expected = "each address once"
                 raise ParseError(source, expected, str(function.bdf), line=header[0])
-            if len(found) == MAX_FUNCTIONS:
+            if len(function_of) == MAX_FUNCTIONS:
                 raise ParseError(source, f"at most {MAX_FUNCTIONS} functions", line, line=number)
-            found[function.bdf] = function
+            function_of[function.bdf] = function
         # What follows a prompt is another program's output.
         header, block = None if is_prompt else (number, line), []
-    if not found:
+    if not function_of:
         raise ParseError(source, "the output of lspci -vvv", text[:60])
-    return tuple(found[bdf] for bdf in sorted(found))
+    return tuple(function_of[bdf] for bdf in sorted(function_of))
 
 
 def _function(number: int, header: str, block: list[str], source: str) -> LspciFunction:
@@ -268,10 +270,10 @@ def _function(number: int, header: str, block: list[str], source: str) -> LspciF
         raise ParseError(
             source, 'a function such as "3b:00.0 3D controller: ..."', header, line=number
         )
-    address, class_name, class_text, rest = match.groups()
-    stated = [match.groups() for match in _REVISION.finditer(rest)]
-    interface = next((code for _, code in stated if code), None)
-    words = _REVISION.sub("", rest).strip()
+    address, class_name, class_text, tail = match.groups()
+    revisions = [match.groups() for match in _REVISION.finditer(tail)]
+    interface = next((code for _, code in revisions if code), None)
+    words = _REVISION.sub("", tail).strip()
     vendor, device, name = _ids(words)
     if class_text is None and _CODE.fullmatch(class_name):
         class_text = class_name
@@ -452,7 +454,7 @@ def parse_registers(lines: Iterable[str]) -> PciRegisters | None:
         elif (region := _UNPLACED.match(line)) is not None:
             unplaced.append(int(region[1]))
         elif (bar := _RESIZABLE.match(line)) is not None and "Virtual" not in capability:
-            resizable += [(int(bar[1]), most) for most in _largest(bar[2])]
+            resizable += [(int(bar[1]), size) for size in _largest(bar[2])]
         elif not line.startswith("\t\t"):
             register = ""
         control += line if register == "DevCtl" else ""
@@ -469,7 +471,7 @@ def parse_registers(lines: Iterable[str]) -> PciRegisters | None:
 
 def _largest(sizes: str) -> list[int]:
     """The largest of "64MB 128MB 256MB", in bytes."""
-    found = [
+    sizes_bytes = [
         int(number) << 10 * (1 + "KMGTPE".index(unit)) for number, unit in _RESIZED.findall(sizes)
     ]
-    return [max(found)] if found else []
+    return [max(sizes_bytes)] if sizes_bytes else []

@@ -156,27 +156,27 @@ class _Table:
             ]
         )
 
-    def _parameters(self, line: Line, found: "re.Match[str]") -> None:
-        gpus = line.whole(found[1], "threads") * line.whole(found[2], "GPUs")
+    def _parameters(self, line: Line, match: "re.Match[str]") -> None:
+        gpus = line.read_count(match[1], "threads") * line.read_count(match[2], "GPUs")
         self.lines.keep_same("gpus", str(gpus), line)
         for name, value in _PARAMETER.findall(line.text):
             self.lines.keep_same(name, value, line)
 
-    def _rccl(self, line: Line, found: "re.Match[str]") -> None:
+    def _rccl(self, line: Line, match: "re.Match[str]") -> None:
         self.family = CollectiveLibrary.RCCL
-        self.lines.keep_same("version", found[1], line)
+        self.lines.keep_same("version", match[1], line)
 
-    def _version(self, line: Line, found: "re.Match[str]") -> None:
-        self.lines.keep_same("version", found[1], line)
-        if found[2] is not None:
-            self.lines.keep_same("library", found[2], line)
+    def _version(self, line: Line, match: "re.Match[str]") -> None:
+        self.lines.keep_same("version", match[1], line)
+        if match[2] is not None:
+            self.lines.keep_same("library", match[2], line)
 
-    def _rank(self, line: Line, found: "re.Match[str]") -> None:
-        self.gpu_names.append(found[1].strip())
+    def _rank(self, line: Line, match: "re.Match[str]") -> None:
+        self.gpu_names.append(match[1].strip())
         if len(self.gpu_names) > MAX_ROWS:
             raise line.error(f"at most {MAX_ROWS} ranks")
 
-    def _comment(self, line: Line, found: "re.Match[str]") -> None:
+    def _comment(self, line: Line, match: "re.Match[str]") -> None:
         """The header; everything else behind a "#" explains: units, titles, "# Using devices"."""
         words = line.text.lstrip("#").split()
         if words[:4] != _LEFT:
@@ -193,7 +193,7 @@ class _Table:
             raise line.error("columns time, algbw, busbw, once or twice")
         self.half = tuple(word for word in half if not word.startswith("timestamp"))
 
-    def _row(self, line: Line, found: "re.Match[str]") -> bool:
+    def _row(self, line: Line, match: "re.Match[str]") -> bool:
         words = line.text.split()
         if not self.half or len(words) < 5 or not (words[0].isdigit() and words[1].isdigit()):
             return False
@@ -206,7 +206,7 @@ class _Table:
             raise line.error(expected, " ".join(words))
         first = self._half(line, figures[:width]) if len(figures) > width else None
         second = self._half(line, figures[-width:])
-        size = line.whole(words[0], "a size")
+        size = line.read_count(words[0], "a size")
         self.rows.append(NcclRow(size_bytes=size, out_of_place=first, in_place=second))
         if len(self.rows) > MAX_ROWS:
             raise line.error(f"at most {MAX_ROWS} rows")
@@ -214,12 +214,12 @@ class _Table:
 
     def _half(self, line: Line, words: Sequence[str]) -> NcclHalf:
         wrong = next((w for w, name in zip(words, self.half, strict=True) if name in _WRONG), "N/A")
-        found = line.figure_or_none(wrong.rstrip("*"), "a number of wrong values")
+        wrong_count = line.figure_or_none(wrong.rstrip("*"), "a number of wrong values")
         _rate(line, words[1])
         return NcclHalf(
             time_ns=line.figure(words[0].rstrip("*"), "a time in us") * 1e3,
             bus_bytes_per_s=_rate(line, words[2]),
-            wrong=None if found is None else int(found),
+            wrong=None if wrong_count is None else int(wrong_count),
         )
 
     def run(self) -> NcclTests:
@@ -227,18 +227,18 @@ class _Table:
         if not self.rows:
             hint = lines.gaps[-1].reason if lines.gaps else "the run ended before it measured"
             raise lines.error("a table of sizes", hint=hint)
-        average = lines.given("average", _of_average, "")
+        average = lines.take_optional("average", _of_average, "")
         if average is None:
             lines.gaps.append(Gap(SOURCE, "no average at the end: the run ended early"))
-        out_of_bounds = lines.given("out of bounds", Line.whole, "a whole number")
+        out_of_bounds = lines.take_optional("out of bounds", Line.read_count, "a whole number")
         return NcclTests(
             family=self.family,
-            version=lines.given("version", Line.named, "a version"),
-            library_version=lines.given("library", Line.named, "a version"),
-            collective=lines.given("collective", Line.named, "a collective"),
-            gpus=lines.given("gpus", Line.whole, "a whole number"),
-            warmups=lines.given("warmup iters", Line.whole, "a whole number"),
-            iterations=lines.given("iters", Line.whole, "a whole number"),
+            version=lines.take_optional("version", Line.read_word, "a version"),
+            library_version=lines.take_optional("library", Line.read_word, "a version"),
+            collective=lines.take_optional("collective", Line.read_word, "a collective"),
+            gpus=lines.take_optional("gpus", Line.read_count, "a whole number"),
+            warmups=lines.take_optional("warmup iters", Line.read_count, "a whole number"),
+            iterations=lines.take_optional("iters", Line.read_count, "a whole number"),
             gpu_names=tuple(self.gpu_names),
             rows=tuple(self.rows),
             is_correct=_is_correct(self.rows, out_of_bounds),
@@ -300,26 +300,26 @@ class _JsonRow(Struct):
 def _parse_json(text: str) -> NcclTests:
     document = json_object(text, SOURCE, parse_constant=str)
 
-    def at(path: str, kind: Any = Whole) -> Any:
+    def read(path: str, kind: Any = Whole) -> Any:
         return value_at(document, path, kind, SOURCE)
 
-    results: tuple[_JsonRow, ...] = at("results", tuple[_JsonRow, ...]) or ()
+    results: tuple[_JsonRow, ...] = read("results", tuple[_JsonRow, ...]) or ()
     if not 0 < len(results) <= MAX_ROWS:
         raise ParseError(SOURCE, f"1 to {MAX_ROWS} results", str(len(results)))
     rows = tuple(_row(row) for row in results)
-    threads, gpus, version = at("config/nthreads"), at("config/ngpus"), at("nccl_version")
-    devices = at("config/devices", tuple[dict[str, Any], ...]) or ()
-    errors = at("errors", tuple[Any, ...]) or ()
+    threads, gpus, version = read("config/nthreads"), read("config/ngpus"), read("nccl_version")
+    devices = read("config/devices", tuple[dict[str, Any], ...]) or ()
+    errors = read("errors", tuple[Any, ...]) or ()
     name = results[0].experiment_name
     return NcclTests(
         library_version=None if version is None else str(version),
         collective=None if name is None else _COLLECTIVES.get(name, name.lower()[:40]),
         gpus=None if threads is None or gpus is None else threads * gpus,
-        warmups=at("config/warmup_iters"),
-        iterations=at("config/iterations"),
+        warmups=read("config/warmup_iters"),
+        iterations=read("config/iterations"),
         gpu_names=tuple(str(device.get("device_info", ""))[:200].strip() for device in devices),
         rows=rows,
-        is_correct=_is_correct(rows, at("out_of_bounds/count")),
+        is_correct=_is_correct(rows, read("out_of_bounds/count")),
         average_bus_bytes_per_s=_average(document),
         gaps=(
             *(Gap(SOURCE, f"key not known: {key[:80]!r}") for key in sorted({*document} - _KEYS)),
@@ -379,23 +379,23 @@ def parse_tuning_log(text: str) -> tuple[NcclChoice, ...]:
 
     Raises ParseError where no line gives one.
     """
-    found: dict[int, NcclChoice] = {}
+    choice_of_size: dict[int, NcclChoice] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if number > MAX_LINES:
             raise ParseError(TUNING_LOG, f"at most {MAX_LINES} lines", "more")
         match = _CHOICE_LINE.search(line)
         if match is None or (match[1] or "AllReduce") != "AllReduce":
             continue
-        size = Line(line, number, TUNING_LOG).whole(match[2], "a size in bytes")
-        found[size] = nccl_choice(size, match[3], match[4])
-    if not found:
+        size = Line(line, number, TUNING_LOG).read_count(match[2], "a size in bytes")
+        choice_of_size[size] = nccl_choice(size, match[3], match[4])
+    if not choice_of_size:
         raise ParseError(
             TUNING_LOG,
             "lines such as '8 Bytes -> Algo RING proto LL'",
             "none",
             hint="NCCL before 2.19 and some builds do not log it",
         )
-    return tuple(found[size] for size in sorted(found))
+    return tuple(choice_of_size[size] for size in sorted(choice_of_size))
 
 
 def nccl_choice(size_bytes: int, algorithm: str, protocol: str) -> NcclChoice:
@@ -404,10 +404,10 @@ def nccl_choice(size_bytes: int, algorithm: str, protocol: str) -> NcclChoice:
     >>> nccl_choice(8, "1", "0")
     NcclChoice(size_bytes=8, algorithm='RING', protocol='LL')
     """
-    return NcclChoice(size_bytes, _named(algorithm, ALGORITHMS), _named(protocol, PROTOCOLS))
+    return NcclChoice(size_bytes, _name_of(algorithm, ALGORITHMS), _name_of(protocol, PROTOCOLS))
 
 
-def _named(text: str, names: tuple[str, ...]) -> str:
+def _name_of(text: str, names: tuple[str, ...]) -> str:
     if text.isdecimal() and text.isascii() and int(text) < len(names):
         return names[int(text)]
     return "".join(c for c in text[:20].upper() if c.isprintable())
@@ -421,9 +421,9 @@ def in_words(choices: Iterable[NcclChoice]) -> str:
     """
     parts = []
     for (algorithm, protocol), group in groupby(
-        sorted(choices), key=lambda one: (one.algorithm, one.protocol)
+        sorted(choices), key=lambda choice: (choice.algorithm, choice.protocol)
     ):
-        sizes = [one.size_bytes for one in group]
+        sizes = [choice.size_bytes for choice in group]
         ends = " to ".join(format_bytes(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
         parts.append(f"{algorithm} {protocol} {ends}")
     return "; ".join(parts)

@@ -84,18 +84,20 @@ def parse_hardware(text: str) -> NumactlHardware:
     columns: tuple[int, ...] = ()
     rows: dict[int, tuple[int, ...]] = {}
     for line in lines:
-        if found := _AVAILABLE.fullmatch(line.text.strip()):
-            listed = _listed(line, found, listed)
-        elif found := _CPUS.fullmatch(line.text):
-            pus[_node(line, found[1], pus)] = CpuSet(_numbers(line, found[2], "a PU"))
-        elif found := _MEMORY.fullmatch(line.text):
-            key = (line.whole(found[1], "a node"), found[2])
-            is_known = not found[3].startswith("<")
-            memory[_new(line, key, memory)] = line.whole(found[3], "MB") * MIB if is_known else None
-        elif found := _DISTANCE_HEADER.fullmatch(line.text):
-            columns = _numbers(line, found[1], "a node")
-        elif found := _DISTANCE_ROW.fullmatch(line.text):
-            rows[_node(line, found[1], rows)] = _numbers(line, found[2], "a distance")
+        if match := _AVAILABLE.fullmatch(line.text.strip()):
+            listed = _parse_nodes(line, match, listed)
+        elif match := _CPUS.fullmatch(line.text):
+            pus[_node(line, match[1], pus)] = CpuSet(_numbers(line, match[2], "a PU"))
+        elif match := _MEMORY.fullmatch(line.text):
+            key = (line.read_count(match[1], "a node"), match[2])
+            is_known = not match[3].startswith("<")
+            memory[_new(line, key, memory)] = (
+                line.read_count(match[3], "MB") * MIB if is_known else None
+            )
+        elif match := _DISTANCE_HEADER.fullmatch(line.text):
+            columns = _numbers(line, match[1], "a node")
+        elif match := _DISTANCE_ROW.fullmatch(line.text):
+            rows[_node(line, match[1], rows)] = _numbers(line, match[2], "a distance")
         elif line.text.startswith("No distance information"):
             lines.gaps.append(Gap("distances", "numactl: no distance information available"))
         elif line.text.startswith("No NUMA support"):
@@ -140,8 +142,8 @@ def bound_by_command(line: str) -> tuple[tuple[int, ...], tuple[int, ...]] | Non
     >>> bound_by_command("numactl --show"), bound_by_command("$ numactl -i all ./stream")
     (None, ((), ()))
     """
-    found = _COMMAND.search(line)
-    words = line[found.end() :].split() if found else []
+    match = _COMMAND.search(line)
+    words = line[match.end() :].split() if match else []
     nodes: list[tuple[int, ...]] = [(), ()]
     while words and words[0].startswith("-"):
         word, _, value = words.pop(0).partition("=")
@@ -165,12 +167,12 @@ def parse_show(text: str) -> NumactlShow:
     """
     lines = Lines(text, _SHOW, stripped=False)
     for line in lines:
-        if found := _SHOW_LINE.fullmatch(line.text):
-            lines.keep(found[1], found[2].strip(), line)
-    policy = lines.take("policy", Line.named, "a policy")
-    cpu_nodes = lines.take("cpubind", _shown, "numbers such as '0 1 2'")
-    memory_nodes = lines.take("membind", _shown, "numbers such as '0 1 2'")
-    pus = lines.given("physcpubind", _shown, "numbers such as '0 1 2'")
+        if match := _SHOW_LINE.fullmatch(line.text):
+            lines.keep(match[1], match[2].strip(), line)
+    policy = lines.take("policy", Line.read_word, "a policy")
+    cpu_nodes = lines.take("cpubind", _parse_numbers, "numbers such as '0 1 2'")
+    memory_nodes = lines.take("membind", _parse_numbers, "numbers such as '0 1 2'")
+    pus = lines.take_optional("physcpubind", _parse_numbers, "numbers such as '0 1 2'")
     return NumactlShow(
         policy=policy,
         pus=CpuSet(pus or ()),
@@ -179,15 +181,17 @@ def parse_show(text: str) -> NumactlShow:
     )
 
 
-def _listed(line: Line, found: "re.Match[str]", before: tuple[int, ...] | None) -> tuple[int, ...]:
-    nodes = tuple(CpuSet.parse(found[2], f"{_HARDWARE}:{line.number}"))
-    if before is not None or len(nodes) != int(found[1]) or not 0 < len(nodes) <= MAX_NODES:
+def _parse_nodes(
+    line: Line, match: "re.Match[str]", before: tuple[int, ...] | None
+) -> tuple[int, ...]:
+    nodes = tuple(CpuSet.parse(match[2], f"{_HARDWARE}:{line.number}"))
+    if before is not None or len(nodes) != int(match[1]) or not 0 < len(nodes) <= MAX_NODES:
         raise line.error(f"one list of 1 to {MAX_NODES} nodes")
     return nodes
 
 
 def _node(line: Line, word: str, among: Container[int]) -> int:
-    return _new(line, line.whole(word, "a node"), among)
+    return _new(line, line.read_count(word, "a node"), among)
 
 
 def _new(line: Line, key: Key, among: Container[Key]) -> Key:
@@ -197,10 +201,10 @@ def _new(line: Line, key: Key, among: Container[Key]) -> Key:
 
 
 def _numbers(line: Line, text: str, expected: str) -> tuple[int, ...]:
-    return tuple(line.whole(word, expected) for word in text.split())
+    return tuple(line.read_count(word, expected) for word in text.split())
 
 
-def _shown(line: Line, text: str, expected: str) -> tuple[int, ...]:
+def _parse_numbers(line: Line, text: str, expected: str) -> tuple[int, ...]:
     if text and not _NUMBERS.fullmatch(text):
         raise line.error(expected, text)
     return _numbers(line, text, expected)

@@ -151,29 +151,29 @@ _SCALES = {Unit.BYTES_PER_S: 1e9, Unit.NS: 1.0}
 
 def _bdf_of(text: str, line: Line) -> Bdf:
     """A GPU's address, printed without its function: 00000009:01:00."""
-    where = SOURCE if line.number is None else f"{SOURCE}:{line.number}"
-    return Bdf.parse(text if "." in text else f"{text}.0", where)
+    position = SOURCE if line.number is None else f"{SOURCE}:{line.number}"
+    return Bdf.parse(text if "." in text else f"{text}.0", position)
 
 
-def _merged(tests: Iterable[NvbandwidthTest]) -> tuple[NvbandwidthTest, ...]:
+def _merge_tests(tests: Iterable[NvbandwidthTest]) -> tuple[NvbandwidthTest, ...]:
     """Each named test once: the entry of an error replaces the one that says it began.
 
     Two results of one name are refused by the readers; unnamed tests all stay.
     """
-    kept: list[NvbandwidthTest] = []
+    merged: list[NvbandwidthTest] = []
     for test in tests:
-        if len(kept) == MAX_TESTS:
+        if len(merged) == MAX_TESTS:
             raise ParseError(SOURCE, f"at most {MAX_TESTS} tests", "more")
-        same = next((n for n, t in enumerate(kept) if t.name == test.name is not None), None)
-        if same is None:
-            kept.append(test)
-        elif kept[same].status is Status.INCOMPLETE:
-            kept[same] = test
+        previous = next((n for n, t in enumerate(merged) if t.name == test.name is not None), None)
+        if previous is None:
+            merged.append(test)
+        elif merged[previous].status is Status.INCOMPLETE:
+            merged[previous] = test
         elif test.status is Status.FAILED:
-            kept[same] = replace(kept[same], status=Status.FAILED)
+            merged[previous] = replace(merged[previous], status=Status.FAILED)
         else:
             raise ParseError(SOURCE, "each test once", str(test.name))
-    return tuple(kept)
+    return tuple(merged)
 
 
 VERSION_LINE = re.compile(r"nvbandwidth Version: (\S+)", re.ASCII)
@@ -254,18 +254,18 @@ class _Text:
 
     def _took_of_run(self, line: Line) -> bool:
         """Read what stands between tests: the version, blank lines and all before it, names."""
-        if found := VERSION_LINE.fullmatch(line.text):
+        if match := VERSION_LINE.fullmatch(line.text):
             if self.version is not None:
                 raise line.error("one run")
-            self.version = found[1]
+            self.version = match[1]
         elif not line.text or (self.version is None and not self.is_bare):
             if self.rows:  # another matrix may follow within the test
                 self._end_matrix()
-        elif found := _RUNNING.fullmatch(line.text):
-            self._open(found[1])
-        elif found := _WAIVED.fullmatch(line.text):
+        elif match := _RUNNING.fullmatch(line.text):
+            self._open(match[1])
+        elif match := _WAIVED.fullmatch(line.text):
             self._open(None)
-            self.tests.append(NvbandwidthTest(found[1].strip() or None, Status.WAIVED))
+            self.tests.append(NvbandwidthTest(match[1].strip() or None, Status.WAIVED))
         elif self.is_bare and self.name is None and _DESCRIPTION.fullmatch(line.text):
             self._open(_TESTS_OF_TABLES.get(line.text.strip()))
             return False
@@ -275,12 +275,12 @@ class _Text:
 
     def _took_of_test(self, line: Line) -> bool:
         """Read what stands within a test: samples, threads, sums, descriptions and rows."""
-        if found := _THREAD.fullmatch(line.text):
-            self.threads.append((int(found[1]), int(found[2])))
-        elif found := _SUM.fullmatch(line.text) or _PERF.fullmatch(line.text):
+        if match := _THREAD.fullmatch(line.text):
+            self.threads.append((int(match[1]), int(match[2])))
+        elif match := _SUM.fullmatch(line.text) or _PERF.fullmatch(line.text):
             self._end_matrix()
-            if found[1] == "SUM":
-                self._check_sum(found, line)
+            if match[1] == "SUM":
+                self._check_sum(match, line)
         elif _DESCRIPTION.fullmatch(line.text):
             self._end_matrix()
             part = _PART.search(line.text)
@@ -293,12 +293,12 @@ class _Text:
         """Read a line at any place. Around tables that stand alone, all others say nothing."""
         if self.is_bare:
             return
-        if found := _DEVICE.fullmatch(line.text):
-            index = line.whole(found[1], "a device")
-            address = None if found[3] is None else _bdf_of(found[3], line)
-            self.devices.append(NvbandwidthDevice(index, found[2].strip(), address))
-        elif found := _DRIVER.fullmatch(line.text):
-            self.driver = found[1]
+        if match := _DEVICE.fullmatch(line.text):
+            index = line.read_count(match[1], "a device")
+            address = None if match[3] is None else _bdf_of(match[3], line)
+            self.devices.append(NvbandwidthDevice(index, match[2].strip(), address))
+        elif match := _DRIVER.fullmatch(line.text):
+            self.driver = match[1]
         elif _ERROR.fullmatch(line.text):
             self.errors.append(line.text.strip()[:400])
             self.has_failed = True
@@ -308,17 +308,17 @@ class _Text:
         ):
             self.lines.unknown(line)
 
-    def _check_sum(self, found: "re.Match[str]", line: Line) -> None:
+    def _check_sum(self, match: "re.Match[str]", line: Line) -> None:
         """A sum that is not that of the cells: the text was damaged, or means something else."""
-        total = line.figure_or_none(found[3], "a sum")
+        total = line.figure_or_none(match[3], "a sum")
         if total is None or not self.matrices:
             return
         matrix = self.matrices[-1]
         values = matrix.values()
-        own = sum(values) / _SCALES[matrix.unit]
-        if abs(own - total) > _ROUNDING * (len(values) + 1) + 1e-9 * own:
-            reason = f"the tool says {found[3]}, its cells add up to {own:.2f}"
-            self.lines.gaps.append(Gap(f"sum of {found[2]}", reason))
+        cell_sum = sum(values) / _SCALES[matrix.unit]
+        if abs(cell_sum - total) > _ROUNDING * (len(values) + 1) + 1e-9 * cell_sum:
+            reason = f"the tool says {match[3]}, its cells add up to {cell_sum:.2f}"
+            self.lines.gaps.append(Gap(f"sum of {match[2]}", reason))
 
     def _row(self, line: Line, unit: Unit) -> bool:
         words = line.text.split()
@@ -360,7 +360,7 @@ class _Text:
             version=self.version,
             driver_version=self.driver,
             devices=tuple(self.devices),
-            tests=_merged(self.tests),
+            tests=_merge_tests(self.tests),
             errors=tuple(self.errors),
             gaps=tuple(self.lines.gaps),
         )
@@ -419,8 +419,8 @@ def _parse_json(text: str) -> NvbandwidthRun:
     version = next((run.version for run in runs if run.version is not None), None)
     if version is None:
         raise ParseError(SOURCE, "a version", "none")
-    said = [one for run in runs for one in (run.error, run.warning)]
-    errors = tuple(one[:400] for one in said if isinstance(one, str) and one)
+    messages = [message for run in runs for message in (run.error, run.warning)]
+    errors = tuple(message[:400] for message in messages if isinstance(message, str) and message)
     tests = [_test(case) for run in runs for case in run.testcases]
     if not tests and not errors:
         raise ParseError(SOURCE, "tests", "none")
@@ -429,7 +429,7 @@ def _parse_json(text: str) -> NvbandwidthRun:
         version=version,
         driver_version=next((run.driver for run in runs if run.driver is not None), None),
         devices=tuple(map(_listed_device, listed)),
-        tests=_merged(tests),
+        tests=_merge_tests(tests),
         errors=errors,
         gaps=tuple(sorted(gaps)),
     )
@@ -463,7 +463,7 @@ def _test(case: _JsonTest) -> NvbandwidthTest:
 
 
 def _listed_device(entry: str) -> NvbandwidthDevice:
-    found = _LISTED.fullmatch(entry)
-    if found is None:
+    match = _LISTED.fullmatch(entry)
+    if match is None:
         raise ParseError(SOURCE, "'0: NAME (00000000:19:00)'", entry[:80])
-    return NvbandwidthDevice(int(found[1]), found[2], _bdf_of(found[3], _JSON))
+    return NvbandwidthDevice(int(match[1]), match[2], _bdf_of(match[3], _JSON))

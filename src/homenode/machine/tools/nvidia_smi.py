@@ -100,17 +100,17 @@ def _gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str]]) ->
     bdf = Bdf.parse(str(gpu.get("id", "")), f"{_SOURCE}: gpu {index}")
 
     def number(path: str) -> int | None:
-        found = _text(gpu, path)
-        matched = None if found is None else _NUMBER.fullmatch(found)
-        if found is not None and matched is None:
-            unread.append((bdf, path, found))
+        text = _text(gpu, path)
+        matched = None if text is None else _NUMBER.fullmatch(text)
+        if text is not None and matched is None:
+            unread.append((bdf, path, text))
         return None if matched is None else int(matched[1])
 
     def switch(path: str) -> bool | None:
-        found = _text(gpu, path)
-        if found is not None and found not in ("Enabled", "Disabled"):
-            unread.append((bdf, path, found))
-        return {"Enabled": True, "Disabled": False}.get(found or "")
+        text = _text(gpu, path)
+        if text is not None and text not in ("Enabled", "Disabled"):
+            unread.append((bdf, path, text))
+        return {"Enabled": True, "Disabled": False}.get(text or "")
 
     return NvidiaGpu(
         bdf=bdf,
@@ -127,7 +127,7 @@ def _gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str]]) ->
 def _mig_devices(
     gpu: etree._Element, bdf: Bdf, unread: list[tuple[Bdf, str, str]]
 ) -> tuple[NvidiaMigDevice, ...]:
-    found: list[NvidiaMigDevice] = []
+    devices: list[NvidiaMigDevice] = []
     for device in gpu.findall("mig_devices/mig_device"):
         index, instance = _text(device, "index"), _text(device, "gpu_instance_id")
         numbers = [_NUMBER.fullmatch(text or "") for text in (index, instance)]
@@ -136,8 +136,8 @@ def _mig_devices(
             unread.append((bdf, "mig_device", f"index {index}, gpu_instance_id {instance}"))
             continue
         size = None if memory is None else int(memory[1]) * MIB
-        found.append(NvidiaMigDevice(int(numbers[0][1]), int(numbers[1][1]), size))
-    return tuple(found)
+        devices.append(NvidiaMigDevice(int(numbers[0][1]), int(numbers[1][1]), size))
+    return tuple(devices)
 
 
 def _text(element: etree._Element, path: str) -> str | None:
@@ -183,8 +183,8 @@ class TopoMatrix(Struct, frozen=True):
 
         To a switch's GPUs it is the number of links to the switches.
         """
-        found = _NVLINKS.fullmatch(self.links[a][b] or "")
-        return int(found[1]) if found else 0
+        match = _NVLINKS.fullmatch(self.links[a][b] or "")
+        return int(match[1]) if match else 0
 
 
 def looks_like_topology(text: str) -> bool:
@@ -227,12 +227,14 @@ def _header(line: Line) -> tuple[list[str], int]:
     """Names of the columns, and how many affinities stand behind them."""
     devices, _, tail = line.text.partition(_AFFINITIES[0])
     names = devices.split()
-    found = " ".join((_AFFINITIES[0] + tail).split()) if tail or _AFFINITIES[0] in line.text else ""
+    headings = (
+        " ".join((_AFFINITIES[0] + tail).split()) if tail or _AFFINITIES[0] in line.text else ""
+    )
     for count in range(len(_AFFINITIES) + 1):
-        if found == " ".join(_AFFINITIES[:count]):
+        if headings == " ".join(_AFFINITIES[:count]):
             break
     else:
-        raise line.error(f"columns {', '.join(_AFFINITIES)}", found)
+        raise line.error(f"columns {', '.join(_AFFINITIES)}", headings)
     good = all(_TOPO_DEVICE.fullmatch(name) for name in names) and len(set(names)) == len(names)
     if not names or not good or len(names) > MAX_DEVICES or not names[0].startswith("GPU"):
         raise line.error("a header: GPU0 GPU1 ... CPU Affinity")
@@ -250,13 +252,13 @@ def _row(
         raise line.error(f"{columns} links such as NV18 or SYS")
     values = _affinities(line, words[columns + 1 :], columns, affinities, place)
     cpus, nodes, memory_node = (*values, None, None, None)[:3]
-    where = f"{_TOPOLOGY}:{line.number}"
+    position = f"{_TOPOLOGY}:{line.number}"
     return (
         TopoDevice(
             name,
-            None if cpus is None else CpuSet.parse(cpus, where),
+            None if cpus is None else CpuSet.parse(cpus, position),
             # A list of nodes is written as one of PUs is: 0,5-11.
-            None if nodes is None else tuple(map(NodeIndex, CpuSet.parse(nodes, where))),
+            None if nodes is None else tuple(map(NodeIndex, CpuSet.parse(nodes, position))),
             None if memory_node is None else _node(line, memory_node),
         ),
         tuple(None if link == "N/A" else link for link in links),
@@ -290,8 +292,8 @@ def _affinities(
             raise line.error(f"{affinities} affinities")
         # The last column always says something; of the first two one is empty, or both.
         last = [words[-1]] if affinities == len(_AFFINITIES) else []
-        rest = words[: len(words) - len(last)]
-        first = [*([] if cells[0] else ["N/A"]), *rest]
+        middle = words[: len(words) - len(last)]
+        first = [*([] if cells[0] else ["N/A"]), *middle]
         words = [*first, *["N/A"] * (affinities - len(last) - len(first)), *last]
     if len(words) != affinities:
         raise line.error(f"{affinities} affinities")
@@ -338,26 +340,26 @@ def parse_instances(text: str) -> tuple[MigInstance, ...]:
     Raises ParseError for a row of a MIG profile without its four numbers, and for an instance that
     is listed twice.
     """
-    found: dict[tuple[int, int], MigInstance] = {}
+    instance_of: dict[tuple[int, int], MigInstance] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.strip().strip("|").split()
         if len(words) < 2 or words[1] != "MIG":
             continue
         start, colon, size = words[-1].partition(":")
         numbers = [_small_number(word) for word in (words[0], *words[3:-1], start, size)]
-        if len(words) != 6 or not colon or None in numbers or len(found) >= MAX_ROWS:
+        if len(words) != 6 or not colon or None in numbers or len(instance_of) >= MAX_ROWS:
             expected = "GPU, MIG, profile, profile's ID, instance's ID, start:size"
             raise ParseError(_INSTANCES, expected, line.strip()[:80], line=number)
-        gpu, _, instance, first, slices = (one or 0 for one in numbers)
-        if (gpu, instance) in found:
+        gpu, _, instance, first, slices = (digits or 0 for digits in numbers)
+        if (gpu, instance) in instance_of:
             raise ParseError(_INSTANCES, "each instance once", line.strip()[:80], line=number)
-        found[gpu, instance] = MigInstance(gpu, instance, words[2], first, slices)
-    return tuple(found.values())
+        instance_of[gpu, instance] = MigInstance(gpu, instance, words[2], first, slices)
+    return tuple(instance_of.values())
 
 
 def parse_list(text: str) -> tuple[MigDevice, ...]:
     """The compute instances, in the tool's order. Raises ParseError for one below no GPU."""
-    found: list[MigDevice] = []
+    devices: list[MigDevice] = []
     gpu: int | None = None
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.replace(":", " ").split()
@@ -365,12 +367,12 @@ def parse_list(text: str) -> tuple[MigDevice, ...]:
             gpu = _small_number(words[1])
         elif words[:1] == ["MIG"]:
             device = _small_number(words[3]) if len(words) > 3 and words[2] == "Device" else None
-            if gpu is None or device is None or len(found) >= MAX_ROWS:
+            if gpu is None or device is None or len(devices) >= MAX_ROWS:
                 expected = "GPU N, then lines MIG PROFILE Device N: (UUID: ...)"
                 raise ParseError(_LIST, expected, line.strip()[:80], line=number)
             uuid = words[5].rstrip(")") if len(words) == 6 and words[4] == "(UUID" else None
-            found.append(MigDevice(gpu, device, words[1], uuid))
-    return tuple(found)
+            devices.append(MigDevice(gpu, device, words[1], uuid))
+    return tuple(devices)
 
 
 def _small_number(word: str) -> int | None:

@@ -31,20 +31,20 @@ class PuTimes(Struct, frozen=True):
 
 def parse(text: str) -> tuple[PuTimes, ...]:
     """The online PUs, ascending. Raises ParseError."""
-    found: dict[int, PuTimes] = {}
+    times_of_pu: dict[int, PuTimes] = {}
     for line in Lines(text, PATH, stripped=False):
         matched = _LINE.fullmatch(line.text)
         if matched is None:
             continue  # the sum of all PUs, interrupts, context switches, forks
         pu = int(matched[1])
-        if pu > MAX_PU_INDEX or pu in found:
+        if pu > MAX_PU_INDEX or pu in times_of_pu:
             raise line.error(f"each PU once, up to {MAX_PU_INDEX}")
-        ticks = [line.whole(word, "ticks") for word in matched[2].split()]
-        user, nice, system, idle, *rest = ticks
-        iowait, irq, softirq, stolen = (*rest, 0, 0, 0, 0)[:4]
-        found[pu] = PuTimes(
+        ticks = [line.read_count(word, "ticks") for word in matched[2].split()]
+        user, nice, system, idle, *tail = ticks
+        iowait, irq, softirq, stolen = (*tail, 0, 0, 0, 0)[:4]
+        times_of_pu[pu] = PuTimes(
             PuIndex(pu), user + nice + system + irq + softirq, idle + iowait, stolen
         )
-    if not found:
+    if not times_of_pu:
         raise ParseError(PATH, "lines such as 'cpu0 2255 34 2290 22625563'", text[:80])
-    return tuple(found[pu] for pu in sorted(found))
+    return tuple(times_of_pu[pu] for pu in sorted(times_of_pu))

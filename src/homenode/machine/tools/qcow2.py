@@ -66,15 +66,15 @@ def parse(content: bytes, source: str) -> Qcow2Header:
 def _backing_format(content: bytes, at: int, end: int, source: str) -> str | None:
     """The text of that extension. Extensions follow the header, each padded to 8 bytes, up to one
     of kind 0 or to the name of the backing file. Of two formats QEMU takes the last."""
-    found = None
+    backing_format = None
     while at + _EXTENSION.size <= end:
         kind, length = _EXTENSION.unpack_from(content, at)
         at += _EXTENSION.size
         if kind == 0:
             break
-        if length > end - at or (kind == _BACKING_FORMAT and found is not None):
+        if length > end - at or (kind == _BACKING_FORMAT and backing_format is not None):
             raise ParseError(source, "one format of its backing file", f"another at byte {at}")
         if kind == _BACKING_FORMAT:
-            found = content[at : at + length].decode("ascii", "replace")
+            backing_format = content[at : at + length].decode("ascii", "replace")
         at += (length + 7) // 8 * 8
-    return found
+    return backing_format

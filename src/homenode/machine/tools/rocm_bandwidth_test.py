@@ -124,45 +124,45 @@ class _Reader:
         )
         self._close_matrix()
 
-    def _version(self, line: Line, found: "re.Match[str]") -> None:
+    def _version(self, line: Line, match: "re.Match[str]") -> None:
         if self.version is not None:
             raise line.error("one run")
-        self.version = found[1]
+        self.version = match[1]
 
-    def _device(self, line: Line, found: "re.Match[str]") -> None:
-        self.devices.append(_device(line, found))
+    def _device(self, line: Line, match: "re.Match[str]") -> None:
+        self.devices.append(_device(line, match))
 
-    def _end(self, line: Line, found: "re.Match[str]") -> None:
-        self.ends[found[1]] = (line.whole(found[2], "a device"), found[3] == "Cpu")
+    def _end(self, line: Line, match: "re.Match[str]") -> None:
+        self.ends[match[1]] = (line.read_count(match[2], "a device"), match[3] == "Cpu")
 
     def _open(self, section: str) -> None:
         self._close_matrix()
         self.section = section
 
-    def _matrix(self, line: Line, found: "re.Match[str]") -> None:
-        self._open("one way" if found[1] == "Unidirectional" else "both ways")
+    def _matrix(self, line: Line, match: "re.Match[str]") -> None:
+        self._open("one way" if match[1] == "Unidirectional" else "both ways")
 
-    def _other(self, line: Line, found: "re.Match[str]") -> None:
+    def _other(self, line: Line, match: "re.Match[str]") -> None:
         self._open("other")
 
-    def _pair(self, line: Line, found: "re.Match[str]") -> None:
+    def _pair(self, line: Line, match: "re.Match[str]") -> None:
         self._open("pair")
-        self.pair_is_bidirectional = found[1] == "Bidirectional "
+        self.pair_is_bidirectional = match[1] == "Bidirectional "
         self.ends = {}
 
-    def _header(self, line: Line, found: "re.Match[str]") -> None:
-        columns = tuple(line.whole(word, "a device") for word in found[1].split())
+    def _header(self, line: Line, match: "re.Match[str]") -> None:
+        columns = tuple(line.read_count(word, "a device") for word in match[1].split())
         unique = len(set(columns)) == len(columns) <= MAX_DEVICES
         if self.section is None or self.columns or not unique:
             raise line.error("a title and one row of devices")
         self.columns = columns
 
-    def _row(self, line: Line, found: "re.Match[str]") -> bool:
+    def _row(self, line: Line, match: "re.Match[str]") -> bool:
         if not self.columns:
             return False
-        words = found[2].split()
+        words = match[2].split()
         due = self.columns[len(self.rows)] if len(self.rows) < len(self.columns) else None
-        if len(words) != len(self.columns) or line.whole(found[1], "a device") != due:
+        if len(words) != len(self.columns) or line.read_count(match[1], "a device") != due:
             raise line.error(f"the row of device {due} with {len(self.columns)} values")
         if self.section == "other":  # its cells are no bandwidths
             words = ["N/A"] * len(words)
@@ -171,10 +171,10 @@ class _Reader:
         )
         return True
 
-    def _copy(self, line: Line, found: "re.Match[str]") -> None:
+    def _copy(self, line: Line, match: "re.Match[str]") -> None:
         if self.section != "pair" or set(self.ends) != {"Src", "Dst"}:
             raise line.error("a source and a destination")
-        line.positive(found[4], "a mean bandwidth")
+        line.positive(match[4], "a mean bandwidth")
         source, destination = self.ends["Src"], self.ends["Dst"]
         self.copies.append(
             RocmCopy(
@@ -183,8 +183,8 @@ class _Reader:
                 destination=destination[0],
                 source_is_cpu=source[1],
                 destination_is_cpu=destination[1],
-                size_bytes=line.whole(found[1], "a size") * _BYTES_OF_UNIT[found[2]],
-                peak_bytes_per_s=line.positive(found[6], "a best bandwidth") * 1e9,
+                size_bytes=line.read_count(match[1], "a size") * _BYTES_OF_UNIT[match[2]],
+                peak_bytes_per_s=line.positive(match[6], "a best bandwidth") * 1e9,
             )
         )
 
@@ -216,10 +216,10 @@ class _Reader:
         )
 
 
-def _device(line: Line, found: "re.Match[str]") -> RocmDevice:
+def _device(line: Line, match: "re.Match[str]") -> RocmDevice:
     """name, then for GPUs an id (not kept) and an address without leading zeros: 0d:0.0"""
-    parts = [part.strip() for part in found[2].split(",  ")]
+    parts = [part.strip() for part in match[2].split(",  ")]
     address = None
     if printed := _ADDRESS.fullmatch(parts[-1]):
         address = Bdf(0, int(printed[1], 16), int(printed[2], 16), int(printed[3]))
-    return RocmDevice(index=line.whole(found[1], "a device"), name=parts[0], address=address)
+    return RocmDevice(index=line.read_count(match[1], "a device"), name=parts[0], address=address)

@@ -56,13 +56,13 @@ def parse_chase(text: str) -> tuple[ChasePoint, ...]:
     for line in Lines(text, _CHASE):
         if line.text.startswith("#"):
             continue
-        found = _POINT.fullmatch(line.text)
-        if found is None:
+        match = _POINT.fullmatch(line.text)
+        if match is None:
             raise line.error("a size and a latency")
-        size = line.whole(found[1], "a size in bytes")
+        size = line.read_count(match[1], "a size in bytes")
         if points and size <= points[-1].size_bytes:
             raise line.error("ascending sizes")
-        points.append(ChasePoint(size, line.figure(found[2], "a latency in ns")))
+        points.append(ChasePoint(size, line.figure(match[2], "a latency in ns")))
     if not 0 < len(points) <= MAX_POINTS:
         raise ParseError(_CHASE, f"1 to {MAX_POINTS} sizes", str(len(points)))
     return tuple(points)
@@ -73,40 +73,41 @@ def parse_matmul(text: str) -> float:
 
     Raises ParseError; the last line of what went wrong instead is its hint.
     """
-    said = ""
+    last_line = ""
     for line in Lines(text, _MATMUL):
-        found = _PRODUCT.fullmatch(line.text)
-        if found is not None:
-            products = line.whole(found[1], "a number of products")
-            total = line.positive(found[2], "a time in s")
+        match = _PRODUCT.fullmatch(line.text)
+        if match is not None:
+            products = line.read_count(match[1], "a number of products")
+            total = line.positive(match[2], "a time in s")
             if products == 0:
                 raise line.error("at least one product")
             return total / products * 1e9
-        said = line.text
+        last_line = line.text
     expected = "'100 matmuls: 2.115s (21.1ms each)'"
-    raise ParseError(_MATMUL, expected, "none", hint=said[:200] or None)
+    raise ParseError(_MATMUL, expected, "none", hint=last_line[:200] or None)
 
 
 def parse_copies(text: str) -> tuple[GpuCopies, ...]:
     """The GPUs of one run. Raises ParseError."""
     gpus: dict[int, GpuCopies] = {}
 
-    def gpu(line: Line, found: "re.Match[str]") -> None:
-        device = line.whole(found[1], "a device")
+    def gpu(line: Line, match: "re.Match[str]") -> None:
+        device = line.read_count(match[1], "a device")
         if device in gpus:
             raise line.error("each GPU once")
-        gpus[device] = GpuCopies(device, found[2], None, None, None)
+        gpus[device] = GpuCopies(device, match[2], None, None, None)
 
-    def copy(line: Line, found: "re.Match[str]") -> None:
-        name = found[1].lower().replace("-", "_")
+    def copy(line: Line, match: "re.Match[str]") -> None:
+        name = match[1].lower().replace("-", "_")
         last = next(reversed(gpus.values()), None)
         if last is None or getattr(last, name) is not None:
             raise line.error("a GPU, then each direction once")
-        gpus[last.device] = replace(last, **{name: line.positive(found[2], "GB/s") * 1e9})
+        gpus[last.device] = replace(last, **{name: line.positive(match[2], "GB/s") * 1e9})
 
     Lines(text, _COPIES).read([(_GPU, gpu), (_COPY, copy)])
     if not any(
-        one.host_to_device or one.device_to_host or one.device_to_device for one in gpus.values()
+        copies.host_to_device or copies.device_to_host or copies.device_to_device
+        for copies in gpus.values()
     ):
         raise ParseError(_COPIES, "GPU 0 [NAME] and its bandwidths", "none")
     return tuple(gpus.values())

@@ -155,8 +155,8 @@ def _run(document: dict[str, Any], line: int) -> TorchRun:
 
 
 def _check_figure(figure: TorchFigure, devices: int, line: int) -> None:
-    known = range(devices)
-    if figure.device not in known or (figure.peer is not None and figure.peer not in known):
+    numbers = range(devices)
+    if figure.device not in numbers or (figure.peer is not None and figure.peer not in numbers):
         raise ParseError(SOURCE, f"a device below {devices}", str(figure.device), line=line)
     if figure.unit not in _UNITS:
         raise ParseError(SOURCE, f"one of {', '.join(sorted(_UNITS))}", figure.unit, line=line)

@@ -94,27 +94,27 @@ class _Reader:
         )
         self._close_matrix()
 
-    def _version(self, line: Line, found: "re.Match[str]") -> None:
-        self.version = found[1]
+    def _version(self, line: Line, match: "re.Match[str]") -> None:
+        self.version = match[1]
 
-    def _title(self, line: Line, found: "re.Match[str]") -> None:
+    def _title(self, line: Line, match: "re.Match[str]") -> None:
         self._close_matrix()
-        self.is_bidirectional = found[1] == "Bi"
-        self.reads_remotely = found[2] == "Remote"
-        self.executor = found[3]
+        self.is_bidirectional = match[1] == "Bi"
+        self.reads_remotely = match[2] == "Remote"
+        self.executor = match[3]
 
-    def _outside(self, line: Line, found: "re.Match[str]") -> bool:
+    def _outside(self, line: Line, match: "re.Match[str]") -> bool:
         return self.is_bidirectional is None
 
-    def _header(self, line: Line, found: "re.Match[str]") -> None:
-        columns = tuple(_place(line, *device) for device in _DEVICE.findall(found[1]))
+    def _header(self, line: Line, match: "re.Match[str]") -> None:
+        columns = tuple(_place(line, *device) for device in _DEVICE.findall(match[1]))
         if self.columns or len(set(columns)) != len(columns) or len(columns) > MAX_DEVICES:
             raise line.error("one row of devices, each once")
         self.columns = columns
 
-    def _row(self, line: Line, found: "re.Match[str]") -> None:
-        source, way = _place(line, found[1], found[2]), found[3]
-        words = found[4].replace(",", " ").split()
+    def _row(self, line: Line, match: "re.Match[str]") -> None:
+        source, way = _place(line, match[1], match[2]), match[3]
+        words = match[4].replace(",", " ").split()
         if len(words) != len(self.columns) or source not in self.columns:
             raise line.error(f"a device of the header and {len(self.columns)} values")
         if way == "->":
@@ -159,4 +159,4 @@ class _Reader:
 
 
 def _place(line: Line, kind: str, number: str) -> TransferPlace:
-    return TransferPlace(is_gpu=kind == "GPU", index=line.whole(number, "a device"))
+    return TransferPlace(is_gpu=kind == "GPU", index=line.read_count(number, "a device"))

@@ -31,7 +31,7 @@ _KEYS = (
 
 def parse_virsh_version(text: str) -> tuple[Version, Version | None]:
     """libvirt's version, of the daemon where it is another one, and QEMU's. Raises ParseError."""
-    found: dict[str, Version] = {}
+    versions: dict[str, Version] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -39,11 +39,11 @@ def parse_virsh_version(text: str) -> tuple[Version, Version | None]:
         if matched is None or matched[1] not in _KEYS:
             raise ParseError("virsh version", f"one of {', '.join(_KEYS)}", line, line=number)
         if matched[1] != "Running hypervisor" or matched[2] == "QEMU":
-            found[matched[1]] = _version(matched, 3)
-    if "Using library" not in found:
+            versions[matched[1]] = _version(matched, 3)
+    if "Using library" not in versions:
         raise ParseError("virsh version", "a line 'Using library'", text.strip()[:80])
-    libvirt = found.get("Running against daemon", found["Using library"])
-    return libvirt, found.get("Running hypervisor")
+    libvirt = versions.get("Running against daemon", versions["Using library"])
+    return libvirt, versions.get("Running hypervisor")
 
 
 def parse_qemu_version(text: str) -> Version:

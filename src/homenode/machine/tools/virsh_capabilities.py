@@ -70,10 +70,10 @@ def _cpu(cpu: etree._Element) -> CapabilitiesCpu:
 
 
 def _number(element: etree._Element, name: str) -> int:
-    text, where = str(element.get(name, "")), f"{element.tag} {name}"
+    text, subject = str(element.get(name, "")), f"{element.tag} {name}"
     digits = text.strip()
     if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
-        raise ParseError(_SOURCE, f"a number for {where}", text)
+        raise ParseError(_SOURCE, f"a number for {subject}", text)
     if int(digits) > _MAX_NUMBER:
-        raise ParseError(_SOURCE, f"a number below 2^60 for {where}", text)
+        raise ParseError(_SOURCE, f"a number below 2^60 for {subject}", text)
     return int(digits)

@@ -106,7 +106,7 @@ def parse(text: str) -> CudaBandwidthTest:
         elif found := _CSV.fullmatch(line.text):
             transfers.append(_csv(line, found))
         elif found := _DEVICE.fullmatch(line.text):
-            devices.append((line.whole(found[1], "a device"), found[2].strip()))
+            devices.append((line.read_count(found[1], "a device"), found[2].strip()))
         elif found := _RESULT.fullmatch(line.text):
             results.append(found[1] == "PASS")
         elif title is not None and unit is not None and (found := _ROW.fullmatch(line.text)):
@@ -115,7 +115,7 @@ def parse(text: str) -> CudaBandwidthTest:
                     direction=title[0],
                     is_pinned=is_pinned,
                     devices=title[1],
-                    size_bytes=line.whole(found[1], "a size in bytes"),
+                    size_bytes=line.read_count(found[1], "a size in bytes"),
                     bytes_per_s=line.positive(found[2], "a bandwidth") * unit,
                 )
             )
@@ -139,13 +139,13 @@ def _csv(line: Line, row: "re.Match[str]") -> CudaTransfer:
         direction=_DIRECTIONS[row[1]],
         is_pinned=None if row[2] is None else row[2] == "Pinned",
         devices=_devices(line, row[7]),
-        size_bytes=line.whole(row[6], "a size in bytes"),
+        size_bytes=line.read_count(row[6], "a size in bytes"),
         bytes_per_s=line.positive(row[3], "a bandwidth") * _BYTES_OF_UNIT[row[4]],
     )
 
 
 def _devices(line: Line, word: str) -> int:
-    devices = line.whole(word, "a number of devices")
+    devices = line.read_count(word, "a number of devices")
     if not 0 < devices <= 1024:
         raise line.error("1 to 1024 devices", word)
     return devices

@@ -182,7 +182,7 @@ class _Reader:
             raise line.error(f"at most {MAX_NODES} rows")
         self.loaded.append(
             MlcLoad(
-                delay=line.whole(found[1], "a delay"),
+                delay=line.read_count(found[1], "a delay"),
                 latency_ns=line.positive(found[2], "a latency in ns"),
                 bytes_per_s=line.positive(found[3], "MB/sec") * 1e6,
             )
@@ -216,7 +216,7 @@ class _Reader:
 
 
 def _node(line: Line, word: str) -> NodeIndex:
-    return NodeIndex(line.whole(word, "a node", most=MAX_NODES - 1))
+    return NodeIndex(line.read_count(word, "a node", limit=MAX_NODES - 1))
 
 
 def _peak_row(text: str) -> tuple[str, str] | None:

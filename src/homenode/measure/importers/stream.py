@@ -126,7 +126,7 @@ def parse(text: str) -> StreamRun:
             "the run ended early, or its output was cut",
         )
     return StreamRun(
-        version=lines.given("version", Line.named, "a version"),
+        version=lines.take_optional("version", Line.read_word, "a version"),
         arrays_bytes=_arrays_bytes(lines),
         threads=_threads(lines),
         kernels=tuple(kernels),
@@ -153,8 +153,8 @@ def _kernel(row: "re.Match[str]", position: int, line: Line, unit: str) -> Strea
 
 
 def _arrays_bytes(lines: Lines) -> int | None:
-    elements = lines.given("array size", Line.whole, "an array size")
-    element_bytes = lines.given("bytes per element", Line.whole, "bytes per element")
+    elements = lines.take_optional("array size", Line.read_count, "an array size")
+    element_bytes = lines.take_optional("bytes per element", Line.read_count, "bytes per element")
     if 0 in (elements, element_bytes):
         raise lines.error("arrays of some size", f"{elements} x {element_bytes} bytes")
     if elements is None or element_bytes is None:
@@ -165,8 +165,8 @@ def _arrays_bytes(lines: Lines) -> int | None:
 
 
 def _threads(lines: Lines) -> int | None:
-    requested = lines.given("threads requested", Line.whole, "threads")
-    counted = lines.given("threads counted", Line.whole, "threads")
+    requested = lines.take_optional("threads requested", Line.read_count, "threads")
+    counted = lines.take_optional("threads counted", Line.read_count, "threads")
     if requested and counted and requested != counted:
         reason = f"{requested} requested, {counted} counted"
         lines.gaps.append(Gap("STREAM threads", reason))

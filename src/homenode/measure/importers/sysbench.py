@@ -108,19 +108,19 @@ def _value(line: Line, title: str, lines: Lines) -> None:
 def _run(version: str, lines: Lines) -> SysbenchRun:
     memory = _memory(lines) if lines.has("transferred per second") else None
     rate = "CPU speed:events per second" if memory is None else "operations per second"
-    limit = lines.given("Prime numbers limit", Line.whole, "a prime limit")
-    threads = lines.take("Number of threads", Line.whole, "threads")
+    limit = lines.take_optional("Prime numbers limit", Line.read_count, "a prime limit")
+    threads = lines.take("Number of threads", Line.read_count, "threads")
     if threads == 0:
         raise lines.error("at least one thread", "0")
     # What was cut lacks these.
-    lines.take("General statistics:total number of events", Line.whole, "events")
+    lines.take("General statistics:total number of events", Line.read_count, "events")
     lines.take("General statistics:total time", _seconds, "a time in seconds such as 2.0720s")
     return SysbenchRun(
         version=version,
         threads=threads,
         prime_limit=limit,
         events_per_s=lines.take(rate, Line.positive, "events per second"),
-        events_per_thread=lines.given(
+        events_per_thread=lines.take_optional(
             "Threads fairness:events (avg/stddev)", _pair, "a mean and a deviation"
         ),
         memory=memory,
@@ -131,8 +131,8 @@ def _run(version: str, lines: Lines) -> SysbenchRun:
 def _memory(lines: Lines) -> SysbenchMemory:
     return SysbenchMemory(
         block_bytes=lines.take("block size", _kib, "block size in KiB"),
-        operation=lines.take("operation", Line.named, "an operation"),
-        scope=lines.take("scope", Line.named, "a scope"),
+        operation=lines.take("operation", Line.read_word, "an operation"),
+        scope=lines.take("scope", Line.read_word, "a scope"),
         bytes_per_s=lines.take("transferred per second", Line.positive, "MiB/sec") * MIB,
     )
 
@@ -154,7 +154,7 @@ def _seconds(line: Line, word: str, expected: str) -> float:
 def _kib(line: Line, word: str, expected: str) -> int:
     if not word.endswith("KiB"):
         raise line.error(expected, word)
-    return line.whole(word.removesuffix("KiB"), expected) * KIB
+    return line.read_count(word.removesuffix("KiB"), expected) * KIB
 
 
 def _pair(line: Line, word: str, expected: str) -> tuple[float, float] | None:

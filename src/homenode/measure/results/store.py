@@ -200,7 +200,7 @@ def finished(folder: Path) -> Run | None:
 def read_run(path: Path) -> Run:
     """The run in a folder or a results.jsonl. Raises InputError."""
     file = path / FILE if path.is_dir() else path
-    return parse_run(read_file(file, f"a run's {FILE}", most=MAX_BYTES), str(file))
+    return parse_run(read_file(file, f"a run's {FILE}", max_bytes=MAX_BYTES), str(file))
 
 
 def load_runs(path: Path) -> Loaded:

@@ -260,5 +260,5 @@ def names_of(head: TrialHead) -> tuple[str, ...]:
 def _owned(files: RecordFolder, what: str, lock: str = LOCK) -> Iterator[int]:
     expected = f"no other homenode at work on {what}, found one"
     hint = "homenode trial status shows how far it is"
-    with files.locked(expected, hint, lock=lock) as descriptor:
+    with files.hold_lock(expected, hint, lock=lock) as descriptor:
         yield descriptor

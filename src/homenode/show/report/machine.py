@@ -332,12 +332,12 @@ def _findings(machine: ReportedMachine) -> Section | None:
     host_findings = () if machine.host is None else diagnose(machine.host).findings
     items: list[Words] = []
     for finding, subjects in _by_subjects(host_findings):
-        text = f": {', '.join(subjects)}: {finding.compared} "
+        text = f": {', '.join(subjects)}: {finding.comparison} "
         fix = f". Fix: {finding.fix}" if finding.fix else ""
         items.append((Span(finding.severity, "bold"), text, Span(f"({finding.id}){fix}", "dim")))
     for label, plan in machine.plans.items():
         for plan_finding in plan.findings:
-            text = f", plan of {label}: {plan_finding.subject}: {plan_finding.compared} "
+            text = f", plan of {label}: {plan_finding.subject}: {plan_finding.comparison} "
             items.append(
                 (Span(plan_finding.severity, "bold"), text, Span(f"({plan_finding.id})", "dim"))
             )

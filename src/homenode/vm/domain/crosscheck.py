@@ -45,7 +45,7 @@ def crosscheck(document: Document) -> tuple[Finding, ...]:
         *_command_line(document),
         *check_pci(document),
     }
-    return tuple(sorted(broken, key=lambda each: (each.id, each.subject, each.compared)))
+    return tuple(sorted(broken, key=lambda each: (each.id, each.subject, each.comparison)))
 
 
 def _threads(document: Document) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from homenode.check.verify.guest.checks import (
     firmware_checks,
 )
 from homenode.check.verify.guest.expectation import Expectation, without_vcpus
-from homenode.findings import Finding, finding, sourced
+from homenode.findings import Finding, finding, add_source
 from homenode.machine.topology import Host
 from homenode.units import MIB, format_bytes
 from homenode.vm.guest_observation import (
@@ -37,7 +37,7 @@ class GuestView(Struct, frozen=True):
     @property
     def findings(self) -> tuple[Finding, ...]:
         findings = (line.finding for line in self.checks if line.finding is not None)
-        return sourced(findings, self.observation.source)
+        return add_source(findings, self.observation.source)
 
 
 def view_of_stand_in(expected: Expectation, stand_in: StandInGuest, guest: Host) -> GuestView:

@@ -193,7 +193,7 @@ class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
 
     def _open(self) -> None:
         if not self.owned:
-            lock = self.locked(
+            lock = self.hold_lock(
                 "no one else at this study, found another homenode",
                 "wait for it, or end it: the jobs go on without it",
                 wait_s=self._held_s,

@@ -54,7 +54,7 @@ def slurm_study_page(report: StudyReport, stamp: str) -> Doc:
         parts.append(Section("Hardware and tools", (table,), "setup", "Hardware and tools"))
     all_parts = (*_figures(report, everything=True), *_open(report, everything=True))
     parts.append(Section("Every figure and job", all_parts, "every", "Every figure and job"))
-    return Doc(f"Slurm study {report.source}", tuple(parts), made=stamp)
+    return Doc(f"Slurm study {report.source}", tuple(parts), footer=stamp)
 
 
 def _warnings(report: StudyReport) -> Iterator[Part]:

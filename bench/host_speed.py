@@ -15,7 +15,7 @@ from homenode.machine.description.parse import load_shipped, parse_description
 from homenode.machine.discover import discover
 from homenode.machine.discover.hwloc import host_from_hwloc
 from homenode.machine.discover.lspci import host_from_lspci
-from homenode.show.host_tree import host_tree
+from homenode.show.host_text import host_tree
 from homenode.show.topology_map import topology_map
 
 ROUNDS = 7

@@ -1,6 +1,7 @@
 """What a terminal shows: the host tree, the explanation and the table of presets."""
 
 import io
+from pathlib import Path
 
 import pytest
 from demo.run import plan_table
@@ -10,18 +11,21 @@ from rich.console import RenderableType
 from homenode.doc import Doc
 from homenode.findings import Rejection
 from homenode.indices import NodeIndex
+from homenode.machine.description.parse import load_shipped, shipped_hosts
 from homenode.machine.pci import DeviceKind
-from homenode.machine.topology import HostSettings
+from homenode.machine.topology import HostSettings, summarise
 from homenode.plan.planner import rank
 from homenode.show.explain import explain, rejections_text
 from homenode.show.fit_text import rank_text
-from homenode.show.host_tree import host_tree
+from homenode.show.host_text import host_text, host_tree
 from homenode.show.terminal_text import PrintableConsole
+from homenode.text import plural
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Plan, Unplannable
 from tests.picture_hosts import gh200_host, h200_host, hand_plan, hgx_host, pictures
 from tests.small_hosts import even_host, small_request
 
+SCREEN = Path(__file__).with_name("show.txt")
 HOSTS = [name for name, (_, plan) in pictures().items() if plan is None]
 PLANS = [name for name, (_, plan) in pictures().items() if plan is not None]
 FOUR = (0, 1, 2, 3)
@@ -62,40 +66,43 @@ def test_every_gpu_nic_and_nvswitch_is_in_the_tree(name: str) -> None:
             assert str(device.bdf) in text
 
 
+def test_a_host_is_one_screen() -> None:
+    lines = _printed(host_text(load_shipped("hgx-h100").host), 80).splitlines()
+    assert [line.rstrip() for line in lines] == SCREEN.read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", shipped_hosts())
+def test_the_screen_of_every_host_has_its_counts_in_line_1_and_fits_40_lines(name: str) -> None:
+    host = load_shipped(name).host
+    lines = _printed(host_text(host), 80).splitlines()
+    assert len(lines) <= 40 and all(len(line) <= 80 for line in lines)
+    assert f"{name}: {plural(summarise(host).packages, 'package')}, " in lines[0]
+    assert f"{summarise(host).cores} core" in lines[0]
+
+
 def test_the_summary_comes_first_and_the_gaps_last() -> None:
     lines = _printed(host_tree(hgx_host()), 200).splitlines()
-    assert lines[0].startswith("hgx: 2 packages, 2 NUMA nodes, 112 cores, 224 PUs, 2 LLCs, 2 TiB")
+    assert lines[0].startswith("hgx: 2 packages, 2 nodes, 112 cores, 224 CPUs, 2 TiB, 8 GPUs")
     assert lines[-1] == "  NIC firmware: mlxfwmanager was not there"
+    assert "0000:1b:00.3" in "".join(lines)
 
 
-def test_management_functions_are_counted_and_listed_only_on_request() -> None:
-    short = _printed(host_tree(hgx_host()), 200)
-    assert "pci0000:00, 8 other functions" in short and "0000:1b:00.3" not in short
-    assert "0000:1b:00.3" in _printed(host_tree(hgx_host(), everything=True), 200)
+def test_the_screen_groups_what_is_alike() -> None:
+    text = _printed(host_text(gh200_host()), 120)
+    assert "nodes 4,12,20,28 without CPUs: 96 GiB of GPU memory each" in text
+    assert "NVLink between all pairs, 6 links each" in text
+    vm = _printed(host_text(h200_host()), 200)
+    assert "build-farm: running, 6 vCPUs, pinned to CPUs 90-95, 32 GiB, memory not bound" in vm
 
 
-def test_36_nodes_take_few_lines() -> None:
-    text = _printed(host_tree(gh200_host()), 120)
-    assert "nodes 5-11: no memory, memory of GPU 0009:01:00.0" in text
-    assert "distances between nodes with PUs" in text
-    assert len(text.splitlines()) < 60
-
-
-def test_a_core_has_no_line_of_its_own() -> None:
-    text = _printed(host_tree(h200_host()), 200)
-    assert "LLC 0, L3 260 MiB: 24 cores of its 48 (0-23), PUs 0-23,96-119" in text
-
-
-def test_links_that_are_alike_are_one_line() -> None:
+def test_the_tree_groups_what_is_alike() -> None:
     text = _printed(host_tree(gh200_host()), 300)
+    assert "nodes 5-11: no memory, memory of GPU 0009:01:00.0" in text
     assert "NVLink: GPUs 0-3, every pair, 6 links each" in text
     switched = _printed(host_tree(hgx_host()), 300)
     assert switched.count("NVLink:") == 1 and "to GPUs 0-7, 4 links each" in switched
-
-
-def test_domains_say_what_they_use() -> None:
-    text = _printed(host_tree(h200_host()), 200)
-    assert "build-farm: running, 6 vCPUs, pinned to PUs 90-95, 32 GiB, memory not bound" in text
+    cores = _printed(host_tree(h200_host()), 200)
+    assert "LLC 0, L3 260 MiB: 24 cores of its 48 (0-23), CPUs 0-23,96-119" in cores
 
 
 def test_names_cannot_steer_the_terminal_or_the_markup() -> None:

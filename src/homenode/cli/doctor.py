@@ -245,7 +245,7 @@ def _check_addresses(rates: MeasuredRates, host: "Host") -> None:
             if device is None:
                 raise UsageError(
                     f"{option}: expected a device of {host.name}, found none at {bdf}",
-                    hint="homenode show --all lists them",
+                    hint="homenode show --explain lists them",
                 )
             if option == "--h2d" and device.kind is not DeviceKind.GPU:
                 raise UsageError(f"--h2d: expected a GPU, found a {device.kind} at {bdf}")

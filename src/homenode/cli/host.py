@@ -47,9 +47,9 @@ def show(asked: ShowArguments) -> None:
     if asked.json:
         print_json(encode("host", host, {"summary": summarise(host)}))
     elif asked.svg is None:
-        from homenode.show.host_tree import host_tree
+        from homenode.show.host_text import host_text, host_tree
 
-        console().print(host_tree(host, asked.everything))
+        console().print(host_tree(host) if asked.explain else host_text(host))
 
 
 def _drawn(host: Host, asked: ShowArguments) -> str:

@@ -1,1 +1,1 @@
-"""What people see: the host as a tree and as a picture, plans and presets as text."""
+"""What people see: the host on a screen, as a tree and as a picture, plans and presets as text."""

@@ -178,35 +178,21 @@ def _in_use(domain: RunningDomain, siblings: Mapping[int, CpuSet]) -> CpuSet:
 
 
 def host_counts(host: Host) -> str:
-    """The host in one line: how many of each thing."""
+    """Return the host in one line: how many of each thing."""
     summary = summarise(host)
     counts = (
         (summary.packages, "package"),
-        (summary.numa_nodes, "NUMA node"),
+        (summary.numa_nodes, "node"),
         (summary.cores, "core"),
-        (summary.pus, "PU"),
-        (summary.llcs, "LLC"),
+        (summary.pus, "CPU"),
     )
     parts = [plural(count, noun) if count else f"{noun}s unknown" for count, noun in counts]
-    if summary.cpuless_nodes:
-        parts[1] += f" ({summary.cpuless_nodes} without PUs)"
-    if summary.pus_offline:
-        parts[3] += f" ({summary.pus_offline} more offline)"
-    if summary.pus_disallowed:
-        parts[3] += f" ({summary.pus_disallowed} not allowed)"
     size = summary.memory_bytes
     parts.append("memory unknown" if size is None else format_bytes(size))
-    for kind, noun, nouns in (
-        (DeviceKind.GPU, "GPU", "GPUs"),
-        (DeviceKind.NIC, "NIC", "NICs"),
-        (DeviceKind.NVSWITCH, "NVSwitch", "NVSwitches"),
-    ):
+    for kind in (DeviceKind.GPU, DeviceKind.NIC):
         devices = host.devices_of_kind(kind)
-        functions = sum(device.physical_function is not None for device in devices)
-        if devices:
-            text = plural(len(devices) - functions, noun, nouns)
-            parts.append(f"{text} with {plural(functions, 'VF')}" if functions else text)
-    parts.append(plural(summary.pci_functions, "PCI function"))
+        count = sum(device.physical_function is None for device in devices)
+        parts += [plural(count, kind.upper())] if count else []
     return ", ".join(parts)
 
 

@@ -25,9 +25,9 @@ class ShowArguments(Struct, frozen=True, kw_only=True):
     """Show a host: nodes, cores, caches, PCI tree, links, and its VMs.
 
     Options:
-      svg: Draw the host, and print no tree.
+      svg: Draw the host, and print nothing.
       plan: With --svg: draw the VM of this saved plan as well. The plan must be for this host.
-      everything: Every PCI function and every gap.
+      explain: Print the whole tree: root complexes, IOMMU groups, drivers, caches, every function.
 
     Examples:
       homenode show
@@ -38,7 +38,7 @@ class ShowArguments(Struct, frozen=True, kw_only=True):
     lspci: LspciOption = None
     svg: Annotated[Path | None, Opt("--svg", "FILE")] = None
     plan: Annotated[Path | None, Opt("--plan", "PLAN.json")] = None
-    everything: Annotated[bool, Flag("--all")] = False
+    explain: Annotated[bool, Flag("--explain")] = False
     force: ForceOption = False
     json: JsonOption = False
 

@@ -1,0 +1,499 @@
+"""HostText: the screen of a host, and all of it as a tree."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import permutations
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.doc import Doc, Section, Span, Table, Text, Tree, Words
+from homenode.findings import gap_lines
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import (
+    DomainMark,
+    Host,
+    MemoryKind,
+    NumaNode,
+    RunningDomain,
+    with_certain_nodes,
+)
+from homenode.show.device_groups import (
+    DeviceCard,
+    NodeDevices,
+    RootComplexGroup,
+    SwitchGroup,
+    address_text,
+    card_extras,
+    card_title,
+    device_model,
+    devices_by_node,
+    gpu_numbers,
+    link_lines,
+    link_text,
+    short_addresses,
+)
+from homenode.show.host_groups import (
+    KIND_WORDS,
+    CoreGroup,
+    NodeBlock,
+    core_groups,
+    host_counts,
+    llc_parts,
+    memory_nodes,
+    memory_parts,
+    nodes_without_pus,
+    package_frames,
+    settings_lines,
+)
+from homenode.text import nodes_text, number_list, plural
+from homenode.units import format_bytes
+
+ASSUMED = "assumed (described, not captured; no source prints it)"
+"""Above what a described host's picture may have wrong."""
+
+_MOST_ROWS = 16  # GPUs that have a row each; of more, those of a node share one
+_MOST_NODES = 4  # nodes with CPUs whose distances fit a row
+_MOST_LINES = 4  # of one label
+_LONGEST_CPUS = 20  # letters of a list of CPUs in a cell
+
+
+def host_text(host: Host) -> Doc:
+    """Return the screen of a host: the counts, a table of nodes, one of GPUs, then labels."""
+    host = with_certain_nodes(host)
+    groups = devices_by_node(host)
+    rows = {
+        "CPU": [_cpu_line(host)],
+        "GPUs": _gpu_lines(host),
+        "parts": _part_lines(host, groups),
+        "NICs": _nic_lines(groups),
+        "NVSwitch": _switch_lines(host),
+        "memory": [_memory_line(host)],
+        "host": [_software_line(host)],
+        "nodes": _memory_nodes(host),
+        "distances": [_distance_line(host)],
+        "VMs": [_Branches(host).domain_line(domain) for domain in host.domains],
+        "assumed": [_assumed_line(host)],
+        "unknown": [*gap_lines(host.gaps), *_unknown_pages(host)],
+    }
+    lines = {label: [text for text in texts if text] for label, texts in rows.items()}
+    width = max((len(label) for label, texts in lines.items() if texts), default=0) + 2
+    labels = [
+        Text((Span((label if not number else "").ljust(width), _look(label)), text), hang=width)
+        for label, texts in lines.items()
+        for number, text in enumerate(_shorten(texts))
+    ]
+    head = Text(f"{host.name}: {host_counts(host)}", "bold")
+    return Doc("", (head, _node_table(host), _gpu_table(host, groups), Text(""), *labels))
+
+
+def _look(label: str) -> str:
+    return "warn" if label == "unknown" else ""
+
+
+def _shorten(texts: Sequence[str]) -> list[str]:
+    if len(texts) <= _MOST_LINES:
+        return list(texts)
+    return [*texts[: _MOST_LINES - 1], f"{len(texts) - _MOST_LINES + 1} more: --explain"]
+
+
+def _node_table(host: Host) -> Table:
+    """A row for each node with CPUs. Columns in which no node has anything are omitted."""
+    placed = [(at, node) for at, node in enumerate(host.nodes) if node.pus]
+    names = gpu_numbers(host)
+    matrix = host.distances if 1 < len(placed) <= _MOST_NODES else None
+    rows = []
+    for at, node in placed:
+        devices = (d for d in host.pci_devices if d.node == node.index)
+        functions = [device for device in devices if device.physical_function is None]
+        gpus = [names[device.bdf] for device in functions if device.bdf in names]
+        nics = sum(device.kind is DeviceKind.NIC for device in functions)
+        distances = [str(matrix[at][to]) for to, _ in placed] if matrix else []
+        groups = core_groups(host, node.pus)
+        rows.append(
+            (
+                str(node.index),
+                str(sum(len(group.cores) for group in groups) or "unknown"),
+                _shorten_cpus(node.pus),
+                _cache_cell(groups),
+                _size(node.memory_bytes),
+                _size(node.memory_free_bytes),
+                f"gpu{number_list(gpus)}" if gpus else "-",
+                str(nics or "-"),
+                " ".join(distances) or "-",
+            )
+        )
+    heads = ("node", "cores", "CPUs", "L3", "memory", "free", "GPUs", "NICs", "distances")
+    return _filled_table(heads, rows, numeric=("cores", "memory", "free", "NICs"))
+
+
+def _filled_table(
+    heads: Sequence[str], rows: Sequence[tuple[str, ...]], numeric: tuple[str, ...] = ()
+) -> Table:
+    """A table without the columns in which each cell is "-"."""
+    shown = [at for at, _ in enumerate(heads) if any(row[at] != "-" for row in rows)]
+    return Table(
+        heads=tuple(heads[at] for at in shown),
+        rows=tuple(tuple(row[at] for at in shown) for row in rows),
+        numeric=numeric,
+        least=tuple(head for head in heads[-3:] if head in ("distances", "NVMe", "NICs on it")),
+    )
+
+
+def _size(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else format_bytes(size_bytes)
+
+
+def _cache_cell(groups: Sequence[CoreGroup]) -> str:
+    llcs = {group.llc.index: group.llc for group in groups if group.llc is not None}
+    sizes = Counter(_size(llc.size_bytes) for llc in llcs.values())
+    cells = (size if count == 1 else f"{count}x {size}" for size, count in sizes.items())
+    return ", ".join(cells) or "unknown"
+
+
+def _shorten_cpus(pus: CpuSet) -> str:
+    """A list of CPUs for a cell: of a long one the first three and the last two parts.
+
+    >>> _shorten_cpus(CpuSet.parse("0,2,4,6,8,10,12,14,16,18"))
+    '0,2,4 ... 16,18'
+    """
+    parts = str(pus).split(",")
+    if len(str(pus)) <= _LONGEST_CPUS or len(parts) <= 5:
+        return str(pus)
+    return f"{','.join(parts[:3])} ... {','.join(parts[-2:])}"
+
+
+def _cards(groups: Iterable[NodeDevices]) -> Iterator[tuple[SwitchGroup, DeviceCard]]:
+    for group in groups:
+        for switch in (switch for root in group.complexes for switch in root.groups):
+            yield from ((switch, card) for card in switch.cards)
+
+
+def _gpu_table(host: Host, groups: Sequence[NodeDevices]) -> Table:
+    """A row for each GPU with what shares its switch; of many GPUs one for equal ones of a node."""
+    numbers, short = gpu_numbers(host), short_addresses(host)
+    gpus_of: dict[tuple[str, ...], list[Bdf]] = {}
+    for switch, card in _cards(groups):
+        device = card.device
+        if device.bdf in numbers:
+            node = "unknown" if device.node is None else str(device.node)
+            cells: tuple[str, ...] = (link_text(device.link) or "unknown", node)
+            if len(numbers) <= _MOST_ROWS:
+                on_switch = () if switch.switch is None else switch.cards
+                beside = [
+                    ", ".join(
+                        card_title(other, None, short).rpartition(" ")[2]
+                        for other in on_switch
+                        if other.device.kind is kind
+                    )
+                    for kind in (DeviceKind.NIC, DeviceKind.NVME)
+                ]
+                port = "" if switch.switch is None else str(switch.switch.bdf)
+                cells = (*cells, *(cell or "-" for cell in (port, *beside)), str(device.bdf))
+            gpus_of.setdefault(cells, []).append(device.bdf)
+    rows = [
+        (
+            f"gpu{number_list(numbers[bdf] for bdf in bdfs)}",
+            f"{bdfs[0]}{' ...' if len(bdfs) > 1 else ''}",
+            *(*cells, "-", "-", "-")[:5],
+        )
+        for cells, bdfs in sorted(gpus_of.items(), key=lambda item: item[1])
+    ]
+    return _filled_table(("GPU", "address", "link", "node", "switch", "NICs on it", "NVMe"), rows)
+
+
+def _part_lines(host: Host, groups: Sequence[NodeDevices]) -> list[str]:
+    """What each divided GPU is divided into."""
+    numbers = gpu_numbers(host)
+    return [
+        f"gpu{numbers[card.device.bdf]}: {', '.join(parts)}"
+        for _, card in _cards(groups)
+        if card.device.bdf in numbers
+        and (parts := [part for part in card_extras(card) if not part.startswith("with ")])
+    ]
+
+
+def _cpu_line(host: Host) -> str:
+    """The model, the kinds of cores, SMT, the governor, and the CPUs that are set apart."""
+    name = re.sub(r"\((?:R|TM)\)|\bCPU\b|@.*", "", host.cpu.name or host.cpu.vendor or "")
+    kinds = Counter(core.kind for core in host.cores if core.kind is not None)
+    smt = {"on": "SMT on", "off": "SMT off", "notsupported": "no SMT"}
+    parts = [" and ".join(f"{count} {KIND_WORDS[kind]}" for kind, count in kinds.items())]
+    parts.append(smt.get(host.settings.smt_control or "", ""))
+    if host.settings.governors:
+        parts.append(f"governor {', '.join(host.settings.governors)}")
+    parts += [f"{title} {_shorten_cpus(pus)}" for title, pus in _marked_pus(host)]
+    return "; ".join(filter(None, (" ".join(name.split()), ", ".join(filter(None, parts)))))
+
+
+def _gpu_lines(host: Host) -> list[str]:
+    """How many GPUs of each model, and the links between them."""
+    gpus = [device for device in host.pci_devices if device.bdf in gpu_numbers(host)]
+    models = Counter(device_model(device) or "of unknown model" for device in gpus)
+    first = ", ".join(f"{count} {model}" for model, count in models.items())
+    between_all = f": GPUs 0-{len(gpus) - 1}, every pair"
+    links = [line.replace(between_all, " between all pairs") for line in link_lines(host)]
+    if len(links) == 1 and first:
+        return [f"{first}; {links[0]}"]
+    return [first, *links]
+
+
+def _nic_lines(groups: Sequence[NodeDevices]) -> list[str]:
+    """How many NICs of each model and link; of a card with several ports its functions."""
+    counts: dict[tuple[str, str, bool], int] = {}
+    for card in (card for _, card in _cards(groups) if card.device.kind is DeviceKind.NIC):
+        ports = [f for f in card.functions if f.kind is DeviceKind.NIC]
+        model = device_model(card.device) or "of unknown model"
+        key = (model, link_text(card.device.link) or "link unknown", len(ports) > 1)
+        counts[key] = counts.get(key, 0) + len(ports)
+    texts = [
+        f"{plural(count, 'function') + ' of' if is_split else count} {model} ({link})"
+        for (model, link, is_split), count in counts.items()
+    ]
+    return [", ".join(texts)] if len(texts) < 4 else texts
+
+
+def _switch_lines(host: Host) -> list[str]:
+    """The NVSwitches of each node."""
+    lines = []
+    for node in dict.fromkeys(device.node for device in host.devices_of_kind(DeviceKind.NVSWITCH)):
+        bdfs = [d.bdf for d in host.devices_of_kind(DeviceKind.NVSWITCH) if d.node == node]
+        last = f" to {address_text(bdfs[-1], short_addresses(host))}" if len(bdfs) > 1 else ""
+        place = "node unknown" if node is None else f"node {node}"
+        lines.append(f"{len(bdfs)}: {bdfs[0]}{last}, {place}")
+    return lines
+
+
+def _memory_line(host: Host) -> str:
+    """Huge pages of all nodes, transparent ones and NUMA balancing."""
+    pages: dict[int, list[int]] = {}
+    for pool in (pool for node in host.nodes for pool in node.page_pools if pool.total_pages):
+        counts = pages.setdefault(pool.page_bytes, [0, 0])
+        counts[0] += pool.free_pages
+        counts[1] += pool.total_pages
+    parts = [
+        f"{free:,} of {total:,} pages of {format_bytes(size)} free"
+        for size, (free, total) in pages.items()
+    ]
+    settings = host.settings
+    if settings.transparent_hugepages:
+        parts.append(f"transparent huge pages {settings.transparent_hugepages}")
+    if settings.numa_balancing is not None:
+        parts.append(f"NUMA balancing {'on' if settings.numa_balancing else 'off'}")
+    return ", ".join(parts)
+
+
+def _memory_nodes(host: Host) -> list[str]:
+    """The nodes without CPUs, by what memory they have."""
+    alike: dict[str, list[int]] = {}
+    for node in host.nodes:
+        if not node.pus:
+            kind = " of GPU memory each" if node.memory_kind is MemoryKind.GPU else ""
+            text = f"{_size(node.memory_bytes)}{kind}" if node.memory_bytes else "no memory"
+            alike.setdefault(text, []).append(node.index)
+    return [f"{nodes_text(at)} without CPUs: {text}" for text, at in alike.items()]
+
+
+def _distance_line(host: Host) -> str:
+    """The least and the largest distance between nodes with CPUs that are too many for a row."""
+    placed = [(at, node.package) for at, node in enumerate(host.nodes) if node.pus]
+    if host.distances is None or len(placed) <= _MOST_NODES:
+        return ""
+    classes: dict[str, set[int]] = {}
+    for (at, package), (to, other_package) in permutations(placed, 2):
+        name = "within a package" if package == other_package else "between packages"
+        classes.setdefault(name, set()).add(host.distances[at][to])
+    return ", ".join(
+        f"{min(values)}{f' to {max(values)}' if len(values) > 1 else ''} {name}"
+        for name, values in sorted(classes.items(), reverse=True)
+    )
+
+
+def _software_line(host: Host) -> str:
+    settings = host.settings
+    versions = (("libvirt", settings.libvirt_version), ("QEMU", settings.qemu_version))
+    parts = [f"Linux {settings.kernel_release}"] if settings.kernel_release else []
+    parts += [f"{tool} {'.'.join(map(str, version))}" for tool, version in versions if version]
+    return ", ".join(parts)
+
+
+def _assumed_line(host: Host) -> str:
+    if not host.assumed:
+        return ""
+    return f"described, not captured; {plural(len(host.assumed), 'assumption')}: --explain"
+
+
+def _unknown_pages(host: Host) -> list[str]:
+    return [] if any(node.page_pools for node in host.nodes) else ["huge pages"]
+
+
+def host_tree(host: Host) -> Doc:
+    """Return all of a host: its counts, then packages, devices, links, users, distances, gaps."""
+    head = (Span(host.name, "bold"), f": {host_counts(host)}")
+    tree = Tree(head, tuple(_Branches(host).branches()))
+    gaps = [Text(str(gap), indent=2) for gap in host.gaps]
+    count = [Text(f"{plural(len(gaps), 'thing')} not known:", "bold")] if gaps else []
+    return Doc("", (tree, *_distances(host), *count, *gaps))
+
+
+class _Branches:
+    """Branches of one host's tree."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.devices = devices_by_node(host, everything=True)
+        self.gpus = gpu_numbers(host)
+        self.short = short_addresses(host)
+        self.memory_of = memory_nodes(host)
+        self.user_of = {
+            bdf: f"{'kept for' if domain.is_kept else 'in use by'} {domain.name}"
+            for domain in host.domains
+            if domain.has_claim
+            for bdf in domain.devices
+        }
+
+    def branches(self) -> Iterator[Tree]:
+        host = self.host
+        if cpu := host.cpu.name or host.cpu.vendor:
+            yield Tree(cpu)
+        for name, pus in _marked_pus(host):
+            yield Tree(f"{name}: CPUs {pus}")
+        frames = package_frames(host, self.devices)
+        for frame in frames:
+            blocks = (self._node(block, len(frame.packages) > 1) for block in frame.blocks)
+            yield Tree(Span(frame.name, "bold"), tuple(blocks))
+        if nodes_by_text := nodes_without_pus(host):
+            node_lines = (
+                (Span(nodes_text(at), "bold"), f": {text}") for text, at in nodes_by_text.items()
+            )
+            yield Tree(Span("nodes without CPUs", "bold"), tuple(map(Tree, node_lines)))
+        placed = {block.node.index for frame in frames for block in frame.blocks if block.node}
+        for group in self.devices:
+            if group.node not in placed:
+                place = "whose node is unknown" if group.node is None else f"of node {group.node}"
+                yield Tree(Span(f"devices {place}", "bold"), tuple(self._devices(group)))
+        for title, lines in (
+            ("links next to PCIe", link_lines(host)),
+            ("settings", settings_lines(host.settings)),
+            (ASSUMED, host.assumed),
+        ):
+            if lines:
+                yield Tree(Span(title, "bold"), tuple(map(Tree, lines)))
+        if host.domains:
+            yield Tree(Span("VMs", "bold"), tuple(map(Tree, map(self.domain_line, host.domains))))
+
+    def _node(self, block: NodeBlock, name_packages: bool) -> Tree:
+        cores = sum(len(group.cores) for group in block.groups)
+        name = "node unknown" if block.node is None else f"node {block.node.index}"
+        is_known = cores > 0 or not block.pus
+        counts = f": {plural(cores, 'core') if is_known else 'cores unknown'}"
+        counts += f", CPUs {block.pus}"
+        memory = () if block.node is None else (Tree(_memory(block.node)),)
+        groups = (Tree(_llc(group, name_packages)) for group in block.groups)
+        devices = () if block.devices is None else self._devices(block.devices)
+        return Tree((Span(name, "bold"), counts), (*memory, *groups, *devices))
+
+    def _devices(self, devices: NodeDevices) -> Iterator[Tree]:
+        yield from map(self._complex, devices.complexes)
+
+    def _complex(self, group: RootComplexGroup) -> Tree:
+        label = group.name
+        if group.root_complex is not None and group.root_complex.node is None:
+            label += ", node unknown"
+        below: list[Tree] = []
+        for switch in group.groups:
+            branches = tuple(Tree(self._device(card)) for card in switch.cards)
+            # From the lowest switch up to the root complex.
+            for port in (switch.switch, *switch.above) if switch.switch is not None else ():
+                link = link_text(port.link)
+                text = f"switch {address_text(port.bdf, self.short)}"
+                branches = (Tree(f"{text}, {link}" if link else text, branches),)
+            below += branches
+        return Tree(label, tuple(below))
+
+    def _device(self, card: DeviceCard) -> Words:
+        device = card.device
+        title = card_title(card, self.gpus.get(device.bdf), self.short)
+        parts = [device_model(device), link_text(device.link), *card_extras(card)]
+        if device.kind is DeviceKind.BRIDGE and device.bridge is not None:
+            parts.insert(0, device.bridge.port_type.value)
+        parts += [f"its memory is node {node}" for node in self.memory_of.get(device.bdf, ())]
+        if device.driver:
+            parts.append(device.driver)
+        if device.iommu_group is not None:
+            parts.append(f"IOMMU group {device.iommu_group}")
+        if device.firmware_node is not None:
+            parts.append(f"numa_node {device.firmware_node}, which has no CPUs")
+        text = "".join(f", {part}" for part in parts if part)
+        users = [self.user_of[f.bdf] for f in card.functions if f.bdf in self.user_of]
+        look = "bold" if device.kind is DeviceKind.GPU else ""
+        used = f", {users[0]}" if users else ""
+        return Span(title, look), text, Span(used, "warn")
+
+    def domain_line(self, domain: RunningDomain) -> str:
+        """What a VM has: its state, vCPUs, CPUs, memory and devices."""
+        state = "planned" if domain.planned else "running" if domain.running else "shut off"
+        if domain.mark is not None:
+            state += f", {_MARKS[domain.mark]}"
+        pinned = [pins for pins in domain.vcpu_pins if pins is not None]
+        floating = len(domain.vcpu_pins) - len(pinned)
+        parts = [state, plural(len(domain.vcpu_pins), "vCPU")]
+        if pinned:
+            parts.append(f"pinned to CPUs {CpuSet.union(pinned)}")
+        if floating:
+            parts.append("not pinned" if not pinned else f"{floating} of them not pinned")
+        if domain.emulator_pus is not None:
+            parts.append(f"emulator on CPUs {domain.emulator_pus}")
+        parts.append(format_bytes(domain.memory_bytes))
+        if domain.memory_by_node:
+            nodes = ", ".join(
+                f"{format_bytes(size)} on node {node}" for node, size in domain.memory_by_node
+            )
+            parts.append(f"bound: {nodes}")
+        elif not domain.memory_bound:
+            parts.append("memory not bound")
+        if domain.devices:
+            addresses = ", ".join(address_text(bdf, self.short) for bdf in domain.devices)
+            parts.append(f"devices {addresses}")
+        return f"{domain.name}: {', '.join(parts)}"
+
+
+_MARKS = {DomainMark.OWN: "placed by homenode", DomainMark.COPY: "copy of a placed VM"}
+
+
+def _marked_pus(host: Host) -> list[tuple[str, CpuSet]]:
+    marks = (
+        ("offline", CpuSet(pu.index for pu in host.pus if not pu.online)),
+        ("not allowed here", CpuSet(pu.index for pu in host.pus if pu.online and not pu.allowed)),
+        ("isolated (isolcpus)", CpuSet(pu.index for pu in host.pus if pu.isolated)),
+        ("without tick (nohz_full)", CpuSet(pu.index for pu in host.pus if pu.nohz_full)),
+    )
+    return [(name, pus) for name, pus in marks if pus]
+
+
+def _memory(node: NumaNode) -> str:
+    memory = ", ".join(memory_parts(node))
+    return f"memory {memory}" if node.memory_bytes else memory
+
+
+def _llc(group: CoreGroup, name_package: bool) -> str:
+    name, *cache = llc_parts(group)
+    text = ", ".join(filter(None, (name, " ".join(cache))))
+    if name_package and group.package is not None:
+        text += f", package {group.package}"
+    count = plural(len(group.cores), "core")
+    if group.kind is not None:
+        count = f"{len(group.cores)} {KIND_WORDS[group.kind]}"
+    if group.llc is not None and len(group.cores) < group.cores_of_llc:
+        count += f" of its {group.cores_of_llc}"
+    cores = number_list(core.index for core in group.cores)
+    return f"{text}: {count} ({cores}), CPUs {group.pus}"
+
+
+def _distances(host: Host) -> Iterator[Section]:
+    if host.distances is None or len(host.nodes) < 2:
+        return
+    nodes = tuple(str(node.index) for node in host.nodes)
+    rows = tuple((node, *map(str, row)) for node, row in zip(nodes, host.distances, strict=True))
+    table = Table(heads=("node", *nodes), rows=rows, numeric=("node", *nodes))
+    yield Section("distances (SLIT, 10 = local; from row to column)", (table,))

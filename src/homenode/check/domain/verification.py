@@ -8,7 +8,7 @@ from homenode.check.domain.memory import memory_alone, memory_on_host
 from homenode.check.domain.pins import pins_alone, pins_on_host
 from homenode.check.domain.throttles import throttle_findings
 from homenode.errors import InputError
-from homenode.findings import Finding, Findings, Severity, finding, in_order, add_source
+from homenode.findings import Finding, Findings, Severity, add_source, finding, in_order
 from homenode.machine.topology import Host
 from homenode.text import first_few
 from homenode.vm.domain.codec import ROWS, SINCE, STEPS, UNSAID, older_than

@@ -27,7 +27,7 @@ from homenode.check.verify.live.capture import observe_running_domain
 from homenode.check.verify.live.checks import verify_live
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError, UsageError
-from homenode.findings import Finding, Findings, finding, in_order, add_source
+from homenode.findings import Finding, Findings, add_source, finding, in_order
 from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.topology import Host
 from homenode.text import command_line, plural

@@ -14,7 +14,7 @@ from homenode.check.verify.guest.checks import (
     firmware_checks,
 )
 from homenode.check.verify.guest.expectation import Expectation, without_vcpus
-from homenode.findings import Finding, finding, add_source
+from homenode.findings import Finding, add_source, finding
 from homenode.machine.topology import Host
 from homenode.units import MIB, format_bytes
 from homenode.vm.guest_observation import (

@@ -108,10 +108,10 @@ def test_each_thread_that_may_run_elsewhere_is_named_with_the_command_that_moves
         ("live-emulator", "emulator thread 'call_rcu'"),
     ]
     vcpu, iothread, emulator = findings.findings
-    assert (vcpu.expected, vcpu.observed) == ("PUs 5", "PUs 2")
-    assert f"virsh vcpupin {UUID} 2 5" in (vcpu.fix or "")
-    assert f"virsh iothreadpin {UUID} 1 3" in (iothread.fix or "")
-    assert f"virsh emulatorpin {UUID} 0" in (emulator.fix or "")
+    assert (vcpu.expected, vcpu.observed) == ("CPU 5", "CPU 2")
+    assert vcpu.headline == "vCPU 2 may run on 1 CPU, planned 1"
+    fixes = {finding.fix for finding in (vcpu, iothread, emulator)}
+    assert fixes == {f"homenode apply {EXPECTED.name} --live-pins"}
 
 
 def test_a_thread_with_fewer_pus_than_planned_is_where_it_should_be(tree: ProcTree) -> None:

@@ -24,7 +24,7 @@ from homenode.errors import InputError, UsageError
 from homenode.findings import Findings, in_order, shared_gap_lines, with_gaps
 from homenode.machine.pci import DeviceKind
 from homenode.safe.input_files import read_subject
-from homenode.text import plural, printable
+from homenode.text import command_line, plural, printable
 from homenode.vm.domain.read import open_domain
 from homenode.vm.sources import (
     is_host_source,
@@ -55,18 +55,21 @@ def doctor(arguments: DoctorArguments) -> None:
     if arguments.pool:
         options = (arguments.files, arguments.host, arguments.expect)
         if any(options) or arguments.under_load or arguments.prometheus:
-            raise UsageError("--pool: expected no other source and no option of one host")
+            raise UsageError("--pool: not together with other sources", hint=_POOL)
         compare_hosts(arguments.pool, as_json=arguments.json, explain=arguments.explain)
         return
     if arguments.json and arguments.prometheus:
-        raise UsageError("give either --json or --prometheus, not both")
+        raise UsageError("--json: not together with --prometheus", hint="homenode doctor --json")
     domains = [name for name in arguments.files if names_domain(name)]
     sources = [
         name for name in arguments.files if name not in (*domains, "-") and is_host_source(name)
     ]
     files = [name for name in arguments.files if name not in (*domains, *sources)]
     if sources and arguments.host is not None:
-        raise UsageError(f"--host: expected no file of a host as well, found {sources[0]}")
+        raise UsageError(
+            f"--host: not together with {sources[0]}",
+            hint=command_line("homenode", "doctor", *sources),
+        )
     rates = _circumstances(arguments.h2d, arguments.known_width)
     loaded = (
         load_host_of(sources, lspci=arguments.lspci)
@@ -76,9 +79,9 @@ def doctor(arguments: DoctorArguments) -> None:
     _check_addresses(rates, loaded)
     if arguments.under_load or arguments.load_command is not None:
         if not arguments.under_load:
-            raise UsageError("--load-command: expected --under-load as well")
+            raise UsageError("--load-command: missing --under-load", hint=_LOAD)
         if sources or arguments.host is not None or arguments.lspci is not None:
-            raise UsageError("--under-load: expected this machine, found another source")
+            raise UsageError("--under-load: not together with another host", hint=_LOAD)
         loaded, rates = _under_load(loaded, rates, arguments.load_command)
     vms = [*map(_vm_of_file, files), *map(_vm_of_domain, domains)]
     findings = _diagnose_all(loaded, vms, rates, explain=arguments.explain or arguments.json)
@@ -209,6 +212,8 @@ def _vm_of_file(name: str) -> _VmSource:
     return _VmSource(name, None, vm)
 
 
+_POOL = "homenode doctor --pool captures/"
+_LOAD = "homenode doctor --under-load --load-command nvbandwidth"
 _NEXT = {
     "failed to connect": "systemctl start libvirtd",
     "command not found": "apt install libvirt-clients",

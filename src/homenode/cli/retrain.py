@@ -57,8 +57,8 @@ def retrain(arguments: RetrainArguments) -> None:
         return
     if not devices:
         raise UsageError(
-            "retrain: expected the BDF of a device, found none",
-            hint="homenode doctor lists devices with slow links",
+            "missing argument BDF",
+            hint="homenode doctor retrain 41:00.0",
         )
     if arguments.print_unit:
         print_file(systemd_unit(devices, _program(), arguments.target))

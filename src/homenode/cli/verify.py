@@ -12,10 +12,10 @@ from homenode.check.verify.verification import Verified, VerifyRequest
 from homenode.check.verify.verification import verify as verify_wanted
 from homenode.cli.arguments.check import VerifyArguments
 from homenode.cli.terminal import (
-    check_can_ask,
     confirm,
     exit_by,
     interruptible,
+    is_interactive,
     print_file,
     print_findings,
     working,
@@ -141,7 +141,11 @@ def verify(arguments: VerifyArguments) -> None:
     if arguments.connect is not None and not (arguments.boot or is_domain):
         raise UsageError("--connect: missing the name of a domain, or --boot", hint=_OF_BOOT)
     if arguments.start:
-        check_can_ask(asked=not arguments.yes, has_dry_run=False)
+        if not arguments.yes and not is_interactive():
+            raise UsageError(
+                "no terminal to ask on; nothing was started",
+                hint=command_line("homenode", "verify", arguments.document, "--start", "--yes"),
+            )
         _check_host(arguments)
     # Interruptible, since a test guest would run on.
     with interruptible(), working("booting a test guest" if arguments.boot else "checking"):

@@ -85,8 +85,7 @@ def _idle_alone(host: Host) -> Iterator[Finding]:
 
 
 def _is_alone(gpu: PciDevice) -> bool:
-    """Whether the source lists the device without the port above it, as `lspci -s` does. Guests on
-    other machines than q35 have their devices on bus 0, without a port."""
+    """Return whether no port above the device is listed, as by `lspci -s`; bus 0 needs none."""
     return gpu.parent is None and gpu.bdf.bus != 0 and gpu.physical_function is None
 
 

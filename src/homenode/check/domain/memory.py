@@ -106,8 +106,7 @@ def _demands(facts: Vm) -> Iterator[_Demand]:
 
 
 def _unbound(facts: Vm, all_nodes: CpuSet) -> Iterator[_Demand]:
-    """Memory that nothing binds: the host as a whole must have it. Ordinary pages of a VM without
-    passed-through devices are not needed before the guest touches them."""
+    """Yield unbound memory; ordinary pages without devices are needed only when touched."""
     needs_all = bool(facts.hostdevs)
     cells = [(f"cell {c.id}", c.memory_bytes, c.page_bytes) for c in facts.cells if not c.nodes]
     if not facts.cells and facts.binding is None:

@@ -61,8 +61,7 @@ def pins_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def _enough(facts: Vm, host: Host) -> Iterator[Finding]:
-    """More vCPUs than PUs: KVM takes that, and the VM has no more than the host. Pins to PUs that
-    are not there are named by themselves."""
+    """Find more vCPUs than CPUs, which KVM takes; pins to missing CPUs are found elsewhere."""
     online = sum(pu.online for pu in host.pus)
     started, pins = facts.vcpus_online, facts.pinned_pus
     if 0 < online < started:
@@ -170,8 +169,7 @@ def _cells_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def _helpers_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
-    """QEMU's own threads on the node of the guest's memory, or of its vCPUs where nothing binds
-    it. homenode takes cores of another node only where that one has none."""
+    """Find QEMU's threads off the memory's node, unless homenode planned them so."""
     record = facts.record
     if record is not None and record.host is not None and is_made_for(host, record.host):
         return

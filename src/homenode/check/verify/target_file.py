@@ -74,7 +74,7 @@ def verify_target(
 
 
 def lost_findings(target: Target, lost: Collection[Feature], source: str) -> Iterator[Finding]:
-    """A finding for each of some features that the target lacks, in the order of Feature."""
+    """Find what the target lacks of some features, in the order of Feature."""
     for feature in Feature:
         if feature in lost:
             yield finding(

@@ -400,8 +400,7 @@ def stand_in_of_command(
 def _boot_options(
     options: Options, source: str, machine: str, bare: StandInGuest, total: int, omitted: list[str]
 ) -> tuple[str, ...]:
-    """Only what is known to say where a part of the guest is: any other option could have QEMU,
-    which root may have started, open a file, connect to a place or run a program."""
+    """Keep only options known to place parts: others may open files or start programs."""
     words: list[str] = ["-cpu", SUBSTITUTE]
     for option, text in options:
         value = text or ""

@@ -207,8 +207,7 @@ class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def guests(self) -> tuple["StandInGuest", ...]:
-        """What to boot: itself, or one guest with all vCPUs and one with the PCIe tree, the
-        firmware and a vCPU for each cell."""
+        """Return itself, or one guest with all vCPUs and one with the PCIe tree and firmware."""
         if APART not in self.left_out:
             return (self,)
         number = itertools.count()

@@ -38,8 +38,7 @@ class Expectation(Struct, frozen=True):
 
     @property
     def cells(self) -> tuple[VmCell, ...]:
-        """The cells that are nodes of the guest. One without vCPUs and memory is not online until a
-        driver puts a GPU's memory there."""
+        """The cells that are online nodes of the guest; a GPU's memory node is not."""
         cells = self.vm.cells_or_whole
         return tuple(cell for cell in cells if cell.vcpus or cell.memory_bytes)
 

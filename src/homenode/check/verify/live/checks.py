@@ -17,7 +17,7 @@ from homenode.check.verify.live.procfs import (
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings, Severity, finding, in_order
 from homenode.indices import NodeIndex
-from homenode.text import command_line, plural
+from homenode.text import plural
 from homenode.units import KIB, format_bytes
 from homenode.vm.facts import FactValues, VmComparison, VmFact, diff
 from homenode.vm.model import MemoryDevice, Vm, VmCell
@@ -30,7 +30,6 @@ first; it wakes up once an hour and no one can pin it for good."""
 class _Threads(NamedTuple):
     """Where threads may run."""
 
-    words: tuple[str, ...]  # of virsh's command that pins them
     pus: tuple[CpuSet, ...]
 
     def strays(self, home: "_Threads") -> CpuSet:
@@ -43,14 +42,18 @@ Piece = VmCell | MemoryDevice
 
 def _of_vcpus(vm: Vm) -> FactValues:
     pins = enumerate(vm.vcpu_pins)
-    return {f"vCPU {n}": pin and _Threads(("vcpupin", str(n)), (pin,)) for n, pin in pins}
+    return {f"vCPU {n}": pin and _Threads((pin,)) for n, pin in pins}
 
 
 def _both_threads(home: _Threads, seen: _Threads | None) -> tuple[str, str, str]:
-    pus = f"PUs {home.pus[0]}"
     if seen is None:
-        return "", f"a thread on {pus}", "no such thread"
-    return "", pus, f"PUs {seen.strays(home) or 'none'}"
+        return "", f"a thread on {_cpus(home.pus[0])}", "no such thread"
+    strays = seen.strays(home)
+    return "", _cpus(home.pus[0]), _cpus(strays) if strays else "none"
+
+
+def _cpus(pus: CpuSet) -> str:
+    return f"{'CPU' if len(pus) == 1 else 'CPUs'} {pus}"
 
 
 def _of_pieces(get: Callable[[Piece], Any]) -> Callable[[Vm], FactValues]:
@@ -95,16 +98,14 @@ _LIVE_FACTS = (
         _VCPUS,
         id="live-iothread",
         values=lambda vm: {
-            f"IOThread {number}": _Threads(("iothreadpin", str(number)), (pus,))
-            for number, pus in vm.iothread_pins
+            f"IOThread {number}": _Threads((pus,)) for number, pus in vm.iothread_pins
         },
     ),
     replace(
         _VCPUS,
         id="live-emulator",
         values=lambda vm: {
-            f"emulator thread {name!r}": _Threads(("emulatorpin",), pus)
-            for name, pus in vm.emulator_threads
+            f"emulator thread {name!r}": _Threads(pus) for name, pus in vm.emulator_threads
         },
     ),
     VmFact(
@@ -166,9 +167,8 @@ def _case(difference: VmComparison, vm: RunningVm) -> tuple[str, dict[str, Any]]
     if isinstance(home, _Threads):
         if seen is None:
             return f"{name}-missing", {}
-        command, *number = home.words
-        fix = command_line("virsh", command, vm.uuid, *number, str(home.pus[0]))
-        return name, {"fix": f"{fix} (homenode apply --live-pins does all of them)"}
+        counts = {"count": plural(len(CpuSet.union(seen.pus)), "CPU"), "planned": len(home.pus[0])}
+        return name, {"values": {"name": vm.name, **counts}}
     if name != "live-memory":
         return name, {}
     pages = None if seen is None else seen.bytes_by_node
@@ -181,8 +181,7 @@ def _case(difference: VmComparison, vm: RunningVm) -> tuple[str, dict[str, Any]]
 
 
 def _promised_vm(expected: Vm, shown: Vm, vm: RunningVm) -> Vm:
-    """What is expected of a process: the emulator's PUs of every thread of QEMU's own, no thread of
-    a vCPU that is offline, and the host's huge pages."""
+    """Return the VM as a process can show it: no offline vCPU, the emulator's threads."""
     apart, off = expected.emulator_pus, expected.offline_vcpus
     absent = off - CpuSet(n for n, pin in enumerate(shown.vcpu_pins) if pin is not None)
     pins = enumerate(expected.vcpu_pins)
@@ -417,8 +416,7 @@ def _checked_lines(expected: Vm, vm: RunningVm) -> tuple[str, ...]:
 
 
 def _vm_shown(expected: Vm, vm: RunningVm) -> Vm:
-    """The VM that its process shows: where threads may run, and where the pages are that memory as
-    it is expected is mapped to. None = it does not show it."""
+    """Return the VM that its process shows: threads' CPUs and pages by node; None = not shown."""
     vcpus, iothreads = vm.threads_of(ThreadKind.VCPU), vm.threads_of(ThreadKind.IOTHREAD)
     pins = {n: thread for n, thread in iothreads.items() if n is not None}
     count = max((n + 1 for n in vcpus if n is not None), default=0)

@@ -88,14 +88,20 @@ def test_a_domain_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_contradicting_options_are_usage_errors(arguments: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as error:
         run("doctor", "--host", SOUND, *arguments)
+    assert "--help" not in (error.value.hint or "")
 
 
-@pytest.mark.parametrize("words", [("--apply",), ("--print-unit",)])
-def test_what_belongs_to_retrain_or_to_nothing_is_a_wrong_call(words: tuple[str, ...]) -> None:
-    with pytest.raises(WrongCall):
-        run("doctor", "--host", SOUND, *words)
+def test_doctor_and_retrain_take_no_option_of_each_other() -> None:
+    """With --apply it would write here what was meant for the host that was named."""
+    calls = [("--host", SOUND, word) for word in ("--apply", "--print-unit")]
+    for first in ("retrain", "hook"):
+        for option in ("--host=h", "--expect=e", "--under-load", "--h2d=5", "--prometheus"):
+            calls.append((first, "41:00.0", option))
+    for call in calls:
+        with pytest.raises(WrongCall):
+            run("doctor", *call)
 
 
 def test_documents_that_cannot_be_read_are_input_errors(tmp_path: Path) -> None:
@@ -234,26 +240,6 @@ def test_units_and_hooks_are_printed_for_the_devices(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.startswith("#!/bin/sh")
     with pytest.raises(UsageError, match="BDF"):
         retrain_command.retrain(RetrainArguments())
-
-
-@pytest.mark.parametrize("first", ["retrain", "hook"])
-@pytest.mark.parametrize(
-    "option",
-    [
-        ("--host", SICK),
-        ("--expect", "host.json"),
-        ("--under-load",),
-        ("--h2d", "5"),
-        ("--lspci", __file__),
-        ("--prometheus",),
-    ],
-)
-def test_a_retrain_is_of_this_machine_and_takes_nothing_else(
-    first: str, option: tuple[str, ...]
-) -> None:
-    """With --apply it would write here what was meant for the host that was named."""
-    with pytest.raises(WrongCall):
-        run("doctor", first, "41:00.0", *option)
 
 
 @pytest.mark.usefixtures("installed_by_root")

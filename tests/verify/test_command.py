@@ -102,6 +102,13 @@ def test_a_guests_own_view_stands_next_to_its_plan(files: Files) -> None:
     assert code == 1 and "guest-distances" in said
 
 
+def test_a_start_without_a_terminal_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("homenode.cli.verify.names_domain", lambda name: True)
+    result = homenode("verify", "gpu-vm", "--start")
+    assert isinstance(result.exception, HomenodeError)
+    assert result.exception.hint == "homenode verify gpu-vm --start --yes"
+
+
 def test_a_plan_for_another_host_is_refused_where_the_host_is_named(files: Files) -> None:
     code, said = ends(files.document, "--plan", files.plan, "--host", "x86-1p1n4c4t")
     assert code == 2 and "a plan for host small-2n8c-2gpu" in said

@@ -169,10 +169,10 @@ def _under_load(
         words = None if command is None else shlex.split(command)
     except ValueError as error:
         raise UsageError(
-            f"--load-command: expected words as for a shell, found {command!r}: {error}"
+            f"--load-command: not words of a shell: {command!r}: {error}", hint=_LOAD
         ) from None
     if words == []:
-        raise UsageError("--load-command: expected a program, found nothing")
+        raise UsageError("--load-command: missing program", hint=_LOAD)
     program = load_program(words)
     note(f"running {' '.join(program.argv)} and reading links meanwhile")
     busy, reached = sample_under_load(host, LiveSnapshot(), program)
@@ -213,6 +213,7 @@ def _vm_of_file(name: str) -> _VmSource:
 
 
 _POOL = "homenode doctor --pool captures/"
+_WIDTH = "homenode doctor --known-width 41:00.0=8"
 _LOAD = "homenode doctor --under-load --load-command nvbandwidth"
 _NEXT = {
     "failed to connect": "systemctl start libvirtd",
@@ -237,7 +238,7 @@ def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> MeasuredRa
     for text in known_width:
         name, _, lanes = text.partition("=")
         if lanes.removeprefix("x") not in ("1", "2", "4", "8", "16"):
-            raise UsageError(f"--known-width: expected BDF=LANES such as 41:00.0=8, found {text!r}")
+            raise UsageError(f"--known-width: not BDF=LANES: {text!r}", hint=_WIDTH)
         widths[Bdf.parse(name, "--known-width")] = int(lanes.removeprefix("x"))
     return MeasuredRates(known_widths=widths, h2d=rates, h2d_all=everyone)
 
@@ -253,7 +254,9 @@ def _check_addresses(rates: MeasuredRates, host: "Host") -> None:
                     hint="homenode show --explain lists them",
                 )
             if option == "--h2d" and device.kind is not DeviceKind.GPU:
-                raise UsageError(f"--h2d: expected a GPU, found a {device.kind} at {bdf}")
+                raise UsageError(
+                    f"--h2d: {bdf} is a {device.kind}, not a GPU", hint="homenode show"
+                )
 
 
 def _gigabytes(text: str) -> float:
@@ -263,7 +266,7 @@ def _gigabytes(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise UsageError(f"--h2d: expected GB/s such as 53.5, found {text!r}")
+        raise UsageError(f"--h2d: not a rate in GB/s: {text!r}", hint="homenode doctor --h2d 53.5")
     return value * 1e9
 
 

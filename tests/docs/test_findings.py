@@ -114,12 +114,22 @@ def test_each_case_that_the_code_names_has_a_text_and_each_text_of_a_case_is_use
     assert {case for _, case in on_pages} <= words_of_source()
 
 
+def _printed(texts: FindingTexts) -> tuple[str, ...]:
+    return texts.cost, texts.fix, *texts.cost_of.values(), *texts.fix_of.values()
+
+
 @NEEDS_CLUSTER
 def test_each_word_of_a_text_is_filled_and_each_value_is_used() -> None:
     on_pages = {
         (texts.meaning, word)
         for texts in catalogue().values()
-        for text in (texts.cost, texts.fix, *texts.cost_of.values(), *texts.fix_of.values())
+        for text in (
+            texts.headline,
+            texts.cost,
+            texts.fix,
+            *texts.cost_of.values(),
+            *texts.fix_of.values(),
+        )
         for word in re.findall(r"\{([a-z_]+)\}", text)
     }
     given = {
@@ -142,7 +152,13 @@ def test_each_finding_says_what_it_means_and_how_to_fix_it(name: str) -> None:
     for key, texts in page(name).items():
         assert texts.meaning.endswith("."), key
         assert texts.fix or texts.more or texts.severity == (Severity.INFO,), key
-        for text in (texts.cost, texts.fix, *texts.cost_of.values(), *texts.fix_of.values()):
+        for text in (
+            texts.headline,
+            texts.cost,
+            texts.fix,
+            *texts.cost_of.values(),
+            *texts.fix_of.values(),
+        ):
             assert len(as_printed(text, {}) or "") < 200, key
             assert not text.endswith("."), key
         if texts.cause:

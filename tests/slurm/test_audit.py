@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.config import parse_config
 from homenode.cluster.slurm.gres import device_order
-from homenode.cluster.slurm.job_allocation import JobAllocation, allocation_on, node_machine
+from homenode.cluster.slurm.job_allocation import (
+    JobAllocation,
+    allocation_by_gres,
+    allocation_on,
+    node_machine,
+)
 from homenode.cluster.slurm.numbering import core_order
 from homenode.cluster.slurm.tools.scontrol import Job, is_asked_for, parse_scontrol_jobs
 from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
@@ -80,8 +85,8 @@ def test_the_planted_misplacement_is_named(layout: str) -> None:
     bad = [f for f in findings.findings if f.severity is Severity.WARNING]
     assert [f.id for f in bad] == ["job-gpu-far"]
     assert bad[0].subject == "job 7 (train it) on gpu01"
-    assert "0 (0000:11:00.0), 1 (0000:12:00.0)" in bad[0].expected
-    assert bad[0].observed == "PUs 16-19,48-51 on node 1"
+    assert "gpu0 (0000:11:00.0), gpu1 (0000:12:00.0) are" in bad[0].expected
+    assert bad[0].observed == "CPUs 16-19,48-51 on node 1"
     assert bad[0].cost == "distance 21 instead of 10"
     assert findings.checked[0].startswith("5 places of GPU jobs on 2 nodes: 4 near")
 
@@ -270,6 +275,24 @@ def test_numbers_are_places_in_gres_conf() -> None:
     assert [f.id for f in placed(job, detected)] == ["job-gpu-far"]
     beyond = ORDERED.replace("nvidia[0-1]", "nvidia[8-9]")
     assert placed(replace(job, gpus=(7,)), beyond)[0].id == "job-unjudged"
+
+
+def test_cores_of_gres_conf_decide_where_no_machine_is_given() -> None:
+    text = "Name=gpu File=/dev/nvidia[0-3] Cores=0-15\nName=gpu File=/dev/nvidia[4-7] Cores=16-31\n"
+    gres = device_order(parse_config(text, "gres.conf"))
+    for layout, jobs in LAYOUTS.items():
+        places = [
+            allocation_by_gres(job, share, SHAPE, gres)
+            for job in jobs((FILL, PLANTED, GOOD))
+            for share in job.shares
+        ]
+        (finding,) = audit([place for place in places if place is not None]).findings
+        assert finding.id == "job-gpu-far" and "job 7" in finding.subject, layout
+        assert finding.expected == "CPUs on cores 0-15, where gpu0, gpu1 are"
+        assert finding.observed == "cores 16-19"
+    detected = device_order(parse_config(f"AutoDetect=nvml\n{text}", "gres.conf"))
+    (job,) = LAYOUTS["scontrol"]([PLANTED])
+    assert allocation_by_gres(job, job.shares[0], SHAPE, detected) is None
 
 
 def test_a_file_that_says_nothing_of_gpus_orders_none() -> None:

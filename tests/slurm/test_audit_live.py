@@ -76,7 +76,7 @@ def test_the_planted_misplacement_is_named(
     bad = [f for f in json.loads(out)["findings"] if f["severity"] == "warning"]
     assert code == 1 and [f["id"] for f in bad] == ["job-gpu-far"]
     assert bad[0]["subject"].startswith(f"job {planted} (")
-    assert "GPUs 0 (0000:11:00.0), 1 (0000:12:00.0) are" in bad[0]["expected"]
+    assert "gpu0 (0000:11:00.0), gpu1 (0000:12:00.0) are" in bad[0]["expected"]
     assert bad[0]["observed"].endswith("on node 1")
 
 

@@ -24,6 +24,7 @@ SelectTypeParameters=CR_Core_Memory,ENFORCE_BINDING_GRES
 TaskPlugin=task/affinity,task/cgroup
 GresTypes=gpu
 """
+SHAPE_OF_TESTBED = "Sockets=2 CoresPerSocket=16 ThreadsPerCore=2"
 CGROUP = "ConstrainCores=yes\nConstrainDevices=yes\n"
 
 
@@ -391,7 +392,16 @@ def test_without_cgroups_nothing_is_kept_apart() -> None:
     assert ids(found) == ["cgroup-cores-open", "cgroup-devices-open"]
     for plugin in ("autodetect", "cgroup/v1", "cgroup/v2"):
         assert ids(checked(right_gres(host), host, cgroup=f"{CGROUP}CgroupPlugin={plugin}\n")) == []
-    assert "--cgroup" in checked(right_gres(host), host, cgroup=None).findings.not_checked[0]
+    assert "--cgroup" in checked(right_gres(host), host, cgroup=None).findings.unknown[0]
+
+
+def test_gpus_of_a_node_that_slurm_conf_lacks_or_gives_none_are_critical() -> None:
+    host = machine(TESTBED)
+    lines = right_gres(host).replace("Name=", "NodeName=n[01-36],x9 Name=")
+    for slurm, subject in ((CLUSTER, "x9"), (f"{CLUSTER}NodeName=x9 {SHAPE_OF_TESTBED}\n", "x9")):
+        found = checked(lines, host, slurm=slurm)
+        missing = [f for f in found.findings.findings if f.subject == subject and f.is_bad]
+        assert [(f.id, f.severity) for f in missing] == [("gres-count", Severity.CRITICAL)]
 
 
 def test_a_node_that_no_file_names_is_refused() -> None:

@@ -48,7 +48,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_a_stored_listing_is_audited(run: Run, jobs: str) -> None:
     code, out, err = run("audit", "--jobs", jobs, "--host", "gpu8.toml")
     assert code == 1 and err == ""
-    assert out.startswith("GPU jobs: 1 warning: ") and "job-gpu-far" in out
+    assert out.startswith("2 GPU jobs: 1 warning: ") and "job-gpu-far" in out
     assert "warning   job 7 (train it) on gpu01" in out
 
 
@@ -133,10 +133,10 @@ def test_records_of_a_folder_are_audited(run: Run) -> None:
     assert code == 1 and "job 8 (train) on gh01 " in out and "job-memory-on-gpu" in out
     assert "info  1: job-memory-open" in out
     assert run("audit", "7", "--records", "collected")[0] == 0
-    assert "job-memory-open" in run("audit", "--records", "collected", "--all")[1]
+    assert "job-memory-open" in run("audit", "--records", "collected", "--explain")[1]
     (folder / "9.gh01.rec").write_text("homenode-slurm-record 9\n")
     (folder / "10.gh01.rec").write_text(RECORD.replace("72-79", "9-1"))
-    code, out, _ = run("audit", "--records", "collected", "--all")
+    code, out, _ = run("audit", "--records", "collected", "--explain")
     assert code == 1 and "job 8 (train)" in out
     assert "9.gh01.rec:1: expected homenode-slurm-record up to version 1" in " ".join(out.split())
     assert "job 10 on gh01" in out and "update this one" in out
@@ -192,7 +192,8 @@ def test_included_files_are_checked_with_their_names_and_written(run: Run) -> No
     code, out, _ = run(*files)
     assert code == 1 and "not checked: etc" not in out
     assert "select/linear (etc/conf.d/hpc-nodes.conf, line 1)" in out
-    assert "--- etc/conf.d/gpus.conf\n" in out and "--- etc/gres.conf\n" not in out
+    whole = run(*files, "--explain")[1]
+    assert "--- etc/conf.d/gpus.conf\n" in whole and "--- etc/gres.conf\n" not in whole
     assert "+Name=gpu File=/dev/nvidia[4-7] Cores=16-31" in out
     assert run(*files, "-o", "right")[0] == 1
     assert Path("right/gres.conf").read_text() == "Include conf.d/gpus.conf\n"

@@ -197,7 +197,7 @@ def test_an_audit_says_which_jobs_it_left_out(run: Run) -> None:  # noqa: F811
     Path("odd.txt").write_text(listing(said({"comment": "x\n   JobState=COMPLETED"})))
     code, out, _ = run("audit", "--jobs", "odd.txt", "--host", "gpu8.toml")
     assert code == 1 and "warning   job 3 " in out and "job-unreadable" in out
-    assert "records of more jobs" in " ".join(out.split())
+    assert "jobs that a comment" in " ".join(out.split())
     # Named too where it alone was asked for.
     code, out, _ = run("audit", "3", "--jobs", "odd.txt", "--host", "gpu8.toml")
     assert code == 1 and "job-unreadable" in out

@@ -147,7 +147,7 @@ def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Pat
     lost = {job["name"]: job["reason"] for job in found["jobs"] if job["locality"] == "lost"}
     assert [name.partition("-task")[0] for name in lost] == ["shared-6gpu-gpu01-alone-r1"]
     (why,) = lost.values()
-    assert "CPUs on node 0, where GPUs 0 (0000:11:00.0), 1 (0000:12:00.0) are" in why
+    assert "CPUs on node 0, where gpu0 (0000:11:00.0), gpu1 (0000:12:00.0) are" in why
     assert all(job["queue_wait_s"] is not None for job in found["jobs"])
 
     # The faults that the stand-ins replay: GPU 5 of gpu02, and the link between two nodes.

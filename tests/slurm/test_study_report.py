@@ -189,7 +189,7 @@ def test_a_job_away_from_its_gpus_by_slurms_word_has_lost_locality() -> None:
     texts = {"job.txt": JOB + SHARE.format(ids="32-37", count=6, gpus="0-1,4-7")}
     locality, why = judged(run_of("a"), texts).locality
     assert locality is JobLocality.LOST
-    assert "expected CPUs on node 0, where GPUs 0 (0000:11:00.0), 1 (0000:12:00.0) are" in why
+    assert "expected CPUs on node 0, where gpu0 (0000:11:00.0), gpu1 (0000:12:00.0) are" in why
     near = {"job.txt": JOB + SHARE.format(ids="32-37", count=2, gpus="4-5")}
     assert judged(run_of("a"), near).locality[0] is JobLocality.KEPT
     assert judged(run_of("a"), near, known=False).locality[0] is JobLocality.UNKNOWN

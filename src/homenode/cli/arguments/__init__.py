@@ -21,6 +21,7 @@ ConnectOption = Annotated[
 ForceOption = Annotated[
     bool, Flag("--force -f", "Overwrite files that homenode did not write.", rare=True)
 ]
+ExplainOption = Annotated[bool, Flag("--explain", help="Print all details.")]
 JsonOption = Annotated[bool, Flag("--json", "Print JSON.")]
 SavePlanOption = Annotated[Path | None, Opt("--save-plan", "PLAN.json", "Write the plan.")]
 QuietOption = Annotated[

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from homenode.cli.arguments import JsonOption
+from homenode.cli.arguments import ExplainOption, JsonOption
 from homenode.cluster.kubevirt.manifest_options import ManifestOptions, OnError
 from homenode.option import Arg, Opt
 from homenode.vm.plan_options import PciGranularity
@@ -74,6 +74,7 @@ class KubevirtCheckArguments(Struct, frozen=True, kw_only=True):
     vmi: Annotated[Path, Arg("VMI.json")]
     host: Annotated[str | None, Opt("--host", "SOURCE")] = None
     kubevirt: Annotated[Path | None, Opt("--kubevirt", "FILE")] = None
+    explain: ExplainOption = False
     json: JsonOption = False
 
 

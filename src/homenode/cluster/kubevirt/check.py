@@ -120,48 +120,35 @@ def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
     )
 
 
-def cpus_not_dedicated(subject: CheckedVmi) -> Iterator[Finding]:
-    if not subject.vmi.is_dedicated:
-        yield finding(
-            "cpus-not-dedicated",
-            "spec.domain.cpu.dedicatedCpuPlacement",
-            "true",
-            "not set: the vCPUs are not pinned, so the guest can be shown no node",
-            _ADMISSION,
-        )
-
-
-def emulator_on_vcpu(subject: CheckedVmi) -> Iterator[Finding]:
-    if subject.vmi.is_dedicated and not subject.vmi.is_emulator_apart:
-        yield finding(
-            "emulator-on-vcpu",
-            "spec.domain.cpu.isolateEmulatorThread",
-            "true",
-            "not set: QEMU's own threads run on the vCPUs' CPUs",
-            _ADMISSION,
-            case="under KubeVirt",
-        )
-
-
-def emulator_without_dedicated_cpus(subject: CheckedVmi) -> Iterator[Finding]:
-    if subject.vmi.is_emulator_apart and not subject.vmi.is_dedicated:
-        yield _rejection("emulator-without-dedicated-cpus", "cpu.isolateEmulatorThread")
-
-
-def mapping_without_dedicated_cpus(subject: CheckedVmi) -> Iterator[Finding]:
-    if subject.vmi.is_mapped and not subject.vmi.is_dedicated:
-        yield _rejection("mapping-without-dedicated-cpus", "cpu.numa.guestMappingPassthrough")
-
-
-def mapping_without_huge_pages(subject: CheckedVmi) -> Iterator[Finding]:
-    if subject.vmi.is_mapped and subject.vmi.get("domain", "memory", "hugepages") is None:
-        path, needed = "cpu.numa.guestMappingPassthrough", "memory.hugepages"
-        yield _rejection("mapping-without-huge-pages", path, needed)
-
-
-def _rejection(name: str, path: str, needed: str = "cpu.dedicatedCpuPlacement") -> Finding:
-    expected, observed = f"{needed} with it", "none: KubeVirt refuses the VMI"
-    return finding(name, f"spec.domain.{path}", expected, observed, _ADMISSION)
+def wrong_settings(subject: CheckedVmi) -> Iterator[Finding]:
+    """Settings below spec.domain that KubeVirt rejects, or with which nothing is pinned."""
+    vmi, has_pages = subject.vmi, subject.vmi.get("domain", "memory", "hugepages") is not None
+    mapping, emulator = "cpu.numa.guestMappingPassthrough", "cpu.isolateEmulatorThread"
+    dedicated = "cpu.dedicatedCpuPlacement"
+    rejected, unpinned = "none: KubeVirt rejects the VMI", "not set: the vCPUs are not pinned"
+    threads = "not set: QEMU's own threads run on the vCPUs' CPUs"
+    for is_wrong, name, path, expected, observed in (
+        (not vmi.is_dedicated, "cpus-not-dedicated", dedicated, "true", unpinned),
+        (
+            vmi.is_dedicated and not vmi.is_emulator_apart,
+            *("emulator-on-vcpu", emulator, "true", threads),
+        ),
+        (
+            vmi.is_emulator_apart and not vmi.is_dedicated,
+            *("emulator-without-dedicated-cpus", emulator, f"{dedicated} with it", rejected),
+        ),
+        (
+            vmi.is_mapped and not vmi.is_dedicated,
+            *("mapping-without-dedicated-cpus", mapping, f"{dedicated} with it", rejected),
+        ),
+        (
+            vmi.is_mapped and not has_pages,
+            *("mapping-without-huge-pages", mapping, "memory.hugepages with it", rejected),
+        ),
+    ):
+        if is_wrong:
+            case = "under KubeVirt" if name == "emulator-on-vcpu" else None
+            yield finding(name, f"spec.domain.{path}", expected, observed, _ADMISSION, case=case)
 
 
 def guest_flat(subject: CheckedVmi) -> Iterator[Finding]:
@@ -261,6 +248,8 @@ def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
         subject.host.name,
         case="with its own nodes" if subject.vmi.is_mapped else None,
         values={
+            "needs": _needs_text(subject).replace(", ", " and "),
+            "nodes": "both nodes" if len(nodes) == 2 else nodes_text(nodes),
             "gpus": subject.vmi.gpu_count // len(nodes),
             "cpus": subject.guest.vcpus // len(nodes),
             "most": node_cpus * (len(homes) - 1),
@@ -349,11 +338,7 @@ def _hook_faults(text: str) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[CheckedVmi], Iterator[Finding]], ...] = (
-    cpus_not_dedicated,
-    emulator_on_vcpu,
-    emulator_without_dedicated_cpus,
-    mapping_without_dedicated_cpus,
-    mapping_without_huge_pages,
+    wrong_settings,
     guest_flat,
     huge_page_size,
     huge_pages_short,

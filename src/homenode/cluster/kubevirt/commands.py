@@ -51,9 +51,11 @@ def check(arguments: KubevirtCheckArguments) -> None:
         content = read_input(arguments.kubevirt, "a KubeVirt object")
         cluster = read_cluster(content, str(arguments.kubevirt))
     host = None if arguments.host is None else load_host(arguments.host)
-    findings = judge(vmi_of(document, name, needs_domain=True), host, cluster)
-    findings = with_gaps(findings, () if host is None else host.gaps)
-    print_findings(findings, arguments.vmi.name, as_json=arguments.json)
+    vmi = vmi_of(document, name, needs_domain=True)
+    findings = with_gaps(judge(vmi, host, cluster), () if host is None else host.gaps)
+    noun = "VM" if document.get("kind") == "VirtualMachine" else "VMI"
+    subject = f"{noun} {vmi.name}"
+    print_findings(findings, subject, as_json=arguments.json, explain=arguments.explain)
     exit_by(findings)
 
 

@@ -1,11 +1,7 @@
-"""Manifests: what a cluster needs so that its VMs get the hook, and jobs that measure them.
+"""Manifests: what a cluster needs so that its VMs get the hook, and a job that measures them.
 
-The jobs run `homenode bench` and collect its runs on one volume. Documents are YAML that people can
-edit, in block style, with quotes only where needed: Kubernetes takes JSON as well, but a VM that
-somebody is to fill in should not be one.
-
-Source: kubevirt.io/v1 (VirtualMachine, KubeVirt), hco.kubevirt.io/v1beta1 (HyperConverged);
-KubeVirt cmd/sidecars for the shim; batch/v1 (Job), v1 (PersistentVolumeClaim).
+YAML in block style, since people fill in the VM. Source: kubevirt.io/v1, hco.kubevirt.io/v1beta1,
+KubeVirt cmd/sidecars (the shim), batch/v1, v1.
 """
 
 import json

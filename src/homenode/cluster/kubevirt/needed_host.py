@@ -1,8 +1,6 @@
-"""Needed host: the few functions and nodes of a host that one VM's devices call for.
+"""Needed host: the nodes, the functions that one VM holds, and the bridges above them.
 
-A hook runs in a container of 64 MiB next to the VM, so that it reads those and no others: the
-functions that the VM holds, the bridges above them, and the nodes. No file is read that makes a
-device wake up (link states, configuration space).
+A hook runs in a container of 64 MiB, so it reads no others, and no file that wakes a device.
 """
 
 from homenode.bdf import Bdf

@@ -5,12 +5,10 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from homenode.cli.arguments import AfterOption, JsonOption, PoolOption, ResultsOption
+from homenode.cli.arguments import AfterOption, ExplainOption, JsonOption, PoolOption, ResultsOption
 from homenode.cli.command import Only
 from homenode.option import Arg, Flag, Opt
 from homenode.vm.plan_options import PlanOptions
-
-ExplainOption = Annotated[bool, Flag("--explain", help="Print all details.")]
 
 _OF_PLAN = (
     "layout objective vcpus memory_bytes page_bytes gpu_count with_nics policy balance max_nodes "

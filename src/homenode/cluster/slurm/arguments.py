@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from homenode.cli.arguments import HostOption, JsonOption
+from homenode.cli.arguments import ExplainOption, HostOption, JsonOption
 from homenode.cluster.slurm.options import MAX_TIME, SPOOL, StudyOptions
 from homenode.option import Arg, Flag, Opt
 
@@ -29,7 +29,6 @@ class SlurmAuditArguments(Struct, frozen=True, kw_only=True):
       records: Look at jobs that ended, by their records; needs no host.
       hooks: Write the scripts that keep records, and stop.
       spool: With --hooks: directory on each node for the records.
-      show_all: Also print findings of severity info.
 
     Examples:
       homenode slurm audit
@@ -45,7 +44,7 @@ class SlurmAuditArguments(Struct, frozen=True, kw_only=True):
     records: Annotated[Path | None, Opt("--records", "DIR")] = None
     hooks: Annotated[Path | None, Opt("--hooks", "DIR")] = None
     spool: Annotated[str, Opt("--spool", "DIR")] = SPOOL
-    show_all: Annotated[bool, Flag("--all")] = False
+    explain: ExplainOption = False
     json: JsonOption = False
 
 
@@ -70,6 +69,7 @@ class SlurmCheckArguments(Struct, frozen=True, kw_only=True):
     nodes: Annotated[str | None, Opt("--nodes", "NODES")] = None
     cgroup: Annotated[Path | None, Opt("--cgroup", "FILE")] = None
     output: Annotated[Path | None, Opt("--output -o", "DIR")] = None
+    explain: ExplainOption = False
     json: JsonOption = False
 
 

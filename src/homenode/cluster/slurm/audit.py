@@ -10,7 +10,7 @@ from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.findings import Finding, Findings, finding, in_order
 from homenode.indices import NodeIndex
 from homenode.plan.allocations import listed
-from homenode.text import nodes_text, number_list, plural
+from homenode.text import number_list, plural
 
 _SLURM = "what Slurm and the host report"
 _RECORD = "what the job's record gives"
@@ -106,13 +106,14 @@ def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     if blind:
         yield _blind(owned, blind)
     far = [gpu for gpu in owned.gpus if gpu.node is not None and gpu.node not in cpu_nodes]
-    observed = f"PUs {owned.pus} on {_nodes(cpu_nodes)}"
+    place = "" if tree.is_of_gres else f" on {tree.names(cpu_nodes)}"
+    observed = f"{'cores' if tree.is_of_gres else 'CPUs'} {owned.pus}{place}"
     if far:
         gpu_nodes, verb = _gpu_nodes(far), "is" if len(far) == 1 else "are"
         yield finding(
             "job-gpu-far",
             owned.subject,
-            expected=f"CPUs on {_nodes(gpu_nodes)}, where {_gpus(far)} {verb}",
+            expected=f"CPUs on {tree.names(gpu_nodes)}, where {_gpus(far)} {verb}",
             observed=observed,
             cost=_cost(tree, cpu_nodes, gpu_nodes),
             source=_SLURM if owned.memory_nodes is None else _RECORD,
@@ -122,9 +123,9 @@ def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
         yield finding(
             "job-cpus-far",
             owned.subject,
-            expected=f"CPUs on {_nodes(_gpu_nodes(owned.gpus))} alone, where its GPUs are",
+            expected=f"CPUs on {tree.names(_gpu_nodes(owned.gpus))} alone, where its GPUs are",
             observed=observed,
-            values={"nodes": _nodes(idle)},
+            values={"nodes": tree.names(idle)},
             source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
 
@@ -152,7 +153,7 @@ def _spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
             "job-gpus-spread",
             owned.subject,
             expected=f"{plural(len(owned.gpus), 'GPU')} on {plural(needed, 'node')}",
-            observed=f"{_gpus(owned.gpus)} on {_nodes(nodes)}",
+            observed=f"{_gpus(owned.gpus)} on {tree.names(nodes)}",
             source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
 
@@ -165,12 +166,12 @@ def _memory(
     usable = allowed if owned.bound_nodes is None else owned.bound_nodes & allowed
     lacking = tuple(node for node in gpu_nodes if node not in usable)
     how = "mems_allowed" if owned.bound_nodes is None else "a policy that binds"
-    observed = f"{how} to {_nodes(tuple(sorted(usable)))}"
+    observed = f"{how} to {tree.names(tuple(sorted(usable)))}"
     if lacking:
         yield finding(
             "job-memory-far",
             owned.subject,
-            expected=f"memory allowed on {_nodes(gpu_nodes)}, where its GPUs are",
+            expected=f"memory allowed on {tree.names(gpu_nodes)}, where its GPUs are",
             observed=observed,
             cost=_cost(tree, tuple(sorted(usable)), lacking),
             source=_RECORD,
@@ -181,8 +182,8 @@ def _memory(
         yield finding(
             "job-memory-on-gpu",
             owned.subject,
-            expected=f"memory of the CPUs' nodes alone ({_nodes(plain)})",
-            observed=f"{observed}, of which {_nodes(on_gpu)} are memory of GPUs",
+            expected=f"memory of the CPUs' nodes alone ({tree.names(plain)})",
+            observed=f"{observed}, of which {tree.names(on_gpu)} are memory of GPUs",
             values={"nodes": number_list(gpu_nodes or plain)},
             source=_RECORD,
         )
@@ -191,8 +192,8 @@ def _memory(
         yield finding(
             "job-memory-open",
             owned.subject,
-            expected=f"memory bound to {_nodes(gpu_nodes)}",
-            observed=f"no policy: it may also lie on {_nodes(elsewhere)}",
+            expected=f"memory bound to {tree.names(gpu_nodes)}",
+            observed=f"no policy: it may also lie on {tree.names(elsewhere)}",
             source=_RECORD,
         )
 
@@ -202,12 +203,7 @@ def _gpu_nodes(gpus: Iterable[AllocatedGpu]) -> tuple[NodeIndex, ...]:
 
 
 def _gpus(gpus: Sequence[AllocatedGpu]) -> str:
-    noun = "GPU" if len(gpus) == 1 else "GPUs"
-    return f"{noun} {', '.join(map(str, gpus))}"
-
-
-def _nodes(nodes: Sequence[NodeIndex]) -> str:
-    return nodes_text(nodes) if nodes else "no node"
+    return ", ".join(map(str, gpus))
 
 
 def _cost(

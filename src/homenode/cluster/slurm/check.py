@@ -27,12 +27,13 @@ from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, finding, in_order
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, refuse_unshown
-from homenode.text import nodes_text, plural
+from homenode.text import command_line, nodes_text, plural
 
 _GRES_PAGE = "gres.conf(5)"
 _SLURM_PAGE = "slurm.conf(5)"
 _NOT_SET = "it is not set"
 _NO_LINES = "none, and no AutoDetect"
+_NO_NODE = "no NodeName= line has it"
 _DETECTORS = {0x10DE: ("nvml", "nvidia"), 0x1002: ("rsmi",), 0x8086: ("oneapi",)}
 """What AutoDetect= finds the GPUs of each vendor; "nvidia" since 24.11."""
 
@@ -68,8 +69,10 @@ def check(
     *,
     cgroup: SlurmConfig | None = None,
     nodes: Sequence[str] = (),
+    host_source: str | None = None,
 ) -> Findings:
     """Compare the files with the machine of their GPU nodes. nodes: these only; () = all.
+    host_source: what --host named, for commands in fixes.
 
     Raises ParseError that names a line, InputError for a machine without GPUs and for a node that
     no file names.
@@ -84,12 +87,16 @@ def check(
             "name it: --host NODE.tar.gz",
         )
     findings: list[Finding] = []
+    host_words = () if host_source is None else ("--host", host_source)
+    command = command_line(
+        "homenode", "slurm", "check", gres.source, slurm.source, *host_words, "-o", "DIR"
+    )
     for group in groups:
         source = f"{gres.source}, {_GRES_PAGE}"
         findings += _unless_included(_check_counts(group, len(gpus), source), gres, slurm)
         findings += _check_types(group, source)
         findings += _check_detector(group, gpus, source)
-        findings += _check_cores(group, gpus, order)
+        findings += _check_cores(group, gpus, order, command)
         findings += _check_shape(group, order)
     findings += _unless_included(_check_settings(slurm), slurm)
     findings += [] if cgroup is None else _unless_included(_check_cgroup(cgroup), cgroup)
@@ -99,22 +106,25 @@ def check(
         machine += f"; {plural(len(memory), 'node')} of GPU memory, to which nothing is bound"
     subjects = ", ".join(group.subject for group in groups)
     checked = [machine, f"{gres.source} and {slurm.source}: {subjects}"] if groups else []
-    not_checked = [] if groups else [f"{gres.source} and {slurm.source}: no node has GPUs"]
-    not_checked += [] if cgroup else ["cgroup.conf: not given (--cgroup FILE)"]
+    not_checked = [] if groups else ["no node has GPUs in either file"]
     for file in (gres, slurm, *([cgroup] if cgroup else [])):
         if file.included:
             names = ", ".join(other.source for other in file.included)
             checked.append(f"{file.source} with {names}")
         not_checked += [f"{at}: Include {path}: {reason}" for path, reason, at in file.not_read]
     return Findings(
-        checked=tuple(checked), findings=in_order(findings), not_checked=tuple(not_checked)
+        checked=tuple(checked),
+        findings=in_order(findings),
+        not_checked=tuple(not_checked),
+        unknown=() if cgroup else ("cgroup.conf: not given (--cgroup FILE)",),
     )
 
 
 def _unless_included(findings: Iterable[Finding], *files: SlurmConfig) -> Iterator[Finding]:
     """The findings; a setting that may stand in a file that was not read is not called missing."""
     for result in findings:
-        if any(file.not_read for file in files) and result.observed in (_NOT_SET, _NO_LINES):
+        is_missing = result.observed in (_NOT_SET, _NO_LINES, _NO_NODE)
+        if is_missing and any(file.not_read for file in files):
             yield replace(
                 result,
                 severity=Severity.INCONCLUSIVE,
@@ -162,6 +172,8 @@ def _check_counts(group: NodeClass, gpu_count: int, source: str) -> Iterator[Fin
     if not group.lines and group.autodetect is None:
         yield count(f"lines for {machine_text}", _NO_LINES, "no lines")
     if group.definition is None:
+        if group.names:
+            yield count("a NodeName= line with Gres= in slurm.conf", _NO_NODE, "not defined")
         return
     expected = f"Gres=gpu:{gpu_count} on the NodeName= line in slurm.conf, as the machine has"
     if not promised:
@@ -248,7 +260,9 @@ def right_cores(
     return line.cores if is_part and not is_detected else gpu.cores
 
 
-def _check_cores(group: NodeClass, gpus: Sequence[GpuCores], order: CoreOrder) -> Iterator[Finding]:
+def _check_cores(
+    group: NodeClass, gpus: Sequence[GpuCores], order: CoreOrder, command: str
+) -> Iterator[Finding]:
     is_detected = group.autodetect is not None
     for line, places in groupby(placed_files(group.lines), key=lambda place: place[0]):
         members = [
@@ -256,11 +270,11 @@ def _check_cores(group: NodeClass, gpus: Sequence[GpuCores], order: CoreOrder) -
             for _, file, number in places
             if 0 <= number < len(gpus) and (file is not None or not is_detected)
         ]
-        source = f"{line.line.source}:{line.line.first}, {_GRES_PAGE}"
+        place = f"{line.line.source.rpartition('/')[2]}:{line.line.first}"
         unknown = [gpu for gpu in members if gpu.cores is None]
         if unknown:
             expected, observed = "a GPU whose node is known", "the host gives no node"
-            yield finding("gres-unjudged", _subject_of(group, unknown), expected, observed, source)
+            yield finding("gres-unjudged", _subject_of(group, unknown), expected, observed, place)
         wrong = [
             gpu
             for gpu in members
@@ -274,24 +288,39 @@ def _check_cores(group: NodeClass, gpus: Sequence[GpuCores], order: CoreOrder) -
             name, observed = "gres-cores-missing", "no Cores="
         elif line.cores <= CpuSet.union(order.pus) and order.numbers(line.cores) == right:
             name, severity = "gres-cores-are-pus", Severity.CRITICAL
-            observed += ", which are the kernel's numbers of these PUs"
+            observed += ", which are the kernel's numbers of these CPUs"
         elif is_detected or line.cores.isdisjoint(right) or max(line.cores) >= len(order.pus):
             severity = Severity.CRITICAL
         if len(nodes := {gpu.node for gpu in members}) > 1 and name == "gres-cores-wrong":
             observed += f", and the line's GPUs are on {len(nodes)} nodes"
+        homes = {gpu.node: gpu for gpu in wrong if gpu.node is not None}
+        cores = [f"Cores={gpu.cores} for {nodes_text([node])}" for node, gpu in homes.items()]
+        stated = line.cores or CpuSet()
+        others = {g.node for g in gpus if g.cores and not g.cores.isdisjoint(stated)} - {None}
         yield finding(
             name,
-            _subject_of(group, wrong),
-            "; ".join(
-                f"Cores={gpu.cores} for GPU {gpu.index} ({gpu.bdf}) on {nodes_text([gpu.node])}"
-                for gpu in {gpu.node: gpu for gpu in reversed(wrong)}.values()
-                if gpu.node is not None
-            ),
+            f"{place}, {_gpus_text(wrong)}",
+            f"Cores={right}" if len(cores) == 1 else "; ".join(cores),
             observed,
-            source,
+            f"{place}, {_GRES_PAGE}",
             severity=severity,
             case="AutoDetect" if is_detected else None,
+            values={
+                "gpus": _subject_of(group, wrong),
+                "has": "has" if len(wrong) == 1 else "have",
+                "those": "this GPU" if len(wrong) == 1 else "these GPUs",
+                "nodes": nodes_text(sorted(n for n in others if n is not None)) or "other nodes",
+                "command": command,
+            },
         )
+
+
+def _gpus_text(gpus: Sequence[GpuCores]) -> str:
+    """Their numbers, address and nodes: "GPUs 4-7 (0000:9b:00.0 and 3 more, node 1)"."""
+    more = f" and {len(gpus) - 1} more" if len(gpus) > 1 else ""
+    nodes = nodes_text(sorted({gpu.node for gpu in gpus if gpu.node is not None}))
+    numbers = CpuSet(gpu.index for gpu in gpus)
+    return f"{'GPU' if len(gpus) == 1 else 'GPUs'} {numbers} ({gpus[0].bdf}{more}, {nodes})"
 
 
 def _subject_of(group: NodeClass, gpus: Sequence[GpuCores]) -> str:

@@ -5,6 +5,7 @@ node's machine.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from difflib import unified_diff
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -39,6 +40,7 @@ from homenode.cluster.slurm.gres import DeviceOrder, device_order
 from homenode.cluster.slurm.job_allocation import (
     JobAllocation,
     NodeMachine,
+    allocation_by_gres,
     allocation_on,
     node_machine,
     unknown_allocation,
@@ -49,7 +51,11 @@ from homenode.cluster.slurm.tools.slurm_nodes import NodeShape, expand_hostlist,
 from homenode.errors import ParseError, ToolError, UsageError
 from homenode.findings import with_gaps
 from homenode.safe.input_files import read_input
+from homenode.text import plural
 from homenode.vm.sources import load_host
+
+_MOST_LINES = 8
+"""Of changed lines on the screen of check."""
 
 
 def audit(arguments: SlurmAuditArguments) -> None:
@@ -64,22 +70,33 @@ def audit(arguments: SlurmAuditArguments) -> None:
         arguments.jobs_file is not None or arguments.nodes_file is not None
     ):
         raise UsageError("--records: expected without --jobs and --nodes, which are of live jobs")
+    judged: set[str] = set()
     with working("reading the jobs"):
         if arguments.records is not None:
-            findings = judge_jobs(read_records(arguments.records, arguments.jobs, order))
+            records = read_records(arguments.records, arguments.jobs, order)
+            findings = judge_jobs(_counted(records, judged))
         else:
             listed, not_checked = _jobs_to_audit(arguments.jobs, arguments.jobs_file)
             shapes = _shapes(arguments.jobs_file, arguments.nodes_file)
             machines = _machines(arguments.host)
+            running = _running(listed, shapes, machines, order, look=arguments.look)
             findings = judge_jobs(
-                _running(listed, shapes, machines, order, look=arguments.look),
-                [job for job in listed if job.unreadable is not None],
+                _counted(running, judged), [job for job in listed if job.unreadable is not None]
             )
             findings = replace(findings, not_checked=(*findings.not_checked, *not_checked))
             hosts = dict.fromkeys(machine.host for machine in machines.values())
             findings = with_gaps(findings, [gap for host in hosts for gap in host.gaps])
-    print_findings(findings, "GPU jobs", as_json=arguments.json, explain=arguments.show_all)
+    subject = plural(len(judged), "GPU job")
+    print_findings(findings, subject, as_json=arguments.json, explain=arguments.explain)
     exit_by(findings)
+
+
+def _counted(allocations: Iterable[JobAllocation], judged: set[str]) -> Iterator[JobAllocation]:
+    """Pass allocations on, and add the jobs that can be judged to a set."""
+    for allocation in allocations:
+        if allocation.gpus and allocation.unknown is None:
+            judged.add(allocation.job)
+        yield allocation
 
 
 def _jobs_to_audit(
@@ -96,9 +113,7 @@ def _jobs_to_audit(
         text = _text(jobs_file, "jobs as Slurm lists them")
         jobs = read_jobs(text, str(jobs_file), names)
         if not is_json(text):
-            open_questions = (
-                "records of more jobs that a user wrote into a comment: `squeue --json` has none",
-            )
+            open_questions = ("jobs that a comment in this text could hide: use squeue --json",)
     for name in names:
         matches = [job for job in jobs if is_asked_for(job, (name,))]
         # An array may run in part.
@@ -138,6 +153,8 @@ def _running(
             machine = machines.get(share.node, machines.get(""))
             numbers = None if order is None else order.numbers(share.node)
             owned = allocation_on(job, share, machine, shape, numbers)
+            if owned.unknown is not None and order is not None and shape is not None:
+                owned = allocation_by_gres(job, share, shape, order) or owned
             if look and owned.gpus:
                 owned = with_tasks(owned, _looked_at(job, share.node))
             yield owned
@@ -194,18 +211,37 @@ def check(arguments: SlurmCheckArguments) -> None:
     cgroup = None if arguments.cgroup is None else read_config(arguments.cgroup)
     nodes = () if arguments.nodes is None else expand_hostlist(arguments.nodes, "--nodes")
     host = load_host(arguments.host)
-    findings = with_gaps(judge_files(gres, slurm, host, cgroup=cgroup, nodes=nodes), host.gaps)
+    findings = judge_files(
+        gres, slurm, host, cgroup=cgroup, nodes=nodes, host_source=arguments.host
+    )
+    findings = with_gaps(findings, host.gaps)
     corrected = correct(gres, slurm, host, nodes)
-    texts = {file.source: file.text for file in (*gres.files, *slurm.files)}
-    print_findings(findings, Path(gres.source).name, as_json=arguments.json)
-    for source, text in corrected.items():
-        if text != texts[source] and not arguments.json:
-            say("")
-            print_diff(texts[source].encode(), text.encode(), source, f"{source} as it should be")
+    before = {file.source: file.text for file in (*gres.files, *slurm.files)}
+    name = Path(gres.source).name
+    print_findings(findings, name, as_json=arguments.json, explain=arguments.explain)
+    if not arguments.json:
+        _print_lines(before, corrected, explain=arguments.explain)
     if arguments.output is not None:
         parents = (arguments.gres.parent, arguments.slurm.parent)
         _write(arguments.output, corrected, parents)
     exit_by(findings)
+
+
+def _print_lines(before: Mapping[str, str], after: Mapping[str, str], *, explain: bool) -> None:
+    """Print the lines that change, at most _MOST_LINES; explain: the whole diff of each file."""
+    changed = [source for source in after if after[source] != before[source]]
+    lines: list[str] = []
+    for source in changed:
+        old, new = before[source], after[source]
+        if explain:
+            say("")
+            print_diff(old.encode(), new.encode(), source, f"{source} (corrected)")
+        diff = unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm="")
+        lines += [line for line in diff if not line.startswith(("---", "+++", "@@"))]
+    if lines and not explain:
+        say("\n".join(("", *lines[:_MOST_LINES])))
+        if len(lines) > _MOST_LINES:
+            say(f"{len(lines) - _MOST_LINES} more lines (--explain)")
 
 
 def _write(folder: Path, texts: Mapping[str, str], parents: tuple[Path, ...]) -> None:

@@ -1,12 +1,9 @@
 """Config: the lines of slurm.conf, gres.conf and cgroup.conf, which share one grammar.
 
-Words are "Key=value", "Key = value" or "Key=\"a value\"", several on a line; keys are
-case-insensitive; "#" begins a comment, "\\" takes what follows for a plain letter, and at the end
-of a line joins the next one to it.
-"Include file" stands for that file's lines; a "%c" in its name is the cluster's name.
-Source: slurm.conf(5), gres.conf(5), cgroup.conf(5) of 22.05 and 24.11. Seen: 22.05.8, which looks
-next to the file that has the line, and takes no quotes around a name and no "*" in it; newer ones
-do (DebugFlags=GLOB_SILENCE of 23.11.4 is about it).
+Words are "Key=value", "Key = value" or "Key=\"a value\""; keys are case-insensitive; "#" begins a
+comment, "\\" takes what follows for a plain letter, and at the end of a line joins the next one.
+"Include file" stands for that file's lines; "%c" in its name is the cluster's name. 22.05.8 takes
+no quotes around a name and no "*" in it; newer ones do. Source: slurm.conf(5) of 22.05, 24.11.
 """
 
 import re

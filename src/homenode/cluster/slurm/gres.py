@@ -181,6 +181,13 @@ class DeviceOrder(Struct, frozen=True):
             return None
         return tuple(number for _, _, number in placed)
 
+    def cores(self, node: str) -> tuple[CpuSet | None, ...]:
+        """The Cores= of the device at each place of a node's list; () with AutoDetect."""
+        if autodetect_for(self.lines, node) is not None:
+            return ()
+        places = placed_files(lines_for(self.lines, node))
+        return tuple(line.cores for line, _, _ in places)
+
 
 def device_order(gres: SlurmConfig) -> DeviceOrder:
     """The order that a gres.conf gives.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from homenode.bdf import Bdf
+from homenode.cluster.slurm.gres import DeviceOrder
 from homenode.cluster.slurm.numbering import (
     CoreOrder,
     core_order,
@@ -21,6 +22,7 @@ from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
+from homenode.text import nodes_text
 
 
 class AllocatedGpu(Struct, frozen=True):
@@ -31,8 +33,8 @@ class AllocatedGpu(Struct, frozen=True):
     node: NodeIndex | None  # with CPUs; None where unknown
 
     def __str__(self) -> str:
-        number = "" if self.index is None else f"{self.index} "
-        return f"{number}({'address unknown' if self.bdf is None else self.bdf})"
+        number = "GPU" if self.index is None else f"gpu{self.index}"
+        return number if self.bdf is None else f"{number} ({self.bdf})"
 
 
 class NodeTree(Struct, frozen=True):
@@ -43,6 +45,14 @@ class NodeTree(Struct, frozen=True):
     gpu_memory: frozenset[NodeIndex]  # nodes that are a GPU's memory
     # (from, to) -> SLIT; empty where not given
     distances: Mapping[tuple[NodeIndex, NodeIndex], int]
+    # True where "nodes" are the sets of Cores= of gres.conf, and PUs Slurm's core numbers
+    is_of_gres: bool = False
+
+    def names(self, nodes: Sequence[NodeIndex]) -> str:
+        """The nodes in words; of gres.conf their cores."""
+        if self.is_of_gres:
+            return f"cores {CpuSet.union(self.pus_of_node[node] for node in nodes)}"
+        return nodes_text(nodes) if nodes else "no node"
 
     def nodes_of(self, pus: CpuSet) -> tuple[NodeIndex, ...]:
         return tuple(n for n, node_pus in self.pus_of_node.items() if not node_pus.isdisjoint(pus))
@@ -174,6 +184,42 @@ def allocation_on(
         pus=pus,
         gpus=gpus,
         tree=machine.tree,
+    )
+
+
+def allocation_by_gres(
+    job: Job, share: NodeShare, shape: NodeShape, gres: DeviceOrder
+) -> JobAllocation | None:
+    """Return what a job has on a node by the Cores= of its GPUs in gres.conf, where no machine of
+    the node is known; None where gres.conf does not give them."""
+    places = gres.cores(share.node)
+    indices = share.gpus.indices
+    if not indices or share.gpus.sliced or max(indices) >= len(places):
+        return None
+    if share.cpu_ids is not None:
+        cores = CpuSet(number // shape.threads_per_core for number in share.cpu_ids)
+    elif share.cores is not None:
+        per_socket = shape.cores_per_socket
+        cores = CpuSet(socket * per_socket + core for socket, core in share.cores)
+    else:
+        return None
+    sets = list(dict.fromkeys(places))
+    if None in sets or max(cores, default=0) >= shape.cores:
+        return None
+    return JobAllocation(
+        job=job.id,
+        node=share.node,
+        name=job.name,
+        user=job.user,
+        pus=cores,
+        gpus=tuple(AllocatedGpu(i, None, NodeIndex(sets.index(places[i]))) for i in indices),
+        tree=NodeTree(
+            pus_of_node={NodeIndex(n): pus for n, pus in enumerate(sets) if pus is not None},
+            gpus_of_node=None,
+            gpu_memory=frozenset(),
+            distances={},
+            is_of_gres=True,
+        ),
     )
 
 

@@ -1,14 +1,9 @@
 """Numbering: a host's cores and GPUs as Slurm numbers them, and the node that each GPU is on.
 
-On GH200 a GPU has several nodes ("0,5-11" as nvidia-smi's NUMA affinity says): one with CPUs, and
-memory-only ones for itself and its MIG instances. Programs are bound to the one with CPUs, never to
-a GPU's own memory.
-
 Slurm counts sockets, then cores, then threads: id = (socket x cores + core) x threads + thread,
-whatever the kernel calls the PUs. Objects stand in hwloc's logical order: each level by its lowest
-PU, a node's cores together.
-Source: numactl issue 224; docs/formats/host-toml.md, gh200x4; scontrol(1), CPU_IDs; gres.conf(5),
-Cores ("the logical core number seen in lstopo -l").
+whatever the kernel calls the CPUs, in hwloc's logical order. On GH200 a GPU has several nodes: one
+with CPUs, and memory-only ones for itself and its MIG instances; programs are bound to the first.
+Source: numactl issue 224; scontrol(1), CPU_IDs; gres.conf(5), Cores (the core number of lstopo -l).
 """
 
 from collections.abc import Iterable, Mapping

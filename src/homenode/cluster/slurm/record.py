@@ -1,18 +1,12 @@
 """Record: what a job really had on a node, as the hooks below wrote it.
 
-The lines about the machine and the GPUs are written by root, those about tasks by the job's user.
+Root writes the lines about the machine and its GPUs, the job's user those about tasks: a file of
+their own, of which Epilog takes lines of its form only, up to 512 KiB. The hooks never fail: a
+Prolog that does drains its node. SLURM_JOB_GPUS holds places in Slurm's list of devices: by PCI
+address with AutoDetect, a place for each MIG slice; else as gres.conf lists them.
 
-Of GPUs Slurm gives the Prolog places in its own list of the node's devices (SLURM_JOB_GPUS): by PCI
-address where AutoDetect found them, a place for each MIG slice; else as gres.conf lists them.
-
-The memory policy of a job's processes can be read while it runs: a step of one task in the job's
-own allocation, which only its owner and root may start, lists them and reads /proc.
-
-The hooks never fail: a Prolog that does drains its node, a TaskProlog that does ends the task. The
-user's part goes to a file of its own, of which Epilog takes only lines of its form, up to 512 KiB.
-
-Source: docs/formats/slurm-record.md; Slurm's gres_common_prep_set_env; gres.conf(5), AutoDetect;
-slurm.conf(5), Prolog, Epilog, TaskProlog; srun(1), --overlap; scontrol(1), listpids; proc(5).
+Source: docs/formats/slurm-record.md; gres.conf(5), AutoDetect; slurm.conf(5), Prolog, Epilog,
+TaskProlog; srun(1), --overlap; scontrol(1), listpids; proc(5).
 """
 
 import re

@@ -185,11 +185,8 @@ def _end(folder: StudyFolder, progress: Progress, unmeasured: tuple[tuple[str, s
     if len(unmeasured) > _MOST_SHOWN:
         note(f"not measured: {len(unmeasured) - _MOST_SHOWN} more jobs")
     note(f"next: homenode slurm report {shlex.quote(str(folder.path))}")
-    note(f"as a page: homenode slurm report {shlex.quote(str(folder.path))} -o study.html")
     if missing:
         note("the same command continues what is missing")
-    if unmeasured:
-        note("to measure them again: a new folder, when the reason above is gone")
     if missing or unmeasured:
         raise SystemExit(FINDINGS)
 

@@ -1,16 +1,12 @@
 """Study evidence: one job of a study: what it had on its node, and the run that it measured.
 
-Of a study that was run without homenode the same is read from logs of nvbandwidth, below the
-binding of each job, and from the runs that homenode import makes of them:
+It is also read from logs of nvbandwidth below the binding of each job, as the GH200 study of
+2025-12 named them (appendix B), and from the runs that homenode import makes of them:
 
     exclusive_4gpu_node{0,1,2,3}.txt
     shared_array_1gpu_node{0,1,2,3}.txt  shared_array_2gpu_node{0,1}.txt
 
-Source: the GH200 study of 2025-12, appendix B.
-
-All-reduce ran on each node, on each pair of neighbours in a ring, and on all. A node that is slow
-alone is slow itself. Of nodes that are fine alone, a pair that is slow has a slow link; where both
-pairs of a node are slow, it is that node's side of them.
+All-reduce ran on each node, on each pair of neighbours in a ring, and on all of them.
 """
 
 import re
@@ -125,10 +121,11 @@ def parse_record(texts: Mapping[str, str], gpus: int) -> AttemptRecord:
     """
     gaps = list(_errors(texts))
     job = _job(texts.get("job.txt", ""), gaps)
+    others = set(texts["others.txt"].split()) if "others.txt" in texts else None
     count = gpus if job is None else sum(share.gpus.count or 0 for share in job.shares) or gpus
     return AttemptRecord(
         job=job,
-        other_jobs=_count_others(texts.get("others.txt"), job),
+        other_jobs=None if others is None or job is None else len(others - {job.number}),
         queue_wait_s=None if job is None else job.queue_wait_s,
         gpu_hours=gpu_hours(texts, count),
         met=texts.get("met", "").strip()[:40] or None,
@@ -150,6 +147,7 @@ def evidence_of(
     cpus: tuple[int, ...] = ()
     if host is not None and head.pus is not None:
         cpus = tuple(int(n.index) for n in host.nodes if not n.pus.isdisjoint(head.pus))
+    gpus = () if machine is None else machine.gpus
     place, gpu_count = None, experiment.gpus if experiment.gres == "gpu" else None
     if machine is not None:
         node = experiment.nodes[0]
@@ -164,7 +162,7 @@ def evidence_of(
         cpu_nodes=cpus,
         memory_nodes=tuple(head.nodes or ()),
         run=run,
-        homes=_homes(machine),
+        homes=tuple((str(g.bdf), int(g.node)) for g in gpus if g.bdf and g.node is not None),
         place=place,
         record=record,
         gaps=record.gaps,
@@ -197,13 +195,6 @@ def _job(text: str, gaps: list[Gap]) -> Job | None:
     return None
 
 
-def _count_others(text: str | None, job: Job | None) -> int | None:
-    if text is None or job is None:
-        return None
-    running = {line.strip() for line in text.splitlines() if line.strip()}
-    return len(running - {job.number})
-
-
 def gpu_hours(texts: Mapping[str, str], gpus: int) -> float | None:
     """GPU-hours from a job's own `started` and `ended`."""
     try:
@@ -211,13 +202,6 @@ def gpu_hours(texts: Mapping[str, str], gpus: int) -> float | None:
     except (KeyError, ValueError):
         return None
     return gpus * seconds / 3600 if 0 <= seconds < 1 << 31 else None
-
-
-def _homes(machine: NodeMachine | None) -> tuple[tuple[str, int], ...]:
-    gpus = () if machine is None else machine.gpus
-    return tuple(
-        (str(g.bdf), int(g.node)) for g in gpus if g.bdf is not None and g.node is not None
-    )
 
 
 def measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:

@@ -1,15 +1,12 @@
-"""Study folder: one study's scripts, journal and raw files, on a file system all nodes share. [I/O]
+"""Study directory: scripts, journal and raw files, on a file system that all nodes share. [I/O]
 
-    study.jsonl   the journal: a head, then a line for each thing that happened
+    study.jsonl   the journal: a head, then a line for each event, written before it counts
     host.json     what --host said of the nodes
-    jobs/         the scripts
-    log/          what the jobs printed
+    jobs/ log/    the scripts, and what the jobs printed
     raw/EXPERIMENT/task-N/JOB.RESTART/   what a job wrote down; `done` is its last file
     results/      runs, which homenode bench writes in the jobs
 
-A line is written before what it says counts, so that a study goes on after any interruption.
-The evidence is read from it, or from runs or logs of a study that others made. The files come from
-jobs of this user; still, sizes are bounded and links are not followed.
+The files come from jobs of this user; still, sizes are bounded and links are not followed.
 """
 
 import contextlib
@@ -377,7 +374,9 @@ class _Hosts:
     def lookup(self, experiment: Experiment, run: Path) -> tuple[Host | None, NodeMachine | None]:
         node = experiment.nodes[0]
         if node not in self._known:
-            captured = _host(run / HOST)
+            captured = None  # if it cannot be read, the rest of the report does without
+            with contextlib.suppress(InputError):
+                captured = load_host(str(run / HOST))
             described = captured if self._study.host is None else self._read_described()
             machine = captured if captured is not None and captured.pci_devices else described
             self._known[node] = captured, None if machine is None else node_machine(machine)
@@ -390,13 +389,6 @@ class _Hosts:
             if content is not None:
                 return formats.decode(content, "host", Host, DESCRIBED)
         return None
-
-
-def _host(source: Path | str) -> Host | None:
-    """None where it cannot be read: the rest of the report does not need it."""
-    with contextlib.suppress(InputError):
-        return load_host(str(source))
-    return None
 
 
 def done_attempt(folder: Path, experiment: str, task: int) -> Path | None:

@@ -1,11 +1,9 @@
 """Maps: copies of a cluster node by NUMA node and GPU; what is slower than on the other nodes.
 
-A copy is local where memory was bound to the GPU's home node. Where nothing says a GPU's home, it
-is the node that copies are clearly fastest from: derived by measuring, and said so.
-
-Like is compared with like: the same NUMA node and the same GPU on every cluster node. Three nodes
-at least: of two that differ, it is unknown which is slow. A slow node spoils two pairs of a ring,
-and of three pairs that is most of them: pairs are compared with the better ones, not the median.
+A copy is local where memory was bound to the GPU's home node; if nothing shows the home, it is the
+node that copies are clearly fastest from. Each place is compared with itself on three nodes at
+least: of two that differ, it is unknown which is slow. A slow node spoils two pairs of a ring, so
+pairs are compared with the better ones, not with the median.
 """
 
 from collections import Counter
@@ -206,7 +204,7 @@ def _metric_outliers(metric: str, matrices: list[StudyMatrix]) -> Iterator[Outli
             rows = _fully_slow(cells, bad, 0) if len(measured) > 1 else {}
             odd |= {f"NUMA node {row}: from there": members for row, members in rows.items()}
         for part, members in odd.items():
-            value, like = _worst(members)
+            value, like = max(members, key=lambda cell: abs(cell[0] / cell[1] - 1))
             yield Outlier(node=matrix.node, part=part, metric=metric, value=value, usual=like)
 
 
@@ -235,10 +233,6 @@ def _is_slow(metric: str, value: float, usual: float) -> bool:
     if metric.endswith("latency"):
         return value > usual * (1 + SLOW)
     return value < usual * (1 - SLOW)
-
-
-def _worst(cells: list[tuple[float, float]]) -> tuple[float, float]:
-    return max(cells, key=lambda cell: abs(cell[0] / cell[1] - 1))
 
 
 def slow_in_collective(collective: Collective) -> tuple[Outlier, ...]:

@@ -180,7 +180,8 @@ def _copy_label(job: JobEvidence, sample: Sample, homes: Mapping[str, int]) -> s
 
 def comparisons(jobs: tuple[JobEvidence, ...]) -> Iterator[Comparison]:
     """Copies between host and GPUs by where memory was, and all else by how jobs were bound."""
-    by_binding = sorted(runs_by(jobs, _by_binding), key=_binding_order)
+    bound = runs_by(jobs, lambda job, s: None if s.metric in COPIES else _binding_of(job))
+    by_binding = sorted(bound, key=_binding_order)
     for runs in (copies_as_runs(jobs), by_binding):
         compared = alternatives(runs)
         if len(compared) > 1:
@@ -191,12 +192,6 @@ def _binding_order(run: Run) -> tuple[bool, int, str]:
     """Whole nodes first, by the number of the NUMA node."""
     label = run.head.arrangement or ""
     return not label.startswith(_BOUND), len(label), label
-
-
-def _by_binding(job: JobEvidence, sample: Sample) -> str | None:
-    if sample.metric in COPIES:
-        return None
-    return _binding_of(job)
 
 
 def _binding_of(job: JobEvidence) -> str:

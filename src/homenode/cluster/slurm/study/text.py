@@ -71,7 +71,11 @@ def _warnings(report: StudyReport) -> Iterator[Part]:
 
 
 def _figures(report: StudyReport, *, everything: bool) -> Iterator[Section]:
-    shown = report.matrices if everything else _few(report)
+    first = report.matrices[0].node if report.matrices else ""
+    odd = {(outlier.node, outlier.metric) for outlier in report.outliers}
+    shown = [
+        m for m in report.matrices if everything or m.node == first or (m.node, m.metric) in odd
+    ]
     yield from map(_map, shown)
     if len(shown) < len(report.matrices):
         yield Section("", (Text(f"{len(report.matrices) - len(shown)} more maps (--all)"),))
@@ -97,13 +101,6 @@ def _open(report: StudyReport, *, everything: bool) -> Iterator[Section]:
         if not everything and len(lines) > _SHOWN:
             lines = [*lines[:_SHOWN], f"{len(lines) - _SHOWN} more (--all)"]
         yield Section("", (Items(tuple(lines)),))
-
-
-def _few(report: StudyReport) -> tuple[StudyMatrix, ...]:
-    """All of one node; of several, the first node's and those in which something is slow."""
-    first = report.matrices[0].node if report.matrices else ""
-    odd = {(outlier.node, outlier.metric) for outlier in report.outliers}
-    return tuple(m for m in report.matrices if m.node == first or (m.node, m.metric) in odd)
 
 
 def _map(matrix: StudyMatrix) -> Section:
@@ -200,9 +197,12 @@ def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> Sect
     )
     parts: list[Part] = [Table(heads=("job", "locality", "waited", "GPU-h", "at once"), rows=rows)]
     for job in shown:
-        if remark := "; ".join(_remarks(job)):
+        remark = [job.reason] if job.reason else []
+        if job.mode is Mode.ALONE and job.other_jobs:
+            remark.append(f"not alone: {plural(job.other_jobs, 'job')} of others on the node")
+        if remark:
             look = "bad" if job.locality is JobLocality.LOST else ""
-            parts.append(Text(f"{_job_name(job.name)}: {remark}", look))
+            parts.append(Text(f"{_job_name(job.name)}: {'; '.join(remark)}", look))
     if len(shown) < len(jobs):
         parts.append(Text(f"{len(jobs) - len(shown)} more jobs (--all)"))
     gpu_hours = [job.gpu_hours for job in jobs if job.gpu_hours is not None]
@@ -223,13 +223,6 @@ def _job_name(name: str) -> str:
     ('exclusive-n1-numa0', 'shared-1gpu-n1-alone-task2')
     """
     return re.sub(r"(-task0)?-\d+\.\d+\Z", "", name, flags=re.ASCII)
-
-
-def _remarks(job: JobLine) -> Iterator[str]:
-    if job.reason:
-        yield job.reason
-    if job.mode is Mode.ALONE and job.other_jobs:
-        yield f"not alone: {plural(job.other_jobs, 'job')} of others on the node"
 
 
 def _collective(report: StudyReport) -> Section:

@@ -1,11 +1,6 @@
-"""SlurmJob: what a job has on its nodes, and GPUs as Slurm prints them in Gres= and GRES=.
+"""SlurmJob: jobs from `scontrol show job -d`, and GPUs as Slurm prints them in Gres= and GRES=.
 
-Source: scontrol(1), show job; gres.conf(5) of 22.05.
-
-Scontrol: jobs from `scontrol show job -d` and nodes from `scontrol show node`.
-
-Seen: 22.05.8 (Debian 12). Every version from 20.02 to 26.05 prints these lines in this order,
-others between them:
+Versions 20.02 to 26.05 print these lines in this order, others between them (seen: 22.05.8):
 
 JobId=7 JobName=train
    UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A
@@ -16,12 +11,9 @@ JobId=7 JobName=train
      Nodes=gpu[01-02] CPU_IDs=0-7 Mem=1000 GRES=gpu:h100:1(IDX:2)
    MinCPUsNode=8 MinMemoryNode=1000M MinTmpDiskNode=0
 
-An empty line stands between two jobs. Names, comments, accounts and paths are printed as their
-users wrote them, with newlines. A field is therefore read from its own line alone, and a job that
-has one twice, or out of its place, is unreadable: what its user wrote may stand for it. squeue's
-JSON leaves no such doubt.
-
-Source: scontrol(1), "show job" with --details, "show node"; slurm_sprint_job_info.
+Users' names, comments and paths are printed as they are, with newlines: a field is read from its
+own line alone, and a job that has one twice or out of its place is unreadable. squeue's JSON leaves
+no such doubt. Source: scontrol(1), show job --details; gres.conf(5); slurm_sprint_job_info.
 """
 
 import re

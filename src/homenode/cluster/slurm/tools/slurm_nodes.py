@@ -1,14 +1,10 @@
-"""Hostlist: node names as Slurm writes them, such as gpu[01-36,40],login1.
-
-Source: slurm.conf(5), "NodeName"; scontrol(1), show hostnames.
-
-Sinfo: the nodes of each partition, and what Slurm takes each node for.
+"""Nodes: hostlists such as gpu[01-36,40],login1, and what Slurm takes each node for.
 
     sinfo --noheader --Node --format="%N|%P|%T|%c|%m|%G"
     sinfo --all --noheader --Node --format="%X|%Y|%Z|%c|%N"
 
-Seen: 22.05.8. Source: sinfo(1). Plain columns, not --json: their layout is the same in all
-versions. None of these columns is a comment, a reason or a feature.
+Plain columns, whose layout is the same in all versions, not --json; none is a comment, a reason or
+a feature. Seen: 22.05.8. Source: slurm.conf(5), NodeName; scontrol(1), show hostnames; sinfo(1).
 """
 
 import re
@@ -207,7 +203,8 @@ def shown_shapes(text: str, source: str) -> dict[str, NodeShape | None]:
     if text.lstrip().startswith("{"):
         shown = list(_json_nodes(text, source))
     else:
-        shown = [(block.split(maxsplit=1)[0], _text_shape(block)) for block in _node_blocks(text)]
+        blocks = re.split(r"^NodeName=", text, flags=re.MULTILINE)[1:]
+        shown = [(b.split(maxsplit=1)[0], _text_shape(b)) for b in blocks if b[:1].strip()]
     if not shown:
         raise ParseError(source, "nodes that begin with NodeName=", text.strip()[:80], line=1)
     shapes: dict[str, NodeShape | None] = {}
@@ -225,13 +222,6 @@ def _text_shape(block: str) -> dict[str, str] | None:
     if any(len(values) != 1 for values in matches.values()):
         return None
     return {key: values[0] for key, values in matches.items()}
-
-
-def _node_blocks(text: str) -> Iterator[str]:
-    """The text of each node: from behind its NodeName= up to the next one."""
-    for block in re.split(r"^NodeName=", text, flags=re.MULTILINE)[1:]:
-        if block[:1].strip():
-            yield block
 
 
 def _json_nodes(text: str, source: str) -> Iterator[tuple[str, dict[str, str] | None]]:

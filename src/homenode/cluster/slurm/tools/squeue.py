@@ -1,23 +1,14 @@
 """Squeue: what jobs have, from `squeue --json`, and the states of jobs, from its columns.
 
-The JSON has the layouts of 22.05 and of newer data parsers.
-
 Numbers are plain, or {"set", "infinite", "number"} since 23.02; job_state is a text, or a list
-since 23.11; what a job holds is
+since 23.11; what a job holds is, up to data_parser v0.0.40 and from v0.0.41 on,
 
     {"allocated_nodes": [{"nodename": …, "sockets": {"1": {"cores": {"0": "allocated"}}}}]}
-
-up to data_parser v0.0.40, and from v0.0.41 on
-
     {"nodes": {"allocation": [{"name": …, "sockets": [{"index": 1, "cores": [{"index": 0,
      "status": ["ALLOCATED"]}]}]}]}}
 
-Names, comments and paths are what users chose, and in JSON they cannot be taken for anything else.
-
-States come as columns, whose layout is the same in all versions. What ends a column that may hold
-any text is a mark that no user could know when the text was written.
-
-Seen: 22.05.8; the others are Slurm's own description of its parsers (v0.0.39 to v0.0.45).
+States come as columns; one that may hold any text ends with a mark that no user could know when the
+text was written. Seen: 22.05.8; else Slurm's description of its parsers (v0.0.39 to v0.0.45).
 """
 
 import re
@@ -87,6 +78,8 @@ def _parse_job(job: Any, source: str) -> Job:
         job_id = f"{array}_{task}"
     elif main and offset is not None:
         job_id = f"{main}+{offset}"
+    times = [plain_number(job.get(f"{name}_time")) for name in ("eligible", "submit", "start")]
+    begin, start = times[0] or times[1], times[2]
     user = job.get("user_name") or job.get("user_id")
     state = _state(job.get("job_state"), source)
     shares = tuple(_shares(job, source)) if state in RUNNING else ()
@@ -99,14 +92,8 @@ def _parse_job(job: Any, source: str) -> Job:
         user=None if user is None else str(plain_number(user) if isinstance(user, dict) else user),
         state=state,
         shares=shares,
-        queue_wait_s=_wait_s(job),
+        queue_wait_s=float(max(0, start - begin)) if begin and start else None,
     )
-
-
-def _wait_s(job: dict[str, Any]) -> float | None:
-    times = [plain_number(job.get(f"{name}_time")) for name in ("eligible", "submit", "start")]
-    begin, start = times[0] or times[1], times[2]
-    return float(max(0, start - begin)) if begin and start else None
 
 
 def _state(value: Any, source: str) -> str:

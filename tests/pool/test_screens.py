@@ -1,0 +1,100 @@
+"""What the commands of the cluster room print, at 80 columns."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import homenode
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = "demo/samples"
+GRES, SLURM = f"{SAMPLES}/gres.conf", f"{SAMPLES}/slurm.conf"
+JOB = """JobId=7 JobName=train
+   UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A
+   JobState=RUNNING Reason=None Dependency=(null)
+   NodeList=gpu01
+     Nodes=gpu01 CPU_IDs=28-55 Mem=1000 GRES=gpu:h100:2(IDX:3-4)
+   MinCPUsNode=28 MinMemoryNode=1000M MinTmpDiskNode=0
+"""
+SCREENS: dict[str, tuple[tuple[str, ...], int, str]] = {
+    "kubevirt check": (
+        ("kubevirt", "check", f"{SAMPLES}/vmi.json", "--host", "hgx-a100-ibm"),
+        1,
+        """\
+VMI train: 1 critical, 1 warning: its 8 GPUs and 96 CPUs need both nodes
+
+critical  8 GPUs, 96 CPUs                                        gpus-over-nodes
+  expected  GPUs and CPUs on the same nodes of hgx-a100-ibm, shown to the guest
+  found     4 GPUs on each of nodes 0-1, all CPUs on node 0; no
+            guestMappingPassthrough
+  fix       spec.domain.cpu: dedicatedCpuPlacement, numa:
+            {guestMappingPassthrough: {}} and more than 128 CPUs; huge pages; or
+            4 GPUs and 48 CPUs
+
+warning   8 GPUs have no guest NUMA node                    devices-without-node
+  expected  the hook of homenode, or PCINUMAAwareTopology (KubeVirt 1.8)
+  found     no hook in the annotations
+  cost      H2D 12.6 instead of 15.6 GB/s, 19 % slower (HGX A100)
+  fix       homenode kubevirt manifest
+
+info     1: emulator-on-vcpu (--explain)
+unknown  huge pages of 1 GiB: capture the node with homenode capture; feature
+         gates: not given (--kubevirt FILE)
+""",
+    ),
+    "slurm check": (
+        ("slurm", "check", GRES, SLURM, "--host", "gh200x4"),
+        1,
+        """\
+gres.conf: 1 critical: GPU 1 of gh[01-16] has the CPUs of another node
+
+critical  gres.conf:3, GPU 1 (0019:01:00.0, node 1)             gres-cores-wrong
+  expected  Cores=72-143
+  found     Cores=0-71
+  cost      jobs on this GPU get CPUs of node 0
+  fix       homenode slurm check demo/samples/gres.conf demo/samples/slurm.conf
+            --host gh200x4 -o DIR
+
+info     2: gres-autodetect, slurm-binding-optional (--explain)
+unknown  cgroup.conf: not given (--cgroup FILE)
+
+-NodeName=gh[01-16] Name=gpu Type=gh200 File=/dev/nvidia1 Cores=0-71
++NodeName=gh[01-16] Name=gpu Type=gh200 File=/dev/nvidia1 Cores=72-143
+""",
+    ),
+    "slurm audit": (
+        ("slurm", "audit", "--jobs", "JOBS", "--host", "hgx-h100"),
+        1,
+        """\
+1 GPU job: 1 warning: job 7 (train) on gpu01 has a GPU on another node
+
+warning   job 7 (train) on gpu01                                     job-gpu-far
+  expected  CPUs on node 1, where gpu4 (0000:9b:00.0) is
+  found     CPUs 14-27,126-139 on node 0
+  cost      distance 21 instead of 10
+  fix       sbatch --gres-flags=enforce-binding
+
+info         1: job-gpus-spread (--explain)
+not checked  jobs that a comment in this text could hide: use squeue --json
+""",
+    ),
+    "slurm audit of no GPU job": (
+        ("slurm", "audit", "--jobs", "NONE", "--host", "hgx-h100"),
+        5,
+        "nothing was checked: no running job has GPUs\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_screen_is_the_answer_and_its_reasons(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, code, text = SCREENS[name]
+    files = {"JOBS": JOB, "NONE": "No jobs in the system\n"}
+    for file, content in files.items():
+        (tmp_path / file).write_text(content)
+    arguments = [str(tmp_path / word) if word in files else word for word in words]
+    monkeypatch.chdir(ROOT)
+    done = homenode(*arguments, env={"COLUMNS": "80"})
+    assert (done.exit_code, done.stdout) == (code, text)

@@ -237,7 +237,7 @@ def test_a_name_makes_no_line_of_its_own(
     (document.parent / f"{forged}.json").write_text("{}")
     for words in (
         ("pool", "show", "--pool", tmp_path),
-        ("pool", "show", "--pool", tmp_path, "--all"),
+        ("pool", "show", "--pool", tmp_path, "--explain"),
         ("pool", "place", DOCUMENT, "--pool", tmp_path),
         ("doctor", "--pool", tmp_path),
         ("show", "--host", tmp_path / f"bad{forged}.toml"),

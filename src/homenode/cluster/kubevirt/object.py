@@ -171,7 +171,7 @@ _FACTOR = {
 
 
 def parse_quantity(value: Any, source: str) -> int:
-    """The whole number of a quantity, rounded up as Kubernetes does. Raises ParseError.
+    """The whole number of a quantity, rounded up. Raises ParseError.
 
     >>> parse_quantity("64Gi", "memory") >> 30, parse_quantity("1500m", "cpu")
     (64, 2)

@@ -22,8 +22,6 @@ class PoolShowArguments(Struct, frozen=True, kw_only=True):
     Options:
       sizes: A size of VM; may be repeated. Without GPUs it needs vcpus and memory. Default: 1, 2,
         4, 8 GPUs where a host has GPUs.
-      everything: A row for each host. Else, of more than 40 hosts, those with equal figures are one
-        row: gpu-1 and 298 more.
 
     Examples:
       homenode pool show --pool 'hgx-h100*40'
@@ -33,7 +31,6 @@ class PoolShowArguments(Struct, frozen=True, kw_only=True):
     pool: PoolOption
     sizes: Annotated[tuple[str, ...], Opt("--size", "gpus=N,vcpus=N,memory=SIZE")] = ()
     after: AfterOption = ()
-    everything: Annotated[bool, Flag("--all")] = False
     explain: ExplainOption = False
     json: JsonOption = False
 

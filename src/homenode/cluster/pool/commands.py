@@ -32,9 +32,15 @@ from homenode.cluster.pool.capture import capture_hosts, read_list
 from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool, size_of
 from homenode.cluster.pool.free import passable_gpus
 from homenode.cluster.pool.place import PoolPlace, rank_hosts
-from homenode.cluster.pool.text import no_place_text, places_text, plan_text, pool_text
+from homenode.cluster.pool.text import (
+    no_place_text,
+    places_text,
+    plan_text,
+    pool_text,
+    unknown_lines,
+)
 from homenode.errors import FINDINGS, UNPLANNABLE, NotKnownError, UsageError
-from homenode.findings import Gap, shared_gap_lines
+from homenode.findings import Gap
 from homenode.formats import encode
 from homenode.machine.topology import Host, refuse_unshown
 from homenode.plan.auto import resolve_layout
@@ -64,7 +70,7 @@ def show(arguments: PoolShowArguments) -> None:
         print_json(encode("pool", pool))
         _note_unread(named)
     else:
-        console().print(pool_text(pool, everything=arguments.everything, by_node=arguments.explain))
+        console().print(pool_text(pool, by_node=arguments.explain))
     _exit_with_unread(named)
 
 
@@ -122,7 +128,7 @@ def place(arguments: PoolPlaceArguments) -> None:
         else:
             screen.print(plan_text(tuning.plan, best.entry.host, reasons))
     other_gaps = ((entry.name, entry.host.gaps) for entry in hosts if entry is not best.entry)
-    unknown = (f"unknown: {line}" for line in shared_gap_lines(other_gaps))
+    unknown = (f"unknown: {line}" for line in unknown_lines(other_gaps))
     for line in (*lines, *tuning.notes, *unknown, *_next_step(best, arguments)):
         note(line)
     _note_unread(named)
@@ -164,7 +170,7 @@ def _hosts_named(entries: Sequence[NamedHost], names: Sequence[str]) -> Sequence
         if name not in hosts:
             raise UsageError(
                 f"--on: no host named {name}",
-                hint=f"{did_you_mean(name, hosts)}homenode pool show --pool POOL --all lists them",
+                hint=f"{did_you_mean(name, hosts)}homenode pool show --explain lists them",
             )
     return [hosts[name] for name in dict.fromkeys(names)] if names else entries
 

@@ -1,13 +1,13 @@
 """PoolText: a pool and the hosts that take a VM, for people."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from homenode.cluster.pool.fits import MOST_COUNTED, Pool, PoolHost, SizeFits
 from homenode.cluster.pool.free import FreeOfNode, sum_of
 from homenode.cluster.pool.place import PoolPlace, PoolRanking, RefusingHosts
 from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Part, Table, Text
-from homenode.findings import gap_lines, shared_gap_lines
+from homenode.findings import NO_VMS, Gap, gap_lines, shared_gap_lines
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.show.cost_words import term_words
@@ -24,46 +24,53 @@ MOST_RANKS = 4
 """Hosts that take a VM of which a table has a row."""
 
 
-def pool_text(pool: Pool, *, everything: bool = False, by_node: bool = False) -> Doc:
-    """The sums, a row for each host or for those with equal figures, and what was not read.
-
-    by_node: the nodes of each host.
-    """
+def pool_text(pool: Pool, *, by_node: bool = False) -> Doc:
+    """Return the sums, a row for each host, or each node with by_node, and what was not read."""
     hosts, total = pool.hosts, sum_of(host.free for host in pool.hosts)
     vms = sum(host.vms or 0 for host in hosts)
     busy = sum((host.vms or 0) > 0 for host in hosts)
     unread = sum(host.vms is None for host in hosts)
+    gpus = f"{total.free_gpus} of " if busy and not unread else ""
+    gpus = f"{gpus}{plural(total.gpus if not unread else total.free_gpus, 'GPU')}, "
+    gpus = gpus if total.gpus else ""
     if unread:
         head = (
             f"{plural(len(hosts), 'host')}, the VMs of {unread} not read: at most "
-            f"{plural(total.free_gpus, 'GPU')}, {plural(total.free_cores, 'core')}, "
+            f"{gpus}{plural(total.free_cores, 'core')}, "
             f"{_memory(total.free_memory_bytes)} free"
         )
     elif busy:
         head = (
-            f"{plural(len(hosts), 'host')}, {busy} busy: {total.free_gpus} of "
-            f"{plural(total.gpus, 'GPU')}, {total.free_cores} of {plural(total.cores, 'core')}, "
+            f"{plural(len(hosts), 'host')}, {busy} busy: {gpus}"
+            f"{total.free_cores} of {plural(total.cores, 'core')}, "
             f"{_memory(total.free_memory_bytes)} free; {plural(vms, 'VM')}"
         )
     else:
         head = (
-            f"{plural(len(hosts), 'host')}, all free: {plural(total.gpus, 'GPU')}, "
+            f"{plural(len(hosts), 'host')}, all free: {gpus}"
             f"{plural(total.cores, 'core')}, {_memory(total.free_memory_bytes)}; 0 VMs"
         )
-    parts: list[Part] = [_nodes_table(hosts) if by_node else _hosts_table(pool, everything)]
+    parts: list[Part] = [_nodes_table(hosts) if by_node else _hosts_table(pool)]
     about = "free/all GPUs, free cores and memory"
     if not by_node and hosts[0].fits:
         about += "; how many more VMs of each size fit, local"
     parts += [Text(about, "dim"), *(Text(f"not read  {gap}", "warn") for gap in pool.unread)]
-    lines = shared_gap_lines((host.name, host.gaps) for host in hosts)
+    lines = unknown_lines((host.name, host.gaps) for host in hosts)
     parts += [Text(f"unknown  {line}", "dim") for line in lines]
     return Doc(head, tuple(parts))
 
 
-def _hosts_table(pool: Pool, everything: bool) -> Table:
+def unknown_lines(gaps_of: Iterable[tuple[str, Iterable[Gap]]]) -> tuple[str, ...]:
+    """What is unknown of hosts; that a source cannot have VMs is no news."""
+    return shared_gap_lines(
+        (name, [gap for gap in gaps if gap.subject != NO_VMS]) for name, gaps in gaps_of
+    )
+
+
+def _hosts_table(pool: Pool) -> Table:
     groups: dict[object, list[PoolHost]] = {}
     for host in pool.hosts:
-        is_alone = everything or len(pool.hosts) <= MOST_ROWS
+        is_alone = len(pool.hosts) <= MOST_ROWS
         group_key = host.name if is_alone else (host.free, host.vms, host.fits)
         groups.setdefault(group_key, []).append(host)
     rows = []
@@ -101,7 +108,7 @@ def _nodes_table(hosts: Sequence[PoolHost]) -> Table:
 
 
 def _figures(free: FreeOfNode, vms: int | None) -> tuple[str, ...]:
-    gpus = f"{free.free_gpus}/{free.gpus}"
+    gpus = f"{free.free_gpus}/{free.gpus}" if free.gpus else "-"
     return (
         gpus,
         str(free.free_cores),
@@ -216,7 +223,9 @@ def plan_text(plan: Plan, host: Host, reasons: Sequence[str]) -> Doc:
             labels.append(("before", f"reserve {pages} huge pages of {page} on node {node}"))
     labels += [("warning", line.removeprefix("warning: ")) for line in unread_lines(plan)]
     labels += [("warning", line) for line in finding_lines(plan, ("critical", "warning"))]
-    labels += [("unknown", line) for line in gap_lines(plan.gaps)]
+    labels += [
+        ("unknown", line) for line in gap_lines(gap for gap in plan.gaps if gap.subject != NO_VMS)
+    ]
     table = Table(heads=heads, rows=tuple(rows), numeric=("memory",))
     return Doc("", (table, *(Text(f"{label:9}{line}") for label, line in labels)))
 

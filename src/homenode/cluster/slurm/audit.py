@@ -17,10 +17,7 @@ _RECORD = "what the job's record gives"
 
 
 def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) -> Findings:
-    """What is wrong with the places of jobs, worst first; jobs without GPUs are not judged.
-
-    left_out: jobs of which nothing is known: their records cannot be read.
-    """
+    """What is wrong with the places of jobs that have GPUs, worst first."""
     findings = list(_unreadable_jobs(unreadable))
     judged = far = without = 0
     nodes: set[str] = set()

@@ -245,10 +245,7 @@ def _print_lines(before: Mapping[str, str], after: Mapping[str, str], *, explain
 
 
 def _write(folder: Path, texts: Mapping[str, str], parents: tuple[Path, ...]) -> None:
-    """All files, over nothing; included ones where they are next to the others.
-
-    parents: of the two files that the user named.
-    """
+    """Write all files, over nothing; parents: of the two files that the user named."""
     written: dict[Path, str] = {}
     for source, text in texts.items():
         path = folder / _below(Path(source), parents)

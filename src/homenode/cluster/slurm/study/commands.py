@@ -135,10 +135,7 @@ def _open_study(folder: StudyFolder, options: StudyOptions, host: str | None) ->
 
 
 def _differing_options(existing: Study, options: StudyOptions, host: str | None) -> list[str]:
-    """Options that the user gave and that are not those of the study that is there.
-
-    Not which homenode continues it, nor what the environment said.
-    """
+    """Return the options that the user gave and that are not those of the study."""
     unsaid = type(options)()
     passed = {"homenode", *(["account"] if options.account is None else [])}
     names = [name for name in unsaid.__struct_fields__ if name not in passed]
@@ -200,8 +197,7 @@ def _note_scripts(folder: StudyFolder, study: Study) -> None:
 
 
 def _program() -> str:
-    """homenode as the nodes find it: as it was called, or next to this Python, on the shared file
-    system."""
+    """homenode as the nodes find it: as it was called, or next to this Python."""
     for path in (Path(sys.argv[0]), Path(sys.executable).with_name("homenode")):
         if path.name == "homenode" and path.exists():
             return str(path.absolute())

@@ -164,10 +164,7 @@ class Outlier(Struct, frozen=True, kw_only=True):
 
 
 def slow_nodes_and_links(matrices: Iterable[StudyMatrix]) -> tuple[Outlier, ...]:
-    """A GPU that is slow from every NUMA node has a slow link; most GPUs slow: the node is.
-
-    A NUMA node from which every GPU is slow, while they are not from others, is slow itself.
-    """
+    """A GPU that is slow from every NUMA node has a slow link; most GPUs slow: the node is."""
     outliers: list[Outlier] = []
     by_metric: dict[str, list[StudyMatrix]] = {}
     for matrix in matrices:

@@ -5,7 +5,6 @@ import re
 import pytest
 from msgspec import structs
 
-from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.units import GIB, MIB
 from homenode.vm.domain.crosscheck import crosscheck
@@ -196,6 +195,33 @@ CASES: list[tuple[str, str, dict[str, object], tuple[str, ...], tuple[str, ...]]
         ),
         (),
     ),
+    ("tabs-double-quotes", "pin", {}, ('current="2"',), ()),
+    ("study", "pin-numa", {"topoext": True}, ("<feature policy='require' name='topoext'/>",), ()),
+    (
+        "tabs-double-quotes",  # where it was disabled
+        "pin-numa",
+        {"topoext": True},
+        ('<feature policy="require" name="topoext" />',),
+        (),
+    ),
+    (
+        DIMMS,  # a flat guest keeps one cell for its memory devices
+        "pin",
+        {},
+        (
+            "<cell id='0' cpus='0-7' memory='8192' memAccess='shared' unit='MiB'",
+            "<node>0</node>",
+            "<page size='2048' unit='KiB' nodeset='0'/>",
+        ),
+        ("<cell id='1'",),
+    ),
+    (
+        DIMMS,  # counted into <memory>, but not into cells
+        "pin-numa",
+        {"memory_bytes": 80 * GIB},
+        ("<memory unit='GiB'>82</memory>", "<maxMemory slots='16' unit='GiB'>82</maxMemory>"),
+        (),
+    ),
 ]
 
 
@@ -264,29 +290,6 @@ def test_another_vcpu_count_drops_current_cpuset_and_states_of_single_vcpus() ->
     assert tuned("pins-with-comments", "pin").root.child("vcpus") is not None
 
 
-def test_the_same_vcpu_count_keeps_current() -> None:
-    vcpu = tuned("tabs-double-quotes", "pin").root.child("vcpu")
-    assert vcpu is not None
-    assert vcpu.get("current") == "2"
-
-
-def test_flat_keeps_one_cell_where_memory_devices_need_it() -> None:
-    after = tuned("dimms-and-shared-memory", "pin")
-    guest = read_vm(after.to_bytes(), "after")
-    assert guest.cell_vcpus == (CpuSet(range(8)),)
-    assert b"cpus='0-7' memory='8192' memAccess='shared' unit='MiB'" in after.text
-    assert b"<node>0</node>" in after.text
-    assert b"<page size='2048' unit='KiB' nodeset='0'/>" in after.text
-
-
-def test_dimms_are_counted_into_memory_but_not_into_cells() -> None:
-    xml = sample("dimms-and-shared-memory")
-    assert read_vm(xml, "dimms").memory_bytes == 8 * GIB
-    grown = tuned("dimms-and-shared-memory", "pin-numa", memory_bytes=80 * GIB)
-    assert b"<memory unit='GiB'>82</memory>" in grown.text
-    assert b"<maxMemory slots='16' unit='GiB'>82</maxMemory>" in grown.text
-
-
 def test_new_cells_share_memory_as_the_old_ones_did() -> None:
     xml = (
         sample("dimms-and-shared-memory")
@@ -308,13 +311,7 @@ def test_pages_of_several_sizes_are_not_guessed_at() -> None:
         rewrite(xml, hand_plan(read_vm(xml, "two"), "pin"))
 
 
-def test_topoext_is_required_even_where_it_was_disabled() -> None:
-    after = tuned("tabs-double-quotes", "pin-numa", topoext=True).text
-    assert b'<feature policy="require" name="topoext" />' in after
-    assert (
-        b"<feature policy='require' name='topoext'/>"
-        in tuned("study", "pin-numa", topoext=True).text
-    )
+def test_topoext_needs_a_cpu_with_a_mode_or_a_model() -> None:
     with pytest.raises(InputError, match="a mode or a model"):
         tuned("no-cpu-no-arch", "pin-numa", topoext=True)
 

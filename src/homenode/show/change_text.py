@@ -35,8 +35,8 @@ def line_counts(before: bytes, after: bytes) -> tuple[int, int]:
 def change_doc(name: str, before: bytes, after: bytes, gpus: frozenset[Bdf] = frozenset()) -> Doc:
     """A line for each section: lines added and removed, elements written. gpus: of the host."""
     old, new = (open_domain(xml, name) for xml in (before, after))
-    added, removed = _changed(_lines(old), _lines(new), size=1)
-    written, gone = _changed(_parts(old, gpus), _parts(new, gpus), size=2)
+    added, removed = _count_changes(_lines(old), _lines(new), size=1)
+    written, gone = _count_changes(_parts(old, gpus), _parts(new, gpus), size=2)
     head = f"change: {plural(added.total(), 'line')} added, {removed.total()} removed"
     texts = [Text(f"{head} in the definition of {name} (all: --diff)", hang=2)]
     sections = {key for (key,) in (*added, *removed)}
@@ -53,14 +53,16 @@ def change_doc(name: str, before: bytes, after: bytes, gpus: frozenset[Bdf] = fr
     return Doc("", tuple(texts))
 
 
-def _changed(old: Iterator[_Key], new: Iterator[_Key], *, size: int) -> tuple[_Counts, _Counts]:
+def _count_changes(
+    old: Iterator[_Key], new: Iterator[_Key], *, size: int
+) -> tuple[_Counts, _Counts]:
     """How many things each side has more than the other, by the first fields of their keys."""
     before, after = Counter(old), Counter(new)
-    more, fewer = _Counts(), _Counts()
-    for counts, changes in ((after - before, more), (before - after, fewer)):
+    added, removed = _Counts(), _Counts()
+    for counts, changes in ((after - before, added), (before - after, removed)):
         for key, count in counts.items():
             changes[key[:size]] += count
-    return more, fewer
+    return added, removed
 
 
 def _sections(document: Document) -> Iterator[tuple[str, Element]]:

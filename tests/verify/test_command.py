@@ -139,7 +139,7 @@ def test_without_a_host_a_plan_for_another_machine_is_compared_with_none(files: 
             3,
             "expected",
         ),
-        (("@document", "--host", SMALL, "--boot", "--kernel", "/nowhere"), 3, "expected"),
+        (("@document", "--host", SMALL, "--boot", "--kernel", "/nowhere"), 3, "cannot be read"),
         (
             ("@document", "--host", SMALL, "--keep", "d", "--timeout", "9"),
             2,

@@ -120,7 +120,7 @@ def test_what_the_stand_in_leaves_out_is_inconclusive_by_name() -> None:
 
 def test_a_file_that_is_no_kernel_is_refused_before_anything_boots(tmp_path: Path) -> None:
     (tmp_path / "vmlinuz").write_bytes(b"#!/bin/sh\n" * 100)
-    with pytest.raises(HostError, match="expected a Linux kernel, found something else"):
+    with pytest.raises(HostError, match="not a Linux kernel"):
         find_guest_files(tmp_path / "vmlinuz")
 
 

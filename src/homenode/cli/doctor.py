@@ -188,7 +188,7 @@ def _vm_of_domain(name: str) -> _VmSource:
     from homenode.vm.hypervisor.connection import DEFAULT
     from homenode.vm.hypervisor.virsh import Virsh
 
-    uuid = Virsh(DEFAULT).domain(name).uuid  # a name that is none is the caller's to correct
+    uuid = Virsh(DEFAULT).domain(name).uuid  # the error names the domains
     argv = ("virsh", "-q", "-r", "-c", "qemu:///system", "dumpxml", "--", uuid)
     content = run(argv, 30).stdout_or_raise().encode()
     return _VmSource(name, open_domain(content, name), None)
@@ -250,7 +250,7 @@ def _check_addresses(rates: MeasuredRates, host: "Host") -> None:
             device = host.device(bdf)
             if device is None:
                 raise UsageError(
-                    f"{option}: expected a device of {host.name}, found none at {bdf}",
+                    f"{option}: no device {bdf} on {host.name}",
                     hint="homenode show --explain lists them",
                 )
             if option == "--h2d" and device.kind is not DeviceKind.GPU:

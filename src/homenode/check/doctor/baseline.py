@@ -224,8 +224,7 @@ def record_of(host: Host) -> dict[tuple[HostFact, Any], Any]:
 
 
 def drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
-    """Every difference of a host from a record. Links that are faster are none, and so are
-    reserved huge pages beyond those recorded.
+    """Find the differences of a host from a record; faster links and more huge pages are not.
 
     source: of the record.
     """

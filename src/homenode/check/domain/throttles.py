@@ -69,7 +69,7 @@ def _share(tune: Element, quota: str, period: str) -> float | None:
 
 
 def _number(text: str | None) -> int | None:
-    """None where there is none: a negative one means no limit, and libvirt refuses other texts."""
+    """Return a number, or None: a negative one means no limit, libvirt rejects other texts."""
     is_number = text is not None and text.isascii() and text.isdecimal()
     return int(text) if text is not None and is_number and len(text) <= _MAX_DIGITS else None
 

@@ -161,7 +161,7 @@ class _Answer(Struct, kw_only=True):
         target, plan = kind_of(content, source), self.plan
         if plan is None:
             raise UsageError(
-                f"{source}: expected the plan to compare it with, found none",
+                f"{source}: missing --plan",
                 hint="homenode plan --target ... --save-plan P.json, then verify FILE --plan "
                 "P.json",
             )

@@ -52,9 +52,9 @@ def find_guest_files(kernel: Path | None = None) -> GuestFiles:
     """
     image = _readable(kernel) if kernel is not None else _kernel_here()
     if kernel is not None and image is None:
-        raise HostError(f"{kernel}: expected a kernel that can be read, found none", hint=_HINT)
+        raise HostError(f"{kernel}: the kernel cannot be read", hint=_HINT)
     if image is not None and kernel is not None and not _is_kernel(image):
-        raise HostError(f"{kernel}: expected a Linux kernel, found something else", hint=_HINT)
+        raise HostError(f"{kernel}: not a Linux kernel", hint=_HINT)
     image = image or _fetch("vmlinuz", _KERNEL_PACKAGES, "./boot/vmlinuz-*", "boot/vmlinuz-*")
     if image is None:
         raise HostError(

@@ -425,9 +425,7 @@ def _free_slots(in_use: set[int]) -> Iterator[int]:
     for slot in range(2, 31):
         if slot not in in_use:
             yield slot
-    raise HostError(
-        "stand-in: expected a free slot on the root bus for a device without an address, found none"
-    )
+    raise HostError("test guest: no free slot on the root bus for a device without an address")
 
 
 def _parents_first(controllers: Iterable[GuestPciController]) -> tuple[GuestPciController, ...]:

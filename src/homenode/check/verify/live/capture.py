@@ -264,7 +264,7 @@ def _areas(
     maps = proc.text(f"/proc/{process}/maps")
     numa_maps = proc.text(f"/proc/{process}/numa_maps")
     if not maps or not numa_maps:
-        reason = f"/proc/{process}/numa_maps: expected to read it, found no permission"
+        reason = f"/proc/{process}/numa_maps: permission denied"
         gaps.append(Gap("memory by node", reason))
         return ()
     sizes = {backend.size_bytes for backend in objects}
@@ -296,7 +296,7 @@ def _interrupts(
 ) -> Iterator[DeviceInterrupt]:
     listed = proc.text("/proc/interrupts")
     if devices and listed is None:
-        gaps.append(Gap("interrupts", "/proc/interrupts: expected to read it, found none"))
+        gaps.append(Gap("interrupts", "/proc/interrupts: not there"))
     unread: dict[Bdf, int] = {}
     for bdf, irq, name in parse_vfio_interrupts(listed or ""):
         if bdf in devices:
@@ -312,7 +312,7 @@ def _interrupts(
                 unread.setdefault(bdf, irq)
             yield DeviceInterrupt(bdf, irq, name, allowed, effective)
     for bdf, irq in unread.items():
-        reason = f"/proc/irq/{irq}/smp_affinity_list: expected to read it, found no permission"
+        reason = f"/proc/irq/{irq}/smp_affinity_list: permission denied"
         gaps.append(Gap(f"interrupts of {bdf}", reason))
 
 
@@ -333,7 +333,7 @@ def _places(proc: ProcFiles) -> HostPlaces:
 def _neighbours(
     proc: ProcFiles, vm_process: int, pus: CpuSet, watched_s: float
 ) -> tuple[Neighbour, ...]:
-    """Processes that could meet the VM on its cores; ours and the kernel's are none."""
+    """Return processes that could meet the VM on its cores, without ours and the kernel's."""
     host = proc.places
     cores = host.cores_of(pus)
     if not cores:

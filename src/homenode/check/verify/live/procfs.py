@@ -303,7 +303,7 @@ def _policy(line: str, source: str) -> MappedMemory:
 
 
 def domain_name(argv: Sequence[str]) -> str | None:
-    """The guest's name of a QEMU command line, None where this is none.
+    """Return the guest's name of a QEMU command line, or None if there is no -name.
 
     >>> domain_name(("qemu-system-x86_64", "-name", "guest=a,,b,debug-threads=on"))
     'a,b'

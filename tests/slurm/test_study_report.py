@@ -36,7 +36,7 @@ from homenode.cluster.slurm.study.report import (
     copies_as_runs,
     study_report,
 )
-from homenode.cluster.slurm.study.text import slurm_study_page, slurm_study_text
+from homenode.cluster.slurm.study.text import effect_cells, slurm_study_page, slurm_study_text
 from homenode.cpuset import CpuSet
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
@@ -441,6 +441,15 @@ def test_a_folder_without_a_study_is_refused(
         main()
     assert end.value.code == 2
     assert "expected jobs of a study, found none" in capsys.readouterr().err
+
+
+def test_a_row_whose_interval_excludes_1_says_why_nothing_can_be_told(gh200: Path) -> None:
+    report = of_folder(gh200)
+    (first, *_) = (e for c in report.comparisons for e in c.effects)
+    effect = structs.replace(first, outcome=Outcome.CANNOT_TELL, low=0.5, high=0.76, ratio=0.62)
+    assert effect_cells(structs.replace(effect, doubts=("unusable",)))[1].endswith(": unusable")
+    assert effect_cells(structs.replace(effect, doubts=("unusable",), high=1.1))[1].endswith("tell")
+    assert "several" in effect_cells(structs.replace(effect, doubts=()))[1]
 
 
 def test_the_report_is_a_page_of_its_own(

@@ -145,11 +145,9 @@ def _short_address(column: str) -> str:
 
 def _comparison(comparison: Comparison) -> Iterator[Section]:
     """A table for each metric: ways to run in rows, against the first."""
-    effects = sorted(
-        (effect for effect in comparison.effects if _speaks(effect)),
-        key=lambda effect: effect.slowest_device,
-    )
-    for metric in dict.fromkeys(effect.metric for effect in comparison.effects if _speaks(effect)):
+    shown = [effect for effect in comparison.effects if _speaks(effect)]
+    effects = sorted(shown, key=lambda effect: effect.slowest_device)
+    for metric in dict.fromkeys(effect.metric for effect in shown):
         of_name = {effect.alternative: effect for effect in effects if effect.metric == metric}
         first = next(iter(of_name.values()))
         title = METRICS[metric].title if metric in METRICS else metric
@@ -157,7 +155,9 @@ def _comparison(comparison: Comparison) -> Iterator[Section]:
         baseline = figure_text(first.baseline_value, first.unit)
         rows = [(comparison.baseline, baseline, "", str(first.boots[0]))]
         rows += [
-            (name, *_effect(of_name[name])) for name in comparison.alternatives if name in of_name
+            (name, *effect_cells(of_name[name]))
+            for name in comparison.alternatives
+            if name in of_name
         ]
         against = f"x {comparison.baseline} [{comparison.confidence:.0%} interval]"
         table = Table(heads=("jobs", "figure", "x", "rounds"), rows=tuple(rows))
@@ -171,13 +171,15 @@ def _speaks(effect: Effect) -> bool:
     return effect.variant in variants and restrictions == (None,) * 4
 
 
-def _effect(effect: Effect) -> tuple[str, str, str]:
-    text = multiple_text(effect.ratio)
+def effect_cells(effect: Effect) -> tuple[str, str, str]:
+    text, is_clear = multiple_text(effect.ratio), False
     if effect.low is not None and effect.high is not None:
         lower = effect.lower_is_better
         text += f" [{range_text(effect.low, effect.high, lower_is_better=lower)}]"
+        is_clear = not effect.low <= 1 <= effect.high
     if effect.outcome is Outcome.CANNOT_TELL:
-        text += ", cannot tell"
+        reason = ", ".join(effect.doubts) or "corrected for several comparisons"
+        text += f", cannot tell: {reason}" if is_clear else ", cannot tell"
     return figure_text(effect.value, effect.unit), text, str(effect.boots[1])
 
 

@@ -24,7 +24,7 @@ from homenode.plan.stored import encode_plan
 from homenode.show.explain import explain, rejections_text
 from homenode.show.host_groups import host_counts
 from homenode.show.html import html_page
-from homenode.show.report.answer import advice_of
+from homenode.show.report.answer import answer_text
 from homenode.show.report.document import document_of
 from homenode.show.report.inputs import gather
 from homenode.show.report.machine import machines_of
@@ -82,8 +82,7 @@ def _report(console: Console, out: Path) -> None:
     machines = machines_of(found.runs, found.stored, found.hosts)
     page = html_page(document_of(machines, found.skipped, "made by make demo"))
     (out / REPORT).write_text(page, encoding="utf-8")
-    for one in advice_of(machines):
-        console.print(f"  {one.text}", soft_wrap=True)
+    console.print(answer_text(machines))
 
 
 def _capture(console: Console, out: Path) -> None:

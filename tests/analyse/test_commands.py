@@ -104,7 +104,7 @@ def test_compare_answers_in_line_1_then_a_table_then_labels(folders: tuple[str, 
 
 def test_of_many_machines_compare_prints_a_line_each() -> None:
     *lines, following = call("compare", FOLDER, width=80).splitlines()
-    assert len(lines) == 8 and max(map(len, lines)) <= 80 and following.startswith("next  ")
+    assert len(lines) == 9 and max(map(len, lines)) <= 80 and following.startswith("next  ")
     assert not [line for line in lines if line.startswith("any machine")], "a rule of thumb"
     assert lines[6] == (
         "RTX 5090: repair first: host to device and 1 more: 5.2 GB/s, expected 8 GB/s"

@@ -224,6 +224,10 @@ def decide_for_machines(
     )
 
 
+ANY_MACHINE = "any machine"
+"""System of results that a source prints for no machine: rules of thumb."""
+
+
 def rests_on_rule_alone(answer: Recommendation) -> bool:
     """Whether no result of the objective was compared, nor found wanting."""
     is_silent = answer.level is EvidenceLevel.RULE and not answer.results

@@ -310,11 +310,6 @@ class AdviceLine(Struct, frozen=True, kw_only=True):
     machine: str | None = None  # None: several
 
     @property
-    def text(self) -> str:
-        """The whole line."""
-        return f"{self.subject}: {self.action}{f'; {self.ground}' if self.ground else ''}"
-
-    @property
     def is_review(self) -> bool:
         """Whether it is about a machine whose results are not used."""
         return self.subject == self.machine
@@ -361,8 +356,8 @@ def _review(machine: MachineAdvice) -> AdviceLine:
     if any(answer.is_blocked for answer in machine.answers):
         has_findings = any(answer.findings for answer in machine.answers)
         action = "repair first" if has_findings else "measure again first"
-    ground = f"{machine.review}; not used for other machines"
-    return AdviceLine(subject=machine.name, action=action, ground=ground, machine=machine.name)
+    name = machine.name
+    return AdviceLine(subject=name, action=action, ground=machine.review, machine=name)
 
 
 def _of_several(effects: Sequence[SwitchEffect]) -> list[AdviceLine]:

@@ -16,7 +16,12 @@ from homenode.decide.comparison import (
     Outcome,
 )
 from homenode.decide.outcomes import is_large
-from homenode.decide.recommendation import ReasonId, Recommendation, RecommendedComparison
+from homenode.decide.recommendation import (
+    ANY_MACHINE,
+    ReasonId,
+    Recommendation,
+    RecommendedComparison,
+)
 from homenode.decide.sentences import WIDEST_LINE, first_line, ground_of, layout_named, sentence_of
 from homenode.decide.summary import Series, SeriesKey, headline
 from homenode.decide.words import change_text, figure_text, range_text
@@ -130,8 +135,11 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
     for answer in comparison.recommendations:
         systems.setdefault(answer.system, []).append(answer)
     if not everything and len(systems) > MOST_IN_FULL:
-        named = ((name, answers) for name, answers in systems.items() if not _is_rule(answers))
-        lines = tuple(Text(first_line(name, answers), "bold") for name, answers in named)
+        lines = tuple(
+            Text(first_line(name, answers), "bold")
+            for name, answers in systems.items()
+            if name != ANY_MACHINE
+        )
         hint = "next  name the results of one machine, or give --explain"
         return Doc("", (*lines, *_skipped_lines(comparison), Text(hint, "dim")))
     parts: list[Part] = []
@@ -152,12 +160,6 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
     if everything or not systems:
         parts += _skipped_lines(comparison)
     return Doc("", tuple(parts))
-
-
-def _is_rule(answers: Sequence[Recommendation]) -> bool:
-    """Whether the results are a rule of thumb, which a source prints for no machine."""
-    units = {result.unit for answer in answers for result in answer.results}
-    return units == {"ratio"}
 
 
 def _skipped_lines(comparison: Comparison) -> Iterator[Text]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from homenode.decide.comparison import EvidenceLevel
-from homenode.decide.recommendation import LEAST_GPUS, Recommendation, titles_of
+from homenode.decide.recommendation import ANY_MACHINE, LEAST_GPUS, Recommendation, titles_of
 from homenode.decide.sentences import (
     STRENGTHS,
     AdviceLine,
@@ -81,10 +81,10 @@ def strength_of(machines: Sequence[ReportedMachine]) -> str:
 
 def answer_text(machines: Sequence[ReportedMachine]) -> Doc:
     """The same lines for a terminal."""
-    lines = advice_of(machines)
-    widths = [max((len(line.subject) for line in lines), default=0) + 2]
-    widths.append(max((len(line.action) for line in lines), default=0) + 2)
-    texts = (f"  {one.subject:<{widths[0]}}{one.action:<{widths[1]}}{one.ground}" for one in lines)
+    advice = ((line.subject, line.action.split(","), line.ground) for line in advice_of(machines))
+    lines = [(subject, names[0].removesuffix(" first"), why) for subject, names, why in advice]
+    widths = [max((len(line[column]) for line in lines), default=0) + 2 for column in (0, 1)]
+    texts = (f"  {line[0]:<{widths[0]}}{line[1]:<{widths[1]}}{line[2]}" for line in lines)
     shown = tuple(Text(text, hang=sum(widths) + 2) for text in texts)
     return Doc("", shown or (Text(_NOTHING),))
 
@@ -95,16 +95,20 @@ def counts_text(machines: Sequence[ReportedMachine]) -> str:
     reviewed = [machine for machine in map(machine_advice, machines) if machine.review]
     blocked = sum(any(answer.is_blocked for answer in machine.answers) for machine in reviewed)
     parts = [plural(sum(not line.is_review for line in lines), "answer")]
-    if blocked:
-        parts.append(f"{plural(blocked, 'machine')} to repair first")
-    if len(reviewed) > blocked:
-        parts.append(f"{plural(len(reviewed) - blocked, 'machine')} to review first")
-    return f"{plural(len(machines), 'machine')}; {', '.join(parts)}"
+    counts = {"repair": blocked, "review": len(reviewed) - blocked}
+    parts += [f"{count} to {action} first" for action, count in counts.items() if count]
+    return f"{machines_text(machines)}; {', '.join(parts)}"
+
+
+def machines_text(machines: Sequence[ReportedMachine]) -> str:
+    """How many machines have results: "9 machines"."""
+    return plural(sum(machine.name != ANY_MACHINE for machine in machines), "machine")
 
 
 def _line(line: AdviceLine, link: str) -> Words:
     subject = line.subject if line.is_review else _title(line.subject)
-    ground = (Span(line.ground, "dim small", link),) if line.ground else ()
+    unused = "; not used for other machines" if line.is_review else ""
+    ground = (Span(line.ground + unused, "dim small", link),) if line.ground else ()
     return (Span(f"{subject}: {line.action}. ", "bold"), *ground)
 
 

@@ -20,6 +20,7 @@ from homenode.show.report.answer import (
     answers_table,
     machine_line,
     machines_table,
+    machines_text,
     stop_of,
 )
 from homenode.show.report.machine import (
@@ -45,7 +46,6 @@ from homenode.show.report.pictures import (
     profile_picture,
 )
 from homenode.show.results_text import SAID_BY_LEVEL, file_text, place_text, power_table
-from homenode.text import plural
 from homenode.units import format_bytes
 
 _EFFECTS = (
@@ -115,7 +115,7 @@ def document_of(
 def title_of(machines: Sequence[ReportedMachine]) -> str:
     """What the page answers, and about what: the machines in the user's names."""
     names = ", ".join(machine.name for machine in machines)
-    about = names if len(machines) <= MOST_NAMED else plural(len(machines), "machine")
+    about = names if len(machines) <= MOST_NAMED else machines_text(machines)
     is_published = bool(machines) and all(machine.is_published for machine in machines)
     return f"Which layout to run: {about}{', published results' if is_published else ''}"
 

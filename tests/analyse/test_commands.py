@@ -114,6 +114,14 @@ def test_of_many_machines_compare_prints_a_line_each() -> None:
     assert "\nnext" not in sick, "no trial before the repair"
 
 
+def test_what_was_not_read_for_one_reason_is_one_line(results: Path) -> None:
+    text = (results / "H200/zz-broken" / FILE).read_text()
+    (results / "H200/zz-other").mkdir()
+    (results / "H200/zz-other" / FILE).write_text(text)
+    text = " ".join(call("compare", results).split())
+    assert text.count("not read") == 1 and " and 1 more: expected a finished run" in text
+
+
 def test_machines_are_never_compared_with_each_other(tmp_path: Path) -> None:
     rng = random.Random(4)
     for system, layouts in (("a", ("pin", "pin-numa")), ("b", ("default", "pin")), ("c", ("pin",))):

@@ -7,6 +7,7 @@ from functools import cached_property
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
+from homenode.decide.health import LayoutLinks, layout_links
 from homenode.decide.joint_states import joint_states
 from homenode.decide.summary import Series, SeriesKey, series_of
 from homenode.measure.results.model import (
@@ -37,6 +38,11 @@ class Alternative(Struct, frozen=True, kw_only=True, dict=True):
     def series(self) -> dict[SeriesKey, Series]:
         """Every series of the runs. Made once: it is most of the work of a recommendation."""
         return series_of(self.runs)
+
+    @cached_property
+    def links(self) -> LayoutLinks:
+        """Links, read once: every pair of alternatives is compared."""
+        return layout_links(self.label, self.runs)
 
     @cached_property
     def copies(self) -> dict[SampleKey, float]:

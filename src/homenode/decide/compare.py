@@ -242,6 +242,13 @@ def series_key(effect: Effect) -> SeriesKey:
     return SeriesKey(*(getattr(effect, name) for name in names))
 
 
+def is_whole(effect: Effect) -> bool:
+    """Whether an effect is over all: not of a single PU or a pair."""
+    if effect.metric == "core-to-core-latency" or (effect.variant or "").startswith("PU "):
+        return False
+    return effect.slowest_device or series_key(effect).is_over_all
+
+
 def _decisive(keys: Iterable[SeriesKey], objective: Objective | None) -> set[SeriesKey]:
     metric_ids = set(keys)
     metrics: list[Metric] = []

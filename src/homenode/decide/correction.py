@@ -49,8 +49,8 @@ def adjust_p_values(tested: Sequence[MetricTest], pairs: int) -> tuple[float, ..
 
 
 def _together(tested: Sequence[MetricTest]) -> float:
-    """How likely differences at least this large on all of them are by chance (F). Where one side
-    varies more than the other, even less of the freedom counts than Satterthwaite's."""
+    """Return how likely differences this large on all of them are by chance (F). If one side varies
+    more than the other, less of the freedom counts than Satterthwaite's."""
     intervals = [test.interval for test in tested]
     if len(intervals) == 1:
         return intervals[0].p

@@ -96,7 +96,7 @@ def _far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
 def _slow_in_one(slow: Alternative, other: Alternative, metrics: Metrics) -> Iterator[Doubt]:
     """Links of GPUs that are slow in one of two layouts only."""
     if metrics is None or any(metric.startswith(_GPU_METRICS) for metric in metrics):
-        for detail in slow_in_one((slow.label, slow.runs), (other.label, other.runs)):
+        for detail in slow_in_one(slow.links, other.links):
             detail += ": the link may have been slow, not the layout"
             yield make_doubt(SLOW_IN_ONE, slow.label, detail)
 

@@ -2,7 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from homenode.decide.words import figure_text
 from homenode.findings import Finding, Severity, finding
@@ -128,7 +129,10 @@ def _copies_unlike_peers(runs: Sequence[Run]) -> Iterator[Finding]:
                     )
 
 
-def _shares_of_peers(run: Run, metric: str) -> dict[tuple[object, ...], tuple[float, float]]:
+_Shares = dict[tuple[object, ...], tuple[float, float]]
+
+
+def _shares_of_peers(run: Run, metric: str) -> _Shares:
     """The copies of each GPU, by size and node, and the median of those of its peers, of two at
     least; else not a number, which nothing is below."""
     values: dict[tuple[object, object], dict[object, list[float]]] = {}
@@ -138,37 +142,47 @@ def _shares_of_peers(run: Run, metric: str) -> dict[tuple[object, ...], tuple[fl
             place = key.position if key.device is None else key.device
             of_gpu.setdefault(place, []).extend(sample.value for sample in samples)
     medians = {
-        way: {gpu: statistics.median(values) for gpu, values in of_gpu.items()}
+        way: {gpu: statistics.median(rates) for gpu, rates in of_gpu.items()}
         for way, of_gpu in values.items()
     }
     return {
         (gpu, *way): (
-            values,
+            median,
             statistics.median(v for other, v in of_gpu.items() if other != gpu)
             if len(of_gpu) > 2
             else math.nan,
         )
         for way, of_gpu in medians.items()
-        for gpu, values in of_gpu.items()
+        for gpu, median in of_gpu.items()
     }
 
 
 _COPIES = {"h2d-bandwidth": "host to device", "d2h-bandwidth": "device to host"}
 
 
-_Labelled = tuple[str, Sequence[Run]]
+class LayoutLinks(NamedTuple):
+    """What the runs of a layout say about links, run by run."""
+
+    label: str
+    copies: Mapping[str, Sequence[_Shares]]  # by metric
+    sweeps: Sequence[Mapping[str, tuple[_Points, float]]]
+    pooled: Mapping[str, tuple[_Points, float]]  # sweeps of all runs together
 
 
-def slow_in_one(slow: _Labelled, fast: _Labelled) -> Iterator[str]:
+def layout_links(label: str, runs: Sequence[Run]) -> LayoutLinks:
+    """Read the links of a layout."""
+    copies = {metric: [_shares_of_peers(run, metric) for run in runs] for metric in _COPIES}
+    return LayoutLinks(label, copies, [sweeps_of([run]) for run in runs], sweeps_of(runs))
+
+
+def slow_in_one(slow: LayoutLinks, fast: LayoutLinks) -> Iterator[str]:
     """GPUs that copy slowly and collectives with a ceiling in one layout, by its label, and not in
     the other: a card that fell behind while one layout ran looks like an effect of the layout."""
     yield from _slow_copies_in_one(slow, fast)
-    (label, runs), (other_label, other_runs) = slow, fast
-    tops = {
-        name: max(rate for _, rate in points) for name, (points, _) in sweeps_of(other_runs).items()
-    }
-    for run in runs:
-        for name, (points, factor) in sweeps_of([run]).items():
+    label, other_label = slow.label, fast.label
+    tops = {name: max(rate for _, rate in points) for name, (points, _) in fast.pooled.items()}
+    for sweeps in slow.sweeps:
+        for name, (points, factor) in sweeps.items():
             fit = flat_fit(points, factor) if "-busbw" in name else None
             if fit and tops.get(name, 0.0) > fit.rate_bytes_per_s * (1 + FLAT_WITHIN):
                 rate, top = _rate(fit.rate_bytes_per_s), _rate(tops[name])
@@ -176,16 +190,14 @@ def slow_in_one(slow: _Labelled, fast: _Labelled) -> Iterator[str]:
                 yield f"no size of {name} passes {rate} in {label}, and {reached}"
 
 
-def _slow_copies_in_one(slow_side: _Labelled, fast_side: _Labelled) -> Iterator[str]:
-    (label, runs), (other_label, other_runs) = slow_side, fast_side
+def _slow_copies_in_one(slow_side: LayoutLinks, fast_side: LayoutLinks) -> Iterator[str]:
+    label, other_label = slow_side.label, fast_side.label
     slow: dict[object, tuple[float, str]] = {}
     for metric, direction in _COPIES.items():
         healthy: dict[tuple[object, ...], float] = {}
-        for run in other_runs:
-            copies = _shares_of_peers(run, metric)
+        for copies in fast_side.copies[metric]:
             healthy |= {place: copies[place][0] for place in copies.keys() - _slow(copies)}
-        for run in runs:
-            copies = _shares_of_peers(run, metric)
+        for copies in slow_side.copies[metric]:
             for place in sorted(_slow(copies) & healthy.keys(), key=str):
                 rate, usual = copies[place][0], healthy[place]
                 text = f"{_rate(rate)} {direction} in {label} and {_rate(usual)} in {other_label}"
@@ -200,7 +212,7 @@ def _rate(bytes_per_s: float) -> str:
     return figure_text(bytes_per_s, "bytes_per_s")
 
 
-def _slow(copies: dict[tuple[object, ...], tuple[float, float]]) -> set[tuple[object, ...]]:
+def _slow(copies: _Shares) -> set[tuple[object, ...]]:
     """Those below what any link carries, and the fewer GPUs that are far below the others: half of
     them are far from the memory."""
     unlike = {place for place, (rate, usual) in copies.items() if rate < _PEERS_SHARE * usual}

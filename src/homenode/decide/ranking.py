@@ -128,7 +128,7 @@ def _loss(result: RankedResult) -> float:
 
 
 OWN_NODE, OTHER_NODE = "the GPU's own node", "another GPU's node"
-"""What evidence documents call copies of which a source prints the means over a matrix."""
+"""Names of the means over a matrix that a source prints."""
 
 
 def ranking_for(

@@ -216,7 +216,8 @@ def ground_of(answer: Recommendation) -> str:
         return "not ready" if is_blocked else "cannot tell"
     if answer.level is EvidenceLevel.RULE:
         return "cannot tell" if answer.results else "a rule"
-    return f"{STRENGTHS[answer.level]}, {_boots(answer)} each, {_place_text(answer)}"
+    boots = "one printed value each" if answer.boots is None else boots_text(*answer.boots)
+    return f"{STRENGTHS[answer.level]}, {boots}, {_place_text(answer)}"
 
 
 def _place_text(answer: Recommendation) -> str:
@@ -233,12 +234,6 @@ def boots_text(low: int, high: int) -> str:
     ('1 boot each', '1 to 3 boots')
     """
     return f"{plural(low, 'boot')} each" if low == high else f"{low} to {high} boots"
-
-
-def _boots(answer: Recommendation) -> str:
-    if answer.boots is None:
-        return "one printed value"
-    return boots_text(*answer.boots).removesuffix(" each")
 
 
 def _rest_text(reason: Reason) -> str | None:
@@ -331,9 +326,8 @@ class MachineAdvice(Struct, frozen=True):
 
 
 def advise(machines: Sequence[MachineAdvice]) -> tuple[AdviceLine, ...]:
-    """Answers, the one that most machines support first, and machines under review, which give no
-    advice for others: at most MOST of each. Of one machine a line for each objective. None where
-    no result decides anything."""
+    """Return at most MOST answers, the one that most machines support first, then as many machines
+    under review. Of one machine a line for each objective."""
     if len(machines) == 1:
         (machine,) = machines
         is_sound = not machine.review or any(answer.choice for answer in machine.answers)

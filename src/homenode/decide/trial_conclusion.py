@@ -139,13 +139,8 @@ def _obstacle(answer: Recommendation) -> str:
 
 
 def _share_of_bare(of_bare: Comparison | None, recommendation: Recommendation) -> str:
-    if of_bare is None or not recommendation.results:
-        return ""
-    metric = recommendation.results[0].metric
-    shares = (
-        effect.ratio
-        for effect in of_bare.effects
-        if effect.metric == metric and effect.alternative.endswith(recommendation.choice or "")
-    )
-    share = next(shares, None)
-    return "" if share is None else f"; {100 * share:.0f} % of bare metal"
+    for effect in () if of_bare is None else of_bare.effects:
+        is_chosen = effect.alternative.endswith(recommendation.choice or "")
+        if is_chosen and recommendation.metrics[:1] == (effect.metric,):
+            return f"; {100 * effect.ratio:.0f} % of bare metal"
+    return ""

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from homenode.decide.alternative import alternatives
+from homenode.decide.compare import is_whole
 from homenode.decide.comparison import (
     NO_ORDER,
     NODELESS,
@@ -22,7 +23,14 @@ from homenode.decide.recommendation import (
     Recommendation,
     RecommendedComparison,
 )
-from homenode.decide.sentences import WIDEST_LINE, first_line, ground_of, layout_named, sentence_of
+from homenode.decide.sentences import (
+    WIDEST_LINE,
+    boots_text,
+    first_line,
+    ground_of,
+    layout_named,
+    sentence_of,
+)
 from homenode.decide.summary import Series, SeriesKey, headline
 from homenode.decide.words import change_text, figure_text, range_text
 from homenode.doc import Cell, Doc, Part, Section, Table, Text
@@ -163,7 +171,19 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
 
 
 def _skipped_lines(comparison: Comparison) -> Iterator[Text]:
-    return (Text(f"not read  {reason}", "warn", hang=10) for reason in comparison.skipped)
+    lines = _skipped_texts(comparison.skipped)
+    return (Text(f"not read  {line}", "warn", hang=10) for line in lines)
+
+
+def _skipped_texts(skipped: Iterable[str]) -> Iterator[str]:
+    """A line for each reason."""
+    names: dict[str, list[str]] = {}
+    for line in skipped:
+        name, _, reason = line.rpartition(": ")
+        names.setdefault(reason, []).append(name)
+    for reason, (first, *others) in names.items():
+        more = f" and {len(others)} more" if others else ""
+        yield f"{first}{more}: {reason}" if first else reason
 
 
 def _objective_rows(answers: Sequence[Recommendation], everything: bool) -> Table | None:
@@ -248,7 +268,7 @@ def _reasons(
     if caveats[most:]:
         lines.append(("caveat", f"{len(caveats) - most} more (--explain)", ""))
     if not everything and answers[0] is comparison.recommendations[0]:
-        lines += [("not read", reason, "warn") for reason in comparison.skipped]
+        lines += [("not read", line, "warn") for line in _skipped_texts(comparison.skipped)]
     sources = dict.fromkeys(s for answer in answers if everything for s in answer.sources)
     lines += [("source", source, "dim") for source in sources]
     command = _next_trial(answers)
@@ -367,7 +387,7 @@ def _doubts(doubts: Iterable[Doubt]) -> Iterator[Text]:
 def _tables(comparison: Comparison, effects: Sequence[Effect], everything: bool) -> Iterator[Part]:
     primary = [effect for effect in effects if effect.primary]
     secondary = [effect for effect in effects if not effect.primary]
-    shown = [effect for effect in secondary if everything or _is_whole(effect)]
+    shown = [effect for effect in secondary if everything or is_whole(effect)]
     for title, group in (("primary", primary), ("for information only", shown)):
         if group:
             counts = sorted({effect.boots for effect in group})
@@ -377,15 +397,6 @@ def _tables(comparison: Comparison, effects: Sequence[Effect], everything: bool)
             yield Table(heads=_HEADS, rows=rows, folds=_HEADS[-1:])
     if hidden := len(secondary) - len(shown):
         yield Text(f"{plural(hidden, 'more series', 'more series')} with --explain")
-
-
-def _is_whole(effect: Effect) -> bool:
-    if effect.metric == "core-to-core-latency":
-        return False  # one pair of PUs: a large guest has thirty thousand
-    return effect.slowest_device or (
-        (effect.device, effect.peer, effect.node, effect.peer_node, effect.size_bytes)
-        == (None,) * 5
-    )
 
 
 def _row(comparison: Comparison, effect: Effect) -> tuple[str, ...]:
@@ -412,18 +423,14 @@ def _outcome(effect: Effect) -> str:
     if effect.outcome in (Outcome.BETTER, Outcome.WORSE) and not is_large(effect):
         text += ", less than matters"
     if effect.outcome is not Outcome.CANNOT_TELL and effect.level is not EvidenceLevel.MEASURED:
-        counts = "one figure" if PRINTED in effect.doubts else _boots(effect)
-        return f"{text} ({effect.level}, {counts} each)"
+        is_printed = PRINTED in effect.doubts
+        counts = "one figure each" if is_printed else boots_text(*sorted(effect.boots))
+        return f"{text} ({effect.level}, {counts})"
     if effect.doubts:
         return f"{text}: {', '.join(effect.doubts)}"
     if effect.p_adjusted is not None:
         return f"{text} (p {effect.p_adjusted:.2g})"
     return text
-
-
-def _boots(effect: Effect) -> str:
-    low, high = sorted(effect.boots)
-    return plural(low, "boot") if low == high else f"{low} to {high} boots"
 
 
 def _name(effect: Effect) -> str:

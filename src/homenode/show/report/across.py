@@ -19,12 +19,10 @@ from homenode.show.bars import (
     short_figure,
 )
 from homenode.show.report.machine import ReportedMachine
-from homenode.show.report.pictures import better_text, metric_bars
+from homenode.show.report.pictures import SeriesOf, better_text, metric_bars
 from homenode.text import plural
 
 _TONES = {"better": "\u25b2 ", "worse": "\u25bc ", "mixed": "\u25b2\u25bc "}
-
-SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
 
 
 def summary_table(

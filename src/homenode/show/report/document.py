@@ -89,7 +89,9 @@ def document_of(
     anchors = [f"machine-{number}" for number in range(1, len(machines) + 1)]
     pairs = list(zip(machines, anchors, strict=True))
     hosts = [host_part(machine, paper=paper) for machine in machines] if appendix else []
-    sections = [answer_section(machines, anchors), _machines(machines, anchors)]
+    table = machines_table(machines, anchors)
+    by_machine = Section("What to run on each machine", (table,), "machines", "Machines")
+    sections = [answer_section(machines, anchors), by_machine]
     sections += [_evidence(machines), _caveats(machines)]
     if appendix:
         sections.append(_data(machines, anchors, skipped, paper=paper))
@@ -118,11 +120,6 @@ def title_of(machines: Sequence[ReportedMachine]) -> str:
     about = names if len(machines) <= MOST_NAMED else machines_text(machines)
     is_published = bool(machines) and all(machine.is_published for machine in machines)
     return f"Which layout to run: {about}{', published results' if is_published else ''}"
-
-
-def _machines(machines: Sequence[ReportedMachine], anchors: Sequence[str]) -> Section:
-    title = "What to run on each machine"
-    return Section(title, (machines_table(machines, anchors),), "machines", "Machines")
 
 
 def _evidence(machines: Sequence[ReportedMachine]) -> Section:

@@ -46,10 +46,9 @@ class ReportInputs(Struct, frozen=True):
 
 
 def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInputs:
-    """The runs of these arguments. hosts: sources of topologies that the user names; None:
-    this machine.
+    """Return the runs of arguments. hosts: sources of topologies; None: this machine.
 
-    Raises InputError where not one run is left.
+    Raises InputError if no run is left.
     """
     runs: list[Run] = []
     folders: list[str | None] = []
@@ -57,31 +56,26 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
     foreign_paths: list[Path] = []
     loose: list[Path] = []
     for argument in arguments:
-        folder_results, directory, left_out, foreign = _read_argument(argument)
-        runs += folder_results
-        folders += directory
-        skipped += left_out
+        argument_runs, argument_folders, reasons, foreign = _read_argument(argument)
+        runs += argument_runs
+        folders += argument_folders
+        skipped += reasons
         foreign_paths += foreign
         loose += _loose(argument, foreign)
-    of_others, left_out = imported(foreign_paths)
+    of_others, reasons = imported(foreign_paths)
     of_others += imported(loose)[0]
     runs += of_others
     folders += [None] * len(of_others)
-    skipped += left_out
+    skipped += reasons
     if not runs:
-        reasons = "; ".join(skipped[:5]) or "nothing was named"
-        raise InputError(
-            f"report: expected at least one run, found none ({reasons})",
-            hint="homenode bench makes runs",
-        )
-    named = [load_host(host) for host in hosts]
-    host_of_fingerprint = {host_fingerprint(results): results for results in named}
-    if len(named) == 1:
-        host_of_fingerprint[UNNAMED] = named[0]
-    stored = _neighbours(runs, folders, host_of_fingerprint, skipped)
-    return ReportInputs(
-        tuple(runs), tuple(stored), host_of_fingerprint, tuple(skipped), len(of_others)
-    )
+        why = "; ".join(skipped[:5]) or "nothing was named"
+        message = f"report: expected at least one run, found none ({why})"
+        raise InputError(message, hint="homenode bench makes runs")
+    known_hosts = {host_fingerprint(host): host for host in map(load_host, hosts)}
+    if len(hosts) == 1:
+        known_hosts[UNNAMED] = next(iter(known_hosts.values()))
+    stored = _neighbours(runs, folders, known_hosts, skipped)
+    return ReportInputs(tuple(runs), tuple(stored), known_hosts, tuple(skipped), len(of_others))
 
 
 def _read_argument(argument: str) -> tuple[list[Run], list[str | None], list[str], list[Path]]:
@@ -101,12 +95,9 @@ def _read_argument(argument: str) -> tuple[list[Run], list[str | None], list[str
 
 
 def _loose(argument: str, paths: Sequence[Path]) -> list[Path]:
-    """Files of a folder that lie next to its folders of runs: logs of other tools are among them,
-    and what else homenode keeps there is none of its runs."""
+    """Return files next to a directory's runs: logs of other tools are among them."""
     folder = Path(argument)
-    if not folder.is_dir() or folder in paths:
-        return []
-    if (folder / FILE).exists():
+    if not folder.is_dir() or folder in paths or (folder / FILE).exists():
         return []
     return sorted(file for file in folder.iterdir() if file.is_file() and not file.is_symlink())
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from homenode.decide.alternative import Alternative
-from homenode.decide.compare import series_key
+from homenode.decide.compare import is_whole
 from homenode.decide.comparison import Effect, Outcome
 from homenode.decide.matrices import Axis, CopyLocality, FigureMatrix, MatrixKey, MatrixPlace
 from homenode.decide.ranking import OTHER_NODE, OWN_NODE
@@ -92,7 +92,7 @@ def forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         charts: dict[str, list[ForestRow]] = {}
         for label in comparison.alternatives:
             effects = [effect for effect in comparison.effects if effect.alternative == label]
-            shown = sorted(filter(_is_whole, effects), key=lambda one: not one.primary)
+            shown = sorted(filter(is_whole, effects), key=lambda one: not one.primary)
             if shown:
                 charts[label] = [_forest_row(e, comparison.bare) for e in shown[:MOST_EFFECTS]]
         if machine.is_published and not any(r.low for rows in charts.values() for r in rows):
@@ -187,13 +187,6 @@ def path_pictures(machine: ReportedMachine) -> Iterator[Picture]:
             paths = planned_paths(alternative.label, plan, machine.host)
             note = f"as planned. {paths_text(paths)}"
             yield Picture(alternative.label, paths_picture(paths), (note,))
-
-
-def _is_whole(effect: Effect) -> bool:
-    """True for what is over all; a pair of PUs or a single one is not, though it is a variant."""
-    if effect.metric == "core-to-core-latency" or (effect.variant or "").startswith("PU "):
-        return False
-    return effect.slowest_device or series_key(effect).is_over_all
 
 
 def _forest_row(effect: Effect, is_bare: bool) -> ForestRow:

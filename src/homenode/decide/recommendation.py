@@ -162,8 +162,7 @@ def decide(
     inputs: LayoutInputs | None = None,
 ) -> Recommendation:
     """The answer for an objective on a machine. inputs: the machine's, with those of the VM."""
-    (answer,) = decide_all(runs, machine, (objective,), inputs)
-    return answer
+    return decide_all(runs, machine, (objective,), inputs)[0]
 
 
 def decide_all(

@@ -366,15 +366,11 @@ def _of_several(effects: Sequence[SwitchEffect]) -> list[AdviceLine]:
         ranked = []
         for switch in StudySwitch:
             of_switch = [e for e in effects if e.switch is switch and e.effect.metric in metrics]
-            if moved := [effect for effect in of_switch if _is_stated(effect)]:
+            if moved := [e for e in of_switch if e.outcome in (Outcome.BETTER, Outcome.WORSE)]:
                 ranked.append((_weight(moved), _advice(objective, of_switch, moved)))
         if ranked:
             weighted.append(max(ranked, key=lambda one: one[0]))
     return [advice for _, advice in sorted(weighted, key=lambda one: one[0], reverse=True)]
-
-
-def _is_stated(effect: SwitchEffect) -> bool:
-    return effect.outcome in (Outcome.BETTER, Outcome.WORSE)
 
 
 def _weight(moved: Sequence[SwitchEffect]) -> tuple[bool, int, float]:

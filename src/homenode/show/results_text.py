@@ -171,8 +171,8 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
 
 
 def _skipped_lines(comparison: Comparison) -> Iterator[Text]:
-    lines = _skipped_texts(comparison.skipped)
-    return (Text(f"not read  {line}", "warn", hang=10) for line in lines)
+    for line in _skipped_texts(comparison.skipped):
+        yield Text(f"not read  {line}", "warn", hang=10)
 
 
 def _skipped_texts(skipped: Iterable[str]) -> Iterator[str]:

@@ -7,7 +7,7 @@ lie on node 0. The planner makes better plans; these are small and need no host.
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.shape.guest_numa import bound
+from homenode.plan.shape.guest_numa import bind_cell
 from homenode.vm.layout import (
     PRESETS,
     GuestCells,
@@ -78,7 +78,7 @@ def hand_plan(
         page_bytes=page_bytes,
         binding=binding,
         cells=tuple(
-            bound(cell, shape, binding, page_bytes)
+            bind_cell(cell, shape, binding, page_bytes)
             for cell in (_cells(count, memory, distances) if mirrored else ())
         ),
         hostdevs=_devices(guest, shape.pcie is GuestPcie.HOST, extra_devices),

@@ -13,7 +13,7 @@ from homenode.findings import Finding, Gap, Rejection, Severity
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind, PciLink
 from homenode.machine.topology import Host, MemoryKind, PagePool
-from homenode.plan.shape.guest_numa import bound
+from homenode.plan.shape.guest_numa import bind_cell
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import (
@@ -310,7 +310,7 @@ def hand_plan(
         memory_bytes=memory_bytes,
         page_bytes=1 << 30,
         binding=binding,
-        cells=tuple(bound(cell, preset, binding, 1 << 30) for cell in cells if mirrored),
+        cells=tuple(bind_cell(cell, preset, binding, 1 << 30) for cell in cells if mirrored),
         hostdevs=devices,
         record=LayoutRecord(layout=preset, host=None),
     )

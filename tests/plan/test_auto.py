@@ -269,7 +269,7 @@ def test_results_overrule_the_table_and_where_pins_were_worse_vcpus_float() -> N
     guest = read_vm(document_for(host), "vm.xml")
     wanted = PlanOptions("auto", vcpus=8, memory_bytes=8 * GIB, objective=Objective.THROUGHPUT)
     resolved = resolve_layout(guest, wanted, host, by_results(runs))
-    assert resolved.why[0].startswith("default with bound memory for throughput: provisional")
+    assert resolved.reasons[0].startswith("default with bound memory for throughput: provisional")
     made = tuned(host, resolved.options).plan
     assert (made.layout.pinning, made.layout.siblings) == (Pinning.NODE, Siblings.KEEP)
     assert (made.memory_mode, made.memory_nodes) == (MemoryMode.STRICT, (0,))
@@ -278,7 +278,7 @@ def test_results_overrule_the_table_and_where_pins_were_worse_vcpus_float() -> N
     assert layout_for(pinned).pinning is Pinning.NONE
     other = resolve_layout(guest, wanted, host_named("hgx-h200"), by_results(runs))
     assert other.options == auto(host_named("hgx-h200"), wanted)
-    assert other.why[0].startswith("pin-bound for throughput")
+    assert other.reasons[0].startswith("pin-bound for throughput")
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_a_vm_that_cells_do_not_hold_is_planned_flat(
     host = host_of(nodes, devices=[DeviceSpec("11:00.0", node=1)])
     size = {"vcpus": 12, "memory_bytes": 16 * GIB, **wanted}
     resolved = resolve_layout(small_guest(), PlanOptions("auto", **size), host)  # type: ignore[arg-type]
-    assert "do not hold the VM" in resolved.why[0]
+    assert "do not hold the VM" in resolved.reasons[0]
     made = plan(host, request_for(small_guest(), resolved.options, host))
     assert made.layout == PRESETS["pin-bound"]
     named = replace(resolved.options, layout="auto", cells=GuestCells.HOST, memory_binding=None)

@@ -264,7 +264,7 @@ def tuned_together(
             note(f"not checked: {gap}")
         if show is not None:
             host = (tuning.host or machine).without_domains(options.replaces)
-            show(explain(tuning.plan, host, whole=full, why=chosen[name].why))
+            show(explain(tuning.plan, host, whole=full, why=chosen[name].reasons))
         else:
             note_critical(tuning.plan)
         for line in tuning.notes:

@@ -260,7 +260,7 @@ def _planned(
     vm = on_host(vm, best)
     note_sick_links(best, asked.options)
     chosen = resolve_layout(vm.guest, asked.options, best, choose)
-    return _on_host(vm, chosen.options, best, target, name, asked), chosen.why
+    return _on_host(vm, chosen.options, best, target, name, asked), chosen.reasons
 
 
 def _on_host(

@@ -41,17 +41,24 @@ class Allocations(Struct, frozen=True):
     devices: tuple[tuple[Bdf, str], ...]  # (function, domain), ascending
     gaps: tuple[Gap, ...]
     mediated: tuple[tuple[str, str], ...] = ()  # (UUID, domain)
-    kept: frozenset[str] = frozenset()  # names of the domains that are shut off
+    shut_off: frozenset[str] = frozenset()  # names of the domains that are shut off
 
     def label(self, domain: str) -> str:
         """The name of a holder in messages; of one that is shut off with what frees its share."""
-        if domain not in self.kept:
+        if domain not in self.shut_off:
             return repr(domain)
         return f"{domain!r} (shut off; {command_line('--ignore-domain', domain)})"
 
     def holder(self, device: Bdf | str) -> str | None:
         """The domain that has the function, or the mediated device of that UUID; None = none."""
-        return next((name for one, name in (*self.devices, *self.mediated) if one == device), None)
+        return next(
+            (
+                name
+                for device_held, name in (*self.devices, *self.mediated)
+                if device_held == device
+            ),
+            None,
+        )
 
 
 def other_domains(host: Host, request: GuestRequest) -> Iterator[RunningDomain]:
@@ -65,8 +72,8 @@ def other_domains(host: Host, request: GuestRequest) -> Iterator[RunningDomain]:
 
 def held_uuids(host: Host | None, request: GuestRequest) -> frozenset[str]:
     """Mediated devices that other domains have."""
-    others = () if host is None else other_domains(host, request)
-    return frozenset(uuid for domain in others for uuid in domain.mediated)
+    domains = () if host is None else other_domains(host, request)
+    return frozenset(uuid for domain in domains for uuid in domain.mediated)
 
 
 def uuid_of_device(host: Host | None, request: GuestRequest, function: Bdf) -> str | None:
@@ -74,8 +81,8 @@ def uuid_of_device(host: Host | None, request: GuestRequest, function: Bdf) -> s
     one of its profile; None where it gets the function itself."""
     if function in request.devices or host is None:
         return dict(request.mediated).get(function)
-    held = held_uuids(host, request)
-    parts = free_parts(host.device_at, function, held, request.options.gpu_profile)
+    in_use = held_uuids(host, request)
+    parts = free_parts(host.device_at, function, in_use, request.options.gpu_profile)
     return next((part.uuid for part in parts), None)
 
 
@@ -99,14 +106,14 @@ def own_is_unknown(host: Host, request: GuestRequest) -> Gap | None:
     return Gap(
         f"whether domain {request.guest.name!r} is on the host already",
         f"its domains' names are redacted, so all of them count as others; if it is one of "
-        f"{listed(strangers)}, say so with --ignore-domain NAME",
+        f"{list_names(strangers)}, say so with --ignore-domain NAME",
     )
 
 
-def listed(names: Sequence[str], most: int = 8) -> str:
+def list_names(names: Sequence[str], limit: int = 8) -> str:
     """Names for a message: the first ones, and how many more."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    suffix = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + suffix
 
 
 def allocations(host: Host, request: GuestRequest) -> Allocations:
@@ -137,12 +144,12 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
             # Emulators of such domains float over the same PUs.
             threads = 0
             ranges.append((domain.name, over))
-        mine = _whole(core_of, pinned)
-        every = mine | _whole(core_of, threads)
-        if every:
-            by_domain.append(DomainCores(domain.name, _set(mine), _set(every)))
+        mine = _cores_of_pus(core_of, pinned)
+        all_cores = mine | _cores_of_pus(core_of, threads)
+        if all_cores:
+            by_domain.append(DomainCores(domain.name, _cpu_set(mine), _cpu_set(all_cores)))
         of_vcpus |= mine
-        of_threads |= every
+        of_threads |= all_cores
         if floats:
             gaps.append(
                 Gap(
@@ -161,7 +168,7 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
         shares = _shares_of_ranges(cores, of_vcpus | of_threads, over)
         of_vcpus |= shares
         of_threads |= shares
-        by_domain.append(DomainCores(name, _set(shares), _set(shares)))
+        by_domain.append(DomainCores(name, _cpu_set(shares), _cpu_set(shares)))
         gaps.append(
             Gap(
                 f"load of domain {name!r}",
@@ -170,13 +177,13 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
             )
         )
     return Allocations(
-        _set(of_vcpus),
-        _set(of_threads & ~of_vcpus),
+        _cpu_set(of_vcpus),
+        _cpu_set(of_threads & ~of_vcpus),
         tuple(by_domain),
         tuple(sorted(devices)),
         tuple(gaps),
         tuple(sorted(mediated)),
-        kept=frozenset(vm.name for vm in counted if not (vm.running or vm.planned)),
+        shut_off=frozenset(vm.name for vm in counted if not (vm.running or vm.planned)),
     )
 
 
@@ -219,15 +226,15 @@ def _shares_of_ranges(cores: Sequence[int], in_use: int, over: Sequence[int]) ->
     return shares
 
 
-def _whole(core_of: Mapping[int, int], pus: int) -> int:
+def _cores_of_pus(core_of: Mapping[int, int], pus: int) -> int:
     """The cores of these PUs. core_of: by each PU."""
-    found = 0
+    cores = 0
     while pus:
         first = pus & -pus
-        found |= core_of.get(first.bit_length() - 1, 0)
-        pus &= ~(found | first)
-    return found
+        cores |= core_of.get(first.bit_length() - 1, 0)
+        pus &= ~(cores | first)
+    return cores
 
 
-def _set(bits: int) -> CpuSet:
+def _cpu_set(bits: int) -> CpuSet:
     return CpuSet.from_bits(bits)

@@ -79,7 +79,7 @@ class ResolvedLayout(Struct, frozen=True):
     """Options with a layout."""
 
     options: PlanOptions
-    why: tuple[str, ...] = ()  # lines for people; () where the user named the layout
+    reasons: tuple[str, ...] = ()  # lines for people; () where the user named the layout
 
 
 Choose = Callable[[Host, Objective, LayoutInputs], LayoutChoice]
@@ -214,28 +214,28 @@ def _has_pairs(guest: Vm, options: PlanOptions, host: Host) -> bool:
 def _reason_for_flat(guest: Vm, chosen: PlanOptions, flat: PlanOptions, host: Host) -> str | None:
     """The reason to stay flat: cells do not hold the VM, or only with memory of the host."""
 
-    def planned(options: PlanOptions, *, brief: bool = True) -> Plan | HomenodeError:
+    def try_plan(options: PlanOptions, *, brief: bool = True) -> Plan | HomenodeError:
         try:
             return plan(host, request_for(guest, options, host), brief=brief)
         except HomenodeError as error:
             return error
 
-    shaped = planned(chosen)
+    shaped = try_plan(chosen)
     if isinstance(shaped, Plan) and not _takes_host_memory(shaped):
         return None
-    plain = planned(flat)
+    plain = try_plan(flat)
     if isinstance(plain, HomenodeError):
         return None
     if isinstance(shaped, Plan):
         reason = "guest NUMA nodes hold the VM only with memory that the host needs for itself"
         return None if _takes_host_memory(plain) else reason
-    error = planned(chosen, brief=False)
+    error = try_plan(chosen, brief=False)
     nearest = error.nearest if isinstance(error, Unplannable) else None
     return f"guest NUMA nodes do not hold the VM ({nearest.detail if nearest else error})"
 
 
-def _takes_host_memory(made: Plan) -> bool:
-    return Relaxation.HOST_MEMORY in made.fallback.split(", ")
+def _takes_host_memory(plan: Plan) -> bool:
+    return Relaxation.HOST_MEMORY in plan.fallback.split(", ")
 
 
 def _with_choice(

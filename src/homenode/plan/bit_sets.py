@@ -12,9 +12,9 @@ def members(mask: int) -> tuple[int, ...]:
     """
     if mask.bit_count() * 8 > mask.bit_length():
         return tuple([position for position, bit in enumerate(bin(mask)[:1:-1]) if bit == "1"])
-    found = []
+    positions = []
     while mask:
         bit = mask & -mask
-        found.append(bit.bit_length() - 1)
+        positions.append(bit.bit_length() - 1)
         mask ^= bit
-    return tuple(found)
+    return tuple(positions)

@@ -7,7 +7,7 @@ from homenode.bdf import Bdf
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind, PartKind, PciDevice, is_viable_driver
 from homenode.machine.topology import Host
-from homenode.plan.allocations import Allocations, listed
+from homenode.plan.allocations import Allocations, list_names
 from homenode.plan.devices.brought import are_paired, switched_gpus
 from homenode.plan.request import GuestRequest
 from homenode.vm.gpu_parts import is_divided
@@ -18,27 +18,27 @@ _CHIPSET_CLASSES = frozenset({0x0600, 0x0601})
 
 
 def device_findings(
-    host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
+    host: Host, request: GuestRequest, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
     """Findings on the devices, and on a VM of more vCPUs than the host has PUs."""
     mediated = dict(request.mediated)
     for bdf in devices:
         device = mediated.get(bdf, bdf)
-        holder = others.holder(device)
+        holder = allocations.holder(device)
         if holder is not None:
             yield finding(
                 "device-in-use",
                 str(device),
-                observed=f"domain {others.label(holder)} has it, so the VM cannot start while "
+                observed=f"domain {allocations.label(holder)} has it, so the VM cannot start while "
                 "that runs",
                 severity=Severity.WARNING,
             )
     # A mediated device has an IOMMU group of its own.
     yield from _incomplete_groups(host, [bdf for bdf in devices if bdf not in mediated])
-    yield from _parts_of_gpus(host, request, devices, others)
-    yield from _nics_without_gpu(host, devices, others)
-    yield from _brought(host, request, devices, others)
-    yield from _nvswitches_left_out(host, request, devices, others)
+    yield from _parts_of_gpus(host, request, devices, allocations)
+    yield from _nics_without_gpu(host, devices, allocations)
+    yield from _brought(host, request, devices, allocations)
+    yield from _nvswitches_left_out(host, request, devices, allocations)
     floats = request.layout.pinning is Pinning.NONE
     pus = sum(pu.online and pu.allowed for pu in host.pus) if floats else 0
     if pus and request.vcpus > pus:
@@ -50,7 +50,9 @@ def device_findings(
         )
 
 
-def _nics_without_gpu(host: Host, devices: Sequence[Bdf], others: Allocations) -> Iterator[Finding]:
+def _nics_without_gpu(
+    host: Host, devices: Sequence[Bdf], allocations: Allocations
+) -> Iterator[Finding]:
     """NICs whose GPUs the VM does not get, while it gets other GPUs."""
     ours = [host.device_at[bdf] for bdf in devices if bdf in host.device_at]
     gpus = [device for device in ours if device.kind is DeviceKind.GPU]
@@ -64,70 +66,81 @@ def _nics_without_gpu(host: Host, devices: Sequence[Bdf], others: Allocations) -
     }
     if not apart:
         return
-    near = [
+    free_nics = [
         nic.bdf
         for nic in host.devices_of_kind(DeviceKind.NIC)
         if nic.physical_function is None
-        and others.holder(nic.bdf) is None
+        and allocations.holder(nic.bdf) is None
         and nic not in nics
         and any(are_paired(gpu, nic) for gpu in gpus)
     ]
-    pairs = (f"{nic} with {', '.join(str(gpu.bdf) for gpu in its)}" for nic, its in apart.items())
+    pairs = (
+        f"{nic} with {', '.join(str(gpu.bdf) for gpu in paired_gpus)}"
+        for nic, paired_gpus in apart.items()
+    )
     yield finding(
         "nic-without-gpu",
         ", ".join(map(str, apart)),
         observed=f"paired by switch or root complex with GPUs that the VM does not get "
         f"({'; '.join(pairs)}), and with none that it gets: data from its GPUs crosses a CPU",
-        case=None if near else "none near",
-        values={"nics": ", ".join(map(str, near[:8]))},
+        case=None if free_nics else "none near",
+        values={"nics": ", ".join(map(str, free_nics[:8]))},
     )
 
 
 def _brought(
-    host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
+    host: Host, request: GuestRequest, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
     """NICs that GPUs bring while the host may use them, and GPUs that bring none."""
     if not request.options.with_nics:
         return
     ours = [host.device_at[bdf] for bdf in devices]
     nics = [device for device in ours if device.kind is DeviceKind.NIC]
-    own = [nic for nic in nics if nic.bdf not in request.devices]
-    in_use = [nic for nic in own if nic.driver is not None and not is_viable_driver(nic.driver)]
-    unknown = [nic for nic in own if nic.driver is None] if _drivers_are_unknown(host) else []
+    brought_nics = [nic for nic in nics if nic.bdf not in request.devices]
+    in_use = [
+        nic for nic in brought_nics if nic.driver is not None and not is_viable_driver(nic.driver)
+    ]
+    unknown = (
+        [nic for nic in brought_nics if nic.driver is None] if _drivers_are_unknown(host) else []
+    )
     leave = "leave the host with the VM's start, and so does what they carry for it"
     drivers = ", ".join(sorted({nic.driver for nic in in_use if nic.driver is not None}))
-    for found, severity, what in (
+    for nics_found, severity, reason in (
         (in_use, Severity.WARNING, f"{drivers} of the host has them"),
         (unknown, Severity.INFO, "the host's source does not say which drivers have them"),
     ):
-        if found:
+        if nics_found:
             yield finding(
                 "nic-of-host",
-                ", ".join(str(nic.bdf) for nic in found),
-                observed=f"the VM's GPUs bring these NICs, and {what}: their interfaces {leave}",
+                ", ".join(str(nic.bdf) for nic in nics_found),
+                observed=f"the VM's GPUs bring these NICs, and {reason}: their interfaces {leave}",
                 severity=severity,
             )
     for gpu in ours:
         if gpu.kind is not DeviceKind.GPU or any(are_paired(gpu, nic) for nic in nics):
             continue
-        near = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if are_paired(gpu, nic)]
-        held = [f"{nic.bdf} by {who!r}" for nic in near if (who := others.holder(nic.bdf))]
-        why = f"in use: {', '.join(held)}" if held else "none is on its switch or root complex"
+        paired_nics = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if are_paired(gpu, nic)]
+        users = [
+            f"{nic.bdf} by {who!r}" for nic in paired_nics if (who := allocations.holder(nic.bdf))
+        ]
+        gap_reason = (
+            f"in use: {', '.join(users)}" if users else "none is on its switch or root complex"
+        )
         yield finding(
             "gpu-without-nic",
             str(gpu.bdf),
-            observed=f"--with-nics found no NIC for it: {why}",
+            observed=f"--with-nics found no NIC for it: {gap_reason}",
         )
 
 
 def _nvswitches_left_out(
-    host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
+    host: Host, request: GuestRequest, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
     """All GPUs of a board without its NVSwitches, unless another VM has these: it runs Fabric
     Manager for all."""
     for board in () if request.options.without_nvlink else switched_gpus(host):
         missing = board.left_out(devices)
-        if missing and all(others.holder(bdf) is None for bdf in board.switches):
+        if missing and all(allocations.holder(bdf) is None for bdf in board.switches):
             yield finding(
                 "nvswitches-left-out",
                 ", ".join(map(str, missing)),
@@ -143,36 +156,38 @@ def _whole_gpus(host: Host) -> list[PciDevice]:
 
 
 def _parts_of_gpus(
-    host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
+    host: Host, request: GuestRequest, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
     """What the VM's parts of GPUs share, and with whom; GPUs taken whole that have parts."""
     mediated = dict(request.mediated)
     for gpu in _whole_gpus(host):
         functions = {part.bdf for part in gpu.parts if part.bdf is not None} - {gpu.bdf}
         yield from _without_vgpu(host, gpu, devices, mediated)
-        own = [bdf for bdf in devices if bdf in functions or (bdf == gpu.bdf and bdf in mediated)]
+        own_parts = [
+            bdf for bdf in devices if bdf in functions or (bdf == gpu.bdf and bdf in mediated)
+        ]
         holders = (
-            others.holder(one)
+            allocations.holder(device)
             for part in gpu.parts
-            for one in (part.bdf, part.uuid)
-            if one is not None and one != gpu.bdf
+            for device in (part.bdf, part.uuid)
+            if device is not None and device != gpu.bdf
         )
         users = sorted({name for name in holders if name is not None})
-        if gpu.bdf in devices and gpu.bdf not in own and is_divided(gpu):
+        if gpu.bdf in devices and gpu.bdf not in own_parts and is_divided(gpu):
             yield finding(
                 "gpu-and-its-parts",
                 str(gpu.bdf),
                 observed=f"the GPU as a whole takes its {_parts_counted(gpu)} from whoever has them"
-                + (f" ({listed(users)})" if users else "")
+                + (f" ({list_names(users)})" if users else "")
                 + ": they end when its driver lets go of it",
             )
-        elif own:
-            shared = sum(part.is_for_vms for part in gpu.parts) - len(own)
+        elif own_parts:
+            shared = sum(part.is_for_vms for part in gpu.parts) - len(own_parts)
             yield finding(
                 "gpu-shared",
-                ", ".join(map(str, own)),
+                ", ".join(map(str, own_parts)),
                 observed=f"part of GPU {gpu.bdf}, which {shared} other parts share"
-                + (f", some of {listed(users)}" if users else "")
+                + (f", some of {list_names(users)}" if users else "")
                 + ": memory bandwidth, link and copies are one GPU's",
             )
 
@@ -239,19 +254,19 @@ def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[Finding]:
         if device.bdf in ours and device.iommu_group is not None
     }
     for group, first in sorted(groups.items()):
-        others = [
+        holders = [
             f"{device.bdf} ({device.driver or 'driver not known'})"
             for device in endpoints
             if device.iommu_group == group
             and device.bdf not in ours
             and (is_silent if device.driver is None else not is_viable_driver(device.driver))
         ]
-        if others:
-            more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+        if holders:
+            suffix = f" and {len(holders) - 4} more" if len(holders) > 4 else ""
             yield finding(
                 "iommu-group-incomplete",
                 str(first),
-                observed=f"its IOMMU group {group} also holds {', '.join(others[:4])}{more}: "
+                observed=f"its IOMMU group {group} also holds {', '.join(holders[:4])}{suffix}: "
                 "VFIO refuses "
                 "the start while a driver of the host has one of these",
             )

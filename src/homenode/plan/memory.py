@@ -56,8 +56,8 @@ def _overhead_on_node(domain: RunningDomain, size: int) -> int:
     """The same of a VM that does not run yet: the share of a node that has `size` bytes of it, in
     whole steps: it is an estimate."""
     memory = None if domain.page_bytes is not None else domain.memory_bytes
-    whole = _overhead(len(domain.vcpu_pins), memory, bool(domain.devices or domain.mediated))
-    share = whole * size // (sum(own for _, own in domain.memory_by_node) or 1)
+    total = _overhead(len(domain.vcpu_pins), memory, bool(domain.devices or domain.mediated))
+    share = total * size // (sum(node_bytes for _, node_bytes in domain.memory_by_node) or 1)
     return -(-share // _OVERHEAD_STEP_BYTES) * _OVERHEAD_STEP_BYTES
 
 
@@ -70,9 +70,9 @@ def reserve_bytes(request: GuestRequest, node: NumaNode) -> int:
     """What the host keeps of a node's memory; 0 of a node without any."""
     if node.memory_bytes == 0:
         return 0
-    asked = request.host_reserve.memory_bytes
-    if asked is not None:
-        return asked
+    reserve = request.host_reserve.memory_bytes
+    if reserve is not None:
+        return reserve
     return max(LEAST_RESERVE_BYTES, (node.memory_bytes or 0) // _RESERVE_DIVISOR)
 
 
@@ -103,8 +103,8 @@ def memory_text(request: GuestRequest) -> str:
     """The guest's memory for a message: "8 GiB", "8 GiB and 4 GiB in memory devices"."""
     text = format_bytes(request.memory_bytes)
     devices = request.guest.memory_devices
-    more = sum(d.size_bytes for d in devices if d.lies_with_cell(request.layout))
-    return f"{text} and {format_bytes(more)} in memory devices" if more else text
+    device_bytes = sum(d.size_bytes for d in devices if d.lies_with_cell(request.layout))
+    return f"{text} and {format_bytes(device_bytes)} in memory devices" if device_bytes else text
 
 
 def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
@@ -119,8 +119,8 @@ def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[
     for index in request.options.memory_nodes_allowed:
         node = host.node(index)
         if node is None:
-            known = ", ".join(str(n.index) for n in host.nodes)
-            raise InputError(f"memory node {index}: expected a node of the host ({known})")
+            indices = ", ".join(str(n.index) for n in host.nodes)
+            raise InputError(f"memory node {index}: expected a node of the host ({indices})")
         if node.memory_kind is MemoryKind.GPU:
             raise UsageError(
                 f"memory node {index}: its memory belongs to GPU {node.gpu or 'unknown'} and is "
@@ -143,19 +143,19 @@ def node_memory(
     by_index = {node.index: node for node in host.nodes}
     huge = request.page_bytes is not None
     overhead = overhead_bytes(request) if keeps_reserve and huge else 0
-    held = held_memory(host, request)
+    domain_memory = held_memory(host, request)
     for home, nodes in attached_memory(host, request).items():
         total: int | None = 0
         pool_total = 0
         for index in nodes:
             node = by_index[index]
-            ordinary, pool_pages = free_memory(host, request, node, page, held)
+            ordinary, pool_pages = free_memory(host, request, node, page, domain_memory)
             pool_total += pool_pages
             if ordinary is None or total is None:
                 total = None
             else:
-                kept = reserve_bytes(request, node) + overhead if keeps_reserve else 0
-                total += pool_pages + max(0, ordinary - kept) // page
+                reserved = reserve_bytes(request, node) + overhead if keeps_reserve else 0
+                total += pool_pages + max(0, ordinary - reserved) // page
         result[home] = NodeMemory(total, pool_total, nodes)
     return result
 
@@ -163,9 +163,9 @@ def node_memory(
 class HeldMemory(Struct, frozen=True):
     """What domains have on each node: (domain, bytes)."""
 
-    others: Mapping[NodeIndex, Sequence[tuple[RunningDomain, int]]]  # those that count
+    of_others: Mapping[NodeIndex, Sequence[tuple[RunningDomain, int]]]  # those that count
     # the VM that is planned, where it runs, and what it replaces
-    own: Mapping[NodeIndex, Sequence[tuple[RunningDomain, int]]]
+    of_vm: Mapping[NodeIndex, Sequence[tuple[RunningDomain, int]]]
 
 
 def held_memory(host: Host, request: GuestRequest) -> HeldMemory:
@@ -174,17 +174,21 @@ def held_memory(host: Host, request: GuestRequest) -> HeldMemory:
     def by_node(
         domains: Iterable[RunningDomain],
     ) -> dict[NodeIndex, list[tuple[RunningDomain, int]]]:
-        found: dict[NodeIndex, list[tuple[RunningDomain, int]]] = {}
+        sizes: dict[NodeIndex, list[tuple[RunningDomain, int]]] = {}
         for domain in domains:
             for node, size in domain.memory_by_node:
-                found.setdefault(node, []).append((domain, size))
-        return found
+                sizes.setdefault(node, []).append((domain, size))
+        return sizes
 
     return HeldMemory(by_node(other_domains(host, request)), by_node(own_domains(host, request)))
 
 
 def free_memory(
-    host: Host, request: GuestRequest, node: NumaNode, page: int, held: HeldMemory | None = None
+    host: Host,
+    request: GuestRequest,
+    node: NumaNode,
+    page: int,
+    domain_memory: HeldMemory | None = None,
 ) -> tuple[int | None, int]:
     """(ordinary memory free on the node in bytes, None = unknown; free huge pages of that size).
 
@@ -192,12 +196,12 @@ def free_memory(
     """
     if node.memory_kind is MemoryKind.GPU:
         return 0, 0
-    held = held or held_memory(host, request)
+    domain_memory = domain_memory or held_memory(host, request)
     untouched, own_bytes = 0, 0
     bound = sum(p.page_bytes * p.total_pages for p in node.page_pools)
     running: dict[int, int] = defaultdict(int)
     planned: dict[int, int] = defaultdict(int)
-    for domain, size in held.others.get(node.index, ()):
+    for domain, size in domain_memory.of_others.get(node.index, ()):
         if domain.page_bytes is not None:
             own_page = domain.page_bytes or page_size(host, replace(request, page_bytes=0), [])
             assert own_page is not None, "huge pages have a size"
@@ -209,25 +213,25 @@ def free_memory(
             untouched += size
         if not domain.running:
             untouched += _overhead_on_node(domain, size)
-    left = {
+    free_of_size = {
         p.page_bytes: min(p.free_pages, p.total_pages - running[p.page_bytes])
         - planned[p.page_bytes]
         for p in node.page_pools
     }
     for size, pages in planned.items():
         # Pages that the pool has not got are yet to be reserved, from ordinary memory.
-        untouched += size * min(pages, max(0, -left.get(size, -pages)))
+        untouched += size * min(pages, max(0, -free_of_size.get(size, -pages)))
     huge = request.page_bytes is not None
     pool = next((p for p in node.page_pools if huge and p.page_bytes == page), None)
-    pool_pages = 0 if pool is None else left[page]
-    most = 0 if pool is None else pool.total_pages - running[page] - planned[page]
-    for own, size in held.own.get(node.index, ()):
-        if own.page_bytes is None:
+    pool_pages = 0 if pool is None else free_of_size[page]
+    limit = 0 if pool is None else pool.total_pages - running[page] - planned[page]
+    for own_domain, size in domain_memory.of_vm.get(node.index, ()):
+        if own_domain.page_bytes is None:
             own_bytes += size
-        elif own.page_bytes == page and pool is not None:
+        elif own_domain.page_bytes == page and pool is not None:
             pool_pages = min(pool.total_pages, pool_pages + size // page)
     free = node.memory_free_bytes
     limits = [] if free is None else [free + own_bytes]
     if node.memory_bytes is not None:
         limits.append(node.memory_bytes - bound)
-    return (min(limits) - untouched if limits else None), max(0, min(pool_pages, most))
+    return (min(limits) - untouched if limits else None), max(0, min(pool_pages, limit))

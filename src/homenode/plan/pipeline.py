@@ -14,7 +14,7 @@ from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
 from homenode.plan.manual import manual_placement
 from homenode.plan.planner import plan
-from homenode.plan.request import request_for, resized
+from homenode.plan.request import request_for, with_vcpus
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
 from homenode.vm.domain.codec import refuse_older
@@ -71,10 +71,10 @@ def plan_file(
     UUID, NVRAM and MACs. Raises InputError for a bad document, UsageError for contradicting
     options, Unplannable with every rejection, and as libvirt.render.
     """
-    given, shared = _given(original, source, copy_name)
-    guest = vm_of(open_domain(given, source))
-    made = plan(host, request_for(guest, options, host))
-    return _rewritten(made, guest, host, given, source, shared)
+    document, shared = _source_document(original, source, copy_name)
+    guest = vm_of(open_domain(document, source))
+    vm_plan = plan(host, request_for(guest, options, host))
+    return _planned_file(vm_plan, guest, host, document, source, shared)
 
 
 def plan_manually(
@@ -89,15 +89,15 @@ def plan_manually(
 
     The vCPU count follows the lists. Raises as plan_file does.
     """
-    given, shared = _given(original, source, copy_name)
-    guest = vm_of(open_domain(given, source))
+    document, shared = _source_document(original, source, copy_name)
+    guest = vm_of(open_domain(document, source))
     request = request_for(guest, options, None)
     placement = manual_placement(request, ranges)
-    made = assemble(None, resized(request, len(placement.vcpu_pins)), placement)
-    return _rewritten(made, guest, None, given, source, shared)
+    vm_plan = assemble(None, with_vcpus(request, len(placement.vcpu_pins)), placement)
+    return _planned_file(vm_plan, guest, None, document, source, shared)
 
 
-def _given(
+def _source_document(
     original: bytes, source: str, copy_name: str | None
 ) -> tuple[bytes, tuple[Finding, ...]]:
     if copy_name is None:
@@ -106,23 +106,23 @@ def _given(
     return copy_domain(original, copy_name, source), shared
 
 
-def _rewritten(
-    made: Plan,
+def _planned_file(
+    vm_plan: Plan,
     guest: Vm,
     host: Host | None,
-    given: bytes,
+    document: bytes,
     source: str,
     shared: tuple[Finding, ...],
 ) -> PlannedFile:
-    rendering = libvirt.render(made, guest, host, given, source)
+    rendering = libvirt.render(vm_plan, guest, host, document, source)
     findings = (*shared, *rendering.findings)
     return PlannedFile(
-        plan=with_kept(made, open_domain(rendering.document, source)),
+        plan=with_kept(vm_plan, open_domain(rendering.document, source)),
         target=LIBVIRT,
-        original=given,
+        original=document,
         rendering=rendering,
         findings=findings,
-        notes=(*libvirt.contradictions(given, source), *map(_sentence, findings)),
+        notes=(*libvirt.contradictions(document, source), *map(_sentence, findings)),
         host=host,
     )
 
@@ -163,22 +163,24 @@ def plan_several(requests: Sequence[FileRequest], host: Host) -> tuple[PlannedFi
     # One VM has one order, and the policy that was asked for.
     shared = (False, True) if len(requests) > 1 else (False,)
     for is_shared, order in product(shared, orders[: 1 if len(requests) == 1 else None]):
-        made: dict[str, PlannedFile] = {}
-        there = host
+        planned_files: dict[str, PlannedFile] = {}
+        machine = host
         for request in order:
             options = request.options
             if is_shared and options.emulator_policy is EmulatorPolicy.AUTO:
                 options = structs.replace(options, emulator_policy=EmulatorPolicy.SHARE)
             try:
-                made[request.name] = plan_file(request.original, request.name, options, there)
+                planned_files[request.name] = plan_file(
+                    request.original, request.name, options, machine
+                )
             except Unplannable as error:
-                if best is None or best[0] < len(made):
-                    best = len(made), error
+                if best is None or best[0] < len(planned_files):
+                    best = len(planned_files), error
                 break
-            taken = domain_of_plan(made[request.name].plan)
-            there = structs.replace(there, domains=(*there.domains, taken))
+            taken = domain_of_plan(planned_files[request.name].plan)
+            machine = structs.replace(machine, domains=(*machine.domains, taken))
         else:
-            return tuple(made[request.name] for request in requests)
+            return tuple(planned_files[request.name] for request in requests)
     assert best is not None, "an order that fits was returned"
     raise best[1]
 
@@ -190,14 +192,10 @@ def size_of_options(options: PlanOptions) -> tuple[int, int]:
     if options.explicit_cells:
         vcpus, memory_bytes = size_of_cells(options.explicit_cells)
     if vcpus is None or memory_bytes is None:
-        given = [
-            name
-            for name, one in (("--vcpus", vcpus), ("--memory", memory_bytes))
-            if one is not None
-        ]
+        found = next((n for n, v in (("--vcpus", vcpus), ("--memory", memory_bytes)) if v), None)
         raise UsageError(
-            f"expected a VM's file, or --vcpus and --memory, found {given[0] if given else 'none'}"
-            f"{' alone' if given else ''}",
+            "expected a VM's file, or --vcpus and --memory, found "
+            + ("none" if found is None else f"{found} alone"),
             hint="homenode plan --vcpus 16 --memory 64GiB --gpus 2 -o vm.xml",
         )
     if vcpus < 1 or memory_bytes < 1:
@@ -235,32 +233,32 @@ def plan_for_target(
     module = target_named(target)
     vm = on_host(vm, host)
     if vm.kind != target:
-        vm = structs.replace(vm, guest=_moved(vm.guest, module, vm.source))
+        vm = structs.replace(vm, guest=_without_addresses(vm.guest, module, vm.source))
     request = request_for(vm.guest, options, host)
     says_nothing = vm.kind != target or vm.guest.cpu_topology is None
     if module.one_socket and request.options.objective is None and says_nothing:
         guest = structs.replace(vm.guest, cpu_topology=GuestTopology(1, 1, vm.guest.vcpus, 1))
         vm, request = structs.replace(vm, guest=guest), structs.replace(request, guest=guest)
-    made = plan(host, request)
-    _refuse_lost_vgpus(made, module)
+    vm_plan = plan(host, request)
+    _refuse_lost_vgpus(vm_plan, module)
     if version is not None:
-        refuse_older_target(module, made, version)
+        refuse_older_target(module, vm_plan, version)
     limits: tuple[Finding, ...] = ()
     if module.runs_qemu:
         qemu = host.settings.qemu_version
-        refuse_older(made, None, qemu, is_virt=vm.guest.is_virt)
-        limits = check_vcpus(vm.guest, made.vm.vcpus, qemu, vm.source)
-    refuse_unsafe(vm.guest, made, vm.source)
-    given = vm.content if vm.kind == target else None
-    rendering = module.render(made, vm.guest, host, given, vm.source)
-    findings = (*target_findings(module, made), *rendering.findings, *limits)
+        refuse_older(vm_plan, None, qemu, is_virt=vm.guest.is_virt)
+        limits = check_vcpus(vm.guest, vm_plan.vm.vcpus, qemu, vm.source)
+    refuse_unsafe(vm.guest, vm_plan, vm.source)
+    document = vm.content if vm.kind == target else None
+    rendering = module.render(vm_plan, vm.guest, host, document, vm.source)
+    findings = (*target_findings(module, vm_plan), *rendering.findings, *limits)
     if vm.kind != target and vm.guest.launch_security is not None:
         findings = (*findings, _not_encrypted(vm.guest, target))
-    made = structs.replace(made, kept=settings_of(module, rendering.document), kept_of=target)
+    vm_plan = structs.replace(vm_plan, kept=settings_of(module, rendering.document), kept_of=target)
     return PlannedFile(
-        plan=made,
+        plan=vm_plan,
         target=target,
-        original=given or b"",
+        original=document or b"",
         rendering=rendering,
         findings=findings,
         notes=tuple(map(_sentence, findings)),
@@ -290,7 +288,7 @@ def _refuse_lost_vgpus(plan: Plan, target: Target) -> None:
         )
 
 
-def _moved(guest: Vm, target: Target, source: str) -> Vm:
+def _without_addresses(guest: Vm, target: Target, source: str) -> Vm:
     """A VM of another hypervisor: its vCPUs, memory and devices, without its PCI addresses.
 
     Raises InputError for memory devices, which have no like there.

@@ -50,8 +50,8 @@ class Placement(Struct, frozen=True):
     @property
     def given_up(self) -> tuple[str, ...]:
         """The relaxations, and whole cores where siblings were taken."""
-        own = ("whole cores",) * self.takes_siblings + (_CORE_OF_HOST,) * self.lacks_siblings
-        return (*self.relaxations, *own)
+        siblings = ("whole cores",) * self.takes_siblings + (_CORE_OF_HOST,) * self.lacks_siblings
+        return (*self.relaxations, *siblings)
 
     @property
     def concerns(self) -> list[tuple[str, int]]:
@@ -66,16 +66,16 @@ class Placement(Struct, frozen=True):
         ]
         names = [name for name, _ in terms]
         at = next((names.index(name) for name in _OF_NODES if name in names), 0)
-        given = self.given_up
+        relaxations = self.given_up
         first, later = _GIVEN_FIRST, _GIVEN_FOR_NEARNESS
-        if Relaxation.SHARED_CORES in given:
+        if Relaxation.SHARED_CORES in relaxations:
             first, later = first[:2], (*first[2:], *later)
         return [
-            ("given_up", _severity(first, given)),
+            ("given_up", _severity(first, relaxations)),
             *terms[:at],
-            ("given_up_for_nearness", _severity(later, given)),
+            ("given_up_for_nearness", _severity(later, relaxations)),
             *terms[at : at + 1],
-            ("unequal_cells", int(Relaxation.UNEQUAL_CELLS in given)),
+            ("unequal_cells", int(Relaxation.UNEQUAL_CELLS in relaxations)),
             *terms[at + 1 :],
         ]
 
@@ -95,6 +95,8 @@ _GIVEN_FIRST: tuple[str, ...] = (
 _GIVEN_FOR_NEARNESS: tuple[str, ...] = (Relaxation.HOST_CORE, Relaxation.UNEVEN_MEMORY)
 
 
-def _severity(order: tuple[str, ...], given: Collection[str]) -> int:
+def _severity(order: tuple[str, ...], relaxations: Collection[str]) -> int:
     """One bit for each that gave way, the severest first."""
-    return sum(1 << place for place, one in enumerate(reversed(order)) if one in given)
+    return sum(
+        1 << place for place, relaxation in enumerate(reversed(order)) if relaxation in relaxations
+    )

@@ -9,7 +9,7 @@ from homenode.findings import Finding, Severity, finding
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind, Host
-from homenode.plan.allocations import Allocations, allocations, listed
+from homenode.plan.allocations import Allocations, allocations, list_names
 from homenode.plan.device_findings import device_findings
 from homenode.plan.devices.brought import are_paired
 from homenode.plan.memory import (
@@ -31,10 +31,10 @@ from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Si
 def memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:
     """More memory than all nodes have free, or than they have next to what the host needs, for a VM
     whose memory no node was asked for."""
-    page, wanted = page_size_bytes(host, request), cell_pages_wanted(host, request)
-    wanted += sum(pages for _, pages in device_pages(host, request))
+    page, needed_pages = page_size_bytes(host, request), cell_pages_wanted(host, request)
+    needed_pages += sum(pages for _, pages in device_pages(host, request))
     free = _free_pages(host, request, keeps_reserve=False)
-    if free is not None and free < wanted:
+    if free is not None and free < needed_pages:
         size = format_bytes(free * page)
         yield finding(
             "memory-short",
@@ -47,26 +47,26 @@ def memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:
     # Of huge pages what QEMU needs is off already.
     needed = 0 if request.page_bytes is not None else -(-overhead_bytes(request) // page)
     free = _free_pages(host, request, keeps_reserve=True)
-    if free is not None and free < wanted + needed:
+    if free is not None and free < needed_pages + needed:
         yield _host_memory_taken(host, request)
 
 
 def _free_pages(host: Host, request: GuestRequest, *, keeps_reserve: bool) -> int | None:
     """Of all nodes together; None where that of one is not known."""
     memory = node_memory(host, request, keeps_reserve=keeps_reserve).values()
-    known = [one.pages for one in memory if one.pages is not None]
-    return sum(known) if known and len(known) == len(memory) else None
+    page_counts = [node.pages for node in memory if node.pages is not None]
+    return sum(page_counts) if page_counts and len(page_counts) == len(memory) else None
 
 
 def placement_findings(
     host: Host,
     request: GuestRequest,
     devices: Sequence[Bdf],
-    others: Allocations,
+    allocations: Allocations,
     *,
-    given: Sequence[Relaxation],
+    relaxations: Sequence[Relaxation],
     fallback: Fallback,
-    own: Sequence[NodeIndex],
+    nodes: Sequence[NodeIndex],
     memory: Sequence[NodeIndex],
     vcpu_pus: CpuSet,
     threads: int,
@@ -74,33 +74,33 @@ def placement_findings(
 ) -> Iterator[Finding]:
     """Findings on devices, and on what gave way for the VM to fit. threads: siblings of a core that
     the guest is shown."""
-    yield from device_findings(host, request, devices, others)
-    yield from _bound_elsewhere(request, own)
-    yield from _away_from_home(host, request, devices, own)
-    yield from _nics_in_other_packages(host, devices, own)
-    yield from _host_share(host, request, given, vcpu_pus, threads, others)
-    further = sorted(set(memory) - set(own))
+    yield from device_findings(host, request, devices, allocations)
+    yield from _bound_elsewhere(request, nodes)
+    yield from _away_from_home(host, request, devices, nodes)
+    yield from _nics_in_other_packages(host, devices, nodes)
+    yield from _host_share(host, request, relaxations, vcpu_pus, threads, allocations)
+    further = sorted(set(memory) - set(nodes))
     if fallback.memory is MemoryRule.ELSEWHERE and further:
         bound = request.layout.memory is not MemoryBinding.KEEP
         yield finding(
             "memory-from-other-nodes",
             _nodes(further),
-            observed=f"node {', '.join(map(str, own))} cannot hold the memory next to the vCPUs, "
+            observed=f"node {', '.join(map(str, nodes))} cannot hold the memory next to the vCPUs, "
             f"so {'it is bound to' if bound else 'some will lie on'} further nodes",
         )
     elif fallback.memory is not MemoryRule.FOLLOWS:
         mirrored = request.layout.cells is GuestCells.HOST
         yield finding(
             "memory-uneven",
-            _nodes(own),
+            _nodes(nodes),
             observed="the nodes hold the memory together, but not each its vCPUs' share of it",
             severity=Severity.WARNING if mirrored else Severity.INFO,
             case=None if mirrored else "one cell",
         )
-    if Relaxation.UNEQUAL_CELLS in given:
+    if Relaxation.UNEQUAL_CELLS in relaxations:
         yield finding(
             "unequal-cells",
-            _nodes(own),
+            _nodes(nodes),
             observed="no number of equal cells fits without a further package, a further node or a "
             "GPU away from its node",
         )
@@ -128,39 +128,47 @@ def _not_exposed(host: Host, request: GuestRequest, fallback: Fallback) -> Findi
     """A topology has as many threads on each core: what is not so cannot be shown."""
     threads, packs = fallback.grouping.threads, fallback.grouping.counts_pus
     if fallback.shares or packs:
-        why = "not each core runs as many vCPUs, so the guest sees one thread per core, also where "
-        why += "two of its vCPUs share one"
+        reason = (
+            "not each core runs as many vCPUs, so the guest sees one thread per core, also where "
+        )
+        reason += "two of its vCPUs share one"
         case = None
     elif threads > 1:
-        why = f"{request.vcpus} vCPUs are no whole groups of {threads} siblings, so the guest sees "
-        why += "one thread per core, also where two of its vCPUs share one"
+        reason = (
+            f"{request.vcpus} vCPUs are no whole groups of {threads} siblings, so the guest sees "
+        )
+        reason += "one thread per core, also where two of its vCPUs share one"
         case = "odd vCPUs"
     else:
-        why = "no whole groups of siblings are free for the VM, so the guest sees one thread per "
-        why += "core"
+        reason = (
+            "no whole groups of siblings are free for the VM, so the guest sees one thread per "
+        )
+        reason += "core"
         case = "no siblings"
     return finding(
-        "siblings-not-exposed", host.name, observed=why, case=case, values={"threads": threads}
+        "siblings-not-exposed", host.name, observed=reason, case=case, values={"threads": threads}
     )
 
 
 def _host_share(
     host: Host,
     request: GuestRequest,
-    given: Sequence[Relaxation],
+    relaxations: Sequence[Relaxation],
     vcpu_pus: CpuSet,
     threads: int,
-    others: Allocations,
+    allocations: Allocations,
 ) -> Iterator[Finding]:
-    if Relaxation.HOST_CORE in given:
+    if Relaxation.HOST_CORE in relaxations:
         cores = sum(not core.pus.isdisjoint(vcpu_pus) for core in host.cores)
         shared = [
-            one.domain
-            for one in others.by_domain
-            if not (one.cores - one.vcpu_cores).isdisjoint(vcpu_pus)
+            holder.domain
+            for holder in allocations.by_domain
+            if not (holder.cores - holder.vcpu_cores).isdisjoint(vcpu_pus)
         ]
         also = (
-            f"; QEMU's own threads of {listed(shared)} run on cores of its vCPUs" if shared else ""
+            f"; QEMU's own threads of {list_names(shared)} run on cores of its vCPUs"
+            if shared
+            else ""
         )
         fewer = min(request.vcpus, cores * threads) - threads
         yield finding(
@@ -170,7 +178,7 @@ def _host_share(
             case="of a plan" if fewer > 0 else "of one core",
             values={"vcpus": fewer},
         )
-    if Relaxation.HOST_MEMORY in given:
+    if Relaxation.HOST_MEMORY in relaxations:
         yield _host_memory_taken(host, request)
 
 
@@ -185,14 +193,14 @@ def _host_memory_taken(host: Host, request: GuestRequest) -> Finding:
 
 
 def _away_from_home(
-    host: Host, request: GuestRequest, devices: Sequence[Bdf], own: Sequence[NodeIndex]
+    host: Host, request: GuestRequest, devices: Sequence[Bdf], nodes: Sequence[NodeIndex]
 ) -> Iterator[Finding]:
     """GPUs that the guest's tree cannot put next to their own node."""
     if request.layout.pcie is not GuestPcie.HOST:
         return
     with_pus = {node.index for node in host.nodes if node.pus}
     for gpu in host.devices_of_kind(DeviceKind.GPU):
-        if gpu.bdf in devices and gpu.node in with_pus and gpu.node not in own:
+        if gpu.bdf in devices and gpu.node in with_pus and gpu.node not in nodes:
             yield finding(
                 "gpu-away-from-home",
                 str(gpu.bdf),
@@ -201,14 +209,14 @@ def _away_from_home(
 
 
 def _nics_in_other_packages(
-    host: Host, devices: Sequence[Bdf], own: Sequence[NodeIndex]
+    host: Host, devices: Sequence[Bdf], nodes: Sequence[NodeIndex]
 ) -> Iterator[Finding]:
     """NICs that are paired with a GPU of the VM and lie in a package that it is not in."""
     package_of = {node.index: node.package for node in host.nodes}
-    packages = {package_of.get(node) for node in own}
+    packages = {package_of.get(node) for node in nodes}
     ours = [host.device_at[bdf] for bdf in devices if bdf in host.device_at]
     for nic in ours:
-        if nic.kind is not DeviceKind.NIC or nic.node is None or nic.node in own:
+        if nic.kind is not DeviceKind.NIC or nic.node is None or nic.node in nodes:
             continue
         package = package_of.get(nic.node)
         pair = next((g for g in ours if g.kind is DeviceKind.GPU and are_paired(g, nic)), None)
@@ -221,18 +229,18 @@ def _nics_in_other_packages(
             )
 
 
-def _bound_elsewhere(request: GuestRequest, own: Sequence[NodeIndex]) -> Iterator[Finding]:
+def _bound_elsewhere(request: GuestRequest, nodes: Sequence[NodeIndex]) -> Iterator[Finding]:
     """A binding that the layout keeps, and that leaves out nodes of the vCPUs."""
     bound = request.guest.bound_nodes
     if bound is None or request.layout.memory is not MemoryBinding.KEEP:
         return
-    without = [node for node in own if node not in bound]
-    where = _nodes([NodeIndex(node) for node in bound])
+    without = [node for node in nodes if node not in bound]
+    bound_text = _nodes([NodeIndex(node) for node in bound])
     if without:
         yield finding(
             "memory-bound-elsewhere",
             _nodes(without),
-            observed=f"the document binds all memory to {where}, and layout "
+            observed=f"the document binds all memory to {bound_text}, and layout "
             f"{request.layout.name} leaves that as it was: the vCPUs there have none of it near",
         )
 
@@ -251,17 +259,20 @@ _COSTS_OF_CORES = {
 def whole_core_costs(host: Host, request: GuestRequest, placement: Placement) -> Iterator[str]:
     """What a whole core for each vCPU costs that siblings would not, in words: "whole cores would
     ...". placement: that of whole cores."""
-    wanted = {Relaxation.MIXED_KINDS} if request.options.mixed_kinds else set()
-    for given, words in _COSTS_OF_CORES.items():
-        if given in placement.relaxations and given not in wanted:
+    allowed = {Relaxation.MIXED_KINDS} if request.options.mixed_kinds else set()
+    for relaxation, words in _COSTS_OF_CORES.items():
+        if relaxation in placement.relaxations and relaxation not in allowed:
             yield words
-            if given is Relaxation.SHARED_CORES:
+            if relaxation is Relaxation.SHARED_CORES:
                 return
-    others = allocations(host, request).vcpu_cores
-    used = CpuSet.union(placement.vcpu_pins) | others
-    left = sum(core.pus.isdisjoint(used) for core in host.cores)
-    if left <= request.host_reserve.cores and Relaxation.HOST_CORE not in placement.relaxations:
-        yield f"leave the host no more than the {plural(left, 'core')} that it keeps"
+    vcpu_cores = allocations(host, request).vcpu_cores
+    used = CpuSet.union(placement.vcpu_pins) | vcpu_cores
+    free_cores = sum(core.pus.isdisjoint(used) for core in host.cores)
+    if (
+        free_cores <= request.host_reserve.cores
+        and Relaxation.HOST_CORE not in placement.relaxations
+    ):
+        yield f"leave the host no more than the {plural(free_cores, 'core')} that it keeps"
 
 
 def document_siblings(
@@ -285,8 +296,12 @@ def document_siblings(
         )
         fix: str | None = "--siblings hidden gives each vCPU a whole core"
         if other is None or Relaxation.SHARED_CORES in other.relaxations:
-            most = _most_with_whole_cores(host, request)
-            fix = f"at most {plural(most, 'vCPU')} can have a whole core each" if most else None
+            vcpu_limit = _most_with_whole_cores(host, request)
+            fix = (
+                f"at most {plural(vcpu_limit, 'vCPU')} can have a whole core each"
+                if vcpu_limit
+                else None
+            )
     elif not costs and other is not None:
         fewer = len(_cores_of(host, other))
         detail = (
@@ -322,16 +337,16 @@ def _more_spans(host: Host, wide: Placement | None, narrow: Placement | None) ->
         ("node", len(set(wide.nodes)), len(set(narrow.nodes))),
     )
     return " and ".join(
-        f"on {plural(more, noun)} instead of {fewer}"
-        for noun, more, fewer in counts
-        if more > fewer
+        f"on {plural(wide_count, noun)} instead of {narrow_count}"
+        for noun, wide_count, narrow_count in counts
+        if wide_count > narrow_count
     )
 
 
 def _most_with_whole_cores(host: Host, request: GuestRequest) -> int:
     """vCPUs that could have a whole core each, and leave the host more than it keeps."""
-    others = allocations(host, request).vcpu_cores
-    free = [core for core in host.cores if core.pus.isdisjoint(others)]
+    vcpu_cores = allocations(host, request).vcpu_cores
+    free = [core for core in host.cores if core.pus.isdisjoint(vcpu_cores)]
     fast = [core for core in free if core.kind is not CoreKind.EFFICIENCY]
-    kept = request.host_reserve.cores + 1
-    return max(0, min(len(free) - kept, len(free if request.options.mixed_kinds else fast)))
+    reserved = request.host_reserve.cores + 1
+    return max(0, min(len(free) - reserved, len(free if request.options.mixed_kinds else fast)))

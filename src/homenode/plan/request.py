@@ -76,7 +76,7 @@ class GuestRequest(Struct, frozen=True, kw_only=True):
         return self.options.memory_bytes or self.guest.memory_bytes
 
 
-def resized(request: GuestRequest, vcpus: int) -> GuestRequest:
+def with_vcpus(request: GuestRequest, vcpus: int) -> GuestRequest:
     """The request for another number of vCPUs."""
     return replace(request, options=replace(request.options, vcpus=vcpus))
 
@@ -90,10 +90,10 @@ def layout_for(options: PlanOptions) -> Layout:
     preset = preset_named(options.layout)
     if preset is None:
         raise unknown_layout(options.layout)
-    return _switched(preset, options)
+    return _with_switches(preset, options)
 
 
-def _switched(layout: Layout, options: PlanOptions) -> Layout:
+def _with_switches(layout: Layout, options: PlanOptions) -> Layout:
     switched = replace(
         layout,
         pinning=options.pinning or layout.pinning,
@@ -200,10 +200,10 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     page_bytes = guest.page_bytes if options.page_bytes is None else options.page_bytes
     if page_bytes == 0:
         page_bytes = default_huge_page_bytes(host)
-    mediated = {one.bdf: one.uuid for one in guest.hostdevs if one.uuid is not None}
+    mediated = {device.bdf: device.uuid for device in guest.hostdevs if device.uuid is not None}
     mediated = {bdf: uuid for bdf, uuid in mediated.items() if bdf in documented}
-    named_bdfs = {one for one in options.devices if isinstance(one, Bdf)}
-    for uuid in (one for one in options.devices if isinstance(one, str)):
+    named_bdfs = {device for device in options.devices if isinstance(device, Bdf)}
+    for uuid in (device for device in options.devices if isinstance(device, str)):
         function = function_of_uuid(host, uuid)
         if mediated.setdefault(function, uuid) != uuid or function in named_bdfs:
             refuse_second(function, [GuestHostdev(function, None)])
@@ -274,10 +274,10 @@ def _as_document(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:
 
 def _may_weigh_siblings(guest: Vm, options: PlanOptions, layout: Layout) -> bool:
     """Whether siblings as the document shows them can take the place of whole cores."""
-    whole = layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.HIDDEN
+    hides_siblings = layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.HIDDEN
     vcpus = options.vcpus or guest.vcpus
     threads = guest.threads_per_core
-    return whole and threads > 1 and vcpus % threads == 0 and not options.explicit_cells
+    return hides_siblings and threads > 1 and vcpus % threads == 0 and not options.explicit_cells
 
 
 def _check_profile(options: PlanOptions, host: Host | None) -> None:
@@ -305,11 +305,11 @@ def _check_profile(options: PlanOptions, host: Host | None) -> None:
 def _check_brought(options: PlanOptions, devices: Sequence[Bdf], host: Host | None) -> None:
     """What GPUs bring needs GPUs, and NVSwitches whole ones."""
     gpus = {gpu.bdf for gpu in (() if host is None else host.devices_of_kind(DeviceKind.GPU))}
-    for option, given in (
+    for option, is_set in (
         ("--with-nics", options.with_nics),
         ("--with-nvswitches", options.with_nvswitches),
     ):
-        if given and options.gpu_count is None and gpus.isdisjoint(devices):
+        if is_set and options.gpu_count is None and gpus.isdisjoint(devices):
             raise UsageError(
                 f"{option}: expected GPUs that bring them, found none",
                 hint="--gpus N, or a document that has GPUs",
@@ -324,10 +324,10 @@ def _check_brought(options: PlanOptions, devices: Sequence[Bdf], host: Host | No
 def _host_reserve(options: PlanOptions, host: Host | None) -> HostReserve:
     """What the user says, else the host's description, else the default; part by part."""
     described = (host and host.reserve) or DEFAULT_HOST_RESERVE
-    said = options.host_reserve
+    reserve = options.host_reserve
     return HostReserve(
-        described.cores if said.cores is None else said.cores,
-        described.memory_bytes if said.memory_bytes is None else said.memory_bytes,
+        described.cores if reserve.cores is None else reserve.cores,
+        described.memory_bytes if reserve.memory_bytes is None else reserve.memory_bytes,
     )
 
 
@@ -355,18 +355,18 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
             hint="take pin-numa or pin-numa-pci, or add --guest-nodes host",
         )
     sums = size_of_cells(cells)
-    for option, given, total in (
+    for option, value, total in (
         ("--vcpus", options.vcpus, sums[0]),
         ("--memory", options.memory_bytes, sums[1]),
     ):
-        if given is not None and given != total:
-            shown, found = (
-                (str(total), str(given))
+        if value is not None and value != total:
+            shown, value_text = (
+                (str(total), str(value))
                 if option == "--vcpus"
-                else (format_bytes(total), format_bytes(given))
+                else (format_bytes(total), format_bytes(value))
             )
             raise UsageError(
-                f"{option}: expected the sum of the cells, {shown}, found {found}",
+                f"{option}: expected the sum of the cells, {shown}, found {value_text}",
                 hint=f"leave {option} out: the cells say it",
             )
     named = [node for cell in cells for node in cell.host_nodes]
@@ -375,17 +375,17 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
         raise UsageError(f"--guest-node: expected each node once, found node {twice[0]} twice")
     if host is None:
         return
-    there = [node.index for node in host.nodes if node.pus]
+    node_indices = [node.index for node in host.nodes if node.pus]
     for node in named:
-        if node not in there:
+        if node not in node_indices:
             raise UsageError(
-                f"--guest-node: expected a node of {host.name} with PUs ({CpuSet(there)}), found "
-                f"{node}"
+                f"--guest-node: expected a node of {host.name} with PUs "
+                f"({CpuSet(node_indices)}), found {node}"
             )
-    if len(cells) > len(there):
+    if len(cells) > len(node_indices):
         raise UsageError(
-            f"--guest-node: expected at most {len(there)} cells, one for each node of {host.name} "
-            f"with PUs, found {len(cells)}"
+            f"--guest-node: expected at most {len(node_indices)} cells, one for each node of "
+            f"{host.name} with PUs, found {len(cells)}"
         )
 
 
@@ -461,21 +461,21 @@ def _check_pus(options: PlanOptions, layout: Layout, host: Host | None) -> None:
             raise UsageError(f"--emulator-cpus: layout {layout.name} pins nothing")
     if host is None:
         return
-    there = CpuSet(pu.index for pu in host.pus if pu.online)
+    online = CpuSet(pu.index for pu in host.pus if pu.online)
     for option, pus in (
         ("--emulator-cpus", options.emulator_pus or CpuSet()),
         ("--reserved-cpus", options.reserved_pus),
         ("--housekeeping-cpus", options.housekeeping_pus),
     ):
-        if not pus <= there:
+        if not pus <= online:
             raise UsageError(
-                f"{option}: expected online PUs of {host.name} ({there}), found {pus - there}"
+                f"{option}: expected online PUs of {host.name} ({online}), found {pus - online}"
             )
 
 
 def _check_replaced(options: PlanOptions, host: Host | None) -> None:
     """What names VMs that the host does not show would change nothing, without a word."""
-    there = () if host is None else tuple(domain.name for domain in host.domains)
+    names = () if host is None else tuple(domain.name for domain in host.domains)
     unshown = [] if host is None else [gap for gap in host.gaps if gap.subject == NO_VMS]
     if options.reserve_defined and unshown:
         raise UsageError(
@@ -483,10 +483,10 @@ def _check_replaced(options: PlanOptions, host: Host | None) -> None:
             hint="leave it out, or name a capture of the host: homenode capture -o host.tar.gz",
         )
     for name in options.replaces:
-        if name not in there:
+        if name not in names:
             raise UsageError(
                 f"--ignore-domain: expected a domain of the host "
-                f"({', '.join(there) or 'it has none'}), found {name!r}"
+                f"({', '.join(names) or 'it has none'}), found {name!r}"
             )
 
 

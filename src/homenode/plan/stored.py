@@ -42,13 +42,13 @@ def encode_refusal(error: Unplannable) -> str:
 def read_plan(text: bytes, source: str) -> Plan:
     """The plan of a document. Raises InputError."""
     plan = formats.decode(text, "plan", Plan, source)
-    for expected, is_so in _expected(plan.vm):
+    for expected, is_so in _check_vm(plan.vm):
         if not is_so:
             raise InputError(f"{source}: not a valid homenode.plan: expected {expected}")
     return plan
 
 
-def _expected(vm: Vm) -> Iterator[tuple[str, bool]]:
+def _check_vm(vm: Vm) -> Iterator[tuple[str, bool]]:
     """What a plan says of its guest, where other sources may say less; and whether it does."""
     yield "a layout in vm.record", vm.record is not None
     yield f"vm.vcpus from 1 to {MAX_VCPUS}", 1 <= vm.vcpus <= MAX_VCPUS
@@ -70,11 +70,11 @@ def _expected(vm: Vm) -> Iterator[tuple[str, bool]]:
 def read_plan_for(host: Host, text: bytes, source: str) -> Plan:
     """The plan of a document, made for this very host. Raises InputError for another host's."""
     plan = read_plan(text, source)
-    found = host_fingerprint(host)
-    if plan.host_fingerprint != found:
+    fingerprint = host_fingerprint(host)
+    if plan.host_fingerprint != fingerprint:
         raise InputError(
             f"{source}: a plan for host {plan.host_name} (topology {plan.host_fingerprint[:12]}), "
-            f"found host {host.name} (topology {found[:12]})",
+            f"found host {host.name} (topology {fingerprint[:12]})",
             hint="plan again on this host, or name the right one with --host",
         )
     return plan
@@ -172,32 +172,40 @@ def with_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tu
     for source, plan in plans:
         if plan.host_fingerprint not in prints:
             names = ", ".join(
-                f"{host.name} (topology {found[:12]})"
-                for host, found in zip(hosts, prints, strict=True)
+                f"{host.name} (topology {fingerprint[:12]})"
+                for host, fingerprint in zip(hosts, prints, strict=True)
             )
             raise InputError(
                 f"{source}: a plan for host {plan.host_name or 'unknown'} (topology "
                 f"{plan.host_fingerprint[:12] or 'unknown'}), found {names}",
                 hint="--after takes plans of the host that is planned for (--host)",
             )
-        alike = [at for at, found in enumerate(prints) if found == plan.host_fingerprint]
-        here = next((at for at in alike if hosts[at].name == plan.host_name), alike[0])
+        positions = [
+            at for at, fingerprint in enumerate(prints) if fingerprint == plan.host_fingerprint
+        ]
+        chosen = next((at for at in positions if hosts[at].name == plan.host_name), positions[0])
         domain = domain_of_plan(plan)
-        _refuse_twice(source, domain, added[here])
-        if not any(one.running and one.name == domain.name for one in hosts[here].domains):
-            added[here].append(domain)
+        _refuse_twice(source, domain, added[chosen])
+        if not any(
+            running.running and running.name == domain.name for running in hosts[chosen].domains
+        ):
+            added[chosen].append(domain)
     return tuple(
         replace(
             host,
-            domains=tuple(one for one in host.domains if one.name not in {vm.name for vm in more})
-            + tuple(more),
+            domains=tuple(
+                running
+                for running in host.domains
+                if running.name not in {vm.name for vm in planned}
+            )
+            + tuple(planned),
         )
-        for host, more in zip(hosts, added, strict=True)
+        for host, planned in zip(hosts, added, strict=True)
     )
 
 
-def _refuse_twice(source: str, domain: RunningDomain, others: Sequence[RunningDomain]) -> None:
-    for other in others:
+def _refuse_twice(source: str, domain: RunningDomain, domains: Sequence[RunningDomain]) -> None:
+    for other in domains:
         if other.name == domain.name:
             raise UsageError(
                 f"{source}: expected one plan of each VM, found {domain.name} a second time"

@@ -122,7 +122,7 @@ def place(arguments: PoolPlaceArguments) -> None:
     else:
         screen = error_console() if STANDARD_OUTPUT in (output, arguments.save_plan) else console()
         screen.print(places_text(guest.name, ranking, everything=arguments.explain))
-        reasons = resolve_layout(guest, options, best.entry.host, choose).why
+        reasons = resolve_layout(guest, options, best.entry.host, choose).reasons
         if arguments.explain:
             screen.print(explain(tuning.plan, best.entry.host, whole=True, why=reasons))
         else:

@@ -36,20 +36,20 @@ def own_nics(devices: Iterable[PciDevice], switches: Mapping[Bdf, Bdf | None]) -
     for device in devices:
         if device.kind is DeviceKind.NIC:
             nics.setdefault(device.root_complex, []).append(device)
-    own: dict[Bdf, Bdf] = {}
+    nic_of_gpu: dict[Bdf, Bdf] = {}
     gpus = [device for device in devices if device.kind is DeviceKind.GPU]
     for same_switch in (True, False):
         for gpu in gpus:
-            near = [
+            candidates = [
                 (-_link_rate(nic), abs(nic.bdf.bus - gpu.bdf.bus), nic.bdf)
                 for nic in nics.get(gpu.root_complex, ())
-                if nic.bdf not in own.values()
+                if nic.bdf not in nic_of_gpu.values()
                 and not (same_switch and switches[nic.bdf] != switches[gpu.bdf])
             ]
-            if near:
-                own[gpu.bdf] = min(near)[-1]
-        gpus = [gpu for gpu in gpus if gpu.bdf not in own]
-    return own
+            if candidates:
+                nic_of_gpu[gpu.bdf] = min(candidates)[-1]
+        gpus = [gpu for gpu in gpus if gpu.bdf not in nic_of_gpu]
+    return nic_of_gpu
 
 
 def _link_rate(device: PciDevice) -> float:
@@ -79,23 +79,25 @@ def switched_gpus(host: Host) -> tuple[SwitchedGpus, ...]:
     Where no source says which links end at which NVSwitch, all of them count as one board.
     """
     switches = [device.bdf for device in host.devices_of_kind(DeviceKind.NVSWITCH)]
-    whole = [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
-    if not switches or not whole:
+    whole_gpus = [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
+    if not switches or not whole_gpus:
         return ()
     group_of = link_groups(host)
     if all(bdf in group_of for bdf in switches):
         boards = sorted({group_of[bdf] for bdf in switches})
         return tuple(
             SwitchedGpus(
-                frozenset(gpu.bdf for gpu in whole if group_of.get(gpu.bdf) == board),
+                frozenset(gpu.bdf for gpu in whole_gpus if group_of.get(gpu.bdf) == board),
                 tuple(bdf for bdf in switches if group_of[bdf] == board),
             )
             for board in boards
         )
     # Cards in slots of their own are of another model than the modules of a board.
-    models = [(gpu.vendor_id, gpu.device_id) for gpu in whole]
+    models = [(gpu.vendor_id, gpu.device_id) for gpu in whole_gpus]
     model = max(models, key=models.count)
-    gpus = (gpu.bdf for gpu, its in zip(whole, models, strict=True) if its == model)
+    gpus = (
+        gpu.bdf for gpu, gpu_model in zip(whole_gpus, models, strict=True) if gpu_model == model
+    )
     return (SwitchedGpus(frozenset(gpus), tuple(switches)),)
 
 
@@ -122,7 +124,7 @@ class CompanionDevices(Struct, frozen=True, dict=True):
 
     host: Host
     request: GuestRequest
-    others: Allocations
+    allocations: Allocations
 
     @cached_property
     def nics(self) -> dict[Bdf, Bdf]:
@@ -149,14 +151,14 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         return switched_gpus(self.host) if self.request.options.with_nvswitches else ()
 
     def _is_free(self, bdf: Bdf) -> bool:
-        return self.others.holder(bdf) is None
+        return self.allocations.holder(bdf) is None
 
     def next_to(self, gpu: PciDevice) -> tuple[Bdf, ...]:
         """The NICs that the GPU can bring."""
         at = self.host.device_at
         return tuple(function for nic, function in self.nics.items() if are_paired(gpu, at[nic]))
 
-    def of(self, chosen: Iterable[Bdf]) -> Iterator[Bdf]:
+    def companions_of(self, chosen: Iterable[Bdf]) -> Iterator[Bdf]:
         """What these GPUs, with those that the request names, bring."""
         if not (self.nics or self.boards):
             return
@@ -172,11 +174,16 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         """Those of GPUs that have no NIC of the document next to them."""
         at = self.host.device_at
         named = [at[bdf] for bdf in self.request.devices if at[bdf].kind is DeviceKind.NIC]
-        own = [*gpus, *named]
-        served = own_nics(own, {one.bdf: self.host.switch_above(one.bdf) for one in own})
-        every = [*(gpu for gpu in gpus if gpu.bdf not in served), *(at[bdf] for bdf in self.nics)]
-        switches = {one.bdf: self.host.switch_above(one.bdf) for one in every}
-        return (self.nics[nic] for nic in own_nics(every, switches).values())
+        passed = [*gpus, *named]
+        served = own_nics(
+            passed, {device.bdf: self.host.switch_above(device.bdf) for device in passed}
+        )
+        unserved = [
+            *(gpu for gpu in gpus if gpu.bdf not in served),
+            *(at[bdf] for bdf in self.nics),
+        ]
+        switches = {device.bdf: self.host.switch_above(device.bdf) for device in unserved}
+        return (self.nics[nic] for nic in own_nics(unserved, switches).values())
 
     def board_choices(
         self, named: Collection[Bdf], free: Collection[Bdf], count: int
@@ -185,11 +192,11 @@ class CompanionDevices(Struct, frozen=True, dict=True):
 
         Raises Unplannable where there is none, or another VM has a board's NVSwitches.
         """
-        held = [
-            f"{bdf} by {self.others.label(name)}"
+        users = [
+            f"{bdf} by {self.allocations.label(name)}"
             for board in self.boards
             for bdf in (*board.switches, *sorted(board.gpus))
-            if (name := self.others.holder(bdf)) is not None
+            if (name := self.allocations.holder(bdf)) is not None
         ]
         ready = [
             board
@@ -199,12 +206,14 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         sets = {board.gpus for board in ready} | {
             frozenset(gpu for board in ready for gpu in board.gpus)
         }
-        wanted = set(named)
-        found = [
-            one - wanted for one in sets if wanted <= one and len(one - wanted) == count and one
+        named_set = set(named)
+        choices = [
+            gpus - named_set
+            for gpus in sets
+            if named_set <= gpus and len(gpus - named_set) == count and gpus
         ]
-        if found:
-            return sorted(found, key=sorted)
+        if choices:
+            return sorted(choices, key=sorted)
         sizes = sorted({len(board.gpus) for board in self.boards})
         if not sizes:
             detail = "the host shows no NVSwitch on its PCI bus"
@@ -216,10 +225,10 @@ class CompanionDevices(Struct, frozen=True, dict=True):
             size = " or ".join(map(str, sizes))
             detail = (
                 f"a VM gets NVSwitches together with all {size} GPUs that they join, and this one "
-                f"gets {count + len(wanted)}"
+                f"gets {count + len(named_set)}"
             )
-            if held:
-                detail += f"; in use: {', '.join(held[:8])}"
+            if users:
+                detail += f"; in use: {', '.join(users[:8])}"
             hint = (
                 f"ask for --gpus {size}, or leave --with-nvswitches out: Fabric Manager outside "
                 "the VM joins fewer GPUs as one of its partitions"

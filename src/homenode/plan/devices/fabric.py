@@ -43,25 +43,25 @@ class Fabric(Struct, frozen=True):
 
     def no_partition(self, gpus: Sequence[PciDevice]) -> Finding | None:
         """A warning where these GPUs are known to be no partition."""
-        wanted = _physical(gpus)
-        if len(wanted) < 2 or (
-            any(bdf not in self.module_of_gpu for bdf in wanted) and len(wanted) in self.sizes()
+        bdfs = _physical(gpus)
+        if len(bdfs) < 2 or (
+            any(bdf not in self.module_of_gpu for bdf in bdfs) and len(bdfs) in self.sizes()
         ):
             return None
-        if len(wanted) not in self.sizes():
-            return self._finding(f"{len(wanted)} GPUs ({_named(wanted)})", ())
-        modules = [self.module_of_gpu[bdf] for bdf in wanted]
+        if len(bdfs) not in self.sizes():
+            return self._finding(f"{len(bdfs)} GPUs ({_bdf_list(bdfs)})", ())
+        modules = [self.module_of_gpu[bdf] for bdf in bdfs]
         if partition_of(self.board, modules) is not None:
             return None
-        listed = ",".join(map(str, modules))
-        return self._finding(f"{_named(wanted)} (modules {listed})", self._of_size(len(wanted)))
+        module_list = ",".join(map(str, modules))
+        return self._finding(f"{_bdf_list(bdfs)} (modules {module_list})", self._of_size(len(bdfs)))
 
     def partitions(
         self,
         named: Sequence[PciDevice],
         free: Sequence[PciDevice],
         count: int,
-        others: Allocations,
+        allocations: Allocations,
     ) -> tuple[tuple[tuple[Bdf, ...], ...] | None, Finding | None]:
         """The sets of `count` free GPUs that are a partition together with the named ones.
 
@@ -76,19 +76,19 @@ class Fabric(Struct, frozen=True):
         if total == 1:
             return None, None
         modules = {b: self.module_of_gpu[b] for b in candidates if b in self.module_of_gpu}
-        found = tuple(
-            tuple(bdf for bdf in one if bdf not in owned)
-            for one in partitions_of_size(self.board, total, modules)
-            if owned <= set(one)
+        sets = tuple(
+            tuple(bdf for bdf in partition if bdf not in owned)
+            for partition in partitions_of_size(self.board, total, modules)
+            if owned <= set(partition)
         )
-        if found:
-            return found, None
+        if sets:
+            return sets, None
         if len(modules) < len(candidates):
             return None, None
         busy = [
-            f"{bdf} by {others.label(domain)}"
+            f"{bdf} by {allocations.label(domain)}"
             for bdf in sorted(self.module_of_gpu)
-            if (domain := others.holder(bdf)) is not None
+            if (domain := allocations.holder(bdf)) is not None
         ]
         detail = f"none free of the partitions of {total} GPUs" + (
             f"; in use: {', '.join(busy)}" if busy else ""
@@ -98,7 +98,7 @@ class Fabric(Struct, frozen=True):
     def all_partitions(self) -> list[tuple[Bdf, ...]]:
         """The GPUs of each default partition of two or more, as far as their modules are known."""
         sizes = [size for size in self.sizes() if size > 1]
-        return [one for size in sizes for one in self._of_size(size)]
+        return [partition for size in sizes for partition in self._of_size(size)]
 
     def _of_size(self, size: int) -> tuple[tuple[Bdf, ...], ...]:
         return partitions_of_size(self.board, size, self.module_of_gpu)
@@ -106,9 +106,9 @@ class Fabric(Struct, frozen=True):
     def unknown_partition(self, gpus: Sequence[PciDevice]) -> tuple[Gap, ...]:
         """A gap where it is not known whether these GPUs are a partition; one GPU is, and so are
         all of a board."""
-        wanted = _physical(gpus)
-        unknown = [bdf for bdf in wanted if bdf not in self.module_of_gpu]
-        if not unknown or len(wanted) < 2 or len(wanted) == self.gpus in self.sizes():
+        bdfs = _physical(gpus)
+        unknown = [bdf for bdf in bdfs if bdf not in self.module_of_gpu]
+        if not unknown or len(bdfs) < 2 or len(bdfs) == self.gpus in self.sizes():
             return ()
         return (self._gap(unknown),)
 
@@ -117,22 +117,22 @@ class Fabric(Struct, frozen=True):
 
     def _gap(self, unknown: Sequence[Bdf]) -> Gap:
         return Gap(
-            f"NVLink partition of {_named(unknown)}",
+            f"NVLink partition of {_bdf_list(unknown)}",
             "nvidia-smi -q -x of the host gives no module id, as for GPUs that are bound to "
             "vfio-pci; whether Fabric Manager can join the GPUs was not checked",
         )
 
-    def _finding(self, found: str, allowed: Sequence[tuple[Bdf, ...]]) -> Finding:
+    def _finding(self, observed: str, allowed: Sequence[tuple[Bdf, ...]]) -> Finding:
         sizes = ", ".join(map(str, self.sizes()))
-        expected = "; ".join(_named(one) for one in allowed[:_MOST_SHOWN])
+        expected = "; ".join(_bdf_list(bdfs) for bdfs in allowed[:_MOST_SHOWN])
         if len(allowed) > _MOST_SHOWN:
             expected += f"; and {len(allowed) - _MOST_SHOWN} more"
         return finding(
             "no-nvlink-partition",
             str(self.board),
             f"a partition of the NVSwitch fabric ({expected or f'{sizes} GPUs'})",
-            f"{found}: the GPUs have no NVLink to each other where Fabric Manager partitions the "
-            "board",
+            f"{observed}: the GPUs have no NVLink to each other where Fabric Manager "
+            "partitions the board",
             case="other sets" if allowed else None,
             values={"sizes": sizes},
         )
@@ -177,5 +177,5 @@ def _physical(gpus: Sequence[PciDevice]) -> tuple[Bdf, ...]:
     return tuple(sorted({gpu.physical_function or gpu.bdf for gpu in gpus}))
 
 
-def _named(gpus: Collection[Bdf]) -> str:
+def _bdf_list(gpus: Collection[Bdf]) -> str:
     return ", ".join(map(str, sorted(gpus)))

@@ -22,7 +22,7 @@ _Value = tuple[int, int, int]
 """(sets broken, rank, GPUs (bits)): of one state the least is kept."""
 
 
-class _Alike(Struct, frozen=True):
+class _EqualGpus(Struct, frozen=True):
     """GPUs of the same sets (bits)."""
 
     sets: int
@@ -44,69 +44,71 @@ class GpuTies(Struct, frozen=True, dict=True):
         those of switches and nodes are.
         """
         together: list[tuple[int, int]] = []
-        found, is_complete = 0, True
-        for one in tied:
-            if any(self._around(one[0]) & gpus for gpus, _ in tied if gpus != one[0]):
-                together.append(one)
+        picked, is_complete = 0, True
+        for tie in tied:
+            if any(self._around(tie[0]) & gpus for gpus, _ in tied if gpus != tie[0]):
+                together.append(tie)
                 continue
-            chosen, are_all = self._least_of(sure & self._around(one[0]), (one,))
-            found, is_complete = found | chosen, is_complete and are_all
+            chosen, are_all = self._least_of(sure & self._around(tie[0]), (tie,))
+            picked, is_complete = picked | chosen, is_complete and are_all
         if together:
             chosen, are_all = self._least_of(sure, tuple(together))
-            found, is_complete = found | chosen, is_complete and are_all
-        return found, is_complete
+            picked, is_complete = picked | chosen, is_complete and are_all
+        return picked, is_complete
 
     @cached_property
     def _around(self) -> Callable[[int], int]:
         """All GPUs of the sets that some are in."""
-        return cache(lambda gpus: reduce(or_, [one for one in self.sets if one & gpus], gpus))
+        return cache(
+            lambda gpus: reduce(or_, [gpu_set for gpu_set in self.sets if gpu_set & gpus], gpus)
+        )
 
     @cached_property
-    def _known(self) -> dict[tuple[int, tuple[tuple[int, int], ...]], tuple[int, bool]]:
+    def _picks(self) -> dict[tuple[int, tuple[tuple[int, int], ...]], tuple[int, bool]]:
         return {}
 
     def _least_of(self, sure: int, tied: tuple[tuple[int, int], ...]) -> tuple[int, bool]:
-        if (sure, tied) not in self._known:
-            self._known[sure, tied] = self._compared(sure, tied)
-        return self._known[sure, tied]
+        if (sure, tied) not in self._picks:
+            self._picks[sure, tied] = self._compare(sure, tied)
+        return self._picks[sure, tied]
 
-    def _compared(self, sure: int, tied: tuple[tuple[int, int], ...]) -> tuple[int, bool]:
+    def _compare(self, sure: int, tied: tuple[tuple[int, int], ...]) -> tuple[int, bool]:
         reach = sum(gpus for gpus, _ in tied)
         if all(gpus.bit_count() == number for gpus, number in tied):
             return reach, True
         begun = left_out = 0
         counted: list[int] = []
-        others = ~(sure | reach)
-        for one in self.sets:
-            if one & reach and not (one & sure and one & others):
-                begun |= bool(one & sure) << len(counted)
-                left_out |= bool(one & others) << len(counted)
-                counted.append(one)
-        ordered = [list(self._alike(gpus, counted)) for gpus, _ in tied]
+        outside = ~(sure | reach)
+        for gpu_set in self.sets:
+            if gpu_set & reach and not (gpu_set & sure and gpu_set & outside):
+                begun |= bool(gpu_set & sure) << len(counted)
+                left_out |= bool(gpu_set & outside) << len(counted)
+                counted.append(gpu_set)
+        ordered = [list(self._group_by_sets(gpus, counted)) for gpus, _ in tied]
         later = [0]
-        for alike in (alike for some in reversed(ordered) for alike in reversed(some)):
-            later.append(later[-1] | alike.sets)
+        for group in (group for some in reversed(ordered) for group in reversed(some)):
+            later.append(later[-1] | group.sets)
         states: dict[_State, _Value] = {(0, begun, left_out): (0, 0, 0)}
         is_complete = True
         for some, (gpus, number) in zip(ordered, tied, strict=True):
             states = {(number, *state[1:]): value for state, value in states.items()}
-            rest = gpus.bit_count()
-            for alike in some:
-                rest -= len(alike.firsts) - 1
+            remaining = gpus.bit_count()
+            for group in some:
+                remaining -= len(group.firsts) - 1
                 later.pop()
-                states = _with(alike, states, rest, later[-1])
+                states = _extend_states(group, states, remaining, later[-1])
                 if len(states) > (MOST_COMPARED_STATES if is_complete else KEPT_STATES):
                     is_complete = False
                     states = dict(nsmallest(KEPT_STATES, states.items(), key=itemgetter(1)))
         return min(states.values())[2], is_complete
 
-    def _alike(self, gpus: int, counted: Sequence[int]) -> Iterator[_Alike]:
+    def _group_by_sets(self, gpus: int, counted: Sequence[int]) -> Iterator[_EqualGpus]:
         """These GPUs by the sets that they belong to; GPUs of one set follow one another, those of
         a set within it too."""
-        near = [(1 << i, one) for i, one in enumerate(counted) if one & gpus]
+        sets_of_gpus = [(1 << i, gpu_set) for i, gpu_set in enumerate(counted) if gpu_set & gpus]
         of_sets: dict[int, list[int]] = {}
         for number in members(gpus):
-            sets = sum([bit for bit, one in near if one >> number & 1])
+            sets = sum([bit for bit, gpu_set in sets_of_gpus if gpu_set >> number & 1])
             of_sets.setdefault(sets, []).append(number)
 
         def largest_first(sets: int) -> list[tuple[int, int]]:
@@ -118,28 +120,28 @@ class GpuTies(Struct, frozen=True, dict=True):
             for number in sorted(of_sets[sets], key=self.ranks.__getitem__):
                 rank, bits = rank + self.ranks[number], bits | 1 << number
                 firsts.append((rank, bits))
-            yield _Alike(sets, tuple(firsts))
+            yield _EqualGpus(sets, tuple(firsts))
 
 
-def _with(
-    alike: _Alike, states: dict[_State, _Value], rest: int, later: int
+def _extend_states(
+    group: _EqualGpus, states: dict[_State, _Value], remaining: int, later: int
 ) -> dict[_State, _Value]:
     """The states with so many of these GPUs chosen as can be. rest: GPUs of the tied set after
     them. later: sets that GPUs after them belong to."""
     result: dict[_State, _Value] = {}
-    all_of_them = len(alike.firsts) - 1
-    for (left, begun, left_out), (broken, rank, gpus) in states.items():
-        for number in range(max(0, left - rest), min(all_of_them, left) + 1):
-            more_rank, bits = alike.firsts[number]
-            now_begun = begun | alike.sets if number else begun
-            now_left = left_out | alike.sets if number < all_of_them else left_out
+    all_of_them = len(group.firsts) - 1
+    for (missing, begun, left_out), (broken, rank, gpus) in states.items():
+        for number in range(max(0, missing - remaining), min(all_of_them, missing) + 1):
+            more_rank, bits = group.firsts[number]
+            now_begun = begun | group.sets if number else begun
+            now_left = left_out | group.sets if number < all_of_them else left_out
             value = (
                 broken + (now_begun & now_left & ~(begun & left_out)).bit_count(),
                 rank + more_rank,
                 gpus | bits,
             )
-            state = left - number, now_begun & later, now_left & later
-            known = result.get(state)
-            if known is None or value < known:
+            state = missing - number, now_begun & later, now_left & later
+            best = result.get(state)
+            if best is None or value < best:
                 result[state] = value
     return result

@@ -72,17 +72,19 @@ class DeviceOptions(Struct, frozen=True, dict=True):
     def has_gpus(self) -> bool:
         return bool(self.count or self.named_positions)
 
-    def chosen(self, gpus: int) -> tuple[Bdf, ...]:
+    def functions_with(self, gpus: int) -> tuple[Bdf, ...]:
         """All functions of the VM, with these GPUs (bits) chosen; host order."""
         functions = set(self.named)
-        own = [gpu for gpu in self.gpus if gpus >> gpu.number & 1]
-        for gpu in own:
+        chosen_gpus = [gpu for gpu in self.gpus if gpus >> gpu.number & 1]
+        for gpu in chosen_gpus:
             functions |= {gpu.bdf, *gpu.companions}
-        return tuple(sorted(functions.union(self.brought.of(gpu.bdf for gpu in own))))
+        return tuple(
+            sorted(functions.union(self.brought.companions_of(gpu.bdf for gpu in chosen_gpus)))
+        )
 
     def among(self, groups: Iterable[int]) -> "DeviceOptions | None":
         """The options with these groups of GPUs to choose from; None where all have too few."""
-        enough = tuple(one for one in groups if one.bit_count() >= self.count)
+        enough = tuple(group for group in groups if group.bit_count() >= self.count)
         return replace(self, groups=enough) if enough else None
 
     def positions(self, gpus: int) -> tuple[int, ...]:
@@ -93,9 +95,9 @@ class DeviceOptions(Struct, frozen=True, dict=True):
     def sets_lost(self, gpus: int) -> int:
         """Sets of which these GPUs and the named ones are a part, and not all."""
         mine = gpus | self.named_gpus
-        return sum(bool(one & mine) and bool(one & ~mine) for one in self.sets)
+        return sum(bool(gpu_set & mine) and bool(gpu_set & ~mine) for gpu_set in self.sets)
 
-    def unplaced(self, devices: Iterable[Bdf]) -> Iterator[Gap]:
+    def node_gaps(self, devices: Iterable[Bdf]) -> Iterator[Gap]:
         """A gap for each of these functions whose node is unknown."""
         for bdf in devices:
             if bdf in self.without_node:
@@ -120,8 +122,10 @@ class DeviceOptions(Struct, frozen=True, dict=True):
         """The GPUs of a VM that is on no certain nodes."""
         if not self.count:
             return 0
-        found = (self._ties.least(self.named_gpus, ((one, self.count),))[0] for one in self.groups)
-        return min(found, key=lambda gpus: (self.sets_lost(gpus), self.positions(gpus)))
+        picks = (
+            self._ties.least(self.named_gpus, ((group, self.count),))[0] for group in self.groups
+        )
+        return min(picks, key=lambda gpus: (self.sets_lost(gpus), self.positions(gpus)))
 
 
 class DeviceInventory(Struct, frozen=True, dict=True):
@@ -148,8 +152,8 @@ class DeviceInventory(Struct, frozen=True, dict=True):
 
     @cached_property
     def sets(self) -> tuple[frozenset[Bdf], ...]:
-        found = _gpu_sets(self.host, self.gpus, self.link_of, self.fabric)
-        return tuple(sorted(found, key=sorted))
+        gpu_sets = _gpu_sets(self.host, self.gpus, self.link_of, self.fabric)
+        return tuple(sorted(gpu_sets, key=sorted))
 
     @cached_property
     def companions(self) -> Mapping[Bdf, tuple[Bdf, ...]]:
@@ -158,12 +162,12 @@ class DeviceInventory(Struct, frozen=True, dict=True):
 
     @cached_property
     def without_node(self) -> frozenset[Bdf]:
-        known = {node.index for node in self.host.nodes}
-        return frozenset(d.bdf for d in self.host.pci_devices if d.node not in known)
+        node_indices = {node.index for node in self.host.nodes}
+        return frozenset(d.bdf for d in self.host.pci_devices if d.node not in node_indices)
 
 
 def device_options(
-    host: Host, request: GuestRequest, others: Allocations, inventory: DeviceInventory
+    host: Host, request: GuestRequest, allocations: Allocations, inventory: DeviceInventory
 ) -> DeviceOptions:
     """What there is to choose from. inventory: of the host's devices.
 
@@ -181,17 +185,17 @@ def device_options(
             )
     # Without NVLink the GPUs need be no partition.
     fabric = None if request.options.without_nvlink else inventory.fabric
-    every = inventory.gpus
-    known = {node.index for node in host.nodes}
-    free = _free_gpus(host, request, others)
+    all_gpus = inventory.gpus
+    node_indices = {node.index for node in host.nodes}
+    free = _free_gpus(host, request, allocations)
     named = [by_bdf[bdf] for bdf in request.devices]
     named_gpus = [device for device in named if device.kind is DeviceKind.GPU]
     count = request.options.gpu_count or 0
     if len(free) < count:
-        raise _too_few(host, request, others, len(free))
-    unheld = _free_gpus(host, request, others, also=request.devices)
+        raise _too_few(host, request, allocations, len(free))
+    unheld = _free_gpus(host, request, allocations, also=request.devices)
     named_nics = [device for device in named if device.kind is DeviceKind.NIC]
-    brought = CompanionDevices(host, request, others)
+    brought = CompanionDevices(host, request, allocations)
     nics_of = {
         gpu.bdf: (
             *(nic.bdf for nic in named_nics if are_paired(gpu, nic)),
@@ -200,21 +204,21 @@ def device_options(
         for gpu in (*unheld, *named_gpus)
     }
     # GPUs next to a NIC of the VM come before the others.
-    by_nic = sorted(every, key=lambda gpu: not nics_of.get(gpu.bdf))
+    by_nic = sorted(all_gpus, key=lambda gpu: not nics_of.get(gpu.bdf))
     position = {gpu.bdf: i for i, gpu in enumerate(by_nic)}
     gpus = tuple(
         GpuCandidate(
             bdf=gpu.bdf,
             number=number,
             position=position[gpu.bdf],
-            home=gpu.node if gpu.node in known else None,
-            weight=1 + sum(by_bdf[b].node in known for b in companions),
+            home=gpu.node if gpu.node in node_indices else None,
+            weight=1 + sum(by_bdf[b].node in node_indices for b in companions),
             companions=companions,
             nics=nics_of[gpu.bdf],
             nic_nodes=frozenset(
                 node
                 for nic in nics_of[gpu.bdf]
-                if (node := by_bdf[nic].node) is not None and node in known
+                if (node := by_bdf[nic].node) is not None and node in node_indices
             ),
         )
         for number, gpu in enumerate(unheld)
@@ -222,17 +226,23 @@ def device_options(
     )
     bit_of = {gpu.bdf: 1 << gpu.number for gpu in gpus}
     choices = _choices(
-        host, fabric, named=named_gpus, free=free, count=count, others=others, bit_of=bit_of
+        host,
+        fabric,
+        named=named_gpus,
+        free=free,
+        count=count,
+        allocations=allocations,
+        bit_of=bit_of,
     )
     if request.options.with_nvswitches:
         boards = brought.board_choices(
             [gpu.bdf for gpu in named_gpus], [gpu.bdf for gpu in free], count
         )
-        of_boards = tuple(sum(bit_of[bdf] for bdf in one) for one in boards)
+        of_boards = tuple(sum(bit_of[bdf] for bdf in gpu_set) for gpu_set in boards)
         choices = replace(choices, groups=of_boards if count else None)
     open_gpus = sum(bit_of[gpu.bdf] for gpu in free)
     if choices.groups is None:
-        placed = sum(bit_of[gpu.bdf] for gpu in free if gpu.node in known)
+        placed = sum(bit_of[gpu.bdf] for gpu in free if gpu.node in node_indices)
         if placed.bit_count() >= count:
             open_gpus = placed
     paired = {nic for gpu in named_gpus for nic in nics_of[gpu.bdf]}
@@ -243,14 +253,14 @@ def device_options(
             device.kind is DeviceKind.GPU,
         )
         for device in named
-        if device.node in known and device.node is not None
+        if device.node in node_indices and device.node is not None
     )
     has_gpus = bool(count or named_gpus)
     # Sets all of whose GPUs are free.
     masks = {
-        sum(bit_of[bdf] for bdf in one)
-        for one in (inventory.sets if has_gpus else ())
-        if bit_of.keys() >= one
+        sum(bit_of[bdf] for bdf in gpu_set)
+        for gpu_set in (inventory.sets if has_gpus else ())
+        if bit_of.keys() >= gpu_set
     }
     return DeviceOptions(
         named=tuple(sorted(set(request.devices))),
@@ -282,7 +292,7 @@ def _choices(
     named: Sequence[PciDevice],
     free: Sequence[PciDevice],
     count: int,
-    others: Allocations,
+    allocations: Allocations,
     bit_of: dict[Bdf, int],
 ) -> _Choices:
     if fabric is None:
@@ -292,7 +302,7 @@ def _choices(
         return _Choices(
             None, () if finding is None else (finding,), fabric.unknown_partition(named)
         )
-    sets, finding = fabric.partitions(named, free, count, others)
+    sets, finding = fabric.partitions(named, free, count, allocations)
     findings = () if finding is None else (finding,)
     if sets is None:
         total = [*named, *free][: count + len(named)]
@@ -301,9 +311,11 @@ def _choices(
         if sets is None:
             return _Choices(None, findings, gaps)
         if not sets:
-            raise _in_no_package(host, others, count, len(free))
-        return _Choices(tuple(sum(bit_of[bdf] for bdf in one) for one in sets), findings, gaps)
-    return _Choices(tuple(sum(bit_of[bdf] for bdf in one) for one in sets), findings, ())
+            raise _in_no_package(host, allocations, count, len(free))
+        return _Choices(
+            tuple(sum(bit_of[bdf] for bdf in gpu_set) for gpu_set in sets), findings, gaps
+        )
+    return _Choices(tuple(sum(bit_of[bdf] for bdf in gpu_set) for gpu_set in sets), findings, ())
 
 
 def _of_one_package(
@@ -318,16 +330,16 @@ def _of_one_package(
     home = _package_of_gpu(host)
     total = count + len(named)
     packages = {package for package in home.values() if package is not None}
-    most = max((list(home.values()).count(package) for package in packages), default=0)
+    largest = max((list(home.values()).count(package) for package in packages), default=0)
     chosen = {home.get(gpu.bdf) for gpu in named} or packages
-    known = all(home.get(gpu.bdf) is not None for gpu in (*named, *free))
-    if not known or not 1 < total <= most or (named and len(chosen) > 1):
+    is_known = all(home.get(gpu.bdf) is not None for gpu in (*named, *free))
+    if not is_known or not 1 < total <= largest or (named and len(chosen) > 1):
         return None
-    found = (
+    sets = (
         tuple(gpu.bdf for gpu in free if home[gpu.bdf] == package)
         for package in sorted(package for package in chosen if package is not None)
     )
-    return tuple(one for one in found if len(one) >= count)
+    return tuple(gpu_set for gpu_set in sets if len(gpu_set) >= count)
 
 
 def _gpu_sets(
@@ -339,7 +351,7 @@ def _gpu_sets(
         for kind, key in (("node", gpu.node), ("switch", switch), ("link", links.get(gpu.bdf))):
             if key is not None:
                 groups.setdefault((kind, key), []).append(gpu.bdf)
-    sets = {frozenset(one) for one in groups.values() if len(one) > 1}
+    sets = {frozenset(bdfs) for bdfs in groups.values() if len(bdfs) > 1}
     return sets if fabric is None else sets | set(map(frozenset, fabric.all_partitions()))
 
 
@@ -357,12 +369,12 @@ def _companions(by_bdf: dict[Bdf, PciDevice], gpu: PciDevice) -> list[Bdf]:
 
 
 def _free_gpus(
-    host: Host, request: GuestRequest, others: Allocations, also: Sequence[Bdf] = ()
+    host: Host, request: GuestRequest, allocations: Allocations, also: Sequence[Bdf] = ()
 ) -> list[PciDevice]:
     """GPUs that may be chosen, or parts of the profile asked for; `also`: named functions that
     count as well. A GPU that is divided cannot leave the host as a whole."""
-    owned = {bdf for bdf, _ in others.devices} | set(request.devices) - set(also)
-    held = frozenset(uuid for uuid, _ in others.mediated)
+    owned = {bdf for bdf, _ in allocations.devices} | set(request.devices) - set(also)
+    used_uuids = frozenset(uuid for uuid, _ in allocations.mediated)
     profile = request.options.gpu_profile
     return [
         gpu
@@ -371,14 +383,14 @@ def _free_gpus(
         and (
             (profile is None and gpu.physical_function is None and not is_divided(gpu))
             or gpu.bdf in also
-            or any(free_parts(host.device_at, gpu.bdf, held, profile))
+            or any(free_parts(host.device_at, gpu.bdf, used_uuids, profile))
         )
     ]
 
 
 def _unknown(bdf: Bdf, host: Host) -> InputError:
     refuse_unshown(host, "PCI")
-    known = [d.bdf for d in host.pci_devices if d.kind is not DeviceKind.BRIDGE]
+    bdfs = [d.bdf for d in host.pci_devices if d.kind is not DeviceKind.BRIDGE]
 
     def difference(other: Bdf) -> tuple[int, int, int, Bdf]:
         return (
@@ -388,7 +400,7 @@ def _unknown(bdf: Bdf, host: Host) -> InputError:
             other,
         )
 
-    nearest = ", ".join(str(other) for other in sorted(known, key=difference)[:3])
+    nearest = ", ".join(str(other) for other in sorted(bdfs, key=difference)[:3])
     gpus = ", ".join(str(gpu.bdf) for gpu in host.devices_of_kind(DeviceKind.GPU)[:16])
     return InputError(
         f"device {bdf}: expected a PCI function of host {host.name!r}, which has "
@@ -407,8 +419,8 @@ def _package_of_gpu(host: Host) -> dict[Bdf, int | None]:
     }
 
 
-def _in_no_package(host: Host, others: Allocations, count: int, free: int) -> Unplannable:
-    in_use = _in_use(host, others)
+def _in_no_package(host: Host, allocations: Allocations, count: int, free: int) -> Unplannable:
+    in_use = _in_use(host, allocations)
     detail = (
         f"needs {count} free GPUs of one package, for no NVLink joins those of two; {free} free, "
         f"not so many in any package{in_use}"
@@ -421,28 +433,30 @@ def _in_no_package(host: Host, others: Allocations, count: int, free: int) -> Un
     )
 
 
-def _in_use(host: Host, others: Allocations) -> str:
+def _in_use(host: Host, allocations: Allocations) -> str:
     owned = [
-        f"{gpu.bdf} by {others.label(domain)}"
+        f"{gpu.bdf} by {allocations.label(domain)}"
         for gpu in host.devices_of_kind(DeviceKind.GPU)
-        if (domain := others.holder(gpu.bdf)) is not None
+        if (domain := allocations.holder(gpu.bdf)) is not None
     ]
     return f"; in use: {', '.join(owned)}" if owned else ""
 
 
-def _too_few(host: Host, request: GuestRequest, others: Allocations, free: int) -> Unplannable:
+def _too_few(host: Host, request: GuestRequest, allocations: Allocations, free: int) -> Unplannable:
     gpus = host.devices_of_kind(DeviceKind.GPU)
-    what = (
+    noun = (
         "GPUs"
         if request.options.gpu_profile is None
         else f"parts of profile {request.options.gpu_profile}"
     )
     total = sum(gpu.physical_function is None for gpu in gpus)
-    found = (
+    free_text = (
         f"{free} free" if request.options.gpu_profile or free > total else f"{free} of {total} free"
     )
-    detail = f"needs {request.options.gpu_count} free {what}, {found}{_in_use(host, others)}"
-    hint = f"ask for at most {free} {what}" if free else None
+    detail = (
+        f"needs {request.options.gpu_count} free {noun}, {free_text}{_in_use(host, allocations)}"
+    )
+    hint = f"ask for at most {free} {noun}" if free else None
     if request.options.gpu_profile is None and any(gpu.parts for gpu in gpus):
         hint = hint or f"GPUs are divided: ask for --gpu-profile, one of {profiles_text(host)}"
     return Unplannable(

@@ -76,11 +76,11 @@ def board_of(names: Iterable[str | None]) -> Board | None:
     >>> board_of(["NVIDIA H100 80GB HBM3"] * 8), board_of(["NVIDIA H100 PCIe"])
     (<Board.HGX_H100: 'hgx-h100'>, None)
     """
-    found = {
+    boards = {
         next((board for pattern, board in _BOARD_OF_NAME if name and pattern.match(name)), None)
         for name in names
     }
-    return found.pop() if len(found) == 1 else None
+    return boards.pop() if len(boards) == 1 else None
 
 
 def partition_sizes(board: Board) -> tuple[int, ...]:
@@ -89,13 +89,15 @@ def partition_sizes(board: Board) -> tuple[int, ...]:
     >>> partition_sizes(Board.HGX_B200)
     (1, 2, 4, 8)
     """
-    return tuple(sorted({len(one.modules) for one in PARTITIONS[board]}))
+    return tuple(sorted({len(partition.modules) for partition in PARTITIONS[board]}))
 
 
 def partition_of(board: Board, modules: Iterable[int]) -> FabricPartition | None:
     """The partition that is exactly these GPUs, or None."""
-    wanted = frozenset(modules)
-    return next((one for one in PARTITIONS[board] if one.modules == wanted), None)
+    module_set = frozenset(modules)
+    return next(
+        (partition for partition in PARTITIONS[board] if partition.modules == module_set), None
+    )
 
 
 def partitions_of_size(
@@ -107,7 +109,7 @@ def partitions_of_size(
     """
     gpu_of = {module: bdf for bdf, module in free.items()}
     return tuple(
-        tuple(sorted(gpu_of[module] for module in one.modules))
-        for one in PARTITIONS[board]
-        if len(one.modules) == count and one.modules <= gpu_of.keys()
+        tuple(sorted(gpu_of[module] for module in partition.modules))
+        for partition in PARTITIONS[board]
+        if len(partition.modules) == count and partition.modules <= gpu_of.keys()
     )

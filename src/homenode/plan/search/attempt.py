@@ -74,8 +74,8 @@ class Attempt:
     @property
     def supply(self) -> tuple[int, ...]:
         """Groups that are needed, and those of each node, whatever their memory."""
-        its = self.search.supplies(self.fallback)
-        return (self.fallback.groups, *(one.groups for one in its))
+        supplies = self.search.supplies(self.fallback)
+        return (self.fallback.groups, *(node.groups for node in supplies))
 
     @property
     def cores(self) -> tuple[object, ...]:
@@ -86,47 +86,51 @@ class Attempt:
     # The solution.
 
     @cached_property
-    def _solved(self) -> tuple[Solution | None, bool]:
+    def _solution(self) -> tuple[Solution | None, bool]:
         """(the solution, whether none fits where there is none): of all nodes and GPUs where pcie.0
         has slots for it."""
-        found, is_known = self._solve(self.problem)
-        if found is None or self._has_slots(found.best):
-            return found, is_known
-        found, is_known = self._solve(replace(self.problem, slots=self.search.slots))
-        if found is None or self._has_slots(found.best):
-            return found, is_known
-        slots, placing = self.search.slots, found.best
-        fewer = slots and slots.narrowed(placing.nodes)
+        solution, is_known = self._solve(self.problem)
+        if solution is None or self._has_slots(solution.best):
+            return solution, is_known
+        solution, is_known = self._solve(replace(self.problem, slots=self.search.slots))
+        if solution is None or self._has_slots(solution.best):
+            return solution, is_known
+        slots, placing = self.search.slots, solution.best
+        fewer = slots and slots.narrow(placing.nodes)
         assert fewer, "only nodes for which there is such a choice were compared"
         is_given = bool(self.request.options.explicit_cells)
         best = best_on(self.problem, placing, fewer, keeps_split=is_given)
-        return (None if best is None else replace(found, best=best, optimal=None)), False
+        return (None if best is None else replace(solution, best=best, optimal=None)), False
 
     def _solve(self, problem: SearchProblem) -> tuple[Solution | None, bool]:
         if not self.request.options.explicit_cells:
             return solve(problem)
         ways, are_all = self._nodes_of_cells
-        found = solve_fixed(problem, ways)
-        return found if found is None or are_all else replace(found, optimal=None), are_all
+        solution = solve_fixed(problem, ways)
+        return solution if solution is None or are_all else replace(solution, optimal=None), are_all
 
     def _has_slots(self, placing: Candidate) -> bool:
         """Whether the devices find the expander buses that they need."""
         if self.search.slots is None:
             return True
-        devices = self.search.options.chosen(placing.gpus)
-        known = (self.host.device_at.get(bdf) for bdf in devices)
-        homes = {one.node for one in known if one is not None and one.node is not None}
+        devices = self.search.options.functions_with(placing.gpus)
+        functions = (self.host.device_at.get(bdf) for bdf in devices)
+        homes = {
+            function.node
+            for function in functions
+            if function is not None and function.node is not None
+        }
         return self.search.slots.suffice(placing.nodes, homes)
 
     @property
     def solution(self) -> Solution | None:
         """The placing of least cost; None where none was found."""
-        return self._solved[0]
+        return self._solution[0]
 
     @property
     def knows_refusal(self) -> bool:
         """Whether it is known that none fits where none was found."""
-        return self._solved[1]
+        return self._solution[1]
 
     @property
     def best(self) -> Candidate:
@@ -144,8 +148,8 @@ class Attempt:
     @property
     def _groups_of_cells(self) -> list[int]:
         """Of the cells given."""
-        each = self.vcpus_of_group
-        return [len(cell.vcpus) // each for cell in self.request.options.explicit_cells]
+        group_size = self.vcpus_of_group
+        return [len(cell.vcpus) // group_size for cell in self.request.options.explicit_cells]
 
     @property
     def vcpus_of_group(self) -> int:
@@ -165,8 +169,8 @@ class Attempt:
             return False
         if sum(supply.groups for supply in self.problem.supplies) < self.problem.groups:
             return False  # too few for the vCPUs themselves
-        left = self.search.free[0].cores_without_vcpus - self.problem.groups
-        return left < self.request.host_reserve.cores
+        cores_left = self.search.free[0].cores_without_vcpus - self.problem.groups
+        return cores_left < self.request.host_reserve.cores
 
     @property
     def is_possible(self) -> bool:
@@ -177,9 +181,9 @@ class Attempt:
             return True
         if self.request.layout.pinning is Pinning.NONE:
             return True
-        used = self._vcpu_pus.bits | self.search.others.vcpu_cores.bits
-        left = sum(not core.pus.bits & used for core in self.host.cores)
-        return left >= self.request.host_reserve.cores
+        used = self._vcpu_pus.bits | self.search.allocations.vcpu_cores.bits
+        cores_left = sum(not core.pus.bits & used for core in self.host.cores)
+        return cores_left >= self.request.host_reserve.cores
 
     # The placement.
 
@@ -197,47 +201,49 @@ class Attempt:
             threads_per_core=self._threads,
             emulator_pus=self._places.emulator_pus,
             iothread_pus=self._places.iothread_pus,
-            devices=problem.devices.options.chosen(best.gpus),
-            fallback=fallback_name(self._span, self._given),
-            relaxations=self._given,
+            devices=problem.devices.options.functions_with(best.gpus),
+            fallback=fallback_name(self._span, self._relaxations),
+            relaxations=self._relaxations,
             layout=self._layout,
             cell_memory_bytes=self._cell_memory,
-            cost=terms(best.cost, (*problem.first, *problem.rest)),
+            cost=terms(best.cost, (*problem.first, *problem.later)),
             optimal=self.solution.optimal,
         )
 
-    def explained(self, rejections: Sequence[Rejection]) -> Placement:
+    def with_explanation(self, rejections: Sequence[Rejection]) -> Placement:
         """The placement with its runners-up, findings and gaps, and these rejections."""
-        search, found = self.search, self.placement
+        search, placement = self.search, self.placement
         assert self._memory_nodes is not None
         findings = placement_findings(
             self.host,
             self.request,
-            found.devices,
-            search.others,
-            given=self._given,
+            placement.devices,
+            search.allocations,
+            relaxations=self._relaxations,
             fallback=self.fallback,
-            own=self._own_nodes,
+            nodes=self._own_nodes,
             memory=self._memory_nodes,
             vcpu_pus=self._vcpu_pus,
             threads=self._threads,
             isolated=self.free.isolated,
         )
         return replace(
-            found,
+            placement,
             runners_up=self._runners_up(),
-            rejections=tuple(replace(one, hint=None) for one in dict.fromkeys(rejections)),
+            rejections=tuple(
+                replace(rejection, hint=None) for rejection in dict.fromkeys(rejections)
+            ),
             findings=(*search.options.findings, *findings, *self._places.findings),
             gaps=(
                 *self._host_gaps(),
-                *search.others.gaps,
+                *search.allocations.gaps,
                 *search.options.gaps,
-                *search.options.unplaced(found.devices),
+                *search.options.node_gaps(placement.devices),
             ),
         )
 
     @cached_property
-    def _given(self) -> tuple[Relaxation, ...]:
+    def _relaxations(self) -> tuple[Relaxation, ...]:
         sizes = {len(cell.pins) for cell in self._cells}
         unequal = self.fallback.equal and len(sizes) > 1
         return (*self.fallback.relaxations, *((Relaxation.UNEQUAL_CELLS,) if unequal else ()))
@@ -268,27 +274,29 @@ class Attempt:
 
     def _runners_up(self) -> tuple[RunnerUp, ...]:
         """Other sets of nodes, and the best that other GPUs would have given on the same nodes."""
-        problem, names = self.problem, (*self.problem.first, *self.problem.rest)
+        problem, names = self.problem, (*self.problem.first, *self.problem.later)
         assert self.solution is not None
-        own = terms(self.best.cost, names)
-        found = [one for one in self.solution.runners_up() if self._has_slots(one)]
+        cost_terms = terms(self.best.cost, names)
+        candidates = [
+            candidate for candidate in self.solution.runners_up() if self._has_slots(candidate)
+        ]
         is_given = bool(self.request.options.explicit_cells)
         other = without_first_gpu(problem, self.best, keeps_split=is_given)
         if (
             other is not None
             and self._has_slots(other)
-            and all(other.cost != one.cost for one in found)
+            and all(other.cost != candidate.cost for candidate in candidates)
         ):
-            found.append(other)
+            candidates.append(other)
         result = []
         options = problem.devices.options
-        for placing in found:
+        for placing in candidates:
             theirs = terms(placing.cost, names)
-            differing = next(a.name for a, b in zip(own, theirs, strict=True) if a != b)
+            differing = next(a.name for a, b in zip(cost_terms, theirs, strict=True) if a != b)
             nodes = tuple(NodeIndex(node) for node in placing.cost.nodes)
-            gpus = options.chosen(placing.gpus) if options.count else ()
+            gpus = options.functions_with(placing.gpus) if options.count else ()
             result.append(RunnerUp(nodes, theirs, differing, gpus))
-        return tuple(sorted(result, key=lambda one: [term.value for term in one.cost]))
+        return tuple(sorted(result, key=lambda candidate: [term.value for term in candidate.cost]))
 
     def _host_gaps(self) -> Iterator[Gap]:
         host = self.host
@@ -304,7 +312,9 @@ class Attempt:
 
     @cached_property
     def _cells(self) -> tuple[PinnedCell, ...]:
-        return tuple(self._assigned() if self.request.options.explicit_cells else self._pinned())
+        return tuple(
+            self._assign_cells() if self.request.options.explicit_cells else self._pin_cells()
+        )
 
     @property
     def _pins(self) -> tuple[CpuSet, ...]:
@@ -314,7 +324,7 @@ class Attempt:
     def _vcpu_pus(self) -> CpuSet:
         return CpuSet.from_bits(sum(g.pus for cell in self._cells for g in cell.groups))
 
-    def _pinned(self) -> Iterator[PinnedCell]:
+    def _pin_cells(self) -> Iterator[PinnedCell]:
         """Node by node; mixed kinds make two cells of a node, performance cores first."""
         idle = self.fallback.idle_siblings(self.request)
         for node, number in self.best.split:
@@ -326,12 +336,14 @@ class Attempt:
                     last = node == self.best.split[-1][0]
                     yield self._cell(node, part, idle if last else 0)
 
-    def _assigned(self) -> Iterator[PinnedCell]:
+    def _assign_cells(self) -> Iterator[PinnedCell]:
         """As the user gives them, in that order; those of one node share its groups out."""
         best, nodes = self.best, self._nodes_of_cells[0][self.best.split]
-        left = {node: self.problem.supplies[node].allocate(number) for node, number in best.split}
+        unassigned = {
+            node: self.problem.supplies[node].allocate(number) for node, number in best.split
+        }
         for node, number in zip(nodes, self._groups_of_cells, strict=True):
-            part, left[node] = left[node][:number], left[node][number:]
+            part, unassigned[node] = unassigned[node][:number], unassigned[node][number:]
             yield self._cell(node, part)
 
     def _cell(self, node: int, part: tuple[SiblingGroup, ...], idle: int = 0) -> PinnedCell:
@@ -364,11 +376,13 @@ class Attempt:
         free, fallback, split = self.free, self.fallback, self.best.split
         kinds = fallback.grouping.kinds
         cores = [pus for pus, shape in free.nodes[node].cores if shape.kind in kinds]
-        whole = sum(shape.whole for other, _ in split for _, shape in free.nodes[other].cores)
+        whole_cores = sum(
+            shape.is_whole for other, _ in split for _, shape in free.nodes[other].cores
+        )
         if (
             node == split[-1][0]
             and fallback.keeps_core
-            and free.cores_without_vcpus <= whole
+            and free.cores_without_vcpus <= whole_cores
             and len(cores) > split[-1][1]
         ):
             cores = cores[: -self.request.host_reserve.cores or None]
@@ -380,31 +394,41 @@ class Attempt:
     def _memory_nodes(self) -> tuple[NodeIndex, ...] | None:
         """Nodes that hold the memory: the VM's own and the fewest others that it takes, of these
         the nearest. None where even all that are allowed hold too little."""
-        search, own = self.search, self._own_nodes
+        search, own_nodes = self.search, self._own_nodes
         memory = search.memory_on(self.fallback)
-        chosen = list(own)
+        chosen = list(own_nodes)
         if self.fallback.memory is MemoryRule.ELSEWHERE:
-            wanted = self.problem.pages_anywhere
-            pages = {n: wanted if its.pages is None else its.pages for n, its in memory.items()}
+            missing_pages = self.problem.pages_anywhere
+            pages = {
+                n: missing_pages if node_memory.pages is None else node_memory.pages
+                for n, node_memory in memory.items()
+            }
             at = {node.index: position for position, node in enumerate(self.host.nodes)}
             between = search.distances.between
-            others = sorted(
-                (node for node in memory if node not in own),
-                key=lambda n: (min(between[at[n]][at[o]] for o in own), n),
+            other_nodes = sorted(
+                (node for node in memory if node not in own_nodes),
+                key=lambda n: (min(between[at[n]][at[o]] for o in own_nodes), n),
             )
-            most = (self.request.options.max_nodes or len(memory)) - len(own)
-            wanted -= sum(pages[node] for node in own)
+            most_further = (self.request.options.max_nodes or len(memory)) - len(own_nodes)
+            missing_pages -= sum(pages[node] for node in own_nodes)
 
             def largest(nodes: Sequence[NodeIndex], count: int) -> int:
                 return sum(sorted((pages[node] for node in nodes), reverse=True)[:count])
 
-            left = next((n for n in range(most + 1) if largest(others, n) >= wanted), None)
-            if left is None:
+            further = next(
+                (n for n in range(most_further + 1) if largest(other_nodes, n) >= missing_pages),
+                None,
+            )
+            if further is None:
                 return None
-            for position, node in enumerate(others):
-                if left and pages[node] + largest(others[position + 1 :], left - 1) >= wanted:
+            for position, node in enumerate(other_nodes):
+                if (
+                    further
+                    and pages[node] + largest(other_nodes[position + 1 :], further - 1)
+                    >= missing_pages
+                ):
                     chosen.append(node)
-                    wanted, left = wanted - pages[node], left - 1
+                    missing_pages, further = missing_pages - pages[node], further - 1
         return tuple(sorted(index for node in chosen for index in memory[node].nodes))
 
     @property
@@ -427,8 +451,8 @@ class Attempt:
         space = []
         for i, cell in enumerate(cells):
             pages = self.problem.memory[cell.node].pages
-            here = sum(other.node == cell.node for other in cells)
-            space.append(total if pages is None else max(1, (pages - owned[i]) // here))
+            cells_there = sum(other.node == cell.node for other in cells)
+            space.append(total if pages is None else max(1, (pages - owned[i]) // cells_there))
         shares = pages_within(total, [len(cell.pins) for cell in cells], space)
         return tuple(share * page for share in shares)
 
@@ -438,39 +462,39 @@ class Attempt:
     def _places(self) -> ThreadPlaces:
         request, search, problem = self.request, self.search, self.problem
         iothreads = len(request.guest.iothread_ids)
-        asked, policy = request.options.emulator_pus, request.options.emulator_policy
+        emulator_pus, policy = request.options.emulator_pus, request.options.emulator_policy
         if request.layout.pinning is Pinning.NONE:
             return ThreadPlaces(None, ())
-        if asked is None and request.layout.pinning is Pinning.NODE:
+        if emulator_pus is None and request.layout.pinning is Pinning.NODE:
             return shared_places(CpuSet.union(self._pins), iothreads)
-        if asked is None and policy is EmulatorPolicy.SHARE:
+        if emulator_pus is None and policy is EmulatorPolicy.SHARE:
             return shared_places(self._vcpu_pus, iothreads)
-        if asked is None and policy is EmulatorPolicy.NONE:
+        if emulator_pus is None and policy is EmulatorPolicy.NONE:
             return ThreadPlaces(None, ())
         housekeeping = policy is EmulatorPolicy.HOUSEKEEPING
-        if housekeeping and asked is None and request.housekeeping_pus:
-            asked = request.housekeeping_pus
-        own = [node for node, _ in self.best.split]
+        if housekeeping and emulator_pus is None and request.housekeeping_pus:
+            emulator_pus = request.housekeeping_pus
+        own_nodes = [node for node, _ in self.best.split]
         rows = problem.devices.rows(self.best.gpus)
 
         def to_devices(node: int) -> tuple[int, int]:
             return sum(row[node] for row in rows), node
 
         def to_own(node: int) -> tuple[int, int]:
-            return min(problem.distances.between[node][o] for o in own), node
+            return min(problem.distances.between[node][o] for o in own_nodes), node
 
-        others = [node for node in range(len(problem.supplies)) if node not in own]
-        order = [*sorted(own, key=to_devices), *sorted(others, key=to_own)]
+        other_nodes = [node for node in range(len(problem.supplies)) if node not in own_nodes]
+        order = [*sorted(own_nodes, key=to_devices), *sorted(other_nodes, key=to_own)]
         open_pus = search.free[1].pus - search.free[1].isolated - self._vcpu_pus
-        service = search.others.service_cores & open_pus
+        service = search.allocations.service_cores & open_pus
         serving = [core.pus for core in self.host.cores if core.pus <= service] if service else []
         shared = [
             pus for node in order for pus in serving if pus <= problem.supplies[node].cores.pus
         ]
-        wanted = ThreadRequest(
+        thread_request = ThreadRequest(
             vcpu_pus=self._vcpu_pus,
             iothreads=iothreads,
-            emulator_pus=asked,
+            emulator_pus=emulator_pus,
             own_cores=self._own_cores,
             service_cores=tuple(shared),
             housekeeping_pus=request.housekeeping_pus - search.free[1].isolated,
@@ -478,7 +502,7 @@ class Attempt:
             on_every_node=request.page_bytes is not None
             and request.layout.memory is not MemoryBinding.KEEP,
         )
-        return thread_places(self.free, order, len(own), wanted)
+        return thread_places(self.free, order, len(own_nodes), thread_request)
 
     def _own_cores(self, node: int) -> int:
         """Cores of a node that an emulator may have to itself: those that the node's free GPUs do
@@ -487,19 +511,19 @@ class Attempt:
         gpus = self.best.gpus | search.options.named_gpus
         taken = self._vcpu_pus.bits
         free = self.free.nodes[node].cores
-        spare = sum(shape.whole and not pus & taken for pus, shape in free)
-        every = [gpu for gpu in search.options.gpus if gpu.home == cores.index]
-        left = sum(not gpus >> gpu.number & 1 for gpu in every)
-        if not left:
+        spare = sum(shape.is_whole and not pus & taken for pus, shape in free)
+        home_gpus = [gpu for gpu in search.options.gpus if gpu.home == cores.index]
+        free_gpus = sum(not gpus >> gpu.number & 1 for gpu in home_gpus)
+        if not free_gpus:
             return spare
         of_node = sum(not core.pus.bits & ~cores.pus.bits for core in self.host.cores)
-        owned = {bdf for bdf, _ in search.others.devices}
-        total = len(every) + sum(
+        owned = {bdf for bdf, _ in search.allocations.devices}
+        total = len(home_gpus) + sum(
             device.node == cores.index
             for bdf in owned
             if (device := self.host.device(bdf)) and device.kind is DeviceKind.GPU
         )
-        return max(0, spare - left * (of_node // total))
+        return max(0, spare - free_gpus * (of_node // total))
 
 
 def _pins(groups: Sequence[SiblingGroup]) -> Iterator[CpuSet]:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 class GroupRange(NamedTuple):
     """At least and at most so many groups on a node."""
 
-    least: int
-    most: int
+    lowest: int
+    highest: int
 
 
 class CellSplits(NamedTuple):
@@ -20,23 +20,25 @@ class CellSplits(NamedTuple):
     ranges: tuple[GroupRange, ...]
 
 
-def least_uneven(most: Sequence[int], groups: int) -> CellSplits:
+def least_uneven(limits: Sequence[int], groups: int) -> CellSplits:
     """The least uneven splits over nodes that hold so many groups each, together as many as the
     groups at least: all nodes filled to one level, as far as they go.
 
     >>> [tuple(one) for one in least_uneven((16, 4, 16), 21).ranges]
     [(8, 9), (4, 4), (8, 9)]
     """
-    low, over = divmod(groups, len(most))
-    if min(most) < low + (over > 0):
-        low = fill_level([0] * len(most), most, groups)
-        over = groups - sum([min(limit, low) for limit in most])
-    ranges = tuple([GroupRange(min(one, low), min(one, low + (over > 0))) for one in most])
+    low, over = divmod(groups, len(limits))
+    if min(limits) < low + (over > 0):
+        low = fill_level([0] * len(limits), limits, groups)
+        over = groups - sum([min(limit, low) for limit in limits])
+    ranges = tuple(
+        [GroupRange(min(maximum, low), min(maximum, low + (over > 0))) for maximum in limits]
+    )
     squares = sum([least * least for least, _ in ranges])
     return CellSplits(squares + over * (2 * low + 1), ranges)
 
 
-def fill_level(least: Sequence[int], most: Sequence[int], total: int) -> int:
+def fill_level(least: Sequence[int], limits: Sequence[int], total: int) -> int:
     """The highest level to which all can be filled at least, each from its least to its most, that
     comes to no more than the total.
 
@@ -44,10 +46,10 @@ def fill_level(least: Sequence[int], most: Sequence[int], total: int) -> int:
     3
     """
 
-    def filled(level: int) -> int:
-        return sum([min(max(low, level), high) for low, high in zip(least, most, strict=True)])
+    def total_at(level: int) -> int:
+        return sum([min(max(low, level), high) for low, high in zip(least, limits, strict=True)])
 
-    return bisect_right(range(max(most, default=0) + 1), total, key=filled) - 1
+    return bisect_right(range(max(limits, default=0) + 1), total, key=total_at) - 1
 
 
 def even_split(ranges: Sequence[GroupRange], total: int) -> tuple[int, ...]:
@@ -56,13 +58,13 @@ def even_split(ranges: Sequence[GroupRange], total: int) -> tuple[int, ...]:
     >>> even_split([GroupRange(0, 8), GroupRange(0, 1), GroupRange(0, 8)], 8)
     (4, 1, 3)
     """
-    least, most = [one.least for one in ranges], [one.most for one in ranges]
+    least, limits = [bounds.lowest for bounds in ranges], [bounds.highest for bounds in ranges]
     if sum(least) == total:
         return tuple(least)
-    level = fill_level(least, most, total)
-    split = [min(max(low, level), high) for low, high in zip(least, most, strict=True)]
+    level = fill_level(least, limits, total)
+    split = [min(max(low, level), high) for low, high in zip(least, limits, strict=True)]
     over = total - sum(split)
-    for i, high in enumerate(most):
+    for i, high in enumerate(limits):
         if over and split[i] == level and level < high:
             split[i] += 1
             over -= 1

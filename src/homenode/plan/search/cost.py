@@ -81,12 +81,12 @@ def order(
         first.insert(place, "gpus_away_from_home")
     if shares:
         first.insert(0, "vcpus_beyond_cores")
-    rest: tuple[str, ...] = _REST[policy is Policy.ANY :]  # any: without device_distance
+    later: tuple[str, ...] = _REST[policy is Policy.ANY :]  # any: without device_distance
     if even_splits:
         # Before the devices: a GPU's own node is chosen by now, and vCPUs moved to it from the
         # others save a few steps of distance for some of the memory.
-        rest = ("unevenness", *(name for name in rest if name != "unevenness"))
-    return tuple(first), rest
+        later = ("unevenness", *(name for name in later if name != "unevenness"))
+    return tuple(first), later
 
 
 def terms(cost: Cost, names: tuple[str, ...]) -> tuple[CostTerm, ...]:

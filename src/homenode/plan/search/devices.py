@@ -23,27 +23,27 @@ class Home(Struct, frozen=True, kw_only=True):
     to_package: tuple[int, ...]  # package-level SLIT distance to each package
     to_node: tuple[int, ...]  # SLIT distance to each node
     # (class, the packages (bits) at that distance or nearer), ascending
-    near: tuple[tuple[int, int], ...]
+    packages_by_class: tuple[tuple[int, int], ...]
 
     @classmethod
-    def seen(cls, node: int, to_package: Sequence[int], to_node: Sequence[int]) -> "Home":
+    def at_distances(cls, node: int, to_package: Sequence[int], to_node: Sequence[int]) -> "Home":
         """The home at these distances."""
         at: dict[int, int] = {}
         for package, distance in enumerate(to_package):
             at[distance] = at.get(distance, 0) | 1 << package
         classes = sorted(at)
-        near = zip(classes, accumulate(map(at.__getitem__, classes), or_), strict=True)
+        near_packages = zip(classes, accumulate(map(at.__getitem__, classes), or_), strict=True)
         return cls(
             node=node,
             to_package=tuple(to_package),
             to_node=tuple(to_node),
-            near=tuple(near),
+            packages_by_class=tuple(near_packages),
         )
 
     def class_to(self, packages: int) -> int:
         """Package-level distance to the nearest of these packages (bits)."""
-        for distance, near in self.near:
-            if near & packages:
+        for distance, near_packages in self.packages_by_class:
+            if near_packages & packages:
                 return distance
         return 0
 
@@ -68,10 +68,10 @@ class HomeGpus(Struct, frozen=True, kw_only=True):
 
     def device_class(self, packages: int) -> int:
         """The class of one of these GPUs with its NICs; 0 where no node is known."""
-        own = 0 if self.home is None else self.home.class_to(packages)
+        gpu_class = 0 if self.home is None else self.home.class_to(packages)
         if not self.nics:
-            return own
-        return max(own, *(nic.class_to(packages) for nic in self.nics))
+            return gpu_class
+        return max(gpu_class, *(nic.class_to(packages) for nic in self.nics))
 
 
 class GpuGroup(Struct, frozen=True, kw_only=True):
@@ -82,24 +82,26 @@ class GpuGroup(Struct, frozen=True, kw_only=True):
     nodes: tuple[tuple[int, int], ...]  # (count, nodes with so many of them)
 
     @classmethod
-    def of(cls, homes: Iterable[HomeGpus]) -> "GpuGroup":
+    def from_homes(cls, homes: Iterable[HomeGpus]) -> "GpuGroup":
         """Those of these homes."""
-        its = tuple(homes)
+        home_gpus = tuple(homes)
         count_of_node: dict[int, int] = {}
-        for one in its:
-            if one.home is not None:
-                count_of_node[one.home.node] = count_of_node.get(one.home.node, 0) + one.count
-        homeless = sum(one.count for one in its if one.home is None)
-        return cls(homes=its, homeless=homeless, nodes=_by_count(count_of_node))
+        for home in home_gpus:
+            if home.home is not None:
+                count_of_node[home.home.node] = count_of_node.get(home.home.node, 0) + home.count
+        homeless = sum(home.count for home in home_gpus if home.home is None)
+        return cls(homes=home_gpus, homeless=homeless, nodes=_by_count(count_of_node))
 
     def away(self, count: int, nodes: int) -> int:
         """How many are away from home, at least, if `count` are chosen for these nodes (bits)."""
-        here = sum([each * (homes & nodes).bit_count() for each, homes in self.nodes])
-        return max(0, count - self.homeless - here)
+        count_at_home = sum(
+            [node_count * (homes & nodes).bit_count() for node_count, homes in self.nodes]
+        )
+        return max(0, count - self.homeless - count_at_home)
 
     def classes(self, packages: int) -> list[int]:
         """Of the GPUs of each home, for nodes of these packages (bits)."""
-        return [one.device_class(packages) for one in self.homes]
+        return [home.device_class(packages) for home in self.homes]
 
     def least_class(self, count: int, classes: Sequence[int]) -> int | None:
         """The class of the worst of the `count` that are nearest; None where there are not so
@@ -110,13 +112,13 @@ class GpuGroup(Struct, frozen=True, kw_only=True):
                 return limit
         return None
 
-    def near(self, nodes: int) -> tuple[list[HomeGpus], list[HomeGpus]]:
+    def split_by_home(self, nodes: int) -> tuple[list[HomeGpus], list[HomeGpus]]:
         """(GPUs at home on these nodes or anywhere, the others)."""
         at_home: list[HomeGpus] = []
-        others: list[HomeGpus] = []
-        for one in self.homes:
-            (at_home if one.home is None or one.home.node & nodes else others).append(one)
-        return at_home, others
+        far: list[HomeGpus] = []
+        for home in self.homes:
+            (at_home if home.home is None or home.home.node & nodes else far).append(home)
+        return at_home, far
 
 
 class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
@@ -150,13 +152,15 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
             # Functions that are near to nothing do not count.
             weight = 0 if home is None else self.options.gpus[number].weight
             weights[weight] = weights.get(weight, 0) | 1 << number
-        return GpuGroup.of(
+        return GpuGroup.from_homes(
             HomeGpus(
                 home=home,
                 nics=nics,
                 by_weight=tuple(sorted(weights.items())),
                 count=sum([gpus.bit_count() for gpus in weights.values()]),
-                weight=sum([each * gpus.bit_count() for each, gpus in weights.items()]),
+                weight=sum(
+                    [weight_each * gpus.bit_count() for weight_each, gpus in weights.items()]
+                ),
             )
             for home, nics, weights in by_home.values()
         )
@@ -164,9 +168,9 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def homes(self) -> tuple[Home, ...]:
         """The homes of all of them, each once."""
-        found = {id(one.home): one.home for one in self.named}
-        found |= {id(home): home for home in self.gpu_homes if home is not None}
-        return tuple(found.values())
+        homes_by_id = {id(device.home): device.home for device in self.named}
+        homes_by_id |= {id(home): home for home in self.gpu_homes if home is not None}
+        return tuple(homes_by_id.values())
 
     @cached_property
     def home_nodes(self) -> int:
@@ -177,33 +181,35 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
     def named_rows(self) -> tuple[int, ...]:
         """The distances of what the VM gets in any case to each node, in sum."""
         nodes = range(len(self.distances.packages))
-        return tuple([sum([one.home.to_node[node] for one in self.named]) for node in nodes])
+        return tuple([sum([device.home.to_node[node] for device in self.named]) for node in nodes])
 
     def rows(self, gpus: int) -> list[tuple[int, ...]]:
         """The distances to each node of what the VM gets in any case, and of these GPUs (bits)."""
         homes = (home for i, home in enumerate(self.gpu_homes) if gpus >> i & 1)
-        named = [one.home.to_node for one in self.named]
+        named = [device.home.to_node for device in self.named]
         return named + [home.to_node for home in homes if home is not None]
 
     @cached_property
     def _named_gpus(self) -> dict[int, int]:
         """GPUs that the VM gets in any case, by their node (a bit, 0 = none with PUs)."""
-        found: dict[int, int] = {}
-        for one in self.named:
-            if one.is_gpu:
-                found[one.home.node] = found.get(one.home.node, 0) + 1
-        return found
+        count_of_node: dict[int, int] = {}
+        for device in self.named:
+            if device.is_gpu:
+                count_of_node[device.home.node] = count_of_node.get(device.home.node, 0) + 1
+        return count_of_node
 
     @cached_property
     def _pulling(self) -> tuple[Home, ...]:
-        return tuple({id(one.home): one.home for one in self.named if one.pulls}.values())
+        return tuple(
+            {id(device.home): device.home for device in self.named if device.pulls}.values()
+        )
 
     @cached_property
     def _least(self) -> dict[int, int]:
         return {}
 
     @cached_property
-    def _near(self) -> dict[tuple[int, int], tuple[int, tuple[GpuGroup, ...]]]:
+    def _near_groups(self) -> dict[tuple[int, int], tuple[int, tuple[GpuGroup, ...]]]:
         return {}
 
     def least_class(self, packages: int) -> int:
@@ -216,8 +222,10 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
     def _class(self, classes: Sequence[tuple[GpuGroup, list[int]]], packages: int) -> int:
         """The least that one of these groups, with its classes, can come to."""
         worst = max([home.class_to(packages) for home in self._pulling], default=0)
-        found = [group.least_class(self.options.count, its) for group, its in classes]
-        return max(worst, min([one for one in found if one is not None], default=0))
+        least_classes = [
+            group.least_class(self.options.count, group_classes) for group, group_classes in classes
+        ]
+        return max(worst, min([least for least in least_classes if least is not None], default=0))
 
     def device_class(self, nodes: int) -> int:
         """The class of the worst device, for a set of nodes (bits)."""
@@ -235,29 +243,33 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
             return groups
         away = [group.away(count, nodes) for group in groups]
         least = min(away)
-        return [group for group, each in zip(groups, away, strict=True) if each == least]
+        return [
+            group for group, away_count in zip(groups, away, strict=True) if away_count == least
+        ]
 
     def _class_and_groups(self, nodes: int) -> tuple[int, tuple[GpuGroup, ...]]:
         # GPUs that must be at home are chosen by the nodes, others by their packages alone.
         key = self.distances.packages_of(nodes), nodes if self.requires_home else 0
-        if key not in self._near:
-            self._near[key] = self._near_packages(*key)
-        return self._near[key]
+        if key not in self._near_groups:
+            self._near_groups[key] = self._near_packages(*key)
+        return self._near_groups[key]
 
     def _near_packages(self, packages: int, nodes: int) -> tuple[int, tuple[GpuGroup, ...]]:
-        groups, found = self.groups, []
+        groups, near_groups = self.groups, []
         if self.requires_home:
-            groups = tuple([GpuGroup.of(group.near(nodes)[0]) for group in groups])
+            groups = tuple([GpuGroup.from_homes(group.split_by_home(nodes)[0]) for group in groups])
         classes = [(group, group.classes(packages)) for group in groups]
         # What named devices cost anyway costs nothing more.
         limit = self._class(classes, packages)
-        for group, its in classes:
-            if self.compares_classes and max(its, default=0) > limit:
-                homes = zip(group.homes, its, strict=True)
-                group = GpuGroup.of([one for one, worst in homes if worst <= limit])
-            if sum([one.count for one in group.homes]) >= self.options.count:
-                found.append(group)
-        return limit, tuple(found)
+        for group, group_classes in classes:
+            if self.compares_classes and max(group_classes, default=0) > limit:
+                homes = zip(group.homes, group_classes, strict=True)
+                group = GpuGroup.from_homes(
+                    [gpus_of_home for gpus_of_home, worst in homes if worst <= limit]
+                )
+            if sum([gpus_of_home.count for gpus_of_home in group.homes]) >= self.options.count:
+                near_groups.append(group)
+        return limit, tuple(near_groups)
 
     def away(self, nodes: int) -> int:
         """GPUs away from home, for a set of nodes (bits) that near_groups() has groups for."""

@@ -79,12 +79,14 @@ class DistanceMatrix:
         """Packages (bits) of a set of nodes, where packages are numbered from 0."""
         if len(self.nodes_of_package) == len(self.packages):
             return nodes
-        known = self._spanned.get(nodes)
-        if known is None:
+        packages = self._spanned.get(nodes)
+        if packages is None:
             of_package = self.nodes_of_package.items()
-            known = sum([1 << package for package, its in of_package if its & nodes])
-            self._spanned[nodes] = known
-        return known
+            packages = sum(
+                [1 << package for package, package_nodes in of_package if package_nodes & nodes]
+            )
+            self._spanned[nodes] = packages
+        return packages
 
     def worst(self, nodes: int) -> int:
         """The worst distance between two nodes of a set; 10 for one node."""
@@ -99,11 +101,11 @@ class DistanceMatrix:
             positions = tuple(members(nodes))
             rows = (self.between[a] for a in positions)
             return max(row[b] for i, row in enumerate(rows) for b in positions[i + 1 :])
-        level, most = 0, len(self.levels) - 1
+        level, last = 0, len(self.levels) - 1
         for node in members(nodes):
-            while level < most and nodes & self._beyond[level][node]:
+            while level < last and nodes & self._beyond[level][node]:
                 level += 1
-            if level == most:
+            if level == last:
                 break
         return self.levels[level]
 
@@ -130,7 +132,9 @@ class DistanceMatrix:
                     exactly[at[distance]][node] |= 1 << other
         farther = [[0] * len(self.between)]
         for masks in reversed(exactly[1:]):
-            farther.append([mask | more for mask, more in zip(masks, farther[-1], strict=True)])
+            farther.append(
+                [mask | farther_mask for mask, farther_mask in zip(masks, farther[-1], strict=True)]
+            )
         return tuple(map(tuple, reversed(farther)))
 
 

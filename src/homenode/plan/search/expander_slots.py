@@ -37,33 +37,40 @@ class ExpanderSlots(Struct, frozen=True, kw_only=True, dict=True):
         if nodes.bit_count() <= self.free:
             return True
         if homes is None and self.options.count:
-            return self.narrowed(nodes) is not None
+            return self.narrow(nodes) is not None
         return len(self._new_cells(nodes, self.certain if homes is None else homes)) <= self.free
 
-    def narrowed(self, nodes: int) -> DeviceOptions | None:
+    def narrow(self, nodes: int) -> DeviceOptions | None:
         """The options with GPUs of so few cells on these nodes (bits) alone that the slots suffice:
         of those with the most GPUs at home, else with the most. None where these are too few."""
         for prefers_own in (True, False):
-            groups = [self._kept(homes, nodes, prefers_own) for homes in self._gpus_of_home]
-            found = self.options.among(groups)
-            if found is not None:
-                return found
+            groups = [
+                self._gpus_with_slots(homes, nodes, prefers_own) for homes in self._gpus_of_home
+            ]
+            options = self.options.among(groups)
+            if options is not None:
+                return options
         return None
 
-    def _kept(self, homes: Mapping[NodeIndex | None, int], nodes: int, prefers_own: bool) -> int:
+    def _gpus_with_slots(
+        self, homes: Mapping[NodeIndex | None, int], nodes: int, prefers_own: bool
+    ) -> int:
         """Those of the GPUs of these homes; none where certain devices need too many slots."""
         certain = self._new_cells(nodes, self.certain)
         room = self.free - len(certain)
-        own, every = Counter[int | None](), dict[int | None, int]()
+        own_count, gpus_of_cell = Counter[int | None](), dict[int | None, int]()
         for home, gpus in homes.items():
             is_own = home in self.nodes and bool(nodes >> self.nodes.index(home) & 1)
             if is_own or home is None or not self.at_home:
                 cell = self._cell(home, nodes)
-                own[cell] += is_own * prefers_own * gpus.bit_count()
-                every[cell] = every.get(cell, 0) | gpus
-        served = every.keys() & (certain | self.cells_with_bus | {None})
-        most = sorted(every.keys() - served, key=lambda one: (-own[one], -every[one].bit_count()))
-        return sum(every[cell] for cell in (*served, *most[:room])) if room >= 0 else 0
+                own_count[cell] += is_own * prefers_own * gpus.bit_count()
+                gpus_of_cell[cell] = gpus_of_cell.get(cell, 0) | gpus
+        served = gpus_of_cell.keys() & (certain | self.cells_with_bus | {None})
+        unserved = sorted(
+            gpus_of_cell.keys() - served,
+            key=lambda one: (-own_count[one], -gpus_of_cell[one].bit_count()),
+        )
+        return sum(gpus_of_cell[cell] for cell in (*served, *unserved[:room])) if room >= 0 else 0
 
     def _new_cells(self, nodes: int, homes: Iterable[NodeIndex]) -> set[int | None]:
         """The cells that need a bus for devices of these host nodes."""
@@ -81,12 +88,12 @@ class ExpanderSlots(Struct, frozen=True, kw_only=True, dict=True):
         """The nodes of the search, the nearest to a host node first; none where none is known."""
 
         def nearest(home: NodeIndex | None) -> list[int]:
-            own = [self.nodes.index(home)] if home in self.nodes else []
-            known = {node.index for node in self.host.nodes}
-            if self.host.distances is None or home is None or home not in known:
-                return own
+            own_position = [self.nodes.index(home)] if home in self.nodes else []
+            indices = {node.index for node in self.host.nodes}
+            if self.host.distances is None or home is None or home not in indices:
+                return own_position
             row = [self.host.distance(home, node) or 0 for node in self.nodes]
-            return own + sorted(range(len(row)), key=row.__getitem__)
+            return own_position + sorted(range(len(row)), key=row.__getitem__)
 
         return cache(nearest)
 
@@ -111,8 +118,12 @@ def expander_slots(
         return None
     document = PcieDocument(request.guest, len(nodes), ())
     free = len(document.expander_slots())
-    known = (host.device_at.get(bdf) for bdf in options.chosen(0))
-    certain = frozenset(one.node for one in known if one is not None and one.node is not None)
+    functions = (host.device_at.get(bdf) for bdf in options.functions_with(0))
+    certain = frozenset(
+        function.node
+        for function in functions
+        if function is not None and function.node is not None
+    )
     if min(len(nodes), len(certain) + options.count) <= free:
         return None
     return ExpanderSlots(

@@ -41,12 +41,12 @@ class _Home(NamedTuple):
     total: int
 
     @classmethod
-    def of(cls, row: tuple[int, ...], homes: Sequence[HomeGpus]) -> "_Home":
+    def merge(cls, row: tuple[int, ...], homes: Sequence[HomeGpus]) -> "_Home":
         if len(homes) == 1:
             return cls(row, homes[0].by_weight, homes[0].count)
         weights: dict[int, int] = {}
-        for each, gpus in [one for home in homes for one in home.by_weight]:
-            weights[each] = weights.get(each, 0) | gpus
+        for weight, gpus in [weighted for home in homes for weighted in home.by_weight]:
+            weights[weight] = weights.get(weight, 0) | gpus
         return cls(row, tuple(sorted(weights.items())), sum([home.count for home in homes]))
 
     def times(self, number: int) -> tuple[int, ...]:
@@ -57,13 +57,13 @@ class _Home(NamedTuple):
     def first(self, number: int) -> tuple[int, int, tuple[int, int] | None]:
         """(sure GPUs, their weight with the tied ones, (tied GPUs, how many of them))."""
         sure, weight = 0, 0
-        for each, gpus in self.by_weight:
-            here = gpus.bit_count()
-            if here > number:
-                return sure, weight + each * number, (gpus, number) if number else None
+        for weight_each, gpus in self.by_weight:
+            count = gpus.bit_count()
+            if count > number:
+                return sure, weight + weight_each * number, (gpus, number) if number else None
             sure |= gpus
-            weight += each * here
-            number -= here
+            weight += weight_each * count
+            number -= count
         return sure, weight, None
 
 
@@ -73,65 +73,67 @@ class _Splits(NamedTuple):
     ranges: Ranges
     low: tuple[int, ...]  # the least groups of each node, and how many more it may get
     room: tuple[int, ...]  # the least groups of each node, and how many more it may get
-    left: int  # so many more than the least ones
+    extra: int  # groups beyond the least ones
     wide: tuple[int, ...]  # the nodes with room
 
     @classmethod
     def within(cls, ranges: Ranges, groups: int) -> "_Splits":
-        low = tuple([one.least for one in ranges])
-        room = tuple([one.most - one.least for one in ranges])
-        wide = tuple([i for i, more in enumerate(room) if more])
+        low = tuple([bounds.lowest for bounds in ranges])
+        room = tuple([bounds.highest - bounds.lowest for bounds in ranges])
+        wide = tuple([i for i, space in enumerate(room) if space])
         return cls(ranges, low, room, groups - sum(low), wide)
 
     def distance(self, weights: Sequence[int]) -> int:
         """The least sum of groups times the weight of their node."""
         total: int = sum(map(mul, self.low, weights))
-        left = self.left
-        for i in sorted(self.wide, key=weights.__getitem__) if left else ():
+        unplaced = self.extra
+        for i in sorted(self.wide, key=weights.__getitem__) if unplaced else ():
             total += self.room[i] * weights[i]
-            left -= self.room[i]
-            if left <= 0:
-                return total + left * weights[i]
+            unplaced -= self.room[i]
+            if unplaced <= 0:
+                return total + unplaced * weights[i]
         return total
 
     def nearest(self, weights: Sequence[int]) -> list[int]:
         """The first split that comes to distance()."""
-        split, left = list(self.low), self.left
-        for _, i in sorted(zip(weights, range(len(split)), strict=True)) if left else ():
-            more = min(self.room[i], left)
-            split[i] += more
-            left -= more
-            if not left:
+        split, unplaced = list(self.low), self.extra
+        for _, i in sorted(zip(weights, range(len(split)), strict=True)) if unplaced else ():
+            added = min(self.room[i], unplaced)
+            split[i] += added
+            unplaced -= added
+            if not unplaced:
                 break
         return split
 
     def all_nearest(self, weights: Sequence[int]) -> Ranges:
         """The ranges narrowed to the splits that come to distance()."""
-        left = self.left
-        if not left:
+        unplaced = self.extra
+        if not unplaced:
             return self.ranges
         narrowed = [GroupRange(low, low) for low in self.low]
         weight = weights.__getitem__
-        for _, alike in groupby(sorted(self.wide, key=weight), key=weight):
-            here = list(alike)
-            space = sum([self.room[i] for i in here])
-            for i in here:
-                one = self.ranges[i]
-                narrowed[i] = one._replace(least=one.most) if space <= left else one
-            left -= min(space, left)
-            if not left:
+        for _, same_weight in groupby(sorted(self.wide, key=weight), key=weight):
+            positions = list(same_weight)
+            space = sum([self.room[i] for i in positions])
+            for i in positions:
+                bounds = self.ranges[i]
+                narrowed[i] = (
+                    bounds._replace(lowest=bounds.highest) if space <= unplaced else bounds
+                )
+            unplaced -= min(space, unplaced)
+            if not unplaced:
                 break
         return tuple(narrowed)
 
 
-class _Asked(NamedTuple):
+class _Question(NamedTuple):
     """One set of nodes and one group of GPUs."""
 
     splits: _Splits
     row: tuple[int, ...]  # distances of what the VM gets in any case to each node, in sum
     certain: int  # the GPUs of it
-    homes: tuple[_Home, ...]  # of the `left` others
-    left: int
+    homes: tuple[_Home, ...]  # of the GPUs of which some are chosen
+    missing: int  # how many of these
 
     def choice(self, row: Sequence[int], sure: int, tied: tuple[tuple[int, int], ...]) -> Choice:
         """These GPUs, with all splits that are nearest to this row."""
@@ -145,15 +147,15 @@ class NearestGpus:
         self.exact = True
         self.problem = problem
 
-    def bound(self, nodes: int, ranges: Ranges) -> int:
+    def least_distance(self, nodes: int, ranges: Ranges) -> int:
         """What no choice for these nodes (bits) can undercut."""
         if not self.problem.compares_devices:
             return 0
         bounds = []
-        for asked in self._asked(nodes, ranges):
-            distance = asked.splits.distance
-            costs = [one for home in asked.homes for one in _of_each(home, distance(home.row))]
-            bounds.append(distance(asked.row) + sum(sorted(costs)[: asked.left]))
+        for question in self._questions(nodes, ranges):
+            distance = question.splits.distance
+            costs = [cost for home in question.homes for cost in _of_each(home, distance(home.row))]
+            bounds.append(distance(question.row) + sum(sorted(costs)[: question.missing]))
         return min(bounds)
 
     def choices(self, nodes: int, ranges: Ranges) -> list[Choice]:
@@ -163,12 +165,18 @@ class NearestGpus:
         if not problem.compares_devices:
             # No GPU of those that may go together is nearer than another to this policy.
             groups = problem.devices.home_groups(nodes)
-            every = (sum(gpus for one in g.homes for _, gpus in one.by_weight) for g in groups)
-            tied = [((gpus, count),) for gpus in every] if count else [()]
-            return [Choice(0, 0, one, ranges) for one in tied]
-        found = [one for asked in self._asked(nodes, ranges) for one in self._of_group(asked)]
-        least = min(one.device_distance for one in found)
-        return [one for one in found if one.device_distance == least]
+            all_gpus = (
+                sum(gpus for choice in g.homes for _, gpus in choice.by_weight) for g in groups
+            )
+            tied = [((gpus, count),) for gpus in all_gpus] if count else [()]
+            return [Choice(0, 0, choice, ranges) for choice in tied]
+        choices = [
+            choice
+            for question in self._questions(nodes, ranges)
+            for choice in self._of_group(question)
+        ]
+        least = min(choice.device_distance for choice in choices)
+        return [choice for choice in choices if choice.device_distance == least]
 
     def _homes(self, nodes: int) -> Iterator[tuple[list[HomeGpus], list[HomeGpus], int]]:
         """(homes of which the VM gets all GPUs, homes of which it gets some, and how many) for each
@@ -180,42 +188,48 @@ class NearestGpus:
             yield [], [], 0
             return
         for group in devices.home_groups(nodes):
-            near, far = group.near(nodes)
-            left = count - sum([one.count for one in near])
-            yield ([], near, count) if left < 0 else (near, far if left else [], left)
+            at_home, far = group.split_by_home(nodes)
+            missing = count - sum([home.count for home in at_home])
+            yield (
+                ([], at_home, count) if missing < 0 else (at_home, far if missing else [], missing)
+            )
 
-    def _asked(self, nodes: int, ranges: Ranges) -> Iterator[_Asked]:
+    def _questions(self, nodes: int, ranges: Ranges) -> Iterator[_Question]:
         """What is asked of each group of GPUs of which all may be chosen."""
         positions, named = tuple(members(nodes)), self.problem.devices.named_rows
         splits = _Splits.within(ranges, self.problem.groups)
-        for certain, others, left in self._homes(nodes):
-            own = [(one.weight, one.home.to_node) for one in certain if one.home is not None]
-            row = tuple(map(_plus(named, own).__getitem__, positions))
-            sure = sum([gpus for one in certain for _, gpus in one.by_weight])
-            yield _Asked(splits, row, sure, _merged(others, positions), left)
+        for certain, open_homes, missing in self._homes(nodes):
+            weighted_rows = [
+                (home.weight, home.home.to_node) for home in certain if home.home is not None
+            ]
+            row = tuple(map(_add_rows(named, weighted_rows).__getitem__, positions))
+            sure = sum([gpus for home in certain for _, gpus in home.by_weight])
+            yield _Question(splits, row, sure, _merge_homes(open_homes, positions), missing)
 
-    def _of_group(self, asked: _Asked) -> list[Choice]:
-        if not asked.left:
-            return [asked.choice(asked.row, asked.certain, ())]
-        if not asked.splits.left:
-            low = asked.splits.low
-            distances = [sum(map(mul, home.row, low)) for home in asked.homes]
-            return [_of_split(asked, low, distances)]
-        if prod([home.total + 1 for home in asked.homes]) > MOST_NUMBERS:
+    def _of_group(self, question: _Question) -> list[Choice]:
+        if not question.missing:
+            return [question.choice(question.row, question.certain, ())]
+        if not question.splits.extra:
+            low = question.splits.low
+            distances = [sum(map(mul, home.row, low)) for home in question.homes]
+            return [_nearest_to_split(question, low, distances)]
+        if prod([home.total + 1 for home in question.homes]) > MOST_NUMBERS:
             self.exact = False
-            return [_alternating(asked)]
-        return self._of_numbers(asked)
+            return [_alternate(question)]
+        return self._of_numbers(question)
 
-    def _of_numbers(self, asked: _Asked) -> list[Choice]:
+    def _of_numbers(self, question: _Question) -> list[Choice]:
         """Those of least distance, of all numbers of GPUs by home."""
-        homes, limit = asked.homes, None
+        homes, limit = question.homes, None
         nearest: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         for numbers in product(*[range(home.total, -1, -1) for home in homes]):
-            if sum(numbers) != asked.left:
+            if sum(numbers) != question.missing:
                 continue
-            more = [(1, home.times(n)) for home, n in zip(homes, numbers, strict=True) if n]
-            row = _plus(asked.row, more)
-            distance = asked.splits.distance(row)
+            weighted_rows = [
+                (1, home.times(n)) for home, n in zip(homes, numbers, strict=True) if n
+            ]
+            row = _add_rows(question.row, weighted_rows)
+            distance = question.splits.distance(row)
             if limit is None or distance < limit:
                 limit, nearest = distance, []
             if distance == limit:
@@ -224,20 +238,20 @@ class NearestGpus:
         result = []
         for numbers, row in nearest[:MOST_EQUAL]:
             firsts = [home.first(n) for home, n in zip(homes, numbers, strict=True)]
-            sure = asked.certain | sum(some for some, _, _ in firsts)
-            tied = tuple(one for _, _, one in firsts if one is not None)
-            result.append(asked.choice(row, sure, tied))
+            sure = question.certain | sum(some for some, _, _ in firsts)
+            tied = tuple(tie for _, _, tie in firsts if tie is not None)
+            result.append(question.choice(row, sure, tied))
         return result
 
 
-def _merged(homes: Sequence[HomeGpus], positions: Sequence[int]) -> tuple[_Home, ...]:
+def _merge_homes(homes: Sequence[HomeGpus], positions: Sequence[int]) -> tuple[_Home, ...]:
     """The homes, as one those that are as far from each of these nodes."""
     nowhere = (0,) * len(positions)
-    alike: dict[tuple[int, ...], list[HomeGpus]] = {}
-    for one in homes:
-        row = nowhere if one.home is None else tuple(map(one.home.to_node.__getitem__, positions))
-        alike.setdefault(row, []).append(one)
-    return tuple([_Home.of(row, its) for row, its in alike.items()])
+    homes_by_row: dict[tuple[int, ...], list[HomeGpus]] = {}
+    for home in homes:
+        row = nowhere if home.home is None else tuple(map(home.home.to_node.__getitem__, positions))
+        homes_by_row.setdefault(row, []).append(home)
+    return tuple([_Home.merge(row, same_row) for row, same_row in homes_by_row.items()])
 
 
 def _by_cost(homes: Sequence[_Home], distances: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -253,46 +267,58 @@ def _of_each(home: _Home, distance: int) -> list[int]:
     return [weight * distance for weight, gpus in by_weight for _ in range(gpus.bit_count())]
 
 
-def _plus(row: tuple[int, ...], more: Sequence[tuple[int, Sequence[int]]]) -> tuple[int, ...]:
+def _add_rows(
+    row: tuple[int, ...], weighted_rows: Sequence[tuple[int, Sequence[int]]]
+) -> tuple[int, ...]:
     """The sum of a row and of others, each so many times."""
-    others = [one if times == 1 else [times * far for far in one] for times, one in more]
-    return tuple(map(sum, zip(row, *others, strict=True))) if others else row
+    added = [
+        added_row if times == 1 else [times * far for far in added_row]
+        for times, added_row in weighted_rows
+    ]
+    return tuple(map(sum, zip(row, *added, strict=True))) if added else row
 
 
-def _of_split(asked: _Asked, split: Sequence[int], distances: Sequence[int]) -> Choice:
+def _nearest_to_split(
+    question: _Question, split: Sequence[int], distances: Sequence[int]
+) -> Choice:
     """The GPUs that are nearest to a split. distances: of each home to it."""
-    total, sure, left, tied = sum(map(mul, asked.row, split)), asked.certain, asked.left, 0
-    level, wanted = -1, 0
-    for cost, gpus in sorted(_by_cost(asked.homes, distances), key=itemgetter(0)):
+    total, sure, missing, tied = (
+        sum(map(mul, question.row, split)),
+        question.certain,
+        question.missing,
+        0,
+    )
+    level, tied_count = -1, 0
+    for cost, gpus in sorted(_by_cost(question.homes, distances), key=itemgetter(0)):
         if cost != level:
-            if left <= 0:
+            if missing <= 0:
                 break
-            sure, tied, wanted, level = sure | tied, 0, left, cost
-        total += cost * max(0, min(left, gpus.bit_count()))
-        left -= gpus.bit_count()
+            sure, tied, tied_count, level = sure | tied, 0, missing, cost
+        total += cost * max(0, min(missing, gpus.bit_count()))
+        missing -= gpus.bit_count()
         tied |= gpus
     ranges = tuple([GroupRange(groups, groups) for groups in split])
-    if left < 0:
-        return Choice(total, sure, ((tied, wanted),), ranges)
+    if missing < 0:
+        return Choice(total, sure, ((tied, tied_count),), ranges)
     return Choice(total, sure | tied, (), ranges)
 
 
-def _alternating(asked: _Asked) -> Choice:
+def _alternate(question: _Question) -> Choice:
     """A choice among too many: the GPUs nearest to a split, the split nearest to these, and so on
     until neither gets nearer."""
-    row = _plus(asked.row, [(1, one.row) for one in asked.homes])
+    row = _add_rows(question.row, [(1, gpu_home.row) for gpu_home in question.homes])
     best: Choice | None = None
     while True:
-        split = asked.splits.nearest(row)
-        distances = [sum(map(mul, home.row, split)) for home in asked.homes]
-        found = _of_split(asked, split, distances)
-        if best is not None and found.device_distance >= best.device_distance:
+        split = question.splits.nearest(row)
+        distances = [sum(map(mul, home.row, split)) for home in question.homes]
+        choice = _nearest_to_split(question, split, distances)
+        if best is not None and choice.device_distance >= best.device_distance:
             return best
-        best, left = found, asked.left
-        chosen, more = found.sure | sum(gpus for gpus, _ in found.tied), []
+        best, missing = choice, question.missing
+        chosen, weighted_rows = choice.sure | sum(gpus for gpus, _ in choice.tied), []
         for i in sorted(range(len(distances)), key=distances.__getitem__):
-            home = asked.homes[i]
-            number = min(left, sum([gpus & chosen for _, gpus in home.by_weight]).bit_count())
-            left -= number
-            more += [(1, home.times(number))] * (number > 0)
-        row = _plus(asked.row, more)
+            home = question.homes[i]
+            number = min(missing, sum([gpus & chosen for _, gpus in home.by_weight]).bit_count())
+            missing -= number
+            weighted_rows += [(1, home.times(number))] * (number > 0)
+        row = _add_rows(question.row, weighted_rows)

@@ -105,7 +105,7 @@ def fallbacks(request: GuestRequest, free: FreeCpus) -> Iterator[Fallback]:
     hybrid = CoreKind.EFFICIENCY in kinds and CoreKind.PERFORMANCE in kinds
     one_kind = frozenset({CoreKind.PERFORMANCE}) if hybrid else kinds
     ways: list[Fallback] = []
-    for ways_of in (_ways, _shared):
+    for ways_of in (_ways, _sharing_ways):
         for mixed in (False, True) if hybrid and not request.options.explicit_cells else (False,):
             of_kinds = kinds if mixed else one_kind
             widest = max((shape.pus for shape in shapes if shape.kind in of_kinds), default=1)
@@ -117,14 +117,14 @@ def fallbacks(request: GuestRequest, free: FreeCpus) -> Iterator[Fallback]:
     if request.keeps_siblings:
         steps = ((keeps_memory, way) for way in ways for keeps_memory in (True, False))
     for (keeps_memory, way), (keeps, memory) in product(steps, rules):
-        given = (
+        relaxations = (
             *(() if keeps_memory else (Relaxation.HOST_MEMORY,)),
             *way.relaxations,
             *(() if keeps else (Relaxation.HOST_CORE,)),
             *_OF_RULE[memory],
         )
         yield replace(
-            way, keeps_memory=keeps_memory, keeps_core=keeps, memory=memory, relaxations=given
+            way, keeps_memory=keeps_memory, keeps_core=keeps, memory=memory, relaxations=relaxations
         )
 
 
@@ -161,7 +161,7 @@ def _ways(
         yield _way(request, Grouping(threads, kinds, counts_pus), groups, fewer, mixed=mixed)
 
 
-def _shared(
+def _sharing_ways(
     request: GuestRequest, widest: int, kinds: frozenset[CoreKind | None], *, mixed: bool
 ) -> Iterator[Fallback]:
     """More vCPUs than cores. Where PUs are counted anyway, the layout's own groups were all."""
@@ -174,7 +174,7 @@ def _way(
     request: GuestRequest,
     grouping: Grouping,
     groups: int,
-    given: tuple[Relaxation, ...],
+    relaxations: tuple[Relaxation, ...],
     *,
     mixed: bool,
 ) -> Fallback:
@@ -184,10 +184,10 @@ def _way(
         grouping=grouping,
         groups=groups,
         mixed=mixed,
-        shares=Relaxation.SHARED_CORES in given,
+        shares=Relaxation.SHARED_CORES in relaxations,
         equal=cells is GuestCells.HOST
         and not (mixed or options.unequal_cells or options.explicit_cells),
-        relaxations=(Relaxation.MIXED_KINDS, *given) if mixed else given,
+        relaxations=(Relaxation.MIXED_KINDS, *relaxations) if mixed else relaxations,
     )
 
 
@@ -200,10 +200,10 @@ def _memory_rules(request: GuestRequest) -> tuple[MemoryRule, ...]:
     return MemoryRule.FOLLOWS, MemoryRule.UNEVEN, MemoryRule.ELSEWHERE
 
 
-def fallback_name(span: str, given: tuple[Relaxation, ...]) -> str:
+def fallback_name(span: str, relaxations: tuple[Relaxation, ...]) -> str:
     """The name that a plan bears: how far it spans, and what gave way.
 
     >>> fallback_name("one node", (Relaxation.MIXED_KINDS, Relaxation.HOST_CORE))
     "one node, mixed core kinds, host's last core"
     """
-    return ", ".join((span, *given))
+    return ", ".join((span, *relaxations))

@@ -55,8 +55,8 @@ class NodeSets:
             for number, _ in self.counts(nodes):
                 of_number = {"nodes_spanned": number, "minus_nodes_spanned": -number}
                 of_number["gpus_away_from_home"] = 0
-                more = [of_number[name] for name in terms[:2] if name in of_number]
-                bounded.append(((*bound, *more), nodes, number))
+                terms_of_number = [of_number[name] for name in terms[:2] if name in of_number]
+                bounded.append(((*bound, *terms_of_number), nodes, number))
         for bound, nodes, number in sorted(bounded):
             yield bound, self._sets(nodes, number)
 
@@ -64,15 +64,15 @@ class NodeSets:
         """(device class and packages at least, nodes) of each package that holds the VM alone, and
         of all."""
         problem = self.problem
-        device_class, held = problem.devices.least_class, problem.groups_of_package
+        device_class, groups_held = problem.devices.least_class, problem.groups_of_package
         of_package, owned = problem.distances.nodes_of_package, 0
-        for one, groups in held.items():
+        for package, groups in groups_held.items():
             if groups >= problem.groups:
-                yield (device_class(1 << one), 1), of_package[one] & problem.eligible
-        for number, groups in enumerate(sorted(held.values(), reverse=True), 1):
+                yield (device_class(1 << package), 1), of_package[package] & problem.eligible
+        for number, groups in enumerate(sorted(groups_held.values(), reverse=True), 1):
             owned += groups
             if number > 1 and owned >= problem.groups:
-                packages = sum([1 << one for one, groups in held.items() if groups])
+                packages = sum([1 << package for package, groups in groups_held.items() if groups])
                 yield (device_class(packages), number), problem.eligible
                 return
 
@@ -95,15 +95,20 @@ class NodeSets:
         problem, positions = self.problem, members(nodes)
         number = len(positions)
         if self.equal:
-            each = problem.groups // number
-            return CellSplits(each * each * number, (GroupRange(each, each),) * number)
+            equal_groups = problem.groups // number
+            return CellSplits(
+                equal_groups * equal_groups * number,
+                (GroupRange(equal_groups, equal_groups),) * number,
+            )
         if problem.shares:
             return CellSplits(0, self._shared_ranges(positions))
         capacities = self._capacities(positions)
         if problem.even_splits:
             return least_uneven(capacities, problem.groups)
-        most = problem.groups - number + 1
-        return CellSplits(0, tuple([GroupRange(1, min(most, one)) for one in capacities]))
+        limit = problem.groups - number + 1
+        return CellSplits(
+            0, tuple([GroupRange(1, min(limit, capacity)) for capacity in capacities])
+        )
 
     def _shared_ranges(self, nodes: Sequence[int]) -> tuple[GroupRange, ...]:
         """All whole cores of each node, and of what is left to each as much as to the others."""
@@ -116,12 +121,14 @@ class NodeSets:
         if sum(least) >= groups:
             return tuple(GroupRange(1, core) for core in least)
         room = [limit - core for limit, core in zip(limits, least, strict=True)]
-        left = groups - sum(least)
-        most = max(even_split([GroupRange(0, one) for one in room], left))
-        more = [min(most, one) for one in room]
-        fewer = more if sum(more) == left else [min(most - 1, one) for one in room]
+        shared_groups = groups - sum(least)
+        highest = max(even_split([GroupRange(0, space) for space in room], shared_groups))
+        upper = [min(highest, space) for space in room]
+        lower = (
+            upper if sum(upper) == shared_groups else [min(highest - 1, space) for space in room]
+        )
         return tuple(
-            GroupRange(core + a, core + b) for core, a, b in zip(least, fewer, more, strict=True)
+            GroupRange(core + a, core + b) for core, a, b in zip(least, lower, upper, strict=True)
         )
 
     def _capacities(self, nodes: Sequence[int]) -> tuple[int, ...]:
@@ -129,7 +136,7 @@ class NodeSets:
         if not problem.device_pages:
             return tuple([self._capacity[node] for node in nodes])
         owned = problem.devices_of_cells(len(nodes))
-        return tuple(problem.capacity(n, more) for n, more in zip(nodes, owned, strict=True))
+        return tuple(problem.capacity(n, pages) for n, pages in zip(nodes, owned, strict=True))
 
     # Which sets hold the VM.
 
@@ -153,20 +160,25 @@ class NodeSets:
     @cached_property
     def _able_to(self) -> Callable[[int], int]:
         """The nodes that can have an equal share among so many, memory devices aside."""
-        groups, most = self.problem.groups, list(enumerate(self._capacity))
-        return cache(lambda number: sum([1 << n for n, one in most if one >= groups // number]))
+        groups, limits = self.problem.groups, list(enumerate(self._capacity))
+        return cache(
+            lambda number: sum([1 << n for n, limit in limits if limit >= groups // number])
+        )
 
     def counts(self, nodes: int) -> Iterator[tuple[int, int]]:
         """(a number of these nodes that may do, those of them that may be among so many),
         ascending."""
         capacity = self._capacity
-        most = sorted((capacity[node] for node in members(nodes)), reverse=True)
+        limits = sorted((capacity[node] for node in members(nodes)), reverse=True)
         if self._unreachable:
-            its = [members(lot & nodes) for lot in self._apart if lot & nodes]
-            most = sorted((max(capacity[node] for node in one) for one in its), reverse=True)
+            lots_reached = [members(lot & nodes) for lot in self._apart if lot & nodes]
+            limits = sorted(
+                (max(capacity[node] for node in lot_nodes) for lot_nodes in lots_reached),
+                reverse=True,
+            )
         owned = 0
-        for number, more in enumerate(most, 1):
-            owned += more
+        for number, limit in enumerate(limits, 1):
+            owned += limit
             if number > self.most_nodes:
                 return
             if not self.equal:
@@ -198,17 +210,21 @@ class NodeSets:
             yield nodes  # no other set has as many whole cores
             return
         if nodes.bit_count() > MOST_LISTED_NODES:
-            yield from self._grown(nodes)
+            yield from self._grow_sets(nodes)
             return
         # Of nodes that are alike the first ones are chosen: others cost the same but for the index.
         earlier_equals = self.problem.earlier_equals
-        alike = [(1 << node, one) for node in members(nodes) if (one := earlier_equals[node])]
+        equals = [
+            (1 << node, earlier_node)
+            for node in members(nodes)
+            if (earlier_node := earlier_equals[node])
+        ]
         for size, able in self.counts(nodes):
             if number not in (0, size):
                 continue
             for chosen in combinations([1 << node for node in members(able)], size):
                 some = sum(chosen)
-                if any(some & node and not some & earlier for node, earlier in alike):
+                if any(some & node and not some & earlier for node, earlier in equals):
                     continue
                 if self.holds(some):
                     yield some
@@ -219,7 +235,7 @@ class NodeSets:
         having = sorted((n for n in members(nodes) if cores[n]), key=lambda n: (-cores[n], n))
         return sum(1 << node for node in having[: self.most_nodes])
 
-    def _grown(self, nodes: int) -> Iterator[int]:
+    def _grow_sets(self, nodes: int) -> Iterator[int]:
         """Sets that are grown from each of these nodes outwards, and from those that have the most
         devices, groups and pages: for each number of nodes the first ones of an order that can be
         among so many. A node that an earlier one cannot reach is passed over."""
@@ -228,9 +244,9 @@ class NodeSets:
             return  # no number of these nodes holds the VM
         self.exact = False
         tried = set[int]()
-        if self.problem.shares and (most := self._most_cores(nodes)) and self.holds(most):
-            tried.add(most)
-            yield most
+        if self.problem.shares and (largest := self._most_cores(nodes)) and self.holds(largest):
+            tried.add(largest)
+            yield largest
         for order in self._orders(nodes):
             for number, able in numbers:
                 grown = self._first(order, number, able)
@@ -254,28 +270,31 @@ class NodeSets:
         """These nodes by their distance from each of them, package by package; and by what they
         have, with a node of each package in turn. Of nodes that are as far the largest come first,
         or those that cost the least."""
-        problem, its, packages = self.problem, members(nodes), self.problem.distances.packages
-        cheapest = sorted(its, key=self._weights.__getitem__)
+        problem, positions, packages = self.problem, members(nodes), self.problem.distances.packages
+        cheapest = sorted(positions, key=self._weights.__getitem__)
         largest = sorted(cheapest, key=lambda node: -self._capacity[node])
-        roomiest = sorted(its, key=lambda node: -(problem.memory[node].pages or 0))
+        roomiest = sorted(positions, key=lambda node: -(problem.memory[node].pages or 0))
         in_package: dict[int, list[int]] = {}
         for node in largest:
             in_package.setdefault(packages[node], []).append(node)
-        for seed in its:
+        for seed in positions:
             if problem.earlier_equals[seed]:
                 continue
             far = problem.distances.between[seed]
-            nearest = {one: min(map(far.__getitem__, own)) for one, own in in_package.items()}
+            nearest = {
+                package: min(map(far.__getitem__, package_nodes))
+                for package, package_nodes in in_package.items()
+            }
             away = {
                 node: (
-                    one != packages[seed],
-                    nearest[one],
-                    -problem.groups_of_package[one],
-                    one,
+                    package != packages[seed],
+                    nearest[package],
+                    -problem.groups_of_package[package],
+                    package,
                     far[node],
                 )
-                for one, own in in_package.items()
-                for node in own
+                for package, package_nodes in in_package.items()
+                for node in package_nodes
             }
             away[seed] = (False, 0, 0, 0, 0)
             yield sorted(largest, key=away.__getitem__)

@@ -60,15 +60,15 @@ class Inventory(Struct, frozen=True, dict=True):
 
     def search(self, host: Host, request: GuestRequest) -> PlacementSearch:
         """The search for a VM on this host, or on one that differs in memory and VMs at most."""
-        others = allocations(host, request)
-        free = with_service = free_cpus(request, others, self.cores)
-        if others.service_cores:
-            with_service = free_cpus(request, others, self.cores, service_cores=True)
+        allocated = allocations(host, request)
+        free = with_service = free_cpus(request, allocated, self.cores)
+        if allocated.service_cores:
+            with_service = free_cpus(request, allocated, self.cores, service_cores=True)
         return PlacementSearch(
             host=host,
             request=request,
-            others=others,
-            options=device_options(host, request, others, self.devices),
+            allocations=allocated,
+            options=device_options(host, request, allocated, self.devices),
             distances=self.distances,
             free=(free, with_service),
         )
@@ -91,9 +91,9 @@ def place(
     check_layout(layout, request.options.policy)
     floats = layout.pinning is Pinning.NONE
     if floats and layout.cells is GuestCells.SINGLE and layout.memory is MemoryBinding.KEEP:
-        others = allocations(host, request)
-        options = device_options(host, request, others, inventory.devices)
-        return _unplaced(host, request, others, options)
+        allocated = allocations(host, request)
+        options = device_options(host, request, allocated, inventory.devices)
+        return _place_devices_only(host, request, allocated, options)
     return _LadderSearch(inventory.search(host, request), brief=brief).placement()
 
 
@@ -106,42 +106,42 @@ def _cores_or_siblings(
     layout = with_siblings(request.layout)
     threads = request.guest.threads_per_core
     for_siblings = replace(for_cores, layout=layout, keep_vcpus=True, most_threads=threads)
-    refusal, whole, paired, costs = None, None, None, ["need more cores than are free"]
+    refusal, on_cores, on_siblings, costs = None, None, None, ["need more cores than are free"]
     try:
-        whole = place(host, for_cores, inventory, brief=brief)
-        costs = list(whole_core_costs(host, request, whole))
+        on_cores = place(host, for_cores, inventory, brief=brief)
+        costs = list(whole_core_costs(host, request, on_cores))
     except Unplannable as error:
         refusal = error
     if costs or not brief:
         try:
-            paired = place(host, for_siblings, inventory, brief=brief or not costs)
+            on_siblings = place(host, for_siblings, inventory, brief=brief or not costs)
         except Unplannable:
-            paired = None
-    if paired is not None and (
-        paired.threads_per_core == 1
+            on_siblings = None
+    if on_siblings is not None and (
+        on_siblings.threads_per_core == 1
         # Siblings that lie on one core by chance are not those of the document.
-        or {Relaxation.SHARED_CORES, Relaxation.SIBLINGS_NOT_EXPOSED} & {*paired.relaxations}
+        or {Relaxation.SHARED_CORES, Relaxation.SIBLINGS_NOT_EXPOSED} & {*on_siblings.relaxations}
     ):
-        paired = None
-    if costs and paired is not None:
-        found, other = replace(paired, layout=layout, takes_siblings=True), whole
-    elif whole is not None:
-        lacks = bool(costs) and Relaxation.HOST_CORE in whole.relaxations
-        found, other = replace(whole, lacks_siblings=lacks), paired
+        on_siblings = None
+    if costs and on_siblings is not None:
+        placement, other = replace(on_siblings, layout=layout, takes_siblings=True), on_cores
+    elif on_cores is not None:
+        lacks = bool(costs) and Relaxation.HOST_CORE in on_cores.relaxations
+        placement, other = replace(on_cores, lacks_siblings=lacks), on_siblings
     else:
         assert refusal is not None, "neither whole cores nor siblings hold the VM"
         raise refusal
     if brief:
-        return found
-    said = document_siblings(host, request, found, other, costs)
-    return replace(found, findings=(*found.findings, *said))
+        return placement
+    weighed = document_siblings(host, request, placement, other, costs)
+    return replace(placement, findings=(*placement.findings, *weighed))
 
 
-def _unplaced(
-    host: Host, request: GuestRequest, others: Allocations, options: DeviceOptions
+def _place_devices_only(
+    host: Host, request: GuestRequest, allocated: Allocations, options: DeviceOptions
 ) -> Placement:
     """A VM that is neither pinned nor bound; only its GPUs are to be chosen."""
-    devices = options.chosen(options.of_least_loss())
+    devices = options.functions_with(options.of_least_loss())
     return Placement(
         nodes=(),
         vcpu_pins=(),
@@ -155,9 +155,9 @@ def _unplaced(
         findings=(
             *options.findings,
             *memory_short(host, request),
-            *device_findings(host, request, devices, others),
+            *device_findings(host, request, devices, allocated),
         ),
-        gaps=(*others.gaps, *options.gaps, *options.unplaced(devices)),
+        gaps=(*allocated.gaps, *options.gaps, *options.node_gaps(devices)),
     )
 
 
@@ -199,8 +199,8 @@ class _LadderSearch:
             elif attempt.is_possible:
                 self._reject_single_nodes(attempt)
                 best = self._better(attempt, attempts) or attempt
-                found = best.placement if self.brief else best.explained(self.rejections)
-                return found if self.is_sure else replace(found, optimal=None)
+                placement = best.placement if self.brief else best.with_explanation(self.rejections)
+                return placement if self.is_sure else replace(placement, optimal=None)
         if self.brief:
             raise Unplannable(f"no placement on host {self.host.name!r}")
         raise refusal(self.search, self.rejections, self.misses)
@@ -214,16 +214,17 @@ class _LadderSearch:
     def _miss(self, attempt: Attempt) -> None:
         if self.brief:
             return
-        if all(attempt.cores != one.cores for one, _ in self.misses):
+        if all(attempt.cores != rejection.cores for rejection, _ in self.misses):
             self.rejections += single_nodes(attempt)
-        whole = whole_host(attempt)
-        self.misses.append((attempt, whole))
+        host_rejection = whole_host(attempt)
+        self.misses.append((attempt, host_rejection))
         is_said = any(
-            (one.constraint, one.nodes) == (whole.constraint, whole.nodes)
-            for one in self.rejections
+            (rejection.constraint, rejection.nodes)
+            == (host_rejection.constraint, host_rejection.nodes)
+            for rejection in self.rejections
         )
-        if len(whole.nodes) != 1 or not is_said:
-            self.rejections.append(whole)
+        if len(host_rejection.nodes) != 1 or not is_said:
+            self.rejections.append(host_rejection)
 
     def _better(self, first: Attempt, later: Iterable[Attempt]) -> Attempt | None:
         """A later fallback that is better, where only the host's last core or memory next to its
@@ -234,15 +235,18 @@ class _LadderSearch:
         tree, GPUs away from home; then, for a VM with GPUs, by the GPU sets that it breaks, where
         it is known that this fallback cannot break fewer.
         """
-        near, shares = self.request.options.policy is Policy.CORES_FIRST, first.fallback.shares
+        cores_first, shares = (
+            self.request.options.policy is Policy.CORES_FIRST,
+            first.fallback.shares,
+        )
         elsewhere = first.fallback.memory is MemoryRule.ELSEWHERE
-        if self.request.options.explicit_cells or (not shares and (elsewhere or not near)):
+        if self.request.options.explicit_cells or (not shares and (elsewhere or not cores_first)):
             return None
         problem = first.problem
-        names = problem.first[: problem.first.index("nodes_spanned") if near else 1]
-        best, found = first.best.cost, None
+        names = problem.first[: problem.first.index("nodes_spanned") if cores_first else 1]
+        best, better = first.best.cost, None
         assert first.solution is not None
-        counts_sets = near and self.search.options.has_gpus and first.solution.optimal
+        counts_sets = cores_first and self.search.options.has_gpus and first.solution.optimal
 
         def concerns(cost: Cost) -> list[int]:
             lost = cost.gpu_sets_lost if counts_sets else 0
@@ -282,6 +286,6 @@ class _LadderSearch:
             is_better = concerns(other.best.cost)[:count] < concerns(best)[:count]
             if is_better and other.is_possible:
                 self._reject_single_nodes(other)
-                best, found = other.best.cost, other
+                best, better = other.best.cost, other
                 elsewhere = other.fallback.memory is MemoryRule.ELSEWHERE
-        return found
+        return better

@@ -46,7 +46,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
 
     pack: bool
     first: tuple[str, ...]  # names of the terms in the order of comparison
-    rest: tuple[str, ...]  # names of the terms in the order of comparison
+    later: tuple[str, ...]  # names of the terms in the order of comparison
     even_splits: bool  # vCPUs are shared out evenly before they are put next to devices
     huge: bool  # pages are huge ones, so pools matter
     page_bytes: int  # bytes of a page
@@ -73,7 +73,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def compares_devices(self) -> bool:
         """Whether it counts how far the devices are."""
-        return "device_distance" in self.rest
+        return "device_distance" in self.later
 
     @cached_property
     def capacities(self) -> tuple[int, ...]:
@@ -111,15 +111,15 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         between = self.distances.between
         result: list[int] = []
         last: dict[tuple[object, ...], list[int]] = {}
-        for node, its in enumerate(self.supplies):
+        for node, node_supply in enumerate(self.supplies):
             earlier = 0
-            if not of_devices >> node & 1 and len(its.parts) == 1 and not self.device_pages:
+            if not of_devices >> node & 1 and len(node_supply.parts) == 1 and not self.device_pages:
                 key = (
                     self.distances.packages[node],
                     self.devices.gpu_nodes >> node & 1,
                     self.capacities[node],
-                    its.groups,
-                    its.whole_cores,
+                    node_supply.groups,
+                    node_supply.whole_cores,
                     self.memory[node].pages,
                     self.memory[node].pool_pages,
                     sum(between[node]),
@@ -140,7 +140,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def _shapes(self) -> list[tuple[object, ...]]:
         """Equal for nodes of which as many groups come to the same cost."""
-        return [one.shape() for one in self.supplies]
+        return [node_supply.shape() for node_supply in self.supplies]
 
     def key(self) -> tuple[object, ...]:
         """Equal for problems of one host of which all or none have a solution."""
@@ -177,23 +177,26 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     def holds_memory(self, nodes: int) -> bool:
         """Whether the nodes (bits) have the memory that need not lie next to its vCPUs; where it
         may lie on any node, with as many more as are allowed."""
-        wanted, pages = self._pages_of_nodes
-        if not wanted:
+        needed, pages = self._pages_of_nodes
+        if not needed:
             return True
-        missing = wanted - sum([pages[node] for node in members(nodes)])
-        more = self.most_nodes - nodes.bit_count()
-        if missing <= 0 or not self.pages_anywhere or more <= 0:
+        missing = needed - sum([pages[node] for node in members(nodes)])
+        further = self.most_nodes - nodes.bit_count()
+        if missing <= 0 or not self.pages_anywhere or further <= 0:
             return missing <= 0
-        others = [one for node, one in enumerate(pages) if not nodes >> node & 1]
-        return sum(sorted(others, reverse=True)[:more]) >= missing
+        other_pages = [page_count for node, page_count in enumerate(pages) if not nodes >> node & 1]
+        return sum(sorted(other_pages, reverse=True)[:further]) >= missing
 
     @cached_property
     def _pages_of_nodes(self) -> tuple[int, list[int]]:
         """(pages that need not lie next to their vCPUs, what each node has for them)."""
-        wanted = self.pages_together or self.pages_anywhere
-        if wanted:
-            wanted += sum(pages for _, pages in self.device_pages)
-        return wanted, [wanted if one.pages is None else one.pages for one in self.memory]
+        needed = self.pages_together or self.pages_anywhere
+        if needed:
+            needed += sum(pages for _, pages in self.device_pages)
+        return needed, [
+            needed if node_memory.pages is None else node_memory.pages
+            for node_memory in self.memory
+        ]
 
     def has_slots(self, nodes: int) -> bool:
         """Whether pcie.0 has slots for the expander buses of a guest on these nodes (bits)."""
@@ -206,7 +209,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
             owned[cell if cell < cells else 0] += pages
         return tuple(owned)
 
-    def first_terms(self, nodes: int, most: tuple[int, ...] = ()) -> tuple[int, ...] | None:
+    def first_terms(self, nodes: int, limit: tuple[int, ...] = ()) -> tuple[int, ...] | None:
         """The terms that a set of nodes (bits) alone decides, with the GPUs that suit it; None
         where a GPU must not be away and is, and where they are more than `most`."""
         devices = self.devices
@@ -216,7 +219,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         if away and devices.requires_home:
             return None
         result: list[int] = []
-        is_tied = bool(most)
+        is_tied = bool(limit)
         for i, name in enumerate(self.first):
             if name == "nodes_spanned":
                 value = nodes.bit_count()
@@ -234,8 +237,8 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
                 value = self.beyond_cores(members(nodes))
             else:
                 value = -nodes.bit_count()
-            if is_tied and value != most[i]:
-                if value > most[i]:
+            if is_tied and value != limit[i]:
+                if value > limit[i]:
                     return None
                 is_tied = False
             result.append(value)
@@ -246,8 +249,8 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         """What so many groups on a node come to. Remembered: a search asks for it often, and of
         many nodes of one shape."""
         supplies, isolation = self.supplies, self.hosts_isolation
-        known: dict[tuple[object, ...], int] = {}
-        like = [known.setdefault(shape, node) for node, shape in enumerate(self._shapes)]
+        first_of_shape: dict[tuple[object, ...], int] = {}
+        like = [first_of_shape.setdefault(shape, node) for node, shape in enumerate(self._shapes)]
         of_first = cache(lambda node, groups: supplies[node].cost(groups, isolation))
         return lambda node, groups: of_first(like[node], groups)
 
@@ -263,10 +266,10 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         """The whole cost. nearness: (device class, GPUs away from home)."""
         unisolated, llcs, more_packages, short = 0, 0, 0, 0
         for node, groups in split:
-            found = self.cost_of(node, groups)
-            unisolated += found.unisolated
-            llcs += found.llcs
-            more_packages += found.packages - 1
+            node_cost = self.cost_of(node, groups)
+            unisolated += node_cost.unisolated
+            llcs += node_cost.llcs
+            more_packages += node_cost.packages - 1
             short += self.short_pages(node, groups)
         bare = self.bare_cost(sum([1 << node for node, _ in split]))
         return bare._replace(
@@ -305,7 +308,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
 
     host: Host
     request: GuestRequest
-    others: Allocations
+    allocations: Allocations
     options: DeviceOptions
     distances: DistanceMatrix
     # without and with the cores that serve other emulators. What several fallbacks share is
@@ -342,7 +345,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
     def problem(self, fallback: Fallback) -> SearchProblem:
         """The problem of a fallback."""
         host, request = self.host, self.request
-        first, rest = order(
+        first, later = order(
             request.options.policy,
             shows_pcie=request.layout.pcie is GuestPcie.HOST,
             even_splits=not (fallback.shares or request.options.unequal_cells),
@@ -375,7 +378,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             shares=fallback.shares,
             even_splits=self._bare.even_splits and not fallback.shares,
             first=first,
-            rest=rest,
+            later=later,
         )
 
     @cached_property
@@ -392,7 +395,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             pack=request.options.balance is Balance.PACK
             or (request.options.balance is None and options.has_gpus),
             first=(),
-            rest=(),
+            later=(),
             even_splits=not request.options.unequal_cells,
             huge=request.page_bytes is not None,
             page_bytes=page_bytes,
@@ -443,9 +446,9 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
                     nic
                     for node in sorted(gpu.nic_nodes)
                     if (nic := home.get(node)) is not None
-                    and (own is None or own.to_package != nic.to_package)
+                    and (gpu_home is None or gpu_home.to_package != nic.to_package)
                 )
-                for gpu, own in zip(gpus, gpu_homes, strict=True)
+                for gpu, gpu_home in zip(gpus, gpu_homes, strict=True)
             ),
             gpu_nodes=sum(bit.get(node, 0) for node in of_gpus),
             requires_home=request.options.device_locality is DeviceLocality.REQUIRE,
@@ -457,16 +460,16 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         """These nodes as those with PUs, which have these bits, see them."""
         distances, positions = self.distances, [cores.position for cores in self.free[0].nodes]
         packages = dict.fromkeys(distances.packages[position] for position in positions)
-        found = {}
+        homes = {}
         for position, node in enumerate(self.host.nodes):
             if node.index in nodes:
                 by_package = distances.to_packages(position)
-                found[node.index] = Home.seen(
+                homes[node.index] = Home.at_distances(
                     bit.get(node.index, 0),
                     [by_package[package] for package in packages],
                     [distances.between[position][other] for other in positions],
                 )
-        return found
+        return homes
 
 
 def _swappable(between: Sequence[Sequence[int]], a: int, b: int) -> bool:

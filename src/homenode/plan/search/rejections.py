@@ -37,14 +37,16 @@ def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
     plain = tuple(node.index for node in without_pus if node.memory_kind is not MemoryKind.GPU)
     if of_gpus:
         yield Rejection(
-            "gpu-memory", of_gpus, f"{_named(of_gpus)}: memory of GPUs, no PUs; never for a guest"
+            "gpu-memory",
+            of_gpus,
+            f"{_nodes_text(of_gpus)}: memory of GPUs, no PUs; never for a guest",
         )
     if plain:
         unasked = _unasked_memory(host, request)
         yield Rejection(
             "no-pus",
             plain,
-            f"{_named(plain)}: no PUs, so no vCPU",
+            f"{_nodes_text(plain)}: no PUs, so no vCPU",
             f"--allow-memory-node {unasked[0]} lets its memory serve" if unasked else None,
         )
 
@@ -55,18 +57,18 @@ def single_nodes(attempt: Attempt) -> Iterator[Rejection]:
     page = page_size_bytes(attempt.host, request)
     pages = problem.pages or problem.pages_together
     for supply, memory in zip(problem.supplies, problem.memory, strict=True):
-        where = f"node {supply.cores.index} (PUs {supply.cores.pus})"
+        node_text = f"node {supply.cores.index} (PUs {supply.cores.pus})"
         indices = (supply.cores.index,)
         if supply.groups < problem.groups:
             needs = _groups_text(attempt.fallback, problem.groups)
-            owned = _owned(attempt, supply)
-            detail = f"{where}: needs {needs}, {supply.groups} free"
+            owned = _owners_text(attempt, supply)
+            detail = f"{node_text}: needs {needs}, {supply.groups} free"
             yield _of_cores(attempt, indices, f"{detail}; {owned}" if owned else detail)
         elif memory.pages is not None and memory.pages < pages:
             kind = "" if request.page_bytes is None else f" in pages of {format_bytes(page)}"
             needs = f"{format_bytes(pages * page)}{kind}"
-            found = f"{where}: needs {needs}, {format_bytes(memory.pages * page)} free"
-            yield _of_memory(attempt, indices, found)
+            memory_detail = f"{node_text}: needs {needs}, {format_bytes(memory.pages * page)} free"
+            yield _of_memory(attempt, indices, memory_detail)
 
 
 def _of_cores(attempt: Attempt, nodes: tuple[NodeIndex, ...], detail: str) -> Rejection:
@@ -111,27 +113,27 @@ def whole_host(attempt: Attempt) -> Rejection:
     together, memory = _together(indices), memory_text(request)
     total = sum(supply.groups for supply in problem.supplies)
     free = [memory.pages for memory in problem.memory]
-    known = [pages for pages in free if pages is not None]
-    wanted = problem.pages or problem.pages_together or problem.pages_anywhere
-    wanted += sum(pages for _, pages in problem.device_pages)
+    page_counts = [pages for pages in free if pages is not None]
+    needed_pages = problem.pages or problem.pages_together or problem.pages_anywhere
+    needed_pages += sum(pages for _, pages in problem.device_pages)
     if total < problem.groups:
         needs = _groups_text(attempt.fallback, problem.groups)
         return _of_cores(attempt, indices, f"{together}: need {needs}, {total} free")
-    if len(known) == len(free) and sum(known) < wanted:
+    if len(page_counts) == len(free) and sum(page_counts) < needed_pages:
         extra = overhead_bytes(request) if attempt.fallback.keeps_memory else 0
-        others = _unasked_memory(attempt.host, request)[:4]
-        options = " ".join(f"--allow-memory-node {node}" for node in others)
+        memory_nodes = _unasked_memory(attempt.host, request)[:4]
+        options = " ".join(f"--allow-memory-node {node}" for node in memory_nodes)
         neighbours = f" and {format_bytes(extra)} for QEMU and page tables" if extra else ""
-        left = format_bytes(sum(known) * page_size_bytes(attempt.host, request))
+        free_text = format_bytes(sum(page_counts) * page_size_bytes(attempt.host, request))
         return _of_memory(
             attempt,
             indices,
-            f"{together}: need {memory}{neighbours}, {left} free",
+            f"{together}: need {memory}{neighbours}, {free_text} free",
             "lower the memory" + (f", or allow other memory: {options}" if options else ""),
         )
-    allowed, every = problem.most_nodes, len(indices)
-    if allowed < every and fits(replace(problem, most_nodes=every)):
-        enough = range(allowed + 1, every + 1)
+    allowed, node_count = problem.most_nodes, len(indices)
+    if allowed < node_count and fits(replace(problem, most_nodes=node_count)):
+        enough = range(allowed + 1, node_count + 1)
         place = bisect_left(
             enough, True, key=lambda number: fits(replace(problem, most_nodes=number))
         )
@@ -222,33 +224,37 @@ def refusal(
     """What to raise: the nearest miss in the message, with how many vCPUs would fit where it has no
     other hint, every rejection in the value. The nearest is the first that more cores would not
     cure; else the fallback whose cores come nearest."""
-    host, request, kept = search.host, search.request, tuple(dict.fromkeys(rejections))
-    said = next(iter(kept), None)
+    host, request, unique = search.host, search.request, tuple(dict.fromkeys(rejections))
+    shown = next(iter(unique), None)
     if misses:
         of_cores = ("cores", "pus", "host-core")
-        nearest = max(misses, key=lambda one: sum(one[0].supply[1:]) * one[0].vcpus_of_group)
-        first, own = next((one for one in misses if one[1].constraint not in of_cores), nearest)
-        said = own
+        nearest = max(
+            misses, key=lambda rejection: sum(rejection[0].supply[1:]) * rejection[0].vcpus_of_group
+        )
+        first, miss = next(
+            (rejection for rejection in misses if rejection[1].constraint not in of_cores), nearest
+        )
+        shown = miss
         problem, also = first.problem, ""
-        if own.hint is None and not (count := _most_vcpus(first, problem)):
+        if miss.hint is None and not (count := _most_vcpus(first, problem)):
             problem = replace(problem, pages=0, pages_together=0, pages_anywhere=0, device_pages=())
             count, also = _most_vcpus(first, problem), ", and the memory"
-        if own.hint is None and count:
+        if miss.hint is None and count:
             with_siblings = " with --keep-vcpus" if request.keep_vcpus else ""
-            said = replace(own, hint=f"lower vcpus to {count}{with_siblings}{also}")
-        kept = tuple(said if one == own else one for one in kept)
+            shown = replace(miss, hint=f"lower vcpus to {count}{with_siblings}{also}")
+        unique = tuple(shown if rejection == miss else rejection for rejection in unique)
     kinds = [core.kind for core in host.cores]
     strong, weak = kinds.count(CoreKind.PERFORMANCE), kinds.count(CoreKind.EFFICIENCY)
     of_kinds = f" ({strong} performance, {weak} efficiency)" if weak else ""
     pus, free = sum(pu.online for pu in host.pus), len(search.free[0].pus)
     summary = f"the host has {pus} PUs on {len(kinds)} cores{of_kinds}, {free} PUs free"
-    reason = "no core is free" if said is None else said.detail
+    reason = "no core is free" if shown is None else shown.detail
     return Unplannable(
         f"no placement for {request.vcpus} vCPUs and {memory_text(request)} on host "
         f"{host.name!r}: {reason}; {summary}",
-        kept,
-        hint=None if said is None else said.hint,
-        nearest=said,
+        unique,
+        hint=None if shown is None else shown.hint,
+        nearest=shown,
     )
 
 
@@ -263,29 +269,31 @@ def _groups_text(fallback: Fallback, groups: int) -> str:
     return f"{groups} free whole{kind} cores{siblings}"
 
 
-def _owned(attempt: Attempt, supply: Supply) -> str:
+def _owners_text(attempt: Attempt, supply: Supply) -> str:
     """Who has the node's other PUs."""
-    request, others, pus = attempt.request, attempt.search.others, supply.cores.pus
+    request, allocations, pus = attempt.request, attempt.search.allocations, supply.cores.pus
     parts = []
     reserved = (request.options.reserved_pus | request.housekeeping_pus) & pus
     if reserved:
         parts.append(f"{len(reserved)} PUs reserved for the host ({reserved})")
-    for one in others.by_domain:
-        owned = one.cores & pus
+    for holder in allocations.by_domain:
+        owned = holder.cores & pus
         if owned:
-            parts.append(f"{len(owned)} PUs in use by {others.label(one.domain)} ({owned})")
-    rest = pus - attempt.free.pus - reserved - others.vcpu_cores - others.service_cores
+            parts.append(f"{len(owned)} PUs in use by {allocations.label(holder.domain)} ({owned})")
+    disallowed = (
+        pus - attempt.free.pus - reserved - allocations.vcpu_cores - allocations.service_cores
+    )
     if request.options.emulator_pus is not None:
-        rest -= request.options.emulator_pus
-    if rest:
-        parts.append(f"{len(rest)} PUs not allowed ({rest})")
-    broken = CpuSet.from_bits(sum(pus for pus, shape in supply.cores.cores if not shape.whole))
+        disallowed -= request.options.emulator_pus
+    if disallowed:
+        parts.append(f"{len(disallowed)} PUs not allowed ({disallowed})")
+    broken = CpuSet.from_bits(sum(pus for pus, shape in supply.cores.cores if not shape.is_whole))
     if broken:
         parts.append(f"{len(broken)} PUs on cores that are not free as a whole ({broken})")
     return "; ".join(parts)
 
 
-def _named(indices: tuple[NodeIndex, ...]) -> str:
+def _nodes_text(indices: tuple[NodeIndex, ...]) -> str:
     text = str(CpuSet(indices))
     return f"node {text}" if len(indices) == 1 else f"nodes {text}"
 

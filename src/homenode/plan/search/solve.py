@@ -65,35 +65,45 @@ def solve(problem: SearchProblem) -> tuple[Solution | None, bool]:
     if sum(problem.capacities) < problem.groups:
         return None, True
     uneven = _Search(problem, equal=False)
-    found = _preferred(problem, uneven)
-    return found, found is not None or uneven.knows_refusal
+    solution = _prefer_equal(problem, uneven)
+    return solution, solution is not None or uneven.knows_refusal
 
 
-def _preferred(problem: SearchProblem, uneven: "_Search") -> Solution | None:
+def _prefer_equal(problem: SearchProblem, uneven: "_Search") -> Solution | None:
     """The solution with equal cells, where these cost no more than they may; else that of all. The
     sets of nodes are compared first, so that only one of the two is worked out."""
     equal = _Search(problem, equal=True)
-    if not problem.equal or not equal.ranked:
-        found = uneven.solution()
+    if not problem.equal or not equal.node_sets_by_terms:
+        solution = uneven.solution()
         is_sure = not problem.equal or equal.knows_refusal
-        return found if is_sure or found is None else replace(found, optimal=None)
+        return solution if is_sure or solution is None else replace(solution, optimal=None)
     is_sure = uneven.node_sets.exact
-    first = uneven.ranked[0][0] if uneven.ranked else equal.ranked[0][0]
-    costs = zip(problem.first, equal.ranked[0][0], first, strict=True)
+    first = (
+        uneven.node_sets_by_terms[0][0]
+        if uneven.node_sets_by_terms
+        else equal.node_sets_by_terms[0][0]
+    )
+    costs = zip(problem.first, equal.node_sets_by_terms[0][0], first, strict=True)
     if all(mine <= other for name, mine, other in costs if name in _COSTS_OF_EQUALITY):
         preferred = equal.solution()
         return preferred if is_sure or preferred is None else replace(preferred, optimal=None)
-    found = uneven.solution()
-    assert found is not None, "the nodes of equal cells hold the VM"
+    solution = uneven.solution()
+    assert solution is not None, "the nodes of equal cells hold the VM"
 
     def runners_up() -> tuple[Candidate, ...]:
-        alike = equal.any_candidate()  # where the search ended, it may have come to the same one
-        others = [one for one in found.runners_up() if one.cost != alike.cost]
-        first = () if alike.cost == found.best.cost else (alike,)
-        return (*first, *others)[:MOST_RUNNERS_UP]
+        equal_candidate = (
+            equal.any_candidate()
+        )  # where the search ended, it may have come to the same one
+        unequal = [
+            candidate
+            for candidate in solution.runners_up()
+            if candidate.cost != equal_candidate.cost
+        ]
+        first = () if equal_candidate.cost == solution.best.cost else (equal_candidate,)
+        return (*first, *unequal)[:MOST_RUNNERS_UP]
 
-    is_known = found.optimal if equal.node_sets.exact else None
-    return replace(found, optimal=is_known, runners_up=runners_up)
+    is_known = solution.optimal if equal.node_sets.exact else None
+    return replace(solution, optimal=is_known, runners_up=runners_up)
 
 
 def may_be_nearer(problem: SearchProblem, cost: Cost) -> bool:
@@ -110,17 +120,17 @@ def fits(problem: SearchProblem) -> bool:
 def solve_fixed(problem: SearchProblem, splits: Iterable[Split]) -> Solution | None:
     """The best of these splits, with the GPUs that suit it best."""
     search = _Search(problem, equal=False)
-    found = []
+    node_sets_by_terms = []
     for split in splits:
         nodes = sum(1 << node for node, _ in split)
         first = problem.first_terms(nodes) if problem.has_slots(nodes) else None
         if first is not None:
-            candidate = search.work_out(nodes, search.nearest.choices(nodes, _fixed(split)))
-            found.append((first, search.rest_of(candidate.cost), candidate))
-    found.sort(key=lambda item: item[:2])
-    if not found:
+            candidate = search.work_out(nodes, search.nearest.choices(nodes, _exact_ranges(split)))
+            node_sets_by_terms.append((first, search.rest_of(candidate.cost), candidate))
+    node_sets_by_terms.sort(key=lambda item: item[:2])
+    if not node_sets_by_terms:
         return None
-    candidates = [candidate for *_, candidate in found]
+    candidates = [candidate for *_, candidate in node_sets_by_terms]
     is_exact = search.exact and search.nearest.exact
     best_of: dict[int, Candidate] = {}
     for candidate in candidates:
@@ -138,7 +148,7 @@ def without_first_gpu(
     """The best on the same nodes without the first of the GPUs that were chosen; None where there
     is none. keeps_split: cells are given one by one; else it may be another one."""
     options, without = problem.devices.options, best.gpus & -best.gpus
-    fewer = options.among(one & ~without for one in options.groups) if without else None
+    fewer = options.among(group & ~without for group in options.groups) if without else None
     return best_on(problem, best, fewer, keeps_split=keeps_split) if fewer else None
 
 
@@ -152,11 +162,11 @@ def best_on(
         return None
     is_equal = problem.equal and len({groups for _, groups in other.split}) == 1
     search = _Search(problem, equal=is_equal)
-    ranges = _fixed(other.split) if keeps_split else search.ranges(nodes)
+    ranges = _exact_ranges(other.split) if keeps_split else search.ranges(nodes)
     return search.work_out(nodes, search.nearest.choices(nodes, ranges))
 
 
-def _fixed(split: Split) -> tuple[GroupRange, ...]:
+def _exact_ranges(split: Split) -> tuple[GroupRange, ...]:
     return tuple([GroupRange(groups, groups) for _, groups in split])
 
 
@@ -169,14 +179,14 @@ class _Search:
         self.nearest = NearestGpus(problem)
 
     @cached_property
-    def ranked(self) -> list[tuple[tuple[int, ...], int]]:
+    def node_sets_by_terms(self) -> list[tuple[tuple[int, ...], int]]:
         """(first terms, nodes) of sets of nodes that hold the VM, the least first: at least all of
         the least terms."""
-        return self._ranked(only_least=True)
+        return self._rank_node_sets(only_least=True)
 
-    def _ranked(self, *, only_least: bool) -> list[tuple[tuple[int, ...], int]]:
+    def _rank_node_sets(self, *, only_least: bool) -> list[tuple[tuple[int, ...], int]]:
         """The same; unless only_least at least all of the terms of the best and its runners-up."""
-        found: dict[int, tuple[int, ...]] = {}
+        terms_of_nodes: dict[int, tuple[int, ...]] = {}
         least: list[tuple[int, ...]] = []
         for bound, sets in self.node_sets.groups():
             limit = least[-1] if len(least) > MOST_RUNNERS_UP else ()
@@ -184,18 +194,18 @@ class _Search:
             if reached and bound > reached[: len(bound)]:
                 break
             for nodes in sets:
-                terms = None if nodes in found else self.problem.first_terms(nodes, limit)
+                terms = None if nodes in terms_of_nodes else self.problem.first_terms(nodes, limit)
                 if terms is not None:
-                    found[nodes] = terms
+                    terms_of_nodes[nodes] = terms
                     insort(least, terms)
                     del least[MOST_RUNNERS_UP + 1 :]
                     limit = least[-1] if len(least) > MOST_RUNNERS_UP else ()
-        return sorted((terms, nodes) for nodes, terms in found.items())
+        return sorted((terms, nodes) for nodes, terms in terms_of_nodes.items())
 
     @property
     def knows_refusal(self) -> bool:
         """Whether none holds the VM where no set of nodes was found."""
-        return bool(self.ranked) or self.node_sets.exact
+        return bool(self.node_sets_by_terms) or self.node_sets.exact
 
     def cannot_be_nearer(self, cost: Mapping[str, int]) -> bool:
         """Whether no split could cost fewer packages, nearer devices or more homes; a few sums."""
@@ -208,11 +218,11 @@ class _Search:
 
     def solution(self) -> Solution | None:
         """The candidate of least cost. Not kept: its runners-up ask this search."""
-        ranked = self.ranked
-        if not ranked:
+        node_sets_by_terms = self.node_sets_by_terms
+        if not node_sets_by_terms:
             return None
-        tied = [nodes for terms, nodes in ranked if terms == ranked[0][0]]
-        bounds = sorted((self._bound(nodes), nodes) for nodes in tied)
+        tied = [nodes for terms, nodes in node_sets_by_terms if terms == node_sets_by_terms[0][0]]
+        bounds = sorted((self._least_key(nodes), nodes) for nodes in tied)
         done: list[tuple[tuple[Any, ...], Candidate]] = []
         least: tuple[Any, ...] = ()
         for bound, nodes in bounds:
@@ -223,30 +233,30 @@ class _Search:
             least = min(least or done[-1][0], done[-1][0])
         candidates = [candidate for _, candidate in sorted(done, key=lambda item: item[0])]
         is_exact = self.node_sets.exact and self.exact and self.nearest.exact
-        others = [nodes for _, nodes in (*bounds[len(done) :], *ranked[len(tied) :])]
+        untried = [nodes for _, nodes in (*bounds[len(done) :], *node_sets_by_terms[len(tied) :])]
         return Solution(
             best=candidates[0],
             optimal=True if is_exact else None,
-            runners_up=lambda: self._runners_up(candidates, others),
+            runners_up=lambda: self._runners_up(candidates, untried),
         )
 
     def any_candidate(self) -> Candidate:
         """On nodes of the least first terms."""
-        return self.best_on(self.ranked[0][1])
+        return self.best_on(self.node_sets_by_terms[0][1])
 
     @cached_property
     def _key(self) -> Callable[[Cost], tuple[Any, ...]]:
         """The terms of a cost in their order, up to the indices of the nodes; of sets of as many
         nodes, so that minus_nodes_spanned compares nothing."""
-        names = [name for name in (*self.problem.first, *self.problem.rest) if name[:5] != "minus"]
+        names = [name for name in (*self.problem.first, *self.problem.later) if name[:5] != "minus"]
         return attrgetter(*names[: names.index("nodes") + 1])
 
     @cached_property
     def rest_of(self) -> Callable[[Cost], tuple[object, ...]]:
         """The terms of a cost that come after the first ones."""
-        return attrgetter(*self.problem.rest)
+        return attrgetter(*self.problem.later)
 
-    def _bound(self, nodes: int) -> tuple[Any, ...]:
+    def _least_key(self, nodes: int) -> tuple[Any, ...]:
         """What no candidate on these nodes (bits) can undercut: each node has the least groups that
         it may have, and the GPUs are the nearest and break no set."""
         problem, splits = self.problem, self.node_sets.splits(nodes)
@@ -254,7 +264,9 @@ class _Search:
         split = tuple(zip(members(nodes), ranges, strict=True))
         nearness = (problem.devices.device_class(nodes), problem.devices.away(nodes))
         gpus = GpuChoice(0, self._gpu_nodes(nodes), is_complete=True)
-        cost = problem.cost(split, gpus, nearness, self.nearest.bound(nodes, splits.ranges))
+        cost = problem.cost(
+            split, gpus, nearness, self.nearest.least_distance(nodes, splits.ranges)
+        )
         return self._key(cost._replace(unevenness=splits.unevenness))
 
     def _gpu_nodes(self, nodes: int) -> int:
@@ -266,13 +278,13 @@ class _Search:
         """The splits over these nodes (bits) that may be the best."""
         return self.node_sets.splits(nodes).ranges
 
-    def _runners_up(self, done: Sequence[Candidate], others: Sequence[int]) -> list[Candidate]:
+    def _runners_up(self, done: Sequence[Candidate], untried: Sequence[int]) -> list[Candidate]:
         """Sets of nodes next to the best one: those worked out, then others, best first."""
         runners = list(done[1 : 1 + MOST_RUNNERS_UP])
         passed = {candidate.nodes for candidate in done}
-        if len(runners) + len(others) < MOST_RUNNERS_UP:
-            others = [*others, *(nodes for _, nodes in self._ranked(only_least=False))]
-        for nodes in dict.fromkeys(others):
+        if len(runners) + len(untried) < MOST_RUNNERS_UP:
+            untried = [*untried, *(nodes for _, nodes in self._rank_node_sets(only_least=False))]
+        for nodes in dict.fromkeys(untried):
             if len(runners) < MOST_RUNNERS_UP and nodes not in passed:
                 runners.append(self.best_on(nodes))
         return runners
@@ -287,15 +299,17 @@ class _Search:
         problem = self.problem
         positions = members(nodes)
         nearness = (problem.devices.device_class(nodes), problem.devices.away(nodes))
-        chosen = [problem.devices.options.least_lost(one.sure, one.tied) for one in choices]
-        self.exact &= all(one.is_complete for one in chosen)
-        fewest = min(one.sets_lost for one in chosen)
-        found = []
+        chosen = [
+            problem.devices.options.least_lost(choice.sure, choice.tied) for choice in choices
+        ]
+        self.exact &= all(choice.is_complete for choice in chosen)
+        fewest = min(choice.sets_lost for choice in chosen)
+        candidates = []
         for (distance, _, _, ranges), gpus in zip(choices, chosen, strict=True):
             if gpus.sets_lost == fewest:
                 split, is_exact = least_split(problem, positions, ranges)
                 self.exact &= is_exact
                 lost = gpus._replace(sets_lost=gpus.sets_lost + self._gpu_nodes(nodes))
                 cost = problem.cost(split, lost, nearness, distance)
-                found.append(Candidate(split=split, gpus=gpus.gpus, cost=cost))
-        return min(found, key=lambda candidate: self.rest_of(candidate.cost))
+                candidates.append(Candidate(split=split, gpus=gpus.gpus, cost=cost))
+        return min(candidates, key=lambda candidate: self.rest_of(candidate.cost))

@@ -25,15 +25,15 @@ def least_split(
     Cores outside isolcpus first, then LLCs, then huge pages to reserve, then evenness; of equals
     the one with the larger parts on the lower nodes.
     """
-    left = problem.groups - sum([one.least for one in ranges])
+    spread = problem.groups - sum([bounds.lowest for bounds in ranges])
     even = even_split(ranges, problem.groups)
-    if not left or sum(one.most > one.least for one in ranges) < 2:
+    if not spread or sum(bounds.highest > bounds.lowest for bounds in ranges) < 2:
         return tuple(zip(nodes, even, strict=True)), True
-    least = _sums(problem, nodes, [one.least for one in ranges])
+    least = _sums(problem, nodes, [bounds.lowest for bounds in ranges])
     if _sums(problem, nodes, even) == least:  # more groups cost no less
         return tuple(zip(nodes, even, strict=True)), True
-    choices = [range(one.least, one.most + 1) for one in ranges]
-    if sum(map(len, choices)) * (left + 1) > MOST_SUMS:
+    choices = [range(bounds.lowest, bounds.highest + 1) for bounds in ranges]
+    if sum(map(len, choices)) * (spread + 1) > MOST_SUMS:
         return tuple(zip(nodes, even, strict=True)), False
     return tuple(zip(nodes, _least(problem, nodes, choices), strict=True)), True
 
@@ -44,15 +44,15 @@ def _least(
     """The groups of each node that come to the groups of the VM at the least cost; each node gets
     one of its choices. The terms of a split are compared as a tuple, the split last."""
     groups = problem.groups
-    most, fewest = groups - sum(map(min, choices)), groups - sum(map(max, choices))
+    upper, lower = groups - sum(map(min, choices)), groups - sum(map(max, choices))
     best: dict[int, tuple[int, int, int, int, tuple[int, ...]]] = {0: (0, 0, 0, 0, ())}
     for node, numbers in zip(reversed(nodes), reversed(choices), strict=True):
-        most, fewest = most + min(numbers), fewest + max(numbers)
+        upper, lower = upper + min(numbers), lower + max(numbers)
         following: dict[int, tuple[int, int, int, int, tuple[int, ...]]] = {}
         for number in numbers:
             cost, short = problem.cost_of(node, number), problem.short_pages(node, number)
             for used, (unisolated, llcs, pages, squares, split) in best.items():
-                if not fewest <= used + number <= most:
+                if not lower <= used + number <= upper:
                     continue
                 value = (
                     unisolated + cost.unisolated,
@@ -86,18 +86,18 @@ def splits_of_cells(
     these are all). Cells that name no node get nodes of their own, those near devices first; of
     equal cells the first ones get the lower nodes."""
     number = {supply.cores.index: i for i, supply in enumerate(problem.supplies)}
-    asked = {i: node for i, cell in enumerate(cells) for node in cell.host_nodes}
-    for home in asked.values():
+    node_of_cell = {i: node for i, cell in enumerate(cells) for node in cell.host_nodes}
+    for home in node_of_cell.values():
         if home not in number:
             raise UsageError(
                 f"--guest-node node={home}: expected a node with PUs "
                 f"({', '.join(map(str, number))})"
             )
     pages = [-(-cell.memory_bytes // page_bytes) for cell in cells]
-    named = {i: number[home] for i, home in asked.items()}
+    named = {i: number[home] for i, home in node_of_cell.items()}
 
-    def holds(node: int, its: Iterable[int]) -> bool:
-        some, space = list(its), problem.memory[node].pages
+    def holds(node: int, cell_numbers: Iterable[int]) -> bool:
+        some, space = list(cell_numbers), problem.memory[node].pages
         has_cores = sum(groups[i] for i in some) <= problem.supplies[node].groups
         return has_cores and (space is None or sum(pages[i] for i in some) <= space)
 
@@ -112,46 +112,48 @@ def splits_of_cells(
         key=lambda node: (rows[node], not gpus >> node & 1, node),
     )
     options = [[node for node in order if holds(node, (i,))] for i in loose]
-    alike = [kinds[i] == kinds[j] for i, j in pairwise(loose)]
-    found = list(islice(_choices(options, [*alike, False]), MOST_ASSIGNMENTS + 1))
+    are_equal = [kinds[i] == kinds[j] for i, j in pairwise(loose)]
+    choices = list(islice(_choices(options, [*are_equal, False]), MOST_ASSIGNMENTS + 1))
     ways: dict[Split, tuple[int, ...]] = {}
-    for chosen in found[:MOST_ASSIGNMENTS]:
-        its = sorted(zip((kinds[i] for i in loose), chosen, strict=True))
-        nodes = named | {i: node for i, (_, node) in zip(loose, its, strict=True)}
+    for chosen in choices[:MOST_ASSIGNMENTS]:
+        assigned = sorted(zip((kinds[i] for i in loose), chosen, strict=True))
+        nodes = named | {i: node for i, (_, node) in zip(loose, assigned, strict=True)}
         by_node = Counter[int]()
         for i, node in nodes.items():
             by_node[node] += groups[i]
         ways.setdefault(tuple(sorted(by_node.items())), tuple(nodes[i] for i in range(len(cells))))
-    return ways, len(found) <= MOST_ASSIGNMENTS
+    return ways, len(choices) <= MOST_ASSIGNMENTS
 
 
-def _choices(options: Sequence[list[int]], alike: Sequence[bool]) -> Iterator[tuple[int, ...]]:
+def _choices(options: Sequence[list[int]], are_equal: Sequence[bool]) -> Iterator[tuple[int, ...]]:
     """All ways to take another one of each. alike: the next is like this one, and of all that are
     alike each takes one after that of the one before."""
     if not options:
         yield ()
         return
-    same = next(i for i, is_like in enumerate(alike) if not is_like)
-    for place, one in enumerate(options[0]):
-        later = [options[0][place + 1 :]] * same
-        rest = later + [[other for other in its if other != one] for its in options[same + 1 :]]
-        if _can_differ(rest):
-            for more in _choices(rest, alike[1:]):
-                yield one, *more
+    equal_count = next(i for i, is_like in enumerate(are_equal) if not is_like)
+    for place, node in enumerate(options[0]):
+        later = [options[0][place + 1 :]] * equal_count
+        remaining = later + [
+            [other for other in nodes if other != node] for nodes in options[equal_count + 1 :]
+        ]
+        if _can_differ(remaining):
+            for following in _choices(remaining, are_equal[1:]):
+                yield node, *following
 
 
 def _can_differ(options: Sequence[list[int]]) -> bool:
     """Whether one of each can be taken, all different."""
-    if all(len(its) > i for i, its in enumerate(sorted(options, key=len))):
+    if all(len(nodes) > i for i, nodes in enumerate(sorted(options, key=len))):
         return True
     taken: dict[int, int] = {}
 
     def take(i: int, seen: set[int]) -> bool:
-        for one in options[i]:
-            if one not in seen:
-                seen.add(one)
-                if one not in taken or take(taken[one], seen):
-                    taken[one] = i
+        for node in options[i]:
+            if node not in seen:
+                seen.add(node)
+                if node not in taken or take(taken[node], seen):
+                    taken[node] = i
                     return True
         return False
 
@@ -165,20 +167,20 @@ def pages_within(total: int, weights: Sequence[int], space: Sequence[int]) -> tu
     ((6, 30), (4, 3))
     """
     shares = [1] * len(weights)
-    left = total - len(weights)
-    open_cells = [i for i, most in enumerate(space) if most > 1]
-    while left > 0 and open_cells:
+    unplaced = total - len(weights)
+    open_cells = [i for i, limit in enumerate(space) if limit > 1]
+    while unplaced > 0 and open_cells:
         weight = sum(weights[i] for i in open_cells)
-        before = left
+        before = unplaced
         for i in open_cells:
             goal = max(1, min(space[i], total * weights[i] // sum(weights)))
-            more = min(
-                space[i] - shares[i], left, max(goal - shares[i], before * weights[i] // weight)
+            added = min(
+                space[i] - shares[i], unplaced, max(goal - shares[i], before * weights[i] // weight)
             )
-            shares[i] += more
-            left -= more
-        if left == before:
+            shares[i] += added
+            unplaced -= added
+        if unplaced == before:
             shares[open_cells[0]] += 1
-            left -= 1
+            unplaced -= 1
         open_cells = [i for i in open_cells if shares[i] < space[i]]
     return tuple(shares)

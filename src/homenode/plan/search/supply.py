@@ -32,7 +32,7 @@ class CoreShape(NamedTuple):
     """What cores have in common that give a VM the same."""
 
     pus: int  # free ones of each
-    whole: bool  # no one else may use any of them
+    is_whole: bool  # no one else may use any of them
     isolated: bool
     llc: int
     package: PackageIndex
@@ -74,37 +74,37 @@ class CoreInventory(Struct, frozen=True, dict=True):
     host: Host
 
     @cached_property
-    def allowed(self) -> int:
+    def allowed_bits(self) -> int:
         return sum([1 << pu.index for pu in self.host.pus if pu.online and pu.allowed])
 
     @cached_property
-    def isolated(self) -> int:
+    def isolated_bits(self) -> int:
         return sum([1 << pu.index for pu in self.host.pus if pu.isolated or pu.nohz_full])
 
     @cached_property
     def cores(self) -> tuple[HostCore, ...]:
         """All of them; node None where the host's nodes do not have it."""
-        known: dict[tuple[object, ...], CoreShape] = {}
+        shapes: dict[tuple[object, ...], CoreShape] = {}
         nodes = {node.index for node in self.host.nodes}
-        pu_at, not_isolated = self.host.pu_at, ~self.isolated
+        pu_at, not_isolated = self.host.pu_at, ~self.isolated_bits
         sizes = {int(llc.index): llc.size_bytes or 0 for llc in self.host.llcs}
-        found = []
+        cores = []
         for core in self.host.cores:
             bits = core.pus.bits
             first = pu_at[(bits & -bits).bit_length() - 1]
             llc = UNKNOWN_LLC if first.llc is None else first.llc
             key = (bits.bit_count(), True, not bits & not_isolated, llc, core.id.package, core.kind)
-            shape = known.get(key)
+            shape = shapes.get(key)
             if shape is None:
-                shape = known[key] = CoreShape(*key, sizes.get(llc, 0))
+                shape = shapes[key] = CoreShape(*key, sizes.get(llc, 0))
             node = first.node if first.node in nodes else None
-            found.append((bits, node, shape))
-        return tuple(found)
+            cores.append((bits, node, shape))
+        return tuple(cores)
 
 
 def free_cpus(
     request: GuestRequest,
-    others: Allocations,
+    allocations: Allocations,
     inventory: CoreInventory,
     *,
     service_cores: bool = False,
@@ -114,16 +114,16 @@ def free_cpus(
 
     service_cores: with the cores on which others have emulators or IOThreads only.
     """
-    host, isolated = inventory.host, inventory.isolated
-    vcpu_cores = others.vcpu_cores.bits
+    host, isolated = inventory.host, inventory.isolated_bits
+    vcpu_cores = allocations.vcpu_cores.bits
     barred = request.options.reserved_pus.bits | request.housekeeping_pus.bits | vcpu_cores
     if not service_cores:
-        barred |= others.service_cores.bits
+        barred |= allocations.service_cores.bits
     if request.options.emulator_pus is not None:
         barred |= request.options.emulator_pus.bits
-    open_pus = inventory.allowed & ~barred
+    open_pus = inventory.allowed_bits & ~barred
     by_node: dict[NodeIndex | None, list[FreeCore]] = {node.index: [] for node in host.nodes}
-    known: dict[CoreShape, CoreShape] = {}
+    partial_shapes: dict[CoreShape, CoreShape] = {}
     free_of_vcpus = 0
     for bits, node, shape in inventory.cores:
         if not bits & vcpu_cores:
@@ -135,9 +135,9 @@ def free_cpus(
             by_node[node].append((free, shape))
         elif free:
             partly = shape._replace(
-                pus=free.bit_count(), whole=False, isolated=not free & ~isolated
+                pus=free.bit_count(), is_whole=False, isolated=not free & ~isolated
             )
-            by_node[node].append((free, known.setdefault(partly, partly)))
+            by_node[node].append((free, partial_shapes.setdefault(partly, partly)))
     nodes = tuple(
         _node_cores(position, node, by_node[node.index])
         for position, node in enumerate(host.nodes)
@@ -152,7 +152,7 @@ def _node_cores(position: int, node: NumaNode, cores: list[FreeCore]) -> NodeCor
     for _, shape in cores:
         shapes[id(shape)] = shape
         counts[id(shape)] += 1
-    numbers = tuple([(shapes[one], count) for one, count in counts.items()])
+    numbers = tuple([(shapes[key], count) for key, count in counts.items()])
     return NodeCores(position, node.index, node.pus, tuple(cores), numbers)
 
 
@@ -182,10 +182,10 @@ class Grouping(NamedTuple):
 
     def of_core(self, core: CoreShape) -> int:
         """Groups that such a core gives."""
-        if core.kind not in self.kinds or not (self.counts_pus or core.whole):
+        if core.kind not in self.kinds or not (self.counts_pus or core.is_whole):
             return 0
-        most = core.pus // self.threads
-        return most if self.counts_pus else min(most, 1)
+        count = core.pus // self.threads
+        return count if self.counts_pus else min(count, 1)
 
     def groups(self, cores: Iterable[FreeCore]) -> Iterator[SiblingGroup]:
         """The groups of these cores, in their order."""
@@ -227,82 +227,82 @@ class Part(NamedTuple):
     total: int
     tiers: tuple[Tier, ...]
 
-    def draw(self, wanted: int) -> dict[tuple[Rank, int], int]:
-        """Groups of each tier's LLCs for so many in all, by the rule of this module. `wanted` is
-        at most total."""
+    def draw(self, count: int) -> dict[tuple[Rank, int], int]:
+        """Groups of each tier's LLCs for `count` in all, by the rule of this module; at most the
+        total."""
         drawn: dict[tuple[Rank, int], int] = {}
         used: dict[int, int] = {}
-        left = wanted
+        missing = count
         for tier in self.tiers:
-            if left >= tier.total:
+            if missing >= tier.total:
                 for llc, groups in tier.llcs:
                     used[llc] = used.get(llc, 0) + groups
                     drawn[tier.rank, llc] = groups
-                left -= tier.total
+                missing -= tier.total
                 continue
-            outside = [one for one in tier.llcs if one[0] not in used]
-            inside = [one for one in tier.llcs if one[0] in used]
-            here = sum(groups for _, groups in inside)
+            outside = [llc_groups for llc_groups in tier.llcs if llc_groups[0] not in used]
+            inside = [llc_groups for llc_groups in tier.llcs if llc_groups[0] in used]
+            inside_groups = sum(groups for _, groups in inside)
             size_of = tier.size_of_llc
-            tightest = _largest(outside, size_of, left - here)
-            each = _per_llc(wanted, len(used) + len(tightest), used, tier)
-            if each:
+            tightest = _largest(outside, size_of, missing - inside_groups)
+            per_llc = _per_llc(count, len(used) + len(tightest), used, tier)
+            if per_llc:
                 wide = sorted(
-                    (-size_of[llc], groups, llc) for llc, groups in outside if groups >= each
+                    (-size_of[llc], groups, llc) for llc, groups in outside if groups >= per_llc
                 )
                 for llc, _ in inside:
-                    drawn[tier.rank, llc] = each - used[llc]
+                    drawn[tier.rank, llc] = per_llc - used[llc]
                 for _, _, llc in wide[: len(tightest)]:
-                    drawn[tier.rank, llc] = each
+                    drawn[tier.rank, llc] = per_llc
                 break
             if tier.rank[0] >= _SECOND:
-                parts = even_split([GroupRange(0, groups) for _, groups in tier.llcs], left)
+                parts = even_split([GroupRange(0, groups) for _, groups in tier.llcs], missing)
                 for (llc, _), groups in zip(tier.llcs, parts, strict=True):
                     drawn[tier.rank, llc] = groups
                 break
             for llc, groups in (*inside, *(outside[i] for i in tightest)):
-                drawn[tier.rank, llc] = min(left, groups)
-                left -= min(left, groups)
+                drawn[tier.rank, llc] = min(missing, groups)
+                missing -= min(missing, groups)
             break
         return drawn
 
-    def cost(self, wanted: int, hosts_isolation: bool) -> AllocationCost:
+    def cost(self, count: int, hosts_isolation: bool) -> AllocationCost:
         """What draw() would come to, without drawing."""
         used: dict[int, int] = {}
-        unisolated, left, extra = 0, wanted, 0
+        unisolated, missing, extra = 0, count, 0
         last: Tier | None = None
         for tier in self.tiers:
             if hosts_isolation and tier.rank[2]:
-                unisolated += min(left, tier.total)
-            if left >= tier.total:
+                unisolated += min(missing, tier.total)
+            if missing >= tier.total:
                 for llc, groups in tier.llcs:
                     used[llc] = used.get(llc, 0) + groups
-                left -= tier.total
+                missing -= tier.total
                 continue
             last = tier
-            left -= sum(groups for llc, groups in tier.llcs if llc in used)
-            rest = (groups for llc, groups in tier.llcs if llc not in used)
-            for count in sorted(rest, reverse=True):
-                if left <= 0:
+            missing -= sum(groups for llc, groups in tier.llcs if llc in used)
+            outside = (groups for llc, groups in tier.llcs if llc not in used)
+            for llc_groups in sorted(outside, reverse=True):
+                if missing <= 0:
                     break
-                left -= count
+                missing -= llc_groups
                 extra += 1
             break
         llcs = len(used) + extra
-        return AllocationCost(unisolated, llcs, 1, _per_llc(wanted, llcs, used, last))
+        return AllocationCost(unisolated, llcs, 1, _per_llc(count, llcs, used, last))
 
 
-def _per_llc(wanted: int, llcs: int, used: Mapping[int, int], tier: Tier | None) -> int:
+def _per_llc(count: int, llcs: int, used: Mapping[int, int], tier: Tier | None) -> int:
     """Groups on each LLC where so many LLCs can have as many each, else 0. used: groups of earlier
     tiers on each LLC, which stay; tier: what the others come from, None = there are none."""
-    each, rest = divmod(wanted, llcs) if llcs else (0, 0)
-    if rest:
+    per_llc, remainder = divmod(count, llcs) if llcs else (0, 0)
+    if remainder:
         return 0
     sizes = dict(() if tier is None else tier.llcs)
-    if any(not groups <= each <= groups + sizes.get(llc, 0) for llc, groups in used.items()):
+    if any(not groups <= per_llc <= groups + sizes.get(llc, 0) for llc, groups in used.items()):
         return 0
-    wide = sum(groups >= each for llc, groups in sizes.items() if llc not in used)
-    return each if len(used) + wide >= llcs else 0
+    wide = sum(groups >= per_llc for llc, groups in sizes.items() if llc not in used)
+    return per_llc if len(used) + wide >= llcs else 0
 
 
 class Supply(Struct, frozen=True):
@@ -311,7 +311,7 @@ class Supply(Struct, frozen=True):
     cores: NodeCores
     grouping: Grouping
     parts: tuple[Part, ...]  # one per package, so several where it spans packages
-    whole: Part
+    node_part: Part
     groups: int  # all of them
     whole_cores: int  # free whole cores, for the balance
 
@@ -319,29 +319,29 @@ class Supply(Struct, frozen=True):
         """Equal for nodes of which as many groups come to the same cost."""
         if len(self.parts) > 1:
             return (self.cores.position,)
-        if len(self.whole.tiers) == 1:
-            rank, total, llcs, sizes = self.whole.tiers[0]
+        if len(self.node_part.tiers) == 1:
+            rank, total, llcs, sizes = self.node_part.tiers[0]
             return rank, total, tuple([groups for _, groups in llcs]), sizes
-        every = sorted({llc for tier in self.whole.tiers for llc, _ in tier.llcs})
-        number = {llc: i for i, llc in enumerate(every)}
+        llc_numbers = sorted({llc for tier in self.node_part.tiers for llc, _ in tier.llcs})
+        number = {llc: i for i, llc in enumerate(llc_numbers)}
         return tuple(
             (tier.rank, tuple((number[llc], groups) for llc, groups in tier.llcs), tier.sizes)
-            for tier in self.whole.tiers
+            for tier in self.node_part.tiers
         )
 
-    def allocate(self, wanted: int) -> tuple[SiblingGroup, ...]:
+    def allocate(self, count: int) -> tuple[SiblingGroup, ...]:
         """That many groups, by LLC and PU; LLCs of which more is drawn first, so that what is not
         filled comes last."""
-        part = self._part(wanted)
-        left = part.draw(wanted)
+        part = self._part(count)
+        to_draw = part.draw(count)
         of_llc = Counter[int]()
-        for (_, llc), groups in left.items():
+        for (_, llc), groups in to_draw.items():
             of_llc[llc] += groups
         chosen = []
         for group in self.grouping.groups(self.cores.cores):
             key = (group.rank, group.llc)
-            if part.package in (None, group.package) and left.get(key):
-                left[key] -= 1
+            if part.package in (None, group.package) and to_draw.get(key):
+                to_draw[key] -= 1
                 chosen.append(group)
 
         def place(group: SiblingGroup) -> tuple[bool, int, int, int, int]:
@@ -350,25 +350,25 @@ class Supply(Struct, frozen=True):
 
         return tuple(sorted(chosen, key=place))
 
-    def cost(self, wanted: int, hosts_isolation: bool) -> AllocationCost:
-        part = self._part(wanted)
-        found = part.cost(wanted, hosts_isolation)
-        if part is self.whole and len(self.parts) > 1:
-            packages = len({group.package for group in self.allocate(wanted)})
-            return found._replace(packages=packages)
-        return found
+    def cost(self, count: int, hosts_isolation: bool) -> AllocationCost:
+        part = self._part(count)
+        cost = part.cost(count, hosts_isolation)
+        if part is self.node_part and len(self.parts) > 1:
+            packages = len({group.package for group in self.allocate(count)})
+            return cost._replace(packages=packages)
+        return cost
 
-    def _part(self, wanted: int) -> Part:
+    def _part(self, count: int) -> Part:
         """The share of one package where one holds them all, the tightest; else the whole node."""
         if len(self.parts) == 1:
             return self.parts[0]
-        fitting = [part for part in self.parts if part.total >= wanted]
+        fitting = [part for part in self.parts if part.total >= count]
         if not fitting:
-            return self.whole
+            return self.node_part
 
         def tightness(part: Part) -> tuple[int, int, bool, int]:
-            found = part.cost(wanted, True)
-            return found.unisolated, found.llcs, not found.per_llc, part.total
+            cost = part.cost(count, True)
+            return cost.unisolated, cost.llcs, not cost.per_llc, part.total
 
         return min(fitting, key=tightness)
 
@@ -376,20 +376,22 @@ class Supply(Struct, frozen=True):
 def supply(cores: NodeCores, grouping: Grouping) -> Supply:
     """What the node can give in such groups."""
     counts = [
-        (shape, count, each) for shape, count in cores.shapes if (each := grouping.of_core(shape))
+        (shape, count, groups_each)
+        for shape, count in cores.shapes
+        if (groups_each := grouping.of_core(shape))
     ]
-    whole = _part(None, counts)
-    parts: tuple[Part, ...] = (whole,)
+    node_part = _part(None, counts)
+    parts: tuple[Part, ...] = (node_part,)
     packages = {shape.package for shape, *_ in counts}
     if len(packages) > 1:
         parts = tuple(
-            _part(package, [one for one in counts if one[0].package == package])
+            _part(package, [row for row in counts if row[0].package == package])
             for package in sorted(packages)
         )
     whole_cores = sum(
-        [count for shape, count in cores.shapes if shape.whole and shape.kind in grouping.kinds]
+        [count for shape, count in cores.shapes if shape.is_whole and shape.kind in grouping.kinds]
     )
-    return Supply(cores, grouping, parts, whole, whole.total, whole_cores)
+    return Supply(cores, grouping, parts, node_part, node_part.total, whole_cores)
 
 
 def lowest(bits: int, count: int) -> int:
@@ -413,19 +415,19 @@ _SECOND = 2
 def _rank(core: CoreShape, number: int) -> Rank:
     """Of a core's group of that number, from 0."""
     is_weak = core.kind is CoreKind.EFFICIENCY
-    return 2 * number + (not core.whole), is_weak, not core.isolated
+    return 2 * number + (not core.is_whole), is_weak, not core.isolated
 
 
 def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int, int]]) -> Part:
     """counts: shape of cores, how many there are, groups of each."""
     tiers: dict[Rank, dict[int, int]] = {}
     sizes: dict[int, int] = {}
-    for shape, count, each in counts:
+    for shape, count, groups_each in counts:
         sizes[shape.llc] = shape.llc_bytes
-        for number in range(each):
+        for number in range(groups_each):
             tier = tiers.setdefault(_rank(shape, number), {})
             tier[shape.llc] = tier.get(shape.llc, 0) + count
-    made = [
+    tier_list = [
         Tier(
             rank,
             sum(tiers[rank].values()),
@@ -434,39 +436,39 @@ def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int, i
         )
         for rank in sorted(tiers)
     ]
-    return Part(package, sum([tier.total for tier in made]), tuple(made))
+    return Part(package, sum([tier.total for tier in tier_list]), tuple(tier_list))
 
 
 def _largest(
-    llcs: Sequence[tuple[int, int]], size_of: Mapping[int, int], wanted: int
+    llcs: Sequence[tuple[int, int]], size_of: Mapping[int, int], count: int
 ) -> tuple[int, ...]:
-    """Positions of the fewest (LLC, groups) that together hold `wanted`: of the largest LLCs of
+    """Positions of the fewest (LLC, groups) that together hold `count`: of the largest LLCs of
     which as few do."""
-    found = fewest([groups for _, groups in llcs], wanted)
+    positions = fewest([groups for _, groups in llcs], count)
     for size in sorted({size_of[llc] for llc, _ in llcs}, reverse=True)[:-1]:
         large = [i for i, (llc, _) in enumerate(llcs) if size_of[llc] >= size]
-        some = fewest([llcs[i][1] for i in large], wanted)
-        if some and len(some) == len(found):
+        some = fewest([llcs[i][1] for i in large], count)
+        if some and len(some) == len(positions):
             return tuple(large[i] for i in some)
-    return found
+    return positions
 
 
-def fewest(counts: Sequence[int], wanted: int) -> tuple[int, ...]:
-    """Positions of the fewest groups that together hold `wanted`, ascending.
+def fewest(counts: Sequence[int], total: int) -> tuple[int, ...]:
+    """Positions of the fewest groups that together hold `total`, ascending.
 
     Among those the tightest, so that whole groups stay whole; among those the lowest positions.
-    () where all together hold too little, or wanted is 0. Polynomial: counts are added up as bits
+    () where all together hold too little, or total is 0. Polynomial: counts are added up as bits
     of one integer per number of groups.
 
     >>> fewest([8, 8, 8], 16), fewest([8, 4, 8], 4), fewest([8, 4, 8], 12)
     ((0, 1), (1,), (0, 1))
     """
-    if wanted <= 0 or sum(counts) < wanted:
+    if total <= 0 or sum(counts) < total:
         return ()
     number, owned = 0, 0
     for count in sorted(counts, reverse=True):
         number, owned = number + 1, owned + count
-        if owned >= wanted:
+        if owned >= total:
             break
     if len(set(counts)) == 1:
         return tuple(range(number))
@@ -477,12 +479,12 @@ def fewest(counts: Sequence[int], wanted: int) -> tuple[int, ...]:
         sums[i][0] = 1
         for c in range(1, number + 1):
             sums[i][c] = sums[i + 1][c] | sums[i + 1][c - 1] << counts[i]
-    enough = sums[0][number] >> wanted
-    target = wanted + (enough & -enough).bit_length() - 1
+    enough = sums[0][number] >> total
+    target = total + (enough & -enough).bit_length() - 1
     chosen: list[int] = []
     for i, count in enumerate(counts):
-        left = number - len(chosen)
-        if left and target >= count and sums[i + 1][left - 1] >> (target - count) & 1:
+        missing = number - len(chosen)
+        if missing and target >= count and sums[i + 1][missing - 1] >> (target - count) & 1:
             chosen.append(i)
             target -= count
     return tuple(chosen)

@@ -59,7 +59,7 @@ def shared_places(vcpu_pus: CpuSet, iothreads: int) -> ThreadPlaces:
 
 
 def thread_places(
-    free: FreeCpus, node_order: Sequence[int], chosen: int, wanted: ThreadRequest
+    free: FreeCpus, node_order: Sequence[int], chosen: int, request: ThreadRequest
 ) -> ThreadPlaces:
     """Places next to the vCPUs.
 
@@ -67,69 +67,69 @@ def thread_places(
     the VM's own.
     """
     nodes = node_order[:chosen]
-    own = _own_spare_cores(free, nodes, wanted.vcpu_pus)
-    far = _far_cores(free, node_order[chosen:], wanted.vcpu_pus)
+    spare_of_node = _own_spare_cores(free, nodes, request.vcpu_pus)
+    far = _far_cores(free, node_order[chosen:], request.vcpu_pus)
     findings: tuple[Finding, ...] = ()
-    emulator = wanted.emulator_pus
-    if emulator is None and wanted.on_every_node and not wanted.housekeeping:
-        emulator, findings = _on_every_node(free, wanted, own)
+    emulator = request.emulator_pus
+    if emulator is None and request.on_every_node and not request.housekeeping:
+        emulator, findings = _on_every_node(free, request, spare_of_node)
     if emulator is None:
-        emulator = _emulator(wanted, own, far) or wanted.housekeeping_pus or None
+        emulator = _emulator(request, spare_of_node, far) or request.housekeeping_pus or None
         if emulator is None:
-            emulator, findings = _next_to_vcpus(free, nodes, wanted.vcpu_pus)
-    if emulator is not None and wanted.on_every_node:
+            emulator, findings = _next_to_vcpus(free, nodes, request.vcpu_pus)
+    if emulator is not None and request.on_every_node:
         findings = (*findings, *_off_nodes(free, emulator, nodes))
-    if not wanted.iothreads:
+    if not request.iothreads:
         return ThreadPlaces(emulator, (), findings)
     in_use = 0 if emulator is None else emulator.bits
-    spare = chain(*own.values(), _far_cores(free, node_order[chosen:], wanted.vcpu_pus))
-    cores = list(islice((pus for pus in spare if not pus & in_use), wanted.iothreads))
+    spare = chain(*spare_of_node.values(), _far_cores(free, node_order[chosen:], request.vcpu_pus))
+    cores = list(islice((pus for pus in spare if not pus & in_use), request.iothreads))
     # The first PU of every core before the second of any.
     turns = range(max((pus.bit_count() for pus in cores), default=0))
     singles = (
         tuple(members(pus))[turn] for turn in turns for pus in cores if turn < pus.bit_count()
     )
-    places = [CpuSet([pu]) for pu in islice(singles, wanted.iothreads)]
+    places = [CpuSet([pu]) for pu in islice(singles, request.iothreads)]
     if emulator is not None:
-        places += [emulator] * (wanted.iothreads - len(places))
-    elif len(places) < wanted.iothreads:
+        places += [emulator] * (request.iothreads - len(places))
+    elif len(places) < request.iothreads:
         # Not pinned at all rather than some on PUs and some adrift.
         places = []
     return ThreadPlaces(emulator, tuple(places), findings)
 
 
 def _emulator(
-    wanted: ThreadRequest, own: dict[int, list[int]], far: Iterator[int]
+    request: ThreadRequest, spare_of_node: dict[int, list[int]], far: Iterator[int]
 ) -> CpuSet | None:
     """Cores without vCPUs for the emulator; None where there are none. own: of each node."""
-    nodes = [node for node, cores in own.items() if cores]
-    if not wanted.housekeeping:
-        chosen = list(islice((n for n in nodes if wanted.own_cores(n) > 0), EMULATOR_CORES))
+    nodes = [node for node, cores in spare_of_node.items() if cores]
+    if not request.housekeeping:
+        chosen = list(islice((n for n in nodes if request.own_cores(n) > 0), EMULATOR_CORES))
         if chosen:
-            return CpuSet.from_bits(sum(own[node][0] for node in chosen))
-    if wanted.service_cores:
-        return wanted.service_cores[0]
-    mine = own[nodes[0]][:1] if nodes else []
-    needed = nodes and wanted.own_cores(nodes[0]) <= 0
+            return CpuSet.from_bits(sum(spare_of_node[node][0] for node in chosen))
+    if request.service_cores:
+        return request.service_cores[0]
+    mine = spare_of_node[nodes[0]][:1] if nodes else []
+    needed = nodes and request.own_cores(nodes[0]) <= 0
     core = next(chain(far, mine) if needed else chain(mine, far), None)
     return None if core is None else CpuSet.from_bits(core)
 
 
 def _on_every_node(
-    free: FreeCpus, wanted: ThreadRequest, own: dict[int, list[int]]
+    free: FreeCpus, request: ThreadRequest, spare_of_node: dict[int, list[int]]
 ) -> tuple[CpuSet | None, tuple[Finding, ...]]:
     """A core, or idle siblings, for the emulator on each node; None where one has neither."""
     bits, siblings = 0, 0
-    for node, spare in own.items():
-        serving = [one.bits for one in wanted.service_cores if one <= free.nodes[node].pus]
-        cores = [*spare, *serving] if wanted.own_cores(node) > 0 else [*serving, *spare]
-        idle = _free_siblings(free, (node,), wanted.vcpu_pus)
+    for node, spare in spare_of_node.items():
+        serving = [core.bits for core in request.service_cores if core <= free.nodes[node].pus]
+        cores = [*spare, *serving] if request.own_cores(node) > 0 else [*serving, *spare]
+        idle = _free_siblings(free, (node,), request.vcpu_pus)
         if not cores and not idle:
             return None, ()
         bits |= cores[0] if cores else idle[0]
         siblings |= 0 if cores else idle[0]
-    found = (_on_siblings(CpuSet.from_bits(siblings)),) if siblings else ()
-    return CpuSet.from_bits(bits), found
+    findings = (_on_siblings(CpuSet.from_bits(siblings)),) if siblings else ()
+    return CpuSet.from_bits(bits), findings
 
 
 def _off_nodes(free: FreeCpus, emulator: CpuSet, nodes: Sequence[int]) -> tuple[Finding, ...]:
@@ -184,7 +184,7 @@ def _spare_cores(free: FreeCpus, node: int, vcpu_pus: CpuSet, llcs: frozenset[in
     preference: efficiency cores, then these LLCs, then the fullest, so that free LLCs stay whole.
     """
     barred = vcpu_pus.bits | free.isolated.bits
-    cores = [(p, shape) for p, shape in free.nodes[node].cores if shape.whole and not p & barred]
+    cores = [(p, shape) for p, shape in free.nodes[node].cores if shape.is_whole and not p & barred]
     spare = Counter([shape.llc for _, shape in cores])
 
     def rank(core: FreeCore) -> tuple[bool, bool, int, int]:

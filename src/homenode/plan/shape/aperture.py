@@ -77,15 +77,15 @@ def aperture(
     )
     factor = len(passed) if iommu_needed else 1
     step = page_bytes or _SMALL_PAGE_BYTES
-    whole = request.memory_bytes + request.guest.memory_device_bytes
-    entries = -(-whole // step) + -(-bars // step)
-    memlock = factor * (whole + GIB)
+    total_bytes = request.memory_bytes + request.guest.memory_device_bytes
+    entries = -(-total_bytes // step) + -(-bars // step)
+    memlock = factor * (total_bytes + GIB)
     guest = request.guest
     findings: tuple[Finding, ...] = ()
     hole = bits = firmware = None
     is_mirrored = request.layout.pcie is GuestPcie.HOST
-    stated = {hostdev.bdf for hostdev in guest.hostdevs}
-    is_ours = is_mirrored or any(device.bdf not in stated for device in passed)
+    documented = {hostdev.bdf for hostdev in guest.hostdevs}
+    is_ours = is_mirrored or any(device.bdf not in documented for device in passed)
     has_space = window <= max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0)
     if is_ours and guest.architecture == "x86_64" and (guest.is_q35 or is_mirrored):
         if not has_space:

@@ -21,7 +21,7 @@ from homenode.plan.shape.aperture import ApertureChoice, aperture
 from homenode.plan.shape.caches import guest_cache, shared_llcs
 from homenode.plan.shape.consequences import consequences
 from homenode.plan.shape.guest_numa import (
-    bound,
+    bind_cell,
     device_bytes_of_cells,
     guest_memory,
     initiator_cells,
@@ -121,12 +121,14 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         memory_devices=together(guest.memory_device_bytes),
         cells=()
         if layout.cells is GuestCells.SINGLE
-        else tuple(bound(cell, layout, binding, request.page_bytes) for cell in initiators.cells),
+        else tuple(
+            bind_cell(cell, layout, binding, request.page_bytes) for cell in initiators.cells
+        ),
         hostdevs=devices,
         mediated=tuple(
-            GuestMediated(one.uuid, None)
-            for one in guest.mediated
-            if one.uuid not in {device.uuid for device in (*guest.hostdevs, *devices)}
+            GuestMediated(mediated_device.uuid, None)
+            for mediated_device in guest.mediated
+            if mediated_device.uuid not in {device.uuid for device in (*guest.hostdevs, *devices)}
         ),
         controllers=() if pcie is None else pcie.controllers,
         has_iommu=has_iommu,
@@ -172,9 +174,10 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             *(() if host is None else host.gaps),
         ),
         mediated_removed=tuple(
-            one.uuid
-            for one in request.guest.hostdevs
-            if one.uuid is not None and one.uuid not in {device.uuid for device in devices}
+            mediated_device.uuid
+            for mediated_device in request.guest.hostdevs
+            if mediated_device.uuid is not None
+            and mediated_device.uuid not in {device.uuid for device in devices}
         ),
     )
 
@@ -214,11 +217,11 @@ def _devices(
     else:
         address_of, cell_of, group_of = pcie.address_of, pcie.cell_of, pcie.group_of
     local = _memory_of_node(request, placement, cells)
-    whole = request.memory_bytes + request.guest.memory_device_bytes
+    total_bytes = request.memory_bytes + request.guest.memory_device_bytes
     planned: list[GuestHostdev] = []
     for bdf in placement.devices:
-        known = by_bdf.get(bdf)
-        node = None if known is None else known.node
+        function = by_bdf.get(bdf)
+        node = None if function is None else function.node
         planned.append(
             GuestHostdev(
                 bdf=bdf,
@@ -227,7 +230,7 @@ def _devices(
                 address=address_of.get(bdf, before.get(bdf)),
                 group=group_of.get(bdf, bdf),
                 local_memory_ratio=(
-                    None if node is None or local is None else local.get(node, 0) / whole
+                    None if node is None or local is None else local.get(node, 0) / total_bytes
                 ),
                 uuid=uuid_of_device(host, request, bdf),
                 managed=not any(part.profile for part in parts_at(by_bdf, bdf)),
@@ -241,13 +244,13 @@ def _cells_stated(request: GuestRequest, cells: int) -> dict[Bdf, GuestCellId]:
     if request.layout.cells is GuestCells.SINGLE:
         return {}
     document = PcieDocument(request.guest, cells, ())
-    stated: dict[Bdf, GuestCellId] = {}
+    cell_of_device: dict[Bdf, GuestCellId] = {}
     for hostdev in request.guest.hostdevs:
         if hostdev.address is not None:
             expander = document.expander_above(hostdev.address.bus)
             if expander is not None and expander.cell is not None:
-                stated[hostdev.bdf] = GuestCellId(expander.cell)
-    return stated
+                cell_of_device[hostdev.bdf] = GuestCellId(expander.cell)
+    return cell_of_device
 
 
 def _groups_stated(before: dict[Bdf, GuestAddress | None]) -> dict[Bdf, Bdf]:
@@ -270,8 +273,8 @@ def _memory_of_node(
         return None
     total: dict[NodeIndex, int] = {}
     devices = device_bytes_of_cells(request.guest, request.layout, len(cells))
-    for cell, more in zip(cells, devices, strict=True):
-        owned = cell.memory_bytes + more
+    for cell, device_bytes in zip(cells, devices, strict=True):
+        owned = cell.memory_bytes + device_bytes
         if len(cell.host_nodes) == 1:
             node = cell.host_nodes[0]
             total[node] = total.get(node, 0) + owned
@@ -323,20 +326,23 @@ def _shared_cores(
     cores = [core.pus.bits for core in host.cores]
     vcpus_on = Counter(pins.bits for pins in placement.vcpu_pins)
     pus = CpuSet.from_bits(reduce(or_, vcpus_on, 0))
-    own = [core for core in cores if core & pus.bits]
+    used_cores = [core for core in cores if core & pus.bits]
     vcpus = len(placement.vcpu_pins)
     if request.layout.pinning is Pinning.NODE:
         shared = [
             core
             for pins, count in vcpus_on.items()
-            if count > sum(bool(core & pins) for core in own)
-            for core in own
+            if count > sum(bool(core & pins) for core in used_cores)
+            for core in used_cores
             if core & pins
         ]
-        where = f"they float over {plural(len(own), 'core')}, and while all are busy some share one"
+        cores_text = plural(len(used_cores), "core")
+        sharing = f"they float over {cores_text}, and while all are busy some share one"
     else:
-        shared = [core for core in own if sum(n for p, n in vcpus_on.items() if p & core) > 1]
-        where = f"{plural(len(shared), 'core')} of {len(own)} run several"
+        shared = [
+            core for core in used_cores if sum(n for p, n in vcpus_on.items() if p & core) > 1
+        ]
+        sharing = f"{plural(len(shared), 'core')} of {len(used_cores)} run several"
     if not shared:
         return ()
     case = None if request.layout.pinning is Pinning.NODE else "pinned"
@@ -344,11 +350,11 @@ def _shared_cores(
         finding(
             "vcpus-share-cores",
             f"PUs {pus & CpuSet.from_bits(reduce(or_, shared))}",
-            observed=f"{vcpus} vCPUs have no whole core each: {where}. Under full load these are "
+            observed=f"{vcpus} vCPUs have no whole core each: {sharing}. Under full load these are "
             "40 to 75 % slower than on whole cores (published for VMs that XAPI packs onto one "
             "node)",
             case=case if gave_up else "any PUs",
-            values={"cores": len(own)},
+            values={"cores": len(used_cores)},
         ),
     )
 
@@ -357,16 +363,23 @@ def _package_vcpus(host: Host | None, placement: Placement) -> tuple[int, ...]:
     """vCPUs on each host package, in vCPU order; () where they are not one after the other."""
     if host is None:
         return ()
-    left = [package.pus.bits for package in host.packages]
+    packages = [package.pus.bits for package in host.packages]
     counts: list[int] = []
     package = 0
     for pins in placement.vcpu_pins:
         bits = pins.bits
         if not bits or bits & ~package:
-            package = next((one for one in left if bits and not bits & ~one), 0)
+            package = next(
+                (
+                    bits_of_package
+                    for bits_of_package in packages
+                    if bits and not bits & ~bits_of_package
+                ),
+                0,
+            )
             if not package:
                 return ()
-            left.remove(package)
+            packages.remove(package)
             counts.append(0)
         counts[-1] += 1
     return tuple(counts)

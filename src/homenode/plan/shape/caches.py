@@ -81,14 +81,14 @@ def shared_llcs(host: Host | None, pins: tuple[CpuSet | None, ...]) -> SharedLlc
     """LLCs of pinned vCPUs; None where one is unknown, or a vCPU is not kept to one."""
     if host is None:
         return None
-    found: dict[LlcIndex, list[int]] = {}
+    vcpus_of_llc: dict[LlcIndex, list[int]] = {}
     for vcpu, pin in enumerate(pins):
-        known = {pu.llc if (pu := host.pu_at.get(index)) else None for index in pin or ()}
-        llc = known.pop() if len(known) == 1 else None
+        llcs_of_pin = {pu.llc if (pu := host.pu_at.get(index)) else None for index in pin or ()}
+        llc = llcs_of_pin.pop() if len(llcs_of_pin) == 1 else None
         if llc is None:
             return None
-        found.setdefault(llc, []).append(vcpu)
-    return SharedLlcs(tuple(map(CpuSet, found.values())), tuple(found))
+        vcpus_of_llc.setdefault(llc, []).append(vcpu)
+    return SharedLlcs(tuple(map(CpuSet, vcpus_of_llc.values())), tuple(vcpus_of_llc))
 
 
 def guest_cpu(host: Host, guest: Vm, topoext: bool | None = None) -> GuestCpu:
@@ -142,27 +142,27 @@ def told_l3(
     per_socket = per_die * topology.dies
     if cpu.is_amd:
         if not cpu.has_topoext or cache == GuestCache.DISABLED:
-            return _grouped(topology, lambda vcpu: vcpu // per_socket)
+            return _group_vcpus(topology, lambda vcpu: vcpu // per_socket)
         threads = host_threads if is_passed and host_threads else per_die
         bits = _bits(threads) if cpu.llc_bits is None else cpu.llc_bits
-        return _grouped(topology, lambda vcpu: _apic_id(topology, vcpu) >> bits)
+        return _group_vcpus(topology, lambda vcpu: _apic_id(topology, vcpu) >> bits)
     if is_passed and host_threads is not None:
         if 1 << _bits(host_threads) > per_socket:
-            return _grouped(topology, lambda vcpu: vcpu // per_socket)
-        return _grouped(topology, lambda vcpu: _apic_id(topology, vcpu) >> _bits(host_threads))
-    return _grouped(topology, lambda vcpu: vcpu // per_die)
+            return _group_vcpus(topology, lambda vcpu: vcpu // per_socket)
+        return _group_vcpus(topology, lambda vcpu: _apic_id(topology, vcpu) >> _bits(host_threads))
+    return _group_vcpus(topology, lambda vcpu: vcpu // per_die)
 
 
 def stated_topology(guest: Vm, vcpus: int) -> GuestTopology:
     """The document's topology; without one libvirt makes each vCPU a socket."""
-    stated = guest.cpu_topology
-    return stated if stated and stated.vcpus == vcpus else GuestTopology(vcpus, 1, 1, 1)
+    topology = guest.cpu_topology
+    return topology if topology and topology.vcpus == vcpus else GuestTopology(vcpus, 1, 1, 1)
 
 
 def stated_cache(guest: Vm) -> GuestCache:
     """What the document's <cache> says; without one QEMU emulates an L3."""
-    known = {str(cache): cache for cache in GuestCache}
-    return known.get(guest.cpu_cache or "", GuestCache.EMULATED)
+    cache_of_name = {str(cache): cache for cache in GuestCache}
+    return cache_of_name.get(guest.cpu_cache or "", GuestCache.EMULATED)
 
 
 def guest_cache(
@@ -183,20 +183,20 @@ def guest_cache(
         (*INTEL_MODELS, "Conroe", "Penryn", "core", "n270", "pentium")
     )
     needs_topoext = vendor in AMD_VENDORS and is_x86 and can_say and not is_intel
-    wanted = True if needs_topoext and topology else None
+    topoext_needed = True if needs_topoext and topology else None
     if host is None or not is_x86 or not pins:
-        return CacheChoice(None, wanted)
+        return CacheChoice(None, topoext_needed)
     shape = topology or stated_topology(guest, len(pins))
     threads = llc_threads(host, shared)
     if topology is None:
-        stated = told_l3(stated_cache(guest), shape, guest_cpu(host, guest), threads)
-        if stated == () or (shared is not None and stated == shared.groups):
+        llcs_before = told_l3(stated_cache(guest), shape, guest_cpu(host, guest), threads)
+        if llcs_before == () or (shared is not None and llcs_before == shared.groups):
             return CacheChoice(None, None)
-    cpu = guest_cpu(host, guest, wanted)
+    cpu = guest_cpu(host, guest, topoext_needed)
     for cache in _ways(host, guest, placement, shape, shared):
         if shared is not None and told_l3(cache, shape, cpu, threads) == shared.groups:
-            return CacheChoice(cache, wanted)
-    topoext = False if shape.threads == 1 and vendor != INTEL_VENDOR else wanted
+            return CacheChoice(cache, topoext_needed)
+    topoext = False if shape.threads == 1 and vendor != INTEL_VENDOR else topoext_needed
     shown = told_l3(GuestCache.DISABLED, shape, guest_cpu(host, guest, topoext))
     return CacheChoice(
         GuestCache.DISABLED, topoext, (_no_l3(shared, request, is_told=shown != ()),)
@@ -242,8 +242,8 @@ def _is_known_leaf(host: Host, llc: Llc, threads: int) -> bool:
     """Whether AMD's leaf surely counts the PUs of the LLC: of a core complex with all its cores, 4
     of Zen 2 and 8 or 16 since, and both threads of each. Others may count those that are off."""
     least = 4 if host.cpu.family == _ZEN_FAMILY else 8
-    cores, rest = divmod(len(llc.pus), 2)
-    return threads == 2 and not rest and cores >= least and not cores & (cores - 1)
+    cores, remainder = divmod(len(llc.pus), 2)
+    return threads == 2 and not remainder and cores >= least and not cores & (cores - 1)
 
 
 def _bits(count: int) -> int:
@@ -261,7 +261,7 @@ def _apic_id(topology: GuestTopology, vcpu: int) -> int:
     return apic_id | vcpu << shift
 
 
-def _grouped(topology: GuestTopology, key: Callable[[int], int]) -> Groups:
+def _group_vcpus(topology: GuestTopology, key: Callable[[int], int]) -> Groups:
     groups: dict[int, list[int]] = {}
     for vcpu in range(topology.vcpus):
         groups.setdefault(key(vcpu), []).append(vcpu)
@@ -270,13 +270,13 @@ def _grouped(topology: GuestTopology, key: Callable[[int], int]) -> Groups:
 
 def _no_l3(shared: SharedLlcs | None, request: GuestRequest, *, is_told: bool) -> Finding:
     if shared is None:
-        why = "the LLCs under the vCPUs are not known, or a vCPU may run on several"
+        reason = "the LLCs under the vCPUs are not known, or a vCPU may run on several"
     else:
         pairs = zip(shared.groups, shared.llcs, strict=True)
         some = ", ".join(f"{len(group)} on LLC {llc}" for group, llc in list(pairs)[:_SHOWN])
-        more = len(shared.llcs) - _SHOWN
-        why = "no setting of QEMU shows the guest the LLCs under its vCPUs "
-        why += f"({some}{f' and {more} more' if more > 0 else ''})"
+        unlisted = len(shared.llcs) - _SHOWN
+        reason = "no setting of QEMU shows the guest the LLCs under its vCPUs "
+        reason += f"({some}{f' and {unlisted} more' if unlisted > 0 else ''})"
     shown = "so it is shown no L3"
     if is_told:
         shown = "and siblings of AMD need the feature topoext, with which Linux takes each guest "
@@ -284,7 +284,7 @@ def _no_l3(shared: SharedLlcs | None, request: GuestRequest, *, is_told: bool) -
     return finding(
         "guest-l3-not-mirrored",
         "guest L3",
-        observed=f"{why}, {shown}",
+        observed=f"{reason}, {shown}",
         severity=Severity.WARNING if is_told else Severity.INFO,
     )
 

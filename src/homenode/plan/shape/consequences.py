@@ -31,33 +31,33 @@ def consequences(
 ) -> tuple[str, ...]:
     """Sentences in the order in which a user would meet them. vm: as planned; cells: its own, also
     of a flat guest."""
-    said: list[str] = []
+    sentences: list[str] = []
     guest = request.guest
     if vm.vcpus != guest.vcpus:
-        said.append(f"The guest has {vm.vcpus} vCPUs instead of {guest.vcpus}.")
+        sentences.append(f"The guest has {vm.vcpus} vCPUs instead of {guest.vcpus}.")
     if request.memory_bytes != guest.memory_bytes:
-        said.append(
+        sentences.append(
             f"The guest has {format_bytes(request.memory_bytes)} of memory instead of "
             f"{format_bytes(guest.memory_bytes)}."
         )
-    said += _cells(host, request, cells, vm.offline_vcpus)
-    said += _topology(host, request, cells, vm.cpu_topology)
+    sentences += _cells(host, request, cells, vm.offline_vcpus)
+    sentences += _topology(host, request, cells, vm.cpu_topology)
     if host is not None:
         before = {hostdev.bdf: hostdev.address for hostdev in guest.hostdevs}
-        said += _moved(host.device_at, before, vm.hostdevs)
-        said += _locality(host.device_at, vm.hostdevs)
+        sentences += _address_changes(host.device_at, before, vm.hostdevs)
+        sentences += _locality(host.device_at, vm.hostdevs)
     empty = _empty_ports(vm.hostdevs, vm.controllers)
     if empty:
-        said.append(
+        sentences.append(
             f"{plural(empty, 'empty PCIe port')} wait{'s' if empty == 1 else ''} for devices: the "
             "next one of a guest node takes one."
         )
     if window is not None:
-        said.append(
+        sentences.append(
             f"Starting the VM locks {format_limit(window.memlock_bytes)} of memory and makes at "
             f"most {window.dma_map_entries:,} IOMMU entries."
         )
-    return tuple(said)
+    return tuple(sentences)
 
 
 def _cells(
@@ -70,10 +70,12 @@ def _cells(
         f"{format_bytes(cell.memory_bytes)}"
         for cell in cells
     )
-    said = [f"The guest sees {plural(len(cells), 'NUMA node')}: {sizes}."]
+    sentences = [f"The guest sees {plural(len(cells), 'NUMA node')}: {sizes}."]
     if len(cells) > 1 and host is not None and not cells[0].distances:
-        said.append("The guest is shown no distances and takes all its NUMA nodes for equally far.")
-    return said
+        sentences.append(
+            "The guest is shown no distances and takes all its NUMA nodes for equally far."
+        )
+    return sentences
 
 
 def _topology(
@@ -84,68 +86,70 @@ def _topology(
 ) -> list[str]:
     if topology is None:
         return []
-    said: list[str] = []
+    sentences: list[str] = []
     before = request.guest.cpu_topology
     # Without a topology libvirt makes each vCPU a socket.
     sockets = before[0] if before else request.guest.vcpus
     if topology.sockets != sockets:
         many = "socket" if topology.sockets == 1 else "sockets"
         instead = f", not {sockets}" if before else f"; without <topology> it would be {sockets}"
-        said.append(f"Per-socket licences see {topology.sockets} {many}{instead}.")
+        sentences.append(f"Per-socket licences see {topology.sockets} {many}{instead}.")
     if host is not None and request.layout.cells is GuestCells.HOST:
         nodes = {node.index: node for node in host.nodes}
         packages = {
             nodes[node].package for cell in cells for node in cell.host_nodes if node in nodes
         }
         if None not in packages and len(packages) < len(cells) == topology.sockets:
-            said.append(
+            sentences.append(
                 f"Each of {len(cells)} guest cells is a socket, although the host has them on "
                 f"{plural(len(packages), 'package')}."
             )
     if topology.threads > 1:
-        said.append(f"The guest sees {topology.threads} threads a core.")
+        sentences.append(f"The guest sees {topology.threads} threads a core.")
     elif before and before[3] > 1:
-        said.append(f"The guest sees one thread a core instead of {before[3]}.")
+        sentences.append(f"The guest sees one thread a core instead of {before[3]}.")
     if topology.dies > 1:
-        said.append(f"The guest is shown {topology.dies} dies a socket, one for each host LLC.")
-    return said
+        sentences.append(
+            f"The guest is shown {topology.dies} dies a socket, one for each host LLC."
+        )
+    return sentences
 
 
-def _moved(
+def _address_changes(
     by_bdf: dict[Bdf, PciDevice],
     before: dict[Bdf, GuestAddress | None],
     devices: tuple[GuestHostdev, ...],
 ) -> list[str]:
-    said: list[str] = []
+    sentences: list[str] = []
     nics = 0
     for device in devices:
         if device.address is None or before.get(device.bdf) == device.address:
             continue
-        known = by_bdf.get(device.bdf)
-        kind = "device" if known is None else _KIND_NAMES.get(known.kind, "device")
-        nics += known is not None and known.kind is DeviceKind.NIC
+        function = by_bdf.get(device.bdf)
+        kind = "device" if function is None else _KIND_NAMES.get(function.kind, "device")
+        nics += function is not None and function.kind is DeviceKind.NIC
         old = before.get(device.bdf)
         origin = f"from guest address {old} to" if old else "to guest address"
         path = f"{origin} {device.address}"
-        where = "" if device.cell is None else f", on guest NUMA node {device.cell}"
-        said.append(f"{kind} {device.bdf} moves {path}{where}.")
+        place = "" if device.cell is None else f", on guest NUMA node {device.cell}"
+        sentences.append(f"{kind} {device.bdf} moves {path}{place}.")
     if nics:
-        said.append(
+        sentences.append(
             f"Names of {plural(nics, 'network interface')} that follow the PCI path (enpXsY) "
             "change in the guest; names by MAC or by altname do not."
         )
-    return said
+    return sentences
 
 
 def _locality(by_bdf: dict[Bdf, PciDevice], devices: tuple[GuestHostdev, ...]) -> list[str]:
     """How much of the guest's memory is local to the GPUs' and NICs' own nodes, as ranges."""
     shares: dict[tuple[str, float, NodeIndex | None], list[str]] = {}
     for device in devices:
-        known = by_bdf.get(device.bdf)
-        if known is None or device.local_memory_ratio is None:
+        function = by_bdf.get(device.bdf)
+        if function is None or device.local_memory_ratio is None:
             continue
-        if known.kind in (DeviceKind.GPU, DeviceKind.NIC):
-            key = (_KIND_NAMES[known.kind], device.local_memory_ratio, known.node)
+        if function.kind in (DeviceKind.GPU, DeviceKind.NIC):
+            key = (_KIND_NAMES[function.kind], device.local_memory_ratio, function.node)
             shares.setdefault(key, []).append(str(device.bdf))
     return [
         f"{ratio * 100:.0f} % of the guest's memory is on the node of {kind} "

@@ -57,8 +57,8 @@ def together(size_bytes: int) -> tuple[MemoryDevice, ...]:
     """One device in place of all: a plan counts them together, and leaves where each is."""
     if not size_bytes:
         return ()
-    one = MemoryDevice(model="", cell=0, size_bytes=size_bytes, plugged_bytes=size_bytes)
-    return (one,)
+    device = MemoryDevice(model="", cell=0, size_bytes=size_bytes, plugged_bytes=size_bytes)
+    return (device,)
 
 
 DEFAULT_HUGE_PAGE_BYTES = 2 * MIB
@@ -120,7 +120,7 @@ def guest_memory(
     return GuestMemory(cells, reservations, findings, tuple(gaps))
 
 
-def bound(
+def bind_cell(
     cell: VmCell, layout: Layout, binding: tuple[str, CpuSet] | None, page_bytes: int | None
 ) -> VmCell:
     """The cell with where its memory comes from. One without memory of its own is bound where the
@@ -219,7 +219,9 @@ def _given_memory(
                 f"guest cell {cell}: expected memory in whole pages of {format_bytes(granule)}, "
                 f"found {format_bytes(size)}",
                 hint="use "
-                + " or ".join(format_bytes(one) for one in (below, below + granule) if one)
+                + " or ".join(
+                    format_bytes(nearest) for nearest in (below, below + granule) if nearest
+                )
                 + " there, or smaller pages",
             )
     return sizes
@@ -274,10 +276,10 @@ def guest_distances(
     for i, a in enumerate(nodes):
         row: list[int] = []
         for j, b in enumerate(nodes):
-            stated = host.distances[position[a]][position[b]]
-            value = LOCAL_DISTANCE if i == j else min(max(stated, 11), UNREACHABLE_DISTANCE)
-            if i != j and value != stated:
-                raised.append(f"{a}->{b} is {stated}")
+            distance = host.distances[position[a]][position[b]]
+            value = LOCAL_DISTANCE if i == j else min(max(distance, 11), UNREACHABLE_DISTANCE)
+            if i != j and value != distance:
+                raised.append(f"{a}->{b} is {distance}")
             row.append(value)
         rows.append(tuple(row))
     if raised:
@@ -309,21 +311,21 @@ def _reserve(
     pages_of_node: dict[NodeIndex, int] = {}
     if request.layout.cells is GuestCells.HOST:
         devices = device_bytes_of_cells(request.guest, request.layout, len(cells))
-        for cell, more in zip(cells, devices, strict=True):
-            left = cell.memory_bytes // page_bytes + -(-more // page_bytes)
+        for cell, extra_bytes in zip(cells, devices, strict=True):
+            unplaced = cell.memory_bytes // page_bytes + -(-extra_bytes // page_bytes)
             for node in cell.host_nodes:
                 pool = pools.get((node, page_bytes))
                 is_last = pool is None or node == cell.host_nodes[-1]
-                in_use = left if is_last or pool is None else min(left, pool.free_pages)
+                in_use = unplaced if is_last or pool is None else min(unplaced, pool.free_pages)
                 pages_of_node[node] = pages_of_node.get(node, 0) + in_use
-                left -= in_use
+                unplaced -= in_use
     else:
         # Over several nodes only the sum is certain; interleave takes them evenly, and an even
         # reservation serves strict and preferred as well.
         nodes = sorted(placement.memory_nodes)
-        more = sum(device_bytes_of_cells(request.guest, request.layout, 1))
-        whole = request.memory_bytes // page_bytes + -(-more // page_bytes)
-        pages, extra = divmod(whole, len(nodes))
+        extra_bytes = sum(device_bytes_of_cells(request.guest, request.layout, 1))
+        total_pages = request.memory_bytes // page_bytes + -(-extra_bytes // page_bytes)
+        pages, extra = divmod(total_pages, len(nodes))
         pages_of_node = {node: pages + (i < extra) for i, node in enumerate(nodes)}
     reservations: list[PageReservation] = []
     findings: list[Finding] = []
@@ -334,7 +336,7 @@ def _reserve(
         reservations.append(PageReservation(node, page_bytes, needed, free))
         if pool is not None and free is not None and free < needed:
             is_preferred = request.options.memory_mode is MemoryMode.PREFERRED
-            wanted = pool.total_pages + needed - free
+            total_wanted = pool.total_pages + needed - free
             findings.append(
                 finding(
                     "huge-pages-short",
@@ -343,7 +345,7 @@ def _reserve(
                     observed=f"{free} of {pool.total_pages}",
                     severity=Severity.INFO if is_preferred else Severity.WARNING,
                     case="of a plan",
-                    values={"pages": wanted, "node": node, "kilobytes": page_bytes // KIB},
+                    values={"pages": total_wanted, "node": node, "kilobytes": page_bytes // KIB},
                 )
             )
     return tuple(reservations), tuple(findings)
@@ -378,18 +380,18 @@ def initiator_cells(
 ) -> InitiatorCells:
     """The cells that the Grace GPUs of the VM need, where the layout shows the guest its PCIe tree
     and the host's libvirt and QEMU can give them; else a finding."""
-    known = {} if host is None else host.device_at
-    passed = [known[bdf] for bdf in placement.devices if bdf in known]
+    functions = {} if host is None else host.device_at
+    passed = [functions[bdf] for bdf in placement.devices if bdf in functions]
     grace = tuple(device for device in passed if is_grace(device))
     if host is None or not grace or not request.guest.is_virt:
         return InitiatorCells(cells, {})
-    found = initiator_nodes_of(host, grace)
+    nodes_of_gpu = initiator_nodes_of(host, grace)
     shows = request.layout.pcie is GuestPcie.HOST
-    if not found or not shows or not _can_give(host):
-        return InitiatorCells(cells, {}, (_missing(host, grace, found, shows=shows),))
+    if not nodes_of_gpu or not shows or not _can_give(host):
+        return InitiatorCells(cells, {}, (_missing(host, grace, nodes_of_gpu, shows=shows),))
     gaps: list[Gap] = []
-    grown, cells_of_gpu = with_initiator_cells(cells, placement.nodes, found, host, gaps)
-    without = tuple(gpu for gpu in grace if gpu.bdf not in found)
+    grown, cells_of_gpu = with_initiator_cells(cells, placement.nodes, nodes_of_gpu, host, gaps)
+    without = tuple(gpu for gpu in grace if gpu.bdf not in nodes_of_gpu)
     findings = (_missing(host, without, {}, shows=shows),) if without else ()
     return InitiatorCells(grown, cells_of_gpu, findings, tuple(gaps))
 
@@ -405,11 +407,11 @@ def _can_give(host: Host) -> bool:
 def _missing(
     host: Host,
     gpus: Sequence[PciDevice],
-    found: dict[Bdf, tuple[NodeIndex, ...]],
+    nodes_of_gpu: dict[Bdf, tuple[NodeIndex, ...]],
     *,
     shows: bool,
 ) -> Finding:
-    needed = sum(map(len, found.values()))
+    needed = sum(map(len, nodes_of_gpu.values()))
     versions = [
         f"{name} {'unknown' if version is None else '.'.join(map(str, version))}"
         for name, version in (
@@ -417,7 +419,7 @@ def _missing(
             ("QEMU", host.settings.qemu_version),
         )
     ]
-    if not found:
+    if not nodes_of_gpu:
         detail = (
             "expected host nodes of generic initiators to share among the Grace GPUs, found none "
             "or an uneven number"
@@ -445,12 +447,12 @@ def _missing(
 def initiator_nodes_of(host: Host, gpus: Sequence[PciDevice]) -> dict[Bdf, tuple[NodeIndex, ...]]:
     """The generic initiator nodes without PUs of each of these Grace GPUs of the host; none for one
     that has none."""
-    every = tuple((device.bdf, device.node) for device in host.pci_devices if is_grace(device))
-    return initiator_nodes(host, every, gpus)
+    grace_gpus = tuple((device.bdf, device.node) for device in host.pci_devices if is_grace(device))
+    return initiator_nodes(host, grace_gpus, gpus)
 
 
 def initiator_nodes(
-    host: Host, every: Sequence[tuple[Bdf, int | None]], gpus: Sequence[PciDevice]
+    host: Host, grace_gpus: Sequence[tuple[Bdf, int | None]], gpus: Sequence[PciDevice]
 ) -> dict[Bdf, tuple[NodeIndex, ...]]:
     """The generic initiator nodes without PUs of each of these GPUs; none for one that has none.
 
@@ -458,16 +460,18 @@ def initiator_nodes(
     CPU's among the GPUs of that CPU: nothing in sysfs names the GPU of a node.
     """
     initiators = {node.index for node in host.nodes if node.generic_initiator}
-    near = {node: homes[0] for node, homes in host.nearest_cpu_nodes.items() if node in initiators}
-    found: dict[Bdf, tuple[NodeIndex, ...]] = {}
+    home_of_node = {
+        node: homes[0] for node, homes in host.nearest_cpu_nodes.items() if node in initiators
+    }
+    nodes_of_gpu: dict[Bdf, tuple[NodeIndex, ...]] = {}
     for gpu in gpus:
-        siblings = [bdf for bdf, node in every if node == gpu.node]
-        nodes = [node for node, home in near.items() if home == gpu.node]
-        share, left = divmod(len(nodes), len(siblings) or 1)
-        if gpu.bdf in siblings and share and not left:
+        siblings = [bdf for bdf, node in grace_gpus if node == gpu.node]
+        nodes = [node for node, home in home_of_node.items() if home == gpu.node]
+        share, remainder = divmod(len(nodes), len(siblings) or 1)
+        if gpu.bdf in siblings and share and not remainder:
             first = siblings.index(gpu.bdf) * share
-            found[gpu.bdf] = tuple(nodes[first : first + share])
-    return found
+            nodes_of_gpu[gpu.bdf] = tuple(nodes[first : first + share])
+    return nodes_of_gpu
 
 
 def with_initiator_cells(
@@ -492,14 +496,14 @@ def with_initiator_cells(
         return cells, cells_of_gpu
     count = len(cells)
     online = {node.index for node in host.nodes}
-    known = tuple(node for node in homes if node is not None and node in online)
-    rows = guest_distances(host, (*known, *added), gaps) if len(known) == count else ()
+    known_homes = tuple(node for node in homes if node is not None and node in online)
+    rows = guest_distances(host, (*known_homes, *added), gaps) if len(known_homes) == count else ()
     grown = list(cells)
     if rows:
         for i, cell in enumerate(cells):
-            own = cell.distances or rows[i][:count]
-            grown[i] = structs.replace(cell, distances=own + rows[i][count:])
+            row = cell.distances or rows[i][:count]
+            grown[i] = structs.replace(cell, distances=row + rows[i][count:])
     for i, node in enumerate(added, start=count):
-        stated = rows[i] if rows else ()
-        grown.append(VmCell(id=i, vcpus=CpuSet(), host_nodes=(node,), distances=stated))
+        distances = rows[i] if rows else ()
+        grown.append(VmCell(id=i, vcpus=CpuSet(), host_nodes=(node,), distances=distances))
     return tuple(grown), cells_of_gpu

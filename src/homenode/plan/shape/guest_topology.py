@@ -149,9 +149,9 @@ def _best(
     least = min(idle.values())
     ways = [way for way in ways if idle[way] == least]
     exact = [way for way in ways if far[way] < 1]
-    most = MOST_SOCKETS_PER_CELL * len(counts)
+    limit = MOST_SOCKETS_PER_CELL * len(counts)
     for way in exact:
-        if way.socket_vcpus is None or sum(counts) // way.socket_vcpus <= most:
+        if way.socket_vcpus is None or sum(counts) // way.socket_vcpus <= limit:
             return way
     if exact and may_share_sockets:
         return _Way(exact[0].cells, None)
@@ -259,8 +259,8 @@ def _with_dies(topology: GuestTopology | None, llc_vcpus: int) -> GuestTopology 
     """The sockets as dies of so many vCPUs each, where they divide."""
     if topology is None or not llc_vcpus or llc_vcpus % topology.threads:
         return topology
-    dies, rest = divmod(topology.cores * topology.threads, llc_vcpus)
-    if rest:
+    dies, remainder = divmod(topology.cores * topology.threads, llc_vcpus)
+    if remainder:
         return topology
     return topology._replace(dies=dies, cores=llc_vcpus // topology.threads)
 
@@ -273,16 +273,18 @@ def _flat(
 ) -> GuestTopology | None:
     """What a flat guest is shown: nothing new, unless what it was given is no longer true, or
     nothing was and its layout is chosen for it: without a topology each vCPU is a socket."""
-    stated = request.guest.cpu_topology
-    fits = stated is None or stated[0] * stated[1] * stated[2] * stated[3] == vcpus
+    documented = request.guest.cpu_topology
+    fits = (
+        documented is None or documented[0] * documented[1] * documented[2] * documented[3] == vcpus
+    )
     siblings = request.layout.siblings
     sockets = _sockets(package_vcpus, vcpus, threads)
     if siblings is Siblings.EXPOSED and threads > 1:
         _check_threads((vcpus,), threads)
         return GuestTopology(sockets, 1, vcpus // threads // sockets, threads)
     # Exposed ones come here too, where the host had none to give.
-    hides = siblings is not Siblings.KEEP and stated is not None and stated[3] > 1
-    is_chosen = stated is None and request.options.objective is not None and vcpus > 1
+    hides = siblings is not Siblings.KEEP and documented is not None and documented[3] > 1
+    is_chosen = documented is None and request.options.objective is not None and vcpus > 1
     if fits and not hides and not is_chosen:
         return None
     return GuestTopology(sockets, 1, vcpus // sockets, 1)
@@ -330,7 +332,7 @@ def _sockets_of_cells(
     in_turns = any(len(cell) < max(cell) - min(cell) + 1 for cell in numbers.cells)
     if may_share and (shares_llc or (size is None and (in_turns or not is_equal))):
         sockets = _sockets(package_vcpus, vcpus, threads)
-        made = finding(
+        note = finding(
             "cells-share-socket",
             subject,
             observed=f"they share {'a socket' if sockets == 1 else f'{sockets} sockets'} of "
@@ -338,7 +340,7 @@ def _sockets_of_cells(
             "as sub-NUMA clusters do; Linux older than 5.15 prints a warning at boot",
             case=None if is_equal else "unequal cells",
         )
-        return sockets, (made,)
+        return sockets, (note,)
     if size is None:
         size = gcd(*counts)
     sockets = vcpus // size
@@ -348,11 +350,11 @@ def _sockets_of_cells(
     if in_turns:
         reason = f"take turns by {plural(size // threads, 'core')}, so that each has its part "
         reason += "of the vCPUs that are online at the start"
-    made = finding(
+    note = finding(
         "sockets-exceed-cells",
         f"{sockets} sockets for {len(counts)} guest cells",
         observed=f"{subject} {reason}; licences and some operating systems limit sockets",
         severity=Severity.INFO if in_turns and sockets <= 4 * len(counts) else Severity.WARNING,
         case="in turns" if in_turns else None,
     )
-    return sockets, (made,)
+    return sockets, (note,)

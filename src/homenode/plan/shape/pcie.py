@@ -30,11 +30,11 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.shape.pcie_cells import (
     NearestCell,
     cells_without_bus,
+    find_placeless_devices,
     nearest_cells,
     on_nearest_cells,
     slow_switches,
     unguarded_ports,
-    unplaced,
 )
 from homenode.vm.model import (
     EXPANDER,
@@ -134,23 +134,23 @@ def mirror_cells(
     _refuse_unfit(host.device_at, devices)
     granularity = options.pci_granularity or PciGranularity.CELL
     groups = _device_groups(host, devices, cell_of_node, nearest, granularity)
-    addresses = {one.bdf: one.address for one in guest.hostdevs if one.address}
-    stated = PcieDocument(guest, cells, ())
-    kept = _kept_addresses(stated, groups, addresses, granularity)
+    addresses = {hostdev.bdf: hostdev.address for hostdev in guest.hostdevs if hostdev.address}
+    documented = PcieDocument(guest, cells, ())
+    kept_addresses = _kept_addresses(documented, groups, addresses, granularity)
     leaving = [
         addresses[bdf]
         for i, group in enumerate(groups)
         for bdf, function in group.function_of.items()
-        if bdf in addresses and (i not in kept or addresses[bdf].function != function)
+        if bdf in addresses and (i not in kept_addresses or addresses[bdf].function != function)
     ]
     build = _PcieBuild(PcieDocument(guest, cells, leaving), options.spare_ports)
     with_bus: Sequence[int] = range(cells)
-    if cells > len(stated.expander_slots()) + len(stated.cells_with_bus):
+    if cells > len(documented.expander_slots()) + len(documented.cells_with_bus):
         # The search chooses no nodes for which these are too many (search/expander_slots.py).
         with_bus = sorted({group.cell for group in groups})
     for i, group in enumerate(groups):
-        if i in kept:
-            build.claim(kept[i].bus, group)
+        if i in kept_addresses:
+            build.claim(kept_addresses[i].bus, group)
     if granularity is not PciGranularity.ROOT_COMPLEX:
         for cell in with_bus:
             build.expander(cell, "")
@@ -159,25 +159,25 @@ def mirror_cells(
     cell_of: dict[Bdf, GuestCellId] = {}
     group_of: dict[Bdf, Bdf] = {}
     for i, group in enumerate(groups):
-        at = kept.get(i) or GuestAddress(0, build.port(group), 0, 0)
+        at = kept_addresses.get(i) or GuestAddress(0, build.port(group), 0, 0)
         for bdf, function in group.function_of.items():
             address_of[bdf] = GuestAddress(at.domain, at.bus, at.device, function)
             cell_of[bdf] = GuestCellId(group.cell)
             group_of[bdf] = next(iter(group.function_of))
     for bdf, address in addresses.items():
-        expander = stated.expander_above(address.bus)
+        expander = documented.expander_above(address.bus)
         if bdf not in cell_of and expander is not None and expander.cell is not None:
             cell_of[bdf] = GuestCellId(expander.cell)
     build.add_spares()
-    controllers = build.planned()
-    near = [
+    controllers = build.number_buses()
+    nearest_devices = [
         (bdf, node)
         for bdf in devices
         if (node := host.device_at[bdf].node) is not None and node in nearest
     ]
     findings = (
-        *unplaced(host.device_at, devices, cell_of_node, address_of, cell_of),
-        *on_nearest_cells(near, nearest),
+        *find_placeless_devices(host.device_at, devices, cell_of_node, address_of, cell_of),
+        *on_nearest_cells(nearest_devices, nearest),
         *slow_switches(controllers),
         *cells_without_bus(cells, with_bus),
         *unguarded_ports(request, controllers, address_of),
@@ -203,18 +203,26 @@ def _device_groups(
 ) -> list[DeviceGroup]:
     """The devices that have a cell, cell by cell in the order in which they get new ports; those
     whose cell is only the nearest one come last and move no other."""
-    cell_of = {node: near.cell for node, near in nearest.items()} | dict(cell_of_node)
+    cell_of = {node: nearest_cell.cell for node, nearest_cell in nearest.items()} | dict(
+        cell_of_node
+    )
     slots: dict[Bdf, list[PciDevice]] = {}
     placeable = [host.device_at[bdf] for bdf in devices if host.device_at[bdf].node in cell_of]
-    gpus = {_slot(one.bdf): one.bdf for one in placeable if one.kind is DeviceKind.GPU}
+    gpus = {
+        _slot(function.bdf): function.bdf
+        for function in placeable
+        if function.kind is DeviceKind.GPU
+    }
     for device in placeable:
         is_whole = device.physical_function is None
         owner = gpus.get(_slot(device.bdf), device.bdf) if is_whole else device.bdf
         slots.setdefault(owner, []).append(device)
     keyed = []
     for members in slots.values():
-        head = next((one for one in members if one.kind is DeviceKind.GPU), members[0])
-        members.sort(key=lambda one: one.bdf)
+        head = next(
+            (function for function in members if function.kind is DeviceKind.GPU), members[0]
+        )
+        members.sort(key=lambda function: function.bdf)
         assert head.node is not None  # it has a cell
         # A guest looks at function 0 first and skips the device where there is none: the lowest
         # takes its number. A virtual function's number on the host says nothing.
@@ -238,7 +246,7 @@ def _slot(bdf: Bdf) -> tuple[int, int, int]:
 
 
 def _kept_addresses(
-    stated: "PcieDocument",
+    documented: "PcieDocument",
     groups: Sequence[DeviceGroup],
     addresses: Mapping[Bdf, GuestAddress],
     granularity: PciGranularity,
@@ -246,14 +254,17 @@ def _kept_addresses(
     """The document's address of each group (by position) that is where it belongs: on an expander
     bus of its cell that devices of no other root complex are on, or below a switch likewise. One
     function that is right keeps the port for the others."""
-    kept: dict[int, GuestAddress] = {}
+    addresses_kept: dict[int, GuestAddress] = {}
     owner: dict[int, object] = {}
     for i, group in enumerate(groups):
         for bdf, function in group.function_of.items():
             address = addresses.get(bdf)
             if address is None or address.function != function or address.device != 0:
                 continue
-            port, expander = stated.controllers.get(address.bus), stated.expander_above(address.bus)
+            port, expander = (
+                documented.controllers.get(address.bus),
+                documented.expander_above(address.bus),
+            )
             if port is None or port.model == EXPANDER or expander is None:
                 continue
             is_right = expander.cell == group.cell
@@ -264,9 +275,9 @@ def _kept_addresses(
                 upstream = 0 if port.address is None else port.address.bus
                 is_right &= owner.setdefault(upstream, group.switch) == group.switch
             if is_right:
-                kept[i] = address
+                addresses_kept[i] = address
                 break
-    return kept
+    return addresses_kept
 
 
 class PcieDocument:
@@ -303,8 +314,8 @@ class PcieDocument:
     @property
     def cells_with_bus(self) -> frozenset[int]:
         """Cells that an expander bus of the document belongs to."""
-        buses = (one for one in self.controllers.values() if one.model == EXPANDER)
-        return frozenset(one.cell for one in buses if one.cell is not None)
+        buses = (bus for bus in self.controllers.values() if bus.model == EXPANDER)
+        return frozenset(bus.cell for bus in buses if bus.cell is not None)
 
 
 class _PcieBuild:
@@ -333,16 +344,16 @@ class _PcieBuild:
 
     def expander(self, cell: int, root: str) -> int:
         """The index of an expander bus of the cell, and of this root complex, with a free slot."""
-        most = SLOTS_PER_BUS - self.spare_ports
+        limit = SLOTS_PER_BUS - self.spare_ports
         for index in self._expanders(cell, root):
-            if len(self._slots.get(index, ())) < most:
+            if len(self._slots.get(index, ())) < limit:
                 return index
         return self._add(PortModel.EXPANDER_BUS, 0, self._root_slot(), cell=cell)
 
     def port(self, group: DeviceGroup) -> int:
         """The index of an empty port for a group, one of the document or a new one."""
         if group.switch is None:
-            return self._taken(self._root_port(group))
+            return self._take_port(self._root_port(group))
         for upstream, switch in sorted(self._switches.items()):
             above = expander_above(self.controllers, upstream)
             is_ours = above is not None and above.cell == group.cell and switch == group.switch
@@ -353,7 +364,7 @@ class _PcieBuild:
             self._switches[upstream] = group.switch
         empty = self._empty_ports(upstream)
         model = PortModel.SWITCH_DOWNSTREAM
-        return self._taken(empty[0] if empty else self._add_below(upstream, model))
+        return self._take_port(empty[0] if empty else self._add_below(upstream, model))
 
     def add_spares(self) -> None:
         """Add ports until each expander bus has as many empty ones as are to be spare."""
@@ -364,7 +375,7 @@ class _PcieBuild:
                 for _ in range(min(missing, free)):
                     self._add_below(index)
 
-    def planned(self) -> tuple[GuestPciController, ...]:
+    def number_buses(self) -> tuple[GuestPciController, ...]:
         """The expander buses of cells and all ports below them, by index, with bus windows.
 
         Raises Unplannable if bus numbers run out.
@@ -381,11 +392,13 @@ class _PcieBuild:
         last = max((self.document.last_index, *self.controllers))
         root_buses = last + 1 - sum(1 + len(ports) for ports in below.values())
         needs = {i: 1 + len(below[i]) for i in ours}
-        stated = {i: nr for i in below if (nr := self.controllers[i].bus_nr) is not None}
-        foreign = [range(nr, nr + 1 + len(below[i])) for i, nr in stated.items() if i not in needs]
-        mine = {i: stated[i] for i in ours if i in stated}
-        for kept, room in product((mine, {}), ROOM):
-            numbers = _bus_numbers(needs, kept, foreign, room)
+        documented = {i: nr for i in below if (nr := self.controllers[i].bus_nr) is not None}
+        foreign = [
+            range(nr, nr + 1 + len(below[i])) for i, nr in documented.items() if i not in needs
+        ]
+        mine = {i: documented[i] for i in ours if i in documented}
+        for fixed, room in product((mine, {}), ROOM):
+            numbers = _bus_numbers(needs, fixed, foreign, room)
             lowest = min(numbers.values(), default=BUS_COUNT)
             if lowest >= root_buses:
                 break
@@ -397,7 +410,9 @@ class _PcieBuild:
                 hint="pass fewer devices, ask for fewer --spare-ports, or use --pci-granularity "
                 "cell",
             )
-        starts = sorted([*numbers.values(), *(one.start for one in foreign), BUS_COUNT])
+        starts = sorted(
+            [*numbers.values(), *(bus_number.start for bus_number in foreign), BUS_COUNT]
+        )
         result = []
         models = set(PortModel)
         for index in sorted({*ours, *(port for i in ours for port in below[i])}):
@@ -410,7 +425,8 @@ class _PcieBuild:
                     controller,
                     model=PortModel(controller.model),
                     bus_nr=number,
-                    bus_count=number and next(one for one in starts if one > number) - number,
+                    bus_count=number
+                    and next(bus_number for bus_number in starts if bus_number > number) - number,
                     existing=before is not None
                     and before.address is not None
                     and before.bus_nr == number,
@@ -447,7 +463,7 @@ class _PcieBuild:
         self._roots[expander.index] = group.root
         return port
 
-    def _taken(self, port: int) -> int:
+    def _take_port(self, port: int) -> int:
         self._slots.setdefault(port, set()).add(0)
         return port
 
@@ -466,10 +482,11 @@ class _PcieBuild:
     def _add(self, model: PortModel, parent: int, slot: int, cell: int | None = None) -> int:
         index = max((self.document.last_index, *self.controllers)) + 1
         if index > LARGEST_INDEX:
-            there = len(self.document.controllers)
+            documented = len(self.document.controllers)
+            added = len(self.controllers) - documented + 1
             raise Unplannable(
                 f"PCI controllers: expected indices up to {LARGEST_INDEX}, found a need for "
-                f"{index} ({there} in the document, {len(self.controllers) - there + 1} to add)",
+                f"{index} ({documented} in the document, {added} to add)",
                 hint="pass fewer devices, ask for fewer --spare-ports, or start from a document "
                 "with fewer PCI controllers",
             )
@@ -484,7 +501,7 @@ def _is_bus(controller: GuestPciController) -> bool:
 
 
 def _bus_numbers(
-    needs: Mapping[int, int], stated: Mapping[int, int], foreign: Sequence[range], room: int
+    needs: Mapping[int, int], fixed: Mapping[int, int], foreign: Sequence[range], room: int
 ) -> dict[int, int]:
     """The busNr of each expander bus, which needs so many numbers: the highest that are free, the
     last one's the highest; some may be too low. stated: those that stay, all 0 = they cannot.
@@ -495,19 +512,21 @@ def _bus_numbers(
     {3: 192, 2: 184}
     """
     size = {index: count + room - count % room for index, count in needs.items()}
-    taken = [*foreign, *(range(nr, nr + needs[index]) for index, nr in stated.items())]
-    taken.sort(key=lambda one: one.start)
+    taken = [*foreign, *(range(nr, nr + needs[index]) for index, nr in fixed.items())]
+    taken.sort(key=lambda interval: interval.start)
     end_of_all = range(BUS_COUNT, BUS_COUNT)
-    if any(one.stop > following.start for one, following in pairwise([*taken, end_of_all])):
+    if any(
+        interval.stop > following.start for interval, following in pairwise([*taken, end_of_all])
+    ):
         return dict.fromkeys(needs, 0)
-    numbers = dict(stated)
-    for index in reversed([one for one in needs if one not in stated]):
+    numbers = dict(fixed)
+    for index in reversed([interval for interval in needs if interval not in fixed]):
         end = BUS_COUNT
-        for one in reversed(taken):
-            if end - size[index] < one.stop:
-                end = min(end, one.start)
+        for interval in reversed(taken):
+            if end - size[index] < interval.stop:
+                end = min(end, interval.start)
         numbers[index] = end - size[index]
-        taken = sorted([*taken, range(numbers[index], end)], key=lambda one: one.start)
+        taken = sorted([*taken, range(numbers[index], end)], key=lambda interval: interval.start)
     return numbers
 
 
@@ -517,16 +536,20 @@ def refuse_machine(guest: Vm, layout: str) -> None:
         return
     if guest.architecture == "aarch64" and guest.is_virt:
         return
-    found = guest.machine
-    if found is None:
-        found = "none named, which libvirt takes for i440fx on x86_64"
+    machine_text = guest.machine
+    if machine_text is None:
+        machine_text = "none named, which libvirt takes for i440fx on x86_64"
     elif guest.architecture == "x86_64" and not guest.is_q35:
-        found = f"{found} (i440fx)" if found == "pc" or "i440fx" in found else found
+        machine_text = (
+            f"{machine_text} (i440fx)"
+            if machine_text == "pc" or "i440fx" in machine_text
+            else machine_text
+        )
     machine = {"x86_64": "q35", "aarch64": "virt"}.get(guest.architecture)
     other = f"change the machine type to {machine} in a new guest, or " if machine else ""
     raise InputError(
         f"layout {layout}: expected machine q35 (x86_64) or virt (aarch64), the only ones with "
-        f"PCIe expander buses; found {found} on {guest.architecture}",
+        f"PCIe expander buses; found {machine_text} on {guest.architecture}",
         hint=f"{other}choose pin-numa, which leaves the PCI tree as it was",
     )
 

@@ -28,15 +28,15 @@ def nearest_cells(host: Host, nodes: Sequence[NodeIndex]) -> dict[NodeIndex, Nea
 
     nodes: host node of each cell. Empty where the host gives no distances: then none is nearest.
     """
-    known = {node.index for node in host.nodes}
-    if host.distances is None or not nodes or not known.issuperset(nodes):
+    indices = {node.index for node in host.nodes}
+    if host.distances is None or not nodes or not indices.issuperset(nodes):
         return {}
-    found: dict[NodeIndex, NearestCell] = {}
-    for node in known.difference(nodes):
+    nearest: dict[NodeIndex, NearestCell] = {}
+    for node in indices.difference(nodes):
         far = [host.distance(node, other) or 0 for other in nodes]
         cell = far.index(min(far))
-        found[node] = NearestCell(cell, nodes[cell], far[cell])
-    return found
+        nearest[node] = NearestCell(cell, nodes[cell], far[cell])
+    return nearest
 
 
 def on_nearest_cells(
@@ -48,7 +48,7 @@ def on_nearest_cells(
         by_node.setdefault(node, []).append(bdf)
     if not by_node:
         return ()
-    stated = "; ".join(
+    places = "; ".join(
         f"{', '.join(map(str, bdfs))} of host node {node} on cell {nearest[node].cell} (host node "
         f"{nearest[node].node}), at distance {nearest[node].distance}"
         for node, bdfs in sorted(by_node.items())
@@ -58,7 +58,7 @@ def on_nearest_cells(
         finding(
             "device-on-nearest-cell",
             f"{count} device{'' if count == 1 else 's'}",
-            observed=f"their host nodes have no cell, so each hangs on the nearest one: {stated}",
+            observed=f"their host nodes have no cell, so each hangs on the nearest one: {places}",
         ),
     )
 
@@ -92,7 +92,7 @@ def cells_without_bus(cells: int, with_bus: Iterable[int]) -> tuple[Finding, ...
     )
 
 
-def unplaced(
+def find_placeless_devices(
     by_bdf: dict[Bdf, PciDevice],
     devices: tuple[Bdf, ...],
     cell_of_node: dict[NodeIndex, int],
@@ -104,7 +104,7 @@ def unplaced(
         if bdf in address_of:
             continue
         node = by_bdf[bdf].node
-        where = (
+        place = (
             f"stays on the expander bus of cell {cell_of[bdf]}, where the document has it"
             if bdf in cell_of
             else "stays on pcie.0, so the guest sees no NUMA node for it"
@@ -115,7 +115,7 @@ def unplaced(
                     "device-node-unknown",
                     str(bdf),
                     "a host NUMA node",
-                    f"none: it {where}",
+                    f"none: it {place}",
                     severity=Severity.INFO if bdf in cell_of else Severity.WARNING,
                 )
             )
@@ -125,7 +125,7 @@ def unplaced(
                 finding(
                     "device-without-cell",
                     str(bdf),
-                    observed=f"its host node {node} is not among the guest's ({nodes}): it {where}",
+                    observed=f"its host node {node} is not among the guest's ({nodes}): it {place}",
                     case="other node",
                     values={"node": node, "nodes": nodes},
                 )

@@ -21,9 +21,10 @@ from homenode.machine.snapshot.capture import capture_host
 from homenode.machine.topology import Host
 from homenode.plan.pipeline import plan_file
 from homenode.plan.stored import encode_plan
-from homenode.show.explain import explain, rejections_text
+from homenode.show.explain import explain
 from homenode.show.host_groups import host_counts
 from homenode.show.html import html_page
+from homenode.show.plan_text import refusal_text
 from homenode.show.report.answer import answer_text
 from homenode.show.report.document import document_of
 from homenode.show.report.inputs import gather
@@ -135,7 +136,7 @@ def _plan_machine(
         except Unplannable as refusal:
             plans[preset] = refusal
             failed += 1
-            _explain(folder / f"{preset}.txt", rejections_text(refusal))
+            _explain(folder / f"{preset}.txt", refusal_text(refusal))
             continue
         plans[preset] = tuning.plan
         errors, gap = validate(tuning.document)

@@ -86,6 +86,7 @@ class Table(Struct, frozen=True, kw_only=True):
     # below the table
     folds: tuple[str, ...] = ()
     least: tuple[str, ...] = ()  # heads of columns that it may leave out
+    cpu_sets: tuple[str, ...] = ()  # heads of columns whose CPU sets it may shorten first
     shortened: bool = False  # and letters in the middle of the names of rows
     name: str = ""  # for those who hear a page
     caption: str = ""  # above the table of a page

@@ -119,7 +119,7 @@ def test_without_a_layout_the_evidence_chooses_one(
     daemon: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
     apply([NAME], yes=True, host=HOST)
-    assert "Why this layout" in capsys.readouterr().out
+    assert " (auto, " in capsys.readouterr().out
     assert b"<vcpupin" in daemon.definition()
 
 

@@ -46,7 +46,7 @@ def test_a_dash_is_standard_output_and_nothing_else_goes_there(option: str, star
     done = homenode(*PLAN, option, "-")
     assert done.exit_code == 0
     assert done.stdout.startswith(start) or (start == "<?xml" and done.stdout.startswith("<domain"))
-    assert "Where it runs" in done.stderr
+    assert "fits hgx-h100" in done.stderr
     if start == "{":
         json.loads(done.stdout)
     assert not Path("-").exists()
@@ -129,5 +129,5 @@ def test_what_is_piped_to_standard_error_is_neither_wrapped_nor_padded(
     terminal.error_console.cache_clear()
     terminal.console.cache_clear()
     done = homenode("pool", "place", DOCUMENT, "--pool", "hgx-h100*2", "--gpus", "99")
-    (refused,) = [line for line in done.stderr.splitlines() if "99 free GPUs" in line]
+    (refused,) = [line for line in done.stderr.splitlines() if "99 GPUs needed" in line]
     assert refused.endswith("8 of 8 free")

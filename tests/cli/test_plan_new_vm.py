@@ -39,7 +39,7 @@ def text(path: Path, place: str) -> str | None:
 def test_a_plan_needs_no_file_and_writes_none_unless_asked(tmp_path: Path) -> None:
     done = planned(*VM)
     assert done.exit_code == 0, done.output
-    assert "VM vm on host hgx-h100: layout pin-bound" in done.output
+    assert "vm fits hgx-h100: 16 vCPUs" in done.output
     assert "instead of" not in done.output  # nothing changes for a VM that there was not
 
 
@@ -71,7 +71,7 @@ def test_a_file_that_is_there_is_overwritten_only_by_force(tmp_path: Path) -> No
     assert planned(*VM, "-o", path).exit_code == 0
     before = path.read_bytes()
     error = refused("--vcpus", "4", "--memory", "4GiB", "-o", path)
-    assert "expected no file for a new domain" in error.message and "--force" in str(error.hint)
+    assert "a new domain would overwrite it" in error.message and "--force" in str(error.hint)
     assert path.read_bytes() == before
     assert planned("--vcpus", "4", "--memory", "4GiB", "-o", path, "--force").exit_code == 0
     assert text(path, "vcpu") == "4"
@@ -115,7 +115,7 @@ def test_hosts_are_ranked_for_a_new_vm_too(tmp_path: Path) -> None:
         ((*VM, "--target", "vmware"), "expected libvirt, proxmox, "),
         ((*VM, "--name", "a/b"), "without / and line breaks"),
         ((*VM, "--name", "a/b", "--target", "xen"), "without / and line breaks"),
-        ((*VM, "--node-cpus", "0-3"), "expected a domain document"),
+        ((*VM, "--node-cpus", "0-3"), "missing argument VM"),
     ],
 )
 def test_what_is_missing_is_named_with_what_to_do(arguments: tuple[str, ...], found: str) -> None:
@@ -149,7 +149,7 @@ def test_two_outputs_in_one_file_are_refused_and_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to("a.xml")
     error = refused(DOCUMENT, "--gpus", "2", "--vcpus", "8", "--memory", "8GiB", *outputs)
-    assert "the same one twice" in error.message
+    assert "two outputs for one file" in error.message
     assert [one.name for one in tmp_path.iterdir()] == ["link"]
 
 

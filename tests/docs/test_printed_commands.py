@@ -56,7 +56,7 @@ SAFE = {
     "plan.device",
     "others",
     "near",
-    "wanted",
+    "count_text",
     "wanted_bytes",
     "bdf",
     "record.uuid",

@@ -269,7 +269,9 @@ def test_results_overrule_the_table_and_where_pins_were_worse_vcpus_float() -> N
     guest = read_vm(document_for(host), "vm.xml")
     wanted = PlanOptions("auto", vcpus=8, memory_bytes=8 * GIB, objective=Objective.THROUGHPUT)
     resolved = resolve_layout(guest, wanted, host, by_results(runs))
-    assert resolved.reasons[0].startswith("default with bound memory for throughput: provisional")
+    assert resolved.reasons[0].startswith(
+        "default with bound memory (auto, throughput): provisional"
+    )
     made = tuned(host, resolved.options).plan
     assert (made.layout.pinning, made.layout.siblings) == (Pinning.NODE, Siblings.KEEP)
     assert (made.memory_mode, made.memory_nodes) == (MemoryMode.STRICT, (0,))
@@ -278,7 +280,7 @@ def test_results_overrule_the_table_and_where_pins_were_worse_vcpus_float() -> N
     assert layout_for(pinned).pinning is Pinning.NONE
     other = resolve_layout(guest, wanted, host_named("hgx-h200"), by_results(runs))
     assert other.options == auto(host_named("hgx-h200"), wanted)
-    assert other.reasons[0].startswith("pin-bound for throughput")
+    assert other.reasons[0].startswith("pin-bound (auto, throughput)")
 
 
 @pytest.mark.parametrize(

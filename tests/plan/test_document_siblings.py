@@ -195,7 +195,7 @@ def test_without_siblings_on_the_host_or_in_the_document_nothing_changes() -> No
 
 
 def test_a_refusal_is_that_of_whole_cores() -> None:
-    with pytest.raises(Unplannable, match="34 vCPUs"):
+    with pytest.raises(Unplannable, match="34 CPUs needed"):
         place(R7950X3D, request(34))
 
 

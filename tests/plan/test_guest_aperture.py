@@ -95,7 +95,7 @@ def test_address_bits_are_set_where_the_guest_has_too_few(
 
 def test_an_unknown_qemu_is_a_gap_where_it_matters() -> None:
     host = structs.replace(with_bars(hgx_host(), 128 * GIB), settings=HostSettings())
-    assert any(gap.subject == "guest physical address bits" for gap in planned(host).gaps)
+    assert any(gap.subject == "QEMU's version" for gap in planned(host).gaps)
 
 
 def test_locked_memory_is_the_guest_and_a_gibibyte_once_a_device_with_an_iommu() -> None:

@@ -12,7 +12,7 @@ from homenode.machine.topology import Host
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
-from homenode.units import GIB, MIB
+from homenode.units import GIB
 from homenode.vm.plan import Unplannable
 from homenode.vm.sources import load_host
 from tests.figures import numbers
@@ -49,7 +49,7 @@ def test_memory_comes_before_cores_that_fewer_siblings_lack() -> None:
 def test_a_host_of_one_node_says_each_refusal_once_and_what_to_lower() -> None:
     error = refusal(even_host(1, 1, 1, 4, 2), asking(small_request(88), memory_bytes=900 * GIB))
     assert len({one.constraint for one in error.rejections}) == len(error.rejections)
-    assert error.hint == "lower vcpus to 8, and the memory"
+    assert error.hint == "--vcpus 8 and less memory"
 
 
 def test_a_limit_of_nodes_names_how_many_would_do() -> None:
@@ -63,26 +63,16 @@ def test_a_limit_of_nodes_names_how_many_would_do() -> None:
 
 def followed(request: GuestRequest, hint: str) -> Iterator[GuestRequest]:
     """The requests that a hint speaks of."""
-    for offer in re.split(r", or |; ", hint):
-        changed = asking(
-            request,
-            unequal_cells=request.options.unequal_cells or "--allow-unequal-nodes" in offer,
-            mixed_kinds=request.options.mixed_kinds or "--allow-hybrid-cores" in offer,
-        )
-        if offer.endswith(", and the memory"):
-            changed = asking(changed, memory_bytes=GIB)
-        counts = re.search(r"(?:ask for|lower vcpus to) (\d+)(?: or (\d+))?", offer)
-        nodes = re.search(r"--max-nodes (\d+)", offer)
-        memory = re.search(r"lower the memory to (\d+) ([GM])iB", offer)
-        if counts:
-            yield from (asking(changed, vcpus=int(n)) for n in counts.groups() if n)
-        elif nodes:
-            yield asking(changed, max_nodes=int(nodes[1]))
-        elif memory:
-            size = int(memory[1]) * (GIB if memory[2] == "G" else MIB)
-            yield asking(changed, memory_bytes=size)
-        elif changed != request:
-            yield changed
+    for offer in hint.split(", or "):
+        options = dict(re.findall(r"--(vcpus|memory|max-nodes) (\d+)", offer))
+        size = GIB if "less memory" in offer else int(options.get("memory", 0)) * GIB
+        if options:
+            yield asking(
+                request,
+                vcpus=int(options.get("vcpus", request.vcpus)),
+                memory_bytes=size or request.memory_bytes,
+                max_nodes=int(options.get("max-nodes", 0)) or request.options.max_nodes,
+            )
 
 
 @pytest.mark.parametrize("path", part(HOSTS, 1), ids=lambda path: path.stem)

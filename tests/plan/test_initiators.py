@@ -72,7 +72,7 @@ def test_eight_cells_without_vcpus_and_memory_follow_the_cells_of_the_vm() -> No
     assert INITIATORS in required_versions(plan, is_virt=True)
     assert domain_of_plan(plan).memory_by_node == ((0, 4 * GIB),)
     lines = [line for section in explained(explain(plan, NEW)) for line in section.lines]
-    assert any(line.startswith("Cells 1-8 are for the memory of GPU") for line in lines)
+    assert any(line.startswith("Guest nodes 1-8 are for the memory of GPU") for line in lines)
 
 
 def test_the_document_names_them_and_a_flat_layout_takes_them_back() -> None:

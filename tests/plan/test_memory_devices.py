@@ -9,13 +9,12 @@ from msgspec.structs import replace
 
 from homenode.check.domain.devices import limits
 from homenode.cpuset import CpuSet
-from homenode.doc import Text, plain
 from homenode.machine.description.parse import load_shipped
 from homenode.machine.topology import Host
 from homenode.plan.pipeline import plan_file
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
-from homenode.show.explain import explain
+from homenode.show.plan_text import answer_line
 from homenode.units import GIB
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.read import read_vm, vm_of
@@ -83,8 +82,7 @@ def test_a_dimm_counts_in_pages_locked_memory_dma_and_the_summary(hgx: Host) -> 
     assert bare is not None
     assert plan.aperture.dma_map_entries == bare.dma_map_entries
     assert [d.local_memory_ratio for d in plan.vm.hostdevs] == [0.25, 0.75]
-    (summary, *_) = explain(plan, hgx).parts
-    assert isinstance(summary, Text) and plain(summary.words).count("256 GiB") == 2
+    assert answer_line(plan, hgx).count("256 GiB") == 2
 
 
 def test_memory_devices_that_fit_on_no_node_with_its_cell_are_refused(hgx: Host) -> None:

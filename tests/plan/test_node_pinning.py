@@ -71,7 +71,7 @@ def test_shared_cores_are_named_with_the_published_price() -> None:
 def test_the_plan_says_that_vcpus_move_and_the_map_draws_it() -> None:
     plan = floating("pin-numa")
     lines = [line for section in explained(explain(plan, HOST)) for line in section.lines]
-    assert any("may run on any of the PUs of its nodes" in line for line in lines)
+    assert any("may run on any CPU of its nodes" in line for line in lines)
     assert not any("Hyper-threads kept idle" in line for line in lines)
     assert topology_map(HOST, plan).startswith("<svg")
 

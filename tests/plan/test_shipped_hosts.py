@@ -75,7 +75,7 @@ def test_an_i7_1370p_gives_performance_cores_to_vcpus_and_says_when_20_pus_are_t
     assert placement.emulator_pus is not None
     assert {kind_of[pu] for pu in placement.emulator_pus} == {CoreKind.EFFICIENCY}
     for mixed in (False, True):
-        with pytest.raises(Unplannable, match="20 PUs"):
+        with pytest.raises(Unplannable, match="20 free"):
             place(host, asking(request, vcpus=24, mixed_kinds=mixed))
 
 

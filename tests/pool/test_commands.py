@@ -114,7 +114,7 @@ def test_a_saved_plan_counts_on_the_host_that_it_is_for(run: Run) -> None:
     code, out, _ = run(f"{place} --after first.json --save-plan second.json --explain")
     assert code == 0
     assert "other fits 1 of 2 hosts; best: hgx-h100-2" in out
-    assert "hgx-h100-1: needs 8 free GPUs" in out
+    assert "hgx-h100-1: 8 GPUs needed" in out
     Path("vm.xml").write_text(DOCUMENT.replace("gpu-vm", "third"))
     code, _, err = run(f"{place} --after first.json --after second.json")
     assert (code, "third fits none of 2 hosts" in err) == (4, True)
@@ -142,7 +142,7 @@ def test_a_vm_that_fits_nowhere_has_a_reason_for_each_kind(run: Run) -> None:
     code, out, err = run("place vm.xml --gpus 1 --vcpus 300 --pool hgx-h100*3 --pool gh200x4")
     assert (code, out) == (4, "")
     assert "gpu-vm fits none of 4 hosts" in err
-    assert "300 free PUs, 224 free" in " ".join(err.split())
+    assert "300 CPUs needed, 224 free" in " ".join(err.split())
     assert "aarch64" in err
 
 

@@ -15,9 +15,10 @@ from homenode.machine.description.parse import load_shipped, shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import HostSettings, summarise
 from homenode.plan.planner import rank
-from homenode.show.explain import explain, rejections_text
+from homenode.show.explain import explain
 from homenode.show.fit_text import rank_text
 from homenode.show.host_text import host_text, host_tree
+from homenode.show.plan_text import refusal_text
 from homenode.show.terminal_text import PrintableConsole
 from homenode.text import plural
 from homenode.vm.layout import PRESETS
@@ -142,11 +143,12 @@ def test_an_unplannable_request_lists_its_rejections_and_the_hint() -> None:
         for node in range(25)
     )
     error = Unplannable("no node set fits", rejections, hint="allow two nodes")
-    text = _printed(rejections_text(error), 80)
-    assert text.startswith("no node set fits\n25 rejected by cores:\n  node 0: needs 48, 40 free\n")
-    assert text.endswith(
-        "  and 21 more (--json lists them)\n  hint: lower vcpus to 40\nhint: allow two nodes\n"
-    )
+    text = _printed(refusal_text(error), 80)
+    assert [line.rstrip() for line in text.splitlines()] == [
+        "no node set fits",
+        "  each of nodes 0-24    needs 48, 40 free",
+        "  hint: allow two nodes",
+    ]
 
 
 def test_the_table_of_presets_has_a_row_for_each_and_says_why_not() -> None:
@@ -181,7 +183,7 @@ def test_hosts_are_ranked_best_first_and_those_that_cannot_say_why() -> None:
     text = _printed(rank_text(rank([(host, small_request(8)) for host in (small, far, near)])), 120)
     assert text.index("one-node") < text.index("two-nodes") < text.index("too-small")
     last = " ".join(text.split()).partition("too-small")[2]
-    assert "need 8 free PUs, 4 free" in last
+    assert "8 CPUs needed, 4 free" in last
 
 
 def test_only_what_placement_depends_on_is_shown_of_the_kernel_command_line() -> None:

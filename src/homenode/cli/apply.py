@@ -256,7 +256,7 @@ def tuned_together(
     try:
         tunings = plan_several(requests, machine)
     except Unplannable as error:
-        say_why_not(error)
+        say_why_not(error, command="apply")
         raise SystemExit(error.exit_code) from None
     for name, tuning in zip(originals, tunings, strict=True):
         gap = refuse_new_errors(tuning.original, tuning.document, tuning.libvirt)
@@ -264,7 +264,7 @@ def tuned_together(
             note(f"not checked: {gap}")
         if show is not None:
             host = (tuning.host or machine).without_domains(options.replaces)
-            show(explain(tuning.plan, host, whole=full, why=chosen[name].reasons))
+            show(explain(tuning.plan, host, reasons=chosen[name].reasons, full=full))
         else:
             note_critical(tuning.plan)
         for line in tuning.notes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -22,6 +22,7 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.errors import FINDINGS, UsageError
+from homenode.findings import Severity
 from homenode.plan.auto import refuse_auto, resolve_layout
 from homenode.plan.pipeline import (
     PlannedFile,
@@ -35,192 +36,163 @@ from homenode.plan.stored import encode_plan, encode_refusal, read_plan, with_pl
 from homenode.safe.input_files import read_input
 from homenode.text import command_line, did_you_mean
 from homenode.vm.domain.copy import DEFAULT_NAME, check_name, new_domain
-from homenode.vm.domain.restore import SavedOriginal, is_tuned_output, saved_original, write_tuned
+from homenode.vm.domain.restore import is_tuned_output, saved_original, write_tuned
 from homenode.vm.domain.schema import refuse_new_errors
 from homenode.vm.plan import LIBVIRT, Plan, Unplannable, is_critical
 from homenode.vm.plan_options import AUTO, PlanOptions, refuse_objective
 from homenode.vm.sources import load_host
-from homenode.vm.targets.registry import (
-    TARGETS,
-    VmFile,
-    kind_of,
-    on_host,
-    read_vm,
-    target_named,
-)
+from homenode.vm.targets.registry import TARGETS, kind_of, on_host, read_vm, target_named
 
 if TYPE_CHECKING:
     from homenode.machine.topology import Host
     from homenode.plan.auto import Choose
     from homenode.vm.model import Vm
 
-OPTIONS = "options"
-"""What to call a VM of which only options say something."""
-
 SCRIPT_MODE = 0o755
 
 
-def plan(asked: PlanArguments) -> None:
-    """Plan, write and print as it is asked."""
-    if asked.document is not None and asked.vm_file is not None:
+class VmSource(NamedTuple):
+    """The VM's file."""
+
+    content: bytes | None  # None = options alone
+    name: str  # for messages
+    target: str  # the hypervisor to write for
+
+
+def plan(arguments: PlanArguments) -> None:
+    """Plan, write and print."""
+    if arguments.document is not None and arguments.vm_file is not None:
         raise UsageError("give either --vm or a VM file, not both")
-    refuse_objective(asked.options)
-    if is_critical(run(asked).plan):
+    refuse_objective(arguments.options)
+    if is_critical(run(arguments).plan):
         raise SystemExit(FINDINGS)
 
 
-def run(asked: PlanArguments, agreed: Callable[[PlannedFile], bool] | None = None) -> PlannedFile:
+def run(
+    arguments: PlanArguments, agreed: Callable[[PlannedFile], bool] | None = None
+) -> PlannedFile:
     """Plan, write and print. Nothing is written unless everything before succeeded.
 
-    agreed: asked before anything is written, when all is printed; without it files are written
-    first, so that whoever reads no more of what is printed has them.
+    agreed: called when all is printed, before anything is written; without it files are written
+    first, so that whoever stops reading the output has them.
     """
-    if asked.manual.sibling_pus and not asked.manual.node_pus:
-        raise UsageError("--sibling-cpus: expected --node-cpus as well, found none")
-    check_outputs(asked)
-    document = asked.document or asked.vm_file
-    hint = "virsh dumpxml --inactive NAME > VM.xml"
-    original = None if document is None else read_input(document, "a domain document", hint=hint)
-    source = OPTIONS if document is None else document
-    target = _target(original, source, asked)
-    _check_files(original, source, target, asked)
+    if arguments.manual.sibling_pus and not arguments.manual.node_pus:
+        raise UsageError("missing option --node-cpus: --sibling-cpus needs it")
+    _check_paths(arguments)
+    source = _read_source(arguments)
+    _check_output(source, arguments)
     try:
-        planned, why = (
-            (_planned_manually(original, source, asked), ())
-            if asked.manual.node_pus
-            else _planned(original, source, target, asked)
-        )
+        planned, reasons = _plan(source, arguments)
     except Unplannable as error:
-        say_why_not(error, as_json=asked.json)
+        say_why_not(error, as_json=arguments.json)
         raise SystemExit(error.exit_code) from None
-    if agreed is None:
-        lines = _write(planned, original, source, asked)
-        _print(planned, why, original, source, asked)
-    else:
-        _print(planned, why, original, source, asked)
-        lines = _write(planned, original, source, asked) if agreed(planned) else []
+    lines = _write(planned, source, arguments) if agreed is None else []
+    _print(planned, reasons, source, arguments, has_next=agreed is None)
+    if agreed is not None and agreed(planned):
+        lines = _write(planned, source, arguments)
     for line in lines:
         note(line)
     return planned
 
 
-# What is asked.
+# The VM.
 
 
-def refuse_unknown_target(target: str) -> None:
-    """Raises UsageError for a name that is no target's."""
-    known: tuple[str, ...] = (LIBVIRT, *TARGETS)
-    if target not in known:
-        raise UsageError(
-            f"--target: expected {', '.join(known)}, found {target!r}",
-            hint=did_you_mean(target, known) or None,
-        )
-
-
-def _target(original: bytes | None, source: str, asked: PlanArguments) -> str:
-    """For which hypervisor the plan is written: the one asked for, or the file's own. Raises
-    UsageError for options that are not for it."""
-    target = asked.target
+def _read_source(arguments: PlanArguments) -> VmSource:
+    """The VM's file and its target: the one that is named, or the file's own. Raises UsageError
+    for options that are not for it."""
+    path, target = arguments.document or arguments.vm_file, arguments.target
+    hint = "virsh dumpxml --inactive NAME > VM.xml"
+    content = None if path is None else read_input(path, "a domain document", hint=hint)
+    name = path or "options"
     if target is not None:
         refuse_unknown_target(target)
     kind = target or LIBVIRT
-    if original is not None and target in (None, LIBVIRT):
-        kind = kind_of(original, source)
+    if content is not None and kind == LIBVIRT:
+        kind = kind_of(content, name)
         if target is not None and kind != LIBVIRT:
             raise UsageError(
-                f"--target libvirt: expected a domain document to write the plan into, found "
-                f"{kind}'s file",
-                hint="virsh dumpxml --inactive NAME > VM.xml; or leave the file out, and --vcpus, "
-                "--memory and --gpus make a new domain",
+                f"--target libvirt: {name} is a file of {kind}, not a domain document",
+                hint=f"{hint}; or leave the file out and give --vcpus, --memory and --gpus",
             )
-    if kind == LIBVIRT:
-        if asked.target_version is not None:
-            raise UsageError("--target-version: expected a --target, found libvirt: use --libvirt")
-    elif asked.manual.node_pus:
-        raise UsageError("--node-cpus: expected a domain document, found --target or another file")
-    elif asked.name is not None and original is not None:
-        raise UsageError("--name: expected a domain document to copy, found --target")
-    return kind
+    if kind == LIBVIRT and arguments.target_version is not None:
+        raise UsageError("--target-version is for other targets; for libvirt give --libvirt")
+    if kind != LIBVIRT and arguments.manual.node_pus:
+        raise UsageError("--node-cpus is for a domain document, not for --target or another file")
+    if kind != LIBVIRT and arguments.name is not None and content is not None:
+        raise UsageError("--name copies a domain document, not a file of another target")
+    return VmSource(content, name, kind)
 
 
-def _refuse_with_ranges(asked: PlanArguments) -> None:
-    """Manual mode takes vCPUs and PUs from the lists, and has no host to choose or draw from."""
-    for option, given in (
-        ("--host", bool(asked.hosts)),
-        ("--lspci", asked.lspci is not None),
-        ("--svg", asked.svg is not None),
-        ("--vcpus", asked.options.vcpus is not None),
-        ("--gpus", asked.options.gpu_count is not None),
-        ("--with-nics", asked.options.with_nics),
-        ("--with-nvswitches", asked.options.with_nvswitches),
-        ("--device UUID", any(isinstance(one, str) for one in asked.options.devices)),
-        ("--ignore-domain", bool(asked.options.replaces)),
-        ("--after", bool(asked.after)),
-        ("--guest-node", bool(asked.options.explicit_cells)),
-    ):
-        if given:
-            raise UsageError(f"give either --node-cpus or {option}, not both")
+def refuse_unknown_target(target: str) -> None:
+    """Raise UsageError for a name that is not a target."""
+    names: tuple[str, ...] = (LIBVIRT, *TARGETS)
+    if target not in names:
+        raise UsageError(
+            f"--target: expected {', '.join(names)}, found {target!r}",
+            hint=did_you_mean(target, names) or None,
+        )
 
 
 # The files to write.
 
 
-def check_outputs(asked: PlanArguments) -> None:
-    """Raises HostError and UsageError before anything is read: for folders that are not there, and
-    for two things to write to one place."""
-    printed = [one for one in (asked.output, asked.save_plan, asked.svg) if one == STANDARD_OUTPUT]
-    if len(printed) + asked.json + asked.diff > 1 and printed:
-        raise UsageError("-: expected one thing for standard output, found several")
-    check_can_write(asked.save_plan, asked.svg, force=asked.force)
-    check_can_write(asked.output, force=True)
-    paths = [asked.output, asked.save_plan, asked.svg]
-    if asked.output is not None and asked.output != STANDARD_OUTPUT:
-        saved = saved_original(asked.output)
-        paths += [saved.original, saved.record]
-    _refuse_one_path(paths)
+def _check_paths(arguments: PlanArguments) -> None:
+    """Raise HostError and UsageError before anything is read: for directories that are not there,
+    and for two things to write to one place."""
+    paths = (arguments.output, arguments.save_plan, arguments.svg)
+    printed = paths.count(STANDARD_OUTPUT)
+    if printed and printed + arguments.json + arguments.diff > 1:
+        raise UsageError("-: several outputs for standard output")
+    check_can_write(arguments.save_plan, arguments.svg, force=arguments.force)
+    check_can_write(arguments.output, force=True)
+    saved = None
+    if arguments.output is not None and arguments.output != STANDARD_OUTPUT:
+        saved = saved_original(arguments.output)
+    _refuse_one_path((*paths, *((saved.original, saved.record) if saved else ())))
 
 
-def _check_files(original: bytes | None, source: str, target: str, asked: PlanArguments) -> None:
-    """The same for what is there already: only files of homenode's own are overwritten, and the
+def _check_output(source: VmSource, arguments: PlanArguments) -> None:
+    """Raise UsageError for a file that is there already, unless homenode wrote it or it is the
     VM's, whose original is kept."""
-    output = asked.output
+    output, is_libvirt = arguments.output, source.target == LIBVIRT
     if output is None or output == STANDARD_OUTPUT:
         return
-    if target != LIBVIRT:
-        suffix = target_named(target).hook_suffix
+    if not is_libvirt:
+        suffix = target_named(source.target).hook_suffix
         script = None if suffix is None else output.with_name(output.name + suffix)
-        check_can_write(script, force=asked.force)
-        _refuse_one_path((output, script, asked.save_plan, asked.svg))
-    if original is not None and kind_of(original, source, target) == target:
-        check_tuned_output(source, output, force=asked.force)
-    elif target != LIBVIRT:
-        check_can_write(output, force=asked.force)
-    elif not asked.force and output.is_file() and output.stat().st_size:
+        check_can_write(script, force=arguments.force)
+        _refuse_one_path((output, script, arguments.save_plan, arguments.svg))
+    content = source.content
+    if content is not None and kind_of(content, source.name, source.target) == source.target:
+        check_tuned_output(source.name, output, force=arguments.force)
+    elif not is_libvirt:
+        check_can_write(output, force=arguments.force)
+    elif not arguments.force and output.is_file() and output.stat().st_size:
         # It may be the same domain, to which somebody has added disks since.
         raise UsageError(
-            f"{output}: expected no file for a new domain, found one",
+            f"{output}: file exists, and a new domain would overwrite it",
             hint=f"{command_line('homenode', 'plan', output)} plans that one; --force overwrites "
             "it",
         )
 
 
 def _refuse_one_path(paths: Iterable[Path | None]) -> None:
-    """Raises UsageError where two of the files that a command writes are one."""
+    """Raise UsageError where two of the files that a command writes are one."""
     seen: set[Path] = set()
     for path in paths:
         if path is None or path == STANDARD_OUTPUT:
             continue
-        real = path.resolve()
-        if real in seen:
+        if path.resolve() in seen:
             raise UsageError(
-                f"{path}: expected a file for each thing to write, found the same one twice",
-                hint="give -o, --save-plan and --svg names of their own",
+                f"{path}: two outputs for one file",
+                hint="give -o, --save-plan and --svg a file each",
             )
-        seen.add(real)
+        seen.add(path.resolve())
 
 
 def check_tuned_output(document: str, path: Path | None, *, force: bool | None = None) -> None:
-    """Raises UsageError where -o is a file that is neither the VM's nor tuned by homenode. force:
+    """Raise UsageError where -o is a file that is neither the VM's nor tuned by homenode. force:
     overwrite it; None where no option says so."""
     if path is None or path == STANDARD_OUTPUT or force or not path.is_file():
         return
@@ -233,86 +205,94 @@ def check_tuned_output(document: str, path: Path | None, *, force: bool | None =
 # Hosts and layouts.
 
 
-def _planned_manually(original: bytes | None, source: str, asked: PlanArguments) -> PlannedFile:
-    if original is None:
-        raise UsageError("--node-cpus: expected a domain document, found none")
-    _refuse_with_ranges(asked)
-    refuse_auto(asked.options)
-    return plan_manually(original, source, asked.options, asked.manual, copy_name=asked.name)
-
-
-def _planned(
-    original: bytes | None, source: str, target: str, asked: PlanArguments
-) -> tuple[PlannedFile, tuple[str, ...]]:
-    """(the plan on the best host and its file, why this layout)."""
-    hosts = _hosts(asked)
-    name, architecture = asked.name, hosts[0].architecture
-    if original is not None:
-        vm = read_vm(original, source, target)
-    elif target != LIBVIRT:
-        vm = vm_of_options(asked.options, architecture, check_name(name or DEFAULT_NAME))
+def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tuple[str, ...]]:
+    """(the plan on the best host and its file, the reasons for the layout)."""
+    options, content, name = arguments.options, source.content, arguments.name
+    if arguments.manual.node_pus:
+        if content is None:
+            raise UsageError("missing argument VM: --node-cpus needs a domain document")
+        _refuse_with_ranges(arguments)
+        refuse_auto(options)
+        return plan_manually(content, source.name, options, arguments.manual, copy_name=name), ()
+    hosts = _load_hosts(arguments)
+    architecture = hosts[0].architecture
+    if content is not None:
+        vm = read_vm(content, source.name, source.target)
+    elif source.target != LIBVIRT:
+        vm = vm_of_options(options, architecture, check_name(name or DEFAULT_NAME))
     else:
-        size = size_of_options(asked.options)
+        size = size_of_options(options)
         new = new_domain(*size, architecture=architecture, name=name or DEFAULT_NAME)
-        vm, name = read_vm(new, source), None
-    choose = choose_by(asked.results)
-    best = hosts[0] if len(hosts) == 1 else best_of(vm.guest, hosts, choose, asked)
+        vm, name = read_vm(new, source.name), None
+    choose = choose_by(arguments.results)
+    best = hosts[0] if len(hosts) == 1 else _best_host(vm.guest, hosts, choose, arguments)
     vm = on_host(vm, best)
-    note_sick_links(best, asked.options)
-    chosen = resolve_layout(vm.guest, asked.options, best, choose)
-    return _on_host(vm, chosen.options, best, target, name, asked), chosen.reasons
+    note_sick_links(best, options)
+    resolved = resolve_layout(vm.guest, options, best, choose)
+    if source.target != LIBVIRT:
+        version = arguments.target_version
+        planned = plan_for_target(vm, resolved.options, best, source.target, version)
+    else:
+        assert vm.content is not None, "a new domain has a document"
+        planned = plan_file(vm.content, vm.source, resolved.options, best, copy_name=name)
+    return planned, resolved.reasons
 
 
-def _on_host(
-    vm: VmFile,
-    options: PlanOptions,
-    host: "Host",
-    target: str,
-    name: str | None,
-    asked: PlanArguments,
-) -> PlannedFile:
-    if target != LIBVIRT:
-        return plan_for_target(vm, options, host, target, asked.target_version)
-    assert vm.content is not None, "a new domain has a document"
-    return plan_file(vm.content, vm.source, options, host, copy_name=name)
+def _refuse_with_ranges(arguments: PlanArguments) -> None:
+    """Manual mode takes vCPUs and CPUs from the lists, and has no host to choose or draw from."""
+    options = arguments.options
+    for option, is_given in (
+        ("--host", bool(arguments.hosts)),
+        ("--lspci", arguments.lspci is not None),
+        ("--svg", arguments.svg is not None),
+        ("--vcpus", options.vcpus is not None),
+        ("--gpus", options.gpu_count is not None),
+        ("--with-nics", options.with_nics),
+        ("--with-nvswitches", options.with_nvswitches),
+        ("--device UUID", any(isinstance(device, str) for device in options.devices)),
+        ("--ignore-domain", bool(options.replaces)),
+        ("--after", bool(arguments.after)),
+        ("--guest-node", bool(options.explicit_cells)),
+    ):
+        if is_given:
+            raise UsageError(f"give either --node-cpus or {option}, not both")
 
 
-def _hosts(asked: PlanArguments) -> "tuple[Host, ...]":
-    names = asked.hosts or (None,)
-    if len(names) > 1 and asked.lspci is not None:
-        raise UsageError("--lspci: expected one --host to lay it over, found several")
-    if len(names) > 1 and asked.options.replaces:
-        raise UsageError(
-            "--ignore-domain: expected one --host, which has the domain, found several"
-        )
-    hosts = tuple(with_versions(load_host(name, lspci=asked.lspci), asked) for name in names)
-    return hosts_after(hosts, asked.after)
+def _load_hosts(arguments: PlanArguments) -> "tuple[Host, ...]":
+    names = arguments.hosts or (None,)
+    if len(names) > 1 and arguments.lspci is not None:
+        raise UsageError("--lspci describes one --host; several are given")
+    if len(names) > 1 and arguments.options.replaces:
+        raise UsageError("--ignore-domain names a domain of one --host; several are given")
+    hosts = tuple(
+        with_versions(load_host(name, lspci=arguments.lspci), arguments) for name in names
+    )
+    return hosts_after(hosts, arguments.after)
 
 
-def with_versions(host: "Host", asked: PlanArguments) -> "Host":
-    """The host with the versions that were given instead of those found."""
+def with_versions(host: "Host", arguments: PlanArguments) -> "Host":
+    """The host with the versions of --libvirt and --qemu instead of those found."""
     settings = host.settings
     return replace(
         host,
         settings=replace(
             settings,
-            libvirt_version=asked.libvirt or settings.libvirt_version,
-            qemu_version=asked.qemu or settings.qemu_version,
+            libvirt_version=arguments.libvirt or settings.libvirt_version,
+            qemu_version=arguments.qemu or settings.qemu_version,
         ),
     )
 
 
 def hosts_after(hosts: "tuple[Host, ...]", plans: Sequence[Path]) -> "tuple[Host, ...]":
     """The hosts with the VMs of the saved plans of --after. Raises InputError, UsageError."""
-    if not plans:
-        return hosts
     hint = "homenode plan --save-plan writes one"
-    read = [(str(path), read_input(path, "a saved plan", hint=hint)) for path in plans]
-    return with_planned(hosts, [(source, read_plan(text, source)) for source, text in read])
+    texts = [(str(path), read_input(path, "a saved plan", hint=hint)) for path in plans]
+    saved = [(source, read_plan(text, source)) for source, text in texts]
+    return with_planned(hosts, saved) if saved else hosts
 
 
 def choose_by(results: Sequence[str]) -> "Choose | None":
-    """What chooses a layout in place of the table: these results; None without any."""
+    """What chooses a layout instead of the table: these results; None without any."""
     if not results:
         return None
     from homenode.decide.sentences import by_results
@@ -332,11 +312,8 @@ def note_sick_links(host: "Host", options: PlanOptions) -> None:
         note(f"  {finding.fix} ({finding.id})")
 
 
-def best_of(
-    guest: "Vm",
-    hosts: "Sequence[Host]",
-    choose: "Choose | None",
-    asked: PlanArguments,
+def _best_host(
+    guest: "Vm", hosts: "Sequence[Host]", choose: "Choose | None", arguments: PlanArguments
 ) -> "Host":
     """The host that takes the VM best, and a line on it."""
     from homenode.plan.planner import rank
@@ -345,10 +322,10 @@ def best_of(
 
     requests = []
     for host in hosts:
-        chosen = resolve_layout(guest, asked.options, host, choose).options
-        requests.append((host, request_for(guest, chosen, host)))
+        options = resolve_layout(guest, arguments.options, host, choose).options
+        requests.append((host, request_for(guest, options, host)))
     ranking = rank(requests)
-    if not (asked.quiet or asked.json):
+    if not (arguments.quiet or arguments.json):
         console().print(rank_text(ranking))
     best = ranking[0].host
     if ranking[0].placement is None:
@@ -358,90 +335,95 @@ def best_of(
     return best
 
 
-# What is printed.
+# What is printed and written.
 
 
-def say_why_not(error: Unplannable, *, as_json: bool = False) -> None:
-    """Every rejection, for people on standard error or as JSON on standard output."""
+def say_why_not(error: Unplannable, *, as_json: bool = False, command: str = "plan") -> None:
+    """Print every rejection: for people on standard error or as JSON on standard output."""
     if as_json:
         print_json(encode_refusal(error))
     else:
-        from homenode.show.explain import rejections_text
+        from homenode.show.plan_text import refusal_text
 
-        error_console().print(rejections_text(error))
+        error_console().print(refusal_text(error, f"homenode {command}: "))
 
 
 def _print(
     planned: PlannedFile,
-    why: Sequence[str],
-    original: bytes | None,
-    source: str,
-    asked: PlanArguments,
+    reasons: Sequence[str],
+    source: VmSource,
+    arguments: PlanArguments,
+    *,
+    has_next: bool,
 ) -> None:
-    if asked.json:
+    is_libvirt = planned.target == LIBVIRT
+    if arguments.json:
         print_json(encode_plan(planned.plan))
-    elif asked.quiet:
+    elif arguments.quiet:
         note_critical(planned.plan)
     else:
         from homenode.show.explain import explain
 
-        outputs = (asked.output, asked.save_plan, asked.svg)
+        outputs = (arguments.output, arguments.save_plan, arguments.svg)
         screen = error_console() if STANDARD_OUTPUT in outputs else console()
-        screen.print(explain(planned.plan, _as_left(planned, asked), whole=asked.explain, why=why))
-    if asked.diff:
-        before = (original or b"") if planned.target == LIBVIRT else planned.original
-        name = "tuned" if planned.target == LIBVIRT else planned.target
-        print_diff(before, planned.document, source, str(asked.output or name))
+        step = "the same command with -o tuned.xml"
+        if arguments.output is not None or not has_next:
+            is_written = is_libvirt and has_next
+            step = command_line("virsh", "define", arguments.output) if is_written else ""
+        host = _host_to_show(planned, arguments)
+        screen.print(
+            explain(planned.plan, host, reasons=reasons, step=step, full=arguments.explain)
+        )
+    if arguments.diff:
+        before = (source.content or b"") if is_libvirt else planned.original
+        name = "tuned" if is_libvirt else planned.target
+        print_diff(before, planned.document, source.name, str(arguments.output or name))
 
 
-def _as_left(planned: PlannedFile, asked: PlanArguments) -> "Host | None":
-    """The host without the domains that the VM replaces: the picture would show them on its PUs."""
+def _host_to_show(planned: PlannedFile, arguments: PlanArguments) -> "Host | None":
+    """The host without the domains that the VM replaces, which would be drawn on its CPUs."""
     host = planned.host
     if host is None or planned.target != LIBVIRT:
         return host
-    return host.without_domains(asked.options.replaces)
+    return host.without_domains(arguments.options.replaces)
 
 
-def note_critical(made: Plan) -> None:
+def note_critical(plan: Plan) -> None:
     """Print what makes the exit code 1, and VMs that were not read, without the explanation."""
-    from homenode.show.explain import finding_lines, unread_lines
+    from homenode.show.plan_text import finding_lines, findings_of, unread_lines
 
-    for line in (*finding_lines(made, ("critical",)), *unread_lines(made)):
-        note(line)
+    for line in finding_lines(findings_of(plan, Severity.CRITICAL)):
+        note(f"critical: {line}")
+    for line in unread_lines(plan):
+        note(f"warning: not read: {line}")
 
 
-# What is written.
-
-
-def _write(
-    planned: PlannedFile, original: bytes | None, source: str, asked: PlanArguments
-) -> list[str]:
-    """Write what is wanted; what to say of it."""
+def _write(planned: PlannedFile, source: VmSource, arguments: PlanArguments) -> list[str]:
+    """Write the files; return the lines on them."""
     lines = []
-    if asked.output is not None:
-        if planned.target != LIBVIRT:
-            original = planned.original or None
-        lines += write_document(planned, original, asked.output, permissions_of(source))
+    if arguments.output is not None:
+        original = source.content if planned.target == LIBVIRT else planned.original or None
+        mode = permissions_of(source.name)
+        lines += write_document(planned, original, arguments.output, mode)
     lines += planned.notes
-    if asked.save_plan is not None:
-        write_text(asked.save_plan, encode_plan(planned.plan))
-    if asked.svg is not None:
-        host = _as_left(planned, asked)
+    if arguments.save_plan is not None:
+        write_text(arguments.save_plan, encode_plan(planned.plan))
+    if arguments.svg is not None:
+        host = _host_to_show(planned, arguments)
         assert host is not None, "manual mode was refused --svg before"
         from homenode.show.topology_map import topology_map
 
-        write_text(asked.svg, topology_map(host, planned.plan))
-    files = (one for one in (asked.save_plan, asked.svg) if one is not None)
-    return [*lines, *(f"wrote {one}" for one in files if one != STANDARD_OUTPUT)]
+        write_text(arguments.svg, topology_map(host, planned.plan))
+    files = (arguments.save_plan, arguments.svg)
+    return [*lines, *(f"wrote {file}" for file in files if file not in (None, STANDARD_OUTPUT))]
 
 
 def write_document(
     planned: PlannedFile, original: bytes | None, output: Path, mode: int
 ) -> list[str]:
     """Write the file with its scripts, and its original next to it; or the file to standard output.
-    What to say of it. A domain document is checked against libvirt's schema, if it is installed.
-
-    original: None = a new file.
+    Return the lines on it. A domain document is checked against libvirt's schema, if it is
+    installed. original: None = a new file.
     """
     document, lines = planned.document, []
     if planned.target == LIBVIRT:
@@ -457,9 +439,8 @@ def write_document(
     if original is None:
         write_bytes(output, document, SCRIPT_MODE if document.startswith(b"#!") else None)
         return [*lines, f"wrote {output}"]
-    return [*lines, written(write_tuned(output, original, document, mode))]
-
-
-def written(saved: SavedOriginal) -> str:
-    """What to say of a tuned document and its original."""
-    return f"wrote {saved.output} (original in {saved.original}; homenode restore undoes it)"
+    saved = write_tuned(output, original, document, mode)
+    return [
+        *lines,
+        f"wrote {saved.output} (original in {saved.original}; homenode restore undoes it)",
+    ]

@@ -82,7 +82,7 @@ from homenode.measure.trial.runner import (
 from homenode.measure.trial.trial_config import BARE
 from homenode.objective import Objective
 from homenode.plan.auto import suggested_objective
-from homenode.show.explain import kept_lines
+from homenode.show.plan_text import reserved_lines
 from homenode.show.trial_text import (
     outcomes_table,
     progress_line,
@@ -170,7 +170,7 @@ def begin_trial(asked: TrialArguments) -> None:
         checked = preflight(virsh, asked.name, want, host, default_root())
         refuse_unread_vms(host)
         boot_s = _seconds_of_boots(host, checked)
-        for line in kept_lines(host.without_domains(asked.options.replaces), state.name):
+        for line in reserved_lines(host.without_domains(asked.options.replaces), state.name):
             note(f"kept: {line}")
         _show(checked, Pace(boot_s), diagnose(host, document).findings, host.gaps)
         if asked.dry_run:

@@ -52,12 +52,7 @@ class Allocations(Struct, frozen=True):
     def holder(self, device: Bdf | str) -> str | None:
         """The domain that has the function, or the mediated device of that UUID; None = none."""
         return next(
-            (
-                name
-                for device_held, name in (*self.devices, *self.mediated)
-                if device_held == device
-            ),
-            None,
+            (name for part, name in (*self.devices, *self.mediated) if part == device), None
         )
 
 

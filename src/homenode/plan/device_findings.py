@@ -10,6 +10,7 @@ from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations, list_names
 from homenode.plan.devices.brought import are_paired, switched_gpus
 from homenode.plan.request import GuestRequest
+from homenode.text import first_few, plural
 from homenode.vm.gpu_parts import is_divided
 from homenode.vm.layout import Pinning
 
@@ -96,40 +97,32 @@ def _brought(
         return
     ours = [host.device_at[bdf] for bdf in devices]
     nics = [device for device in ours if device.kind is DeviceKind.NIC]
-    brought_nics = [nic for nic in nics if nic.bdf not in request.devices]
-    in_use = [
-        nic for nic in brought_nics if nic.driver is not None and not is_viable_driver(nic.driver)
-    ]
-    unknown = (
-        [nic for nic in brought_nics if nic.driver is None] if _drivers_are_unknown(host) else []
-    )
+    brought = [nic for nic in nics if nic.bdf not in request.devices]
+    in_use = [nic for nic in brought if nic.driver is not None and not is_viable_driver(nic.driver)]
+    unknown = [nic for nic in brought if nic.driver is None] if _drivers_are_unknown(host) else []
     leave = "leave the host with the VM's start, and so does what they carry for it"
     drivers = ", ".join(sorted({nic.driver for nic in in_use if nic.driver is not None}))
-    for nics_found, severity, reason in (
+    for group, severity, reason in (
         (in_use, Severity.WARNING, f"{drivers} of the host has them"),
         (unknown, Severity.INFO, "the host's source does not say which drivers have them"),
     ):
-        if nics_found:
+        if group:
             yield finding(
                 "nic-of-host",
-                ", ".join(str(nic.bdf) for nic in nics_found),
+                ", ".join(str(nic.bdf) for nic in group),
                 observed=f"the VM's GPUs bring these NICs, and {reason}: their interfaces {leave}",
                 severity=severity,
             )
     for gpu in ours:
         if gpu.kind is not DeviceKind.GPU or any(are_paired(gpu, nic) for nic in nics):
             continue
-        paired_nics = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if are_paired(gpu, nic)]
-        users = [
-            f"{nic.bdf} by {who!r}" for nic in paired_nics if (who := allocations.holder(nic.bdf))
-        ]
-        gap_reason = (
-            f"in use: {', '.join(users)}" if users else "none is on its switch or root complex"
-        )
+        pairs = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if are_paired(gpu, nic)]
+        users = [f"{nic.bdf} by {who!r}" for nic in pairs if (who := allocations.holder(nic.bdf))]
+        text = f"in use: {', '.join(users)}" if users else "none is on its switch or root complex"
         yield finding(
             "gpu-without-nic",
             str(gpu.bdf),
-            observed=f"--with-nics found no NIC for it: {gap_reason}",
+            observed=f"--with-nics found no NIC for it: {text}",
         )
 
 
@@ -143,11 +136,11 @@ def _nvswitches_left_out(
         if missing and all(allocations.holder(bdf) is None for bdf in board.switches):
             yield finding(
                 "nvswitches-left-out",
-                ", ".join(map(str, missing)),
-                observed=f"the VM gets all {len(board.gpus)} GPUs that these NVSwitches join, and "
-                f"{'none' if len(missing) == len(board.switches) else 'not all'} of these: unless "
-                "a Fabric Manager outside activates the partition of all GPUs, CUDA fails to start "
-                "(802, system not yet initialized)",
+                f"{plural(len(missing), 'NVSwitch', 'NVSwitches')} "
+                f"({first_few(map(str, missing), 1)})",
+                observed=f"they stay on the host, and the VM gets all {len(board.gpus)} GPUs that "
+                "they join: CUDA fails with error 802 unless a Fabric Manager there activates the "
+                "partition of all GPUs",
             )
 
 
@@ -163,9 +156,7 @@ def _parts_of_gpus(
     for gpu in _whole_gpus(host):
         functions = {part.bdf for part in gpu.parts if part.bdf is not None} - {gpu.bdf}
         yield from _without_vgpu(host, gpu, devices, mediated)
-        own_parts = [
-            bdf for bdf in devices if bdf in functions or (bdf == gpu.bdf and bdf in mediated)
-        ]
+        parts = [bdf for bdf in devices if bdf in functions or (bdf == gpu.bdf and bdf in mediated)]
         holders = (
             allocations.holder(device)
             for part in gpu.parts
@@ -173,7 +164,7 @@ def _parts_of_gpus(
             if device is not None and device != gpu.bdf
         )
         users = sorted({name for name in holders if name is not None})
-        if gpu.bdf in devices and gpu.bdf not in own_parts and is_divided(gpu):
+        if gpu.bdf in devices and gpu.bdf not in parts and is_divided(gpu):
             yield finding(
                 "gpu-and-its-parts",
                 str(gpu.bdf),
@@ -181,11 +172,11 @@ def _parts_of_gpus(
                 + (f" ({list_names(users)})" if users else "")
                 + ": they end when its driver lets go of it",
             )
-        elif own_parts:
-            shared = sum(part.is_for_vms for part in gpu.parts) - len(own_parts)
+        elif parts:
+            shared = sum(part.is_for_vms for part in gpu.parts) - len(parts)
             yield finding(
                 "gpu-shared",
-                ", ".join(map(str, own_parts)),
+                ", ".join(map(str, parts)),
                 observed=f"part of GPU {gpu.bdf}, which {shared} other parts share"
                 + (f", some of {list_names(users)}" if users else "")
                 + ": memory bandwidth, link and copies are one GPU's",

@@ -127,23 +127,15 @@ def placement_findings(
 def _not_exposed(host: Host, request: GuestRequest, fallback: Fallback) -> Finding:
     """A topology has as many threads on each core: what is not so cannot be shown."""
     threads, packs = fallback.grouping.threads, fallback.grouping.counts_pus
+    shown = "so the guest sees one thread per core"
+    shared = f"{shown}, also where two of its vCPUs share one"
     if fallback.shares or packs:
-        reason = (
-            "not each core runs as many vCPUs, so the guest sees one thread per core, also where "
-        )
-        reason += "two of its vCPUs share one"
-        case = None
+        reason, case = f"not each core runs as many vCPUs, {shared}", None
     elif threads > 1:
-        reason = (
-            f"{request.vcpus} vCPUs are no whole groups of {threads} siblings, so the guest sees "
-        )
-        reason += "one thread per core, also where two of its vCPUs share one"
-        case = "odd vCPUs"
+        groups = f"{request.vcpus} vCPUs are not whole groups of {threads} siblings"
+        reason, case = f"{groups}, {shared}", "odd vCPUs"
     else:
-        reason = (
-            "no whole groups of siblings are free for the VM, so the guest sees one thread per "
-        )
-        reason += "core"
+        reason = f"no whole groups of siblings are free for the VM, {shown}"
         case = "no siblings"
     return finding(
         "siblings-not-exposed", host.name, observed=reason, case=case, values={"threads": threads}
@@ -161,9 +153,9 @@ def _host_share(
     if Relaxation.HOST_CORE in relaxations:
         cores = sum(not core.pus.isdisjoint(vcpu_pus) for core in host.cores)
         shared = [
-            holder.domain
-            for holder in allocations.by_domain
-            if not (holder.cores - holder.vcpu_cores).isdisjoint(vcpu_pus)
+            owner.domain
+            for owner in allocations.by_domain
+            if not (owner.cores - owner.vcpu_cores).isdisjoint(vcpu_pus)
         ]
         also = (
             f"; QEMU's own threads of {list_names(shared)} run on cores of its vCPUs"
@@ -267,12 +259,9 @@ def whole_core_costs(host: Host, request: GuestRequest, placement: Placement) ->
                 return
     vcpu_cores = allocations(host, request).vcpu_cores
     used = CpuSet.union(placement.vcpu_pins) | vcpu_cores
-    free_cores = sum(core.pus.isdisjoint(used) for core in host.cores)
-    if (
-        free_cores <= request.host_reserve.cores
-        and Relaxation.HOST_CORE not in placement.relaxations
-    ):
-        yield f"leave the host no more than the {plural(free_cores, 'core')} that it keeps"
+    idle = sum(core.pus.isdisjoint(used) for core in host.cores)
+    if idle <= request.host_reserve.cores and Relaxation.HOST_CORE not in placement.relaxations:
+        yield f"leave the host no more than the {plural(idle, 'core')} that it keeps"
 
 
 def document_siblings(
@@ -296,12 +285,8 @@ def document_siblings(
         )
         fix: str | None = "--siblings hidden gives each vCPU a whole core"
         if other is None or Relaxation.SHARED_CORES in other.relaxations:
-            vcpu_limit = _most_with_whole_cores(host, request)
-            fix = (
-                f"at most {plural(vcpu_limit, 'vCPU')} can have a whole core each"
-                if vcpu_limit
-                else None
-            )
+            limit = _most_with_whole_cores(host, request)
+            fix = f"at most {plural(limit, 'vCPU')} can have a whole core each" if limit else None
     elif not costs and other is not None:
         fewer = len(_cores_of(host, other))
         detail = (

@@ -1,4 +1,4 @@
-"""Explain: a plan in sentences and tables: why there, why not elsewhere, and what to do next.
+"""Explain: a plan in full: why there, why not elsewhere, and what the guest and its host get.
 
 Nothing is decided here: the cost tuple answers "why there", the rejections "why not".
 """
@@ -6,230 +6,125 @@ Nothing is decided here: the cost tuple answers "why there", the rejections "why
 from collections.abc import Sequence
 
 from homenode.cpuset import CpuSet
-from homenode.doc import Doc, Section, Table, Text
-from homenode.findings import Rejection, gap_lines, unread_vms
+from homenode.doc import Commands, Doc, Part, Section, Table, Text
+from homenode.findings import Rejection, gap_lines
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
-from homenode.show.cost_words import span_lines, term_lines, term_value, term_words
-from homenode.show.explain_guest import (
-    apertures_section,
-    cells_section,
-    devices_section,
-    kernel_section,
-    line_text,
-    pages_section,
-    section,
-    topology_section,
-)
-from homenode.text import command_line, nodes_text, plural, pus_text, subjects_text
-from homenode.units import format_bytes
-from homenode.vm.layout import Pinning, layout_text
-from homenode.vm.plan import Plan, Unplannable
+from homenode.show.cost_words import term_value, term_words
+from homenode.show.plan_text import finding_lines, plan_text
+from homenode.text import nodes_text, number_list, plural, pus_text, subjects_text
+from homenode.units import KIB, MIB, format_bytes, format_limit
+from homenode.vm.layout import Pinning
+from homenode.vm.model import GuestCache
+from homenode.vm.plan import CostTerm, Plan
 
-_MOST_REJECTIONS = 4  # of one constraint; the rest are counted
+_PLACES = ("2nd", "3rd", "4th", "5th")
+_MOST_REJECTIONS = 4  # of one constraint; further ones are counted
 
 
 def explain(
-    plan: Plan,
-    host: Host | None,
-    *,
-    whole: bool = False,
-    why: Sequence[str] = (),
+    plan: Plan, host: Host | None, *, reasons: Sequence[str] = (), step: str = "", full: bool = True
 ) -> Doc:
-    """The explanation of a plan; without its host (manual mode) what the plan alone gives.
+    """The answer with everything behind it; without a host (manual mode) what the plan alone gives.
 
-    whole: with every term that was compared and every runner-up, not only the ones that people ask
-    about first. why: of a layout that `auto` took.
+    reasons, step: as in plan_text. full: False = the answer alone.
     """
+    answer = plan_text(plan, host, reasons, step)
+    if not full:
+        return answer
     sections = (
-        section("Critical", finding_lines(plan, ("critical",))),
         _placement(plan, host),
-        _choice(plan, host, whole=whole),
-        section("What was rejected", rejection_lines(plan.rejections, with_hints=False)),
-        cells_section(plan),
-        topology_section(plan),
-        devices_section(plan, host),
-        _host_threads(plan),
-        pages_section(plan, host),
-        *((kernel_section(plan, host),) if whole else ()),
-        apertures_section(plan),
-        section("What changes in the guest", plan.consequences),
-        section("Findings", (*unread_lines(plan), *finding_lines(plan, ("warning", "info")))),
-        section(
-            "Kept for VMs that are shut off", () if host is None else kept_lines(host, plan.vm.name)
-        ),
-        section("Not known", gap_lines(plan.gaps)),
-        section("Why this layout", tuple(why)),
+        _choice(plan, host),
+        _section("Rejected", rejection_lines(plan.rejections)),
+        _topology(plan),
+        _devices(plan, host),
+        _pages(plan, host),
+        _kernel_parameters(plan, host),
+        _apertures(plan),
+        _section("Changes in the guest", plan.consequences),
+        _section("Findings", [f"{f.severity}: {finding_lines((f,))[0]}" for f in plan.findings]),
+        _section("Unknown", gap_lines(plan.gaps)),
     )
-    return Doc(
-        f"VM {plan.vm.name}{f' on host {plan.host_name}' if plan.host_name else ''}: "
-        f"layout {layout_text(plan.layout)}",
-        (Text(_summary(plan)), *(one for one in sections if one.parts)),
-    )
-
-
-def _summary(plan: Plan) -> str:
-    where = nodes_text(plan.nodes) if plan.nodes else "no particular node"
-    return (
-        f"{plural(plan.vm.vcpus, 'vCPU')} and {_memory(plan)} on {where}, "
-        f"{plural(len(plan.cells), 'guest cell')}, {plural(len(plan.vm.hostdevs), 'device')}."
-    )
-
-
-def _memory(plan: Plan) -> str:
-    text = format_bytes(plan.vm.memory_bytes)
-    if not plan.vm.memory_device_bytes:
-        return text
-    return f"{text} and {format_bytes(plan.vm.memory_device_bytes)} in memory devices"
+    return Doc(answer.title, (*answer.parts, *(part for part in sections if part.parts)))
 
 
 def _placement(plan: Plan, host: Host | None) -> Section:
-    lines: list[str] = []
-    if plan.fallback:
-        lines += placement_lines(plan, host)
+    lines = [f"Placement: {plan.fallback} (policy {plan.policy})."] if plan.fallback else []
     used = CpuSet.union(plan.vcpu_pins)
     rows: list[tuple[str, ...]] = []
     if plan.layout.pinning is Pinning.NODE and plan.vcpu_pins:
-        lines.append("Each vCPU may run on any of the PUs of its nodes, and moves among them.")
+        lines.append("Each vCPU may run on any CPU of its nodes, and moves among them.")
     if not plan.vcpu_pins:
         lines.append("The vCPUs are not pinned: the host's scheduler may run them anywhere.")
     elif host is not None:
         rows = [row for node in dict.fromkeys(plan.nodes) for row in _node_rows(host, node, used)]
-    else:
-        lines.append(f"vCPUs on {pus_text(used)}.")
     if plan.layout.pinning is Pinning.ONE_PER_CORE and plan.vcpu_pins and host is not None:
         idle = CpuSet(
             pu for core in host.cores if not core.pus.isdisjoint(used) for pu in core.pus - used
         )
         idle -= plan.vm.emulator_pus or CpuSet()
         if idle:
-            lines.append(
-                f"Hyper-threads kept idle: each vCPU gets a whole core ({pus_text(idle)})."
-            )
-    table = Table(heads=("node", "LLC", "cores used", "of", "vCPU PUs"), rows=tuple(rows))
-    return section("Where it runs", tuple(lines), table if rows else None)
-
-
-def placement_lines(plan: Plan, host: Host | None) -> list[str]:
-    """The fallback in words: how far the VM spans, then what gave way for it to fit."""
-    span, *given = plan.fallback.split(", ")
-    words = _SPANS.get(span, span)
-    if span == "across packages":
-        count = _packages(plan, host)
-        words = "spans both packages" if count == 2 else f"spans {count or 'several'} packages"
-    lines = [f"Placement: {words} (policy {plan.policy})."]
-    if given:
-        lines.append(f"What gave way: {'; '.join(_GAVE_WAY.get(one, one) for one in given)}.")
-    if "host's last core" in given and _has_idle_siblings(plan, host):
-        half = -(-plan.vm.vcpus // 2)
-        lines.append(
-            f"To leave the host cores, use both threads of each: --vcpus {half} --pinning all-pus "
-            f"--siblings exposed gives {2 * half} vCPUs on {plural(half, 'core')}."
-        )
-    return lines
-
-
-_SPANS = {
-    "one LLC": "inside one last-level cache",
-    "one node": "inside one NUMA node",
-    "one package": "inside one package",
-    "all nodes": "on all nodes of the host",
-    "manual": "the PUs that you gave",
-    "not placed": "none, for this layout pins and binds nothing",
-}
-_GAVE_WAY = {
-    "host's reserved memory": "the memory that the host keeps",
-    "shared cores": "vCPUs share cores",
-    # Of plans before the ladder was monotone.
-    "any free PUs": "vCPUs share cores, on any free PUs",
-    "siblings exposed": "vCPUs share cores, pinned to their hyper-threads",
-    "mixed core kinds": "performance and efficiency cores are mixed",
-    "fewer siblings": "the guest sees fewer hyper-threads of each core",
-    "siblings not exposed": "the guest sees no hyper-threads",
-    "host's last core": "no core is left without vCPUs",
-    "uneven memory": "memory is not shared out as the vCPUs are",
-    "memory from other nodes": "some memory is on other nodes than the vCPUs",
-    "unequal cells": "the guest's cells are unequal",
-}
-
-
-def _has_idle_siblings(plan: Plan, host: Host | None) -> bool:
-    if host is None or plan.layout.pinning is not Pinning.ONE_PER_CORE:
-        return False
-    used = CpuSet.union(plan.vcpu_pins)
-    return any(not core.pus.isdisjoint(used) and len(core.pus) > 1 for core in host.cores)
-
-
-def _packages(plan: Plan, host: Host | None) -> int | None:
-    """Packages of the chosen nodes: as the cost counts them, else as the host has them."""
-    value = next((term.value for term in plan.cost if term.name == "packages_spanned"), None)
-    if isinstance(value, int):
-        return value
-    used = CpuSet.union(plan.vcpu_pins)
-    return None if host is None else sum(not p.pus.isdisjoint(used) for p in host.packages)
+            lines.append(f"Siblings kept idle: each vCPU gets a whole core ({pus_text(idle)}).")
+    if plan.vm.emulator_pus is not None and (shared := plan.vm.emulator_pus & used):
+        lines.append(f"QEMU shares {pus_text(shared)} with vCPUs and may delay them.")
+    table = Table(heads=("node", "LLC", "cores used", "cores", "vCPU CPUs"), rows=tuple(rows))
+    return _section("Where it runs", tuple(lines), table if rows else None)
 
 
 def _node_rows(host: Host, index: NodeIndex, used: CpuSet) -> list[tuple[str, ...]]:
     node = host.node(index)
     if node is None:
         return []
-    cores: dict[int | None, list[CpuSet]] = {}
+    cores_of_llc: dict[int | None, list[CpuSet]] = {}
     for core in host.cores:
         first = core.pus.first()
         if first is not None and not core.pus.isdisjoint(node.pus):
             pu = host.pu_at.get(first)
-            cores.setdefault(None if pu is None else pu.llc, []).append(core.pus)
+            cores_of_llc.setdefault(None if pu is None else pu.llc, []).append(core.pus)
     rows: list[tuple[str, ...]] = []
-    for llc, here in cores.items():
-        mine = CpuSet(pu for pus in here for pu in pus & used)
-        if mine:
-            in_use = sum(not pus.isdisjoint(used) for pus in here)
+    for llc, cores in cores_of_llc.items():
+        pus = CpuSet(pu for core in cores for pu in core & used)
+        if pus:
+            in_use = sum(not core.isdisjoint(used) for core in cores)
             name = "unknown" if llc is None else str(llc)
-            rows.append((str(index), name, str(in_use), str(len(here)), str(mine)))
+            rows.append((str(index), name, str(in_use), str(len(cores)), str(pus)))
     return rows
 
 
-def _choice(plan: Plan, host: Host | None, *, whole: bool) -> Section:
+def _choice(plan: Plan, host: Host | None) -> Section:
+    """The terms in the order of comparison: the first in which two placements differ decides."""
     if not plan.cost:
-        return section("Why there")
-    decisive = {other.decided_by for other in plan.runners_up}
-    lines = list(term_lines(plan.cost, decisive, _unknown(plan, plan.nodes)))
-    every = len(lines)
-    if not whole:
-        lines = list(span_lines(plan.cost))
+        return _section("Why there")
+    costs = [(plan.nodes, plan.cost), *((other.nodes, other.cost) for other in plan.runners_up)]
+    lines = []
+    for place, other in zip(_PLACES, plan.runners_up, strict=False):
+        devices = sorted(set(other.devices) - {device.bdf for device in plan.vm.hostdevs})
+        having = f" with {subjects_text([str(bdf) for bdf in devices])}" if devices else ""
+        decided = term_words(other.decided_by)
+        lines.append(f"{place}: {nodes_text(other.nodes)}{having}; decided by {decided}.")
+    rows = []
+    for term in plan.cost:
+        row = tuple(_value(plan, nodes, cost, term.name) for nodes, cost in costs)
+        if set(row) != {"0"}:
+            rows.append((term_words(term.name), *row))
     if plan.optimal is None:
-        lines.append("Whether this is the best placement is unknown: not all were compared.")
-    elif plan.optimal and len(_nodes_with_pus(host)) != 1:
-        lines.append(
-            "No placement costs less without giving up more: the others were compared, or ruled "
-            "out by bounds."
-        )
-    for place, other in enumerate(plan.runners_up if whole else plan.runners_up[:1]):
-        who = "A runner-up" if place == 0 else "Another"
-        mine = next((t.value for t in plan.cost if t.name == other.decided_by), None)
-        theirs = next((t.value for t in other.cost if t.name == other.decided_by), None)
-        here, there = (
-            "unknown"
-            if other.decided_by in _unknown(plan, nodes)
-            else term_value(other.decided_by, value)
-            for nodes, value in ((plan.nodes, mine), (other.nodes, theirs))
-        )
-        others = sorted(set(other.devices) - {device.bdf for device in plan.vm.hostdevs})
-        having = f" with {subjects_text([str(bdf) for bdf in others])}" if others else ""
-        lines.append(
-            f"{who}, {nodes_text(other.nodes)}{having}: decided by {term_words(other.decided_by)}, "
-            f"{here} here against {there} there."
-        )
-    if every > len(lines) and not whole:
-        lines.append(f"{every} figures were compared: homenode plan --explain lists them.")
-    return section("Why there", tuple(lines))
+        lines.insert(0, "Whether this is the best placement is unknown: not all were compared.")
+    elif plan.optimal and (host is None or sum(bool(node.pus) for node in host.nodes) != 1):
+        lines.insert(0, "This is the best placement (proved).")
+    return _section(
+        "Why there",
+        lines,
+        Table(heads=("concern", "plan", *_PLACES[: len(costs) - 1]), rows=tuple(rows)),
+    )
 
 
-def _nodes_with_pus(host: Host | None) -> tuple[NodeIndex, ...]:
-    return () if host is None else tuple(node.index for node in host.nodes if node.pus)
+def _value(plan: Plan, nodes: Sequence[NodeIndex], cost: Sequence[CostTerm], name: str) -> str:
+    if name in _unknown_terms(plan, nodes):
+        return "unknown"
+    return term_value(name, next((term.value for term in cost if term.name == name), None))
 
 
-def _unknown(plan: Plan, nodes: Sequence[NodeIndex]) -> set[str]:
+def _unknown_terms(plan: Plan, nodes: Sequence[NodeIndex]) -> set[str]:
     """Terms of the cost that count nothing on these nodes, as the host says nothing to count."""
     gaps = {gap.subject for gap in plan.gaps}
     names = {"llcs_spanned"} if "LLCs" in gaps else set()
@@ -238,90 +133,186 @@ def _unknown(plan: Plan, nodes: Sequence[NodeIndex]) -> set[str]:
     return names
 
 
-def rejections_text(error: Unplannable) -> Doc:
-    """Why no placement fits: each rejection, and what would make it fit."""
-    lines = [*rejection_lines(error.rejections, error.hint)]
-    if error.hint:
-        lines.append(f"hint: {error.hint}")
-    return Doc(error.message, tuple(map(line_text, lines)))
-
-
-def rejection_lines(
-    rejections: Sequence[Rejection], said_hint: str | None = None, *, with_hints: bool = True
-) -> tuple[str, ...]:
-    """Rejections by constraint, the most frequent first: a count, some of them, and their hints.
-
-    said_hint: a hint that is said elsewhere. with_hints: without, where another placement works.
-    """
+def rejection_lines(rejections: Sequence[Rejection]) -> tuple[str, ...]:
+    """Rejections by constraint, the most frequent first: a count and some of them."""
     by_constraint: dict[str, list[Rejection]] = {}
     for rejection in rejections:
         by_constraint.setdefault(rejection.constraint, []).append(rejection)
     lines: list[str] = []
     for constraint, group in sorted(by_constraint.items(), key=lambda item: -len(item[1])):
-        name = constraint.replace("_", " ").replace("-", " ")
-        lines.append(f"{len(group)} rejected by {name}:")
+        lines.append(f"{len(group)} rejected by {constraint.replace('-', ' ')}:")
         for rejection in group[:_MOST_REJECTIONS]:
-            named = not rejection.nodes or rejection.detail.startswith(("node ", "nodes "))
-            where = "" if named else f"{nodes_text(rejection.nodes)}: "
-            lines.append(f"  {where}{rejection.detail}")
+            nodes = f"{nodes_text(rejection.nodes)}: " if rejection.nodes else ""
+            lines.append(f"  {nodes}{rejection.detail}")
         if len(group) > _MOST_REJECTIONS:
             lines.append(f"  and {len(group) - _MOST_REJECTIONS} more (--json lists them)")
-        hints = dict.fromkeys(
-            r.hint for r in group if with_hints and r.hint and r.hint != said_hint
+    return tuple(lines)
+
+
+def _topology(plan: Plan) -> Section:
+    lines: list[str] = []
+    if plan.vm.cpu_topology is not None:
+        shape = plan.vm.cpu_topology
+        levels = zip(shape, ("socket", "die", "core", "thread"), strict=True)
+        product = " x ".join(plural(count, noun) for count, noun in levels)
+        lines.append(f"The guest sees {product} = {plural(shape.vcpus, 'vCPU')}.")
+    caches: dict[str | None, str] = {
+        GuestCache.PASSTHROUGH: "Its caches are the host's: they match its threads and LLCs.",
+        GuestCache.EMULATED: "Its L3 is emulated, one for each die.",
+        GuestCache.DISABLED: "It is shown no L3: none could be true of its vCPUs.",
+        None: "The layout sets no caches.",
+    }
+    lines.append(caches[plan.vm.cpu_cache])
+    if plan.vm.topoext:
+        sees = plan.vm.threads_per_core > 1
+        lines.append(
+            "The CPU feature topoext is required, or an AMD guest does not see threads."
+            if sees
+            else "The CPU feature topoext is required: an AMD guest reads its topology with it."
         )
-        lines += [f"  hint: {hint}" for hint in list(hints)[:2]]
-    return tuple(lines)
+    if plan.vm.has_iommu:
+        lines.append("A vIOMMU is needed: more than 255 vCPUs, or the definition had one.")
+    lines += [
+        f"Distances of guest node {cell.id}: {' '.join(map(str, cell.distances))}."
+        for cell in plan.cells
+        if cell.distances
+    ]
+    lines += [
+        f"Guest nodes {number_list(tuple(device.initiator_cells))} are for the memory of GPU "
+        f"{device.bdf}: the guest's driver puts it online there."
+        for device in plan.vm.hostdevs
+        if device.initiator_cells
+    ]
+    return _section("CPU topology and caches of the guest", tuple(lines))
 
 
-def _host_threads(plan: Plan) -> Section:
+def _devices(plan: Plan, host: Host | None) -> Section:
+    names = {} if host is None else {d.bdf: d.kind.value for d in host.pci_devices}
+    rows = tuple(
+        (
+            str(device.bdf),
+            names.get(device.bdf, "unknown"),
+            "unknown" if device.host_node is None else str(device.host_node),
+            "none" if device.cell is None else str(device.cell),
+            "not planned" if device.address is None else str(device.address),
+        )
+        for device in plan.vm.hostdevs
+    )
+    columns = ("host BDF", "kind", "node", "guest node", "guest address")
+    lines = (
+        "`lspci` in the guest shows other bus numbers: guest addresses are libvirt's, with the "
+        "index of a controller as bus.",
+    )
+    has_address = any(device.address is not None for device in plan.vm.hostdevs)
+    return _section("Devices", lines if has_address else (), Table(heads=columns, rows=rows))
+
+
+def _pages(plan: Plan, host: Host | None) -> Section:
+    commands: list[str] = []
+    rows: list[tuple[str, ...]] = []
+    for node, page_bytes, pages, free in plan.page_reservations:
+        rows.append(
+            (
+                str(node),
+                format_bytes(page_bytes),
+                str(pages),
+                "unknown" if free is None else str(free),
+            )
+        )
+        if free is not None and free >= pages:
+            continue
+        directory = f"/sys/devices/system/node/node{node}/hugepages/hugepages-{page_bytes // KIB}kB"
+        file = f"{directory}/nr_hugepages"
+        missing = pages if free is None else pages - free
+        total = _pool_pages(host, node, page_bytes)
+        count_text = f"$(( $(cat {file}) + {missing} ))" if total is None else str(total + missing)
+        commands.append(f"echo {count_text} > {file}")
+    lines: tuple[str, ...] = ()
+    if commands:
+        lines = (
+            "Reserve before the VM starts, as root, and check: the kernel reserves fewer where "
+            "memory is fragmented, without an error. A reboot ends it: the kernel parameters below "
+            "reserve them at every boot.",
+        )
+    elif rows:
+        lines = ("Enough huge pages are free; nothing to reserve.",)
+    table = Table(heads=("node", "page size", "pages needed", "free now"), rows=tuple(rows))
+    return _section("Huge pages", lines, table if rows else None, tuple(commands))
+
+
+def _kernel_parameters(plan: Plan, host: Host | None) -> Section:
+    """Kernel parameters for what the plan needs from every boot on: huge pages, and PUs without
+    the host's own work.
+
+    Source: Linux Documentation/admin-guide/kernel-parameters.txt (hugepages=NODE:COUNT since 5.16,
+    isolcpus=, nohz_full=, rcu_nocbs=, irqaffinity=).
+    """
+    pools: dict[int, list[str]] = {}
+    for node, page_bytes, pages, free in plan.page_reservations:
+        total = _pool_pages(host, node, page_bytes)
+        if total is not None:
+            pages = total + max(0, pages - (free or 0))
+        pools.setdefault(page_bytes, []).append(f"{node}:{pages}")
+    parameters = [
+        f"hugepagesz={page_bytes // KIB}K hugepages={','.join(pools[page_bytes])}"
+        for page_bytes in sorted(pools, reverse=True)  # small pages break up what large ones need
+    ]
+    pus = CpuSet.union(plan.vcpu_pins)
+    if host is not None and pus and plan.layout.pinning is not Pinning.NODE:
+        pus |= CpuSet(pu.index for pu in host.pus if pu.isolated)
+        host_pus = CpuSet(pu.index for pu in host.pus if pu.online) - pus
+        isolated = f"isolcpus=managed_irq,domain,{pus} nohz_full={pus} rcu_nocbs={pus}"
+        parameters += [f"{isolated} irqaffinity={host_pus}"] if host_pus else []
+    lines = (
+        "For the bootloader's kernel command line, where the VM has its PUs for good; "
+        "hugepages= by node needs Linux 5.16:",
+    )
+    return _section("Kernel parameters", lines if parameters else (), commands=parameters)
+
+
+def _pool_pages(host: Host | None, index: NodeIndex, page_bytes: int) -> int | None:
+    """Pages of that size that the node's pool has now; None where that is not known."""
+    node = None if host is None else host.node(index)
+    if node is None:
+        return None
+    return next((p.total_pages for p in node.page_pools if p.page_bytes == page_bytes), None)
+
+
+def _apertures(plan: Plan) -> Section:
+    aperture = plan.aperture
+    if aperture is None:
+        return _section("Address space and locked memory")
     lines: list[str] = []
-    used = CpuSet.union(plan.vcpu_pins)
-    if plan.vm.emulator_pus is None:
-        lines.append("The emulator's threads are not pinned.")
-    else:
-        lines.append(f"The emulator runs on {pus_text(plan.vm.emulator_pus)}.")
-        shared = plan.vm.emulator_pus & used
-        if shared:
-            lines.append(f"It shares {pus_text(shared)} with vCPUs and may delay them.")
-    lines += [f"IOThread {i} runs on {pus_text(pus)}." for i, pus in plan.vm.iothread_pins]
-    return section("Emulator and IOThreads", tuple(lines))
+    if aperture.pcihole64_bytes is not None:
+        lines.append(f"64-bit PCI window (pcihole64): {format_bytes(aperture.pcihole64_bytes)}.")
+    if aperture.physical_address_bits is not None:
+        lines.append(f"Physical address bits in the guest: {aperture.physical_address_bits}.")
+    if aperture.firmware_mmio64_mib is not None:
+        window = aperture.firmware_mmio64_mib * MIB
+        lines.append(f"OVMF's 64-bit MMIO window: {format_bytes(window)}.")
+    lines.append(
+        f"Locked memory (memlock) that QEMU needs: {format_limit(aperture.memlock_bytes)}."
+    )
+    if aperture.dma_map_entries:
+        lines.append(
+            f"Entries in the IOMMU's DMA map: at most {aperture.dma_map_entries:,}. The kernel "
+            "makes them when the VM starts; larger pages need fewer."
+        )
+    return _section("Address space and locked memory", tuple(lines))
 
 
-def finding_lines(plan: Plan, severities: Sequence[str]) -> tuple[str, ...]:
-    """Findings of these severities, the gravest first; each thing once, with all that it is said
-    of: a host may give 16 GPUs no node."""
-    subjects: dict[tuple[str, str, str | None], list[str]] = {}
-    found = [finding for finding in plan.findings if finding.severity in severities]
-    for finding in sorted(found, key=lambda f: severities.index(f.severity)):
-        said = (finding.severity, finding.comparison, finding.fix)
-        subjects.setdefault(said, []).append(finding.subject)
-    lines: list[str] = []
-    for (severity, detail, fix), of in subjects.items():
-        each = "each of " if len(of) > 1 else ""
-        lines.append(f"{severity}: {each}{subjects_text(of)}: {detail}")
-        if fix:
-            lines.append(f"  fix: {fix}")
-    return tuple(lines)
-
-
-def kept_lines(host: Host | None, name: str) -> tuple[str, ...]:
-    """What VMs other than the named one keep of the host while they are shut off."""
-    lines = []
-    for domain in () if host is None else host.domains:
-        if domain.is_kept and domain.name != name:
-            pus = CpuSet.union(domain.vcpu_pins)
-            parts = [pus_text(pus)] if pus else []
-            parts.append(format_bytes(domain.memory_bytes))
-            parts += [subjects_text([str(bdf) for bdf in domain.devices])] if domain.devices else []
-            option = command_line("--ignore-domain", domain.name)
-            lines.append(f"{domain.name}: {', '.join(parts)} ({option} frees them)")
-    return tuple(lines)
-
-
-def unread_lines(plan: Plan) -> tuple[str, ...]:
-    """Warn of VMs that were not read: the plan may give away what they have."""
-    lines = gap_lines(unread_vms(plan.gaps))
-    return tuple(f"warning: not read: {line}: {_GIVEN_AWAY}" for line in lines)
-
-
-_GIVEN_AWAY = "CPUs, memory and devices of other VMs may be given to this one"
+def _section(
+    heading: str,
+    lines: Sequence[str] = (),
+    table: Table | None = None,
+    commands: Sequence[str] = (),
+) -> Section:
+    """Sentences, then a table, then commands to run as root. No parts where there is nothing."""
+    parts: list[Part] = [
+        Text(line.lstrip(" "), indent=len(line) - len(line.lstrip(" "))) for line in lines
+    ]
+    if table is not None and table.rows:
+        parts.append(table)
+    if commands:
+        parts.append(Commands(tuple(commands)))
+    return Section(heading, tuple(parts))

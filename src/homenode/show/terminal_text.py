@@ -31,6 +31,7 @@ from homenode.doc import (
 from homenode.text import printable, printable_lines
 
 _LONG, _SHORT = 24, 14  # letters that a shortened name keeps at least
+_LONG_SET = 20  # letters of a CPU set that is printed whole
 _LEAST_FOLDED = 24  # columns of a terminal that a folded column of long texts needs
 _PLAIN = str.maketrans(
     {"\u2026": "...", "\u2013": "-", "\u00d7": "x", "\u00b7": "-", "\u00b1": "+-"}
@@ -175,6 +176,9 @@ class TableOrList:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table, space = self._table, options.max_width
+        if table.cpu_sets and self._width(console, self._heads, stacked=False) > space:
+            yield TableOrList(_with_short_sets(table))
+            return
         unfolded = [head for head in self._heads if head not in table.folds]
         needed = self._width(console, unfolded)
         folded = sum(min(self._longest(head), _LEAST_FOLDED) for head in table.folds)
@@ -247,6 +251,25 @@ class TableOrList:
         for row in self._rows:
             drawn.add_row(*(row[at] for at in columns))
         return drawn
+
+
+def _with_short_sets(table: Table) -> Table:
+    """The table with the first three and the last two parts of long CPU sets."""
+
+    def short(cell: str | Cell) -> str | Cell:
+        parts = plain(cell).split(",")
+        if len(plain(cell)) <= _LONG_SET or len(parts) <= 5:
+            return cell
+        return f"{','.join(parts[:3])}, ... ,{','.join(parts[-2:])}"
+
+    rows = tuple(
+        tuple(
+            short(cell) if head in table.cpu_sets else cell
+            for head, cell in zip(table.heads, row, strict=True)
+        )
+        for row in table.rows
+    )
+    return replace(table, rows=rows, cpu_sets=())
 
 
 def _without_middle(text: str, width: int) -> str:

@@ -35,10 +35,10 @@ from homenode.cluster.pool.place import PoolPlace, rank_hosts
 from homenode.cluster.pool.text import (
     no_place_text,
     places_text,
-    plan_text,
     pool_text,
     unknown_lines,
 )
+from homenode.doc import Doc
 from homenode.errors import FINDINGS, UNPLANNABLE, NotKnownError, UsageError
 from homenode.findings import Gap
 from homenode.formats import encode
@@ -48,6 +48,7 @@ from homenode.plan.pipeline import plan_file
 from homenode.plan.stored import encode_plan
 from homenode.safe.input_files import read_input
 from homenode.show.explain import explain
+from homenode.show.plan_text import plan_parts
 from homenode.text import command_line, did_you_mean, plural
 from homenode.vm.domain.read import read_vm
 from homenode.vm.host_sources import NamedHost, NamedHosts, read_hosts
@@ -124,9 +125,9 @@ def place(arguments: PoolPlaceArguments) -> None:
         screen.print(places_text(guest.name, ranking, everything=arguments.explain))
         reasons = resolve_layout(guest, options, best.entry.host, choose).reasons
         if arguments.explain:
-            screen.print(explain(tuning.plan, best.entry.host, whole=True, why=reasons))
+            screen.print(explain(tuning.plan, best.entry.host, reasons=reasons))
         else:
-            screen.print(plan_text(tuning.plan, best.entry.host, reasons))
+            screen.print(Doc("", plan_parts(tuning.plan, best.entry.host, reasons)))
     other_gaps = ((entry.name, entry.host.gaps) for entry in hosts if entry is not best.entry)
     unknown = (f"unknown: {line}" for line in unknown_lines(other_gaps))
     for line in (*lines, *tuning.notes, *unknown, *_next_step(best, arguments)):

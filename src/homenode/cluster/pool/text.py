@@ -5,17 +5,11 @@ from collections.abc import Iterable, Sequence
 from homenode.cluster.pool.fits import MOST_COUNTED, Pool, PoolHost, SizeFits
 from homenode.cluster.pool.free import FreeOfNode, sum_of
 from homenode.cluster.pool.place import PoolPlace, PoolRanking, RefusingHosts
-from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Part, Table, Text
-from homenode.findings import NO_VMS, Gap, gap_lines, shared_gap_lines
-from homenode.machine.pci import DeviceKind
-from homenode.machine.topology import Host
+from homenode.findings import NO_VMS, Gap, shared_gap_lines
 from homenode.show.cost_words import term_words
-from homenode.show.explain import finding_lines, unread_lines
 from homenode.text import first_few, nodes_text, number_list, plural
 from homenode.units import format_bytes
-from homenode.vm.layout import GuestCells, layout_text
-from homenode.vm.plan import Plan
 
 MOST_ROWS = 40
 """Hosts of a table; of more, those with equal figures are one row."""
@@ -184,50 +178,6 @@ def _rank_row(number: int, ranked: PoolPlace) -> tuple[str, ...]:
         _memory(free.free_memory_bytes),
         _DECIDED.get(decided) or term_words(decided),
     )
-
-
-def plan_text(plan: Plan, host: Host, reasons: Sequence[str]) -> Doc:
-    """Where the VM goes on its host, what to do before its start, and what is not known. why: the
-    layout, where homenode chose it."""
-    devices = {device.bdf for device in plan.vm.hostdevs}
-    gpus = [gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)]
-    node_of_gpu = {
-        number: host.device_at[bdf].node for number, bdf in enumerate(gpus) if bdf in devices
-    }
-    is_flat = plan.layout.cells is GuestCells.SINGLE
-    rows, away = [], set(node_of_gpu)
-    for cell in plan.cells:
-        local_gpus = {
-            gpu for gpu, node in node_of_gpu.items() if is_flat or node in cell.host_nodes
-        }
-        away -= local_gpus
-        pins = CpuSet.union([plan.vcpu_pins[vcpu] for vcpu in cell.vcpus if plan.vcpu_pins])
-        rows.append(
-            (
-                "single" if is_flat else str(cell.id),
-                f"{cell.vcpus} ({len(cell.vcpus)})",
-                str(pins) or "any",
-                number_list(cell.host_nodes) or "any",
-                format_bytes(cell.memory_bytes),
-                f"gpu{number_list(local_gpus)}" if local_gpus else "-",
-            )
-        )
-    if away:
-        rows.append(("-", "-", "-", "-", "-", f"gpu{number_list(away)}"))
-    heads = ("guest node", "vCPUs", "host CPUs", "host node", "memory", "GPUs")
-    layout = reasons or (f"{layout_text(plan.layout)}, as requested",)
-    labels = [("layout", line) for line in layout]
-    for node, page_bytes, pages, free in plan.page_reservations:
-        if free is None or free < pages:
-            page = format_bytes(page_bytes)
-            labels.append(("before", f"reserve {pages} huge pages of {page} on node {node}"))
-    labels += [("warning", line.removeprefix("warning: ")) for line in unread_lines(plan)]
-    labels += [("warning", line) for line in finding_lines(plan, ("critical", "warning"))]
-    labels += [
-        ("unknown", line) for line in gap_lines(gap for gap in plan.gaps if gap.subject != NO_VMS)
-    ]
-    table = Table(heads=heads, rows=tuple(rows), numeric=("memory",))
-    return Doc("", (table, *(Text(f"{label:9}{line}") for label, line in labels)))
 
 
 def no_place_text(vm: str, refusing: Sequence[RefusingHosts]) -> Doc:

@@ -95,9 +95,7 @@ def switched_gpus(host: Host) -> tuple[SwitchedGpus, ...]:
     # Cards in slots of their own are of another model than the modules of a board.
     models = [(gpu.vendor_id, gpu.device_id) for gpu in whole_gpus]
     model = max(models, key=models.count)
-    gpus = (
-        gpu.bdf for gpu, gpu_model in zip(whole_gpus, models, strict=True) if gpu_model == model
-    )
+    gpus = (gpu.bdf for gpu in whole_gpus if (gpu.vendor_id, gpu.device_id) == model)
     return (SwitchedGpus(frozenset(gpus), tuple(switches)),)
 
 
@@ -175,14 +173,11 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         at = self.host.device_at
         named = [at[bdf] for bdf in self.request.devices if at[bdf].kind is DeviceKind.NIC]
         passed = [*gpus, *named]
-        served = own_nics(
-            passed, {device.bdf: self.host.switch_above(device.bdf) for device in passed}
-        )
-        unserved = [
-            *(gpu for gpu in gpus if gpu.bdf not in served),
-            *(at[bdf] for bdf in self.nics),
-        ]
-        switches = {device.bdf: self.host.switch_above(device.bdf) for device in unserved}
+        above = self.host.switch_above
+        served = own_nics(passed, {device.bdf: above(device.bdf) for device in passed})
+        unserved = [gpu for gpu in gpus if gpu.bdf not in served]
+        unserved += [at[bdf] for bdf in self.nics]
+        switches = {device.bdf: above(device.bdf) for device in unserved}
         return (self.nics[nic] for nic in own_nics(unserved, switches).values())
 
     def board_choices(
@@ -234,7 +229,7 @@ class CompanionDevices(Struct, frozen=True, dict=True):
                 "the VM joins fewer GPUs as one of its partitions"
             )
         raise Unplannable(
-            f"no placement on host {self.host.name!r}: {detail}",
+            f"{self.request.guest.name} does not fit {self.host.name}: {detail}",
             (Rejection("nvswitches", (), detail, hint),),
             hint=hint,
         )

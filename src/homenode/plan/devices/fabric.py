@@ -20,6 +20,7 @@ from homenode.plan.devices.partitions import (
     partition_sizes,
     partitions_of_size,
 )
+from homenode.text import first_few
 
 _MOST_SHOWN = 4
 _MOST_WITHOUT_SWITCHES = 4
@@ -117,9 +118,8 @@ class Fabric(Struct, frozen=True):
 
     def _gap(self, unknown: Sequence[Bdf]) -> Gap:
         return Gap(
-            f"NVLink partition of {_bdf_list(unknown)}",
-            "nvidia-smi -q -x of the host gives no module id, as for GPUs that are bound to "
-            "vfio-pci; whether Fabric Manager can join the GPUs was not checked",
+            f"whether a Fabric Manager can join {first_few(map(str, unknown), 1)}",
+            "nvidia-smi -q -x shows no module ids",
         )
 
     def _finding(self, observed: str, allowed: Sequence[tuple[Bdf, ...]]) -> Finding:

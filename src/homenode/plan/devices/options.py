@@ -75,12 +75,10 @@ class DeviceOptions(Struct, frozen=True, dict=True):
     def functions_with(self, gpus: int) -> tuple[Bdf, ...]:
         """All functions of the VM, with these GPUs (bits) chosen; host order."""
         functions = set(self.named)
-        chosen_gpus = [gpu for gpu in self.gpus if gpus >> gpu.number & 1]
-        for gpu in chosen_gpus:
+        picked = [gpu for gpu in self.gpus if gpus >> gpu.number & 1]
+        for gpu in picked:
             functions |= {gpu.bdf, *gpu.companions}
-        return tuple(
-            sorted(functions.union(self.brought.companions_of(gpu.bdf for gpu in chosen_gpus)))
-        )
+        return tuple(sorted(functions.union(self.brought.companions_of(gpu.bdf for gpu in picked))))
 
     def among(self, groups: Iterable[int]) -> "DeviceOptions | None":
         """The options with these groups of GPUs to choose from; None where all have too few."""
@@ -227,6 +225,7 @@ def device_options(
     bit_of = {gpu.bdf: 1 << gpu.number for gpu in gpus}
     choices = _choices(
         host,
+        request.guest.name,
         fabric,
         named=named_gpus,
         free=free,
@@ -288,6 +287,7 @@ class _Choices(Struct, frozen=True):
 
 def _choices(
     host: Host,
+    name: str,
     fabric: Fabric | None,
     named: Sequence[PciDevice],
     free: Sequence[PciDevice],
@@ -311,7 +311,7 @@ def _choices(
         if sets is None:
             return _Choices(None, findings, gaps)
         if not sets:
-            raise _in_no_package(host, allocations, count, len(free))
+            raise _in_no_package(host, allocations, count, len(free), name)
         return _Choices(
             tuple(sum(bit_of[bdf] for bdf in gpu_set) for gpu_set in sets), findings, gaps
         )
@@ -419,15 +419,17 @@ def _package_of_gpu(host: Host) -> dict[Bdf, int | None]:
     }
 
 
-def _in_no_package(host: Host, allocations: Allocations, count: int, free: int) -> Unplannable:
+def _in_no_package(
+    host: Host, allocations: Allocations, count: int, free: int, name: str
+) -> Unplannable:
     in_use = _in_use(host, allocations)
     detail = (
-        f"needs {count} free GPUs of one package, for no NVLink joins those of two; {free} free, "
+        f"{count} GPUs of one package needed, as NVLink does not join packages; {free} free, "
         f"not so many in any package{in_use}"
     )
     hint = "name GPUs with --device, or let them do without NVLink: --allow-no-nvlink"
     return Unplannable(
-        f"no placement on host {host.name!r}: {detail}",
+        f"{name} does not fit {host.name}: {detail}",
         (Rejection("gpu-packages", (), detail, hint),),
         hint=hint,
     )
@@ -453,14 +455,12 @@ def _too_few(host: Host, request: GuestRequest, allocations: Allocations, free: 
     free_text = (
         f"{free} free" if request.options.gpu_profile or free > total else f"{free} of {total} free"
     )
-    detail = (
-        f"needs {request.options.gpu_count} free {noun}, {free_text}{_in_use(host, allocations)}"
-    )
-    hint = f"ask for at most {free} {noun}" if free else None
+    detail = f"{request.options.gpu_count} {noun} needed, {free_text}{_in_use(host, allocations)}"
+    hint = f"--gpus {free}" if free else None
     if request.options.gpu_profile is None and any(gpu.parts for gpu in gpus):
-        hint = hint or f"GPUs are divided: ask for --gpu-profile, one of {profiles_text(host)}"
+        hint = hint or f"--gpu-profile, as GPUs are divided; one of {profiles_text(host)}"
     return Unplannable(
-        f"no placement on host {host.name!r}: {detail}",
+        f"{request.guest.name} does not fit {host.name}: {detail}",
         (Rejection("gpus", (), detail, hint),),
         hint=hint,
     )

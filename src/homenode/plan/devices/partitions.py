@@ -95,9 +95,7 @@ def partition_sizes(board: Board) -> tuple[int, ...]:
 def partition_of(board: Board, modules: Iterable[int]) -> FabricPartition | None:
     """The partition that is exactly these GPUs, or None."""
     module_set = frozenset(modules)
-    return next(
-        (partition for partition in PARTITIONS[board] if partition.modules == module_set), None
-    )
+    return next((row for row in PARTITIONS[board] if row.modules == module_set), None)
 
 
 def partitions_of_size(

@@ -116,9 +116,7 @@ class Attempt:
         devices = self.search.options.functions_with(placing.gpus)
         functions = (self.host.device_at.get(bdf) for bdf in devices)
         homes = {
-            function.node
-            for function in functions
-            if function is not None and function.node is not None
+            device.node for device in functions if device is not None and device.node is not None
         }
         return self.search.slots.suffice(placing.nodes, homes)
 
@@ -230,9 +228,7 @@ class Attempt:
         return replace(
             placement,
             runners_up=self._runners_up(),
-            rejections=tuple(
-                replace(rejection, hint=None) for rejection in dict.fromkeys(rejections)
-            ),
+            rejections=tuple(replace(reason, hint=None) for reason in dict.fromkeys(rejections)),
             findings=(*search.options.findings, *findings, *self._places.findings),
             gaps=(
                 *self._host_gaps(),
@@ -277,26 +273,24 @@ class Attempt:
         problem, names = self.problem, (*self.problem.first, *self.problem.later)
         assert self.solution is not None
         cost_terms = terms(self.best.cost, names)
-        candidates = [
-            candidate for candidate in self.solution.runners_up() if self._has_slots(candidate)
-        ]
+        rivals = [rival for rival in self.solution.runners_up() if self._has_slots(rival)]
         is_given = bool(self.request.options.explicit_cells)
         other = without_first_gpu(problem, self.best, keeps_split=is_given)
         if (
             other is not None
             and self._has_slots(other)
-            and all(other.cost != candidate.cost for candidate in candidates)
+            and all(other.cost != rival.cost for rival in rivals)
         ):
-            candidates.append(other)
+            rivals.append(other)
         result = []
         options = problem.devices.options
-        for placing in candidates:
+        for placing in rivals:
             theirs = terms(placing.cost, names)
             differing = next(a.name for a, b in zip(cost_terms, theirs, strict=True) if a != b)
             nodes = tuple(NodeIndex(node) for node in placing.cost.nodes)
             gpus = options.functions_with(placing.gpus) if options.count else ()
             result.append(RunnerUp(nodes, theirs, differing, gpus))
-        return tuple(sorted(result, key=lambda candidate: [term.value for term in candidate.cost]))
+        return tuple(sorted(result, key=lambda rival: [term.value for term in rival.cost]))
 
     def _host_gaps(self) -> Iterator[Gap]:
         host = self.host
@@ -312,9 +306,7 @@ class Attempt:
 
     @cached_property
     def _cells(self) -> tuple[PinnedCell, ...]:
-        return tuple(
-            self._assign_cells() if self.request.options.explicit_cells else self._pin_cells()
-        )
+        return tuple(self._assign() if self.request.options.explicit_cells else self._pin())
 
     @property
     def _pins(self) -> tuple[CpuSet, ...]:
@@ -324,7 +316,7 @@ class Attempt:
     def _vcpu_pus(self) -> CpuSet:
         return CpuSet.from_bits(sum(g.pus for cell in self._cells for g in cell.groups))
 
-    def _pin_cells(self) -> Iterator[PinnedCell]:
+    def _pin(self) -> Iterator[PinnedCell]:
         """Node by node; mixed kinds make two cells of a node, performance cores first."""
         idle = self.fallback.idle_siblings(self.request)
         for node, number in self.best.split:
@@ -336,14 +328,12 @@ class Attempt:
                     last = node == self.best.split[-1][0]
                     yield self._cell(node, part, idle if last else 0)
 
-    def _assign_cells(self) -> Iterator[PinnedCell]:
+    def _assign(self) -> Iterator[PinnedCell]:
         """As the user gives them, in that order; those of one node share its groups out."""
         best, nodes = self.best, self._nodes_of_cells[0][self.best.split]
-        unassigned = {
-            node: self.problem.supplies[node].allocate(number) for node, number in best.split
-        }
+        groups = {node: self.problem.supplies[node].allocate(number) for node, number in best.split}
         for node, number in zip(nodes, self._groups_of_cells, strict=True):
-            part, unassigned[node] = unassigned[node][:number], unassigned[node][number:]
+            part, groups[node] = groups[node][:number], groups[node][number:]
             yield self._cell(node, part)
 
     def _cell(self, node: int, part: tuple[SiblingGroup, ...], idle: int = 0) -> PinnedCell:
@@ -376,13 +366,11 @@ class Attempt:
         free, fallback, split = self.free, self.fallback, self.best.split
         kinds = fallback.grouping.kinds
         cores = [pus for pus, shape in free.nodes[node].cores if shape.kind in kinds]
-        whole_cores = sum(
-            shape.is_whole for other, _ in split for _, shape in free.nodes[other].cores
-        )
+        total = sum(shape.is_whole for other, _ in split for _, shape in free.nodes[other].cores)
         if (
             node == split[-1][0]
             and fallback.keeps_core
-            and free.cores_without_vcpus <= whole_cores
+            and free.cores_without_vcpus <= total
             and len(cores) > split[-1][1]
         ):
             cores = cores[: -self.request.host_reserve.cores or None]
@@ -398,37 +386,32 @@ class Attempt:
         memory = search.memory_on(self.fallback)
         chosen = list(own_nodes)
         if self.fallback.memory is MemoryRule.ELSEWHERE:
-            missing_pages = self.problem.pages_anywhere
+            needed = self.problem.pages_anywhere
             pages = {
-                n: missing_pages if node_memory.pages is None else node_memory.pages
-                for n, node_memory in memory.items()
+                n: needed if space.pages is None else space.pages for n, space in memory.items()
             }
             at = {node.index: position for position, node in enumerate(self.host.nodes)}
             between = search.distances.between
-            other_nodes = sorted(
+            farther = sorted(
                 (node for node in memory if node not in own_nodes),
                 key=lambda n: (min(between[at[n]][at[o]] for o in own_nodes), n),
             )
-            most_further = (self.request.options.max_nodes or len(memory)) - len(own_nodes)
-            missing_pages -= sum(pages[node] for node in own_nodes)
+            limit = (self.request.options.max_nodes or len(memory)) - len(own_nodes)
+            needed -= sum(pages[node] for node in own_nodes)
 
             def largest(nodes: Sequence[NodeIndex], count: int) -> int:
                 return sum(sorted((pages[node] for node in nodes), reverse=True)[:count])
 
-            further = next(
-                (n for n in range(most_further + 1) if largest(other_nodes, n) >= missing_pages),
+            number = next(
+                (n for n in range(limit + 1) if largest(farther, n) >= needed),
                 None,
             )
-            if further is None:
+            if number is None:
                 return None
-            for position, node in enumerate(other_nodes):
-                if (
-                    further
-                    and pages[node] + largest(other_nodes[position + 1 :], further - 1)
-                    >= missing_pages
-                ):
+            for position, node in enumerate(farther):
+                if number and pages[node] + largest(farther[position + 1 :], number - 1) >= needed:
                     chosen.append(node)
-                    missing_pages, further = missing_pages - pages[node], further - 1
+                    needed, number = needed - pages[node], number - 1
         return tuple(sorted(index for node in chosen for index in memory[node].nodes))
 
     @property

@@ -31,9 +31,7 @@ def least_uneven(limits: Sequence[int], groups: int) -> CellSplits:
     if min(limits) < low + (over > 0):
         low = fill_level([0] * len(limits), limits, groups)
         over = groups - sum([min(limit, low) for limit in limits])
-    ranges = tuple(
-        [GroupRange(min(maximum, low), min(maximum, low + (over > 0))) for maximum in limits]
-    )
+    ranges = tuple([GroupRange(min(top, low), min(top, low + (over > 0))) for top in limits])
     squares = sum([least * least for least, _ in ranges])
     return CellSplits(squares + over * (2 * low + 1), ranges)
 

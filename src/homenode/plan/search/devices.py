@@ -94,9 +94,7 @@ class GpuGroup(Struct, frozen=True, kw_only=True):
 
     def away(self, count: int, nodes: int) -> int:
         """How many are away from home, at least, if `count` are chosen for these nodes (bits)."""
-        count_at_home = sum(
-            [node_count * (homes & nodes).bit_count() for node_count, homes in self.nodes]
-        )
+        count_at_home = sum([number * (homes & nodes).bit_count() for number, homes in self.nodes])
         return max(0, count - self.homeless - count_at_home)
 
     def classes(self, packages: int) -> list[int]:
@@ -158,9 +156,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
                 nics=nics,
                 by_weight=tuple(sorted(weights.items())),
                 count=sum([gpus.bit_count() for gpus in weights.values()]),
-                weight=sum(
-                    [weight_each * gpus.bit_count() for weight_each, gpus in weights.items()]
-                ),
+                weight=sum([load * gpus.bit_count() for load, gpus in weights.items()]),
             )
             for home, nics, weights in by_home.values()
         )
@@ -200,9 +196,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _pulling(self) -> tuple[Home, ...]:
-        return tuple(
-            {id(device.home): device.home for device in self.named if device.pulls}.values()
-        )
+        return tuple({id(pull.home): pull.home for pull in self.named if pull.pulls}.values())
 
     @cached_property
     def _least(self) -> dict[int, int]:
@@ -222,9 +216,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
     def _class(self, classes: Sequence[tuple[GpuGroup, list[int]]], packages: int) -> int:
         """The least that one of these groups, with its classes, can come to."""
         worst = max([home.class_to(packages) for home in self._pulling], default=0)
-        least_classes = [
-            group.least_class(self.options.count, group_classes) for group, group_classes in classes
-        ]
+        least_classes = [group.least_class(self.options.count, levels) for group, levels in classes]
         return max(worst, min([least for least in least_classes if least is not None], default=0))
 
     def device_class(self, nodes: int) -> int:
@@ -243,9 +235,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
             return groups
         away = [group.away(count, nodes) for group in groups]
         least = min(away)
-        return [
-            group for group, away_count in zip(groups, away, strict=True) if away_count == least
-        ]
+        return [group for group, number in zip(groups, away, strict=True) if number == least]
 
     def _class_and_groups(self, nodes: int) -> tuple[int, tuple[GpuGroup, ...]]:
         # GPUs that must be at home are chosen by the nodes, others by their packages alone.
@@ -261,13 +251,11 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         classes = [(group, group.classes(packages)) for group in groups]
         # What named devices cost anyway costs nothing more.
         limit = self._class(classes, packages)
-        for group, group_classes in classes:
-            if self.compares_classes and max(group_classes, default=0) > limit:
-                homes = zip(group.homes, group_classes, strict=True)
-                group = GpuGroup.from_homes(
-                    [gpus_of_home for gpus_of_home, worst in homes if worst <= limit]
-                )
-            if sum([gpus_of_home.count for gpus_of_home in group.homes]) >= self.options.count:
+        for group, levels in classes:
+            if self.compares_classes and max(levels, default=0) > limit:
+                homes = zip(group.homes, levels, strict=True)
+                group = GpuGroup.from_homes([gpus for gpus, worst in homes if worst <= limit])
+            if sum([gpus.count for gpus in group.homes]) >= self.options.count:
                 near_groups.append(group)
         return limit, tuple(near_groups)
 

@@ -82,9 +82,7 @@ class DistanceMatrix:
         packages = self._spanned.get(nodes)
         if packages is None:
             of_package = self.nodes_of_package.items()
-            packages = sum(
-                [1 << package for package, package_nodes in of_package if package_nodes & nodes]
-            )
+            packages = sum([1 << package for package, mask in of_package if mask & nodes])
             self._spanned[nodes] = packages
         return packages
 
@@ -132,9 +130,7 @@ class DistanceMatrix:
                     exactly[at[distance]][node] |= 1 << other
         farther = [[0] * len(self.between)]
         for masks in reversed(exactly[1:]):
-            farther.append(
-                [mask | farther_mask for mask, farther_mask in zip(masks, farther[-1], strict=True)]
-            )
+            farther.append([mask | beyond for mask, beyond in zip(masks, farther[-1], strict=True)])
         return tuple(map(tuple, reversed(farther)))
 
 

@@ -44,17 +44,13 @@ class ExpanderSlots(Struct, frozen=True, kw_only=True, dict=True):
         """The options with GPUs of so few cells on these nodes (bits) alone that the slots suffice:
         of those with the most GPUs at home, else with the most. None where these are too few."""
         for prefers_own in (True, False):
-            groups = [
-                self._gpus_with_slots(homes, nodes, prefers_own) for homes in self._gpus_of_home
-            ]
+            groups = [self._pick(homes, nodes, prefers_own) for homes in self._gpus_of_home]
             options = self.options.among(groups)
             if options is not None:
                 return options
         return None
 
-    def _gpus_with_slots(
-        self, homes: Mapping[NodeIndex | None, int], nodes: int, prefers_own: bool
-    ) -> int:
+    def _pick(self, homes: Mapping[NodeIndex | None, int], nodes: int, prefers_own: bool) -> int:
         """Those of the GPUs of these homes; none where certain devices need too many slots."""
         certain = self._new_cells(nodes, self.certain)
         room = self.free - len(certain)

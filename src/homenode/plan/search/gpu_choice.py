@@ -57,12 +57,12 @@ class _Home(NamedTuple):
     def first(self, number: int) -> tuple[int, int, tuple[int, int] | None]:
         """(sure GPUs, their weight with the tied ones, (tied GPUs, how many of them))."""
         sure, weight = 0, 0
-        for weight_each, gpus in self.by_weight:
+        for load, gpus in self.by_weight:
             count = gpus.bit_count()
             if count > number:
-                return sure, weight + weight_each * number, (gpus, number) if number else None
+                return sure, weight + load * number, (gpus, number) if number else None
             sure |= gpus
-            weight += weight_each * count
+            weight += load * count
             number -= count
         return sure, weight, None
 
@@ -86,29 +86,29 @@ class _Splits(NamedTuple):
     def distance(self, weights: Sequence[int]) -> int:
         """The least sum of groups times the weight of their node."""
         total: int = sum(map(mul, self.low, weights))
-        unplaced = self.extra
-        for i in sorted(self.wide, key=weights.__getitem__) if unplaced else ():
+        extra = self.extra
+        for i in sorted(self.wide, key=weights.__getitem__) if extra else ():
             total += self.room[i] * weights[i]
-            unplaced -= self.room[i]
-            if unplaced <= 0:
-                return total + unplaced * weights[i]
+            extra -= self.room[i]
+            if extra <= 0:
+                return total + extra * weights[i]
         return total
 
     def nearest(self, weights: Sequence[int]) -> list[int]:
         """The first split that comes to distance()."""
-        split, unplaced = list(self.low), self.extra
-        for _, i in sorted(zip(weights, range(len(split)), strict=True)) if unplaced else ():
-            added = min(self.room[i], unplaced)
+        split, extra = list(self.low), self.extra
+        for _, i in sorted(zip(weights, range(len(split)), strict=True)) if extra else ():
+            added = min(self.room[i], extra)
             split[i] += added
-            unplaced -= added
-            if not unplaced:
+            extra -= added
+            if not extra:
                 break
         return split
 
     def all_nearest(self, weights: Sequence[int]) -> Ranges:
         """The ranges narrowed to the splits that come to distance()."""
-        unplaced = self.extra
-        if not unplaced:
+        extra = self.extra
+        if not extra:
             return self.ranges
         narrowed = [GroupRange(low, low) for low in self.low]
         weight = weights.__getitem__
@@ -117,16 +117,14 @@ class _Splits(NamedTuple):
             space = sum([self.room[i] for i in positions])
             for i in positions:
                 bounds = self.ranges[i]
-                narrowed[i] = (
-                    bounds._replace(lowest=bounds.highest) if space <= unplaced else bounds
-                )
-            unplaced -= min(space, unplaced)
-            if not unplaced:
+                narrowed[i] = bounds._replace(lowest=bounds.highest) if space <= extra else bounds
+            extra -= min(space, extra)
+            if not extra:
                 break
         return tuple(narrowed)
 
 
-class _Question(NamedTuple):
+class _Case(NamedTuple):
     """One set of nodes and one group of GPUs."""
 
     splits: _Splits
@@ -152,10 +150,10 @@ class NearestGpus:
         if not self.problem.compares_devices:
             return 0
         bounds = []
-        for question in self._questions(nodes, ranges):
-            distance = question.splits.distance
-            costs = [cost for home in question.homes for cost in _of_each(home, distance(home.row))]
-            bounds.append(distance(question.row) + sum(sorted(costs)[: question.missing]))
+        for case in self._cases(nodes, ranges):
+            distance = case.splits.distance
+            costs = [cost for home in case.homes for cost in _of_each(home, distance(home.row))]
+            bounds.append(distance(case.row) + sum(sorted(costs)[: case.missing]))
         return min(bounds)
 
     def choices(self, nodes: int, ranges: Ranges) -> list[Choice]:
@@ -165,16 +163,10 @@ class NearestGpus:
         if not problem.compares_devices:
             # No GPU of those that may go together is nearer than another to this policy.
             groups = problem.devices.home_groups(nodes)
-            all_gpus = (
-                sum(gpus for choice in g.homes for _, gpus in choice.by_weight) for g in groups
-            )
+            all_gpus = (sum(gpus for h in g.homes for _, gpus in h.by_weight) for g in groups)
             tied = [((gpus, count),) for gpus in all_gpus] if count else [()]
             return [Choice(0, 0, choice, ranges) for choice in tied]
-        choices = [
-            choice
-            for question in self._questions(nodes, ranges)
-            for choice in self._of_group(question)
-        ]
+        choices = [choice for case in self._cases(nodes, ranges) for choice in self._of_group(case)]
         least = min(choice.device_distance for choice in choices)
         return [choice for choice in choices if choice.device_distance == least]
 
@@ -194,42 +186,35 @@ class NearestGpus:
                 ([], at_home, count) if missing < 0 else (at_home, far if missing else [], missing)
             )
 
-    def _questions(self, nodes: int, ranges: Ranges) -> Iterator[_Question]:
+    def _cases(self, nodes: int, ranges: Ranges) -> Iterator[_Case]:
         """What is asked of each group of GPUs of which all may be chosen."""
         positions, named = tuple(members(nodes)), self.problem.devices.named_rows
         splits = _Splits.within(ranges, self.problem.groups)
         for certain, open_homes, missing in self._homes(nodes):
-            weighted_rows = [
-                (home.weight, home.home.to_node) for home in certain if home.home is not None
-            ]
-            row = tuple(map(_add_rows(named, weighted_rows).__getitem__, positions))
+            rows = [(home.weight, home.home.to_node) for home in certain if home.home is not None]
+            row = tuple(map(_add_rows(named, rows).__getitem__, positions))
             sure = sum([gpus for home in certain for _, gpus in home.by_weight])
-            yield _Question(splits, row, sure, _merge_homes(open_homes, positions), missing)
+            yield _Case(splits, row, sure, _merge_homes(open_homes, positions), missing)
 
-    def _of_group(self, question: _Question) -> list[Choice]:
-        if not question.missing:
-            return [question.choice(question.row, question.certain, ())]
-        if not question.splits.extra:
-            low = question.splits.low
-            distances = [sum(map(mul, home.row, low)) for home in question.homes]
-            return [_nearest_to_split(question, low, distances)]
-        if prod([home.total + 1 for home in question.homes]) > MOST_NUMBERS:
-            self.exact = False
-            return [_alternate(question)]
-        return self._of_numbers(question)
+    def _of_group(self, case: _Case) -> list[Choice]:
+        if not case.missing:
+            return [case.choice(case.row, case.certain, ())]
+        is_fixed = not case.splits.extra  # the one split is given its nearest GPUs
+        if is_fixed or prod([home.total + 1 for home in case.homes]) > MOST_NUMBERS:
+            self.exact &= is_fixed
+            return [_alternate(case)]
+        return self._of_numbers(case)
 
-    def _of_numbers(self, question: _Question) -> list[Choice]:
+    def _of_numbers(self, case: _Case) -> list[Choice]:
         """Those of least distance, of all numbers of GPUs by home."""
-        homes, limit = question.homes, None
+        homes, limit = case.homes, None
         nearest: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         for numbers in product(*[range(home.total, -1, -1) for home in homes]):
-            if sum(numbers) != question.missing:
+            if sum(numbers) != case.missing:
                 continue
-            weighted_rows = [
-                (1, home.times(n)) for home, n in zip(homes, numbers, strict=True) if n
-            ]
-            row = _add_rows(question.row, weighted_rows)
-            distance = question.splits.distance(row)
+            rows = [(1, home.times(n)) for home, n in zip(homes, numbers, strict=True) if n]
+            row = _add_rows(case.row, rows)
+            distance = case.splits.distance(row)
             if limit is None or distance < limit:
                 limit, nearest = distance, []
             if distance == limit:
@@ -238,9 +223,9 @@ class NearestGpus:
         result = []
         for numbers, row in nearest[:MOST_EQUAL]:
             firsts = [home.first(n) for home, n in zip(homes, numbers, strict=True)]
-            sure = question.certain | sum(some for some, _, _ in firsts)
+            sure = case.certain | sum(some for some, _, _ in firsts)
             tied = tuple(tie for _, _, tie in firsts if tie is not None)
-            result.append(question.choice(row, sure, tied))
+            result.append(case.choice(row, sure, tied))
         return result
 
 
@@ -267,29 +252,18 @@ def _of_each(home: _Home, distance: int) -> list[int]:
     return [weight * distance for weight, gpus in by_weight for _ in range(gpus.bit_count())]
 
 
-def _add_rows(
-    row: tuple[int, ...], weighted_rows: Sequence[tuple[int, Sequence[int]]]
-) -> tuple[int, ...]:
+def _add_rows(row: tuple[int, ...], rows: Sequence[tuple[int, Sequence[int]]]) -> tuple[int, ...]:
     """The sum of a row and of others, each so many times."""
-    added = [
-        added_row if times == 1 else [times * far for far in added_row]
-        for times, added_row in weighted_rows
-    ]
+    added = [far_row if times == 1 else [times * far for far in far_row] for times, far_row in rows]
     return tuple(map(sum, zip(row, *added, strict=True))) if added else row
 
 
-def _nearest_to_split(
-    question: _Question, split: Sequence[int], distances: Sequence[int]
-) -> Choice:
+def _nearest_to_split(case: _Case, split: Sequence[int], distances: Sequence[int]) -> Choice:
     """The GPUs that are nearest to a split. distances: of each home to it."""
-    total, sure, missing, tied = (
-        sum(map(mul, question.row, split)),
-        question.certain,
-        question.missing,
-        0,
-    )
+    total, tied = sum(map(mul, case.row, split)), 0
+    sure, missing = case.certain, case.missing
     level, tied_count = -1, 0
-    for cost, gpus in sorted(_by_cost(question.homes, distances), key=itemgetter(0)):
+    for cost, gpus in sorted(_by_cost(case.homes, distances), key=itemgetter(0)):
         if cost != level:
             if missing <= 0:
                 break
@@ -303,22 +277,22 @@ def _nearest_to_split(
     return Choice(total, sure | tied, (), ranges)
 
 
-def _alternate(question: _Question) -> Choice:
+def _alternate(case: _Case) -> Choice:
     """A choice among too many: the GPUs nearest to a split, the split nearest to these, and so on
     until neither gets nearer."""
-    row = _add_rows(question.row, [(1, gpu_home.row) for gpu_home in question.homes])
+    row = _add_rows(case.row, [(1, gpu_home.row) for gpu_home in case.homes])
     best: Choice | None = None
     while True:
-        split = question.splits.nearest(row)
-        distances = [sum(map(mul, home.row, split)) for home in question.homes]
-        choice = _nearest_to_split(question, split, distances)
+        split = case.splits.nearest(row)
+        distances = [sum(map(mul, home.row, split)) for home in case.homes]
+        choice = _nearest_to_split(case, split, distances)
         if best is not None and choice.device_distance >= best.device_distance:
             return best
-        best, missing = choice, question.missing
-        chosen, weighted_rows = choice.sure | sum(gpus for gpus, _ in choice.tied), []
+        best, missing = choice, case.missing
+        chosen, rows = choice.sure | sum(gpus for gpus, _ in choice.tied), []
         for i in sorted(range(len(distances)), key=distances.__getitem__):
-            home = question.homes[i]
+            home = case.homes[i]
             number = min(missing, sum([gpus & chosen for _, gpus in home.by_weight]).bit_count())
             missing -= number
-            weighted_rows += [(1, home.times(number))] * (number > 0)
-        row = _add_rows(question.row, weighted_rows)
+            rows += [(1, home.times(number))] * (number > 0)
+        row = _add_rows(case.row, rows)

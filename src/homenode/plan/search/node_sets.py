@@ -95,10 +95,10 @@ class NodeSets:
         problem, positions = self.problem, members(nodes)
         number = len(positions)
         if self.equal:
-            equal_groups = problem.groups // number
+            share = problem.groups // number
             return CellSplits(
-                equal_groups * equal_groups * number,
-                (GroupRange(equal_groups, equal_groups),) * number,
+                share * share * number,
+                (GroupRange(share, share),) * number,
             )
         if problem.shares:
             return CellSplits(0, self._shared_ranges(positions))
@@ -106,9 +106,7 @@ class NodeSets:
         if problem.even_splits:
             return least_uneven(capacities, problem.groups)
         limit = problem.groups - number + 1
-        return CellSplits(
-            0, tuple([GroupRange(1, min(limit, capacity)) for capacity in capacities])
-        )
+        return CellSplits(0, tuple([GroupRange(1, min(limit, size)) for size in capacities]))
 
     def _shared_ranges(self, nodes: Sequence[int]) -> tuple[GroupRange, ...]:
         """All whole cores of each node, and of what is left to each as much as to the others."""
@@ -121,12 +119,10 @@ class NodeSets:
         if sum(least) >= groups:
             return tuple(GroupRange(1, core) for core in least)
         room = [limit - core for limit, core in zip(limits, least, strict=True)]
-        shared_groups = groups - sum(least)
-        highest = max(even_split([GroupRange(0, space) for space in room], shared_groups))
-        upper = [min(highest, space) for space in room]
-        lower = (
-            upper if sum(upper) == shared_groups else [min(highest - 1, space) for space in room]
-        )
+        excess = groups - sum(least)
+        top = max(even_split([GroupRange(0, space) for space in room], excess))
+        upper = [min(top, space) for space in room]
+        lower = upper if sum(upper) == excess else [min(top - 1, space) for space in room]
         return tuple(
             GroupRange(core + a, core + b) for core, a, b in zip(least, lower, upper, strict=True)
         )
@@ -161,9 +157,7 @@ class NodeSets:
     def _able_to(self) -> Callable[[int], int]:
         """The nodes that can have an equal share among so many, memory devices aside."""
         groups, limits = self.problem.groups, list(enumerate(self._capacity))
-        return cache(
-            lambda number: sum([1 << n for n, limit in limits if limit >= groups // number])
-        )
+        return cache(lambda number: sum([1 << n for n, size in limits if size >= groups // number]))
 
     def counts(self, nodes: int) -> Iterator[tuple[int, int]]:
         """(a number of these nodes that may do, those of them that may be among so many),
@@ -171,9 +165,9 @@ class NodeSets:
         capacity = self._capacity
         limits = sorted((capacity[node] for node in members(nodes)), reverse=True)
         if self._unreachable:
-            lots_reached = [members(lot & nodes) for lot in self._apart if lot & nodes]
+            reached = [members(lot & nodes) for lot in self._apart if lot & nodes]
             limits = sorted(
-                (max(capacity[node] for node in lot_nodes) for lot_nodes in lots_reached),
+                (max(capacity[node] for node in lot) for lot in reached),
                 reverse=True,
             )
         owned = 0
@@ -214,11 +208,7 @@ class NodeSets:
             return
         # Of nodes that are alike the first ones are chosen: others cost the same but for the index.
         earlier_equals = self.problem.earlier_equals
-        equals = [
-            (1 << node, earlier_node)
-            for node in members(nodes)
-            if (earlier_node := earlier_equals[node])
-        ]
+        equals = [(1 << node, twin) for node in members(nodes) if (twin := earlier_equals[node])]
         for size, able in self.counts(nodes):
             if number not in (0, size):
                 continue
@@ -267,42 +257,30 @@ class NodeSets:
         return 0
 
     def _orders(self, nodes: int) -> Iterator[Sequence[int]]:
-        """These nodes by their distance from each of them, package by package; and by what they
-        have, with a node of each package in turn. Of nodes that are as far the largest come first,
-        or those that cost the least."""
+        """These nodes by their distance from each of them, package by package; then by what they
+        have. Of nodes that are as far the largest come first, or those that cost the least."""
         problem, positions, packages = self.problem, members(nodes), self.problem.distances.packages
         cheapest = sorted(positions, key=self._weights.__getitem__)
         largest = sorted(cheapest, key=lambda node: -self._capacity[node])
-        roomiest = sorted(positions, key=lambda node: -(problem.memory[node].pages or 0))
-        in_package: dict[int, list[int]] = {}
-        for node in largest:
-            in_package.setdefault(packages[node], []).append(node)
         for seed in positions:
             if problem.earlier_equals[seed]:
                 continue
-            far = problem.distances.between[seed]
-            nearest = {
-                package: min(map(far.__getitem__, package_nodes))
-                for package, package_nodes in in_package.items()
-            }
-            away = {
-                node: (
-                    package != packages[seed],
-                    nearest[package],
-                    -problem.groups_of_package[package],
-                    package,
-                    far[node],
-                )
-                for package, package_nodes in in_package.items()
-                for node in package_nodes
-            }
-            away[seed] = (False, 0, 0, 0, 0)
+            far, nearest = problem.distances.between[seed], dict[int, int]()
+            for node in positions:
+                nearest[packages[node]] = min(far[node], nearest.get(packages[node], far[node]))
+            away = {}
+            for node in positions:
+                package = packages[node]
+                room = -problem.groups_of_package[package]
+                is_other = package != packages[seed]
+                away[node] = (node != seed, is_other, nearest[package], room, package, far[node])
             yield sorted(largest, key=away.__getitem__)
             yield sorted(cheapest, key=away.__getitem__)
+        roomiest = sorted(positions, key=lambda node: -(problem.memory[node].pages or 0))
         for order in (cheapest, largest, roomiest):
             yield order
-            turns, passed = dict[int, int](), Counter[int]()
-            for node in order:
+            passed, turns = Counter[int](), dict[int, int]()
+            for node in order:  # a node of each package in turn
                 turns[node] = passed[packages[node]]
                 passed[packages[node]] += 1
             yield sorted(order, key=turns.__getitem__)

@@ -202,7 +202,7 @@ class _LadderSearch:
                 placement = best.placement if self.brief else best.with_explanation(self.rejections)
                 return placement if self.is_sure else replace(placement, optimal=None)
         if self.brief:
-            raise Unplannable(f"no placement on host {self.host.name!r}")
+            raise Unplannable(f"{self.request.guest.name} does not fit {self.host.name}")
         raise refusal(self.search, self.rejections, self.misses)
 
     def _reject_single_nodes(self, attempt: Attempt) -> None:

@@ -19,7 +19,7 @@ from homenode.plan.search.ladder import Fallback
 from homenode.plan.search.problem import PlacementSearch, SearchProblem
 from homenode.plan.search.solve import fits
 from homenode.plan.search.supply import Supply
-from homenode.units import format_bytes
+from homenode.units import GIB, format_bytes
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import DeviceLocality
@@ -30,7 +30,7 @@ def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
     homeless = CpuSet(pu.index for pu in host.pus if pu.online and pu.node is None)
     if homeless:
         yield Rejection(
-            "no-node", (), f"PUs {homeless}: on no node that the source of the host names"
+            "no-node", (), f"CPUs {homeless}: on no node that the source of the host names"
         )
     without_pus = tuple(node for node in host.nodes if not node.pus)
     of_gpus = tuple(node.index for node in without_pus if node.memory_kind is MemoryKind.GPU)
@@ -39,14 +39,14 @@ def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
         yield Rejection(
             "gpu-memory",
             of_gpus,
-            f"{_nodes_text(of_gpus)}: memory of GPUs, no PUs; never for a guest",
+            "memory of GPUs, no CPUs; never for a guest",
         )
     if plain:
         unasked = _unasked_memory(host, request)
         yield Rejection(
             "no-pus",
             plain,
-            f"{_nodes_text(plain)}: no PUs, so no vCPU",
+            "no CPUs, so no vCPU",
             f"--allow-memory-node {unasked[0]} lets its memory serve" if unasked else None,
         )
 
@@ -57,17 +57,16 @@ def single_nodes(attempt: Attempt) -> Iterator[Rejection]:
     page = page_size_bytes(attempt.host, request)
     pages = problem.pages or problem.pages_together
     for supply, memory in zip(problem.supplies, problem.memory, strict=True):
-        node_text = f"node {supply.cores.index} (PUs {supply.cores.pus})"
         indices = (supply.cores.index,)
         if supply.groups < problem.groups:
             needs = _groups_text(attempt.fallback, problem.groups)
             owned = _owners_text(attempt, supply)
-            detail = f"{node_text}: needs {needs}, {supply.groups} free"
+            detail = f"{needs} needed, {supply.groups} free"
             yield _of_cores(attempt, indices, f"{detail}; {owned}" if owned else detail)
         elif memory.pages is not None and memory.pages < pages:
             kind = "" if request.page_bytes is None else f" in pages of {format_bytes(page)}"
             needs = f"{format_bytes(pages * page)}{kind}"
-            memory_detail = f"{node_text}: needs {needs}, {format_bytes(memory.pages * page)} free"
+            memory_detail = f"{needs} needed, {format_bytes(memory.pages * page)} free"
             yield _of_memory(attempt, indices, memory_detail)
 
 
@@ -110,26 +109,22 @@ def whole_host(attempt: Attempt) -> Rejection:
         detail = "no nodes hold the cells as they are given"
         return Rejection("cells", (), detail, "leave node= out, or make the cells smaller")
     indices = tuple(supply.cores.index for supply in problem.supplies)
-    together, memory = _together(indices), memory_text(request)
+    memory = memory_text(request)
     total = sum(supply.groups for supply in problem.supplies)
-    free = [memory.pages for memory in problem.memory]
-    page_counts = [pages for pages in free if pages is not None]
-    needed_pages = problem.pages or problem.pages_together or problem.pages_anywhere
-    needed_pages += sum(pages for _, pages in problem.device_pages)
     if total < problem.groups:
         needs = _groups_text(attempt.fallback, problem.groups)
-        return _of_cores(attempt, indices, f"{together}: need {needs}, {total} free")
-    if len(page_counts) == len(free) and sum(page_counts) < needed_pages:
+        return _of_cores(attempt, indices, f"{needs} needed, {total} free")
+    free_text = _free_memory(attempt)
+    if free_text is not None:
         extra = overhead_bytes(request) if attempt.fallback.keeps_memory else 0
         memory_nodes = _unasked_memory(attempt.host, request)[:4]
         options = " ".join(f"--allow-memory-node {node}" for node in memory_nodes)
-        neighbours = f" and {format_bytes(extra)} for QEMU and page tables" if extra else ""
-        free_text = format_bytes(sum(page_counts) * page_size_bytes(attempt.host, request))
+        overhead = f" + {format_bytes(extra)} for QEMU and page tables" if extra else ""
         return _of_memory(
             attempt,
             indices,
-            f"{together}: need {memory}{neighbours}, {free_text} free",
-            "lower the memory" + (f", or allow other memory: {options}" if options else ""),
+            f"{memory}{overhead} needed, {free_text} free",
+            _memory_hint(attempt) + (f", or allow other memory: {options}" if options else ""),
         )
     allowed, node_count = problem.most_nodes, len(indices)
     if allowed < node_count and fits(replace(problem, most_nodes=node_count)):
@@ -141,15 +136,15 @@ def whole_host(attempt: Attempt) -> Rejection:
         return Rejection(
             "max-nodes",
             indices,
-            f"at most {_count(allowed)} allowed, {number} needed",
-            f"allow {_count(number)} with --max-nodes {number}",
+            f"{_count(number)} needed, {allowed} allowed",
+            f"--max-nodes {number}",
         )
     if problem.devices.requires_home and fits(problem):
         return Rejection(
             "device-locality",
             indices,
             "no nodes that hold the VM have all of its GPUs",
-            f"take --device-locality {DeviceLocality.PREFER}, other GPUs or fewer vCPUs",
+            f"--device-locality {DeviceLocality.PREFER}, other GPUs or fewer vCPUs",
         )
     slots = attempt.search.slots
     if slots is not None and fits(problem):
@@ -165,9 +160,9 @@ def whole_host(attempt: Attempt) -> Rejection:
         return _of_memory(
             attempt,
             indices,
-            f"{together}: need {memory}, and the memory devices of some cell find no node with "
-            "space for them next to the cell's share",
-            "spread the memory devices over the cells, or make them smaller",
+            f"{memory} needed, and the memory devices of a guest node find no node with "
+            "space for them beside its share",
+            "spread the memory devices over the guest nodes, or make them smaller",
         )
     elsewhere = ""
     if request.layout.memory is MemoryBinding.BOUND_PER_CELL:
@@ -177,9 +172,8 @@ def whole_host(attempt: Attempt) -> Rejection:
         return _of_memory(
             attempt,
             indices,
-            f"{together}: need {memory}; {owned} of {problem.groups} cores have their share of it "
-            "on their node",
-            f"lower the memory{elsewhere}",
+            f"{memory} needed; {owned} of {problem.groups} cores have their share on their node",
+            f"{_memory_hint(attempt)}{elsewhere}",
         )
     if any(problem.distances.unreachable):
         return Rejection(
@@ -190,8 +184,37 @@ def whole_host(attempt: Attempt) -> Rejection:
         attempt,
         indices,
         f"each node gets a core of the VM: {_count(number)} do not hold {memory}",
-        f"lower the memory, or ask for more vCPUs{elsewhere}",
+        f"{_memory_hint(attempt)}, or more --vcpus{elsewhere}",
     )
+
+
+def _memory_hint(attempt: Attempt) -> str:
+    """The option with the most memory that has space, in GiB."""
+    problem, page = attempt.problem, page_size_bytes(attempt.host, attempt.request)
+    name = next(
+        (n for n in ("pages", "pages_together", "pages_anywhere") if getattr(problem, n)), ""
+    )
+    extra = getattr(problem, name or "pages") - -(-attempt.request.memory_bytes // page)
+
+    def has_space(gib: int) -> bool:
+        pages = -(-gib * GIB // page) + extra
+        return fits(replace(problem, **{name: pages})) if name else False
+
+    sizes = range(attempt.request.memory_bytes // GIB, 0, -1)
+    place = bisect_left(sizes, True, key=has_space)
+    return f"--memory {sizes[place]}GiB" if place < len(sizes) else "less memory"
+
+
+def _free_memory(attempt: Attempt) -> str | None:
+    """The memory that all nodes have free, if that is too little and known; else None."""
+    problem = attempt.problem
+    page_counts = [memory.pages for memory in problem.memory]
+    known = [pages for pages in page_counts if pages is not None]
+    needed = problem.pages or problem.pages_together or problem.pages_anywhere
+    needed += sum(pages for _, pages in problem.device_pages)
+    if len(known) < len(page_counts) or sum(known) >= needed:
+        return None
+    return format_bytes(sum(known) * page_size_bytes(attempt.host, attempt.request))
 
 
 def host_core(attempt: Attempt) -> Rejection:
@@ -238,20 +261,17 @@ def refusal(
         problem, also = first.problem, ""
         if miss.hint is None and not (count := _most_vcpus(first, problem)):
             problem = replace(problem, pages=0, pages_together=0, pages_anywhere=0, device_pages=())
-            count, also = _most_vcpus(first, problem), ", and the memory"
+            count, also = _most_vcpus(first, problem), " and less memory"
         if miss.hint is None and count:
-            with_siblings = " with --keep-vcpus" if request.keep_vcpus else ""
-            shown = replace(miss, hint=f"lower vcpus to {count}{with_siblings}{also}")
+            with_siblings = " --keep-vcpus" if request.keep_vcpus else ""
+            shown = replace(miss, hint=f"--vcpus {count}{with_siblings}{also}")
         unique = tuple(shown if rejection == miss else rejection for rejection in unique)
-    kinds = [core.kind for core in host.cores]
-    strong, weak = kinds.count(CoreKind.PERFORMANCE), kinds.count(CoreKind.EFFICIENCY)
-    of_kinds = f" ({strong} performance, {weak} efficiency)" if weak else ""
-    pus, free = sum(pu.online for pu in host.pus), len(search.free[0].pus)
-    summary = f"the host has {pus} PUs on {len(kinds)} cores{of_kinds}, {free} PUs free"
     reason = "no core is free" if shown is None else shown.detail
+    if misses and shown is not None and shown.constraint in ("memory", "pages"):
+        free_text = _free_memory(first)
+        reason = f"{memory_text(request)} needed, {free_text} free" if free_text else reason
     return Unplannable(
-        f"no placement for {request.vcpus} vCPUs and {memory_text(request)} on host "
-        f"{host.name!r}: {reason}; {summary}",
+        f"{request.guest.name} does not fit {host.name}: {reason}",
         unique,
         hint=None if shown is None else shown.hint,
         nearest=shown,
@@ -263,10 +283,10 @@ def _groups_text(fallback: Fallback, groups: int) -> str:
     kind = " performance" if kinds == {CoreKind.PERFORMANCE} else ""
     if counts_pus:
         if threads == 1:
-            return f"{groups} free{kind} PUs"
-        return f"{groups} groups of {threads} free siblings ({groups * threads} PUs)"
-    siblings = f" of {threads} PUs" if threads > 1 else ""
-    return f"{groups} free whole{kind} cores{siblings}"
+            return f"{groups}{kind} CPUs"
+        return f"{groups} groups of {threads} siblings ({groups * threads} CPUs)"
+    siblings = f" of {threads} CPUs" if threads > 1 else ""
+    return f"{groups} whole{kind} cores{siblings}"
 
 
 def _owners_text(attempt: Attempt, supply: Supply) -> str:
@@ -275,32 +295,25 @@ def _owners_text(attempt: Attempt, supply: Supply) -> str:
     parts = []
     reserved = (request.options.reserved_pus | request.housekeeping_pus) & pus
     if reserved:
-        parts.append(f"{len(reserved)} PUs reserved for the host ({reserved})")
+        parts.append(f"{len(reserved)} CPUs reserved for the host ({reserved})")
     for holder in allocations.by_domain:
         owned = holder.cores & pus
         if owned:
-            parts.append(f"{len(owned)} PUs in use by {allocations.label(holder.domain)} ({owned})")
+            parts.append(
+                f"{len(owned)} CPUs in use by {allocations.label(holder.domain)} ({owned})"
+            )
     disallowed = (
         pus - attempt.free.pus - reserved - allocations.vcpu_cores - allocations.service_cores
     )
     if request.options.emulator_pus is not None:
         disallowed -= request.options.emulator_pus
     if disallowed:
-        parts.append(f"{len(disallowed)} PUs not allowed ({disallowed})")
+        parts.append(f"{len(disallowed)} CPUs not allowed ({disallowed})")
     broken = CpuSet.from_bits(sum(pus for pus, shape in supply.cores.cores if not shape.is_whole))
     if broken:
-        parts.append(f"{len(broken)} PUs on cores that are not free as a whole ({broken})")
+        parts.append(f"{len(broken)} CPUs on cores that are not free as a whole ({broken})")
     return "; ".join(parts)
-
-
-def _nodes_text(indices: tuple[NodeIndex, ...]) -> str:
-    text = str(CpuSet(indices))
-    return f"node {text}" if len(indices) == 1 else f"nodes {text}"
 
 
 def _count(nodes: int) -> str:
     return "1 node" if nodes == 1 else f"{nodes} nodes"
-
-
-def _together(indices: Sequence[NodeIndex]) -> str:
-    return "the only node" if len(indices) == 1 else f"all {len(indices)} nodes together"

@@ -160,8 +160,8 @@ def _address_bits(
         if settings.qemu_version is None:
             gaps.append(
                 Gap(
-                    "guest physical address bits",
-                    "QEMU's version is not known: 6.0 or newer, which shows the host's, is assumed",
+                    "QEMU's version",
+                    "6.0 or newer is assumed",
                 )
             )
             return None

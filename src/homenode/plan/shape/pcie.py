@@ -135,8 +135,8 @@ def mirror_cells(
     granularity = options.pci_granularity or PciGranularity.CELL
     groups = _device_groups(host, devices, cell_of_node, nearest, granularity)
     addresses = {hostdev.bdf: hostdev.address for hostdev in guest.hostdevs if hostdev.address}
-    documented = PcieDocument(guest, cells, ())
-    kept_addresses = _kept_addresses(documented, groups, addresses, granularity)
+    document = PcieDocument(guest, cells, ())
+    kept_addresses = _kept_addresses(document, groups, addresses, granularity)
     leaving = [
         addresses[bdf]
         for i, group in enumerate(groups)
@@ -145,7 +145,7 @@ def mirror_cells(
     ]
     build = _PcieBuild(PcieDocument(guest, cells, leaving), options.spare_ports)
     with_bus: Sequence[int] = range(cells)
-    if cells > len(documented.expander_slots()) + len(documented.cells_with_bus):
+    if cells > len(document.expander_slots()) + len(document.cells_with_bus):
         # The search chooses no nodes for which these are too many (search/expander_slots.py).
         with_bus = sorted({group.cell for group in groups})
     for i, group in enumerate(groups):
@@ -165,7 +165,7 @@ def mirror_cells(
             cell_of[bdf] = GuestCellId(group.cell)
             group_of[bdf] = next(iter(group.function_of))
     for bdf, address in addresses.items():
-        expander = documented.expander_above(address.bus)
+        expander = document.expander_above(address.bus)
         if bdf not in cell_of and expander is not None and expander.cell is not None:
             cell_of[bdf] = GuestCellId(expander.cell)
     build.add_spares()
@@ -203,26 +203,18 @@ def _device_groups(
 ) -> list[DeviceGroup]:
     """The devices that have a cell, cell by cell in the order in which they get new ports; those
     whose cell is only the nearest one come last and move no other."""
-    cell_of = {node: nearest_cell.cell for node, nearest_cell in nearest.items()} | dict(
-        cell_of_node
-    )
+    cell_of = {node: place.cell for node, place in nearest.items()} | dict(cell_of_node)
     slots: dict[Bdf, list[PciDevice]] = {}
     placeable = [host.device_at[bdf] for bdf in devices if host.device_at[bdf].node in cell_of]
-    gpus = {
-        _slot(function.bdf): function.bdf
-        for function in placeable
-        if function.kind is DeviceKind.GPU
-    }
+    gpus = {_slot(gpu.bdf): gpu.bdf for gpu in placeable if gpu.kind is DeviceKind.GPU}
     for device in placeable:
         is_whole = device.physical_function is None
         owner = gpus.get(_slot(device.bdf), device.bdf) if is_whole else device.bdf
         slots.setdefault(owner, []).append(device)
     keyed = []
     for members in slots.values():
-        head = next(
-            (function for function in members if function.kind is DeviceKind.GPU), members[0]
-        )
-        members.sort(key=lambda function: function.bdf)
+        head = next((gpu for gpu in members if gpu.kind is DeviceKind.GPU), members[0])
+        members.sort(key=lambda member: member.bdf)
         assert head.node is not None  # it has a cell
         # A guest looks at function 0 first and skips the device where there is none: the lowest
         # takes its number. A virtual function's number on the host says nothing.
@@ -246,7 +238,7 @@ def _slot(bdf: Bdf) -> tuple[int, int, int]:
 
 
 def _kept_addresses(
-    documented: "PcieDocument",
+    document: "PcieDocument",
     groups: Sequence[DeviceGroup],
     addresses: Mapping[Bdf, GuestAddress],
     granularity: PciGranularity,
@@ -261,10 +253,8 @@ def _kept_addresses(
             address = addresses.get(bdf)
             if address is None or address.function != function or address.device != 0:
                 continue
-            port, expander = (
-                documented.controllers.get(address.bus),
-                documented.expander_above(address.bus),
-            )
+            port = document.controllers.get(address.bus)
+            expander = document.expander_above(address.bus)
             if port is None or port.model == EXPANDER or expander is None:
                 continue
             is_right = expander.cell == group.cell
@@ -392,11 +382,9 @@ class _PcieBuild:
         last = max((self.document.last_index, *self.controllers))
         root_buses = last + 1 - sum(1 + len(ports) for ports in below.values())
         needs = {i: 1 + len(below[i]) for i in ours}
-        documented = {i: nr for i in below if (nr := self.controllers[i].bus_nr) is not None}
-        foreign = [
-            range(nr, nr + 1 + len(below[i])) for i, nr in documented.items() if i not in needs
-        ]
-        mine = {i: documented[i] for i in ours if i in documented}
+        bus_nrs = {i: nr for i in below if (nr := self.controllers[i].bus_nr) is not None}
+        foreign = [range(nr, nr + 1 + len(below[i])) for i, nr in bus_nrs.items() if i not in needs]
+        mine = {i: bus_nrs[i] for i in ours if i in bus_nrs}
         for fixed, room in product((mine, {}), ROOM):
             numbers = _bus_numbers(needs, fixed, foreign, room)
             lowest = min(numbers.values(), default=BUS_COUNT)
@@ -410,9 +398,7 @@ class _PcieBuild:
                 hint="pass fewer devices, ask for fewer --spare-ports, or use --pci-granularity "
                 "cell",
             )
-        starts = sorted(
-            [*numbers.values(), *(bus_number.start for bus_number in foreign), BUS_COUNT]
-        )
+        starts = sorted([*numbers.values(), *(span.start for span in foreign), BUS_COUNT])
         result = []
         models = set(PortModel)
         for index in sorted({*ours, *(port for i in ours for port in below[i])}):
@@ -425,8 +411,7 @@ class _PcieBuild:
                     controller,
                     model=PortModel(controller.model),
                     bus_nr=number,
-                    bus_count=number
-                    and next(bus_number for bus_number in starts if bus_number > number) - number,
+                    bus_count=number and next(start for start in starts if start > number) - number,
                     existing=before is not None
                     and before.address is not None
                     and before.bus_nr == number,
@@ -513,20 +498,18 @@ def _bus_numbers(
     """
     size = {index: count + room - count % room for index, count in needs.items()}
     taken = [*foreign, *(range(nr, nr + needs[index]) for index, nr in fixed.items())]
-    taken.sort(key=lambda interval: interval.start)
+    taken.sort(key=lambda span: span.start)
     end_of_all = range(BUS_COUNT, BUS_COUNT)
-    if any(
-        interval.stop > following.start for interval, following in pairwise([*taken, end_of_all])
-    ):
+    if any(span.stop > following.start for span, following in pairwise([*taken, end_of_all])):
         return dict.fromkeys(needs, 0)
     numbers = dict(fixed)
-    for index in reversed([interval for interval in needs if interval not in fixed]):
+    for index in reversed([index for index in needs if index not in fixed]):
         end = BUS_COUNT
-        for interval in reversed(taken):
-            if end - size[index] < interval.stop:
-                end = min(end, interval.start)
+        for span in reversed(taken):
+            if end - size[index] < span.stop:
+                end = min(end, span.start)
         numbers[index] = end - size[index]
-        taken = sorted([*taken, range(numbers[index], end)], key=lambda interval: interval.start)
+        taken = sorted([*taken, range(numbers[index], end)], key=lambda span: span.start)
     return numbers
 
 
@@ -536,20 +519,16 @@ def refuse_machine(guest: Vm, layout: str) -> None:
         return
     if guest.architecture == "aarch64" and guest.is_virt:
         return
-    machine_text = guest.machine
-    if machine_text is None:
-        machine_text = "none named, which libvirt takes for i440fx on x86_64"
+    name = guest.machine
+    if name is None:
+        name = "none named, which libvirt takes for i440fx on x86_64"
     elif guest.architecture == "x86_64" and not guest.is_q35:
-        machine_text = (
-            f"{machine_text} (i440fx)"
-            if machine_text == "pc" or "i440fx" in machine_text
-            else machine_text
-        )
+        name = f"{name} (i440fx)" if name == "pc" or "i440fx" in name else name
     machine = {"x86_64": "q35", "aarch64": "virt"}.get(guest.architecture)
     other = f"change the machine type to {machine} in a new guest, or " if machine else ""
     raise InputError(
         f"layout {layout}: expected machine q35 (x86_64) or virt (aarch64), the only ones with "
-        f"PCIe expander buses; found {machine_text} on {guest.architecture}",
+        f"PCIe expander buses; found {name} on {guest.architecture}",
         hint=f"{other}choose pin-numa, which leaves the PCI tree as it was",
     )
 

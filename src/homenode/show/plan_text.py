@@ -1,0 +1,347 @@
+"""PlanText: where a plan puts a VM, what was relaxed, what to do before the start, what is unknown.
+
+One line, one table of guest nodes, then labels; explain.py has everything else.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from homenode.cpuset import CpuSet
+from homenode.doc import Doc, Part, Table, Text
+from homenode.findings import NO_VMS, Finding, Severity, unread_vms
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
+from homenode.text import command_line, first_few, nodes_text, number_list, plural, subjects_text
+from homenode.units import format_bytes, format_limit
+from homenode.vm.layout import GuestCells, layout_text
+from homenode.vm.model import GuestCache
+from homenode.vm.plan import Plan, Unplannable
+
+HEADS = ("guest node", "vCPUs", "host CPUs", "host node", "memory", "GPUs")
+MOST_UNKNOWN = 4  # reasons that the label `unknown` holds; --explain has them all
+_LOOKS = {"critical": "critical", "warning": "warn", "not read": "warn", "unknown": "warn"}
+
+_RELAXED = {  # a relaxation: (what is wanted, what the VM gets, findings that say the same)
+    "host's reserved memory": ("memory for the host", "the VM takes its reserve", ()),
+    "shared cores": (
+        "a whole core for each vCPU",
+        "some vCPUs share a core",
+        ("vcpus-share-cores", "siblings-not-exposed"),
+    ),
+    "mixed core kinds": (
+        "one kind of core",
+        "performance and efficiency cores are mixed",
+        ("mixed-kinds",),
+    ),
+    "fewer siblings": ("all threads of each core", "the guest sees fewer", ()),
+    "siblings not exposed": (
+        "all threads of each core",
+        "the guest sees one thread per core",
+        ("siblings-not-exposed",),
+    ),
+    "host's last core": (
+        "a core for the host",
+        "none is left",
+        ("host-core-taken", "emulator-on-siblings", "emulator-shares-vcpus"),
+    ),
+    "uneven memory": ("memory as the vCPUs", "the nodes hold it together", ("memory-uneven",)),
+    "memory from other nodes": (
+        "memory next to the vCPUs",
+        "some is on further nodes",
+        ("memory-from-other-nodes",),
+    ),
+    "unequal cells": (
+        "equal guest nodes",
+        "they are unequal",
+        (
+            "unequal-cells",
+            "sockets-exceed-cells",
+            "cells-share-socket",
+            "guest-l3-not-mirrored",
+        ),
+    ),
+}
+_COST_OF_SHARING = "vCPUs that share a core are 40 to 75 % slower under full load (XAPI)"
+
+
+def plan_text(plan: Plan, host: Host | None, reasons: Sequence[str] = (), step: str = "") -> Doc:
+    """The answer. host: None = manual mode. reasons: of the layout, where homenode chose it. step:
+    what to do next."""
+    return Doc(answer_line(plan, host), plan_parts(plan, host, reasons, step))
+
+
+def answer_line(plan: Plan, host: Host | None) -> str:
+    """Whether and where the VM fits, in one line."""
+    head = f"{plan.vm.name} fits {plan.host_name or 'the given CPUs'}"
+    relaxations = _relaxations(plan)
+    if relaxations:
+        return f"{head} with a fallback: {_effect(relaxations[0], plan, host)}"
+    gpus = _node_of_gpus(plan, host)
+    place = f"on {nodes_text(plan.nodes)}" if plan.nodes else "on any node"
+    memory = format_bytes(plan.vm.memory_bytes)
+    if plan.vm.memory_device_bytes:
+        memory += f" and {format_bytes(plan.vm.memory_device_bytes)} in memory devices"
+    sizes = [plural(plan.vm.vcpus, "vCPU"), memory]
+    sizes += [plural(len(gpus), "GPU")] if gpus else []
+    line = f"{head}: {', '.join(sizes)} {place}"
+    if not gpus or not plan.nodes:
+        return line
+    local = sum(node in plan.nodes for node in gpus.values())
+    return f"{line}; {'all' if local == len(gpus) else f'{local} of {len(gpus)}'} GPUs local"
+
+
+def plan_parts(
+    plan: Plan, host: Host | None, reasons: Sequence[str] = (), step: str = ""
+) -> tuple[Part, ...]:
+    """The table and the labels."""
+    labels = list(_labels(plan, host, reasons))
+    if step:
+        labels.append(("next", step))
+    width = max(len(label) for label, _ in labels) + 2
+    texts, previous = [], ""
+    for label, line in labels:
+        shown = "" if label == previous and label != "warning" else label
+        texts.append(Text(f"{shown:{width}}{line}", _LOOKS.get(label, ""), hang=width))
+        previous = label
+    return (_cells_table(plan, host), *texts)
+
+
+def unread_lines(plan: Plan) -> tuple[str, ...]:
+    """VMs that were not read: the plan may give away what they have."""
+    return tuple(
+        f"{gap.subject}: {gap.reason}; their CPUs, memory and devices may be given to this VM"
+        for gap in unread_vms(plan.gaps)
+    )
+
+
+def finding_lines(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """A line for each finding, each thing once with all its subjects: 16 GPUs may lack a node."""
+    subjects: dict[tuple[str, str | None], list[str]] = {}
+    for finding in findings:
+        subjects.setdefault((finding.comparison, finding.fix), []).append(finding.subject)
+    return tuple(
+        f"{subjects_text(group)}: {detail}{f'; fix: {fix}' if fix else ''}"
+        for (detail, fix), group in subjects.items()
+    )
+
+
+def findings_of(plan: Plan, severity: Severity) -> list[Finding]:
+    """The findings of a severity, without those that a relaxation or `before` says."""
+    stated = {id_ for name in _relaxations(plan) for id_ in _RELAXED[name][2]} | {
+        "huge-pages-short"
+    }
+    return [f for f in plan.findings if f.severity is severity and f.id not in stated]
+
+
+def refusal_text(error: Unplannable, prefix: str = "") -> Doc:
+    """Why no placement fits: a line for each kind of rejection, equal nodes joined, and a hint."""
+    singles: dict[tuple[str, str], list[int]] = {}
+    sets: dict[str, str] = {}  # of one set of nodes the first, on which the least was relaxed
+    for rejection in error.rejections:
+        if len(rejection.nodes) == 1:
+            key = (rejection.constraint, rejection.detail)
+            singles.setdefault(key, []).append(rejection.nodes[0])
+        elif not error.message.endswith(rejection.detail):
+            sets.setdefault(
+                nodes_text(rejection.nodes) if rejection.nodes else "host", rejection.detail
+            )
+    of_constraint = {name: (_any_of(nodes), detail) for (name, detail), nodes in singles.items()}
+    rows = [*sets.items(), *of_constraint.values()]
+    width = max((len(name) for name, _ in rows), default=0) + 4
+    lines = [Text(f"{name:{width}}{detail}", indent=2, hang=width) for name, detail in rows]
+    if error.hint:
+        lines.append(Text(f"hint: {error.hint}", "hint", indent=2, hang=6))
+    return Doc(f"{prefix}{error.message}", tuple(lines))
+
+
+def _any_of(nodes: Sequence[int]) -> str:
+    """Nodes each of which was rejected: "node 0 or 1"."""
+    if len(nodes) == 2:
+        return f"node {nodes[0]} or {nodes[1]}"
+    return f"each of {nodes_text(nodes)}" if len(nodes) > 1 else nodes_text(nodes)
+
+
+def _relaxations(plan: Plan) -> list[str]:
+    return [name for name in plan.fallback.split(", ")[1:] if name in _RELAXED]
+
+
+def _effect(name: str, plan: Plan, host: Host | None) -> str:
+    """What a relaxation does, for the first line."""
+    if name == "shared cores" and host is not None:
+        shared = sum(len(vcpus) for _, vcpus in _shared_cores(plan, host))
+        return f"{shared} of {plural(plan.vm.vcpus, 'vCPU')} share a core"
+    if name == "unequal cells":
+        return f"guest nodes of {_cell_sizes(plan)}"
+    if name == "host's last core":
+        return "no core is left for the host"
+    return _RELAXED[name][1]
+
+
+def _relaxed_line(name: str, plan: Plan, host: Host | None) -> str:
+    constraint, received, _ = _RELAXED[name]
+    if name == "shared cores" and host is not None:
+        shared = _shared_cores(plan, host)
+        cpus, vcpus = shared[0]
+        received = f"CPUs {cpus} are one core, used by {len(vcpus)} vCPUs"
+        if len(shared) > 1:
+            received = f"{len(shared)} cores are used by several vCPUs"
+    if name == "host's last core":
+        shares = {finding.id: finding for finding in plan.findings}
+        if "emulator-on-siblings" in shares:
+            received += f"; QEMU shares CPU {plan.vm.emulator_pus} with a vCPU's core"
+        elif "emulator-shares-vcpus" in shares:
+            received += "; QEMU runs on the vCPUs' CPUs"
+    if name == "unequal cells":
+        received, topology = _cell_sizes(plan), plan.vm.cpu_topology
+        if topology is not None and topology.sockets > len(plan.cells):
+            sockets = plural(topology.sockets, "socket")
+            received += f", so {sockets} of {plural(topology.dies * topology.cores, 'core')}"
+        if plan.vm.cpu_cache == GuestCache.DISABLED:
+            received += " and no L3"
+    return f"{constraint}: {received}"
+
+
+def _cell_sizes(plan: Plan) -> str:
+    sizes = [str(len(cell.vcpus)) for cell in plan.cells if cell.vcpus]
+    return f"{', '.join(sizes[:-1])} and {sizes[-1]} vCPUs"
+
+
+def _shared_cores(plan: Plan, host: Host) -> list[tuple[CpuSet, list[int]]]:
+    """(CPUs, vCPUs) of the cores on which several vCPUs are pinned."""
+    vcpus_of_core: dict[CpuSet, list[int]] = {}
+    core_of_pu = {pu: core.pus for core in host.cores for pu in core.pus}
+    for vcpu, pins in enumerate(plan.vcpu_pins):
+        vcpus_of_core.setdefault(core_of_pu[min(pins)], []).append(vcpu)
+    return [(pus, vcpus) for pus, vcpus in vcpus_of_core.items() if len(vcpus) > 1]
+
+
+def _node_of_gpus(plan: Plan, host: Host | None) -> dict[int, int | None]:
+    """The host node of each GPU of the VM, by its number among the host's."""
+    devices = {device.bdf for device in plan.vm.hostdevs}
+    gpus = () if host is None else host.devices_of_kind(DeviceKind.GPU)
+    return {number: gpu.node for number, gpu in enumerate(gpus) if gpu.bdf in devices}
+
+
+def _cells_table(plan: Plan, host: Host | None) -> Table:
+    gpus = _node_of_gpus(plan, host)
+    is_flat = plan.layout.cells is GuestCells.SINGLE
+    rows, away = [], dict(gpus)
+    for cell in plan.cells:
+        # A flat guest that is on no certain nodes has its GPUs in its only row.
+        local = [gpu for gpu, node in away.items() if node in cell.host_nodes or not plan.nodes]
+        away = {gpu: node for gpu, node in away.items() if gpu not in local}
+        pins = CpuSet.union([plan.vcpu_pins[vcpu] for vcpu in cell.vcpus if plan.vcpu_pins])
+        online = cell.vcpus - plan.vm.offline_vcpus
+        count = f"{len(cell.vcpus)}"
+        if online != cell.vcpus:
+            count += f", online {online or 'none'}"
+        rows.append(
+            (
+                "single" if is_flat else str(cell.id),
+                f"{cell.vcpus} ({count})" if cell.vcpus else "-",
+                str(pins) or ("any" if cell.vcpus else "-"),
+                number_list(cell.host_nodes) or "any",
+                format_bytes(cell.memory_bytes) if cell.memory_bytes else "-",
+                f"gpu{number_list(local)}" if local else "-",
+            )
+        )
+    for node in dict.fromkeys(away.values()):
+        numbers = number_list(gpu for gpu, home in away.items() if home == node)
+        rows.append(("-", "-", "-", "unknown" if node is None else str(node), "-", f"gpu{numbers}"))
+    return Table(heads=HEADS, rows=tuple(rows), numeric=("memory",), cpu_sets=HEADS[1:3])
+
+
+def _labels(plan: Plan, host: Host | None, reasons: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(label, line), in the order of every screen."""
+    for line in finding_lines(findings_of(plan, Severity.CRITICAL)):
+        yield "critical", line
+    for line in reasons or (f"{layout_text(plan.layout)}, as requested",):
+        yield "layout", line
+    relaxations = _relaxations(plan)
+    for name in relaxations:
+        yield "relaxed", _relaxed_line(name, plan, host)
+    if host is not None and "host's last core" not in relaxations and plan.vcpu_pins:
+        yield "host", _host_line(plan, host)
+    for line in reserved_lines(host, plan.vm.name):
+        yield "host", f"keeps for {line}"
+    if "shared cores" in relaxations:
+        yield "cost", _COST_OF_SHARING
+    before = [*_reservation_lines(plan)]
+    if plan.aperture is not None:
+        before.append(f"memlock {format_limit(plan.aperture.memlock_bytes)}")
+    if before:
+        yield "before", "; ".join(before)
+    for line in finding_lines(findings_of(plan, Severity.WARNING)):
+        yield "warning", line
+    covered = [id_ for name in relaxations for id_ in _RELAXED[name][2]]
+    fixes = [f for f in plan.findings if f.id in covered and f.fix]
+    fixes.sort(key=lambda finding: (finding.id != "host-core-taken", covered.index(finding.id)))
+    if fixes:
+        yield "fix", str(fixes[0].fix)
+    infos = dict.fromkeys(finding.id for finding in findings_of(plan, Severity.INFO))
+    if infos:
+        yield "info", f"{', '.join(infos)} (--explain)"
+    for line in unread_lines(plan):
+        yield "not read", line
+    unknown = [*_unknown_lines(plan)]
+    if unknown:
+        yield "unknown", f"{first_few(unknown, MOST_UNKNOWN, '; ')}"
+
+
+def _host_line(plan: Plan, host: Host) -> str:
+    """Cores of the VM's nodes that run no vCPU, and where QEMU's own threads are."""
+    nodes = [node for node in host.nodes if node.index in plan.nodes]
+    is_whole = len(nodes) == sum(bool(node.pus) for node in host.nodes)
+    pus = CpuSet.union(node.pus for node in nodes)
+    cores = [core.pus for core in host.cores if core.pus <= pus]
+    pins = [domain.vcpu_pins for domain in host.domains if domain.has_claim]
+    used = CpuSet.union([*plan.vcpu_pins, *(pin for vm in pins for pin in vm if pin is not None)])
+    idle = sum(core.isdisjoint(used) for core in cores)
+    of_nodes = "" if is_whole else f" of {nodes_text(plan.nodes)}"
+    parts = [f"{idle} of {plural(len(cores), 'core')}{of_nodes} run no vCPU"]
+    if plan.vm.emulator_pus is not None:
+        parts.append(f"QEMU on {_cpus(plan.vm.emulator_pus)}")
+    parts += [f"IOThread {thread} on {_cpus(pins)}" for thread, pins in plan.vm.iothread_pins[:4]]
+    return "; ".join(parts)
+
+
+def reserved_lines(host: Host | None, name: str) -> tuple[str, ...]:
+    """What VMs other than the named one keep of the host while they are shut off."""
+    lines = []
+    for domain in () if host is None else host.domains:
+        if domain.is_kept and domain.name != name:
+            pus = CpuSet.union(domain.vcpu_pins)
+            parts = [_cpus(pus)] if pus else []
+            parts.append(format_bytes(domain.memory_bytes))
+            parts += [subjects_text([str(bdf) for bdf in domain.devices])] if domain.devices else []
+            option = command_line("--ignore-domain", domain.name)
+            lines.append(f"{domain.name}: {', '.join(parts)} ({option} frees them)")
+    return tuple(lines)
+
+
+def _cpus(pus: CpuSet) -> str:
+    return f"{'CPU' if len(pus) == 1 else 'CPUs'} {pus}"
+
+
+def _reservation_lines(plan: Plan) -> Iterator[str]:
+    """Huge pages to reserve, nodes with equal numbers together."""
+    nodes_of: dict[tuple[int, int], list[int]] = {}
+    for node, page_bytes, pages, free in plan.page_reservations:
+        if free is None or free < pages:
+            nodes_of.setdefault((pages - (free or 0), page_bytes), []).append(node)
+    for (pages, page_bytes), nodes in nodes_of.items():
+        prefix = "each of " if len(nodes) > 1 else ""
+        pages_text = f"{plural(pages, 'huge page')} of {format_bytes(page_bytes)}"
+        yield f"reserve {pages_text} on {prefix}{nodes_text(nodes)}"
+
+
+def _unknown_lines(plan: Plan) -> Iterator[str]:
+    """What could have changed the plan, subjects with one reason together."""
+    if any(free is None for *_, free in plan.page_reservations):
+        yield "free huge pages"
+    hidden = set(unread_vms(plan.gaps))
+    subjects: dict[str, list[str]] = {}
+    for gap in dict.fromkeys(plan.gaps):
+        if gap not in hidden and gap.subject != NO_VMS:
+            subjects.setdefault(gap.reason, []).append(gap.subject)
+    for reason, group in subjects.items():
+        yield f"{subjects_text(group)} ({reason})"

@@ -42,6 +42,16 @@ def test_an_unread_area_is_in_the_first_line() -> None:
     assert labels == ["not read  VMs, pins and allocations: no daemon", "checked   nodes"]
 
 
+def test_what_could_not_be_judged_is_counted_and_has_the_next_command() -> None:
+    idle = finding("pcie-link-idle", "GPU 0000:41:00.0", "16 GT/s x16", "2.5 GT/s x16")
+    assert lines(Findings(checked=("links",), findings=(idle,))) == [
+        "h: 0 findings, 1 unknown",
+        "checked  links",
+        "unknown  GPU 0000:41:00.0: 2.5 GT/s x16",
+        "next     homenode doctor --under-load",
+    ]
+
+
 def lines(findings: Findings) -> list[str]:
     parts = findings_text(findings, "h").parts
     return [plain(part.words) for part in parts if isinstance(part, Text)]

@@ -133,8 +133,10 @@ def _answer(findings: Findings, subject: str, answer: str | None) -> str:
     if not findings.checked:
         reason = f": {findings.not_checked[0]}" if findings.not_checked else ""
         return f"nothing was checked{reason}" if reason else f"{subject}: nothing was checked"
-    infos = sum(finding.severity is Severity.INFO for finding in findings.findings)
+    severities = [finding.severity for finding in findings.findings]
+    infos, open_ = map(severities.count, (Severity.INFO, Severity.INCONCLUSIVE))
     text = f"{subject}: {f'{infos} info' if infos else '0 findings'}"
+    text += f", {open_} unknown" if open_ else ""
     if not findings.not_read:
         return answer or text
     is_vms = findings.not_read[0].startswith(UNREAD_VMS)
@@ -210,14 +212,14 @@ def _labels(findings: Findings, explain: bool, *, has_table: bool) -> dict[str, 
     open_ = [f for f in findings.findings if f.severity is Severity.INCONCLUSIVE]
     unknown = [f"{subjects_of(group)}: {group[0].observed}" for group in group_findings(open_)]
     entries = [*(() if explain else unknown), *findings.unknown]
-    has_fix = not bad and bool(open_) and (open_[0].fix or "").startswith("homenode ")
+    command = None if bad or not open_ else _COMMAND.search(open_[0].fix or "")
     return {
         "info": f"{len(infos)}: {_ids(infos)} (--explain)" if infos and not explain else "",
         "not read": "; ".join(findings.not_read),
         "checked": "; ".join(findings.checked) if explain or not (bad or has_table) else "",
         "not checked": "; ".join(findings.not_checked) if findings.checked else "",
         "unknown": "; ".join(entries) if explain else _first_entries(entries),
-        "next": (open_[0].fix or "") if has_fix else "",
+        "next": "" if command is None else command[0],
     }
 
 
@@ -248,6 +250,7 @@ def _height(parts: Iterable[Part]) -> int:
     return height
 
 
+_COMMAND = re.compile(r"(?:sudo )?homenode [^,;:]{1,80}")  # in a fix
 _NUMBERS = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b|\b\d+\b")
 _LONGEST = 30  # letters of the values of several facts
 

@@ -228,7 +228,7 @@ def test_a_layout_that_libvirt_refuses_is_named_and_the_rest_goes_on(
     state = journal.known().state
     by_layout = {step.variant: state.outcomes[step.number] for step in steps_of(head)}
     assert by_layout["pin-numa"].what == EntryKind.REFUSED
-    assert "expected libvirt to keep" in by_layout["pin-numa"].detail
+    assert "libvirt changed memory of cell 0" in by_layout["pin-numa"].detail
     assert by_layout["default"].what == EntryKind.MEASURED
     assert outcome_code(state) == 3
     assert daemon.definition() == ORIGINAL

@@ -142,11 +142,11 @@ def _compare(answer: Recommendation, metric: str, has_others: bool) -> str:
     """The choice against each of the others on a metric; "" where it has no value there."""
     if (compared := answer.compared_on(metric)) is None:
         return ""
-    chosen, others = compared
-    worse = [other for other in others if other.position is Position.WORSE]
+    chosen, rivals = compared
+    worse = [other for other in rivals if other.position is Position.WORSE]
     if chosen.position is Position.WORSE:  # it is best on another metric
         worse = []
-    equal = [other for other in others if other not in worse]
+    equal = [other for other in rivals if other not in worse]
     parts = []
     if worse:
         changes = ", ".join(_change(chosen, other, metric) for other in worse)
@@ -183,14 +183,14 @@ def effect_text(answer: Recommendation) -> str:
     for metric in answer.metrics:
         if (compared := answer.compared_on(metric)) is None:
             continue
-        chosen, others = compared
-        other = next((one for one in others if one.alternative == "default"), others[0])
+        chosen, rivals = compared
+        other = next((rival for rival in rivals if rival.alternative == "default"), rivals[0])
         text = _change(chosen, other, metric)
         if other.alternative not in answer.also:
             return text
         if LIKE < chosen.value / other.value < 1 / LIKE:
             text = f"like {other.alternative}"
-        worse = next((one for one in others if one.position is Position.WORSE), None)
+        worse = next((rival for rival in rivals if rival.position is Position.WORSE), None)
         return text if worse is None else f"{_change(chosen, worse, metric)}, {text}"
     return ""
 

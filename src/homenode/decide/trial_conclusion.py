@@ -126,10 +126,10 @@ def _undecided_pair(answer: Recommendation) -> str:
     """ "pin from default for multi-gpu: 9 % slower, 3 boots each"; "" without two results."""
     if not answer.metrics or (compared := answer.compared_on(answer.metrics[0])) is None:
         return ""
-    chosen, others = compared
-    names = ", ".join(other.alternative for other in others)
+    chosen, rivals = compared
+    names = ", ".join(other.alternative for other in rivals)
     lower = METRICS[chosen.metric].lower_is_better
-    change = change_text(others[0].value / chosen.value, lower_is_better=lower)
+    change = change_text(rivals[0].value / chosen.value, lower_is_better=lower)
     boots = boots_text(*(answer.boots or (1, 1)))
     return f"{chosen.alternative} from {names} for {answer.objective}: {change}, {boots}"
 

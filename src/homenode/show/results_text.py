@@ -181,9 +181,9 @@ def _skipped_texts(skipped: Iterable[str]) -> Iterator[str]:
     for line in skipped:
         name, _, reason = line.rpartition(": ")
         names.setdefault(reason, []).append(name)
-    for reason, (first, *others) in names.items():
-        more = f" and {len(others)} more" if others else ""
-        yield f"{first}{more}: {reason}" if first else reason
+    for reason, (first, *rest_of_names) in names.items():
+        addition = f" and {len(rest_of_names)} more" if rest_of_names else ""
+        yield f"{first}{addition}: {reason}" if first else reason
 
 
 def _objective_rows(answers: Sequence[Recommendation], everything: bool) -> Table | None:
@@ -263,10 +263,10 @@ def _reasons(
     doubts = (doubt for answer in answers for doubt in answer.doubts)
     links_first = sorted(doubts, key=lambda doubt: doubt.id != SLOW_IN_ONE)
     caveats = list(dict.fromkeys(_caveats_of(links_first, answers, everything)))
-    most = len(caveats) if everything else _MOST_CAVEATS
-    lines += [("caveat", caveat, "") for caveat in caveats[:most]]
-    if caveats[most:]:
-        lines.append(("caveat", f"{len(caveats) - most} more (--explain)", ""))
+    limit = len(caveats) if everything else _MOST_CAVEATS
+    lines += [("caveat", caveat, "") for caveat in caveats[:limit]]
+    if caveats[limit:]:
+        lines.append(("caveat", f"{len(caveats) - limit} more (--explain)", ""))
     if not everything and answers[0] is comparison.recommendations[0]:
         lines += [("not read", line, "warn") for line in _skipped_texts(comparison.skipped)]
     sources = dict.fromkeys(s for answer in answers if everything for s in answer.sources)
@@ -322,7 +322,9 @@ def _caveats_of(
     for doubt in doubts:
         if doubt.id == NODELESS and not everything:
             changes = {a.measure_next: a.objective for a in answers if doubt in a.doubts}
-            named = [f"{name} may change {of}" for name, of in changes.items() if name is not None]
+            named = [
+                f"{name} may change {goal}" for name, goal in changes.items() if name is not None
+            ]
             yield ": ".join((doubt.detail, *named[:1]))
         elif doubt.id not in SAID_BY_LEVEL:
             fix = f": {doubt.remedy}" if doubt.id == NO_ORDER else ""  # a call; no trial needed

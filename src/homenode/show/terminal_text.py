@@ -60,10 +60,10 @@ class PrintableConsole(Console):
 def renderable_of(doc: Doc) -> RenderableType:
     """A document as it stands on a terminal: without pictures."""
     title = (Line(printable(doc.title), style="bold"),) if doc.title else ()
-    return AsciiFallback(Group(*_spaced((*title, *_parts(doc.parts)))))
+    return AsciiFallback(Group(*_space_parts((*title, *_parts(doc.parts)))))
 
 
-def _spaced(parts: Iterable[RenderableType | None]) -> list[RenderableType]:
+def _space_parts(parts: Iterable[RenderableType | None]) -> list[RenderableType]:
     """The parts with an empty line for None: none at either end, and never two."""
     spaced: list[RenderableType] = []
     is_due = False

@@ -68,8 +68,8 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
     folders += [None] * len(of_others)
     skipped += reasons
     if not runs:
-        why = "; ".join(skipped[:5]) or "nothing was named"
-        message = f"report: expected at least one run, found none ({why})"
+        causes = "; ".join(skipped[:5]) or "nothing was named"
+        message = f"report: expected at least one run, found none ({causes})"
         raise InputError(message, hint="homenode bench makes runs")
     known_hosts = {host_fingerprint(host): host for host in map(load_host, hosts)}
     if len(hosts) == 1:

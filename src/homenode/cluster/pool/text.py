@@ -48,9 +48,10 @@ def pool_text(pool: Pool, *, by_node: bool = False) -> Doc:
     about = "free/all GPUs, free cores and memory"
     if not by_node and hosts[0].fits:
         about += "; how many more VMs of each size fit, local"
-    parts += [Text(about, "dim"), *(Text(f"not read  {gap}", "warn") for gap in pool.unread)]
+    parts.append(Text(about, "dim"))
+    parts += [Text(f"not read  {gap}", "warn", hang=10) for gap in pool.unread]
     lines = unknown_lines((host.name, host.gaps) for host in hosts)
-    parts += [Text(f"unknown  {line}", "dim") for line in lines]
+    parts += [Text(f"unknown  {line}", "dim", hang=9) for line in lines]
     return Doc(head, tuple(parts))
 
 
@@ -103,12 +104,8 @@ def _nodes_table(hosts: Sequence[PoolHost]) -> Table:
 
 def _figures(free: FreeOfNode, vms: int | None) -> tuple[str, ...]:
     gpus = f"{free.free_gpus}/{free.gpus}" if free.gpus else "-"
-    return (
-        gpus,
-        str(free.free_cores),
-        _memory(free.free_memory_bytes),
-        "unknown" if vms is None else str(vms),
-    )
+    count = "unknown" if vms is None else str(vms)
+    return gpus, str(free.free_cores), _memory(free.free_memory_bytes), count
 
 
 def _fit(fit: SizeFits) -> str:
@@ -160,7 +157,7 @@ def places_text(vm: str, ranking: PoolRanking, *, everything: bool = False) -> D
     if len(hosts) > len(shown):
         parts.append(Text(f"{plural(len(hosts) - len(shown), 'host')} more: --explain", "dim"))
     cores = "fewest" if best.packs else "most"
-    parts.append(Text(f"order    locality, then the {cores} free cores ({rule})", "dim"))
+    parts.append(Text(f"order    locality, then the {cores} free cores ({rule})", "dim", hang=9))
     if everything:
         parts += map(refusal_text, refusing)
     return Doc(head, tuple(parts))

@@ -65,7 +65,7 @@ def findings_text(
     for group in groups:
         block = (Text(""), *_block(group, explain))
         used += _height(block)
-        if used > _LINES - 2 and len(parts) > start and not explain:
+        if used > _LINES - 4 and len(parts) > start and not explain:
             omitted += group
         else:
             parts += block

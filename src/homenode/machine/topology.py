@@ -290,7 +290,25 @@ class Host(Struct, frozen=True, dict=True):
 
     def node(self, index: int) -> NumaNode | None:
         """The node of that number, or None."""
-        return next((node for node in self.nodes if node.index == index), None)
+        return self.node_at.get(index)
+
+    @cached_property
+    def node_at(self) -> dict[int, NumaNode]:
+        """The nodes by index."""
+        return {node.index: node for node in self.nodes}
+
+    @cached_property
+    def online_pus(self) -> CpuSet:
+        return CpuSet(pu.index for pu in self.pus if pu.online)
+
+    @cached_property
+    def offline_pus(self) -> CpuSet:
+        return CpuSet(pu.index for pu in self.pus if not pu.online)
+
+    @cached_property
+    def usable_pus(self) -> CpuSet:
+        """Online PUs that whoever read the host may use."""
+        return CpuSet(pu.index for pu in self.pus if pu.online and pu.allowed)
 
     @cached_property
     def nearest_cpu_nodes(self) -> dict[NodeIndex, tuple[NodeIndex, ...]]:

@@ -21,7 +21,6 @@ from homenode.measure.environment import Environment, changes, conditions_of
 from homenode.measure.figures.probe import StepReading
 from homenode.measure.figures.sample import numbered, sample
 from homenode.measure.model import BenchTest, Reader
-from homenode.measure.preparation import usable_pus
 from homenode.measure.results.model import UNSETTLED, Condition, Origin, Run, Sample
 from homenode.measure.results.placement_states import Bracket, States, states_of
 from homenode.measure.run_folder import LookRecord, RunRecord, StepRecord, StepStatus
@@ -92,7 +91,7 @@ def derived(
     for extra in (
         _failed(steps),
         _moved(record, read),
-        _changed(looks, usable_pus(host)),
+        _changed(looks, host.usable_pus),
         _busy(record, read, marks),
         _placement(states),
     ):

@@ -80,7 +80,7 @@ def read_environment(snapshot: Snapshot, host: Host) -> Environment:
         times = parse(snapshot.read_text(PROC_STAT) or "")
     except ParseError as error:
         gaps.append(Gap("time of PUs", error.message))
-    online = CpuSet(pu.index for pu in host.pus if pu.online)
+    online = host.online_pus
     sizes = [node.memory_bytes for node in host.nodes]
     pools: dict[int, int] = {}
     for pool in (pool for node in host.nodes for pool in node.page_pools):

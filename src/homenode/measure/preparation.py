@@ -110,7 +110,7 @@ def prepared(
         marks=(*orders.marks, *(f"the guest is not as planned: {one}" for one in mismatch)),
         bus_ids=bus_ids,
     )
-    return Prepared(record, usable, usable_pus(usable), mismatch)
+    return Prepared(record, usable, usable.usable_pus, mismatch)
 
 
 def _facts(orders: BenchOptions) -> Vm | None:
@@ -170,7 +170,7 @@ def _bound(
         if program not in installed:
             reason = f"{program} is not installed, {purpose}"
             suite = _without(suite, lambda test: test.reads is not Reader.PROBE, reason)
-    pus, of_node = usable_pus(host), {int(node.index): node.pus for node in host.nodes}
+    pus, of_node = host.usable_pus, {int(node.index): node.pus for node in host.nodes}
     tests = tuple(bound(test, pus, nodes, of_node) for test in suite.tests)
     return Suite(tests, suite.left_out)
 
@@ -205,8 +205,8 @@ def _head(
         arrangement=orders.arrangement,
         memory_mode=None if plan is None or plan.memory_mode is None else str(plan.memory_mode),
         page_bytes=None if plan is None else plan.vm.page_bytes,
-        vcpus=sum(pu.online for pu in host.pus) if in_guest else None,
-        pus=_pinned(plan) if in_guest else usable_pus(usable),
+        vcpus=len(host.online_pus) if in_guest else None,
+        pus=_pinned(plan) if in_guest else usable.usable_pus,
         nodes=_nodes(plan) if in_guest else tuple(int(node.index) for node in usable.nodes),
         plan_fingerprint=None if plan is None else plan_fingerprint(plan),
         gpus=tuple(GpuPlace(on_host.get(gpu.bdf, gpu.bdf), gpu.node) for gpu in gpus),
@@ -284,11 +284,6 @@ def _bus_ids(expected: Expectation | None, guest: Host) -> tuple[tuple[Bdf, Bdf]
 _STATUS = "/proc/self/status"
 
 
-def usable_pus(host: Host) -> CpuSet:
-    """PUs that a process of ours may run on."""
-    return CpuSet(pu.index for pu in host.pus if pu.online and pu.allowed)
-
-
 def allowed_nodes(snapshot: Snapshot) -> tuple[int, ...] | None:
     """Nodes that a cpuset lets our memory be on; None = unknown."""
     listed = _listed(snapshot, "Mems_allowed_list")
@@ -331,7 +326,7 @@ def confined(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> H
 
     Raises UsageError for what is not there, or is kept from us by a cpuset.
     """
-    usable = usable_pus(host)
+    usable = host.usable_pus
     if pus is not None and not pus <= usable:
         raise UsageError(
             f"--cpus {pus}: expected PUs of {usable}, found {pus - usable} next to them",

@@ -13,7 +13,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
 from homenode.errors import ParseError, UsageError
 from homenode.findings import Gap
 from homenode.machine.pci import DeviceKind, PciDevice
@@ -364,7 +363,7 @@ def suite_for(
 def _of_probe(
     host: Host, installed: Collection[str], options: SuiteOptions, left_out: list[Gap]
 ) -> Iterator[BenchTest]:
-    pus = CpuSet(pu.index for pu in host.pus if pu.online and pu.allowed)
+    pus = host.usable_pus
     groups = [Group.CPU_SINGLE, Group.CPU_ALL, Group.MEMORY_BANDWIDTH, Group.MEMORY_LATENCY]
     groups += [Group.CORE_TO_CORE, Group.SMT, Group.PLACEMENT]
     if PROBE not in installed or not pus:

@@ -242,7 +242,7 @@ def assemble_topology(host: Host, guest: GuestSide, flavour: NcclVariant, source
 
 
 def _devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:
-    by_bdf = {device.bdf: device for device in host.pci_devices}
+    by_bdf = host.device_at
     if not by_bdf:
         refuse_unshown(host, "PCI")
         raise InputError(

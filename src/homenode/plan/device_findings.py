@@ -41,7 +41,7 @@ def device_findings(
     yield from _brought(host, request, devices, allocations)
     yield from _nvswitches_left_out(host, request, devices, allocations)
     floats = request.layout.pinning is Pinning.NONE
-    pus = sum(pu.online and pu.allowed for pu in host.pus) if floats else 0
+    pus = len(host.usable_pus) if floats else 0
     if pus and request.vcpus > pus:
         yield finding(
             "overcommitted",

@@ -140,7 +140,7 @@ def node_memory(
     """The memory of every node of PUs. keeps_reserve: without what the host keeps."""
     page = page_size_bytes(host, request)
     result: dict[NodeIndex, NodeMemory] = {}
-    by_index = {node.index: node for node in host.nodes}
+    by_index = host.node_at
     huge = request.page_bytes is not None
     overhead = overhead_bytes(request) if keeps_reserve and huge else 0
     domain_memory = held_memory(host, request)

@@ -461,7 +461,7 @@ def _check_pus(options: PlanOptions, layout: Layout, host: Host | None) -> None:
             raise UsageError(f"--emulator-cpus: layout {layout.name} pins nothing")
     if host is None:
         return
-    online = CpuSet(pu.index for pu in host.pus if pu.online)
+    online = host.online_pus
     for option, pus in (
         ("--emulator-cpus", options.emulator_pus or CpuSet()),
         ("--reserved-cpus", options.reserved_pus),

@@ -82,7 +82,7 @@ def devices_by_node(
     keep: functions that get a card whatever they are. everything: all functions get one.
     """
     kept_devices = frozenset(keep)
-    by_bdf = {device.bdf: device for device in host.pci_devices}
+    by_bdf = host.device_at
     complexes = {complex_.name: complex_ for complex_ in host.root_complexes}
     # Firmware of one-node machines says -1 of every device; there is no other node to be on.
     single_node = host.nodes[0].index if len(host.nodes) == 1 else None

@@ -54,6 +54,7 @@ ASSUMED = "assumed (described, not captured; no source prints it)"
 
 _MOST_ROWS = 16  # GPUs that have a row each; of more, those of a node share one
 _MOST_NODES = 4  # nodes with CPUs whose distances fit a row
+_LOOKS = {"unknown": "warn"}
 _MOST_LINES = 4  # of one label
 _LONGEST_CPUS = 20  # letters of a list of CPUs in a cell
 
@@ -62,6 +63,8 @@ def host_text(host: Host) -> Doc:
     """Return the screen of a host: the counts, a table of nodes, one of GPUs, then labels."""
     host = with_certain_nodes(host)
     groups = devices_by_node(host)
+    assumed = plural(len(host.assumed), "assumption")
+    has_pages = any(node.page_pools for node in host.nodes)
     rows = {
         "CPU": [_cpu_line(host)],
         "GPUs": _gpu_lines(host),
@@ -73,22 +76,21 @@ def host_text(host: Host) -> Doc:
         "nodes": _memory_nodes(host),
         "distances": [_distance_line(host)],
         "VMs": [_Branches(host).domain_line(domain) for domain in host.domains],
-        "assumed": [_assumed_line(host)],
-        "unknown": [*gap_lines(host.gaps), *_unknown_pages(host)],
+        "assumed": [f"described, not captured; {assumed}: --explain"] if host.assumed else [],
+        "unknown": [*gap_lines(host.gaps), "" if has_pages else "huge pages"],
     }
     lines = {label: [text for text in texts if text] for label, texts in rows.items()}
     width = max((len(label) for label, texts in lines.items() if texts), default=0) + 2
     labels = [
-        Text((Span((label if not number else "").ljust(width), _look(label)), text), hang=width)
+        Text(
+            (Span((label if not number else "").ljust(width), _LOOKS.get(label, "")), text),
+            hang=width,
+        )
         for label, texts in lines.items()
         for number, text in enumerate(_shorten(texts))
     ]
     head = Text(f"{host.name}: {host_counts(host)}", "bold")
     return Doc("", (head, _node_table(host), _gpu_table(host, groups), Text(""), *labels))
-
-
-def _look(label: str) -> str:
-    return "warn" if label == "unknown" else ""
 
 
 def _shorten(texts: Sequence[str]) -> list[str]:
@@ -317,16 +319,6 @@ def _software_line(host: Host) -> str:
     return ", ".join(parts)
 
 
-def _assumed_line(host: Host) -> str:
-    if not host.assumed:
-        return ""
-    return f"described, not captured; {plural(len(host.assumed), 'assumption')}: --explain"
-
-
-def _unknown_pages(host: Host) -> list[str]:
-    return [] if any(node.page_pools for node in host.nodes) else ["huge pages"]
-
-
 def host_tree(host: Host) -> Doc:
     """Return all of a host: its counts, then packages, devices, links, users, distances, gaps."""
     head = (Span(host.name, "bold"), f": {host_counts(host)}")
@@ -463,7 +455,7 @@ _MARKS = {DomainMark.OWN: "placed by homenode", DomainMark.COPY: "copy of a plac
 
 def _marked_pus(host: Host) -> list[tuple[str, CpuSet]]:
     marks = (
-        ("offline", CpuSet(pu.index for pu in host.pus if not pu.online)),
+        ("offline", host.offline_pus),
         ("not allowed here", CpuSet(pu.index for pu in host.pus if pu.online and not pu.allowed)),
         ("isolated (isolcpus)", CpuSet(pu.index for pu in host.pus if pu.isolated)),
         ("without tick (nohz_full)", CpuSet(pu.index for pu in host.pus if pu.nohz_full)),

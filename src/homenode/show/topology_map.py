@@ -6,7 +6,6 @@ plan give the same bytes.
 
 from collections.abc import Sequence
 
-from homenode.cpuset import CpuSet
 from homenode.findings import NO_VMS, Gap
 from homenode.machine.topology import Host
 from homenode.show.device_groups import NodeDevices, devices_by_node, link_lines
@@ -323,7 +322,7 @@ def draw_legend(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, floa
         notes.append("On a PU: the vCPU's number above, the PU's own below.")
     else:
         notes.append("Numbers are PUs; siblings of a core are framed together.")
-    offline = CpuSet(pu.index for pu in scene.host.pus if not pu.online)
+    offline = scene.host.offline_pus
     if offline:
         notes.append(f"Offline: {pus_text(offline)}.")
     if gaps := [gap for gap in scene.host.gaps if gap.subject != NO_VMS]:

@@ -61,7 +61,7 @@ def path_of_address(
 
 def paths_of_guest(guest: Host) -> dict[GuestPath, Bdf]:
     """The path of every function that a guest's kernel sees -> its address there."""
-    by_bdf = {device.bdf: device for device in guest.pci_devices}
+    by_bdf = guest.device_at
     root_bus = {root.name: root.bus for root in guest.root_complexes}
     function_of_path: dict[GuestPath, Bdf] = {}
     for device in guest.pci_devices:
@@ -94,7 +94,7 @@ class Observation(Struct, frozen=True):
     @property
     def vcpus(self) -> CpuSet:
         """vCPUs that are online."""
-        return CpuSet(pu.index for pu in self.guest.pus if pu.online)
+        return self.guest.online_pus
 
     @property
     def nodes(self) -> tuple[NumaNode, ...]:

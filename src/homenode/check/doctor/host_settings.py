@@ -42,7 +42,7 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
             )
     yield from _nodes_without(host)
     yield from _unequal(host)
-    offline = CpuSet(pu.index for pu in host.pus if not pu.online)
+    offline = host.offline_pus
     if offline and host.settings.smt_control == "on":
         yield finding(
             "pus-offline",
@@ -199,7 +199,7 @@ def _governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
     elif facts is None:  # most PUs are set to be fast, and some were forgotten
         slow_sets = [pus for name, pus in host.settings.pus_of_governor or () if name != _FAST]
         mixed = CpuSet(pu for pus in slow_sets for pu in pus)
-        mixed = mixed if 2 * len(mixed) <= sum(pu.online for pu in host.pus) else CpuSet()
+        mixed = mixed if 2 * len(mixed) <= len(host.online_pus) else CpuSet()
     if drivers is None:
         return
     if "powersave" in governors and not _DRIVERS_WITH_OWN_CLOCK.issuperset(drivers):

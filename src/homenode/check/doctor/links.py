@@ -378,7 +378,7 @@ def unknown_link_findings(host: Host) -> Iterator[Finding]:
 
     A GPU that is a part of the root complex has no link, and a virtual function none of its own.
     """
-    by_bdf = {device.bdf: device for device in host.pci_devices}
+    by_bdf = host.device_at
     silent = {device.bdf for device in _silent(host)}
     blind = [
         gpu.bdf

@@ -185,7 +185,7 @@ def _find_smt_off(facts: Vm, host: Host) -> Iterator[Finding]:
     if host.settings.smt_control not in _SWITCHED_OFF:
         return
     threads = facts.threads_per_core
-    offline = CpuSet(pu.index for pu in host.pus if not pu.online)
+    offline = host.offline_pus
     asleep = facts.pinned_pus & offline
     if threads < 2 and not asleep:
         return
@@ -208,7 +208,7 @@ def _emulator_on_siblings(facts: Vm, host: Host) -> Iterator[Finding]:
     if emulator is None or not facts.is_pinned:
         return
     used = CpuSet(pu for core in host.cores if not core.pus.isdisjoint(vcpus) for pu in core.pus)
-    free = CpuSet(pu.index for pu in host.pus if pu.online and pu.allowed) - used
+    free = host.usable_pus - used
     if not free or not emulator <= used or not emulator.isdisjoint(vcpus):
         return
     in_use = [d for d in host.domains if d.running and d.name != facts.name]
@@ -316,7 +316,7 @@ def _is_given_away(device: PciDevice) -> bool:
 
 def _is_spread(interrupts: tuple[PciInterrupt, ...], host: Host) -> bool:
     reached = CpuSet(pu for interrupt in interrupts for pu in interrupt.pus)
-    return len(reached) >= _SPREAD_RATIO * sum(pu.online for pu in host.pus)
+    return len(reached) >= _SPREAD_RATIO * len(host.online_pus)
 
 
 def _host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
@@ -337,7 +337,7 @@ def _host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
     loud = [
         (device, interrupt) for device, interrupt in on_vcpus if not interrupt.pus.isdisjoint(quiet)
     ]
-    free = CpuSet(pu.index for pu in host.pus if pu.online) - ours - quiet
+    free = host.online_pus - ours - quiet
     if loud:
         pus = CpuSet(pu for _, interrupt in loud for pu in interrupt.pus)
         yield finding(

@@ -62,7 +62,7 @@ def pins_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
 
 def _enough(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find more vCPUs than CPUs, which KVM takes; pins to missing CPUs are found elsewhere."""
-    online = sum(pu.online for pu in host.pus)
+    online = len(host.online_pus)
     started, pins = facts.vcpus_online, facts.pinned_pus
     if 0 < online < started:
         limit = f"at most the {online} PUs of {host.name}"
@@ -89,7 +89,7 @@ def _threads(facts: Vm) -> Iterator[tuple[str, CpuSet]]:
 
 def _existence(facts: Vm, host: Host) -> Iterator[Finding]:
     present = CpuSet(pu.index for pu in host.pus)
-    online = CpuSet(pu.index for pu in host.pus if pu.online)
+    online = host.online_pus
     allowed = CpuSet(pu.index for pu in host.pus if pu.allowed)
     for who, pin in _threads(facts):
         if not pin <= present:

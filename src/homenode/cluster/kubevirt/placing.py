@@ -114,7 +114,7 @@ def place_devices(
                 "spec.domain.cpu.numa.guestMappingPassthrough and leave maxGuest out",
             ),
         )
-    by_bdf = {device.bdf: device for device in host.pci_devices}
+    by_bdf = host.device_at
     guest, regained = _with_lost_targets(guest, by_bdf, nodes.cell_of_node)
     staying = [h for h in guest.hostdevs if _stays(guest, h, asked_for, regained)]
     if guest.is_virt:

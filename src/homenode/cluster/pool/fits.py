@@ -203,7 +203,7 @@ def share_of(host: Host, gpus: int) -> tuple[int, int]:
     Raises InputError for a host without GPUs or too small to share out.
     """
     gpus_of_node: dict[NumaNode | None, int] = {}
-    node_of = {node.index: node for node in host.nodes}
+    node_of = host.node_at
     for gpu in passable_gpus(host):
         node = None if gpu.node is None else node_of.get(gpu.node)
         gpus_of_node[node] = gpus_of_node.get(node, 0) + 1

@@ -75,7 +75,7 @@ class CoreInventory(Struct, frozen=True, dict=True):
 
     @cached_property
     def allowed_bits(self) -> int:
-        return sum([1 << pu.index for pu in self.host.pus if pu.online and pu.allowed])
+        return self.host.usable_pus.bits
 
     @cached_property
     def isolated_bits(self) -> int:

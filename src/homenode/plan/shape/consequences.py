@@ -95,7 +95,7 @@ def _topology(
         instead = f", not {sockets}" if before else f"; without <topology> it would be {sockets}"
         sentences.append(f"Per-socket licences see {topology.sockets} {many}{instead}.")
     if host is not None and request.layout.cells is GuestCells.HOST:
-        nodes = {node.index: node for node in host.nodes}
+        nodes = host.node_at
         packages = {
             nodes[node].package for cell in cells for node in cell.host_nodes if node in nodes
         }

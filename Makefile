@@ -8,7 +8,7 @@
 # make gpu-check  on a machine with a GPU: the tests that need one
 # make docs   the pages of docs/ as a site with search: build/site/index.html
 # make deb    dist/homenode_VERSION_ARCH.deb: programs, manual pages, completion, units
-# make dist   wheel, sdist, deb, list of parts (CycloneDX) and checksums, all in dist/
+# make dist   wheels, sdist, deb, container image, SBOM (CycloneDX) and checksums, all in dist/
 # make lock   renew the locks
 # make clean  remove everything that the other targets made
 # make help   these lines
@@ -28,7 +28,7 @@ help:
 
 setup: probe
 
-$(STAMP): packaging/setup.lock pyproject.toml hatch_build.py native/sources.txt
+$(STAMP): packaging/setup.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || \
 	  { echo "homenode needs Python 3.11 or newer; no $(PYTHON) found. Debian: apt install python3-venv" >&2; exit 3; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -38,7 +38,7 @@ $(STAMP): packaging/setup.lock pyproject.toml hatch_build.py native/sources.txt
 	@echo "installing homenode and its libraries into $(VENV): about 15 seconds"
 	@$(PROGRESS) $(PYTHON) -m venv $(VENV)
 	@$(PROGRESS) $(PIP) --no-compile --require-hashes -r packaging/setup.lock
-	@HOMENODE_NO_PROBE=1 $(PROGRESS) $(INSTALL)
+	@$(PROGRESS) $(INSTALL)
 	@touch $@
 
 # What checks and tests run with.
@@ -47,10 +47,14 @@ $(CHECKS): $(STAMP) requirements.lock
 	@$(PROGRESS) $(PIP) --require-hashes -r requirements.lock
 	@touch $@
 
-# The probe is built by the package's build hook where there is a C++ compiler.
+# Built in build/probe, copied beside homenode. Some distributions package the static C++ library apart.
+BUILD_PROBE = $(MAKE) --no-print-directory -s -C native -j2
 probe: $(STAMP)
 	@if [ -x $(BIN)/homenode-probe ]; then exit 0; fi; \
-	if command -v "$${CXX:-c++}" >/dev/null; then echo "building homenode-probe: about a minute"; $(PROGRESS) $(INSTALL); else \
+	if command -v "$${CXX:-c++}" >/dev/null; then echo "building homenode-probe: about a minute"; \
+	$(PROGRESS) $(BUILD_PROBE) && cp build/probe/homenode-probe $(BIN)/ || exit 3; \
+	if $(PROGRESS) $(BUILD_PROBE) static; then cp build/probe/homenode-probe-static $(BIN)/; else \
+	echo "no static libraries: homenode-probe-static, which measures in guests, is missing" >&2; fi; else \
 	echo "no C++ compiler: homenode-probe is missing, and measuring (homenode bench, homenode trial) needs it." >&2; \
 	echo "  To get it: install one (Debian: apt install g++ make), then run make setup again." >&2; fi
 
@@ -58,8 +62,8 @@ demo: $(STAMP)
 	$(BIN)/python demo/run.py out
 
 style: $(CHECKS)
-	$(BIN)/ruff format --check src tests bench demo packaging hatch_build.py
-	$(BIN)/ruff check src tests bench demo packaging hatch_build.py
+	$(BIN)/ruff format --check src tests bench demo packaging
+	$(BIN)/ruff check src tests bench demo packaging
 
 types: $(CHECKS)
 	$(BIN)/mypy
@@ -105,7 +109,7 @@ lock:
 	sed '/^# checks/,$$d' requirements.in | $(BIN)/uv pip compile -q --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 	  --custom-compile-command "make lock" -c requirements.lock - -o packaging/setup.lock
-	sed '/^# building/,$$d' requirements.in | $(BIN)/uv pip compile -q --universal \
+	sed '/^# the extra/,$$d' requirements.in | $(BIN)/uv pip compile -q --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 	  --custom-compile-command "make lock" -c requirements.lock - -o packaging/runtime.lock
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
@@ -125,32 +129,43 @@ docs: $(TOOLS)/.ready $(CHECKS)
 	$(TOOLS)/bin/sphinx-build -q -W --keep-going -b html -c packaging/docs build/docs build/site
 	@echo "pages: build/site/index.html"
 
-# The probe of a package brings the C++ library along: a host may have none.
+# Two wheels: homenode, pure Python, and its probe. With the C++ library linked into it the probe would need glibc 2.36.
 WHEEL := dist/wheel
+BUILD_WHEEL = $(BIN)/python -m pip wheel --quiet --no-deps --disable-pip-version-check --no-build-isolation
 wheel: $(STAMP)
 	rm -rf $(WHEEL) build/probe/homenode-probe
-	LDFLAGS='-static-libstdc++ -static-libgcc' $(BIN)/python -m pip wheel --quiet --no-deps \
-	  --disable-pip-version-check --no-build-isolation -w $(WHEEL) .
+	LDFLAGS=-s $(BUILD_PROBE) all static
+	$(BUILD_WHEEL) -w $(WHEEL) . ./packaging/probe
 
-# What packages hold, installed from its lock, with hashes. cyclonedx-py lists it with our own wheel.
+# What packages install, from its lock, with hashes: a directory for each Python, since lxml, msgspec, PyYAML and
+# MarkupSafe have a compiled module for each.
+MACHINE := $(shell uname -m)
+PLATFORMS := $(foreach glibc,2_17 2_24 2_26 2_28 2_34,--platform manylinux_$(glibc)_$(MACHINE)) --platform manylinux2014_$(MACHINE)
+PYTHONS := 3.11 3.12 3.13 3.14
 runtime: wheel
-	$(PYTHON) -m venv --clear build/runtime
-	build/runtime/bin/pip install --quiet --disable-pip-version-check --require-hashes \
-	  -r packaging/runtime.lock
-	build/runtime/bin/pip install --quiet --disable-pip-version-check --no-deps --no-index \
-	  $(WHEEL)/homenode-*.whl
+	rm -rf build/runtime
+	$(foreach v,$(PYTHONS),$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	  --no-deps --only-binary=:all: --python-version $(v) $(PLATFORMS) --require-hashes \
+	  -r packaging/runtime.lock --target build/runtime/$(v) &&) true
 
 deb: runtime $(TOOLS)/.ready $(CHECKS)
 	$(BIN)/python -m tests.doc_tree build
 	$(TOOLS)/bin/sphinx-build -q -W -t manual -b man -c packaging/docs build/docs build/man
-	build/runtime/bin/python packaging/debian.py $(WHEEL)/homenode-*.whl \
-	  build/runtime/lib/python3.*/site-packages build/man dist
+	$(BIN)/python packaging/debian.py $(WHEEL) build/runtime build/man dist
 
-dist: docs deb
-	cp $(WHEEL)/homenode-*.whl dist/
+dist: docs
+	rm -f dist/homenode* dist/SHA256SUMS
+	$(MAKE) --no-print-directory deb
+	cp $(WHEEL)/homenode*.whl dist/
 	$(BIN)/python -m hatchling build -t sdist -d dist >/dev/null
+	$(PYTHON) -m venv --clear --without-pip build/installed
+	$(BIN)/pip --python build/installed/bin/python install --quiet --require-hashes -r packaging/runtime.lock
+	$(BIN)/pip --python build/installed/bin/python install --quiet --no-deps --no-index $(WHEEL)/homenode*.whl
 	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml \
-	  --outfile dist/homenode.cdx.json build/runtime/bin/python
+	  --output-file dist/homenode.cdx.json build/installed/bin/python
+	@if engine=$$(command -v podman || command -v docker) && $$engine info >/dev/null 2>&1; then \
+	$$engine build -q -f containers/Containerfile -t homenode . && $$engine save homenode | gzip >dist/homenode-image.tar.gz; \
+	else echo "no container engine runs here: no image is built"; fi
 	cd dist && sha256sum homenode* > SHA256SUMS && cat SHA256SUMS
 
 clean:

@@ -1,11 +1,10 @@
 """Builds dist/homenode_VERSION_ARCH.deb from a wheel: programs, manual pages, completion, units.
 
-    python packaging/debian.py WHEEL SITE_PACKAGES MANUAL_PAGES DIST
+    python packaging/debian.py WHEELS LIBRARIES MANUAL_PAGES DIST
 
-homenode and the libraries of runtime.lock, taken from SITE_PACKAGES, lie in /usr/lib/homenode,
-apart from the distribution's Python modules; /usr/bin/homenode starts the distribution's Python
-with them alone. The package is for the Python minor version that builds it. Nothing in it starts or
-is enabled by itself.
+homenode and the libraries of runtime.lock are installed in /usr/lib/homenode, apart from the
+distribution's Python modules, with the compiled modules for each Python that has a directory in
+LIBRARIES (3.11, 3.12 ...). Nothing in the package is started or enabled by itself.
 """
 
 import gzip
@@ -14,14 +13,12 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
+from collections.abc import Iterable
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-NEXT_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor + 1}"
 PROBES = ("homenode-probe", "homenode-probe-static")
 
 LAUNCHER = """#!/usr/bin/python3 -I
@@ -40,9 +37,9 @@ Section: admin
 Priority: optional
 Maintainer: the homenode authors <maintainers@homenode.invalid>
 Installed-Size: {kibibytes}
-Depends: python3 (>= {python}), python3 (<< {next_python}), libc6 (>= 2.34)
+Depends: python3 (>= {python}), python3 (<< {next_python}), libc6 (>= 2.34), libstdc++6
 Recommends: pciutils, numactl, libvirt-clients
-Suggests: qemu-system-x86, libpango-1.0-0, libpangoft2-1.0-0, libharfbuzz-subset0
+Suggests: qemu-system-x86, weasyprint
 Description: NUMA placement of virtual machines with passed-through GPUs
  Puts every vCPU, every page and every GPU of a virtual machine on its home
  NUMA node, proves that it is there, measures what that is worth, and says
@@ -69,24 +66,31 @@ LEFT_OUT = re.compile(
 SCRIPT = re.compile(r"[^/]*\.data/scripts/(homenode-probe[^/]*)")
 
 
-def contents(wheel: Path, libraries: Path, lock: Path) -> dict[str, bytes]:
-    """The files of homenode and its libraries: below lib/ Python's, below bin/ the probes. Raises
-    SystemExit where a library of the lock is missing."""
-    return {**_libraries(libraries, lock.read_text()), **_homenode(wheel)}
+def contents(wheels: Iterable[Path], libraries: Iterable[Path], lock: Path) -> dict[str, bytes]:
+    """Return the files of homenode and its libraries: below lib/ Python's, below bin/ the probes.
+
+    Raises SystemExit if a library of the lock is missing, or if a file differs between Pythons.
+    """
+    files: dict[str, bytes] = {}
+    for wheel in wheels:
+        files |= _homenode(wheel)
+    for directory in libraries:
+        for path, content in _libraries(directory, lock.read_text()).items():
+            if files.setdefault(path, content) != content and not path.endswith("/WHEEL"):
+                raise SystemExit(f"{directory}: {path} differs from that of another Python")
+    return files
 
 
-def _libraries(folder: Path, lock: str) -> dict[str, bytes]:
-    installed = {_normal(one.name): one for one in distributions(path=[str(folder)])}
-    found: dict[str, bytes] = {}
-    for name, version, condition in re.findall(r"^([\w.-]+)==([^\s;\\]+) *(;)?", lock, re.M):
+def _libraries(directory: Path, lock: str) -> dict[str, bytes]:
+    installed = {_normal(library.name): library for library in distributions(path=[str(directory)])}
+    files: dict[str, bytes] = {}
+    for name, version in re.findall(r"^([\w.-]+)==([^\s;\\]+)", lock, re.M):
         library = installed.get(_normal(name))
-        if library is None and condition:
-            continue  # for another kind of Python or system
         if library is None or library.version != version:
-            there = "none" if library is None else library.version
-            raise SystemExit(f"{folder}: expected {name} {version}, as in the lock, found {there}")
-        found |= _files(library)
-    return found
+            present = "not installed" if library is None else library.version
+            raise SystemExit(f"{directory}: {name}: expected {version}, found {present}")
+        files |= _files(library)
+    return files
 
 
 def _files(library: Distribution) -> dict[str, bytes]:
@@ -98,33 +102,34 @@ def _files(library: Distribution) -> dict[str, bytes]:
 
 
 def _homenode(wheel: Path) -> dict[str, bytes]:
-    found = {}
+    files = {}
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             script = SCRIPT.fullmatch(name)
             if script:
-                found[f"bin/{script[1]}"] = archive.read(name)
+                files[f"bin/{script[1]}"] = archive.read(name)
             elif not LEFT_OUT.fullmatch(name) and not name.endswith("/"):
-                found[f"lib/{name}"] = archive.read(name)
-    return found
+                files[f"lib/{name}"] = archive.read(name)
+    return files
 
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def build(wheel: Path, libraries: Path, manual_pages: Path, dist: Path) -> Path:
-    """The package's path. The tree that it is made of is removed again."""
+def build(wheels: Path, libraries: Path, manual_pages: Path, dist: Path) -> Path:
+    """Return the package's path. The tree that it is made of is removed again."""
+    (wheel,) = wheels.glob("homenode-*.whl")
     version = wheel.name.split("-")[1]
+    pythons = sorted(libraries.iterdir(), key=lambda directory: int(directory.name.split(".")[1]))
+    major, newest = map(int, pythons[-1].name.split("."))
     architecture = _output("dpkg", "--print-architecture")
     tree = dist / "deb"
     shutil.rmtree(tree, ignore_errors=True)
     library = tree / "usr/lib/homenode"
-    packed = contents(wheel, libraries, HERE / "runtime.lock")
+    packed = contents(sorted(wheels.glob("*.whl")), pythons, HERE / "runtime.lock")
     if missing := [name for name in PROBES if f"bin/{name}" not in packed]:
-        raise SystemExit(
-            f"{wheel}: expected {missing[0]} in it, found none: build it with a compiler"
-        )
+        raise SystemExit(f"{wheels}: {missing[0]} is in no wheel")
     for name, content in packed.items():
         place, _, path = name.partition("/")
         target = (tree / "usr/bin" if place == "bin" else library) / path
@@ -145,8 +150,8 @@ def build(wheel: Path, libraries: Path, manual_pages: Path, dist: Path) -> Path:
         version=version,
         architecture=architecture,
         kibibytes=size // 1024,
-        python=PYTHON,
-        next_python=NEXT_PYTHON,
+        python=pythons[0].name,
+        next_python=f"{major}.{newest + 1}",
     )
     _write(tree / "DEBIAN/control", control)
     # Bytecode is made at installation, as Debian's own packages do, and goes before removal.
@@ -173,16 +178,16 @@ def build(wheel: Path, libraries: Path, manual_pages: Path, dist: Path) -> Path:
 
 def _completion(library: Path, shell: str) -> str:
     """What homenode itself prints for a shell to read."""
-    asked = {"PYTHONPATH": str(library), "_HOMENODE_COMPLETE": f"source_{shell}"}
+    variables = {"PYTHONPATH": str(library), "_HOMENODE_COMPLETE": f"source_{shell}"}
     done = subprocess.run(
         [sys.executable, "-B", "-c", START_AS_INSTALLED],
-        env={**os.environ, **asked},
+        env={**os.environ, **variables},
         check=True,
         capture_output=True,
         text=True,
     )
     if "homenode" not in done.stdout:
-        raise SystemExit(f"completion for {shell}: expected a script, found {done.stdout!r}")
+        raise SystemExit(f"completion for {shell}: no script: {done.stdout!r}")
     return done.stdout
 
 
@@ -197,6 +202,6 @@ def _output(*argv: str) -> str:
 
 
 if __name__ == "__main__":
-    if sysconfig.get_platform().startswith("win") or len(sys.argv) != 5:
+    if len(sys.argv) != 5:
         raise SystemExit(__doc__)
     print(build(*map(Path, sys.argv[1:])))

@@ -1,6 +1,5 @@
-"""A wheel of the package, built without the probe, and what the container's build is given."""
+"""A wheel of the package, and what the container's build is given."""
 
-import os
 import re
 import subprocess
 import sys
@@ -30,5 +29,4 @@ def build_wheel(source: Path, folder: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(folder), str(source)],
         check=True,
-        env={**os.environ, "HOMENODE_NO_PROBE": "1"},
     )

@@ -112,7 +112,7 @@ def every_command(
 ) -> Iterator[tuple[tuple[str, ...], Command]]:
     """Commands that the help shows, with the words that call them."""
     if not command.hidden and has_room(command):
-        command = command.whole()
+        command = command.load_room()
         yield words, command
         for one in command.commands:
             yield from every_command(one, (*words, one.name))

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from homenode.cli.command import Command, Parameter
-from homenode.cli.help import option_text
+from homenode.cli.help import format_option
 from homenode.cli.main import PROGRAM
 from homenode.findings import page
 from homenode.option import Arg, Flag
@@ -55,7 +55,7 @@ def _filled(line: re.Match[str]) -> str:
         command = command.subcommands[word]
         if command.room and not has_cluster():
             return line.group()
-        command = command.whole()
+        command = command.load_room()
     return "\n\n".join(_tables(command))
 
 
@@ -81,7 +81,7 @@ def _typed(each: Parameter) -> str:
 
 def _meaning(each: Parameter, names: Collection[str]) -> str:
     """What an option does, with the names of the command's options as code."""
-    words = (f"`{word}`" if word in names else word for word in _NAME.split(option_text(each)))
+    words = (f"`{word}`" if word in names else word for word in _NAME.split(format_option(each)))
     text = "".join(words).replace("|", "\\|")
     choices = ", ".join(f"`{choice}`" for choice in each.choices)
     return f"{text} ({choices})" if choices else text

@@ -6,8 +6,8 @@ import shlex
 import pytest
 
 from homenode.cli import help as completion
-from homenode.cli.command import WrongCall, call_of, option_helps
-from homenode.cli.help import help_lines, option_text, summary
+from homenode.cli.command import WrongCall, find_call, option_helps
+from homenode.cli.help import format_option, help_lines, summary
 from homenode.cli.main import PROGRAM, main
 from homenode.option import Arg
 from tests.command_line import every_command, has_cluster, homenode
@@ -16,7 +16,7 @@ EVERY = dict(every_command())
 
 
 def _help(words: tuple[str, ...], width: int, *, whole: bool = True) -> list[str]:
-    return list(help_lines(EVERY[words], " ".join(words), width, whole=whole))
+    return list(help_lines(EVERY[words], " ".join(words), width, shows_all=whole))
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
@@ -28,7 +28,7 @@ def test_every_help_ends_with_two_examples_that_are_accepted(words: tuple[str, .
         if not called or "|" in example or "$" in example:
             continue
         arguments = shlex.split(called.partition(" < ")[0].partition(" && ")[0], comments=True)[1:]
-        call_of(PROGRAM, arguments, "homenode").asked()
+        find_call(PROGRAM, arguments, "homenode").read_options()
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
@@ -54,7 +54,7 @@ def test_every_option_has_a_row_with_its_choices_and_whether_it_may_be_repeated(
     for one in command.parameters:
         if command.hidden:
             continue
-        text = option_text(one)
+        text = format_option(one)
         assert one.help.endswith(".") and text.isascii(), one.name
         assert option_helps(one.record).keys() <= set(one.record.__struct_fields__), one.record
         assert set(one.choices) <= set(re.split(r"[^\w-]+", text)), one.name
@@ -131,14 +131,16 @@ def test_a_subcommand_is_not_mistaken_for_the_argument_of_its_command() -> None:
 
 
 def test_completion_knows_layouts_hosts_tests_and_findings() -> None:
-    assert "pin-numa-pci" in dict(one for one in completion.layouts("") if isinstance(one, tuple))
-    assert "default,pin" in completion.layout_lists("default,p")
-    assert "default,default" not in completion.layout_lists("default,")
-    assert "stream,nccl" in completion.test_lists("stream,n")
-    assert "hgx-h100" in completion.host_sources("hgx")
-    assert "pcie-link-slow" in completion.finding_ids("")
+    assert "pin-numa-pci" in dict(
+        one for one in completion.complete_layouts("") if isinstance(one, tuple)
+    )
+    assert "default,pin" in completion.complete_layout_lists("default,p")
+    assert "default,default" not in completion.complete_layout_lists("default,")
+    assert "stream,nccl" in completion.complete_test_lists("stream,n")
+    assert "hgx-h100" in completion.complete_host_sources("hgx")
+    assert "pcie-link-slow" in completion.complete_finding_ids("")
 
 
 def test_completion_without_a_daemon_names_no_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    assert completion.domain_names("") == []
+    assert completion.complete_domain_names("") == []

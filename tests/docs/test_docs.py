@@ -15,7 +15,7 @@ import pytest
 
 from homenode import formats
 from homenode.cli import main, terminal
-from homenode.cli.command import REQUIRED, Command, Parameter, call_of
+from homenode.cli.command import REQUIRED, Command, Parameter, find_call
 from homenode.cli.main import PROGRAM
 from homenode.errors import HomenodeError
 from homenode.machine.topology import HostSummary
@@ -37,7 +37,7 @@ PAGES = all_pages()
 _SHOWING = (("docs", "commands"), ("docs", "howto"), ("README.md",))
 SHOWING = [p for p in PAGES if p.path.parts[:2] in _SHOWING]
 COMMANDS: dict[str, Command] = {
-    one.name: one.whole() for one in PROGRAM.commands if not one.hidden and has_room(one)
+    one.name: one.load_room() for one in PROGRAM.commands if not one.hidden and has_room(one)
 }
 PARAMETERS: dict[str, list[Parameter]] = {
     # A page documents a group of commands with all that each of them takes.
@@ -124,7 +124,7 @@ def test_a_synopsis_has_what_its_command_takes(name: str) -> None:
         words = line.split()[1:]
         command = COMMANDS[words.pop(0)]
         while words and words[0] in command.subcommands:
-            command = command.subcommands[words.pop(0)].whole()
+            command = command.subcommands[words.pop(0)].load_room()
         rest = " ".join(words)
         known = {n: one for one in command.parameters for n in one.opt.names}
         given = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", rest))
@@ -245,9 +245,9 @@ def test_every_homenode_command_that_a_page_shows_is_accepted(
         for option, value in itertools.pairwise(rest):
             if option == "--lspci":
                 Path(value).touch()
-        call = call_of(PROGRAM, rest, "homenode")
+        call = find_call(PROGRAM, rest, "homenode")
         if not call.help:
-            call.asked()
+            call.read_options()
 
 
 @pytest.mark.parametrize("shown", SHOWING, ids=lambda shown: str(shown.path))

@@ -67,7 +67,7 @@ def test_a_named_command_is_there(page: Page) -> None:
             if words[0] not in below and (command.record or command.subcommands == {}):
                 break
             assert words[0] in below, f"no homenode {' '.join(words)}"
-            command = below[words.pop(0)].whole()
+            command = below[words.pop(0)].load_room()
 
 
 @EVERY

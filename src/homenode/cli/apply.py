@@ -18,7 +18,7 @@ from homenode.change.apply.definition import (
 )
 from homenode.change.apply.live_pins import RepinnedThreads, apply_live_pins, preview_live_pins
 from homenode.cli.arguments.place import ApplyArguments, PlanArguments
-from homenode.cli.command import as_words
+from homenode.cli.command import format_words
 from homenode.cli.plan import (
     choose_by,
     hosts_after,
@@ -161,7 +161,7 @@ def apply(arguments: ApplyArguments) -> None:
 def _check_can_ask(arguments: ApplyArguments) -> None:
     if arguments.json and not (arguments.yes or arguments.dry_run):
         raise UsageError("--json: expected --yes or --dry-run as well: it asks nothing")
-    check_can_ask(asked=not (arguments.yes or arguments.dry_run))
+    check_can_ask(asks=not (arguments.yes or arguments.dry_run))
 
 
 def _refuse(arguments: ApplyArguments, options: Sequence[str], reason: str) -> None:
@@ -221,7 +221,10 @@ def _apply_to_file(arguments: ApplyArguments) -> None:
 
 def _refuse_planning(arguments: ApplyArguments) -> None:
     """Raises UsageError for options of a plan that would do nothing."""
-    words = [*as_words(arguments.options), *(f"--results {option}" for option in arguments.results)]
+    words = [
+        *format_words(arguments.options),
+        *(f"--results {option}" for option in arguments.results),
+    ]
     words += [f"--after {option}" for option in arguments.after]
     if arguments.save_plan is not None:
         words.append("--save-plan")

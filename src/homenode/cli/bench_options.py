@@ -16,7 +16,7 @@ from homenode.cli.arguments.measure import (
     SuiteArguments,
 )
 from homenode.cli.arguments.trial import TrialArguments
-from homenode.cli.command import as_words
+from homenode.cli.command import format_words
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.measure.access.ssh import SshChannel
@@ -275,7 +275,7 @@ def _manual_words(asked: TrialArguments) -> tuple[str, ...]:
         memory_mode=given.memory_mode,
         unequal_cells=given.unequal_cells,
     )
-    return (*as_words(asked.manual), *as_words(chosen))
+    return (*format_words(asked.manual), *format_words(chosen))
 
 
 def _check_lists(asked: TrialArguments) -> None:
@@ -293,7 +293,7 @@ def _check_lists(asked: TrialArguments) -> None:
         device_locality=DeviceLocality.PREFER,
         emulator_policy=EmulatorPolicy.AUTO,
     )
-    given = ["--after"] if asked.after else [*as_words(others)]
+    given = ["--after"] if asked.after else [*format_words(others)]
     if given:
         raise UsageError(f"give either --node-cpus or {given[0]}, not both")
     smt = [one for one in layouts_of(asked) if PRESETS[one].pinning is Pinning.ALL_PUS]
@@ -305,7 +305,7 @@ def _placing(asked: TrialArguments, first: str) -> tuple[PlanOptions, tuple[str,
     """The placement, and the same as options of `homenode apply`."""
     # The GPUs are those that the VM has, whatever NVLink is between them.
     options = structs.replace(asked.options, layout=first, without_nvlink=True)
-    words = [*as_words(asked.options)]
+    words = [*format_words(asked.options)]
     for path in asked.after:
         words += ["--after", str(path.absolute())]
     if asked.host is not None:

@@ -39,7 +39,7 @@ class WrongCall(UsageError):
         self.group = group
 
 
-class Only:
+class IncludeFields:
     """In the annotation of a record: fields, or panels, that this command offers alone."""
 
     def __init__(self, *names: str) -> None:
@@ -49,16 +49,16 @@ class Only:
         return name in self.names or panel in self.names
 
 
-class Under:
+class OptionGroup:
     """In the annotation of a record: the panel of its options, and whether all of them are rare."""
 
     def __init__(self, panel: str, *, rare: bool = False) -> None:
         self.panel, self.rare = panel, rare
 
-    def of(self, one: "Parameter") -> "Parameter":
-        opt = copy(one.opt)
+    def move(self, parameter: "Parameter") -> "Parameter":
+        opt = copy(parameter.opt)
         opt.panel, opt.rare = self.panel, self.rare or opt.rare
-        return one._replace(opt=opt)
+        return parameter._replace(opt=opt)
 
 
 class Parameter(NamedTuple):
@@ -86,19 +86,19 @@ class Parameter(NamedTuple):
         kinds = self.kind.__args__ if isinstance(self.kind, types.UnionType) else (self.kind,)
         if self.opt.parse is not None or not _is_enumeration(kinds[0]):
             return ()
-        return tuple(str(one) for kind in kinds for one in kind)
+        return tuple(str(choice) for kind in kinds for choice in kind)
 
     def value(self, text: str, name: str) -> Any:
         """What a word means. Raises UsageError, or what the field's parser raises."""
         if self.opt.parse is not None:
             return self.opt.parse(text, name)
         if self.choices:
-            return self._chosen(text, name)
+            return self._parse_choice(text, name)
         if self.kind in (int, float):
-            return self._number(text, name)
+            return self._parse_number(text, name)
         return Path(text) if self.kind is Path else text
 
-    def _chosen(self, text: str, name: str) -> Any:
+    def _parse_choice(self, text: str, name: str) -> Any:
         if text not in self.choices:
             from homenode.text import did_you_mean
 
@@ -109,15 +109,17 @@ class Parameter(NamedTuple):
         kinds = self.kind.__args__ if isinstance(self.kind, types.UnionType) else (self.kind,)
         return next(kind(text) for kind in kinds if text in list(kind))
 
-    def _number(self, text: str, name: str) -> Any:
-        least, most = self.opt.ge, self.opt.le
+    def _parse_number(self, text: str, name: str) -> Any:
+        minimum, maximum = self.opt.ge, self.opt.le
         try:
             number = self.kind(text)
         except ValueError:
-            what = "a whole number" if self.kind is int else "a number"
-            raise UsageError(f"{name}: expected {what}, found {text!r}") from None
-        if not (least is None or number >= least) or not (most is None or number <= most):
-            bounds = f"{least:g} or more" if most is None else f"{least or 0:g} to {most:g}"
+            kind_name = "a whole number" if self.kind is int else "a number"
+            raise UsageError(f"{name}: expected {kind_name}, found {text!r}") from None
+        if not (minimum is None or number >= minimum) or not (maximum is None or number <= maximum):
+            bounds = (
+                f"{minimum:g} or more" if maximum is None else f"{minimum or 0:g} to {maximum:g}"
+            )
             raise UsageError(f"{name}: expected {bounds}, found {text}")
         return number
 
@@ -126,28 +128,29 @@ def _is_enumeration(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, StrEnum)
 
 
-def parameters_of(record: Any, path: tuple[str, ...] = ()) -> Iterator[Parameter]:
+def find_parameters(record: Any, path: tuple[str, ...] = ()) -> Iterator[Parameter]:
     """What can be typed of a record, in the order of its fields."""
     annotations: dict[str, Any] = {}
     for base in reversed(record.__mro__):
         annotations |= vars(base).get("__annotations__", {})
     names, defaults = record.__struct_fields__, record.__struct_defaults__
-    given = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    default_of = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
     for name in names:
         annotation = annotations[name]
         about = getattr(annotation, "__metadata__", ())
         base = annotation.__origin__ if about else annotation
         if _is_record(annotation):
-            limits = [one for one in about if isinstance(one, Only)]
-            under = [one for one in about if isinstance(one, Under)]
-            for one in parameters_of(base, (*path, name)):
-                if all(limit.takes(one.path[-1], one.opt.panel) for limit in limits):
-                    yield under[0].of(one) if under else one
+            limits = [mark for mark in about if isinstance(mark, IncludeFields)]
+            under = [mark for mark in about if isinstance(mark, OptionGroup)]
+            for parameter in find_parameters(base, (*path, name)):
+                field = parameter.path[-1]
+                if all(limit.takes(field, parameter.opt.panel) for limit in limits):
+                    yield under[0].move(parameter) if under else parameter
             continue
         for opt in about:
             if isinstance(opt, Opt):
-                kind, many = _kind_of(base)
-                default = given.get(name, NODEFAULT)
+                kind, many = _find_kind(base)
+                default = default_of.get(name, NODEFAULT)
                 yield Parameter((*path, name), opt, kind, many, default, record)
 
 
@@ -170,35 +173,37 @@ def _is_record(annotation: Any) -> bool:
     """Whether a field brings fields of its own: a record that is not itself typed as one word."""
     about = getattr(annotation, "__metadata__", ())
     base = annotation.__origin__ if about else annotation
-    return hasattr(base, "__struct_fields__") and not any(isinstance(one, Opt) for one in about)
+    return hasattr(base, "__struct_fields__") and not any(isinstance(mark, Opt) for mark in about)
 
 
-def _kind_of(annotation: Any) -> tuple[Any, bool]:
+def _find_kind(annotation: Any) -> tuple[Any, bool]:
     """The type of one value, and whether the field has several."""
     if isinstance(annotation, types.UnionType):
-        rest = [one for one in annotation.__args__ if one is not types.NoneType]
-        annotation = rest[0]
-        for one in rest[1:]:
-            annotation = annotation | one
+        kinds = [
+            kind_option for kind_option in annotation.__args__ if kind_option is not types.NoneType
+        ]
+        annotation = kinds[0]
+        for kind_option in kinds[1:]:
+            annotation = annotation | kind_option
     many = getattr(annotation, "__origin__", None) is tuple and ... in annotation.__args__
     kind = annotation.__args__[0] if many else annotation
     return getattr(kind, "__supertype__", kind), many
 
 
-def as_words(record: Any) -> tuple[str, ...]:
+def format_words(record: Any) -> tuple[str, ...]:
     """The options of a record that are not as by default, as they are typed."""
     words: list[str] = []
-    for one in parameters_of(type(record)):
+    for parameter in find_parameters(type(record)):
         value = record
-        for name in one.path:
+        for name in parameter.path:
             value = getattr(value, name)
-        if value == one.default:
+        if value == parameter.default:
             continue
         if isinstance(value, bool):
-            words.append(one.name)
+            words.append(parameter.name)
             continue
-        for part in value if one.many else (value,):
-            words += [one.name, one.opt.show(part)]
+        for part in value if parameter.many else (value,):
+            words += [parameter.name, parameter.opt.show(part)]
     return tuple(words)
 
 
@@ -214,13 +219,13 @@ class Command(NamedTuple):
     hidden: bool = False
     room: str = ""  # where the whole of a group is, which is imported when its name is typed
 
-    def whole(self) -> "Command":
+    def load_room(self) -> "Command":
         """The command with what its room has. Raises HostError where the room is not installed."""
         if not self.room:
             return self
         room = f"homenode.{self.room.split('.')[1]}"
         try:
-            return cast(Command, _loaded(self.room))
+            return cast(Command, _import_object(self.room))
         except ModuleNotFoundError as error:
             if error.name not in (room, f"{room}.commands"):
                 raise
@@ -244,23 +249,23 @@ class Command(NamedTuple):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        return tuple(parameters_of(self.load())) if self.record else ()
+        return tuple(find_parameters(self.load())) if self.record else ()
 
     @property
     def subcommands(self) -> "Mapping[str, Command]":
-        return {one.name: one for one in self.commands}
+        return {command.name: command for command in self.commands}
 
     def load(self) -> Any:
         """The record."""
-        return _loaded(self.record)
+        return _import_object(self.record)
 
-    def run(self, asked: Any) -> None:
+    def run(self, options: Any) -> None:
         """Do it."""
-        _loaded(self.work)(asked)
+        _import_object(self.work)(options)
 
 
-def _loaded(where: str) -> Any:
-    module, _, name = where.partition(":")
+def _import_object(reference: str) -> Any:
+    module, _, name = reference.partition(":")
     return getattr(import_module(f".{module}", "homenode.cli"), name)
 
 
@@ -272,18 +277,18 @@ class Call(NamedTuple):
     words: tuple[str, ...]
     help: str = ""  # of the command, whole or in short
 
-    def asked(self) -> Any:
+    def read_options(self) -> Any:
         """The record of the command's options. Raises UsageError."""
         return read_words(self.command, self.path, self.words)
 
 
-def call_of(command: Command, words: Sequence[str], path: str) -> Call:
+def find_call(command: Command, words: Sequence[str], path: str) -> Call:
     """The command that words name. Raises WrongCall."""
     while command.commands:
         first = words[0] if words else ""
-        found = command.subcommands.get(first)
-        if found is not None:
-            command, path, words = found.whole(), f"{path} {first}", words[1:]
+        subcommand = command.subcommands.get(first)
+        if subcommand is not None:
+            command, path, words = subcommand.load_room(), f"{path} {first}", words[1:]
         elif command.record:
             break
         elif first in (*HELP, HELP_ALL):
@@ -302,23 +307,25 @@ def _refuse_command(command: Command, path: str, word: str) -> None:
         raise WrongCall(path, f"expected a command, found the option {word}")
     from homenode.text import did_you_mean
 
-    shown = [one.name for one in command.commands if not one.hidden]
-    raise WrongCall(path, f"expected a command, found {word!r}", did_you_mean(word, shown))
+    names = [subcommand.name for subcommand in command.commands if not subcommand.hidden]
+    raise WrongCall(path, f"expected a command, found {word!r}", did_you_mean(word, names))
 
 
-class _Reading:
+class _WordReader:
     """Words of a call, one after another, and what they have said so far."""
 
     def __init__(self, command: Command, path: str, words: Sequence[str]) -> None:
         self.path = path
         self.command = command
         self.parameters = command.parameters
-        self.named = {name: one for one in self.parameters for name in one.opt.names}
+        self.named = {
+            name: parameter for parameter in self.parameters for name in parameter.opt.names
+        }
         self.off = {
-            name: one
-            for one in self.parameters
-            if isinstance(one.opt, Flag)
-            for name in one.opt.off
+            name: parameter
+            for parameter in self.parameters
+            if isinstance(parameter.opt, Flag)
+            for name in parameter.opt.off
         }
         self.rest = list(words)
         self.positions: list[str] = []
@@ -334,104 +341,108 @@ class _Reading:
                 name, equals, value = word.partition("=")
                 self.take(name, value if equals else None)
             elif word.startswith("-") and word != "-":
-                self.letters(word)
+                self.read_letters(word)
             else:
                 self.positions.append(word)
 
-    def letters(self, word: str) -> None:
+    def read_letters(self, word: str) -> None:
         """-n, -nq, -o FILE and -oFILE."""
         for at in range(1, len(word)):
             name = f"-{word[at]}"
-            one = self.named.get(name)
-            if one is not None and not isinstance(one.opt, Flag) and word[at + 1 :]:
+            parameter = self.named.get(name)
+            if parameter is not None and not isinstance(parameter.opt, Flag) and word[at + 1 :]:
                 self.take(name, word[at + 1 :])
                 return
             self.take(name, None, word)
 
     def take(self, name: str, value: str | None, word: str = "") -> None:
-        one = self.named.get(name) or self.off.get(name)
-        if one is None:
+        parameter = self.named.get(name) or self.off.get(name)
+        if parameter is None:
             self.refuse_option(word or name)
             return
-        if isinstance(one.opt, Flag):
+        if isinstance(parameter.opt, Flag):
             if value is not None:
                 raise WrongCall(self.path, f"{name}: expected no value, found {value!r}")
-            self.values[one.path] = name not in self.off
+            self.values[parameter.path] = name not in self.off
             return
         if value is None:
             if not self.rest:
-                raise WrongCall(self.path, f"{name}: expected {one.opt.metavar}, found nothing")
+                raise WrongCall(
+                    self.path, f"{name}: expected {parameter.opt.metavar}, found nothing"
+                )
             value = self.rest.pop(0)
-        self.give(one, value, name)
+        self.give(parameter, value, name)
 
-    def give(self, one: Parameter, text: str, name: str) -> None:
-        if one.many:
-            said = self.values.get(one.path, ())
-            self.values[one.path] = (*said, self.value(one, text, name))
+    def give(self, parameter: Parameter, text: str, name: str) -> None:
+        if parameter.many:
+            values = self.values.get(parameter.path, ())
+            self.values[parameter.path] = (*values, self.value(parameter, text, name))
             return
-        found = self.value(one, text, name)
-        if self.values.get(one.path, found) != found:
+        value = self.value(parameter, text, name)
+        if self.values.get(parameter.path, value) != value:
             raise WrongCall(self.path, f"{name}: expected once, found twice, the second {text!r}")
-        self.values[one.path] = found
+        self.values[parameter.path] = value
 
-    def value(self, one: Parameter, text: str, name: str) -> Any:
+    def value(self, parameter: Parameter, text: str, name: str) -> Any:
         try:
-            return one.value(text, name)
+            return parameter.value(text, name)
         except UsageError as error:
-            if one.opt.parse is not None:
+            if parameter.opt.parse is not None:
                 raise
             raise WrongCall(self.path, error.message, error.hint or "") from None
 
     def refuse_option(self, name: str) -> None:
         from homenode.text import did_you_mean
 
-        known = [n for one in self.parameters for n in one.opt.names]
-        known += [*self.off, HELP[0], HELP_ALL]
-        raise WrongCall(self.path, f"no option {name}", did_you_mean(name, known))
+        names = [n for parameter in self.parameters for n in parameter.opt.names]
+        names += [*self.off, HELP[0], HELP_ALL]
+        raise WrongCall(self.path, f"no option {name}", did_you_mean(name, names))
 
     def place(self) -> None:
         """Give the words by position to the arguments: one each, and to a repeated one the rest."""
-        arguments = [one for one in self.parameters if isinstance(one.opt, Arg)]
+        arguments = [argument for argument in self.parameters if isinstance(argument.opt, Arg)]
         words = self.positions
-        for number, one in enumerate(arguments):
+        for number, argument in enumerate(arguments):
             after = sum(later.default is REQUIRED for later in arguments[number + 1 :])
-            count = max(0, len(words) - after) if one.many else 1
+            count = max(0, len(words) - after) if argument.many else 1
             for word in words[:count]:
-                self.give(one, word, one.opt.metavar)
+                self.give(argument, word, argument.opt.metavar)
             words = words[count:]
         if words:
             option = "name a host with --host SOURCE. " if "--host" in self.named else ""
             raise WrongCall(self.path, f"no argument {words[0]!r} is expected", option)
 
-    def missing(self) -> None:
-        for one in self.parameters:
-            if one.default is REQUIRED and one.path not in self.values:
-                what = "an argument" if isinstance(one.opt, Arg) else "the option"
-                found = f"expected {what} {one.name}, found none"
+    def check_required(self) -> None:
+        for parameter in self.parameters:
+            if parameter.default is REQUIRED and parameter.path not in self.values:
+                kind_name = "an argument" if isinstance(parameter.opt, Arg) else "the option"
+                message = f"expected {kind_name} {parameter.name}, found none"
                 hint = (
-                    f"one of {', '.join(one.choices)}" if one.choices else self.command.examples[0]
+                    f"one of {', '.join(parameter.choices)}"
+                    if parameter.choices
+                    else self.command.examples[0]
                 )
-                raise WrongCall(self.path, found, f"{hint}. ")
+                raise WrongCall(self.path, message, f"{hint}. ")
 
 
 def read_words(command: Command, path: str, words: Sequence[str]) -> Any:
     """The record of a command's options. Raises UsageError, and what parsers of fields raise."""
-    reading = _Reading(command, path, words)
+    reading = _WordReader(command, path, words)
     reading.read()
     reading.place()
-    reading.missing()
-    return _built(command.load(), reading.values, ())
+    reading.check_required()
+    return _build_record(command.load(), reading.values, ())
 
 
-def _built(
+def _build_record(
     record: Callable[..., Any], values: Mapping[tuple[str, ...], Any], path: tuple[str, ...]
 ) -> Any:
-    own = {at[-1]: value for at, value in values.items() if at[:-1] == path}
+    fields = {at[-1]: value for at, value in values.items() if at[:-1] == path}
     annotations: dict[str, Any] = {}
     for base in reversed(record.__mro__):  # type: ignore[attr-defined]
         annotations |= vars(base).get("__annotations__", {})
     for name, annotation in annotations.items():
         if _is_record(annotation):
             base = getattr(annotation, "__origin__", annotation)
-            own[name] = _built(base, values, (*path, name))
-    return record(**own)
+            fields[name] = _build_record(base, values, (*path, name))
+    return record(**fields)

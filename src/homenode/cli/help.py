@@ -31,20 +31,22 @@ _NARROW = 72
 
 
 def help_text(
-    command: Command, path: str, *, whole: bool = False, to_terminal: bool = False
+    command: Command, path: str, *, shows_all: bool = False, to_terminal: bool = False
 ) -> str:
     """The help for the terminal that there is."""
     width = max(40, min(_WIDEST, shutil.get_terminal_size().columns - 1))
-    return "\n".join(help_lines(command, path, width, _bold if to_terminal else str, whole=whole))
+    return "\n".join(
+        help_lines(command, path, width, _format_bold if to_terminal else str, shows_all=shows_all)
+    )
 
 
-def _bold(text: str) -> str:
+def _format_bold(text: str) -> str:
     return f"\033[1m{text}\033[0m"
 
 
-def print_help(command: Command, path: str, *, whole: bool) -> None:
+def print_help(command: Command, path: str, *, shows_all: bool) -> None:
     """To standard output."""
-    print_own(help_text(command, path, whole=whole, to_terminal=sys.stdout.isatty()))
+    print_own(help_text(command, path, shows_all=shows_all, to_terminal=sys.stdout.isatty()))
 
 
 def help_lines(
@@ -53,32 +55,32 @@ def help_lines(
     width: int,
     style: Callable[[str], str] = str,
     *,
-    whole: bool = False,
+    shows_all: bool = False,
 ) -> Iterator[str]:
     """The help of a command: usage, what it does, arguments and options, subcommands, examples."""
     parameters = command.parameters
-    first, *more = _wrapped(_usage(command, path, parameters), width - len("Usage: "))
+    first, *further_lines = _wrap(_format_usage(command, path, parameters), width - len("Usage: "))
     yield f"{style('Usage:')} {first}"
-    yield from (f"{'':{len('Usage: ')}}{line}" for line in more)
+    yield from (f"{'':{len('Usage: ')}}{line}" for line in further_lines)
     text, _, examples = command.help.partition(EXAMPLES)
     paragraphs = textwrap.dedent(text).strip().split("\n\n")
-    for paragraph in paragraphs if whole else paragraphs[:2]:
+    for paragraph in paragraphs if shows_all else paragraphs[:2]:
         yield ""
-        yield from _wrapped(" ".join(paragraph.split()), width)
-    sections = _sections(command, parameters, whole=whole)
+        yield from _wrap(" ".join(paragraph.split()), width)
+    sections = _collect_sections(command, parameters, shows_all=shows_all)
     for number, (title, rows) in enumerate(sections.items()):
         if number == 0 or command.record:
             yield ""
         yield style(f"{title}:")
         column = _COLUMN
-        if not any(left.startswith("-") for left, _ in rows):
-            column = 4 + max(len(left) for left, _ in rows)
-        for left, right in rows:
-            shown = right if whole else _in_short(right, width - column)
-            yield from _row(left, shown, width, column)
+        if not any(name.startswith("-") for name, _ in rows):
+            column = 4 + max(len(name) for name, _ in rows)
+        for name, right in rows:
+            shown = right if shows_all else _shorten(right, width - column)
+            yield from _format_row(name, shown, width, column)
     if not command.record:
         yield f"Help of a command: {path} COMMAND --help"
-    if not whole and any(one.opt.names for one in parameters):
+    if not shows_all and any(parameter.opt.names for parameter in parameters):
         yield f"All options, with choices and defaults: {path} {HELP_ALL}"
     if examples.strip():
         yield ""
@@ -86,42 +88,42 @@ def help_lines(
         yield from (f"  {line}" for line in textwrap.dedent(examples.strip("\n")).splitlines())
 
 
-def _in_short(text: str, room: int) -> str:
+def _shorten(text: str, room: int) -> str:
     """The first clause of a description, with those behind it that fit in the same line."""
-    first, *more = re.split(r"(?<=[.;]) ", text)
-    for clause in more:
+    first, *clauses = re.split(r"(?<=[.;]) ", text)
+    for clause in clauses:
         if len(first) + len(clause) + 2 > room:
             break
         first += f" {clause}"
     return first.rstrip(".;") + "." if first else ""
 
 
-def _usage(command: Command, path: str, parameters: tuple[Parameter, ...]) -> str:
+def _format_usage(command: Command, path: str, parameters: tuple[Parameter, ...]) -> str:
     """The command with its arguments, and the options that it cannot do without."""
     words, required = [path], []
-    for one in parameters:
-        if isinstance(one.opt, Arg):
-            words.append(one.opt.metavar)
-        elif one.default is REQUIRED:
-            required.append(f"{max(one.opt.names, key=len)} {one.opt.metavar}")
+    for parameter in parameters:
+        if isinstance(parameter.opt, Arg):
+            words.append(parameter.opt.metavar)
+        elif parameter.default is REQUIRED:
+            required.append(f"{max(parameter.opt.names, key=len)} {parameter.opt.metavar}")
     if not command.record:
         words.append("COMMAND")
     return " ".join([*words, *required, "[OPTIONS]"])
 
 
-def _sections(
-    command: Command, parameters: tuple[Parameter, ...], *, whole: bool
+def _collect_sections(
+    command: Command, parameters: tuple[Parameter, ...], *, shows_all: bool
 ) -> dict[str, list[tuple[str, str]]]:
     """Rows of names and descriptions below their titles, in the order of the declarations."""
     arguments: dict[str, list[tuple[str, str]]] = {}
     options: dict[str, list[tuple[str, str]]] = {"Options": []}
-    for one in parameters:
-        if isinstance(one.opt, Arg):
-            row = (one.opt.metavar, one.help)
+    for parameter in parameters:
+        if isinstance(parameter.opt, Arg):
+            row = (parameter.opt.metavar, parameter.help)
             arguments.setdefault("Arguments", []).append(row)
-        elif whole or not one.opt.rare:
-            row = (_names(one), option_text(one))
-            options.setdefault(one.opt.panel if whole else "Options", []).append(row)
+        elif shows_all or not parameter.opt.rare:
+            row = (_format_names(parameter), format_option(parameter))
+            options.setdefault(parameter.opt.panel if shows_all else "Options", []).append(row)
     subcommands: dict[str, list[tuple[str, str]]] = {}
     for sub in command.commands:
         if not sub.hidden:
@@ -136,30 +138,30 @@ def summary(command: Command) -> str:
     return " ".join(command.help.strip().partition("\n\n")[0].split())
 
 
-def _names(one: Parameter) -> str:
+def _format_names(parameter: Parameter) -> str:
     """An option as it is typed: "-o, --output FILE"."""
-    names = ", ".join(sorted(one.opt.names, key=len))
-    if isinstance(one.opt, Flag):
-        return names + (f" / {', '.join(one.opt.off)}" if one.opt.off else "")
-    return f"{names} {one.opt.metavar}"
+    names = ", ".join(sorted(parameter.opt.names, key=len))
+    if isinstance(parameter.opt, Flag):
+        return names + (f" / {', '.join(parameter.opt.off)}" if parameter.opt.off else "")
+    return f"{names} {parameter.opt.metavar}"
 
 
-def option_text(one: Parameter) -> str:
+def format_option(parameter: Parameter) -> str:
     """What an option does, and its default."""
-    text, default = one.help, ""
-    if isinstance(one.opt, Flag):
-        default = one.opt.off[0] if one.opt.off else ""
-    elif one.default not in (REQUIRED, None, "", ()):
-        default = one.opt.show(one.default)
+    text, default = parameter.help, ""
+    if isinstance(parameter.opt, Flag):
+        default = parameter.opt.off[0] if parameter.opt.off else ""
+    elif parameter.default not in (REQUIRED, None, "", ()):
+        default = parameter.opt.show(parameter.default)
     return f"{text} Default: {default}." if default and "Default:" not in text else text
 
 
-def _row(left: str, right: str, width: int, column: int) -> Iterator[str]:
+def _format_row(name: str, text: str, width: int, column: int) -> Iterator[str]:
     """A name with its description to the right, or below where there is no space for both."""
     below = width < _NARROW and column == _COLUMN
     indent = 6 if below else column
-    lines = list(_wrapped(right, width - indent))
-    start = f"  {left}"
+    lines = list(_wrap(text, width - indent))
+    start = f"  {name}"
     if lines and not below and len(start) + 2 <= indent:
         yield f"{start:<{indent}}{lines.pop(0)}"
     else:
@@ -167,7 +169,7 @@ def _row(left: str, right: str, width: int, column: int) -> Iterator[str]:
     yield from (f"{'':{indent}}{line}" if line else "" for line in lines)
 
 
-def _wrapped(text: str, width: int) -> Iterator[str]:
+def _wrap(text: str, width: int) -> Iterator[str]:
     """Lines of whole words."""
     yield from textwrap.wrap(
         text, max(24, width), break_long_words=False, break_on_hyphens=False
@@ -187,7 +189,7 @@ _VIRSH_S = 3.0
 """A daemon that does not answer must not keep a shell waiting."""
 
 
-def shell_of(name: str | None) -> str:
+def find_shell(name: str | None) -> str:
     """The shell that is named, else the user's. Raises UsageError."""
     shell = name or Path(os.environ.get("SHELL", "")).name
     if shell not in _PLACES:
@@ -198,7 +200,7 @@ def shell_of(name: str | None) -> str:
     return shell
 
 
-def script(shell: str) -> str:
+def read_script(shell: str) -> str:
     """What the shell reads."""
     return package_text("cli", f"completion.{shell}").rstrip()
 
@@ -211,26 +213,28 @@ def install(shell: str) -> None:
     write_text(path, package_text("cli", f"completion.{shell}"))
     if start is not None:
         read_at_start = Path.home() / start
-        said = b""
+        content = b""
         if read_at_start.exists():
-            said = read_input(read_at_start, "what the shell reads at its start")
-        if line.encode() not in said:
-            write_bytes(read_at_start, said.rstrip() + b"\n"[: len(said)] + line.encode() + b"\n")
+            content = read_input(read_at_start, "what the shell reads at its start")
+        if line.encode() not in content:
+            write_bytes(
+                read_at_start, content.rstrip() + b"\n"[: len(content)] + line.encode() + b"\n"
+            )
     note(f"wrote {path}; it counts from the next start of {shell} on")
 
 
-def answer(asked: str, program: Command) -> None:
+def answer_completion(request: str, program: Command) -> None:
     """Print a script, or the candidates for the word that is typed."""
-    task, _, shell = asked.partition("_")
+    task, _, shell = request.partition("_")
     if task == "source" and shell in _PLACES:
-        say(script(shell))
+        say(read_script(shell))
         return
     words = os.environ.get("COMP_WORDS", "").split("\n")
     number = os.environ.get("COMP_CWORD", "0")
     at = int(number) if number.isdecimal() else 0
     typed = words[at] if at < len(words) else ""
-    for one in candidates(program, words[1:at], typed):
-        name, about = (one, "") if isinstance(one, str) else one
+    for candidate in find_candidates(program, words[1:at], typed):
+        name, about = (candidate, "") if isinstance(candidate, str) else candidate
         if shell == "fish":
             say(f"{name}\t{about}" if about else name)
         elif shell == "zsh":
@@ -239,63 +243,71 @@ def answer(asked: str, program: Command) -> None:
             say(name)
 
 
-def candidates(program: Command, before: Sequence[str], typed: str) -> Candidates:
+def find_candidates(program: Command, before: Sequence[str], typed: str) -> Candidates:
     """What the typed word may become, after the words before it."""
     command, words = program, list(before)
     while words and words[0] in command.subcommands:
-        command = command.subcommands[words.pop(0)].whole()
+        command = command.subcommands[words.pop(0)].load_room()
     if words and not command.record:
         return []
     parameters = command.parameters
-    waiting = [one for one in parameters if words and words[-1] in one.opt.names]
+    waiting = [option for option in parameters if words and words[-1] in option.opt.names]
     if waiting and not isinstance(waiting[0].opt, Flag):
-        return _of(waiting[0], typed)
+        return _find_values(waiting[0], typed)
     if typed.startswith("-"):
-        names = [name for one in parameters for name in one.opt.names if name.startswith("--")]
+        names = [name for option in parameters for name in option.opt.names if len(name) > 2]
         return [name for name in (*names, "--help") if name.startswith(typed)]
-    below = [one.name for one in command.commands if not (one.hidden or words)]
-    arguments = [one for one in parameters if isinstance(one.opt, Arg) and one.opt.complete]
-    found: Candidates = [name for name in below if name.startswith(typed)]
-    return found + [one for argument in arguments[:1] for one in _of(argument, typed)]
+    below = [sub.name for sub in command.commands if not (sub.hidden or words)]
+    subcommands: Candidates = [name for name in below if name.startswith(typed)]
+    arguments = [
+        argument
+        for argument in parameters
+        if isinstance(argument.opt, Arg) and argument.opt.complete
+    ]
+    return subcommands + [value for first in arguments[:1] for value in _find_values(first, typed)]
 
 
-def _of(one: Parameter, typed: str) -> Candidates:
+def _find_values(parameter: Parameter, typed: str) -> Candidates:
     """Values of an option or argument."""
-    known: Candidates = list(one.choices)
-    if one.opt.complete:
-        known = _KNOWN[one.opt.complete](typed)
-    return [two for two in known if (two if isinstance(two, str) else two[0]).startswith(typed)]
+    values: Candidates = list(parameter.choices)
+    if parameter.opt.complete:
+        values = _COMPLETIONS[parameter.opt.complete](typed)
+    return [
+        value
+        for value in values
+        if (value if isinstance(value, str) else value[0]).startswith(typed)
+    ]
 
 
-def layouts(incomplete: str) -> Candidates:
+def complete_layouts(incomplete: str) -> Candidates:
     """Layouts with what each does, and auto."""
     from homenode.vm.layout import AUTO_SUMMARY, SUMMARIES
 
     return [("auto", AUTO_SUMMARY), *SUMMARIES.items()]
 
 
-def layout_lists(incomplete: str) -> Candidates:
+def complete_layout_lists(incomplete: str) -> Candidates:
     """The last of several layouts with commas between them."""
     from homenode.vm.layout import PRESETS
 
-    return _after_comma(incomplete, PRESETS)
+    return _complete_list(incomplete, PRESETS)
 
 
-def test_lists(incomplete: str) -> Candidates:
+def complete_test_lists(incomplete: str) -> Candidates:
     """The last of several groups of tests with commas between them."""
     from homenode.measure.model import Group
 
-    return _after_comma(incomplete, (str(one) for one in Group if one is not Group.APP))
+    return _complete_list(incomplete, (str(group) for group in Group if group is not Group.APP))
 
 
-def host_sources(incomplete: str) -> Candidates:
+def complete_host_sources(incomplete: str) -> Candidates:
     """Names of shipped hosts, and files."""
     from homenode.machine.description.parse import shipped_hosts
 
-    return [*shipped_hosts(), *_files(incomplete)]
+    return [*shipped_hosts(), *_list_files(incomplete)]
 
 
-def domain_names(incomplete: str) -> Candidates:
+def complete_domain_names(incomplete: str) -> Candidates:
     """Domains of the system's libvirt; none where it does not answer."""
     from homenode.errors import ToolError
     from homenode.process import run
@@ -308,20 +320,20 @@ def domain_names(incomplete: str) -> Candidates:
     return [line.strip() for line in listed.splitlines() if line.strip()]
 
 
-def finding_ids(incomplete: str) -> Candidates:
+def complete_finding_ids(incomplete: str) -> Candidates:
     """Findings that have a page."""
     from homenode.findings import catalogue
 
     return sorted(catalogue())
 
 
-def _after_comma(incomplete: str, known: Iterable[str]) -> Candidates:
+def _complete_list(incomplete: str, names: Iterable[str]) -> Candidates:
     before, comma, _ = incomplete.rpartition(",")
-    given = before.split(",")
-    return [f"{before}{comma}{one}" for one in known if one not in given]
+    typed_names = before.split(",")
+    return [f"{before}{comma}{name}" for name in names if name not in typed_names]
 
 
-def _files(incomplete: str) -> Iterator[str]:
+def _list_files(incomplete: str) -> Iterator[str]:
     """Paths that begin like this, as a shell names them."""
     folder, slash, name = incomplete.rpartition("/")
     try:
@@ -332,12 +344,12 @@ def _files(incomplete: str) -> Iterator[str]:
         return
 
 
-_KNOWN = {
-    "layouts": layouts,
-    "layout_lists": layout_lists,
-    "test_lists": test_lists,
-    "host_sources": host_sources,
-    "domain_names": domain_names,
-    "finding_ids": finding_ids,
+_COMPLETIONS = {
+    "layouts": complete_layouts,
+    "layout_lists": complete_layout_lists,
+    "test_lists": complete_test_lists,
+    "host_sources": complete_host_sources,
+    "domain_names": complete_domain_names,
+    "finding_ids": complete_finding_ids,
 }
 """By the name that an option gives as `complete`."""

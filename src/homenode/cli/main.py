@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from homenode import __version__
-from homenode.cli.command import Command, WrongCall, call_of
+from homenode.cli.command import Command, WrongCall, find_call
 from homenode.cli.terminal import check_streams, discard_output, note, note_error, say
 from homenode.errors import DONE, EXIT_CODES, INTERRUPTED, USAGE, HomenodeError, HostError
 
@@ -120,14 +120,14 @@ def run(words: Sequence[str]) -> None:
         return
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
-    call = call_of(PROGRAM, words, PROGRAM.name)
+    call = find_call(PROGRAM, words, PROGRAM.name)
     if call.help:
         from homenode.cli.help import print_help
 
-        print_help(call.command, call.path, whole=call.help == "--help-all")
+        print_help(call.command, call.path, shows_all=call.help == "--help-all")
         return
     try:
-        call.command.run(call.asked())
+        call.command.run(call.read_options())
     except HomenodeError as error:
         if error.exit_code == USAGE:
             error.hint = error.hint or f"{call.path} --help"
@@ -138,25 +138,29 @@ def _about_the_program(words: Sequence[str]) -> None:
     if words[0] == "--version":
         say(f"homenode {__version__}")
         return
-    from homenode.cli.help import install, script, shell_of
+    from homenode.cli.help import find_shell, install, read_script
 
     shell = words[1] if len(words) > 1 else None
     if words[0] == "--show-completion":
-        say(script(shell_of(shell)))
+        say(read_script(find_shell(shell)))
     else:
-        install(shell_of(shell))
+        install(find_shell(shell))
 
 
 def main() -> None:
     """Run the command line and exit with the contract's code."""
     # Libraries start programs too, and an empty or relative part is the current folder.
-    folders = [one for one in os.environ.get("PATH", "").split(":") if one.startswith("/")]
-    os.environ["PATH"] = ":".join(folders) or os.defpath
-    asked = os.environ.get("_HOMENODE_COMPLETE")
-    if asked is not None:
-        from homenode.cli.help import answer
+    directories = [
+        directory
+        for directory in os.environ.get("PATH", "").split(":")
+        if directory.startswith("/")
+    ]
+    os.environ["PATH"] = ":".join(directories) or os.defpath
+    request = os.environ.get("_HOMENODE_COMPLETE")
+    if request is not None:
+        from homenode.cli.help import answer_completion
 
-        answer(asked, PROGRAM)
+        answer_completion(request, PROGRAM)
         sys.exit(0)
     sys.exit(code_of(sys.argv[1:]))
 
@@ -183,9 +187,9 @@ def code_of(words: Sequence[str]) -> int:
         discard_output()  # no traceback, and nothing more to flush at exit
     except OSError as error:
         # A folder that cannot be entered, a disk that fails: wherever it was met.
-        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        prefix = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         sys.stdout.flush()
-        note(f"homenode: {where}{error.strerror or error}")
+        note(f"homenode: {prefix}{error.strerror or error}")
         return HostError.exit_code
     except KeyboardInterrupt:
         note("homenode: interrupted")

@@ -85,7 +85,7 @@ def _is_for_a_domain(arguments: RestoreArguments) -> bool:
 
 def _restore_file(path: str, *, dry_run: bool, diff: bool, yes: bool) -> None:
     preview = preview_restore_file(path)
-    check_can_ask(asked=not (yes or dry_run))
+    check_can_ask(asks=not (yes or dry_run))
     before = preview.current or b""
     if diff:
         print_diff(before, preview.original, f"{path} (now)", f"{path} (original)")
@@ -149,7 +149,7 @@ def restore_domains(
     """
     virsh, root = Virsh(connect), journal.default_root()
     states = [domain_to_restore(virsh, name, root) for name in names]
-    check_can_ask(asked=not (yes or dry_run))
+    check_can_ask(asks=not (yes or dry_run))
     with changing_host("restore", names, connect, dry_run=dry_run):
         previews = [_preview(virsh, state, keep_edits=keep_edits, diff=diff) for state in states]
         if dry_run or not yes:

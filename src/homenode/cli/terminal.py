@@ -156,9 +156,9 @@ def is_interactive() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def check_can_ask(*, asked: bool, has_dry_run: bool = True) -> None:
+def check_can_ask(*, asks: bool, has_dry_run: bool = True) -> None:
     """Raises UsageError where a change is to be asked about and no one is there to answer."""
-    if asked and not is_interactive():
+    if asks and not is_interactive():
         from homenode.errors import UsageError
 
         raise UsageError(
@@ -181,7 +181,7 @@ def ask(question: str) -> None:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
+def working(task: str) -> Iterator[None]:
     """Show what takes a while, and how long it has, until it ends; only on a terminal."""
     if not sys.stderr.isatty():
         yield
@@ -190,12 +190,12 @@ def working(what: str) -> Iterator[None]:
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=error_console(), transient=True) as shown:
-        shown.add_task(_plain(what), total=None)
+        shown.add_task(_plain(task), total=None)
         yield
 
 
 @contextmanager
-def counting(what: str) -> "Iterator[Callable[[int, int], None]]":
+def counting(task_name: str) -> "Iterator[Callable[[int, int], None]]":
     """Show how many are done, of how many, on a terminal; give a function that is told both."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
@@ -204,7 +204,7 @@ def counting(what: str) -> "Iterator[Callable[[int, int], None]]":
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=error_console(), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(task_name, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -212,12 +212,15 @@ def print_json(text: str) -> None:
     """A JSON document to standard output: never wrapped, never coloured. Letters that could steer a
     terminal stand in it as escapes of JSON, which mean the same."""
     if not text.replace("\n", "").isprintable():
-        text = "".join(one if one.isprintable() or one == "\n" else _escaped(one) for one in text)
+        text = "".join(
+            letter if letter.isprintable() or letter == "\n" else _escape_letter(letter)
+            for letter in text
+        )
     sys.stdout.write(text)
     sys.stdout.flush()  # who asks line by line waits for each answer
 
 
-def _escaped(letter: str) -> str:
+def _escape_letter(letter: str) -> str:
     """As JSON writes a letter: those above U+FFFF as two of UTF-16."""
     units = letter.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
@@ -305,10 +308,10 @@ def permissions_of(document: str) -> int:
     from homenode.safe.durable import PRIVATE
 
     try:
-        known = Path(document).stat().st_mode
+        mode = Path(document).stat().st_mode
     except OSError:
         return PRIVATE
-    return stat.S_IMODE(known) & 0o666 if document != "-" and stat.S_ISREG(known) else PRIVATE
+    return stat.S_IMODE(mode) & 0o666 if document != "-" and stat.S_ISREG(mode) else PRIVATE
 
 
 STANDARD_OUTPUT = Path("-")
@@ -380,7 +383,7 @@ def _is_ours(path: Path) -> bool:
             end = file.read(len(SIGNED_END))
     except OSError:
         return False
-    return not start or end == SIGNED_END or any(one in start for one in _SIGNATURES)
+    return not start or end == SIGNED_END or any(signature in start for signature in _SIGNATURES)
 
 
 def note_written(path: Path) -> None:
@@ -451,11 +454,11 @@ def interruptible() -> Iterator[None]:
         raise KeyboardInterrupt
 
     before = {}
-    for one in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(one) is not signal.SIG_IGN:
-            before[one] = signal.signal(one, interrupt)
+    for signal_number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signal_number) is not signal.SIG_IGN:
+            before[signal_number] = signal.signal(signal_number, interrupt)
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)

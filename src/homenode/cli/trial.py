@@ -151,7 +151,7 @@ def begin_trial(asked: TrialArguments) -> None:
     virsh = Virsh(asked.connect)
     host = hosts_after((load_daemon_host(asked.host, virsh),), asked.after)[0]
     state = virsh.domain(asked.name)
-    check_can_ask(asked=not (asked.yes or asked.dry_run))
+    check_can_ask(asks=not (asked.yes or asked.dry_run))
     original = virsh.definition(state.uuid)
     if is_emulated(original) and EMULATED not in os.environ:
         raise UsageError(

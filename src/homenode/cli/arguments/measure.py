@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.cli.arguments import JsonOption
-from homenode.cli.command import Under
+from homenode.cli.command import OptionGroup
 from homenode.measure.results.vantage import Vantage
 from homenode.option import Arg, Flag, Opt
 from homenode.units import parse_duration
@@ -168,9 +168,9 @@ class BenchArguments(Struct, frozen=True, kw_only=True):
     """
 
     name: Annotated[str | None, Opt("--name", "NAME")] = None
-    suite: Annotated[SuiteArguments, Under(SUITE)] = SuiteArguments()
-    own: Annotated[AppArguments, Under(OWN, rare=True)] = AppArguments()
-    run: Annotated[RunArguments, Under(WHERE)] = RunArguments()
+    suite: Annotated[SuiteArguments, OptionGroup(SUITE)] = SuiteArguments()
+    own: Annotated[AppArguments, OptionGroup(OWN, rare=True)] = AppArguments()
+    run: Annotated[RunArguments, OptionGroup(WHERE)] = RunArguments()
     on: Annotated[str | None, Opt("--on", "WHERE", panel=WHERE)] = None
     probe: Annotated[Path | None, Opt("--probe", "FILE", panel=WHERE, rare=True)] = None
     results: Annotated[Path, Opt("--results", "DIR")] = Path("results")

@@ -16,7 +16,7 @@ from homenode.cli.arguments.measure import (
     SuiteArguments,
     WithinOption,
 )
-from homenode.cli.command import Only, Under
+from homenode.cli.command import IncludeFields, OptionGroup
 from homenode.objective import Objective
 from homenode.option import Arg, Flag, Opt
 from homenode.vm.hypervisor.connection import DEFAULT, STOP_S
@@ -58,11 +58,11 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
     """
 
     name: DomainArgument
-    suite: Annotated[SuiteArguments, Under(SUITE)] = SuiteArguments()
-    own: Annotated[AppArguments, Under(OWN, rare=True)] = AppArguments()
-    access: Annotated[AccessOptions, Under(ACCESS, rare=True)] = AccessOptions()
+    suite: Annotated[SuiteArguments, OptionGroup(SUITE)] = SuiteArguments()
+    own: Annotated[AppArguments, OptionGroup(OWN, rare=True)] = AppArguments()
+    access: Annotated[AccessOptions, OptionGroup(ACCESS, rare=True)] = AccessOptions()
     manual: ManualRanges = ManualRanges()
-    options: Annotated[PlanOptions, Only(PLACEMENT, "page_bytes", "pci_granularity")] = (
+    options: Annotated[PlanOptions, IncludeFields(PLACEMENT, "page_bytes", "pci_granularity")] = (
         PlanOptions()
     )
     after: AfterOption = ()
@@ -110,7 +110,7 @@ class TrialResumeArguments(Struct, frozen=True, kw_only=True):
     """
 
     name: TrialArgument
-    access: Annotated[AccessOptions, Under(ACCESS, rare=True)] = AccessOptions()
+    access: Annotated[AccessOptions, OptionGroup(ACCESS, rare=True)] = AccessOptions()
     boots: Annotated[int | None, Opt("--boots", "N", ge=1)] = None
     within: WithinOption = None
     report: ReportOption = None

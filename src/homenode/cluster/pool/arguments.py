@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.cli.arguments import AfterOption, ExplainOption, JsonOption, PoolOption, ResultsOption
-from homenode.cli.command import Only
+from homenode.cli.command import IncludeFields
 from homenode.option import Arg, Flag, Opt
 from homenode.vm.plan_options import PlanOptions
 
@@ -52,7 +52,7 @@ class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
 
     document: Annotated[str, Arg("VM.xml")]
     pool: PoolOption
-    options: Annotated[PlanOptions, Only(*_OF_PLAN)] = PlanOptions()
+    options: Annotated[PlanOptions, IncludeFields(*_OF_PLAN)] = PlanOptions()
     results: ResultsOption = ()
     among: Annotated[tuple[str, ...], Opt("--on", "HOST")] = ()
     after: AfterOption = ()

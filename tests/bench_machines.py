@@ -49,7 +49,7 @@ class FakeMachine:
         self.calls.append(words)
         self.inputs.append(input)
         if words[0] == PROBE and PROBE not in self.programs:
-            raise ToolMissingError(f"{PROBE}: expected it to be installed, found none on PATH")
+            raise ToolMissingError(PROBE)
         output = self.answer(words)
         return Completed(words, self.code, output, "it went wrong" if self.code else "")
 

@@ -15,7 +15,7 @@ from tests.processes import wait_for_end
 
 
 def test_a_program_that_is_not_installed_is_missing() -> None:
-    with pytest.raises(ToolMissingError, match="no-such-program: expected it to be installed"):
+    with pytest.raises(ToolMissingError, match="no-such-program: command not found"):
         run(["no-such-program"], 60)
 
 

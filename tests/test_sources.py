@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.errors import InputError, NotKnownError
+from homenode.errors import HomenodeError, InputError, NotKnownError
 from homenode.formats import encode
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import summarise
@@ -79,7 +79,7 @@ def test_a_listing_lies_over_any_host(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "expected a file or the name of a host, found neither"),
+        (None, "no such file"),
         (b"just some words\n", "a text that is none of them"),
         (b"\x7fELF\x00\x00", "binary data of no known kind"),
         (b"<domain/>", "expected a host, found the domain"),
@@ -105,16 +105,15 @@ def test_of_an_empty_file_nothing_is_known(tmp_path: Path, content: bytes) -> No
         load_host(str(tmp_path / "empty"))
 
 
-@pytest.mark.parametrize("source", ["", "x" * 5000, "a\0b"])
+@pytest.mark.parametrize("source", ["", "x" * 5000, "a\0b", "a.toml"])
 def test_names_that_no_file_can_have_are_refused(source: str) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(HomenodeError) as error:
         load_host(source)
+    assert error.value.exit_code == 2
 
 
 def test_a_listing_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match="nowhere: expected a file that can be read, found: No such"
-    ):
+    with pytest.raises(InputError, match="nowhere: no such file"):
         load_host("xapi-2n16c2t", lspci=tmp_path / "nowhere")
 
 

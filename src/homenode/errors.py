@@ -5,6 +5,7 @@ an answer that the user asked for. A Gap is something unknown; we go on and say 
 """
 
 import errno
+from collections.abc import Iterable
 from typing import ClassVar
 
 DONE, FINDINGS, USAGE, HOST, UNPLANNABLE, NOT_KNOWN, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
@@ -40,6 +41,32 @@ class UsageError(HomenodeError):
     """Options that contradict each other, or an argument that is not of its form."""
 
     exit_code = USAGE
+
+
+def missing(name: str, hint: str) -> UsageError:
+    """An argument or option without which a command cannot run."""
+    kind = "option" if name.startswith("-") else "argument"
+    return UsageError(f"missing {kind} {name}", hint=hint)
+
+
+def unknown(
+    kind: str, word: str, names: Iterable[str], hint: str | None = None, before: str = ""
+) -> UsageError:
+    """A word that is not one of the names, with the name that it resembles."""
+    from homenode.text import did_you_mean
+
+    shown = word if word.startswith("-") else repr(word)
+    meant = did_you_mean(word, names).strip()
+    meant = f" ({meant})" if meant else ""
+    return UsageError(f"{before}unknown {kind} {shown}{meant}", hint=hint)
+
+
+def out_of_range(
+    option: str, text: str, minimum: float | None, maximum: float | None
+) -> UsageError:
+    """A number that an option does not take; None = no bound on that side."""
+    bounds = f"{minimum:g} or more" if maximum is None else f"{minimum or 0:g} to {maximum:g}"
+    return UsageError(f"{option}: {text} is out of range ({bounds})")
 
 
 class InputError(HomenodeError):
@@ -105,6 +132,8 @@ def of_os(
     name = name if len(name) <= 200 else f"{name[:197]}..."
     is_input = isinstance(error, ValueError) or error.errno in _NOT_AS_NAMED
     kind = InputError if is_input else HostError
+    if isinstance(error, FileNotFoundError):
+        return kind(f"{name}: no such file", hint=hint)
     if hint is None and isinstance(error, PermissionError):
         hint = "run as root, or as the owner of the file"
     return kind(f"{name}: expected {expected}, found: {reason}", hint=hint)

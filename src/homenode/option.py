@@ -75,9 +75,7 @@ def size_bytes(text: str, option: str) -> int:
     Raises UsageError.
     """
     if text.strip().isdigit():
-        raise UsageError(
-            f"{option}: expected a size with its unit, found {text!r}", hint=f"{text}GiB"
-        )
+        raise UsageError(f"{option}: unit missing in {text!r}", hint=f"{option} {text.strip()}GiB")
     try:
         return parse_bytes(text)
     except InputError as error:
@@ -105,10 +103,7 @@ def key_values(
         parts[key] = value
     missing = [name for name in needed if name not in parts]
     if missing:
-        raise UsageError(
-            f"{option} {text!r}: expected {' and '.join(f'{key}=...' for key in missing)}, "
-            "found none"
-        )
+        raise UsageError(f"{option} {text!r}: missing {' and '.join(f'{key}=' for key in missing)}")
     return parts
 
 

@@ -46,8 +46,24 @@ _PASSED_ON = (
 _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
+_PACKAGES = {
+    "qemu-img": "qemu-utils",
+    "qemu-system-x86_64": "qemu-system-x86",
+    "scontrol": "slurm-client",
+    "ssh": "openssh-client",
+    "virsh": "libvirt-clients",
+}
+"""Programs that a command cannot do without, and the Debian packages that have them."""
+
+
 class ToolMissingError(ToolError):
-    """The program is not installed."""
+    """The program is not installed. before: the machine that lacks it."""
+
+    def __init__(self, program: str, before: str = "") -> None:
+        package = _PACKAGES.get(program)
+        super().__init__(
+            f"{before}{program}: command not found", hint=package and f"apt install {package}"
+        )
 
 
 class ToolTimeoutError(ToolError):
@@ -133,7 +149,7 @@ def run(
     """
     program = find_program(argv[0])
     if program is None:
-        raise ToolMissingError(f"{argv[0]}: expected it to be installed, found none on PATH")
+        raise ToolMissingError(argv[0])
     process: subprocess.Popen[bytes] | None = None
     try:
         with _interrupts_held():

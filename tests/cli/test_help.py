@@ -82,11 +82,22 @@ def test_commands_stand_in_their_groups(capsys: pytest.CaptureFixture[str]) -> N
     assert shown.index("  doctor") < shown.index("Measure:") < shown.index("  trial")
 
 
+def test_without_a_command_this_machine_and_the_first_commands_are_named() -> None:
+    done = homenode()
+    first, empty, *commands = done.stdout.splitlines()
+    assert done.exit_code == 0 and not empty and len(commands) == 6
+    assert re.match(r"this machine: \d+ packages?, .* \d+ GPUs?; (\d+ VMs?|VMs unknown)", first)
+    assert all(len(line) <= 80 for line in (first, *commands))
+    for line in commands[:-1]:
+        assert line.split()[1] in PROGRAM.subcommands
+    assert str(len([sub for sub in PROGRAM.commands if not sub.hidden])) in commands[-1]
+
+
 OF_CLUSTER = (
     (("kubevirt", "chek"), "did you mean check?"),
     (("slurm",), "homenode slurm audit"),
     (("pool", "show", "--pool", "hgx-h10*4"), "did you mean hgx-h100?"),
-    (("slurm", "check"), "homenode slurm check --help"),
+    (("slurm", "check"), "homenode slurm check gres.conf slurm.conf"),
 )
 
 
@@ -97,7 +108,7 @@ OF_CLUSTER = (
         (("plan", "x.xml", "--memry", "1GiB"), "did you mean --memory?"),
         (("plan", "x.xml", "--policy", "core-first"), "did you mean cores-first?"),
         (("show", "--host", "hgx-h10"), "did you mean hgx-h100?"),
-        (("show", "hgx-h100"), "--host SOURCE"),
+        (("show", "hgx-h100"), "homenode show --host hgx-h100"),
         (("list", "findings", "pcie-link-narow"), "did you mean pcie-link-narrow?"),
         (("bench", "--layout", "pin-nume"), "did you mean pin-numa?"),
         (("bench", "--tests", "strem"), "did you mean stream?"),

@@ -53,9 +53,7 @@ def test_a_command_names_the_missing_program_and_its_package(
         main()
     said = capsys.readouterr().err
     assert end.value.code == 3
-    reasons = ("command not found", "expected it to be installed, found none on PATH")
-    assert any(f"{missing}: {reason}" in said for reason in reasons)
-    assert "hint: " in said and f" install {package}" in said and "dnf" in said
+    assert f"{missing}: command not found\n" in said and f"hint: apt install {package}" in said
 
 
 def test_qemu_is_found_where_rhel_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,8 +268,8 @@ def test_a_layout_need_not_be_named_and_slow_links_are_warned_of() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
-        (["nothing.xml", "--layout", "pin"], 2, "expected a domain document"),
-        ([str(DOCUMENT), "--layout", "pin", "--host", "no-such"], 2, "shipped hosts"),
+        (["nothing.xml", "--layout", "pin"], 2, "nothing.xml: no such file"),
+        ([str(DOCUMENT), "--layout", "pin", "--host", "no-such"], 2, "homenode list hosts"),
         ([str(DOCUMENT), "--layout", "pni", "--host", "xapi-2n16c2t"], 2, "did you mean pin?"),
         ([str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--device", "1:2"], 2, "1:2"),
         (
@@ -303,7 +303,7 @@ def test_a_layout_need_not_be_named_and_slow_links_are_warned_of() -> None:
         ([str(DOCUMENT), "--layout", "default", "--emulator-cpus", "0"], 2, "pins nothing"),
         ([str(DOCUMENT), "--layout", "pin", "--node-cpus", "0-3", "--svg", "x.svg"], 2, "--svg"),
         ([str(DOCUMENT), "--layout", "pin", "--node-cpus", "0-3", "--vcpus", "4"], 2, "--vcpus"),
-        ([str(DOCUMENT), "--layout", "pin", "-o", "/nodir/x.xml"], 3, "expected a folder /nodir"),
+        ([str(DOCUMENT), "--layout", "pin", "-o", "/nodir/x.xml"], 3, "/nodir: no such directory"),
         ([str(DOCUMENT), "--layout", "pin", "--save-plan", "."], 2, "found a folder"),
     ],
 )
@@ -329,7 +329,7 @@ def test_a_saved_plan_is_refused_on_another_host(tmp_path: Path) -> None:
     ("arguments", "code", "expected"),
     [
         (["--plan", "p.json"], 2, "expected --svg"),
-        (["--plan", "nosuch.json", "--svg", "/tmp/x.svg"], 2, "expected a saved plan"),
+        (["--plan", "nosuch.json", "--svg", "/tmp/x.svg"], 2, "nosuch.json: no such file"),
         (["--svg", "."], 2, "found a folder"),
     ],
 )

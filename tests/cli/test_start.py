@@ -26,7 +26,7 @@ def at_start() -> set[str]:
     """With every command, as the help needs them."""
     return _loaded(
         "from homenode.cli.main import PROGRAM; from homenode.cli.help import help_text; "
-        "help_text(PROGRAM, 'homenode', whole=True, to_terminal=False); "
+        "help_text(PROGRAM, 'homenode', shows_all=True, to_terminal=False); "
         "[one.parameters for each in PROGRAM.commands for one in (each, *each.commands)]"
     )
 

@@ -59,7 +59,7 @@ class GpuNode(local.LocalMachine):
     ) -> Completed:
         # What else this machine does is nothing of the described node.
         if argv[0].startswith("python") or argv[-1] == "/proc/stat":
-            raise ToolMissingError(f"{argv[0]}: expected it to be installed, found none on PATH")
+            raise ToolMissingError(argv[0])
         words = list(argv)
         node = "0" if allowed_pus().startswith("0") else "1"
         while words[0] in ("numactl", "taskset"):

@@ -18,7 +18,7 @@ from homenode.cli.arguments.measure import (
 from homenode.cli.arguments.trial import TrialArguments
 from homenode.cli.command import format_words
 from homenode.cpuset import CpuSet
-from homenode.errors import UsageError
+from homenode.errors import UsageError, unknown
 from homenode.measure.access.ssh import SshChannel
 from homenode.measure.environment import is_virtual
 from homenode.measure.model import Depth, Group, SuiteOptions
@@ -33,7 +33,6 @@ from homenode.objective import Objective
 from homenode.plan.stored import read_plan
 from homenode.process import find_program
 from homenode.safe.input_files import read_input
-from homenode.text import did_you_mean
 from homenode.units import parse_bytes
 from homenode.vm.hypervisor.connection import (
     GuestAccess,
@@ -112,12 +111,9 @@ def _suite(typed: SuiteArguments) -> SuiteOptions:
         raise UsageError("give either --quick or --full, not both")
     names = [] if typed.tests is None else [one.strip() for one in typed.tests.split(",")]
     known = [str(group) for group in Group if group is not Group.APP]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise UsageError(
-            f"--tests: expected some of {', '.join(known)}, found {', '.join(unknown) or 'none'}",
-            hint=did_you_mean(unknown[0], known).strip() or None,
-        )
+    for name in names:
+        if name not in known:
+            raise unknown("test", name, known, f"--tests {','.join(known)}", "--tests: ")
     largest = parse_bytes(typed.nccl_max_msg)
     if not 8 <= largest <= 1 << 40:
         raise UsageError(f"--nccl-max-msg {typed.nccl_max_msg}: expected 8 B to 1 TiB")

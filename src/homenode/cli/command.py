@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from msgspec import NODEFAULT
 
-from homenode.errors import HostError, UsageError
+from homenode.errors import HostError, UsageError, missing, out_of_range, unknown
 from homenode.option import Arg, Flag, Opt
 
 HELP = ("--help", "-h")
@@ -28,15 +28,12 @@ REQUIRED = NODEFAULT
 
 
 class WrongCall(UsageError):
-    """A call that no command takes. path: the words that call the command. group: where only its
-    name was given, whose help is the answer."""
+    """A call that no command takes."""
 
-    def __init__(
-        self, path: str, message: str, hint: str = "", group: "Command | None" = None
-    ) -> None:
-        super().__init__(message, hint=f"{hint}{path} --help")
-        self.path = path
-        self.group = group
+    def __init__(self, path: str, error: UsageError, group: "Command | None" = None) -> None:
+        super().__init__(error.message, hint=error.hint)
+        self.path = path  # the words that call the command
+        self.group = group  # the group of commands whose name alone was typed: its help is printed
 
 
 class IncludeFields:
@@ -100,27 +97,20 @@ class Parameter(NamedTuple):
 
     def _parse_choice(self, text: str, name: str) -> Any:
         if text not in self.choices:
-            from homenode.text import did_you_mean
-
-            raise UsageError(
-                f"{name}: expected one of {', '.join(self.choices)}, found {text!r}",
-                hint=did_you_mean(text, self.choices),
-            )
+            choices = f"{name} {'|'.join(self.choices)}"
+            raise unknown("value", text, self.choices, choices, f"{name}: ")
         kinds = self.kind.__args__ if isinstance(self.kind, types.UnionType) else (self.kind,)
         return next(kind(text) for kind in kinds if text in list(kind))
 
     def _parse_number(self, text: str, name: str) -> Any:
-        minimum, maximum = self.opt.ge, self.opt.le
+        low, high = self.opt.ge, self.opt.le
         try:
             number = self.kind(text)
         except ValueError:
             kind_name = "a whole number" if self.kind is int else "a number"
-            raise UsageError(f"{name}: expected {kind_name}, found {text!r}") from None
-        if not (minimum is None or number >= minimum) or not (maximum is None or number <= maximum):
-            bounds = (
-                f"{minimum:g} or more" if maximum is None else f"{minimum or 0:g} to {maximum:g}"
-            )
-            raise UsageError(f"{name}: expected {bounds}, found {text}")
+            raise UsageError(f"{name}: {text!r} is not {kind_name}") from None
+        if not (low is None or number >= low) or not (high is None or number <= high):
+            raise out_of_range(name, text, low, high)
         return number
 
 
@@ -302,13 +292,10 @@ def find_call(command: Command, words: Sequence[str], path: str) -> Call:
 
 def _refuse_command(command: Command, path: str, word: str) -> None:
     if not word:
-        raise WrongCall(path, "expected a command, found none", group=command)
-    if word.startswith("-"):
-        raise WrongCall(path, f"expected a command, found the option {word}")
-    from homenode.text import did_you_mean
-
-    names = [subcommand.name for subcommand in command.commands if not subcommand.hidden]
-    raise WrongCall(path, f"expected a command, found {word!r}", did_you_mean(word, names))
+        raise WrongCall(path, missing("COMMAND", f"{path} --help"), command)
+    names = [sub.name for sub in command.commands if not sub.hidden]
+    kind = "option" if word.startswith("-") else "command"
+    raise WrongCall(path, unknown(kind, word, names, f"{path} {'|'.join(names)}"))
 
 
 class _WordReader:
@@ -362,16 +349,18 @@ class _WordReader:
             return
         if isinstance(parameter.opt, Flag):
             if value is not None:
-                raise WrongCall(self.path, f"{name}: expected no value, found {value!r}")
+                raise self.refuse(f"{name} takes no value: {value!r}", name)
             self.values[parameter.path] = name not in self.off
             return
         if value is None:
             if not self.rest:
-                raise WrongCall(
-                    self.path, f"{name}: expected {parameter.opt.metavar}, found nothing"
-                )
+                raise self.refuse(f"{name}: missing {parameter.opt.metavar}")
             value = self.rest.pop(0)
         self.give(parameter, value, name)
+
+    def refuse(self, message: str, hint: str | None = None) -> WrongCall:
+        examples = self.command.examples
+        return WrongCall(self.path, UsageError(message, hint=hint or next(iter(examples), None)))
 
     def give(self, parameter: Parameter, text: str, name: str) -> None:
         if parameter.many:
@@ -380,7 +369,7 @@ class _WordReader:
             return
         value = self.value(parameter, text, name)
         if self.values.get(parameter.path, value) != value:
-            raise WrongCall(self.path, f"{name}: expected once, found twice, the second {text!r}")
+            raise self.refuse(f"{name}: may be given once; given again as {text!r}")
         self.values[parameter.path] = value
 
     def value(self, parameter: Parameter, text: str, name: str) -> Any:
@@ -389,14 +378,11 @@ class _WordReader:
         except UsageError as error:
             if parameter.opt.parse is not None:
                 raise
-            raise WrongCall(self.path, error.message, error.hint or "") from None
+            raise WrongCall(self.path, error) from None
 
     def refuse_option(self, name: str) -> None:
-        from homenode.text import did_you_mean
-
-        names = [n for parameter in self.parameters for n in parameter.opt.names]
-        names += [*self.off, HELP[0], HELP_ALL]
-        raise WrongCall(self.path, f"no option {name}", did_you_mean(name, names))
+        names = [spelling for parameter in self.parameters for spelling in parameter.opt.names]
+        raise WrongCall(self.path, unknown("option", name, [*names, *self.off, *HELP, HELP_ALL]))
 
     def place(self) -> None:
         """Give the words by position to the arguments: one each, and to a repeated one the rest."""
@@ -409,20 +395,15 @@ class _WordReader:
                 self.give(argument, word, argument.opt.metavar)
             words = words[count:]
         if words:
-            option = "name a host with --host SOURCE. " if "--host" in self.named else ""
-            raise WrongCall(self.path, f"no argument {words[0]!r} is expected", option)
+            hint = f"{self.path} --host {words[0]}" if "--host" in self.named else None
+            raise self.refuse(f"unexpected argument {words[0]!r}", hint)
 
     def check_required(self) -> None:
         for parameter in self.parameters:
             if parameter.default is REQUIRED and parameter.path not in self.values:
-                kind_name = "an argument" if isinstance(parameter.opt, Arg) else "the option"
-                message = f"expected {kind_name} {parameter.name}, found none"
-                hint = (
-                    f"one of {', '.join(parameter.choices)}"
-                    if parameter.choices
-                    else self.command.examples[0]
-                )
-                raise WrongCall(self.path, message, f"{hint}. ")
+                name, choices = parameter.name, "|".join(parameter.choices)
+                hint = f"{self.path} {name} {choices}" if choices else self.command.examples[0]
+                raise WrongCall(self.path, missing(name, hint))
 
 
 def read_words(command: Command, path: str, words: Sequence[str]) -> Any:

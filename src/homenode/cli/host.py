@@ -21,13 +21,13 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.doc import Doc, Table, Text
-from homenode.errors import InputError, UsageError
+from homenode.errors import UsageError, unknown
 from homenode.findings import catalogue, texts_of
 from homenode.formats import encode
 from homenode.machine.description.parse import is_made_up, load_shipped, shipped_hosts
 from homenode.machine.topology import Host, summarise
 from homenode.safe.input_files import read_input
-from homenode.text import did_you_mean
+from homenode.text import plural
 from homenode.units import format_bytes
 from homenode.vm.layout import AUTO_SUMMARY, PRESETS, STUDY_NAMES, SUMMARIES, Layout
 from homenode.vm.sources import load_host
@@ -50,6 +50,34 @@ def show(asked: ShowArguments) -> None:
         from homenode.show.host_text import host_text, host_tree
 
         console().print(host_tree(host) if asked.explain else host_text(host))
+
+
+OVERVIEW = """
+homenode show           nodes, cores, GPUs, links and VMs of this machine
+homenode doctor         slow links, bad settings and costly pins
+homenode plan VM        where a VM goes, and why
+homenode apply VM       plan it, show the change, ask, define it
+homenode restore VM     undo that
+homenode --help         all 17 commands"""
+
+
+def print_overview() -> None:
+    """Print what this machine is, and the commands to begin with."""
+    host = load_host(None)
+    counts = summarise(host)
+    memory = "memory unknown"
+    if counts.memory_bytes is not None:
+        memory = format_bytes(counts.memory_bytes)
+    parts = (
+        plural(counts.packages, "package"),
+        plural(counts.numa_nodes, "node"),
+        plural(counts.cores, "core"),
+        memory,
+        plural(counts.gpus, "GPU"),
+    )
+    unread = any(gap.subject.startswith("VMs") for gap in host.gaps)
+    vms = "VMs unknown" if unread else plural(len(host.domains), "VM")
+    say(f"this machine: {', '.join(parts)}; {vms}\n{OVERVIEW}")
 
 
 def _drawn(host: Host, asked: ShowArguments) -> str:
@@ -159,10 +187,7 @@ def findings(asked: FindingsArguments) -> None:
             say("\n".join(sorted(known)))
         return
     if asked.finding not in known:
-        raise InputError(
-            f"{asked.finding}: expected the id of a finding, found none of that name",
-            hint=f"{did_you_mean(asked.finding, known)}each finding ends with its id in brackets",
-        )
+        raise unknown("finding", asked.finding, known, "homenode list findings")
     text = _page(asked.finding)
     if asked.json:
         _print_rows([{"id": asked.finding, "text": text}])

@@ -79,7 +79,7 @@ def import_results(asked: ImportArguments) -> None:
             )
         raise InputError(
             f"{named}: expected outputs of measuring tools, found none",
-            hint="homenode import --help lists the tools that are known",
+            hint="homenode import logs/ -o results",
         )
     if not asked.dry_run:
         for one in with_figures:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from homenode import __version__
 from homenode.cli.command import Command, WrongCall, find_call
 from homenode.cli.terminal import check_streams, discard_output, note, note_error, say
-from homenode.errors import DONE, EXIT_CODES, INTERRUPTED, USAGE, HomenodeError, HostError
+from homenode.errors import DONE, EXIT_CODES, INTERRUPTED, HomenodeError, HostError
 
 PLACE = "Place"
 CHECK = "Check"
@@ -120,18 +120,18 @@ def run(words: Sequence[str]) -> None:
         return
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
+    if not words:
+        from homenode.cli.host import print_overview
+
+        print_overview()
+        return
     call = find_call(PROGRAM, words, PROGRAM.name)
     if call.help:
         from homenode.cli.help import print_help
 
         print_help(call.command, call.path, shows_all=call.help == "--help-all")
         return
-    try:
-        call.command.run(call.read_options())
-    except HomenodeError as error:
-        if error.exit_code == USAGE:
-            error.hint = error.hint or f"{call.path} --help"
-        raise
+    call.command.run(call.read_options())
 
 
 def _about_the_program(words: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from homenode.cli.terminal import (
     write_bytes,
     write_text,
 )
-from homenode.errors import FINDINGS, UsageError
+from homenode.errors import FINDINGS, UsageError, unknown
 from homenode.findings import Severity
 from homenode.plan.auto import refuse_auto, resolve_layout
 from homenode.plan.pipeline import (
@@ -34,7 +34,7 @@ from homenode.plan.pipeline import (
 )
 from homenode.plan.stored import encode_plan, encode_refusal, read_plan, with_planned
 from homenode.safe.input_files import read_input
-from homenode.text import command_line, did_you_mean
+from homenode.text import command_line
 from homenode.vm.domain.copy import DEFAULT_NAME, check_name, new_domain
 from homenode.vm.domain.restore import is_tuned_output, saved_original, write_tuned
 from homenode.vm.domain.schema import refuse_new_errors
@@ -128,10 +128,7 @@ def refuse_unknown_target(target: str) -> None:
     """Raise UsageError for a name that is not a target."""
     names: tuple[str, ...] = (LIBVIRT, *TARGETS)
     if target not in names:
-        raise UsageError(
-            f"--target: expected {', '.join(names)}, found {target!r}",
-            hint=did_you_mean(target, names) or None,
-        )
+        raise unknown("target", target, names, f"--target {'|'.join(names)}", "--target: ")
 
 
 # The files to write.

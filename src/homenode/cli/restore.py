@@ -49,9 +49,7 @@ def restore(arguments: RestoreArguments) -> None:
         _list_open()
         return
     if not targets:
-        raise UsageError(
-            "expected a document or a domain, found none", hint="homenode restore --list"
-        )
+        raise UsageError("missing argument NAME", hint="homenode restore --list")
     if any(map(is_file_target, targets)):
         if len(targets) > 1:
             raise UsageError(f"expected one document, or domains, found {len(targets)} targets")

@@ -28,7 +28,7 @@ from homenode.change.retrain.install import (
 from homenode.change.retrain.plan import RetrainPlan, describe, plan_retrain
 from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
 from homenode.cli.terminal import note, note_error, print_file, print_findings, say
-from homenode.errors import FINDINGS, HomenodeError, InputError, UsageError
+from homenode.errors import FINDINGS, HomenodeError, InputError, UsageError, missing
 from homenode.findings import Finding, Findings
 from homenode.machine.discover import discover
 from homenode.machine.snapshot.live import LiveSnapshot
@@ -56,10 +56,7 @@ def retrain(arguments: RetrainArguments) -> None:
         print_file(libvirt_hook(_program(), arguments.target))
         return
     if not devices:
-        raise UsageError(
-            "missing argument BDF",
-            hint="homenode doctor retrain 41:00.0",
-        )
+        raise missing("BDF", "homenode doctor retrain 41:00.0")
     if arguments.print_unit:
         print_file(systemd_unit(devices, _program(), arguments.target))
         return
@@ -183,6 +180,6 @@ def _program() -> str:
                 )
             return str(path.resolve())
     raise InputError(
-        "homenode: expected to know its own path for the unit, found none",
+        "the path of homenode is unknown",
         hint="call it by its full path",
     )

@@ -162,8 +162,8 @@ def check_can_ask(*, asks: bool, has_dry_run: bool = True) -> None:
         from homenode.errors import UsageError
 
         raise UsageError(
-            "expected --yes, since there is no terminal to ask on",
-            hint="--dry-run shows what would change, --yes changes it" if has_dry_run else None,
+            "no terminal to ask on; nothing was changed",
+            hint="--yes, or --dry-run to see the change" if has_dry_run else "--yes",
         )
 
 
@@ -349,7 +349,7 @@ def refuse_to_overwrite(path: Path, *, has_force: bool) -> None:
     from homenode.errors import UsageError
 
     raise UsageError(
-        f"{path}: expected no file, or one that homenode wrote, found another one",
+        f"{path}: file exists, and homenode did not write it",
         hint="choose another name" + (", or overwrite it with --force" if has_force else ""),
     )
 
@@ -364,9 +364,7 @@ def _check_place(path: Path) -> None:
     if is_folder:
         raise UsageError(f"{path}: expected a file to write, found a folder")
     if not has_parent:
-        raise HostError(
-            f"{path}: expected a folder {path.parent}, found none", hint="create it first"
-        )
+        raise HostError(f"{path.parent}: no such directory", hint=f"mkdir -p {path.parent}")
 
 
 def _is_ours(path: Path) -> bool:

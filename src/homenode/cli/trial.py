@@ -260,9 +260,7 @@ def show_status(asked: TrialStatusArguments) -> None:
     if not found and name is None:
         note("no trials yet")
     elif not found:
-        raise InputError(
-            f"{name}: expected a trial of it, found none", hint="homenode trial status lists all"
-        )
+        raise InputError(f"no trial of {name}", hint="homenode trial status")
     shown = found if name is None else found[-1:]
     if asked.json:
         print_json(encode("trial-status", TrialStatus(trials=tuple(map(_standing, shown)))))

@@ -67,7 +67,7 @@ def load_program(given: Sequence[str] | None) -> LoadProgram:
     names = " or ".join(argv[0] for argv in LOADS)
     wanted = given[0] if given else f"{names}, or {PYTHON} with PyTorch"
     raise UsageError(
-        f"--under-load: expected {wanted} to be installed, found none on PATH",
+        f"--under-load: {wanted} not found",
         hint='name a program that copies to the GPUs: --load-command "PROGRAM ARGUMENTS"',
     )
 

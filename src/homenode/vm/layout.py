@@ -5,7 +5,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.errors import UsageError
+from homenode.errors import UsageError, unknown
 
 
 class Pinning(StrEnum):
@@ -110,13 +110,8 @@ def preset_named(name: str) -> Layout | None:
 
 
 def unknown_layout(name: str, option: str = "--layout") -> UsageError:
-    """The error for a name that is no preset's, with the one that was meant."""
-    from homenode.text import did_you_mean
-
-    return UsageError(
-        f"{option} {name}: expected a layout, found none of that name",
-        hint=f"{did_you_mean(name, PRESETS)}layouts: {', '.join(PRESETS)}",
-    )
+    """The error for a name that is not a layout's."""
+    return unknown("layout", name, PRESETS, "homenode list layouts", f"{option}: ")
 
 
 def with_preset_name(layout: Layout) -> Layout:

@@ -10,11 +10,10 @@ from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
-from homenode.errors import InputError, NotKnownError, of_os
+from homenode.errors import InputError, NotKnownError, of_os, unknown
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.safe.input_files import read_file, read_start
-from homenode.text import did_you_mean
 
 if TYPE_CHECKING:
     from homenode.machine.tools.nvidia_smi import TopoMatrix
@@ -249,10 +248,9 @@ def shipped_host(name: str) -> Host:
 
     names = shipped_hosts()
     if name not in names:
-        raise InputError(
-            f"{name}: expected a file or the name of a host, found neither",
-            hint=f"{did_you_mean(name, names)}homenode list hosts lists the shipped hosts",
-        )
+        if not name.isprintable() or set(name) & {".", "/"} or not name:
+            raise InputError(f"{name[:200]!r}: no such file", hint="homenode list hosts")
+        raise unknown("host", name, names, "homenode list hosts")
     return load_shipped(name).host
 
 

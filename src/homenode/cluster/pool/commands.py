@@ -39,7 +39,7 @@ from homenode.cluster.pool.text import (
     unknown_lines,
 )
 from homenode.doc import Doc
-from homenode.errors import FINDINGS, UNPLANNABLE, NotKnownError, UsageError
+from homenode.errors import FINDINGS, UNPLANNABLE, NotKnownError, UsageError, unknown
 from homenode.findings import Gap
 from homenode.formats import encode
 from homenode.machine.topology import Host, refuse_unshown
@@ -49,7 +49,7 @@ from homenode.plan.stored import encode_plan
 from homenode.safe.input_files import read_input
 from homenode.show.explain import explain
 from homenode.show.plan_text import plan_parts
-from homenode.text import command_line, did_you_mean, plural
+from homenode.text import command_line, plural
 from homenode.vm.domain.read import read_vm
 from homenode.vm.host_sources import NamedHost, NamedHosts, read_hosts
 from homenode.vm.plan import Unplannable
@@ -169,10 +169,7 @@ def _hosts_named(entries: Sequence[NamedHost], names: Sequence[str]) -> Sequence
     hosts = {entry.name: entry for entry in entries}
     for name in names:
         if name not in hosts:
-            raise UsageError(
-                f"--on: no host named {name}",
-                hint=f"{did_you_mean(name, hosts)}homenode pool show --explain lists them",
-            )
+            raise unknown("host", name, hosts, "homenode pool show --explain", "--on: ")
     return [hosts[name] for name in dict.fromkeys(names)] if names else entries
 
 

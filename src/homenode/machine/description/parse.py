@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import fields, replace
 
 from homenode.cpuset import CpuSet, PuIndex
-from homenode.errors import InputError, UsageError
+from homenode.errors import InputError, unknown
 from homenode.findings import NO_VMS, Gap
 from homenode.machine.description.buses import DescribedPci, address, parse_links
 from homenode.machine.description.cores import (
@@ -42,7 +42,7 @@ from homenode.machine.topology import (
     summarise,
 )
 from homenode.package_data import package_names, package_text
-from homenode.text import did_you_mean, plural
+from homenode.text import plural
 from homenode.toml_text import decode_toml
 
 
@@ -256,8 +256,5 @@ def load_shipped(name: str) -> HostDescription:
     """A host that comes with homenode. Raises UsageError for a name that none has."""
     names = shipped_hosts()
     if name not in names:
-        raise UsageError(
-            f"host {name!r}: expected the name of a shipped host, found none such",
-            hint=f"{did_you_mean(name, names)}homenode list hosts lists them",
-        )
+        raise unknown("host", name, names, "homenode list hosts")
     return parse_description(package_text(*_FOLDER, f"{name}{_SUFFIX}"), f"{name}{_SUFFIX}")

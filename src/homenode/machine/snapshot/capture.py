@@ -21,7 +21,7 @@ from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.snapshot.redact import Identities, identities_of, redact
-from homenode.process import CLOSED, ToolMissingError, run
+from homenode.process import CLOSED, run
 from homenode.safe.durable import PRIVATE
 from homenode.text import command_line
 
@@ -106,19 +106,12 @@ def collect_over_ssh(
             f"--ssh: expected a host such as gpu7 or root@gpu7.example.org, found {host[:80]!r}"
         )
     asking = ("-o", "BatchMode=yes") if batch else ()
-    try:
-        completed = run(
-            ["ssh", *CLOSED, *asking, *options, "-o", "ConnectTimeout=20", "--", host, "sh"],
-            timeout_s,
-            collector_script(),
-            on_terminal=not batch,
-        )
-    except ToolMissingError as error:
-        raise ToolMissingError(
-            error.message,
-            hint="apt-get install openssh-client (Debian, Ubuntu), dnf install openssh-clients "
-            "(Fedora, RHEL)",
-        ) from None
+    completed = run(
+        ["ssh", *CLOSED, *asking, *options, "-o", "ConnectTimeout=20", "--", host, "sh"],
+        timeout_s,
+        collector_script(),
+        on_terminal=not batch,
+    )
     failure = completed.failure()
     if failure is not None:
         raise HostError(f"{host}: {failure}", hint=f"try: {command_line('ssh', host, 'true')}")

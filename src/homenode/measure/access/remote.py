@@ -161,9 +161,7 @@ class RemoteMachine:
                 f"{_last_line(said)}"
             )
         if status == MISSING:
-            raise ToolMissingError(
-                f"{self.name}: {argv[0]}: expected it to be installed, found none on PATH"
-            )
+            raise ToolMissingError(argv[0], f"{self.name}: ")
         if int(status) == _KILLED and time.monotonic() - started >= timeout_s:
             raise ToolTimeoutError(f"{self.name}: {argv[0]}: no end after {timeout_s:g} s")
         return Completed(tuple(argv), returncode_of(int(status)), said.stdout, stderr)

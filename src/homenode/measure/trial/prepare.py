@@ -193,9 +193,7 @@ def latest(root: Path, name: str, virsh: Virsh | None = None) -> StoredTrial:
     if not known and virsh is not None and is_there(virsh, name):
         known = [one for one in known_trials(root, virsh.domain(name).name) if one.head]
     if not known:
-        raise InputError(
-            f"{name}: expected a trial of it, found none", hint="homenode trial status lists all"
-        )
+        raise InputError(f"no trial of {name}", hint="homenode trial status")
     return known[-1]
 
 

@@ -12,10 +12,9 @@ from homenode.check.verify.boot.initramfs import refusal, silence
 from homenode.errors import InputError, ToolError
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.tools.xml_text import parse_xml
-from homenode.process import ToolTimeoutError, find_program, run
+from homenode.process import ToolMissingError, ToolTimeoutError, find_program, run
 from homenode.vm.domain.copy import copy_domain
 from homenode.vm.domain.document import Document
-from homenode.vm.hypervisor.virsh import INSTALL
 
 SYSTEM = "qemu:///system"
 _ASK_S = 30
@@ -32,7 +31,7 @@ def answering(connect: str | None) -> str | None:
     uri = connect or SYSTEM
     if find_program("virsh") is None:
         if connect is not None:
-            raise ToolError("virsh: command not found", hint=INSTALL)
+            raise ToolMissingError("virsh")
         return None
     try:
         failure = run(("virsh", "-c", uri, "uri"), _ASK_S).failure()

@@ -77,7 +77,6 @@ _PER_VCPU_S = 5
 _GZIP = b"\x1f\x8b\x08"
 _LARGEST_REPORT = 64 << 20
 _NOT_KEPT = ("kernel", "ovmf", "ovmf-variables", "domain", ".lock")
-_INSTALL = "apt install qemu-system-x86 (Debian, Ubuntu), dnf install qemu-kvm (Fedora, RHEL)"
 
 
 class BootOptions(Struct, frozen=True):
@@ -270,7 +269,7 @@ def _parts(stand_in: StandInGuest, source: str) -> Iterator[tuple[StandInGuest, 
 def _qemu() -> str:
     program = qemu_program()
     if program is None:
-        raise ToolMissingError(f"{PROGRAM}: command not found", hint=_INSTALL)
+        raise ToolMissingError(PROGRAM)
     return program
 
 

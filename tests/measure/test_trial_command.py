@@ -52,7 +52,7 @@ HERE = ("--policy", "spread")
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        (("--layouts", "fast", "--in-place"), "--layouts fast", None),
+        (("--layouts", "fast", "--in-place"), "unknown layout 'fast'", None),
         (("--layouts", "pin,pin", "--in-place", *HERE), "each once", None),
         (
             ("--layouts", "default", "--bare-metal", "--in-place"),

@@ -126,7 +126,7 @@ def test_without_a_host_a_plan_for_another_machine_is_compared_with_none(files: 
         ((), 2, "missing argument VM"),
         (("--guest", "@guest"), 2, "--guest: missing VM or --plan"),
         (("--plan", "@plan", "--guest", "@guest", "--boot"), 2, "--boot: missing VM"),
-        (("/nowhere/vm.xml", "--host", SMALL), 2, "expected a file that can be read"),
+        (("/nowhere/vm.xml", "--host", SMALL), 2, "no such file"),
         (("@plan", "--host", SMALL), 2, "expected well-formed XML"),
         (
             ("@document", "--plan", "@document", "--host", SMALL),

@@ -49,15 +49,27 @@ def missing(name: str, hint: str) -> UsageError:
     return UsageError(f"missing {kind} {name}", hint=hint)
 
 
+_MEANT = {"nccl": "multi-gpu", "rccl": "multi-gpu", "stream": "memory-bandwidth"}
+"""What programs measure, and the objective that it is."""
+
+
+def find_near(word: str, names: Iterable[str]) -> str | None:
+    """The name that a word resembles, begins, or means."""
+    from difflib import get_close_matches
+
+    names = list(names)
+    near = [_MEANT[word]] if _MEANT.get(word) in names else get_close_matches(word, names, n=1)
+    near = near or [name for name in names if word and name.startswith(word)]
+    return near[0] if near else None
+
+
 def unknown(
     kind: str, word: str, names: Iterable[str], hint: str | None = None, before: str = ""
 ) -> UsageError:
     """A word that is not one of the names, with the name that it resembles."""
-    from homenode.text import did_you_mean
-
     shown = word if word.startswith("-") else repr(word)
-    meant = did_you_mean(word, names).strip()
-    meant = f" ({meant})" if meant else ""
+    near = find_near(word, names)
+    meant = f" (did you mean {near}?)" if near else ""
     return UsageError(f"{before}unknown {kind} {shown}{meant}", hint=hint)
 
 

@@ -144,10 +144,6 @@ def plural(count: int, noun: str, nouns: str | None = None) -> str:
     return f"{count} {noun if count == 1 else nouns or noun + 's'}"
 
 
-_MEANT = {"nccl": "multi-gpu", "rccl": "multi-gpu", "stream": "memory-bandwidth"}
-"""What programs measure, and the objective that it is."""
-
-
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """The beginning of a hint, where a known word is near to the one that was given.
 
@@ -160,14 +156,10 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     >>> did_you_mean("xyz", ["pin"])
     ''
     """
-    from difflib import get_close_matches
+    from homenode.errors import find_near
 
-    names = list(choices)
-    close_names = (
-        [_MEANT[word]] if _MEANT.get(word) in names else get_close_matches(word, names, n=1)
-    )
-    close_names = close_names or [name for name in names if word and name.startswith(word)]
-    return f"did you mean {close_names[0]}? " if close_names else ""
+    near = find_near(word, choices)
+    return f"did you mean {near}? " if near else ""
 
 
 def number_list(numbers: Iterable[int]) -> str:

@@ -38,7 +38,7 @@ def made_up(number: int, rng: random.Random) -> Run:
         f"GPU {machine}",
         Origin.MEASURED,
         Vantage.GUEST,
-        Switches.of(PRESETS[layout]),
+        Switches.of_layout(PRESETS[layout]),
         host_kind=f"kind {machine}",
         host=f"host-{machine}",
         vcpus=64,

@@ -42,7 +42,7 @@ class SmallMachine(LocalMachine):
             return Completed(tuple(argv), 0, IDLE, "")
         return super().run(argv, timeout_s, input, environment=environment)
 
-    def installed(self, names: Collection[str]) -> frozenset[str]:
+    def find_installed(self, names: Collection[str]) -> frozenset[str]:
         return frozenset({PROBE})
 
     def snapshot(self) -> Snapshot:
@@ -64,7 +64,7 @@ class SmallHost(RemoteHost):
             return Completed(tuple(argv), 0, IDLE, "")
         return super().run(argv, timeout_s, input, environment=environment)
 
-    def installed(self, names: Collection[str]) -> frozenset[str]:
+    def find_installed(self, names: Collection[str]) -> frozenset[str]:
         return frozenset({PROBE})
 
     def snapshot(self) -> Snapshot:
@@ -89,7 +89,7 @@ def main(root: str, *words: str) -> None:
         machine,
         orders,
         Path(root),
-        lambda progress: print(progress.done, flush=True),
+        lambda progress: print(progress.ended_count, flush=True),
         resume="--resume" in words,
     )
     if isinstance(machine, SmallHost):

@@ -53,7 +53,7 @@ class FakeMachine:
         output = self.answer(words)
         return Completed(words, self.code, output, "it went wrong" if self.code else "")
 
-    def installed(self, names: Collection[str]) -> frozenset[str]:
+    def find_installed(self, names: Collection[str]) -> frozenset[str]:
         return frozenset(names) & self.programs
 
     def snapshot(self) -> Snapshot:

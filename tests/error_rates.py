@@ -61,7 +61,7 @@ def found(
             "gpu",
             Origin.MEASURED,
             Vantage.GUEST,
-            Switches.of(PRESETS[LAYOUTS[layout]]),
+            Switches.of_layout(PRESETS[LAYOUTS[layout]]),
             host_kind="kind",
             host="host",
             boots=(name,),

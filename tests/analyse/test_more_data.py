@@ -35,7 +35,7 @@ def run_of(layout: str, number: int, samples: Sequence[Sample], origin: Origin) 
         "gpu",
         origin,
         Vantage.GUEST,
-        Switches.of(PRESETS[layout]),
+        Switches.of_layout(PRESETS[layout]),
         host_kind="kind",
         host="host",
         host_addresses=True,

@@ -29,7 +29,7 @@ def alternative(
     gpus: Sequence[Bdf] = (),
 ) -> Alternative:
     head = RunHead(
-        f"{layout}-1", "gpus", Origin.IMPORTED, Vantage.HOST, Switches.of(PRESETS[layout])
+        f"{layout}-1", "gpus", Origin.IMPORTED, Vantage.HOST, Switches.of_layout(PRESETS[layout])
     )
     unit, scale = ("ns", 1.0) if "latency" in metric else ("bytes_per_s", 1e9)
     samples = tuple(

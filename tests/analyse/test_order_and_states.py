@@ -40,7 +40,7 @@ def boots_of(
             "H200",
             Origin.MEASURED,
             Vantage.GUEST,
-            Switches.of(PRESETS[layout]),
+            Switches.of_layout(PRESETS[layout]),
             host="host-1",
             conditions=(Condition("governor", "performance"),),
             started_s=None if starts is None else starts[number],

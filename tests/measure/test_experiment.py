@@ -64,7 +64,7 @@ def test_every_task_is_begun_once_and_in_order_and_one_that_fails_costs_no_other
     assert place.begun == ["a", "b", "c"]
     assert [one.state for one in ended.tasks] == [DONE, FAILED, DONE]
     assert seen[-1] == ended
-    assert [one.done for one in seen] == ([0, 1, 2, 3] if at_once == 1 else [0, 3])
+    assert [progress.ended_count for progress in seen] == ([0, 1, 2, 3] if at_once == 1 else [0, 3])
 
 
 def test_what_failed_before_is_tried_again_once_where_that_is_asked_for() -> None:
@@ -108,7 +108,7 @@ def test_no_longer_is_waited_than_asked_for() -> None:
 
 def test_an_interrupt_is_nobodys_failure() -> None:
     def stop(progress: Progress) -> None:
-        if progress.done:
+        if progress.ended_count:
             raise KeyboardInterrupt
 
     place = Place({"a": [DONE], "b": [DONE]})
@@ -119,9 +119,9 @@ def test_an_interrupt_is_nobodys_failure() -> None:
 
 def test_the_time_left_is_learnt_from_what_was_taken() -> None:
     pace = Pace()
-    assert pace.left(["pin"]) is None
-    assert pace.left([]) == 0.0
+    assert pace.seconds_for(["pin"]) is None
+    assert pace.seconds_for([]) == 0.0
     pace.took("pin", 60.0)
     pace.took("default", 30.0)
-    assert pace.left(["pin", "default"]) == 90.0
-    assert pace.left(["pin-numa"]) == 45.0, "as the others on average"
+    assert pace.seconds_for(["pin", "default"]) == 90.0
+    assert pace.seconds_for(["pin-numa"]) == 45.0, "as the others on average"

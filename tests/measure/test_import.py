@@ -131,7 +131,7 @@ def test_a_study_folder_is_one_run_under_the_layout_of_its_name() -> None:
     one = only(imported_runs([folder(STUDY)], ImportOptions()))
     head = one.run.head
     assert (head.system, head.name, head.vcpus) == ("h200", "vcpu_pin_numa", 8)
-    assert head.switches == Switches.of(PRESETS["pin-numa"])
+    assert head.switches == Switches.of_layout(PRESETS["pin-numa"])
     assert (head.origin, head.vantage) == (Origin.IMPORTED, Vantage.GUEST)
     assert not head.unusable
 
@@ -243,7 +243,7 @@ def test_conditions_say_how_the_study_ran_its_collectives() -> None:
 
 
 def test_a_layout_that_the_name_does_not_tell_can_be_said() -> None:
-    options = ImportOptions(layouts={"try7": Switches.of(PRESETS["pin-numa-pci"])})
+    options = ImportOptions(layouts={"try7": Switches.of_layout(PRESETS["pin-numa-pci"])})
     one = only(imported_runs([folder(STUDY, "try7")], options))
     assert one.run.head.switches.name == "pin-numa-pci"
     unknown = only(imported_runs([folder(STUDY, "try7")], ImportOptions()))
@@ -269,7 +269,7 @@ def test_a_collective_that_meets_a_ceiling_is_said() -> None:
 
 
 def test_a_layout_reaches_logs_of_tools_by_the_name_that_their_run_has() -> None:
-    options = ImportOptions(layouts={"run1": Switches.of(PRESETS["pin"])})
+    options = ImportOptions(layouts={"run1": Switches.of_layout(PRESETS["pin"])})
     one = only(imported_runs([folder({"run1.log": nccl.TEXT})], options))
     assert (one.run.head.name, one.run.head.switches.name) == ("run1", "pin")
     assert not any(gap.subject == "layout" for gap in one.gaps)
@@ -280,16 +280,16 @@ def test_a_layout_is_of_one_of_two_runs_that_had_to_be_renamed() -> None:
     folders = [folder(logs, "first", "a"), folder(logs, "second", "a")]
     names = [one.run.head.name for one in imported_runs(folders, ImportOptions())]
     assert len(set(names)) == 2
-    layouts = {names[1]: Switches.of(PRESETS["pin-numa"])}
+    layouts = {names[1]: Switches.of_layout(PRESETS["pin-numa"])}
     runs = imported_runs(folders, ImportOptions(layouts=layouts))
     assert [one.run.head.switches.name for one in runs] == ["unknown", "pin-numa"]
     with pytest.raises(InputError, match="expected a run's name") as refused:
-        imported_runs(folders, ImportOptions(layouts={"run1": Switches.of(PRESETS["pin"])}))
+        imported_runs(folders, ImportOptions(layouts={"run1": Switches.of_layout(PRESETS["pin"])}))
     assert refused.value.hint == f"runs: {', '.join(sorted(names))}"
 
 
 def test_a_layout_that_a_study_folder_cannot_have_had_is_seen_when_the_user_names_it() -> None:
-    options = ImportOptions(layouts={"try7": Switches.of(PRESETS["pin"])})
+    options = ImportOptions(layouts={"try7": Switches.of_layout(PRESETS["pin"])})
     files = {**STUDY, "numa_topology.txt": TWO_NODES}
     one = only(imported_runs([folder(files, "try7")], options))
     assert one.run.head.unusable == ("layout pin has no guest cells, but the guest showed 2 nodes",)

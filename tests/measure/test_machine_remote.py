@@ -118,7 +118,7 @@ def test_a_missing_program_and_a_slow_one_are_distinguished(machine: RemoteMachi
 
 
 def test_only_what_is_installed_is_said_to_be(machine: RemoteMachine) -> None:
-    assert machine.installed(("sh", "nvbandwidth", "cat")) == {"sh", "cat"}
+    assert machine.find_installed(("sh", "nvbandwidth", "cat")) == {"sh", "cat"}
 
 
 def test_a_program_is_put_there_whole_and_found_by_its_name(machine: RemoteMachine) -> None:
@@ -127,11 +127,11 @@ def test_a_program_is_put_there_whole_and_found_by_its_name(machine: RemoteMachi
     assert (
         hashlib.sha256(Path(path).read_bytes()).hexdigest() == hashlib.sha256(program).hexdigest()
     )
-    assert machine.installed(("homenode-test-probe",)) == {"homenode-test-probe"}
+    assert machine.find_installed(("homenode-test-probe",)) == {"homenode-test-probe"}
     assert machine.run(("homenode-test-probe", "x"), 120).stdout == "probe x\n"
     machine.clean_up()
     assert not Path(path).exists()
-    assert machine.installed(("homenode-test-probe",)) == frozenset()
+    assert machine.find_installed(("homenode-test-probe",)) == frozenset()
 
 
 def test_a_snapshot_is_taken_there(machine: RemoteMachine) -> None:
@@ -321,9 +321,9 @@ def test_a_program_is_packed_as_the_guest_can_unpack_it(
     packers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = RemoteMachine(Shell("busybox"))
-    installed = machine.installed
+    installed = machine.find_installed
     monkeypatch.setattr(
-        RemoteMachine, "installed", lambda self, names: installed(names) & frozenset(packers)
+        RemoteMachine, "find_installed", lambda self, names: installed(names) & frozenset(packers)
     )
     program = b"#!/bin/sh\necho probe\n# " + bytes(range(256)) * 20
     path = machine.put_program("homenode-test-probe", program)

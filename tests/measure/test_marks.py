@@ -87,7 +87,7 @@ def test_a_machine_that_changes_meanwhile_is_marked(tmp_path: Path) -> None:
     machine = FakeMachine(changed={setting: "[always] madvise never"})
 
     def change(progress: Progress) -> None:
-        if progress.done == 3:
+        if progress.ended_count == 3:
             machine.changed[setting] = "always madvise [never]"
 
     outcome = run(tmp_path, machine, on_progress=change)

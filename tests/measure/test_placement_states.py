@@ -125,7 +125,7 @@ def run(name: str, states: list[tuple[str, float]], layout: str = "pin") -> Run:
         "cpu-only",
         Origin.MEASURED,
         Vantage.GUEST,
-        Switches.of(PRESETS[layout]),
+        Switches.of_layout(PRESETS[layout]),
         boots=(f"boot of {name}",),
     )
     samples = [

@@ -12,7 +12,7 @@ from homenode.errors import UsageError
 from homenode.measure import runner
 from homenode.measure.model import PROBE, TORCH, Depth, Group, Reader, SuiteOptions
 from homenode.measure.options import AppOrder, BenchOptions, restricted_to
-from homenode.measure.preparation import prepared
+from homenode.measure.preparation import prepare_run
 from homenode.measure.results.model import Condition, Origin, Switches
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_folder import DOMAIN, PLAN
@@ -38,10 +38,10 @@ def guest_orders(layout: str = "pin-numa-pci") -> BenchOptions:
 def test_a_guest_as_planned_is_measured_under_the_layout_of_its_plan() -> None:
     orders = guest_orders()
     assert orders.plan is not None
-    ready = prepared(orders, guest_host(), INSTALLED, "boot-1")
+    ready = prepare_run(orders, guest_host(), INSTALLED, "boot-1")
     head = ready.record.head
     assert ready.mismatch == ()
-    assert head.switches == Switches.of(PRESETS["pin-numa-pci"])
+    assert head.switches == Switches.of_layout(PRESETS["pin-numa-pci"])
     assert (head.vcpus, head.boots) == (4, ("boot-1",))
     assert head.host == orders.plan.host_fingerprint
     assert head.host_kind is None, "a guest's own view of its processor says nothing of the host"
@@ -54,7 +54,7 @@ def test_a_guest_as_planned_is_measured_under_the_layout_of_its_plan() -> None:
 def test_gpus_of_a_guest_have_their_hosts_addresses() -> None:
     orders = guest_orders()
     assert orders.plan is not None
-    head = prepared(orders, guest_host(), INSTALLED, "b").record.head
+    head = prepare_run(orders, guest_host(), INSTALLED, "b").record.head
     planned = {device.bdf for device in orders.plan.vm.hostdevs}
     assert head.gpus
     assert {gpu.device for gpu in head.gpus} <= planned
@@ -85,7 +85,7 @@ def test_a_guest_that_is_another_is_not_measured_unless_forced(
 
 def test_a_host_is_distinguished_from_every_other_one() -> None:
     host = even_host()
-    head = prepared(HOST_ORDERS, host, INSTALLED, "b").record.head
+    head = prepare_run(HOST_ORDERS, host, INSTALLED, "b").record.head
     assert head.host == host_fingerprint(host)
     assert head.host_kind is not None and head.host_kind.startswith("2x ")
     assert head.host_addresses
@@ -103,9 +103,9 @@ def test_the_folder_is_the_gpus() -> None:
             for one in host.pci_devices
         ),
     )
-    assert prepared(HOST_ORDERS, named, INSTALLED, "b").record.head.system == "nvidia-h200-b"
+    assert prepare_run(HOST_ORDERS, named, INSTALLED, "b").record.head.system == "nvidia-h200-b"
     other = replace(HOST_ORDERS, system="own")
-    assert prepared(other, named, INSTALLED, "b").record.head.system == "own"
+    assert prepare_run(other, named, INSTALLED, "b").record.head.system == "own"
 
 
 def test_bare_metal_is_measured_on_the_pus_of_the_plan() -> None:
@@ -122,11 +122,11 @@ def test_programs_that_pin_nothing_are_kept_to_the_pus_of_the_run() -> None:
     orders = replace(HOST_ORDERS, app=app, pus=CpuSet.parse("0-1"))
     (test,) = (
         one
-        for one in prepared(orders, even_host(), INSTALLED, "b").record.tests
+        for one in prepare_run(orders, even_host(), INSTALLED, "b").record.tests
         if one.reads is Reader.APP
     )
     assert test.argv == ("taskset", "-c", "0-1", "./train")
-    without = prepared(orders, even_host(), {PROBE}, "b").record
+    without = prepare_run(orders, even_host(), {PROBE}, "b").record
     assert not any(one.reads is Reader.APP for one in without.tests)
     assert any("taskset is not installed" in gap.reason for gap in without.left_out)
 
@@ -140,7 +140,7 @@ def test_gpu_tools_bound_to_a_node_are_kept_to_the_pus_of_the_run_there() -> Non
     assert {0, 1, 4} <= {int(pu.index) for pu in host.pus}
     ours = {int(node.index): str(node.pus & orders.pus) for node in host.nodes if orders.pus}
     installed = INSTALLED | {"nvbandwidth", "numactl", TORCH}
-    tests = {one.id: one for one in prepared(orders, host, installed, "b").record.tests}
+    tests = {one.id: one for one in prepare_run(orders, host, installed, "b").record.tests}
     assert tests["gpu-bandwidth"].argv[:5] == ("taskset", "-c", "0-1,4", "nvbandwidth", "-d")
     row = tests["gpu-bandwidth from node 0"]
     assert row.argv[:7] == (
@@ -159,28 +159,28 @@ def test_gpu_tools_bound_to_a_node_are_kept_to_the_pus_of_the_run_there() -> Non
 
 def test_a_program_alone_needs_no_other_tool() -> None:
     app = AppOrder(("./train",), "([0-9]+)")
-    record = prepared(replace(HOST_ORDERS, app=app), even_host(), (), "b").record
+    record = prepare_run(replace(HOST_ORDERS, app=app), even_host(), (), "b").record
     assert [test.id for test in record.tests] == ["app"]
     both = replace(HOST_ORDERS, app=app, suite=replace(QUICK, groups=(Group.CPU_ALL,)))
-    asked = prepared(both, even_host(), INSTALLED, "b").record
+    asked = prepare_run(both, even_host(), INSTALLED, "b").record
     assert [test.id for test in asked.tests] == ["cpu-all", "app"]
 
 
 def test_memory_that_a_cpuset_keeps_from_a_job_is_not_measured() -> None:
     host = even_host()
-    whole = prepared(HOST_ORDERS, host, INSTALLED, "b", (0, 1)).record
+    whole = prepare_run(HOST_ORDERS, host, INSTALLED, "b", (0, 1)).record
     assert any("--matrix" in test.argv for test in whole.tests)
-    job = prepared(HOST_ORDERS, host, INSTALLED, "b", (0,)).record
+    job = prepare_run(HOST_ORDERS, host, INSTALLED, "b", (0,)).record
     assert not any("--matrix" in test.argv for test in job.tests)
     assert job.head.nodes == (0,)
     assert job.head.pus == whole.head.pus, "the PUs are ours, wherever memory may be"
     with pytest.raises(UsageError, match="cpuset leaves us, found 1"):
-        prepared(replace(HOST_ORDERS, nodes=(1,)), host, INSTALLED, "b", (0,))
+        prepare_run(replace(HOST_ORDERS, nodes=(1,)), host, INSTALLED, "b", (0,))
 
 
 def test_matrices_of_the_probe_are_left_out_where_some_nodes_are_asked_for() -> None:
     host = even_host(nodes_per_package=2)
-    record = prepared(replace(HOST_ORDERS, nodes=(0, 1)), host, INSTALLED, "b").record
+    record = prepare_run(replace(HOST_ORDERS, nodes=(0, 1)), host, INSTALLED, "b").record
     assert not any("--matrix" in test.argv for test in record.tests)
     assert "some nodes are not ours" in {gap.reason for gap in record.left_out}
 
@@ -190,8 +190,8 @@ def test_a_processor_that_calls_itself_emulated_is() -> None:
     emulated = structs.replace(
         host, cpu=structs.replace(host.cpu, name="QEMU TCG CPU version 2.5+")
     )
-    assert prepared(HOST_ORDERS, emulated, INSTALLED, "b").record.head.origin is Origin.EMULATED
-    assert prepared(HOST_ORDERS, host, INSTALLED, "b").record.head.origin is Origin.MEASURED
+    assert prepare_run(HOST_ORDERS, emulated, INSTALLED, "b").record.head.origin is Origin.EMULATED
+    assert prepare_run(HOST_ORDERS, host, INSTALLED, "b").record.head.origin is Origin.MEASURED
 
 
 def test_a_guest_has_all_its_vcpus_however_few_we_may_use() -> None:
@@ -200,7 +200,7 @@ def test_a_guest_has_all_its_vcpus_however_few_we_may_use() -> None:
         host,
         pus=tuple(structs.replace(pu, allowed=pu.index == host.pus[0].index) for pu in host.pus),
     )
-    ready = prepared(BenchOptions("x", QUICK), kept, INSTALLED, "b")
+    ready = prepare_run(BenchOptions("x", QUICK), kept, INSTALLED, "b")
     assert ready.record.head.vcpus == 4
     assert len(ready.pus) == 1
 
@@ -211,11 +211,12 @@ def test_the_hypervisor_that_a_guest_has_installed_is_not_its_own() -> None:
     )
     inside = structs.replace(guest_host(), settings=settings)
     names = {
-        one.name for one in prepared(guest_orders(), inside, INSTALLED, "b").record.head.conditions
+        one.name
+        for one in prepare_run(guest_orders(), inside, INSTALLED, "b").record.head.conditions
     }
     assert not names & {"libvirt", "qemu"}
     outside = structs.replace(even_host(), settings=settings)
-    head = prepared(HOST_ORDERS, outside, INSTALLED, "b").record.head
+    head = prepare_run(HOST_ORDERS, outside, INSTALLED, "b").record.head
     assert Condition("qemu", "7.2.22") in head.conditions
 
 

@@ -40,7 +40,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_progress_counts_to_the_end_and_the_time_left_shrinks(tmp_path: Path) -> None:
     seen: list[Progress] = []
     run(tmp_path, on_progress=seen.append)
-    assert [one.done for one in seen] == list(range(seen[0].total + 1))
+    assert [progress.ended_count for progress in seen] == list(range(seen[0].total + 1))
     left = [one.seconds_left or 0.0 for one in seen]
     assert left[0] > left[-2] > left[-1] == 0
 
@@ -56,7 +56,7 @@ def test_a_run_of_that_name_is_never_overwritten(tmp_path: Path) -> None:
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
     def inside(progress: Progress) -> None:
-        if progress.done == 1:
+        if progress.ended_count == 1:
             with pytest.raises(HostError, match="another homenode bench"):
                 run(tmp_path, resume=True)
 
@@ -173,7 +173,7 @@ def test_killed_again_and_again_it_still_comes_to_the_same(monkeypatch: pytest.M
 
 def test_an_unfinished_run_is_not_mistaken_for_whole(tmp_path: Path) -> None:
     def stop(progress: Progress) -> None:
-        if progress.done == 3:
+        if progress.ended_count == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -25,7 +25,7 @@ from homenode.measure.tool_setup import (
     ToolSource,
     Vendor,
     carry_out,
-    installed,
+    list_installed,
     setup_journal,
     setup_journals,
     setup_plan,
@@ -82,7 +82,11 @@ def source_of(tools: Path) -> ToolSource:
 
 def plan_of(tools: Path, prefix: Path) -> SetupPlan:
     return setup_plan(
-        Vendor.NVIDIA, ("90",), LocalMachine().installed(NEEDED), str(prefix), (source_of(tools),)
+        Vendor.NVIDIA,
+        ("90",),
+        LocalMachine().find_installed(NEEDED),
+        str(prefix),
+        (source_of(tools),),
     )
 
 
@@ -130,7 +134,7 @@ def test_what_a_build_lacks_is_named_and_what_is_there_is_left() -> None:
     there = {"nvbandwidth", TORCH_PYTHON}
     plan = setup_plan(Vendor.NVIDIA, ("90",), NEEDED - {"nvcc"} | there, "/opt/tools")
     assert plan.steps == ()
-    assert plan.there == ("nvbandwidth", TORCH_PYTHON)
+    assert plan.present == ("nvbandwidth", TORCH_PYTHON)
     assert plan.lacks == (
         "nccl-tests: needs nvcc (packages: make g++ libnccl-dev, CUDA with its bin on PATH)",
     )
@@ -160,10 +164,10 @@ def test_applied_it_installs_records_and_is_undone(tools: Path, tmp_path: Path) 
     assert program.read_text() == "#!/bin/true\n"
     assert programs == (str(program),)
     (journal,) = setup_journals(tmp_path / "state")
-    (entry,) = installed(journal)
+    (entry,) = list_installed(journal)
     assert stated == [line.split()[0] for line in entry.facts["commands"].splitlines()]
     assert carried_out(plan) == programs
-    assert len(installed(journal)) == 1
+    assert len(list_installed(journal)) == 1
     assert take_back(prefix) == (str(program), str(prefix / "share/homenode/src"))
     assert not program.exists()
     with pytest.raises(HostError, match="expected the record of a setup"):
@@ -232,12 +236,12 @@ def test_an_archive_with_another_sum_is_not_unpacked(tools: Path, tmp_path: Path
     (source,) = (one for one in SOURCES if one.name == "nvbandwidth")
     prefix = tmp_path / "prefix"
     plan = setup_plan(
-        Vendor.NVIDIA, ("90",), LocalMachine().installed(NEEDED), str(prefix), (source,)
+        Vendor.NVIDIA, ("90",), LocalMachine().find_installed(NEEDED), str(prefix), (source,)
     )
     with pytest.raises(ToolError, match=r"nvbandwidth: .*checksum did NOT match"):
         carried_out(plan)
     assert not (prefix / "share/homenode/src/nvbandwidth-0.9").exists()
-    assert installed(setup_journal(prefix)) == ()
+    assert list_installed(setup_journal(prefix)) == ()
     # What the build that failed has left is removed as well, and only once.
     removed = homenode("bench", "setup", "--prefix", str(prefix), "--remove")
     assert removed.exit_code == 0 and f"removed {prefix}/share/homenode/src" in removed.output
@@ -299,7 +303,7 @@ def test_pytorch_is_installed_in_an_environment_of_its_own_and_undone(
     """The environment and the launcher are real; only the wheels' index is a stand-in."""
     prefix = tmp_path / "prefix"
     sources = tuple(one for one in SOURCES if (one.name, one.vendor) == ("PyTorch", Vendor.NVIDIA))
-    installed_here = LocalMachine().installed(NEEDED)
+    installed_here = LocalMachine().find_installed(NEEDED)
     plan = setup_plan(Vendor.NVIDIA, ("90",), installed_here, str(prefix), sources)
     steps = [one if not one.fetches else replace(one, argv=("true",)) for one in plan.steps]
     assert sum(one.fetches for one in plan.steps) == 1

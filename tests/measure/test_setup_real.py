@@ -27,7 +27,7 @@ from homenode.measure.tool_setup import (
     ToolSource,
     Vendor,
     carry_out,
-    installed,
+    list_installed,
     setup_journal,
     setup_plan,
     take_back,
@@ -128,7 +128,7 @@ def pinned(name: str) -> ToolSource:
 
 
 def plan_of(prefix: Path, cuda: Path, *sources: ToolSource) -> SetupPlan:
-    installed = LocalMachine().installed(NEEDED)
+    installed = LocalMachine().find_installed(NEEDED)
     vendor, names = sources[0].vendor, ("90", "120")
     if vendor is Vendor.AMD:
         names = ("gfx90a", "gfx942")
@@ -161,7 +161,7 @@ def test_an_archive_that_was_changed_on_the_way_is_not_unpacked(
     with pytest.raises(ToolError, match="checksum did NOT match"):
         carried_out(plan_of(prefix, cuda, source("nvbandwidth")))
     assert not (prefix / "share/homenode/src/nvbandwidth-0.9").exists()
-    assert installed(setup_journal(prefix)) == ()
+    assert list_installed(setup_journal(prefix)) == ()
 
 
 def test_what_a_server_does_not_have_is_known_from_its_answer(
@@ -232,10 +232,10 @@ def test_a_setup_that_was_killed_while_it_built_is_done_by_the_next(
     make = int(number.read_text())
     os.killpg(os.getpgid(make), signal.SIGKILL)  # what outlived it, as after a crash of the machine
     wait_for_end(make)
-    assert installed(setup_journal(prefix)) == ()
+    assert list_installed(setup_journal(prefix)) == ()
     assert (prefix / "share/homenode/src/nccl-tests-2.17.6/build/all_reduce_perf").exists()
     compiler.write_text(NVCC)
     carried_out(plan_of(prefix, cuda, pinned("nccl-tests")))
     assert "code=sm_90" in said(prefix / "bin" / "all_reduce_perf")
-    (entry,) = installed(setup_journal(prefix))
+    (entry,) = list_installed(setup_journal(prefix))
     assert entry.subject == f"{prefix}/bin/all_reduce_perf"

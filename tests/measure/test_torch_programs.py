@@ -130,9 +130,9 @@ def test_bound_memory_is_pinned_where_it_lies_if_the_driver_puts_it_elsewhere(
 
                 return Runtime
 
-    made = torch_copies.pinned(Torch, 100, 1)
+    made = torch_copies.pin_memory(Torch, 100, 1)
     assert (made.is_own, made.is_touched) == (is_own, True)
-    assert not torch_copies.pinned(Torch, 100, None).is_own
+    assert not torch_copies.pin_memory(Torch, 100, None).is_own
 
 
 def test_where_memory_lies_is_known_where_move_pages_is_forbidden(

@@ -76,19 +76,19 @@ def run(
 ) -> tuple[TrialHead, TrialJournal]:
     """A whole trial."""
     head, journal = begun(tmp_path / "state", wanted(tmp_path / "results", **asked))  # type: ignore[arg-type]
-    with journal.held() as lock:
+    with journal.hold() as lock:
         run_trial(trial_of(head, journal, tmp_path / "state", reach, stated), lock)
     return head, journal
 
 
 def runs_of(head: TrialHead, journal: TrialJournal) -> list[Run]:
-    state = journal.known().state
+    state = journal.load().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
     steps = sorted(steps_of(head), key=lambda step: (order[step.variant], step.round))
     return [
         read_run(next(Path(head.results).glob(f"*/{state.outcomes[step.number].run}")))
         for step in steps
-        if step.number in state.measured
+        if step.number in state.measured_boots
     ]
 
 
@@ -107,7 +107,7 @@ def test_known_effects_come_to_the_right_verdict(
     effects: Mapping[str, float], best: str, daemon: StandIn, tmp_path: Path
 ) -> None:
     head, journal = run(tmp_path, SimulatedReach(daemon, effects), boots=3)
-    assert outcome_code(journal.known().state) == 0
+    assert outcome_code(journal.load().state) == 0
     found = conclusion(head, journal)
     verdict = next(
         one for one in found.recommendations if one.objective is Objective.MEMORY_BANDWIDTH
@@ -165,7 +165,7 @@ def test_each_run_records_its_round_as_its_block_and_when_it_was_taken(
 
 def test_every_boot_is_written_down_before_and_after(daemon: StandIn, tmp_path: Path) -> None:
     head, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
-    known = journal.known()
+    known = journal.load()
     assert known.head == head
     of_first = [entry.what for entry in known.entries if entry.number == 0]
     assert of_first == [EntryKind.MEASURING, EntryKind.MEASURED]
@@ -191,7 +191,7 @@ def test_a_guest_that_is_not_as_planned_is_reported_and_not_measured(
     head, journal = run(
         tmp_path, SimulatedReach(daemon, EQUAL, wrong=["pin-numa"]), stated, boots=1
     )
-    state = journal.known().state
+    state = journal.load().state
     assert outcome_code(state) == 1
     by_layout = {step.variant: state.outcomes[step.number] for step in steps_of(head)}
     assert by_layout["pin-numa"].what == EntryKind.MISMATCHED
@@ -204,7 +204,7 @@ def test_a_guest_that_is_not_as_planned_is_reported_and_not_measured(
 def test_a_wrong_key_is_named_and_the_rest_goes_on(daemon: StandIn, tmp_path: Path) -> None:
     reach = SimulatedReach(daemon, EQUAL, silent=["pin"])
     head, journal = run(tmp_path, reach, boots=1, answer_s=0.05)
-    state = journal.known().state
+    state = journal.load().state
     by_layout = {step.variant: state.outcomes[step.number] for step in steps_of(head)}
     assert by_layout["pin"].what == EntryKind.FAILED
     assert "Permission denied" in by_layout["pin"].detail
@@ -214,10 +214,10 @@ def test_a_wrong_key_is_named_and_the_rest_goes_on(daemon: StandIn, tmp_path: Pa
     assert daemon.definition() == ORIGINAL
     # With the right key, what failed is tried again, and nothing else.
     before = sum(line.startswith("start") for line in daemon.commands())
-    with journal.held() as lock:
+    with journal.hold() as lock:
         run_trial(trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL)), lock)
     assert sum(line.startswith("start") for line in daemon.commands()) == before + 1
-    assert outcome_code(journal.known().state) == 0
+    assert outcome_code(journal.load().state) == 0
 
 
 def test_a_layout_that_libvirt_refuses_is_named_and_the_rest_goes_on(
@@ -225,7 +225,7 @@ def test_a_layout_that_libvirt_refuses_is_named_and_the_rest_goes_on(
 ) -> None:
     daemon.put("drops", "<memnode ")  # a libvirt that loses where cells lie
     head, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
-    state = journal.known().state
+    state = journal.load().state
     by_layout = {step.variant: state.outcomes[step.number] for step in steps_of(head)}
     assert by_layout["pin-numa"].what == EntryKind.REFUSED
     assert "libvirt changed memory of cell 0" in by_layout["pin-numa"].detail
@@ -244,27 +244,27 @@ def test_a_layout_whose_cores_another_vm_got_meanwhile_is_not_booted(
     pins = trial.layouts["pin"].plan.vcpu_pins
     other = RunningDomain("other", True, pins[:1], None, (), 0, False, (), None, ())
     now = [load_host("hgx-h100")]  # the state folder of another machine
-    with journal.held() as lock:
+    with journal.hold() as lock:
         run_trial(replace(trial, read_host=lambda: now[0]), lock)
-        assert {one.what for one in journal.known().state.outcomes.values()} == {EntryKind.REFUSED}
+        assert {one.what for one in journal.load().state.outcomes.values()} == {EntryKind.REFUSED}
         now = [structs.replace(host(), domains=(other,))]
         run_trial(replace(trial, read_host=lambda: now[0]), lock)
-    outcomes = journal.known().state.outcomes
+    outcomes = journal.load().state.outcomes
     by_layout = {step.variant: outcomes[step.number] for step in steps_of(head)}
     assert by_layout["default"].what == EntryKind.MEASURED
     assert by_layout["pin"].what == EntryKind.REFUSED
     assert f"PUs {pins[0]}" in by_layout["pin"].detail
     assert daemon.definition() == ORIGINAL
     now = [host()]  # that one has gone
-    with journal.held() as lock:
+    with journal.hold() as lock:
         run_trial(replace(trial, read_host=lambda: now[0]), lock)
-    assert len(journal.known().state.measured) == 2
+    assert len(journal.load().state.measured_boots) == 2
 
 
 def test_a_vm_that_does_not_start_is_named(daemon: StandIn, tmp_path: Path) -> None:
     daemon.put("start-fails", "cannot allocate huge pages")
     _, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
-    state = journal.known().state
+    state = journal.load().state
     assert {one.what for one in state.outcomes.values()} == {EntryKind.FAILED}
     assert all("huge pages" in one.detail for one in state.outcomes.values())
     assert daemon.definition() == ORIGINAL
@@ -280,13 +280,13 @@ def test_a_boot_without_a_figure_has_failed_and_is_made_anew(
             return guest
 
     head, journal = run(tmp_path, Broken(daemon, EQUAL), boots=1, layouts=("pin",))
-    (outcome,) = journal.known().state.outcomes.values()
+    (outcome,) = journal.load().state.outcomes.values()
     assert outcome.what == EntryKind.FAILED
     assert "every test failed" in outcome.detail
     trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
-    with journal.held() as lock:
+    with journal.hold() as lock:
         run_trial(trial, lock)
-    assert [entry.what for entry in journal.known().entries].count(EntryKind.SET_ASIDE) == 1
+    assert [entry.what for entry in journal.load().entries].count(EntryKind.SET_ASIDE) == 1
     assert len(runs_of(head, journal)) == 1
 
 
@@ -304,18 +304,18 @@ def test_a_boot_in_which_a_test_failed_is_not_measured_and_made_anew(
 ) -> None:
     reach = WithoutStream(daemon, EQUAL)
     head, journal = run(tmp_path, reach, boots=1, layouts=("pin",))
-    state = journal.known().state
+    state = journal.load().state
     (outcome,) = state.outcomes.values()
     assert outcome.what == EntryKind.INCOMPLETE
     assert outcome.samples
     assert any("stream" in one for one in outcome.findings)
     assert outcome_code(state) == 1
-    assert not state.measured
+    assert not state.measured_boots
     assert state.with_figures == {0}
     trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
-    with journal.held() as lock:
+    with journal.hold() as lock:
         run_trial(trial, lock)
-    assert outcome_code(journal.known().state) == 0
+    assert outcome_code(journal.load().state) == 0
     assert len(runs_of(head, journal)) == 1
 
 
@@ -347,10 +347,10 @@ def test_pus_that_the_user_gives_are_those_of_every_layout_that_pins(
         pins = [str(pus) for pus in reopened.layouts[layout].plan.vcpu_pins]
         assert pins == ["2", "3", "10", "11"]
     assert not any(reopened.layouts["default"].plan.vcpu_pins)
-    with journal.held() as lock:
+    with journal.hold() as lock:
         reach = SimulatedReach(daemon, CELLS_HELP)
         run_trial(trial_of(head, journal, tmp_path / "state", reach), lock)
-    assert outcome_code(journal.known().state) == 0
+    assert outcome_code(journal.load().state) == 0
     advice = next(
         one
         for one in conclusion(head, journal).advice
@@ -393,9 +393,9 @@ def test_a_full_disk_is_named_and_the_vm_is_as_it_was(
     blocked = tmp_path / "results"
     blocked.write_text("not a folder: nothing can be written below it")
     head, journal = begun(tmp_path / "state", wanted(blocked, boots=1))
-    with journal.held() as lock:
+    with journal.hold() as lock:
         run_trial(trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL)), lock)
-    state = journal.known().state
+    state = journal.load().state
     assert {one.what for one in state.outcomes.values()} == {EntryKind.FAILED}
     assert outcome_code(state) == 3
     assert daemon.definition() == ORIGINAL
@@ -430,13 +430,13 @@ def test_a_full_disk_under_the_journal_keeps_no_guest_running(
     try:
         head, journal = begun(root, wanted(tmp_path / "results", boots=1))
         trial = trial_of(head, journal, root, Full(daemon, EQUAL))
-        with journal.held() as lock, pytest.raises(HostError, match="No space left"):
+        with journal.hold() as lock, pytest.raises(HostError, match="No space left"):
             run_trial(trial, lock)
         assert not (daemon.state / "id").exists(), "the guest is off all the same"
         filler.unlink()
         rollback(Virsh(URI), head, journal, root, 0.2)
         assert daemon.definition() == ORIGINAL
-        assert not journal.known().state.to_undo
+        assert not journal.load().state.to_undo
     finally:
         subprocess.run(["umount", root], check=True)
 
@@ -453,12 +453,12 @@ def test_libvirt_gone_for_good_is_an_error_that_undo_repairs_later(
             daemon.put("down", "")
             raise HostError("virsh: Disconnected from qemu:///system due to end of file")
 
-    with journal.held() as lock, pytest.raises(HostError, match="failed to connect"):
+    with journal.hold() as lock, pytest.raises(HostError, match="failed to connect"):
         run_trial(replace(trial, reach=Gone(daemon, EQUAL)), lock)
-    assert journal.known().state.to_undo
+    assert journal.load().state.to_undo
     (daemon.state / "down").unlink()
     rollback(Virsh(URI), head, journal, root, 0.2)
-    assert not journal.known().state.to_undo
+    assert not journal.load().state.to_undo
     assert daemon.definition() == ORIGINAL
     assert not (daemon.state / "id").exists()
 
@@ -476,20 +476,20 @@ def test_ctrl_c_puts_the_vm_back_and_resume_completes(daemon: StandIn, tmp_path:
             if count == 3:
                 raise KeyboardInterrupt
 
-    with journal.held() as lock, pytest.raises(KeyboardInterrupt):
+    with journal.hold() as lock, pytest.raises(KeyboardInterrupt):
         run_trial(replace(trial, reach=Interrupted(daemon, EQUAL)), lock)
     assert daemon.definition() == ORIGINAL
     assert not (daemon.state / "id").exists()
-    state = journal.known().state
-    assert len(state.measured) == 2
+    state = journal.load().state
+    assert len(state.measured_boots) == 2
     assert not state.to_undo
     assert latest(root, NAME).folder == journal.path
     with pytest.raises(UsageError, match="no unfinished trial") as raised:
         preflight(Virsh(URI), NAME, wanted(tmp_path / "results", id="other"), host(), root)
     assert "trial resume" in str(raised.value.hint)
-    with journal.held() as lock:
+    with journal.hold() as lock:
         run_trial(trial, lock)
-    assert len(journal.known().state.measured) == 6
+    assert len(journal.load().state.measured_boots) == 6
     assert len(runs_of(head, journal)) == 6
 
 
@@ -537,7 +537,7 @@ def test_the_host_itself_is_measured_on_the_plans_pus(
     monkeypatch.setattr(runner, "LocalMachine", lambda: machine)
     effects = dict.fromkeys(LAYOUTS, 0.9)
     head, journal = run(tmp_path, SimulatedReach(daemon, effects), boots=2, bare=True)
-    assert len(journal.known().state.measured) == 8
+    assert len(journal.load().state.measured_boots) == 8
     used = {call[call.index("--pus") + 1] for call in machine.calls if "--pus" in call}
     assert used <= {"0-1,8-9", "0"}, used
     found = conclusion(head, journal)
@@ -551,7 +551,7 @@ def test_the_host_itself_is_measured_on_the_plans_pus(
 def test_figures_of_emulated_guests_come_to_no_verdict(daemon: StandIn, tmp_path: Path) -> None:
     head, journal = begun(tmp_path / "state", wanted(tmp_path / "results"))
     trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, CELLS_HELP))
-    with journal.held() as lock:
+    with journal.hold() as lock:
         run_trial(replace(trial, config=replace(trial.config, emulated=True)), lock)
     found = conclusion(head, journal)
     assert found.emulated

@@ -128,7 +128,7 @@ def test_what_boots_undecided_pair_more_of_them_may(daemon: StandIn, tmp_path: P
     done = homenode("trial", "resume", "--boots", "3", "--", NAME)
     assert done.exit_code == NOT_KNOWN, done.output
     (known,) = known_trials(tmp_path / "state")
-    assert len(known.state.measured) == 6 and known.state.ended
+    assert len(known.state.measured_boots) == 6 and known.state.ended
     assert done.stdout.splitlines()[-1].endswith("--boots 5")
     assert daemon.definition() == ORIGINAL
 
@@ -153,10 +153,10 @@ def test_where_its_time_is_up_no_round_is_begun_and_resume_goes_on(
         slow.setattr(trial_work, "run_trial", hurried)
         done = tried(tmp_path, *QUICK, "--yes")
     (known,) = known_trials(tmp_path / "state")
-    assert known.state.measured == {0, 1}
+    assert known.state.measured_boots == {0, 1}
     assert done.stdout.count("to be done") == 4
     done = homenode("trial", "resume", "--within", "1h", "--", NAME)
     assert done.exit_code == 0, done.output
     assert f"{NAME}: run pin-numa for memory-bandwidth" in done.stdout
     (known,) = known_trials(tmp_path / "state")
-    assert known.state.measured == set(range(6))
+    assert known.state.measured_boots == set(range(6))

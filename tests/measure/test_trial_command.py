@@ -215,7 +215,7 @@ def test_status_of_a_running_trial_says_that_it_runs(daemon: StandIn, tmp_path: 
     left_behind(daemon, tmp_path)
     (known,) = known_trials(tmp_path / "state")
     assert known.head is not None
-    with TrialJournal(tmp_path / "state", known.head.id).held():
+    with TrialJournal(tmp_path / "state", known.head.id).hold():
         shown = trial("status").output
     assert "a homenode is at work on it now" in shown
     assert "trial undo" not in shown
@@ -297,4 +297,4 @@ def test_without_the_reports_library_a_trial_is_none_the_worse(
     assert daemon.definition() == ORIGINAL
     (known,) = known_trials(tmp_path / "state")
     assert known.state.ended
-    assert known.state.measured == {0}
+    assert known.state.measured_boots == {0}

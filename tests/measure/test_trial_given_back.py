@@ -57,7 +57,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 def run_one(root: Path, results: Path, reach: SimulatedReach) -> tuple[TrialHead, TrialJournal]:
     head, journal = begun(root, wanted(results, boots=1, layouts=("pin-numa",)))
-    with journal.held() as lock:
+    with journal.hold() as lock:
         run_trial(trial_of(head, journal, root, reach), lock)
     return head, journal
 
@@ -68,9 +68,9 @@ def test_a_vm_that_had_a_layout_applied_has_it_again(daemon: StandIn, tmp_path: 
     applied = daemon.definition()
     assert applied != ORIGINAL
     _, journal = run_one(root, tmp_path / "results", SimulatedReach(daemon, EQUAL))
-    assert len(journal.known().state.measured) == 1
+    assert len(journal.load().state.measured_boots) == 1
     assert same_definition(daemon.definition(), applied)
-    assert not journal.known().state.to_undo
+    assert not journal.load().state.to_undo
     restore_definition(virsh, UUID, root)
     assert daemon.definition() == ORIGINAL, "and its first definition is still known"
 
@@ -88,7 +88,7 @@ def test_an_old_record_and_a_later_edit_do_not_stand_in_the_way(
     changed(journal, LAYOUT)
     rollback(virsh, head, journal, root, 0.2)
     assert daemon.definition() == edited
-    assert not journal.known().state.to_undo
+    assert not journal.load().state.to_undo
 
 
 def test_a_vm_that_was_edited_meanwhile_is_not_gone_on_with(
@@ -98,7 +98,7 @@ def test_a_vm_that_was_edited_meanwhile_is_not_gone_on_with(
     head, journal = begun(root, wanted(tmp_path / "results", boots=1))
     edited = ORIGINAL.replace(b"<iothreads>1<", b"<iothreads>2<")
     (daemon.state / "definition.xml").write_bytes(edited)
-    with journal.held() as lock, pytest.raises(InputError, match="edited since") as raised:
+    with journal.hold() as lock, pytest.raises(InputError, match="edited since") as raised:
         run_trial(trial_of(head, journal, root, SimulatedReach(daemon, EQUAL)), lock)
     assert "trial undo" in str(raised.value.hint)
     assert daemon.definition() == edited
@@ -118,10 +118,10 @@ def test_a_boot_that_somebody_else_made_just_before_is_left_alone(
             daemon.put("id", "77")
             super().start(uuid)
 
-    with journal.held() as lock, pytest.raises(UsageError, match="expected it shut off"):
+    with journal.hold() as lock, pytest.raises(UsageError, match="expected it shut off"):
         run_trial(replace(trial, virsh=Raced(URI)), lock)
     assert daemon.get("id") == "77"
-    assert journal.known().state.change(BOOT) is None
+    assert journal.load().state.change(BOOT) is None
 
 
 def test_a_number_from_before_the_host_was_started_anew_is_nobodys(
@@ -134,7 +134,7 @@ def test_a_number_from_before_the_host_was_started_anew_is_nobodys(
     daemon.put("id", "1")  # started with the host, and the first there too
     rollback(virsh, head, journal, root, 0.2)
     assert daemon.get("id") == "1"
-    assert not journal.known().state.to_undo
+    assert not journal.load().state.to_undo
     stopped = [one.facts.get("how") for one in journal.changes.entries()]
     assert stopped[-1:] == ["was off: the host was started again since"]
     changed(journal, BOOT, ChangeState.DONE, host_boot=BOOT_B, run_id="1")
@@ -150,7 +150,7 @@ def test_a_trial_of_a_name_that_is_in_use_writes_over_nothing(
     before = {path.name: path.read_bytes() for path in journal.path.iterdir() if path.is_file()}
     asked = wanted(tmp_path / "elsewhere", boots=2, layouts=("pin", "pin-numa"))
     checked = preflight(Virsh(URI), NAME, asked, host(), root)
-    with journal.held(), pytest.raises(HostError, match="expected no trial of this name"):
+    with journal.hold(), pytest.raises(HostError, match="expected no trial of this name"):
         prepare(checked, journal)
     after = {path.name: path.read_bytes() for path in journal.path.iterdir() if path.is_file()}
     assert after == before
@@ -173,7 +173,7 @@ def test_nothing_of_a_copy_is_remembered_once_it_is_gone(daemon: StandIn, tmp_pa
         assert (daemon.state / "undefined").exists()
         (daemon.state / "undefined").unlink()
         assert saved_original(virsh, UUID, root) is None
-        assert not journal.known().state.to_undo
+        assert not journal.load().state.to_undo
 
 
 def test_a_copy_is_not_booted_while_its_original_runs(daemon: StandIn, tmp_path: Path) -> None:
@@ -189,9 +189,9 @@ def test_a_copy_is_not_booted_while_its_original_runs(daemon: StandIn, tmp_path:
             """The stand-in has one domain, which is both here."""
 
     trial = replace(trial, head=head, copy=None, virsh=Kept(URI))
-    with journal.held() as lock:
+    with journal.hold() as lock:
         run_trial(trial, lock)
-    (outcome,) = journal.known().state.outcomes.values()
+    (outcome,) = journal.load().state.outcomes.values()
     assert outcome.what == EntryKind.FAILED
     assert "lie over its own" in outcome.detail
     assert daemon.get("id") == "5"
@@ -213,12 +213,12 @@ def test_figures_of_a_guest_that_restarted_itself_are_set_aside(
             return found
 
     head, journal = run_one(tmp_path / "state", tmp_path / "results", Restarting(daemon, EQUAL))
-    (outcome,) = journal.known().state.outcomes.values()
+    (outcome,) = journal.load().state.outcomes.values()
     assert outcome.what == EntryKind.FAILED
     assert "stay in its boot" in outcome.detail
     assert list((journal.path / "set-aside").iterdir())
     assert not list((tmp_path / "results").glob(f"*/{head.id}-*"))
-    with journal.held() as lock:
+    with journal.hold() as lock:
         trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
         run_trial(trial, lock)
     assert len(load_runs(tmp_path / "results").runs) == 1
@@ -257,10 +257,10 @@ def test_an_interrupt_while_the_vm_is_put_back_does_not_keep_it_from_that(
             return found
 
     reach = Interrupted(daemon, EQUAL)
-    with journal.held() as lock, pytest.raises(KeyboardInterrupt):
+    with journal.hold() as lock, pytest.raises(KeyboardInterrupt):
         run_trial(replace(trial, reach=reach, virsh=Impatient(URI)), lock)
     assert daemon.definition() == ORIGINAL
-    assert not journal.known().state.to_undo
+    assert not journal.load().state.to_undo
     assert any("being restored" in line for line in stated)
 
 

@@ -78,19 +78,21 @@ class Trials:
     def work(self) -> None:
         """Begin the present trial, or continue it."""
         journal = self.journal
-        with journal.held() as lock:
-            if journal.known().head is None:
+        with journal.hold() as lock:
+            if journal.load().head is None:
                 asked = wanted(self.results, layouts=LAYOUTS, boots=1, id=self.id)
                 head, journal = begun(self.root, asked)
             else:
-                found = journal.known().head
+                found = journal.load().head
                 assert found is not None
                 head = found
             run_trial(trial_of(head, journal, self.root, self.reach), lock)
 
     def is_done(self) -> bool:
-        known = self.journal.known()
-        return known.head is not None and len(known.state.measured) == len(steps_of(known.head))
+        known = self.journal.load()
+        return known.head is not None and len(known.state.measured_boots) == len(
+            steps_of(known.head)
+        )
 
     def in_child(self) -> int:
         child = os.fork()
@@ -142,7 +144,7 @@ def finish(trials: Trials) -> None:
 
 def check_done(trials: Trials, samples: dict[str, Keys]) -> None:
     """The original is back, and each boot is there once and whole."""
-    known = trials.journal.known()
+    known = trials.journal.load()
     assert known.head is not None
     assert known.state.ended
     assert not known.state.to_undo
@@ -195,7 +197,7 @@ def test_cuts_at_random_lose_and_double_nothing(daemon: StandIn, tmp_path: Path)
         assert not (os.WIFEXITED(how) and os.WEXITSTATUS(how) == 3), "it failed by itself"
         cuts[kind] += 1
         assert daemon.definition() in known, f"half-written after {kind}"
-        left = trials.journal.known()
+        left = trials.journal.load()
         if daemon.definition() != ORIGINAL and left.head is not None:
             assert left.state.to_undo, "the journal says that there is something to undo"
         if trials.is_done() or choose.random() < 0.15:

@@ -110,7 +110,7 @@ def test_three_layouts_come_to_their_report(daemon: TwoNodes, state: Path, tmp_p
     assert NAME not in daemon.virsh("list", "--name").stdout
     known = only(state)
     assert known.head is not None
-    assert len(known.state.measured) == 3
+    assert len(known.state.measured_boots) == 3
     assert known.state.ended
     runs = load_runs(tmp_path / "results").runs
     assert sorted(run.head.switches.name for run in runs) == ["default", "pin", "pin-numa"]
@@ -206,7 +206,7 @@ def test_a_guest_and_a_libvirtd_that_die_cost_a_boot_and_no_more(
     thread.join(700)
     assert killed
     assert definition(daemon) == before
-    if not only(state).state.measured:
+    if not only(state).state.measured_boots:
         done = homenode(*resume)
         assert done.exit_code == 0, done.output
     assert definition(daemon) == before

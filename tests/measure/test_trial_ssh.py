@@ -43,17 +43,17 @@ def test_a_guest_is_equipped_and_looked_at_and_a_wrong_key_is_named(
         known_hosts = journal.path / "known_hosts"
         reach = GuestReach(Virsh(URI), reaching, known_hosts, b"#!/bin/sh\necho probe\n")
         trial = replace(trial_of(head, journal, root, SimulatedReach(daemon, {})), reach=reach)
-        with journal.held() as lock:
+        with journal.hold() as lock:
             run_trial(trial, lock)
         assert known_hosts.exists()
         wrong = replace(reaching, key=str(tmp_path / "other_key"))
-        with journal.held() as lock:
+        with journal.hold() as lock:
             hurried = replace(trial.config, measuring=replace(trial.config.measuring, answer_s=0.1))
             reach = GuestReach(Virsh(URI), wrong, known_hosts, b"")
             run_trial(replace(trial, reach=reach, config=hurried), lock)
-    whats = [entry.what for entry in journal.known().entries]
+    whats = [entry.what for entry in journal.load().entries]
     assert whats.count(EntryKind.MISMATCHED) == 1
-    failed = [entry for entry in journal.known().entries if entry.what == EntryKind.FAILED]
+    failed = [entry for entry in journal.load().entries if entry.what == EntryKind.FAILED]
     assert len(failed) == 1
     assert "Permission denied" in failed[0].detail
     assert "--ssh-key" in failed[0].detail
@@ -74,12 +74,12 @@ def test_a_guest_that_has_another_host_key_at_its_second_boot_is_refused_and_nam
         trial = replace(trial_of(head, journal, root, SimulatedReach(daemon, {})), reach=reach)
 
         def at_the_second(progress: Progress) -> None:
-            if progress.done == 1:
+            if progress.ended_count == 1:
                 new_key(tmp_path / "host_key")
 
-        with journal.held() as lock:
+        with journal.hold() as lock:
             run_trial(replace(trial, on_boot=at_the_second), lock)
-    entries = journal.known().entries
+    entries = journal.load().entries
     outcomes = [one for one in entries if one.what in (EntryKind.MISMATCHED, EntryKind.FAILED)]
     assert [one.what for one in outcomes] == [EntryKind.MISMATCHED, EntryKind.FAILED]
     assert "expected the host key of the first login" in outcomes[1].detail

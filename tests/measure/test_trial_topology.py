@@ -137,7 +137,7 @@ class GpuGuest(SimulatedGuest):
             self.files.append(words[4])
         return Completed(words, 0, sweep(20e9), "")
 
-    def installed(self, names: Iterable[str]) -> frozenset[str]:
+    def find_installed(self, names: Iterable[str]) -> frozenset[str]:
         return frozenset(names) & {"all_reduce_perf", "taskset"}
 
     def snapshot(self) -> Snapshot:
@@ -186,9 +186,9 @@ def test_each_layouts_guest_is_measured_with_and_without_its_own_topology_file(
     journal = TrialJournal(root, asked.id)
     prepare(checked, journal)
     reach = GpuReach(daemon)
-    with journal.held() as lock:
+    with journal.hold() as lock:
         run_trial(replace(trial_of(checked.head, journal, root, reach), host=host), lock)
-    state = journal.known().state
+    state = journal.load().state
     assert outcome_code(state) == 0, list(state.outcomes.values())
     files = dict.fromkeys(reach.files)
     assert len(reach.files) == 2 * len(layouts)  # with and without peer access

@@ -128,7 +128,7 @@ def test_the_lock_of_a_trial_is_made_through_no_link(tmp_path: Path) -> None:
     journal = TrialJournal(tmp_path, "t")
     journal.path.mkdir(parents=True)
     (journal.path / ".lock").symlink_to(tmp_path / "nologin")
-    with pytest.raises(HostError), journal.held():
+    with pytest.raises(HostError), journal.hold():
         pytest.fail("it was locked")
     assert not (tmp_path / "nologin").exists()
 

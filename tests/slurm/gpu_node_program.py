@@ -45,7 +45,7 @@ class GpuNode(local.LocalMachine):
         )
         return MemorySnapshot(made.name, files, made.links, made.commands, made.folders)
 
-    def installed(self, names: Collection[str]) -> frozenset[str]:
+    def find_installed(self, names: Collection[str]) -> frozenset[str]:
         there = {"numactl", "taskset"} | {name for name in names if find_program(name) is not None}
         return frozenset(names) & there
 

@@ -89,7 +89,7 @@ def effect_of_trial(tmp_path: Path) -> Effect:
     daemon = daemon_in(tmp_path / "daemon")
     asked = wanted(tmp_path / "trial", boots=len(DRIFT), layouts=("pin", "pin-numa"))
     head, journal = begun(tmp_path / "state", asked)
-    with journal.held() as lock:
+    with journal.hold() as lock:
         run_trial(trial_of(head, journal, tmp_path / "state", Reach(daemon)), lock)
     runs = load_runs(tmp_path / "trial").runs
     found = alternatives(sorted(runs, key=lambda run: run.head.switches.name))

@@ -526,7 +526,7 @@ def test_a_study_of_bindings_has_the_intervals_of_a_trial_of_layouts() -> None:
                     "cluster",
                     Origin.MEASURED,
                     Vantage.GUEST,
-                    Switches.of(PRESETS[layout]),
+                    Switches.of_layout(PRESETS[layout]),
                     host="h",
                     host_addresses=True,
                 ),

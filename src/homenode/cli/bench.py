@@ -38,28 +38,34 @@ if TYPE_CHECKING:
     from homenode.measure.tool_setup import SetupPlan, SetupStep, Vendor
 
 
-def bench(asked: BenchArguments) -> None:
+def bench(arguments: BenchArguments) -> None:
     """Measure, or print the steps."""
-    if asked.dry_run and asked.json:
+    if arguments.dry_run and arguments.json:
         raise UsageError(
             "give either --dry-run or --json, not both",
             hint="the steps are for people; --json prints the findings of a run",
         )
-    if asked.probe is not None and asked.on is None:
+    if arguments.probe is not None and arguments.on is None:
         raise UsageError("--probe: expected --on as well: the machine that it is copied to")
-    if asked.resume and asked.name is None:
-        raise UsageError("--resume: missing --name NAME", hint="ls " + command_line(asked.results))
-    layout = asked.run.layout or "run"
-    name = asked.name or f"{layout}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    if arguments.resume and arguments.name is None:
+        raise UsageError(
+            "--resume: missing --name NAME", hint="ls " + command_line(arguments.results)
+        )
+    layout = arguments.run.layout or "run"
+    name = arguments.name or f"{layout}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     check_name(name)
-    with _machine(asked, name) as machine:
-        elsewhere = None if asked.on is None else machine.snapshot()
-        options = bench_options(name, asked.suite, asked.own, asked.run, elsewhere=elsewhere)
-        if asked.dry_run:
+    with _machine(arguments, name) as machine:
+        elsewhere = None if arguments.on is None else machine.snapshot()
+        options = bench_options(
+            name, arguments.suite, arguments.own, arguments.run, elsewhere=elsewhere
+        )
+        if arguments.dry_run:
             _print_steps(machine, options)
             return
-        outcome = _run(machine, options, asked.results, resume=asked.resume, quiet=asked.json)
-    _print(outcome, as_json=asked.json)
+        outcome = _run(
+            machine, options, arguments.results, resume=arguments.resume, quiet=arguments.json
+        )
+    _print(outcome, as_json=arguments.json)
     if outcome.run is not None and not outcome.run.samples:
         raise HostError(
             f"{outcome.folder}: expected figures, found none: every test failed",
@@ -69,13 +75,13 @@ def bench(asked: BenchArguments) -> None:
 
 
 @contextmanager
-def _machine(asked: BenchArguments, name: str) -> "Iterator[Machine]":
+def _machine(arguments: BenchArguments, name: str) -> "Iterator[Machine]":
     """Where is measured. Nothing of ours is left there."""
-    if asked.on is None:
+    if arguments.on is None:
         yield LocalMachine()
         return
-    run = f"{platform.node()}:{asked.results.absolute() / name}"
-    machine = RemoteHost(SshHost(asked.on), run, static_probe(asked.probe))
+    run = f"{platform.node()}:{arguments.results.absolute() / name}"
+    machine = RemoteHost(SshHost(arguments.on), run, static_probe(arguments.probe))
     try:
         yield machine
     finally:
@@ -144,24 +150,24 @@ def _print(outcome: BenchOutcome, *, as_json: bool) -> None:
         note(f"wrote {outcome.folder}")
 
 
-def set_up(asked: BenchSetupArguments) -> None:
+def set_up(arguments: BenchSetupArguments) -> None:
     """Print the commands, run them with --apply, or undo what they installed.
 
     Raises UsageError, HostError where no GPU or no tool can be built, ToolError for a step that
     failed.
     """
-    chosen = Path.home() / ".local" if asked.prefix is None else asked.prefix.absolute()
-    if asked.apply and asked.remove:
+    chosen = Path.home() / ".local" if arguments.prefix is None else arguments.prefix.absolute()
+    if arguments.apply and arguments.remove:
         raise UsageError("--apply and --remove: expected one of them")
-    if asked.remove:
+    if arguments.remove:
         _remove(chosen)
         return
     from homenode.change.journal import default_root
     from homenode.measure.tool_setup import TORCH_PYTHON, carry_out
 
     machine = LocalMachine()
-    plan = _plan(machine, str(chosen), asked.architecture)
-    for name in plan.there:
+    plan = _plan(machine, str(chosen), arguments.architecture)
+    for name in plan.present:
         note(f"{name} is installed already")
     for lack in plan.lacks:
         note(lack)
@@ -169,7 +175,7 @@ def set_up(asked: BenchSetupArguments) -> None:
         if plan.lacks:
             raise HostError("bench setup: nothing can be built", hint="install what is named above")
         return
-    if not asked.apply:
+    if not arguments.apply:
         console().print(_script(plan), markup=False, highlight=False, soft_wrap=True)
         note("nothing was run; --apply runs these commands")
         return
@@ -200,10 +206,10 @@ def _plan(machine: "Machine", prefix: str, architecture: str | None) -> "SetupPl
         architectures = parse_names(architecture)
         vendor = Vendor.AMD if architectures[0].startswith("gfx") else Vendor.NVIDIA
     names = NEEDED | {source.program for source in SOURCES}
-    installed = machine.installed(names)
+    installed = machine.find_installed(names)
     if "python3" in installed and architecture is None:
-        said = ask_for_torch(machine, "python3", 60).stdout.strip()
-        installed |= {TORCH_PYTHON} if said == "True" else set()
+        answer = ask_for_torch(machine, "python3", 60).stdout.strip()
+        installed |= {TORCH_PYTHON} if answer == "True" else set()
     return setup_plan(vendor, architectures, installed, prefix, SOURCES, _cuda_home())
 
 
@@ -211,10 +217,10 @@ def _cuda_home() -> str | None:
     """Of the nvcc on PATH, whose makefiles would look in /usr/local/cuda; None without one."""
     from homenode.process import find_program
 
-    found = find_program("nvcc")
-    if found is None:
+    compiler = find_program("nvcc")
+    if compiler is None:
         return None
-    home = Path(found).resolve().parent.parent
+    home = Path(compiler).resolve().parent.parent
     return str(home) if (home / "bin" / "nvcc").exists() else None
 
 
@@ -259,7 +265,7 @@ _MOST_LINES = 10
 
 
 @contextmanager
-def shown_progress(what: str, *, quiet: bool = False) -> "Iterator[Callable[[Progress], None]]":
+def shown_progress(tasks: str, *, quiet: bool = False) -> "Iterator[Callable[[Progress], None]]":
     """Shows each progress that it gets: on a terminal in place of the one before, elsewhere as a
     line where something changed, of many tasks for each tenth. what: the tasks, in the plural."""
     if quiet:
@@ -268,14 +274,14 @@ def shown_progress(what: str, *, quiet: bool = False) -> "Iterator[Callable[[Pro
     from homenode.show.trial_text import progress_line, progress_view
 
     if not sys.stderr.isatty():
-        said = ""
+        last_line = ""
 
         def say_change(progress: "Progress") -> None:
-            nonlocal said
-            line = progress_line(progress, what)
-            every = max(1, progress.total // _MOST_LINES)
-            if line != said and (not progress.now or progress.done % every == 0):
-                said = line
+            nonlocal last_line
+            line = progress_line(progress, tasks)
+            interval = max(1, progress.total // _MOST_LINES)
+            if line != last_line and (not progress.now or progress.ended_count % interval == 0):
+                last_line = line
                 note(line)
 
         yield say_change
@@ -285,4 +291,4 @@ def shown_progress(what: str, *, quiet: bool = False) -> "Iterator[Callable[[Pro
     from homenode.show.terminal_text import renderable_of
 
     with Live(console=error_console(), refresh_per_second=4, transient=True) as live:
-        yield lambda progress: live.update(renderable_of(progress_view(progress, what)))
+        yield lambda progress: live.update(renderable_of(progress_view(progress, tasks)))

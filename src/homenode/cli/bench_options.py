@@ -109,11 +109,11 @@ def bench_options(
 def _suite(typed: SuiteArguments) -> SuiteOptions:
     if typed.quick and typed.full:
         raise UsageError("give either --quick or --full, not both")
-    names = [] if typed.tests is None else [one.strip() for one in typed.tests.split(",")]
-    known = [str(group) for group in Group if group is not Group.APP]
+    names = [] if typed.tests is None else [word.strip() for word in typed.tests.split(",")]
+    known_tests = [str(group) for group in Group if group is not Group.APP]
     for name in names:
-        if name not in known:
-            raise unknown("test", name, known, f"--tests {','.join(known)}", "--tests: ")
+        if name not in known_tests:
+            raise unknown("test", name, known_tests, f"--tests {','.join(known_tests)}", "--tests: ")
     largest = parse_bytes(typed.nccl_max_msg)
     if not 8 <= largest <= 1 << 40:
         raise UsageError(f"--nccl-max-msg {typed.nccl_max_msg}: expected 8 B to 1 TiB")
@@ -153,7 +153,7 @@ def _switches(layout: str) -> Switches:
     preset = preset_named(layout)
     if preset is None:
         raise unknown_layout(layout)
-    return Switches.of(preset)
+    return Switches.of_layout(preset)
 
 
 def _marks(typed: RunArguments, elsewhere: "Snapshot | None") -> tuple[str, ...]:
@@ -183,32 +183,36 @@ def _is_virtual(elsewhere: "Snapshot | None") -> bool:
     return is_virtual(elsewhere or LiveSnapshot())
 
 
-def layouts_of(asked: TrialArguments) -> tuple[str, ...]:
+def layouts_of(arguments: TrialArguments) -> tuple[str, ...]:
     """Layouts to compare, the study's names as presets; unknown names stay, to be refused."""
-    names = (one.strip() for one in (asked.layouts or "").split(",") if one.strip())
-    return tuple(one if (found := preset_named(one)) is None else found.name for one in names)
+    names = (name.strip() for name in (arguments.layouts or "").split(",") if name.strip())
+    return tuple(name if (preset := preset_named(name)) is None else preset.name for name in names)
 
 
-def check(asked: TrialArguments) -> None:
+def check(arguments: TrialArguments) -> None:
     """Raises UsageError for options that do not go together."""
-    layouts = layouts_of(asked)
-    if asked.layouts is not None and not layouts:
+    layouts = layouts_of(arguments)
+    if arguments.layouts is not None and not layouts:
         raise UsageError(
             "--layouts: expected some, found none",
             hint="--layouts default,pin,pin-numa,pin-numa-pci",
         )
-    check_access(asked.access.guest)
-    for one in layouts:
-        if one not in PRESETS:
-            raise unknown_layout(one, "--layouts")
-    _check_lists(asked)
-    if asked.bare and layouts and all(PRESETS[one].pinning is Pinning.NONE for one in layouts):
+    check_access(arguments.access.guest)
+    for layout in layouts:
+        if layout not in PRESETS:
+            raise unknown_layout(layout, "--layouts")
+    _check_lists(arguments)
+    if (
+        arguments.bare
+        and layouts
+        and all(PRESETS[layout].pinning is Pinning.NONE for layout in layouts)
+    ):
         raise UsageError(
             "--bare-metal: expected a layout that pins as well, found none: it says which PUs",
             hint="--layouts default,pin",
         )
-    check_host(asked.host, asked.connect)
-    if asked.bare and not is_local(checked_uri(asked.connect)):
+    check_host(arguments.host, arguments.connect)
+    if arguments.bare and not is_local(checked_uri(arguments.connect)):
         raise UsageError("--bare-metal: expected a libvirt of this machine: the suite runs here")
 
 
@@ -224,64 +228,66 @@ def check_access(reaching: GuestAccess) -> None:
 
 
 def trial_request(
-    domain: str, asked: TrialArguments, layouts: tuple[str, ...], objective: Objective
+    domain: str, arguments: TrialArguments, layouts: tuple[str, ...], objective: Objective
 ) -> TrialRequest:
     """The trial that is asked for. Its name has the time in it unless the user gave one.
 
     layouts, objective: where the user named none.
     """
-    layouts = layouts_of(asked) or layouts
-    own = asked.id or f"{_word(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-    run = bench_options(own, asked.suite, asked.own, RunArguments(vantage=Vantage.GUEST))
+    layouts = layouts_of(arguments) or layouts
+    trial_id = arguments.id or f"{_word(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    run = bench_options(
+        trial_id, arguments.suite, arguments.own, RunArguments(vantage=Vantage.GUEST)
+    )
     measuring = Measuring(
         run.suite,
         run.repeats,
         run.seed,
         run.app,
-        asked.access.answer_within,
-        asked.access.stop_within,
+        arguments.access.answer_within,
+        arguments.access.stop_within,
     )
-    placing, words = _placing(asked, layouts[0])
+    placing, words = _placing(arguments, layouts[0])
     few = 3 if len(layouts) <= 2 else 4  # docs/developer/statistics.md
     return TrialRequest(
-        id=own,
+        id=trial_id,
         layouts=layouts,
-        boots=asked.boots or few,
+        boots=arguments.boots or few,
         seed=run.seed,
-        bare=asked.bare,
-        as_copy=not asked.in_place,
-        results=asked.results,
+        bare=arguments.bare,
+        as_copy=not arguments.in_place,
+        results=arguments.results,
         placing=placing,
         apply_words=words,
         measuring=measuring,
-        reaching=asked.access.guest,
-        ranges=asked.manual if asked.manual.node_pus else None,
-        plan_words=_manual_words(asked),
-        objective=asked.objective or objective,
+        reaching=arguments.access.guest,
+        ranges=arguments.manual if arguments.manual.node_pus else None,
+        plan_words=_manual_words(arguments),
+        objective=arguments.objective or objective,
     )
 
 
-def _manual_words(asked: TrialArguments) -> tuple[str, ...]:
+def _manual_words(arguments: TrialArguments) -> tuple[str, ...]:
     """PUs that the user gives, as options of `homenode plan`."""
-    if not asked.manual.node_pus:
+    if not arguments.manual.node_pus:
         return ()
-    given = asked.options
+    options = arguments.options
     chosen = PlanOptions(
-        page_bytes=given.page_bytes,
-        memory_mode=given.memory_mode,
-        unequal_cells=given.unequal_cells,
+        page_bytes=options.page_bytes,
+        memory_mode=options.memory_mode,
+        unequal_cells=options.unequal_cells,
     )
-    return (*format_words(asked.manual), *format_words(chosen))
+    return (*format_words(arguments.manual), *format_words(chosen))
 
 
-def _check_lists(asked: TrialArguments) -> None:
+def _check_lists(arguments: TrialArguments) -> None:
     """Raises UsageError for PU lists together with options that choose PUs."""
-    if not asked.manual.node_pus:
-        if asked.manual.sibling_pus:
+    if not arguments.manual.node_pus:
+        if arguments.manual.sibling_pus:
             raise UsageError("--sibling-cpus: expected --node-cpus as well, found none")
         return
-    others = structs.replace(
-        asked.options,
+    planned = structs.replace(
+        arguments.options,
         page_bytes=None,
         pci_granularity=None,
         memory_mode=MemoryMode.STRICT,
@@ -289,23 +295,23 @@ def _check_lists(asked: TrialArguments) -> None:
         device_locality=DeviceLocality.PREFER,
         emulator_policy=EmulatorPolicy.AUTO,
     )
-    given = ["--after"] if asked.after else [*format_words(others)]
-    if given:
-        raise UsageError(f"give either --node-cpus or {given[0]}, not both")
-    smt = [one for one in layouts_of(asked) if PRESETS[one].pinning is Pinning.ALL_PUS]
-    if smt and not asked.manual.sibling_pus:
+    conflicting = ["--after"] if arguments.after else [*format_words(planned)]
+    if conflicting:
+        raise UsageError(f"give either --node-cpus or {conflicting[0]}, not both")
+    smt = [layout for layout in layouts_of(arguments) if PRESETS[layout].pinning is Pinning.ALL_PUS]
+    if smt and not arguments.manual.sibling_pus:
         raise UsageError(f"--node-cpus: expected --sibling-cpus for layout {smt[0]}, found none")
 
 
-def _placing(asked: TrialArguments, first: str) -> tuple[PlanOptions, tuple[str, ...]]:
+def _placing(arguments: TrialArguments, first: str) -> tuple[PlanOptions, tuple[str, ...]]:
     """The placement, and the same as options of `homenode apply`."""
     # The GPUs are those that the VM has, whatever NVLink is between them.
-    options = structs.replace(asked.options, layout=first, without_nvlink=True)
-    words = [*format_words(asked.options)]
-    for path in asked.after:
+    options = structs.replace(arguments.options, layout=first, without_nvlink=True)
+    words = [*format_words(arguments.options)]
+    for path in arguments.after:
         words += ["--after", str(path.absolute())]
-    if asked.host is not None:
-        words += ["--host", _from_anywhere(asked.host)]
+    if arguments.host is not None:
+        words += ["--host", _from_anywhere(arguments.host)]
     return options, tuple(words)
 
 
@@ -319,20 +325,20 @@ def _word(domain: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", domain).strip("-.")[:60] or "vm"
 
 
-def static_probe(given: Path | None) -> bytes:
+def static_probe(path: Path | None) -> bytes:
     """The static probe: the one named, else that of this installation."""
     neighbours = Path(sys.executable).with_name(_STATIC_PROBE)
-    found = given or (neighbours if neighbours.exists() else None) or find_program(_STATIC_PROBE)
-    if found is None:
+    probe = path or (neighbours if neighbours.exists() else None) or find_program(_STATIC_PROBE)
+    if probe is None:
         raise UsageError(
             f"{_STATIC_PROBE} not found next to {sys.executable} or on PATH", hint="make setup"
         )
     from homenode.check.verify.boot.initramfs import is_static
 
-    content = read_input(Path(found), "the static probe")
+    content = read_input(Path(probe), "the static probe")
     if content[:4] == b"\x7fELF" and content[18:20] == b"\x3e\x00" and not is_static(content):
         raise UsageError(
-            f"--probe {found}: expected a static program, found one that needs libraries",
+            f"--probe {probe}: expected a static program, found one that needs libraries",
             hint="make -C native static",
         )
     return content

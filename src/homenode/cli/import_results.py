@@ -46,32 +46,32 @@ class ImportedRuns(Struct, frozen=True, kw_only=True):
     left_out: tuple[Gap, ...]
 
 
-def import_results(asked: ImportArguments) -> None:
+def import_results(arguments: ImportArguments) -> None:
     """Read the outputs, and write runs."""
-    found = find_sources(asked.folders)
-    sources = found.folders
-    host = None if asked.machine is None else load_host(asked.machine)
+    sources_ = find_sources(arguments.folders)
+    sources = sources_.folders
+    host = None if arguments.machine is None else load_host(arguments.machine)
     note_gaps(() if host is None else host.gaps)
     options = ImportOptions(
-        system=asked.system,
-        host_kind=asked.host_kind or (None if host is None else host_kind(host)),
+        system=arguments.system,
+        host_kind=arguments.host_kind or (None if host is None else host_kind(host)),
         host=None if host is None else host_fingerprint(host),
-        vantage=asked.vantage,
-        layouts=_layouts(asked.layout),
-        order=tuple(filter(None, (asked.order or "").split(","))),
+        vantage=arguments.vantage,
+        layouts=_layouts(arguments.layout),
+        order=tuple(filter(None, (arguments.order or "").split(","))),
     )
     runs = imported_runs(sources, options)
-    skipped = list(found.skipped)
+    skipped = list(sources_.skipped)
     skipped += [gap for folder in sources for gap in unread_files(folder)]
-    with_figures = tuple(one for one in runs if one.run.samples)
+    with_figures = tuple(run for run in runs if run.run.samples)
     if with_figures:
-        _check_places(with_figures, asked.output)
-    if not asked.json:
-        _print(runs, skipped, everything=asked.everything)
+        _check_places(with_figures, arguments.output)
+    if not arguments.json:
+        _print(runs, skipped, everything=arguments.everything)
     if not with_figures:
-        if asked.json:
-            print_json(encode("imported-runs", _answer(runs, skipped, asked, written=False)))
-        named = ", ".join(map(str, asked.folders))
+        if arguments.json:
+            print_json(encode("imported-runs", _answer(runs, skipped, arguments, written=False)))
+        named = ", ".join(map(str, arguments.folders))
         if runs:
             raise InputError(
                 f"{named}: expected figures in the outputs of tools, found none that can be used",
@@ -81,57 +81,59 @@ def import_results(asked: ImportArguments) -> None:
             f"{named}: expected outputs of measuring tools, found none",
             hint="homenode import logs/ -o results",
         )
-    if not asked.dry_run:
-        for one in with_figures:
-            write_run(asked.output, one.run)
+    if not arguments.dry_run:
+        for run in with_figures:
+            write_run(arguments.output, run.run)
         several = "s" if len(with_figures) > 1 else ""
-        note(f"wrote {len(with_figures)} run{several} below {asked.output}")
-    if asked.json:
+        note(f"wrote {len(with_figures)} run{several} below {arguments.output}")
+    if arguments.json:
         print_json(
-            encode("imported-runs", _answer(runs, skipped, asked, written=not asked.dry_run))
+            encode(
+                "imported-runs", _answer(runs, skipped, arguments, written=not arguments.dry_run)
+            )
         )
 
 
 def _answer(
-    runs: tuple[Imported, ...], skipped: Sequence[Gap], asked: ImportArguments, *, written: bool
+    runs: tuple[Imported, ...], skipped: Sequence[Gap], arguments: ImportArguments, *, written: bool
 ) -> ImportedRuns:
     answered = tuple(
         ImportedRun(
-            system=one.run.head.system,
-            name=one.run.head.name,
-            layout=one.run.head.switches.name,
-            vantage=str(one.run.head.vantage),
-            samples=len(one.run.samples),
-            metrics=tuple(dict.fromkeys(sample.metric for sample in one.run.samples)),
-            files=one.files,
-            gaps=one.gaps,
+            system=run.run.head.system,
+            name=run.run.head.name,
+            layout=run.run.head.switches.name,
+            vantage=str(run.run.head.vantage),
+            samples=len(run.run.samples),
+            metrics=tuple(dict.fromkeys(sample.metric for sample in run.run.samples)),
+            files=run.files,
+            gaps=run.gaps,
         )
-        for one in runs
+        for run in runs
     )
     return ImportedRuns(
-        folder=str(asked.output), written=written, runs=answered, left_out=tuple(skipped)
+        folder=str(arguments.output), written=written, runs=answered, left_out=tuple(skipped)
     )
 
 
 def _layouts(texts: Sequence[str]) -> dict[str, Switches]:
-    found = {}
+    layouts = {}
     for text in texts:
-        name, is_pair, wanted = text.partition("=")
-        preset = preset_named(wanted)
+        name, is_pair, layout = text.partition("=")
+        preset = preset_named(layout)
         if not is_pair or not name or preset is None:
             raise UsageError(
                 f"--layout {text}: expected NAME=PRESET",
                 hint=f"presets: {', '.join(PRESETS)}",
             )
-        if name in found:
+        if name in layouts:
             raise UsageError(f"--layout {text}: expected each run once")
-        found[name] = Switches.of(preset)
-    return found
+        layouts[name] = Switches.of_layout(preset)
+    return layouts
 
 
 def _check_places(runs: tuple[Imported, ...], output: Path) -> None:
     """Nothing is written where one of them is there already, or two would be one."""
-    paths = [run_folder(output, one.run.head.system, one.run.head.name) / FILE for one in runs]
+    paths = [run_folder(output, run.run.head.system, run.run.head.name) / FILE for run in runs]
     for path in paths:
         if path.exists():
             raise HostError(
@@ -148,26 +150,27 @@ def _check_places(runs: tuple[Imported, ...], output: Path) -> None:
 def _print(runs: tuple[Imported, ...], skipped: list[Gap], *, everything: bool) -> None:
     rows = tuple(
         (
-            f"{one.run.head.system}/{one.run.head.name}",
-            one.run.head.switches.name,
-            str(one.run.head.vantage),
-            str(len(one.run.samples)),
-            str(len({sample.metric for sample in one.run.samples})),
-            str(len(one.files)),
+            f"{run.run.head.system}/{run.run.head.name}",
+            run.run.head.switches.name,
+            str(run.run.head.vantage),
+            str(len(run.run.samples)),
+            str(len({sample.metric for sample in run.run.samples})),
+            str(len(run.files)),
         )
-        for one in runs
+        for run in runs
     )
     heads = ("run", "layout", "vantage", "samples", "metrics", "files")
     table = Table(heads=heads, rows=rows, numeric=heads[3:], least=heads[2:3], shortened=True)
     console().print(Doc("", (table,)))
     for line in _by_node(runs):
         note(line)
-    for found in figure_findings([one.run for one in runs]):
-        note(f"{found.severity}: {found.subject}: {found.observed}; expected {found.expected}")
+    for problem in figure_findings([run.run for run in runs]):
+        text = f"{problem.subject}: {problem.observed}; expected {problem.expected}"
+        note(f"{problem.severity}: {text}")
     runs_of_gap: dict[Gap, list[str]] = {}
-    for one in runs:
-        for gap in one.gaps:
-            runs_of_gap.setdefault(gap, []).append(f"{one.run.head.system}/{one.run.head.name}")
+    for run in runs:
+        for gap in run.gaps:
+            runs_of_gap.setdefault(gap, []).append(f"{run.run.head.system}/{run.run.head.name}")
     open_points = [
         f"{names[0] if len(names) == 1 else f'{len(names)} runs'}: {gap}"
         for gap, names in runs_of_gap.items()
@@ -181,9 +184,9 @@ def _print(runs: tuple[Imported, ...], skipped: list[Gap], *, everything: bool) 
 
 def _by_node(runs: tuple[Imported, ...]) -> Iterator[str]:
     """A line for each metric of a run that was measured from several nodes."""
-    for one in runs:
+    for run in runs:
         rates: dict[str, dict[int, list[float]]] = {}
-        for sample in one.run.samples:
+        for sample in run.run.samples:
             if sample.node is not None and sample.unit == "bytes_per_s":
                 title = " ".join(filter(None, (sample.metric, sample.variant)))
                 rates.setdefault(title, {}).setdefault(sample.node, []).append(sample.value)
@@ -193,4 +196,4 @@ def _by_node(runs: tuple[Imported, ...]) -> Iterator[str]:
                 for node, values in sorted(by_node.items())
             )
             if len(by_node) > 1:
-                yield f"{one.run.head.system}/{one.run.head.name}: {title}: {nodes}"
+                yield f"{run.run.head.system}/{run.run.head.name}: {title}: {nodes}"

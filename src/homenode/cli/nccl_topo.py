@@ -49,39 +49,39 @@ if TYPE_CHECKING:
     from homenode.machine.topology import Host
 
 
-def nccl_topo(asked: NcclTopoArguments) -> None:
+def nccl_topo(arguments: NcclTopoArguments) -> None:
     """Make or check a topology file."""
-    flavour = NcclVariant.RCCL if asked.rccl else None
-    _refuse_nonsense(asked)
-    if asked.check is not None:
-        _judge(asked, asked.check, flavour)
+    flavour = NcclVariant.RCCL if arguments.rccl else None
+    _refuse_nonsense(arguments)
+    if arguments.check is not None:
+        _judge(arguments, arguments.check, flavour)
         return
-    check_can_write(asked.output, asked.cloud_init, force=asked.force)
-    made = _assembled(asked, flavour or NcclVariant.NCCL)
-    _write(made, asked.output, asked.cloud_init)
-    _print_made(made, asked.output, as_json=asked.json)
+    check_can_write(arguments.output, arguments.cloud_init, force=arguments.force)
+    assembled = _assemble(arguments, flavour or NcclVariant.NCCL)
+    _write(assembled, arguments.output, arguments.cloud_init)
+    _print_made(assembled, arguments.output, as_json=arguments.json)
 
 
-def _refuse_nonsense(asked: NcclTopoArguments) -> None:
-    judging = asked.check is not None
-    if asked.domain is None and not judging:
+def _refuse_nonsense(arguments: NcclTopoArguments) -> None:
+    judging = arguments.check is not None
+    if arguments.domain is None and not judging:
         raise UsageError(
             "expected --domain to make a file for, or --check to check one, found none",
             hint="homenode nccl-topo --host H --domain VM.xml -o topo.xml",
         )
-    if judging and (asked.output is not None or asked.cloud_init is not None):
+    if judging and (arguments.output is not None or arguments.cloud_init is not None):
         raise UsageError(
             "--check: expected no --output and no --cloud-init, found one",
             hint="make the file in one run and judge it in another",
         )
-    neighbours = (asked.plan, asked.guest, asked.nvidia_smi)
-    if asked.domain is None and any(one is not None for one in neighbours):
+    neighbours = (arguments.plan, arguments.guest, arguments.nvidia_smi)
+    if arguments.domain is None and any(path is not None for path in neighbours):
         raise UsageError("--plan, --guest and --nvidia-smi: expected --domain as well, found none")
-    if asked.json and not judging and asked.output is None:
+    if arguments.json and not judging and arguments.output is None:
         raise UsageError("--json: expected --output for the file itself, found none")
 
 
-def _placed(data: bytes, path: Path) -> "tuple[Vm, PendingDevice | None]":
+def _read_vm(data: bytes, path: Path) -> "tuple[Vm, PendingDevice | None]":
     """A VM with its devices' guest addresses where its file says them, and what it leaves out."""
     name = target_of(data)
     if name is None:
@@ -93,38 +93,38 @@ def _placed(data: bytes, path: Path) -> "tuple[Vm, PendingDevice | None]":
     return vm, STARTED
 
 
-def _assembled(asked: NcclTopoArguments, flavour: NcclVariant) -> Assembled:
-    assert asked.domain is not None, "_refuse_nonsense asks for it"
-    source = str(asked.domain)
-    data = read_input(asked.domain, "a domain document, or another VM file")
-    facts, loose = _placed(data, asked.domain)
-    host = load_host(asked.host, lspci=asked.lspci)
+def _assemble(arguments: NcclTopoArguments, flavour: NcclVariant) -> Assembled:
+    assert arguments.domain is not None, "_refuse_nonsense asks for it"
+    source = str(arguments.domain)
+    data = read_input(arguments.domain, "a domain document, or another VM file")
+    facts, loose = _read_vm(data, arguments.domain)
+    host = load_host(arguments.host, lspci=arguments.lspci)
     plan = (
         None
-        if asked.plan is None
-        else read_plan_for(host, read_input(asked.plan, "a saved plan"), str(asked.plan))
+        if arguments.plan is None
+        else read_plan_for(host, read_input(arguments.plan, "a saved plan"), str(arguments.plan))
     )
-    guest = None if asked.guest is None else load_guest(asked.guest)
+    guest = None if arguments.guest is None else load_guest(arguments.guest)
     side = guest_side(facts, loose, plan=plan, guest=guest)
-    made = assemble_topology(host, side, flavour, source)
-    more = [*tuned_elsewhere(facts.record, host, source)]
-    more += _fabric(made, host, asked.nvidia_smi)
-    return replace(made, findings=(*made.findings, *more), gaps=host.gaps)
+    assembled = assemble_topology(host, side, flavour, source)
+    findings = [*tuned_elsewhere(facts.record, host, source)]
+    findings += _fabric(assembled, host, arguments.nvidia_smi)
+    return replace(assembled, findings=(*assembled.findings, *findings), gaps=host.gaps)
 
 
-def _fabric(made: Assembled, host: "Host", path: Path | None) -> Iterator[Finding]:
-    gpus = [placed.bdf for placed in made.devices if placed.kind is DeviceKind.GPU]
-    whole = [device for bdf in gpus if (device := host.device(bdf)) is not None]
+def _fabric(assembled: Assembled, host: "Host", path: Path | None) -> Iterator[Finding]:
+    gpus = [placed.bdf for placed in assembled.devices if placed.kind is DeviceKind.GPU]
+    devices = [device for bdf in gpus if (device := host.device(bdf)) is not None]
     # A virtual function has the NVLinks of its physical one.
-    bdfs = [gpu.physical_function or gpu.bdf for gpu in whole]
+    bdfs = [gpu.physical_function or gpu.bdf for gpu in devices]
     if path is None:
         return check_fabric_of_host(bdfs, host)
     query = parse(read_input(path, "the output of nvidia-smi -q -x").decode("utf-8", "replace"))
     return check_fabric(bdfs, query, str(path)) if may_have_nvswitches(host) else iter(())
 
 
-def _write(made: Assembled, output: Path | None, cloud_init: Path | None) -> None:
-    text = write_topology(made.topology)
+def _write(assembled: Assembled, output: Path | None, cloud_init: Path | None) -> None:
+    text = write_topology(assembled.topology)
     if output is None:
         print_json(text)
     else:
@@ -135,52 +135,52 @@ def _write(made: Assembled, output: Path | None, cloud_init: Path | None) -> Non
         note(f"wrote {cloud_init}")
 
 
-def _print_made(made: Assembled, output: Path | None, *, as_json: bool) -> None:
+def _print_made(assembled: Assembled, output: Path | None, *, as_json: bool) -> None:
     """The table where the file is not on standard output itself; doubts to standard error."""
-    findings = in_order(made.findings)
+    findings = in_order(assembled.findings)
     if as_json:
-        checked = Findings(checked=(_stated(made),), findings=findings)
-        print_findings(with_gaps(checked, made.gaps), "topology", as_json=True)
+        checked = Findings(checked=(_describe(assembled),), findings=findings)
+        print_findings(with_gaps(checked, assembled.gaps), "topology", as_json=True)
     else:
         if output is not None:
             from homenode.show.nccl_text import topology_text
 
-            console().print(topology_text(made))
+            console().print(topology_text(assembled))
 
         for finding in findings:
             note(printable(str(finding)))
-        note_gaps(made.gaps)
+        note_gaps(assembled.gaps)
     exit_if_bad(findings)
 
 
-def _stated(made: Assembled) -> str:
-    topology = made.topology
+def _describe(assembled: Assembled) -> str:
+    topology = assembled.topology
     return (
         f"{topology.flavour} topology: {len(topology.cpus)} cpus, "
         f"{sum(bool(pci.children) for pci in topology.pcis())} switches, "
-        f"{len(made.devices)} devices"
+        f"{len(assembled.devices)} devices"
     )
 
 
-def _judge(asked: NcclTopoArguments, check: Path, flavour: NcclVariant | None) -> None:
+def _judge(arguments: NcclTopoArguments, check: Path, flavour: NcclVariant | None) -> None:
     data = read_input(check, "a topology file")
-    found = list(check_topology(data, str(check), flavour))
+    problems = list(check_topology(data, str(check), flavour))
     checked = [f"{check}: what NCCL's parser refuses or silently ignores"]
     gaps: tuple[Gap, ...] = ()
-    readable = not any(finding.id == "nccl-unreadable" for finding in found)
-    if asked.domain is not None and readable:
+    readable = not any(finding.id == "nccl-unreadable" for finding in problems)
+    if arguments.domain is not None and readable:
         read = read_topology(data, str(check))
-        made = _assembled(asked, flavour or flavour_of(read))
-        found += compare_topology(read, made.topology)
-        found += made.findings
-        gaps = made.gaps
-        checked.append(f"{asked.domain}: {_stated(made)}")
-    is_empty = not found and not any(read_topology(data, str(check)).walk("pci"))
+        assembled = _assemble(arguments, flavour or flavour_of(read))
+        problems += compare_topology(read, assembled.topology)
+        problems += assembled.findings
+        gaps = assembled.gaps
+        checked.append(f"{arguments.domain}: {_describe(assembled)}")
+    is_empty = not problems and not any(read_topology(data, str(check)).walk("pci"))
     findings = Findings(
         checked=() if is_empty else tuple(checked),
-        findings=in_order(found),
+        findings=in_order(problems),
         not_checked=(f"{check}: it has no device",) if is_empty else (),
     )
     findings = with_gaps(findings, gaps)
-    print_findings(findings, check.name, as_json=asked.json)
+    print_findings(findings, check.name, as_json=arguments.json)
     exit_by(findings)

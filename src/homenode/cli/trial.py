@@ -144,14 +144,14 @@ class TrialStatus(Struct, frozen=True, kw_only=True):
     trials: tuple[TrialStanding, ...]
 
 
-def begin_trial(asked: TrialArguments) -> None:
+def begin_trial(arguments: TrialArguments) -> None:
     """Look, show findings, plans and time, ask, and run it; exits with the contract's code."""
-    check_options(asked)
-    check_can_write(asked.report)
-    virsh = Virsh(asked.connect)
-    host = hosts_after((load_daemon_host(asked.host, virsh),), asked.after)[0]
-    state = virsh.domain(asked.name)
-    check_can_ask(asks=not (asked.yes or asked.dry_run))
+    check_options(arguments)
+    check_can_write(arguments.report)
+    virsh = Virsh(arguments.connect)
+    host = hosts_after((load_daemon_host(arguments.host, virsh),), arguments.after)[0]
+    state = virsh.domain(arguments.name)
+    check_can_ask(asks=not (arguments.yes or arguments.dry_run))
     original = virsh.definition(state.uuid)
     if is_emulated(original) and EMULATED not in os.environ:
         raise UsageError(
@@ -159,36 +159,36 @@ def begin_trial(asked: TrialArguments) -> None:
             hint=f"on a host with /dev/kvm: {command_line('virsh', 'edit', state.argument)}, "
             "<domain type='kvm'>",
         )
-    probe = static_probe(asked.access.probe)
+    probe = static_probe(arguments.access.probe)
     document = open_domain(original, state.name)
     vm = vm_of(document)
-    objective = suggested_objective(vm, asked.options, host)
-    want = trial_request(state.name, asked, usual_layouts(vm, host), objective)
+    objective = suggested_objective(vm, arguments.options, host)
+    want = trial_request(state.name, arguments, usual_layouts(vm, host), objective)
     # A dry run writes nothing, a lock neither.
-    alone = nullcontext() if asked.dry_run else domain_locked(default_root(), state.uuid)
+    alone = nullcontext() if arguments.dry_run else domain_locked(default_root(), state.uuid)
     with alone:
-        checked = preflight(virsh, asked.name, want, host, default_root())
+        checked = preflight(virsh, arguments.name, want, host, default_root())
         refuse_unread_vms(host)
         boot_s = _seconds_of_boots(host, checked)
-        for line in reserved_lines(host.without_domains(asked.options.replaces), state.name):
+        for line in reserved_lines(host.without_domains(arguments.options.replaces), state.name):
             note(f"kept: {line}")
         _show(checked, Pace(boot_s), diagnose(host, document).findings, host.gaps)
-        if asked.dry_run:
+        if arguments.dry_run:
             say("dry run: nothing was started")
             return
-        if not (asked.yes or confirm(_question(checked.head))):
+        if not (arguments.yes or confirm(_question(checked.head))):
             note("nothing was changed")
             raise SystemExit(FINDINGS)
         journal = TrialJournal(default_root(), checked.head.id)
-        with journal.held() as lock:
-            if asked.report is not None:
-                begun = replace(checked.begun, report=str(asked.report.absolute()))
+        with journal.hold() as lock:
+            if arguments.report is not None:
+                begun = replace(checked.begun, report=str(arguments.report.absolute()))
                 checked = replace(checked, begun=begun)
             prepare(checked, journal)
             note(f"trial {checked.head.id}; journal in {journal.path}")
-            head, within_s = checked.head, asked.within
+            head, within_s = checked.head, arguments.within
             _run(virsh, head, journal, lock, probe, host=host, boot_s=boot_s, within_s=within_s)
-    _conclude(checked.head, journal, asked.report, asked.host)
+    _conclude(checked.head, journal, arguments.report, arguments.host)
 
 
 def usual_layouts(vm: Vm, host: "Host") -> tuple[str, ...]:
@@ -207,24 +207,24 @@ def _question(head: TrialHead) -> str:
     return f"Boot {head.domain} {times}?"
 
 
-def resume_trial(asked: TrialResumeArguments) -> None:
+def resume_trial(arguments: TrialResumeArguments) -> None:
     """Continue the last trial of a domain; what failed is tried again."""
-    reaching = None if asked.access.is_default else asked.access.guest
+    reaching = None if arguments.access.is_default else arguments.access.guest
     if reaching is not None:
         check_access(reaching)
-    check_can_write(asked.report)
-    known = latest(default_root(), asked.name)
-    assert known.head is not None, "latest leaves out what cannot be read"
-    head, journal = known.head, TrialJournal(default_root(), known.head.id)
+    check_can_write(arguments.report)
+    trial = latest(default_root(), arguments.name)
+    assert trial.head is not None, "latest leaves out what cannot be read"
+    head, journal = trial.head, TrialJournal(default_root(), trial.head.id)
     alone = domain_locked(default_root(), head.source_uuid or head.uuid)
-    with alone, journal.held() as lock:
-        probe = static_probe(asked.access.probe)
-        if asked.boots is not None:
-            _order_more(head, known.state, journal, asked.boots)
+    with alone, journal.hold() as lock:
+        probe = static_probe(arguments.access.probe)
+        if arguments.boots is not None:
+            _order_more(head, trial.state, journal, arguments.boots)
         virsh = Virsh(head.connect)
-        _run(virsh, head, journal, lock, probe, reaching=reaching, within_s=asked.within)
-    kept = reopen(head, journal).config.report
-    _conclude(head, journal, asked.report or (None if kept is None else Path(kept)), None)
+        _run(virsh, head, journal, lock, probe, reaching=reaching, within_s=arguments.within)
+    report = reopen(head, journal).config.report
+    _conclude(head, journal, arguments.report or (None if report is None else Path(report)), None)
 
 
 def _order_more(head: TrialHead, state: State, journal: TrialJournal, boots: int) -> None:
@@ -236,51 +236,51 @@ def _order_more(head: TrialHead, state: State, journal: TrialJournal, boots: int
     journal.note(EntryKind.MORE_BOOTS, boots=boots)
 
 
-def rollback_trial(asked: TrialUndoArguments) -> None:
+def rollback_trial(arguments: TrialUndoArguments) -> None:
     """Have the VM as it was before the last trial of it."""
-    known = latest(default_root(), asked.name)
-    assert known.head is not None, "latest leaves out what cannot be read"
-    journal = TrialJournal(default_root(), known.head.id)
-    alone = domain_locked(default_root(), known.head.source_uuid or known.head.uuid)
-    with alone, journal.held():
-        if not journal.known().state.to_undo:
-            note(f"{known.head.source}: nothing left to undo of trial {known.head.id}")
-        virsh = Virsh(known.head.connect)
-        rollback(virsh, known.head, journal, default_root(), asked.stop_within, notify=note)
+    trial = latest(default_root(), arguments.name)
+    assert trial.head is not None, "latest leaves out what cannot be read"
+    journal = TrialJournal(default_root(), trial.head.id)
+    alone = domain_locked(default_root(), trial.head.source_uuid or trial.head.uuid)
+    with alone, journal.hold():
+        if not journal.load().state.to_undo:
+            note(f"{trial.head.source}: nothing left to undo of trial {trial.head.id}")
+        virsh = Virsh(trial.head.connect)
+        rollback(virsh, trial.head, journal, default_root(), arguments.stop_within, notify=note)
         journal.note(EntryKind.ENDED)
 
 
-def show_status(asked: TrialStatusArguments) -> None:
+def show_status(arguments: TrialStatusArguments) -> None:
     """Print how far trials are: all, or the last one of that name.
 
     Raises InputError where none has that name.
     """
-    name = asked.name
-    found = known_trials(default_root(), name)
-    if not found and name is None:
+    name = arguments.name
+    trials = known_trials(default_root(), name)
+    if not trials and name is None:
         note("no trials yet")
-    elif not found:
+    elif not trials:
         raise InputError(f"no trial of {name}", hint="homenode trial status")
-    shown = found if name is None else found[-1:]
-    if asked.json:
+    shown = trials if name is None else trials[-1:]
+    if arguments.json:
         print_json(encode("trial-status", TrialStatus(trials=tuple(map(_standing, shown)))))
         return
-    for known in shown:
-        if known.head is None:
-            note(f"{known.folder}: {known.reason}")
+    for trial in shown:
+        if trial.head is None:
+            note(f"{trial.folder}: {trial.reason}")
             continue
-        steps = steps_of(known.head, known.state)
-        is_running = TrialJournal(default_root(), known.head.id).is_locked
-        console().print(status_text(known, steps, is_running=is_running))
-    if name is not None and len(found) > 1:
-        earlier = ", ".join(one.folder.name for one in found[:-1])
+        steps = steps_of(trial.head, trial.state)
+        is_running = TrialJournal(default_root(), trial.head.id).is_locked
+        console().print(status_text(trial, steps, is_running=is_running))
+    if name is not None and len(trials) > 1:
+        earlier = ", ".join(trial.folder.name for trial in trials[:-1])
         note(f"earlier: {earlier} (homenode trial status ID shows one)")
 
 
-def _standing(known: StoredTrial) -> TrialStanding:
-    head, state = known.head, known.state
+def _standing(trial: StoredTrial) -> TrialStanding:
+    head, state = trial.head, trial.state
     if head is None:
-        return TrialStanding(folder=str(known.folder), reason=known.reason)
+        return TrialStanding(folder=str(trial.folder), reason=trial.reason)
     boots = []
     for step in steps_of(head, state):
         entry = state.outcomes.get(step.number)
@@ -296,13 +296,13 @@ def _standing(known: StoredTrial) -> TrialStanding:
             )
         )
     return TrialStanding(
-        folder=str(known.folder),
+        folder=str(trial.folder),
         id=head.id,
         domain=head.source,
         connect=head.connect,
         running=TrialJournal(default_root(), head.id).is_locked,
         ended=state.ended,
-        to_undo=tuple(one.kind for one in state.changes),
+        to_undo=tuple(change.kind for change in state.changes),
         boots=tuple(boots),
         objective=head.objective,
     )
@@ -365,9 +365,9 @@ def _conclude(
     from homenode.decide.machine_facts import facts_of_measured
     from homenode.decide.trial_conclusion import answer_of, conclude
 
-    known = journal.known()
-    code = outcome_code(known.state)
-    steps = steps_of(head, known.state)
+    trial = journal.load()
+    code = outcome_code(trial.state)
+    steps = steps_of(head, trial.state)
     runs, folders = _runs(head, journal)
     if not runs:
         say(f"{head.source}: nothing is decided: no boot was measured")
@@ -375,7 +375,7 @@ def _conclude(
         begun = reopen(head, journal).config
 
         machine = facts_of_measured(runs, load_host(host))
-        found = conclude(
+        conclusion = conclude(
             runs,
             head.argument,
             head.connect,
@@ -383,7 +383,7 @@ def _conclude(
             machine=machine,
             plan_words=begun.plan_words,
         )
-        answer = answer_of(found, head, known.state.boots or head.boots)
+        answer = answer_of(conclusion, head, trial.state.boots or head.boots)
         say(answer.sentence)
         if answer.command is not None:
             say(f"next  {answer.command}")
@@ -391,10 +391,10 @@ def _conclude(
         written = _report(folders, head, host, report or journal.path / "report.html")
         if report is not None and not written:
             code = code or HostError.exit_code
-    outcomes = known.state.outcomes
-    left = [step for step in steps if not _is_measured(outcomes.get(step.number))]
-    if left:
-        console().print(Doc("", (outcomes_table(known.state, left),)))
+    outcomes = trial.state.outcomes
+    unmeasured = [step for step in steps if not _is_measured(outcomes.get(step.number))]
+    if unmeasured:
+        console().print(Doc("", (outcomes_table(trial.state, unmeasured),)))
     raise SystemExit(code)
 
 
@@ -416,7 +416,7 @@ def _report(folders: list[str], head: TrialHead, host: str | None, path: Path) -
 
 def _runs(head: TrialHead, journal: TrialJournal) -> tuple[list[Run], list[str]]:
     """The measured boots, by layout in the order of the head, and where they lie."""
-    state = journal.known().state
+    state = journal.load().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
     runs, folders = [], []
     steps = steps_of(head, state)
@@ -453,7 +453,7 @@ def _seconds_of_boots(host: "Host", checked: Preflight) -> dict[str, float]:
 def _show(checked: Preflight, pace: Pace, findings: Sequence[Finding], gaps: Sequence[Gap]) -> None:
     """Print the schedule. Exits where a layout does not fit, or something stands against it."""
     steps = steps_of(checked.head)
-    seconds = pace.left(step.variant for step in steps)
+    seconds = pace.seconds_for(step.variant for step in steps)
     bad = [finding for finding in in_order(findings) if finding.is_bad]
     console().print(schedule_text(checked, steps, seconds, bad[:_MOST_FINDINGS]))
     if len(bad) > _MOST_FINDINGS:
@@ -461,16 +461,16 @@ def _show(checked: Preflight, pace: Pace, findings: Sequence[Finding], gaps: Seq
     note_gaps(gaps)
     for gap in checked.unchecked:
         note(f"not checked: {gap}")
-    for one in checked.fitted:
-        for line in () if one.tuning is None else one.tuning.notes:
-            note(f"{one.layout}: {line}")
+    for candidate in checked.fitted:
+        for line in () if candidate.tuning is None else candidate.tuning.notes:
+            note(f"{candidate.layout}: {line}")
     for line in checked.obstacles:
         note(f"in the way: {line}")
     if checked.obstacles:
         raise SystemExit(UsageError.exit_code)
-    short = [one for one in checked.fitted if one.against]
-    for one in short:
-        note(f"{one.layout} does not fit: {'; '.join(one.against)}")
+    short = [candidate for candidate in checked.fitted if candidate.against]
+    for candidate in short:
+        note(f"{candidate.layout} does not fit: {'; '.join(candidate.against)}")
     if short:
         note("nothing was booted; leave these layouts out, or free what they need")
         raise SystemExit(UNPLANNABLE)

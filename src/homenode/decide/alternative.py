@@ -172,7 +172,7 @@ def preset_of(switches: Switches) -> str | None:
     if switches == UNKNOWN_SWITCHES:
         return None
     for name in _SIMPLEST:
-        preset = structs.astuple(Switches.of(PRESETS[name]))
+        preset = structs.astuple(Switches.of_layout(PRESETS[name]))
         pairs = zip(structs.astuple(switches), preset, strict=True)
         if all(switch is None or switch is value for switch, value in pairs):
             return name

@@ -69,7 +69,7 @@ def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Dou
             yield make_doubt(
                 "no-real-machine", f"{head.system}/{head.name}", f"its figures are {head.origin}"
             )
-        refused = sorted(_among({sample.metric for sample in run.refused}, metrics))
+        refused = sorted(_among({sample.metric for sample in run.impossible_samples}, metrics))
         if refused:
             detail = f"zero, negative or impossible figures of {', '.join(refused)} were omitted"
             yield make_doubt("refused-figures", f"{head.system}/{head.name}", detail)

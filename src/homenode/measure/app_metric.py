@@ -50,7 +50,9 @@ def figure_of(order: AppOrder, output: str) -> float:
     try:
         # isolated: nothing of the folder that we stand in is imported
         argv = [sys.executable, "-I", "-c", _SEARCH, order.metric]
-        found = run(argv, SEARCH_S, text, environment={"PYTHONIOENCODING": "utf-8:surrogateescape"})
+        searched = run(
+            argv, SEARCH_S, text, environment={"PYTHONIOENCODING": "utf-8:surrogateescape"}
+        )
     except ToolTimeoutError:
         raise ParseError(
             _SOURCE,
@@ -58,7 +60,7 @@ def figure_of(order: AppOrder, output: str) -> float:
             "none so far",
             hint="repeats within repeats, such as (a+)+, take exponential time",
         ) from None
-    word = found.stdout_or_raise().strip().replace(",", "")
+    word = searched.stdout_or_raise().strip().replace(",", "")
     if not word:
         raise ParseError(_SOURCE, f"a line that matches {order.metric}", output[-200:].strip())
     try:

@@ -19,13 +19,13 @@ from homenode.findings import Finding, Gap, finding, in_order
 from homenode.machine.topology import Host
 from homenode.measure.environment import Environment, changes, conditions_of
 from homenode.measure.figures.probe import StepReading
-from homenode.measure.figures.sample import numbered, sample
+from homenode.measure.figures.sample import number_samples, sample
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.results.model import UNSETTLED, Condition, Origin, Run, Sample
 from homenode.measure.results.placement_states import Bracket, States, states_of
 from homenode.measure.run_folder import LookRecord, RunRecord, StepRecord, StepStatus
 from homenode.measure.schedule import Schedule, moved_rounds, schedule
-from homenode.measure.step_reading import REPLAYED, disturbed, read_app, read_step
+from homenode.measure.step_reading import REPLAYED, mark_disturbed, read_app, read_step
 from homenode.metrics import POWER, metric_of
 
 _SHOWN = 6
@@ -67,7 +67,7 @@ def schedule_of(record: RunRecord) -> Schedule:
     return schedule(tests, record.controls, record.repeats, record.seed)
 
 
-def derived(
+def derive_run(
     record: RunRecord,
     steps: Sequence[tuple[StepRecord, str]],
     looks: Sequence[LookRecord],
@@ -81,25 +81,25 @@ def derived(
     gaps = list(record.left_out)
     read = list(_read(record, steps, host, gaps, readings or {}))
     samples, states = _samples(record, read)
-    gaps += [gap for one in read for gap in one.reading.gaps]
+    gaps += [gap for step in read for gap in step.reading.gaps]
     findings = [
         *(finding for look in looks for finding in look.findings),
-        *_once(finding for one in read for finding in one.reading.findings),
+        *_once(finding for step in read for finding in step.reading.findings),
     ]
     marks = [*record.head.unusable, *record.marks]
-    marks += [str(one) for one in findings if one.id in MARKING]
+    marks += [str(finding) for finding in findings if finding.id in MARKING]
     for extra in (
-        _failed(steps),
-        _moved(record, read),
-        _changed(looks, host.usable_pus),
+        _failed_tests(steps),
+        _moved_controls(record, read),
+        _changed_settings(looks, host.usable_pus),
         _busy(record, read, marks),
         _placement(states),
     ):
         findings += extra
     marks += [
-        f"{one.subject}: {one.observed}"
-        for one in findings
-        if one.id in ("bench-control-moved", "bench-changed")
+        f"{finding.subject}: {finding.observed}"
+        for finding in findings
+        if finding.id in ("bench-control-moved", "bench-changed")
     ]
     if not samples:
         marks.append("no figure was taken")
@@ -127,13 +127,13 @@ def _times_of(steps: Sequence[tuple[StepRecord, str]], *, ended: bool) -> Iterat
 
 def _origin(record: RunRecord, looks: Sequence[LookRecord], read: Sequence[_Read]) -> Origin | None:
     """None where no one shows whether the machine is emulated."""
-    stated = {look.environment.emulated for look in looks}
-    stated |= {one.reading.emulated for one in read}
-    if any(c.name == REPLAYED for one in read for c in one.reading.conditions):
+    answers = {look.environment.emulated for look in looks}
+    answers |= {read_step.reading.emulated for read_step in read}
+    if any(c.name == REPLAYED for read_step in read for c in read_step.reading.conditions):
         return Origin.SYNTHESISED
-    if record.head.origin is Origin.EMULATED or True in stated:
+    if record.head.origin is Origin.EMULATED or True in answers:
         return Origin.EMULATED
-    return record.head.origin if False in stated else None
+    return record.head.origin if False in answers else None
 
 
 def _read(
@@ -143,19 +143,19 @@ def _read(
     gaps: list[Gap],
     readings: Mapping[int, StepReading],
 ) -> Iterator[_Read]:
-    attempts = {one.id: one for test in record.tests for one in test.attempts}
+    attempts = {attempt.id: attempt for test in record.tests for attempt in test.attempts}
     for step, output in steps:
-        gaps += [Gap(f"{step.test}, round {step.round + 1}", said) for said in step.said]
+        gaps += [Gap(f"{step.test}, round {step.round + 1}", reason) for reason in step.said]
         test = attempts.get(step.attempt)
         if step.result is not StepStatus.DONE or test is None:
             continue
         try:
-            known = readings.get(step.number)
-            reading = known or reading_of(record, test, step, output, host)
+            earlier = readings.get(step.number)
+            reading = earlier or reading_of(record, test, step, output, host)
         except ParseError as error:
             gaps.append(Gap(f"{step.test}, round {step.round + 1}", error.message))
             continue
-        yield _Read(step, disturbed(reading) if reading.busy else reading)
+        yield _Read(step, mark_disturbed(reading) if reading.busy else reading)
 
 
 def reading_of(
@@ -174,8 +174,8 @@ def _samples(record: RunRecord, read: Sequence[_Read]) -> tuple[tuple[Sample, ..
     """Samples with the states that all brackets of the run tell together."""
     brackets: list[Bracket] = []
     place_of: dict[tuple[int, int, Bracket], int] = {}
-    for number, one in enumerate(read):
-        for placed in one.reading.placed:
+    for number, step in enumerate(read):
+        for placed in step.reading.placed:
             if placed.bracket is not None:
                 key = (number, placed.at_ns, placed.bracket)
                 if key not in place_of:
@@ -183,13 +183,13 @@ def _samples(record: RunRecord, read: Sequence[_Read]) -> tuple[tuple[Sample, ..
                     brackets.append(placed.bracket)
     states = states_of(brackets)
     on_host = dict(record.bus_ids)
-    found = []
-    for number, one in enumerate(read):
-        for placed in one.reading.placed:
+    samples = []
+    for number, step in enumerate(read):
+        for placed in step.reading.placed:
             state = None
             if placed.bracket is not None:
                 state = states.labels[place_of[number, placed.at_ns, placed.bracket]]
-            found.append(
+            samples.append(
                 msgspec.structs.replace(
                     placed.sample,
                     state=state,
@@ -197,18 +197,18 @@ def _samples(record: RunRecord, read: Sequence[_Read]) -> tuple[tuple[Sample, ..
                     peer=_on_host(placed.sample.peer, on_host),
                 )
             )
-        found += [
+        samples += [
             sample(
                 POWER,
                 "watts",
                 power.watts,
                 device=_on_host(power.device, on_host),
                 index=power.index,
-                variant=one.step.test,
+                variant=step.step.test,
             )
-            for power in one.step.power
+            for power in step.step.power
         ]
-    return numbered(found), states
+    return number_samples(samples), states
 
 
 def _on_host(device: Bdf | None, on_host: dict[Bdf, Bdf]) -> Bdf | None:
@@ -218,12 +218,12 @@ def _on_host(device: Bdf | None, on_host: dict[Bdf, Bdf]) -> Bdf | None:
 def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
     """The first of each kind and subject: every round says it again, with other decimals."""
     first: dict[tuple[str, str], Finding] = {}
-    for one in findings:
-        first.setdefault((one.id, one.subject), one)
+    for problem in findings:
+        first.setdefault((problem.id, problem.subject), problem)
     yield from first.values()
 
 
-def _failed(steps: Sequence[tuple[StepRecord, str]]) -> Iterator[Finding]:
+def _failed_tests(steps: Sequence[tuple[StepRecord, str]]) -> Iterator[Finding]:
     """Tests that gave nothing in any round."""
     results: dict[str, list[StepRecord]] = {}
     for step, _ in steps:
@@ -242,20 +242,20 @@ def _failed(steps: Sequence[tuple[StepRecord, str]]) -> Iterator[Finding]:
         )
 
 
-def _moved(record: RunRecord, read: Sequence[_Read]) -> Iterator[Finding]:
+def _moved_controls(record: RunRecord, read: Sequence[_Read]) -> Iterator[Finding]:
     values: dict[tuple[str, str | None, Bdf | None], dict[tuple[int, str], list[float]]] = {}
-    for one in read:
-        if one.step.test not in record.controls:
+    for step in read:
+        if step.step.test not in record.controls:
             continue
-        for placed in one.reading.placed:
+        for placed in step.reading.placed:
             metric = metric_of(placed.sample.metric)
             if metric is not None and metric.control:
                 key = (metric.title, placed.sample.variant, placed.sample.device)
                 rounds = values.setdefault(key, {})
-                rounds.setdefault((one.step.round, one.step.test), []).append(placed.sample.value)
+                rounds.setdefault((step.step.round, step.step.test), []).append(placed.sample.value)
     plan = schedule_of(record)
     for (title, variant, device), rounds in values.items():
-        medians = {key: statistics.median(found) for key, found in rounds.items()}
+        medians = {key: statistics.median(rates) for key, rates in rounds.items()}
         subject = " ".join(str(part) for part in (title, variant, device) if part is not None)
         for number, test, ratio in moved_rounds(plan, medians):
             if _overlap(rounds[number - 1, test], rounds[number, test]):
@@ -274,11 +274,11 @@ def _overlap(before: Sequence[float], after: Sequence[float]) -> bool:
     if min(len(before), len(after)) < _SPREAD_FROM:
         return False
     low, _, high = statistics.quantiles(before, n=4, method="inclusive")
-    least, _, most = statistics.quantiles(after, n=4, method="inclusive")
-    return low <= most and least <= high
+    lowest, _, highest = statistics.quantiles(after, n=4, method="inclusive")
+    return low <= highest and lowest <= high
 
 
-def _changed(looks: Sequence[LookRecord], pus: CpuSet) -> Iterator[Finding]:
+def _changed_settings(looks: Sequence[LookRecord], pus: CpuSet) -> Iterator[Finding]:
     for first, second in pairwise(looks):
         before, after = first.environment, second.environment
         if not first.is_before or second.is_before:  # nothing was measured in between
@@ -299,11 +299,11 @@ def _without_times(environment: Environment) -> Environment:
 
 def _busy(record: RunRecord, read: Sequence[_Read], marks: list[str]) -> Iterator[Finding]:
     """Steps during which others ran; where no round of a test was calm, the run is marked."""
-    busy = [one for one in read if one.reading.busy]
+    busy = [busy_step for busy_step in read if busy_step.reading.busy]
     if not busy:
         return
-    calm = {one.step.test for one in read if not one.reading.busy}
-    never = sorted({one.step.test for one in busy} - calm)
+    calm = {busy_step.step.test for busy_step in read if not busy_step.reading.busy}
+    never = sorted({busy_step.step.test for busy_step in busy} - calm)
     observed = f"others ran during {len(busy)} of {len(read)} steps"
     marks += [f"{observed}; no calm round of {', '.join(never)}"] if never else []
     yield finding(
@@ -319,13 +319,13 @@ def _placement(states: States) -> Iterator[Finding]:
     if not states.transitions:
         return
     names = list(dict.fromkeys(label for label in states.labels if label != UNSETTLED))
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    hidden_count = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     yield finding(
         "bench-placement-moves",
         "vCPUs",
         expected="to stay where they are",
         observed=f"{_times(len(states.transitions))} moved; from core to core it was "
-        f"{', '.join(names[:_SHOWN]) or 'unknown'}{more}",
+        f"{', '.join(names[:_SHOWN]) or 'unknown'}{hidden_count}",
         source="core-to-core latency before and after each sample",
     )
 
@@ -340,5 +340,5 @@ def _conditions(
     yield from record.head.conditions
     if looks:
         yield from conditions_of(looks[0].environment)
-    for one in read:
-        yield from one.reading.conditions
+    for step in read:
+        yield from step.reading.conditions

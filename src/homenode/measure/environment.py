@@ -116,10 +116,10 @@ def read_environment(snapshot: Snapshot, host: Host) -> Environment:
 
 def conditions_of(environment: Environment) -> tuple[Condition, ...]:
     """What must be equal for two runs to be comparable. Unknown settings are omitted."""
-    found = _settings_of(environment)
+    settings = _settings_of(environment)
     return tuple(
         Condition(name, value)
-        for name, value in found.items()
+        for name, value in settings.items()
         if value is not None and name not in _OF_THE_MACHINE
     )
 
@@ -139,7 +139,7 @@ def _settings_of(now: Environment) -> dict[str, str | None]:
         "turbo": now.turbo,
         "clock limit": None
         if now.clock_limits_hz is None
-        else ", ".join(f"{one / 1e6:g} MHz" for one in now.clock_limits_hz),
+        else ", ".join(f"{limit / 1e6:g} MHz" for limit in now.clock_limits_hz),
         "microcode": None if now.microcode is None else ", ".join(now.microcode),
         "kernel": now.kernel_release,
         "transparent huge pages": now.transparent_hugepages,
@@ -210,11 +210,11 @@ def _link(link: LinkState) -> tuple[float | None, int | None]:
 def _throttles(snapshot: Snapshot, online: CpuSet) -> Iterator[tuple[str, int]]:
     """Sums over PUs. Source: Documentation/admin-guide/thermal of Linux; x86 Intel only."""
     for name in _THROTTLE_FILES:
-        found = [
+        words = [
             _word(snapshot, f"/sys/devices/system/cpu/cpu{pu}/thermal_throttle/{name}")
             for pu in online
         ]
-        counts = [int(word) for word in found if word and word.isascii() and word.isdigit()]
+        counts = [int(word) for word in words if word and word.isascii() and word.isdigit()]
         if counts:
             yield name, sum(counts)
 
@@ -228,8 +228,8 @@ def _microcode(snapshot: Snapshot) -> tuple[str, ...] | None:
     lines = (snapshot.read_text("/proc/cpuinfo") or "").splitlines()
     fields = [line.partition(":") for line in lines if line.startswith("microcode")]
     words = {value.strip() for _, _, value in fields}
-    found = {word for word in words if _REVISION.fullmatch(word)} - _INVENTED_REVISIONS
-    return tuple(sorted(found)) or None
+    revisions = {word for word in words if _REVISION.fullmatch(word)} - _INVENTED_REVISIONS
+    return tuple(sorted(revisions)) or None
 
 
 def _clock_limits_hz(snapshot: Snapshot, online: CpuSet) -> tuple[int, ...] | None:
@@ -238,8 +238,8 @@ def _clock_limits_hz(snapshot: Snapshot, online: CpuSet) -> tuple[int, ...] | No
         _word(snapshot, f"/sys/devices/system/cpu/cpu{pu}/cpufreq/scaling_max_freq")
         for pu in online
     }
-    found = {int(word) * 1000 for word in words if word and word.isascii() and word.isdigit()}
-    return tuple(sorted(found)) or None
+    limits = {int(word) * 1000 for word in words if word and word.isascii() and word.isdigit()}
+    return tuple(sorted(limits)) or None
 
 
 def _word(snapshot: Snapshot, path: str) -> str | None:
@@ -318,15 +318,15 @@ class Looks(Struct, frozen=True):
 
 def preflight(host: Host, looks: Looks, plan: Plan | None = None) -> tuple[Finding, ...]:
     """Everything found, worst first. plan: of the guest that we are in, if we are in one."""
-    found = [
+    findings = [
         *_load(looks),
         *_unfavourable(looks.second),
         *_links(host),
         *_neighbours(host, looks.pus),
     ]
     if plan is not None:
-        found += _guest(plan, looks.second)
-    return in_order(found)
+        findings += _guest(plan, looks.second)
+    return in_order(findings)
 
 
 def _load(looks: Looks) -> Iterator[Finding]:
@@ -340,21 +340,21 @@ def _load(looks: Looks) -> Iterator[Finding]:
             source="/proc/stat",
         )
         return
-    found = tuple(_busy(looks.pus, share))
-    yield from found or _crowded(looks)
+    findings = tuple(_busy(looks.pus, share))
+    yield from findings or _crowded_pus(looks)
 
 
-def _crowded(looks: Looks) -> Iterator[Finding]:
+def _crowded_pus(looks: Looks) -> Iterator[Finding]:
     """Single PUs that belong to others, where all together hardly show it."""
     shares = [(pu, share_between(looks.first, looks.second, CpuSet((pu,)))) for pu in looks.pus]
     busy = CpuSet(pu for pu, share in shares if share is not None and share.busy > ONE_PU_SHARE)
     stolen = CpuSet(pu for pu, share in shares if share is not None and share.stolen > ONE_PU_SHARE)
-    most = f"no PU more than {ONE_PU_SHARE:.0%}"
+    expected = f"no PU more than {ONE_PU_SHARE:.0%}"
     if busy:
-        yield _of_others("bench-busy", looks.pus, f"{most} busy", f"PUs {busy} busy")
+        yield _of_others("bench-busy", looks.pus, f"{expected} busy", f"PUs {busy} busy")
     if stolen:
         observed = f"PUs {stolen} given to other guests"
-        yield _of_others("bench-stolen", looks.pus, f"{most} stolen", observed)
+        yield _of_others("bench-stolen", looks.pus, f"{expected} stolen", observed)
 
 
 def _busy(pus: CpuSet, share: Share) -> Iterator[Finding]:

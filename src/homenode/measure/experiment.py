@@ -112,7 +112,7 @@ def run_tasks(
             on_progress(progress)
             if progress.is_settled:
                 return progress
-            executor.start([one for one in progress.tasks if one.state is TaskState.WAITING])
+            executor.start([task for task in progress.tasks if task.state is TaskState.WAITING])
         except NoAnswerError:
             silent_since = silent_since or now
             if now - silent_since > patience.blocked_s:

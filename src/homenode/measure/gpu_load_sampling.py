@@ -57,17 +57,17 @@ class Reached(Struct, frozen=True):
     h2d: Mapping[Bdf, float] = field(default_factory=dict)  # bytes/s, host to device
 
 
-def load_program(given: Sequence[str] | None) -> LoadProgram:
+def load_program(command: Sequence[str] | None) -> LoadProgram:
     """The program that makes the load. Raises UsageError where none is installed."""
-    for argv in (tuple(given),) if given else LOADS:
+    for argv in (tuple(command),) if command else LOADS:
         if find_program(argv[0]) is not None:
             return LoadProgram(argv)
-    if not given and _has_torch():
+    if not command and _has_torch():
         return LoadProgram(_TORCH_LOAD, is_torch=True)
     names = " or ".join(argv[0] for argv in LOADS)
-    wanted = given[0] if given else f"{names}, or {PYTHON} with PyTorch"
+    expected = command[0] if command else f"{names}, or {PYTHON} with PyTorch"
     raise UsageError(
-        f"--under-load: {wanted} not found",
+        f"--under-load: {expected} not found",
         hint='name a program that copies to the GPUs: --load-command "PROGRAM ARGUMENTS"',
     )
 

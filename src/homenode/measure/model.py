@@ -104,7 +104,7 @@ class BenchTest(Struct, frozen=True):
 
     def or_else(self, *others: "BenchTest") -> "BenchTest":
         """The same with others behind it, each called after it and the tool that it uses."""
-        named = (replace(one, id=f"{self.id} ({one.reads})") for one in others)
+        named = (replace(test, id=f"{self.id} ({test.reads})") for test in others)
         return replace(self, alternatives=tuple(named))
 
     @property

@@ -57,7 +57,7 @@ class Prepared(Struct, frozen=True):
     mismatch: tuple[Finding, ...]
 
 
-def prepared(
+def prepare_run(
     orders: BenchOptions,
     host: Host,
     installed: Collection[str],
@@ -82,20 +82,22 @@ def prepared(
     mismatch: tuple[Finding, ...] = ()
     if expected is not None:
         mismatch = tuple(
-            one for one in view_of_guest(expected, host, None).findings if are_bad((one,))
+            finding
+            for finding in view_of_guest(expected, host, None).findings
+            if are_bad((finding,))
         )
     pus = restricted_to(orders)
-    usable = confined(kept_to(host, own_pus), pus, orders.nodes)
+    usable = confine(kept_to(host, own_pus), pus, orders.nodes)
     usable = _with_memory(usable, orders.nodes, memory_nodes)
     suite = _suite(orders, usable, installed, shown)
     if orders.vantage is Vantage.JOB and orders.experiment is not None:
         # One binding of a study: the other nodes are other runs of it.
-        tests = tuple(as_bound(one) for one in suite.tests if one.node is None)
+        tests = tuple(as_bound(test) for test in suite.tests if test.node is None)
         suite = Suite(tuple(filter(keeps_to_nodes, tests)), suite.left_out)
     if len(usable.nodes) < len(host.nodes):
-        suite = _without(suite, lambda test: not keeps_to_nodes(test), "some nodes are not ours")
+        suite = _omit(suite, lambda test: not keeps_to_nodes(test), "some nodes are not ours")
     if pus is not None or orders.nodes is not None:
-        suite = _bound(suite, usable, orders.nodes, installed)
+        suite = _bind_suite(suite, usable, orders.nodes, installed)
     bus_ids = _bus_ids(expected, host)
     record = RunRecord(
         head=structs.replace(_head(orders, host, usable, facts, bus_ids), boots=(boot,)),
@@ -107,7 +109,7 @@ def prepared(
         boot=boot,
         app=orders.app,
         left_out=suite.left_out,
-        marks=(*orders.marks, *(f"the guest is not as planned: {one}" for one in mismatch)),
+        marks=(*orders.marks, *(f"the guest is not as planned: {finding}" for finding in mismatch)),
         bus_ids=bus_ids,
     )
     return Prepared(record, usable, usable.usable_pus, mismatch)
@@ -142,23 +144,23 @@ def _app_test(app: AppOrder) -> BenchTest:
 
 
 def _with_memory(
-    host: Host, asked: tuple[int, ...] | None, memory_nodes: tuple[int, ...] | None
+    host: Host, nodes: tuple[int, ...] | None, memory_nodes: tuple[int, ...] | None
 ) -> Host:
     """The machine without nodes whose memory a cpuset keeps from us. Raises UsageError."""
     if memory_nodes is None:
         return host
-    kept_out = [number for number in asked or () if number not in memory_nodes]
+    kept_out = [number for number in nodes or () if number not in memory_nodes]
     if kept_out:
         raise UsageError(
             f"--nodes: expected nodes that a cpuset leaves us, found {kept_out[0]}",
             hint="ask for memory of that node, in the job or the cgroup",
         )
     return structs.replace(
-        host, nodes=tuple(one for one in host.nodes if one.index in memory_nodes)
+        host, nodes=tuple(node for node in host.nodes if node.index in memory_nodes)
     )
 
 
-def _bound(
+def _bind_suite(
     suite: Suite, host: Host, nodes: tuple[int, ...] | None, installed: Collection[str]
 ) -> Suite:
     """The suite on some PUs: GPU tools and the user's program are kept to them by taskset, and
@@ -169,16 +171,16 @@ def _bound(
     for program, purpose in needed.items():
         if program not in installed:
             reason = f"{program} is not installed, {purpose}"
-            suite = _without(suite, lambda test: test.reads is not Reader.PROBE, reason)
+            suite = _omit(suite, lambda test: test.reads is not Reader.PROBE, reason)
     pus, of_node = host.usable_pus, {int(node.index): node.pus for node in host.nodes}
-    tests = tuple(bound(test, pus, nodes, of_node) for test in suite.tests)
+    tests = tuple(bind(test, pus, nodes, of_node) for test in suite.tests)
     return Suite(tests, suite.left_out)
 
 
-def _without(suite: Suite, unwanted: Callable[[BenchTest], bool], reason: str) -> Suite:
-    left = [Gap(test.id, reason) for test in suite.tests if unwanted(test)]
+def _omit(suite: Suite, unwanted: Callable[[BenchTest], bool], reason: str) -> Suite:
+    omitted = [Gap(test.id, reason) for test in suite.tests if unwanted(test)]
     tests = tuple(test for test in suite.tests if not unwanted(test))
-    return Suite(tests, (*suite.left_out, *left))
+    return Suite(tests, (*suite.left_out, *omitted))
 
 
 def _head(
@@ -191,7 +193,7 @@ def _head(
     plan, in_guest = orders.plan, orders.vantage is Vantage.GUEST
     switches = orders.switches
     if switches == UNKNOWN_SWITCHES and plan is not None and in_guest:
-        switches = Switches.of(plan.layout)
+        switches = Switches.of_layout(plan.layout)
     gpus = host.devices_of_kind(DeviceKind.GPU)
     on_host = dict(bus_ids)
     return RunHead(
@@ -206,7 +208,7 @@ def _head(
         memory_mode=None if plan is None or plan.memory_mode is None else str(plan.memory_mode),
         page_bytes=None if plan is None else plan.vm.page_bytes,
         vcpus=len(host.online_pus) if in_guest else None,
-        pus=_pinned(plan) if in_guest else usable.usable_pus,
+        pus=_pinned_pus(plan) if in_guest else usable.usable_pus,
         nodes=_nodes(plan) if in_guest else tuple(int(node.index) for node in usable.nodes),
         plan_fingerprint=None if plan is None else plan_fingerprint(plan),
         gpus=tuple(GpuPlace(on_host.get(gpu.bdf, gpu.bdf), gpu.node) for gpu in gpus),
@@ -220,15 +222,15 @@ def _head(
     )
 
 
-def _as_reason(one: Finding) -> str:
-    return f"{one.id}: {one.subject}: {one.observed}"
+def _as_reason(finding: Finding) -> str:
+    return f"{finding.id}: {finding.subject}: {finding.observed}"
 
 
 def _host_of(plan: Plan | None) -> str | None:
     return None if plan is None else plan.host_fingerprint or None
 
 
-def _pinned(plan: Plan | None) -> CpuSet | None:
+def _pinned_pus(plan: Plan | None) -> CpuSet | None:
     return None if plan is None or not plan.vcpu_pins else CpuSet.union(plan.vcpu_pins)
 
 
@@ -251,11 +253,13 @@ def _machine(host: Host) -> str:
 
 def _versions(orders: BenchOptions, host: Host, document: Vm | None) -> Iterator[Condition]:
     yield from orders.versions
-    stated = {condition.name for condition in orders.versions}
-    found = [] if orders.vantage is Vantage.GUEST else list(versions_of(host))  # a guest's: its own
+    names = {condition.name for condition in orders.versions}
+    conditions = (
+        [] if orders.vantage is Vantage.GUEST else list(versions_of(host))
+    )  # a guest's: its own
     if document is not None and document.machine is not None:
-        found.append(Condition("machine type", document.machine))
-    yield from (one for one in found if one.name not in stated)
+        conditions.append(Condition("machine type", document.machine))
+    yield from (version for version in conditions if version.name not in names)
     drivers = sorted({gpu.driver for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.driver})
     if drivers:
         yield Condition("driver", ", ".join(drivers))
@@ -286,7 +290,7 @@ _STATUS = "/proc/self/status"
 
 def allowed_nodes(snapshot: Snapshot) -> tuple[int, ...] | None:
     """Nodes that a cpuset lets our memory be on; None = unknown."""
-    listed = _listed(snapshot, "Mems_allowed_list")
+    listed = _listed_numbers(snapshot, "Mems_allowed_list")
     return None if listed is None else tuple(listed)
 
 
@@ -295,10 +299,10 @@ def affinity(snapshot: Snapshot) -> CpuSet | None:
 
     A host is discovered by its cgroups alone: where a VM may run, taskset does not say.
     """
-    return _listed(snapshot, "Cpus_allowed_list") or None
+    return _listed_numbers(snapshot, "Cpus_allowed_list") or None
 
 
-def _listed(snapshot: Snapshot, field: str) -> CpuSet | None:
+def _listed_numbers(snapshot: Snapshot, field: str) -> CpuSet | None:
     for line in (snapshot.read_text(_STATUS) or "").splitlines():
         key, _, value = line.partition(":")
         if key == field:
@@ -321,7 +325,7 @@ def keeps_to_nodes(test: BenchTest) -> bool:
     return test.argv[0] != PROBE or "--matrix" not in test.argv
 
 
-def confined(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Host:
+def confine(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Host:
     """The machine with these PUs and nodes alone; None = all that may be used.
 
     Raises UsageError for what is not there, or is kept from us by a cpuset.
@@ -332,25 +336,25 @@ def confined(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> H
             f"--cpus {pus}: expected PUs of {usable}, found {pus - usable} next to them",
             hint="others are offline, absent, or kept from us by a cpuset or an affinity",
         )
-    wanted = usable if pus is None else pus
+    pus_wanted = usable if pus is None else pus
     if nodes is not None:
-        known = {int(node.index): node for node in host.nodes}
-        missing = [number for number in nodes if number not in known]
+        node_of_index = {int(node.index): node for node in host.nodes}
+        missing = [number for number in nodes if number not in node_of_index]
         if missing:
             raise UsageError(
-                f"--nodes: expected nodes of {', '.join(map(str, known))}, found "
+                f"--nodes: expected nodes of {', '.join(map(str, node_of_index))}, found "
                 f"{', '.join(map(str, missing))}"
             )
-        wanted &= CpuSet.union(known[number].pus for number in nodes)
-    if not wanted:
+        pus_wanted &= CpuSet.union(node_of_index[number].pus for number in nodes)
+    if not pus_wanted:
         raise UsageError("--cpus, --nodes: expected PUs to measure on, found none in both")
     return structs.replace(
         host,
         pus=tuple(
-            structs.replace(pu, allowed=pu.allowed and pu.index in wanted) for pu in host.pus
+            structs.replace(pu, allowed=pu.allowed and pu.index in pus_wanted) for pu in host.pus
         ),
         nodes=tuple(
-            structs.replace(node, pus=node.pus & wanted)
+            structs.replace(node, pus=node.pus & pus_wanted)
             for node in host.nodes
             if nodes is None or int(node.index) in nodes
         ),
@@ -359,8 +363,8 @@ def confined(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> H
 
 def as_bound(test: BenchTest) -> BenchTest:
     """A test that stays where its job is: nvbandwidth else moves itself to the GPU's PUs."""
-    others = tuple(as_bound(one) for one in test.alternatives)
-    return replace(test, argv=_staying(test.argv), alternatives=others)
+    alternatives = tuple(as_bound(alternative) for alternative in test.alternatives)
+    return replace(test, argv=_staying(test.argv), alternatives=alternatives)
 
 
 def _staying(argv: tuple[str, ...]) -> tuple[str, ...]:
@@ -370,7 +374,7 @@ def _staying(argv: tuple[str, ...]) -> tuple[str, ...]:
     return (*argv[:at], "-d", *argv[at:])
 
 
-def bound(
+def bind(
     test: BenchTest, pus: CpuSet, nodes: tuple[int, ...] | None, pus_of_node: Mapping[int, CpuSet]
 ) -> BenchTest:
     """A test kept to these PUs and nodes. The probe pins its own threads; taskset keeps others,
@@ -381,7 +385,9 @@ def bound(
     return replace(
         test,
         argv=_bound_argv(test, pus, nodes, pus_of_node),
-        alternatives=tuple(bound(one, pus, nodes, pus_of_node) for one in test.alternatives),
+        alternatives=tuple(
+            bind(alternative, pus, nodes, pus_of_node) for alternative in test.alternatives
+        ),
     )
 
 

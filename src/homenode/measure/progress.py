@@ -53,7 +53,7 @@ class Progress(Struct, frozen=True):
         return sum(task.state is state for task in self.tasks)
 
     @property
-    def done(self) -> int:
+    def ended_count(self) -> int:
         """Tasks that came to an end, whichever."""
         return sum(task.state not in UNSETTLED for task in self.tasks)
 
@@ -64,16 +64,16 @@ class Progress(Struct, frozen=True):
     @property
     def is_settled(self) -> bool:
         """True where nothing more happens by itself."""
-        return self.done == self.total
+        return self.ended_count == self.total
 
     @property
     def is_blocked(self) -> bool:
         """True where everything that is left waits for somebody: a drained node, a hold."""
-        left = [task for task in self.tasks if task.state in UNSETTLED]
-        stuck = [task for task in left if task.needs_somebody]
+        unsettled = [task for task in self.tasks if task.state in UNSETTLED]
+        stuck = [task for task in unsettled if task.needs_somebody]
         # What waits is not submitted: the queue takes no more before some have ended.
-        behind = [task for task in left if task.is_behind or task.state is TaskState.WAITING]
-        return bool(stuck) and len(left) == len(stuck) + len(behind)
+        behind = [task for task in unsettled if task.is_behind or task.state is TaskState.WAITING]
+        return bool(stuck) and len(unsettled) == len(stuck) + len(behind)
 
     def missing(self) -> tuple[TaskStatus, ...]:
         """Tasks without results."""
@@ -85,7 +85,7 @@ class Pace:
 
     >>> pace = Pace({"stream": 2.0})
     >>> pace.took("stream", 3.0)
-    >>> pace.left(["stream", "stream", "latency"])
+    >>> pace.seconds_for(["stream", "stream", "latency"])
     9.0
     """
 
@@ -95,11 +95,11 @@ class Pace:
     def took(self, variant: str, seconds: float) -> None:
         self._seconds[variant] = seconds
 
-    def left(self, variants: Iterable[str]) -> float | None:
+    def seconds_for(self, variants: Iterable[str]) -> float | None:
         """Of these, one after the other; one that is unknown takes the mean of the others. None
         where nothing is known of any."""
-        found = [self._seconds.get(variant) for variant in variants]
-        if found and not self._seconds:
+        planned = [self._seconds.get(variant) for variant in variants]
+        if planned and not self._seconds:
             return None
         mean = fmean(self._seconds.values()) if self._seconds else 0.0
-        return sum(mean if seconds is None else seconds for seconds in found) + 0.0
+        return sum(mean if seconds is None else seconds for seconds in planned) + 0.0

@@ -120,8 +120,8 @@ def kept_output(text: str) -> str:
         return text
     if not isinstance(document, dict):
         return text
-    kept = {key: value for key, value in document.items() if key not in ("env", "args")}
-    return msgspec.json.encode(kept).decode()
+    fields = {key: value for key, value in document.items() if key not in ("env", "args")}
+    return msgspec.json.encode(fields).decode()
 
 
 def differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ def differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
         ("boot", stored.boot, now.boot),
         ("seed", stored.seed, now.seed),
         ("rounds", stored.repeats, now.repeats),
-        ("tests", _named(stored.tests), _named(now.tests)),
+        ("tests", _test_ids(stored.tests), _test_ids(now.tests)),
         ("program", stored.app, now.app),
         ("PUs", str(stored.head.pus), str(now.head.pus)),
         ("nodes", stored.head.nodes, now.head.nodes),
@@ -142,27 +142,27 @@ def differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
         ("host", stored.head.host, now.head.host),
         ("kind of host", stored.head.host_kind, now.head.host_kind),
         ("guest's devices", _pairs(stored.bus_ids), _pairs(now.bus_ids)),
-        ("guest", _owned(stored.marks), _owned(now.marks)),
+        ("guest", _guest_state(stored.marks), _guest_state(now.marks)),
     )
-    found = [f"{name} {was} before, {is_now} now" for name, was, is_now in pairs if was != is_now]
-    if not found and stored.tests != now.tests:
-        found.append(
+    changes = [f"{name} {was} before, {is_now} now" for name, was, is_now in pairs if was != is_now]
+    if not changes and stored.tests != now.tests:
+        changes.append(
             "tests with other commands: --quick or --full, another affinity, or a tool that "
             "was installed or removed"
         )
-    return tuple(found)
+    return tuple(changes)
 
 
 def _pairs(bus_ids: tuple[tuple[Bdf, Bdf], ...]) -> str:
-    return ", ".join(f"{here} = {there}" for here, there in bus_ids) or "none"
+    return ", ".join(f"{guest_bdf} = {host_bdf}" for guest_bdf, host_bdf in bus_ids) or "none"
 
 
-def _owned(marks: tuple[str, ...]) -> str:
+def _guest_state(marks: tuple[str, ...]) -> str:
     """Before the first step, marks come from holding the guest against its plan alone."""
     return "; ".join(marks) or "as planned"
 
 
-def _named(tests: tuple[BenchTest, ...]) -> str:
+def _test_ids(tests: tuple[BenchTest, ...]) -> str:
     return ", ".join(sorted(test.id for test in tests))
 
 
@@ -199,8 +199,8 @@ class RunFolder(ExperimentJournal[RunRecord, BenchEntry]):
 
     def order(self) -> RunRecord | None:
         """What was ordered; None where nothing was yet. Raises InputError."""
-        found = self.records()
-        return None if found is None else found[0]
+        records = self.records()
+        return None if records is None else records[0]
 
     def steps(self) -> tuple[tuple[StepRecord, str], ...]:
         """Steps that ended, in order, each with its output. Raises InputError.
@@ -269,13 +269,13 @@ class RunFolder(ExperimentJournal[RunRecord, BenchEntry]):
 
 def gaps_of_run(path: Path) -> tuple[Gap, ...]:
     """Tests that a run did not get or that failed, as its journal says. Raises InputError."""
-    found = RunFolder(path).records()
-    if found is None:
+    records = RunFolder(path).records()
+    if records is None:
         return ()
-    record, entries = found
+    record, entries = records
     steps = (entry.step for entry in entries if entry.step is not None)
-    said = (Gap(step.test, reason) for step in steps for reason in step.said)
-    return tuple(dict.fromkeys((*record.left_out, *said)))
+    failures = (Gap(step.test, reason) for step in steps for reason in step.said)
+    return tuple(dict.fromkeys((*record.left_out, *failures)))
 
 
 @contextlib.contextmanager

@@ -28,14 +28,14 @@ from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.access.remote_host import RemoteHost
 from homenode.measure.app_metric import MAX_KEPT as MAX_APP_OUTPUT
 from homenode.measure.app_metric import check_metric, figure_of
-from homenode.measure.derived_run import Derived, derived, reading_of, schedule_of
+from homenode.measure.derived_run import Derived, derive_run, reading_of, schedule_of
 from homenode.measure.environment import Environment, Looks, preflight, read_environment
 from homenode.measure.experiment import run_tasks
 from homenode.measure.figures.probe import StepReading
 from homenode.measure.gpu.power import GpuPower, power_sampled
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.options import BenchOptions, BenchOutcome, check_name
-from homenode.measure.preparation import Prepared, affinity, allowed_nodes, prepared
+from homenode.measure.preparation import Prepared, affinity, allowed_nodes, prepare_run
 from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_folder import (
@@ -99,7 +99,7 @@ def run_bench(
         return BenchOutcome(None, None, ready.mismatch, ready.record.left_out, unknown)
     head = ready.record.head
     with open_run(root, head.system, head.name, resume=resume, notify=notify) as folder:
-        record = _ordered(folder, ready.record)
+        record = _order_of(folder, ready.record)
         if isinstance(machine, LocalMachine | RemoteHost):
             # What it starts holds the lock too: if we are killed, the next run waits for it.
             machine = machine.holding(folder.tool_lock)
@@ -110,10 +110,10 @@ def run_bench(
             session.look_before(ready, plan, snapshot, notify)
             run_tasks(session, on_progress)
             session.look_after()
-        made = session.derived()
-        folder.write_run(made.run)
-        found = (*ready.mismatch, *made.findings)
-        return BenchOutcome(str(folder.path), made.run, found, made.gaps, unknown)
+        result = session.derive_run()
+        folder.write_run(result.run)
+        findings = (*ready.mismatch, *result.findings)
+        return BenchOutcome(str(folder.path), result.run, findings, result.gaps, unknown)
 
 
 def inspect(machine: Machine, orders: BenchOptions) -> tuple[Prepared, Snapshot]:
@@ -127,7 +127,7 @@ def inspect(machine: Machine, orders: BenchOptions) -> tuple[Prepared, Snapshot]
     gpus = bool(host.devices_of_kind(DeviceKind.GPU))
     installed = installed_on(machine, orders.suite, gpus=gpus)
     shown = gpus_shown_by(machine, orders.suite, host, installed)
-    ready = prepared(
+    ready = prepare_run(
         orders=orders,
         host=host,
         installed=installed,
@@ -139,7 +139,7 @@ def inspect(machine: Machine, orders: BenchOptions) -> tuple[Prepared, Snapshot]
     return ready, snapshot
 
 
-def _ordered(folder: RunFolder, now: RunRecord) -> RunRecord:
+def _order_of(folder: RunFolder, now: RunRecord) -> RunRecord:
     """The record of the run: the one that is there, or this one from now on."""
     stored = folder.order()
     if stored is None:
@@ -190,9 +190,9 @@ class _Session:
             TaskStatus(number, 0, TaskState.WAITING if number in self._left else TaskState.DONE)
             for number in (str(task.number) for task in self._schedule.tasks)
         ]
-        left = [task.variant for task in self._left.values()]
-        now = left[0] if left else ""
-        return Progress(tuple(tasks), now=now, seconds_left=self._pace.left(left))
+        variants = [task.variant for task in self._left.values()]
+        now = variants[0] if variants else ""
+        return Progress(tuple(tasks), now=now, seconds_left=self._pace.seconds_for(variants))
 
     def retry(self, tasks: Sequence[TaskStatus]) -> None:
         """Nothing: a command that failed has its line, and is no gap in the run."""
@@ -229,25 +229,25 @@ class _Session:
         number = max((look.number for look in self.folder.looks()), default=-1) + 1
         self.folder.write_look(LookRecord(number, is_before, environment, findings))
 
-    def derived(self) -> Derived:
+    def derive_run(self) -> Derived:
         steps, looks = self.folder.steps(), self.folder.looks()
-        return derived(self.record, steps, looks, self._host, self._readings)
+        return derive_run(self.record, steps, looks, self._host, self._readings)
 
     def _step(self, task: ScheduledTask) -> tuple[StepRecord, str]:
         """One step: the test, or what stands in for it, until one gives figures."""
         started, started_s = time.monotonic(), time.time()
-        said: list[str] = []
+        messages: list[str] = []
         record = None
         for attempt in self._tests[task.variant].attempts:
             with self._power_of(attempt) as drawn:
                 record, output = self._attempt(task, attempt)
             if record.result is StepStatus.DONE:
                 break
-            said += record.said
+            messages += record.said
         assert record is not None, "a test is its own first attempt"
         in_use = time.monotonic() - started
         record = replace(
-            record, said=tuple(said), seconds=in_use, started_s=started_s, power=tuple(drawn)
+            record, said=tuple(messages), seconds=in_use, started_s=started_s, power=tuple(drawn)
         )
         return record, output
 
@@ -259,23 +259,23 @@ class _Session:
         return power_sampled(self.machine)
 
     def _attempt(self, task: ScheduledTask, test: BenchTest) -> tuple[StepRecord, str]:
-        text, result, returncode, said = "", StepStatus.DONE, None, ""
+        text, result, returncode, message = "", StepStatus.DONE, None, ""
         try:
             ended = self._run(test)
         except ToolMissingError as error:
-            result, said = StepStatus.MISSING, error.message
+            result, message = StepStatus.MISSING, error.message
         except ToolTimeoutError as error:
-            said = "; ".join(filter(None, (error.message, test.if_stopped)))
+            message = "; ".join(filter(None, (error.message, test.if_stopped)))
             result = StepStatus.TIMED_OUT
         except ToolError as error:
             _check_reachable(self.machine)
-            result, said = StepStatus.FAILED, error.message
+            result, message = StepStatus.FAILED, error.message
         else:
-            most = MAX_APP_OUTPUT if test.reads is Reader.APP else MAX_KEPT
-            text, returncode = kept_output(ended.stdout)[-most:], ended.returncode
+            limit = MAX_APP_OUTPUT if test.reads is Reader.APP else MAX_KEPT
+            text, returncode = kept_output(ended.stdout)[-limit:], ended.returncode
             failure = ended.failure()
             if failure is not None:
-                result, said = StepStatus.FAILED, failure
+                result, message = StepStatus.FAILED, failure
                 text += f"\n--- standard error\n{ended.stderr[-_MOST_ERRORS:]}"
         record = StepRecord(
             number=task.number,
@@ -287,7 +287,7 @@ class _Session:
             output=_output_name(task),
             sha256=digest(text),
             returncode=returncode,
-            said=(said[:_MOST_SAID],) if said else (),
+            said=(message[:_MOST_SAID],) if message else (),
         )
         return (self._read(record, test, text) if result is StepStatus.DONE else record), text
 
@@ -300,8 +300,8 @@ class _Session:
             read = reading_of(self.record, test, record, text, self._host)
             self._readings[record.number] = read
         except (ParseError, ToolError) as error:
-            said = f"{test.argv[0]}: {error.message}"
-            return replace(record, result=StepStatus.FAILED, said=(said[:_MOST_SAID],))
+            message = f"{test.argv[0]}: {error.message}"
+            return replace(record, result=StepStatus.FAILED, said=(message[:_MOST_SAID],))
         return record
 
     def _run(self, test: BenchTest) -> Completed:

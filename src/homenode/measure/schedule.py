@@ -43,7 +43,7 @@ def schedule(
     *,
     called: str = "tests",
     option: str = "--repeat",
-    most: int = MAX_ROUNDS,
+    most_rounds: int = MAX_ROUNDS,
 ) -> Schedule:
     """Every variant once in each round, in an order of its own; controls in theirs around it.
 
@@ -56,15 +56,15 @@ def schedule(
     names = [*variants, *controls]
     if not names or len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        found = f"{', '.join(twice)} twice" if twice else "none"
-        raise UsageError(f"{called}: expected one or more, each once, found {found}")
-    if not 1 <= rounds <= most:
-        raise UsageError(f"{option} {rounds}: expected 1 to {most}")
+        problem = f"{', '.join(twice)} twice" if twice else "none"
+        raise UsageError(f"{called}: expected one or more, each once, found {problem}")
+    if not 1 <= rounds <= most_rounds:
+        raise UsageError(f"{option} {rounds}: expected 1 to {most_rounds}")
     order: list[tuple[int, str, bool]] = [(-1, name, True) for name in controls]
     for number in range(rounds):
         order += [(number, name, False) for name in seeded_order(variants, seed, number)]
         order += [(number, name, True) for name in controls]
-    return Schedule(seed, tuple(ScheduledTask(at, *one) for at, one in enumerate(order)))
+    return Schedule(seed, tuple(ScheduledTask(at, *task) for at, task in enumerate(order)))
 
 
 def seeded_order(names: Iterable[str], seed: int, round: int) -> tuple[str, ...]:
@@ -79,8 +79,8 @@ def seeded_order(names: Iterable[str], seed: int, round: int) -> tuple[str, ...]
 
 def left_of(schedule: Schedule, done: Collection[tuple[int, str]]) -> tuple[ScheduledTask, ...]:
     """What a run that was cut short has still to do. done: (round, variant) of what is measured."""
-    known = {(task.round, task.variant) for task in schedule.tasks}
-    foreign = sorted(set(done) - known)
+    scheduled = {(task.round, task.variant) for task in schedule.tasks}
+    foreign = sorted(set(done) - scheduled)
     if foreign:
         raise UsageError(
             f"--resume: expected a run of this schedule, found {foreign[0][1]} "
@@ -97,7 +97,7 @@ def moved_rounds(
 
     values: median of each control by (round, test). A round without both sides is not judged.
     """
-    found = []
+    moves = []
     controls = dict.fromkeys(task.variant for task in schedule.tasks if task.is_control)
     rounds = dict.fromkeys(task.round for task in schedule.tasks if task.round >= 0)
     for number in rounds:
@@ -107,5 +107,5 @@ def moved_rounds(
                 continue
             ratio = after / before
             if max(ratio, 1 / ratio) > 1 + CONTROL_MOVES:
-                found.append((number, control, ratio))
-    return tuple(found)
+                moves.append((number, control, ratio))
+    return tuple(moves)

@@ -44,8 +44,8 @@ from homenode.measure.figures.probe import BracketedSample, StepReading, probe_f
 from homenode.measure.figures.sample import (
     Figures,
     ToolOutput,
-    joined,
-    numbered,
+    join_figures,
+    number_samples,
     of_text,
     sample,
 )
@@ -92,20 +92,22 @@ def _copying_thread(text: str, host: Host) -> Iterator[Condition]:
         return
     node_of_pu = {int(pu.index): pu.node for pu in host.pus}
     looks: dict[int, int] = {}
-    for pu, count in (map(int, one.split(":")) for one in watched[1].split()):
+    for pu, count in (map(int, word.split(":")) for word in watched[1].split()):
         node = node_of_pu.get(pu)
         if node is not None:
             looks[node] = looks.get(node, 0) + count
-    most = [node for node in sorted(looks) if looks[node] * 10 >= sum(looks.values())]
-    if most:
-        yield Condition(COPYING_THREAD, f"node{'s' if len(most) > 1 else ''} {CpuSet(most)}")
+    main_nodes = [node for node in sorted(looks) if looks[node] * 10 >= sum(looks.values())]
+    if main_nodes:
+        yield Condition(
+            COPYING_THREAD, f"node{'s' if len(main_nodes) > 1 else ''} {CpuSet(main_nodes)}"
+        )
 
 
 def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
     """With the machine's GPUs for devices, where it shows as many as the tool has columns."""
     names = {gpu.bdf: gpu.name or "NVIDIA GPU" for gpu in measured_gpus(host, [])}
     gpus = test.gpus or tuple(sorted(names))
-    matrices = [matrix for one in run.tests for matrix in one.matrices]
+    matrices = [matrix for test_run in run.tests for matrix in test_run.matrices]
     if {matrix.columns for matrix in matrices} != {len(gpus)}:
         return run
     devices = tuple(
@@ -143,14 +145,14 @@ def _collective(figures: Figures, run: NcclTests, test: BenchTest) -> Figures:
         conditions += (Condition("collective binding", test.binding),)
     return replace(
         figures,
-        samples=numbered(_varied(one, test.variant, one.variant) for one in samples),
+        samples=number_samples(_with_variant(s, test.variant, s.variant) for s in samples),
         conditions=conditions,
         findings=(*figures.findings, *([finding] if finding is not None else [])),
     )
 
 
-def _varied(one: Sample, *words: str | None) -> Sample:
-    return msgspec.structs.replace(one, variant=", ".join(filter(None, words)) or None)
+def _with_variant(sample: Sample, *words: str | None) -> Sample:
+    return msgspec.structs.replace(sample, variant=", ".join(filter(None, words)) or None)
 
 
 def _choices(test: BenchTest, text: str, host: Host) -> Figures:
@@ -163,25 +165,25 @@ def _choices(test: BenchTest, text: str, host: Host) -> Figures:
 
 
 def _rocm(test: BenchTest, text: str, host: Host) -> Figures:
-    return _kept(amd_figures.of_rocm(rocm_bandwidth_test.parse(text), test.gpus), test)
+    return _keep_copies(amd_figures.of_rocm(rocm_bandwidth_test.parse(text), test.gpus), test)
 
 
 def _transferbench(test: BenchTest, text: str, host: Host) -> Figures:
-    return _kept(amd_figures.of_transferbench(transferbench.parse(text), test.gpus), test)
+    return _keep_copies(amd_figures.of_transferbench(transferbench.parse(text), test.gpus), test)
 
 
-def _kept(figures: Figures, test: BenchTest) -> Figures:
+def _keep_copies(figures: Figures, test: BenchTest) -> Figures:
     starts = _METRICS_OF_GROUP.get(test.group)
     if starts is None:
         return figures
-    kept = [one for one in figures.samples if one.metric.startswith(starts)]
-    return replace(figures, samples=numbered(kept))
+    samples = [sample for sample in figures.samples if sample.metric.startswith(starts)]
+    return replace(figures, samples=number_samples(samples))
 
 
 def _of_this_machine(figures: Figures, host: Host) -> Figures:
     """A GPU that the host does not have is a tool that saw another machine, or other addresses."""
-    known = {device.bdf for device in host.pci_devices}
-    strange = sorted({s.device for s in figures.samples if s.device is not None} - known)
+    addresses = {device.bdf for device in host.pci_devices}
+    strange = sorted({s.device for s in figures.samples if s.device is not None} - addresses)
     if not strange:
         return figures
     gap = Gap("GPU addresses", f"the tool gives {strange[0]}, which this machine does not show")
@@ -197,17 +199,22 @@ REPLAYED_LINE = re.compile(r"(?m)^replayed: (.{1,200})$")
 def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
     """Figures of a test's output; host: the machine that ran it. Raises ParseError."""
     if test.reads is Reader.PROBE:
-        found = probe_figures(parse(output))
+        reading = probe_figures(parse(output))
         placed = tuple(
-            replace(one, sample=_varied(one.sample, one.sample.variant, test.variant))
-            for one in found.placed
+            replace(
+                placed_sample,
+                sample=_with_variant(
+                    placed_sample.sample, placed_sample.sample.variant, test.variant
+                ),
+            )
+            for placed_sample in reading.placed
         )
-        return replace(found, placed=placed)
+        return replace(reading, placed=placed)
     figures = figures_of_step(test, output, host)
     replayed = REPLAYED_LINE.search(output)
     conditions = (Condition(REPLAYED, replayed[1].strip()),) if replayed else ()
     return StepReading(
-        tuple(BracketedSample(one) for one in figures.samples),
+        tuple(BracketedSample(placed_sample) for placed_sample in figures.samples),
         (*figures.conditions, *conditions),
         figures.gaps,
         figures.findings,
@@ -217,19 +224,21 @@ def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
 def read_app(order: AppOrder, figure: float) -> StepReading:
     """The user's own figure: a rate in units of its own, or a time that it prints in seconds."""
     if order.lower_is_better:
-        found = sample(f"app-time:{order.name}", "ns", figure * 1e9)
+        app_sample = sample(f"app-time:{order.name}", "ns", figure * 1e9)
     else:
-        found = sample(f"app-rate:{order.name}", "units_per_s", figure)
-    return StepReading((BracketedSample(found),), (Condition("tool app", " ".join(order.argv)),))
+        app_sample = sample(f"app-rate:{order.name}", "units_per_s", figure)
+    return StepReading(
+        (BracketedSample(app_sample),), (Condition("tool app", " ".join(order.argv)),)
+    )
 
 
-def disturbed(reading: StepReading) -> StepReading:
+def mark_disturbed(reading: StepReading) -> StepReading:
     """The same, each sample marked: somebody else ran."""
     return replace(
         reading,
         placed=tuple(
-            replace(one, sample=msgspec.structs.replace(one.sample, disturbed=True))
-            for one in reading.placed
+            replace(placed, sample=msgspec.structs.replace(placed.sample, disturbed=True))
+            for placed in reading.placed
         ),
     )
 
@@ -243,7 +252,7 @@ _COLLECTIVE = re.compile(
 
 def tool_of(text: str) -> str | None:
     """Whose output a text is; None where it is of none that is read."""
-    signs = ((tool, one.sign) for tool, one in tools().items())
+    signs = ((tool, output.sign) for tool, output in tools().items())
     return next((tool for tool, sign in signs if sign is not None and sign.search(text)), None)
 
 
@@ -257,7 +266,9 @@ def figures_of(tool: str, text: str, name: str) -> Figures:
     parts = [] if tool == Reader.NVBANDWIDTH else list(_below_commands(text, output))
     if not any(binding for binding, _ in parts):
         return output.of_log(text, name)
-    return joined([_bound(output.of_log(part, name), binding) for binding, part in parts])
+    return join_figures(
+        [_with_binding(output.of_log(part, name), binding) for binding, part in parts]
+    )
 
 
 def _below_commands(text: str, output: ToolOutput) -> Iterator[tuple[Binding | None, str]]:
@@ -274,32 +285,32 @@ def _below_commands(text: str, output: ToolOutput) -> Iterator[tuple[Binding | N
             yield binding_in(lines[start])[0], part
 
 
-def _bound(figures: Figures, binding: Binding | None) -> Figures:
+def _with_binding(figures: Figures, binding: Binding | None) -> Figures:
     """The figures with the node of the memory that their process was bound to."""
     if binding is None:
         return figures
     samples = (
-        msgspec.structs.replace(one, node=binding.node)
-        if one.node is None and one.metric.startswith(("h2d-", "d2h-", "memory-"))
-        else one
-        for one in figures.samples
+        msgspec.structs.replace(sample, node=binding.node)
+        if sample.node is None and sample.metric.startswith(("h2d-", "d2h-", "memory-"))
+        else sample
+        for sample in figures.samples
     )
     conditions = (*figures.conditions, *binding.conditions())
     return replace(figures, samples=tuple(samples), conditions=conditions)
 
 
 def _nvbandwidth_log(text: str, name: str) -> Figures:
-    found = []
+    logs = []
     for section in sections(text):
         figures = gpu_figures.of_nvbandwidth(nvbandwidth.parse(section.text), section.binding)
-        found.append(joined([figures, Figures(gaps=section.gaps)]))
-    if not found:
+        logs.append(join_figures([figures, Figures(gaps=section.gaps)]))
+    if not logs:
         # Tables without a version, each from the line that names its test on.
         lines = text.split("\n")
         starts = [at for at, line in enumerate(lines) if _NAMES_TEST.fullmatch(line.rstrip())]
         parts = _parts(lines, starts)
-        found = [gpu_figures.of_nvbandwidth(nvbandwidth.parse(part), None) for part in parts]
-    return joined(found)
+        logs = [gpu_figures.of_nvbandwidth(nvbandwidth.parse(part), None) for part in parts]
+    return join_figures(logs)
 
 
 def _nccl_log(text: str, name: str) -> Figures:
@@ -309,7 +320,7 @@ def _nccl_log(text: str, name: str) -> Figures:
         figures = gpu_figures.of_nccl(run, _collective_named(name))
         finding = flat_curve(run, name) if figures.samples else None
         parts.append(replace(figures, findings=() if finding is None else (finding,)))
-    return joined(parts)
+    return join_figures(parts)
 
 
 def nccl_runs(text: str) -> tuple[str, ...]:
@@ -336,8 +347,8 @@ def _parts(lines: list[str], starts: list[int]) -> tuple[str, ...]:
 def _collective_named(name: str) -> str | None:
     if _ALL_REDUCE.search(name):
         return "all_reduce"
-    found = _COLLECTIVE.search(name)
-    return None if found is None else found[0].lower().replace("-", "_")
+    match = _COLLECTIVE.search(name)
+    return None if match is None else match[0].lower().replace("-", "_")
 
 
 _NVBANDWIDTH = re.compile(
@@ -369,7 +380,7 @@ def tools() -> Mapping[str, ToolOutput]:
     """Those of the suite and each OUTPUT of `importers`, by their names, in the order in which
     files are recognised."""
     modules = (import_module(f"homenode.measure.importers.{name}") for name in NAMES)
-    return {one.name: one for one in (*_OF_SUITE, *(module.OUTPUT for module in modules))}
+    return {output.name: output for output in (*_OF_SUITE, *(module.OUTPUT for module in modules))}
 
 
 def lenient(tool: str, text: str, name: str) -> Figures:

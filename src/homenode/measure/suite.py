@@ -58,19 +58,21 @@ def parse_shown(text: str) -> ShownGpus | None:
 
     Slices of one GPU (MIG) have one address, and it counts once. Raises ParseError.
     """
-    line = next((one for one in text.split("\n") if one.startswith('{"format"')), None)
+    line = next(
+        (text_line for text_line in text.split("\n") if text_line.startswith('{"format"')), None
+    )
     if line is None:
         raise ParseError(_SOURCE, f'a line with "format": "{FORMAT}"', text.strip()[:60] or "none")
-    found = lines.json_object(line, _SOURCE)
-    addresses, reason = found.get("addresses"), found.get("reason")
-    if found.get("format") != FORMAT or not isinstance(reason, str | None):
+    document = lines.json_object(line, _SOURCE)
+    addresses, reason = document.get("addresses"), document.get("reason")
+    if document.get("format") != FORMAT or not isinstance(reason, str | None):
         raise ParseError(_SOURCE, FORMAT, line[:60])
     if addresses is None:
         return None
     if not isinstance(addresses, list) or len(addresses) > MAX_GPUS:
         raise ParseError(_SOURCE, f"a list of at most {MAX_GPUS} addresses", line[:60])
-    known = [Bdf.parse(str(one), _SOURCE) for one in addresses]
-    return ShownGpus(tuple(dict.fromkeys(known)), reason)
+    gpus = [Bdf.parse(str(text_line), _SOURCE) for text_line in addresses]
+    return ShownGpus(tuple(dict.fromkeys(gpus)), reason)
 
 
 def shown_alone(
@@ -81,20 +83,20 @@ def shown_alone(
     All of them where the driver gives addresses that none of them has: it speaks of other ones.
     """
     by_address = {gpu.bdf: gpu for gpu in gpus}
-    found = tuple(by_address[one] for one in shown.addresses if one in by_address)
-    if shown.addresses and not found:
+    visible = tuple(by_address[address] for address in shown.addresses if address in by_address)
+    if shown.addresses and not visible:
         reason = f"the driver shows {shown.addresses[0]}, which is none of this machine's"
         left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
         return gpus
-    hidden = [gpu for gpu in gpus if gpu not in found]
-    if not found:
+    hidden = [gpu for gpu in gpus if gpu not in visible]
+    if not visible:
         reason = f"the driver shows no GPU to this process: {shown.reason or 'none is visible'}"
         left_out += [Gap(group, reason) for group in _GROUPS]
     elif hidden:
-        others = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
+        more_gpus = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
         reason = "not shown to this process (a job's or a container's devices, *_VISIBLE_DEVICES)"
-        left_out.append(Gap(Group.GPU_BANDWIDTH, f"{hidden[0].bdf}{others}: {reason}"))
-    return found
+        left_out.append(Gap(Group.GPU_BANDWIDTH, f"{hidden[0].bdf}{more_gpus}: {reason}"))
+    return visible
 
 
 HOST_COPIES = (
@@ -145,8 +147,12 @@ def gpu_tests(
     nodes = tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)
     machine = GpuMachine(gpus, nodes, frozenset(installed), options, present - len(gpus))
     for test in _tests(machine, left_out):
-        found = _numbered_by_bus(test) if machine.is_nvidia else test
-        yield found if shown is None else _numbered(found, tuple(gpu.bdf for gpu in gpus))
+        numbered_test = _numbered_by_bus(test) if machine.is_nvidia else test
+        yield (
+            numbered_test
+            if shown is None
+            else _with_gpus(numbered_test, tuple(gpu.bdf for gpu in gpus))
+        )
 
 
 def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
@@ -164,14 +170,14 @@ def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
 
 def _numbered_by_bus(test: BenchTest) -> BenchTest:
     """CUDA else numbers the fastest GPU first, and v0.10 of nvbandwidth gives numbers alone."""
-    others = tuple(_numbered_by_bus(one) for one in test.alternatives)
+    alternatives = tuple(_numbered_by_bus(alternative) for alternative in test.alternatives)
     environment = (*test.environment, BY_BUS)
-    return replace(test, environment=environment, alternatives=others)
+    return replace(test, environment=environment, alternatives=alternatives)
 
 
-def _numbered(test: BenchTest, gpus: tuple[Bdf, ...]) -> BenchTest:
-    others = tuple(_numbered(one, gpus) for one in test.alternatives)
-    return replace(test, gpus=gpus, alternatives=others)
+def _with_gpus(test: BenchTest, gpus: tuple[Bdf, ...]) -> BenchTest:
+    alternatives = tuple(_with_gpus(alternative, gpus) for alternative in test.alternatives)
+    return replace(test, gpus=gpus, alternatives=alternatives)
 
 
 def measured_gpus(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:
@@ -181,8 +187,8 @@ def measured_gpus(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:
     for gpu in host.devices_of_kind(DeviceKind.GPU):
         (owned if gpu.driver == "vfio-pci" else free).append(gpu)
     if owned:
-        others = f" and {len(owned) - 1} more" if len(owned) > 1 else ""
-        reason = f"{owned[0].bdf}{others}: passed through (vfio-pci)"
+        more_gpus = f" and {len(owned) - 1} more" if len(owned) > 1 else ""
+        reason = f"{owned[0].bdf}{more_gpus}: passed through (vfio-pci)"
         left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
     for vendor in (NVIDIA, AMD):
         chosen = tuple(gpu for gpu in free if gpu.vendor_id == vendor)
@@ -211,10 +217,10 @@ def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTe
     )
     names = HOST_COPIES + (ALL_AT_ONCE if count > 1 else ())
     host_copies = ("gpu-bandwidth", Group.GPU_BANDWIDTH, "host-copies")
-    own = _nvbandwidth(machine, "gpu-bandwidth", Group.GPU_BANDWIDTH, names)
-    yield _either(_watched(own, machine) if has_tool else None, machine.copies(*host_copies))
+    copy_test = _nvbandwidth(machine, "gpu-bandwidth", Group.GPU_BANDWIDTH, names)
+    yield _either(_watch(copy_test, machine) if has_tool else None, machine.copies(*host_copies))
     for node in machine.nodes:
-        tool = _from_node(own, node) if has_tool and "numactl" in machine.installed else None
+        tool = _from_node(copy_test, node) if has_tool and "numactl" in machine.installed else None
         if tool is None and torch is None:
             reason = f"from node {node.index}: numactl is not installed"
             left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
@@ -226,7 +232,7 @@ def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTe
         peers = _nvbandwidth(machine, "gpu-peer", Group.GPU_PEER, copies)
         peers = replace(peers, seconds=peers.seconds * max(1.0, count / 4))
         torch_peers = machine.copies("gpu-peer", Group.GPU_PEER, "peer-copies")
-        yield _stopped(_either(peers if has_tool else None, torch_peers), PEERS_HANG)
+        yield _stop_early(_either(peers if has_tool else None, torch_peers), PEERS_HANG)
 
 
 def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
@@ -267,7 +273,7 @@ def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]
             *_amd_tools(machine, "gpu-peer", Group.GPU_PEER),
             machine.copies("gpu-peer", Group.GPU_PEER, "peer-copies"),
         ]
-        yield _stopped(_either(*peers), PEERS_HANG)
+        yield _stop_early(_either(*peers), PEERS_HANG)
 
 
 def _amd_tools(machine: GpuMachine, id: str, group: Group) -> Iterator[BenchTest]:
@@ -304,31 +310,31 @@ def _nvbandwidth(machine: GpuMachine, id: str, group: Group, names: tuple[str, .
     return replace(_gpu_test(id, group, argv, seconds), reads=Reader.NVBANDWIDTH)
 
 
-def _watched(own: BenchTest, machine: GpuMachine) -> BenchTest:
+def _watch(test: BenchTest, machine: GpuMachine) -> BenchTest:
     """nvbandwidth binds itself, and gives no one where: its threads are looked at meanwhile."""
     if PYTHON not in machine.installed:
-        return own
-    return replace(own, argv=(machine.suite.python, "-", *own.argv), program="watched")
+        return test
+    return replace(test, argv=(machine.suite.python, "-", *test.argv), program="watched")
 
 
-def _from_node(own: BenchTest, node: NumaNode) -> BenchTest:
+def _from_node(test: BenchTest, node: NumaNode) -> BenchTest:
     """-d: else the tool moves itself to the GPU's node, and every row would be the same."""
     binding = ("numactl", f"--cpunodebind={node.index}", f"--membind={node.index}")
-    argv = (*binding, own.argv[0], "-d", *own.argv[1:])
-    return replace(own, id=f"{own.id} from node {node.index}", argv=argv, node=node.index)
+    argv = (*binding, test.argv[0], "-d", *test.argv[1:])
+    return replace(test, id=f"{test.id} from node {node.index}", argv=argv, node=node.index)
 
 
 def _either(*attempts: BenchTest | None) -> BenchTest:
     """The first of those that there are, with the others behind it. At least one is."""
-    first, *others = (attempt for attempt in attempts if attempt is not None)
-    return first.or_else(*others)
+    first, *alternatives = (attempt for attempt in attempts if attempt is not None)
+    return first.or_else(*alternatives)
 
 
-def _stopped(test: BenchTest, shows: str) -> BenchTest:
+def _stop_early(test: BenchTest, shows: str) -> BenchTest:
     """With less patience than others: where access hangs, every round waits for it."""
-    others = tuple(_stopped(one, shows) for one in test.alternatives)
+    alternatives = tuple(_stop_early(alternative, shows) for alternative in test.alternatives)
     patience = 90 + 3 * test.seconds
-    return replace(test, timeout_s=patience, if_stopped=shows, alternatives=others)
+    return replace(test, timeout_s=patience, if_stopped=shows, alternatives=alternatives)
 
 
 def _gpu_test(id: str, group: Group, argv: tuple[str, ...], seconds: float) -> BenchTest:
@@ -344,20 +350,20 @@ def suite_for(
     where it could not be asked. Raises UsageError where nothing is left of what was asked for.
     """
     left_out: list[Gap] = []
-    found = [
+    all_tests = [
         *_of_probe(host, installed, options, left_out),
         *gpu_tests(host, installed, options, left_out, shown),
     ]
-    wanted = set(options.groups) or set(Group)
-    tests = tuple(test for test in found if test.group in wanted)
-    left = tuple(gap for gap in left_out if gap.subject in wanted)
+    groups = set(options.groups) or set(Group)
+    tests = tuple(test for test in all_tests if test.group in groups)
+    gaps = tuple(gap for gap in left_out if gap.subject in groups)
     if not any(not test.is_control for test in tests) and not (tests and options.groups):
         raise UsageError(
             f"--tests: expected one that this machine can run, found none of "
-            f"{', '.join(sorted(wanted))}",
-            hint="; ".join(map(str, left)) or None,
+            f"{', '.join(sorted(groups))}",
+            hint="; ".join(map(str, gaps)) or None,
         )
-    return Suite(tests, left)
+    return Suite(tests, gaps)
 
 
 def _of_probe(
@@ -377,8 +383,8 @@ def _of_probe(
     if len(pus) > 1:
         yield _probe(Group.CPU_ALL, "throughput", seconds, "--pus", str(pus))
         alone = _probe(Group.MEMORY_BANDWIDTH, "bandwidth", seconds, "--pus", first)
-        yield replace(_named("stream one thread", alone), variant="one thread")
-        yield _named(
+        yield replace(_named_tests("stream one thread", alone), variant="one thread")
+        yield _named_tests(
             "loaded latency",
             _probe(Group.MEMORY_LATENCY, "loaded-latency", seconds, "--pus", str(pus)),
         )
@@ -392,7 +398,7 @@ def _of_probe(
         ):
             cell = _probe(group, command, seconds, "--matrix", "--pus", str(pus))
             yield replace(
-                _named(f"{group} by node", cell),
+                _named_tests(f"{group} by node", cell),
                 seconds=seconds * cells,
                 timeout_s=60 + 20 * seconds * cells,
             )
@@ -413,7 +419,7 @@ def _probe(group: Group, command: str, seconds: float, *options: str) -> BenchTe
     return BenchTest(str(group), group, argv, seconds, 60 + 20 * seconds)
 
 
-def _named(id: str, test: BenchTest) -> BenchTest:
+def _named_tests(id: str, test: BenchTest) -> BenchTest:
     return replace(test, id=id)
 
 

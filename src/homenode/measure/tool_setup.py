@@ -75,7 +75,7 @@ class SetupPlan(Struct, frozen=True):
     steps: tuple[SetupStep, ...]
     installs: tuple[str, ...]  # programs below the prefix
     lacks: tuple[str, ...]  # what keeps a tool from being built, in words
-    there: tuple[str, ...]  # tools that are there already
+    present: tuple[str, ...]  # tools that are there already
 
 
 class _Table(Struct, forbid_unknown_fields=True):
@@ -111,12 +111,12 @@ def setup_plan(
     if cuda_home is not None and not is_plain(cuda_home):
         cuda_home = None
     mine = [source for source in sources if source.vendor is vendor]
-    there = tuple(source.program for source in mine if source.program in installed)
+    present = tuple(source.program for source in mine if source.program in installed)
     lacks: list[str] = []
     steps: list[SetupStep] = []
     installs: list[str] = []
     for source in mine:
-        if source.program in there:
+        if source.program in present:
             continue
         missing = [need for need in source.needs if need not in installed]
         if missing:
@@ -124,7 +124,7 @@ def setup_plan(
             continue
         steps += _steps(source, architectures, prefix, cuda_home)
         installs.append(f"{prefix}/bin/{source.program}")
-    return SetupPlan(prefix, tuple(steps), tuple(installs), tuple(lacks), there)
+    return SetupPlan(prefix, tuple(steps), tuple(installs), tuple(lacks), present)
 
 
 def is_plain(path: str) -> bool:
@@ -194,9 +194,12 @@ def _build(
     if source.program == TORCH_PYTHON:
         return
     if source.name == "nccl-tests":
-        code = " ".join(f"-gencode=arch=compute_{one},code=sm_{one}" for one in architectures)
-        where = () if cuda_home is None else (f"CUDA_HOME={cuda_home}",)
-        yield ("make", "-C", tree, "-j", "4", f"NVCC_GENCODE={code}", *where)
+        code = " ".join(
+            f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
+            for architecture in architectures
+        )
+        variables = () if cuda_home is None else (f"CUDA_HOME={cuda_home}",)
+        yield ("make", "-C", tree, "-j", "4", f"NVCC_GENCODE={code}", *variables)
         return
     names = ";".join(architectures)
     is_nvidia = source.vendor is Vendor.NVIDIA
@@ -257,7 +260,7 @@ def carry_out(
     journal = setup_journal(prefix)
     with journal.files.hold_lock(_ALONE):
         journal.settle(lambda entry: InstallStep(prefix))
-        ours = {entry.subject: entry for entry in installed(journal)}
+        ours = {entry.subject: entry for entry in list_installed(journal)}
         for target in plan.installs:
             is_ours = target in ours and InstallStep(prefix).is_done(ours[target])
             if Path(target).exists() and not is_ours:
@@ -272,7 +275,7 @@ def carry_out(
                 prefixes.write(name, plan.prefix.encode())
         for _, steps in groupby(plan.steps, key=lambda step: step.tool):
             InstallStep(prefix, tuple(steps), machine, notify).do(journal.write)
-        return tuple(entry.subject for entry in installed(journal))
+        return tuple(entry.subject for entry in list_installed(journal))
 
 
 class InstallStep:
@@ -328,17 +331,19 @@ class InstallStep:
         if failure is not None:
             with contextlib.suppress(HostError):  # nothing can be written there: that is `failure`
                 note(entry)
-            said = (ended.stderr.strip() or ended.stdout.strip())[-_MOST_SAID:]
-            raise ToolError(f"{step.tool}: {failure}{_when_full(self._prefix)}", hint=said or None)
+            output = (ended.stderr.strip() or ended.stdout.strip())[-_MOST_SAID:]
+            raise ToolError(
+                f"{step.tool}: {failure}{_when_full(self._prefix)}", hint=output or None
+            )
 
 
 def _when_full(prefix: Path) -> str:
     """Compilers and CMake say anything of a full disk but that it is full."""
     try:
-        left = shutil.disk_usage(prefix).free
+        free_bytes = shutil.disk_usage(prefix).free
     except OSError:
         return ""
-    return f" ({prefix}: {left} bytes left on its disk)" if left < _LITTLE_BYTES else ""
+    return f" ({prefix}: {free_bytes} bytes left on its disk)" if free_bytes < _LITTLE_BYTES else ""
 
 
 def _set_here(names: tuple[str, ...]) -> dict[str, str]:
@@ -355,13 +360,13 @@ def take_back(prefix: Path) -> tuple[str, ...]:
     """
     journal, step = setup_journal(prefix), InstallStep(prefix)
     sources = prefix / FOLDER / "src"
-    if not installed(journal) and not sources.is_dir():
+    if not list_installed(journal) and not sources.is_dir():
         raise HostError(
             f"{journal.files.path}: expected the record of a setup, found none",
             hint="give the --prefix that it was built with",
         )
     with journal.files.hold_lock(_ALONE):
-        for entry in installed(journal):
+        for entry in list_installed(journal):
             path = Path(entry.subject)
             try:
                 check_links(path)
@@ -386,7 +391,7 @@ def take_back(prefix: Path) -> tuple[str, ...]:
         return tuple(removed)
 
 
-def installed(journal: Journal) -> tuple[ChangeEntry, ...]:
+def list_installed(journal: Journal) -> tuple[ChangeEntry, ...]:
     """The programs that are there by us. Raises InputError for one that is not below bin."""
     folder = Path(journal.head.run) / "bin"
     for entry in journal.to_undo():

@@ -46,13 +46,13 @@ def boot_identity(machine: Machine) -> str:
 
     Raises ToolError where the machine does not say.
     """
-    said = machine.run(["cat", _BOOT_ID], _ASK_S)
-    if said.failure() is not None or not said.stdout.strip():
+    ended = machine.run(["cat", _BOOT_ID], _ASK_S)
+    if ended.failure() is not None or not ended.stdout.strip():
         raise ToolError(
             f"{machine.name}: expected a boot's identity in {_BOOT_ID}, found none",
             hint="--boot ID names this boot",
         )
-    return hashlib.sha256(said.stdout.strip().encode()).hexdigest()[:16]
+    return hashlib.sha256(ended.stdout.strip().encode()).hexdigest()[:16]
 
 
 def pu_times(machine: Machine) -> tuple[PuTimes, ...]:
@@ -69,16 +69,16 @@ def installed_on(machine: Machine, options: SuiteOptions, *, gpus: bool) -> froz
     gpus: whether there are any to measure; else PyTorch is not asked for, which takes seconds.
     Raises ToolError where the machine cannot be reached.
     """
-    found = machine.installed(PROGRAMS)
+    programs = machine.find_installed(PROGRAMS)
     if not gpus:
-        return found
+        return programs
     try:
-        said = ask_for_torch(machine, options.python, _ASK_S)
+        ended = ask_for_torch(machine, options.python, _ASK_S)
     except (ToolMissingError, ToolTimeoutError):
-        return found
-    if said.returncode != 0:
-        return found
-    return found | ({PYTHON, TORCH} if said.stdout.strip() == "True" else {PYTHON})
+        return programs
+    if ended.returncode != 0:
+        return programs
+    return programs | ({PYTHON, TORCH} if ended.stdout.strip() == "True" else {PYTHON})
 
 
 def gpus_shown_by(
@@ -96,8 +96,8 @@ def gpus_shown_by(
     driver = "cuda" if is_nvidia(gpus) else "hip"
     try:
         argv = (python, "-", driver)
-        said = run_program(machine, argv, _ASK_S, "gpus_shown", dict([BY_BUS]))
-        return parse_shown(said.stdout)
+        ended = run_program(machine, argv, _ASK_S, "gpus_shown", dict([BY_BUS]))
+        return parse_shown(ended.stdout)
     except (ParseError, ToolMissingError, ToolTimeoutError):
         return None
 

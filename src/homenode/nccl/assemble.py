@@ -38,52 +38,52 @@ def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterat
     gpus: the guest's. query: nvidia-smi -q -x of the host, which knows their modules. Boards
     without NVSwitches have no partitions, and no finding.
     """
-    wanted = tuple(sorted(gpus))
+    bdfs = tuple(sorted(gpus))
     board = board_of(gpu.name for gpu in query.gpus)
-    if board is None or not wanted:
+    if board is None or not bdfs:
         return
     modules = {gpu.bdf: gpu.module_id for gpu in query.gpus}
-    known = {bdf: module for bdf, module in modules.items() if module is not None}
-    missing = [bdf for bdf in wanted if bdf not in known]
+    known_modules = {bdf: module for bdf, module in modules.items() if module is not None}
+    missing = [bdf for bdf in bdfs if bdf not in known_modules]
     if missing:
         yield finding(
             "nccl-partition-unknown",
-            _named(missing),
+            _bdf_list(missing),
             expected="a module id in nvidia-smi -q -x",
             observed="none",
             source=source,
         )
         return
-    yield from _odd(wanted, board, known, source)
+    yield from _odd(bdfs, board, known_modules, source)
 
 
 def check_fabric_of_host(gpus: Iterable[Bdf], host: Host) -> Iterator[Finding]:
     """The same from a host whose source gives the modules; nothing where it did not."""
-    wanted = tuple(sorted(gpus))
-    board, known = board_of_host(host), modules_of_host(host)
-    if board is not None and wanted and all(bdf in known for bdf in wanted):
-        yield from _odd(wanted, board, known, host.name)
+    bdfs = tuple(sorted(gpus))
+    board, known_modules = board_of_host(host), modules_of_host(host)
+    if board is not None and bdfs and all(bdf in known_modules for bdf in bdfs):
+        yield from _odd(bdfs, board, known_modules, host.name)
 
 
 def _odd(
-    wanted: tuple[Bdf, ...], board: Board, known: Mapping[Bdf, int], source: str
+    bdfs: tuple[Bdf, ...], board: Board, modules: Mapping[Bdf, int], source: str
 ) -> Iterator[Finding]:
-    if partition_of(board, (known[bdf] for bdf in wanted)) is not None:
+    if partition_of(board, (modules[bdf] for bdf in bdfs)) is not None:
         return
-    allowed = partitions_of_size(board, len(wanted), known)
-    shown = "; ".join(_named(one) for one in allowed[:_MOST_SHOWN])
-    stated = ",".join(str(known[bdf]) for bdf in wanted)
+    allowed = partitions_of_size(board, len(bdfs), modules)
+    shown = "; ".join(_bdf_list(partition) for partition in allowed[:_MOST_SHOWN])
+    module_list = ",".join(str(modules[bdf]) for bdf in bdfs)
     yield finding(
         "nccl-no-partition",
-        _named(wanted),
-        expected=f"a set of {len(wanted)} GPUs that is a partition of {board}"
+        _bdf_list(bdfs),
+        expected=f"a set of {len(bdfs)} GPUs that is a partition of {board}"
         + (f": {shown}" if shown else ", which has none of that size"),
-        observed=f"modules {stated}, which are none",
+        observed=f"modules {module_list}, which are none",
         source=source,
     )
 
 
-def _named(gpus: Iterable[Bdf]) -> str:
+def _bdf_list(gpus: Iterable[Bdf]) -> str:
     return ", ".join(map(str, gpus))
 
 
@@ -93,12 +93,12 @@ _VENDOR = re.compile(r"[A-Za-z0-9 ]{1,12}\Z", re.ASCII)
 def tuned_elsewhere(record: LayoutRecord | None, host: Host, source: str) -> Iterator[Finding]:
     """A finding where homenode has tuned the document for another host: the same addresses may be
     other devices there."""
-    here = host_fingerprint(host)
-    if record is not None and record.host is not None and not here.startswith(record.host):
+    fingerprint = host_fingerprint(host)
+    if record is not None and record.host is not None and not fingerprint.startswith(record.host):
         yield finding(
             "tuned-for-other-host",
             source,
-            expected=f"a document tuned for host {host.name!r} (topology {here[:12]})",
+            expected=f"a document tuned for host {host.name!r} (topology {fingerprint[:12]})",
             observed=f"one tuned for another (topology {record.host[:12]})",
             case="of a topology file",
             source=source,
@@ -157,8 +157,8 @@ def known_vendor(host: Host) -> str | None:
 
 def cpu_unknown(host: Host) -> Iterator[Finding]:
     """A finding where the host does not give its CPU; other architectures need not."""
-    stated = (known_vendor(host), host.cpu.family, host.cpu.model)
-    if host.architecture == "x86_64" and None in stated:
+    identity = (known_vendor(host), host.cpu.family, host.cpu.model)
+    if host.architecture == "x86_64" and None in identity:
         yield finding(
             "nccl-cpu-unknown",
             "CPU",
@@ -173,12 +173,12 @@ def too_many_nodes(
 ) -> Iterable[Finding]:
     """A finding where the file itself is small enough, but not with what NCCL adds to it."""
     after = topology.nodes + ADDED_FOR_GPU + ADDED_FOR_NIC * kinds.count(DeviceKind.NIC)
-    most = topology.flavour.most_nodes
-    if after > most:
+    limit = topology.flavour.most_nodes
+    if after > limit:
         yield finding(
             "nccl-too-many-nodes",
             "file",
-            expected=f"at most {most} elements with those that NCCL adds",
+            expected=f"at most {limit} elements with those that NCCL adds",
             observed=f"{topology.nodes}, and {after} with a <nic> and a <net> for each NIC",
             source=source,
         )
@@ -220,25 +220,25 @@ def assemble_topology(host: Host, guest: GuestSide, flavour: NcclVariant, source
     host = with_certain_nodes(host)
     devices = _devices(host, guest, source)
     _refuse_other_flavour(devices, flavour, source)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     nodes = {node.index for node in host.nodes}
     placed = [device for device in devices if device.node in nodes]
-    found += [device_without_node(device, host) for device in devices if device not in placed]
-    tree = _Tree(host=host, guest=guest, findings=found)
+    findings += [device_without_node(device, host) for device in devices if device not in placed]
+    tree = _Tree(host=host, guest=guest, findings=findings)
     vcpus_of_node = vcpus_of_nodes(host, guest)
     used = sorted({node for node, vcpus in vcpus_of_node.items() if vcpus} | _nodes(placed))
     numbers = numa_ids(used, guest)
-    found += floating_vcpus(guest, used, source)
+    findings += floating_vcpus(guest, used, source)
     cpus = []
     for node in used:
-        here = [device for device in placed if device.node == node]
+        below_node = [device for device in placed if device.node == node]
         affinity = vcpus_of_node.get(node) or nearest_vcpus(host, node, vcpus_of_node)
-        cpus.append(_cpu(host, numbers[node], affinity, tree.below(node, here)))
+        cpus.append(_cpu(host, numbers[node], affinity, tree.below(node, below_node)))
     topology = NcclTopology(flavour, tuple(cpus))
-    found += cpu_unknown(host)
+    findings += cpu_unknown(host)
     _refuse_too_many(topology, source)
-    found += too_many_nodes(topology, [device.kind for device in placed], source)
-    return Assembled(topology=topology, devices=tuple(tree.placed), findings=tuple(found))
+    findings += too_many_nodes(topology, [device.kind for device in placed], source)
+    return Assembled(topology=topology, devices=tuple(tree.placed), findings=tuple(findings))
 
 
 def _devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:
@@ -255,18 +255,18 @@ def _devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:
                 f"{source}: expected device {bdf} on host {host.name!r}, found none there",
                 hint="name the host that the VM runs on with --host",
             )
-    kept = [
+    devices = [
         by_bdf[bdf]
         for bdf, _ in guest.bus_ids
         if by_bdf[bdf].kind in (DeviceKind.GPU, DeviceKind.NIC)
     ]
-    if not kept:
+    if not devices:
         raise InputError(
             f"{source}: expected a passed-through GPU or NIC, found none",
             hint="homenode plan VM --gpus N -o FILE gives it GPUs; a guest without one needs no "
             "topology file; vGPUs (mdev) have no place of their own on the host's PCIe tree",
         )
-    return kept
+    return devices
 
 
 def _refuse_other_flavour(devices: Iterable[PciDevice], flavour: NcclVariant, source: str) -> None:
@@ -326,10 +326,10 @@ class _Tree(Struct, kw_only=True):
     ) -> tuple[NcclPci, ...]:
         """Devices in host order; those below one more switch together, at the first's place."""
         done: set[Bdf] = set()
-        found: list[NcclPci] = []
+        functions: list[NcclPci] = []
         for switches, device in paths:
             if len(switches) == depth:
-                found.append(self._device(node, device, switch_id))
+                functions.append(self._device(node, device, switch_id))
                 continue
             switch = switches[depth]
             if switch.bdf in done:
@@ -340,7 +340,7 @@ class _Tree(Struct, kw_only=True):
             inside = [p for p in paths if len(p[0]) > depth and p[0][depth].bdf == switch.bdf]
             children = self._group(node, inside, depth + 1, bus_id)
             speed, width = self._switch_link(switch, children)
-            found.append(
+            functions.append(
                 NcclPci(
                     bus_id=bus_id,
                     class_code=SWITCH_CLASS,
@@ -349,7 +349,7 @@ class _Tree(Struct, kw_only=True):
                     children=children,
                 )
             )
-        return tuple(found)
+        return tuple(functions)
 
     def _device(self, node: NodeIndex, device: PciDevice, switch_id: str | None) -> NcclPci:
         address = self.guest.bus_id(device.bdf)
@@ -370,12 +370,12 @@ class _Tree(Struct, kw_only=True):
         speed, width = _link(self.host, switch)
         if speed is not None and width is not None:
             return speed, width
-        known = [
+        links = [
             (child.gt_per_s, child.width)
             for child in children
             if child.gt_per_s is not None and child.width is not None
         ]
-        assumed = max(known, key=lambda link: link[0] * link[1], default=(16.0, 16))
+        assumed = max(links, key=lambda link: link[0] * link[1], default=(16.0, 16))
         self.findings.append(switch_link_unknown(switch, *assumed))
         return assumed
 
@@ -407,10 +407,10 @@ def _link(host: Host, device: PciDevice) -> tuple[float | None, int | None]:
 
 def _refuse_too_many(topology: NcclTopology, source: str) -> None:
     switches = sum(pci.is_virtual for pci in topology.pcis())
-    most = topology.flavour.most_nodes
-    if topology.nodes > most or switches > _MOST_SWITCHES:
+    limit = topology.flavour.most_nodes
+    if topology.nodes > limit or switches > _MOST_SWITCHES:
         raise InputError(
-            f"{source}: expected at most {most} elements, which is what NCCL reads, found "
+            f"{source}: expected at most {limit} elements, which is what NCCL reads, found "
             f"{topology.nodes}",
             hint="pass fewer devices to this VM",
         )

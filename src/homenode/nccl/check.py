@@ -76,10 +76,10 @@ def check_topology(
     try:
         read = read_topology(data, source)
     except ParseError as error:
-        where = source if error.line is None else f"line {error.line}"
-        unreadable = finding("nccl-unreadable", where, error.expected, repr(error.found), source)
+        subject = source if error.line is None else f"line {error.line}"
+        unreadable = finding("nccl-unreadable", subject, error.expected, repr(error.found), source)
         return (unreadable,)
-    findings = add_source([*_whole(read, flavour), *_elements(read, flavour)], source)
+    findings = add_source([*_check_whole(read, flavour), *_elements(read, flavour)], source)
     return in_order(findings)
 
 
@@ -89,7 +89,7 @@ def flavour_of(read: ReadTopology) -> NcclVariant:
     return NcclVariant.RCCL if versions == {NcclVariant.RCCL.version} else NcclVariant.NCCL
 
 
-def _whole(read: ReadTopology, flavour: NcclVariant | None) -> Found:
+def _check_whole(read: ReadTopology, flavour: NcclVariant | None) -> Found:
     if len(read.systems) != 1:
         yield finding(
             "nccl-system", "file", expected="one <system>", observed=str(len(read.systems))
@@ -112,16 +112,16 @@ def _whole(read: ReadTopology, flavour: NcclVariant | None) -> Found:
             observed="one that it ignores, with all that is in it",
         )
     names = Counter(node.name for node in read.walk())
-    more = 0 if names["gpu"] else ADDED_FOR_GPU
+    added = 0 if names["gpu"] else ADDED_FOR_GPU
     if not names["nic"]:
-        more += ADDED_FOR_NIC * sum(_is_nic(node) for node in read.walk("pci"))
-    most = (flavour or flavour_of(read)).most_nodes
-    if read.nodes + more > most:
+        added += ADDED_FOR_NIC * sum(_is_nic(node) for node in read.walk("pci"))
+    limit = (flavour or flavour_of(read)).most_nodes
+    if read.nodes + added > limit:
         yield finding(
             "nccl-too-many-nodes",
             "file",
-            expected=f"at most {most} elements with those that NCCL adds",
-            observed=f"{read.nodes}, and about {read.nodes + more} with them",
+            expected=f"at most {limit} elements with those that NCCL adds",
+            observed=f"{read.nodes}, and about {read.nodes + added} with them",
         )
     for attribute in ("busid", "numaid"):
         values = [node.get(attribute) for node in read.walk()]
@@ -168,13 +168,13 @@ def _overlaps(read: ReadTopology) -> Found:
         if _AFFINITY.match(node.get("affinity") or "")
     ]
     for i, (node, mask) in enumerate(masks):
-        for other, others in masks[:i]:
-            if not mask.isdisjoint(others):
+        for other, other_mask in masks[:i]:
+            if not mask.isdisjoint(other_mask):
                 yield finding(
                     "nccl-affinity-shared",
                     _cpu(node),
                     expected=f"other vCPUs than {_cpu(other)}",
-                    observed=f"vCPUs {mask & others} in both",
+                    observed=f"vCPUs {mask & other_mask} in both",
                 )
 
 
@@ -205,11 +205,11 @@ def _of_a_dump(read: ReadTopology, flavour: NcclVariant) -> Found:
 
 
 def _attributes(read: ReadTopology, node: XmlNode) -> Found:
-    where = f"<{node.name}> in line {node.line}"
+    subject = f"<{node.name}> in line {node.line}"
     if node.surplus:
         yield finding(
             "nccl-attributes",
-            where,
+            subject,
             expected=f"at most {MOST_ATTRIBUTES} attributes",
             observed=f"{MOST_ATTRIBUTES + node.surplus}",
         )
@@ -217,21 +217,21 @@ def _attributes(read: ReadTopology, node: XmlNode) -> Found:
         if not key.strip():
             yield finding(
                 "nccl-spaces",
-                where,
+                subject,
                 expected="one space between attributes, none before '/>'",
                 observed="more",
             )
         elif key not in _KNOWN[node.name] | _OF_ANY:
             yield finding(
                 "nccl-attribute-unknown",
-                where,
+                subject,
                 expected="attributes that NCCL reads",
                 observed=repr(key),
             )
     if node.get("host_hash") is not None:
         yield finding(
             "nccl-of-a-dump",
-            where,
+            subject,
             expected="no host_hash",
             observed="one, as in a dump",
             case="host_hash",
@@ -290,12 +290,12 @@ def _pci_checks(read: ReadTopology, pci: XmlNode, flavour: NcclVariant) -> Found
             observed=repr(bus_id),
         )
     is_switch = any(child.name == "pci" for child in pci.children)
-    where = _pci(pci)
+    subject = _pci(pci)
     missing = [name for name in ("class", "link_speed", "link_width") if pci.get(name) is None]
     if is_switch and missing:
         yield finding(
             "nccl-switch",
-            where,
+            subject,
             expected="class, link_speed and link_width: no guest has this switch to ask",
             observed=f"no {', no '.join(missing)}",
         )
@@ -303,31 +303,31 @@ def _pci_checks(read: ReadTopology, pci: XmlNode, flavour: NcclVariant) -> Found
     if klass is not None and not _CLASS.match(klass):
         yield finding(
             "nccl-class",
-            where,
+            subject,
             expected="a class such as 0x060400",
             observed=repr(klass),
             severity=Severity.WARNING,
         )
     if is_switch and klass is not None and klass.startswith(_DEVICE_CLASSES):
         yield finding(
-            "nccl-class", where, expected="class 0x060400 on a switch", observed=repr(klass)
+            "nccl-class", subject, expected="class 0x060400 on a switch", observed=repr(klass)
         )
     if is_switch and pci.get("vendor") == _BROADCOM and flavour is NcclVariant.NCCL:  # not in RCCL
         yield finding(
             "nccl-switch-vendor",
-            where,
+            subject,
             expected="a vendor other than 0x1000",
             observed="0x1000, Broadcom's",
         )
-    yield from _link(read, pci, where)
+    yield from _link(read, pci, subject)
 
 
-def _link(read: ReadTopology, pci: XmlNode, where: str) -> Found:
+def _link(read: ReadTopology, pci: XmlNode, subject: str) -> Found:
     speed, width = pci.get("link_speed"), pci.get("link_width")
     if speed is not None and read_link_speed(speed) is None:
         yield finding(
             "nccl-link-speed",
-            where,
+            subject,
             expected="one of NCCL's own texts, such as 16 GT/s or 32.0 GT/s PCIe",
             observed=repr(speed),
         )
@@ -336,7 +336,7 @@ def _link(read: ReadTopology, pci: XmlNode, where: str) -> Found:
         severity = Severity.CRITICAL if (lanes or 0) < 0 else Severity.WARNING
         yield finding(
             "nccl-link-width",
-            where,
+            subject,
             expected="1 to 32 lanes",
             observed=repr(width),
             severity=severity,
@@ -396,10 +396,10 @@ def _cpu_differences(read: ReadTopology, expected: ReadTopology) -> Found:
                 )
 
 
-def _differences(found: dict[str, _Place], wanted: dict[str, _Place]) -> Found:
-    for bus_id, place in wanted.items():
-        there = found.get(bus_id)
-        if there is None:
+def _differences(places: dict[str, _Place], planned: dict[str, _Place]) -> Found:
+    for bus_id, place in planned.items():
+        actual = places.get(bus_id)
+        if actual is None:
             yield finding(
                 "nccl-device-missing",
                 bus_id,
@@ -407,35 +407,35 @@ def _differences(found: dict[str, _Place], wanted: dict[str, _Place]) -> Found:
                 observed="not in the file",
             )
             continue
-        if there.numa_id != place.numa_id:
+        if actual.numa_id != place.numa_id:
             yield finding(
                 "nccl-device-on-other-cpu",
                 bus_id,
                 expected=f"on cpu {place.numa_id}",
-                observed=f"on cpu {there.numa_id}",
+                observed=f"on cpu {actual.numa_id}",
             )
-        elif there.affinity is not None and there.affinity != place.affinity:
+        elif actual.affinity is not None and actual.affinity != place.affinity:
             yield finding(
                 "nccl-other-vcpus",
                 f"cpu {place.numa_id}, of {bus_id}",
                 expected=f"vCPUs {place.affinity}",
-                observed=f"vCPUs {there.affinity}",
+                observed=f"vCPUs {actual.affinity}",
             )
-        if _link_differs(there.links, place.links):
+        if _link_differs(actual.links, place.links):
             yield finding(
                 "nccl-link-differs",
                 bus_id,
                 expected=_links_text(place.links),
-                observed=_links_text(there.links),
+                observed=_links_text(actual.links),
             )
-        if there.neighbours & wanted.keys() != place.neighbours:
+        if actual.neighbours & planned.keys() != place.neighbours:
             yield finding(
                 "nccl-switch-group",
                 bus_id,
                 expected=_group_text(place.neighbours),
-                observed=_group_text(there.neighbours),
+                observed=_group_text(actual.neighbours),
             )
-    for bus_id in found.keys() - wanted.keys():
+    for bus_id in places.keys() - planned.keys():
         yield finding(
             "nccl-busid-of-no-device",
             bus_id,
@@ -444,13 +444,13 @@ def _differences(found: dict[str, _Place], wanted: dict[str, _Place]) -> Found:
         )
 
 
-def _link_differs(there: tuple[_Link, ...], wanted: tuple[_Link, ...]) -> bool:
+def _link_differs(actual: tuple[_Link, ...], planned: tuple[_Link, ...]) -> bool:
     """True where a link that the host gives is another in the file, or is left to the guest."""
-    if len(there) != len(wanted):
+    if len(actual) != len(planned):
         return True
     return any(
         expected is not None and value != expected
-        for ours, theirs in zip(wanted, there, strict=True)
+        for ours, theirs in zip(planned, actual, strict=True)
         for expected, value in zip(ours, theirs, strict=True)
     )
 
@@ -470,7 +470,7 @@ def _group_text(neighbours: frozenset[str]) -> str:
 
 
 def _places(read: ReadTopology) -> dict[str, _Place]:
-    found: dict[str, _Place] = {}
+    places: dict[str, _Place] = {}
 
     def visit(
         cpu: XmlNode, affinity: CpuSet | None, around: XmlNode, above: tuple[_Link, ...]
@@ -486,7 +486,7 @@ def _places(read: ReadTopology) -> dict[str, _Place]:
                 neighbours = leaves if around is not cpu else [bus_id]
                 number = read_number(cpu.get("numaid"))
                 numa_id = "" if number is None else str(number)
-                found[bus_id] = _Place(
+                places[bus_id] = _Place(
                     numa_id=numa_id,
                     affinity=affinity,
                     neighbours=frozenset(neighbours),
@@ -496,7 +496,7 @@ def _places(read: ReadTopology) -> dict[str, _Place]:
     for system in read.systems:
         for cpu in (node for node in system.children if node.name == "cpu"):
             visit(cpu, _affinity(cpu), cpu, ())
-    return found
+    return places
 
 
 def _link_of(pci: XmlNode) -> _Link:

@@ -55,20 +55,20 @@ def bus_numbers(controllers: Iterable[GuestPciController]) -> dict[int, int]:
                 roots[controller.index] = controller.bus_nr
         elif controller.model not in ROOT_MODELS and controller.address is not None:
             below[controller.address.bus].append(controller)
-    found: dict[int, int] = {}
+    numbers: dict[int, int] = {}
 
     def walk(index: int, number: int) -> int:
         """Numbers everything below; the last number that is in use."""
-        found[index] = number
+        numbers[index] = number
         last = number
         for bridge in sorted(below[index], key=_place):
-            if bridge.index not in found and last + 1 < _MOST_BUSES:
+            if bridge.index not in numbers and last + 1 < _MOST_BUSES:
                 last = walk(bridge.index, last + 1)
         return last
 
     for index, number in sorted(roots.items(), key=lambda root: root[1]):
         walk(index, number)
-    return found
+    return numbers
 
 
 def kernel_address(address: GuestAddress, buses: dict[int, int]) -> Bdf | None:
@@ -82,7 +82,7 @@ def kernel_address(address: GuestAddress, buses: dict[int, int]) -> Bdf | None:
 class PendingDevice(Struct, frozen=True):
     """Something that the hypervisor has yet to plug in."""
 
-    what: str  # in words
+    gap_text: str  # in words
     line: int  # in the document
 
 
@@ -176,10 +176,10 @@ def guest_side(
     vm = facts if plan is None else plan.vm
     if guest is None:
         nodes = nodes_in_order(vm.cells)
-        bus_ids = _derived(facts, loose)
+        bus_ids = _derive_bus_ids(facts, loose)
     else:
         nodes = _nodes_of(vm.cells, guest, facts.source)
-        bus_ids = _observed(facts, guest, facts.source)
+        bus_ids = _observe_bus_ids(facts, guest, facts.source)
     return GuestSide(
         vcpu_pins=vm.vcpu_pins,
         cells=vm.cells,
@@ -189,16 +189,16 @@ def guest_side(
 
 
 def _refuse_other_plan(plan: Plan, facts: Vm) -> None:
-    given = {hostdev.bdf: hostdev for hostdev in facts.hostdevs}
+    hostdevs = {hostdev.bdf: hostdev for hostdev in facts.hostdevs}
     for device in plan.vm.hostdevs:
-        if device.bdf not in given:
+        if device.bdf not in hostdevs:
             raise InputError(
                 f"{facts.source}: expected device {device.bdf} of the plan in it, found none",
                 hint="name the document that homenode plan wrote with this plan",
             )
-        at = given[device.bdf].address
+        at = hostdevs[device.bdf].address
         planned = _path(device, plan.vm.controllers)
-        moved = _path(given[device.bdf], facts.controllers) != planned
+        moved = _path(hostdevs[device.bdf], facts.controllers) != planned
         if planned is not None and moved and not (at and at.domain):
             raise InputError(
                 f"{facts.source}: expected device {device.bdf} at {device.address} as in the plan, "
@@ -222,7 +222,7 @@ def nodes_in_order(cells: Sequence[VmCell]) -> tuple[int, ...]:
 
 
 def _nodes_of(cells: tuple[VmCell, ...], guest: Host, source: str) -> tuple[int, ...]:
-    found = []
+    nodes = []
     for cell in cells:
         shared = {node.index: len(node.pus & cell.vcpus) for node in guest.nodes}
         best = max(shared, key=lambda index: (shared[index], -index), default=None)
@@ -232,15 +232,15 @@ def _nodes_of(cells: tuple[VmCell, ...], guest: Host, source: str) -> tuple[int,
                 "found none",
                 hint="the capture must be made inside this very guest: homenode capture",
             )
-        found.append(int(best))
-    return tuple(found)
+        nodes.append(int(best))
+    return tuple(nodes)
 
 
-def _observed(wanted: Vm, guest: Host, source: str) -> dict[Bdf, Bdf]:
+def _observe_bus_ids(vm: Vm, guest: Host, source: str) -> dict[Bdf, Bdf]:
     at = paths_of_guest(guest)
-    found = {}
-    for hostdev in wanted.hostdevs:
-        path = _path(hostdev, wanted.controllers)
+    addresses = {}
+    for hostdev in vm.hostdevs:
+        path = _path(hostdev, vm.controllers)
         if path is None:
             raise _not_plugged_in(hostdev.bdf, source)
         if path not in at:
@@ -250,25 +250,25 @@ def _observed(wanted: Vm, guest: Host, source: str) -> dict[Bdf, Bdf]:
                 hint="the capture must be made inside this very guest, from the document it runs "
                 "with: virsh dumpxml NAME",
             )
-        found[hostdev.bdf] = at[path]
-    return found
+        addresses[hostdev.bdf] = at[path]
+    return addresses
 
 
 def _path(hostdev: GuestHostdev, controllers: Iterable[GuestPciController]) -> GuestPath | None:
     return None if hostdev.address is None else path_of_address(hostdev.address, controllers)
 
 
-def _derived(wanted: Vm, loose: PendingDevice | None) -> dict[Bdf, Bdf]:
-    buses = bus_numbers(wanted.controllers)
-    found = {}
-    for hostdev in wanted.hostdevs:
-        path = _path(hostdev, wanted.controllers)
+def _derive_bus_ids(vm: Vm, loose: PendingDevice | None) -> dict[Bdf, Bdf]:
+    buses = bus_numbers(vm.controllers)
+    addresses = {}
+    for hostdev in vm.hostdevs:
+        path = _path(hostdev, vm.controllers)
         if path is None or hostdev.address is None:
-            raise _not_plugged_in(hostdev.bdf, wanted.source)
+            raise _not_plugged_in(hostdev.bdf, vm.source)
         if path.root_bus == 0 and len(path.steps) > 1 and loose is not None:
             raise InputError(
-                f"{wanted.source}:{loose.line}: expected an address on every device, so that "
-                f"the bus number of {hostdev.bdf} on the root bus follows; found {loose.what}: "
+                f"{vm.source}:{loose.line}: expected an address on every device, so that "
+                f"the bus number of {hostdev.bdf} on the root bus follows; found {loose.gap_text}: "
                 "the hypervisor may add ports, and the guest's firmware counts them",
                 hint="virsh define it and give the document of virsh dumpxml NAME, or a capture "
                 "made inside the guest with --guest",
@@ -276,18 +276,18 @@ def _derived(wanted: Vm, loose: PendingDevice | None) -> dict[Bdf, Bdf]:
         address = kernel_address(hostdev.address, buses)
         if address is None:
             raise InputError(
-                f"{wanted.source}: expected a bus number for device {hostdev.bdf} at {path}, "
+                f"{vm.source}: expected a bus number for device {hostdev.bdf} at {path}, "
                 "found more bridges than 256 buses have space for",
                 hint="give a capture made inside the guest with --guest",
             )
-        found[hostdev.bdf] = address
-    _refuse_twice(found, wanted.source)
-    return found
+        addresses[hostdev.bdf] = address
+    _refuse_twice(addresses, vm.source)
+    return addresses
 
 
-def _refuse_twice(found: Mapping[Bdf, Bdf], source: str) -> None:
+def _refuse_twice(addresses: Mapping[Bdf, Bdf], source: str) -> None:
     seen: dict[Bdf, Bdf] = {}
-    for bdf, address in found.items():
+    for bdf, address in addresses.items():
         if address in seen:
             raise InputError(
                 f"{source}: expected a bus id of its own for each device, found {address} for "
@@ -317,15 +317,15 @@ def vcpus_of_nodes(host: Host, guest: GuestSide) -> dict[NodeIndex, CpuSet]:
         if cell.nodes
     }
     everywhere = tuple(node.index for node in host.nodes if node.pus)
-    found: dict[NodeIndex, set[int]] = {}
+    vcpus_of: dict[NodeIndex, set[int]] = {}
     for vcpu, pin in enumerate(guest.vcpu_pins):
         if pin is not None:
-            here = tuple(node.index for node in host.nodes if not node.pus.isdisjoint(pin))
+            near_nodes = tuple(node.index for node in host.nodes if not node.pus.isdisjoint(pin))
         else:
-            here = bound.get(PuIndex(vcpu), everywhere)
-        for node in here:
-            found.setdefault(node, set()).add(vcpu)
-    return {node: CpuSet(vcpus) for node, vcpus in found.items()}
+            near_nodes = bound.get(PuIndex(vcpu), everywhere)
+        for node in near_nodes:
+            vcpus_of.setdefault(node, set()).add(vcpu)
+    return {node: CpuSet(vcpus) for node, vcpus in vcpus_of.items()}
 
 
 def nearest_vcpus(host: Host, node: NodeIndex, vcpus_of_node: dict[NodeIndex, CpuSet]) -> CpuSet:
@@ -345,14 +345,14 @@ def numa_ids(used: Sequence[NodeIndex], guest: GuestSide) -> dict[NodeIndex, int
     A host node that the guest has no node for gets the next number that no node of the guest has:
     NCCL takes any, as long as the vCPUs are given with it.
     """
-    found: dict[NodeIndex, int] = {}
+    numbers: dict[NodeIndex, int] = {}
     for cell, number in zip(guest.cells, guest.node_of_cell, strict=True):
         if cell.nodes:
             node = NodeIndex(next(iter(cell.nodes)))
-            found[node] = min(number, found.get(node, number))
+            numbers[node] = min(number, numbers.get(node, number))
     spare = max(guest.node_of_cell, default=-1) + 1
     for node in used:
-        if node not in found:
-            found[node] = spare
+        if node not in numbers:
+            numbers[node] = spare
             spare += 1
-    return found
+    return numbers

@@ -143,8 +143,8 @@ class _Reader(Struct, kw_only=True):
     most_nodes: int = NcclVariant.NCCL.most_nodes
 
     def children(self, around: _Tag | None) -> tuple[XmlNode, ...]:
-        known = _CHILDREN.get(None if around is None else around.name, ())
-        found: list[XmlNode] = []
+        names = _CHILDREN.get(None if around is None else around.name, ())
+        nodes: list[XmlNode] = []
         while True:
             if self.nodes > self.most_nodes:
                 raise self.error(f"at most {self.most_nodes} elements", "more")
@@ -152,23 +152,23 @@ class _Reader(Struct, kw_only=True):
             if tag is None:
                 if around is not None:
                     raise self.error(f"</{around.name}>", "the end of the file")
-                return tuple(found)
+                return tuple(nodes)
             if tag.kind == "close":
                 if around is None or tag.name != around.name:
-                    stated = "no closing tag" if around is None else f"</{around.name}>"
-                    raise self.error(stated, f"</{tag.name}>")
-                return tuple(found)
-            if tag.name not in known:
+                    expected = "no closing tag" if around is None else f"</{around.name}>"
+                    raise self.error(expected, f"</{tag.name}>")
+                return tuple(nodes)
+            if tag.name not in names:
                 self.ignored.append(Ignored(tag.name, tag.line))
                 self.skip(tag)
                 continue
-            if len(found) == MOST_CHILDREN:
+            if len(nodes) == MOST_CHILDREN:
                 raise self.error(f"at most {MOST_CHILDREN} elements in one", "more")
             self.nodes += 1
             if tag.name == "system" and ("version", NcclVariant.RCCL.version) in tag.attributes:
                 self.most_nodes = NcclVariant.RCCL.most_nodes
             inside = () if tag.kind == "single" else self.children(tag)
-            found.append(
+            nodes.append(
                 XmlNode(
                     name=tag.name,
                     line=tag.line,
@@ -273,12 +273,12 @@ class _Reader(Struct, kw_only=True):
             self.line += 1
         return character
 
-    def error(self, expected: str, found: str) -> ParseError:
+    def error(self, expected: str, actual: str) -> ParseError:
         line = self.line - (self.text[self.at - 1 : self.at] == "\n")
         return ParseError(
             self.source,
             f"{expected} (NCCL's parser)",
-            found,
+            actual,
             line=line,
             hint="let homenode nccl-topo write the file: NCCL fails on this one",
         )

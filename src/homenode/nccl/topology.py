@@ -127,8 +127,8 @@ def link_speed_text(gt_per_s: float) -> str:
     >>> link_speed_text(32.0), link_speed_text(128.0)
     ('32.0 GT/s PCIe', '64.0 GT/s PCIe')
     """
-    known = [speed for speed in LINK_SPEEDS if speed <= gt_per_s]
-    return LINK_SPEEDS[max(known, default=min(LINK_SPEEDS))]
+    lower_speeds = [speed for speed in LINK_SPEEDS if speed <= gt_per_s]
+    return LINK_SPEEDS[max(lower_speeds, default=min(LINK_SPEEDS))]
 
 
 def _cpu_attributes(cpu: NcclCpu, vcpus: int) -> Iterator[tuple[str, str]]:

@@ -210,8 +210,8 @@ def _remaining_lines(
         changes = [texts[change.kind] for change in state.changes]
         yield Text(f"left to undo: {'; '.join(changes)}", "warn")
         yield Text(f"{resume} continues, {undo} undoes it")
-    elif state.measured < {step.number for step in steps}:
-        boots = plural(len(steps) - len(state.measured), "boot")
+    elif state.measured_boots < {step.number for step in steps}:
+        boots = plural(len(steps) - len(state.measured_boots), "boot")
         yield Text(f"nothing left to undo; {boots} not measured: {resume}")
     else:
         yield Text("done; nothing left to undo")

@@ -77,20 +77,20 @@ class GuestAgent(Struct, frozen=True):
     def _ask(self, command: str, arguments: dict[str, object]) -> dict[str, Any]:
         text = msgspec.json.encode({"execute": command, "arguments": arguments}).decode()
         try:
-            said = self.virsh.agent_command(self.uuid, text, _ANSWER_S)
+            reply = self.virsh.agent_command(self.uuid, text, _ANSWER_S)
         except HostError as error:
             hint = _DISABLED if "disabled" in error.message or "agent" in error.message else None
             raise ToolError(error.message, hint=hint or error.hint) from None
         except HomenodeError as error:  # the domain is gone
             raise ToolError(error.message, hint=error.hint) from None
         try:
-            answer = decode_json(said)
+            answer = decode_json(reply)
         except NotJsonError:
             raise self._strange("JSON") from None
-        found = answer.get("return") if isinstance(answer, dict) else None
-        if not isinstance(found, dict):
+        returned = answer.get("return") if isinstance(answer, dict) else None
+        if not isinstance(returned, dict):
             raise self._strange("an answer")
-        return found
+        return returned
 
     def _text(self, answer: dict[str, Any], key: str) -> str:
         data = answer.get(key, "")

@@ -52,9 +52,9 @@ class LocalMachine:
             kept_open=self._kept_open,
         )
 
-    def installed(self, names: Collection[str]) -> frozenset[str]:
-        wanted = frozenset(names) - self._without
-        return frozenset(name for name in wanted if _program(name) is not None)
+    def find_installed(self, names: Collection[str]) -> frozenset[str]:
+        visible = frozenset(names) - self._without
+        return frozenset(name for name in visible if _program(name) is not None)
 
     def snapshot(self) -> Snapshot:
         return LiveSnapshot()
@@ -62,7 +62,7 @@ class LocalMachine:
 
 def _program(name: str) -> str | None:
     """Where a program lies: on PATH, else next to our own Python."""
-    found = find_program(name)
-    if found is None and name in _OWN:
-        found = find_program(str(Path(sys.executable).parent / name))
-    return found
+    path = find_program(name)
+    if path is None and name in _OWN:
+        path = find_program(str(Path(sys.executable).parent / name))
+    return path

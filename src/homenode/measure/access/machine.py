@@ -37,7 +37,7 @@ class Machine(Protocol):
         where the machine cannot be reached.
         """
 
-    def installed(self, names: Collection[str]) -> frozenset[str]:
+    def find_installed(self, names: Collection[str]) -> frozenset[str]:
         """Which of these programs `run` would find there. Raises ToolError when unreachable."""
 
     def snapshot(self) -> Snapshot:

@@ -76,8 +76,8 @@ def status_of(stderr: str, mark: str) -> tuple[str, str | None]:
     >>> status_of("warning\\n\\nM 3\\n", "M")
     ('warning\\n', '3')
     """
-    text, found, status = stderr.rpartition(f"\n{mark} ")
-    if not found or not _STATUS.match(status.strip()):
+    text, separator, status = stderr.rpartition(f"\n{mark} ")
+    if not separator or not _STATUS.match(status.strip()):
         return stderr, None
     return text, status.strip()
 
@@ -146,33 +146,33 @@ class RemoteMachine:
         words = [self._programs.get(argv[0], argv[0]), *argv[1:]]
         mark = _mark()
         stdin, piped = None, input
-        most = self._channel.most_input_bytes
-        if input is not None and most is not None and len(input.encode()) > most:
-            stdin, piped = self._staged(input), None
+        limit = self._channel.most_input_bytes
+        if input is not None and limit is not None and len(input.encode()) > limit:
+            stdin, piped = self._stage(input), None
         script = run_script(words, timeout_s, mark, environment, stdin, self._prefix)
         if stdin is not None:
             script += f"; rm -f {quote(stdin)}"
         started = time.monotonic()
-        said = self._channel.execute(script, timeout_s, piped)
-        stderr, status = status_of(said.stderr, mark)
+        ended = self._channel.execute(script, timeout_s, piped)
+        stderr, status = status_of(ended.stderr, mark)
         if status is None:
             raise ToolError(
                 f"{self.name}: expected {argv[0]} to end, found the way to it broken: "
-                f"{_last_line(said)}"
+                f"{_last_line(ended)}"
             )
         if status == MISSING:
             raise ToolMissingError(argv[0], f"{self.name}: ")
         if int(status) == _KILLED and time.monotonic() - started >= timeout_s:
             raise ToolTimeoutError(f"{self.name}: {argv[0]}: no end after {timeout_s:g} s")
-        return Completed(tuple(argv), returncode_of(int(status)), said.stdout, stderr)
+        return Completed(tuple(argv), returncode_of(int(status)), ended.stdout, stderr)
 
-    def installed(self, names: Collection[str]) -> frozenset[str]:
-        asked = [name for name in names if name not in self._programs]
+    def find_installed(self, names: Collection[str]) -> frozenset[str]:
+        unknown = [name for name in names if name not in self._programs]
         put = frozenset(names) & self._programs.keys()
-        if not asked:
+        if not unknown:
             return put
-        said = self._channel.execute(installed_script(asked), _SHORT_S)
-        return put | (frozenset(said.stdout.split()) & frozenset(asked))
+        answer = self._channel.execute(installed_script(unknown), _SHORT_S)
+        return put | (frozenset(answer.stdout.split()) & frozenset(unknown))
 
     def snapshot(self) -> Snapshot:
         script = collector_script()
@@ -185,19 +185,19 @@ class RemoteMachine:
         From then on `run` starts it by its name. Raises ToolError where no folder there can hold
         it (a full disk, all mounted noexec), or where what arrived is not what was sent.
         """
-        wanted = hashlib.sha256(content).hexdigest()
-        there = self._line(f"command -v {quote(name)} || :")
-        if there.startswith("/") and self._sum(there) == wanted:
-            self._programs[name] = there
-            return there
+        checksum = hashlib.sha256(content).hexdigest()
+        installed_path = self._line(f"command -v {quote(name)} || :")
+        if installed_path.startswith("/") and self._sum(installed_path) == checksum:
+            self._programs[name] = installed_path
+            return installed_path
         path = f"{self._own_folder()}/{name}"
-        found = None if self._name is None else self._sum(path)
-        if found != wanted:
-            self._put(content, path, timeout_s)
-            found = self._sum(path)
-        if found != wanted:
+        actual = None if self._name is None else self._sum(path)
+        if actual != checksum:
+            self._put_file(content, path, timeout_s)
+            actual = self._sum(path)
+        if actual != checksum:
             raise ToolError(
-                f"{self.name}: {path}: expected sha256 {wanted}, found {found or 'none'}",
+                f"{self.name}: {path}: expected sha256 {checksum}, found {actual or 'none'}",
                 hint="is its disk full?",
             )
         self._programs[name] = path
@@ -211,8 +211,8 @@ class RemoteMachine:
             self._programs.clear()
         self._channel.close()
 
-    def _put(self, content: bytes, path: str, timeout_s: float) -> None:
-        packers = self.installed(("base64", "gzip", "xz"))
+    def _put_file(self, content: bytes, path: str, timeout_s: float) -> None:
+        packers = self.find_installed(("base64", "gzip", "xz"))
         if packers >= {"base64", "xz"}:
             text, unpack = base64.encodebytes(_xz(content)).decode(), "base64 -d | xz -d"
         elif packers >= {"base64", "gzip"}:
@@ -229,43 +229,43 @@ class RemoteMachine:
             raise ToolError(f"{self.name}: {path}: expected to write it, found: {failure}")
 
     def _sum(self, path: str) -> str | None:
-        found = _SUM.search(self._line(f"sha256sum {quote(path)} || openssl sha256 {quote(path)}"))
-        return None if found is None else found[0]
+        match = _SUM.search(self._line(f"sha256sum {quote(path)} || openssl sha256 {quote(path)}"))
+        return None if match is None else match[0]
 
     def _own_folder(self) -> str:
         """A folder there whose programs may run: /tmp is noexec on many a machine."""
         if self._folder is None:
             name = self._name or f"homenode-{secrets.token_hex(6)}"
-            own = "false" if self._name is None else _IS_OURS
+            is_ours = "false" if self._name is None else _IS_OURS
             tries = "; ".join(
-                f"d={folder}/{name}; {{ mkdir -m 700 $d 2>/dev/null || {own}; }} && "
+                f"d={folder}/{name}; {{ mkdir -m 700 $d 2>/dev/null || {is_ours}; }} && "
                 f'{{ echo "exit 0" >$d/try; chmod 700 $d/try; sh -c $d/try 2>/dev/null '
                 f"&& rm $d/try && echo $d && exit; rm -rf $d; }}"
                 for folder in _FOLDERS
             )
-            found = self._line(f"({tries})")
-            if not found.endswith(name):
+            own_folder = self._line(f"({tries})")
+            if not own_folder.endswith(name):
                 raise ToolError(
                     f"{self.name}: expected a folder to put the probe in, found none of "
                     f"{', '.join(_FOLDERS)} that can be written and run from",
                     hint="is its disk full?",
                 )
-            self._folder = found
+            self._folder = own_folder
         return self._folder
 
-    def _staged(self, text: str) -> str:
+    def _stage(self, text: str) -> str:
         """A file there with this text, sent in pieces."""
         path = f"{self._own_folder()}/input-{secrets.token_hex(4)}"
-        most = self._channel.most_input_bytes or len(text)
+        limit = self._channel.most_input_bytes or len(text)
         content = text.encode()
         deadline = time.monotonic() + _SHORT_S + len(content) / _LEAST_BYTES_PER_S
-        for at in range(0, len(content), most):
+        for at in range(0, len(content), limit):
             if time.monotonic() > deadline:
                 raise ToolTimeoutError(
                     f"{self.name}: {path}: expected it to take {len(content)} bytes, found it at "
                     f"{at} after {_SHORT_S + len(content) / _LEAST_BYTES_PER_S:.0f} s"
                 )
-            piece = content[at : at + most].decode("utf-8", "surrogateescape")
+            piece = content[at : at + limit].decode("utf-8", "surrogateescape")
             if self._line(f"cat >>{quote(path)} && echo kept", piece) != "kept":
                 raise ToolError(
                     f"{self.name}: {path}: expected to write it, found no space",
@@ -276,10 +276,10 @@ class RemoteMachine:
     def _line(self, script: str, input: str | None = None) -> str:
         """The first line that a script says. Raises ToolError where the way to it breaks."""
         mark = _mark()
-        said = self._channel.execute(f'{script}; echo "{mark}"', _SHORT_S, input)
-        if mark not in said.stdout:
-            raise ToolError(f"{self.name}: expected an answer, found none: {_last_line(said)}")
-        return said.stdout.partition(mark)[0].strip().partition("\n")[0]
+        output = self._channel.execute(f'{script}; echo "{mark}"', _SHORT_S, input)
+        if mark not in output.stdout:
+            raise ToolError(f"{self.name}: expected an answer, found none: {_last_line(output)}")
+        return output.stdout.partition(mark)[0].strip().partition("\n")[0]
 
 
 def _xz(content: bytes) -> bytes:
@@ -293,6 +293,6 @@ def _mark() -> str:
     return f"homenode-{secrets.token_hex(8)}"
 
 
-def _last_line(said: ScriptOutput) -> str:
-    lines = [line.strip() for line in (said.stderr or said.stdout).splitlines() if line.strip()]
+def _last_line(output: ScriptOutput) -> str:
+    lines = [line.strip() for line in (output.stderr or output.stdout).splitlines() if line.strip()]
     return lines[-1][:200] if lines else "nothing said"

@@ -105,9 +105,9 @@ class RemoteHost(RemoteMachine):
         super().__init__(channel, name)
         self._host, self._probe = channel, probe
 
-    def installed(self, names: Collection[str]) -> frozenset[str]:
+    def find_installed(self, names: Collection[str]) -> frozenset[str]:
         """As of what `holding` will have put there."""
-        return super().installed(frozenset(names) - {PROBE}) | (frozenset(names) & {PROBE})
+        return super().find_installed(frozenset(names) - {PROBE}) | (frozenset(names) & {PROBE})
 
     def holding(self, descriptor: int) -> Self:
         """The same machine, equipped to measure; only who has the run's locks may call this.

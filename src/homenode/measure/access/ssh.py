@@ -86,19 +86,19 @@ class SshChannel(Struct, frozen=True):
             self._forget()  # a machine that does not let us in is not the guest
         if any(cause in done.stderr for cause in _OTHER_KEY):
             raise self._other_key(done.stderr)
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        errors = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         for cause, hint in _CAUSES:
-            line = next((line for line in said if cause in line), None)
+            line = next((line for line in errors if cause in line), None)
             if line is not None:
                 raise ToolError(f"{self.name}: {line[:200]}", hint=hint)
-        raise ToolError(f"{self.name}: {said[-1][:200] if said else done.failure()}")
+        raise ToolError(f"{self.name}: {errors[-1][:200] if errors else done.failure()}")
 
     def _other_key(self, stderr: str) -> HostKeyError:
-        found = _FINGERPRINT.search(stderr)
+        fingerprint = _FINGERPRINT.search(stderr)
         forget = command_line("ssh-keygen", "-R", self._key_name, "-f", self.known_hosts)
         return HostKeyError(
             f"{self.name}: expected the host key of the first login, found "
-            f"{'another one' if found is None else found[0]}",
+            f"{'another one' if fingerprint is None else fingerprint[0]}",
             hint="another machine answers at this address, or the guest has new keys: compare them "
             f"on its console; {forget} forgets the old one; a guest that makes new keys at each "
             "boot is reached with --guest-access agent",
@@ -124,10 +124,10 @@ class SshChannel(Struct, frozen=True):
 
     def _forget(self) -> None:
         lines = self._lines()
-        kept = [line for line in lines if not self._is_key_of_it(line)]
-        if len(kept) < len(lines):
+        other_lines = [line for line in lines if not self._is_key_of_it(line)]
+        if len(other_lines) < len(lines):
             try:
-                replace_file(self.known_hosts, b"".join(kept))
+                replace_file(self.known_hosts, b"".join(other_lines))
             except OSError as error:
                 raise ToolError(f"{self.known_hosts}: expected to write it: {error}") from None
 
@@ -147,18 +147,20 @@ class SshChannel(Struct, frozen=True):
             # A connection that stands already has the key of whoever it was made to.
             "ControlPath": "none",
             "LogLevel": "ERROR",
-            "UserKnownHostsFile": _quoted(self.known_hosts),
+            "UserKnownHostsFile": _quote(self.known_hosts),
             "GlobalKnownHostsFile": "/dev/null",
             "Port": str(self.port),
         }
         if self.key is not None:
             options["IdentitiesOnly"] = "yes"
-        given = (word for name, value in options.items() for word in ("-o", f"{name}={value}"))
+        option_words = (
+            word for name, value in options.items() for word in ("-o", f"{name}={value}")
+        )
         key = () if self.key is None else ("-i", str(self.key))
-        return ("ssh", *CLOSED, *given, *key, "-l", self.user, "--", self.address)
+        return ("ssh", *CLOSED, *option_words, *key, "-l", self.user, "--", self.address)
 
 
-def _quoted(path: Path) -> str:
+def _quote(path: Path) -> str:
     """As ssh's options take a path with blanks in it, and nothing in it for a token of theirs."""
     text = str(path).replace("%", "%%")
     return f'"{text}"' if " " in text else text

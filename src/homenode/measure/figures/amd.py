@@ -29,7 +29,7 @@ def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
         if device.address is not None
     }
     several = sum(device.address is None for device in run.devices) > 1
-    found = FigureList("rocm-bandwidth-test", run.version or "unknown", run.gaps)
+    figures = FigureList("rocm-bandwidth-test", run.version or "unknown", run.gaps)
     for matrix in run.matrices:
         suffix = _BOTH if matrix.is_bidirectional else None
         for row, source in enumerate(matrix.devices):
@@ -37,7 +37,7 @@ def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
                 value = matrix.cells[row][column]
                 if value is not None:
                     _add_cell(
-                        found=found,
+                        figures=figures,
                         source=source,
                         destination=destination,
                         value=value,
@@ -46,9 +46,9 @@ def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
                         several=several,
                     )
     if several:
-        found.gap("nodes", "CPU n of rocm-bandwidth-test was mistaken for node n")
+        figures.gap("nodes", "CPU n of rocm-bandwidth-test was mistaken for node n")
     if run.matrices and not gpu_of:
-        found.gap("rocm-bandwidth-test devices", "no GPU addresses: nothing of it is kept")
+        figures.gap("rocm-bandwidth-test devices", "no GPU addresses: nothing of it is kept")
     last = {(c.is_bidirectional, c.source, c.destination): c for c in run.copies}
     for copy in last.values():
         metric = _metric(
@@ -57,18 +57,18 @@ def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
         if metric is not None:
             variant = _BOTH if copy.is_bidirectional else None
             index = copy.destination if copy.source_is_cpu else copy.source
-            found.add(metric, "bytes_per_s", copy.peak_bytes_per_s, index=index, variant=variant)
-    return found.figures(device.name for device in gpu_of.values())
+            figures.add(metric, "bytes_per_s", copy.peak_bytes_per_s, index=index, variant=variant)
+    return figures.figures(device.name for device in gpu_of.values())
 
 
 def _in_domain(printed: Bdf, gpus: tuple[Bdf, ...]) -> Bdf:
-    where = (printed.bus, printed.device, printed.function)
-    same = [one for one in gpus if (one.bus, one.device, one.function) == where]
-    return same[0] if len(same) == 1 else printed
+    place = (printed.bus, printed.device, printed.function)
+    matches = [gpu for gpu in gpus if (gpu.bus, gpu.device, gpu.function) == place]
+    return matches[0] if len(matches) == 1 else printed
 
 
 def _add_cell(
-    found: FigureList,
+    figures: FigureList,
     source: int,
     destination: int,
     value: float,
@@ -83,7 +83,7 @@ def _add_cell(
     peer = gpu_of[destination].address if metric == "p2p-bandwidth" else None
     host = source if source not in gpu_of else destination
     node = host if several and metric in ("h2d-bandwidth", "d2h-bandwidth") else None
-    found.add(
+    figures.add(
         metric, "bytes_per_s", value, device=first.address, peer=peer, variant=variant, node=node
     )
 
@@ -108,17 +108,21 @@ def of_transferbench(run: TransferBench, gpus: tuple[Bdf, ...] = ()) -> Figures:
         (p.index for c in run.cells for p in (c.source, c.destination) if p.is_gpu), default=-1
     )
     gpus = gpus if highest < len(gpus) else ()
-    found = FigureList("TransferBench", run.version or "unknown", run.gaps)
-    metrics = {_add_transfer(found, cell, run, several, gpus) for cell in run.cells}
+    figures = FigureList("TransferBench", run.version or "unknown", run.gaps)
+    metrics = {_add_transfer(figures, cell, run, several, gpus) for cell in run.cells}
     if not gpus:
-        found.gap("GPU addresses", "TransferBench prints none")
+        figures.gap("GPU addresses", "TransferBench prints none")
     if "d2d-bandwidth" in metrics:
-        found.condition("tool device copy", "TransferBench, bytes within a GPU counted once")
-    return found.figures()
+        figures.condition("tool device copy", "TransferBench, bytes within a GPU counted once")
+    return figures.figures()
 
 
 def _add_transfer(
-    found: FigureList, cell: TransferCell, run: TransferBench, several: bool, gpus: tuple[Bdf, ...]
+    figures: FigureList,
+    cell: TransferCell,
+    run: TransferBench,
+    several: bool,
+    gpus: tuple[Bdf, ...],
 ) -> str | None:
     """The metric of the cell; None where it is between nodes."""
     source, destination = cell.source, cell.destination
@@ -139,5 +143,5 @@ def _add_transfer(
     elif several and not host.is_gpu:
         fields["node"] = host.index
     variant = " ".join(filter(None, words)) or None
-    found.add(metric, "bytes_per_s", cell.bytes_per_s, variant=variant, **fields)
+    figures.add(metric, "bytes_per_s", cell.bytes_per_s, variant=variant, **fields)
     return metric

@@ -97,14 +97,14 @@ def _head_of(lines: list[str], previous: int, start: int) -> int:
 def command_in(head: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """What a command sets that stands in a head behind all that numactl shows there."""
     behind = head[head.rfind("policy:") + 1 :].split("\n")
-    found = [one for one in map(bound_by_command, behind) if one is not None]
-    return found[-1] if found else None
+    bindings = [binding for binding in map(bound_by_command, behind) if binding is not None]
+    return bindings[-1] if bindings else None
 
 
 def binding_in(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
     """The last binding of a head, as numactl shows or sets it; a script's own word counts where
     numactl says nothing."""
-    said = [int(node) for node in _PINNED.findall(head)]
+    pinned_nodes = [int(node) for node in _PINNED.findall(head)]
     at = head.rfind("policy:")
     if (command := command_in(head)) is not None:
         pus, memory = command
@@ -112,18 +112,20 @@ def binding_in(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
             return None, (Gap("binding", "the log's numactl names no node"),)
         return Binding(pus, memory or pus), ()
     if at < 0:
-        if not said:
+        if not pinned_nodes:
             return None, (Gap("binding", "the log has no numactl --show before its figures"),)
-        return Binding((said[-1],), (said[-1],)), ()
+        return Binding((pinned_nodes[-1],), (pinned_nodes[-1],)), ()
     try:
         show = parse_show(head[at:])
     except ParseError as error:
         return None, (Gap("binding", error.message),)
     binding = Binding(tuple(show.cpu_nodes), tuple(show.memory_nodes))
-    if said and said[-1] not in binding.cpu_nodes:
+    if pinned_nodes and pinned_nodes[-1] not in binding.cpu_nodes:
         # numactl asked before the pinning, or outside it: the script's own word is of the run.
-        reason = f"the log says PINNED to {said[-1]}, its numactl --show {binding.cpu_nodes}"
-        return Binding((said[-1],), (said[-1],)), (Gap("binding", reason),)
+        reason = (
+            f"the log says PINNED to {pinned_nodes[-1]}, its numactl --show {binding.cpu_nodes}"
+        )
+        return Binding((pinned_nodes[-1],), (pinned_nodes[-1],)), (Gap("binding", reason),)
     return binding, ()
 
 
@@ -240,38 +242,38 @@ def of_nccl(run: NcclTests, collective: str | None) -> Figures:
     name = run.collective or collective
     version = " ".join(filter(None, (run.version, f"library {run.library_version}")))
     version = version if run.library_version else str(run.version)
-    found = FigureList(f"{run.family}-tests", version, run.gaps)
+    figures = FigureList(f"{run.family}-tests", version, run.gaps)
     if name is None:
-        found.gap("collective", "neither the output nor the file's name says which it was")
+        figures.gap("collective", "neither the output nor the file's name says which it was")
     if run.is_correct is False:
-        found.gap(f"{name} data", "wrong values: no figure of it is kept")
-        return Figures(gaps=found.figures().gaps)
+        figures.gap(f"{name} data", "wrong values: no figure of it is kept")
+        return Figures(gaps=figures.figures().gaps)
     if run.is_correct is None:
-        found.gap(f"{name} data", "not checked by the run (-c 1 checks)")
+        figures.gap(f"{name} data", "not checked by the run (-c 1 checks)")
     metric = "allreduce" if name == "all_reduce" else (name or "collective").replace("_", "-")
     for row in run.rows:
         for half, variant in ((row.out_of_place, "out-of-place"), (row.in_place, "in-place")):
             if half is not None and half.bus_bytes_per_s > 0:
                 fields = {"size_bytes": row.size_bytes, "variant": variant}
-                found.add(f"{metric}-busbw", "bytes_per_s", half.bus_bytes_per_s, **fields)
-    found.add(f"{metric}-busbw-peak", "bytes_per_s", run.peak_bus_bytes_per_s())
+                figures.add(f"{metric}-busbw", "bytes_per_s", half.bus_bytes_per_s, **fields)
+    figures.add(f"{metric}-busbw-peak", "bytes_per_s", run.peak_bus_bytes_per_s())
     if run.average_bus_bytes_per_s:
-        found.add(f"{metric}-busbw-mean", "bytes_per_s", run.average_bus_bytes_per_s)
+        figures.add(f"{metric}-busbw-mean", "bytes_per_s", run.average_bus_bytes_per_s)
     sizes = [row for row in run.rows if row.size_bytes > 0]
     small = min(sizes, key=lambda row: row.size_bytes, default=None)
     if small is not None and small.size_bytes <= SMALL_MESSAGE_BYTES:
-        found.add(f"{metric}-latency", "ns", small.halves()[0].time_ns)
+        figures.add(f"{metric}-latency", "ns", small.halves()[0].time_ns)
     largest = max(row.size_bytes for row in run.rows)
-    found.condition("tool largest message", f"{largest} bytes")
-    found.condition(COLLECTIVE_GPUS, run.gpus)
+    figures.condition("tool largest message", f"{largest} bytes")
+    figures.condition(COLLECTIVE_GPUS, run.gpus)
     if run.iterations is not None and run.warmups is not None:
-        found.condition("collective repeats", f"{run.warmups} + {run.iterations}")
-    return found.figures(run.gpu_names)
+        figures.condition("collective repeats", f"{run.warmups} + {run.iterations}")
+    return figures.figures(run.gpu_names)
 
 
 def of_copies(gpus: tuple[GpuCopies, ...]) -> Figures:
     """The study's own copies, one GPU at a time."""
-    found = FigureList("device copy", "PyTorch, 256 MiB, bytes within a GPU counted once")
+    figures = FigureList("device copy", "PyTorch, 256 MiB, bytes within a GPU counted once")
     for gpu in gpus:
         for metric, value in (
             ("h2d-bandwidth", gpu.host_to_device),
@@ -279,8 +281,8 @@ def of_copies(gpus: tuple[GpuCopies, ...]) -> Figures:
             ("d2d-bandwidth", gpu.device_to_device),
         ):
             if value is not None:
-                found.add(metric, "bytes_per_s", value, index=gpu.device)
-    return found.figures(gpu.name for gpu in gpus)
+                figures.add(metric, "bytes_per_s", value, index=gpu.device)
+    return figures.figures(gpu.name for gpu in gpus)
 
 
 def half_peak_of(run: NcclTests) -> int | None:
@@ -308,10 +310,10 @@ def flat_curve(run: NcclTests, subject: str) -> Finding | None:
 
 def _points(rows: Sequence[NcclRow]) -> list[tuple[int, float]]:
     """(size, bus bandwidth), ascending, without rates that two decimals cut to zero."""
-    found: dict[int, float] = {}
+    rates: dict[int, float] = {}
     for row in rows:
         for half in row.halves():
             if half.bus_bytes_per_s > 0 and row.size_bytes > 0:
-                best = max(found.get(row.size_bytes, 0.0), half.bus_bytes_per_s)
-                found[row.size_bytes] = best
-    return sorted(found.items())
+                best = max(rates.get(row.size_bytes, 0.0), half.bus_bytes_per_s)
+                rates[row.size_bytes] = best
+    return sorted(rates.items())

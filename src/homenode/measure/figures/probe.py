@@ -45,19 +45,19 @@ class StepReading(Struct, frozen=True):
 
 def probe_figures(document: ProbeDocument) -> StepReading:
     """Samples of a document. Raises ParseError where its PU lists are none."""
-    made = {
+    read_samples = {
         "bandwidth": _bandwidth,
         "latency": _latency,
         "core-to-core": _core_to_core,
         "throughput": _throughput,
         "smt": _smt,
-        "loaded-latency": _loaded,
+        "loaded-latency": _loaded_latency,
         "placement": _placement,
     }[document.command](document)
-    placed = tuple(sorted(made, key=lambda one: one.at_ns))
+    placed = tuple(sorted(read_samples, key=lambda placed: placed.at_ns))
     if not placed:
         raise ParseError(SOURCE, f"samples of {document.command}", "none")
-    busy = next((one.detail for one in document.doubts if one.id == "busy-neighbour"), None)
+    busy = next((doubt.detail for doubt in document.doubts if doubt.id == "busy-neighbour"), None)
     if busy is None and document.contention.busy_neighbour:
         busy = f"others ran on PUs {document.pus}"
     return StepReading(
@@ -96,12 +96,12 @@ def _conditions(document: ProbeDocument) -> Iterator[Condition]:
     buffers += [c.pages for c in document.curves if c.pages_wanted == _PLAIN_CURVE[0]]
     for pages in buffers:
         if pages.huge_bytes is not None:
-            whole = pages.huge_bytes >= pages.bytes
-            kind = "huge" if whole else "partly huge" if pages.huge_bytes else "ordinary"
+            is_huge = pages.huge_bytes >= pages.bytes
+            kind = "huge" if is_huge else "partly huge" if pages.huge_bytes else "ordinary"
             yield Condition("pages of buffers", kind)
 
 
-def _taken(
+def _taken_samples(
     metric: str,
     unit: str,
     value: float,
@@ -128,7 +128,7 @@ def _bandwidth(document: ProbeDocument) -> Iterator[BracketedSample]:
                 if run.threads > 1:
                     bracket = Bracket(run.pus, raw.cas_before_ns, raw.cas_after_ns)
                 for metric, ratio in counted:
-                    yield _taken(
+                    yield _taken_samples(
                         metric,
                         "bytes_per_s",
                         raw.bytes_per_s * ratio,
@@ -154,32 +154,34 @@ def _latency(document: ProbeDocument) -> Iterator[BracketedSample]:
             cell = "dram" if is_plain else f"dram {variant}"
             node = _node_of_pu(document, curve.pu)
             for value in curve.points[0].samples_ns:
-                yield _taken(metric, "ns", value, node=node, peer_node=curve.node, variant=cell)
+                yield _taken_samples(
+                    metric, "ns", value, node=node, peer_node=curve.node, variant=cell
+                )
             continue
         for point in curve.points:
             for value in point.samples_ns:
-                yield _taken(metric, "ns", value, size_bytes=point.bytes, variant=variant)
+                yield _taken_samples(metric, "ns", value, size_bytes=point.bytes, variant=variant)
         # The level's own figure is a median of medians: the last point's samples say as much.
         if is_plain and has_memory:
             for value in curve.points[-1].samples_ns:
-                yield _taken(metric, "ns", value, variant="dram")
+                yield _taken_samples(metric, "ns", value, variant="dram")
     for level in document.levels:
         if level.level != LEVEL_DRAM:
             name, capacity = level.level.lower(), level.capacity_bytes
-            yield _taken(metric, "ns", level.latency_ns, variant=name)
+            yield _taken_samples(metric, "ns", level.latency_ns, variant=name)
             if capacity is not None:
-                yield _taken("cache-capacity", "bytes", capacity, variant=name)
+                yield _taken_samples("cache-capacity", "bytes", capacity, variant=name)
 
 
 def _core_to_core(document: ProbeDocument) -> Iterator[BracketedSample]:
     """A sample is its own bracket: it shows where the two PUs stood when it was taken."""
     for pair in document.handoffs:
-        one, other = pair.pus
-        team, name = str(CpuSet((one, other))), f"{one} to {other}"
+        first, second = pair.pus
+        team, name = str(CpuSet((first, second))), f"{first} to {second}"
         for number, (value, is_passing) in enumerate(with_passing(pair.samples_ns)):
             end = (None if is_passing else value,)
             bracket = Bracket(team, end, end)
-            yield _taken("core-to-core-latency", "ns", value, bracket, number, variant=name)
+            yield _taken_samples("core-to-core-latency", "ns", value, bracket, number, variant=name)
 
 
 def _throughput(document: ProbeDocument) -> Iterator[BracketedSample]:
@@ -187,45 +189,49 @@ def _throughput(document: ProbeDocument) -> Iterator[BracketedSample]:
     assert document.one is not None and document.all is not None, "parse asks for both"
     if len(document.all.threads) == 1:
         for value in document.one.threads[0].samples_events_per_s:
-            yield _taken("cpu-single", "events_per_s", value)
+            yield _taken_samples("cpu-single", "events_per_s", value)
         return
     threads = document.all.threads
     for together in zip(*(thread.samples_events_per_s for thread in threads), strict=False):
-        yield _taken("cpu-throughput", "events_per_s", sum(together))
-        yield _taken("cpu-per-thread", "events_per_s", sum(together) / len(together))
+        yield _taken_samples("cpu-throughput", "events_per_s", sum(together))
+        yield _taken_samples("cpu-per-thread", "events_per_s", sum(together) / len(together))
     for thread in threads:
         name = f"PU {thread.pu}"
         for value in thread.samples_events_per_s:
-            yield _taken("cpu-per-thread", "events_per_s", value, variant=name)
+            yield _taken_samples("cpu-per-thread", "events_per_s", value, variant=name)
         if thread.fairness_ratio is not None:
-            yield _taken("cpu-fairness", "ratio", thread.fairness_ratio, variant=name)
+            yield _taken_samples("cpu-fairness", "ratio", thread.fairness_ratio, variant=name)
     if document.all.fairness_index is not None:
-        yield _taken("cpu-fairness", "ratio", document.all.fairness_index, variant="Jain's index")
+        yield _taken_samples(
+            "cpu-fairness", "ratio", document.all.fairness_index, variant="Jain's index"
+        )
 
 
 def _smt(document: ProbeDocument) -> Iterator[BracketedSample]:
     for core in document.cores:
-        yield _taken("smt-gain", "ratio", core.gain_ratio, variant=f"{core.work} {core.pus}")
+        yield _taken_samples(
+            "smt-gain", "ratio", core.gain_ratio, variant=f"{core.work} {core.pus}"
+        )
 
 
-def _loaded(document: ProbeDocument) -> Iterator[BracketedSample]:
+def _loaded_latency(document: ProbeDocument) -> Iterator[BracketedSample]:
     for point in document.points:
         variant = "at rest" if point.delay_cycles is None else f"delay {point.delay_cycles} cycles"
         for value in point.samples_ns:
-            yield _taken("loaded-latency", "ns", value, variant=variant)
+            yield _taken_samples("loaded-latency", "ns", value, variant=variant)
         for rate in point.samples_injected_bytes_per_s:
             if rate > 0:
-                yield _taken("loaded-bandwidth", "bytes_per_s", rate, variant=variant)
+                yield _taken_samples("loaded-bandwidth", "bytes_per_s", rate, variant=variant)
 
 
 def _placement(document: ProbeDocument) -> Iterator[BracketedSample]:
     """Fill rate of both PUs of a pair over that of one: 1 on one cache's link, 2 on two."""
-    names = {one.pair: f"{one.pus[0]} and {one.pus[1]}" for one in document.looked_pairs}
+    names = {pair.pair: f"{pair.pus[0]} and {pair.pus[1]}" for pair in document.looked_pairs}
     for look in document.series:
         if look.fill_ratio is None or look.pair not in names:
             continue
         bracket = Bracket(document.pus, look.cas_before_ns, look.cas_after_ns)
-        yield _taken(
+        yield _taken_samples(
             "fill-ratio",
             "ratio",
             look.fill_ratio,
@@ -254,7 +260,7 @@ def _node_of(document: ProbeDocument, run: BandwidthRun) -> int | None:
 
 
 def _node_of_pu(document: ProbeDocument, pu: int) -> int | None:
-    return next((one.node for one in document.machine.nodes if pu in _pus(one.pus)), None)
+    return next((node.node for node in document.machine.nodes if pu in _pus(node.pus)), None)
 
 
 def _pus(text: str) -> CpuSet:

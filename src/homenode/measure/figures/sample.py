@@ -77,26 +77,26 @@ class FigureList:
         return Figures(tuple(self._samples), tuple(self._conditions), names, tuple(self._gaps))
 
 
-def joined(parts: Iterable[Figures]) -> Figures:
+def join_figures(parts: Iterable[Figures]) -> Figures:
     """All of them as one, in order; samples numbered within their series."""
     parts = tuple(parts)
     return Figures(
-        numbered(sample for part in parts for sample in part.samples),
-        tuple(dict.fromkeys(one for part in parts for one in part.conditions)),
+        number_samples(sample for part in parts for sample in part.samples),
+        tuple(dict.fromkeys(condition for part in parts for condition in part.conditions)),
         tuple(dict.fromkeys(name for part in parts for name in part.gpu_names)),
         tuple(dict.fromkeys(gap for part in parts for gap in part.gaps)),
         tuple(dict.fromkeys(finding for part in parts for finding in part.findings)),
     )
 
 
-def numbered(samples: Iterable[Sample]) -> tuple[Sample, ...]:
+def number_samples(samples: Iterable[Sample]) -> tuple[Sample, ...]:
     """The samples with `number` counted from 0 within boot and series.
 
-    >>> [s.number for s in numbered([Sample("x", "ns", 1.0), Sample("x", "ns", 2.0)])]
+    >>> [s.number for s in number_samples([Sample("x", "ns", 1.0), Sample("x", "ns", 2.0)])]
     [0, 1]
     """
     seen: dict[tuple[Any, ...], int] = {}
-    found = []
+    numbered_samples = []
     for sample in samples:
         series = (
             sample.boot,
@@ -112,8 +112,8 @@ def numbered(samples: Iterable[Sample]) -> tuple[Sample, ...]:
         )
         number = seen.get(series, 0)
         seen[series] = number + 1
-        found.append(msgspec.structs.replace(sample, number=number))
-    return tuple(found)
+        numbered_samples.append(msgspec.structs.replace(sample, number=number))
+    return tuple(numbered_samples)
 
 
 def sample(metric: str, unit: str, value: float, **fields: Any) -> Sample:

@@ -11,7 +11,7 @@ from homenode.machine.tools.nccl_tests import NcclHalf, NcclRow, NcclTests, in_w
 from homenode.machine.tools.nccl_tests import nccl_choice as choice
 from homenode.machine.tools.torch_report import TorchFigure, TorchRow, TorchRun
 from homenode.measure.figures.nvidia import of_nccl
-from homenode.measure.figures.sample import Figures, joined, sample
+from homenode.measure.figures.sample import Figures, join_figures, sample
 from homenode.measure.results.model import Condition, Sample
 
 COPYING_THREAD = "copying thread"
@@ -20,7 +20,7 @@ COPYING_THREAD = "copying thread"
 
 def of_torch(runs: tuple[TorchRun, ...]) -> Figures:
     """All documents of one output: one, or one of each node."""
-    return joined(_of_run(run) for run in runs)
+    return join_figures(_of_run(run) for run in runs)
 
 
 def _of_run(run: TorchRun) -> Figures:
@@ -31,14 +31,14 @@ def _of_run(run: TorchRun) -> Figures:
         gaps.append(Gap(run.stalled, "did not end: the program stopped itself there"))
     if any(device.address is None for device in run.devices):
         gaps.append(Gap("GPU addresses", "PyTorch gives none: figures cannot be paired"))
-    samples = tuple(found for figure in run.figures for found in _samples(figure, run))
+    samples = tuple(figures for figure in run.figures for figures in _samples(figure, run))
     gaps += [gap for figure in run.figures for gap in _doubts(figure, run)]
     if run.bound_node is not None and any(_lies_unseen(figure) for figure in run.figures):
         reason = "a driver hides where it lies: that it is on its node was not seen"
         gaps.append(Gap(f"host memory bound to node {run.bound_node}", reason))
     names = tuple(dict.fromkeys(device.name for device in run.devices))
-    found = Figures(samples, tuple(_conditions(run)), names, tuple(gaps))
-    return joined((found, of_nccl(nccl_of(run), None))) if run.rows else found
+    figures = Figures(samples, tuple(_conditions(run)), names, tuple(gaps))
+    return join_figures((figures, of_nccl(nccl_of(run), None))) if run.rows else figures
 
 
 def nccl_of(run: TorchRun) -> NcclTests:
@@ -94,8 +94,8 @@ def _lies_unseen(figure: TorchFigure) -> bool:
 
 def _lies_elsewhere(figure: TorchFigure, run: TorchRun) -> bool:
     """A cell of another row of the matrix, whatever was asked for: no figure of this one."""
-    bound, found = run.bound_node, figure.memory_node
-    return bound is not None and found is not None and found != bound
+    bound, memory_node = run.bound_node, figure.memory_node
+    return bound is not None and memory_node is not None and memory_node != bound
 
 
 def _node(figure: TorchFigure, run: TorchRun) -> int | None:
@@ -106,8 +106,8 @@ def _node(figure: TorchFigure, run: TorchRun) -> int | None:
 def _place(figure: TorchFigure, run: TorchRun) -> dict[str, Any]:
     address = run.devices[figure.device].address
     if figure.peer is None:
-        known = None if address is None else Bdf.parse(address)
-        return {"device": known, "index": figure.device if known is None else None}
+        bdf = None if address is None else Bdf.parse(address)
+        return {"device": bdf, "index": figure.device if bdf is None else None}
     other = run.devices[figure.peer].address
     if address is None or other is None:
         return {"index": figure.device * len(run.devices) + figure.peer}
@@ -120,8 +120,8 @@ def _doubts(figure: TorchFigure, run: TorchRun) -> Iterator[Gap]:
     if not figure.steady:
         yield Gap(name, "did not become steady before it was sampled")
     if _lies_elsewhere(figure, run):
-        where = f"node {run.bound_node} and lies on node {figure.memory_node}"
-        yield Gap(name, f"memory was bound to {where}: not kept")
+        nodes = f"node {run.bound_node} and lies on node {figure.memory_node}"
+        yield Gap(name, f"memory was bound to {nodes}: not kept")
 
 
 def _conditions(run: TorchRun) -> Iterator[Condition]:
@@ -130,11 +130,13 @@ def _conditions(run: TorchRun) -> Iterator[Condition]:
         yield Condition("tool copy size", f"{run.copy_bytes} bytes")
     if any(figure.metric == "d2d-bandwidth" for figure in run.figures):
         yield Condition("tool device copy", "PyTorch, bytes within a GPU counted once")
-    copies = [one for one in run.figures if one.metric in ("h2d-bandwidth", "d2h-bandwidth")]
-    nodes = {one.thread.node for one in copies if one.thread.node is not None}
+    copies = [
+        figure for figure in run.figures if figure.metric in ("h2d-bandwidth", "d2h-bandwidth")
+    ]
+    nodes = {copy.thread.node for copy in copies if copy.thread.node is not None}
     if run.bound_node is None and nodes:
         words = "nodes" if len(nodes) > 1 else "node"
         yield Condition(COPYING_THREAD, f"{words} {CpuSet(nodes)}")
     if run.choices:
-        chosen = (choice(one.size_bytes, one.algorithm, one.protocol) for one in run.choices)
+        chosen = (choice(c.size_bytes, c.algorithm, c.protocol) for c in run.choices)
         yield Condition("collective algorithm", in_words(chosen))

@@ -40,18 +40,18 @@ class TorchPython(Struct, frozen=True):
         each_node: int = 0,
     ) -> BenchTest:
         """A test of torch_copies. seconds: of one figure. each_node: of so many nodes in turn."""
-        where: tuple[str, ...] = () if node is None else ("--node", str(node))
-        where += ("--each-node",) if each_node else ()
-        argv = (self.program, "-", command, "--seconds", f"{seconds:g}", *where)
+        options: tuple[str, ...] = () if node is None else ("--node", str(node))
+        options += ("--each-node",) if each_node else ()
+        argv = (self.program, "-", command, "--seconds", f"{seconds:g}", *options)
         cells = _FIGURES[command] * gpus * max(each_node, 1)
         cells *= max(gpus - 1, 1) if command == "peer-copies" else 1
-        whole = _START_S / 3 + 1.5 * seconds * cells
+        total_s = _START_S / 3 + 1.5 * seconds * cells
         return BenchTest(
             id,
             group,
             argv,
-            whole,
-            2 * _START_S + 6 * whole,
+            total_s,
+            2 * _START_S + 6 * total_s,
             reads=Reader.TORCH,
             program=COPIES,
             node=node,
@@ -154,5 +154,5 @@ class GpuMachine(Struct, frozen=True):
     def environment(self, *, peers: bool) -> tuple[tuple[str, str], ...]:
         """Of collectives. ROCm's fail on some GPUs when scratch memory is reclaimed: MI350X,
         MI300X."""
-        found = () if self.is_nvidia else (("HSA_NO_SCRATCH_RECLAIM", "1"),)
-        return found if peers else (*found, ("NCCL_P2P_DISABLE", "1"))
+        variables = () if self.is_nvidia else (("HSA_NO_SCRATCH_RECLAIM", "1"),)
+        return variables if peers else (*variables, ("NCCL_P2P_DISABLE", "1"))

@@ -71,11 +71,11 @@ def parse_power(text: str) -> Iterator[GpuPower]:
 @contextmanager
 def power_sampled(machine: Machine) -> Iterator[list[GpuPower]]:
     """Asks the machine again and again; the list has the medians once the block has ended."""
-    found: list[GpuPower] = []
+    powers: list[GpuPower] = []
     taken: dict[tuple[Bdf | None, int | None], list[float]] = {}
-    tool = next((name for name in COMMANDS if name in machine.installed(COMMANDS)), None)
+    tool = next((name for name in COMMANDS if name in machine.find_installed(COMMANDS)), None)
     if tool is None:
-        yield found
+        yield powers
         return
     ended = threading.Event()
 
@@ -84,14 +84,14 @@ def power_sampled(machine: Machine) -> Iterator[list[GpuPower]]:
         with suppress(ToolError, csv.Error):
             while not ended.wait(EVERY_S):
                 text = machine.run(COMMANDS[tool], _LONGEST_S).stdout_or_raise()
-                for one in () if ended.is_set() else parse_power(text):
-                    taken.setdefault((one.device, one.index), []).append(one.watts)
+                for reading in () if ended.is_set() else parse_power(text):
+                    taken.setdefault((reading.device, reading.index), []).append(reading.watts)
 
     with ThreadPoolExecutor(1) as pool:
         sampler = pool.submit(sample)
         try:
-            yield found
+            yield powers
         finally:
             ended.set()
         sampler.result()
-    found += [GpuPower(median(watts), *key) for key, watts in taken.items()]
+    powers += [GpuPower(median(watts), *key) for key, watts in taken.items()]

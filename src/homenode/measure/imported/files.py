@@ -43,24 +43,27 @@ class FoundFolders(Struct, frozen=True):
 def find_sources(paths: Sequence[Path]) -> FoundFolders:
     """What the user named, in that order: files of one folder are one folder, as a shell's `DIR/*`
     names them. Raises as find_folders."""
-    found: dict[Path, SourceFolder] = {}
+    merged_sources: dict[Path, SourceFolder] = {}
     folders: list[SourceFolder | Path] = []
     skipped: list[Gap] = []
     for path in paths:
-        one = find_folders(path)
-        skipped += one.skipped
+        found_below = find_folders(path)
+        skipped += found_below.skipped
         if not path.is_file():
-            folders += one.folders
+            folders += found_below.folders
             continue
         parent = path.resolve().parent
-        for source in one.folders:
-            if parent not in found:
-                found[parent] = source
+        for source in found_below.folders:
+            if parent not in merged_sources:
+                merged_sources[parent] = source
                 folders.append(parent)
-            texts = {**found[parent].texts, **source.texts}
-            times = {**found[parent].times, **source.times}
-            found[parent] = replace(found[parent], texts=texts, times=times)
-    merged = [found[one] if isinstance(one, Path) else one for one in folders]
+            texts = {**merged_sources[parent].texts, **source.texts}
+            times = {**merged_sources[parent].times, **source.times}
+            merged_sources[parent] = replace(merged_sources[parent], texts=texts, times=times)
+    merged = [
+        merged_sources[found_below] if isinstance(found_below, Path) else found_below
+        for found_below in folders
+    ]
     return FoundFolders(tuple(merged), tuple(skipped))
 
 
@@ -79,20 +82,20 @@ def find_folders(root: Path) -> FoundFolders:
         folder = _folder(named.parent, named.parent, texts, times)
         return FoundFolders((folder,) if texts else (), tuple(skipped))
     folders: list[SourceFolder] = []
-    seen, left = 0, MAX_BYTES
+    seen, bytes_left = 0, MAX_BYTES
 
-    def closed(error: OSError) -> None:
+    def skip_unreadable(error: OSError) -> None:
         if error.filename == str(root) and root.is_dir():
             raise of_os(error, str(root), "a folder to import") from None
         skipped.append(Gap(str(error.filename), error.strerror or str(error)))
 
-    for here, below, names in os.walk(root, onerror=closed, followlinks=False):
+    for folder_name, below, names in os.walk(root, onerror=skip_unreadable, followlinks=False):
         below.sort()
-        path = Path(here)
+        path = Path(folder_name)
         depth = len(path.relative_to(root).parts)
         below[:] = [name for name in below if not name.startswith(".") and depth < MAX_DEPTH]
         if FILE in names:
-            skipped.append(Gap(here, f"has a {FILE}: a run of homenode's already"))
+            skipped.append(Gap(folder_name, f"has a {FILE}: a run of homenode's already"))
             continue
         seen += len(names)
         if seen > MAX_FILES:
@@ -100,9 +103,11 @@ def find_folders(root: Path) -> FoundFolders:
                 f"{root}: expected at most {MAX_FILES} files, found more",
                 hint="name the folders of the results themselves",
             )
-        texts, times = _texts([path / name for name in sorted(names)], skipped, here, left)
-        left -= sum(map(len, texts.values()))
-        if left < 0:
+        texts, times = _texts(
+            [path / name for name in sorted(names)], skipped, folder_name, bytes_left
+        )
+        bytes_left -= sum(map(len, texts.values()))
+        if bytes_left < 0:
             raise InputError(
                 f"{root}: expected at most {MAX_BYTES >> 20} MiB of text, found more",
                 hint="name the folders of the results themselves",
@@ -125,44 +130,46 @@ def _folder(root: Path, path: Path, texts: dict[str, str], times: dict[str, floa
 
 
 def _texts(
-    paths: list[Path], skipped: list[Gap], here: str, left: int
+    paths: list[Path], skipped: list[Gap], folder: str, bytes_left: int
 ) -> tuple[dict[str, str], dict[str, float]]:
     """The texts by name, and when each was written; with the first that makes them more than `left`
     characters it ends."""
-    found = {}
+    texts = {}
     times = {}
     for path in paths:
         if path.name.startswith("."):
             continue
         try:
-            text = _decoded(read_below(path.parent, path.name, MAX_FILE_BYTES))
+            text = _decode(read_below(path.parent, path.name, MAX_FILE_BYTES))
             written_s = path.lstat().st_mtime
         except OSError as error:
-            skipped.append(Gap(f"{here}/{path.name}", error.strerror or str(error)))
+            skipped.append(Gap(f"{folder}/{path.name}", error.strerror or str(error)))
             continue
         if "\0" in text:
-            skipped.append(Gap(f"{here}/{path.name}", "binary"))
+            skipped.append(Gap(f"{folder}/{path.name}", "binary"))
             continue
         is_json = text.lstrip().startswith("{")
         if not is_json and max(map(len, text.split("\n"))) > MAX_LINE:
-            skipped.append(Gap(f"{here}/{path.name}", f"a line of more than {MAX_LINE} characters"))
+            skipped.append(
+                Gap(f"{folder}/{path.name}", f"a line of more than {MAX_LINE} characters")
+            )
             continue
-        found[_printable(path.name)] = text
+        texts[_printable(path.name)] = text
         times[_printable(path.name)] = written_s
-        left -= len(text)
-        if left < 0:
+        bytes_left -= len(text)
+        if bytes_left < 0:
             break
-    return found, times
+    return texts, times
 
 
-def _decoded(data: bytes) -> str:
+def _decode(data: bytes) -> str:
     """UTF-8, or UTF-16 with its mark, as a Windows shell writes what it redirects."""
     is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = data.decode("utf-16" if is_wide else "utf-8-sig", "replace").replace("\r\n", "\n")
-    return _untagged(_COLOUR.sub("", text))
+    return _strip_tags(_COLOUR.sub("", text))
 
 
-def _untagged(text: str) -> str:
+def _strip_tags(text: str) -> str:
     """Without the rank that `mpirun --tag-output` or `srun --label` puts before each line; the
     lines of each rank together, in the order of the ranks."""
     if not _TAG.match(text):

@@ -28,7 +28,7 @@ from homenode.errors import InputError, ParseError
 from homenode.findings import Gap
 from homenode.machine.tools import lines, numactl, study_programs
 from homenode.measure.figures import nvidia as gpu_figures
-from homenode.measure.figures.sample import FigureList, Figures, joined, sample
+from homenode.measure.figures.sample import FigureList, Figures, join_figures, sample
 from homenode.measure.importers import cuda_bandwidth_test, stream, sysbench
 from homenode.measure.model import Reader
 from homenode.measure.results.model import (
@@ -100,16 +100,16 @@ def imported_runs(folders: Iterable[SourceFolder], options: ImportOptions) -> tu
     drafts = [
         draft
         if places.count(place) == 1
-        else one
+        else run
         if names.count(name) == 1
         else _by_folder(draft, is_whole_path=True)
-        for draft, place, one, name in zip(drafts, places, short, names, strict=True)
+        for draft, place, run, name in zip(drafts, places, short, names, strict=True)
     ]
     last = [draft.head.name for draft in drafts]
     layouts = _layouts(options.layouts, last)
     ordered = _places(options.order, last)
     return tuple(
-        _finished(draft, layouts.get(draft.head.name), ordered.get(draft.head.name), options)
+        _finish(draft, layouts.get(draft.head.name), ordered.get(draft.head.name), options)
         for draft in drafts
     )
 
@@ -124,11 +124,11 @@ def _places(order: Sequence[str], names: Sequence[str]) -> dict[str, int]:
     return {name: place for place, name in enumerate(order)}
 
 
-def _layouts(asked: Mapping[str, Switches], names: Sequence[str]) -> dict[str, Switches]:
+def _layouts(patterns: Mapping[str, Switches], names: Sequence[str]) -> dict[str, Switches]:
     """The layout of each run that the user named, by its name or by a pattern with * and ?."""
-    found: dict[str, Switches] = {}
+    layouts: dict[str, Switches] = {}
     by_pattern: dict[str, str] = {}
-    for pattern, switches in asked.items():
+    for pattern, switches in patterns.items():
         matching = [name for name in names if name == pattern]
         is_exact = bool(matching)
         if not is_exact and len(pattern) <= _MAX_PATTERN:
@@ -139,15 +139,15 @@ def _layouts(asked: Mapping[str, Switches], names: Sequence[str]) -> dict[str, S
                 hint=f"runs: {', '.join(sorted(set(names))) or 'none'}",
             )
         for name in matching:
-            if not is_exact and name in asked:
+            if not is_exact and name in patterns:
                 continue  # named itself
-            if by_pattern.setdefault(name, pattern) != pattern and found[name] != switches:
+            if by_pattern.setdefault(name, pattern) != pattern and layouts[name] != switches:
                 raise InputError(
                     f"--layout {pattern}=…: expected one layout of run {name}, found another by "
                     f"{by_pattern[name]}"
                 )
-            found[name] = switches
-    return found
+            layouts[name] = switches
+    return layouts
 
 
 class _Draft(Struct, frozen=True):
@@ -162,18 +162,18 @@ class _Draft(Struct, frozen=True):
 
 def _of_folder(folder: SourceFolder, options: ImportOptions) -> Iterator[_Draft]:
     names = frozenset(folder.texts)
-    rest = dict(folder.texts)
+    texts = dict(folder.texts)
     if is_study_folder(names):
         yield _study(folder, options)
-        rest = {n: t for n, t in rest.items() if n not in FILES}
+        texts = {n: t for n, t in texts.items() if n not in FILES}
     groups: dict[str, dict[str, Figures]] = {}
-    for name in sorted(rest):
-        tool = tool_of(rest[name])
+    for name in sorted(texts):
+        tool = tool_of(texts[name])
         if tool is not None:
-            figures = lenient(tool, rest[name], name)
+            figures = lenient(tool, texts[name], name)
             groups.setdefault(_group(name, _is_bound(figures)), {})[name] = figures
     for group, parts in groups.items():
-        yield _logs(folder, group, tuple(parts), joined(parts.values()), options)
+        yield _logs(folder, group, tuple(parts), join_figures(parts.values()), options)
 
 
 def unread_files(folder: SourceFolder) -> Iterator[Gap]:
@@ -227,7 +227,7 @@ def _logs(
     return _Draft(head, folder, files, figures, is_study=False)
 
 
-def _finished(
+def _finish(
     draft: _Draft, layout: Switches | None, place: int | None, options: ImportOptions
 ) -> Imported:
     """The run under the layout that the user names, else the one that its folder is named for."""
@@ -336,8 +336,8 @@ _RUN = re.compile(r"(?m)^# run \d+\s*$", re.ASCII)
 
 def is_study_folder(names: frozenset[str]) -> bool:
     """Whether these files are a folder of the study's: its metadata, or two others of its names."""
-    found = names & FILES
-    return "metadata.json" in found or len(found) >= 2
+    study_files = names & FILES
+    return "metadata.json" in study_files or len(study_files) >= 2
 
 
 def switches_of(name: str) -> Switches:
@@ -350,7 +350,7 @@ def switches_of(name: str) -> Switches:
     preset = LAYOUTS.get(name)
     while preset is None and (shorter := _SUFFIX.sub("", name)) != name:
         name, preset = shorter, LAYOUTS.get(shorter)
-    return UNKNOWN_SWITCHES if preset is None else Switches.of(PRESETS[preset])
+    return UNKNOWN_SWITCHES if preset is None else Switches.of_layout(PRESETS[preset])
 
 
 def figures_of_study(files: Mapping[str, str]) -> Figures:
@@ -376,7 +376,7 @@ def figures_of_study(files: Mapping[str, str]) -> Figures:
             parts.append(_or_gap(reader, name, files[name]))
         elif name in files:
             parts.append(Figures(gaps=(Gap(name, "empty: the test did not run"),)))
-    return joined(parts)
+    return join_figures(parts)
 
 
 def vcpus_of(files: Mapping[str, str]) -> int | None:
@@ -388,10 +388,10 @@ def vcpus_of(files: Mapping[str, str]) -> int | None:
     if cpus.isdecimal():
         return int(cpus)
     try:
-        found = lines.json_object(files.get("metadata.json", ""), "metadata.json").get("vcpus")
+        vcpus = lines.json_object(files.get("metadata.json", ""), "metadata.json").get("vcpus")
     except ParseError:
         return None
-    return found if isinstance(found, int) and 0 < found < 1 << 20 else None
+    return vcpus if isinstance(vcpus, int) and 0 < vcpus < 1 << 20 else None
 
 
 def contradictions(files: Mapping[str, str], switches: Switches) -> Iterator[str]:
@@ -442,15 +442,15 @@ def _hardware(files: Mapping[str, str]) -> "numactl.NumactlHardware | None":
 
 def _or_gap(reader: Callable[[str], Figures], name: str, text: str) -> Figures:
     try:
-        found = reader(text)
+        figures = reader(text)
     except ParseError as error:
         return Figures(gaps=(Gap(name, str(error).replace("\n  hint:", ";")),))
-    return found
+    return figures
 
 
 def _metadata(text: str) -> Figures:
-    found = lines.json_object(text, "metadata.json")
-    devices: Any = found.get("gpu_devices")
+    document = lines.json_object(text, "metadata.json")
+    devices: Any = document.get("gpu_devices")
     names = [name for name in devices if isinstance(name, str)] if isinstance(devices, list) else []
     return Figures(gpu_names=tuple(dict.fromkeys(name[:100] for name in names)))
 
@@ -461,21 +461,21 @@ LEAST_DRAM_BYTES = 256 * MIB
 
 def of_chase(points: Sequence[study_programs.ChasePoint]) -> Figures:
     """The curve by size; its end as the latency of memory, where it is large enough."""
-    found = FigureList("chase", "8-byte slots, random cycle, ordinary pages")
+    figures = FigureList("chase", "8-byte slots, random cycle, ordinary pages")
     for point in points:
-        found.add("memory-latency", "ns", point.latency_ns, size_bytes=point.size_bytes)
+        figures.add("memory-latency", "ns", point.latency_ns, size_bytes=point.size_bytes)
     last = points[-1]
     if last.size_bytes >= LEAST_DRAM_BYTES:
-        found.add("memory-latency", "ns", last.latency_ns, variant="dram")
+        figures.add("memory-latency", "ns", last.latency_ns, variant="dram")
     else:
         reason = f"the curve ends at {last.size_bytes} bytes, which an LLC may hold"
-        found.gap("memory latency", reason)
-    return found.figures()
+        figures.gap("memory latency", reason)
+    return figures.figures()
 
 
 def _matmul(text: str) -> Figures:
-    found = sample("matmul-time", "ns", study_programs.parse_matmul(text), index=0)
-    return Figures((found,), (Condition("tool matmul", "8192 x 8192, fp32, mean of 100"),))
+    matmul_sample = sample("matmul-time", "ns", study_programs.parse_matmul(text), index=0)
+    return Figures((matmul_sample,), (Condition("tool matmul", "8192 x 8192, fp32, mean of 100"),))
 
 
 def _copies(text: str) -> Figures:
@@ -491,11 +491,11 @@ def _copies(text: str) -> Figures:
             parts.append(figures_of(Reader.ROCM, run, "gpu_bandwidth.txt"))
         else:
             parts.append(cuda_bandwidth_test.OUTPUT.of_log(run, ""))
-    return joined(parts)
+    return join_figures(parts)
 
 
 def _collective(text: str) -> Figures:
-    return joined(
+    return join_figures(
         (
             figures_of(Reader.NCCL_TESTS, text, "nccl_allreduce.txt"),
             Figures(

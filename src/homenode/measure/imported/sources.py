@@ -31,10 +31,10 @@ def load_sources(arguments: Sequence[str]) -> tuple[Named, ...]:
 def _load(argument: str) -> Named:
     path = Path(argument)
     if path.is_file() and path.name != FILE:
-        runs, left_out = imported([path])
+        runs, left_out = import_all([path])
         return Named(argument, _some(argument, runs, left_out), tuple(left_out))
     loaded = load_runs(path)
-    runs, left_out = imported(list(map(Path, loaded.foreign)))
+    runs, left_out = import_all(list(map(Path, loaded.foreign)))
     left_out += [str(gap) for gap in loaded.skipped if gap.subject not in loaded.foreign]
     return Named(argument, _some(argument, (*loaded.runs, *runs), left_out), tuple(left_out))
 
@@ -48,24 +48,24 @@ def _some(argument: str, runs: Sequence[Run], skipped: Sequence[str]) -> tuple[R
     return tuple(runs)
 
 
-def imported(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+def import_all(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """The runs of other tools' files, and what is none."""
     if not paths:
         return [], []
-    found = find_sources(paths)
-    every = imported_runs(found.folders, ImportOptions())
-    runs = [one.run for one in every if one.run.samples]
+    sources = find_sources(paths)
+    all_imported = imported_runs(sources.folders, ImportOptions())
+    runs = [entry.run for entry in all_imported if entry.run.samples]
     read = {run.head.source for run in runs}
-    skipped = [str(gap) for gap in found.skipped]
+    skipped = [str(gap) for gap in sources.skipped]
     skipped += [
         f"{folder.path}: not a run of homenode's, nor the output of a tool that is read"
-        for folder in found.folders
+        for folder in sources.folders
         if folder.path not in read and not all(name.endswith(_PAGES) for name in folder.texts)
     ]
-    names = {one.run.head.source: one.gaps for one in every if one.run.samples}
+    names = {entry.run.head.source: entry.gaps for entry in all_imported if entry.run.samples}
     skipped += [
         f"{folder.path}/{gap.subject}: {gap.reason}"
-        for folder in found.folders
+        for folder in sources.folders
         for gap in names.get(folder.path, ())
         if gap.subject in folder.texts
     ]

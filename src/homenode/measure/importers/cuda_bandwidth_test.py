@@ -96,27 +96,27 @@ def parse(text: str) -> CudaBandwidthTest:
     is_pinned: bool | None = None
     unit: float | None = None
     for line in lines:
-        if found := _TITLE.fullmatch(line.text):
-            title = (_DIRECTIONS[found[1]], _devices(line, found[2]))
+        if match := _TITLE.fullmatch(line.text):
+            title = (_DIRECTIONS[match[1]], _devices(line, match[2]))
             is_pinned, unit = None, None
-        elif found := _MEMORY.fullmatch(line.text):
-            is_pinned = found[1] == "PINNED"
-        elif found := _HEADER.fullmatch(line.text):
-            unit = _BYTES_OF_UNIT[found[1]]
-        elif found := _CSV.fullmatch(line.text):
-            transfers.append(_csv(line, found))
-        elif found := _DEVICE.fullmatch(line.text):
-            devices.append((line.read_count(found[1], "a device"), found[2].strip()))
-        elif found := _RESULT.fullmatch(line.text):
-            results.append(found[1] == "PASS")
-        elif title is not None and unit is not None and (found := _ROW.fullmatch(line.text)):
+        elif match := _MEMORY.fullmatch(line.text):
+            is_pinned = match[1] == "PINNED"
+        elif match := _HEADER.fullmatch(line.text):
+            unit = _BYTES_OF_UNIT[match[1]]
+        elif match := _CSV.fullmatch(line.text):
+            transfers.append(_csv(line, match))
+        elif match := _DEVICE.fullmatch(line.text):
+            devices.append((line.read_count(match[1], "a device"), match[2].strip()))
+        elif match := _RESULT.fullmatch(line.text):
+            results.append(match[1] == "PASS")
+        elif title is not None and unit is not None and (match := _ROW.fullmatch(line.text)):
             transfers.append(
                 CudaTransfer(
                     direction=title[0],
                     is_pinned=is_pinned,
                     devices=title[1],
-                    size_bytes=line.read_count(found[1], "a size in bytes"),
-                    bytes_per_s=line.positive(found[2], "a bandwidth") * unit,
+                    size_bytes=line.read_count(match[1], "a size in bytes"),
+                    bytes_per_s=line.positive(match[2], "a bandwidth") * unit,
                 )
             )
         elif not _SAYS_NOTHING.fullmatch(line.text):
@@ -164,22 +164,22 @@ def of_cuda(run: CudaBandwidthTest) -> Figures:
         failed = Gap("bandwidthTest", "says FAIL: no figure of it is kept")
         return Figures(gaps=(*run.gaps, failed))
     how = "bandwidthTest, bytes within a GPU counted once, twice in what it prints"
-    found = FigureList("device copy", how, run.gaps)
+    figures = FigureList("device copy", how, run.gaps)
     for transfer in run.transfers:
         if transfer.devices > 1:
-            found.gap("bandwidthTest", f"a sum of {transfer.devices} devices: not kept")
+            figures.gap("bandwidthTest", f"a sum of {transfer.devices} devices: not kept")
             continue
         is_within = transfer.direction is Direction.DEVICE_TO_DEVICE
-        found.add(
+        figures.add(
             _METRIC_OF_DIRECTION[transfer.direction],
             "bytes_per_s",
             transfer.bytes_per_s / (2 if is_within else 1),
             index=run.devices[0][0] if len(run.devices) == 1 else 0,
             variant="pageable" if transfer.is_pinned is False else None,
         )
-    for size in sorted({one.size_bytes for one in run.transfers if one.devices <= 1}):
-        found.condition("tool copy size", f"{size} bytes")
-    return found.figures(name for _, name in run.devices)
+    for size in sorted({copy.size_bytes for copy in run.transfers if copy.devices <= 1}):
+        figures.condition("tool copy size", f"{size} bytes")
+    return figures.figures(name for _, name in run.devices)
 
 
 OUTPUT = ToolOutput(

@@ -119,29 +119,29 @@ class _Reader:
             ]
         )
 
-    def _version(self, line: Line, found: "re.Match[str]") -> None:
-        if self.version not in (None, found[1]):
+    def _version(self, line: Line, match: "re.Match[str]") -> None:
+        if self.version not in (None, match[1]):
             raise line.error("one run")
-        self.version = found[1]
+        self.version = match[1]
 
-    def _idle(self, line: Line, found: "re.Match[str]") -> None:
-        self.section, self.access = _IDLE.pattern, found[1]
+    def _idle(self, line: Line, match: "re.Match[str]") -> None:
+        self.section, self.access = _IDLE.pattern, match[1]
 
-    def _section(self, line: Line, found: "re.Match[str]") -> None:
+    def _section(self, line: Line, match: "re.Match[str]") -> None:
         """A section of the same kind twice is two runs."""
-        self.section = found[1]
+        self.section = match[1]
 
-    def _prefetchers(self, line: Line, found: "re.Match[str]") -> None:
+    def _prefetchers(self, line: Line, match: "re.Match[str]") -> None:
         self.prefetchers_were_on = True
 
-    def _latency(self, line: Line, found: "re.Match[str]") -> None:
-        self.latency_ns = line.positive(found[2], "a latency in ns")
+    def _latency(self, line: Line, match: "re.Match[str]") -> None:
+        self.latency_ns = line.positive(match[2], "a latency in ns")
 
-    def _unread(self, line: Line, found: "re.Match[str]") -> bool:
+    def _unread(self, line: Line, match: "re.Match[str]") -> bool:
         """Cache-to-cache latencies are between unnamed cores: nothing to compare."""
         return self.section == _CACHES
 
-    def _peak(self, line: Line, found: "re.Match[str]") -> bool:
+    def _peak(self, line: Line, match: "re.Match[str]") -> bool:
         row = _peak_row(line.text) if self.section == _PEAK else None
         if row is None:
             return False
@@ -154,37 +154,37 @@ class _Reader:
     def _cells(self, line: Line, _: "re.Match[str]") -> bool:
         if self.section not in (_IDLE.pattern, _NODES):
             return False
-        if found := _HEADER.fullmatch(line.text):
+        if match := _HEADER.fullmatch(line.text):
             if self.section in self.columns:
                 raise line.error("one matrix of each kind")
-            nodes = tuple(_node(line, word) for word in found[1].split())
+            nodes = tuple(_node(line, word) for word in match[1].split())
             if len(set(nodes)) != len(nodes) or len(nodes) > MAX_NODES:
                 raise line.error(f"at most {MAX_NODES} nodes, each once")
             self.columns[self.section] = nodes
             return True
         columns = self.columns.get(self.section, ())
-        found = _ROW.fullmatch(line.text)
-        words = found[2].split() if found else []
+        match = _ROW.fullmatch(line.text)
+        words = match[2].split() if match else []
         rows = self.rows.setdefault(self.section, {})
-        if found is None or not columns or len(words) != len(columns):
+        if match is None or not columns or len(words) != len(columns):
             raise line.error(f"a node and {len(columns)} values")
-        node = _node(line, found[1])
+        node = _node(line, match[1])
         if node in rows:
             raise line.error(f"one row of node {node}")
         scale = 1e6 if self.section == _NODES else 1.0
         rows[node] = tuple(line.figure_or_none(word, "a number", scale) for word in words)
         return True
 
-    def _load(self, line: Line, found: "re.Match[str]") -> bool:
+    def _load(self, line: Line, match: "re.Match[str]") -> bool:
         if self.section != _LOADED:
             return False
         if len(self.loaded) == MAX_NODES:
             raise line.error(f"at most {MAX_NODES} rows")
         self.loaded.append(
             MlcLoad(
-                delay=line.read_count(found[1], "a delay"),
-                latency_ns=line.positive(found[2], "a latency in ns"),
-                bytes_per_s=line.positive(found[3], "MB/sec") * 1e6,
+                delay=line.read_count(match[1], "a delay"),
+                latency_ns=line.positive(match[2], "a latency in ns"),
+                bytes_per_s=line.positive(match[3], "MB/sec") * 1e6,
             )
         )
         return True
@@ -235,26 +235,26 @@ _VARIANTS = {"ALL Reads": "read", "Stream-triad like": "triad"}
 
 def of_mlc(run: MlcRun) -> Figures:
     """Matrices by node, peak bandwidths by mix, latency and bandwidth under load."""
-    found = FigureList("Intel MLC", run.version, run.gaps)
+    figures = FigureList("Intel MLC", run.version, run.gaps)
     if run.latency_ns is not None:
-        found.add("memory-latency", "ns", run.latency_ns, variant="dram")
+        figures.add("memory-latency", "ns", run.latency_ns, variant="dram")
     for matrix, metric, unit, variant in (
         (run.idle_ns, "memory-latency", "ns", "dram"),
         (run.bandwidth_bytes_per_s, "memory-bandwidth", "bytes_per_s", "read"),
     ):
         for node, peer, value in () if matrix is None else _values(matrix):
-            found.add(metric, unit, value, node=node, peer_node=peer, variant=variant)
+            figures.add(metric, unit, value, node=node, peer_node=peer, variant=variant)
     for mix, rate in run.peaks:
         variant = _VARIANTS.get(mix, mix.lower())
-        found.add("memory-bandwidth", "bytes_per_s", rate, variant=variant)
+        figures.add("memory-bandwidth", "bytes_per_s", rate, variant=variant)
     for load in run.loaded:
         variant = f"delay {load.delay}"
-        found.add("loaded-latency", "ns", load.latency_ns, variant=variant)
-        found.add("loaded-bandwidth", "bytes_per_s", load.bytes_per_s, variant=variant)
-    found.condition("tool Intel MLC access", run.access)
+        figures.add("loaded-latency", "ns", load.latency_ns, variant=variant)
+        figures.add("loaded-bandwidth", "bytes_per_s", load.bytes_per_s, variant=variant)
+    figures.condition("tool Intel MLC access", run.access)
     if run.prefetchers_were_on:
-        found.condition("tool Intel MLC prefetchers", "could not be switched off")
-    return found.figures()
+        figures.condition("tool Intel MLC prefetchers", "could not be switched off")
+    return figures.figures()
 
 
 def _values(matrix: MlcMatrix) -> Iterator[tuple[int, int, float]]:

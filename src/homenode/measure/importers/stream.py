@@ -137,8 +137,8 @@ def parse(text: str) -> StreamRun:
 
 def _is_value(line: Line, lines: Lines) -> bool:
     for name, pattern in _VALUES.items():
-        if found := pattern.fullmatch(line.text):
-            lines.keep_same(name, found[1], line)
+        if match := pattern.fullmatch(line.text):
+            lines.keep_same(name, match[1], line)
             return True
     return False
 
@@ -186,14 +186,14 @@ def of_stream(run: StreamRun, node: int | None = None) -> Figures:
     if run.arrays_bytes is not None and run.arrays_bytes < 3 * LEAST_ARRAY_BYTES:
         reason = f"arrays of {run.arrays_bytes // 3} bytes fit into caches: no figure of memory"
         return Figures(gaps=(*run.gaps, Gap("STREAM", reason)))
-    known = run.arrays_bytes is not None
-    size = f"{run.arrays_bytes} bytes in three arrays" if known else "arrays of unknown size"
+    is_known = run.arrays_bytes is not None
+    size = f"{run.arrays_bytes} bytes in three arrays" if is_known else "arrays of unknown size"
     version = run.version or "unknown version"
-    found = FigureList("STREAM", f"{version}, best pass, {size}", run.gaps)
+    figures = FigureList("STREAM", f"{version}, best pass, {size}", run.gaps)
     for kernel in run.kernels:
         name, rate = kernel.name.lower(), kernel.best_bytes_per_s
-        found.add("memory-bandwidth", "bytes_per_s", rate, variant=name, node=node)
-    return found.figures()
+        figures.add("memory-bandwidth", "bytes_per_s", rate, variant=name, node=node)
+    return figures.figures()
 
 
 _SIGN = re.compile(r"^STREAM version |^Function +(?:Best )?Rate ", re.M)
@@ -202,7 +202,7 @@ _SIGN = re.compile(r"^STREAM version |^Function +(?:Best )?Rate ", re.M)
 def _stream_log(text: str, name: str) -> Figures:
     """With the binding of the process, where numactl shows or sets it before the run."""
     run = parse(text)
-    head = text[: found.start()] if (found := _SIGN.search(text)) else ""
+    head = text[: match.start()] if (match := _SIGN.search(text)) else ""
     shown = head[head.rfind("policy:") :] if "policy:" in head else ""
     command = command_in(head)
     if not shown and command is None:

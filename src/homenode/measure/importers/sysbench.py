@@ -73,12 +73,12 @@ def parse(text: str) -> SysbenchRun:
     version: str | None = None
     title = ""
     for line in lines:
-        if found := _VERSION.fullmatch(line.text):
+        if match := _VERSION.fullmatch(line.text):
             if version is not None:
                 raise line.error("one run")
-            if found[1] != "1":
+            if match[1] != "1":
                 raise line.error("sysbench 1.x")
-            version = f"{found[1]}.{found[2]}{found[3]}"
+            version = f"{match[1]}.{match[2]}{match[3]}"
         elif version is None:
             continue  # a shell's prompt or warnings may stand before it
         elif _TITLE.fullmatch(line.text):
@@ -91,12 +91,12 @@ def parse(text: str) -> SysbenchRun:
 
 
 def _value(line: Line, title: str, lines: Lines) -> None:
-    if found := _OPERATIONS.fullmatch(line.text):
-        lines.keep("operations", found[1], line)
-        lines.keep("operations per second", found[2], line)
-    elif found := _TRANSFERRED.fullmatch(line.text):
-        line.positive(found[1], "MiB transferred")
-        lines.keep("transferred per second", found[2], line)
+    if match := _OPERATIONS.fullmatch(line.text):
+        lines.keep("operations", match[1], line)
+        lines.keep("operations per second", match[2], line)
+    elif match := _TRANSFERRED.fullmatch(line.text):
+        line.positive(match[1], "MiB transferred")
+        lines.keep("transferred per second", match[2], line)
     elif not _INTERVAL.fullmatch(line.text) and not _SAYS_NOTHING.fullmatch(line.text):
         name, _, value = line.text.partition(":")
         if value.strip():
@@ -171,23 +171,23 @@ DEVIATION = "deviation over threads"
 
 def of_sysbench(run: SysbenchRun) -> Figures:
     """Events per second, on one thread or on all; the memory test under its own name."""
-    found = FigureList("sysbench", run.version, run.gaps)
+    figures = FigureList("sysbench", run.version, run.gaps)
     if run.memory is not None:
         memory = run.memory
         variant = f"{memory.operation} {memory.block_bytes} bytes {memory.scope}"
-        found.add("sysbench-memory", "bytes_per_s", memory.bytes_per_s, variant=variant)
+        figures.add("sysbench-memory", "bytes_per_s", memory.bytes_per_s, variant=variant)
         if memory.shares_one_buffer:
-            found.gap("memory bandwidth", "sysbench's threads shared one buffer in a cache")
+            figures.gap("memory bandwidth", "sysbench's threads shared one buffer in a cache")
     elif run.threads == 1:
-        found.add("cpu-single", "events_per_s", run.events_per_s)
+        figures.add("cpu-single", "events_per_s", run.events_per_s)
     else:
-        found.add("cpu-throughput", "events_per_s", run.events_per_s)
-        found.add("cpu-per-thread", "events_per_s", run.events_per_s / run.threads)
+        figures.add("cpu-throughput", "events_per_s", run.events_per_s)
+        figures.add("cpu-per-thread", "events_per_s", run.events_per_s / run.threads)
         if run.events_per_thread is not None and run.events_per_thread[0] > 0:
             mean, deviation = run.events_per_thread
-            found.add("cpu-fairness", "ratio", deviation / mean, variant=DEVIATION)
-    found.condition("tool sysbench primes", run.prime_limit)
-    return found.figures()
+            figures.add("cpu-fairness", "ratio", deviation / mean, variant=DEVIATION)
+    figures.condition("tool sysbench primes", run.prime_limit)
+    return figures.figures()
 
 
 OUTPUT = ToolOutput(

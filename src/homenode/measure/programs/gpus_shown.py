@@ -47,7 +47,7 @@ def addresses(driver: str, calls: Any) -> "list[str]":
         _check("cuDeviceGetCount", calls.cuDeviceGetCount(ctypes.byref(count)))
     else:
         _check("hipGetDeviceCount", calls.hipGetDeviceCount(ctypes.byref(count)))
-    found = []
+    bus_ids = []
     for number in range(count.value):
         text = ctypes.create_string_buffer(64)
         if driver == "cuda":
@@ -56,8 +56,8 @@ def addresses(driver: str, calls: Any) -> "list[str]":
             _check("cuDeviceGetPCIBusId", calls.cuDeviceGetPCIBusId(text, 64, device))
         else:
             _check("hipDeviceGetPCIBusId", calls.hipDeviceGetPCIBusId(text, 64, number))
-        found.append(text.value.decode("ascii", "replace").lower())
-    return found
+        bus_ids.append(text.value.decode("ascii", "replace").lower())
+    return bus_ids
 
 
 def _check(call: str, code: int) -> None:
@@ -67,15 +67,15 @@ def _check(call: str, code: int) -> None:
 
 def main(words: "list[str]") -> None:
     driver = words[0]
-    found: list[str] | None = None
+    bus_ids: list[str] | None = None
     reason = None
     calls = library(driver)
     if calls is not None:
         try:
-            found = addresses(driver, calls)
+            bus_ids = addresses(driver, calls)
         except (OSError, AttributeError) as error:  # AttributeError: a library without the call
-            found, reason = ([], str(error)) if isinstance(error, OSError) else (None, None)
-    document = {"format": FORMAT, "addresses": found, "reason": reason}
+            bus_ids, reason = ([], str(error)) if isinstance(error, OSError) else (None, None)
+    document = {"format": FORMAT, "addresses": bus_ids, "reason": reason}
     sys.stdout.write(json.dumps(document) + "\n")
 
 

@@ -97,8 +97,8 @@ def _all_reduce(torch: Any, dist: Any, rank: Rank, size: int, *, once: bool) -> 
         dist.all_reduce(data)
     torch.cuda.synchronize()
     mean = (time.perf_counter() - begin) / options.warmups
-    wanted = max(5, min(options.iterations, int(MOST_S / max(mean, 1e-9))))
-    agreed = torch.full((1,), float(wanted), dtype=torch.float32, device=gpu)
+    iterations = max(5, min(options.iterations, int(MOST_S / max(mean, 1e-9))))
+    agreed = torch.full((1,), float(iterations), dtype=torch.float32, device=gpu)
     dist.broadcast(agreed, 0)
     repeats = int(agreed.item())
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -168,7 +168,7 @@ class Crew:
             os.kill(child, signal.SIGKILL)
         until = time.monotonic() + KILLED_S
         while self._children and time.monotonic() < until:
-            ended = [one for one in self._children if os.waitpid(one, os.WNOHANG)[0]]
+            ended = [process for process in self._children if os.waitpid(process, os.WNOHANG)[0]]
             for child in ended:
                 del self._children[child]
             time.sleep(0.02)
@@ -198,10 +198,10 @@ def _choices(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     text = path.read_text(errors="replace")
-    found = {int(size): (a, p) for size, a, p in _CHOICE.findall(text)}
+    choices = {int(size): (a, p) for size, a, p in _CHOICE.findall(text)}
     return [
         {"size_bytes": size, "algorithm": algorithm, "protocol": protocol}
-        for size, (algorithm, protocol) in sorted(found.items())
+        for size, (algorithm, protocol) in sorted(choices.items())
     ]
 
 
@@ -209,8 +209,8 @@ def _inspect(rank: Rank) -> None:
     torch = load_torch()
     version = torch.version
     runtime = f"hip {version.hip}" if getattr(version, "hip", None) else f"cuda {version.cuda}"
-    found = {"torch": str(torch.__version__), "runtime": runtime, "devices": devices(torch)}
-    rank.write("machine", found)
+    machine = {"torch": str(torch.__version__), "runtime": runtime, "devices": devices(torch)}
+    rank.write("machine", machine)
 
 
 def _homes(machine: dict[str, Any], options: argparse.Namespace) -> list[int | None]:

@@ -26,7 +26,7 @@ from homenode.measure.programs.torch_place import (
     nodes_to_bind,
     thread_place,
 )
-from homenode.measure.programs.torch_timing import Lane, Report, steady, timed
+from homenode.measure.programs.torch_timing import Lane, Report, steady, time_copies
 
 COPY_BYTES = 256 << 20
 LEAST_COPY_BYTES = 16 << 20
@@ -61,7 +61,7 @@ class Bench:
         metric: str,
         unit: str,
         series: dict[str, Any],
-        of: Callable[[float], float],
+        convert: Callable[[float], float],
         device: int,
         **fields: Any,
     ) -> None:
@@ -70,7 +70,7 @@ class Bench:
             metric=metric,
             unit=unit,
             device=device,
-            samples=[of(s) for s in series["samples"]],
+            samples=[convert(s) for s in series["samples"]],
             steady=series["steady"],
             warmups=series["warmups"],
             thread=thread_place(),
@@ -79,7 +79,7 @@ class Bench:
 
     def attempt(self, name: str, work: Callable[[], None]) -> None:
         """One figure; where PyTorch refuses, its reason is a gap and the others go on."""
-        with self.report.guarded(name):
+        with self.report.guard(name):
             try:
                 work()
             except (RuntimeError, TypeError, ValueError) as error:
@@ -89,22 +89,24 @@ class Bench:
         return str(self.devices[device]["address"] or device)
 
 
-def pinned(torch: Any, count: int, node: int | None) -> Any:
+def pin_memory(torch: Any, count: int, node: int | None) -> Any:
     """Pinned host memory for int32 numbers; on the node, where one is bound.
 
     HIP puts it next to the GPU, whatever is bound (it has hipHostMallocNumaUser for the other), and
     a driver may hide where it lies. Then memory that this bound thread touched is pinned in place.
     """
-    made = torch.empty(count, dtype=torch.int32, pin_memory=True)
-    if node is None or node_of_memory(made.data_ptr(), 4 * count) == node:
-        return made
-    own = torch.empty(count, dtype=torch.int32)
-    own.zero_()
+    memory = torch.empty(count, dtype=torch.int32, pin_memory=True)
+    if node is None or node_of_memory(memory.data_ptr(), 4 * count) == node:
+        return memory
+    registered = torch.empty(count, dtype=torch.int32)
+    registered.zero_()
     try:
-        code = int(torch.cuda.cudart().cudaHostRegister(own.data_ptr(), 4 * count, _PORTABLE))
+        code = int(
+            torch.cuda.cudart().cudaHostRegister(registered.data_ptr(), 4 * count, _PORTABLE)
+        )
     except (AttributeError, RuntimeError, TypeError):
-        return made
-    return own if code == 0 else made
+        return memory
+    return registered if code == 0 else memory
 
 
 class HostBuffers:
@@ -113,7 +115,9 @@ class HostBuffers:
     def __init__(self, bench: Bench, device: int, size: int) -> None:
         torch = bench.torch
         with torch.cuda.device(device):
-            self.host_in, self.host_out = (pinned(torch, size // 4, bench.node) for _ in range(2))
+            self.host_in, self.host_out = (
+                pin_memory(torch, size // 4, bench.node) for _ in range(2)
+            )
             self.on_in, self.on_out = (
                 torch.empty(size // 4, dtype=torch.int32, device=f"cuda:{device}") for _ in range(2)
             )
@@ -150,28 +154,28 @@ def host_copies(bench: Bench) -> None:
     bench.report.document["copy_bytes"] = size
     buffers = {d["index"]: HostBuffers(bench, d["index"], size) for d in bench.devices}
     lanes = {
-        metric: {d: Lane(torch, d, getattr(one, way)) for d, one in buffers.items()}
+        metric: {d: Lane(torch, d, getattr(b, way)) for d, b in buffers.items()}
         for metric, way in (("h2d-bandwidth", "to_device"), ("d2h-bandwidth", "to_host"))
     }
     for metric, other in (("h2d-bandwidth", "d2h-bandwidth"), ("d2h-bandwidth", "h2d-bandwidth")):
         for device, lane in lanes[metric].items():
-            crowd = [one for number, one in lanes[metric].items() if number != device]
+            crowd = [other_lane for d, other_lane in lanes[metric].items() if d != device]
             variants = [(None, []), ("both ways", [lanes[other][device]])]
             variants += [("all at once", crowd)] if crowd else []
             for variant, neighbours in variants:
                 _rate(bench, metric, variant, lane, neighbours, buffers[device])
-    for device, one in buffers.items():
+    for device, host_buffers in buffers.items():
 
-        def check(d: int = device, b: HostBuffers = one) -> None:
+        def check(d: int = device, b: HostBuffers = host_buffers) -> None:
             if not b.is_right():
                 bench.report.drop(d)
                 raise RuntimeError("wrong data came: no figure of this GPU is kept")
 
         bench.attempt(f"data of {bench.name(device)}", check)
-    for device, one in buffers.items():
+    for device, host_buffers in buffers.items():
         for metric in ("h2d-bandwidth", "d2h-bandwidth"):
 
-            def work(m: str = metric, d: int = device, b: HostBuffers = one) -> None:
+            def work(m: str = metric, d: int = device, b: HostBuffers = host_buffers) -> None:
                 _by_threads(bench, m, d, b)
 
             bench.attempt(f"{metric} sm {bench.name(device)}", work)
@@ -188,7 +192,7 @@ def _rate(
     pointer = (buffers.host_in if metric == "h2d-bandwidth" else buffers.host_out).data_ptr()
 
     def work() -> None:
-        series = steady(lambda repeats: timed(lane, neighbours, repeats), bench.seconds)
+        series = steady(lambda repeats: time_copies(lane, neighbours, repeats), bench.seconds)
         bench.figure(
             metric,
             "bytes_per_s",
@@ -214,24 +218,28 @@ class _Array:
         }
 
 
-def _by_threads(bench: Bench, metric: str, device: int, one: HostBuffers) -> None:
+def _by_threads(bench: Bench, metric: str, device: int, buffers: HostBuffers) -> None:
     torch = bench.torch
-    host, on = (one.host_in, one.on_in) if metric == "h2d-bandwidth" else (one.host_out, one.on_out)
+    host, on = (
+        (buffers.host_in, buffers.on_in)
+        if metric == "h2d-bandwidth"
+        else (buffers.host_out, buffers.on_out)
+    )
     with torch.cuda.device(device):
         seen = torch.as_tensor(_Array(host), device=f"cuda:{device}")
     if seen.data_ptr() != host.data_ptr():
         raise RuntimeError("PyTorch copies pinned memory before the GPU's threads may read it")
     source, target = (seen, on) if metric == "h2d-bandwidth" else (on, seen)
     lane = Lane(torch, device, lambda: torch.add(source, 0, out=target))
-    series = steady(lambda repeats: timed(lane, [], repeats), bench.seconds)
+    series = steady(lambda repeats: time_copies(lane, [], repeats), bench.seconds)
     bench.figure(
         metric,
         "bytes_per_s",
         series,
-        lambda s: one.size / s,
+        lambda s: buffers.size / s,
         device,
         variant="sm",
-        memory_node=node_of_memory(host.data_ptr(), one.size),
+        memory_node=node_of_memory(host.data_ptr(), buffers.size),
     )
 
 
@@ -239,11 +247,11 @@ def small_copies(bench: Bench) -> None:
     """From the call to the data's arrival, as the thread that waits sees it."""
     for entry in bench.devices:
         device = entry["index"]
-        one = HostBuffers(bench, device, max(SMALL_BYTES))
+        buffers = HostBuffers(bench, device, max(SMALL_BYTES))
         for size in SMALL_BYTES:
-            there = (one.host_in[: size // 4], one.on_in[: size // 4])
-            back = (one.on_out[: size // 4], one.host_out[: size // 4])
-            _small(bench, "h2d-copy-time", device, size, *there, there[0])
+            forth = (buffers.host_in[: size // 4], buffers.on_in[: size // 4])
+            back = (buffers.on_out[: size // 4], buffers.host_out[: size // 4])
+            _small(bench, "h2d-copy-time", device, size, *forth, forth[0])
             _small(bench, "d2h-copy-time", device, size, *back, back[1])
 
 
@@ -292,7 +300,7 @@ def local_copy(bench: Bench) -> None:
                 torch.zeros(b // 4, dtype=torch.int32, device=f"cuda:{d}") for _ in range(2)
             )
             lane = Lane(torch, d, lambda: target.copy_(source, non_blocking=True))
-            series = steady(lambda repeats: timed(lane, [], repeats), bench.seconds)
+            series = steady(lambda repeats: time_copies(lane, [], repeats), bench.seconds)
             bench.figure("d2d-bandwidth", "bytes_per_s", series, lambda s: b / s, d)
 
         bench.attempt(f"d2d-bandwidth {bench.name(device)}", work)
@@ -303,14 +311,14 @@ def peer_copies(bench: Bench) -> None:
     torch = bench.torch
     indices = [entry["index"] for entry in bench.devices]
     for device in indices:
-        for peer in (one for one in indices if one != device):
+        for peer in (index for index in indices if index != device):
 
             def work(d: int = device, p: int = peer) -> None:
                 source = torch.zeros(COPY_BYTES // 4, dtype=torch.int32, device=f"cuda:{d}")
                 target = torch.zeros(COPY_BYTES // 4, dtype=torch.int32, device=f"cuda:{p}")
                 reaches = bool(torch.cuda.can_device_access_peer(d, p))
                 lane = Lane(torch, d, lambda: target.copy_(source, non_blocking=True))
-                series = steady(lambda repeats: timed(lane, [], repeats), bench.seconds)
+                series = steady(lambda repeats: time_copies(lane, [], repeats), bench.seconds)
                 bench.figure(
                     "p2p-bandwidth",
                     "bytes_per_s",
@@ -355,7 +363,7 @@ def matmul(bench: Bench) -> None:
                     raise RuntimeError("computed as fp32 on this GPU")
                 first[v] = rows
                 lane = Lane(torch, d, lambda: torch.mm(a, b, out=out))
-                series = steady(lambda repeats: timed(lane, [], repeats), bench.seconds)
+                series = steady(lambda repeats: time_copies(lane, [], repeats), bench.seconds)
                 bench.figure(
                     "matmul-rate", "flop_per_s", series, lambda s: 2 * MATRIX**3 / s, d, variant=v
                 )

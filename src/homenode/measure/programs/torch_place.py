@@ -45,12 +45,12 @@ def numbers_of(text: str) -> set[int]:
     >>> sorted(numbers_of("0-2,8"))
     [0, 1, 2, 8]
     """
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
         if first:
-            found |= set(range(int(first), int(last or first) + 1))
-    return found
+            numbers |= set(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 def _read(path: str) -> str | None:
@@ -97,8 +97,8 @@ def free_bytes(node: int | None) -> int | None:
     """
     path = "/proc/meminfo" if node is None else f"{_NODES}/node{node}/meminfo"
     names = "MemAvailable" if node is None else r"MemFree|Active\(file\)|Inactive\(file\)"
-    found = re.findall(rf"(?<!\w)(?:{names}):\s+(\d+) kB", _read(path) or "")
-    return 1024 * sum(map(int, found)) if found else None
+    sizes = re.findall(rf"(?<!\w)(?:{names}):\s+(\d+) kB", _read(path) or "")
+    return 1024 * sum(map(int, sizes)) if sizes else None
 
 
 def thread_place() -> dict[str, int | None]:
@@ -130,8 +130,8 @@ def node_of_memory(pointer: int, size_bytes: int) -> int | None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(call[1], 0, ctypes.c_ulong(len(starts)), pages, None, status, 0) != 0:
         return node_of_mapping(pointer, _read("/proc/self/numa_maps") or "")
-    found = set(status)
-    return found.pop() if len(found) == 1 and min(found) >= 0 else None
+    nodes = set(status)
+    return nodes.pop() if len(nodes) == 1 and min(nodes) >= 0 else None
 
 
 def node_of_mapping(pointer: int, numa_maps: str) -> int | None:
@@ -140,12 +140,12 @@ def node_of_mapping(pointer: int, numa_maps: str) -> int | None:
     >>> node_of_mapping(0x7f10, "7f00 bind:1 anon=512 dirty=512 N1=512 kernelpagesize_kB=4")
     1
     """
-    found: tuple[int, str] = (0, "")
+    mapping: tuple[int, str] = (0, "")
     for line in numa_maps.splitlines():
         start = int(line.partition(" ")[0], 16)
-        if found[0] <= start <= pointer:
-            found = (start, line)
-    nodes = re.findall(r" N(\d+)=[1-9]", found[1])
+        if mapping[0] <= start <= pointer:
+            mapping = (start, line)
+    nodes = re.findall(r" N(\d+)=[1-9]", mapping[1])
     return int(nodes[0]) if len(nodes) == 1 else None
 
 
@@ -154,11 +154,11 @@ def devices(torch: Any) -> list[dict[str, Any]]:
 
     address: None where neither PyTorch nor its runtime gives it. node: None for -1.
     """
-    found = []
+    gpus = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         address = _address(properties) or _address_by_runtime(index)
-        found.append(
+        gpus.append(
             {
                 "index": index,
                 "address": address,
@@ -166,7 +166,7 @@ def devices(torch: Any) -> list[dict[str, Any]]:
                 "node": None if address is None else node_of_gpu(address),
             }
         )
-    return found
+    return gpus
 
 
 def node_of_gpu(address: str) -> int | None:

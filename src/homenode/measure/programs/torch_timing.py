@@ -52,10 +52,10 @@ class Report:
 
     def drop(self, device: int) -> None:
         """Forgets what was measured on a GPU."""
-        kept = [figure for figure in self.document["figures"] if figure["device"] != device]
-        self.document["figures"] = kept
+        figures = [figure for figure in self.document["figures"] if figure["device"] != device]
+        self.document["figures"] = figures
 
-    def guarded(self, name: str) -> _Guard:
+    def guard(self, name: str) -> _Guard:
         """While inside, a figure that takes far too long ends the program with what there is."""
         return _Guard(self, name, self._limit_s)
 
@@ -138,20 +138,20 @@ class Lane:
         self._stream.synchronize()
 
 
-def timed(lane: Lane, neighbours: list[Lane], repeats: int) -> float:
+def time_copies(lane: Lane, neighbours: list[Lane], repeats: int) -> float:
     """Seconds of `repeats` on a lane while the others, if any, are busy all the time.
 
     Raises RuntimeError where the GPU's clock gives no time, or more than has passed.
     """
     before = time.perf_counter()
-    for one in (*neighbours, lane):
-        one.hold(repeats * (1 + 3 * len(neighbours)))
-    for one in neighbours:
-        one.queue(3 * repeats)  # outlasts what is timed, also where it is the faster one
+    for other_lane in (*neighbours, lane):
+        other_lane.hold(repeats * (1 + 3 * len(neighbours)))
+    for other_lane in neighbours:
+        other_lane.queue(3 * repeats)  # outlasts what is timed, also where it is the faster one
     lane.queue(repeats)
     seconds = lane.seconds()
-    for one in neighbours:
-        one.finish()
+    for other_lane in neighbours:
+        other_lane.finish()
     passed = time.perf_counter() - before
     if seconds <= 0:
         raise RuntimeError("events show that no time has passed")

@@ -23,15 +23,15 @@ _STATE, _PROCESSOR = 0, 36  # of /proc/PID/task/TID/stat, behind the name; proc(
 
 def busy_pus(process: int, root: str = "/") -> list[int]:
     """PUs of the threads that are running now; [] where the process has ended."""
-    found = []
+    pus = []
     try:
         for task in Path(root, f"proc/{process}/task").iterdir():
             fields = (task / "stat").read_text().rpartition(")")[2].split()
             if fields[_STATE] == "R":
-                found.append(int(fields[_PROCESSOR]))
+                pus.append(int(fields[_PROCESSOR]))
     except (OSError, IndexError):  # a thread that has just ended
-        return found
-    return found
+        return pus
+    return pus
 
 
 def exit_status(status: int) -> int:

@@ -55,7 +55,7 @@ class Statistic(StrEnum):
 class Switches(Struct, frozen=True):
     """A layout's five switches, None = unknown how one stood.
 
-    >>> Switches.of(PRESETS["pin-numa"]).name
+    >>> Switches.of_layout(PRESETS["pin-numa"]).name
     'pin-numa'
     >>> Switches(None, None, None, None, None).name
     'unknown'
@@ -68,16 +68,16 @@ class Switches(Struct, frozen=True):
     memory: MemoryBinding | None
 
     @classmethod
-    def of(cls, layout: Layout) -> "Switches":
+    def of_layout(cls, layout: Layout) -> "Switches":
         return cls(layout.pinning, layout.siblings, layout.cells, layout.pcie, layout.memory)
 
     @property
     def name(self) -> str:
         """The preset's name; "unknown" where no switch is known, else what is known."""
         for name, preset in PRESETS.items():
-            if Switches.of(preset) == self:
+            if Switches.of_layout(preset) == self:
                 return name
-        known = [
+        words = [
             f"{switch} {value}"
             for switch, value in (
                 ("pinning", self.pinning),
@@ -88,7 +88,7 @@ class Switches(Struct, frozen=True):
             )
             if value is not None
         ]
-        return ", ".join(known) or "unknown"
+        return ", ".join(words) or "unknown"
 
 
 UNKNOWN_SWITCHES = Switches(None, None, None, None, None)
@@ -260,9 +260,9 @@ class Run(Struct, frozen=True, dict=True):
         return {SampleKey(*fields): group for fields, group in by_fields.items()}
 
     @cached_property
-    def refused(self) -> tuple[Sample, ...]:
+    def impossible_samples(self) -> tuple[Sample, ...]:
         """Samples whose figures no machine gives."""
-        return tuple([one for one in self.samples if not _LEAST < one.value < _MOST])
+        return tuple([sample for sample in self.samples if not _LEAST < sample.value < _MOST])
 
     @cached_property
     def metrics(self) -> frozenset[str]:

@@ -63,10 +63,10 @@ def states_of(brackets: Sequence[Bracket]) -> States:
     labels = [UNSETTLED] * len(brackets)
     transitions: list[int] = []
     for of_team in places.values():
-        found = _states_of_team([brackets[place] for place in of_team])
-        for place, label in zip(of_team, found.labels, strict=True):
+        states = _states_of_team([brackets[place] for place in of_team])
+        for place, label in zip(of_team, states.labels, strict=True):
             labels[place] = label
-        transitions += [of_team[position] for position in found.transitions]
+        transitions += [of_team[position] for position in states.transitions]
     return States(tuple(labels), tuple(sorted(transitions)))
 
 
@@ -98,7 +98,7 @@ def classes_of(values: Sequence[float], most_span: float = MOST_SPAN) -> tuple[i
 
 
 def _states_of_team(brackets: Sequence[Bracket]) -> States:
-    pairs = max(max(len(one.before_ns), len(one.after_ns)) for one in brackets)
+    pairs = max(max(len(bracket.before_ns), len(bracket.after_ns)) for bracket in brackets)
     ends = _classes_over_time(brackets, pairs)
     signatures: list[_Signature | None] = []
     transitions: list[int] = []
@@ -113,7 +113,7 @@ def _states_of_team(brackets: Sequence[Bracket]) -> States:
         previous = after
         signatures.append(after if before == after else None)
     names = _names(brackets, signatures)
-    labels = tuple(UNSETTLED if one is None else names[one] for one in signatures)
+    labels = tuple(UNSETTLED if signature is None else names[signature] for signature in signatures)
     if pairs >= MANY_PAIRS:
         labels = _moving(labels)
     return States(labels, tuple(transitions))
@@ -131,15 +131,15 @@ def _moving(labels: tuple[str, ...]) -> tuple[str, ...]:
 def _classes_over_time(brackets: Sequence[Bracket], pairs: int) -> list[list[int | None]]:
     """Class of each pair at each end, in the order of time: before, after, before, after, ..."""
     ends: list[list[int | None]] = [[None] * pairs for _ in range(2 * len(brackets))]
-    sides = [side for one in brackets for side in (one.before_ns, one.after_ns)]
+    sides = [side for bracket in brackets for side in (bracket.before_ns, bracket.after_ns)]
     for pair in range(pairs):
-        known = [
+        latencies = [
             (place, value)
             for place, side in enumerate(sides)
             if pair < len(side) and (value := side[pair]) is not None and value > 0
         ]
-        classes = classes_of([value for _, value in known])
-        for (place, _), at, lone in zip(known, classes, _lone(classes), strict=True):
+        classes = classes_of([value for _, value in latencies])
+        for (place, _), at, lone in zip(latencies, classes, _lone(classes), strict=True):
             ends[place][pair] = None if lone else at
     return ends
 
@@ -166,14 +166,14 @@ def _lone(classes: Sequence[int]) -> tuple[bool, ...]:
     hand-over and no place to stand."""
     lasting = {a for a, b in pairwise(classes) if a == b}
     return tuple(
-        0 < at < len(classes) - 1 and one not in lasting and classes[at - 1] == classes[at + 1]
-        for at, one in enumerate(classes)
+        0 < at < len(classes) - 1 and label not in lasting and classes[at - 1] == classes[at + 1]
+        for at, label in enumerate(classes)
     )
 
 
 def _complete(end: Sequence[int | None]) -> _Signature | None:
-    known = tuple(one for one in end if one is not None)
-    return known if len(known) == len(end) else None
+    levels = tuple(level for level in end if level is not None)
+    return levels if len(levels) == len(end) else None
 
 
 def _names(
@@ -184,7 +184,9 @@ def _names(
     for bracket, signature in zip(brackets, signatures, strict=True):
         if signature is not None:
             sides = (*bracket.before_ns, *bracket.after_ns)
-            values.setdefault(signature, []).extend(one for one in sides if one is not None)
+            values.setdefault(signature, []).extend(
+                latency for latency in sides if latency is not None
+            )
     names: dict[_Signature, str] = {}
     in_use: dict[str, int] = {}
     for signature, latencies in values.items():

@@ -42,17 +42,17 @@ def receive_run(stream: BinaryIO, root: Path, name: str) -> Path:
     try:
         _lay_out(root, system, name, files)
     except OSError as error:
-        found = "a run of this name" if target.exists() else error.strerror
-        raise HostError(f"{target}: expected to write it there, found: {found}") from None
+        problem = "a run of this name" if target.exists() else error.strerror
+        raise HostError(f"{target}: expected to write it there, found: {problem}") from None
     return target
 
 
 def _read(stream: BinaryIO) -> ArchiveTree:
     with tempfile.TemporaryFile() as file:
-        left = MAX_BYTES
+        bytes_left = MAX_BYTES
         while chunk := stream.read(1 << 20):
-            left -= len(chunk)
-            if left < 0:
+            bytes_left -= len(chunk)
+            if bytes_left < 0:
                 raise InputError(f"{_SOURCE}: expected at most {MAX_BYTES} bytes, found more")
             file.write(chunk)
         file.flush()
@@ -72,8 +72,8 @@ def _one_run(tree: ArchiveTree, name: str) -> tuple[str, dict[str, bytes]]:
         )
     files = {}
     for path, text in tree.files.items():
-        _, _, rest = path.partition("/")
-        folder, _, inside = rest.partition("/")
+        _, _, inner_path = path.partition("/")
+        folder, _, inside = inner_path.partition("/")
         if folder != name or not inside or inside.count("/") > 1 or not inside.isprintable():
             raise InputError(f"{_SOURCE}: expected files of the run {name}, found {path[:200]!r}")
         files[inside] = text.encode("utf-8", "surrogateescape")
@@ -86,21 +86,21 @@ def _lay_out(root: Path, system: str, name: str, files: dict[str, bytes]) -> Non
     """Raises OSError where something is in the run's place."""
     aside = f".received-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as ends, contextlib.ExitStack() as undo:
-        top = _opened(root, ends=ends)
+        top = _decompress(root, ends=ends)
         os.mkdir(aside, dir_fd=top)
         undo.callback(_discard, aside, top)
         within = Path(f"/proc/self/fd/{top}")
         for path, content in files.items():
             with contextlib.ExitStack() as written:
-                folder = _opened(within, aside, *Path(path).parts[:-1], ends=written)
+                folder = _decompress(within, aside, *Path(path).parts[:-1], ends=written)
                 replace_file(Path(path), content, 0o644, folder=folder, synced=False)
-        place = _opened(within, system, ends=ends)
+        place = _decompress(within, system, ends=ends)
         # Over a folder that holds anything, or a link, this fails.
         os.rename(aside, name, src_dir_fd=top, dst_dir_fd=place)
         undo.pop_all()
 
 
-def _opened(root: Path, *parts: str, ends: contextlib.ExitStack) -> int:
+def _decompress(root: Path, *parts: str, ends: contextlib.ExitStack) -> int:
     """The descriptor of a folder, closed with `ends`."""
     folder = open_folder(root, *parts)
     ends.callback(os.close, folder)

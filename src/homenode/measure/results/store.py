@@ -59,7 +59,7 @@ def _whole_run(text: bytes, source: str) -> Run | None:
     if samples is None or len(samples) > MAX_SAMPLES or b'"end"' in text[first:last]:
         return None
     is_sound = all(
-        -math.inf < one.value < math.inf and one.boot >= 0 and one.number >= 0 for one in samples
+        -math.inf < s.value < math.inf and s.boot >= 0 and s.number >= 0 for s in samples
     )
     for sample in samples:  # of a million each would have its own texts
         structs.force_setattr(sample, "metric", sys.intern(sample.metric))
@@ -112,19 +112,19 @@ def _is_name(text: str) -> bool:
     return 0 < len(text) <= 200 and text.isprintable()
 
 
-def _check(sample: Sample, where: str) -> None:
+def _check(sample: Sample, place: str) -> None:
     if not math.isfinite(sample.value):
-        raise InputError(f"{where}: expected a finite value, found {sample.value}")
+        raise InputError(f"{place}: expected a finite value, found {sample.value}")
     if sample.boot < 0 or sample.number < 0:
         raise InputError(
-            f"{where}: expected boot and number of 0 or more, "
+            f"{place}: expected boot and number of 0 or more, "
             f"found {sample.boot} and {sample.number}"
         )
 
 
-def _cut_short(source: str, found: str) -> InputError:
+def _cut_short(source: str, state: str) -> InputError:
     return InputError(
-        f"{source}: expected a finished run, found {found}",
+        f"{source}: expected a finished run, found {state}",
         hint="it was cut short, or is still running: finish it, or remove the folder",
     )
 
@@ -188,7 +188,7 @@ def run_named(results: Path, name: str) -> Path | None:
         raise HostError(f"{results}: expected results there, found: {error.strerror}") from None
 
 
-def finished(folder: Path) -> Run | None:
+def read_finished(folder: Path) -> Run | None:
     """A run that is finished and has samples; None for any other."""
     try:
         run = read_run(folder)
@@ -247,14 +247,16 @@ def _leaves(root: Path, skipped: list[Gap]) -> Iterator[Path]:
             yield folder
             continue
         try:
-            below = sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink())
+            below = sorted(
+                child for child in folder.iterdir() if child.is_dir() and not child.is_symlink()
+            )
         except OSError as error:
             skipped.append(Gap(str(folder), f"cannot be listed: {error.strerror}"))
             continue
-        below = [one for one in below if not one.name.startswith(".")]
+        below = [child for child in below if not child.name.startswith(".")]
         if not below:
             yield folder
         elif depth == MAX_DEPTH:
             skipped.append(Gap(str(folder), f"more than {MAX_DEPTH} folders deep"))
         else:
-            queue += [(one, depth + 1) for one in below]
+            queue += [(child, depth + 1) for child in below]

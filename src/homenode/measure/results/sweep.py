@@ -64,13 +64,13 @@ def fit_sweep(points: Sequence[tuple[int, float]], factor: float = 1.0) -> Sweep
         level, slope = math.fsum(rates) / square, 0.0
     if level <= 0:
         return None
-    rests = [1 - level * u - slope * v for u, v in zip(rates, parts, strict=True)]
+    residuals = [1 - level * u - slope * v for u, v in zip(rates, parts, strict=True)]
     knee, rate = first * slope / level, top / level
     return SweepFit(
         start_s=knee * factor / rate,
         rate_bytes_per_s=rate,
         knee_bytes=knee,
-        spread=math.sqrt(math.fsum(rest * rest for rest in rests) / len(rests)),
+        spread=math.sqrt(math.fsum(residual * residual for residual in residuals) / len(residuals)),
     )
 
 

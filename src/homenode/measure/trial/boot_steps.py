@@ -57,25 +57,25 @@ def held_interrupts(notify: Callable[[str], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
         return
-    stated = False
+    is_repeated = False
 
     def answer(number: int, frame: object) -> None:
-        nonlocal stated
-        if stated:
+        nonlocal is_repeated
+        if is_repeated:
             raise KeyboardInterrupt
-        stated = True
+        is_repeated = True
         notify("the VM is being restored; once more leaves it as it is, for homenode trial undo")
 
     before = {
-        one: signal.signal(one, answer)
-        for one in _HELD
-        if signal.getsignal(one) is not signal.SIG_IGN
+        signum: signal.signal(signum, answer)
+        for signum in _HELD
+        if signal.getsignal(signum) is not signal.SIG_IGN
     }
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 class TrialDomain(Struct, frozen=True):
@@ -218,12 +218,12 @@ class LayoutStep(Struct, frozen=True):
 
     def is_done(self, entry: ChangeEntry) -> bool:
         now = self.on.virsh.definition(entry.subject)
-        return not same_definition(now, self.on.journal.kept(ORIGINAL))
+        return not same_definition(now, self.on.journal.read_kept(ORIGINAL))
 
     def _give_back(self) -> str:
         """The definition from before the trial, whatever had been applied before that; says how."""
         virsh, uuid, root = self.on.virsh, self.on.head.uuid, self.on.root
-        before = self.on.journal.kept(ORIGINAL)
+        before = self.on.journal.read_kept(ORIGINAL)
         first = saved_original(virsh, uuid, root)
         is_first = first is not None and same_definition(first, before)
         if first is None or (not is_first and same_definition(virsh.definition(uuid), before)):
@@ -250,19 +250,21 @@ class BootStep(Struct, frozen=True):
     def do(self, note: Note) -> ChangeEntry:
         virsh, uuid = self.on.virsh, self.on.head.uuid
         facts = {"name": self.on.head.domain, "number": str(self.number)}
-        known = host_boot(virsh)
+        boot_id = host_boot(virsh)
         entry = ChangeEntry(
             what=ChangeState.BEGIN,
             kind=BOOT,
             subject=uuid,
             by_hand=command_line("virsh", "destroy", uuid),
-            facts=facts if known is None else facts | {"host_boot": known},
+            facts=facts if boot_id is None else facts | {"host_boot": boot_id},
         )
         note(entry)
         try:
             virsh.start(uuid, self.locks)
         except HostError as error:
-            if any(one in error.message for one in _ALREADY):  # by somebody else: it is not ours
+            if any(
+                phrase in error.message for phrase in _ALREADY
+            ):  # by somebody else: it is not ours
                 note(_with_fact(entry, "how", "somebody else had started it", ChangeState.REFUSED))
             raise
         done = _with_fact(entry, "run_id", str(virsh.domain(uuid).run_id), ChangeState.DONE)
@@ -294,15 +296,15 @@ class BootStep(Struct, frozen=True):
         return stop(virsh, entry.subject, self.machine, self.on.stop_s, _run_id(entry))
 
 
-def answered(entry: ChangeEntry, boot: str) -> ChangeEntry:
+def with_boot(entry: ChangeEntry, boot: str) -> ChangeEntry:
     """The step of a guest that has answered. boot: its own identity of this boot."""
     return _with_fact(entry, "boot", boot, ChangeState.DONE)
 
 
-def _with_fact(entry: ChangeEntry, name: str, fact: str, what: ChangeState) -> ChangeEntry:
-    return structs.replace(entry, facts=entry.facts | {name: fact}, what=what)
+def _with_fact(entry: ChangeEntry, name: str, fact: str, state: ChangeState) -> ChangeEntry:
+    return structs.replace(entry, facts=entry.facts | {name: fact}, what=state)
 
 
 def _run_id(entry: ChangeEntry) -> int | None:
-    known = entry.facts.get("run_id", "")
-    return int(known) if known.isdecimal() else None
+    text = entry.facts.get("run_id", "")
+    return int(text) if text.isdecimal() else None

@@ -130,13 +130,13 @@ def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
         try:
             size = _size_of(disk, original)
             with private_folder("homenode-overlay-") as folder:
-                made = folder / "overlay"
+                image = folder / "overlay"
                 under = ("-u", "-b", disk.path, "-F", disk.format)
-                argv = ("qemu-img", "create", "-q", "-f", "qcow2", *under, str(made), str(size))
+                argv = ("qemu-img", "create", "-q", "-f", "qcow2", *under, str(image), str(size))
                 failure = run(argv, _IMAGE_S).failure()
                 if failure is not None:
                     raise HostError(f"{overlay}: expected a throw-away disk, found: {failure}")
-                content = read_plain(made, MAX_BYTES)
+                content = read_plain(image, MAX_BYTES)
             create_like(overlay, content, original.descriptor)
         except OSError as error:
             raise HostError(
@@ -150,46 +150,46 @@ def _size_of(disk: WritableDisk, original: HostFile) -> int:
     host's, or has a name that QEMU would not take for one's path."""
     if disk.format == "raw":
         return -(-original.size_bytes // _SECTOR) * _SECTOR
-    what = f"disk {disk.target}"
-    header = qcow2.parse(original.start(qcow2.MOST_BYTES), f"{what}: {disk.path}")
-    _check_under(header, disk.path, what, _MOST_UNDER)
+    subject = f"disk {disk.target}"
+    header = qcow2.parse(original.start(qcow2.MOST_BYTES), f"{subject}: {disk.path}")
+    _check_under(header, disk.path, subject, _MOST_UNDER)
     return header.size_bytes
 
 
-def _check_under(header: qcow2.Qcow2Header, path: str, what: str, left: int) -> None:
+def _check_under(header: qcow2.Qcow2Header, path: str, subject: str, levels: int) -> None:
     """Every file under an image, each by the header of the one above it."""
-    found = None
+    problem = None
     name = header.backing or ""
     if header.is_encrypted:
-        found = "an encrypted image"
+        problem = "an encrypted image"
     elif header.has_data_file:
-        found = "an image with its data in another file"
+        problem = "an image with its data in another file"
     elif ":" in name.partition("/")[0]:
-        found = f"{name[:200]!r} under it"
+        problem = f"{name[:200]!r} under it"
     elif header.backing_format not in (None, "raw", "qcow2"):
-        found = f"{name[:200]!r} of format {header.backing_format[:40]} under it"
-    elif not left:
-        found = f"more than {_MOST_UNDER} under one another"
-    if found is not None:
+        problem = f"{name[:200]!r} of format {header.backing_format[:40]} under it"
+    elif not levels:
+        problem = f"more than {_MOST_UNDER} under one another"
+    if problem is not None:
         raise InputError(
-            f"{what}: {path}: expected an image, and under it regular files or block devices of "
-            f"this host as raw or qcow2, found {found}",
+            f"{subject}: {path}: expected an image, and under it regular files or block devices of "
+            f"this host as raw or qcow2, found {problem}",
             hint="--in-place works on the VM itself, and its disks",
         )
     if not name:
         return
     under = str(Path(path).parent / name)
-    with host_file(under, f"{what}: under {path}") as file:
+    with host_file(under, f"{subject}: under {path}") as file:
         start = file.start(qcow2.MOST_BYTES)
     if header.backing_format == "raw":
         return
     if not start.startswith(qcow2.MAGIC):
         raise InputError(
-            f"{what}: {path}: expected the format of what is under it, found {name[:200]!r} "
+            f"{subject}: {path}: expected the format of what is under it, found {name[:200]!r} "
             "without one: QEMU would guess it, and open what a file of that format names",
             hint="if it is raw: qemu-img rebase -u -f qcow2 -F raw -b FILE IMAGE",
         )
-    _check_under(qcow2.parse(start, f"{what}: {under}"), under, what, left - 1)
+    _check_under(qcow2.parse(start, f"{subject}: {under}"), under, subject, levels - 1)
 
 
 def remove_copy(virsh: Virsh, copy: TrialCopy) -> None:

@@ -64,21 +64,26 @@ def fit(
     # Its own pins, where it is defined with some, are not taken from it.
     alone = host_without(host, name)
     return tuple(
-        _fit(original, name, structs.replace(options, layout=one), alone, ranges) for one in layouts
+        _fit(original, name, structs.replace(options, layout=layout), alone, ranges)
+        for layout in layouts
     )
 
 
 def host_without(host: Host, name: str) -> Host:
     """The host as if it had no domain of that name."""
-    others = tuple(domain for domain in host.domains if domain.name != name)
-    return structs.replace(host, domains=others)
+    domains = tuple(domain for domain in host.domains if domain.name != name)
+    return structs.replace(host, domains=domains)
 
 
 def short_memory(fitted: Sequence[Fitted], groups: Sequence[Group]) -> tuple[str, ...]:
     """Layouts whose guest has too little memory for STREAM, where that is to be measured."""
     if groups and Group.MEMORY_BANDWIDTH not in groups:
         return ()
-    plans = [(one.layout, one.tuning.plan) for one in fitted if one.tuning is not None]
+    plans = [
+        (candidate.layout, candidate.tuning.plan)
+        for candidate in fitted
+        if candidate.tuning is not None
+    ]
     need, least = format_bytes(_STREAM_BYTES), f"{_LEAST_GUEST_MIB} MiB"
     return tuple(
         f"{layout}: expected {need} of free memory for STREAM, found a guest of "
@@ -98,9 +103,9 @@ def _fit(
         else:
             siblings = ranges.sibling_pus if pinning is Pinning.ALL_PUS else ()
             lists = structs.replace(ranges, sibling_pus=siblings)
-            made = plan_manually(original, name, options, lists)
-            plan = replace(made.plan, host_fingerprint=host_fingerprint(host))
-            tuning = structs.replace(made, plan=plan)
+            pinned = plan_manually(original, name, options, lists)
+            plan = replace(pinned.plan, host_fingerprint=host_fingerprint(host))
+            tuning = structs.replace(pinned, plan=plan)
     except Unplannable as error:
         return Fitted(options.layout, None, (str(error),))
     plan = tuning.plan
@@ -118,21 +123,23 @@ def no_longer_fits(document: bytes, name: str, plan: Plan, host: Host) -> tuple[
     if host_fingerprint(host) != plan.host_fingerprint:
         return (f"the topology of {host.name}, not of {plan.host_name}, which the plan is for",)
     alone = host_without(host, name)
-    found = _in_the_way(document, name, plan, alone)
+    against = _in_the_way(document, name, plan, alone)
     pinned = CpuSet.union(plan.vcpu_pins)
-    for one in alone.domains:
-        taken = pinned & CpuSet.union(pins for pins in one.vcpu_pins if pins is not None)
-        if one.has_claim and taken:
-            found.append(f"PUs {taken}: expected no other VM's, found {one.name} pinned to them")
-    return tuple(found)
+    for domain in alone.domains:
+        taken = pinned & CpuSet.union(pins for pins in domain.vcpu_pins if pins is not None)
+        if domain.has_claim and taken:
+            against.append(
+                f"PUs {taken}: expected no other VM's, found {domain.name} pinned to them"
+            )
+    return tuple(against)
 
 
 def _in_the_way(document: bytes, name: str, plan: Plan, host: Host) -> list[str]:
-    found = verify_document(open_domain(document, name), plan=plan, host=host).findings
+    findings = verify_document(open_domain(document, name), plan=plan, host=host).findings
     against = [
-        f"{one.fact}"
-        for one in found
-        if one.id in _STAND_AGAINST and one.severity is Severity.CRITICAL
+        f"{finding.fact}"
+        for finding in findings
+        if finding.id in _STAND_AGAINST and finding.severity is Severity.CRITICAL
     ]
     return against + ([] if plan.memory_nodes else _anywhere(plan, host))
 
@@ -148,7 +155,7 @@ def _anywhere(plan: Plan, host: Host) -> list[str]:
             if pool.page_bytes == plan.vm.page_bytes
         ]
         free: int | None = sum(pool.page_bytes * pool.free_pages for pool in pools)
-        what, name = "free huge pages", "huge-pages-short"
+        resource, name = "free huge pages", "huge-pages-short"
         if not any(node.page_pools for node in nodes):
             free = None  # the source gives none of any size
     else:
@@ -156,12 +163,12 @@ def _anywhere(plan: Plan, host: Host) -> list[str]:
             node.memory_bytes if node.memory_free_bytes is None else node.memory_free_bytes
             for node in nodes
         ]
-        known = [size for size in sizes if size is not None]
-        free = sum(known) if known and len(known) == len(sizes) else None
-        what, name = "free memory", "memory-short"
+        known_sizes = [size for size in sizes if size is not None]
+        free = sum(known_sizes) if known_sizes and len(known_sizes) == len(sizes) else None
+        resource, name = "free memory", "memory-short"
     if free is None or free >= plan.vm.memory_bytes:
         return []
     return [
-        f"all nodes: expected {format_bytes(plan.vm.memory_bytes)} of {what}, found "
+        f"all nodes: expected {format_bytes(plan.vm.memory_bytes)} of {resource}, found "
         f"{format_bytes(free)} ({name})"
     ]

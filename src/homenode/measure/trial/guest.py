@@ -81,14 +81,17 @@ class GuestReach(Struct, frozen=True):
         how = self.how
         if how.transport is Transport.AGENT:
             return (GuestAgent(self.virsh, uuid, self.virsh.domain(uuid).name),)
-        known = self.virsh.addresses(uuid) if how.address is None else (how.address,)
-        if not known:
+        addresses = self.virsh.addresses(uuid) if how.address is None else (how.address,)
+        if not addresses:
             raise ToolError(
                 "expected libvirt to know the guest's address, found no lease",
                 hint="--address says it; --guest-access agent needs none",
             )
         key = None if how.key is None else Path(how.key)
-        return [SshChannel(one, how.user, self.known_hosts, how.port, key, uuid) for one in known]
+        return [
+            SshChannel(address, how.user, self.known_hosts, how.port, key, uuid)
+            for address in addresses
+        ]
 
 
 def answering(
@@ -113,13 +116,16 @@ def answering(
             is_final = isinstance(error, HostKeyError) or not isinstance(error, ToolError)
             if is_final and not is_lost(error):
                 raise
-            why = error
+            failure = error
         if not retry_while_unavailable(lambda: virsh.domain(uuid)).is_active:
-            raise ToolError(f"the guest ended before it answered: {why.message}", hint=why.hint)
+            raise ToolError(
+                f"the guest ended before it answered: {failure.message}", hint=failure.hint
+            )
         on_wait(time.monotonic() - started, timeout_s)
         if time.monotonic() > deadline:
             raise ToolTimeoutError(
-                f"the guest did not answer within {timeout_s:g} s: {why.message}", hint=why.hint
+                f"the guest did not answer within {timeout_s:g} s: {failure.message}",
+                hint=failure.hint,
             )
         time.sleep(_BETWEEN_S)
 
@@ -138,9 +144,9 @@ def host_boot(virsh: Virsh) -> str | None:
     return None if content is None else content.decode().strip()
 
 
-def is_same_host_boot(virsh: Virsh, known: str | None) -> bool:
+def is_same_host_boot(virsh: Virsh, boot_id: str | None) -> bool:
     """Whether the host was not started again since, as far as that is known."""
-    return known is None or host_boot(virsh) in (None, known)
+    return boot_id is None or host_boot(virsh) in (None, boot_id)
 
 
 def stop(

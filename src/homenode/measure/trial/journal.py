@@ -117,7 +117,7 @@ class State(Struct, frozen=True):
 
     def change(self, kind: str) -> ChangeEntry | None:
         """The step of this kind that is to be undone."""
-        return next((one for one in self.changes if one.kind == kind), None)
+        return next((entry for entry in self.changes if entry.kind == kind), None)
 
     @property
     def running(self) -> int | None:
@@ -127,7 +127,7 @@ class State(Struct, frozen=True):
         return int(number) if number.isdecimal() else None
 
     @property
-    def measured(self) -> frozenset[int]:
+    def measured_boots(self) -> frozenset[int]:
         return self._that_came_to(EntryKind.MEASURED)
 
     @property
@@ -136,7 +136,7 @@ class State(Struct, frozen=True):
         return self._that_came_to(EntryKind.MEASURED, EntryKind.INCOMPLETE)
 
     def _that_came_to(self, *kinds: EntryKind) -> frozenset[int]:
-        return frozenset(number for number, one in self.outcomes.items() if one.what in kinds)
+        return frozenset(number for number, entry in self.outcomes.items() if entry.what in kinds)
 
 
 def state_of(entries: Iterable[TrialEntry], changes: Iterable[ChangeEntry] = ()) -> State:
@@ -194,20 +194,20 @@ class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
         self.changes = Journal(files, head)
 
     @contextmanager
-    def held(self) -> Iterator[int]:
+    def hold(self) -> Iterator[int]:
         """Only one homenode at work on a trial: a descriptor for programs that must keep the lock
         to their end. Raises HostError where another is, or what one left behind."""
-        with _owned(self, "this trial") as lock:
+        with _own_folder(self, "this trial") as lock:
             yield lock
 
     def note(
-        self, what: EntryKind, number: int | None = None, detail: str = "", **more: Any
+        self, kind: EntryKind, number: int | None = None, detail: str = "", **fields: Any
     ) -> None:
         """Write a line; it is on disk when this returns. more: other fields of TrialEntry."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.add(TrialEntry(at=at, what=what, number=number, detail=detail, **more))
+        self.add(TrialEntry(at=at, what=kind, number=number, detail=detail, **fields))
 
-    def known(self) -> StoredTrial:
+    def load(self) -> StoredTrial:
         """What is on disk."""
         try:
             head, entries = self.contents()
@@ -216,7 +216,7 @@ class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
             return StoredTrial(self.path, None, (), reason=error.message)
         return StoredTrial(self.path, head, entries, changes)
 
-    def kept(self, name: str) -> bytes:
+    def read_kept(self, name: str) -> bytes:
         """A file that was kept."""
         content = self.read(name)
         if content is None:
@@ -230,7 +230,7 @@ def domain_locked(root: Path, uuid: str) -> Iterator[None]:
     other would boot it in turns. Raises HostError where another is, or InputError for no UUID."""
     if not _ID.match(uuid):
         raise InputError(f"domain: expected a UUID, found {uuid!r}")
-    with _owned(RecordFolder(root / "trials"), "a trial of this domain", f".{uuid}.lock"):
+    with _own_folder(RecordFolder(root / "trials"), "a trial of this domain", f".{uuid}.lock"):
         yield
 
 
@@ -240,15 +240,15 @@ def known_trials(root: Path, domain: str | None = None) -> tuple[StoredTrial, ..
         folders = [folder for folder in (root / "trials").iterdir() if (folder / JOURNAL).exists()]
     except OSError:
         return ()
-    found = [TrialJournal(root, folder.name).known() for folder in folders]
-    found = [
-        one
-        for one in found
+    trials = [TrialJournal(root, folder.name).load() for folder in folders]
+    trials = [
+        trial
+        for trial in trials
         if domain is None
-        or one.folder.name == domain
-        or (one.head is not None and domain in names_of(one.head))
+        or trial.folder.name == domain
+        or (trial.head is not None and domain in names_of(trial.head))
     ]
-    return tuple(sorted(found, key=lambda one: (one.folder / JOURNAL).stat().st_mtime))
+    return tuple(sorted(trials, key=lambda trial: (trial.folder / JOURNAL).stat().st_mtime))
 
 
 def names_of(head: TrialHead) -> tuple[str, ...]:
@@ -257,8 +257,8 @@ def names_of(head: TrialHead) -> tuple[str, ...]:
 
 
 @contextmanager
-def _owned(files: RecordFolder, what: str, lock: str = LOCK) -> Iterator[int]:
-    expected = f"no other homenode at work on {what}, found one"
+def _own_folder(files: RecordFolder, subject: str, lock: str = LOCK) -> Iterator[int]:
+    expected = f"no other homenode at work on {subject}, found one"
     hint = "homenode trial status shows how far it is"
     with files.hold_lock(expected, hint, lock=lock) as descriptor:
         yield descriptor

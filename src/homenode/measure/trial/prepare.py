@@ -75,7 +75,7 @@ class Preflight(Struct, frozen=True):
     unchecked: tuple[str, ...]
 
 
-def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: Path) -> Preflight:
+def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: Path) -> Preflight:
     """Plan every layout and say what stands against any. Changes nothing, writes nothing.
 
     Raises UsageError where the VM runs or an earlier trial of it is not undone, and as tune,
@@ -85,52 +85,55 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
     _refuse_running(state)
     _refuse_unfinished(state, root)
     original = virsh.definition(state.uuid)
-    copy = prepare_copy(virsh, state, original, wanted.id) if wanted.as_copy else None
+    copy = prepare_copy(virsh, state, original, request.id) if request.as_copy else None
     document = original if copy is None else copy.document
     domain = state.name if copy is None else copy.copy.name
     # What the VM keeps while it is shut off is its copy's.
     alone = host_without(host, state.name)
-    fitted = fit(document, domain, wanted.placing, wanted.layouts, alone, wanted.ranges)
+    fitted = fit(document, domain, request.placing, request.layouts, alone, request.ranges)
     unchecked = [
-        f"{one.layout}: {gap}"
-        for one in fitted
-        if one.tuning is not None
-        and (gap := refuse_new_errors(one.tuning.original, one.tuning.document)) is not None
+        f"{candidate.layout}: {gap}"
+        for candidate in fitted
+        if candidate.tuning is not None
+        and (gap := refuse_new_errors(candidate.tuning.original, candidate.tuning.document))
+        is not None
     ]
-    no_way = _obstacle_to(original, state.name, wanted.reaching.transport)
+    no_way = _obstacle_to(original, state.name, request.reaching.transport)
     obstacles = [] if no_way is None else [no_way]
-    obstacles += short_memory(fitted, wanted.measuring.suite.groups)
-    obstacles += _missing_here(wanted, copy)
+    obstacles += short_memory(fitted, request.measuring.suite.groups)
+    obstacles += _missing_here(request, copy)
     if copy is None:
-        for one in fitted:
-            if one.tuning is not None:
-                would = preview_definition(virsh, state.uuid, one.tuning.document, original, root)
-                obstacles += [f"{found}; {found.hint}" for found in would.obstacles]
+        for candidate in fitted:
+            if candidate.tuning is not None:
+                would = preview_definition(
+                    virsh, state.uuid, candidate.tuning.document, original, root
+                )
+                obstacles += [f"{obstacle}; {obstacle.hint}" for obstacle in would.obstacles]
     head = TrialHead(
-        id=wanted.id,
+        id=request.id,
         connect=virsh.connect,
         domain=domain,
         uuid=state.uuid if copy is None else copy.copy.uuid,
         source=state.name,
-        layouts=wanted.layouts,
-        boots=wanted.boots,
-        seed=wanted.seed,
-        results=str(wanted.results.absolute()),
-        bare=wanted.bare,
+        layouts=request.layouts,
+        boots=request.boots,
+        seed=request.seed,
+        results=str(request.results.absolute()),
+        bare=request.bare,
         copy=None if copy is None else copy.copy,
         source_uuid=state.uuid,
-        objective=wanted.objective,
+        objective=request.objective,
     )
     begun = TrialConfig(
-        measuring=wanted.measuring,
-        reaching=wanted.reaching,
+        measuring=request.measuring,
+        reaching=request.reaching,
         host_kind=host_kind(host),
         versions=tuple(versions_of(host)),
         emulated=is_emulated(original),
-        apply_words=(*wanted.apply_words, *_no_nvlink(original, state.name)),
+        apply_words=(*request.apply_words, *_no_nvlink(original, state.name)),
         disks=() if copy is None else copy.disks,
         nvram=None if copy is None else copy.nvram,
-        plan_words=wanted.plan_words,
+        plan_words=request.plan_words,
     )
     return Preflight(
         head=head,
@@ -155,46 +158,48 @@ def prepare(checked: Preflight, journal: TrialJournal) -> None:
     journal.write(ORIGINAL, checked.original)
     if checked.copy is not None:
         journal.write(_COPY, checked.copy.document)
-    for one in checked.fitted:
-        if one.tuning is not None:
-            journal.write(f"{one.layout}.xml", one.tuning.document)
-            journal.write(f"{one.layout}.plan.json", encode_plan(one.tuning.plan).encode())
+    for candidate in checked.fitted:
+        if candidate.tuning is not None:
+            journal.write(f"{candidate.layout}.xml", candidate.tuning.document)
+            journal.write(
+                f"{candidate.layout}.plan.json", encode_plan(candidate.tuning.plan).encode()
+            )
     journal.begin_with(checked.head)
 
 
 def reopen(head: TrialHead, journal: TrialJournal) -> TrialSetup:
     """What `begin` kept. Raises InputError or HostError where it is not there any more."""
     source = str(journal.path / _BEGUN)
-    config = formats.decode(journal.kept(_BEGUN), "trial-config", TrialConfig, source)
+    config = formats.decode(journal.read_kept(_BEGUN), "trial-config", TrialConfig, source)
     layouts = {
         layout: Tuned(
-            read_plan(journal.kept(f"{layout}.plan.json"), f"{layout}.plan.json"),
-            journal.kept(f"{layout}.xml"),
+            read_plan(journal.read_kept(f"{layout}.plan.json"), f"{layout}.plan.json"),
+            journal.read_kept(f"{layout}.xml"),
         )
         for layout in head.layouts
     }
     copy = None
     if head.copy is not None:
-        copy = PreparedCopy(head.copy, journal.kept(_COPY), config.disks, config.nvram)
+        copy = PreparedCopy(head.copy, journal.read_kept(_COPY), config.disks, config.nvram)
     return TrialSetup(head, config, layouts, copy)
 
 
 def latest(root: Path, name: str, virsh: Virsh | None = None) -> StoredTrial:
     """The trial of a domain, or of that id, that was begun last. Raises InputError."""
-    found = known_trials(root, name)
-    known = [one for one in found if one.head is not None]
-    if found and not known:
+    trials = known_trials(root, name)
+    readable = [trial for trial in trials if trial.head is not None]
+    if trials and not readable:
         raise InputError(
-            f"{found[-1].reason}",
+            f"{trials[-1].reason}",
             hint="correct that line, or take the VM's definition back without the journal: "
             "homenode restore NAME, or "
-            + command_line("virsh", "define", found[-1].folder / ORIGINAL),
+            + command_line("virsh", "define", trials[-1].folder / ORIGINAL),
         )
-    if not known and virsh is not None and is_there(virsh, name):
-        known = [one for one in known_trials(root, virsh.domain(name).name) if one.head]
-    if not known:
+    if not readable and virsh is not None and is_there(virsh, name):
+        readable = [trial for trial in known_trials(root, virsh.domain(name).name) if trial.head]
+    if not readable:
         raise InputError(f"no trial of {name}", hint="homenode trial status")
-    return known[-1]
+    return readable[-1]
 
 
 def _refuse_running(state: DomainState) -> None:
@@ -206,17 +211,17 @@ def _refuse_running(state: DomainState) -> None:
 
 
 def _refuse_unfinished(state: DomainState, root: Path) -> None:
-    left: Sequence[StoredTrial] = [
-        one
-        for one in known_trials(root)
-        if one.head is not None
-        and state.uuid in names_of(one.head)
-        and (one.state.to_undo or not one.state.ended)
+    unfinished: Sequence[StoredTrial] = [
+        trial
+        for trial in known_trials(root)
+        if trial.head is not None
+        and state.uuid in names_of(trial.head)
+        and (trial.state.to_undo or not trial.state.ended)
     ]
-    for one in left:
-        if one.state.to_undo or one.entries:
+    for trial in unfinished:
+        if trial.state.to_undo or trial.entries:
             raise UsageError(
-                f"{state.name}: expected no unfinished trial, found {one.folder.name}",
+                f"{state.name}: expected no unfinished trial, found {trial.folder.name}",
                 hint=f"homenode trial resume {state.argument} continues it, homenode trial undo "
                 f"{state.argument} ends it",
             )
@@ -232,19 +237,19 @@ _ROOM_OF_DISK, _ROOM_OF_RESULTS = 1 << 30, 64 << 20
 """Bytes: what a guest writes in its boots, and what is measured."""
 
 
-def _missing_here(wanted: TrialRequest, copy: PreparedCopy | None) -> Iterator[str]:
+def _missing_here(request: TrialRequest, copy: PreparedCopy | None) -> Iterator[str]:
     """Programs and room on disks that a trial needs, each with what to do."""
-    needed = {"ssh": "openssh-client"} if wanted.reaching.transport is Transport.SSH else {}
+    needed = {"ssh": "openssh-client"} if request.reaching.transport is Transport.SSH else {}
     needed |= {"qemu-img": "qemu-utils"} if copy is not None and copy.disks else {}
     for program, package in needed.items():
         if find_program(program) is None:
             yield f"{program}: command not found; apt install {package}"
-    room = Counter({wanted.results.absolute(): _ROOM_OF_RESULTS})
+    room = Counter({request.results.absolute(): _ROOM_OF_RESULTS})
     for overlay in () if copy is None else copy.copy.overlays:
         room[Path(overlay).parent] += _ROOM_OF_DISK
     for folder, size in room.items():
-        there = next(one for one in (folder, *folder.parents) if one.exists())
-        free = shutil.disk_usage(there).free
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(existing).free
         if free < size:
             yield (
                 f"{folder}: needs {format_bytes(size)} of free disk, {format_bytes(free)} free; "
@@ -260,10 +265,10 @@ def _obstacle_to(document: bytes, name: str, transport: Transport) -> str | None
     devices = open_domain(document, name).root.child("devices")
     children = () if devices is None else devices.children
     if transport is Transport.AGENT and not any(
-        one.name == "channel"
-        and (target := one.child("target")) is not None
+        child.name == "channel"
+        and (target := child.child("target")) is not None
         and target.get("name") == _AGENT
-        for one in children
+        for child in children
     ):
         return (
             f"{name}: expected a channel {_AGENT}, found none; add <channel type='unix'><target "

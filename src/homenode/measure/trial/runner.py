@@ -24,7 +24,7 @@ from homenode.measure.experiment import run_tasks
 from homenode.measure.model import Group, SuiteOptions
 from homenode.measure.options import BenchOptions
 from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
-from homenode.measure.results.store import finished, run_named
+from homenode.measure.results.store import read_finished, run_named
 from homenode.measure.runner import run_bench
 from homenode.measure.schedule import ScheduledTask
 from homenode.measure.trial.boot_steps import (
@@ -33,8 +33,8 @@ from homenode.measure.trial.boot_steps import (
     CopyStep,
     LayoutStep,
     TrialDomain,
-    answered,
     held_interrupts,
+    with_boot,
 )
 from homenode.measure.trial.copying import PreparedCopy
 from homenode.measure.trial.fitting import host_without, no_longer_fits
@@ -115,8 +115,8 @@ class Trial(TrialSetup, frozen=True, kw_only=True):
 def steps_of(head: TrialHead, state: State | None = None) -> tuple[ScheduledTask, ...]:
     """The schedule of a trial, with the boots that were ordered since it was begun."""
     layouts = (*head.layouts, BARE) if head.bare else head.layouts
-    more = None if state is None else state.boots
-    return trial_schedule(layouts, more or head.boots, head.seed)
+    ordered = None if state is None else state.boots
+    return trial_schedule(layouts, ordered or head.boots, head.seed)
 
 
 def run_trial(trial: Trial, lock: int) -> None:
@@ -131,7 +131,7 @@ def run_trial(trial: Trial, lock: int) -> None:
         trial.domain.undo()
         _refuse_edited(trial)
     try:
-        if trial.copy is not None and trial.journal.known().state.change(COPY) is None:
+        if trial.copy is not None and trial.journal.load().state.change(COPY) is None:
             CopyStep(trial.domain, trial.copy).do(trial.journal.changes.write)
         run_tasks(vm, trial.on_boot, retry=True)
     except KeyboardInterrupt:
@@ -151,7 +151,7 @@ def _refuse_edited(trial: Trial) -> None:
     if trial.head.copy is not None:
         return
     now = trial.domain.retry(lambda: trial.virsh.definition(trial.head.uuid))
-    if not same_definition(now, trial.journal.kept(ORIGINAL)):
+    if not same_definition(now, trial.journal.read_kept(ORIGINAL)):
         raise InputError(
             f"{trial.head.source}: expected the definition that the trial was planned from, found "
             "another: it was edited since",
@@ -175,21 +175,21 @@ class _BootedVm:
         self.alive = self._alive()
 
     def poll(self) -> Progress:
-        known = self._trial.journal.known().state
-        outcomes = known.outcomes
-        steps = self._in_time(steps_of(self._trial.head, known), outcomes)
+        trial_state = self._trial.journal.load().state
+        outcomes = trial_state.outcomes
+        steps = self._in_time(steps_of(self._trial.head, trial_state), outcomes)
         self._steps = {str(step.number): step for step in steps}
         tasks = []
         for name, step in self._steps.items():
             outcome = outcomes.get(step.number)
             state = TaskState.WAITING if outcome is None else STATES[EntryKind(outcome.what)]
             tasks.append(TaskStatus(name, 0, state))
-        left = [self._steps[one.id] for one in tasks if one.state is TaskState.WAITING]
-        next_one = self._next(left)
+        waiting = [self._steps[status.id] for status in tasks if status.state is TaskState.WAITING]
+        next_one = self._next(waiting)
         return Progress(
             tuple(tasks),
             now="" if next_one is None else _name(next_one),
-            seconds_left=self._pace.left(step.variant for step in left),
+            seconds_left=self._pace.seconds_for(step.variant for step in waiting),
         )
 
     def _in_time(
@@ -204,7 +204,7 @@ class _BootedVm:
         if all(step.number in outcomes for step in steps if step.round <= last):
             layouts = [step.variant for step in steps if step.round == last + 1]
             took_s = time.monotonic() - self._begun
-            if took_s + (self._pace.left(layouts) or 0.0) <= within_s:
+            if took_s + (self._pace.seconds_for(layouts) or 0.0) <= within_s:
                 last += 1
         return [step for step in steps if step.round <= last]
 
@@ -212,9 +212,9 @@ class _BootedVm:
         """What there was of a boot that is gone is kept apart: it is measured as a whole."""
         for task in tasks:
             step = self._steps[task.id]
-            there = self._run_there(step)
-            if there is not None:
-                _set_aside(self._trial, step, there)
+            folder = self._run_there(step)
+            if folder is not None:
+                _set_aside(self._trial, step, folder)
             self._trial.journal.note(EntryKind.AGAIN, step.number)
 
     def start(self, tasks: Sequence[TaskStatus]) -> None:
@@ -226,19 +226,19 @@ class _BootedVm:
         self._boot_and_measure(step, machine)
         self._pace.took(step.variant, time.monotonic() - begun)
 
-    def _next(self, left: Sequence[ScheduledTask]) -> ScheduledTask | None:
+    def _next(self, steps: Sequence[ScheduledTask]) -> ScheduledTask | None:
         """The boot whose guest is running comes first."""
         alive = None if self.alive is None else self.alive[0]
-        return min(left, key=lambda step: (step.number != alive, step.number), default=None)
+        return min(steps, key=lambda step: (step.number != alive, step.number), default=None)
 
     def _alive(self) -> tuple[int, Machine] | None:
         """Where the guest of a killed trial is in the same boot, and answers."""
         trial = self._trial
-        state = trial.journal.known().state
+        state = trial.journal.load().state
         entry, number = state.change(BOOT), state.running
         if entry is None or number is None or "boot" not in entry.facts:
             return None
-        if number in state.measured:
+        if number in state.measured_boots:
             return None
         try:
             if not BootStep(trial.domain).is_done(entry):
@@ -259,15 +259,15 @@ class _BootedVm:
         machine: the guest, where it runs already."""
         trial = self._trial
         name = run_name(trial.head.id, step)
-        there = self._run_there(step)
+        folder = self._run_there(step)
         is_alive = machine is not None
-        if there is not None and not is_alive:
-            made = finished(there)
-            if made is not None:  # it was killed after the last sample, before it said so
-                count = len(made.samples)
+        if folder is not None and not is_alive:
+            run = read_finished(folder)
+            if run is not None:  # it was killed after the last sample, before it said so
+                count = len(run.samples)
                 trial.journal.note(EntryKind.MEASURED, step.number, run=name, samples=count)
                 return
-            _set_aside(trial, step, there)
+            _set_aside(trial, step, folder)
         try:
             if step.variant == BARE:
                 _measure(trial, step, LocalMachine(), _bare(trial, step, name), resume=False)
@@ -277,7 +277,7 @@ class _BootedVm:
             if machine is None:
                 return
             orders = _orders(trial, step, name, machine)
-            _measure(trial, step, machine, orders, resume=is_alive and there is not None)
+            _measure(trial, step, machine, orders, resume=is_alive and folder is not None)
         except HomenodeError as error:
             trial.journal.note(EntryKind.FAILED, step.number, str(error))
             trial.notify(f"{_name(step)}: {error}")
@@ -305,7 +305,7 @@ class _BootedVm:
             entry = BootStep(domain, step.number, (self._lock, *host_lock)).do(note)
         answer_s = trial.config.measuring.answer_s
         machine = answering(trial.virsh, trial.head.uuid, trial.reach, answer_s, trial.on_wait)
-        note(answered(entry, boot_of(machine)))
+        note(with_boot(entry, boot_of(machine)))
         trial.reach.equip(machine)
         return machine
 
@@ -350,9 +350,9 @@ def _measure(
     if step.variant != BARE:
         _refuse_rebooted(trial, step, machine, orders)
     if outcome.run is None:
-        found = tuple(str(one) for one in outcome.findings)
-        trial.journal.note(EntryKind.MISMATCHED, step.number, run=orders.name, findings=found)
-        for line in found:
+        differences = tuple(str(finding) for finding in outcome.findings)
+        trial.journal.note(EntryKind.MISMATCHED, step.number, run=orders.name, findings=differences)
+        for line in differences:
             trial.notify(f"{_name(step)}: not as planned: {line}")
         return
     gaps = "; ".join(map(str, outcome.gaps))
@@ -360,7 +360,9 @@ def _measure(
     if not count:
         raise ToolError(f"expected figures, found none: every test failed: {gaps}")
     failed = tuple(
-        f"{one.subject}: {one.observed}" for one in outcome.findings if one.id == TEST_FAILED
+        f"{finding.subject}: {finding.observed}"
+        for finding in outcome.findings
+        if finding.id == TEST_FAILED
     )
     if failed:
         trial.journal.note(
@@ -382,9 +384,9 @@ def _refuse_rebooted(
         now = f"none: {error.message}"
     if now == orders.boot:
         return
-    there = run_named(Path(trial.head.results), orders.name)
-    if there is not None:
-        _set_aside(trial, step, there)
+    folder = run_named(Path(trial.head.results), orders.name)
+    if folder is not None:
+        _set_aside(trial, step, folder)
     raise ToolError(
         f"expected the guest to stay in its boot {orders.boot} while it was measured, found {now}",
         hint="it restarted itself: look at its console",
@@ -427,13 +429,15 @@ def reduces_all(suite: SuiteOptions, plan: Plan, host: Host) -> bool:
 
 def _bare(trial: Trial, step: ScheduledTask, name: str) -> BenchOptions:
     pinning = [
-        one.plan for one in trial.layouts.values() if one.plan.layout.pinning is not Pinning.NONE
+        layout.plan
+        for layout in trial.layouts.values()
+        if layout.plan.layout.pinning is not Pinning.NONE
     ]
     return bare_orders(trial.config, step, name, pinning[0], trial.head.id)
 
 
 def _stop(trial: Trial, machine: Machine | None) -> None:
-    if trial.journal.known().state.change(BOOT) is None:
+    if trial.journal.load().state.change(BOOT) is None:
         return
     if machine is not None:
         try:
@@ -464,7 +468,7 @@ def is_emulated(document: bytes) -> bool:
 def outcome_code(state: State) -> int:
     """The exit code that a trial comes to: 3 where a boot failed, 1 where a guest was not as
     planned or a test failed in it, else 0."""
-    kinds = {one.what for one in state.outcomes.values()}
+    kinds = {entry.what for entry in state.outcomes.values()}
     if kinds & {EntryKind.FAILED, EntryKind.REFUSED}:
         return 3
     return 1 if kinds & {EntryKind.MISMATCHED, EntryKind.INCOMPLETE} else 0

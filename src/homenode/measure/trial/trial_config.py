@@ -33,8 +33,10 @@ def trial_schedule(layouts: Sequence[str], boots: int, seed: int) -> tuple[Sched
 
     Raises UsageError for a layout twice, none, or boots out of range.
     """
-    made = schedule(layouts, (), boots, seed, called="--layouts", option="--boots", most=MAX_BOOTS)
-    return made.tasks
+    plan = schedule(
+        layouts, (), boots, seed, called="--layouts", option="--boots", most_rounds=MAX_BOOTS
+    )
+    return plan.tasks
 
 
 class Measuring(Struct, frozen=True):
@@ -87,7 +89,7 @@ def guest_orders(
     preset = PRESETS.get(step.variant)
     return replace(
         _orders(config, step, name, plan, trial, boot),
-        switches=UNKNOWN_SWITCHES if preset is None else Switches.of(preset),
+        switches=UNKNOWN_SWITCHES if preset is None else Switches.of_layout(preset),
         plan=plan,
         domain_xml=document,
         versions=config.versions,

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from homenode.errors import HomenodeError, InputError
 from homenode.machine.topology import Host
-from homenode.measure.imported.sources import imported
+from homenode.measure.imported.sources import import_all
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import FILE, load_runs
 from homenode.measure.results.vantage import Vantage
@@ -62,8 +62,8 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
         skipped += reasons
         foreign_paths += foreign
         loose += _loose(argument, foreign)
-    of_others, reasons = imported(foreign_paths)
-    of_others += imported(loose)[0]
+    of_others, reasons = import_all(foreign_paths)
+    of_others += import_all(loose)[0]
     runs += of_others
     folders += [None] * len(of_others)
     skipped += reasons

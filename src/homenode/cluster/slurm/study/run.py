@@ -158,7 +158,7 @@ class SlurmQueue:
         for experiment in self.study.everything():
             for node in experiment.nodes if experiment.id in unsettled else ():
                 variants_of_node.setdefault(node, []).append(_variant(experiment.id))
-        estimates = [pace.left(of_node) for of_node in variants_of_node.values()]
+        estimates = [pace.seconds_for(of_node) for of_node in variants_of_node.values()]
         known_seconds = [seconds for seconds in estimates if seconds is not None]
         return max(known_seconds, default=0.0) if len(known_seconds) == len(estimates) else None
 

@@ -1,6 +1,7 @@
 """homenode nccl-topo, as a user runs it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,32 @@ def test_a_file_and_its_snippet_are_written_and_stand_the_check(
     assert "0000:83:00.0" in shown.out and f"wrote {file}" in shown.err
     assert not check_topology(file.read_bytes(), "topo.xml")
     assert all(line in snippet.read_text() for line in file.read_text().splitlines())
+    capsys.readouterr()
     assert run("--check", str(file), *given) == 0
-    assert "0 findings" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "topo.xml: correct: 8 CPUs, 2 switches, 2 GPUs, 2 NICs as in vm.xml"
+    assert run("--check", str(file)) == 0
+    assert "not checked  that it is of a VM" in capsys.readouterr().out
+
+
+def test_a_device_under_another_bus_id_is_one_finding_with_the_command_that_mends_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    given = ("--domain", "vm.xml", "--host", HOST)
+    assert run(*given, "-o", "topo.xml") == 0
+    text = Path("topo.xml").read_text()
+    bus_id = min(re.findall(r'busid="(0000:[^"]+)"', text))
+    Path("topo.xml").write_text(text.replace(bus_id, "0000:92:00.0"))
+    capsys.readouterr()
+    assert run("--check", "topo.xml", *given) == 1
+    answer, _, head, expected, found, _, fix = capsys.readouterr().out.splitlines()
+    missing = f"the file lacks {bus_id}, NCCL asks the guest's kernel"
+    assert answer == f"topo.xml: 1 critical: {missing}"
+    assert head == f"critical  {bus_id}" + "nccl-device-missing".rjust(70 - len(bus_id))
+    assert expected.startswith("  expected  on cpu ")
+    assert found == "  found     not in the file; 0000:92:00.0 is not a device of the guest"
+    assert fix == f"  fix       homenode nccl-topo --domain vm.xml --host {HOST} -o topo.xml"
 
 
 def test_without_output_the_file_alone_is_on_standard_output(
@@ -90,7 +115,7 @@ def test_json_tells_the_findings_of_a_file_that_was_written(
     given = ("--host", HOST, "--domain", str(folder / "vm.xml"), "-o", str(file), "--json")
     assert run(*given) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["checked"] == ["nccl topology: 8 cpus, 2 switches, 4 devices"]
+    assert found["checked"] == ["8 CPUs, 2 switches, 2 GPUs, 2 NICs"]
     assert file.exists()
 
 

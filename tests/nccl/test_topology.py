@@ -389,13 +389,14 @@ def test_a_file_for_another_vm_is_distinguished() -> None:
         return {f.id for f in compare_topology(read_topology(text.encode(), "t.xml"), expected)}
 
     line = next(each for each in good.splitlines() if ids[0] in each)
-    assert found(good.replace(line + "\n", "")) == {"nccl-device-missing", "nccl-switch-group"}
+    assert found(good.replace(line + "\n", "")) == {"nccl-device-missing"}
     swapped = good.replace(ids[0], "@").replace(ids[2], ids[0]).replace("@", ids[2])
     assert found(swapped) == {"nccl-device-on-other-cpu", "nccl-switch-group"}
-    assert found(good.replace(ids[0], "0000:fe:00.0")) == {
+    misnamed = good.replace(ids[0], "0000:fe:00.0")
+    assert found(misnamed) == {"nccl-device-missing"}
+    assert found(misnamed.replace(ids[2], "0000:fd:00.0")) == {
         "nccl-device-missing",
         "nccl-busid-of-no-device",
-        "nccl-switch-group",
     }
     assert found(good.replace("affinity=", "affinity='1' x=")) == {"nccl-other-vcpus"}
 

@@ -38,7 +38,7 @@ from homenode.nccl.topology import NcclVariant, cloud_config, write_topology
 from homenode.plan.devices.fabric import may_have_nvswitches
 from homenode.plan.stored import read_plan_for
 from homenode.safe.input_files import read_input
-from homenode.text import printable
+from homenode.text import command_line, plural, printable
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import Vm
 from homenode.vm.sources import load_host
@@ -145,7 +145,7 @@ def _print_made(assembled: Assembled, output: Path | None, *, as_json: bool) -> 
         if output is not None:
             from homenode.show.nccl_text import topology_text
 
-            console().print(topology_text(assembled))
+            console().print(topology_text(assembled, f"{output.name}: {_describe(assembled)}"))
 
         for finding in findings:
             note(printable(str(finding)))
@@ -154,33 +154,50 @@ def _print_made(assembled: Assembled, output: Path | None, *, as_json: bool) -> 
 
 
 def _describe(assembled: Assembled) -> str:
-    topology = assembled.topology
-    return (
-        f"{topology.flavour} topology: {len(topology.cpus)} cpus, "
-        f"{sum(bool(pci.children) for pci in topology.pcis())} switches, "
-        f"{len(assembled.devices)} devices"
+    """How much the file holds: "2 CPUs, 8 switches, 8 GPUs"."""
+    topology, kinds = assembled.topology, [placed.kind for placed in assembled.devices]
+    names = {DeviceKind.GPU: "GPU", DeviceKind.NIC: "NIC", DeviceKind.NVSWITCH: "NVSwitch"}
+    counts = {
+        "CPU": len(topology.cpus),
+        "switch": sum(bool(pci.children) for pci in topology.pcis()),
+        **{name: kinds.count(kind) for kind, name in names.items()},
+    }
+    return ", ".join(
+        plural(count, name, f"{name}es" if name.endswith("ch") else None)
+        for name, count in counts.items()
+        if count
     )
 
 
 def _judge(arguments: NcclTopoArguments, check: Path, flavour: NcclVariant | None) -> None:
     data = read_input(check, "a topology file")
     problems = list(check_topology(data, str(check), flavour))
-    checked = [f"{check}: what NCCL's parser refuses or silently ignores"]
-    gaps: tuple[Gap, ...] = ()
+    checked = ["what NCCL's parser refuses or silently ignores"]
+    not_checked = "that it is of a VM: --domain VM.xml --host HOST compares it"
+    answer, gaps = f"{check.name}: correct for NCCL", tuple[Gap, ...]()
     readable = not any(finding.id == "nccl-unreadable" for finding in problems)
     if arguments.domain is not None and readable:
         read = read_topology(data, str(check))
         assembled = _assemble(arguments, flavour or flavour_of(read))
-        problems += compare_topology(read, assembled.topology)
+        host = () if arguments.host is None else ("--host", arguments.host)
+        again = command_line(
+            "homenode", "nccl-topo", "--domain", arguments.domain, *host, "-o", check
+        )
+        compared = compare_topology(read, assembled.topology)
+        problems += [replace(difference, fix=again) for difference in compared]
         problems += assembled.findings
-        gaps = assembled.gaps
-        checked.append(f"{arguments.domain}: {_describe(assembled)}")
+        gaps, not_checked = assembled.gaps, ""
+        checked.append(f"each device's CPU, links and switch group in {arguments.domain.name}")
+        as_in = f"{_describe(assembled)} as in {arguments.domain.name}"
+        answer = f"{check.name}: correct: {as_in}"
     is_empty = not problems and not any(read_topology(data, str(check)).walk("pci"))
+    if is_empty:
+        checked, not_checked = [], f"{check.name}: it has no device"
     findings = Findings(
-        checked=() if is_empty else tuple(checked),
+        checked=tuple(checked),
         findings=in_order(problems),
-        not_checked=(f"{check}: it has no device",) if is_empty else (),
+        not_checked=tuple(filter(None, (not_checked,))),
     )
     findings = with_gaps(findings, gaps)
-    print_findings(findings, check.name, as_json=arguments.json)
+    print_findings(findings, check.name, answer=answer, as_json=arguments.json)
     exit_by(findings)

@@ -397,6 +397,9 @@ def _cpu_differences(read: ReadTopology, expected: ReadTopology) -> Found:
 
 
 def _differences(places: dict[str, _Place], planned: dict[str, _Place]) -> Found:
+    missing, strange = planned.keys() - places.keys(), sorted(places.keys() - planned.keys())
+    is_misnamed = len(missing) == len(strange) == 1
+    instead = f"; {strange[0]} is not a device of the guest" if is_misnamed else ""
     for bus_id, place in planned.items():
         actual = places.get(bus_id)
         if actual is None:
@@ -404,7 +407,7 @@ def _differences(places: dict[str, _Place], planned: dict[str, _Place]) -> Found
                 "nccl-device-missing",
                 bus_id,
                 expected=f"on cpu {place.numa_id}",
-                observed="not in the file",
+                observed=f"not in the file{instead}",
             )
             continue
         if actual.numa_id != place.numa_id:
@@ -428,14 +431,15 @@ def _differences(places: dict[str, _Place], planned: dict[str, _Place]) -> Found
                 expected=_links_text(place.links),
                 observed=_links_text(actual.links),
             )
-        if actual.neighbours & planned.keys() != place.neighbours:
+        # A device that is missing is a finding by itself, and not one of its neighbours as well.
+        if actual.neighbours & planned.keys() != place.neighbours - missing:
             yield finding(
                 "nccl-switch-group",
                 bus_id,
                 expected=_group_text(place.neighbours),
                 observed=_group_text(actual.neighbours),
             )
-    for bus_id in places.keys() - planned.keys():
+    for bus_id in () if is_misnamed else strange:
         yield finding(
             "nccl-busid-of-no-device",
             bus_id,

@@ -81,7 +81,7 @@ SAFE = {
     "command",
     "connect",
     "text",
-    "what",
+    "subject",
     "json.dumps(said)",
 }
 QUOTED = ("command_line(", "shlex.quote(", "quote(", "_again(")

@@ -180,9 +180,8 @@ def _judge(arguments: NcclTopoArguments, check: Path, flavour: NcclVariant | Non
         read = read_topology(data, str(check))
         assembled = _assemble(arguments, flavour or flavour_of(read))
         host = () if arguments.host is None else ("--host", arguments.host)
-        again = command_line(
-            "homenode", "nccl-topo", "--domain", arguments.domain, *host, "-o", check
-        )
+        words = ("--domain", arguments.domain, *host, "-o", check, "--force")
+        again = command_line("homenode", "nccl-topo", *words)
         compared = compare_topology(read, assembled.topology)
         problems += [replace(difference, fix=again) for difference in compared]
         problems += assembled.findings

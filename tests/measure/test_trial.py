@@ -117,9 +117,7 @@ def test_known_effects_come_to_the_right_verdict(
     assert (verdict.level is EvidenceLevel.NO_DIFFERENCE) is (effects is EQUAL)
     bound = "pin-numa" if best == "pin-numa" else "pin-bound"
     assert (verdict.layout, advice.layout) == (bound, bound)
-    assert advice.command == (
-        f"homenode apply {UUID} --connect {URI} --policy spread --layout {bound}"
-    )
+    assert advice.command == f"homenode apply {UUID} --policy spread --layout {bound}"
     assert daemon.definition() == ORIGINAL
     comparison = compare(alternatives_of([("trial", runs_of(head, journal))]))
     effect = next(

@@ -201,20 +201,16 @@ def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
     if test.reads is Reader.PROBE:
         reading = probe_figures(parse(output))
         placed = tuple(
-            replace(
-                placed_sample,
-                sample=_with_variant(
-                    placed_sample.sample, placed_sample.sample.variant, test.variant
-                ),
-            )
-            for placed_sample in reading.placed
+            replace(placed, sample=_with_variant(s, s.variant, test.variant))
+            for placed in reading.placed
+            for s in (placed.sample,)
         )
         return replace(reading, placed=placed)
     figures = figures_of_step(test, output, host)
     replayed = REPLAYED_LINE.search(output)
     conditions = (Condition(REPLAYED, replayed[1].strip()),) if replayed else ()
     return StepReading(
-        tuple(BracketedSample(placed_sample) for placed_sample in figures.samples),
+        tuple(BracketedSample(sample) for sample in figures.samples),
         (*figures.conditions, *conditions),
         figures.gaps,
         figures.findings,
@@ -224,12 +220,11 @@ def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
 def read_app(order: AppOrder, figure: float) -> StepReading:
     """The user's own figure: a rate in units of its own, or a time that it prints in seconds."""
     if order.lower_is_better:
-        app_sample = sample(f"app-time:{order.name}", "ns", figure * 1e9)
+        placed = sample(f"app-time:{order.name}", "ns", figure * 1e9)
     else:
-        app_sample = sample(f"app-rate:{order.name}", "units_per_s", figure)
-    return StepReading(
-        (BracketedSample(app_sample),), (Condition("tool app", " ".join(order.argv)),)
-    )
+        placed = sample(f"app-rate:{order.name}", "units_per_s", figure)
+    tool = Condition("tool app", " ".join(order.argv))
+    return StepReading((BracketedSample(placed),), (tool,))
 
 
 def mark_disturbed(reading: StepReading) -> StepReading:

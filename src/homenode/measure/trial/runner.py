@@ -53,8 +53,7 @@ from homenode.measure.trial.trial_config import (
     BARE,
     Measuring,
     TrialConfig,
-    bare_orders,
-    guest_orders,
+    boot_orders,
     run_name,
     trial_schedule,
 )
@@ -270,13 +269,13 @@ class _BootedVm:
             _set_aside(trial, step, folder)
         try:
             if step.variant == BARE:
-                _measure(trial, step, LocalMachine(), _bare(trial, step, name), resume=False)
+                _measure(trial, step, LocalMachine(), _bare(trial, step), resume=False)
                 return
             if machine is None:
                 machine = self._boot(step)
             if machine is None:
                 return
-            orders = _orders(trial, step, name, machine)
+            orders = _orders(trial, step, machine)
             _measure(trial, step, machine, orders, resume=is_alive and folder is not None)
         except HomenodeError as error:
             trial.journal.note(EntryKind.FAILED, step.number, str(error))
@@ -393,17 +392,10 @@ def _refuse_rebooted(
     )
 
 
-def _orders(trial: Trial, step: ScheduledTask, name: str, machine: Machine) -> BenchOptions:
-    tuned = trial.layouts[step.variant]
-    return guest_orders(
-        replace(trial.config, measuring=_with_topology(trial, tuned.plan, machine)),
-        step,
-        name,
-        tuned.plan,
-        tuned.document,
-        trial=trial.head.id,
-        boot=boot_of(machine),
-    )
+def _orders(trial: Trial, step: ScheduledTask, machine: Machine) -> BenchOptions:
+    plan, document = trial.layouts[step.variant].plan, trial.layouts[step.variant].document
+    config = replace(trial.config, measuring=_with_topology(trial, plan, machine))
+    return boot_orders(config, trial.head.id, step, plan, boot_of(machine), document)
 
 
 def _with_topology(trial: Trial, plan: Plan, machine: Machine) -> Measuring:
@@ -427,13 +419,10 @@ def reduces_all(suite: SuiteOptions, plan: Plan, host: Host) -> bool:
     return gpus > 1 and (not suite.groups or Group.NCCL in suite.groups)
 
 
-def _bare(trial: Trial, step: ScheduledTask, name: str) -> BenchOptions:
-    pinning = [
-        layout.plan
-        for layout in trial.layouts.values()
-        if layout.plan.layout.pinning is not Pinning.NONE
-    ]
-    return bare_orders(trial.config, step, name, pinning[0], trial.head.id)
+def _bare(trial: Trial, step: ScheduledTask) -> BenchOptions:
+    plans = (layout.plan for layout in trial.layouts.values())
+    pinning = next(plan for plan in plans if plan.layout.pinning is not Pinning.NONE)
+    return boot_orders(trial.config, trial.head.id, step, pinning, f"{BARE} {step.round}")
 
 
 def _stop(trial: Trial, machine: Machine | None) -> None:

@@ -75,47 +75,21 @@ def run_name(trial: str, step: ScheduledTask) -> str:
     return f"{trial}-{step.variant}-{step.round + 1}"
 
 
-def guest_orders(
+def boot_orders(
     config: TrialConfig,
-    step: ScheduledTask,
-    name: str,
-    plan: Plan,
-    document: bytes,
-    *,
     trial: str,
+    step: ScheduledTask,
+    plan: Plan,
     boot: str,
+    document: bytes | None = None,
 ) -> BenchOptions:
-    """The orders of one boot of a layout; the suite verifies the guest against the plan first."""
-    preset = PRESETS.get(step.variant)
-    return replace(
-        _orders(config, step, name, plan, trial, boot),
-        switches=UNKNOWN_SWITCHES if preset is None else Switches.of_layout(preset),
-        plan=plan,
-        domain_xml=document,
-        versions=config.versions,
-        emulated=config.emulated,
-    )
+    """The orders of one boot of a layout; the suite verifies the guest against the plan first.
 
-
-def bare_orders(
-    config: TrialConfig, step: ScheduledTask, name: str, plan: Plan, trial: str
-) -> BenchOptions:
-    """The same suite on the host, on the PUs and nodes of a plan that pins."""
-    return replace(
-        _orders(config, step, name, plan, trial, f"{BARE} {step.round}"),
-        vantage=Vantage.HOST,
-        pus=CpuSet.union(plan.vcpu_pins),
-        nodes=tuple(int(node) for node in plan.nodes) or None,
-    )
-
-
-def _orders(
-    config: TrialConfig, step: ScheduledTask, name: str, plan: Plan, trial: str, boot: str
-) -> BenchOptions:
-    """What boots of layouts and of the host have in common."""
+    document: None = of no guest, but of the host on the PUs and nodes of a plan that pins.
+    """
     measuring = config.measuring
-    return BenchOptions(
-        name=name,
+    orders = BenchOptions(
+        name=run_name(trial, step),
         suite=measuring.suite,
         repeats=measuring.repeats,
         seed=measuring.seed + step.number,
@@ -125,4 +99,17 @@ def _orders(
         host_kind=config.host_kind,
         experiment=trial,
         block=step.round,
+    )
+    if document is None:
+        pus = CpuSet.union(plan.vcpu_pins)
+        nodes = tuple(int(node) for node in plan.nodes) or None
+        return replace(orders, vantage=Vantage.HOST, pus=pus, nodes=nodes)
+    preset = PRESETS.get(step.variant)
+    return replace(
+        orders,
+        switches=UNKNOWN_SWITCHES if preset is None else Switches.of_layout(preset),
+        plan=plan,
+        domain_xml=document,
+        versions=config.versions,
+        emulated=config.emulated,
     )

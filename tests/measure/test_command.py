@@ -24,16 +24,7 @@ from tests import probe_documents
 from tests.command_line import homenode
 from tests.processes import wait_for_end
 
-SHORT = (
-    "--quick",
-    "--repeat",
-    "1",
-    "--tests",
-    "cpu-single,core-to-core",
-    "--context",
-    "host",
-    "--force",
-)
+SHORT = (*"--quick --repeat 1 --tests cpu-single,core-to-core --context host --force".split(),)
 
 
 @pytest.fixture
@@ -109,14 +100,7 @@ def test_a_dry_run_shows_every_step_and_runs_none(probe: Path) -> None:
 def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
     done = bench(
         probe,
-        "mine",
-        "--quick",
-        "--repeat",
-        "1",
-        "--context",
-        "host",
-        "--force",
-        "--app",
+        *"mine --quick --repeat 1 --context host --force --app".split(),
         "echo 'took $HOME 2.5 s'",
         "--metric",
         r"([0-9.]+) s$",
@@ -238,10 +222,7 @@ def started(probe: Path, *before: str) -> tuple["subprocess.Popen[str]", int]:
         [
             *before,
             sys.executable,
-            "-m",
-            "homenode.cli.main",
-            "bench",
-            "--name",
+            *"-m homenode.cli.main bench --name".split(),
             *words,
             "--metric",
             "(x)",
@@ -262,19 +243,9 @@ def started(probe: Path, *before: str) -> tuple["subprocess.Popen[str]", int]:
 def test_a_program_that_hangs_is_stopped_when_its_time_is_up(probe: Path) -> None:
     done = bench(
         probe,
-        "mine",
-        "--quick",
-        "--repeat",
-        "1",
-        "--context",
-        "host",
-        "--force",
-        "--app",
+        *"mine --quick --repeat 1 --context host --force --app".split(),
         "sleep 60",
-        "--metric",
-        "(x)",
-        "--app-timeout",
-        "1",
+        *"--metric (x) --app-timeout 1".split(),
     )
     assert "sleep: no end after 1 s" in done.stdout
 

@@ -36,16 +36,9 @@ def host_at(on: str, run: str, probe: bytes = HELD) -> RemoteHost:
 
 def test_a_run_elsewhere_is_a_run_like_any_other(on: str, tmp_path: Path) -> None:
     words = (
-        "bench",
-        "--name",
-        "far",
-        "--on",
+        *"bench --name far --on".split(),
         on,
-        "--quick",
-        "--repeat",
-        "1",
-        "--tests",
-        "cpu-single",
+        *"--quick --repeat 1 --tests cpu-single".split(),
     )
     probe = next(Path(__file__).parents[2].glob("build/probe/homenode-probe-static"), None)
     assert probe is not None, "make probe"

@@ -144,11 +144,7 @@ def test_gpu_tools_bound_to_a_node_are_kept_to_the_pus_of_the_run_there() -> Non
     assert tests["gpu-bandwidth"].argv[:5] == ("taskset", "-c", "0-1,4", "nvbandwidth", "-d")
     row = tests["gpu-bandwidth from node 0"]
     assert row.argv[:7] == (
-        "numactl",
-        "--cpunodebind=0",
-        "--membind=0",
-        "taskset",
-        "-c",
+        *"numactl --cpunodebind=0 --membind=0 taskset -c".split(),
         ours[0],
         "nvbandwidth",
     )

@@ -81,11 +81,7 @@ def test_a_bound_run_is_a_row_of_the_matrix() -> None:
     if not nodes:
         pytest.skip("the kernel shows no NUMA nodes")
     output = run_program(
-        "torch_copies",
-        "host-copies",
-        "--seconds",
-        "0.01",
-        "--node",
+        *"torch_copies host-copies --seconds 0.01 --node".split(),
         str(nodes[0]),
         addresses=GPUS[:1],
     ).stdout_or_raise()

@@ -97,11 +97,7 @@ def test_a_layout_that_does_not_fit_stops_everything_before_the_first_boot(
     daemon: StandIn, tmp_path: Path
 ) -> None:
     done = trial(
-        "--layouts",
-        "default,pin",
-        "--in-place",
-        "--page-size",
-        "1GiB",
+        *"--layouts default,pin --in-place --page-size 1GiB".split(),
         *HERE,
         "--reserved-cpus",
         "0-15",
@@ -271,16 +267,7 @@ def test_without_the_reports_library_a_trial_is_none_the_worse(
     probe, report = tmp_path / "probe", tmp_path / "report.html"
     probe.write_text("put there by the reach, which is simulated")
     done = trial(
-        "--layouts",
-        "pin",
-        "--boots",
-        "1",
-        "--in-place",
-        "--tests",
-        "cpu-single",
-        "--quick",
-        "--repeat",
-        "1",
+        *"--layouts pin --boots 1 --in-place --tests cpu-single --quick --repeat 1".split(),
         "--probe",
         str(probe),
         "--shutdown-timeout",

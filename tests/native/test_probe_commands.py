@@ -177,16 +177,7 @@ def test_a_wide_stride_still_chases_the_whole_buffer() -> None:
         "latency",
         "--pus",
         one_pu(),
-        "--max-bytes",
-        "64K",
-        "--orders",
-        "random",
-        "--stride",
-        "256",
-        "--pages",
-        "base",
-        "--seconds",
-        "0.2",
+        *"--max-bytes 64K --orders random --stride 256 --pages base --seconds 0.2".split(),
     ).document
     assert document["curves"][0]["stride_bytes"] == 256
 
@@ -227,14 +218,7 @@ def test_loaded_latency_begins_without_load_and_ends_with_it() -> None:
         "loaded-latency",
         "--pus",
         two_pus(),
-        "--chain-bytes",
-        "8M",
-        "--array-bytes",
-        "4M",
-        "--delays",
-        "1000,0",
-        "--seconds",
-        "0.3",
+        *"--chain-bytes 8M --array-bytes 4M --delays 1000,0 --seconds 0.3".split(),
     ).document
     points = document["points"]
     assert [point["delay_cycles"] for point in points] == [None, 1000, 0]

@@ -50,9 +50,7 @@ def figure_of(order: AppOrder, output: str) -> float:
     try:
         # isolated: nothing of the folder that we stand in is imported
         argv = [sys.executable, "-I", "-c", _SEARCH, order.metric]
-        searched = run(
-            argv, SEARCH_S, text, environment={"PYTHONIOENCODING": "utf-8:surrogateescape"}
-        )
+        ended = run(argv, SEARCH_S, text, environment={"PYTHONIOENCODING": "utf-8:surrogateescape"})
     except ToolTimeoutError:
         raise ParseError(
             _SOURCE,
@@ -60,7 +58,7 @@ def figure_of(order: AppOrder, output: str) -> float:
             "none so far",
             hint="repeats within repeats, such as (a+)+, take exponential time",
         ) from None
-    word = searched.stdout_or_raise().strip().replace(",", "")
+    word = ended.stdout_or_raise().strip().replace(",", "")
     if not word:
         raise ParseError(_SOURCE, f"a line that matches {order.metric}", output[-200:].strip())
     try:

@@ -254,9 +254,8 @@ def _machine(host: Host) -> str:
 def _versions(orders: BenchOptions, host: Host, document: Vm | None) -> Iterator[Condition]:
     yield from orders.versions
     names = {condition.name for condition in orders.versions}
-    conditions = (
-        [] if orders.vantage is Vantage.GUEST else list(versions_of(host))
-    )  # a guest's: its own
+    # A guest's own versions are those of whoever started it.
+    conditions = [] if orders.vantage is Vantage.GUEST else list(versions_of(host))
     if document is not None and document.machine is not None:
         conditions.append(Condition("machine type", document.machine))
     yield from (version for version in conditions if version.name not in names)
@@ -363,7 +362,7 @@ def confine(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Ho
 
 def as_bound(test: BenchTest) -> BenchTest:
     """A test that stays where its job is: nvbandwidth else moves itself to the GPU's PUs."""
-    alternatives = tuple(as_bound(alternative) for alternative in test.alternatives)
+    alternatives = tuple(as_bound(other) for other in test.alternatives)
     return replace(test, argv=_staying(test.argv), alternatives=alternatives)
 
 
@@ -385,9 +384,7 @@ def bind(
     return replace(
         test,
         argv=_bound_argv(test, pus, nodes, pus_of_node),
-        alternatives=tuple(
-            bind(alternative, pus, nodes, pus_of_node) for alternative in test.alternatives
-        ),
+        alternatives=tuple(bind(other, pus, nodes, pus_of_node) for other in test.alternatives),
     )
 
 

@@ -43,7 +43,7 @@ def schedule(
     *,
     called: str = "tests",
     option: str = "--repeat",
-    most_rounds: int = MAX_ROUNDS,
+    limit: int = MAX_ROUNDS,
 ) -> Schedule:
     """Every variant once in each round, in an order of its own; controls in theirs around it.
 
@@ -58,8 +58,8 @@ def schedule(
         twice = sorted({name for name in names if names.count(name) > 1})
         problem = f"{', '.join(twice)} twice" if twice else "none"
         raise UsageError(f"{called}: expected one or more, each once, found {problem}")
-    if not 1 <= rounds <= most_rounds:
-        raise UsageError(f"{option} {rounds}: expected 1 to {most_rounds}")
+    if not 1 <= rounds <= limit:
+        raise UsageError(f"{option} {rounds}: expected 1 to {limit}")
     order: list[tuple[int, str, bool]] = [(-1, name, True) for name in controls]
     for number in range(rounds):
         order += [(number, name, False) for name in seeded_order(variants, seed, number)]

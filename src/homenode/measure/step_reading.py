@@ -33,13 +33,7 @@ from homenode.machine.topology import Host
 from homenode.measure.figures import amd as amd_figures
 from homenode.measure.figures import nvidia as gpu_figures
 from homenode.measure.figures import torch_programs as torch_figures
-from homenode.measure.figures.nvidia import (
-    Binding,
-    binding_in,
-    flat_curve,
-    half_peak_of,
-    sections,
-)
+from homenode.measure.figures.nvidia import Binding, binding_in, flat_curve, half_peak_of, sections
 from homenode.measure.figures.probe import BracketedSample, StepReading, probe_figures
 from homenode.measure.figures.sample import (
     Figures,
@@ -96,11 +90,9 @@ def _copying_thread(text: str, host: Host) -> Iterator[Condition]:
         node = node_of_pu.get(pu)
         if node is not None:
             looks[node] = looks.get(node, 0) + count
-    main_nodes = [node for node in sorted(looks) if looks[node] * 10 >= sum(looks.values())]
-    if main_nodes:
-        yield Condition(
-            COPYING_THREAD, f"node{'s' if len(main_nodes) > 1 else ''} {CpuSet(main_nodes)}"
-        )
+    nodes = [node for node in sorted(looks) if looks[node] * 10 >= sum(looks.values())]
+    if nodes:
+        yield Condition(COPYING_THREAD, f"node{'s' if len(nodes) > 1 else ''} {CpuSet(nodes)}")
 
 
 def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:

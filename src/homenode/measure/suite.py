@@ -58,9 +58,7 @@ def parse_shown(text: str) -> ShownGpus | None:
 
     Slices of one GPU (MIG) have one address, and it counts once. Raises ParseError.
     """
-    line = next(
-        (text_line for text_line in text.split("\n") if text_line.startswith('{"format"')), None
-    )
+    line = next((row for row in text.split("\n") if row.startswith('{"format"')), None)
     if line is None:
         raise ParseError(_SOURCE, f'a line with "format": "{FORMAT}"', text.strip()[:60] or "none")
     document = lines.json_object(line, _SOURCE)
@@ -71,7 +69,7 @@ def parse_shown(text: str) -> ShownGpus | None:
         return None
     if not isinstance(addresses, list) or len(addresses) > MAX_GPUS:
         raise ParseError(_SOURCE, f"a list of at most {MAX_GPUS} addresses", line[:60])
-    gpus = [Bdf.parse(str(text_line), _SOURCE) for text_line in addresses]
+    gpus = [Bdf.parse(str(row), _SOURCE) for row in addresses]
     return ShownGpus(tuple(dict.fromkeys(gpus)), reason)
 
 
@@ -147,12 +145,8 @@ def gpu_tests(
     nodes = tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)
     machine = GpuMachine(gpus, nodes, frozenset(installed), options, present - len(gpus))
     for test in _tests(machine, left_out):
-        numbered_test = _numbered_by_bus(test) if machine.is_nvidia else test
-        yield (
-            numbered_test
-            if shown is None
-            else _with_gpus(numbered_test, tuple(gpu.bdf for gpu in gpus))
-        )
+        own_test = _numbered_by_bus(test) if machine.is_nvidia else test
+        yield (own_test if shown is None else _with_gpus(own_test, tuple(gpu.bdf for gpu in gpus)))
 
 
 def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:

@@ -194,10 +194,7 @@ def _build(
     if source.program == TORCH_PYTHON:
         return
     if source.name == "nccl-tests":
-        code = " ".join(
-            f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
-            for architecture in architectures
-        )
+        code = " ".join(f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in architectures)
         variables = () if cuda_home is None else (f"CUDA_HOME={cuda_home}",)
         yield ("make", "-C", tree, "-j", "4", f"NVCC_GENCODE={code}", *variables)
         return
@@ -331,10 +328,8 @@ class InstallStep:
         if failure is not None:
             with contextlib.suppress(HostError):  # nothing can be written there: that is `failure`
                 note(entry)
-            output = (ended.stderr.strip() or ended.stdout.strip())[-_MOST_SAID:]
-            raise ToolError(
-                f"{step.tool}: {failure}{_when_full(self._prefix)}", hint=output or None
-            )
+            text = (ended.stderr.strip() or ended.stdout.strip())[-_MOST_SAID:]
+            raise ToolError(f"{step.tool}: {failure}{_when_full(self._prefix)}", hint=text or None)
 
 
 def _when_full(prefix: Path) -> str:

@@ -153,11 +153,9 @@ class SshChannel(Struct, frozen=True):
         }
         if self.key is not None:
             options["IdentitiesOnly"] = "yes"
-        option_words = (
-            word for name, value in options.items() for word in ("-o", f"{name}={value}")
-        )
+        words = (word for name, value in options.items() for word in ("-o", f"{name}={value}"))
         key = () if self.key is None else ("-i", str(self.key))
-        return ("ssh", *CLOSED, *option_words, *key, "-l", self.user, "--", self.address)
+        return ("ssh", *CLOSED, *words, *key, "-l", self.user, "--", self.address)
 
 
 def _quote(path: Path) -> str:

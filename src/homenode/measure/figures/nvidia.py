@@ -104,7 +104,7 @@ def command_in(head: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
 def binding_in(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
     """The last binding of a head, as numactl shows or sets it; a script's own word counts where
     numactl says nothing."""
-    pinned_nodes = [int(node) for node in _PINNED.findall(head)]
+    pinned = [int(node) for node in _PINNED.findall(head)]
     at = head.rfind("policy:")
     if (command := command_in(head)) is not None:
         pus, memory = command
@@ -112,20 +112,18 @@ def binding_in(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
             return None, (Gap("binding", "the log's numactl names no node"),)
         return Binding(pus, memory or pus), ()
     if at < 0:
-        if not pinned_nodes:
+        if not pinned:
             return None, (Gap("binding", "the log has no numactl --show before its figures"),)
-        return Binding((pinned_nodes[-1],), (pinned_nodes[-1],)), ()
+        return Binding((pinned[-1],), (pinned[-1],)), ()
     try:
         show = parse_show(head[at:])
     except ParseError as error:
         return None, (Gap("binding", error.message),)
     binding = Binding(tuple(show.cpu_nodes), tuple(show.memory_nodes))
-    if pinned_nodes and pinned_nodes[-1] not in binding.cpu_nodes:
+    if pinned and pinned[-1] not in binding.cpu_nodes:
         # numactl asked before the pinning, or outside it: the script's own word is of the run.
-        reason = (
-            f"the log says PINNED to {pinned_nodes[-1]}, its numactl --show {binding.cpu_nodes}"
-        )
-        return Binding((pinned_nodes[-1],), (pinned_nodes[-1],)), (Gap("binding", reason),)
+        reason = f"the log says PINNED to {pinned[-1]}, its numactl --show {binding.cpu_nodes}"
+        return Binding((pinned[-1],), (pinned[-1],)), (Gap("binding", reason),)
     return binding, ()
 
 

@@ -101,7 +101,7 @@ def _conditions(document: ProbeDocument) -> Iterator[Condition]:
             yield Condition("pages of buffers", kind)
 
 
-def _taken_samples(
+def _sample_of(
     metric: str,
     unit: str,
     value: float,
@@ -128,7 +128,7 @@ def _bandwidth(document: ProbeDocument) -> Iterator[BracketedSample]:
                 if run.threads > 1:
                     bracket = Bracket(run.pus, raw.cas_before_ns, raw.cas_after_ns)
                 for metric, ratio in counted:
-                    yield _taken_samples(
+                    yield _sample_of(
                         metric,
                         "bytes_per_s",
                         raw.bytes_per_s * ratio,
@@ -154,23 +154,21 @@ def _latency(document: ProbeDocument) -> Iterator[BracketedSample]:
             cell = "dram" if is_plain else f"dram {variant}"
             node = _node_of_pu(document, curve.pu)
             for value in curve.points[0].samples_ns:
-                yield _taken_samples(
-                    metric, "ns", value, node=node, peer_node=curve.node, variant=cell
-                )
+                yield _sample_of(metric, "ns", value, node=node, peer_node=curve.node, variant=cell)
             continue
         for point in curve.points:
             for value in point.samples_ns:
-                yield _taken_samples(metric, "ns", value, size_bytes=point.bytes, variant=variant)
+                yield _sample_of(metric, "ns", value, size_bytes=point.bytes, variant=variant)
         # The level's own figure is a median of medians: the last point's samples say as much.
         if is_plain and has_memory:
             for value in curve.points[-1].samples_ns:
-                yield _taken_samples(metric, "ns", value, variant="dram")
+                yield _sample_of(metric, "ns", value, variant="dram")
     for level in document.levels:
         if level.level != LEVEL_DRAM:
             name, capacity = level.level.lower(), level.capacity_bytes
-            yield _taken_samples(metric, "ns", level.latency_ns, variant=name)
+            yield _sample_of(metric, "ns", level.latency_ns, variant=name)
             if capacity is not None:
-                yield _taken_samples("cache-capacity", "bytes", capacity, variant=name)
+                yield _sample_of("cache-capacity", "bytes", capacity, variant=name)
 
 
 def _core_to_core(document: ProbeDocument) -> Iterator[BracketedSample]:
@@ -181,7 +179,7 @@ def _core_to_core(document: ProbeDocument) -> Iterator[BracketedSample]:
         for number, (value, is_passing) in enumerate(with_passing(pair.samples_ns)):
             end = (None if is_passing else value,)
             bracket = Bracket(team, end, end)
-            yield _taken_samples("core-to-core-latency", "ns", value, bracket, number, variant=name)
+            yield _sample_of("core-to-core-latency", "ns", value, bracket, number, variant=name)
 
 
 def _throughput(document: ProbeDocument) -> Iterator[BracketedSample]:
@@ -189,39 +187,37 @@ def _throughput(document: ProbeDocument) -> Iterator[BracketedSample]:
     assert document.one is not None and document.all is not None, "parse asks for both"
     if len(document.all.threads) == 1:
         for value in document.one.threads[0].samples_events_per_s:
-            yield _taken_samples("cpu-single", "events_per_s", value)
+            yield _sample_of("cpu-single", "events_per_s", value)
         return
     threads = document.all.threads
     for together in zip(*(thread.samples_events_per_s for thread in threads), strict=False):
-        yield _taken_samples("cpu-throughput", "events_per_s", sum(together))
-        yield _taken_samples("cpu-per-thread", "events_per_s", sum(together) / len(together))
+        yield _sample_of("cpu-throughput", "events_per_s", sum(together))
+        yield _sample_of("cpu-per-thread", "events_per_s", sum(together) / len(together))
     for thread in threads:
         name = f"PU {thread.pu}"
         for value in thread.samples_events_per_s:
-            yield _taken_samples("cpu-per-thread", "events_per_s", value, variant=name)
+            yield _sample_of("cpu-per-thread", "events_per_s", value, variant=name)
         if thread.fairness_ratio is not None:
-            yield _taken_samples("cpu-fairness", "ratio", thread.fairness_ratio, variant=name)
+            yield _sample_of("cpu-fairness", "ratio", thread.fairness_ratio, variant=name)
     if document.all.fairness_index is not None:
-        yield _taken_samples(
+        yield _sample_of(
             "cpu-fairness", "ratio", document.all.fairness_index, variant="Jain's index"
         )
 
 
 def _smt(document: ProbeDocument) -> Iterator[BracketedSample]:
     for core in document.cores:
-        yield _taken_samples(
-            "smt-gain", "ratio", core.gain_ratio, variant=f"{core.work} {core.pus}"
-        )
+        yield _sample_of("smt-gain", "ratio", core.gain_ratio, variant=f"{core.work} {core.pus}")
 
 
 def _loaded_latency(document: ProbeDocument) -> Iterator[BracketedSample]:
     for point in document.points:
         variant = "at rest" if point.delay_cycles is None else f"delay {point.delay_cycles} cycles"
         for value in point.samples_ns:
-            yield _taken_samples("loaded-latency", "ns", value, variant=variant)
+            yield _sample_of("loaded-latency", "ns", value, variant=variant)
         for rate in point.samples_injected_bytes_per_s:
             if rate > 0:
-                yield _taken_samples("loaded-bandwidth", "bytes_per_s", rate, variant=variant)
+                yield _sample_of("loaded-bandwidth", "bytes_per_s", rate, variant=variant)
 
 
 def _placement(document: ProbeDocument) -> Iterator[BracketedSample]:
@@ -231,7 +227,7 @@ def _placement(document: ProbeDocument) -> Iterator[BracketedSample]:
         if look.fill_ratio is None or look.pair not in names:
             continue
         bracket = Bracket(document.pus, look.cas_before_ns, look.cas_after_ns)
-        yield _taken_samples(
+        yield _sample_of(
             "fill-ratio",
             "ratio",
             look.fill_ratio,

@@ -130,9 +130,7 @@ def _conditions(run: TorchRun) -> Iterator[Condition]:
         yield Condition("tool copy size", f"{run.copy_bytes} bytes")
     if any(figure.metric == "d2d-bandwidth" for figure in run.figures):
         yield Condition("tool device copy", "PyTorch, bytes within a GPU counted once")
-    copies = [
-        figure for figure in run.figures if figure.metric in ("h2d-bandwidth", "d2h-bandwidth")
-    ]
+    copies = [f for f in run.figures if f.metric in ("h2d-bandwidth", "d2h-bandwidth")]
     nodes = {copy.thread.node for copy in copies if copy.thread.node is not None}
     if run.bound_node is None and nodes:
         words = "nodes" if len(nodes) > 1 else "node"

@@ -43,7 +43,7 @@ class FoundFolders(Struct, frozen=True):
 def find_sources(paths: Sequence[Path]) -> FoundFolders:
     """What the user named, in that order: files of one folder are one folder, as a shell's `DIR/*`
     names them. Raises as find_folders."""
-    merged_sources: dict[Path, SourceFolder] = {}
+    by_path: dict[Path, SourceFolder] = {}
     folders: list[SourceFolder | Path] = []
     skipped: list[Gap] = []
     for path in paths:
@@ -54,16 +54,13 @@ def find_sources(paths: Sequence[Path]) -> FoundFolders:
             continue
         parent = path.resolve().parent
         for source in found_below.folders:
-            if parent not in merged_sources:
-                merged_sources[parent] = source
+            if parent not in by_path:
+                by_path[parent] = source
                 folders.append(parent)
-            texts = {**merged_sources[parent].texts, **source.texts}
-            times = {**merged_sources[parent].times, **source.times}
-            merged_sources[parent] = replace(merged_sources[parent], texts=texts, times=times)
-    merged = [
-        merged_sources[found_below] if isinstance(found_below, Path) else found_below
-        for found_below in folders
-    ]
+            texts = {**by_path[parent].texts, **source.texts}
+            times = {**by_path[parent].times, **source.times}
+            by_path[parent] = replace(by_path[parent], texts=texts, times=times)
+    merged = [by_path[place] if isinstance(place, Path) else place for place in folders]
     return FoundFolders(tuple(merged), tuple(skipped))
 
 

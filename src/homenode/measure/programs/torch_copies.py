@@ -98,15 +98,13 @@ def pin_memory(torch: Any, count: int, node: int | None) -> Any:
     memory = torch.empty(count, dtype=torch.int32, pin_memory=True)
     if node is None or node_of_memory(memory.data_ptr(), 4 * count) == node:
         return memory
-    registered = torch.empty(count, dtype=torch.int32)
-    registered.zero_()
+    array = torch.empty(count, dtype=torch.int32)
+    array.zero_()
     try:
-        code = int(
-            torch.cuda.cudart().cudaHostRegister(registered.data_ptr(), 4 * count, _PORTABLE)
-        )
+        code = int(torch.cuda.cudart().cudaHostRegister(array.data_ptr(), 4 * count, _PORTABLE))
     except (AttributeError, RuntimeError, TypeError):
         return memory
-    return registered if code == 0 else memory
+    return array if code == 0 else memory
 
 
 class HostBuffers:

@@ -262,9 +262,8 @@ class BootStep(Struct, frozen=True):
         try:
             virsh.start(uuid, self.locks)
         except HostError as error:
-            if any(
-                phrase in error.message for phrase in _ALREADY
-            ):  # by somebody else: it is not ours
+            if any(phrase in error.message for phrase in _ALREADY):
+                # It is not ours: somebody else started it.
                 note(_with_fact(entry, "how", "somebody else had started it", ChangeState.REFUSED))
             raise
         done = _with_fact(entry, "run_id", str(virsh.domain(uuid).run_id), ChangeState.DONE)

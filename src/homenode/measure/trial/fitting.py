@@ -125,12 +125,10 @@ def no_longer_fits(document: bytes, name: str, plan: Plan, host: Host) -> tuple[
     alone = host_without(host, name)
     against = _in_the_way(document, name, plan, alone)
     pinned = CpuSet.union(plan.vcpu_pins)
-    for domain in alone.domains:
-        taken = pinned & CpuSet.union(pins for pins in domain.vcpu_pins if pins is not None)
-        if domain.has_claim and taken:
-            against.append(
-                f"PUs {taken}: expected no other VM's, found {domain.name} pinned to them"
-            )
+    for vm in alone.domains:
+        taken = pinned & CpuSet.union(pins for pins in vm.vcpu_pins if pins is not None)
+        if vm.has_claim and taken:
+            against.append(f"PUs {taken}: expected no other VM's, found {vm.name} pinned to them")
     return tuple(against)
 
 

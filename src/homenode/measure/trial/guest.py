@@ -88,10 +88,7 @@ class GuestReach(Struct, frozen=True):
                 hint="--address says it; --guest-access agent needs none",
             )
         key = None if how.key is None else Path(how.key)
-        return [
-            SshChannel(address, how.user, self.known_hosts, how.port, key, uuid)
-            for address in addresses
-        ]
+        return [SshChannel(ip, how.user, self.known_hosts, how.port, key, uuid) for ip in addresses]
 
 
 def answering(

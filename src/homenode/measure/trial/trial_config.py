@@ -33,9 +33,7 @@ def trial_schedule(layouts: Sequence[str], boots: int, seed: int) -> tuple[Sched
 
     Raises UsageError for a layout twice, none, or boots out of range.
     """
-    plan = schedule(
-        layouts, (), boots, seed, called="--layouts", option="--boots", most_rounds=MAX_BOOTS
-    )
+    plan = schedule(layouts, (), boots, seed, called="--layouts", option="--boots", limit=MAX_BOOTS)
     return plan.tasks
 
 

@@ -87,10 +87,18 @@ def test_a_vm_that_keeps_its_place_is_named(
 
 
 def test_a_copy_is_booted_where_nothing_else_is_said(daemon: StandIn, tmp_path: Path) -> None:
-    done = tried(tmp_path, "--dry-run")
+    words = ("--dry-run", "--boots", "2", "--results", str(tmp_path), "--", NAME)
+    done = homenode("trial", *words, env={"COLUMNS": "80"})
     assert done.exit_code == 0, done.output
-    assert " boots of a copy" in done.output
-    assert f"{NAME}-trial, with its own disks" in done.output
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"{NAME} fits in 3 of 3 layouts: 6 boots of a copy, about 21 min"
+    assert [line for line in lines if line][-5:] == [
+        "round 1  pin-numa, pin, default",
+        "round 2  default, pin, pin-numa",
+        f"copy     {NAME}-trial, with its own disks, NVRAM, UUID and MACs; {NAME} is not",
+        "         changed",
+        "dry run: nothing was started",
+    ]
 
 
 def test_a_vm_that_runs_is_not_measured(daemon: StandIn, tmp_path: Path) -> None:
@@ -110,9 +118,10 @@ def test_with_consent_it_ends_in_one_sentence_and_the_vm_is_as_it_was(
 ) -> None:
     done = tried(tmp_path, *QUICK, "--yes")
     assert done.exit_code == 0, done.output
-    sentence, command = done.stdout.splitlines()[-2:]
+    sentence, command, report = done.stdout.splitlines()[-3:]
     assert sentence.startswith(f"{NAME}: run pin-numa for memory-bandwidth: ")
-    assert command.startswith(f"next  homenode apply {UUID}") and "pin-numa" in command
+    assert command.startswith(f"next    homenode apply {UUID}") and "pin-numa" in command
+    assert report.startswith("report  ") and report.endswith("/report.html")
     assert daemon.definition() == ORIGINAL
 
 
@@ -120,16 +129,15 @@ def test_what_boots_undecided_pair_more_of_them_may(daemon: StandIn, tmp_path: P
     words = ("--in-place", "--layouts", "pin,default", "--tests", "cpu-single", "--quick")
     done = tried(tmp_path, *words, "--boots", "2", "--yes")
     assert done.exit_code == NOT_KNOWN
-    sentence, command = done.stdout.splitlines()[-2:]
+    sentence, command, _ = done.stdout.splitlines()[-3:]
     assert sentence.startswith(f"{NAME}: cannot tell for memory-bandwidth: ")
-    (known,) = known_trials(tmp_path / "state")
-    assert command == f"next  homenode trial resume {known.folder.name} --boots 4"
+    assert command == f"next    homenode trial resume {UUID} --boots 4"
     assert homenode("trial", "resume", "--boots", "2", "--", NAME).exit_code == 2
     done = homenode("trial", "resume", "--boots", "3", "--", NAME)
     assert done.exit_code == NOT_KNOWN, done.output
     (known,) = known_trials(tmp_path / "state")
     assert len(known.state.measured_boots) == 6 and known.state.ended
-    assert done.stdout.splitlines()[-1].endswith("--boots 5")
+    assert done.stdout.splitlines()[-2].endswith("--boots 5")
     assert daemon.definition() == ORIGINAL
 
 
@@ -154,7 +162,7 @@ def test_where_its_time_is_up_no_round_is_begun_and_resume_goes_on(
         done = tried(tmp_path, *QUICK, "--yes")
     (known,) = known_trials(tmp_path / "state")
     assert known.state.measured_boots == {0, 1}
-    assert done.stdout.count("to be done") == 4
+    assert done.stdout.count("to be done") == 2, "a row for each layout"
     done = homenode("trial", "resume", "--within", "1h", "--", NAME)
     assert done.exit_code == 0, done.output
     assert f"{NAME}: run pin-numa for memory-bandwidth" in done.stdout

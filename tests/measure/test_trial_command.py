@@ -113,7 +113,7 @@ def test_a_layout_that_does_not_fit_stops_everything_before_the_first_boot(
 @pytest.mark.parametrize(
     ("missing", "says"),
     [
-        ("kvm", ("emulated (type='qemu')", "virsh edit")),
+        ("kvm", ("is emulated (type='qemu'): its results would mean nothing", "virsh edit")),
         ("probe", ("homenode-probe-static not found", "make setup")),
         ("disk", ("needs 64 MiB of free disk, 1000 B free", "--results")),
         ("ssh", ("ssh: command not found", "apt install openssh-client")),
@@ -196,8 +196,9 @@ def test_status_says_what_is_left_and_undo_takes_it_back(daemon: StandIn, tmp_pa
     left_behind(daemon, tmp_path)
     shown = trial("status")
     assert shown.exit_code == 0
+    assert shown.output.startswith(f"{NAME}: 0 of 3 boots measured, something is left to undo")
     assert "its guest may be running (boot 1)" in shown.output
-    assert "homenode trial undo trial" in shown.output
+    assert f"undo     homenode trial undo {UUID}" in shown.output
     assert daemon.definition() != ORIGINAL
     done = trial("undo", "--shutdown-timeout", "0.2", "--", NAME)
     assert done.exit_code == 0, done.output
@@ -224,9 +225,12 @@ def test_status_of_one_name_shows_its_last_trial(daemon: StandIn, tmp_path: Path
         _, journal = begun(root, wanted(tmp_path / "results", boots=1, id=name))
         journal.note(EntryKind.ENDED)
     shown = trial("status", "--", NAME)
-    assert "Trial second" in shown.output
-    assert "Trial first" not in shown.output
-    assert "Trial first" in trial("status", "first").output
+    assert "trial  second" in shown.output
+    assert "trial  first" not in shown.output
+    assert f"homenode trial resume {UUID}" in shown.output
+    shown = trial("status", "first")
+    assert "trial  first" in shown.output
+    assert "homenode trial resume first" in shown.output, "by the id: the VM has a later trial"
 
 
 def test_status_without_any_trial_is_no_error(daemon: StandIn, tmp_path: Path) -> None:
@@ -245,7 +249,7 @@ def test_another_instance_that_somebody_started_is_left_alone(
     error = refusal("undo", "--shutdown-timeout", "0.2", "--", NAME)
     assert "expected it shut off, found it running" in str(error)
     assert daemon.get("id") == "9"
-    assert "left to undo" in trial("status").output
+    assert "something is left to undo" in trial("status").output
 
 
 def test_without_a_static_probe_it_says_how_to_make_one(daemon: StandIn, tmp_path: Path) -> None:

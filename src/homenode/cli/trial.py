@@ -84,8 +84,8 @@ from homenode.objective import Objective
 from homenode.plan.auto import suggested_objective
 from homenode.show.plan_text import reserved_lines
 from homenode.show.trial_text import (
+    boot_line,
     outcomes_table,
-    progress_line,
     schedule_text,
     status_text,
 )
@@ -155,9 +155,8 @@ def begin_trial(arguments: TrialArguments) -> None:
     original = virsh.definition(state.uuid)
     if is_emulated(original) and EMULATED not in os.environ:
         raise UsageError(
-            f"{state.name}: emulated (type='qemu'), so its results would mean nothing",
-            hint=f"on a host with /dev/kvm: {command_line('virsh', 'edit', state.argument)}, "
-            "<domain type='kvm'>",
+            f"{state.name} is emulated (type='qemu'): its results would mean nothing",
+            hint=f"{command_line('virsh', 'edit', state.argument)}, type='kvm'",
         )
     probe = static_probe(arguments.access.probe)
     document = open_domain(original, state.name)
@@ -271,10 +270,17 @@ def show_status(arguments: TrialStatusArguments) -> None:
             continue
         steps = steps_of(trial.head, trial.state)
         is_running = TrialJournal(default_root(), trial.head.id).is_locked
-        console().print(status_text(trial, steps, is_running=is_running))
+        console().print(status_text(trial, steps, _name_of(trial), is_running=is_running))
     if name is not None and len(trials) > 1:
         earlier = ", ".join(trial.folder.name for trial in trials[:-1])
         note(f"earlier: {earlier} (homenode trial status ID shows one)")
+
+
+def _name_of(trial: StoredTrial) -> str:
+    """What its commands call a trial: the VM's name, of any but its last trial the id."""
+    assert trial.head is not None, "what cannot be read has no commands"
+    last = known_trials(default_root(), trial.head.source_uuid or trial.head.source)[-1]
+    return trial.head.argument if last.folder == trial.folder else trial.head.id
 
 
 def _standing(trial: StoredTrial) -> TrialStanding:
@@ -325,15 +331,16 @@ def _run(
     reach = GuestReach(
         virsh, reaching or setup.config.reaching, journal.path / "known_hosts", probe
     )
+    progress = _ProgressLine()
     trial = Trial(
         **asdict(setup),
         virsh=virsh,
         journal=journal,
         root=default_root(),
         reach=reach,
-        on_boot=lambda progress: note(progress_line(progress, "boots")),
-        on_progress=_say_step,
-        on_wait=_Waiting(),
+        on_boot=progress.on_boot,
+        on_progress=progress.on_step,
+        on_wait=progress.on_wait,
         notify=note,
         host=_host_of_guests(setup, host),
         read_host=(lambda: load_daemon_host(None, virsh)) if is_local(virsh.connect) else None,
@@ -344,13 +351,13 @@ def _run(
         try:
             run_trial(trial, lock)
         except KeyboardInterrupt:
-            note(f"interrupted; {again(head.id, 'resume')} continues")
+            note(f"interrupted; {again(head.argument, 'resume')} continues")
             raise
         except HomenodeError as error:
-            ways = (
-                f"{again(head.id, 'resume')} continues; {again(head.id, 'undo')} undoes it; "
-                f"{again(head.id, 'status')} shows what is left"
+            resume, undo, status = (
+                again(head.argument, action) for action in ("resume", "undo", "status")
             )
+            ways = f"{resume} continues; {undo} undoes it; {status} shows what is left"
             error.hint = ways if error.hint is None else f"{error.hint}; then {ways}"
             raise
 
@@ -385,10 +392,12 @@ def _conclude(
         )
         answer = answer_of(conclusion, head, trial.state.boots or head.boots)
         say(answer.sentence)
-        if answer.command is not None:
-            say(f"next  {answer.command}")
+        page = report or journal.path / "report.html"
+        written = _report(folders, head, host, page)
+        for label, text in (("next", answer.command), ("report", page if written else None)):
+            if text is not None:
+                say(f"{label:<{8 if written else 6}}{text}")
         code = code or (NOT_KNOWN if answer.is_open else code)
-        written = _report(folders, head, host, report or journal.path / "report.html")
         if report is not None and not written:
             code = code or HostError.exit_code
     outcomes = trial.state.outcomes
@@ -476,26 +485,31 @@ def _show(checked: Preflight, pace: Pace, findings: Sequence[Finding], gaps: Seq
         raise SystemExit(UNPLANNABLE)
 
 
-def _say_step(progress: Progress) -> None:
-    if sys.stderr.isatty():
-        note(f"  {progress_line(progress, 'steps')}")
-
-
-class _Waiting:
-    """Says that a guest boots: on a terminal a line that counts, else one every half a minute."""
+class _ProgressLine:
+    """Where the trial is: on a terminal one line, else one a boot, and while a guest boots."""
 
     _EVERY_S = 30.0
 
     def __init__(self) -> None:
-        self._said_s = 0.0
+        self._boots, self._said_s = Progress(()), 0.0
 
-    def __call__(self, waited_s: float, timeout_s: float) -> None:
-        line = f"  waiting for the guest to answer: {waited_s:.0f} of {timeout_s:.0f} s"
+    def on_boot(self, boots: Progress) -> None:
+        self._boots, self._said_s = boots, 0.0
+        self._print(boot_line(boots))
+
+    def on_step(self, steps: Progress) -> None:
         if sys.stderr.isatty():
-            update(line)
-            return
-        if waited_s < self._said_s:
-            self._said_s = 0.0
-        if waited_s - self._said_s >= self._EVERY_S:
-            self._said_s = waited_s
+            self._print(boot_line(self._boots, steps))
+
+    def on_wait(self, waited_s: float, timeout_s: float) -> None:
+        is_due = waited_s - self._said_s >= self._EVERY_S
+        if sys.stderr.isatty() or is_due:
+            self._said_s = waited_s if is_due else self._said_s
+            waiting = f"waiting for the guest, {waited_s:.0f} of {timeout_s:.0f} s"
+            self._print(f"{boot_line(self._boots).partition(';')[0]}, {waiting}")
+
+    def _print(self, line: str) -> None:
+        if sys.stderr.isatty():
+            update(line.ljust(79))
+        else:
             note(line)

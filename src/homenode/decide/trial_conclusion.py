@@ -18,6 +18,7 @@ from homenode.measure.trial.journal import TrialHead
 from homenode.metrics import METRICS
 from homenode.objective import Objective
 from homenode.text import command_line
+from homenode.vm.hypervisor.connection import DEFAULT
 
 
 class Advice(Struct, frozen=True, kw_only=True):
@@ -62,7 +63,8 @@ def conclude(
 
     def command(answer: Recommendation) -> str:
         if not plan_words:
-            words = ["homenode", "apply", domain, "--connect", connect, *apply_words]
+            at = () if connect == DEFAULT else ("--connect", connect)
+            words = ["homenode", "apply", domain, *at, *apply_words]
             return shlex.join([*words, *answer.words])
         virsh, output = ["virsh", "-c", connect], f"vm-{answer.layout}.xml"
         dump = shlex.join([*virsh, "dumpxml", "--inactive", domain])
@@ -117,7 +119,9 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
         return TrialAnswer(sentence=f"{head.source}: {reason}")
     undecided = "" if obstacle else _undecided_pair(answer)
     undecided = undecided or f"for {objective}: {obstacle or sentence_of(answer)}"
-    resume = command_line("homenode", "trial", "resume", head.id, "--boots", boots + MORE_BOOTS)
+    resume = command_line(
+        "homenode", "trial", "resume", head.argument, "--boots", boots + MORE_BOOTS
+    )
     sentence = f"{head.source}: cannot tell {undecided}"
     return TrialAnswer(sentence=sentence, command=resume, is_open=True)
 

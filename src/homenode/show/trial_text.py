@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from homenode.doc import Cell, Doc, Part, Span, Table, Text
+from homenode.doc import Cell, Doc, Span, Table, Text
 from homenode.findings import Finding
 from homenode.measure.progress import Progress, TaskState, TaskStatus
 from homenode.measure.schedule import ScheduledTask
@@ -13,7 +13,6 @@ from homenode.measure.trial.journal import (
     EntryKind,
     State,
     StoredTrial,
-    TrialHead,
 )
 from homenode.measure.trial.prepare import Preflight
 from homenode.text import command_line, number_list, plural, printable
@@ -131,7 +130,21 @@ _OUTCOMES = {
     EntryKind.REFUSED: Span("refused", "bad"),
     EntryKind.FAILED: Span("failed", "bad"),
 }
-_LAST = 6
+
+
+def boot_line(boots: Progress, steps: Progress | None = None) -> str:
+    """Where a trial is: its boot, the test in it, and the time left.
+
+    >>> boot, step = TaskStatus("0", 0, TaskState.WAITING), TaskStatus("0", 0, TaskState.DONE)
+    >>> boot_line(Progress((boot,), "pin", 130.0), Progress((step, boot), "stream"))
+    'boot 1 of 1: pin, stream, step 2 of 2; 2 min left'
+    """
+    number = min(boots.ended_count + 1, boots.total)
+    words = [f"boot {number} of {boots.total}: {printable(boots.now) or 'done'}"]
+    if steps is not None and steps.now:
+        words += [printable(steps.now), f"step {steps.ended_count + 1} of {steps.total}"]
+    left = f"; {duration_text(boots.seconds_left)} left" if boots.seconds_left else ""
+    return ", ".join(words) + left
 
 
 def schedule_text(
@@ -168,66 +181,68 @@ def schedule_text(
         lines.append(("copy", f"{head.copy.name}, {whose}"))
     if checked.begun.emulated:
         lines.append(("caveat", "it is emulated (type='qemu'): its results will mean nothing"))
-    width = max(len(label) for label, _ in lines) + 2
-    labelled = (Text(f"{label:<{width}}{text}") for label, text in lines)
     table = Table(heads=heads, rows=tuple(rows), folds=heads[-1:])
-    return Doc(title, (table, *labelled))
+    return Doc(title, (table, *_labelled(lines)))
 
 
 def status_text(
-    stored: StoredTrial, steps: Sequence[ScheduledTask], *, is_running: bool = False
+    trial: StoredTrial, steps: Sequence[ScheduledTask], name: str, *, is_running: bool = False
 ) -> Doc:
-    """How far a trial is, the last things that it did, and what is left to undo.
+    """How many boots are measured, what the others came to, and what to do next.
 
-    is_running: a homenode is at work on it now.
+    name: what its commands call it. is_running: a homenode is at work on it now.
     """
-    head, state = stored.head, stored.state
+    head, state = trial.head, trial.state
     assert head is not None, "what cannot be read has no status"
-    lines: list[Part] = [outcomes_table(state, steps)]
-    for entry in stored.entries[-_LAST:]:
-        detail = f": {entry.detail}" if entry.detail else ""
+    measured = sum(step.number in state.measured_boots for step in steps)
+    answer = f"{head.source}: {measured} of {plural(len(steps), 'boot')} measured"
+    rows = {"trial": head.id}
+    if trial.entries:
+        entry = trial.entries[-1]
         place = "" if entry.number is None else f"boot {entry.number + 1}: "
-        lines.append(Text(f"{entry.at}  {place}{entry.what}{detail}"))
+        detail = f": {entry.detail}" if entry.detail else ""
+        rows["last"] = f"{entry.at}  {place}{entry.what}{detail}"
     if is_running:
-        lines.append(Text("running: a homenode is at work on it now", "good"))
-    else:
-        lines += _remaining_lines(head, state, steps)
-    return Doc(f"Trial {head.id} of {head.source}", tuple(lines))
-
-
-def _remaining_lines(
-    head: TrialHead, state: State, steps: Sequence[ScheduledTask]
-) -> Iterator[Text]:
-    """What is left to undo or to measure, and the commands for it."""
-    commands = (command_line("homenode", "trial", verb, head.id) for verb in ("resume", "undo"))
-    resume, undo = commands
-    if state.to_undo:
-        texts = {
+        answer += ", a homenode is at work on it now"
+    elif state.to_undo:
+        answer += ", something is left to undo"
+        remains = {
             LAYOUT: f"{head.domain} may have a layout's definition",
             BOOT: f"its guest may be running (boot {(state.running or 0) + 1})",
             COPY: f"the copy {head.domain} may be there",
         }
-        changes = [texts[change.kind] for change in state.changes]
-        yield Text(f"left to undo: {'; '.join(changes)}", "warn")
-        yield Text(f"{resume} continues, {undo} undoes it")
-    elif state.measured_boots < {step.number for step in steps}:
-        boots = plural(len(steps) - len(state.measured_boots), "boot")
-        yield Text(f"nothing left to undo; {boots} not measured: {resume}")
+        rows["warning"] = "; ".join(remains[change.kind] for change in state.changes)
+        rows["next"] = command_line("homenode", "trial", "resume", name)
+        rows["undo"] = command_line("homenode", "trial", "undo", name)
     else:
-        yield Text("done; nothing left to undo")
+        answer += ", nothing left to undo"
+        if measured < len(steps):
+            rows["next"] = command_line("homenode", "trial", "resume", name)
+    return Doc(answer, (outcomes_table(state, steps), *_labelled(rows.items())))
+
+
+def _labelled(rows: Iterable[tuple[str, str]]) -> Iterator[Text]:
+    """A line for each label, its text in one column with the others'."""
+    rows = tuple(rows)
+    width = max(len(label) for label, _ in rows) + 2
+    return (Text(f"{label:<{width}}{text}", hang=width) for label, text in rows)
 
 
 def outcomes_table(state: State, steps: Sequence[ScheduledTask]) -> Table:
-    """A row for each of these boots: what came of it."""
-    heads = ("boot", "layout", "came to", "detail")
-    rows: list[tuple[str | Cell, ...]] = []
+    """What these boots came to: one row for boots of a layout that came to the same."""
+    groups: dict[tuple[str, str, str], list[ScheduledTask]] = {}
     for step in steps:
-        boot, entry = str(step.number + 1), state.outcomes.get(step.number)
-        if entry is None:
-            rows.append((boot, step.variant, "to be done", ""))
-            continue
-        detail = "; ".join(entry.findings) or entry.detail
-        if entry.samples is not None:
-            detail = f"{entry.samples} samples" + (f"; {detail}" if detail else "")
-        rows.append((boot, step.variant, Cell((_OUTCOMES[EntryKind(entry.what)],)), detail))
+        entry = state.outcomes.get(step.number)
+        what = "" if entry is None else entry.what
+        detail = "" if entry is None else "; ".join(entry.findings) or entry.detail
+        groups.setdefault((step.variant, what, detail), []).append(step)
+    rows: list[tuple[str | Cell, ...]] = []
+    for (layout, what, detail), boots in groups.items():
+        entries = [state.outcomes[step.number] for step in boots if what]
+        samples = sum(entry.samples or 0 for entry in entries)
+        numbers = number_list(step.number + 1 for step in boots)
+        outcome = Cell((_OUTCOMES[EntryKind(what)] if what else Span("to be done"),))
+        counted = f"{samples:,} samples" if samples else ""
+        rows.append((layout, numbers, outcome, "; ".join(filter(None, (counted, detail)))))
+    heads = ("layout", "boots", "came to", "detail")
     return Table(heads=heads, rows=tuple(rows), folds=heads[-1:])

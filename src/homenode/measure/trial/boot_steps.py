@@ -90,7 +90,7 @@ class TrialDomain(Struct, frozen=True):
 
     def retry(self, work: Callable[[], T]) -> T:
         """What the work gives; libvirt may be away for a while."""
-        return retry_while_unavailable(work, self.head.id, self.notify)
+        return retry_while_unavailable(work, self.head.argument, self.notify)
 
     def host_locked(self) -> AbstractContextManager[tuple[int, ...]]:
         """The lock of the host, for one change of it: not from boot to boot, so that others may

@@ -38,7 +38,7 @@ from homenode.measure.trial.boot_steps import (
 )
 from homenode.measure.trial.copying import PreparedCopy
 from homenode.measure.trial.fitting import host_without, no_longer_fits
-from homenode.measure.trial.guest import Reach, answering, boot_of
+from homenode.measure.trial.guest import Reach, again, answering, boot_of
 from homenode.measure.trial.journal import (
     BOOT,
     COPY,
@@ -60,7 +60,6 @@ from homenode.measure.trial.trial_config import (
 from homenode.nccl.assemble import AMD_VENDOR, assemble_topology
 from homenode.nccl.guest_side import guest_side, left_to_libvirt
 from homenode.nccl.topology import NcclVariant, write_topology
-from homenode.text import command_line
 from homenode.vm.domain.merge import same_definition
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.hypervisor.virsh import Virsh
@@ -154,8 +153,7 @@ def _refuse_edited(trial: Trial) -> None:
         raise InputError(
             f"{trial.head.source}: expected the definition that the trial was planned from, found "
             "another: it was edited since",
-            hint=command_line("homenode", "trial", "undo", trial.head.id)
-            + " ends it; then begin a new one",
+            hint=again(trial.head.argument, "undo") + " ends it; then begin a new one",
         )
 
 
@@ -184,10 +182,10 @@ class _BootedVm:
             state = TaskState.WAITING if outcome is None else STATES[EntryKind(outcome.what)]
             tasks.append(TaskStatus(name, 0, state))
         waiting = [self._steps[status.id] for status in tasks if status.state is TaskState.WAITING]
-        next_one = self._next(waiting)
+        next_step = self._next(waiting)
         return Progress(
             tuple(tasks),
-            now="" if next_one is None else _name(next_one),
+            now="" if next_step is None else next_step.variant,
             seconds_left=self._pace.seconds_for(step.variant for step in waiting),
         )
 
@@ -323,8 +321,7 @@ def _refuse_taken(trial: Trial, tuned: Tuned) -> None:
         raise InputError(
             f"expected the host to have room as when the trial was planned, found: "
             f"{'; '.join(against)}",
-            hint=command_line("homenode", "trial", "resume", trial.head.id)
-            + " tries it again when that is free",
+            hint=again(trial.head.argument, "resume") + " tries it again when that is free",
         )
 
 
@@ -336,7 +333,7 @@ def _refuse_running_original(trial: Trial) -> None:
             raise UsageError(
                 f"{head.source}: expected it shut off, found it {state.state}: the copy's disks "
                 "lie over its own",
-                hint=f"shut it down; then {command_line('homenode', 'trial', 'resume', head.id)}",
+                hint=f"shut it down; then {again(head.argument, 'resume')}",
             )
 
 

@@ -10,10 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from homenode.cli.arguments.measure import (
-    BenchArguments,
-    BenchSetupArguments,
-)
+from homenode.cli.arguments.measure import BenchArguments, BenchSetupArguments
 from homenode.cli.bench_options import bench_options, static_probe
 from homenode.cli.terminal import (
     console,

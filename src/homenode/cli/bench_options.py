@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from homenode.cli.arguments.measure import (
-    AppArguments,
-    RunArguments,
-    SuiteArguments,
-)
+from homenode.cli.arguments.measure import AppArguments, RunArguments, SuiteArguments
 from homenode.cli.arguments.trial import TrialArguments
 from homenode.cli.command import format_words
 from homenode.cpuset import CpuSet
@@ -25,9 +21,7 @@ from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.options import AppOrder, BenchOptions, check_name
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Switches
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.trial.prepare import (
-    TrialRequest,
-)
+from homenode.measure.trial.prepare import TrialRequest
 from homenode.measure.trial.trial_config import Measuring
 from homenode.objective import Objective
 from homenode.plan.stored import read_plan
@@ -42,12 +36,7 @@ from homenode.vm.hypervisor.connection import (
     is_local,
 )
 from homenode.vm.layout import PRESETS, Pinning, preset_named, unknown_layout
-from homenode.vm.plan_options import (
-    DeviceLocality,
-    EmulatorPolicy,
-    MemoryMode,
-    PlanOptions,
-)
+from homenode.vm.plan_options import DeviceLocality, EmulatorPolicy, MemoryMode, PlanOptions
 
 if TYPE_CHECKING:
     from homenode.machine.snapshot.protocol import Snapshot

@@ -122,8 +122,7 @@ def _layouts(texts: Sequence[str]) -> dict[str, Switches]:
         preset = preset_named(layout)
         if not is_pair or not name or preset is None:
             raise UsageError(
-                f"--layout {text}: expected NAME=PRESET",
-                hint=f"presets: {', '.join(PRESETS)}",
+                f"--layout {text}: expected NAME=PRESET", hint=f"presets: {', '.join(PRESETS)}"
             )
         if name in layouts:
             raise UsageError(f"--layout {text}: expected each run once")

@@ -64,13 +64,7 @@ from homenode.measure.trial.journal import (
     domain_locked,
     known_trials,
 )
-from homenode.measure.trial.prepare import (
-    Preflight,
-    latest,
-    preflight,
-    prepare,
-    reopen,
-)
+from homenode.measure.trial.prepare import Preflight, latest, preflight, prepare, reopen
 from homenode.measure.trial.runner import (
     Trial,
     TrialSetup,
@@ -83,12 +77,7 @@ from homenode.measure.trial.trial_config import BARE
 from homenode.objective import Objective
 from homenode.plan.auto import suggested_objective
 from homenode.show.plan_text import reserved_lines
-from homenode.show.trial_text import (
-    boot_line,
-    outcomes_table,
-    schedule_text,
-    status_text,
-)
+from homenode.show.trial_text import boot_line, outcomes_table, schedule_text, status_text
 from homenode.text import command_line, plural
 from homenode.vm.daemon_host import load_daemon_host, refuse_unread_vms
 from homenode.vm.domain.read import open_domain, vm_of

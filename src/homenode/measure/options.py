@@ -6,12 +6,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.findings import Finding, Gap
 from homenode.measure.model import SuiteOptions
-from homenode.measure.results.model import (
-    UNKNOWN_SWITCHES,
-    Condition,
-    Run,
-    Switches,
-)
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Run, Switches
 from homenode.measure.results.vantage import Vantage
 from homenode.vm.plan import Plan
 

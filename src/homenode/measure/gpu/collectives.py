@@ -16,12 +16,7 @@ from msgspec.structs import replace
 from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.measure.gpu.machine import PEERS_HANG, GpuMachine
-from homenode.measure.model import (
-    BenchTest,
-    Depth,
-    Group,
-    Reader,
-)
+from homenode.measure.model import BenchTest, Depth, Group, Reader
 
 UNBOUND = "nothing bound"
 ON_GPU_NODES = "each rank on its GPU's node"

@@ -25,10 +25,7 @@ from homenode.measure.trial.journal import (
     names_of,
 )
 from homenode.measure.trial.runner import TrialSetup, Tuned, is_emulated
-from homenode.measure.trial.trial_config import (
-    Measuring,
-    TrialConfig,
-)
+from homenode.measure.trial.trial_config import Measuring, TrialConfig
 from homenode.objective import Objective
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.process import find_program

@@ -102,7 +102,9 @@ def _suite(typed: SuiteArguments) -> SuiteOptions:
     known_tests = [str(group) for group in Group if group is not Group.APP]
     for name in names:
         if name not in known_tests:
-            raise unknown("test", name, known_tests, f"--tests {','.join(known_tests)}", "--tests: ")
+            raise unknown(
+                "test", name, known_tests, f"--tests {','.join(known_tests)}", "--tests: "
+            )
     largest = parse_bytes(typed.nccl_max_msg)
     if not 8 <= largest <= 1 << 40:
         raise UsageError(f"--nccl-max-msg {typed.nccl_max_msg}: expected 8 B to 1 TiB")

@@ -58,7 +58,7 @@ def test_every_option_has_a_row_with_its_choices_and_whether_it_may_be_repeated(
         assert one.help.endswith(".") and text.isascii(), one.name
         assert option_helps(one.record).keys() <= set(one.record.__struct_fields__), one.record
         assert set(one.choices) <= set(re.split(r"[^\w-]+", text)), one.name
-        is_said = re.search(r"repeated|repeatable|once for each", text) is not None
+        is_said = re.search(r"repeated|repeat for each", text) is not None
         assert is_said or not one.many or isinstance(one.opt, Arg), one.name
 
 

@@ -19,10 +19,10 @@ from homenode.vm.model import MAX_VCPUS, VmCell
 AUTO = "auto"
 """The layout name that lets the objective choose."""
 
-VM = "The VM (instead of what its document says)"
+VM = "The VM (instead of the definition's)"
 PLACEMENT = "Placement"
 SWITCHES = "Layout switches (override the preset)"
-BY_HAND = "PU lists by hand"
+BY_HAND = "Manual CPU lists"
 
 _of_vm, _vm_flag = partial(Opt, panel=VM), partial(Flag, panel=VM)
 _placing = partial(Opt, panel=PLACEMENT, rare=True)
@@ -164,63 +164,63 @@ class PlanOptions(Struct, frozen=True):
     Options:
       layout: The guest's layout; default, pin, pin-bound, pin-numa, pin-numa-smt, pin-numa-pci,
         pin-numa-pci-smt; the study's vcpu_pin, vcpu_pin_numa, vcpu_pin_numa_smt, A, B, C; or auto:
-        what results or the table say; see layouts.md.
+        chosen from results or the built-in table; see layouts.md.
       objective: With --layout auto, what the VM is for; multi-gpu, memory-bandwidth, latency,
-        gpu-copy, throughput, density. Default: by its devices.
-      vcpus: Number of vCPUs. Default: the document's.
-      memory_bytes: Memory, with a unit: 64GiB. Default: the document's.
+        gpu-copy, throughput, density. Default: chosen by its devices.
+      vcpus: Number of vCPUs. Default: the definition's.
+      memory_bytes: Memory, with a unit: 64GiB. Default: the definition's.
       page_bytes: Size of the huge pages that back it: 2MiB, 1GiB. Default: the document's.
-      devices: Pass this host function or mediated device as well; may be repeated.
-      gpu_count: Choose N GPUs of the host. They replace the GPUs that the document has; whole
-        nodes, switches and NVSwitch groups stay together. Default: the document's GPUs.
+      devices: Pass through this host function or mediated device; may be repeated. The definition's
+        devices stay.
+      gpu_count: Choose N GPUs of the host; they replace the definition's GPUs. Whole nodes,
+        switches and NVSwitch groups stay together. Default: the definition's GPUs.
       gpu_profile: With --gpus: parts of GPUs of this vGPU type (NVIDIA A40-12Q, A40-12Q,
         NVIDIA_A40-12Q). Default: whole GPUs, and virtual functions without a type.
-      with_nics: Each GPU of the VM brings the NIC next to it; that of its switch, else of its root
-        complex. Default: the document's NICs.
-      with_nvswitches: The GPUs of the VM, which must be all of their board, bring its NVSwitches.
-        Default: the document's.
+      with_nics: Also pass through the nearest NIC of each GPU; it is on the same switch, else on
+        the same root complex. Default: the definition's NICs.
+      with_nvswitches: Also pass through the NVSwitches of the board; the VM must have all its GPUs.
+        Default: the definition's.
       policy: How many cores the nodes must have; cores-first, memory-first, spread, any.
       balance: Among equal placements: spread takes the emptiest nodes, pack the tightest fit.
         Default: pack for a VM with GPUs, else spread.
-      max_nodes: At most so many host nodes. Default: no limit.
-      device_locality: GPUs whose own node is not chosen: require rejects the placement, prefer
-        compares placements by it, ignore places the VM as if it had none.
-      explicit_cells: One guest cell as you want it; once for each cell. vcpus counts siblings where
-        the guest sees them. Needs a layout with cells. Default: as the nodes give them.
-      replaces: Plan as if this domain were gone: its PUs, memory and devices count as free; may be
-        repeated. Default: the domain of the same name or UUID.
-      keep_vcpus: With SMT: keep the vCPU count, use half the cores. Default: of a document that
+      max_nodes: Maximum number of host NUMA nodes. Default: no limit.
+      device_locality: If a GPU's own node is not chosen: require rejects the placement, prefer
+        ranks it lower, ignore places the VM as if it had no GPUs.
+      explicit_cells: Define a guest NUMA node; repeat for each. vcpus counts siblings if the guest
+        sees them. Needs a layout with guest NUMA nodes. Default: like the host nodes.
+      replaces: Treat this domain's CPUs, memory and devices as free; may be repeated. Default: the
+        domain of the same name or UUID.
+      keep_vcpus: With SMT: keep the vCPU count, use half the cores. Default: on if the definition
         shows siblings.
-      without_nvlink: Choose any GPUs of a board with NVSwitches, also without NVLink between them,
-        not only partitions.
-      unequal_cells: Put vCPUs next to the devices, however unequal the nodes' shares become.
-      mixed_kinds: Allow P and E cores in one VM, in separate cells: no warning where the P cores do
-        not suffice.
+      without_nvlink: On a board with NVSwitches, choose any GPUs, also without NVLink between them.
+        Default: only partitions.
+      unequal_cells: Put vCPUs near the devices, even if the nodes' shares become unequal.
+      mixed_kinds: Allow P and E cores in one VM, on separate guest NUMA nodes; no warning if the P
+        cores do not suffice.
       memory_mode: Mode of <numatune>: strict, interleave, preferred.
-      memory_nodes_allowed: This CPU-less node may serve as ordinary memory; may be repeated. Never
-        one of GPU memory.
-      reserved_pus: PUs that the VM must leave free: 0-3,64-67.
-      reserve_defined: Every domain that is shut off keeps what its definition names; without it,
-        those that homenode placed.
-      host_reserve: What stays with the host: whole cores without vCPUs, and memory of each node.
-        Either may be omitted. Default: [reserve] of the host.toml; else 1 core, and the larger of
-        2 GiB and 2 %.
-      emulator_policy: Where QEMU's own threads go: auto (cores without vCPUs, near the devices),
-        housekeeping (the host's housekeeping PUs), share (the vCPUs' PUs), none (not pinned).
-      emulator_pus: Exactly these PUs for QEMU's own threads.
-      housekeeping_pus: PUs that serve the emulators of several VMs with --emulator housekeeping,
-        and where no core is left for one; no vCPU gets one. Default: those that the host.toml
-        names.
-      pinning: The pinning: none, node (each vCPU may run on any PU of its nodes), one-pu-per-core,
+      memory_nodes_allowed: Use this CPU-less node as ordinary memory; may be repeated. GPU memory
+        nodes are rejected.
+      reserved_pus: CPUs that the VM must leave free: 0-3,64-67.
+      reserve_defined: Keep CPUs, memory and devices free for every domain that is shut off.
+        Default: only for domains that homenode placed.
+      host_reserve: Reserve for the host: whole cores without vCPUs, and memory of each node. Either
+        may be omitted. Default: [reserve] of the host.toml; else 1 core, and the larger of 2 GiB
+        and 2 %.
+      emulator_policy: CPUs for QEMU's own threads: auto (cores without vCPUs, near the devices),
+        housekeeping (the host's housekeeping CPUs), share (the vCPUs' CPUs), none (not pinned).
+      emulator_pus: Pin QEMU's own threads to exactly these CPUs.
+      housekeeping_pus: CPUs for the emulators of several VMs, with --emulator housekeeping or if no
+        core is left for an emulator; vCPUs do not use them. Default: those in the host.toml.
+      pinning: The pinning: none, node (each vCPU may run on any CPU of its nodes), one-pu-per-core,
         all-pus. Default: the layout's.
-      siblings: What the guest sees of SMT: keep: as the definition's <topology> shows them, pinned
-        to siblings; hidden, exposed. Default: the layout's.
-      cells: The guest's NUMA cells: single, host. Default: the layout's.
+      siblings: SMT siblings in the guest: keep (as the definition's <topology>, pinned to
+        siblings), hidden, exposed. Default: the layout's.
+      cells: The guest's NUMA nodes: single, host. Default: the layout's.
       pcie: The guest's PCIe tree: keep, host. Default: the layout's.
       memory_binding: How memory is bound: keep, bound, bound-per-cell. Default: the layout's.
-      pci_granularity: What gets an expander bus of its own: cell, root-complex, switch (and the
-        switches are mirrored). Default: cell; with --layout auto switch where a GPU and its RDMA
-        NIC share a switch.
+      pci_granularity: Create an expander bus for each cell, root-complex or switch (which also
+        mirrors the switches). Default: cell; with --layout auto switch if a GPU and its RDMA NIC
+        share a switch.
       spare_ports: Empty root ports on each expander bus, 0 to 16.
     """
 
@@ -301,8 +301,8 @@ class ManualRanges(Struct, frozen=True):
     """PUs by host node, one of each core, instead of a host to plan for.
 
     Options:
-      node_pus: Pin to these CPUs of one node, one of each core; once for each node.
-      sibling_pus: Their SMT siblings in the same order; once for each node.
+      node_pus: Pin to these CPUs of one node, one of each core; repeat for each node.
+      sibling_pus: Their SMT siblings in the same order; repeat for each node.
     """
 
     node_pus: Annotated[tuple[CpuSet, ...], _by_hand("--node-cpus", "PUS", parse=CpuSet.parse)] = ()

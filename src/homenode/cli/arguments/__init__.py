@@ -1,4 +1,4 @@
-"""What is asked of each command: a record of its options, for help and completion as well [I/O]
+"""Arguments of each command: a record of its options, for help and completion as well [I/O]
 
 Here are the options that several share.
 """

@@ -1,4 +1,4 @@
-"""What is asked of verify and doctor. [I/O]"""
+"""Arguments of verify and doctor. [I/O]"""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,31 +16,31 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
     """Check a VM: its file, the VM as it starts, what its guest sees.
 
     Options:
-      document: The domain document, a domain of this libvirt by name or UUID, or a target's file,
-        which needs --plan; may be omitted with --guest and --plan.
-      plan: The saved plan to compare with. Default: the document itself.
+      document: The domain XML, a domain of this libvirt by name or UUID, or a target's file, which
+        needs --plan; may be omitted with --guest and --plan.
+      plan: The saved plan to compare with. Default: the definition itself.
       boot: Boot a test guest.
-      start: Start the domain paused with its real devices, look at it, and end it.
-      yes: With --start: do not ask.
-      guest: The real guest's own view: ssh:HOST or ssh://USER@HOST:PORT, or any source of show made
-        inside it.
+      start: Start the domain paused with its real devices, check it, and end it.
+      yes: With --start: do not prompt.
+      guest: The real guest's own view: ssh:HOST or ssh://USER@HOST:PORT, or any host source of show
+        made inside it.
       ssh_user: With --guest ssh:HOST: the user in the guest. Default: ssh's own choice.
       ssh_key: With --guest ssh:HOST: a private key. Default: ssh's own choice.
-      explain: Print each finding and each compared fact by itself, with its source. Default: equal
-        ones in one line.
+      explain: Print each finding and each compared fact separately, with its source. Default: equal
+        findings in one line.
       target: For --guest with a plan alone: the hypervisor that the plan was made for, as plan
         --target has it. Default: libvirt.
       live: A running domain of this machine, from outside: threads, memory, IRQs; see apply.
-      connect: The libvirt that is asked; for --boot none = QEMU directly. Default: qemu:///system,
-        and for --boot QEMU where that does not answer.
-      kernel: The test guest's kernel. Default: the first that is there.
-      timeout: How long it may take; through libvirt and without KVM half of it, then QEMU is asked
-        directly. Default: 60, and 5 for each vCPU.
-      keep: Keep its console, its report, its document or command line here.
+      connect: The libvirt connection; with --boot, none runs QEMU directly. Default:
+        qemu:///system, and with --boot QEMU if libvirt does not answer.
+      kernel: The test guest's kernel. Default: the first installed kernel.
+      timeout: Time limit in seconds; through libvirt without KVM, QEMU is run directly after half
+        of it. Default: 60, and 5 for each vCPU.
+      keep: Keep the console, the report, and the definition or command line in this directory.
       prometheus: Print Prometheus' text format.
       host: A source of the host. With --live and --start it, and the host of --plan, must be the
-        host of the libvirt daemon. Default: this machine; none where the plan or the document is
-        for another.
+        host of the libvirt daemon. Default: this machine; none if the plan or the definition is for
+        another.
 
     Examples:
       homenode verify tuned.xml --plan plan.json --boot
@@ -78,13 +78,13 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
     Options:
       files: Files of VMs and of the host, in any order; names of domains of this machine; - for a
         VM on standard input. Default: only the host.
-      h2d: A measured host-to-device rate, of one GPU or of all; repeatable.
-      known_width: A slot that is wired narrower than its port; repeatable.
+      h2d: A measured host-to-device rate, of one GPU or of all; may be repeated.
+      known_width: A slot that is wired narrower than its port; may be repeated.
       under_load: Read links while a copy runs: nvbandwidth, rocm-bandwidth-test, or homenode's own
-        program in a python3 with PyTorch. Default: as they are.
+        program in a python3 with PyTorch. Default: read idle links.
       load_command: With --under-load: what copies to the GPUs.
       expect: Compare the host with a record of it: a capture, a host.json or any other host source.
-      explain: Print each finding by itself with its source, each GPU's path, and the memory that
+      explain: Print each finding separately with its source, each GPU's path, and the memory that
         the VM locks and maps. Default: equal findings in one block.
       prometheus: Print Prometheus' text format.
       pool: Compare each host of a pool with the majority of its kind (processor and GPU model); may
@@ -119,9 +119,10 @@ class RetrainArguments(Struct, frozen=True, kw_only=True):
       devices: Devices whose links are trained again.
       target: Generation to train to. Default: the fastest that both ends can.
       apply: Write the registers. Default: a dry run.
-      print_unit: Print a systemd unit that does this at boot; only where root alone can change the
+      print_unit: Print a systemd unit that does this at boot; only if root alone can change the
         program.
-      print_hook: Print a libvirt hook that does this at VM start; likewise.
+      print_hook: Print a libvirt hook that does this at VM start; only if root alone can change the
+        program.
 
     Examples:
       homenode doctor retrain 41:00.0

@@ -1,4 +1,4 @@
-"""What is asked of compare and report, and of list. [I/O]"""
+"""Arguments of compare and report, and of list. [I/O]"""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,12 +19,12 @@ class CompareArguments(Struct, frozen=True, kw_only=True):
     Options:
       runs: Directories of results, also directories of directories, or of other tools' outputs as
         import reads them.
-      objective: Whose metrics decide: multi-gpu, memory-bandwidth, latency, gpu-copy, throughput,
-        density. Default: every objective, one after another.
+      objective: Decide by the metrics of this objective; multi-gpu, memory-bandwidth, latency,
+        gpu-copy, throughput, density. Default: every objective, one after another.
       host: Recommendations for this host alone. Default: the hosts of the results.
-      bare: A run on the host itself: percent of bare metal.
+      bare: A run on the host itself: results are also a percentage of bare metal.
       everything: Also effects with intervals, caveats with their fixes, sources, more than three
-        machines, single GPUs, nodes, message sizes and pairs of PUs.
+        machines, single GPUs, nodes, message sizes and pairs of CPUs.
 
     Examples:
       homenode compare results/h200/default results/h200/pin-numa
@@ -54,10 +54,10 @@ class ReportArguments(Struct, frozen=True, kw_only=True):
         first directory.
       host: A capture of a host of these results: its picture, links and findings, for runs that
         name it, or for the one machine that names none. May be repeated. Default: captures stored
-        next to host runs.
-      title: Above the page. Default: Which layout to run:  and the machines.
-      appendix: In a PDF: also every figure, doubt and remark of each machine.
-      csv: Print every figure as a row of CSV.
+        beside host runs.
+      title: The page's title. Default: Which layout to run: and the machines.
+      appendix: In a PDF: also every result, caveat and remark of each machine.
+      csv: Print every result as a row of CSV.
 
     Examples:
       homenode report
@@ -89,7 +89,7 @@ class HostsArguments(Struct, frozen=True, kw_only=True):
     """List the hosts that come with homenode, for --host.
 
     Options:
-      everything: Also the made-up hosts.
+      everything: Also the synthetic hosts.
 
     Examples:
       homenode list hosts
@@ -106,7 +106,7 @@ class FindingsArguments(Struct, frozen=True, kw_only=True):
     Without an id, list all.
 
     Options:
-      finding: The id in the brackets of a finding, or id in its JSON.
+      finding: The finding's id: in brackets in the output, id in its JSON.
 
     Examples:
       homenode list findings

@@ -1,4 +1,4 @@
-"""What is asked of trial, bench and import. [I/O]"""
+"""Arguments of trial, bench and import. [I/O]"""
 
 from pathlib import Path
 from typing import Annotated
@@ -30,14 +30,14 @@ class SuiteArguments(Struct, frozen=True, kw_only=True):
       tests: Groups of tests; cpu-single, cpu-all, stream, mem-latency, core-to-core, smt,
         placement, gpu-copy, gpu-compute, gpu-bandwidth, gpu-small-copies, gpu-peer, nccl. Default:
         all that this machine can run.
-      repeat: Rounds; each test runs once in each.
-      quick: Half a second a figure. Default: two seconds.
-      full: Eight seconds a figure. Default: two seconds.
-      seed: Of the order of boots and of tests.
+      repeat: Number of rounds; each test runs once a round.
+      quick: Measure each value for half a second. Default: two seconds.
+      full: Measure each value for eight seconds. Default: two seconds.
+      seed: Seed for the order of boots and of tests.
       nccl_max_msg: Largest message of collectives.
       nccl_topo: A topology file for NCCL: all-reduces are measured with and without it; a trial
-        makes that of each guest. Default: all-reduces without one.
-      python: A Python with PyTorch, used where GPU tools are missing.
+        writes a file for each guest. Default: all-reduces without a file.
+      python: A Python with PyTorch, used if GPU tools are missing.
     """
 
     tests: Annotated[str | None, Opt("--tests", "A,B", complete="test_lists")] = None
@@ -54,12 +54,12 @@ class AppArguments(Struct, frozen=True, kw_only=True):
     """A program of the user's, measured as one more test.
 
     Options:
-      app: A command, split as a shell would split it, started without a shell. By default only it
-        and the controls run; --tests adds others.
-      metric: Finds its figure: a regular expression with one group, searched in each line of
-        standard output; the last match counts.
-      lower_is_better: The figure is a time in seconds; or a rate. Default: a rate.
-      app_timeout: Seconds after which it is stopped; that round then has no figure of it.
+      app: A command, split as a shell would split it, started without a shell. By default only this
+        command and the controls run; --tests adds others.
+      metric: Regular expression that finds the command's result: one group, searched in each line
+        of standard output; the last match counts.
+      lower_is_better: The result is a time in seconds. Default: a rate.
+      app_timeout: Seconds after which the command is stopped; that round then has no result of it.
     """
 
     app: Annotated[str | None, Opt("--app", "CMD")] = None
@@ -74,17 +74,17 @@ class RunArguments(Struct, frozen=True, kw_only=True):
     Options:
       plan: The plan of this guest. The guest is verified first, as by verify --guest; one that
         differs is not measured. With --context host: measure on the PUs that the plan pins.
-      domain: The guest's document: kept, and used to find its GPUs.
+      domain: The guest's domain XML: stored, and used to find its GPUs.
       layout: This guest's layout. Default: the plan's, else unknown.
-      arrangement: What else was chosen: a queue, a policy.
+      arrangement: Any other choice under comparison: a queue, a policy.
       boot: Identity of this boot. Default: the kernel's boot id.
       experiment: The study that this run is a part of. In a Slurm job, tests then run only with the
         job's own binding.
       block: With --experiment: its round there, from 0; a round holds one run of each alternative.
-      vantage: Where this is: guest, host or job. On a virtual machine host needs --force. Default:
-        guest with a plan or on a virtual machine, job under Slurm, else host.
-      pus: Measure on these PUs alone. Default: all that the cpuset and the affinity allow.
-      nodes: Measure on these nodes' PUs, and on their memory if it is one. Default: all.
+      vantage: Where this machine runs: guest, host or job. On a virtual machine host needs --force.
+        Default: guest with a plan or on a virtual machine, job under Slurm, else host.
+      pus: Measure on these CPUs only. Default: all that the cpuset and the affinity allow.
+      nodes: Measure on these nodes' CPUs, and on the memory of a single node. Default: all.
       host_kind: A name for hosts of this kind; runs of different kinds are not compared. Default:
         on a host: its processors and GPUs.
       force: Measure a guest that is not as planned; the run is marked.
@@ -111,8 +111,8 @@ class AccessOptions(Struct, frozen=True, kw_only=True):
     """How a guest is reached, and how long it may take.
 
     Options:
-      stop_within: How long it may take to shut down; then it is destroyed.
-      reach: How the guest is reached; ssh or agent (QEMU's guest agent with guest-exec allowed).
+      stop_within: Time limit for the shutdown; then the VM is destroyed.
+      reach: How to reach the guest; ssh or agent (QEMU's guest agent with guest-exec allowed).
         Default: ssh.
       address: Address of the guest. Default: from libvirt's leases.
       ssh_user: The user in the guest.
@@ -121,7 +121,7 @@ class AccessOptions(Struct, frozen=True, kw_only=True):
       probe: The static probe that is copied into the guest. Processor and memory tests need only a
         POSIX shell there; GPU tests need the tools or PyTorch. Default: homenode-probe-static of
         this installation.
-      answer_within: How long a guest may take to answer after its start.
+      answer_within: Time limit for a guest to answer after its start.
     """
 
     reach: Annotated[Transport | None, Opt("--guest-access", "NAME")] = None
@@ -155,7 +155,8 @@ class BenchArguments(Struct, frozen=True, kw_only=True):
     Options:
       name: Name of the run and of its directory; needed with --resume. Default: the layout, date
         and time.
-      on: Measure there, see elsewhere: ssh://[USER@]HOST[:PORT]. Default: this machine.
+      on: Measure on this machine, and see its resources from outside: ssh://[USER@]HOST[:PORT].
+        Default: this machine.
       probe: With --on: the static probe that is copied there. Default: homenode-probe-static of
         this installation.
       results: Results directory; the run is DIR/<gpu>/NAME, <gpu> being the GPU's name or cpu-only.
@@ -183,12 +184,12 @@ class BenchSetupArguments(Struct, frozen=True, kw_only=True):
     """Build the pinned GPU tools (nvbandwidth, nccl-tests, PyTorch, ...) for this machine.
 
     Options:
-      apply: Run them. Default: they are printed.
-      remove: Remove what they installed.
+      apply: Run the steps. Default: print them.
+      remove: Remove what the steps installed.
       prefix: Programs go to DIR/bin, sources and the record to DIR/share/homenode; PyTorch's Python
         is DIR/bin/homenode-torch-python, for --python. Default: ~/.local.
-      architecture: Build for these GPUs: 90, 90,120, gfx950; no GPU is needed then. Default: this
-        machine's, as its driver names it.
+      architecture: Build for these GPUs, without a GPU in this machine: 90, 90,120, gfx950.
+        Default: this machine's, as its driver names it.
 
     Examples:
       homenode bench setup
@@ -208,21 +209,21 @@ class ImportArguments(Struct, frozen=True, kw_only=True):
     sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench.
 
     Options:
-      folders: Directories, looked through six deep, or single files.
-      output: Results directory to write to; a run that is there already is never replaced.
+      folders: Directories, searched six levels deep, or single files.
+      output: Results directory to write to; an existing run is not replaced.
       layout: The layout of the run NAME; NAME may contain * and ?, and an exact name takes
         precedence over a pattern; may be repeated. Default: by the directory's name.
       system: The directory above the runs. Default: the directory above the study's, else the
         GPU's name, else cpu-only.
-      host_kind: What machines of this kind have in common; runs of different kinds are not
-        compared. Default: unknown.
+      host_kind: Name of this kind of machine; runs of different kinds are not compared. Default:
+        unknown.
       machine: The host that the tools ran on: a capture, a host.toml, a shipped host. Default:
         unknown.
-      order: All runs, as they were measured. Default: by the files' times.
+      order: List all runs in the order of their measurement. Default: by the files' times.
       vantage: Where the tools ran: guest, host or job. Default: guest for the study's directories,
         job for bound logs, else host.
-      dry_run: Say what would be written, and write nothing.
-      everything: List everything that was omitted or is not known. Default: the first 20 of each.
+      dry_run: Print the files to write, and write none.
+      everything: List everything that was omitted or is unknown. Default: the first 20 of each.
 
     Examples:
       homenode import logs/pin logs/pin-numa --layout 'pin*=pin' -o results

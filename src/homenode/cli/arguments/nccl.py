@@ -1,4 +1,4 @@
-"""What is asked of nccl-topo. [I/O]"""
+"""Arguments of nccl-topo. [I/O]"""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,17 +19,17 @@ class NcclTopoArguments(Struct, frozen=True, kw_only=True):
     speeds: NCCL then pairs GPUs with far NICs, and computes bandwidths from virtual ports.
 
     Options:
-      domain: The domain document that the VM runs with.
-      plan: The saved plan: its pins and cells are used; document and host must be those of the
-        plan. Default: the document's pins and cells.
-      guest: The guest's own view, ssh:HOST or a capture made inside it: it says bus ids and nodes.
-        Default: derived from the document.
-      nvidia_smi: The host's nvidia-smi -q -x, to check whether the VM's GPUs are one of Fabric
-        Manager's partitions. Default: as the host's source shows them.
-      output: Write the file here, and print where each device is. Default: standard output.
-      rccl: Write the file's version for AMD's RCCL. Default: NCCL.
-      cloud_init: A cloud-init snippet that puts the file in its place.
-      check: Judge a file; with --domain also against the VM.
+      domain: The domain XML that the VM runs with.
+      plan: The saved plan, for its pins and guest NUMA nodes; domain XML and host must be those of
+        the plan. Default: those of the domain XML.
+      guest: The guest's own view, for bus ids and nodes: ssh:HOST or a capture made inside it.
+        Default: derived from the domain XML.
+      nvidia_smi: The host's nvidia-smi -q -x, to check whether the VM's GPUs are a partition of
+        Fabric Manager. Default: as the host's source shows them.
+      output: Write the file here, and print the location of each device. Default: standard output.
+      rccl: Write the file for AMD's RCCL. Default: for NCCL.
+      cloud_init: Write a cloud-init snippet that installs the file.
+      check: Check a file; with --domain also against the VM.
 
     Examples:
       homenode nccl-topo --domain VM.xml --plan plan.json -o topo.xml

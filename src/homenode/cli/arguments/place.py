@@ -1,4 +1,4 @@
-"""What is asked of show, plan, apply, restore and capture. [I/O]"""
+"""Arguments of show, plan, apply, restore and capture. [I/O]"""
 
 from pathlib import Path
 from typing import Annotated
@@ -44,32 +44,32 @@ class ShowArguments(Struct, frozen=True, kw_only=True):
 
 
 class PlanArguments(Struct, frozen=True, kw_only=True):
-    """Plan where a VM goes on a host, and write its tuned document.
+    """Plan where a VM goes on a host, and write its tuned definition.
 
-    Nothing on any machine changes: the tuned document is a file. `homenode restore FILE` gives the
-    original back, and `homenode apply NAME` plans and defines a domain of libvirt.
+    Nothing on any machine changes: the tuned definition is a file. `homenode restore FILE`
+    restores the original, and `homenode apply NAME` plans and defines a domain of libvirt.
 
     Options:
-      document: The VM: a domain document, as virsh dumpxml prints it; a configuration of qm
-        (Proxmox) or xl (Xen); a script that homenode wrote for QEMU; - reads standard input.
-        Default: options alone.
+      document: The VM: a domain XML, as virsh dumpxml prints it; a configuration of qm (Proxmox) or
+        xl (Xen); a script that homenode wrote for QEMU; - reads standard input. Default: options
+        alone.
       vm_file: The same as [VM].
       hosts: The host to plan for, as show takes it. May be repeated: the hosts are ranked, the VM
         is planned for the best. Default: this machine.
       target: The hypervisor to write for; libvirt or one of the targets. A file of that target is
-        edited. Default: what [VM] is of, else libvirt.
-      output: Write the tuned document, and the original to FILE.orig. May be VM.xml itself; - is
+        edited. Default: the target of [VM], else libvirt.
+      output: Write the tuned definition, and the original to FILE.orig. May be VM.xml itself; - is
         standard output, as for the options of other files.
       svg: Draw the host with the VM on it.
       diff: Print the change as a unified diff.
-      explain: Print all figures that were compared, and all runners-up.
+      explain: Print every compared cost, and all runners-up.
       name: The name of a new VM (vm without it), or of a copy of [VM] with its own UUID, NVRAM and
         MACs; see copies.
       libvirt: Version of the host's libvirt, such as 12.1: elements that this version lacks are
-        omitted, and a finding says which version has them. Default: what was found.
-      qemu: Version of the host's QEMU, likewise. Default: what was found.
+        omitted, and a finding names the version that has them. Default: the host's.
+      qemu: Version of the host's QEMU, likewise. Default: the host's.
       target_version: Version of the target, such as 7.2.7 of Proxmox's qemu-server: a plan that
-        needs an option which only a newer one has is refused by its name; targets says since when.
+        needs an option of a newer version is rejected; list targets shows the versions.
 
     Examples:
       homenode plan VM.xml --host hgx-h100 --gpus 8 --diff
@@ -106,30 +106,30 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
 
 
 class ApplyArguments(Struct, frozen=True, kw_only=True):
-    """Plan a VM of libvirt, show the change, ask, and define it.
+    """Plan a VM of libvirt, show the change, prompt, and define it.
 
-    The original is saved first, and `homenode restore NAME` gives it back. Where no terminal can
-    ask, nothing is changed unless --yes is given. The domain must be shut off, without a managed
-    save and without snapshots of another topology; --live-pins moves the threads of one that runs.
+    The original is saved first, and `homenode restore NAME` restores it. Without a terminal,
+    nothing is changed unless --yes is set. The domain must be shut off, without a managed save and
+    without snapshots of another topology; --live-pins moves the threads of a running domain.
 
-    Several are planned together: none gets what another one has. All are defined or none. A VM that
-    homenode has tuned keeps its layout, and is planned for the host as it is now.
+    Several domains are planned together and share no CPUs or devices. All are defined or none. A VM
+    that homenode has tuned keeps its layout, and is planned for the host as it is now.
 
     A NAME with a slash or ending in .xml is a file, which needs no libvirt: it is rewritten, its
-    original is kept as FILE.orig, and `homenode restore FILE` gives it back.
+    original is kept as FILE.orig, and `homenode restore FILE` restores it.
 
     Options:
       dry_run: Print the plan, the change and each obstacle; change nothing.
       diff: Print the whole change of the definition.
-      explain: Print everything that was compared for the plan.
+      explain: Print every compared cost of the plan.
       names: The domains: names or UUIDs; needed. With a slash or ending in .xml it is a file, which
         is rewritten without libvirt.
-      domain: Define this document of homenode plan instead; it must be of the same domain, for the
+      domain: Define this output of homenode plan instead; it must be of the same domain, for the
         host of the libvirt daemon, and with devices that this host has.
-      yes: Change it without asking; needed where there is no terminal. Default: asks on a terminal.
+      yes: Change it without a prompt; needed without a terminal. Default: prompts on a terminal.
       live_pins: Move the threads of a running domain; leave its definition.
-      host: The host to plan for; it must be the host of the libvirt daemon: an equal machine is
-        accepted, another is refused. Default: this machine.
+      host: The host to plan for; it must be the host of the libvirt daemon, or an equal machine.
+        Default: this machine.
 
     Examples:
       homenode apply gpu-vm gpu-vm-2 --dry-run
@@ -155,22 +155,22 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
 
 
 class RestoreArguments(Struct, frozen=True, kw_only=True):
-    """Give back the original of a document or domain, byte for byte.
+    """Restore the original of a definition file or domain, byte for byte.
 
     Refuses, and changes nothing, if the tuned one or its saved original was edited since. A TARGET
     with a slash or ending in .xml is a file, and so is one that has a saved original.
 
     Options:
-      targets: A document that homenode plan -o wrote, or domains that homenode apply defined;
+      targets: A definition that homenode plan -o wrote, or domains that homenode apply defined;
         needed without --list.
       connect: The libvirt daemon of the domain; default qemu:///system.
       forget: A domain: keep the present definition as the original.
-      keep_edits: A domain edited since: take out only what the layout set.
+      keep_edits: For a domain edited since: remove only what the layout set.
       dry_run: Only show what would change.
       diff: Print the whole change, line by line.
       list_open: List what is open on this host or can be undone, each with the command that undoes
         it.
-      yes: Change it without asking; needed without a terminal.
+      yes: Change it without a prompt; needed without a terminal.
 
     Examples:
       homenode restore tuned.xml

@@ -1,4 +1,4 @@
-"""What is asked of try and trial. [I/O]"""
+"""Arguments of try and trial. [I/O]"""
 
 from pathlib import Path
 from typing import Annotated
@@ -36,21 +36,22 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
 
     Options:
       report: Write the report here, .html or .pdf. Default: report.html in the trial's directory.
-      within: Begin no round that would end later: 30m, 2h. Default: as long as it takes.
-      layouts: Layouts; the first is the baseline. Default: default, pin; pin-numa where the host
-        has several nodes, pin-numa-pci where the VM has GPUs too.
-      boots: Boots of each layout. Default: 3 of two layouts, 4 of more.
-      objective: What is to be decided: multi-gpu, memory-bandwidth, latency, gpu-copy, throughput,
-        density. Default: as the VM's devices suggest.
-      in_place: Boot the VM itself: what the guest writes stays. Default: a copy is booted.
-      bare: Also measure the host itself; this runs on the PUs and nodes of the first layout that
-        pins, and gives percentages of bare metal.
-      results: Results directory; each boot is a run ID-LAYOUT-N in it.
+      within: Time limit, such as 30m or 2h; no round is started that would exceed it. Default: no
+        limit.
+      layouts: Layouts; the first is the baseline. Default: default, pin; also pin-numa if the host
+        has several nodes, and pin-numa-pci if the VM has GPUs too.
+      boots: Boots of each layout. Default: 3 for two layouts, 4 for more.
+      objective: The objective to decide for; multi-gpu, memory-bandwidth, latency, gpu-copy,
+        throughput, density. Default: chosen by the VM's devices.
+      in_place: Boot the VM itself: changes in the guest stay. Default: a copy is booted.
+      bare: Also measure the host itself, on the CPUs and nodes of the first layout that pins;
+        results are also a percentage of bare metal.
+      results: Results directory; each boot's run is ID-LAYOUT-N in it.
       id: Name of the trial. Default: the domain and the time.
-      yes: Boot without asking.
+      yes: Boot without a prompt.
       dry_run: Show the plans and the schedule; do nothing.
-      host: The host to plan for; it must be the host of the libvirt daemon: an equal machine is
-        accepted, another is refused. Default: this machine.
+      host: The host to plan for; it must be the host of the libvirt daemon, or an equal machine.
+        Default: this machine.
 
     Examples:
       homenode trial gpu-vm --dry-run
@@ -85,7 +86,7 @@ class TrialStatusArguments(Struct, frozen=True, kw_only=True):
     """Show how far trials are.
 
     Options:
-      name: Of status: a domain, whose last trial is shown, or a trial's id; without it all.
+      name: A domain, to show its last trial, or a trial's id. Default: all trials.
 
     Examples:
       homenode trial status
@@ -101,8 +102,9 @@ class TrialResumeArguments(Struct, frozen=True, kw_only=True):
 
     Options:
       report: Write the report here, .html or .pdf. Default: report.html in the trial's directory.
-      within: Begin no round that would end later, by its own clock. Default: as long as it takes.
-      boots: Boots of each layout. Default: 3 of two layouts, 4 of more.
+      within: Time limit, such as 30m or 2h; no round is started that would exceed it. Default: no
+        limit.
+      boots: Boots of each layout. Default: 3 for two layouts, 4 for more.
 
     Examples:
       homenode trial resume gpu-vm --boots 6
@@ -120,7 +122,7 @@ class TrialUndoArguments(Struct, frozen=True, kw_only=True):
     """Stop the last trial of a domain, and restore the VM.
 
     Options:
-      stop_within: How long it may take to shut down; then it is destroyed.
+      stop_within: Time limit for the shutdown; then the VM is destroyed.
 
     Examples:
       homenode trial undo gpu-vm

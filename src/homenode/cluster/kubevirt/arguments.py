@@ -1,4 +1,4 @@
-"""What is asked of the commands of kubevirt. [I/O]"""
+"""Arguments of the commands of kubevirt. [I/O]"""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,19 +12,19 @@ from homenode.vm.plan_options import PciGranularity
 
 
 class OnDefineDomainArguments(Struct, frozen=True, kw_only=True):
-    """Place a VM's devices on its cells, and print the new document.
+    """Place a VM's devices on its cells, and print the new definition.
 
     The script in the ConfigMap that manifest writes makes the same tree without homenode.
 
     Options:
-      vmi: The VirtualMachineInstance, as the shim gives it.
-      domain: The domain document, as the shim gives it.
-      on_error: What an error does; fail: the VM does not start, and KubeVirt tries again;
-        passthrough: it starts as KubeVirt made it, and the log says so. Default: the VM's
+      vmi: The VirtualMachineInstance, as the shim passes it.
+      domain: The domain XML, as the shim passes it.
+      on_error: After an error; fail: the VM does not start, and KubeVirt tries again; passthrough:
+        it starts with KubeVirt's definition, and the log reports the error. Default: the VM's
         annotation, else fail.
-      pci_granularity: What gets an expander bus of its own: cell, root-complex or switch. Default:
-        the VM's annotation, else cell.
-      root: Where the host's /sys lies, as the container sees it.
+      pci_granularity: Create an expander bus for each cell, root-complex or switch. Default: the
+        VM's annotation, else cell.
+      root: Path of the host's /sys in the container.
 
     Examples:
       homenode kubevirt on-define-domain --vmi "$VMI" --domain "$DOMAIN"
@@ -45,7 +45,7 @@ class KubevirtReceiveArguments(Struct, frozen=True, kw_only=True):
 
     Options:
       name: The run that the guest measured.
-      results: Where the runs of all VMs are kept.
+      results: Directory for the runs of all VMs.
 
     Examples:
       homenode kubevirt receive run-1 --results results < run.tar
@@ -82,7 +82,7 @@ class KubevirtManifestArguments(Struct, frozen=True, kw_only=True):
     """Write the hook (image or ConfigMap), the gates, a VM with the hook, and measuring jobs.
 
     Options:
-      output: Directory to write to; files that are there are not overwritten.
+      output: Directory to write to; existing files are not overwritten.
 
     Examples:
       homenode kubevirt manifest -o manifests --image registry.example/sidecar:1

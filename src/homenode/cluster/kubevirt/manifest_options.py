@@ -54,10 +54,10 @@ class ManifestOptions(Struct, frozen=True, kw_only=True):
     """What the manifests of a cluster are made from.
 
     Options:
-      image: The hook in an image, and where that will be. Default: a ConfigMap.
-      bench_image: Where the image of the measuring jobs will be.
-      vm: Of the example VM.
-      namespace: Of the VM, the ConfigMap and the jobs.
+      image: The hook's image in your registry. Default: a ConfigMap.
+      bench_image: The image of the measuring jobs in your registry.
+      vm: Name of the example VM.
+      namespace: Namespace of the VM, the ConfigMap and the jobs.
       gpu: The GPU's resource name in the cluster.
       gpu_id: The GPU's PCI ids (lspci -n), for permittedHostDevices. Default: the A100's, for the
         default --gpu.

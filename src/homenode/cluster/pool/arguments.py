@@ -1,4 +1,4 @@
-"""What is asked of the commands of pool. [I/O]"""
+"""Arguments of the commands of pool. [I/O]"""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,8 +20,8 @@ class PoolShowArguments(Struct, frozen=True, kw_only=True):
     """Show what is free on each host, and which VMs still fit.
 
     Options:
-      sizes: A size of VM; may be repeated. Without GPUs it needs vcpus and memory. Default: 1, 2,
-        4, 8 GPUs where a host has GPUs.
+      sizes: A VM size; may be repeated. Without GPUs it needs vcpus and memory. Default: 1, 2, 4, 8
+        GPUs if a host has GPUs.
 
     Examples:
       homenode pool show --pool 'hgx-h100*40'
@@ -39,11 +39,11 @@ class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
     """Rank the hosts for a VM by what it gets there; plan for the best.
 
     Options:
-      document: The domain document; - for standard input.
+      document: The domain XML; - for standard input.
       among: Choose this host of the pool only; may be repeated, to choose among several. Default:
         all.
-      output: The tuned document.
-      save_plan: The plan.
+      output: Write the tuned definition to this file.
+      save_plan: Write the plan to this file.
 
     Examples:
       homenode pool place gpu-vm.xml --pool pool/ --gpus 2 -o tuned.xml
@@ -69,13 +69,13 @@ class PoolCaptureArguments(Struct, frozen=True, kw_only=True):
     those that are missing.
 
     Options:
-      servers: [USER@]HOST[:PORT].
+      servers: Hosts to capture: [USER@]HOST[:PORT].
       hosts: A list: on each line [USER@]HOST[:PORT], then optionally name=NAME; # begins a comment.
         Other lines, and a second host of one name, are named and not read.
-      output: The directory.
-      jobs: Hosts read at the same time.
-      timeout: The longest time for one host.
-      again: Also read the hosts that the directory has.
+      output: The directory to write captures to.
+      jobs: Number of hosts read at the same time.
+      timeout: Time limit for one host.
+      again: Also read hosts that the directory already has.
 
     Examples:
       homenode pool capture gpu-1 root@gpu-2:2222 -o pool/

@@ -1,4 +1,4 @@
-"""What is asked of the commands of slurm. [I/O]"""
+"""Arguments of the commands of slurm. [I/O]"""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,19 +14,19 @@ class SlurmAuditArguments(Struct, frozen=True, kw_only=True):
     """Check whether the GPUs of running jobs are on the nodes of their CPUs and memory.
 
     Options:
-      jobs: Jobs to look at: 4711, 4711_3, 4711+1. Default: all that run.
+      jobs: Jobs to check: 4711, 4711_3, 4711+1. Default: all running jobs.
       host: The machine of these nodes (gpu[01-36]=SOURCE), or of all others; a source as for show;
         may be repeated. Default: this machine.
       jobs_file: A stored squeue --all --json of 22.05 and newer, or scontrol show job -d; - for
-        standard input. Default: Slurm is asked.
-      nodes_file: A stored scontrol show node, as text or with --json: what Slurm takes the nodes
-        for. Default: Slurm is asked; with --jobs, as the machines are.
-      gres: The cluster's gres.conf: which GPU each of Slurm's numbers is, where its lines name the
-        files in another order, or MIG slices (MultipleFiles=); also with --records. Default: by PCI
-        address, as AutoDetect numbers them.
+        standard input. Default: read from Slurm.
+      nodes_file: A stored scontrol show node, as text or with --json. Default: read from Slurm;
+        with --jobs, from the machines.
+      gres: The cluster's gres.conf, for GPU numbers if its lines name the files in another order,
+        or with MIG slices (MultipleFiles=); also with --records. Default: by PCI address, as
+        AutoDetect numbers them.
       look: Also the memory policy of the jobs' processes: a step of one task in each GPU job reads
         /proc; for your own jobs, or as root. Default: CPUs and GPUs alone.
-      records: Look at jobs that ended, by their records; needs no host.
+      records: Check ended jobs by their records; needs no host.
       hooks: Write the scripts that keep records, and stop.
       spool: With --hooks: directory on each node for the records.
 
@@ -52,11 +52,11 @@ class SlurmCheckArguments(Struct, frozen=True, kw_only=True):
     """Check gres.conf and slurm.conf against a node's GPUs, and show what they should say.
 
     Options:
-      gres: Both files, as the cluster has them, in either order.
-      slurm: Both files, as the cluster has them, in either order.
+      gres: The cluster's gres.conf; the order of the two files is free.
+      slurm: The cluster's slurm.conf.
       nodes: Only these nodes (gpu[01-36]); the host stands for each. Default: all with GPUs.
-      cgroup: Also cgroup.conf. Default: not judged.
-      output: Write both files as they should be to this directory, and those that they include.
+      cgroup: Also check this cgroup.conf. Default: not checked.
+      output: Write both corrected files, and the files that they include, to this directory.
 
     Examples:
       homenode slurm check gres.conf slurm.conf --host node.tar.gz
@@ -83,19 +83,19 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
     Options:
       output: The study's directory, on a file system that all nodes share.
       nodelist: These nodes, also as gpu[01-04], each in the partitions that have it.
-      host: What every node is: a snapshot, a description, a shipped host; no look jobs then.
-        Default: each is captured.
+      host: Host source of every node: a snapshot, a description, a shipped host; look jobs are then
+        omitted. Default: each node is captured.
       numa: NUMA nodes to bind to. Default: all with CPUs and memory.
       shared: GPUs of a shared job, and how many at once; may be repeated. Default: 1x4 and 2x2.
       mig: Also jobs of one MIG slice each, as gpu:1g.10gb; may be repeated.
       app: Your own program, under each binding, in the directory that the command is started in;
-        its words are split as by a shell, and no shell runs them.
-      wait: Wait no longer than this. Default: as long as it takes.
-      patience: How long to wait while every remaining job is blocked (a drained node, a hold), or
-        the controller does not answer.
-      poll: Between two polls of the queue.
-      dry_run: Write the scripts, print their names, submit nothing. With --host also where no Slurm
-        answers: nodes are then as described, named by --nodelist.
+        split as a shell would split it, started without a shell.
+      wait: Time limit for the jobs. Default: no limit.
+      patience: Time limit while every remaining job is blocked (a drained node, a hold), or the
+        controller does not answer.
+      poll: Time between two polls of the queue.
+      dry_run: Write the scripts, print their names, submit nothing. With --host also without a
+        running Slurm: nodes are then as described, named by --nodelist.
 
     Examples:
       homenode slurm study -o /shared/study --dry-run
@@ -125,8 +125,8 @@ class SlurmReportArguments(Struct, frozen=True, kw_only=True):
     Options:
       folders: Directories of homenode slurm study, finished or not; directories that homenode
         import wrote; logs of nvbandwidth whose names say exclusive or shared.
-      everything: Every map, job and gap. Default: the first map, and all that differ.
-      output: All of it as one page, FILE.html, that loads nothing.
+      everything: Every map, job and unknown. Default: the first map, and all that differ.
+      output: Write the report as one page, FILE.html, without external resources.
 
     Examples:
       homenode slurm report study

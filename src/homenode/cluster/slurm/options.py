@@ -38,21 +38,21 @@ class StudyOptions(Struct, frozen=True):
     """What the user asks of a study. None: the cluster's or the host's own.
 
     Options:
-      partition_exclusive: Partition of whole nodes. Default: the cluster's default.
-      partition_shared: Partition of shared nodes. Default: as for whole ones.
-      nodes: Cluster nodes to study: of both partitions before others, idle before busy; more than
-        there are is refused.
+      partition_exclusive: Partition for whole-node jobs. Default: the cluster's default.
+      partition_shared: Partition for shared jobs. Default: as for whole-node jobs.
+      nodes: Number of cluster nodes to study: nodes of both partitions first, idle before busy;
+        more nodes than the cluster has are rejected.
       rounds: Jobs of each kind on each node.
-      cpus_per_gpu: CPUs of shared jobs. Default: an even share of the node's.
+      cpus_per_gpu: CPUs per GPU of shared jobs. Default: an even share of the node's.
       minutes: Time limit of each job.
-      account: The account, for sbatch. Default: SBATCH_ACCOUNT; other variables of sbatch's do not
+      account: The account, for sbatch. Default: SBATCH_ACCOUNT; other variables of sbatch do not
         reach the jobs.
       qos: The QOS, for sbatch.
       reservation: The reservation, for sbatch.
-      tests: Tests of homenode bench next to the copies; none for no more; may be repeated. Default:
+      tests: Tests of homenode bench besides the copies; none omits them; may be repeated. Default:
         stream, mem-latency.
-      metric: Finds its figure: the group of the last match.
-      lower_is_better: The figure is a time, in seconds. Default: a rate.
+      metric: Regular expression that finds the program's result: the group of the last match.
+      lower_is_better: The result is a time in seconds. Default: a rate.
       between_nodes: Also all-reduce on and between the nodes (all_reduce_perf on the PATH, built
         with MPI).
       mpi: For srun between nodes: pmix, pmi2. Default: the cluster's.

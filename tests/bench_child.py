@@ -18,7 +18,7 @@ from homenode.measure.access.remote_host import RemoteHost, SshHost
 from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
 from homenode.measure.options import BenchOptions
 from homenode.measure.results.vantage import Vantage
-from homenode.process import Completed
+from homenode.process import ProgramResult
 from tests.rendered.machine import render
 
 GROUPS = (Group.CPU_SINGLE, Group.CPU_ALL, Group.CORE_TO_CORE, Group.PLACEMENT)
@@ -37,9 +37,9 @@ class SmallMachine(LocalMachine):
         input: str | None = None,
         *,
         environment: Mapping[str, str] | None = None,
-    ) -> Completed:
+    ) -> ProgramResult:
         if argv[0] == "cat":
-            return Completed(tuple(argv), 0, IDLE, "")
+            return ProgramResult(tuple(argv), 0, IDLE, "")
         return super().run(argv, timeout_s, input, environment=environment)
 
     def find_installed(self, names: Collection[str]) -> frozenset[str]:
@@ -59,9 +59,9 @@ class SmallHost(RemoteHost):
         input: str | None = None,
         *,
         environment: Mapping[str, str] | None = None,
-    ) -> Completed:
+    ) -> ProgramResult:
         if argv[0] == "cat":
-            return Completed(tuple(argv), 0, IDLE, "")
+            return ProgramResult(tuple(argv), 0, IDLE, "")
         return super().run(argv, timeout_s, input, environment=environment)
 
     def find_installed(self, names: Collection[str]) -> frozenset[str]:

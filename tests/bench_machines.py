@@ -7,7 +7,7 @@ from homenode.machine.description.parse import load_shipped
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure.model import PROBE
-from homenode.process import Completed, ToolMissingError
+from homenode.process import ProgramResult, ToolMissingError
 from tests.probe_documents import answer
 from tests.rendered.machine import render
 
@@ -40,18 +40,18 @@ class FakeMachine:
         input: str | None = None,
         *,
         environment: Mapping[str, str] | None = None,
-    ) -> Completed:
+    ) -> ProgramResult:
         words = tuple(argv)
         if words[0] == "cat":
-            return Completed(words, 0, self._file(words[1]), "")
+            return ProgramResult(words, 0, self._file(words[1]), "")
         if words == ("true",):
-            return Completed(words, 0, "", "")
+            return ProgramResult(words, 0, "", "")
         self.calls.append(words)
         self.inputs.append(input)
         if words[0] == PROBE and PROBE not in self.programs:
             raise ToolMissingError(PROBE)
         output = self.answer(words)
-        return Completed(words, self.code, output, "it went wrong" if self.code else "")
+        return ProgramResult(words, self.code, output, "it went wrong" if self.code else "")
 
     def find_installed(self, names: Collection[str]) -> frozenset[str]:
         return frozenset(names) & self.programs

@@ -4,7 +4,7 @@ from functools import cache
 
 from homenode.bdf import Bdf
 from homenode.machine.topology import Host
-from homenode.nccl.assemble import Assembled, assemble_topology
+from homenode.nccl.assemble import TopologyFile, assemble_topology
 from homenode.nccl.guest_side import GuestSide, guest_side, left_to_libvirt
 from homenode.nccl.topology import NcclVariant, write_topology
 from homenode.plan.pipeline import plan_file
@@ -54,7 +54,7 @@ def side(xml: bytes, *, plan: Plan | None = None, guest: Host | None = None) -> 
     return guest_side(vm_of(document), left_to_libvirt(document), plan=plan, guest=guest)
 
 
-def assembled(host: Host, xml: bytes, flavour: NcclVariant = NcclVariant.NCCL) -> Assembled:
+def assembled(host: Host, xml: bytes, flavour: NcclVariant = NcclVariant.NCCL) -> TopologyFile:
     return assemble_topology(host, side(xml), flavour, "vm.xml")
 
 
@@ -73,5 +73,5 @@ def tuned_for(
     ).document
 
 
-def text_of(made: Assembled) -> str:
+def text_of(made: TopologyFile) -> str:
     return write_topology(made.topology)

@@ -23,7 +23,7 @@ from homenode.measure.trial.journal import BOOT, TrialHead, TrialJournal
 from homenode.measure.trial.prepare import TrialRequest, preflight, prepare, reopen
 from homenode.measure.trial.runner import Trial
 from homenode.measure.trial.trial_config import Measuring
-from homenode.process import Completed
+from homenode.process import ProgramResult
 from homenode.vm.hypervisor.connection import GuestAccess
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_options import PlanOptions, Policy
@@ -89,14 +89,14 @@ class SimulatedGuest(FakeMachine):
         input: str | None = None,
         *,
         environment: Mapping[str, str] | None = None,
-    ) -> Completed:
+    ) -> ProgramResult:
         self._check()
         if argv[1:2] in (["bandwidth"], ("bandwidth",)) and self.stream_fails:
-            return Completed(tuple(argv), 1, "", "homenode-probe: not enough memory")
+            return ProgramResult(tuple(argv), 1, "", "homenode-probe: not enough memory")
         if argv[0] == "poweroff":
-            return Completed(tuple(argv), 0, "", "")
+            return ProgramResult(tuple(argv), 0, "", "")
         if argv[1:2] in (["bandwidth"], ("bandwidth",)) and not self.code:
-            return Completed(tuple(argv), 0, self._bandwidth(argv), "")
+            return ProgramResult(tuple(argv), 0, self._bandwidth(argv), "")
         return super().run(argv, timeout_s, input, environment=environment)
 
     def snapshot(self) -> Snapshot:

@@ -1,7 +1,9 @@
 """The rules of the house that a program can check."""
 
 import ast
+import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,45 @@ def test_tests_that_are_called_slow_are_there() -> None:
         assert f"def {test.rpartition('::')[2]}(" in text, (
             f"tests/slow.txt: {name} is gone: python -m tests.slow_tests writes the list"
         )
+
+
+POINTING = frozenset(
+    """
+    one found said known own left wanted most rest there where what why here asked stated kept given
+    its of every more whole near alike each others same then only made told held
+""".split()
+)
+PREPOSITIONS = frozenset("at by in on to from with under over after before without".split())
+VERBS = frozenset("need feed seed speed embed read exceed proceed".split())
+
+
+def _stored_names(path: Path) -> Iterator[str]:
+    """Local names that are assigned, and arguments; not those of dunder methods."""
+    for node in nodes(path):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.FunctionDef) and not node.name.startswith("__"):
+            arguments = node.args
+            yield from (
+                each.arg
+                for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+            )
+
+
+def test_names_say_what_they_hold() -> None:
+    names = [name for path in FILES for name in _stored_names(path) if name not in ("self", "cls")]
+    pointing = [name for name in names if name.strip("_") in POINTING]
+    assert len(pointing) <= 0.005 * len(names), Counter(pointing)
+
+
+def test_functions_and_classes_are_not_named_by_a_bare_participle() -> None:
+    bare = []
+    for path in FILES:
+        for node in nodes(path):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                word = node.name.strip("_")
+                is_single = not re.search(r"_|[a-z][A-Z]", word)
+                is_participle = word.endswith("ed") and word.lower() not in VERBS
+                if is_single and (word in POINTING | PREPOSITIONS or is_participle):
+                    bare.append(f"{path}:{node.lineno}: {node.name}")
+    assert not bare, "\n".join(bare)

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from homenode.vm.sources import load_host
-from tests.lab.boot import Booted, boot
+from tests.lab.boot import BootOutcome, boot
 from tests.lab.virtual_host import virtual_host
 
 pytestmark = pytest.mark.lab
 
 
 @pytest.fixture(scope="module")
-def booted(tmp_path_factory: pytest.TempPathFactory) -> Booted:
+def booted(tmp_path_factory: pytest.TempPathFactory) -> BootOutcome:
     done = boot(
         virtual_host(load_host("small-2n8c-2gpu"), node_mib=1024, iommu=True),
         "program_doctor",
@@ -26,11 +26,11 @@ def booted(tmp_path_factory: pytest.TempPathFactory) -> Booted:
     return done
 
 
-def reported(booted: Booted, name: str) -> Any:
+def reported(booted: BootOutcome, name: str) -> Any:
     return json.loads(booted.result(name))
 
 
-def test_a_device_on_vfio_pci_with_a_closed_group_is_unused(booted: Booted) -> None:
+def test_a_device_on_vfio_pci_with_a_closed_group_is_unused(booted: BootOutcome) -> None:
     port, nic = reported(booted, "devices")
     for name in ("planned", "applied", "released"):
         code, text = reported(booted, name)
@@ -38,23 +38,23 @@ def test_a_device_on_vfio_pci_with_a_closed_group_is_unused(booted: Booted) -> N
         assert f"{nic['bdf']} below port {port['bdf']}: link at" in text
 
 
-def test_a_qemu_that_has_the_group_open_refuses_by_name(booted: Booted) -> None:
+def test_a_qemu_that_has_the_group_open_refuses_by_name(booted: BootOutcome) -> None:
     code, text = reported(booted, "held")
     assert code == 3 and "qemu-system-x86 (process" in text and "VFIO group" in text
 
 
-def test_no_target_is_above_what_qemus_ends_can(booted: Booted) -> None:
+def test_no_target_is_above_what_qemus_ends_can(booted: BootOutcome) -> None:
     code, text = reported(booted, "above")
     assert code == 2 and "both ends" in text
 
 
-def test_the_hook_looks_at_the_gpu_and_finds_no_drop(booted: Booted) -> None:
+def test_the_hook_looks_at_the_gpu_and_finds_no_drop(booted: BootOutcome) -> None:
     gpu, at_start, at_started = reported(booted, "hook")
     assert f"{gpu}" in at_start
     assert at_started == ""
 
 
-def test_the_ports_link_control_is_as_it_was(booted: Booted) -> None:
+def test_the_ports_link_control_is_as_it_was(booted: BootOutcome) -> None:
     """Link Control and Link Control 2 in the raw bytes; retraining was refused or not needed."""
     before, after = (bytes.fromhex(text) for text in reported(booted, "config"))
     at = before[0x34]
@@ -64,7 +64,7 @@ def test_the_ports_link_control_is_as_it_was(booted: Booted) -> None:
     assert before[at + 0x30 : at + 0x32] == after[at + 0x30 : at + 0x32]
 
 
-def test_a_virtual_host_is_diagnosed_without_alarm_and_does_not_drift(booted: Booted) -> None:
+def test_a_virtual_host_is_diagnosed_without_alarm_and_does_not_drift(booted: BootOutcome) -> None:
     for name in ("doctor", "expected"):
         code, text = reported(booted, name)
         found = json.loads(text)["findings"]

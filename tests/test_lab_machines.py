@@ -9,7 +9,7 @@ import pytest
 from homenode.cpuset import CpuSet
 from homenode.machine.topology import Host
 from homenode.vm.sources import load_host
-from tests.lab.boot import Booted, boot, run_to_its_end, two_nodes
+from tests.lab.boot import BootOutcome, boot, run_to_its_end, two_nodes
 from tests.lab.virtual_host import Unbuildable, virtual_host
 
 LAB = Path(__file__).parent / "lab"
@@ -23,7 +23,7 @@ MACHINES = [
 @pytest.fixture(scope="module", params=MACHINES)
 def machine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Host, Booted]:
+) -> tuple[Host, BootOutcome]:
     if request.param is None:
         return two_nodes(tmp_path_factory.getbasetemp())
     name, node_mib = request.param
@@ -36,11 +36,11 @@ def machine(
     return host, done
 
 
-def reported(booted: Booted, name: str) -> Any:
+def reported(booted: BootOutcome, name: str) -> Any:
     return json.loads(booted.result(name))
 
 
-def test_homenode_finds_inside_what_was_described(machine: tuple[Host, Booted]) -> None:
+def test_homenode_finds_inside_what_was_described(machine: tuple[Host, BootOutcome]) -> None:
     host, booted = machine
     found = reported(booted, "host")
     assert found["distances"] == [list(row) for row in host.distances or ()]
@@ -54,7 +54,7 @@ def test_homenode_finds_inside_what_was_described(machine: tuple[Host, Booted]) 
     assert sorted((d["kind"], d["node"]) for d in devices) == described
 
 
-def test_numactl_inside_says_the_same(machine: tuple[Host, Booted]) -> None:
+def test_numactl_inside_says_the_same(machine: tuple[Host, BootOutcome]) -> None:
     host, booted = machine
     text = reported(booted, "numactl")
     for node in host.nodes:
@@ -63,7 +63,7 @@ def test_numactl_inside_says_the_same(machine: tuple[Host, Booted]) -> None:
 
 
 def test_the_plan_made_inside_puts_each_gpu_on_the_cell_of_its_node(
-    machine: tuple[Host, Booted],
+    machine: tuple[Host, BootOutcome],
 ) -> None:
     host, booted = machine
     plan = reported(booted, "plan")

@@ -10,13 +10,13 @@ from homenode.machine.tools.versions import Version
 from homenode.vm.domain.merge import same_definition
 from homenode.vm.domain.read import read_vm
 from homenode.vm.sources import load_host
-from tests.lab.boot import Booted, boot
+from tests.lab.boot import BootOutcome, boot
 from tests.lab.inside import without_iommufd
 from tests.lab.virtual_host import virtual_host
 
 
 @pytest.fixture(scope="module")
-def booted(tmp_path_factory: pytest.TempPathFactory) -> Booted:
+def booted(tmp_path_factory: pytest.TempPathFactory) -> BootOutcome:
     machine = virtual_host(load_host("small-2n8c-2gpu"), node_mib=1024, iommu=True)
     done = boot(
         machine,
@@ -31,12 +31,12 @@ def booted(tmp_path_factory: pytest.TempPathFactory) -> Booted:
     return done
 
 
-def reported(booted: Booted, name: str) -> Any:
+def reported(booted: BootOutcome, name: str) -> Any:
     return json.loads(booted.result(name))
 
 
 @pytest.mark.lab
-def test_the_host_has_iommu_groups_and_vfio_drives_the_nics(booted: Booted) -> None:
+def test_the_host_has_iommu_groups_and_vfio_drives_the_nics(booted: BootOutcome) -> None:
     assert int(booted.result("groups")) >= 4
     drivers = reported(booted, "vm")["drivers"]
     assert len(drivers) == 2
@@ -44,7 +44,7 @@ def test_the_host_has_iommu_groups_and_vfio_drives_the_nics(booted: Booted) -> N
 
 
 @pytest.mark.lab
-def test_each_nic_hangs_on_the_expander_bus_of_the_cell_on_its_node(booted: Booted) -> None:
+def test_each_nic_hangs_on_the_expander_bus_of_the_cell_on_its_node(booted: BootOutcome) -> None:
     report = reported(booted, "vm")
     guest = read_vm(report["live"].encode(), "live")
     controllers = {c.index: c for c in guest.controllers}
@@ -61,7 +61,7 @@ def test_each_nic_hangs_on_the_expander_bus_of_the_cell_on_its_node(booted: Boot
 
 
 @pytest.mark.lab
-def test_vcpus_and_pages_are_where_they_were_planned(booted: Booted) -> None:
+def test_vcpus_and_pages_are_where_they_were_planned(booted: BootOutcome) -> None:
     report = reported(booted, "vm")
     for i, pin in enumerate(report["plan"]["vm"]["vcpu_pins"]):
         assert CpuSet.parse(report["threads"][f"CPU {i}/TCG"]) == CpuSet.parse(pin)
@@ -75,7 +75,7 @@ def test_vcpus_and_pages_are_where_they_were_planned(booted: Booted) -> None:
 
 
 @pytest.mark.lab
-def test_verify_live_finds_nothing_wrong(booted: Booted) -> None:
+def test_verify_live_finds_nothing_wrong(booted: BootOutcome) -> None:
     found = reported(booted, "vm")["findings"]["findings"]
     bad = [f for f in found if f["severity"] in ("critical", "warning")]
     # No one balances interrupts in there: the kernel serves one wherever it has a vector left.
@@ -83,21 +83,21 @@ def test_verify_live_finds_nothing_wrong(booted: Booted) -> None:
 
 
 @pytest.mark.lab
-def test_a_running_domain_is_not_redefined_but_its_threads_can_move(booted: Booted) -> None:
+def test_a_running_domain_is_not_redefined_but_its_threads_can_move(booted: BootOutcome) -> None:
     assert "(running)" in reported(booted, "refused")
     before, after = reported(booted, "moved")
     assert before and after
 
 
 @pytest.mark.lab
-def test_restore_gives_the_definition_back(booted: Booted) -> None:
+def test_restore_gives_the_definition_back(booted: BootOutcome) -> None:
     before, after = reported(booted, "restored")
     assert same_definition(after.encode(), before.encode())
 
 
 @pytest.mark.lab
 def test_devices_go_through_iommufd_where_libvirt_qemu_and_the_kernel_have_it(
-    booted: Booted,
+    booted: BootOutcome,
 ) -> None:
     found = reported(booted, "iommufd")
     if "not tried" in found:

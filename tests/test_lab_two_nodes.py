@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from homenode.cpuset import CpuSet
-from tests.lab.boot import Booted, two_nodes
+from tests.lab.boot import BootOutcome, two_nodes
 
 pytestmark = pytest.mark.qemu
 
 
 @pytest.fixture(scope="module")
-def booted(tmp_path_factory: pytest.TempPathFactory) -> Booted:
+def booted(tmp_path_factory: pytest.TempPathFactory) -> BootOutcome:
     return two_nodes(tmp_path_factory.getbasetemp())[1]
 
 
-def reported(booted: Booted, name: str) -> Any:
+def reported(booted: BootOutcome, name: str) -> Any:
     return json.loads(booted.result(name))
 
 
@@ -25,7 +25,7 @@ def pus(text: str) -> CpuSet:
 
 
 @pytest.mark.parametrize("name", ["first", "second"])
-def test_each_vcpu_runs_where_it_was_planned(booted: Booted, name: str) -> None:
+def test_each_vcpu_runs_where_it_was_planned(booted: BootOutcome, name: str) -> None:
     report = reported(booted, name)
     pins = report["plan"]["vm"]["vcpu_pins"]
     found = [report["threads"][f"CPU {i}/TCG"] for i in range(len(pins))]
@@ -36,7 +36,7 @@ def test_each_vcpu_runs_where_it_was_planned(booted: Booted, name: str) -> None:
 
 @pytest.mark.parametrize(("name", "page_kib"), [("first", 4), ("second", 2048)])
 def test_every_page_of_every_cell_is_on_the_planned_node_on_both_nodes(
-    booted: Booted, name: str, page_kib: int
+    booted: BootOutcome, name: str, page_kib: int
 ) -> None:
     report = reported(booted, name)
     cells = report["plan"]["vm"]["cells"]
@@ -54,13 +54,13 @@ def test_every_page_of_every_cell_is_on_the_planned_node_on_both_nodes(
     assert found == wanted
 
 
-def test_verify_live_says_where_the_memory_is(booted: Booted) -> None:
+def test_verify_live_says_where_the_memory_is(booted: BootOutcome) -> None:
     for name in ("first", "second"):
         checked = reported(booted, f"{name}.PLAN")["checked"]
         assert "memory of cell 1 (node 1): 32 MiB on node 1" in checked
 
 
-def test_two_vms_share_no_core(booted: Booted) -> None:
+def test_two_vms_share_no_core(booted: BootOutcome) -> None:
     first, second = (reported(booted, name) for name in ("first", "second"))
     in_use = [pus(text) for r in (first, second) for text in r["plan"]["vm"]["vcpu_pins"]]
     assert sum(map(len, in_use)) == 6
@@ -71,12 +71,12 @@ def test_two_vms_share_no_core(booted: Booted) -> None:
 
 
 @pytest.mark.parametrize("name", ["first", "second"])
-def test_verify_live_finds_nothing_wrong(booted: Booted, name: str) -> None:
+def test_verify_live_finds_nothing_wrong(booted: BootOutcome, name: str) -> None:
     answer = reported(booted, f"{name}.PLAN")
     bad = [f for f in answer["findings"] if f["severity"] in ("critical", "warning")]
     assert not [f for f in bad if f["id"] != "live-busy-neighbour"]
 
 
-def test_verify_live_finds_a_vcpu_of_another_vm_on_its_cores(booted: Booted) -> None:
+def test_verify_live_finds_a_vcpu_of_another_vm_on_its_cores(booted: BootOutcome) -> None:
     found = [(f["id"], f["subject"]) for f in reported(booted, "moved")["findings"]]
     assert any(what == "live-floating-vm" and "'second'" in who for what, who in found)

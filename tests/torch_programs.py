@@ -7,13 +7,13 @@ from typing import Any
 
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.tools_installed import program_text
-from homenode.process import Completed
+from homenode.process import ProgramResult
 
 STAND_IN = Path(__file__).parent / "torch_stand_in"
 GPUS = ("0000:19:00.0", "0000:9b:00.0")
 
 
-def run_program(name: str, *words: str, **settings: Any) -> Completed:
+def run_program(name: str, *words: str, **settings: Any) -> ProgramResult:
     """One program. settings: of the stand-in (tests/torch_stand_in/torch)."""
     environment = {"PYTHONPATH": str(STAND_IN), "STAND_IN": json.dumps(settings)}
     argv = (sys.executable, "-", *words)
@@ -25,7 +25,7 @@ def copies(command: str, **settings: Any) -> str:
     return run_program("torch_copies", command, "--seconds", "0.01", **settings).stdout_or_raise()
 
 
-def all_reduce(*words: str, gpus: int = 2, **settings: Any) -> Completed:
+def all_reduce(*words: str, gpus: int = 2, **settings: Any) -> ProgramResult:
     """torch_collectives up to 64 KiB."""
     return run_program(
         "torch_collectives",

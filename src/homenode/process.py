@@ -70,7 +70,7 @@ class ToolTimeoutError(ToolError):
     """The program ran out of time and was stopped."""
 
 
-class Completed(Struct, frozen=True):
+class ProgramResult(Struct, frozen=True):
     """A program that ended by itself, or was killed by a signal that we did not send."""
 
     argv: tuple[str, ...]
@@ -129,7 +129,7 @@ def run(
     folder: Path | None = None,
     ends_with_us: bool = False,
     stop: threading.Event | None = None,
-) -> Completed:
+) -> ProgramResult:
     """Runs a program to its end. Its texts are decoded as UTF-8, what is none replaced.
 
     input:       for its standard input, which is closed otherwise.
@@ -170,7 +170,7 @@ def run(
     finally:
         if process is not None:
             _end(process, group=not on_terminal)
-    return Completed(
+    return ProgramResult(
         tuple(argv),
         returncode,
         stdout.decode("utf-8", "replace"),

@@ -160,7 +160,7 @@ def test_rates_of_the_copy_are_judged_unless_the_user_gave_some(
     from homenode.measure import gpu_load_sampling as load_sampling
     from homenode.measure import gpu_load_sampling as programs
 
-    reached = programs.Reached(frozenset({GPU_4080}), {GPU_4080: 5.3e9})
+    reached = programs.LoadCopies(frozenset({GPU_4080}), {GPU_4080: 5.3e9})
     monkeypatch.setattr(load_sampling, "sample_under_load", lambda host, *_: (host, reached))
     _, known = doctor_command._under_load(host(SOUND), MeasuredRates(), "sleep 0")
     assert known.h2d == {GPU_4080: 5.3e9} and known.is_loaded

@@ -52,7 +52,7 @@ def need_lab() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Booted:
+class BootOutcome:
     """What a virtual host said."""
 
     console: str
@@ -73,7 +73,7 @@ def boot(
     kernel_words: str = "",
     files: Mapping[str, bytes] = _NOTHING,
     timeout_s: float,
-) -> Booted:
+) -> BootOutcome:
     """Boots the machine, runs a module of tests.lab in it with homenode, and powers off.
 
     files: by name, for /payload/files of the machine. A machine that does not end in time is booted
@@ -115,7 +115,7 @@ def boot(
         seconds = run_to_its_end(argv, console, timeout_s)
         text = console.read_text(errors="replace")
         if seconds is not None:
-            return Booted(text, seconds)
+            return BootOutcome(text, seconds)
         print(
             f"try {attempt}: the virtual host did not begin within {START_S:g} s or end within "
             f"{timeout_s:g} s:\n{text[-6000:]}"
@@ -124,7 +124,7 @@ def boot(
 
 
 @functools.cache
-def two_nodes(folder: Path) -> tuple[Host, Booted]:
+def two_nodes(folder: Path) -> tuple[Host, BootOutcome]:
     """A machine of two nodes, and what it said of itself and of two VMs in it: booted once."""
     host = load_host("small-2n8c-2gpu")
     work = folder / "two-nodes"

@@ -15,7 +15,7 @@ from homenode.measure.gpu import power
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.options import BenchOptions, BenchOutcome
 from homenode.measure.results.vantage import Vantage
-from homenode.process import Completed, ToolTimeoutError
+from homenode.process import ProgramResult, ToolTimeoutError
 from tests.bench_machines import FakeMachine
 from tests.measure.test_step_figures import nvbandwidth_text
 from tests.tools import test_nccl_tests as nccl
@@ -43,7 +43,7 @@ class GpuMachine(FakeMachine):
         input: str | None = None,
         *,
         environment: Mapping[str, str] | None = None,
-    ) -> Completed:
+    ) -> ProgramResult:
         words = tuple(argv)
         if words[0] in ("cat", "true"):
             return super().run(argv, timeout_s, input, environment=environment)
@@ -53,18 +53,18 @@ class GpuMachine(FakeMachine):
         is_watched = words[1:3] == ("-", "nvbandwidth")
         program = "nvbandwidth" if is_watched else program
         if "find_spec" in " ".join(words):
-            return Completed(words, 0, f"{self.has_torch}\n", "")
+            return ProgramResult(words, 0, f"{self.has_torch}\n", "")
         if program in self.hangs:
             raise ToolTimeoutError(f"{program}: no end after {timeout_s:g} s")
         if program in self.fails:
-            return Completed(words, 1, "", "CUDA error")
+            return ProgramResult(words, 1, "", "CUDA error")
         if program == "nvbandwidth":
             names = tuple(word for word in words if word.startswith(("host_", "device_", "all_")))
             watched = "\n# homenode watched: 0:90 5:60 1:2\n" if is_watched else ""
-            return Completed(words, 0, nvbandwidth_text(names) + watched, "")
+            return ProgramResult(words, 0, nvbandwidth_text(names) + watched, "")
         if program == "all_reduce_perf":
             is_log = dict(environment or {}).get("NCCL_DEBUG") == "INFO"
-            return Completed(words, 0, LOG if is_log else nccl.TEXT, "")
+            return ProgramResult(words, 0, LOG if is_log else nccl.TEXT, "")
         settings = json.dumps({"addresses": GPUS})
         return LocalMachine().run(
             (sys.executable, *words[1:]),
@@ -166,13 +166,13 @@ class PoweredMachine(GpuMachine):
         input: str | None = None,
         *,
         environment: Mapping[str, str] | None = None,
-    ) -> Completed:
+    ) -> ProgramResult:
         if argv[0] == "nvidia-smi":
             self.asked += 1
             if self.asked > 1:
                 self.enough.set()
             text = f"pci.bus_id, power.draw [W]\n0000{GPUS[0]}, 300.00\n0000{GPUS[1]}, [N/A]\n"
-            return Completed(tuple(argv), 0, text, "")
+            return ProgramResult(tuple(argv), 0, text, "")
         if "nvbandwidth" in argv:
             assert self.enough.wait(timeout_s)
             self.asked = 0

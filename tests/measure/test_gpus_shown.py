@@ -24,7 +24,7 @@ from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import figures_of_step
 from homenode.measure.suite import ShownGpus, parse_shown, suite_for
 from homenode.measure.tools_installed import program_text
-from homenode.process import Completed
+from homenode.process import ProgramResult
 from tests.measure import test_gpu_run as gpu_run
 from tests.measure.test_gpu_suite import NVIDIA, TWO, by_id, host_with
 from tests.measure.test_step_figures import nvbandwidth_text
@@ -186,11 +186,11 @@ class JobMachine(gpu_run.GpuMachine):
         input: str | None = None,
         *,
         environment: Mapping[str, str] | None = None,
-    ) -> Completed:
+    ) -> ProgramResult:
         if tuple(argv[1:]) == ("-", "cuda"):
             assert dict(environment or {})["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
             document = {"format": "homenode.gpus/1", "addresses": [gpu_run.GPUS[1]], "reason": None}
-            return Completed(tuple(argv), 0, json.dumps(document) + "\n", "")
+            return ProgramResult(tuple(argv), 0, json.dumps(document) + "\n", "")
         return super().run(argv, timeout_s, input, environment=environment)
 
 

@@ -9,8 +9,8 @@ from homenode.errors import InputError
 from homenode.machine.tools import study_programs
 from homenode.measure.figures.nvidia import sections
 from homenode.measure.imported.runs import (
-    Imported,
     ImportOptions,
+    RunWithSources,
     SourceFolder,
     contradictions,
     figures_of_study,
@@ -114,12 +114,12 @@ def folder(texts: dict[str, str], name: str = "vcpu_pin_numa", above: str = "h20
     return SourceFolder(f"{above}/{name}", name, above, texts)
 
 
-def only(runs: tuple[Imported, ...]) -> Imported:
+def only(runs: tuple[RunWithSources, ...]) -> RunWithSources:
     assert len(runs) == 1
     return runs[0]
 
 
-def chosen(one: Imported, metric: str, **fields: object) -> list[Sample]:
+def chosen(one: RunWithSources, metric: str, **fields: object) -> list[Sample]:
     return [
         sample
         for sample in one.run.samples

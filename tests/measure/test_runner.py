@@ -20,7 +20,7 @@ from homenode.measure.results.model import UNSETTLED, Run, Sample
 from homenode.measure.results.store import load_runs, read_run
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_folder import RunFolder, StepRecord
-from homenode.process import Completed, ToolTimeoutError
+from homenode.process import ProgramResult, ToolTimeoutError
 from homenode.vm.sources import load_host
 from tests import probe_documents
 from tests.bench_machines import FakeMachine
@@ -160,7 +160,7 @@ def test_a_machine_out_of_reach_stops_the_run_and_loses_nothing(tmp_path: Path) 
     class Leaving(FakeMachine):
         gone = False
 
-        def run(self, argv: Sequence[str], *rest: Any, **named: Any) -> Completed:
+        def run(self, argv: Sequence[str], *rest: Any, **named: Any) -> ProgramResult:
             self.gone = self.gone or len(self.calls) == 4
             if self.gone:
                 raise ToolError("the way to it is broken")

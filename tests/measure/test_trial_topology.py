@@ -21,7 +21,7 @@ from homenode.measure.trial.journal import TrialJournal
 from homenode.measure.trial.prepare import preflight, prepare
 from homenode.measure.trial.runner import outcome_code, run_trial, steps_of
 from homenode.nccl.check import check_topology
-from homenode.process import Completed
+from homenode.process import ProgramResult
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.sources import load_host
 from tests.simulated_trial import SimulatedGuest, SimulatedReach, guest_snapshot, trial_of, wanted
@@ -121,21 +121,21 @@ class GpuGuest(SimulatedGuest):
         input: str | None = None,
         *,
         environment: Mapping[str, str] | None = None,
-    ) -> Completed:
+    ) -> ProgramResult:
         words = tuple(argv)
         if "find_spec" in " ".join(words):
-            return Completed(words, 0, "False\n", "")
+            return ProgramResult(words, 0, "False\n", "")
         if words[1:] == ("-", "cuda"):
             is_mirrored = layout_of(self._daemon.definition()) == "pin-numa-pci"
             buses = ("f1", "f9") if is_mirrored else ("01", "02")
             shown = [f"0000:{bus}:00.0" for bus in buses]
             answer = {"format": "homenode.gpus/1", "addresses": shown, "reason": None}
-            return Completed(words, 0, json.dumps(answer) + "\n", "")
+            return ProgramResult(words, 0, json.dumps(answer) + "\n", "")
         if "all_reduce_perf" not in words:
             return super().run(argv, timeout_s, input, environment=environment)
         if words[0] == "sh":
             self.files.append(words[4])
-        return Completed(words, 0, sweep(20e9), "")
+        return ProgramResult(words, 0, sweep(20e9), "")
 
     def find_installed(self, names: Iterable[str]) -> frozenset[str]:
         return frozenset(names) & {"all_reduce_perf", "taskset"}

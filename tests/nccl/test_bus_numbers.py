@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.verify.boot.guest_files import find_guest_files
-from homenode.check.verify.boot.stand_in_boot import Booted, BootOptions, boot_stand_in
+from homenode.check.verify.boot.stand_in_boot import BootOptions, BootOutcome, boot_stand_in
 from homenode.errors import HomenodeError, InputError
 from homenode.nccl.guest_side import bus_numbers, kernel_address, left_to_libvirt
 from homenode.plan.stored import encode_plan, read_plan
@@ -255,7 +255,7 @@ def test_a_booted_stand_in_has_the_bus_numbers_that_were_derived(what: str) -> N
     assert side(xml, guest=outcome.guest).bus_ids == side(xml).bus_ids
 
 
-def _boot(xml: bytes) -> Booted:
+def _boot(xml: bytes) -> BootOutcome:
     if shutil.which("qemu-system-x86_64") is None:
         pytest.skip("no qemu-system-x86_64 here")
     try:

@@ -12,7 +12,7 @@ from homenode.errors import InputError
 from homenode.findings import are_bad
 from homenode.machine.pci import DeviceKind, PciLink
 from homenode.machine.topology import Host
-from homenode.nccl.assemble import Assembled, assemble_topology
+from homenode.nccl.assemble import TopologyFile, assemble_topology
 from homenode.nccl.check import check_topology, compare_topology
 from homenode.nccl.reader import read_topology
 from homenode.nccl.topology import (
@@ -46,7 +46,7 @@ def hgx() -> Host:
 
 
 @cache
-def hgx_file() -> Assembled:
+def hgx_file() -> TopologyFile:
     document = plan_file(
         vm((*GPUS, *NICS), vcpus=96), "vm.xml", PlanOptions("pin-numa-pci"), hgx()
     ).document
@@ -57,12 +57,12 @@ def switches(topology: NcclTopology) -> list[NcclPci]:
     return [pci for pci in topology.pcis() if pci.children]
 
 
-def doubts(made: Assembled) -> list[str]:
+def doubts(made: TopologyFile) -> list[str]:
     """Ids of findings; the small host's CPU is unknown in every test that has it."""
     return [f.id for f in made.findings if f.id != "nccl-cpu-unknown"]
 
 
-def judged(made: Assembled) -> None:
+def judged(made: TopologyFile) -> None:
     """What every file of ours must be: right by the rules, and as the guest has it."""
     text = text_of(made)
     found = {f.id for f in check_topology(text.encode("ascii"), "t.xml", made.topology.flavour)}

@@ -23,7 +23,7 @@ from homenode.machine.description.parse import parse_description
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure.access import local
-from homenode.process import Completed, ToolMissingError, find_program, run
+from homenode.process import ProgramResult, ToolMissingError, find_program, run
 from homenode.vm.sources import load_host
 from tests.rendered.machine import render
 
@@ -56,7 +56,7 @@ class GpuNode(local.LocalMachine):
         input: str | None = None,
         *,
         environment: Mapping[str, str] | None = None,
-    ) -> Completed:
+    ) -> ProgramResult:
         # What else this machine does is nothing of the described node.
         if argv[0].startswith("python") or argv[-1] == "/proc/stat":
             raise ToolMissingError(argv[0])

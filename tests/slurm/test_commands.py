@@ -93,7 +93,9 @@ def test_one_job_is_audited(run: Run) -> None:
 )
 def test_what_cannot_be_read_is_bad_input(run: Run, words: tuple[str, ...]) -> None:
     code, _, err = run(*words)
-    assert code == 2 and err.startswith("homenode: ") and ("expected" in err or "no such file" in err)
+    assert (
+        code == 2 and err.startswith("homenode: ") and ("expected" in err or "no such file" in err)
+    )
 
 
 def test_without_slurm_there_is_no_one_to_ask(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from homenode.measure import runner
 from homenode.measure.results.store import load_runs
 from homenode.measure.trial import guest
 from homenode.measure.trial.runner import run_trial
-from homenode.process import Completed
+from homenode.process import ProgramResult
 from homenode.vm.sources import load_host
 from tests import probe_documents
 from tests.bench_machines import FakeMachine
@@ -108,9 +108,9 @@ class Node(FakeMachine):
         input: str | None = None,
         *,
         environment: Mapping[str, str] | None = None,
-    ) -> Completed:
+    ) -> ProgramResult:
         if tuple(argv[1:2]) == ("bandwidth",):
-            return Completed(tuple(argv), 0, stream(argv, *self.place), "")
+            return ProgramResult(tuple(argv), 0, stream(argv, *self.place), "")
         return super().run(argv, timeout_s, input, environment=environment)
 
 

@@ -15,7 +15,7 @@ import pytest
 from homenode.errors import HostError, InputError, ParseError, UsageError
 from homenode.machine.snapshot import live as live_module
 from homenode.machine.snapshot.capture import (
-    Captured,
+    CaptureArchive,
     capture,
     capture_host,
     collect_over_ssh,
@@ -105,7 +105,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def opened(captured: Captured, folder: Path) -> Snapshot:
+def opened(captured: CaptureArchive, folder: Path) -> Snapshot:
     """A capture's archive as the host that it holds."""
     archive = folder / "host.tar.gz"
     archive.write_bytes(captured.content)

@@ -16,7 +16,7 @@ from homenode.check.verify.boot.guest_files import find_guest_files, kvm_works
 from homenode.check.verify.boot.initramfs import initramfs
 from homenode.check.verify.boot.libvirt import answering
 from homenode.check.verify.boot.stand_in import APART
-from homenode.check.verify.boot.stand_in_boot import Booted, BootOptions, boot_stand_in
+from homenode.check.verify.boot.stand_in_boot import BootOptions, BootOutcome, boot_stand_in
 from homenode.check.verify.guest.expectation import expectation_of
 from homenode.check.verify.guest.view import GuestView, view_of_stand_in
 from homenode.cpuset import CpuSet
@@ -81,13 +81,13 @@ def documents() -> dict[str, tuple[bytes, Plan]]:
     }
 
 
-def boot(xml: bytes, connect: str) -> Booted:
+def boot(xml: bytes, connect: str) -> BootOutcome:
     document = open_domain(xml, "vm.xml")
     return boot_stand_in(document, vm_of(document), BootOptions(connect=connect, timeout_s=600))
 
 
 @pytest.fixture(scope="module")
-def booted() -> Iterator[dict[str, Future[Booted]]]:
+def booted() -> Iterator[dict[str, Future[BootOutcome]]]:
     if shutil.which("qemu-system-x86_64") is None:
         pytest.skip("no qemu-system-x86_64 here")
     try:
@@ -98,7 +98,7 @@ def booted() -> Iterator[dict[str, Future[Booted]]]:
         yield {name: pool.submit(boot, xml, "none") for name, (xml, _) in documents().items()}
 
 
-def view(booted: dict[str, Future[Booted]], name: str) -> GuestView:
+def view(booted: dict[str, Future[BootOutcome]], name: str) -> GuestView:
     outcome = booted[name].result()
     assert outcome.guest is not None, outcome.findings
     xml, plan = documents()[name]
@@ -122,7 +122,7 @@ def named(seen: GuestView) -> set[tuple[str, str]]:
 
 
 def test_without_an_expander_bus_the_guest_sees_no_node_for_any_device(
-    booted: dict[str, Future[Booted]],
+    booted: dict[str, Future[BootOutcome]],
 ) -> None:
     seen = view(booted, "pin-numa")
     assert node_of_device(seen) == dict.fromkeys(DEVICES, "numa_node -1")
@@ -130,7 +130,7 @@ def test_without_an_expander_bus_the_guest_sees_no_node_for_any_device(
 
 
 def test_with_an_expander_bus_per_cell_the_guest_sees_the_right_node_for_each_device(
-    booted: dict[str, Future[Booted]],
+    booted: dict[str, Future[BootOutcome]],
 ) -> None:
     seen = view(booted, "pin-numa-pci")
     assert node_of_device(seen) == dict(zip(DEVICES, ("numa_node 0", "numa_node 1"), strict=True))
@@ -139,7 +139,7 @@ def test_with_an_expander_bus_per_cell_the_guest_sees_the_right_node_for_each_de
 
 
 def test_a_guest_with_an_offline_vcpu_and_three_cores_a_socket_comes_up(
-    booted: dict[str, Future[Booted]],
+    booted: dict[str, Future[BootOutcome]],
 ) -> None:
     """QEMU's own APICs find no vCPU behind a missing APIC id by its logical destination."""
     seen = view(booted, "APIC ids missing")
@@ -149,7 +149,7 @@ def test_a_guest_with_an_offline_vcpu_and_three_cores_a_socket_comes_up(
 
 
 def test_siblings_that_only_a_substituted_model_tells_are_inconclusive(
-    booted: dict[str, Future[Booted]],
+    booted: dict[str, Future[BootOutcome]],
 ) -> None:
     seen = view(booted, "pin-numa-pci")
     doubts = {f.subject: f.observed for f in seen.findings}
@@ -160,7 +160,9 @@ def test_siblings_that_only_a_substituted_model_tells_are_inconclusive(
         assert all("its CPU model is" in observed for observed in doubts.values())
 
 
-def test_moved_devices_and_a_wrong_distance_are_named(booted: dict[str, Future[Booted]]) -> None:
+def test_moved_devices_and_a_wrong_distance_are_named(
+    booted: dict[str, Future[BootOutcome]],
+) -> None:
     assert named(view(booted, "devices moved and a distance wrong")) == {
         ("guest-device-node", f"device {DEVICES[0]}"),
         ("guest-device-node", f"device {DEVICES[1]}"),
@@ -169,7 +171,7 @@ def test_moved_devices_and_a_wrong_distance_are_named(booted: dict[str, Future[B
 
 
 def test_swapped_cells_put_each_device_on_the_other_node(
-    booted: dict[str, Future[Booted]],
+    booted: dict[str, Future[BootOutcome]],
 ) -> None:
     assert named(view(booted, "cells swapped")) == {
         ("guest-device-node", f"device {bdf}") for bdf in DEVICES
@@ -198,7 +200,7 @@ def test_a_window_without_a_bus_for_its_port_loses_the_device_also_in_a_guest_of
 
 
 def test_siblings_are_exact_with_an_intel_model_and_a_missing_one_is_named(
-    booted: dict[str, Future[Booted]],
+    booted: dict[str, Future[BootOutcome]],
 ) -> None:
     right = view(booted, "siblings")
     assert not right.findings, right.findings

@@ -28,9 +28,9 @@ from homenode.vm.model import (
     GuestAddress,
     GuestCache,
     GuestHostdev,
-    GuestMediated,
     GuestPciController,
     LayoutRecord,
+    MediatedDevice,
     PortModel,
     Vm,
     VmCell,
@@ -420,7 +420,7 @@ def changed_plans(plan: Plan) -> dict[str, Plan]:
         "memory_devices": together(GIB),
         "cells": cells[:1],
         "hostdevs": devices[:1],
-        "mediated": (GuestMediated("0" * 32, None),),
+        "mediated": (MediatedDevice("0" * 32, None),),
         "controllers": (*vm.controllers, structs.replace(expander, index=99)),
     }
     return {f"vm.{name}": with_vm(plan, **{name: value}) for name, value in of_vm.items()} | {

@@ -16,7 +16,7 @@ from homenode.check.verify.boot.libvirt import SYSTEM, answering
 from homenode.check.verify.start import startable, verify_paused
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.process import Completed, run
+from homenode.process import ProgramResult, run
 from homenode.vm.domain.read import read_vm
 from homenode.vm.plan import with_vm
 from tests.domain_plans import hand_plan
@@ -39,7 +39,7 @@ DOCUMENT = """<domain type='qemu'>
 """
 
 
-def virsh(*words: str, input: str | None = None) -> Completed:
+def virsh(*words: str, input: str | None = None) -> ProgramResult:
     return run(("virsh", "-q", "-c", SYSTEM, *words), 120, input)
 
 

@@ -42,7 +42,7 @@ def show(asked: ShowArguments) -> None:
     check_can_write(asked.svg, force=asked.force)
     host = load_host(asked.host, lspci=asked.lspci)
     if asked.svg is not None:
-        write_text(asked.svg, _drawn(host, asked))
+        write_text(asked.svg, _draw(host, asked))
         note_written(asked.svg)
     if asked.json:
         print_json(encode("host", host, {"summary": summarise(host)}))
@@ -80,7 +80,7 @@ def print_overview() -> None:
     say(f"this machine: {', '.join(parts)}; {vms}\n{OVERVIEW}")
 
 
-def _drawn(host: Host, asked: ShowArguments) -> str:
+def _draw(host: Host, asked: ShowArguments) -> str:
     from homenode.plan.stored import read_plan_for
     from homenode.show.topology_map import topology_map
 

@@ -14,7 +14,12 @@ from homenode.errors import HostError, InputError, UsageError
 from homenode.findings import Gap
 from homenode.formats import encode
 from homenode.measure.imported.files import find_sources
-from homenode.measure.imported.runs import Imported, ImportOptions, imported_runs, unread_files
+from homenode.measure.imported.runs import (
+    ImportOptions,
+    RunWithSources,
+    imported_runs,
+    unread_files,
+)
 from homenode.measure.results.model import Switches, host_kind
 from homenode.measure.results.store import FILE, run_folder, write_run
 from homenode.vm.fingerprint import host_fingerprint
@@ -95,7 +100,11 @@ def import_results(arguments: ImportArguments) -> None:
 
 
 def _answer(
-    runs: tuple[Imported, ...], skipped: Sequence[Gap], arguments: ImportArguments, *, written: bool
+    runs: tuple[RunWithSources, ...],
+    skipped: Sequence[Gap],
+    arguments: ImportArguments,
+    *,
+    written: bool,
 ) -> ImportedRuns:
     answered = tuple(
         ImportedRun(
@@ -130,7 +139,7 @@ def _layouts(texts: Sequence[str]) -> dict[str, Switches]:
     return layouts
 
 
-def _check_places(runs: tuple[Imported, ...], output: Path) -> None:
+def _check_places(runs: tuple[RunWithSources, ...], output: Path) -> None:
     """Nothing is written where one of them is there already, or two would be one."""
     paths = [run_folder(output, run.run.head.system, run.run.head.name) / FILE for run in runs]
     for path in paths:
@@ -146,7 +155,7 @@ def _check_places(runs: tuple[Imported, ...], output: Path) -> None:
             )
 
 
-def _print(runs: tuple[Imported, ...], skipped: list[Gap], *, everything: bool) -> None:
+def _print(runs: tuple[RunWithSources, ...], skipped: list[Gap], *, everything: bool) -> None:
     rows = tuple(
         (
             f"{run.run.head.system}/{run.run.head.name}",
@@ -181,7 +190,7 @@ def _print(runs: tuple[Imported, ...], skipped: list[Gap], *, everything: bool) 
             note(f"{len(lines) - _SHOWN} more of this kind (--all names them)")
 
 
-def _by_node(runs: tuple[Imported, ...]) -> Iterator[str]:
+def _by_node(runs: tuple[RunWithSources, ...]) -> Iterator[str]:
     """A line for each metric of a run that was measured from several nodes."""
     for run in runs:
         rates: dict[str, dict[int, list[float]]] = {}

@@ -25,7 +25,7 @@ from homenode.findings import Finding, Findings, Gap, in_order, with_gaps
 from homenode.machine.pci import DeviceKind
 from homenode.machine.tools.nvidia_smi import parse_query as parse
 from homenode.nccl.assemble import (
-    Assembled,
+    TopologyFile,
     assemble_topology,
     check_fabric,
     check_fabric_of_host,
@@ -93,7 +93,7 @@ def _read_vm(data: bytes, path: Path) -> "tuple[Vm, PendingDevice | None]":
     return vm, STARTED
 
 
-def _assemble(arguments: NcclTopoArguments, flavour: NcclVariant) -> Assembled:
+def _assemble(arguments: NcclTopoArguments, flavour: NcclVariant) -> TopologyFile:
     assert arguments.domain is not None, "_refuse_nonsense asks for it"
     source = str(arguments.domain)
     data = read_input(arguments.domain, "a domain document, or another VM file")
@@ -112,7 +112,7 @@ def _assemble(arguments: NcclTopoArguments, flavour: NcclVariant) -> Assembled:
     return replace(assembled, findings=(*assembled.findings, *findings), gaps=host.gaps)
 
 
-def _fabric(assembled: Assembled, host: "Host", path: Path | None) -> Iterator[Finding]:
+def _fabric(assembled: TopologyFile, host: "Host", path: Path | None) -> Iterator[Finding]:
     gpus = [placed.bdf for placed in assembled.devices if placed.kind is DeviceKind.GPU]
     devices = [device for bdf in gpus if (device := host.device(bdf)) is not None]
     # A virtual function has the NVLinks of its physical one.
@@ -123,7 +123,7 @@ def _fabric(assembled: Assembled, host: "Host", path: Path | None) -> Iterator[F
     return check_fabric(bdfs, query, str(path)) if may_have_nvswitches(host) else iter(())
 
 
-def _write(assembled: Assembled, output: Path | None, cloud_init: Path | None) -> None:
+def _write(assembled: TopologyFile, output: Path | None, cloud_init: Path | None) -> None:
     text = write_topology(assembled.topology)
     if output is None:
         print_json(text)
@@ -135,7 +135,7 @@ def _write(assembled: Assembled, output: Path | None, cloud_init: Path | None) -
         note(f"wrote {cloud_init}")
 
 
-def _print_made(assembled: Assembled, output: Path | None, *, as_json: bool) -> None:
+def _print_made(assembled: TopologyFile, output: Path | None, *, as_json: bool) -> None:
     """The table where the file is not on standard output itself; doubts to standard error."""
     findings = in_order(assembled.findings)
     if as_json:
@@ -153,7 +153,7 @@ def _print_made(assembled: Assembled, output: Path | None, *, as_json: bool) -> 
     exit_if_bad(findings)
 
 
-def _describe(assembled: Assembled) -> str:
+def _describe(assembled: TopologyFile) -> str:
     """How much the file holds: "2 CPUs, 8 switches, 8 GPUs"."""
     topology, kinds = assembled.topology, [placed.kind for placed in assembled.devices]
     names = {DeviceKind.GPU: "GPU", DeviceKind.NIC: "NIC", DeviceKind.NVSWITCH: "NVSwitch"}

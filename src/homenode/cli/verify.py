@@ -8,7 +8,7 @@ from msgspec import structs
 from homenode.check.metrics import prometheus
 from homenode.check.verify.boot.stand_in_boot import BootOptions
 from homenode.check.verify.guest.checks import Check
-from homenode.check.verify.verification import Verified, VerifyRequest
+from homenode.check.verify.verification import Verification, VerifyRequest
 from homenode.check.verify.verification import verify as verify_wanted
 from homenode.cli.arguments.check import VerifyArguments
 from homenode.cli.terminal import (
@@ -175,7 +175,7 @@ def _check_host(arguments: VerifyArguments) -> None:
     refuse_tuned_for_other(read_vm(virsh.definition(state.uuid), state.name), host)
 
 
-def _start_paused(verified: Verified, request: VerifyRequest, *, yes: bool) -> Verified:
+def _start_paused(verified: Verification, request: VerifyRequest, *, yes: bool) -> Verification:
     """With what the VM shows when it is started paused; as it was where it could not start."""
     from homenode.change.host_lock import host_locked
     from homenode.change.journal import default_root
@@ -205,7 +205,7 @@ def _start_paused(verified: Verified, request: VerifyRequest, *, yes: bool) -> V
     return structs.replace(verified, findings=findings)
 
 
-def _print(verified: Verified, arguments: VerifyArguments) -> None:
+def _print(verified: Verification, arguments: VerifyArguments) -> None:
     findings, subject = verified.findings, _subject(arguments)
     if arguments.prometheus:
         print_file(prometheus(findings, {"domain": str(arguments.document)}))

@@ -46,7 +46,7 @@ _EMULATION_UNKNOWN = Gap(
 )
 
 
-class Derived(Struct, frozen=True):
+class DerivedRun(Struct, frozen=True):
     """A run as it stands, and what to say of it."""
 
     run: Run
@@ -73,7 +73,7 @@ def derive_run(
     looks: Sequence[LookRecord],
     host: Host,
     readings: Mapping[int, StepReading] | None = None,
-) -> Derived:
+) -> DerivedRun:
     """The run of these records. host: what was measured, confined to the PUs that it was.
 
     readings: of steps, by number, whose outputs have been read already.
@@ -116,7 +116,7 @@ def derive_run(
         unusable=tuple(dict.fromkeys(marks)),
     )
     unique = tuple(dict.fromkeys(gaps))
-    return Derived(Run(head, samples), in_order(findings), unique)
+    return DerivedRun(Run(head, samples), in_order(findings), unique)
 
 
 def _times_of(steps: Sequence[tuple[StepRecord, str]], *, ended: bool) -> Iterator[float]:

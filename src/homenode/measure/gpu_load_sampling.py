@@ -22,7 +22,7 @@ from homenode.machine.topology import Host
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.gpu.machine import COPIES
 from homenode.measure.tools_installed import ask_for_torch, run_program
-from homenode.process import Completed, ToolMissingError, find_program, run
+from homenode.process import ProgramResult, ToolMissingError, find_program, run
 
 LOADS: tuple[tuple[str, ...], ...] = (
     ("nvbandwidth", "-t", "host_to_device_memcpy_ce", "-b", "1024", "-i", "20"),
@@ -43,14 +43,14 @@ class LoadProgram(Struct, frozen=True):
     # argv is of a Python that runs our torch_copies, and prints homenode.torch/1
     is_torch: bool = False
 
-    def run(self, timeout_s: float) -> Completed:
+    def run(self, timeout_s: float) -> ProgramResult:
         """Run it on this machine to its end. Raises as process.run does."""
         if self.is_torch:
             return run_program(LocalMachine(), self.argv, timeout_s, COPIES)
         return run(self.argv, timeout_s)
 
 
-class Reached(Struct, frozen=True):
+class LoadCopies(Struct, frozen=True):
     """What a load program copied."""
 
     gpus: frozenset[Bdf] | None = None  # to which it copied, None where it does not say
@@ -72,10 +72,10 @@ def load_program(command: Sequence[str] | None) -> LoadProgram:
     )
 
 
-def reached_by(program: LoadProgram, output: str) -> Reached:
+def reached_by(program: LoadProgram, output: str) -> LoadCopies:
     """What the program says of its GPUs. Raises ToolError where it copied to none."""
     if not program.is_torch:
-        return Reached()
+        return LoadCopies()
     h2d: dict[Bdf, list[float]] = {}
     for document in torch_report.parse(output):
         address_of = {device.index: device.address for device in document.devices}
@@ -88,7 +88,7 @@ def reached_by(program: LoadProgram, output: str) -> Reached:
             f"{' '.join(program.argv)}: expected copies to a GPU, found none",
             hint='name a program that copies to the GPUs: --load-command "PROGRAM ARGUMENTS"',
         )
-    return Reached(frozenset(h2d), {gpu: median(rates) for gpu, rates in h2d.items() if rates})
+    return LoadCopies(frozenset(h2d), {gpu: median(rates) for gpu, rates in h2d.items() if rates})
 
 
 def _has_torch() -> bool:
@@ -102,7 +102,9 @@ _EVERY_S = 0.05
 _LONGEST_S = 600.0
 
 
-def sample_under_load(host: Host, snapshot: Snapshot, program: LoadProgram) -> tuple[Host, Reached]:
+def sample_under_load(
+    host: Host, snapshot: Snapshot, program: LoadProgram
+) -> tuple[Host, LoadCopies]:
     """The host with the fastest link that each function showed while the program ran.
 
     Raises ToolError where the program fails: an idle machine would be mistaken for a busy one.

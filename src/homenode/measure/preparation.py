@@ -47,7 +47,7 @@ from homenode.vm.plan import Plan, vm_as_it_runs
 APP_TEST = "app"
 
 
-class Prepared(Struct, frozen=True):
+class PreparedRun(Struct, frozen=True):
     """A run that is ready to start."""
 
     record: RunRecord  # what would be run
@@ -65,7 +65,7 @@ def prepare_run(
     memory_nodes: tuple[int, ...] | None = None,
     shown: ShownGpus | None = None,
     own_pus: CpuSet | None = None,
-) -> Prepared:
+) -> PreparedRun:
     """What these orders come to on a machine. installed: programs that can be run there.
 
     memory_nodes, own_pus: that a cpuset, and an affinity, leave us; None = all. shown: GPUs that
@@ -112,7 +112,7 @@ def prepare_run(
         marks=(*orders.marks, *(f"the guest is not as planned: {finding}" for finding in mismatch)),
         bus_ids=bus_ids,
     )
-    return Prepared(record, usable, usable.usable_pus, mismatch)
+    return PreparedRun(record, usable, usable.usable_pus, mismatch)
 
 
 def _facts(orders: BenchOptions) -> Vm | None:

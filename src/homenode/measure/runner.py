@@ -28,14 +28,14 @@ from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.access.remote_host import RemoteHost
 from homenode.measure.app_metric import MAX_KEPT as MAX_APP_OUTPUT
 from homenode.measure.app_metric import check_metric, figure_of
-from homenode.measure.derived_run import Derived, derive_run, reading_of, schedule_of
+from homenode.measure.derived_run import DerivedRun, derive_run, reading_of, schedule_of
 from homenode.measure.environment import Environment, Looks, preflight, read_environment
 from homenode.measure.experiment import run_tasks
 from homenode.measure.figures.probe import StepReading
 from homenode.measure.gpu.power import GpuPower, power_sampled
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.options import BenchOptions, BenchOutcome, check_name
-from homenode.measure.preparation import Prepared, affinity, allowed_nodes, prepare_run
+from homenode.measure.preparation import PreparedRun, affinity, allowed_nodes, prepare_run
 from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_folder import (
@@ -62,7 +62,7 @@ from homenode.measure.tools_installed import (
     run_program,
 )
 from homenode.plan.stored import encode_plan
-from homenode.process import Completed, ToolMissingError, ToolTimeoutError
+from homenode.process import ProgramResult, ToolMissingError, ToolTimeoutError
 from homenode.safe.durable import PRIVATE
 from homenode.vm.domain.read import read_running_domain
 from homenode.vm.plan import Plan
@@ -116,7 +116,7 @@ def run_bench(
         return BenchOutcome(str(folder.path), result.run, findings, result.gaps, unknown)
 
 
-def inspect(machine: Machine, orders: BenchOptions) -> tuple[Prepared, Snapshot]:
+def inspect(machine: Machine, orders: BenchOptions) -> tuple[PreparedRun, Snapshot]:
     """What the orders come to on this machine; nothing is written. Raises as run_bench does."""
     check_name(orders.name)
     if orders.app is not None:
@@ -205,7 +205,11 @@ class _Session:
         del self._left[tasks[0].id]
 
     def look_before(
-        self, ready: Prepared, plan: Plan | None, snapshot: Snapshot, notify: Callable[[str], None]
+        self,
+        ready: PreparedRun,
+        plan: Plan | None,
+        snapshot: Snapshot,
+        notify: Callable[[str], None],
     ) -> None:
         # The whole machine, as after the last step: what a run is confined to is a part of it.
         host = discover(snapshot, read_running_domain)
@@ -229,7 +233,7 @@ class _Session:
         number = max((look.number for look in self.folder.looks()), default=-1) + 1
         self.folder.write_look(LookRecord(number, is_before, environment, findings))
 
-    def derive_run(self) -> Derived:
+    def derive_run(self) -> DerivedRun:
         steps, looks = self.folder.steps(), self.folder.looks()
         return derive_run(self.record, steps, looks, self._host, self._readings)
 
@@ -304,7 +308,7 @@ class _Session:
             return replace(record, result=StepStatus.FAILED, said=(message[:_MOST_SAID],))
         return record
 
-    def _run(self, test: BenchTest) -> Completed:
+    def _run(self, test: BenchTest) -> ProgramResult:
         environment = dict(test.environment)
         if test.reads is Reader.APP and isinstance(self.machine, LocalMachine):
             # The user's own program runs as the user set it up: modules, OMP_NUM_THREADS.

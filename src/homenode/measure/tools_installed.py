@@ -24,7 +24,7 @@ from homenode.measure.gpu.machine import is_nvidia
 from homenode.measure.model import PROBE, PYTHON, TORCH, SuiteOptions
 from homenode.measure.suite import BY_BUS, ShownGpus, measured_gpus, parse_shown
 from homenode.package_data import package_text
-from homenode.process import Completed, ToolMissingError, ToolTimeoutError
+from homenode.process import ProgramResult, ToolMissingError, ToolTimeoutError
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _ASK_S = 60.0
@@ -131,7 +131,7 @@ def run_program(
     timeout_s: float,
     name: str,
     environment: Mapping[str, str] | None = None,
-) -> Completed:
+) -> ProgramResult:
     """Run a program of measure/programs on a machine. argv: the Python there, "-", its words.
 
     Raises as machine.run does, and HostError where the installation lacks the program.
@@ -141,7 +141,7 @@ def run_program(
     )
 
 
-def ask_for_torch(machine: Machine, python: str, timeout_s: float) -> Completed:
+def ask_for_torch(machine: Machine, python: str, timeout_s: float) -> ProgramResult:
     """Ask a Python on a machine for PyTorch: it prints True or False. Raises as machine.run."""
     argv = (python, "-c", _NOT_FROM_HERE + _HAS_TORCH)
     return machine.run(argv, timeout_s, environment=_SAFE)

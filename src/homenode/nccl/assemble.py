@@ -199,7 +199,7 @@ class PlacedDevice(Struct, frozen=True, kw_only=True):
     switch: str | None  # the lowest virtual one
 
 
-class Assembled(Struct, frozen=True, kw_only=True):
+class TopologyFile(Struct, frozen=True, kw_only=True):
     """The topology, where each device is in it, and what to know of it."""
 
     topology: NcclTopology
@@ -208,7 +208,9 @@ class Assembled(Struct, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...] = ()  # of the host
 
 
-def assemble_topology(host: Host, guest: GuestSide, flavour: NcclVariant, source: str) -> Assembled:
+def assemble_topology(
+    host: Host, guest: GuestSide, flavour: NcclVariant, source: str
+) -> TopologyFile:
     """The topology of a guest on a host.
 
     A cpu for each host node that runs vCPUs or holds a device; the host's PCIe switches as virtual
@@ -238,7 +240,7 @@ def assemble_topology(host: Host, guest: GuestSide, flavour: NcclVariant, source
     findings += cpu_unknown(host)
     _refuse_too_many(topology, source)
     findings += too_many_nodes(topology, [device.kind for device in placed], source)
-    return Assembled(topology=topology, devices=tuple(tree.placed), findings=tuple(findings))
+    return TopologyFile(topology=topology, devices=tuple(tree.placed), findings=tuple(findings))
 
 
 def _devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:

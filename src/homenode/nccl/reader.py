@@ -63,7 +63,7 @@ class XmlNode(Struct, frozen=True, kw_only=True):
             yield from child.walk()
 
 
-class Ignored(Struct, frozen=True):
+class IgnoredElement(Struct, frozen=True):
     """An element that NCCL leaves out."""
 
     name: str
@@ -75,7 +75,7 @@ class ReadTopology(Struct, frozen=True, kw_only=True):
 
     source: str
     systems: tuple[XmlNode, ...]  # usually one
-    ignored: tuple[Ignored, ...]
+    ignored: tuple[IgnoredElement, ...]
     nodes: int  # elements kept
     single_quotes: tuple[int, ...] = ()  # lines with values in single quotes, ascending
 
@@ -138,7 +138,7 @@ class _Reader(Struct, kw_only=True):
     at: int = 0
     line: int = 1
     nodes: int = 0
-    ignored: list[Ignored] = field(default_factory=list)
+    ignored: list[IgnoredElement] = field(default_factory=list)
     single_quotes: list[int] = field(default_factory=list)
     most_nodes: int = NcclVariant.NCCL.most_nodes
 
@@ -159,7 +159,7 @@ class _Reader(Struct, kw_only=True):
                     raise self.error(expected, f"</{tag.name}>")
                 return tuple(nodes)
             if tag.name not in names:
-                self.ignored.append(Ignored(tag.name, tag.line))
+                self.ignored.append(IgnoredElement(tag.name, tag.line))
                 self.skip(tag)
                 continue
             if len(nodes) == MOST_CHILDREN:

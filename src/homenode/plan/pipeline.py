@@ -192,10 +192,10 @@ def size_of_options(options: PlanOptions) -> tuple[int, int]:
     if options.explicit_cells:
         vcpus, memory_bytes = size_of_cells(options.explicit_cells)
     if vcpus is None or memory_bytes is None:
-        found = next((n for n, v in (("--vcpus", vcpus), ("--memory", memory_bytes)) if v), None)
+        size = next((n for n, v in (("--vcpus", vcpus), ("--memory", memory_bytes)) if v), None)
         raise UsageError(
             "expected a VM's file, or --vcpus and --memory, found "
-            + ("none" if found is None else f"{found} alone"),
+            + ("none" if size is None else f"{size} alone"),
             hint="homenode plan --vcpus 16 --memory 64GiB --gpus 2 -o vm.xml",
         )
     if vcpus < 1 or memory_bytes < 1:

@@ -287,13 +287,13 @@ def _memory_line(host: Host) -> str:
 
 def _memory_nodes(host: Host) -> list[str]:
     """The nodes without CPUs, by what memory they have."""
-    alike: dict[str, list[int]] = {}
+    same_size: dict[str, list[int]] = {}
     for node in host.nodes:
         if not node.pus:
             kind = " of GPU memory each" if node.memory_kind is MemoryKind.GPU else ""
             text = f"{_size(node.memory_bytes)}{kind}" if node.memory_bytes else "no memory"
-            alike.setdefault(text, []).append(node.index)
-    return [f"{nodes_text(at)} without CPUs: {text}" for text, at in alike.items()]
+            same_size.setdefault(text, []).append(node.index)
+    return [f"{nodes_text(at)} without CPUs: {text}" for text, at in same_size.items()]
 
 
 def _distance_line(host: Host) -> str:

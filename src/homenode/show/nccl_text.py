@@ -1,10 +1,10 @@
 """NcclText: where each device is in a topology file."""
 
 from homenode.doc import Doc, Table
-from homenode.nccl.assemble import Assembled
+from homenode.nccl.assemble import TopologyFile
 
 
-def topology_text(assembled: Assembled, title: str) -> Doc:
+def topology_text(assembled: TopologyFile, title: str) -> Doc:
     """The cpus with their vCPUs, and every device with its two addresses and its switch."""
     cpus = tuple(
         (

@@ -143,8 +143,8 @@ def boot_line(boots: Progress, steps: Progress | None = None) -> str:
     words = [f"boot {number} of {boots.total}: {printable(boots.now) or 'done'}"]
     if steps is not None and steps.now:
         words += [printable(steps.now), f"step {steps.ended_count + 1} of {steps.total}"]
-    left = f"; {duration_text(boots.seconds_left)} left" if boots.seconds_left else ""
-    return ", ".join(words) + left
+    remaining = f"; {duration_text(boots.seconds_left)} left" if boots.seconds_left else ""
+    return ", ".join(words) + remaining
 
 
 def schedule_text(
@@ -182,7 +182,7 @@ def schedule_text(
     if checked.begun.emulated:
         lines.append(("caveat", "it is emulated (type='qemu'): its results will mean nothing"))
     table = Table(heads=heads, rows=tuple(rows), folds=heads[-1:])
-    return Doc(title, (table, *_labelled(lines)))
+    return Doc(title, (table, *_label_lines(lines)))
 
 
 def status_text(
@@ -218,10 +218,10 @@ def status_text(
         answer += ", nothing left to undo"
         if measured < len(steps):
             rows["next"] = command_line("homenode", "trial", "resume", name)
-    return Doc(answer, (outcomes_table(state, steps), *_labelled(rows.items())))
+    return Doc(answer, (outcomes_table(state, steps), *_label_lines(rows.items())))
 
 
-def _labelled(rows: Iterable[tuple[str, str]]) -> Iterator[Text]:
+def _label_lines(rows: Iterable[tuple[str, str]]) -> Iterator[Text]:
     """A line for each label, its text in one column with the others'."""
     rows = tuple(rows)
     width = max(len(label) for label, _ in rows) + 2

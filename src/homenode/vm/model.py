@@ -111,7 +111,7 @@ class GuestHostdev(Struct, frozen=True):
     local_memory_ratio: float | None = None
 
 
-class GuestMediated(Struct, frozen=True):
+class MediatedDevice(Struct, frozen=True):
     """A mediated device: <hostdev mode='subsystem' type='mdev' model='vfio-pci'>."""
 
     uuid: str
@@ -233,7 +233,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     cells: tuple[VmCell, ...] = ()  # () = a flat guest
 
     hostdevs: tuple[GuestHostdev, ...] = ()
-    mediated: tuple[GuestMediated, ...] = ()
+    mediated: tuple[MediatedDevice, ...] = ()
     """vm/gpu_parts.py says which function of the host each is on."""
     controllers: tuple[GuestPciController, ...] = ()
     addresses: tuple[GuestAddress, ...] = ()

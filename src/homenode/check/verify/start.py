@@ -238,16 +238,18 @@ class _Status(Struct):
     running: bool
 
 
-class _Said(Struct, Generic[T], rename={"value": "return"}):
+class _AgentAnswer(Struct, Generic[T], rename={"value": "return"}):
     value: T
 
 
 def read_view(answers: Mapping[str, str], tree: str) -> MonitorView:
     """The view of QMP's answers by their command, and of `info qtree`. Raises ParseError."""
     try:
-        status = decode_json(answers["query-status"], _Said[_Status]).value
-        backends = decode_json(answers["query-memdev"], _Said[tuple[MonitorBackend, ...]]).value
-        cpus = decode_json(answers["query-cpus-fast"], _Said[tuple[MonitorCpu, ...]]).value
+        status = decode_json(answers["query-status"], _AgentAnswer[_Status]).value
+        backends = decode_json(
+            answers["query-memdev"], _AgentAnswer[tuple[MonitorBackend, ...]]
+        ).value
+        cpus = decode_json(answers["query-cpus-fast"], _AgentAnswer[tuple[MonitorCpu, ...]]).value
     except NotJsonError as error:
         raise ParseError("QEMU's monitor", "an answer of QMP", str(error)) from None
     return MonitorView(

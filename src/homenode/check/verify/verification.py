@@ -6,8 +6,8 @@ from msgspec import Struct, field, structs
 
 from homenode.check.domain.verification import schema_findings, verify_document
 from homenode.check.verify.boot.stand_in_boot import (
-    Booted,
     BootOptions,
+    BootOutcome,
     boot_command,
     boot_stand_in,
 )
@@ -56,7 +56,7 @@ class VerifyRequest(Struct, frozen=True):
     target: str | None = None
 
 
-class Verified(Struct, frozen=True):
+class Verification(Struct, frozen=True):
     """The answer."""
 
     findings: Findings
@@ -66,7 +66,7 @@ class Verified(Struct, frozen=True):
     how: str = ""  # through what a test guest was booted, with which accelerator, and its seconds
 
 
-def verify(request: VerifyRequest) -> Verified:
+def verify(request: VerifyRequest) -> Verification:
     """Verify what is wanted.
 
     Raises UsageError for a file of another kind, InputError for what cannot be read, HostError and
@@ -110,10 +110,10 @@ def verify(request: VerifyRequest) -> Verified:
         not_checked=tuple(answer.not_checked),
     )
     findings = with_gaps(findings, () if host is None else host.gaps)
-    return Verified(findings, tuple(answer.views), host, plan, answer.how)
+    return Verification(findings, tuple(answer.views), host, plan, answer.how)
 
 
-def _unreadable(document: Document, error: InputError) -> Verified:
+def _unreadable(document: Document, error: InputError) -> Verification:
     """Return libvirt's refusal of an unreadable definition. Raises the error otherwise."""
     parsed = parsed_by_libvirt(document)
     if parsed is None or parsed.refusal is None:
@@ -122,7 +122,7 @@ def _unreadable(document: Document, error: InputError) -> Verified:
     findings = tuple(schema_findings((), both))
     checked, not_checked = (f"{document.source}: whether it can be read",), ("everything else",)
     answer = Findings(checked=checked, findings=findings, not_checked=not_checked)
-    return Verified(answer, (), None, None)
+    return Verification(answer, (), None, None)
 
 
 class _Answer(Struct, kw_only=True):
@@ -205,7 +205,7 @@ class _Answer(Struct, kw_only=True):
         self.checked += findings.checked
         self.not_checked += findings.not_checked
 
-    def _add_boot(self, booted: Booted, expected: Expectation, source: str) -> None:
+    def _add_boot(self, booted: BootOutcome, expected: Expectation, source: str) -> None:
         self.findings += [*booted.findings, *not_in_stand_in(booted.stand_in, source)]
         self.how = f"{booted.how}, {booted.seconds:.1f} s"
         if booted.guest is not None:

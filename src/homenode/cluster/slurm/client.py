@@ -43,7 +43,7 @@ from homenode.cluster.slurm.tools.squeue import (
     states_command,
 )
 from homenode.errors import InputError, NoAnswerError, NotKnownError, ParseError, ToolError
-from homenode.process import Completed, ToolTimeoutError, run
+from homenode.process import ProgramResult, ToolTimeoutError, run
 from homenode.safe.input_files import read_below, read_file, read_plain
 
 _TIMEOUT_S = 90.0
@@ -84,7 +84,7 @@ def ask(
     return done.stdout
 
 
-def _error_text(done: Completed) -> str:
+def _error_text(done: ProgramResult) -> str:
     """Slurm's errors: the last shows what failed, those before it which limit it was."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     errors = [line.partition("error: ")[2] for line in lines if "error: " in line]

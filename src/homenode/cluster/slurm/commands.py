@@ -74,14 +74,14 @@ def audit(arguments: SlurmAuditArguments) -> None:
     with working("reading the jobs"):
         if arguments.records is not None:
             records = read_records(arguments.records, arguments.jobs, order)
-            findings = judge_jobs(_counted(records, judged))
+            findings = judge_jobs(_add_judged(records, judged))
         else:
             listed, not_checked = _jobs_to_audit(arguments.jobs, arguments.jobs_file)
             shapes = _shapes(arguments.jobs_file, arguments.nodes_file)
             machines = _machines(arguments.host)
             running = _running(listed, shapes, machines, order, look=arguments.look)
             findings = judge_jobs(
-                _counted(running, judged), [job for job in listed if job.unreadable is not None]
+                _add_judged(running, judged), [job for job in listed if job.unreadable is not None]
             )
             findings = replace(findings, not_checked=(*findings.not_checked, *not_checked))
             hosts = dict.fromkeys(machine.host for machine in machines.values())
@@ -91,7 +91,7 @@ def audit(arguments: SlurmAuditArguments) -> None:
     exit_by(findings)
 
 
-def _counted(allocations: Iterable[JobAllocation], judged: set[str]) -> Iterator[JobAllocation]:
+def _add_judged(allocations: Iterable[JobAllocation], judged: set[str]) -> Iterator[JobAllocation]:
     """Pass allocations on, and add the jobs that can be judged to a set."""
     for allocation in allocations:
         if allocation.gpus and allocation.unknown is None:

@@ -35,7 +35,7 @@ SSH_TIMEOUT_S = 600.0
 _HOST = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9_.:@%/\[\]+-]{0,255}", re.ASCII)
 
 
-class Captured(Struct, frozen=True):
+class CaptureArchive(Struct, frozen=True):
     """An archive, and what is in it."""
 
     content: bytes
@@ -47,7 +47,7 @@ class Captured(Struct, frozen=True):
         return 0o644 if self.manifest.redacted else PRIVATE
 
 
-def capture_host(ssh: str | None = None, *, redacted: bool = True) -> Captured:
+def capture_host(ssh: str | None = None, *, redacted: bool = True) -> CaptureArchive:
     """Capture this machine, or the host `ssh`.
 
     Raises UsageError where the host's name is none, HostError where the host cannot be reached.
@@ -60,7 +60,7 @@ def capture_host(ssh: str | None = None, *, redacted: bool = True) -> Captured:
 
 def capture(
     snapshot: Snapshot, *, redacted: bool = True, also: Identities | None = None
-) -> Captured:
+) -> CaptureArchive:
     """Archive what the contents table names of a snapshot. Equal hosts give equal bytes.
 
     also: names to redact in addition to those that the snapshot gives.
@@ -84,7 +84,7 @@ def capture(
         left_out=notes,
         not_everywhere=not_everywhere,
     )
-    return Captured(_archive(stored, manifest), manifest)
+    return CaptureArchive(_archive(stored, manifest), manifest)
 
 
 def collect_over_ssh(

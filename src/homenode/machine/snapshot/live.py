@@ -6,7 +6,7 @@ from homenode.errors import ToolError
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME, IDENTITY_COMMANDS, ToolCommand
 from homenode.machine.snapshot.protocol import FilesOf
 from homenode.machine.snapshot.store import FolderSnapshot
-from homenode.process import Completed, ToolMissingError, run
+from homenode.process import ProgramResult, ToolMissingError, run
 
 _MAX_DOMAINS = 4096
 """Of one host whose XML is read; no host runs so many."""
@@ -73,7 +73,7 @@ _GONE = "failed to get domain"
 OF_NAME = {**COMMAND_OF_NAME, **{command.name: command for command in IDENTITY_COMMANDS}}
 
 
-def _first(command: ToolCommand) -> Completed:
+def _first(command: ToolCommand) -> ProgramResult:
     """The first spelling whose program is installed. Raises ToolError."""
     missing: ToolMissingError | None = None
     for argv in command.spellings:

@@ -67,7 +67,7 @@ _SERIAL_WORD = re.compile(
 _SERIAL_FIELD = re.compile(r"^(\s.*?\b(?:serial number|asset tag):?\s+)(\S.*)$", re.IGNORECASE)
 
 
-class Redacted(Struct, frozen=True):
+class RedactedSnapshot(Struct, frozen=True):
     """A snapshot that may be shown."""
 
     snapshot: MemorySnapshot
@@ -101,7 +101,7 @@ def identities_of(snapshot: Snapshot, also: Identities | None = None) -> Identit
 
 def redact(
     snapshot: MemorySnapshot, identities: Identities, notes: tuple[tuple[str, str], ...] = ()
-) -> Redacted:
+) -> RedactedSnapshot:
     """The snapshot under the name "host", without anything of its owner.
 
     notes: (path or tool, remark) that go with it, redacted like the rest, at the head of left_out.
@@ -119,7 +119,7 @@ def redact(
             left_out.append((name, names.scrub(error.message)))
     # And again, because the last of them may have given a serial that stands in the first.
     commands = {name: names.scrub_words(text) for name, text in commands.items()}
-    return Redacted(
+    return RedactedSnapshot(
         MemorySnapshot(
             "host",
             {

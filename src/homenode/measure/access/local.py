@@ -7,7 +7,7 @@ from typing import Self
 
 from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.process import Completed, find_program, run
+from homenode.process import ProgramResult, find_program, run
 
 _OWN = frozenset({"homenode-probe"})
 """Programs of ours, installed next to the Python that runs us and often on no one's PATH."""
@@ -43,7 +43,7 @@ class LocalMachine:
         input: str | None = None,
         *,
         environment: Mapping[str, str] | None = None,
-    ) -> Completed:
+    ) -> ProgramResult:
         return run(
             (_program(argv[0]) or argv[0], *argv[1:]),
             timeout_s,

@@ -9,7 +9,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.process import Completed
+from homenode.process import ProgramResult
 
 
 class Machine(Protocol):
@@ -29,7 +29,7 @@ class Machine(Protocol):
         input: str | None = None,
         *,
         environment: Mapping[str, str] | None = None,
-    ) -> Completed:
+    ) -> ProgramResult:
         """Runs a program there to its end, as process.run does here.
 
         argv is passed on word by word: no shell sees it unquoted. Raises ToolMissingError where

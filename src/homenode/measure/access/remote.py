@@ -19,7 +19,7 @@ from homenode.errors import ToolError
 from homenode.machine.snapshot.collector import collector_script, parse_collected
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure.access.machine import Channel, ScriptOutput
-from homenode.process import Completed, ToolMissingError, ToolTimeoutError
+from homenode.process import ProgramResult, ToolMissingError, ToolTimeoutError
 
 MISSING = "missing"
 """In the place of a status: the program is not installed there."""
@@ -142,7 +142,7 @@ class RemoteMachine:
         input: str | None = None,
         *,
         environment: Mapping[str, str] | None = None,
-    ) -> Completed:
+    ) -> ProgramResult:
         words = [self._programs.get(argv[0], argv[0]), *argv[1:]]
         mark = _mark()
         stdin, piped = None, input
@@ -164,7 +164,7 @@ class RemoteMachine:
             raise ToolMissingError(argv[0], f"{self.name}: ")
         if int(status) == _KILLED and time.monotonic() - started >= timeout_s:
             raise ToolTimeoutError(f"{self.name}: {argv[0]}: no end after {timeout_s:g} s")
-        return Completed(tuple(argv), returncode_of(int(status)), ended.stdout, stderr)
+        return ProgramResult(tuple(argv), returncode_of(int(status)), ended.stdout, stderr)
 
     def find_installed(self, names: Collection[str]) -> frozenset[str]:
         unknown = [name for name in names if name not in self._programs]

@@ -79,7 +79,7 @@ class ImportOptions(Struct, frozen=True):
     order: tuple[str, ...] = ()
 
 
-class Imported(Struct, frozen=True):
+class RunWithSources(Struct, frozen=True):
     """One run, the files that it was read from, and what they left open."""
 
     run: Run
@@ -87,7 +87,9 @@ class Imported(Struct, frozen=True):
     gaps: tuple[Gap, ...]
 
 
-def imported_runs(folders: Iterable[SourceFolder], options: ImportOptions) -> tuple[Imported, ...]:
+def imported_runs(
+    folders: Iterable[SourceFolder], options: ImportOptions
+) -> tuple[RunWithSources, ...]:
     """The runs of these folders, in order, each with a name of its own.
 
     Raises InputError for a layout of a run that is not there, and for an order that does not name
@@ -229,7 +231,7 @@ def _logs(
 
 def _finish(
     draft: _Draft, layout: Switches | None, place: int | None, options: ImportOptions
-) -> Imported:
+) -> RunWithSources:
     """The run under the layout that the user names, else the one that its folder is named for."""
     times = [draft.folder.times[name] for name in draft.files if name in draft.folder.times]
     head = structs.replace(
@@ -255,7 +257,7 @@ def _finish(
         for finding in draft.figures.findings
     )
     paths = tuple(f"{draft.folder.path}/{name}" for name in draft.files)
-    return Imported(Run(head, draft.figures.samples), paths, gaps)
+    return RunWithSources(Run(head, draft.figures.samples), paths, gaps)
 
 
 def _system(figures: Figures) -> str:

@@ -15,7 +15,7 @@ _PAGES = (".html", ".pdf")
 """Of reports: no one takes them for results."""
 
 
-class Named(Struct, frozen=True):
+class RunsOfArgument(Struct, frozen=True):
     """The runs of one argument, and what was omitted, as "path: reason"."""
 
     argument: str
@@ -23,20 +23,22 @@ class Named(Struct, frozen=True):
     skipped: tuple[str, ...]
 
 
-def load_sources(arguments: Sequence[str]) -> tuple[Named, ...]:
+def load_sources(arguments: Sequence[str]) -> tuple[RunsOfArgument, ...]:
     """The runs of each argument. Raises InputError for one that names nothing."""
     return tuple(_load(argument) for argument in arguments)
 
 
-def _load(argument: str) -> Named:
+def _load(argument: str) -> RunsOfArgument:
     path = Path(argument)
     if path.is_file() and path.name != FILE:
         runs, left_out = import_all([path])
-        return Named(argument, _some(argument, runs, left_out), tuple(left_out))
+        return RunsOfArgument(argument, _some(argument, runs, left_out), tuple(left_out))
     loaded = load_runs(path)
     runs, left_out = import_all(list(map(Path, loaded.foreign)))
     left_out += [str(gap) for gap in loaded.skipped if gap.subject not in loaded.foreign]
-    return Named(argument, _some(argument, (*loaded.runs, *runs), left_out), tuple(left_out))
+    return RunsOfArgument(
+        argument, _some(argument, (*loaded.runs, *runs), left_out), tuple(left_out)
+    )
 
 
 def _some(argument: str, runs: Sequence[Run], skipped: Sequence[str]) -> tuple[Run, ...]:

@@ -137,7 +137,7 @@ MAX_DEPTH = 4
 MAX_FOLDERS = 20_000
 
 
-class Loaded(Struct, frozen=True):
+class StoredRuns(Struct, frozen=True):
     """Runs in the order of their paths, and what was omitted."""
 
     runs: tuple[Run, ...]
@@ -203,14 +203,14 @@ def read_run(path: Path) -> Run:
     return parse_run(read_file(file, f"a run's {FILE}", max_bytes=MAX_BYTES), str(file))
 
 
-def load_runs(path: Path) -> Loaded:
+def load_runs(path: Path) -> StoredRuns:
     """Every run at or below a path, a few folders deep.
 
     A folder without subfolders in which no results.jsonl lies is foreign, and skipped as such.
     Raises InputError where nothing is there.
     """
     if path.is_file():
-        return Loaded((read_run(path),), (), (str(path.parent),))
+        return StoredRuns((read_run(path),), (), (str(path.parent),))
     if not path.is_dir():
         raise InputError(
             f"{path}: expected a results folder, found nothing",
@@ -230,7 +230,7 @@ def load_runs(path: Path) -> Loaded:
             folders.append(str(folder))
         except HomenodeError as error:
             skipped.append(Gap(str(folder), error.message))
-    return Loaded(tuple(runs), tuple(skipped), tuple(folders), tuple(foreign))
+    return StoredRuns(tuple(runs), tuple(skipped), tuple(folders), tuple(foreign))
 
 
 def _leaves(root: Path, skipped: list[Gap]) -> Iterator[Path]:

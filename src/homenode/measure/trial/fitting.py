@@ -38,7 +38,7 @@ what is available then."""
 _LEAST_GUEST_MIB = math.ceil(_STREAM_BYTES / _SHARE_OF_STREAM / MIB)
 
 
-class Fitted(Struct, frozen=True):
+class PlannedLayout(Struct, frozen=True):
     """A layout planned."""
 
     layout: str
@@ -54,7 +54,7 @@ def fit(
     layouts: Sequence[str],
     host: Host,
     ranges: ManualRanges | None = None,
-) -> tuple[Fitted, ...]:
+) -> tuple[PlannedLayout, ...]:
     """Each layout planned for a domain that is shut off, and what stands against each.
 
     ranges: PU lists that the user gives: layouts that pin are not planned, but pinned to these.
@@ -75,7 +75,7 @@ def host_without(host: Host, name: str) -> Host:
     return structs.replace(host, domains=domains)
 
 
-def short_memory(fitted: Sequence[Fitted], groups: Sequence[Group]) -> tuple[str, ...]:
+def short_memory(fitted: Sequence[PlannedLayout], groups: Sequence[Group]) -> tuple[str, ...]:
     """Layouts whose guest has too little memory for STREAM, where that is to be measured."""
     if groups and Group.MEMORY_BANDWIDTH not in groups:
         return ()
@@ -95,7 +95,7 @@ def short_memory(fitted: Sequence[Fitted], groups: Sequence[Group]) -> tuple[str
 
 def _fit(
     original: bytes, name: str, options: PlanOptions, host: Host, ranges: ManualRanges | None
-) -> Fitted:
+) -> PlannedLayout:
     pinning = PRESETS[options.layout].pinning
     try:
         if ranges is None or pinning is Pinning.NONE:
@@ -107,7 +107,7 @@ def _fit(
             plan = replace(pinned.plan, host_fingerprint=host_fingerprint(host))
             tuning = structs.replace(pinned, plan=plan)
     except Unplannable as error:
-        return Fitted(options.layout, None, (str(error),))
+        return PlannedLayout(options.layout, None, (str(error),))
     plan = tuning.plan
     against = _in_the_way(tuning.document, name, plan, host)
     vcpus = vm_of(open_domain(original, name)).vcpus
@@ -115,7 +115,7 @@ def _fit(
         against.append(
             f"--node-cpus: expected {vcpus} PUs, one a vCPU of the VM, found {plan.vm.vcpus}"
         )
-    return Fitted(options.layout, tuning, tuple(against))
+    return PlannedLayout(options.layout, tuning, tuple(against))
 
 
 def no_longer_fits(document: bytes, name: str, plan: Plan, host: Host) -> tuple[str, ...]:

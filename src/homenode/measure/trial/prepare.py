@@ -15,7 +15,7 @@ from homenode.measure.preparation import versions_of
 from homenode.measure.results.model import host_kind
 from homenode.measure.trial.boot_steps import ORIGINAL
 from homenode.measure.trial.copying import PreparedCopy, prepare_copy
-from homenode.measure.trial.fitting import Fitted, fit, host_without, short_memory
+from homenode.measure.trial.fitting import PlannedLayout, fit, host_without, short_memory
 from homenode.measure.trial.guest import is_there
 from homenode.measure.trial.journal import (
     StoredTrial,
@@ -24,7 +24,7 @@ from homenode.measure.trial.journal import (
     known_trials,
     names_of,
 )
-from homenode.measure.trial.runner import TrialSetup, Tuned, is_emulated
+from homenode.measure.trial.runner import TrialSetup, TunedCopy, is_emulated
 from homenode.measure.trial.trial_config import Measuring, TrialConfig
 from homenode.objective import Objective
 from homenode.plan.stored import encode_plan, read_plan
@@ -66,7 +66,7 @@ class Preflight(Struct, frozen=True):
     head: TrialHead
     begun: TrialConfig
     original: bytes
-    fitted: tuple[Fitted, ...]
+    fitted: tuple[PlannedLayout, ...]
     copy: PreparedCopy | None
     obstacles: tuple[str, ...]  # why it cannot be
     unchecked: tuple[str, ...]
@@ -169,7 +169,7 @@ def reopen(head: TrialHead, journal: TrialJournal) -> TrialSetup:
     source = str(journal.path / _BEGUN)
     config = formats.decode(journal.read_kept(_BEGUN), "trial-config", TrialConfig, source)
     layouts = {
-        layout: Tuned(
+        layout: TunedCopy(
             read_plan(journal.read_kept(f"{layout}.plan.json"), f"{layout}.plan.json"),
             journal.read_kept(f"{layout}.xml"),
         )

@@ -67,7 +67,7 @@ from homenode.vm.layout import Pinning
 from homenode.vm.plan import Plan
 
 
-class Tuned(Struct, frozen=True):
+class TunedCopy(Struct, frozen=True):
     """A layout of the trial: its plan and the document to define."""
 
     plan: Plan
@@ -79,7 +79,7 @@ class TrialSetup(Struct, frozen=True):
 
     head: TrialHead
     config: TrialConfig
-    layouts: Mapping[str, Tuned]
+    layouts: Mapping[str, TunedCopy]
     copy: PreparedCopy | None  # what is to be made first, None in place
 
 
@@ -311,7 +311,7 @@ def _name(step: ScheduledTask) -> str:
     return f"boot {step.number + 1}: {step.variant}, round {step.round + 1}"
 
 
-def _refuse_taken(trial: Trial, tuned: Tuned) -> None:
+def _refuse_taken(trial: Trial, tuned: TunedCopy) -> None:
     """Another VM may have got what the layout was planned to take. Raises InputError."""
     if trial.read_host is None or trial.config.plan_words:
         return  # the user gave the PUs

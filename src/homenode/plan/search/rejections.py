@@ -209,12 +209,12 @@ def _free_memory(attempt: Attempt) -> str | None:
     """The memory that all nodes have free, if that is too little and known; else None."""
     problem = attempt.problem
     page_counts = [memory.pages for memory in problem.memory]
-    known = [pages for pages in page_counts if pages is not None]
+    pages_by_node = [pages for pages in page_counts if pages is not None]
     needed = problem.pages or problem.pages_together or problem.pages_anywhere
     needed += sum(pages for _, pages in problem.device_pages)
-    if len(known) < len(page_counts) or sum(known) >= needed:
+    if len(pages_by_node) < len(page_counts) or sum(pages_by_node) >= needed:
         return None
-    return format_bytes(sum(known) * page_size_bytes(attempt.host, attempt.request))
+    return format_bytes(sum(pages_by_node) * page_size_bytes(attempt.host, attempt.request))
 
 
 def host_core(attempt: Attempt) -> Rejection:

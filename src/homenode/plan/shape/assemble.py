@@ -44,8 +44,8 @@ from homenode.vm.model import (
     GuestAddress,
     GuestCellId,
     GuestHostdev,
-    GuestMediated,
     LayoutRecord,
+    MediatedDevice,
     Vm,
     VmCell,
 )
@@ -126,7 +126,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         ),
         hostdevs=devices,
         mediated=tuple(
-            GuestMediated(mediated_device.uuid, None)
+            MediatedDevice(mediated_device.uuid, None)
             for mediated_device in guest.mediated
             if mediated_device.uuid not in {device.uuid for device in (*guest.hostdevs, *devices)}
         ),

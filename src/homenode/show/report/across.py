@@ -33,7 +33,9 @@ def summary_table(
     shown = [
         metric
         for metric in METRICS.values()
-        if any(_value(one, metric) is not None for by_label in series for one in by_label.values())
+        if any(
+            _value(entry, metric) is not None for by_label in series for entry in by_label.values()
+        )
     ]
     units = {metric.id: _column_unit(metric, series) for metric in shown}
     figures = tuple(f"{metric.title}, {_unbroken(units[metric.id][1])}" for metric in shown)
@@ -109,7 +111,7 @@ def effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
 
 
 def _column_unit(metric: Metric, series: Sequence[SeriesOf]) -> tuple[float, str]:
-    values = [_value(one, metric) for by_label in series for one in by_label.values()]
+    values = [_value(entry, metric) for by_label in series for entry in by_label.values()]
     return chart_scale(metric.unit, [value for value in values if value is not None])
 
 

@@ -171,7 +171,9 @@ def _row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
 
 def machines_table(machines: Sequence[ReportedMachine], anchors: Sequence[str]) -> Table:
     """A row for each machine, a column for each objective: what to run, the gain, how sure."""
-    heads = (Cell((str(one), Span(titles_of(one), "dim small"))) for one in Objective)
+    heads = (
+        Cell((str(objective), Span(titles_of(objective), "dim small"))) for objective in Objective
+    )
     return Table(
         heads=(Cell(("machine",), "of-machine"), *heads),
         rows=tuple(_machine_row(*pair) for pair in zip(machines, anchors, strict=True)),

@@ -81,7 +81,7 @@ class ReportedMachine(Struct, frozen=True, kw_only=True):
 
     def layouts(self) -> Iterator[tuple[str, int, Mapping[SeriesKey, Series]]]:
         """Label, colour number and series of every alternative."""
-        for position, label in enumerate(one.label for one in self.alternatives):
+        for position, label in enumerate(alternative.label for alternative in self.alternatives):
             yield label, series_number(label, position), self.series[label]
 
 

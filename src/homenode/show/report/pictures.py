@@ -392,7 +392,7 @@ def fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
     """Events of each thread: the mean with the spread over threads, by layout."""
     bars: list[Bar] = []
     for label, number, by_key in machine.layouts():
-        values = [(key.metric, key.variant or "", one.value) for key, one in by_key.items()]
+        values = [(key.metric, key.variant or "", result.value) for key, result in by_key.items()]
         medians = [
             v for metric, name, v in values if metric == "cpu-per-thread" and name[:3] == "PU "
         ]

@@ -18,7 +18,7 @@ from homenode.vm.domain.edits import (
     set_attributes,
 )
 from homenode.vm.domain.fields import address_attributes, format_set, guest_address, host_address
-from homenode.vm.model import GuestAddress, GuestHostdev, GuestMediated
+from homenode.vm.model import GuestAddress, GuestHostdev, MediatedDevice
 from homenode.vm.plan import Plan
 
 
@@ -88,17 +88,17 @@ def mediated_elements(document: Document) -> tuple[tuple[str, Element], ...]:
     return tuple(devices)
 
 
-def read_mediated(document: Document) -> tuple[GuestMediated, ...]:
+def read_mediated(document: Document) -> tuple[MediatedDevice, ...]:
     """The mediated devices, in document order. Raises as mediated_elements, and InputError for one
     given twice."""
-    devices: dict[str, GuestMediated] = {}
+    devices: dict[str, MediatedDevice] = {}
     for uuid, element in mediated_elements(document):
         if uuid in devices:
             raise InputError(
                 f"{document.source}:{element.line}: expected {uuid} once, found it twice",
                 hint="remove one of the two",
             )
-        devices[uuid] = GuestMediated(uuid, guest_address(element))
+        devices[uuid] = MediatedDevice(uuid, guest_address(element))
     return tuple(devices.values())
 
 

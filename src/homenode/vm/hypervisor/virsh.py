@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from homenode.errors import HostError, InputError, UsageError
-from homenode.process import Completed, run
+from homenode.process import ProgramResult, run
 from homenode.text import command_line
 from homenode.vm.hypervisor.connection import checked_uri
 from homenode.vm.hypervisor.domain_state import DomainState, LivePin, parse_dominfo, parse_pins
@@ -179,7 +179,7 @@ class Virsh:
         raise _failure(completed, command, self.connect)
 
 
-def _failure(completed: Completed, command: str, connect: str) -> HostError | InputError:
+def _failure(completed: ProgramResult, command: str, connect: str) -> HostError | InputError:
     text = "; ".join(completed.complaints())[:600] or completed.failure() or ""
     message = f"virsh {command} at {connect}: {text}"
     if "failed to connect" in text:

@@ -20,8 +20,8 @@ from homenode.package_data import package_text
 from homenode.vm.model import (
     GuestAddress,
     GuestHostdev,
-    GuestMediated,
     GuestTopology,
+    MediatedDevice,
     PortModel,
     Vm,
 )
@@ -327,12 +327,12 @@ def default_machine(architecture: str) -> str:
 def passed_through(
     devices: Iterable[tuple[Bdf | str, int | None]],
     initiators: Mapping[Bdf, CpuSet] = MappingProxyType({}),
-) -> tuple[tuple[GuestHostdev, ...], tuple[GuestMediated, ...]]:
+) -> tuple[tuple[GuestHostdev, ...], tuple[MediatedDevice, ...]]:
     """Functions and mediated devices of a file that names them with their guest cells."""
     functions, mediated = [], []
     for name, cell in devices:
         if isinstance(name, str):
-            mediated.append(GuestMediated(name, None, cell))
+            mediated.append(MediatedDevice(name, None, cell))
         else:
             cells = initiators.get(name, CpuSet())
             functions.append(GuestHostdev(name, None, cell=cell, initiator_cells=cells))

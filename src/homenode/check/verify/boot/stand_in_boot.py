@@ -91,7 +91,7 @@ class BootOptions(Struct, frozen=True):
     libvirt_timeout_s: float | None = None
 
 
-class Booted(Struct, frozen=True):
+class BootOutcome(Struct, frozen=True):
     """What came of a boot."""
 
     stand_in: StandInGuest
@@ -103,7 +103,7 @@ class Booted(Struct, frozen=True):
 
 def boot_stand_in(
     document: Document, facts: Vm, options: BootOptions, host: Host | None = None
-) -> Booted:
+) -> BootOutcome:
     """Boot the test guest of a document and read it. host: that of its devices, None = not known.
 
     A document that libvirt or QEMU refuses, or whose guest crashes, is an answer: it is in
@@ -183,12 +183,12 @@ def boot_stand_in(
             f"; two guests at once: {all_vcpus} vCPUs, their cells and caches; the PCIe tree, BARs "
             f"and firmware with {few}"
         )
-    return Booted(
+    return BootOutcome(
         stand_in, seen, how, time.monotonic() - started, (*findings, *refused, *log_findings)
     )
 
 
-def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Booted:
+def boot_command(words: Sequence[str], source: str, options: BootOptions) -> BootOutcome:
     """Boot a rendered QEMU command line with stand-ins for its devices, and read the guest.
 
     words: program first, an x86_64 one. Emulated, by QEMU itself. Raises as boot_stand_in, and
@@ -216,7 +216,7 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
         refused = _run_qemu([guest], limit_s)
         seen, log_findings = _read_all([guest], refused, source, options.keep)
     how = f"QEMU without libvirt, TCG, {files.kernel_name}"
-    return Booted(stand_in, seen, how, time.monotonic() - started, (*refused, *log_findings))
+    return BootOutcome(stand_in, seen, how, time.monotonic() - started, (*refused, *log_findings))
 
 
 class _Guest(Struct, frozen=True):

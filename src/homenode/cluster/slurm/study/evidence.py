@@ -121,11 +121,11 @@ def parse_record(texts: Mapping[str, str], gpus: int) -> AttemptRecord:
     """
     gaps = list(_errors(texts))
     job = _job(texts.get("job.txt", ""), gaps)
-    others = set(texts["others.txt"].split()) if "others.txt" in texts else None
+    fields = set(texts["others.txt"].split()) if "others.txt" in texts else None
     count = gpus if job is None else sum(share.gpus.count or 0 for share in job.shares) or gpus
     return AttemptRecord(
         job=job,
-        other_jobs=None if others is None or job is None else len(others - {job.number}),
+        other_jobs=None if fields is None or job is None else len(fields - {job.number}),
         queue_wait_s=None if job is None else job.queue_wait_s,
         gpu_hours=gpu_hours(texts, count),
         met=texts.get("met", "").strip()[:40] or None,

@@ -28,16 +28,16 @@ def made_pages() -> dict[str, str]:
     """Texts by their paths in the checkout."""
     from tests.record_page import page as record_page  # which reads pages
 
-    index = (ROOT / "docs/findings/README.md").read_text(encoding="utf-8")
+    index = (ROOT / "docs/reference/findings/README.md").read_text(encoding="utf-8")
     findings = {
-        f"docs/findings/{name}.md": _findings(f"# {title}\n\n{about}.\n", name)
+        f"docs/reference/findings/{name}.md": _findings(f"# {title}\n\n{about}.\n", name)
         for title, name, about in _ROW.findall(index)
     }
     commands = {
         str(path.relative_to(ROOT)): _OPTIONS.sub(_filled, path.read_text(encoding="utf-8"))
-        for path in sorted((ROOT / "docs/commands").glob("*.md"))
+        for path in sorted((ROOT / "docs/reference/commands").glob("*.md"))
     }
-    return {**findings, **commands, "docs/records.md": record_page()}
+    return {**findings, **commands, "docs/reference/records.md": record_page()}
 
 
 def _findings(head: str, name: str) -> str:

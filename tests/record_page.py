@@ -1,4 +1,4 @@
-"""docs/records.md: the records that `homenode.api` gives, with their fields, from the code."""
+"""docs/reference/records.md: records that `homenode.api` gives, with fields, from the code."""
 
 import ast
 import enum
@@ -21,7 +21,7 @@ from tests.stored_records import meanings
 
 _HEAD = """# Records
 
-What the functions of [homenode.api](reference/python.md) give, field by field.
+What the functions of [homenode.api](python.md) give, field by field.
 Records are frozen: `msgspec.structs.replace` makes a changed one, `to_json` the documented format
 of those that have one. `None` is "not known", or what the record says of it.
 """

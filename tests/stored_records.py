@@ -95,7 +95,7 @@ def meanings() -> dict[tuple[type, str], str]:
     places += [("results", record, heading) for record, heading in _OF_RUNS.items()]
     for kind, record, heading in places:
         stored = {name: field for field, name in stored_names(record).items()}
-        path = Path(f"docs/formats/{kind}.md")
+        path = Path(f"docs/reference/formats/{kind}.md")
         section = Page(path, (ROOT / path).read_text()).sections().get(heading, "")
         for row in section.splitlines():
             cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)]

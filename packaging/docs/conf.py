@@ -10,7 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "build/docs"
-COMMANDS = DOCS / "commands"
+COMMANDS = DOCS / "reference/commands"
 
 project = "homenode"
 author = "the homenode authors"
@@ -40,7 +40,7 @@ def _summary(page: Path) -> str:
 
 
 man_pages = [("index", "homenode", "place, check and measure virtual machines", author, 1)] + [
-    (f"commands/{page.stem}", f"homenode-{page.stem}", _summary(page), author, 1)
+    (f"reference/commands/{page.stem}", f"homenode-{page.stem}", _summary(page), author, 1)
     for page in sorted(COMMANDS.glob("*.md"))
 ]
 
@@ -57,11 +57,11 @@ CONTENTS = (
             "howto/*",
         ),
     ),
-    ("Commands", ("commands/*",)),
-    ("Findings", ("findings/README", "findings/*")),
-    ("Formats", ("formats/*",)),
-    ("Reference", ("reference/*", "records")),
-    ("For developers", ("developer/*", "developer/decisions/*")),
+    ("Commands", ("reference/commands/*",)),
+    ("Findings", ("reference/findings/README", "reference/findings/*")),
+    ("Formats", ("reference/formats/*",)),
+    ("Reference", ("reference/*",)),
+    ("For developers", ("developer/*", "developer/formats/*", "developer/decisions/*")),
 )
 
 
@@ -85,7 +85,7 @@ def _as_manual(name: str, text: str) -> str:
     words = re.sub(r"^!\[[^\]]*\]\([^)]*\)\n", "", text, flags=re.MULTILINE)
     title, _, body = words.partition("\n\n")
     calls = "homenode COMMAND [OPTIONS]\n"
-    if name.startswith("commands/"):
+    if name.startswith("reference/commands/"):
         blocks = re.findall(r"^```\n(homenode [^`]*)^```\n", body, re.MULTILINE)
         calls = "".join(blocks)
         body = body.replace(f"```\n{blocks[0]}```\n", "", 1)
@@ -94,7 +94,7 @@ def _as_manual(name: str, text: str) -> str:
 
 def _prepare(app: Any, name: str, source: list[str]) -> None:
     """Adds the tables of contents for the side bar, hidden in the page itself."""
-    if MANUAL and (name == root_doc or name.startswith("commands/")):
+    if MANUAL and (name == root_doc or name.startswith("reference/commands/")):
         source[0] = _as_manual(name, source[0])
     source[0] = _without_dead_links(name, source[0])
     if name != root_doc or MANUAL:

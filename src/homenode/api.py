@@ -135,7 +135,7 @@ def load_results(*folders: str) -> tuple[Run, ...]:
 
 
 def result_rows(*folders: str) -> list[dict[str, Any]]:
-    """Every figure as a flat row, for pandas.DataFrame: docs/formats/rows.md names the columns."""
+    """Every figure as a row for pandas.DataFrame, as docs/reference/formats/rows.md says."""
     from homenode.show.report.inputs import gather
     from homenode.show.report.machine import machines_of
     from homenode.show.report.rows import rows_of
@@ -146,7 +146,7 @@ def result_rows(*folders: str) -> list[dict[str, Any]]:
 
 
 def to_json(value: Host | Plan | Findings | Comparison) -> str:
-    """A value in its documented format (docs/formats), as --json prints it."""
+    """A value in its documented format (docs/reference/formats), as --json prints it."""
     from homenode.formats import encode
     from homenode.machine.topology import summarise
     from homenode.plan.stored import encode_plan

@@ -2,7 +2,7 @@
 
 A document opens with "format": "homenode.<kind>/<version>"; of a file of lines the first line does.
 Fields are the dataclass's own, sets of PUs are lists such as "0-3,8", PCI addresses are texts.
-docs/formats documents each kind.
+docs/reference/formats documents each kind.
 """
 
 from collections.abc import Iterator

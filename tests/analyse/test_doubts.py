@@ -39,7 +39,7 @@ def test_runs_without_a_host_are_named() -> None:
 
 
 def test_every_doubt_has_a_cause_a_fix_and_a_line_in_the_documents() -> None:
-    page = Path("docs/formats/comparison.md").read_text()
+    page = Path("docs/reference/formats/comparison.md").read_text()
     for name in tomllib.loads(package_text("decide", "doubts.toml")):
         made = make_doubt(name, "x", "y")
         assert made.cause and made.remedy and f"`{name}`" in page, name

@@ -118,7 +118,7 @@ def test_no_trial_is_an_empty_list(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("record", [ApplyAnswer, ImportedRuns, TrialStatus])
 def test_every_field_of_an_answer_is_documented(record: type[Struct]) -> None:
-    words = read_page("docs/formats/answers.md").words_in_code()
+    words = read_page("docs/reference/formats/answers.md").words_in_code()
     fields = [name for one in _records(record) for name in one.__struct_fields__]
     assert not set(fields) - words
 

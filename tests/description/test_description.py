@@ -222,7 +222,7 @@ def test_virtual_functions_follow_their_physical_function() -> None:
     [
         (
             "nodes_per_packge = 2",
-            "nodes_per_packge: expected a key that docs/formats/host-toml.md lists",
+            "nodes_per_packge: expected a key that docs/reference/formats/host-toml.md lists",
         ),
         ("packages_per_node = 3", "expected a whole number, 1 to 2, found 3"),
         ("llcs_per_package = 3", "llcs_per_package: expected a whole number, 0 to 2, found 3"),
@@ -395,7 +395,7 @@ def test_pu_lists_are_sets_of_the_host() -> None:
 
 
 def test_the_example_in_the_document_is_a_host() -> None:
-    document = (HOSTS.parents[3] / "docs" / "formats" / "host-toml.md").read_text()
+    document = (HOSTS.parents[3] / "docs" / "reference" / "formats" / "host-toml.md").read_text()
     machine, vm = re.findall(r"```toml\n(.*?)```", document, re.DOTALL)
     host = host_of(machine + vm)
     assert [domain.name for domain in host.domains] == ["train-1"]

@@ -25,7 +25,7 @@ from tests.shared_data import SHARED
 from tests.small_hosts import as_described
 from tests.tree_writer import write_tree
 
-FORMAT = Path(__file__).parents[2] / "docs" / "formats" / "host-toml.md"
+FORMAT = Path(__file__).parents[2] / "docs" / "reference" / "formats" / "host-toml.md"
 HGX_CAPTURE = SHARED / "machines" / "lspci" / "gpud-hgx-h100x8-lspci-vvv.txt"
 LSTOPO = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
 

@@ -34,8 +34,8 @@ from tests.stored_records import FORMATS, below, field_types, stored_names
 
 PAGES = all_pages()
 """Read once; a test names the page it is about."""
-_SHOWING = (("docs", "commands"), ("docs", "howto"), ("README.md",))
-SHOWING = [p for p in PAGES if p.path.parts[:2] in _SHOWING]
+_SHOWING = ("docs/reference/commands/", "docs/howto/", "README.md")
+SHOWING = [p for p in PAGES if p.path.as_posix().startswith(_SHOWING)]
 COMMANDS: dict[str, Command] = {
     one.name: one.load_room() for one in PROGRAM.commands if not one.hidden and has_room(one)
 }
@@ -48,7 +48,7 @@ PARAMETERS: dict[str, list[Parameter]] = {
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_format_page_lists_every_field_of_every_record_in_order(kind: str) -> None:
-    sections = page(f"docs/formats/{kind}.md").sections()
+    sections = page(f"docs/reference/formats/{kind}.md").sections()
     for record, path in below(FORMATS[kind]).items():
         fields = tuple(stored_names(record).values())
         if fields:
@@ -59,7 +59,7 @@ def test_a_format_page_lists_every_field_of_every_record_in_order(kind: str) -> 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_format_page_names_every_value_of_every_enumeration(kind: str) -> None:
-    words = page(f"docs/formats/{kind}.md").words_in_code()
+    words = page(f"docs/reference/formats/{kind}.md").words_in_code()
     for record in below(FORMATS[kind]):
         if issubclass(record, StrEnum):
             missing = [str(value) for value in record if str(value) not in words]
@@ -67,13 +67,13 @@ def test_a_format_page_names_every_value_of_every_enumeration(kind: str) -> None
 
 
 def test_the_summary_of_a_host_is_documented_field_by_field() -> None:
-    section = page("docs/formats/host.md").sections()["summary"]
+    section = page("docs/reference/formats/host.md").sections()["summary"]
     assert first_column(section) == tuple(field_types(HostSummary))
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_format_page_tells_its_version(kind: str) -> None:
-    text = page(f"docs/formats/{kind}.md").text
+    text = page(f"docs/reference/formats/{kind}.md").text
     version = formats.VERSIONS[kind]
     assert f'"homenode.{kind}/{version}"' in text
     assert f"Version: {version}." in text
@@ -86,7 +86,7 @@ def test_the_plan_page_names_every_term_of_the_cost() -> None:
         for part in order(policy, shows_pcie=True, even_splits=True)
         for name in part
     }
-    assert names <= page("docs/formats/plan.md").words_in_code()
+    assert names <= page("docs/reference/formats/plan.md").words_in_code()
 
 
 def test_the_plan_page_names_every_constraint() -> None:
@@ -94,13 +94,13 @@ def test_the_plan_page_names_every_constraint() -> None:
     for source in sorted((ROOT / "src/homenode/plan").rglob("*.py")):
         ids |= set(ids_given(source, {"Rejection"}))
     assert len(ids) > 10
-    missing = sorted(ids - page("docs/formats/plan.md").words_in_code())
+    missing = sorted(ids - page("docs/reference/formats/plan.md").words_in_code())
     assert not missing
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_page_names_every_option_and_every_choice(name: str) -> None:
-    document = page(f"docs/commands/{name}.md")
+    document = page(f"docs/reference/commands/{name}.md")
     listed = {word for section in document.sections().values() for word in first_column(section)}
     options = {part for code in listed for part in re.split(r"[\s,]+", code)}
     words = document.words_in_code()
@@ -116,7 +116,9 @@ def test_a_command_page_names_every_option_and_every_choice(name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_synopsis_has_what_its_command_takes(name: str) -> None:
     """Manual pages begin with these lines. What a command cannot do without is in no brackets."""
-    blocks = [one.text for one in page(f"docs/commands/{name}.md").blocks() if not one.language]
+    blocks = [
+        one.text for one in page(f"docs/reference/commands/{name}.md").blocks() if not one.language
+    ]
     lines = "\n".join(re.sub(r"\n\s+", " ", text) for text in blocks).splitlines()
     synopsis = [line for line in lines if line.startswith(f"homenode {name} ")]
     assert synopsis
@@ -149,14 +151,17 @@ def test_the_pages_name_no_option_that_does_not_exist() -> None:
 
 
 def test_every_preset_policy_and_objective_is_documented() -> None:
-    words = page("docs/commands/plan.md").words_in_code()
+    words = page("docs/reference/commands/plan.md").words_in_code()
     assert set(PRESETS) <= page("docs/concepts/layouts.md").words_in_code()
     assert {*map(str, Policy), *map(str, Objective)} <= words
 
 
 def test_every_exit_code_is_documented_on_each_command_that_gives_it() -> None:
     codes = {"0", *(str(error.exit_code) for error in _and_below(HomenodeError))}
-    stated = {name: page(f"docs/commands/{name}.md").sections()["Exit codes"] for name in COMMANDS}
+    stated = {
+        name: page(f"docs/reference/commands/{name}.md").sections()["Exit codes"]
+        for name in COMMANDS
+    }
     assert codes <= set().union(*map(first_column, stated.values()))
     for name, section in stated.items():
         least = {"0", "2"} if name == "list" else {"0", "2", "3"}

@@ -166,8 +166,8 @@ def test_each_finding_says_what_it_means_and_how_to_fix_it(name: str) -> None:
 
 
 def test_the_index_names_every_page() -> None:
-    assert {f"docs/findings/{name}.md" for name in page_names()} == {
-        p for p in made_pages() if p.startswith("docs/findings/")
+    assert {f"docs/reference/findings/{name}.md" for name in page_names()} == {
+        p for p in made_pages() if p.startswith("docs/reference/findings/")
     }
 
 

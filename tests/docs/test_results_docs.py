@@ -30,17 +30,19 @@ RECORDS: list[tuple[str, str, type]] = [
 @pytest.mark.parametrize(("kind", "section", "record"), RECORDS)
 def test_a_page_lists_every_field_in_order(kind: str, section: str, record: type) -> None:
     fields = tuple(field.name for field in msgspec.structs.fields(record))
-    assert first_column(read_page(f"docs/formats/{kind}.md").sections()[section]) == fields
+    assert (
+        first_column(read_page(f"docs/reference/formats/{kind}.md").sections()[section]) == fields
+    )
 
 
 def test_the_page_of_samples_names_every_field() -> None:
-    listed = first_column(read_page("docs/formats/results.md").sections()["Samples"])
+    listed = first_column(read_page("docs/reference/formats/results.md").sections()["Samples"])
     fields = Sample.__struct_fields__
     assert listed[: len(fields)] == fields
 
 
 def test_the_page_of_results_tells_its_version() -> None:
-    text = read_page("docs/formats/results.md").text
+    text = read_page("docs/reference/formats/results.md").text
     version = formats.VERSIONS["results"]
     assert f'"homenode.results/{version}"' in text
     assert f"Version: {version}." in text
@@ -53,12 +55,12 @@ def test_the_page_of_results_tells_its_version() -> None:
     ],
 )
 def test_a_page_names_every_value(kind: str, values: list[type]) -> None:
-    words = read_page(f"docs/formats/{kind}.md").words_in_code()
+    words = read_page(f"docs/reference/formats/{kind}.md").words_in_code()
     assert {str(one) for enumeration in values for one in enumeration} <= words  # type: ignore[attr-defined]
 
 
 def test_the_page_of_results_names_every_metric_with_its_unit_and_direction() -> None:
-    section = read_page("docs/formats/results.md").sections()["Metrics"]
+    section = read_page("docs/reference/formats/results.md").sections()["Metrics"]
     rows = {line.split("`")[1]: line for line in section.splitlines() if line.startswith("| `")}
     for metric in METRICS.values():
         row = rows[metric.id]
@@ -73,10 +75,10 @@ def test_the_page_of_comparisons_explains_every_doubt() -> None:
     sources = (ROOT / "src/homenode/decide").glob("*.py")
     ids = {one for source in sources for one in ids_given(source, {"make_doubt"})}
     assert len(ids) > 12
-    assert ids <= read_page("docs/formats/comparison.md").words_in_code()
+    assert ids <= read_page("docs/reference/formats/comparison.md").words_in_code()
 
 
 def test_the_examples_of_the_pages_are_read() -> None:
-    (lines,) = [b.text for b in read_page("docs/formats/results.md").blocks() if b.text]
+    (lines,) = [b.text for b in read_page("docs/reference/formats/results.md").blocks() if b.text]
     run = parse_run((lines + "\n").encode(), "the page")
     assert run.head.switches.name == "pin-numa"

@@ -80,7 +80,7 @@ def test_what_an_operator_said_stays_unless_it_says_no(version: str) -> None:
 
 
 def test_a_table_says_of_each_layout_what_an_encrypted_guest_gets() -> None:
-    page = Path(__file__).parents[2] / "docs" / "formats" / "domain-xml.md"
+    page = Path(__file__).parents[2] / "docs" / "reference" / "formats" / "domain-xml.md"
     section = page.read_text().partition("## Encrypted guests")[2]
     rows = [
         line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")

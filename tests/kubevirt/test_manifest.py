@@ -154,7 +154,7 @@ def test_the_job_has_no_rights_beyond_its_volume() -> None:
 
 
 def test_every_file_is_named_in_the_documentation() -> None:
-    page = Path(__file__).parents[2] / "docs" / "commands" / "kubevirt.md"
+    page = Path(__file__).parents[2] / "docs" / "reference" / "commands" / "kubevirt.md"
     text = page.read_text(encoding="utf-8")
     names = manifests(OPTIONS).keys() | manifests(ManifestOptions())
     assert not [name for name in names if f"`{name}`" not in text]

@@ -16,8 +16,10 @@ from tests.doc_pages import first_column, read_page
 def test_every_metric_of_the_probe_is_documented(command: str) -> None:
     text = probe_documents.answer(["homenode-probe", command, "--pus", "0-1"])
     found = {one.sample.metric for one in probe_figures(parse(text)).placed}
-    assert found <= read_page("docs/formats/results.md").words_in_code()
-    assert command in first_column(read_page("docs/formats/probe.md").sections()["Commands"])
+    assert found <= read_page("docs/reference/formats/results.md").words_in_code()
+    assert command in first_column(
+        read_page("docs/reference/formats/probe.md").sections()["Commands"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -25,7 +27,7 @@ def test_every_metric_of_the_probe_is_documented(command: str) -> None:
     [(RunRecord, "The head: what was ordered"), (LookRecord, "look"), (StepRecord, "step")],
 )
 def test_every_field_of_a_record_is_documented(record: type, heading: str) -> None:
-    sections = read_page("docs/formats/bench.md").sections()
+    sections = read_page("docs/developer/formats/bench.md").sections()
     (section,) = (text for title, text in sections.items() if title == heading)
     fields = set(record.__struct_fields__)  # type: ignore[attr-defined]
     listed = {word for cell in first_column(section) for word in cell.split(", ")}

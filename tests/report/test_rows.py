@@ -63,5 +63,5 @@ def test_a_cell_cannot_steer_the_terminal_it_is_printed_on(tmp_path: Path) -> No
 def test_rows_are_documented_field_by_field() -> None:
     from tests.doc_pages import first_column, read_page
 
-    section = read_page("docs/formats/rows.md").sections()["Fields"]
+    section = read_page("docs/reference/formats/rows.md").sections()["Fields"]
     assert first_column(section) == COLUMNS

@@ -173,7 +173,10 @@ def test_damaged_logs_give_choices_or_a_parse_error() -> None:
 
 
 def test_the_page_of_the_format_names_every_field() -> None:
-    words = {word.removesuffix("[]") for word in read_page("docs/formats/torch.md").words_in_code()}
+    words = {
+        word.removesuffix("[]")
+        for word in read_page("docs/reference/formats/torch.md").words_in_code()
+    }
     for record in (TorchRun, TorchDevice, TorchFigure, Gap, TorchRank, TorchRow, TorchChoice):
         missing = {field.name for field in fields(record)} - words - {"index", "name"}
         assert not missing, record

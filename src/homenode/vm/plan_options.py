@@ -159,7 +159,7 @@ def host_device(text: str, option: str = "--device") -> Bdf | str:
 
 class PlanOptions(Struct, frozen=True):
     """Every option of `homenode plan` that shapes the placement; None = as the document or layout
-    says. See docs/commands/plan.md.
+    says. See docs/reference/commands/plan.md.
 
     Options:
       layout: The guest's layout; default, pin, pin-bound, pin-numa, pin-numa-smt, pin-numa-pci,

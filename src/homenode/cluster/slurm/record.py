@@ -5,8 +5,8 @@ their own, of which Epilog takes lines of its form only, up to 512 KiB. The hook
 Prolog that does drains its node. SLURM_JOB_GPUS holds places in Slurm's list of devices: by PCI
 address with AutoDetect, a place for each MIG slice; else as gres.conf lists them.
 
-Source: docs/formats/slurm-record.md; gres.conf(5), AutoDetect; slurm.conf(5), Prolog, Epilog,
-TaskProlog; srun(1), --overlap; scontrol(1), listpids; proc(5).
+Source: docs/developer/formats/slurm-record.md; gres.conf(5), AutoDetect; slurm.conf(5), Prolog,
+Epilog, TaskProlog; srun(1), --overlap; scontrol(1), listpids; proc(5).
 """
 
 import re

@@ -1,6 +1,6 @@
 """From a host.toml, a shipped one by its name, to a HostDescription. [I/O]
 
-Format: docs/formats/host-toml.md.
+Format: docs/reference/formats/host-toml.md.
 """
 
 import re

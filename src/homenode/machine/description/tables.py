@@ -1,4 +1,4 @@
-"""Tables of a host.toml: its keys and the types of their values; docs/formats/host-toml.md.
+"""Tables of a host.toml: keys and the types of their values; docs/reference/formats/host-toml.md.
 
 What is described *is* a Host: rendering it to files and discovering those gives it back.
 """
@@ -61,7 +61,7 @@ class LinkText:
 Numbering = Literal[
     "siblings-far", "siblings-adjacent", "siblings-far-in-package", "nodes-interleaved"
 ]
-"""How the firmware numbers PUs; docs/formats/host-toml.md shows each."""
+"""How the firmware numbers PUs; docs/reference/formats/host-toml.md shows each."""
 DeviceClass = Literal["gpu", "nic", "nvme", "nvswitch", "audio", "bmc", "other"]
 
 Positive = Annotated[int, Meta(ge=1, le=NO_LIMIT)]
@@ -80,7 +80,7 @@ HugePages = Annotated[dict[str, Any], Meta(extra={"expected": 'a table such as {
 
 
 class HostTable(TomlTable):
-    page: ClassVar[str] = "docs/formats/host-toml.md"
+    page: ClassVar[str] = "docs/reference/formats/host-toml.md"
 
 
 class CpuTable(HostTable):

@@ -2,8 +2,8 @@
 
     homenode-probe bandwidth --pus 0-3 --seconds 2
 
-Written by native/src; docs/formats/probe.md has every field. Only what becomes a figure is read
-here, and it is read strictly: a guest that we measure may print anything.
+Written by native/src; docs/reference/formats/probe.md has every field. Only what becomes a
+figure is read here, and it is read strictly: a guest that we measure may print anything.
 """
 
 import math

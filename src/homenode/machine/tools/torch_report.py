@@ -1,4 +1,4 @@
-"""torch report: what our PyTorch programs print, homenode.torch/1. docs/formats/torch.md
+"""torch report: what our PyTorch programs print, homenode.torch/1. docs/reference/formats/torch.md
 
     python3 - host-copies < torch_copies          one document, a line
     python3 - host-copies --each-node < ...       one of each node, a line each

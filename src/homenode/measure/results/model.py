@@ -207,8 +207,8 @@ class RunHead(Struct, frozen=True):
 class FigureKey(Struct, frozen=True, gc=False):
     """What a figure is of."""
 
-    # metric, unit: see docs/formats/comparison.md; the rest is what distinguishes it from others of
-    # its metric, None where it is over all
+    # metric, unit: see docs/reference/formats/comparison.md; the rest is what distinguishes
+    # it from others of its metric, None where it is over all
     metric: str
     unit: str
     variant: str | None

@@ -24,7 +24,7 @@ COLUMNS = tuple(
     ratio_high p p_adjusted outcome level doubts
 """.split()
 )
-"""Of a row. See docs/formats/rows.md."""
+"""Of a row. See docs/reference/formats/rows.md."""
 
 ReportRow = dict[str, Any]
 """One series of one alternative, by column."""

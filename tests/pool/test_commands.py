@@ -78,7 +78,7 @@ def test_sizes_are_the_users_where_no_host_has_gpus(run: Run) -> None:
 
 
 def test_place_ranks_hosts_and_names_what_decided(run: Run) -> None:
-    code, out, err = run(f"place vm.xml --gpus 4 {FOUR} -o tuned.xml")
+    code, out, _ = run(f"place vm.xml --gpus 4 {FOUR} -o tuned.xml")
     assert code == 0
     first = out.splitlines()[0]
     assert first == "gpu-vm fits 4 of 4 hosts; best: hgx-h100, node 0; all GPUs local"

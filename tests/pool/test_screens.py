@@ -16,6 +16,12 @@ JOB = """JobId=7 JobName=train
      Nodes=gpu01 CPU_IDs=28-55 Mem=1000 GRES=gpu:h100:2(IDX:3-4)
    MinCPUsNode=28 MinMemoryNode=1000M MinTmpDiskNode=0
 """
+POOL = tuple(
+    word
+    for host in ("hgx-h100", "hgx-h200", "mi300x-epyc9654", "h200-xeon8558")
+    for word in ("--pool", host)
+)
+SIZE = ("--gpus", "4", "--vcpus", "32", "--memory", "256GiB")
 SCREENS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "kubevirt check": (
         ("kubevirt", "check", f"{SAMPLES}/vmi.json", "--host", "hgx-a100-ibm"),
@@ -76,6 +82,50 @@ warning   job 7 (train) on gpu01                                     job-gpu-far
 
 info         1: job-gpus-spread (--explain)
 not checked  jobs that a comment in this text could hide: use squeue --json
+""",
+    ),
+    "pool show": (
+        ("pool", "show", *POOL),
+        0,
+        """\
+4 hosts, all free: 32 GPUs, 528 cores, 8.25 TiB; 0 VMs
+
+host              GPUs  cores    memory  VMs  1 GPU  2 GPUs  4 GPUs  8 GPUs
+h200-xeon8558      8/8     96     2 TiB    0      8       4       2       1
+hgx-h100           8/8    112     2 TiB    0      8       4       2       1
+hgx-h200           8/8    128     2 TiB    0      8       4       2       1
+mi300x-epyc9654    8/8    192  2.25 TiB    0      8       4       2       1
+total            32/32    528  8.25 TiB    0     32      16       8       4
+
+free/all GPUs, free cores and memory; how many more VMs of each size fit, local
+""",
+    ),
+    "pool place": (
+        ("pool", "place", "demo/gpu-vm.xml", *POOL, *SIZE),
+        0,
+        """\
+gpu-vm fits 4 of 4 hosts; best: hgx-h100, node 0; all GPUs local
+
+rank  host             nodes  LLCs  GPUs left  cores left  memory left  decided
+1     hgx-h100         0         1          4          80     1.75 TiB  -
+2     hgx-h200         0         1          4          96     1.75 TiB  cores
+3     mi300x-epyc9654  0         4          4         160        2 TiB  LLCs
+4     h200-xeon8558    0-1       2          4          64     1.75 TiB  nodes
+
+guest node  vCPUs      host CPUs  host node   memory  GPUs
+single      0-31 (32)  0-31       0          256 GiB  gpu0-3
+
+layout   pin-bound (auto, multi-gpu): all-reduce with pin is 2.1x pin-numa on
+         H200, 2.7x on RTX PRO 6000, 1.04x on MI350X (study); a rule, not
+         measured on this machine
+order    locality, then the fewest free cores (pack, the default with GPUs)
+host     24 of 56 cores of node 0 run no vCPU; QEMU on CPUs 32,144; IOThread 1
+         on CPU 33
+before   reserve 256 huge pages of 1 GiB on node 0; memlock 257 GiB
+unknown  free huge pages; whether a Fabric Manager can join 0000:19:00.0 and 3
+         more (nvidia-smi -q -x shows no module ids); QEMU's version (6.0 or
+         newer is assumed)
+next     the same command with -o tuned.xml
 """,
     ),
     "slurm audit of no GPU job": (

@@ -32,6 +32,11 @@ def explain(
     answer = plan_text(plan, host, reasons, step)
     if not full:
         return answer
+    return Doc(answer.title, (*answer.parts, *explain_sections(plan, host)))
+
+
+def explain_sections(plan: Plan, host: Host | None) -> tuple[Section, ...]:
+    """Everything behind the answer."""
     sections = (
         _placement(plan, host),
         _choice(plan, host),
@@ -45,7 +50,7 @@ def explain(
         _section("Findings", [f"{f.severity}: {finding_lines((f,))[0]}" for f in plan.findings]),
         _section("Unknown", gap_lines(plan.gaps)),
     )
-    return Doc(answer.title, (*answer.parts, *(part for part in sections if part.parts)))
+    return tuple(part for part in sections if part.parts)
 
 
 def _placement(plan: Plan, host: Host | None) -> Section:

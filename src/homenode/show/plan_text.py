@@ -90,10 +90,17 @@ def answer_line(plan: Plan, host: Host | None) -> str:
 
 
 def plan_parts(
-    plan: Plan, host: Host | None, reasons: Sequence[str] = (), step: str = ""
+    plan: Plan,
+    host: Host | None,
+    reasons: Sequence[str] = (),
+    step: str = "",
+    *,
+    order: str = "",
+    unknown: Sequence[str] = (),
 ) -> tuple[Part, ...]:
-    """The table and the labels."""
-    labels = list(_labels(plan, host, reasons))
+    """The table and the labels. order, unknown: of the hosts that the plan's was chosen from."""
+    labels = list(_labels(plan, host, reasons, order))
+    labels += [("unknown", line) for line in unknown]
     if step:
         labels.append(("next", step))
     width = max(len(label) for label, _ in labels) + 2
@@ -250,7 +257,9 @@ def _cells_table(plan: Plan, host: Host | None) -> Table:
     return Table(heads=HEADS, rows=tuple(rows), numeric=("memory",), cpu_sets=HEADS[1:3])
 
 
-def _labels(plan: Plan, host: Host | None, reasons: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _labels(
+    plan: Plan, host: Host | None, reasons: Sequence[str], order: str
+) -> Iterator[tuple[str, str]]:
     """(label, line), in the order of every screen."""
     for line in finding_lines(findings_of(plan, Severity.CRITICAL)):
         yield "critical", line
@@ -259,6 +268,8 @@ def _labels(plan: Plan, host: Host | None, reasons: Sequence[str]) -> Iterator[t
     relaxations = _relaxations(plan)
     for name in relaxations:
         yield "relaxed", _relaxed_line(name, plan, host)
+    if order:
+        yield "order", order
     if host is not None and "host's last core" not in relaxations and plan.vcpu_pins:
         yield "host", _host_line(plan, host)
     for line in reserved_lines(host, plan.vm.name):

@@ -34,11 +34,11 @@ from homenode.cluster.pool.free import passable_gpus
 from homenode.cluster.pool.place import PoolPlace, rank_hosts
 from homenode.cluster.pool.text import (
     no_place_text,
+    order_text,
     places_text,
     pool_text,
     unknown_lines,
 )
-from homenode.doc import Doc
 from homenode.errors import FINDINGS, UNPLANNABLE, NotKnownError, UsageError, unknown
 from homenode.findings import Gap
 from homenode.formats import encode
@@ -47,7 +47,7 @@ from homenode.plan.auto import resolve_layout
 from homenode.plan.pipeline import plan_file
 from homenode.plan.stored import encode_plan
 from homenode.safe.input_files import read_input
-from homenode.show.explain import explain
+from homenode.show.explain import explain_sections
 from homenode.show.plan_text import plan_parts
 from homenode.text import command_line, plural
 from homenode.vm.domain.read import read_vm
@@ -122,27 +122,26 @@ def place(arguments: PoolPlaceArguments) -> None:
         print_json(encode_plan(tuning.plan))
     else:
         screen = error_console() if STANDARD_OUTPUT in (output, arguments.save_plan) else console()
-        screen.print(places_text(guest.name, ranking, everything=arguments.explain))
-        reasons = resolve_layout(guest, options, best.entry.host, choose).reasons
-        if arguments.explain:
-            screen.print(explain(tuning.plan, best.entry.host, reasons=reasons))
-        else:
-            screen.print(Doc("", plan_parts(tuning.plan, best.entry.host, reasons)))
-    other_gaps = ((entry.name, entry.host.gaps) for entry in hosts if entry is not best.entry)
-    unknown = (f"unknown: {line}" for line in unknown_lines(other_gaps))
-    for line in (*lines, *tuning.notes, *unknown, *_next_step(best, arguments)):
+        host, everything = best.entry.host, arguments.explain
+        reasons = resolve_layout(guest, options, host, choose).reasons
+        gaps = ((entry.name, entry.host.gaps) for entry in hosts if entry is not best.entry)
+        step, order, unknown = _next_step(best, arguments), order_text(best), unknown_lines(gaps)
+        planned = plan_parts(tuning.plan, host, reasons, step, order=order, unknown=unknown)
+        if everything:
+            planned += explain_sections(tuning.plan, host)
+        screen.print(places_text(guest.name, ranking, planned, everything=everything))
+    for line in (*lines, *tuning.notes):
         note(line)
     _note_unread(named)
     _exit_with_unread(named)
 
 
-def _next_step(best: PoolPlace, arguments: PoolPlaceArguments) -> Sequence[str]:
-    if arguments.json or arguments.output == STANDARD_OUTPUT:
-        return ()
+def _next_step(best: PoolPlace, arguments: PoolPlaceArguments) -> str:
+    if arguments.output == STANDARD_OUTPUT:
+        return ""
     if arguments.output is None:
-        return ("next: the same command with -o tuned.xml",)
-    command = command_line("virsh", "-c", best.entry.libvirt_uri, "define", arguments.output)
-    return (f"next: {command}",)
+        return "the same command with -o tuned.xml"
+    return command_line("virsh", "-c", best.entry.libvirt_uri, "define", arguments.output)
 
 
 def _with_cores(named: NamedHosts) -> NamedHosts:

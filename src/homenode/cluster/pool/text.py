@@ -132,8 +132,13 @@ _DECIDED = {
 }
 
 
-def places_text(vm: str, ranking: PoolRanking, *, everything: bool = False) -> Doc:
-    """The first hosts, and what decided between them. everything: also those that refuse."""
+def places_text(
+    vm: str, ranking: PoolRanking, planned: Iterable[Part], *, everything: bool = False
+) -> Doc:
+    """The first hosts, what decided between them, and the plan for the first.
+
+    everything: also the hosts that reject the VM.
+    """
     hosts, refusing = ranking.hosts, ranking.refusing
     count = len(hosts) + sum(len(refused.names) for refused in refusing)
     best = hosts[0]
@@ -147,20 +152,23 @@ def places_text(vm: str, ranking: PoolRanking, *, everything: bool = False) -> D
     heads = ("host", "nodes", "LLCs", "GPUs left", "cores left", "memory left", "decided")
     table = Table(
         heads=("rank", *heads),
-        numeric=("rank", "LLCs", "GPUs left", "cores left", "memory left"),
+        numeric=("LLCs", "GPUs left", "cores left", "memory left"),
         rows=tuple(_rank_row(number, ranked) for number, ranked in enumerate(shown, start=1)),
     )
-    rule = "pack" if best.packs else "spread"
-    if best.options.balance is None:
-        rule += f", the default {'with' if best.gpus else 'without'} GPUs"
     parts: list[Part] = [table]
     if len(hosts) > len(shown):
         parts.append(Text(f"{plural(len(hosts) - len(shown), 'host')} more: --explain", "dim"))
-    cores = "fewest" if best.packs else "most"
-    parts.append(Text(f"order    locality, then the {cores} free cores ({rule})", "dim", hang=9))
     if everything:
         parts += map(refusal_text, refusing)
-    return Doc(head, tuple(parts))
+    return Doc(head, (*parts, *planned))
+
+
+def order_text(best: PoolPlace) -> str:
+    """Return what the hosts are ordered by."""
+    rule = "pack" if best.packs else "spread"
+    if best.options.balance is None:
+        rule += f", the default {'with' if best.gpus else 'without'} GPUs"
+    return f"locality, then the {'fewest' if best.packs else 'most'} free cores ({rule})"
 
 
 def _rank_row(number: int, ranked: PoolPlace) -> tuple[str, ...]:

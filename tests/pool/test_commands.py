@@ -90,7 +90,7 @@ def test_place_ranks_hosts_and_names_what_decided(run: Run) -> None:
         ("h200-xeon8558", "0-1", "nodes"),
     ]
     assert len(read_vm(Path("tuned.xml").read_bytes(), "tuned.xml").hostdevs) == 4
-    assert "virsh -c qemu+ssh://hgx-h100/system define tuned.xml" in err
+    assert "next     virsh -c qemu+ssh://hgx-h100/system define tuned.xml" in out.splitlines()
 
 
 def test_place_has_a_row_for_each_guest_node_with_its_gpus(run: Run) -> None:

@@ -155,6 +155,40 @@ def test_a_node_without_gres_gets_no_gpu_and_that_is_critical() -> None:
         assert ids(checked_files(found.gres, found.slurm, host)) == []
 
 
+def test_a_type_that_jobs_may_ask_for_stays_in_slurm_conf() -> None:
+    host = load_host("hgx-h100")
+    shape = "Sockets=2 CoresPerSocket=56 ThreadsPerCore=2"
+    slurm = f"{CLUSTER}NodeName=n {shape} Gres=gpu:h100:8\n"
+    found = checked_files(right_gres(host), slurm, host)
+    (finding,) = (f for f in found.findings.findings if f.id == "gres-type-differs")
+    assert finding.expected == "Type=h100 in gres.conf, as slurm.conf promises"
+    assert finding.headline == "the GPU types of n differ"
+    assert found.slurm == slurm and found.gres.count(" Type=h100") == right_gres(host).count("\n")
+    assert ids(checked_files(found.gres, found.slurm, host)) == []
+
+
+@pytest.mark.parametrize(
+    ("gres", "words", "headline"),
+    [
+        ("AutoDetect=nvml\n", " Gres=gpu:9", "slurm.conf gives n 9 GPUs instead of 8"),
+        ("AutoDetect=nvml\n", "", "slurm.conf gives n no GPUs"),
+        ("", " Gres=gpu:8", "gres.conf has no line for the GPUs of n"),
+        (
+            "Name=gpu File=/dev/nvidia[0-6]\n",
+            " Gres=gpu:7",
+            "gres.conf lists 7 GPUs of n instead of 8",
+        ),
+        ("NodeName=x Name=gpu File=/dev/nvidia[0-7]\n", "", "slurm.conf does not define x"),
+    ],
+)
+def test_the_first_line_says_which_file_counts_otherwise(
+    gres: str, words: str, headline: str
+) -> None:
+    slurm = f"{CLUSTER}NodeName=n Sockets=2 CoresPerSocket=56 ThreadsPerCore=2{words}\n"
+    found = checked_files(gres, slurm, load_host("hgx-h100")).findings.findings
+    assert headline in [f.headline for f in found if f.id == "gres-count"]
+
+
 @given(st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
 def test_the_pair_that_is_printed_passes_the_check(seed: int) -> None:

@@ -93,8 +93,9 @@ def check(
     )
     for group in groups:
         source = f"{gres.source}, {_GRES_PAGE}"
-        findings += _unless_included(_check_counts(group, len(gpus), source), gres, slurm)
-        findings += _check_types(group, source)
+        counts = _check_counts(group, len(gpus), source, command)
+        findings += _unless_included(counts, gres, slurm)
+        findings += _check_types(group, source, command)
         findings += _check_detector(group, gpus, source)
         findings += _check_cores(group, gpus, order, command)
         findings += _check_shape(group, order)
@@ -135,26 +136,37 @@ def _unless_included(findings: Iterable[Finding], *files: SlurmConfig) -> Iterat
             yield result
 
 
-def _check_counts(group: NodeClass, gpu_count: int, source: str) -> Iterator[Finding]:
+def _check_counts(group: NodeClass, gpu_count: int, source: str, command: str) -> Iterator[Finding]:
     """The GPUs that gres.conf lists and slurm.conf promises, against those of the machine."""
     by_hand = bool(group.lines) and group.autodetect is None
     listed = sum(line.devices for line in group.lines)
     promised = sum(group.promised_gpus.values())
     machine_text = f"{plural(gpu_count, 'GPU')}, as the machine has"
 
-    def count(expected: str, observed: str, case: str | None) -> Finding:
+    def count(expected: str, observed: str, case: str | None, fact: str) -> Finding:
         severity = Severity.CRITICAL
         if case == "too few lines" and promised == listed:
             severity = Severity.WARNING
         return finding(
-            "gres-count", group.subject, expected, observed, source, severity=severity, case=case
+            "gres-count",
+            group.subject,
+            expected,
+            observed,
+            source,
+            severity=severity,
+            case=case,
+            values={"command": command, "fact": fact},
         )
+
+    subject = group.subject
+    in_gres = f"gres.conf lists {listed} GPUs of {subject} instead of {gpu_count}"
+    in_slurm = f"slurm.conf gives {subject} {plural(promised, 'GPU')} instead of"
 
     if group.is_sliced:
         # How many slices there are is a setting of the driver: the files must agree.
         if by_hand and promised and promised != listed:
             expected = f"{listed} in Gres= of slurm.conf, as gres.conf lists"
-            yield count(expected, f"Gres= with {promised}", None)
+            yield count(expected, f"Gres= with {promised}", None, f"{in_slurm} {listed}")
             return
         yield finding(
             "gres-unjudged",
@@ -166,23 +178,33 @@ def _check_counts(group: NodeClass, gpu_count: int, source: str) -> Iterator[Fin
         )
         return
     if any(not 0 <= number < gpu_count for _, _, number in placed_files(group.lines)):
-        yield count(f"at most {machine_text}", f"{listed} in gres.conf", "too many lines")
+        yield count(f"at most {machine_text}", f"{listed} in gres.conf", "too many lines", in_gres)
     elif by_hand and listed < gpu_count:
-        yield count(machine_text, f"{listed} in gres.conf", "too few lines")
+        yield count(machine_text, f"{listed} in gres.conf", "too few lines", in_gres)
     if not group.lines and group.autodetect is None:
-        yield count(f"lines for {machine_text}", _NO_LINES, "no lines")
+        fact = f"gres.conf has no line for the GPUs of {subject}"
+        yield count(f"lines for {machine_text}", _NO_LINES, "no lines", fact)
     if group.definition is None:
         if group.names:
-            yield count("a NodeName= line with Gres= in slurm.conf", _NO_NODE, "not defined")
+            fact = f"slurm.conf does not define {subject}"
+            yield count("a NodeName= line with Gres= in slurm.conf", _NO_NODE, "not defined", fact)
         return
-    expected = f"Gres=gpu:{gpu_count} on the NodeName= line in slurm.conf, as the machine has"
+    types = listed_types(group.lines) if by_hand and listed == gpu_count else {"": gpu_count}
+    expected = f"Gres={gres_text(types)} on the NodeName= line in slurm.conf, as the machine has"
     if not promised:
-        yield count(expected, _NOT_SET, "not promised")
+        yield count(expected, _NOT_SET, "not promised", f"slurm.conf gives {subject} no GPUs")
     elif promised != gpu_count and not (by_hand and promised == listed):
-        yield count(expected, f"Gres= with {promised}", None)
+        yield count(expected, f"Gres= with {promised}", None, f"{in_slurm} {gpu_count}")
 
 
-def _check_types(group: NodeClass, source: str) -> Iterator[Finding]:
+def missing_type(group: NodeClass) -> str:
+    """Return the only type that slurm.conf promises where no line by hand has one, else ""."""
+    promised = tuple(group.promised_gpus)
+    is_untyped = bool(group.lines) and not any(line.type for line in group.lines)
+    return promised[0] if is_untyped and len(promised) == 1 and group.autodetect is None else ""
+
+
+def _check_types(group: NodeClass, source: str, command: str) -> Iterator[Finding]:
     """The types of GPU in Gres= against those of lines by hand: Slurm ignores others.
 
     Seen: `slurmd -G` of 22.05.8, which ends where some GPUs of a file have a type and some have
@@ -196,16 +218,21 @@ def _check_types(group: NodeClass, source: str) -> Iterator[Finding]:
     # Where the totals differ, gres-count says so.
     is_comparable = by_hand and sum(listed.values()) == sum(promised.values())
     is_other = is_comparable and bool(listed) and set(promised) != {""} and listed != promised
+    expected = f"Gres={gres_text(listed)} in slurm.conf, as gres.conf lists"
+    if is_mixed:
+        expected = "a type for all GPUs of both files, or for none"
+    elif kind := missing_type(group):
+        # Jobs may ask for the type: it stays in slurm.conf.
+        expected = f"Type={kind} in gres.conf, as slurm.conf promises"
     if is_mixed or is_other:
         yield finding(
             "gres-type-differs",
             group.subject,
-            "a type for all GPUs of both files, or for none"
-            if is_mixed
-            else f"Gres={gres_text(listed)} in slurm.conf, as gres.conf lists",
+            expected,
             f"Gres={gres_text(promised)}, and {gres_text(listed) or 'no line'} in gres.conf",
             source,
             case="mixed types" if is_mixed else None,
+            values={"command": command},
         )
 
 

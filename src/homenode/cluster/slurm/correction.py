@@ -10,6 +10,7 @@ from homenode.cluster.slurm.check import (
     GpuCores,
     gpu_cores,
     gres_text,
+    missing_type,
     right_cores,
     right_settings,
 )
@@ -78,7 +79,7 @@ def _correct_lines(
     if not placed or any(file is None for _, file, _ in placed):
         return None
     gpus, order = gpu_cores(host), core_order(host)
-    is_detected = group.autodetect is not None
+    is_detected, promised_type = group.autodetect is not None, missing_type(group)
     types: dict[str, int] = {}
     rows: tuple[str, ...] = ()
     line = placed[0][0]
@@ -94,11 +95,11 @@ def _correct_lines(
         rows = ()
         for cores, names in files.items():
             is_all = line.is_multiple or len(names) == len(line.files)
-            rows += _with_gpus(gres, line, () if is_all else names, cores)
+            rows += _with_gpus(gres, line, () if is_all else names, cores, promised_type)
         if rows != tuple(gres.rows(line.line)):
             edits[line.line] = rows
         count = 1 if line.is_multiple else sum(map(len, files.values()))
-        kind = (line.type or "").lower()
+        kind = (line.type or promised_type).lower()
         types[kind] = types.get(kind, 0) + count
     if not (is_detected or group.is_sliced or line.line.get("links")):
         missing = [gpu for gpu in gpus if gpu.index not in {number for _, _, number in placed}]
@@ -106,18 +107,19 @@ def _correct_lines(
         if missing and stem is not None and all(gpu.cores is not None for gpu in missing):
             for cores, neighbours in groupby(missing, key=lambda gpu: gpu.cores):
                 names = [f"{stem[0]}{gpu.index + stem[1]}" for gpu in neighbours]
-                rows += _with_gpus(gres, line, names, cores)
+                rows += _with_gpus(gres, line, names, cores, promised_type)
             edits[line.line] = rows
-            kind = (line.type or "").lower()
+            kind = (line.type or promised_type).lower()
             types[kind] = types.get(kind, 0) + len(missing)
     return {kind: count for kind, count in types.items() if count} or None
 
 
 def _with_gpus(
-    gres: SlurmConfig, line: GresLine, files: Sequence[str], cores: CpuSet | None
+    gres: SlurmConfig, line: GresLine, files: Sequence[str], cores: CpuSet | None, kind: str
 ) -> tuple[str, ...]:
-    """The line's rows with these files, () = its own, and these cores."""
-    words = {"File": compress_hostlist(files)} if files else {}
+    """The line's rows with these files, () = its own, these cores and this type, "" = its own."""
+    words = {"Type": kind} if kind else {}
+    words |= {"File": compress_hostlist(files)} if files else {}
     if cores is not None and cores != line.cores:
         words["CPUs" if line.line.get("cores") is None and line.line.get("cpus") else "Cores"] = (
             str(cores)

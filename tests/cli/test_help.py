@@ -5,7 +5,6 @@ import shlex
 
 import pytest
 
-from homenode.cli import help as completion
 from homenode.cli.command import WrongCall, find_call, option_helps
 from homenode.cli.help import format_option, help_lines, summary
 from homenode.cli.main import PROGRAM, main
@@ -139,19 +138,3 @@ def test_a_subcommand_is_not_mistaken_for_the_argument_of_its_command() -> None:
     shown = "\n".join(_help(("homenode", "doctor", "retrain"), 79))
     assert shown.startswith("Usage: homenode doctor retrain BDF...")
     assert "--print-unit" in shown and "--under-load" not in shown
-
-
-def test_completion_knows_layouts_hosts_tests_and_findings() -> None:
-    assert "pin-numa-pci" in dict(
-        one for one in completion.complete_layouts("") if isinstance(one, tuple)
-    )
-    assert "default,pin" in completion.complete_layout_lists("default,p")
-    assert "default,default" not in completion.complete_layout_lists("default,")
-    assert "stream,nccl" in completion.complete_test_lists("stream,n")
-    assert "hgx-h100" in completion.complete_host_sources("hgx")
-    assert "pcie-link-slow" in completion.complete_finding_ids("")
-
-
-def test_completion_without_a_daemon_names_no_domain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    assert completion.complete_domain_names("") == []

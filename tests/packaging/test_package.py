@@ -1,12 +1,9 @@
 """The package: what a wheel holds, and that shells complete."""
 
-import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-
-import pytest
 
 
 def test_a_wheel_holds_the_types_the_hosts_and_the_licence(wheel: Path) -> None:
@@ -23,15 +20,3 @@ def test_setup_installed_the_probe_next_to_homenode() -> None:
     assert probe.exists(), "make setup builds it with the machine's C++ compiler"
     done = subprocess.run([probe, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("homenode-probe ")
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_complete(shell: str) -> None:
-    done = subprocess.run(
-        [Path(sys.executable).with_name("homenode")],
-        env={**os.environ, "_HOMENODE_COMPLETE": f"source_{shell}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "_HOMENODE_COMPLETE" in done.stdout

@@ -233,8 +233,7 @@ def answer_completion(request: str, program: Command) -> None:
     number = os.environ.get("COMP_CWORD", "0")
     at = int(number) if number.isdecimal() else 0
     typed = words[at] if at < len(words) else ""
-    for candidate in find_candidates(program, words[1:at], typed):
-        name, about = (candidate, "") if isinstance(candidate, str) else candidate
+    for name, about in _with_texts(find_candidates(program, words[1:at], typed)):
         if shell == "fish":
             say(f"{name}\t{about}" if about else name)
         elif shell == "zsh":
@@ -251,9 +250,24 @@ def find_candidates(program: Command, before: Sequence[str], typed: str) -> Cand
     if words and not command.record:
         return []
     parameters = command.parameters
-    waiting = [option for option in parameters if words and words[-1] in option.opt.names]
-    if waiting and not isinstance(waiting[0].opt, Flag):
-        return _find_values(waiting[0], typed)
+    takes_value = {
+        name: option
+        for option in parameters
+        if not isinstance(option.opt, Flag)
+        for name in option.opt.names
+    }
+    if typed == "=":
+        words, typed = [*words, "="], ""
+    if words[-1:] == ["="]:  # bash makes three words of --layout=pin
+        words.pop()
+    if words and words[-1] in takes_value:
+        return _find_values(takes_value[words[-1]], typed)
+    option_name, equals, value = typed.partition("=")
+    if equals and option_name in takes_value:
+        return [
+            (f"{option_name}={text}", about)
+            for text, about in _with_texts(_find_values(takes_value[option_name], value))
+        ]
     if typed.startswith("-"):
         names = [name for option in parameters for name in option.opt.names if len(name) > 2]
         return [name for name in (*names, "--help") if name.startswith(typed)]
@@ -277,6 +291,11 @@ def _find_values(parameter: Parameter, typed: str) -> Candidates:
         for value in values
         if (value if isinstance(value, str) else value[0]).startswith(typed)
     ]
+
+
+def _with_texts(candidates: Candidates) -> Iterator[tuple[str, str]]:
+    for candidate in candidates:
+        yield (candidate, "") if isinstance(candidate, str) else candidate
 
 
 def complete_layouts(incomplete: str) -> Candidates:
@@ -320,6 +339,11 @@ def complete_domain_names(incomplete: str) -> Candidates:
     return [line.strip() for line in listed.splitlines() if line.strip()]
 
 
+def complete_vms(incomplete: str) -> Candidates:
+    """Domains, and files that may hold a definition."""
+    return [*complete_domain_names(incomplete), *_list_files(incomplete)]
+
+
 def complete_finding_ids(incomplete: str) -> Candidates:
     """Findings that have a page."""
     from homenode.findings import catalogue
@@ -350,6 +374,7 @@ _COMPLETIONS = {
     "test_lists": complete_test_lists,
     "host_sources": complete_host_sources,
     "domain_names": complete_domain_names,
+    "vms": complete_vms,
     "finding_ids": complete_finding_ids,
 }
 """By the name that an option gives as `complete`."""

@@ -47,7 +47,7 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
       homenode verify gpu-vm --start
     """
 
-    document: Annotated[Path | None, Arg("[VM]")] = None
+    document: Annotated[Path | None, Arg("[VM]", complete="vms")] = None
     plan: Annotated[Path | None, Opt("--plan", "PLAN.json")] = None
     host: HostOption = None
     lspci: LspciOption = None
@@ -95,7 +95,7 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
       homenode doctor --pool captures/
     """
 
-    files: Annotated[tuple[str, ...], Arg("FILE...", complete="domain_names")] = ()
+    files: Annotated[tuple[str, ...], Arg("FILE...", complete="vms")] = ()
     host: HostOption = None
     lspci: LspciOption = None
     h2d: Annotated[tuple[str, ...], Opt("--h2d", "[BDF=]GB/S")] = ()

@@ -76,7 +76,7 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
       homenode plan --gpus 2 --vcpus 16 --memory 64GiB -o vm.xml
     """
 
-    document: Annotated[str | None, Arg("[VM]")] = None
+    document: Annotated[str | None, Arg("[VM]", complete="vms")] = None
     vm_file: Annotated[str | None, Opt("--vm", "FILE", rare=True)] = None
     hosts: Annotated[tuple[str, ...], Opt("--host", "SOURCE", complete="host_sources")] = ()
     target: Annotated[str | None, Opt("--target", "NAME")] = None
@@ -136,7 +136,7 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
       homenode apply ./VM.xml --host hgx-h100 --gpus 2
     """
 
-    names: Annotated[tuple[str, ...], Arg("NAME...", complete="domain_names")]
+    names: Annotated[tuple[str, ...], Arg("NAME...", complete="vms")]
     options: PlanOptions = PlanOptions()
     host: HostOption = None
     results: ResultsOption = ()
@@ -177,7 +177,7 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
       homenode restore --list
     """
 
-    targets: Annotated[tuple[str, ...], Arg("TARGET...", complete="domain_names")] = ()
+    targets: Annotated[tuple[str, ...], Arg("TARGET...", complete="vms")] = ()
     connect: Annotated[str | None, Opt("--connect -c", "URI")] = None
     forget: Annotated[bool, Flag("--forget")] = False
     keep_edits: Annotated[bool, Flag("--keep-edits")] = False

@@ -72,7 +72,7 @@ class KubevirtCheckArguments(Struct, frozen=True, kw_only=True):
     """
 
     vmi: Annotated[Path, Arg("VMI.json")]
-    host: Annotated[str | None, Opt("--host", "SOURCE")] = None
+    host: Annotated[str | None, Opt("--host", "SOURCE", complete="host_sources")] = None
     kubevirt: Annotated[Path | None, Opt("--kubevirt", "FILE")] = None
     explain: ExplainOption = False
     json: JsonOption = False

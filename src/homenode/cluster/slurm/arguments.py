@@ -105,7 +105,7 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
     output: Annotated[Path, Opt("--output -o", "DIR")]
     study: StudyOptions = StudyOptions()
     nodelist: Annotated[str | None, Opt("--nodelist", "A,B")] = None
-    host: Annotated[str | None, Opt("--host", "SOURCE")] = None
+    host: Annotated[str | None, Opt("--host", "SOURCE", complete="host_sources")] = None
     numa: Annotated[str | None, Opt("--numa", "LIST", rare=True)] = None
     shared: Annotated[tuple[str, ...], Opt("--shared", "GPUSxJOBS")] = ()
     mig: Annotated[tuple[str, ...], Opt("--mig", "GRES", rare=True)] = ()

@@ -131,3 +131,17 @@ def test_what_is_piped_to_standard_error_is_neither_wrapped_nor_padded(
     done = homenode("pool", "place", DOCUMENT, "--pool", "hgx-h100*2", "--gpus", "99")
     (refused,) = [line for line in done.stderr.splitlines() if "99 GPUs needed" in line]
     assert refused.endswith("8 of 8 free")
+
+
+@pytest.mark.parametrize(
+    ("words", "most"), [(("hosts",), 25), (("hosts", "--all"), 25), (("findings",), 190)]
+)
+def test_a_list_of_names_stands_in_columns_and_has_them_all(
+    words: tuple[str, ...], most: int
+) -> None:
+    shown = homenode("list", *words, env={"COLUMNS": "80"}).stdout
+    rows = json.loads(homenode("list", *words, "--json").stdout)
+    names = [row.get("name") or row["id"] for row in rows]
+    title, _, *lines = shown.splitlines()
+    assert sorted(" ".join(lines).split()) == sorted(names) and str(len(names)) in title
+    assert len(lines) < most and max(map(len, lines)) <= 80

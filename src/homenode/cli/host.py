@@ -1,6 +1,8 @@
 """homenode show, capture, list: hosts looked at and kept; what is known. [I/O]"""
 
 import json
+from collections.abc import Sequence
+from itertools import zip_longest
 
 from homenode.cli.arguments.conclude import FindingsArguments, HostsArguments, LayoutsArguments
 from homenode.cli.arguments.place import (
@@ -166,13 +168,16 @@ def hosts(asked: HostsArguments) -> None:
     """Print the names of shipped hosts, and what each is."""
     named = shipped_hosts()
     shown = [name for name in named if asked.everything or not is_made_up(name)]
+    more = "" if asked.everything else f"; --all adds {len(named) - len(shown)} synthetic hosts"
+    title = f"{len(shown)} hosts for --host{more}"
+    if not (asked.json or asked.explain):
+        say(f"{title}; --explain says what each is\n\n{_format_columns(shown)}")
+        return
     rows = tuple((name, load_shipped(name).about) for name in shown)
     if asked.json:
         _print_rows([{"name": name, "about": about} for name, about in rows])
         return
     heads = ("name", "what it is")
-    rest = f"; {len(named) - len(shown)} more with one unusual property each: --all"
-    title = f"{len(rows)} hosts; --host NAME uses one" + (rest if len(shown) < len(named) else "")
     console().print(Doc(title, (Table(heads=heads, rows=rows, folds=heads[-1:]),)))
 
 
@@ -183,8 +188,8 @@ def findings(asked: FindingsArguments) -> None:
         if asked.json:
             _print_rows([{"id": name, "text": _page(name)} for name in sorted(known)])
         else:
-            say(f"{len(known)} findings; homenode list findings ID explains one\n")
-            say("\n".join(sorted(known)))
+            title = f"{len(known)} findings; homenode list findings ID explains one"
+            say(f"{title}\n\n{_format_columns(sorted(known))}")
         return
     if asked.finding not in known:
         raise unknown("finding", asked.finding, known, "homenode list findings")
@@ -197,6 +202,24 @@ def findings(asked: FindingsArguments) -> None:
         console().print(Markdown(text))
     else:
         say(text.rstrip())
+
+
+_WIDEST = 120
+"""Columns that a list of names fills, where they are piped as well."""
+
+
+def _format_columns(names: Sequence[str]) -> str:
+    """Names in as few lines as the width allows, to be read downwards."""
+    for line_count in range(1, len(names) + 1):
+        columns = [names[at : at + line_count] for at in range(0, len(names), line_count)]
+        widths = [max(map(len, column)) + 2 for column in columns]
+        if sum(widths) - 2 <= min(_WIDEST, console().width):
+            break
+    lines = zip_longest(*columns, fillvalue="")
+    return "\n".join(
+        "".join(f"{name:{width}}" for name, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 def _page(id: str) -> str:

@@ -66,7 +66,7 @@ class ReportArguments(Struct, frozen=True, kw_only=True):
 
     runs: Annotated[tuple[str, ...], Arg("[RUN]...")] = ()
     output: Annotated[Path | None, Opt("--output -o", "FILE")] = None
-    host: Annotated[tuple[str, ...], Opt("--host", "SOURCE")] = ()
+    host: Annotated[tuple[str, ...], Opt("--host", "SOURCE", complete="host_sources")] = ()
     title: Annotated[str | None, Opt("--title", "TEXT")] = None
     appendix: Annotated[bool, Flag("--appendix")] = False
     csv: Annotated[bool, Flag("--csv")] = False
@@ -90,13 +90,15 @@ class HostsArguments(Struct, frozen=True, kw_only=True):
 
     Options:
       everything: Also the synthetic hosts.
+      explain: What each host is.
 
     Examples:
-      homenode list hosts
+      homenode list hosts --explain
       homenode show --host hgx-h100
     """
 
     everything: Annotated[bool, Flag("--all")] = False
+    explain: Annotated[bool, Flag("--explain")] = False
     json: JsonOption = False
 
 

@@ -421,8 +421,12 @@ def test_a_dry_run_with_a_described_host_needs_no_slurm(
         main()
     assert end.value.code in (None, 0)
     said = capsys.readouterr()
-    scripts = said.out.split()
-    assert scripts and all(Path(one).is_file() for one in scripts)
+    answer, *lines = said.out.splitlines()
+    scripts = [line.strip() for line in lines[:-1]]
+    count = len(list((tmp_path / "study/jobs").iterdir()))
+    assert answer == f"wrote {tmp_path}/study/jobs: {count} jobs, none submitted"
+    assert lines[-1] == f"  and {count - len(scripts)} more"
+    assert scripts and all(Path(script).is_file() for script in scripts)
     text = Path(scripts[0]).read_text()
     assert "--gres=gpu:4" in text and "--nodelist=a1" in text
     assert "--partition=PARTITION" in text and "PARTITION stands for" in said.err

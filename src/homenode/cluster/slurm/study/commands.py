@@ -33,6 +33,7 @@ from homenode.measure.experiment import WaitPolicy, run_tasks
 from homenode.measure.progress import Progress
 from homenode.show.html import html_page
 from homenode.show.trial_text import missing_lines
+from homenode.text import plural
 from homenode.vm.sources import load_host
 
 _MOST_SHOWN = 20
@@ -103,8 +104,7 @@ def _write_described(folder: StudyFolder, options: StudyOptions, host: str) -> N
     described = load_host(host)
     described_study = make_study(options, host, described, secrets.token_hex(3), is_described=True)
     folder.write_dry(described_study)
-    for experiment in described_study.everything():
-        say(str(folder.path / script_name(experiment)))
+    _say_scripts(folder, described_study)
     names = ", ".join(
         dict.fromkeys(node.name for node in (*described_study.exclusive, *described_study.shared))
     )
@@ -188,9 +188,18 @@ def _end(folder: StudyFolder, progress: Progress, unmeasured: tuple[tuple[str, s
         raise SystemExit(FINDINGS)
 
 
+def _say_scripts(folder: StudyFolder, study: Study) -> None:
+    """Print how many scripts there are, and the first of each kind of job."""
+    names = [script_name(experiment) for experiment in study.everything()]
+    say(f"wrote {folder.path / 'jobs'}: {plural(len(names), 'job')}, none submitted")
+    for name in names[:_MOST_SHOWN]:
+        say(f"  {folder.path / name}")
+    if len(names) > _MOST_SHOWN:
+        say(f"  and {len(names) - _MOST_SHOWN} more")
+
+
 def _note_scripts(folder: StudyFolder, study: Study) -> None:
-    for experiment in study.everything():
-        say(str(folder.path / script_name(experiment)))
+    _say_scripts(folder, study)
     if not study.experiments:
         note("these look at the nodes; the others follow from what they find (or say --host)")
     note("nothing was submitted; the same command without --dry-run goes on from here")

@@ -173,9 +173,9 @@ def test_the_gates_of_a_cluster_are_those_that_its_version_knows(kind: str) -> N
 @pytest.mark.parametrize(
     ("version", "gates", "hooked", "id", "fix"),
     [
-        ("v1.7.3", GATES, False, "devices-without-node", "homenode kubevirt manifest"),
+        ("v1.7.3", GATES, False, "devices-without-node", "manifest -o sidecar --vm"),
         ("v1.9.0", GATES, False, "devices-without-node", "--kubevirt v1.9"),
-        ("v1.9.0", {"CPUManager"}, True, "gate-off", "writes the patch"),
+        ("v1.9.0", {"CPUManager"}, True, "gate-off", "manifest -o sidecar --vm"),
         ("v1.9.0", {"CPUManager", NATIVE_GATE}, True, "gate-off", "annotation off"),
         ("v1.9.0", {*GATES, NATIVE_GATE}, True, None, ""),
     ],

@@ -31,7 +31,7 @@ from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
-from homenode.text import nodes_text, plural
+from homenode.text import command_line, nodes_text, plural
 from homenode.units import format_bytes
 from homenode.vm.layout import PRESETS, Pinning
 from homenode.vm.model import Vm
@@ -64,7 +64,7 @@ def read_cluster(text: bytes, source: str) -> Cluster:
     if cr.get("kind") != "KubeVirt":
         raise InputError(
             f"{source}: expected one object of kind KubeVirt, found {cr.get('kind')!r}",
-            hint="try: kubectl get kubevirt -A -o yaml",
+            hint="kubectl get kubevirt -A -o yaml > kubevirt.yaml",
         )
     version = parse_version(value_at(cr, "status", "observedKubeVirtVersion"))
     developer = value_at(cr, "spec", "configuration", "developerConfiguration")
@@ -257,16 +257,28 @@ def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
     )
 
 
+def _manifest_command(vmi: Vmi, *options: str) -> str:
+    """Return the command that writes the hook and the patches for this VM."""
+    namespace = ("--namespace", vmi.namespace) if vmi.namespace else ()
+    return command_line(
+        *("homenode", "kubevirt", "manifest", "-o", "sidecar", "--vm", vmi.name),
+        *namespace,
+        *options,
+    )
+
+
 def devices_without_node(subject: CheckedVmi) -> Iterator[Finding]:
     cluster, count = subject.cluster, subject.vmi.passed_count
     if not count or subject.vmi.is_hooked or (cluster is not None and cluster.has_native):
         return
     version = None if cluster is None else cluster.version
     expected, case = f"the hook of homenode, or {NATIVE_GATE} (KubeVirt 1.8)", "under KubeVirt"
+    options: tuple[str, ...] = ()
     if version is not None and version < NATIVE_SINCE:
         expected = "the hook of homenode"
     elif version is not None:
         expected, case = f"{NATIVE_GATE} on (Alpha), or the hook of homenode", "from KubeVirt 1.8"
+        options = ("--kubevirt", f"v{'.'.join(map(str, version))}")
     noun = "GPU" if count == subject.vmi.gpu_count else "device"
     yield finding(
         "devices-without-node",
@@ -275,7 +287,7 @@ def devices_without_node(subject: CheckedVmi) -> Iterator[Finding]:
         "no hook in the annotations" + (", and the gate is off" if cluster is not None else ""),
         "KubeVirt, feature gates",
         case=case,
-        values={"version": ".".join(map(str, version or ()))},
+        values={"command": _manifest_command(subject.vmi, *options)},
     )
 
 
@@ -301,6 +313,7 @@ def gate_off(subject: CheckedVmi) -> Iterator[Finding]:
             "off",
             "KubeVirt, feature gates",
             case="hook not needed" if is_hook_spare else None,
+            values={"command": _manifest_command(subject.vmi)},
         )
 
 
@@ -318,6 +331,7 @@ def hook_annotation_wrong(subject: CheckedVmi) -> Iterator[Finding]:
             "what homenode kubevirt manifest writes",
             f"{fault}: the VM does not start",
             "KubeVirt, pkg/hooks and cmd/sidecars",
+            values={"command": _manifest_command(subject.vmi)},
         )
 
 

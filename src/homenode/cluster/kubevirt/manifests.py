@@ -137,6 +137,7 @@ def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str
         ("gates", patch("json", "kubevirt-gates.json", *cr)),
         ("hook", hook),
         ("GPUs", f"{options.gpu} is allocatable (kubectl describe node), or"),
+        ("", "(in place of the list of devices that the CR has: merge yours into the file first)"),
         ("", patch("merge", "permitted-devices.yaml", *cr)),
         ("VM", f"{vm} && {command_line('virtctl', 'start', options.vm, *namespace)}"),
         ("", f"its disk is the claim {options.vm}-root; for a VM that exists:"),

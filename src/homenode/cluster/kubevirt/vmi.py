@@ -54,6 +54,7 @@ class Vmi(Struct, frozen=True):
     """A VMI, or the template of a VM."""
 
     name: str
+    namespace: str  # "" = that of the user's context
     spec: Mapping[str, Any]  # as given
     annotations: Mapping[str, str]  # name -> text
     # guest PCI addresses that the user asked for by name (`pciAddress`), as written; such a device
@@ -125,7 +126,7 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
     if kind not in (None, "", "VirtualMachineInstance", "VirtualMachine"):
         raise InputError(
             f"{source}: expected a VirtualMachineInstance or a VirtualMachine, found {kind!r}",
-            hint="try: kubectl get vmi NAME -o json",
+            hint="kubectl get vm NAME -o yaml > vm.yaml",
         )
     metadata = _mapping(document.get("metadata"), source, "metadata")
     spec = _mapping(document.get("spec"), source, "spec")
@@ -142,12 +143,13 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
         raise InputError(
             f"{source}: expected a VirtualMachineInstance or a VirtualMachine with spec.domain, "
             f"found {keys[:200]}",
-            hint="try: kubectl get vmi NAME -o json",
+            hint="kubectl get vm NAME -o yaml > vm.yaml",
         )
     if needs_domain:
         _check_types(spec["domain"], source)
     return Vmi(
         name=str(metadata.get("name") or "unnamed"),
+        namespace=str(metadata.get("namespace") or ""),
         spec=spec,
         annotations=annotations,
         guest_addresses=frozenset(_addresses(spec, source)),

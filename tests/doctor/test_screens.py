@@ -52,6 +52,12 @@ def test_what_could_not_be_judged_is_counted_and_has_the_next_command() -> None:
     ]
 
 
+def test_the_first_line_keeps_the_letters_of_a_setting() -> None:
+    select = finding("slurm-select-type", "the cluster", "SelectType=select/cons_tres", "not set")
+    first = lines(Findings(checked=("files",), findings=(select,)))[0]
+    assert first == "h: 1 critical: SelectType is not select/cons_tres"
+
+
 def lines(findings: Findings) -> list[str]:
     parts = findings_text(findings, "h").parts
     return [plain(part.words) for part in parts if isinstance(part, Text)]

@@ -128,6 +128,15 @@ unknown  free huge pages; whether a Fabric Manager can join 0000:19:00.0 and 3
 next     the same command with -o tuned.xml
 """,
     ),
+    "slurm audit of an unknown node": (
+        ("slurm", "audit", "--jobs", "JOBS", "--host", "other=hgx-h100"),
+        5,
+        """\
+nothing was checked: 1 place of jobs, for lack of facts
+unknown  job 7 on gpu01: no host is given for this node
+next     homenode capture --ssh root@NODE -o NODE.tar.gz
+""",
+    ),
     "slurm audit of no GPU job": (
         ("slurm", "audit", "--jobs", "NONE", "--host", "hgx-h100"),
         5,

@@ -164,7 +164,8 @@ def _sentence(meaning: str) -> str:
     text = " ".join(meaning.replace("`", "").split()).partition(". ")[0].rstrip(".")
     if "](" in text:
         return ""
-    is_word = text.partition(" ")[0].isalpha() and (text[1:2].islower() or text[1:2] == " ")
+    first_word = text.partition(" ")[0]
+    is_word = first_word.isalpha() and first_word[1:] == first_word[1:].lower()
     return text[0].lower() + text[1:] if is_word else text
 
 

@@ -153,6 +153,11 @@ def all_pages() -> tuple[Page, ...]:
     return tuple(page for page in pages if has_cluster() or not _OF_CLUSTER.search(page.text))
 
 
+def split_row(line: str) -> list[str]:
+    """The cells of a table's line, between its bars."""
+    return _CELL.split(line.strip())[1:-1]
+
+
 def first_column(section: str) -> tuple[str, ...]:
     """The code in the first cell of each row of a section's tables, header rows omitted."""
     rows = [line for line in section.splitlines() if line.startswith("|")]

@@ -45,7 +45,7 @@ man_pages = [("index", "homenode", "place, check and measure virtual machines", 
 ]
 
 CONTENTS = (
-    ("Start", ("install", "concepts/*", "troubleshooting", "limits")),
+    ("Start", ("install", "tutorial", "concepts/*", "troubleshooting", "limits")),
     (
         "How to",
         (

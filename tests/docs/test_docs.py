@@ -26,7 +26,15 @@ from homenode.vm.domain import codec
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import Policy
 from tests.command_line import NEEDS_CLUSTER, every_command, has_room
-from tests.doc_pages import FOLDER_SHOWN, ROOT, Page, all_pages, first_column, missing_output
+from tests.doc_pages import (
+    FOLDER_SHOWN,
+    ROOT,
+    Page,
+    all_pages,
+    first_column,
+    missing_output,
+    split_row,
+)
 from tests.doc_pages import read_page as page
 from tests.doc_tree import made_pages
 from tests.finding_ids import ids_given
@@ -198,6 +206,19 @@ def test_every_link_between_pages_leads_somewhere() -> None:
             assert is_made or (ROOT / path).exists(), f"{from_page.path}: no {target}"
             if anchor:
                 assert anchor in page(path).anchors(), f"{from_page.path}: no {target}"
+
+
+def test_every_table_has_a_head_and_rows_of_its_width() -> None:
+    """An empty line or one without bars in a table ends it: viewers show the rows below as text."""
+    for shown in PAGES:
+        for table in re.findall(r"^\|.*\n(?:\|.*\n)*", f"{shown.prose()}\n", re.MULTILINE):
+            rows = [split_row(line) for line in table.splitlines()]
+            assert len(rows) > 2, f"{shown.path}: a table without rows: {table}"
+            assert all(re.fullmatch(r" ?:?-+:? ?", cell) for cell in rows[1]), (
+                f"{shown.path}: {table}"
+            )
+            widths = {len(row) for row in rows}
+            assert len(widths) == 1, f"{shown.path}: rows of {widths} cells: {table}"
 
 
 def test_every_page_has_a_place_in_the_contents_of_the_site() -> None:

@@ -26,7 +26,7 @@ WITHOUT = {
     "bench setup": "prints commands, or runs them",
     "capture": "writes an archive, which has a manifest",
     "kubevirt manifest": "writes YAML",
-    "kubevirt on-define-domain": "prints a domain document",
+    "kubevirt on-define-domain": "prints a domain XML",
     "kubevirt receive": "stores a run",
     "pool capture": "writes captures",
     "restore": "gives a document back",

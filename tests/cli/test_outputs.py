@@ -57,7 +57,7 @@ def test_two_things_do_not_go_to_standard_output() -> None:
 
 
 def test_several_files_do_not_go_to_standard_output() -> None:
-    with pytest.raises(UsageError, match="need a folder"):
+    with pytest.raises(UsageError, match="need a directory,"):
         terminal.write_new_files(terminal.STANDARD_OUTPUT, {Path("-/a"): "a"})
     assert not Path("-").exists()
 

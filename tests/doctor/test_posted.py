@@ -65,7 +65,7 @@ def test_affinity_of_proxmox_pins_all_threads(
 ) -> None:
     found, checked = doctor(tmp_path, QM.format(affinity), TWO_NODES)
     assert [one[0] for one in found] == ids
-    assert (f"float over PUs {affinity}, node" in checked) is (affinity != "2")
+    assert (f"float over CPUs {affinity}, node" in checked) is (affinity != "2")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def matrix(*rows: tuple[str, str], link: str = "SYS") -> str:
         ([("", "3")], ["GPU0"], "GPU 0 on node 3"),
         ([("", "0"), ("", "1")], ["GPU0, GPU1"], "GPU 0 on node 0, GPU 1 on node 1"),
         ([("0-7", "0"), ("", "1")], ["GPU1"], "GPU 0 on node 0, GPU 1 on node 1"),
-        ([("0-7", "0"), ("0-7", "0"), ("8-15", "1")], [], "it says nothing about nodes"),
+        ([("0-7", "0"), ("0-7", "0"), ("8-15", "1")], [], "it shows nothing about nodes"),
         ([("0-7", "0"), ("8-15", "1")], [], "GPU 1 on node 1, by NUMA Affinity"),
     ],
 )

@@ -41,7 +41,7 @@ def idling(deep: CpuSet) -> Host:
 def test_idle_states_are_those_of_the_vcpus() -> None:
     xml = domain(2, pins=[0, 2])
     (finding,) = (f for f in diagnosed(xml, idling(CpuSet((2, 3)))) if f.id == "idle-deep")
-    assert "PUs 2" in finding.subject and "cpupower -c 2 idle-set" in (finding.fix or "")
+    assert "CPUs 2" in finding.subject and "cpupower -c 2 idle-set" in (finding.fix or "")
     assert "idle-deep" not in ids(diagnosed(xml, idling(CpuSet(range(4, 32)))))
 
 
@@ -95,7 +95,7 @@ def test_an_interrupt_on_an_isolated_pu_is_a_warning_with_its_number() -> None:
     there = interrupting(set_apart(host(HGX), range(8, 12)), NIC, ["0", "10"])
     (finding,) = (f for f in quiet(there) if f.id == "irq-on-isolated")
     assert finding.severity is Severity.WARNING
-    assert f"IRQ 101 of {NIC} (mlx5_core) on PU 10" in finding.observed
+    assert f"IRQ 101 of {NIC} (mlx5_core) on CPU 10" in finding.observed
     assert "echo 0-7,12-223" in (finding.fix or "")
 
 

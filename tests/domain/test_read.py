@@ -181,19 +181,19 @@ def test_what_else_the_planner_asks_for() -> None:
 @pytest.mark.parametrize(
     ("xml", "said"),
     [
-        (b"", "expected a domain document, found 'nothing'"),
+        (b"", "expected a domain XML, found 'nothing'"),
         (b"  \n", "virsh dumpxml"),
         (b"<domain", "expected well-formed XML"),
         (b"<domain type='kvm'></domain>trailing", "well-formed"),
         (b"<network/>", "expected <domain>, found <network>"),
         (b"<domstatus><domain type='kvm'/></domstatus>", "holds a <domain> at line 1"),
-        (b"<domain type='kvm'/>", "expected <vcpu> with the number of vCPUs, found none"),
+        (b"<domain type='kvm'/>", "missing <vcpu> with the number of vCPUs"),
         (domain(vcpu=""), "<vcpu>8</vcpu>"),
         (domain(vcpu="<vcpu>many</vcpu>"), "expected the number of vCPUs, a whole number"),
         (domain(vcpu="<vcpu>0</vcpu>"), "1 to 4096 vCPUs"),
         (domain(vcpu="<vcpu>99999999</vcpu>"), "1 to 4096 vCPUs"),
         (domain(vcpu="<vcpu current='5'>4</vcpu>"), "current 5"),
-        (domain(memory=""), "expected <memory>"),
+        (domain(memory=""), "missing <memory>"),
         (domain(memory="<memory unit='XiB'>1</memory>"), "unit 'XiB'"),
         (domain(memory="<memory>0</memory>"), "expected some <memory>, found 0"),
         (domain().replace(b"<name>d</name>", b""), "a domain with a <name>"),
@@ -230,7 +230,7 @@ def test_entities_and_external_references_are_refused_unread() -> None:
     with pytest.raises(InputError, match="expected no DOCTYPE"):
         read_vm(bomb, "vm.xml")
     outside = b'<!DOCTYPE d SYSTEM "http://example.org/d.dtd">' + domain()
-    with pytest.raises(InputError, match="external references are refused"):
+    with pytest.raises(InputError, match="external references are rejected"):
         read_vm(outside, "vm.xml")
     with pytest.raises(ParseError, match="undefined entity"):
         read_vm(domain("<title>&mine;</title>"), "vm.xml")
@@ -253,7 +253,7 @@ def test_a_host_device_given_twice_is_refused() -> None:
 @pytest.mark.parametrize("encoding", ["utf-7", "utf-32", "ebcdic", "shift_jis", "idna"])
 def test_encodings_that_are_not_plain_are_refused(encoding: str) -> None:
     xml = f"<?xml version='1.0' encoding='{encoding}'?>".encode() + domain()
-    with pytest.raises(ParseError, match="convert the document to UTF-8"):
+    with pytest.raises(ParseError, match="convert the definition to UTF-8"):
         read_vm(xml, "vm.xml")
 
 

@@ -119,7 +119,7 @@ def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
     ("words", "says"),
     [
         (("mine", "--tests", "stram"), "--tests: unknown test"),
-        (("mine", "--quick", "--full"), "give either --quick or --full"),
+        (("mine", "--quick", "--full"), "pass either --quick or --full,"),
         (("mine", "--app", "true"), "--app, --metric: expected both"),
         (("mine", "--app", "'", "--metric", "(a)"), "--app: expected a command"),
         (("mine", "--app", "true", "--metric", "a"), "expected one group"),
@@ -254,7 +254,7 @@ def test_a_dry_run_refuses_what_the_run_would(probe: Path) -> None:
     for words, says in (
         (("../x", *SHORT), "NAME: expected a folder's name"),
         (("x", "--app", "true", "--metric", "("), "expected a regular expression"),
-        (("x", "--json"), "give either --dry-run or --json"),
+        (("x", "--json"), "pass either --dry-run or --json,"),
     ):
         done = bench(probe, *words, "--dry-run")
         assert (done.returncode, says in done.stderr) == (2, True)

@@ -59,7 +59,7 @@ HERE = ("--policy", "spread")
             "a layout that pins",
             "default,pin",
         ),
-        (("--layouts", ",", "--in-place"), "--layouts: expected some", "default,pin"),
+        (("--layouts", ",", "--in-place"), "--layouts: no layout", "default,pin"),
         (("--layouts", "pin", "--in-place", "--tests", "x"), "--tests", None),
         (("--layouts", "pin", "--in-place", "--address", "-oProxyCommand=x"), "--address", None),
         (("--layouts", "pin", "--in-place", "--ssh-user", "-oX"), "--ssh-user", None),

@@ -122,7 +122,8 @@ def test_cells_of_one_package_are_a_socket_each_and_it_is_said() -> None:
     plan = shaped((4, 4, 4, 4), host=host)
     assert plan.vm.cpu_topology is not None and plan.vm.cpu_topology.sockets == 4
     assert any(
-        "4 guest cells is a socket" in text and "1 package" in text for text in plan.consequences
+        "4 guest NUMA nodes is a socket" in text and "1 package" in text
+        for text in plan.consequences
     )
 
 

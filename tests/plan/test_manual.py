@@ -57,8 +57,8 @@ def test_unequal_lists_work_flat_and_with_unequal_cells() -> None:
 @pytest.mark.parametrize(
     ("layout", "ranges", "message"),
     [
-        ("pin", ManualRanges(()), "at least one PU"),
-        ("pin", ManualRanges(lists("0-3", "")), "at least one PU"),
+        ("pin", ManualRanges(()), "missing CPUs of a node"),
+        ("pin", ManualRanges(lists("0-3", "")), "missing CPUs of a node"),
         ("pin", ManualRanges(lists("0-3", "2-5")), "found 2-3 in two lists"),
         ("pin-numa-smt", ManualRanges(lists("0-3")), "one for each of 1 nodes, found 0"),
         ("pin-numa-smt", ManualRanges(lists("0-3"), lists("8-10")), "expected 4 siblings"),

@@ -63,7 +63,7 @@ def test_shared_cores_are_named_with_the_published_price() -> None:
     host = even_host(2, 1, 1, 4, 2)
     wanted = replace(small_request(10), layout=layout("pin-numa"))
     (said,) = (f for f in plan_of(host, wanted).findings if f.id == "vcpus-share-cores")
-    assert said.subject == "PUs 0-15" and {8, 40, 75} <= set(numbers(said.observed))
+    assert said.subject == "CPUs 0-15" and {8, 40, 75} <= set(numbers(said.observed))
     few = plan_of(host, small_request(6))
     assert "vcpus-share-cores" not in [f.id for f in few.findings]
 

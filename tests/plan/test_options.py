@@ -79,10 +79,10 @@ def test_switches_that_make_no_preset_are_called_custom() -> None:
         (PlanOptions("pin", siblings=Siblings.EXPOSED), "leaves no sibling to expose"),
         (PlanOptions("default", siblings=Siblings.HIDDEN), "where vCPUs are pinned"),
         (PlanOptions("default", cells=GuestCells.HOST), "where vCPUs are pinned"),
-        (PlanOptions("pin", pcie=GuestPcie.HOST), "belongs to a cell"),
+        (PlanOptions("pin", pcie=GuestPcie.HOST), "belongs to a guest NUMA node"),
         (
             PlanOptions("pin", memory_binding=MemoryBinding.BOUND_PER_CELL),
-            "where cells are mirrored",
+            "where guest NUMA nodes are mirrored",
         ),
     ],
 )
@@ -159,15 +159,15 @@ def test_explicit_cells_say_the_vcpus_and_the_memory() -> None:
     [
         (
             PlanOptions("pin", explicit_cells=CELLS),
-            "--guest-node: expected a layout with guest cells",
+            "--guest-node: expected a layout with guest NUMA nodes",
         ),
         (
             PlanOptions("pin-numa", explicit_cells=CELLS, vcpus=9),
-            "the sum of the cells, 8, found 9",
+            "the sum of the guest NUMA nodes, 8, found 9",
         ),
         (
             PlanOptions("pin-numa", explicit_cells=CELLS, memory_bytes=GIB),
-            "the sum of the cells, 16 GiB, found 1 GiB",
+            "the sum of the guest NUMA nodes, 16 GiB, found 1 GiB",
         ),
         (
             PlanOptions("pin-numa", explicit_cells=CELLS[:1] * 2),
@@ -175,14 +175,14 @@ def test_explicit_cells_say_the_vcpus_and_the_memory() -> None:
         ),
         (
             PlanOptions("pin-numa", explicit_cells=(cell_asked(1, GIB, NodeIndex(7)),)),
-            r"a node of even with PUs \(0-1\), found 7",
+            r"a node of even with CPUs \(0-1\), found 7",
         ),
-        (PlanOptions("pin-numa", explicit_cells=CELLS[1:] * 3), "at most 2 cells"),
-        (PlanOptions("pin-numa", explicit_cells=(cell_asked(0, GIB),)), "in cell 0, found none"),
+        (PlanOptions("pin-numa", explicit_cells=CELLS[1:] * 3), "at most 2 guest NUMA nodes"),
+        (PlanOptions("pin-numa", explicit_cells=(cell_asked(0, GIB),)), "memory in cell 0"),
         (PlanOptions("pin-numa", host_reserve=PartialReserve(cores=-1)), "0 cores or more"),
         (
             PlanOptions("pin", emulator_policy=EmulatorPolicy.HOUSEKEEPING),
-            "expected PUs that the host names, found none",
+            "the host has no housekeeping CPUs",
         ),
         (
             PlanOptions(
@@ -194,11 +194,11 @@ def test_explicit_cells_say_the_vcpus_and_the_memory() -> None:
         ),
         (
             PlanOptions("pin", housekeeping_pus=CpuSet([99])),
-            "--housekeeping-cpus: expected online PUs",
+            "--housekeeping-cpus: expected online CPUs",
         ),
         (
             PlanOptions("pin-numa-smt", pinning=Pinning.NODE),
-            "float over a node's PUs have no siblings to expose",
+            "float over a node's CPUs have no siblings to expose",
         ),
     ],
 )

@@ -264,7 +264,7 @@ def test_cores_and_devices_of_other_running_vms_are_named() -> None:
     found = findings_of(tuned("pin-numa-pci").document, host=host)
     assert {"core-taken", "device-in-use"} <= ids(found)
     in_use = next(f for f in found if f.id == "core-taken")
-    assert in_use.subject == "PUs 5" and "'other'" in in_use.observed
+    assert in_use.subject == "CPUs 5" and "'other'" in in_use.observed
 
 
 def one_group(*drivers: tuple[str, str | None]) -> Host:

@@ -127,9 +127,7 @@ def apply(arguments: ApplyArguments) -> None:
         refuse_unread_vms(machine)
         if arguments.domain is not None:
             hint = "homenode plan VM.xml -o OUT.xml"
-            tuned: tuple[bytes, ...] = (
-                read_input(arguments.domain, "a domain document", hint=hint),
-            )
+            tuned: tuple[bytes, ...] = (read_input(arguments.domain, "a domain XML", hint=hint),)
             refuse_tuned_for_other(read_vm(tuned[0], str(arguments.domain)), machine)
         else:
             is_quiet = arguments.quiet or arguments.json
@@ -229,7 +227,7 @@ def _refuse_planning(arguments: ApplyArguments) -> None:
     if arguments.save_plan is not None:
         words.append("--save-plan")
     if words:
-        raise UsageError(f"give either {words[0].split()[0]} or --domain, not both")
+        raise UsageError(f"pass either {words[0].split()[0]} or --domain, not both")
 
 
 def tuned_together(

@@ -39,14 +39,14 @@ def bench(arguments: BenchArguments) -> None:
     """Measure, or print the steps."""
     if arguments.dry_run and arguments.json:
         raise UsageError(
-            "give either --dry-run or --json, not both",
+            "pass either --dry-run or --json, not both",
             hint="the steps are for people; --json prints the findings of a run",
         )
     if arguments.probe is not None and arguments.on is None:
         raise UsageError("--probe: expected --on as well: the machine that it is copied to")
     if arguments.resume and arguments.name is None:
         raise UsageError(
-            "--resume: missing --name NAME", hint="ls " + command_line(arguments.results)
+            "--resume: needs --name NAME", hint="ls " + command_line(arguments.results)
         )
     layout = arguments.run.layout or "run"
     name = arguments.name or f"{layout}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
@@ -65,8 +65,8 @@ def bench(arguments: BenchArguments) -> None:
     _print(outcome, as_json=arguments.json)
     if outcome.run is not None and not outcome.run.samples:
         raise HostError(
-            f"{outcome.folder}: expected figures, found none: every test failed",
-            hint="the raw outputs in that folder say why",
+            f"{outcome.folder}: no results: every test failed",
+            hint="the raw outputs in that directory say why",
         )
     exit_if_bad(outcome.findings)
 
@@ -104,11 +104,13 @@ def _run(
                 return run_bench(machine, orders, results, on_progress, resume=resume, notify=note)
         except KeyboardInterrupt:
             if begun:
-                note(f"interrupted; what was measured is kept. Continue: {_resuming(orders.name)}")
+                note(
+                    f"interrupted; measurements so far are kept. Continue: {_resuming(orders.name)}"
+                )
             raise
         except ToolError as error:
             if error.hint is None and begun:
-                error.hint = f"what was measured is kept. Continue: {_resuming(orders.name)}"
+                error.hint = f"measurements so far are kept. Continue: {_resuming(orders.name)}"
             raise
 
 
@@ -236,7 +238,7 @@ def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
         except ToolError as error:
             reasons.append(error.message)
     raise HostError(
-        "bench setup: expected a GPU whose driver gives its architecture, found none",
+        "bench setup: no GPU whose driver reports its architecture",
         hint="; ".join(reasons),
     )
 

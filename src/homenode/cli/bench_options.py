@@ -62,7 +62,7 @@ def bench_options(
     if run.plan is not None:
         plan = read_plan(read_input(run.plan, "a saved plan"), str(run.plan))
     if run.domain is not None and plan is None:
-        raise UsageError("--domain: expected --plan as well, whose document it is")
+        raise UsageError("--domain: expected --plan as well, whose definition it is")
     if (run.experiment is None) != (run.block is None):
         raise UsageError(
             "--experiment, --block: expected both, found one",
@@ -72,7 +72,7 @@ def bench_options(
         check_name(run.experiment, "--experiment")
     document = None
     if run.domain is not None:
-        document = read_input(run.domain, "a domain document")
+        document = read_input(run.domain, "a domain XML")
     return BenchOptions(
         name=name,
         suite=_suite(suite),
@@ -97,7 +97,7 @@ def bench_options(
 
 def _suite(typed: SuiteArguments) -> SuiteOptions:
     if typed.quick and typed.full:
-        raise UsageError("give either --quick or --full, not both")
+        raise UsageError("pass either --quick or --full, not both")
     names = [] if typed.tests is None else [word.strip() for word in typed.tests.split(",")]
     known_tests = [str(group) for group in Group if group is not Group.APP]
     for name in names:
@@ -134,7 +134,7 @@ def _app(typed: AppArguments) -> AppOrder | None:
     except ValueError as error:
         raise UsageError(f"--app: expected a command, found: {error}") from None
     if not argv:
-        raise UsageError("--app: expected a command, found nothing")
+        raise UsageError("--app: missing command")
     return AppOrder(
         argv, typed.metric, typed.lower_is_better, Path(argv[0]).name, float(typed.app_timeout)
     )
@@ -154,7 +154,7 @@ def _marks(typed: RunArguments, elsewhere: "Snapshot | None") -> tuple[str, ...]
     if not typed.force:
         raise UsageError(
             "--context host: expected a machine that is no virtual one, found a virtual machine",
-            hint="leave it out: the run is of a guest; --force measures, and marks the run",
+            hint="omit it: the run is of a guest; --force measures, and marks the run",
         )
     return ("measured in a virtual machine, and called a host (--context host --force)",)
 
@@ -185,7 +185,7 @@ def check(arguments: TrialArguments) -> None:
     layouts = layouts_of(arguments)
     if arguments.layouts is not None and not layouts:
         raise UsageError(
-            "--layouts: expected some, found none",
+            "--layouts: no layout is named",
             hint="--layouts default,pin,pin-numa,pin-numa-pci",
         )
     check_access(arguments.access.guest)
@@ -199,7 +199,7 @@ def check(arguments: TrialArguments) -> None:
         and all(PRESETS[layout].pinning is Pinning.NONE for layout in layouts)
     ):
         raise UsageError(
-            "--bare-metal: expected a layout that pins as well, found none: it says which PUs",
+            "--bare-metal: needs a layout that pins, for its CPUs",
             hint="--layouts default,pin",
         )
     check_host(arguments.host, arguments.connect)
@@ -213,9 +213,7 @@ def check_access(reaching: GuestAccess) -> None:
         return
     SshChannel(reaching.address or "localhost", reaching.user, Path("known_hosts"), reaching.port)
     if reaching.key is not None and not os.access(reaching.key, os.R_OK):
-        raise UsageError(
-            f"--ssh-key {reaching.key}: expected a private key that can be read, found none"
-        )
+        raise UsageError(f"--ssh-key {reaching.key}: cannot read a private key")
 
 
 def trial_request(
@@ -275,7 +273,7 @@ def _check_lists(arguments: TrialArguments) -> None:
     """Raises UsageError for PU lists together with options that choose PUs."""
     if not arguments.manual.node_pus:
         if arguments.manual.sibling_pus:
-            raise UsageError("--sibling-cpus: expected --node-cpus as well, found none")
+            raise UsageError("--sibling-cpus: needs --node-cpus")
         return
     planned = structs.replace(
         arguments.options,
@@ -288,10 +286,10 @@ def _check_lists(arguments: TrialArguments) -> None:
     )
     conflicting = ["--after"] if arguments.after else [*format_words(planned)]
     if conflicting:
-        raise UsageError(f"give either --node-cpus or {conflicting[0]}, not both")
+        raise UsageError(f"pass either --node-cpus or {conflicting[0]}, not both")
     smt = [layout for layout in layouts_of(arguments) if PRESETS[layout].pinning is Pinning.ALL_PUS]
     if smt and not arguments.manual.sibling_pus:
-        raise UsageError(f"--node-cpus: expected --sibling-cpus for layout {smt[0]}, found none")
+        raise UsageError(f"--node-cpus: needs --sibling-cpus for layout {smt[0]}")
 
 
 def _placing(arguments: TrialArguments, first: str) -> tuple[PlanOptions, tuple[str, ...]]:

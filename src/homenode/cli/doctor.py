@@ -79,7 +79,7 @@ def doctor(arguments: DoctorArguments) -> None:
     _check_addresses(rates, loaded)
     if arguments.under_load or arguments.load_command is not None:
         if not arguments.under_load:
-            raise UsageError("--load-command: missing --under-load", hint=_LOAD)
+            raise UsageError("--load-command: needs --under-load", hint=_LOAD)
         if sources or arguments.host is not None or arguments.lspci is not None:
             raise UsageError("--under-load: not together with another host", hint=_LOAD)
         loaded, rates = _under_load(loaded, rates, arguments.load_command)

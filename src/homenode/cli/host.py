@@ -38,9 +38,9 @@ from homenode.vm.sources import load_host
 def show(asked: ShowArguments) -> None:
     """Print the host, or draw it."""
     if asked.plan is not None and asked.svg is None:
-        raise UsageError("--plan: expected --svg as well, found none")
+        raise UsageError("--plan: needs --svg")
     if asked.json and asked.svg == STANDARD_OUTPUT:
-        raise UsageError("give either --json or --svg -, not both")
+        raise UsageError("pass either --json or --svg -, not both")
     check_can_write(asked.svg, force=asked.force)
     host = load_host(asked.host, lspci=asked.lspci)
     if asked.svg is not None:

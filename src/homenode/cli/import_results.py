@@ -79,11 +79,11 @@ def import_results(arguments: ImportArguments) -> None:
         named = ", ".join(map(str, arguments.folders))
         if runs:
             raise InputError(
-                f"{named}: expected figures in the outputs of tools, found none that can be used",
+                f"{named}: expected results in the outputs of tools, found none that can be used",
                 hint="the reasons are above; run these tools again",
             )
         raise InputError(
-            f"{named}: expected outputs of measuring tools, found none",
+            f"{named}: no outputs of measuring tools",
             hint="homenode import logs/ -o results",
         )
     if not arguments.dry_run:
@@ -146,12 +146,12 @@ def _check_places(runs: tuple[RunWithSources, ...], output: Path) -> None:
         if path.exists():
             raise HostError(
                 f"{path}: expected no run of this name, found one",
-                hint="choose another folder with -o, another --system, or remove it",
+                hint="choose another directory with -o, another --system, or remove it",
             )
         if paths.count(path) > 1:
             raise InputError(
                 f"{path}: expected one run of this name, found {paths.count(path)}",
-                hint="import the folders one by one, each with its own --system",
+                hint="import the directories one by one, each with its own --system",
             )
 
 

@@ -76,9 +76,9 @@ def _refuse_nonsense(arguments: NcclTopoArguments) -> None:
         )
     neighbours = (arguments.plan, arguments.guest, arguments.nvidia_smi)
     if arguments.domain is None and any(path is not None for path in neighbours):
-        raise UsageError("--plan, --guest and --nvidia-smi: expected --domain as well, found none")
+        raise UsageError("--plan, --guest and --nvidia-smi: need --domain")
     if arguments.json and not judging and arguments.output is None:
-        raise UsageError("--json: expected --output for the file itself, found none")
+        raise UsageError("--json: needs --output for the file itself")
 
 
 def _read_vm(data: bytes, path: Path) -> "tuple[Vm, PendingDevice | None]":
@@ -96,7 +96,7 @@ def _read_vm(data: bytes, path: Path) -> "tuple[Vm, PendingDevice | None]":
 def _assemble(arguments: NcclTopoArguments, flavour: NcclVariant) -> TopologyFile:
     assert arguments.domain is not None, "_refuse_nonsense asks for it"
     source = str(arguments.domain)
-    data = read_input(arguments.domain, "a domain document, or another VM file")
+    data = read_input(arguments.domain, "a domain XML, or another VM file")
     facts, loose = _read_vm(data, arguments.domain)
     host = load_host(arguments.host, lspci=arguments.lspci)
     plan = (
@@ -172,7 +172,7 @@ def _describe(assembled: TopologyFile) -> str:
 def _judge(arguments: NcclTopoArguments, check: Path, flavour: NcclVariant | None) -> None:
     data = read_input(check, "a topology file")
     problems = list(check_topology(data, str(check), flavour))
-    checked = ["what NCCL's parser refuses or silently ignores"]
+    checked = ["what NCCL's parser rejects or silently ignores"]
     not_checked = "that it is of a VM: --domain VM.xml --host HOST compares it"
     answer, gaps = f"{check.name}: correct for NCCL", tuple[Gap, ...]()
     readable = not any(finding.id == "nccl-unreadable" for finding in problems)

@@ -62,7 +62,7 @@ class VmSource(NamedTuple):
 def plan(arguments: PlanArguments) -> None:
     """Plan, write and print."""
     if arguments.document is not None and arguments.vm_file is not None:
-        raise UsageError("give either --vm or a VM file, not both")
+        raise UsageError("pass either --vm or a VM file, not both")
     refuse_objective(arguments.options)
     if is_critical(run(arguments).plan):
         raise SystemExit(FINDINGS)
@@ -103,7 +103,7 @@ def _read_source(arguments: PlanArguments) -> VmSource:
     for options that are not for it."""
     path, target = arguments.document or arguments.vm_file, arguments.target
     hint = "virsh dumpxml --inactive NAME > VM.xml"
-    content = None if path is None else read_input(path, "a domain document", hint=hint)
+    content = None if path is None else read_input(path, "a domain XML", hint=hint)
     name = path or "options"
     if target is not None:
         refuse_unknown_target(target)
@@ -112,15 +112,15 @@ def _read_source(arguments: PlanArguments) -> VmSource:
         kind = kind_of(content, name)
         if target is not None and kind != LIBVIRT:
             raise UsageError(
-                f"--target libvirt: {name} is a file of {kind}, not a domain document",
-                hint=f"{hint}; or leave the file out and give --vcpus, --memory and --gpus",
+                f"--target libvirt: {name} is a file of {kind}, not a domain XML",
+                hint=f"{hint}; or omit the file and give --vcpus, --memory and --gpus",
             )
     if kind == LIBVIRT and arguments.target_version is not None:
         raise UsageError("--target-version is for other targets; for libvirt give --libvirt")
     if kind != LIBVIRT and arguments.manual.node_pus:
-        raise UsageError("--node-cpus is for a domain document, not for --target or another file")
+        raise UsageError("--node-cpus is for a domain XML, not for --target or another file")
     if kind != LIBVIRT and arguments.name is not None and content is not None:
-        raise UsageError("--name copies a domain document, not a file of another target")
+        raise UsageError("--name copies a domain XML, not a file of another target")
     return VmSource(content, name, kind)
 
 
@@ -207,7 +207,7 @@ def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tupl
     options, content, name = arguments.options, source.content, arguments.name
     if arguments.manual.node_pus:
         if content is None:
-            raise UsageError("missing argument VM: --node-cpus needs a domain document")
+            raise UsageError("missing argument VM: --node-cpus needs a domain XML")
         _refuse_with_ranges(arguments)
         refuse_auto(options)
         return plan_manually(content, source.name, options, arguments.manual, copy_name=name), ()
@@ -230,7 +230,7 @@ def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tupl
         version = arguments.target_version
         planned = plan_for_target(vm, resolved.options, best, source.target, version)
     else:
-        assert vm.content is not None, "a new domain has a document"
+        assert vm.content is not None, "a new domain has a definition"
         planned = plan_file(vm.content, vm.source, resolved.options, best, copy_name=name)
     return planned, resolved.reasons
 
@@ -252,7 +252,7 @@ def _refuse_with_ranges(arguments: PlanArguments) -> None:
         ("--guest-node", bool(options.explicit_cells)),
     ):
         if is_given:
-            raise UsageError(f"give either --node-cpus or {option}, not both")
+            raise UsageError(f"pass either --node-cpus or {option}, not both")
 
 
 def _load_hosts(arguments: PlanArguments) -> "tuple[Host, ...]":

@@ -117,14 +117,14 @@ def report(arguments: ReportArguments) -> None:
     if not runs:
         if not RESULTS.is_dir():
             raise UsageError(
-                f"report: expected a folder ./{RESULTS}, or folders of results, found none",
+                f"report: results not found in ./{RESULTS}",
                 hint="homenode bench makes results; logs of other tools are read as they are",
             )
         runs = [str(RESULTS)]
     if output is None and not (arguments.csv or arguments.json):
         output = _neighbours(runs)
     if arguments.csv and arguments.json:
-        raise UsageError("give either --csv or --json, not both")
+        raise UsageError("pass either --csv or --json, not both")
     check_can_write(output, force=arguments.force)
     if (
         output is not None

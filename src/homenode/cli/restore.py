@@ -52,10 +52,10 @@ def restore(arguments: RestoreArguments) -> None:
         raise UsageError("missing argument NAME", hint="homenode restore --list")
     if any(map(is_file_target, targets)):
         if len(targets) > 1:
-            raise UsageError(f"expected one document, or domains, found {len(targets)} targets")
+            raise UsageError(f"expected one definition, or domains, found {len(targets)} targets")
         if _is_for_a_domain(arguments):
             raise UsageError(
-                f"{targets[0]}: a document; --connect, --forget and --keep-edits are for a domain"
+                f"{targets[0]}: a definition; --connect, --forget and --keep-edits are for a domain"
             )
         _restore_file(targets[0], dry_run=arguments.dry_run, diff=arguments.diff, yes=arguments.yes)
         return

@@ -92,7 +92,7 @@ def hook(arguments: RetrainHookArguments) -> None:
     try:
         if len(arguments.words) != 2:
             raise UsageError(f"hook: expected DOMAIN and start or started, found {arguments.words}")
-        _hook(*arguments.words, read_input("-", "the document of the domain"), arguments.target)
+        _hook(*arguments.words, read_input("-", "the definition of the domain"), arguments.target)
     except HomenodeError as error:
         say(f"homenode: {error}")
 

@@ -362,7 +362,7 @@ def _check_place(path: Path) -> None:
     except OSError as error:  # a folder above it that we may not enter
         raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None
     if is_folder:
-        raise UsageError(f"{path}: expected a file to write, found a folder")
+        raise UsageError(f"{path}: expected a file to write, found a directory")
     if not has_parent:
         raise HostError(f"{path.parent}: no such directory", hint=f"mkdir -p {path.parent}")
 
@@ -405,14 +405,14 @@ def write_new_files(
     from homenode.errors import HostError, UsageError
 
     if folder == STANDARD_OUTPUT:
-        raise UsageError("-o -: several files need a folder, not standard output")
+        raise UsageError("-o -: several files need a directory, not standard output")
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder}: expected a folder, found a file")
+        raise UsageError(f"{folder}: expected a directory, found a file")
     for path in written:
         if path.exists():
             raise UsageError(
                 f"{path}: expected nothing there yet, found a file",
-                hint="name another folder; what you have edited is not overwritten",
+                hint="name another directory; what you have edited is not overwritten",
             )
     try:
         for path in written:

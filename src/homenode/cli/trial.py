@@ -202,7 +202,7 @@ def resume_trial(arguments: TrialResumeArguments) -> None:
         check_access(reaching)
     check_can_write(arguments.report)
     trial = latest(default_root(), arguments.name)
-    assert trial.head is not None, "latest leaves out what cannot be read"
+    assert trial.head is not None, "latest omits what cannot be read"
     head, journal = trial.head, TrialJournal(default_root(), trial.head.id)
     alone = domain_locked(default_root(), head.source_uuid or head.uuid)
     with alone, journal.hold() as lock:
@@ -227,7 +227,7 @@ def _order_more(head: TrialHead, state: State, journal: TrialJournal, boots: int
 def rollback_trial(arguments: TrialUndoArguments) -> None:
     """Have the VM as it was before the last trial of it."""
     trial = latest(default_root(), arguments.name)
-    assert trial.head is not None, "latest leaves out what cannot be read"
+    assert trial.head is not None, "latest omits what cannot be read"
     journal = TrialJournal(default_root(), trial.head.id)
     alone = domain_locked(default_root(), trial.head.source_uuid or trial.head.uuid)
     with alone, journal.hold():
@@ -470,7 +470,7 @@ def _show(checked: Preflight, pace: Pace, findings: Sequence[Finding], gaps: Seq
     for candidate in short:
         note(f"{candidate.layout} does not fit: {'; '.join(candidate.against)}")
     if short:
-        note("nothing was booted; leave these layouts out, or free what they need")
+        note("nothing was booted; omit these layouts, or free what they need")
         raise SystemExit(UNPLANNABLE)
 
 

@@ -106,7 +106,10 @@ def needed_layout(
     if inputs.private_memory:
         if preset.cells is GuestCells.SINGLE:
             return None
-        return FLAT, "the private memory of an encrypted guest does not follow a cell's binding"
+        return (
+            FLAT,
+            "the private memory of an encrypted guest does not follow a guest NUMA node's binding",
+        )
     if not inputs.expander_buses or preset.pcie is GuestPcie.HOST:
         return None
     has_gpus = inputs.has_gpus
@@ -116,7 +119,7 @@ def needed_layout(
         return TREE, "the memory of Grace GPUs needs NUMA nodes in the guest"
     if inputs.has_pairs:
         return TREE, (
-            "GPUs and RDMA NICs of one switch stay pairs, of which NCCL uses GPUDirect RDMA; give "
+            "GPUs and RDMA NICs of one switch stay pairs, of which NCCL uses GPUDirect RDMA; pass "
             "the guest the file of homenode nccl-topo as well"
         )
     return None
@@ -178,7 +181,7 @@ def refuse_auto(options: PlanOptions) -> None:
     """Without a host there is no answer. Raises UsageError."""
     if options.layout == AUTO:
         raise UsageError(
-            "--node-cpus: expected --layout, found none: without a host nothing can be decided",
+            "--node-cpus: needs --layout: without a host nothing can be decided",
             hint="the study's configurations are --layout A, B and C",
         )
 

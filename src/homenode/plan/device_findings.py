@@ -46,7 +46,7 @@ def device_findings(
         yield finding(
             "overcommitted",
             host.name,
-            observed=f"{request.vcpus} vCPUs share {pus} PUs, so some wait for others at any time",
+            observed=f"{request.vcpus} vCPUs share {pus} CPUs, so some wait for others at any time",
             values={"pus": pus},
         )
 
@@ -258,6 +258,6 @@ def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[Finding]:
                 "iommu-group-incomplete",
                 str(first),
                 observed=f"its IOMMU group {group} also holds {', '.join(holders[:4])}{suffix}: "
-                "VFIO refuses "
+                "VFIO rejects "
                 "the start while a driver of the host has one of these",
             )

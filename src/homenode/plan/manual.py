@@ -22,7 +22,7 @@ def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
     layout = request.layout
     if layout.pinning is Pinning.NONE:
         raise UsageError(
-            f"layout {layout.name!r} pins nothing, but PU lists were given",
+            f"layout {layout.name!r} pins nothing, but CPU lists were given",
             hint="choose a layout that pins, such as pin-numa, or leave the lists out",
         )
     pins_all = layout.pinning is Pinning.ALL_PUS
@@ -31,9 +31,10 @@ def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
     mirrored = layout.cells is GuestCells.HOST
     if mirrored and len(set(sizes)) > 1 and not request.options.unequal_cells:
         raise UsageError(
-            f"layout {layout.name!r}: expected as many PUs on each node, found "
+            f"layout {layout.name!r}: expected as many CPUs on each node, found "
             f"{' and '.join(map(str, sizes))}",
-            hint="give equal lists, or allow cells of unequal size with --allow-unequal-nodes",
+            hint="give equal lists, or allow guest NUMA nodes of unequal size with "
+            "--allow-unequal-nodes",
         )
     pins: list[CpuSet] = []
     vcpu_nodes: list[int] = []
@@ -58,7 +59,8 @@ def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
         gaps=(
             Gap(
                 "host",
-                "PU lists were given by hand: that cell i is node i, and that the PUs are there "
+                "CPU lists were given manually: that guest NUMA node i is node i, and that the "
+                "CPUs are there "
                 "and free, was not checked",
             ),
         ),
@@ -68,7 +70,7 @@ def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
 def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
     if not ranges.node_pus or not all(ranges.node_pus):
         raise UsageError(
-            "PU lists: expected at least one PU for each node, found none",
+            "CPU lists: missing CPUs of a node",
             hint="give --node-cpus once for each node, such as --node-cpus 0-27 --node-cpus 32-59",
         )
     if pins_all and len(ranges.sibling_pus) != len(ranges.node_pus):
@@ -82,16 +84,16 @@ def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
     ):
         if pins_all and len(pus) != len(siblings):
             raise UsageError(
-                f"node {number}: expected {len(pus)} siblings for PUs {pus}, found "
+                f"node {number}: expected {len(pus)} siblings for CPUs {pus}, found "
                 f"{len(siblings)} ({siblings})",
-                hint="list the sibling of each PU, in the same order",
+                hint="list the sibling of each CPU, in the same order",
             )
     seen = CpuSet()
     for pus in (*ranges.node_pus, *(ranges.sibling_pus if pins_all else ())):
         twice = seen & pus
         if twice:
             raise UsageError(
-                f"PU lists: expected each PU once, found {twice} in two lists",
+                f"CPU lists: expected each CPU once, found {twice} in two lists",
                 hint="take them out of one list",
             )
         seen |= pus
@@ -104,8 +106,8 @@ def _overlap(emulator: CpuSet, pins: list[CpuSet]) -> list[Finding]:
     return [
         finding(
             "emulator-shares-vcpus",
-            f"PUs {shared}",
-            observed="QEMU's own threads run on PUs of vCPUs",
+            f"CPUs {shared}",
+            observed="QEMU's own threads run on CPUs of vCPUs",
             case="of PU lists",
         )
     ]

@@ -125,7 +125,7 @@ def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[
             raise UsageError(
                 f"memory node {index}: its memory belongs to GPU {node.gpu or 'unknown'} and is "
                 "never given to a guest",
-                hint="leave --allow-memory-node out for this node",
+                hint="omit --allow-memory-node for this node",
             )
         if index in attached or not attached:
             continue

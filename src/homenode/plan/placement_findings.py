@@ -101,7 +101,8 @@ def placement_findings(
         yield finding(
             "unequal-cells",
             _nodes(nodes),
-            observed="no number of equal cells fits without a further package, a further node or a "
+            observed="no number of equal guest NUMA nodes fits without a further package, a "
+            "further node or a "
             "GPU away from its node",
         )
     shows = request.layout.siblings is Siblings.EXPOSED or fallback.shares
@@ -118,7 +119,7 @@ def placement_findings(
         outside = vcpu_pus - isolated
         yield finding(
             "vcpus-not-isolated",
-            f"PUs {outside}",
+            f"CPUs {outside}",
             observed=f"{len(outside)} vCPUs lie outside isolcpus and nohz_full, where the host may "
             "run too",
         )
@@ -196,7 +197,8 @@ def _away_from_home(
             yield finding(
                 "gpu-away-from-home",
                 str(gpu.bdf),
-                observed=f"its node {gpu.node} gives the VM no vCPU: no guest cell is next to it",
+                observed=f"its node {gpu.node} gives the VM no vCPU: no guest NUMA node is next "
+                f"to it",
             )
 
 
@@ -232,7 +234,7 @@ def _bound_elsewhere(request: GuestRequest, nodes: Sequence[NodeIndex]) -> Itera
         yield finding(
             "memory-bound-elsewhere",
             _nodes(without),
-            observed=f"the document binds all memory to {bound_text}, and layout "
+            observed=f"the definition binds all memory to {bound_text}, and layout "
             f"{request.layout.name} leaves that as it was: the vCPUs there have none of it near",
         )
 
@@ -280,7 +282,7 @@ def document_siblings(
         spans = _more_spans(host, other, placement)
         detail = (
             f"{request.vcpus} vCPUs run on {placement.threads_per_core} hyper-threads of each of "
-            f"{plural(cores, 'core')}, as the document shows them, {slower} than on a whole core "
+            f"{plural(cores, 'core')}, as the definition shows them, {slower} than on a whole core "
             f"each; whole cores would {' and '.join(costs)}{f', {spans}' if spans else ''}"
         )
         fix: str | None = "--siblings hidden gives each vCPU a whole core"
@@ -290,7 +292,7 @@ def document_siblings(
     elif not costs and other is not None:
         fewer = len(_cores_of(host, other))
         detail = (
-            f"each vCPU gets a whole core, {cores} in all, though the document shows "
+            f"each vCPU gets a whole core, {cores} in all, though the definition shows "
             f"{plural(fewer, 'core')} of {threads} threads: on those they would be {slower}"
         )
         spans = _more_spans(host, placement, other)

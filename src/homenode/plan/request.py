@@ -117,27 +117,28 @@ def _refuse_contradictions(layout: Layout) -> None:
         ),
         (
             layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.EXPOSED,
-            "one PU per core leaves no sibling to expose",
+            "one CPU per core leaves no sibling to expose",
             "use --pinning all-pus",
         ),
         (
             layout.pinning is Pinning.NONE and layout.cells is GuestCells.HOST,
-            "cells can only mirror host nodes where vCPUs are pinned to them",
+            "guest NUMA nodes can only mirror host nodes where vCPUs are pinned to them",
             "add --pinning one-pu-per-core",
         ),
         (
             layout.pinning is Pinning.NODE and layout.siblings is Siblings.EXPOSED,
-            "vCPUs that float over a node's PUs have no siblings to expose",
+            "vCPUs that float over a node's CPUs have no siblings to expose",
             "use --pinning all-pus, or hide the siblings",
         ),
         (
             layout.memory is MemoryBinding.BOUND_PER_CELL and layout.cells is not GuestCells.HOST,
-            "memory can only be bound per cell where cells are mirrored",
+            "memory can only be bound per guest NUMA node where guest NUMA nodes are mirrored",
             "use --memory-binding bound, or --guest-nodes host",
         ),
         (
             layout.pcie is GuestPcie.HOST and layout.cells is not GuestCells.HOST,
-            "an expander bus belongs to a cell, so PCIe can only be mirrored where cells are",
+            "an expander bus belongs to a guest NUMA node, so PCIe can only be mirrored where "
+            "guest NUMA nodes are",
             "add --guest-nodes host",
         ),
     )
@@ -189,8 +190,8 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     _refuse_same_name(guest, host)
     if options.keep_vcpus and layout.pinning is not Pinning.ALL_PUS:
         raise UsageError(
-            f"--keep-vcpus: expected a layout that pins all PUs, found {layout.name}",
-            hint="leave it out, or take an -smt layout",
+            f"--keep-vcpus: expected a layout that pins all CPUs, found {layout.name}",
+            hint="omit it, or take an -smt layout",
         )
     guest = with_mediated(guest, host)
     _check_profile(options, host)
@@ -285,7 +286,7 @@ def _check_profile(options: PlanOptions, host: Host | None) -> None:
     if profile is None:
         return
     if options.gpu_count is None:
-        raise UsageError("--gpu-profile: expected --gpus N as well, found none")
+        raise UsageError("--gpu-profile: needs --gpus N")
     parts = [
         part
         for gpu in (host.devices_of_kind(DeviceKind.GPU) if host else ())
@@ -311,8 +312,8 @@ def _check_brought(options: PlanOptions, devices: Sequence[Bdf], host: Host | No
     ):
         if is_set and options.gpu_count is None and gpus.isdisjoint(devices):
             raise UsageError(
-                f"{option}: expected GPUs that bring them, found none",
-                hint="--gpus N, or a document that has GPUs",
+                f"{option}: the VM has no GPUs",
+                hint="--gpus N, or a definition that has GPUs",
             )
     if options.with_nvswitches and options.gpu_profile is not None:
         raise UsageError(
@@ -336,7 +337,7 @@ def _housekeeping_pus(options: PlanOptions, layout: Layout, host: Host | None) -
     if options.emulator_policy is EmulatorPolicy.HOUSEKEEPING:
         if not named:
             raise UsageError(
-                "--emulator housekeeping: expected PUs that the host names, found none",
+                "--emulator housekeeping: the host has no housekeeping CPUs",
                 hint="--housekeeping-cpus 0,64, or housekeeping_pus under [reserve] of a host.toml",
             )
         if layout.pinning is Pinning.NONE:
@@ -351,7 +352,8 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
         return
     if layout.cells is not GuestCells.HOST:
         raise UsageError(
-            f"--guest-node: expected a layout with guest cells, found {layout.name}, which is flat",
+            f"--guest-node: expected a layout with guest NUMA nodes, found {layout.name}, which "
+            f"is flat",
             hint="take pin-numa or pin-numa-pci, or add --guest-nodes host",
         )
     sums = size_of_cells(cells)
@@ -366,8 +368,8 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
                 else (format_bytes(total), format_bytes(value))
             )
             raise UsageError(
-                f"{option}: expected the sum of the cells, {shown}, found {value_text}",
-                hint=f"leave {option} out: the cells say it",
+                f"{option}: expected the sum of the guest NUMA nodes, {shown}, found {value_text}",
+                hint=f"omit {option}: the guest NUMA nodes set it",
             )
     named = [node for cell in cells for node in cell.host_nodes]
     twice = sorted({node for node in named if named.count(node) > 1})
@@ -379,13 +381,14 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
     for node in named:
         if node not in node_indices:
             raise UsageError(
-                f"--guest-node: expected a node of {host.name} with PUs "
+                f"--guest-node: expected a node of {host.name} with CPUs "
                 f"({CpuSet(node_indices)}), found {node}"
             )
     if len(cells) > len(node_indices):
         raise UsageError(
-            f"--guest-node: expected at most {len(node_indices)} cells, one for each node of "
-            f"{host.name} with PUs, found {len(cells)}"
+            f"--guest-node: expected at most {len(node_indices)} guest NUMA nodes, one for each "
+            f"node of "
+            f"{host.name} with CPUs, found {len(cells)}"
         )
 
 
@@ -418,9 +421,7 @@ def _check_counts(options: PlanOptions, threads: int) -> None:
         )
     for number, cell in enumerate(options.explicit_cells):
         if not cell.vcpus or cell.memory_bytes < 1:
-            raise UsageError(
-                f"--guest-node: expected vCPUs and memory in cell {number}, found none"
-            )
+            raise UsageError(f"--guest-node: missing vCPUs and memory in cell {number}")
     cores = options.host_reserve.cores
     if cores is not None and cores < 0:
         raise UsageError(f"--host-reserve: expected 0 cores or more, found {cores}")
@@ -444,7 +445,7 @@ def _check_page_size(options: PlanOptions, guest: Vm) -> None:
         raise UsageError(
             f"--page-size: expected a size of huge pages on {guest.architecture}: {sizes}; found "
             f"{format_bytes(pages)}",
-            hint="without the option memory stays backed as the document has it",
+            hint="without the option memory stays backed as the definition has it",
         )
 
 
@@ -452,7 +453,7 @@ def _check_pus(options: PlanOptions, layout: Layout, host: Host | None) -> None:
     """PUs that the user names must be there: libvirt takes others and the VM fails to start."""
     if options.emulator_pus is not None:
         if not options.emulator_pus:
-            raise UsageError("--emulator-cpus: expected at least one PU, found none")
+            raise UsageError("--emulator-cpus: missing CPU")
         if options.emulator_policy is not EmulatorPolicy.AUTO:
             raise UsageError(
                 f"--emulator-cpus and --emulator {options.emulator_policy}: expected one of the two"
@@ -469,7 +470,7 @@ def _check_pus(options: PlanOptions, layout: Layout, host: Host | None) -> None:
     ):
         if not pus <= online:
             raise UsageError(
-                f"{option}: expected online PUs of {host.name} ({online}), found {pus - online}"
+                f"{option}: expected online CPUs of {host.name} ({online}), found {pus - online}"
             )
 
 
@@ -480,7 +481,7 @@ def _check_replaced(options: PlanOptions, host: Host | None) -> None:
     if options.reserve_defined and unshown:
         raise UsageError(
             f"--reserve-defined: the source of the host shows no VMs: {unshown[0].reason}",
-            hint="leave it out, or name a capture of the host: homenode capture -o host.tar.gz",
+            hint="omit it, or name a capture of the host: homenode capture -o host.tar.gz",
         )
     for name in options.replaces:
         if name not in names:

@@ -303,7 +303,7 @@ FACTS: tuple[VmFact, ...] = (
     VmFact(
         id="emulator",
         subject="<emulatorpin>",
-        title="emulator's PUs",
+        title="emulator's CPUs",
         values=lambda vm: of_vm(vm.emulator_pus or CpuSet()),
         fields=("emulator_pus",),
         show=_pus,
@@ -311,7 +311,7 @@ FACTS: tuple[VmFact, ...] = (
     VmFact(
         id="iothreads",
         subject="<iothreadpin>",
-        title="IOThreads' PUs",
+        title="IOThreads' CPUs",
         values=lambda vm: of_vm(vm.iothread_pins),
         fields=("iothread_pins",),
         show=lambda pins: "no pins" if not pins else _some(f"{n} -> {pus}" for n, pus in pins),

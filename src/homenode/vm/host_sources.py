@@ -51,7 +51,7 @@ def read_hosts(sources: Sequence[str], progress: Progress = lambda done, total: 
     """
     if not sources:
         raise UsageError(
-            "a pool: expected hosts, found none",
+            "a pool has no hosts",
             hint="a directory of captures, NAME*COUNT (hgx-h100*40), qemu+ssh://HOST/system",
         )
     unread: list[Gap] = []
@@ -90,7 +90,7 @@ def _entries(source: str, unread: list[Gap]) -> list[tuple[str, str | None]]:
         unread.append(_unread(source, of_os(error, source, "a directory").message))
         return []
     if not paths:
-        unread.append(Gap(source, "expected captures or host.toml files, found none"))
+        unread.append(Gap(source, "missing captures or host.toml files"))
     return [(str(path), _plain_name(path.name)) for path in paths]
 
 

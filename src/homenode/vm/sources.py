@@ -28,7 +28,7 @@ _HEAD_CHARACTERS = 4096
 _ARCHIVE_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
 _TAR_MAGIC_AT = 257
 _KINDS = (
-    "a capture or a tree of /sys (folder or tar), an hwloc XML, the output of lspci -vvv, "
+    "a capture or a tree of /sys (directory or tar), an hwloc XML, the output of lspci -vvv, "
     "numactl -H, lscpu -e or nvidia-smi topo -m, a host.toml, a homenode.host JSON, or a shipped "
     "host's name"
 )
@@ -100,7 +100,7 @@ def _holds_files(source: str, path: Path) -> tuple[bool, bool]:
         is_archive = is_archive or (path.is_file() and _is_archive(path))
         exists = path.exists()
     except (OSError, ValueError) as error:  # too long a name, a NUL in it, no permission
-        raise of_os(error, source, "a file or folder that can be read") from None
+        raise of_os(error, source, "a file or directory that can be read") from None
     return is_archive, exists
 
 
@@ -133,7 +133,7 @@ def host_of_text(text: str, name: str) -> Host:
     if start.startswith("<"):
         if "<domain" in start[:_HEAD_CHARACTERS] and "<topology" not in start[:_HEAD_CHARACTERS]:
             raise InputError(
-                f"{name}: expected a host, found the domain document of a VM",
+                f"{name}: expected a host, found the domain XML of a VM",
                 hint="homenode plan VM.xml --host SOURCE plans it on a host",
             )
         from homenode.machine.discover.hwloc import host_from_hwloc

@@ -102,7 +102,7 @@ def copy_findings(
                 f"GPU {path.device.bdf}",
                 expected=f"at most {path.expected.with_rate()}",
                 observed=f"{gigabytes(rate)} measured",
-                source="the figure of --h2d, or of the copy that ran",
+                source="the result of --h2d, or of the copy that ran",
             )
         elif rate < _SOUND * path.expected.bytes_per_s:
             yield _slow(path.device.bdf, rate, path.expected)
@@ -120,5 +120,5 @@ def _slow(gpu: Bdf, rate: float, expected: LinkRate) -> Finding:
         f"{', '.join(fit.as_generation for fit in fits) or 'no link at all'}{not_one}",
         severity=Severity.WARNING,
         values={"share": f"{(1 - rate / expected.bytes_per_s) * 100:.0f}"},
-        source="the figure of --h2d, or of the copy that ran",
+        source="the result of --h2d, or of the copy that ran",
     )

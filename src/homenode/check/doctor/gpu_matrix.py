@@ -42,7 +42,7 @@ def describe_matrix(matrix: TopoMatrix) -> str | None:
         matrix.links[row][other] == "SYS" and first.nodes and first.nodes == second.nodes
         for (row, first), (other, second) in combinations(_gpus(matrix), 2)
     )
-    hint = "; SYS stands between GPUs of one node too, so it says nothing about nodes"
+    hint = "; SYS stands between GPUs of one node too, so it shows nothing about nodes"
     return f"{places}, by NUMA Affinity{hint if is_no_hint else ''}"
 
 

@@ -46,8 +46,8 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
     if offline and host.settings.smt_control == "on":
         yield finding(
             "pus-offline",
-            f"PUs {offline}",
-            expected="every PU online: SMT is on",
+            f"CPUs {offline}",
+            expected="every CPU online: SMT is on",
             observed="offline",
             values={"pus": offline},
             source="/sys/devices/system/cpu/offline",
@@ -80,7 +80,7 @@ def _unequal(host: Host) -> Iterator[Finding]:
     ]
     for name, subject_noun, rows, share, shown, source in (
         ("node-memory-unequal", "node", memory, _UNEQUAL, format_bytes, _FIRMWARE),
-        ("llc-unequal", "LLC of PU", caches, 1, format_bytes, f"{_CPU}/cache"),
+        ("llc-unequal", "LLC of CPU", caches, 1, format_bytes, f"{_CPU}/cache"),
         ("clock-unequal", "package", clocks, 1, _megahertz, f"{_CPU}/cpufreq/cpuinfo_max_freq"),
     ):
         for count in sorted({pus for pus, *_ in rows}):
@@ -89,7 +89,7 @@ def _unequal(host: Host) -> Iterator[Finding]:
             first = min(index for _, index in peers)  # what the kernel keeps, it takes there
             shares = {first: share}
             if less := [i for size, i in peers if size < shares.get(i, max(share, 0.98)) * largest]:
-                expected, observed = f"{shown(largest)}, as others with as many PUs", shown(least)
+                expected, observed = f"{shown(largest)}, as others with as many CPUs", shown(least)
                 yield finding(
                     name, f"{subject_noun} {number_list(less)}", expected, observed, source
                 )
@@ -205,7 +205,7 @@ def _governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
     if "powersave" in governors and not _DRIVERS_WITH_OWN_CLOCK.issuperset(drivers):
         yield finding(
             "governor-powersave",
-            f"cpufreq of PUs {slow}" if slow else "cpufreq",
+            f"cpufreq of CPUs {slow}" if slow else "cpufreq",
             expected="a governor that follows the load",
             observed=f"powersave with driver {', '.join(drivers)}: the lowest clock always",
             source="Documentation/admin-guide/pm/cpufreq.rst",
@@ -213,9 +213,9 @@ def _governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
     elif mixed:
         yield finding(
             "governor-mixed",
-            f"cpufreq of PUs {ours or mixed}",
-            expected="one governor for all vCPUs" if ours else "performance, as most PUs",
-            observed=f"{', '.join(governors)}; PUs {mixed} differ",
+            f"cpufreq of CPUs {ours or mixed}",
+            expected="one governor for all vCPUs" if ours else "performance, as most CPUs",
+            observed=f"{', '.join(governors)}; CPUs {mixed} differ",
             values={"pus": ours or mixed},
             severity=Severity.INFO if ours else None,
             source=_SYSFS,
@@ -230,7 +230,7 @@ def _find_capped(host: Host, facts: Vm | None) -> Iterator[Finding]:
         if pus and policy.hardware_khz is not None and policy.limit_khz < policy.hardware_khz:
             yield finding(
                 "frequency-capped",
-                f"cpufreq of PUs {pus}",
+                f"cpufreq of CPUs {pus}",
                 expected=f"{_megahertz(policy.hardware_khz)} at most, as the hardware can",
                 observed=_megahertz(policy.limit_khz),
                 values={"share": f"{(1 - policy.limit_khz / policy.hardware_khz) * 100:.0f}"},
@@ -258,7 +258,7 @@ def _idle(host: Host, facts: Vm) -> Iterator[Finding]:
         return
     yield finding(
         "idle-deep",
-        f"cpuidle of PUs {deep}",
+        f"cpuidle of CPUs {deep}",
         expected=f"idle states that end within {_SLOW_WAKE_US} µs",
         observed=f"up to {latency} µs",
         values={"pus": deep},

@@ -123,7 +123,7 @@ def _finding(
         observed += "GT/s at most: no load raises this link"
     elif idle is not None:
         kind = "pcie-link-idle"
-        lanes = f"; look at the lanes as well: {current.width} of {capable.width}"
+        lanes = f"; check the lanes as well: {current.width} of {capable.width}"
         observed += f"; {idle}{lanes if is_narrow else ''}"
     elif sharers:
         kind, severity = "pcie-link-narrow", Severity.INFO
@@ -199,7 +199,7 @@ def _low_targets(
                     "pcie-target-low",
                     f"GPU {path.device.bdf}",
                     expected=f"a target of {current.gt_per_s:g} GT/s, which the link has",
-                    observed=f"Link Control 2 says {target:g} GT/s at most",
+                    observed=f"Link Control 2 is set to {target:g} GT/s at most",
                     severity=Severity.INFO,
                     case="fast link",
                     values={"device": link.lower.bdf},
@@ -258,7 +258,7 @@ def _idle_reason(
         if power is not None and power.startswith("D3"):
             return f"{path.device.bdf} sleeps ({power})"
         if state is not None and state[1:].isdecimal() and int(state[1:]) >= 5:
-            return f"nvidia-smi says {state}: idle"
+            return f"nvidia-smi shows {state}: idle"
     if current.gt_per_s > IDLE_SPEED:
         return None
     state_of_load = "a load ran, but not on it" if busy else "the load is unknown"
@@ -355,7 +355,7 @@ def silent_device_findings(host: Host) -> Iterator[Finding]:
             "device-silent",
             f"{JUDGED.get(device.kind, 'port')} {device.bdf}",
             expected="configuration space that answers",
-            observed="ones only: lspci says rev ff and unknown header type 7f",
+            observed="ones only: lspci shows rev ff and unknown header type 7f",
             source=f"{host.name}: lspci -vvv; PCIe 6.0, 2.3.2 (reads that no one answers are "
             "all ones)",
             devices=(device.bdf,),

@@ -192,12 +192,12 @@ def _find_smt_off(facts: Vm, host: Host) -> Iterator[Finding]:
     words = (host.settings.kernel_command_line or "").split()
     by = next((w for w in words if w.partition("=")[0] in ("nosmt", "mitigations")), None)
     reason = f" (command line: {by})" if by is not None and "nosmt" in by else ""
-    request = f"threads='{threads}' in <topology>" if threads > 1 else f"pins on PUs {asleep}"
+    request = f"threads='{threads}' in <topology>" if threads > 1 else f"pins on CPUs {asleep}"
     yield finding(
         "smt-off",
         "<topology>" if threads > 1 else "<vcpupin>",
         expected="SMT that is on, or a guest without siblings",
-        observed=f"{request}, and SMT control says {host.settings.smt_control}{reason}",
+        observed=f"{request}, and SMT control is {host.settings.smt_control}{reason}",
         source=_CONTROL,
     )
 
@@ -222,7 +222,7 @@ def _emulator_on_siblings(facts: Vm, host: Host) -> Iterator[Finding]:
             "emulator-on-sibling",
             "<emulatorpin>",
             expected="a core without vCPUs",
-            observed=f"PUs {emulator}, siblings of vCPUs, while PUs {free} have none",
+            observed=f"CPUs {emulator}, siblings of vCPUs, while CPUs {free} have none",
         )
 
 
@@ -264,13 +264,13 @@ def _ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
     if not ticking or offloaded is None:
         return
     callbacks = ticking - offloaded
-    text = f"PUs {ticking} are not in nohz_full="
+    text = f"CPUs {ticking} are not in nohz_full="
     if callbacks:
-        text += f", and PUs {callbacks} not in rcu_nocbs="
+        text += f", and CPUs {callbacks} not in rcu_nocbs="
     yield finding(
         "isolated-with-tick",
-        f"vCPUs on isolated PUs {ours}",
-        expected="isolated PUs without the scheduler's tick and RCU callbacks",
+        f"vCPUs on isolated CPUs {ours}",
+        expected="isolated CPUs without the scheduler's tick and RCU callbacks",
         observed=text,
         values={"pus": ours},
         source=_ISOLATED,
@@ -287,7 +287,7 @@ def _siblings(ours: CpuSet, isolated: CpuSet, pinned: CpuSet, host: Host) -> Ite
     if open_siblings:
         yield finding(
             "sibling-not-isolated",
-            f"vCPUs on isolated PUs {ours}",
+            f"vCPUs on isolated CPUs {ours}",
             expected="cores of which all siblings are isolated",
             observed=f"siblings {open_siblings}, on which the host runs whatever it likes",
             source=_ISOLATED,
@@ -342,8 +342,8 @@ def _host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
         pus = CpuSet(pu for _, interrupt in loud for pu in interrupt.pus)
         yield finding(
             "irq-on-isolated",
-            f"PUs {pus}",
-            expected="isolated PUs that handle no interrupts of the host's devices",
+            f"CPUs {pus}",
+            expected="isolated CPUs that handle no interrupts of the host's devices",
             observed=_interrupts_text(loud),
             values={"pus": free},
             source=_INTERRUPTS,
@@ -352,7 +352,7 @@ def _host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
         pus = CpuSet(pu for _, interrupt in on_vcpus for pu in interrupt.pus)
         yield finding(
             "irqbalance-on-vcpus",
-            f"PUs {pus}",
+            f"CPUs {pus}",
             expected="interrupts of the host's devices next to the vCPUs",
             observed=f"irqbalance runs, and {_interrupts_text(on_vcpus)}",
             values={"pus": ours},
@@ -362,7 +362,7 @@ def _host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
 
 def _interrupts_text(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
     texts = (
-        f"IRQ {interrupt.number} of {device.bdf} ({device.driver}) on PU {interrupt.pus}"
+        f"IRQ {interrupt.number} of {device.bdf} ({device.driver}) on CPU {interrupt.pus}"
         for device, interrupt in interrupts
     )
     return first_few(texts, _MOST_NAMED)
@@ -386,8 +386,8 @@ def _vm_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
             yield finding(
                 "irq-far",
                 f"device {device.bdf}",
-                expected=f"interrupts handled in the vCPUs' package (PUs {near_pus})",
-                observed=f"IRQs {numbers} on PUs {pus}",
+                expected=f"interrupts handled in the vCPUs' package (CPUs {near_pus})",
+                observed=f"IRQs {numbers} on CPUs {pus}",
                 values={"device": device.bdf, "pus": near_pus - ours or near_pus},
                 source=_INTERRUPTS,
             )

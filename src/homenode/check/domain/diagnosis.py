@@ -98,11 +98,11 @@ def domain_checked(facts: Vm, host: Host) -> list[str]:
         f"{facts.name} on {host.name}"
         if host.pus
         else f"{facts.source}: references, devices and limits of {facts.name}; "
-        f"{host.name} gives no PUs to hold its pins against"
+        f"{host.name} gives no CPUs to hold its pins against"
     ]
     pus = facts.pinned_pus
     if floats(facts) and host.pus:
-        lines[0] += f"; its vCPUs float over PUs {pus}, node {nodes_of(pus, host)}"
+        lines[0] += f"; its vCPUs float over CPUs {pus}, node {nodes_of(pus, host)}"
     devices = passed_devices(facts, host)
     if devices:
         lines.append(describe_limits(limits(facts, devices), len(devices)))

@@ -25,7 +25,7 @@ def pins_alone(facts: Vm) -> Iterator[Finding]:
             "unpinned",
             vcpus_text(floating),
             expected="pins",
-            observed="none: each vCPU may run on any PU",
+            observed="none: each vCPU may run on any CPU",
             severity=Severity.INFO,
         )
     owners: dict[int, list[int]] = {}
@@ -37,16 +37,16 @@ def pins_alone(facts: Vm) -> Iterator[Finding]:
             yield finding(
                 "pu-shared",
                 vcpus_text(CpuSet(vcpus)),
-                expected="a PU for each",
-                observed=f"all on PU {pu}",
+                expected="a CPU for each",
+                observed=f"all on CPU {pu}",
             )
     single = CpuSet(owners)
     if facts.emulator_pus and not facts.emulator_pus.isdisjoint(single) and facts.is_pinned:
         yield finding(
             "emulator-on-vcpu",
             "<emulatorpin>",
-            expected="PUs without vCPUs",
-            observed=f"PU {facts.emulator_pus & single}, where vCPUs run too",
+            expected="CPUs without vCPUs",
+            observed=f"CPU {facts.emulator_pus & single}, where vCPUs also run",
         )
 
 
@@ -65,10 +65,10 @@ def _enough(facts: Vm, host: Host) -> Iterator[Finding]:
     online = len(host.online_pus)
     started, pins = facts.vcpus_online, facts.pinned_pus
     if 0 < online < started:
-        limit = f"at most the {online} PUs of {host.name}"
+        limit = f"at most the {online} CPUs of {host.name}"
         yield finding("vcpus-above-pus", f"{started} vCPUs", limit, str(started))
     elif floats(facts) and len(pins) < started:
-        limit = f"at most the {len(pins)} PUs that they may run on ({pins})"
+        limit = f"at most the {len(pins)} CPUs that they may run on ({pins})"
         yield finding("vcpus-above-pus", f"{started} vCPUs", limit, str(started), case="pins")
 
 
@@ -96,22 +96,22 @@ def _existence(facts: Vm, host: Host) -> Iterator[Finding]:
             yield finding(
                 "pin-of-no-pu",
                 who,
-                expected=f"PUs of {host.name}: {present}",
-                observed=f"PU {pin - present}, which is not there",
+                expected=f"CPUs of {host.name}: {present}",
+                observed=f"CPU {pin - present}, which is not there",
             )
         elif pin.isdisjoint(online):
             yield finding(
                 "pin-of-offline-pu",
                 who,
-                expected="a PU that is online",
-                observed=f"PU {pin}, which is offline",
+                expected="a CPU that is online",
+                observed=f"CPU {pin}, which is offline",
             )
         elif not pin <= online:
             yield finding(
                 "pin-of-offline-pu",
                 who,
-                expected="PUs that are all online",
-                observed=f"PU {pin - online} of {pin}, which is offline",
+                expected="CPUs that are all online",
+                observed=f"CPU {pin - online} of {pin}, which is offline",
                 severity=Severity.WARNING,
                 case="some of a pin",
                 values={"pu": (pin - online).first()},
@@ -120,8 +120,8 @@ def _existence(facts: Vm, host: Host) -> Iterator[Finding]:
             yield finding(
                 "pin-of-disallowed-pu",
                 who,
-                expected="a PU that the cgroup allows",
-                observed=f"PU {pin}, which it does not",
+                expected="a CPU that the cgroup allows",
+                observed=f"CPU {pin}, which it does not",
             )
 
 
@@ -139,7 +139,7 @@ def _cores(facts: Vm, host: Host) -> Iterator[Finding]:
                 "core-shared",
                 vcpus_text(CpuSet(on_it)),
                 expected="a core for each: the guest is shown no siblings",
-                observed=f"core {core.id.core} of package {core.id.package} (PUs {core.pus}) "
+                observed=f"core {core.id.core} of package {core.id.package} (CPUs {core.pus}) "
                 "has them all",
             )
 
@@ -163,8 +163,8 @@ def _cells_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
             yield finding(
                 "pin-off-node",
                 f"cell {cell.id}, {vcpus_text(CpuSet(far))}",
-                expected=f"PUs of node {cell.nodes} ({near_pus}), where the cell's memory is",
-                observed=f"PUs {pins}",
+                expected=f"CPUs of node {cell.nodes} ({near_pus}), where the cell's memory is",
+                observed=f"CPUs {pins}",
             )
 
 
@@ -191,8 +191,8 @@ def _helpers_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
             yield finding(
                 "pin-off-node",
                 subject,
-                expected=f"PUs of node {nodes} ({near_pus}), where {place}",
-                observed=f"PUs {pus} of node {nodes_of(pus, host)}",
+                expected=f"CPUs of node {nodes} ({near_pus}), where {place}",
+                observed=f"CPUs {pus} of node {nodes_of(pus, host)}",
                 severity=Severity.INFO if subject == "<emulatorpin>" else None,
                 case="threads of QEMU",
             )
@@ -210,7 +210,7 @@ def _other_vms(facts: Vm, host: Host) -> Iterator[Finding]:
             pus = CpuSet(pu for core in both for pu in core.pus)
             yield finding(
                 "core-taken",
-                f"PUs {pus}",
+                f"CPUs {pus}",
                 expected="cores without other VMs",
                 observed=f"vCPUs of {neighbour(domain)}",
                 severity=severity_of_neighbour(domain),
@@ -375,8 +375,8 @@ def _helpers(facts: Vm) -> Iterator[Finding]:
             yield finding(
                 "iothread-on-vcpu",
                 f"IOThread {number}",
-                expected="PUs without vCPUs",
-                observed=f"only PUs {pin}, where vCPUs run",
+                expected="CPUs without vCPUs",
+                observed=f"only CPUs {pin}, where vCPUs run",
             )
     single = all(pin is None or len(pin) <= 2 for pin in facts.vcpu_pins)
     if facts.emulator_pus is None and single:
@@ -384,7 +384,7 @@ def _helpers(facts: Vm) -> Iterator[Finding]:
             "emulator-floats",
             "<emulatorpin>",
             expected="a pin, as the vCPUs have",
-            observed="none: QEMU's own threads run anywhere, on the vCPUs' PUs too",
+            observed="none: QEMU's own threads run anywhere, also on the vCPUs' CPUs",
         )
 
 
@@ -400,22 +400,22 @@ def _isolation(facts: Vm, host: Host) -> Iterator[Finding]:
         yield finding(
             "floats-on-isolated",
             f"vCPUs {floating}",
-            expected="one PU for each vCPU where PUs are isolated",
-            observed=f"sets of isolated PUs ({isolated}), over which the kernel balances nothing",
+            expected="one CPU for each vCPU if CPUs are isolated",
+            observed=f"sets of isolated CPUs ({isolated}), over which the kernel balances nothing",
         )
     emulator = facts.emulator_pus
     if emulator is not None and len(emulator & isolated) > 1:
         yield finding(
             "emulator-on-isolated",
             "<emulatorpin>",
-            expected="PUs that are not isolated",
-            observed=f"isolated PUs {emulator & isolated}",
+            expected="CPUs that are not isolated",
+            observed=f"isolated CPUs {emulator & isolated}",
         )
     pus = facts.pinned_pus
     if pus and pus.isdisjoint(isolated) and len(isolated) >= ceil(len(pus) / 2):
         yield finding(
             "isolated-unused",
             "vCPUs",
-            expected=f"isolated PUs {isolated}",
-            observed=f"pins on other PUs: {pus}",
+            expected=f"isolated CPUs {isolated}",
+            observed=f"pins on other CPUs: {pus}",
         )

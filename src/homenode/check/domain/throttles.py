@@ -55,8 +55,8 @@ def _slow(subject: str, share: float, element: str) -> Finding:
     return finding(
         "cpu-quota",
         subject,
-        expected="all time of their PUs",
-        observed=f"{share:.0%} of a PU, by {element}",
+        expected="all time of their CPUs",
+        observed=f"{share:.0%} of a CPU, by {element}",
     )
 
 

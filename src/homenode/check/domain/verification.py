@@ -79,7 +79,8 @@ def _record(facts: Vm, host: Host) -> Iterator[Finding]:
     yield finding(
         "tuned-for-other-host",
         facts.name,
-        expected=f"a document tuned for host {host.name} (topology {host_fingerprint(host)[:12]})",
+        expected=f"a definition tuned for host {host.name} (topology "
+        f"{host_fingerprint(host)[:12]})",
         observed=f"one tuned for another (topology {planned_for[:12]}){unread}",
         severity=Severity.INCONCLUSIVE if unread else None,
     )
@@ -112,7 +113,7 @@ def schema_findings(errors: Sequence[SchemaError], parsed: ParseResult | None) -
         allowed = "what libvirt's domain.rng allows"
         return finding("schema", subject, allowed, observed, case=case, severity=severity)
 
-    document_name = "the document"
+    document_name = "the definition"
     if not errors:
         if parsed is not None and parsed.refusal is not None:
             yield departs(document_name, parsed.refusal, "refused")
@@ -120,7 +121,7 @@ def schema_findings(errors: Sequence[SchemaError], parsed: ParseResult | None) -
         for error in errors[:8]:
             yield departs(f"line {error.line}", error.message, None)
     elif parsed.refusal is not None:
-        yield departs(document_name, parsed.refusal, "libvirt refuses the definition")
+        yield departs(document_name, parsed.refusal, "libvirt rejects the definition")
     elif parsed.dropped:
         for path in parsed.dropped[:8]:
             parent, _, name = path.rpartition("/")
@@ -262,7 +263,7 @@ def _difference(
         # The facts name every controller, this only the first one in the way.
         path = "/domain/devices/controller" if step is edit_controllers else "/domain"
         tag = path.rpartition("/")[2]
-        return [(path, tag, "a document that takes the plan")], [(path, tag, error.message)]
+        return [(path, tag, "a definition that takes the plan")], [(path, tag, error.message)]
     if after.text == document.text:
         return [], []
     before, later = Counter(_parts(document.root, "")), Counter(_parts(after.root, ""))

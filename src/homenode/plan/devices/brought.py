@@ -213,7 +213,7 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         if not sizes:
             detail = "the host shows no NVSwitch on its PCI bus"
             hint = (
-                "leave --with-nvswitches out; boards from B200 on have bridge devices in their "
+                "omit --with-nvswitches; boards from B200 on have bridge devices in their "
                 "place, functions of a ConnectX-7: name these with --device"
             )
         else:
@@ -225,7 +225,7 @@ class CompanionDevices(Struct, frozen=True, dict=True):
             if users:
                 detail += f"; in use: {', '.join(users[:8])}"
             hint = (
-                f"ask for --gpus {size}, or leave --with-nvswitches out: Fabric Manager outside "
+                f"request --gpus {size}, or omit --with-nvswitches: Fabric Manager outside "
                 "the VM joins fewer GPUs as one of its partitions"
             )
         raise Unplannable(

@@ -100,7 +100,7 @@ class DeviceOptions(Struct, frozen=True, dict=True):
         for bdf in devices:
             if bdf in self.without_node:
                 yield Gap(
-                    f"{bdf} node", "the firmware gives none, so placement does not consider it"
+                    f"{bdf} node", "the firmware reports none, so placement does not consider it"
                 )
 
     def least_lost(self, sure: int, tied: Sequence[tuple[int, int]]) -> "GpuChoice":

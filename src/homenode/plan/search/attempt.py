@@ -295,9 +295,9 @@ class Attempt:
     def _host_gaps(self) -> Iterator[Gap]:
         host = self.host
         if host.distances is None and len(host.nodes) > 1:
-            yield Gap("distances between nodes", "the host gives none: 10 and 20 were assumed")
+            yield Gap("distances between nodes", "the host reports none: 10 and 20 were assumed")
         if self.free.nodes and not host.llcs:
-            yield Gap("LLCs", "the host gives none, so cores were not kept within one")
+            yield Gap("LLCs", "the host reports none, so cores were not kept within one")
         for node, memory in self.search.memory_on(self.fallback).items():
             if memory.pages is None:
                 yield Gap(f"node {node} memory", "unknown, so it was assumed to suffice")

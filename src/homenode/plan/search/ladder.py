@@ -81,20 +81,20 @@ def check_layout(layout: Layout, policy: Policy) -> None:
     if layout.siblings is Siblings.EXPOSED and not pins_all:
         raise UsageError(
             f"layout {layout.name!r}: siblings are exposed, but pinning is {layout.pinning}",
-            hint="pin all PUs, or hide the siblings",
+            hint="pin all CPUs, or hide the siblings",
         )
     if policy is Policy.MEMORY_FIRST and layout.pinning is Pinning.ONE_PER_CORE:
         raise UsageError(
             f"policy memory-first leaves cores uncounted, but layout {layout.name!r} needs a core "
             "for each vCPU",
-            hint="take a layout that pins all PUs, such as pin-numa-smt with --keep-vcpus, or the "
+            hint="take a layout that pins all CPUs, such as pin-numa-smt with --keep-vcpus, or the "
             "policy cores-first",
         )
     bound = layout.memory is MemoryBinding.BOUND_PER_CELL
     if bound and layout.cells is GuestCells.SINGLE:
         raise UsageError(
-            f"layout {layout.name!r}: memory is bound per cell, but the guest is flat",
-            hint="mirror the cells, or bind the memory as a whole",
+            f"layout {layout.name!r}: memory is bound per guest NUMA node, but the guest is flat",
+            hint="mirror the guest NUMA nodes, or bind the memory as a whole",
         )
 
 

@@ -102,12 +102,12 @@ def whole_host(attempt: Attempt) -> Rejection:
             "search",
             (),
             "no set of nodes that holds the VM was found before the search ended; there may be one",
-            "ask for fewer vCPUs or GPUs, allow fewer nodes with --max-nodes, or take --layout "
+            "request fewer vCPUs or GPUs, allow fewer nodes with --max-nodes, or take --layout "
             "pin-numa, which needs no expander buses",
         )
     if request.options.explicit_cells:
-        detail = "no nodes hold the cells as they are given"
-        return Rejection("cells", (), detail, "leave node= out, or make the cells smaller")
+        detail = "no nodes hold the guest NUMA nodes as they are given"
+        return Rejection("cells", (), detail, "omit node=, or make the guest NUMA nodes smaller")
     indices = tuple(supply.cores.index for supply in problem.supplies)
     memory = memory_text(request)
     total = sum(supply.groups for supply in problem.supplies)
@@ -151,7 +151,8 @@ def whole_host(attempt: Attempt) -> Rejection:
         return Rejection(
             "expander-buses",
             indices,
-            "the devices lie next to more cells than pcie.0 has free slots for expander buses "
+            "the devices lie next to more guest NUMA nodes than pcie.0 has free slots for "
+            "expander buses "
             f"({slots.free})",
             "pass fewer devices, allow fewer nodes with --max-nodes, or take --layout pin-numa, "
             "which leaves the PCI tree as it was",

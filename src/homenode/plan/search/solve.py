@@ -88,7 +88,7 @@ def _prefer_equal(problem: SearchProblem, uneven: "_Search") -> Solution | None:
         preferred = equal.solution()
         return preferred if is_sure or preferred is None else replace(preferred, optimal=None)
     solution = uneven.solution()
-    assert solution is not None, "the nodes of equal cells hold the VM"
+    assert solution is not None, "the nodes of equal guest NUMA nodes hold the VM"
 
     def runners_up() -> tuple[Candidate, ...]:
         equal_candidate = (

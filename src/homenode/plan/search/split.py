@@ -90,7 +90,7 @@ def splits_of_cells(
     for home in node_of_cell.values():
         if home not in number:
             raise UsageError(
-                f"--guest-node node={home}: expected a node with PUs "
+                f"--guest-node node={home}: expected a node with CPUs "
                 f"({', '.join(map(str, number))})"
             )
     pages = [-(-cell.memory_bytes // page_bytes) for cell in cells]

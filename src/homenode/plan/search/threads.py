@@ -142,7 +142,7 @@ def _off_nodes(free: FreeCpus, emulator: CpuSet, nodes: Sequence[int]) -> tuple[
         finding(
             "emulator-off-memory-node",
             f"node {CpuSet(without)}",
-            observed="QEMU's own threads may run on no PU there, and they allocate that node's "
+            observed="QEMU's own threads may run on no CPU there, and they allocate that node's "
             "huge pages: "
             'libvirt 9.0 and newer may fail to start the VM ("Setting CPU affinity failed")',
         ),
@@ -157,9 +157,9 @@ def _next_to_vcpus(
         pus = CpuSet.from_bits(siblings[0])
         return pus, (_on_siblings(pus),)
     if not vcpu_pus.bits & free.isolated.bits:
-        shares = "no PU is left for QEMU's own threads, so they run on those of vCPUs"
-        return vcpu_pus, (finding("emulator-shares-vcpus", f"PUs {vcpu_pus}", observed=shares),)
-    unpinned = "every PU that is left is isolated, so QEMU's own threads are not pinned"
+        shares = "no CPU is left for QEMU's own threads, so they run on those of vCPUs"
+        return vcpu_pus, (finding("emulator-shares-vcpus", f"CPUs {vcpu_pus}", observed=shares),)
+    unpinned = "every CPU that is left is isolated, so QEMU's own threads are not pinned"
     return None, (finding("emulator-not-pinned", "emulator", observed=unpinned),)
 
 
@@ -208,6 +208,6 @@ def _free_siblings(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> li
 def _on_siblings(pus: CpuSet) -> Finding:
     return finding(
         "emulator-on-siblings",
-        f"PUs {pus}",
+        f"CPUs {pus}",
         observed="no core without vCPUs is free, so QEMU's own threads share a core with a vCPU",
     )

@@ -188,13 +188,13 @@ def _pcie(host: Host | None, request: GuestRequest, placement: Placement) -> Mir
         return None
     if request.layout.cells is GuestCells.SINGLE:
         raise UsageError(
-            f"layout {request.layout.name}: expected guest cells with mirrored PCIe, found a "
-            "flat guest; an expander bus belongs to a cell",
-            hint="mirror the cells too, as pin-numa-pci does",
+            f"layout {request.layout.name}: expected guest NUMA nodes with mirrored PCIe, found a "
+            "flat guest; an expander bus belongs to a guest NUMA node",
+            hint="mirror the guest NUMA nodes too, as pin-numa-pci does",
         )
     if host is None:
         raise UsageError(
-            f"layout {request.layout.name}: expected a host, found none; the PCI tree that it "
+            f"layout {request.layout.name}: needs a host; the PCI tree that it "
             "mirrors is the host's",
             hint="name the host with --host, or choose pin, pin-numa or pin-numa-smt",
         )
@@ -349,7 +349,7 @@ def _shared_cores(
     return (
         finding(
             "vcpus-share-cores",
-            f"PUs {pus & CpuSet.from_bits(reduce(or_, shared))}",
+            f"CPUs {pus & CpuSet.from_bits(reduce(or_, shared))}",
             observed=f"{vcpus} vCPUs have no whole core each: {sharing}. Under full load these are "
             "40 to 75 % slower than on whole cores (published for VMs that XAPI packs onto one "
             "node)",

@@ -101,7 +101,7 @@ def _topology(
         }
         if None not in packages and len(packages) < len(cells) == topology.sockets:
             sentences.append(
-                f"Each of {len(cells)} guest cells is a socket, although the host has them on "
+                f"Each of {len(cells)} guest NUMA nodes is a socket, although the host has them on "
                 f"{plural(len(packages), 'package')}."
             )
     if topology.threads > 1:

@@ -148,7 +148,8 @@ def page_size(host: Host | None, request: GuestRequest, gaps: list[Gap]) -> int 
     gaps.append(
         Gap(
             "default huge page size",
-            f"the document names none and no default_hugepagesz= is known: {format_bytes(assumed)} "
+            f"the definition names none and no default_hugepagesz= is known: "
+            f"{format_bytes(assumed)} "
             "assumed",
         )
     )
@@ -197,7 +198,7 @@ def split_memory(memory_bytes: int, granule: int, vcpu_counts: tuple[int, ...]) 
             enough += 1
         raise InputError(
             f"memory of {format_bytes(memory_bytes)}: expected a page of {format_bytes(granule)} "
-            f"in each of {len(vcpu_counts)} guest cells, found {pages} pages in all",
+            f"in each of {len(vcpu_counts)} guest NUMA nodes, found {pages} pages in all",
             hint=f"use smaller pages, or at least {format_bytes(granule * enough)} of memory",
         )
     return tuple(share * granule for share in shares)
@@ -209,7 +210,7 @@ def _given_memory(
     """Sizes that the placement or the user gives cell by cell: whole granules, exact in sum."""
     if len(sizes) != cells or sum(sizes) != request.memory_bytes:
         raise InputError(
-            f"memory of the guest cells: expected {cells} sizes that come to "
+            f"memory of the guest NUMA nodes: expected {cells} sizes that come to "
             f"{format_bytes(request.memory_bytes)}, found {', '.join(map(format_bytes, sizes))}"
         )
     for cell, size in enumerate(sizes):
@@ -268,7 +269,7 @@ def guest_distances(
     if host is None or len(nodes) < 2:
         return ()
     if host.distances is None:
-        gaps.append(Gap("guest distances", "the host gives no SLIT: the guest is shown none"))
+        gaps.append(Gap("guest distances", "the host reports no SLIT: the guest is shown none"))
         return ()
     position = {node.index: i for i, node in enumerate(host.nodes)}
     rows: list[tuple[int, ...]] = []

@@ -81,13 +81,14 @@ def cell_counts(request: GuestRequest, placement: Placement) -> tuple[int, ...]:
         # Cells without pins: nothing says which vCPU belongs where, so the counts are even.
         if cells == 0 or total % cells:
             raise InputError(
-                f"{total} vCPUs on {cells} guest cells: expected equal cells where vCPUs are "
+                f"{total} vCPUs on {cells} guest NUMA nodes: expected equal guest NUMA nodes "
+                f"where vCPUs are "
                 f"not pinned",
-                hint="pin the vCPUs, or choose a number of vCPUs that the cells divide",
+                hint="pin the vCPUs, or choose a number of vCPUs that the guest NUMA nodes divide",
             )
         return (total // cells,) * cells
     if any(a > b for a, b in pairwise(placement.vcpu_nodes)):
-        raise InputError("vCPUs of one guest cell must be neighbours: expected node by node")
+        raise InputError("vCPUs of one guest NUMA node must be neighbours: expected node by node")
     counts = tuple(placement.vcpu_nodes.count(i) for i in range(cells))
     if 0 in counts:
         raise InputError(
@@ -120,7 +121,7 @@ def without_online(cells: Sequence[CpuSet], offline: CpuSet) -> Iterator[Finding
                 "cell-without-online-vcpu",
                 f"guest cell {cell}",
                 observed=f"none of its vCPUs {vcpus} is online at the start: until one is, the "
-                "cell's memory and devices are remote to every CPU of the guest",
+                "guest NUMA node's memory and devices are remote to every CPU of the guest",
                 values={"cells": len(cells)},
             )
 
@@ -352,7 +353,7 @@ def _sockets_of_cells(
         reason += "of the vCPUs that are online at the start"
     note = finding(
         "sockets-exceed-cells",
-        f"{sockets} sockets for {len(counts)} guest cells",
+        f"{sockets} sockets for {len(counts)} guest NUMA nodes",
         observed=f"{subject} {reason}; licences and some operating systems limit sockets",
         severity=Severity.INFO if in_turns and sockets <= 4 * len(counts) else Severity.WARNING,
         case="in turns" if in_turns else None,

@@ -395,8 +395,7 @@ class _PcieBuild:
             raise Unplannable(
                 f"PCI bus numbers: expected {BUS_COUNT} to suffice, of which pcie.0 has "
                 f"{root_buses}; found a need for {root_buses - lowest} more ({shown})",
-                hint="pass fewer devices, ask for fewer --spare-ports, or use --pci-granularity "
-                "cell",
+                hint="pass fewer devices, reduce --spare-ports, or use --pci-granularity cell",
             )
         starts = sorted([*numbers.values(), *(span.start for span in foreign), BUS_COUNT])
         result = []
@@ -459,8 +458,8 @@ class _PcieBuild:
     def _root_slot(self) -> int:
         if not self._root_slots:
             raise Unplannable(
-                "pcie.0: expected a free slot for an expander bus, found none",
-                hint="move devices of the document behind root ports",
+                "pcie.0: no free slot for an expander bus",
+                hint="move devices of the definition behind root ports",
             )
         return self._root_slots.pop(0)
 
@@ -471,8 +470,8 @@ class _PcieBuild:
             added = len(self.controllers) - documented + 1
             raise Unplannable(
                 f"PCI controllers: expected indices up to {LARGEST_INDEX}, found a need for "
-                f"{index} ({documented} in the document, {added} to add)",
-                hint="pass fewer devices, ask for fewer --spare-ports, or start from a document "
+                f"{index} ({documented} in the definition, {added} to add)",
+                hint="pass fewer devices, reduce --spare-ports, or start from a definition "
                 "with fewer PCI controllers",
             )
         at = GuestAddress(0, parent, slot, 0)

@@ -58,7 +58,8 @@ def on_nearest_cells(
         finding(
             "device-on-nearest-cell",
             f"{count} device{'' if count == 1 else 's'}",
-            observed=f"their host nodes have no cell, so each hangs on the nearest one: {places}",
+            observed=f"their host nodes have no guest NUMA node, so each hangs on the nearest "
+            f"one: {places}",
         ),
     )
 
@@ -85,7 +86,8 @@ def cells_without_bus(cells: int, with_bus: Iterable[int]) -> tuple[Finding, ...
         finding(
             "cells-without-bus",
             f"guest cells {without}",
-            observed=f"pcie.0 has no slots for {cells} expander buses, so cells without devices "
+            observed=f"pcie.0 has no slots for {cells} expander buses, so guest NUMA nodes "
+            f"without devices "
             "have none: "
             "a device that is plugged in later has no port there",
         ),
@@ -105,7 +107,7 @@ def find_placeless_devices(
             continue
         node = by_bdf[bdf].node
         place = (
-            f"stays on the expander bus of cell {cell_of[bdf]}, where the document has it"
+            f"stays on the expander bus of cell {cell_of[bdf]}, where the definition has it"
             if bdf in cell_of
             else "stays on pcie.0, so the guest sees no NUMA node for it"
         )
@@ -154,7 +156,7 @@ def unguarded_ports(
         finding(
             "empty-ports-unguarded",
             f"{len(empty)} empty ports",
-            observed="the document has not been defined yet: libvirt will give them to devices "
+            observed="the definition has not been defined yet: libvirt will give them to devices "
             "that have no "
             "PCI address, a virtual NIC or disk, say",
         ),

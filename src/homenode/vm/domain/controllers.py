@@ -89,7 +89,7 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
                 f"{'' if controller.existing else 'free for '}{controller.model} at "
                 f"{controller.address}, "
                 f"found {'none' if present is None else f'{present.model} at {present.address}'}",
-                hint="plan again for this document",
+                hint="plan again for this definition",
             )
     document = _adjust(document, adjusted)
     if not missing:

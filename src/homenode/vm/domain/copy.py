@@ -50,7 +50,7 @@ def copy_domain(xml: bytes, name: str, source: str = "domain") -> bytes:
     if name == original:
         raise InputError(
             f"{source}: expected another name for the copy, found {name!r}, the original's",
-            hint="choose another --name, or leave it out to change the domain itself",
+            hint="choose another --name, or omit it to change the domain itself",
         )
     for step in (_identity, _firmware, _devices):
         document = apply(document, step(document, original, name))
@@ -229,7 +229,7 @@ def new_domain(
     if architecture not in _MACHINES:
         raise InputError(
             f"a new VM: expected a host of {' or '.join(sorted(_MACHINES))}, found {architecture}",
-            hint="give a domain document: virsh dumpxml --inactive NAME > VM.xml",
+            hint="give a domain XML: virsh dumpxml --inactive NAME > VM.xml",
         )
     machine, features = _MACHINES[architecture]
     memory, unit = format_size(-(-memory_bytes // KIB) * KIB, ("GiB", "MiB"))
@@ -278,7 +278,7 @@ def with_overlays(xml: bytes, path_of_target: Mapping[str, str], source: str) ->
     for element in _writable(document):
         path = path_of_target[_target(document, element)]
         under = element.child("source")
-        assert under is not None, "_writable leaves out disks without one"
+        assert under is not None, "_writable omits disks without one"
         edits += set_attribute(document, element, "type", "file")
         edits += set_attributes(document, under, {"dev": None, "file": path})
         driver = element.child("driver")
@@ -306,7 +306,8 @@ def _refuse_folders(document: Document) -> None:
     for folder in document.root.all("devices/filesystem"):
         if folder.child("readonly") is None and folder.get("type") != "ram":
             raise InputError(
-                f"{document.source}:{folder.line}: expected no folder of the host's that the guest "
+                f"{document.source}:{folder.line}: expected no directory of the host's that the "
+                f"guest "
                 "may write, found a <filesystem>: a copy would write the same one",
                 hint="--in-place works on the VM itself; or make it <readonly/>",
             )

@@ -123,7 +123,7 @@ def _with_topoext(document: Document) -> Document:
     cpu = document.root.child("cpu")
     if cpu is None or (cpu.get("mode") in (None, "custom") and cpu.child("model") is None):
         raise InputError(
-            f"{document.source}: expected a <cpu> with a mode or a model for topoext, found none",
+            f"{document.source}: missing <cpu> with a mode or a model for topoext",
             hint="add <cpu mode='host-passthrough'/> to the domain",
         )
     if read_topoext(document):
@@ -185,7 +185,7 @@ def read_vcpus(document: Document) -> tuple[int, int]:
     element = document.root.child("vcpu")
     if element is None:
         raise InputError(
-            f"{document.source}: expected <vcpu> with the number of vCPUs, found none",
+            f"{document.source}: missing <vcpu> with the number of vCPUs",
             hint="libvirt would take 1; say how many the VM has: <vcpu>8</vcpu>",
         )
     vcpus = decimal(element, element.text, "the number of vCPUs")
@@ -218,7 +218,7 @@ def edit_vcpus(document: Document, plan: Plan) -> Document:
     `current` and <vcpus> belong to the old count: they are removed when it changes.
     """
     element = document.root.child("vcpu")
-    assert element is not None, "read_guest refuses a domain without <vcpu>"
+    assert element is not None, "read_guest rejects a domain without <vcpu>"
     vcpus, _ = read_vcpus(document)
     edits = []
     values: dict[str, str | None] = {"cpuset": None}
@@ -339,7 +339,7 @@ def _planned_pins(document: Document, plan: Plan) -> dict[Key, CpuSet]:
         raise InputError(
             f"{document.source}: expected {len(plan.iothread_pus)} IOThreads as in the plan, "
             f"found {len(threads)}",
-            hint="plan again for this document",
+            hint="plan again for this definition",
         )
     pairs = zip(threads, plan.iothread_pus, strict=False)
     return planned | {("iothreadpin", thread): pus for thread, pus in pairs if pus}

@@ -169,23 +169,25 @@ def parse_document(xml: bytes, source: str) -> Document:
     """
     if len(xml) > MAX_BYTES:
         raise InputError(
-            f"{source}: expected a domain document of at most {MAX_BYTES} bytes, found {len(xml)}",
+            f"{source}: expected a domain XML of at most {MAX_BYTES} bytes, found {len(xml)}",
             hint="libvirt itself takes no larger one; is this the right file?",
         )
     if not xml.strip():
-        raise ParseError(source, "a domain document", "nothing", hint="try: virsh dumpxml NAME")
+        raise ParseError(source, "a domain XML", "nothing", hint="try: virsh dumpxml NAME")
     codec, mark = _encoding(xml, source)
     try:
         text = xml[len(mark) :].decode(codec if codec != "utf-16" else _utf16(mark))
     except UnicodeDecodeError as error:
         raise ParseError(
-            source, f"text in {codec}, as the document says", f"byte {error.start}: {error.reason}"
+            source,
+            f"text in {codec}, as the definition says",
+            f"byte {error.start}: {error.reason}",
         ) from None
     document = _index(text.encode("utf-8", "surrogatepass"), source, codec, mark)
     if document.to_bytes() != xml:
         raise InputError(
             f"{source}: expected an encoding that reads and writes alike, found {codec}",
-            hint="convert the document to UTF-8",
+            hint="convert the definition to UTF-8",
         )
     return document
 
@@ -211,9 +213,9 @@ def _encoding(xml: bytes, source: str) -> tuple[str, bytes]:
     if name not in _CODECS or name == "utf-16":
         raise ParseError(
             source,
-            "a document in UTF-8, UTF-16 with its mark, ISO 8859 or Windows 1252",
+            "a definition in UTF-8, UTF-16 with its mark, ISO 8859 or Windows 1252",
             label,
-            hint="convert the document to UTF-8",
+            hint="convert the definition to UTF-8",
         )
     return name, b""
 
@@ -242,7 +244,7 @@ class _Builder:
     def doctype(self, name: str, *_: object) -> None:
         raise InputError(
             f"{self.source}:{self.parser.CurrentLineNumber}: expected no DOCTYPE, found "
-            f"{name[:60]!r}; entities and external references are refused",
+            f"{name[:60]!r}; entities and external references are rejected",
             hint="remove the DOCTYPE",
         )
 
@@ -347,7 +349,7 @@ def _index(text: bytes, source: str, codec: str, mark: bytes) -> Document:
             line=error.lineno,
             hint="virt-xml-validate or xmllint shows the place",
         ) from None
-    assert builder.root is not None, "expat refuses a document without an element"
+    assert builder.root is not None, "expat rejects a definition without an element"
     return Document(text, builder.root, source, codec, mark)
 
 

@@ -40,7 +40,7 @@ def read_memory(document: Document) -> int:
     element = document.root.child("memory")
     if element is None:
         raise InputError(
-            f"{document.source}: expected <memory> with the VM's memory, found none",
+            f"{document.source}: missing <memory> with the VM's memory",
             hint="<memory unit='GiB'>64</memory>",
         )
     size = size_of(element)

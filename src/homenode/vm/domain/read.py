@@ -71,7 +71,7 @@ def open_domain(xml: bytes, source: str) -> Document:
         raise InputError(
             f"{source}:{root.line}: expected a domain of QEMU (type kvm or qemu), found one of "
             f"{hypervisor} (type {(root.get('type') or '').strip()})",
-            hint="plan a document of type kvm of that size, and copy its pins by hand",
+            hint="plan a definition of type kvm of that size, and copy its pins manually",
         )
     for row in ROWS:
         several = root.all(row.path) if row.once else ()

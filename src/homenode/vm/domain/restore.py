@@ -147,7 +147,7 @@ def _kept_original(saved: SavedOriginal, content: bytes) -> bytes | None:
         if _sum(content) in (sums.tuned, sums.before) and _sum(saved_content) == sums.original:
             return saved_content  # planned again in place: the original is the first one
     raise InputError(
-        f"{saved.original} is the original of another document",
+        f"{saved.original} is the original of another definition",
         hint=command_line("homenode", "restore", saved.output) + " first, or choose another -o",
     )
 
@@ -175,7 +175,7 @@ def _read_record(saved: SavedOriginal) -> _Sums:
     if not saved.record.exists() or not saved.original.exists():
         raise InputError(
             f"{saved.output} has no saved original: {saved.original.name} and {saved.record.name}",
-            hint="only a document that homenode wrote with -o can be restored",
+            hint="only a definition that homenode wrote with -o can be restored",
         )
     sums: dict[str, str] = {}
     before = None

@@ -43,11 +43,11 @@ def rewrite_by(steps: tuple[Step, ...], xml: bytes, plan: Plan, source: str) -> 
     if broken:
         suffix = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
         raise InputError(
-            f"{source}: expected a document that holds together with the plan in it, found "
+            f"{source}: expected a definition that holds together with the plan in it, found "
             f"{broken[0].fact}{suffix}",
             hint=_WAYS_OUT.get(
                 broken[0].id,
-                "plan again for this document, or start from the original with homenode restore",
+                "plan again for this definition, or start from the original with homenode restore",
             ),
         )
     return document.to_bytes()

@@ -74,11 +74,12 @@ def refuse_new_errors(before: bytes, after: bytes, libvirt: Version | None = Non
     if libvirt is not None and installed is not None and libvirt > installed:
         return Gap(
             "domain.rng",
-            f"the document is for libvirt {_text(libvirt)}; the schema of the installed "
+            f"the definition is for libvirt {_text(libvirt)}; the schema of the installed "
             f"{_text(installed)} says {errors[0].message}",
         )
     raise HomenodeError(
-        f"the tuned document, line {errors[0].line}: libvirt's schema says {errors[0].message}",
+        f"the tuned definition, line {errors[0].line}: libvirt's schema reports "
+        f"{errors[0].message}",
         hint="update libvirt, or choose another --layout; nothing was written",
     )
 
@@ -154,7 +155,7 @@ def parsed_by_libvirt(document: Document) -> ParseResult | None:
         return ParseResult(" ".join(complaints)[:400] or "no reason given", ())
     if not dump:
         return None
-    printed = parse_document(done.stdout.encode(), "libvirt's document")
+    printed = parse_document(done.stdout.encode(), "libvirt's definition")
     printed_names = set(_names(printed.root))
     lost = (name for name in _names(document.root) if name not in printed_names)
     return ParseResult(None, tuple(dict.fromkeys(lost)))

@@ -119,5 +119,5 @@ def parse_pins(text: str, kind: str) -> tuple[LivePin, ...]:
             pus = CpuSet.parse(row["pus"], f"virsh {kind} pins")
             pins.append(LivePin(kind, int(row["number"] or 0), pus))
         elif line.strip() and not _PIN_HEAD.search(line):
-            raise ParseError(f"virsh {kind} pins", "a number and PUs", line)
+            raise ParseError(f"virsh {kind} pins", "a number and CPUs", line)
     return tuple(pins)

@@ -72,8 +72,8 @@ def render(plan: Plan, guest: Vm, host: Host | None, original: bytes, source: st
     ]
     if new:
         raise HomenodeError(
-            f"{source}: the tuned document would contradict itself: {new[0].fact}",
-            hint="nothing was written; this is a defect of homenode: please send it the document",
+            f"{source}: the tuned definition would contradict itself: {new[0].fact}",
+            hint="nothing was written; this is a defect of homenode: please send it the definition",
         )
     return Rendering(after, (), (*document_findings(original, after, plan, source), *limits))
 

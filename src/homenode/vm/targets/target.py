@@ -62,16 +62,16 @@ class Feature(StrEnum):
         )
         return feature
 
-    VCPU_PINS = "vcpu-pins", "each vCPU on its own PUs", lambda p: p.vcpu_pins, "pins"
+    VCPU_PINS = "vcpu-pins", "each vCPU on its own CPUs", lambda p: p.vcpu_pins, "pins"
     EMULATOR_PINS = (
         "emulator-pins",
-        "the emulator's threads on their PUs",
+        "the emulator's threads on their CPUs",
         lambda p: p.vm.emulator_pus is not None,
         "emulator",
     )
     IOTHREAD_PINS = (
         "iothread-pins",
-        "IOThreads on their PUs",
+        "IOThreads on their CPUs",
         lambda p: any(p.iothread_pus),
         "iothreads",
     )

@@ -104,7 +104,7 @@ def _refuse(writing: Writing[Conf]) -> None:
         )
     if any("memory" in word for word in conf.values.get("hotplug", "").split(",")):
         raise InputError(
-            f"{source}: expected no memory hotplug: Proxmox refuses it next to numaN lines",
+            f"{source}: expected no memory hotplug: Proxmox rejects it next to numaN lines",
             hint="take memory out of hotplug:",
         )
     if plan.vm.page_bytes not in (None, 0, 2 * MIB, GIB):
@@ -125,7 +125,7 @@ def _refuse(writing: Writing[Conf]) -> None:
             hint="choose a layout with a cell per node, or plan without --page-size",
         )
     if any(cell.memory_bytes and not cell.vcpus for cell in plan.cells):
-        raise InputError("proxmox: expected vCPUs in every guest cell with memory, found none")
+        raise InputError("proxmox: a guest NUMA node with memory has no vCPUs")
 
 
 def _read_head(conf: Conf) -> Mapping[str, Any]:
@@ -443,13 +443,13 @@ ROWS = (
     Row(
         says={
             Feature.VCPU_PINS: indirect(
-                "`affinity` is one set of PUs for all threads; the hook script pins each vCPU",
-                "without the hook script vCPUs float over the VM's PUs",
+                "`affinity` is one set of CPUs for all threads; the hook script pins each vCPU",
+                "without the hook script vCPUs float over the VM's CPUs",
                 (7, 2, 7),
             ),
             Feature.EMULATOR_PINS: indirect(
                 "by the hook script after the start",
-                "without it QEMU's threads run on the vCPUs' PUs",
+                "without it QEMU's threads run on the vCPUs' CPUs",
             ),
         },
         read=_read_pins,

@@ -189,13 +189,13 @@ def read_records(
     none or holds no record, and where none is of a job asked for.
     """
     if not folder.is_dir():
-        raise InputError(f"{folder}: expected a folder of records (*.rec), found none")
+        raise InputError(f"{folder}: expected a directory of records (*.rec), found none")
     paths = sorted(path for path in folder.rglob("*.rec") if path.is_file())
     if not paths:
         next(folder.iterdir(), None)  # a folder that cannot be read is not an empty one
         raise NotKnownError(
             f"{folder}: expected records (*.rec), found none",
-            hint="they are in done/ of the hooks' folder on each node: `homenode slurm audit "
+            hint="they are in done/ of the hooks' directory on each node: `homenode slurm audit "
             "--hooks DIR` writes the hooks",
         )
     if len(paths) > MAX_RECORDS:

@@ -1,6 +1,7 @@
 """Every command answers as JSON, but those that write a file or run for hours."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -16,7 +17,7 @@ from homenode.cli.trial import TrialStatus
 from homenode.errors import UsageError
 from homenode.findings import Finding, Gap
 from tests.apply_documents import NAME, ORIGINAL
-from tests.command_line import be_host, every_command, has_room, homenode
+from tests.command_line import be_host, every_command, has_cluster, has_room, homenode
 from tests.doc_pages import read_page
 from tests.measure.test_import import STUDY
 from tests.virsh_stand_in import UUID, StandIn
@@ -63,6 +64,60 @@ def _json(kind: str, *words: str | Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["format"] == f"homenode.{kind}/1"
     return found
+
+
+VM = "demo/gpu-vm.xml"
+RUNS = "demo/published/h200"
+PRINTED = {
+    "show --host hgx-h100": 0,
+    f"plan {VM} --host hgx-h100 --gpus 1 --vcpus 4 --memory 8GiB": 0,
+    f"plan {VM} --host hgx-h100 --vcpus 9999": 4,
+    f"apply {VM} --host hgx-h100 --gpus 1 --dry-run": 0,
+    f"apply {VM} --host hgx-h100 --vcpus 9999 --dry-run": 4,
+    f"apply {UUID} --host {HOST[1]} --vcpus 9999 --dry-run": 4,
+    f"verify {VM} --host hgx-h100": 1,
+    "doctor --host hgx-h100": 0,
+    "doctor --host rtx5090-epyc7702": 1,
+    "doctor --pool small-2n8c-2gpu": 5,
+    "trial status": 0,
+    f"compare {RUNS}/default {RUNS}/pin-numa": 0,
+    f"report {RUNS}": 0,
+    "pool show --pool hgx-h100*2": 0,
+    f"pool place {VM} --pool hgx-h100*2 --gpus 1": 0,
+    f"pool place {VM} --pool hgx-h100*2 --gpus 99": 4,
+    "list hosts": 0,
+    "list layouts": 0,
+    "list findings": 0,
+}
+"""What answers, with its exit code. The tests of slurm, kubevirt, nccl-topo, bench, import and
+doctor retrain read their JSON where their input is made."""
+
+
+@pytest.mark.parametrize("line", PRINTED)
+def test_json_is_alone_on_standard_output(line: str, daemon: StandIn) -> None:
+    if line.startswith("pool") and not has_cluster():
+        pytest.skip("homenode.cluster is not there")
+    answer = homenode(*line.split(), "--json", env={"FORCE_COLOR": "1"}, whole=True)
+    assert answer.exit_code == PRINTED[line], answer.output
+    json.loads(answer.stdout)
+    assert "\x1b" not in answer.stdout and answer.stdout.endswith("\n")
+
+
+@pytest.mark.parametrize("line", ["show --host no-such", "plan no-such.xml", "compare no-such"])
+def test_an_error_prints_no_json(line: str) -> None:
+    answer = homenode(*line.split(), "--json", whole=True)
+    assert (answer.exit_code, answer.stdout) == (2, "") and answer.stderr
+
+
+def test_no_color_on_a_terminal_prints_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.command_line._Stream.isatty", lambda self: True)
+    words = ("doctor", "--host", "rtx5090-epyc7702")
+    styles = [
+        set(re.findall(r"\x1b\[([0-9;]+)m", homenode(*words, env=environment).stdout))
+        for environment in ({"TERM": "xterm"}, {"TERM": "xterm", "NO_COLOR": "1"})
+    ]
+    coloured = [{style for style in found if re.search("[3-49][0-7]", style)} for found in styles]
+    assert coloured[0] and not coloured[1]
 
 
 def test_apply_says_what_it_would_do_and_what_it_did(daemon: StandIn) -> None:

@@ -1,7 +1,18 @@
 """README's pictures and the page of records are what the code makes today."""
 
+import re
 from pathlib import Path
 
+from homenode.errors import (
+    DONE,
+    EXIT_CODES,
+    FINDINGS,
+    HOST,
+    INTERRUPTED,
+    NOT_KNOWN,
+    UNPLANNABLE,
+    USAGE,
+)
 from tests import record_page
 from tests.doc_pages import ROOT
 from tests.doc_pictures import IMAGES, pictures
@@ -22,3 +33,14 @@ def test_the_page_of_records_says_what_fields_mean() -> None:
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
     silent = [row[0] for row in rows if len(row) < 4 and row[0].strip("`") not in listed]
     assert len(rows) > 400 and len(silent) < 12, silent
+
+
+def test_the_page_of_compatibility_has_every_exit_code() -> None:
+    page = (ROOT / "docs/reference/compatibility.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\d+)` \| ([^|]+) \|", page, re.MULTILINE)
+    promised = (DONE, FINDINGS, USAGE, HOST, UNPLANNABLE, NOT_KNOWN, INTERRUPTED)
+    assert promised == (0, 1, 2, 3, 4, 5, 130)
+    assert {int(code): meaning for code, meaning in rows} == {
+        **EXIT_CODES,
+        INTERRUPTED: "interrupted",
+    }

@@ -139,6 +139,7 @@ def apply(arguments: ApplyArguments) -> None:
                 arguments.results,
                 show=None if is_quiet else screens.append,
                 full=arguments.explain,
+                as_json=arguments.json,
             )
             tuned = tuple(tuning.document for tuning in tunings)
         changes = tuple(
@@ -204,7 +205,7 @@ def _apply_to_file(arguments: ApplyArguments) -> None:
         quiet=arguments.quiet or arguments.json,
         force=arguments.force,
     )
-    tuning = run(planned, confirm)
+    tuning = run(planned, confirm, as_json=arguments.json)
     if arguments.json:
         rewritten = AppliedDomain(
             name=str(path), uuid=None, changed=True, original=f"{path}.orig", plan=None
@@ -239,6 +240,7 @@ def tuned_together(
     *,
     show: Callable[[Doc], object] | None = None,
     full: bool = False,
+    as_json: bool = False,
 ) -> tuple[PlannedFile, ...]:
     """Plan VMs by name on one host, or exit. show: called with each explanation."""
     # Where they run already, their own pins do not count as allocated.
@@ -257,7 +259,7 @@ def tuned_together(
     try:
         tunings = plan_several(requests, machine)
     except Unplannable as error:
-        say_why_not(error, command="apply")
+        say_why_not(error, as_json=as_json, command="apply")
         raise SystemExit(error.exit_code) from None
     for name, tuning in zip(originals, tunings, strict=True):
         gap = refuse_new_errors(tuning.original, tuning.document, tuning.libvirt)

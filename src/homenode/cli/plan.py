@@ -69,12 +69,15 @@ def plan(arguments: PlanArguments) -> None:
 
 
 def run(
-    arguments: PlanArguments, agreed: Callable[[PlannedFile], bool] | None = None
+    arguments: PlanArguments,
+    agreed: Callable[[PlannedFile], bool] | None = None,
+    *,
+    as_json: bool = False,
 ) -> PlannedFile:
     """Plan, write and print. Nothing is written unless everything before succeeded.
 
     agreed: called when all is printed, before anything is written; without it files are written
-    first, so that whoever stops reading the output has them.
+    first, so that whoever stops reading the output has them. as_json: how a refusal is printed.
     """
     if arguments.manual.sibling_pus and not arguments.manual.node_pus:
         raise UsageError("missing option --node-cpus: --sibling-cpus needs it")
@@ -84,7 +87,7 @@ def run(
     try:
         planned, reasons = _plan(source, arguments)
     except Unplannable as error:
-        say_why_not(error, as_json=arguments.json)
+        say_why_not(error, as_json=arguments.json or as_json)
         raise SystemExit(error.exit_code) from None
     lines = _write(planned, source, arguments) if agreed is None else []
     _print(planned, reasons, source, arguments, has_next=agreed is None)

@@ -45,7 +45,7 @@ from homenode.formats import encode
 from homenode.machine.topology import Host, refuse_unshown
 from homenode.plan.auto import resolve_layout
 from homenode.plan.pipeline import plan_file
-from homenode.plan.stored import encode_plan
+from homenode.plan.stored import encode_plan, encode_refusal
 from homenode.safe.input_files import read_input
 from homenode.show.explain import explain_sections
 from homenode.show.plan_text import plan_parts
@@ -108,6 +108,9 @@ def place(arguments: PoolPlaceArguments) -> None:
         except Unplannable as refusal:  # hosts that are alike differ in less than 1 GiB
             note(f"{ranked.entry.name}: {refusal.message}")
     if best is None or tuning is None:
+        refusals = [hosts.refusal for hosts in ranking.refusing if hosts.refusal is not None]
+        if arguments.json and refusals:
+            print_json(encode_refusal(refusals[0]))
         error_console().print(no_place_text(guest.name, ranking.refusing))
         _note_unread(named)
         raise SystemExit(UNPLANNABLE)

@@ -48,6 +48,7 @@ class RefusingHosts(Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     reason: str  # of the first of them
     hint: str | None
+    refusal: Unplannable | None = None  # of the first of them
 
 
 class PoolRanking(Struct, frozen=True, kw_only=True):
@@ -91,6 +92,7 @@ def rank_hosts(
             names=tuple(names),
             reason=first.message if (nearest := _nearest(first)) is None else nearest.detail,
             hint=first.hint,
+            refusal=first if isinstance(first, Unplannable) else None,
         )
         for names, first in refusals.values()
     ]

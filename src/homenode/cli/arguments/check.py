@@ -76,8 +76,8 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
     Nothing is changed. The exit code is 1 where something is critical or a warning.
 
     Options:
-      files: Files of VMs and of the host, in any order; names of domains of this machine; - for a
-        VM on standard input. Default: only the host.
+      files: Names of this machine's VMs, files of VMs and of the host, in any order; - for a VM on
+        standard input. Default: only the host.
       h2d: A measured host-to-device rate, of one GPU or of all; may be repeated.
       known_width: A slot that is wired narrower than its port; may be repeated.
       under_load: Read links while a copy runs: nvbandwidth, rocm-bandwidth-test, or homenode's own

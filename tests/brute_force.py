@@ -124,12 +124,13 @@ out what is near or far.
 """
 
 
-def _evenly(order: tuple[str, ...]) -> tuple[str, ...]:
+def _evenly(order: tuple[str, ...], sockets: bool) -> tuple[str, ...]:
     """The order where vCPUs are shared out evenly: that comes after what the set of nodes decides,
     and before what the devices are next to."""
     order = tuple(name for name in order if name != "unevenness")
     place = next(i for i, name in enumerate(order) if name in ("device_distance", *_LAST))
-    return (*order[:place], "unevenness", *order[place:])
+    few = ("guest_sockets",) if sockets else ()
+    return (*order[:place], *few, "unevenness", *order[place:])
 
 
 _PAIRS = {"H": ((1, 3), (2, 4), (5, 7), (6, 8)), "B": ((1, 2), (3, 4), (5, 6), (7, 8))}
@@ -355,7 +356,11 @@ class _Step:
         first = ("vcpus_beyond_cores",) if self.shares else ()
         self.order = (*first, *ORDER[request.options.policy, layout.pcie is GuestPcie.HOST])
         if not request.options.unequal_cells and not self.shares:
-            self.order = _evenly(self.order)
+            # A cell is whole sockets; Intel guests of KVM may have cells that share one.
+            intel = host.cpu.vendor == "GenuineIntel" and request.guest.domain_type == "kvm"
+            idle = request.keep_vcpus and request.vcpus % fallback.threads
+            counts = self.mirrored and not (fallback.mixed or intel or self.counts_pus or idle)
+            self.order = _evenly(self.order, counts)
         self.others = _others(host, request)
         self.known: dict[tuple[object, ...], object] = {}
         self.fixed = [device for device in host.pci_devices if device.bdf in set(request.devices)]
@@ -931,7 +936,9 @@ class _Step:
                 max(0, -(-self.pages * n // self.groups) - self.pools[node])
                 for node, n in zip(nodes, split, strict=True)
             )
+        largest = max(n for n in range(1, self.groups + 1) if all(part % n == 0 for part in split))
         return {
+            "guest_sockets": sum(part // largest for part in split),
             "unisolated_cores": sum(one[0] for one in drawn),
             "llcs_spanned": sum(one[1] for one in drawn),
             "pages_to_reserve": short,

@@ -91,7 +91,7 @@ def test_the_plan_page_names_every_term_of_the_cost() -> None:
     names = {
         name
         for policy in Policy
-        for part in order(policy, shows_pcie=True, even_splits=True)
+        for part in order(policy, shows_pcie=True, even_splits=True, counts_sockets=True)
         for name in part
     }
     assert names <= page("docs/reference/formats/plan.md").words_in_code()

@@ -182,8 +182,9 @@ def nps4_distances() -> tuple[tuple[int, ...], ...]:
         ((1, 1, 3, 3, 5, 5, 7, 7), 2, 4, (1,), (4,)),
         # Three GPUs of nodes with two and one: both at home on two nodes of one socket.
         ((0, 0, 1, 6), 3, 6, (0, 1), (3, 3)),
-        # Fourteen vCPUs on nodes of six cores: three unequal cells rather than seven equal ones.
-        ((), 0, 14, (0, 1, 2), (5, 5, 4)),
+        # Fourteen vCPUs on nodes of six cores: three unequal cells rather than seven equal ones, in
+        # seven sockets of two cores rather than fourteen of one.
+        ((), 0, 14, (0, 1, 2), (6, 4, 4)),
     ],
 )
 def test_cells_lie_next_to_gpus(
@@ -201,8 +202,12 @@ def test_cells_lie_next_to_gpus(
 @pytest.mark.parametrize(
     ("homes", "cores", "vendor", "count", "vcpus", "nodes", "split"),
     [
-        # A pair of GPUs on each node: no third node for the sake of three equal cells.
-        ((0, 0, 1, 1, 2, 2, 3, 3), 16, "AuthenticAMD", 3, 21, (0, 1), (11, 10)),
+        # A pair of GPUs on each node: no third node for the sake of three equal cells, and a
+        # socket of seven for each GPU rather than 21 sockets of one core.
+        ((0, 0, 1, 1, 2, 2, 3, 3), 16, "AuthenticAMD", 3, 21, (0, 1), (14, 7)),
+        ((0, 0, 1, 1, 2, 2, 3, 3), 16, "GenuineIntel", 3, 21, (0, 1), (11, 10)),
+        # Nodes of 24 cores: seven sockets of eight cores rather than 56 of one.
+        ((0, 1, 2), 24, "AuthenticAMD", 3, 56, (0, 1, 2), (24, 16, 16)),
         # Nothing divides 23 vCPUs.
         ((0, 0, 1, 1, 2, 2, 3, 3), 16, "AuthenticAMD", 3, 23, (0, 1), (12, 11)),
         # Where each GPU is on a node of its own, equal cells cost no node without one.
@@ -210,10 +215,10 @@ def test_cells_lie_next_to_gpus(
         # SNC4: six nodes of fourteen cores, of which none gets five.
         ((1, 3, 5, 7), 14, "GenuineIntel", 3, 75, (0, 1, 2, 3, 4, 5), (13, 13, 12, 13, 12, 12)),
         # Two sockets as in Lassen's nodes.
-        ((0, 0, 4, 4), 6, "IBM", 3, 9, (0, 4), (5, 4)),
+        ((0, 0, 4, 4), 6, "IBM", 3, 9, (0, 4), (6, 3)),
     ],
 )
-def test_cells_that_cannot_be_equal_are_as_even_as_few_nodes_allow(
+def test_cells_that_cannot_be_equal_are_as_even_as_few_sockets_and_nodes_allow(
     homes: tuple[int, ...],
     cores: int,
     vendor: str,
@@ -284,7 +289,8 @@ def test_14_vcpus_on_nodes_with_6_free_cores_take_3_nodes_of_one_socket(layout: 
     host = structs.replace(host, domains=(pinned_domain(str(busy)),))
     placement = place(host, small_request(14, 64 * GIB, layout=layout))
     assert placement.nodes in ((0, 1, 2), (4, 5, 6))
-    assert sorted(groups(placement)) == [4, 5, 5]
+    # Cells of an AMD guest are whole sockets: seven of two cores rather than fourteen of one.
+    assert sorted(groups(placement)) == ([4, 5, 5] if layout == "pin" else [4, 4, 6])
 
 
 # VMs without GPUs leave the GPUs' nodes to others.

@@ -1,4 +1,8 @@
-"""CellSplits: the splits of a VM over nodes whose cells are most alike."""
+"""CellSplits: the splits of a VM over nodes whose cells are most alike.
+
+Where no cell may share a socket with another, a socket has as many cores as divide each cell: cells
+of 11 and 10 make 21 sockets of one core, cells of 14 and 7 three of seven.
+"""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -6,10 +10,11 @@ from typing import NamedTuple
 
 
 class GroupRange(NamedTuple):
-    """At least and at most so many groups on a node."""
+    """At least and at most so many groups on a node, in steps of so many."""
 
     lowest: int
     highest: int
+    step: int = 1
 
 
 class CellSplits(NamedTuple):
@@ -20,25 +25,39 @@ class CellSplits(NamedTuple):
     ranges: tuple[GroupRange, ...]
 
 
-def least_uneven(limits: Sequence[int], groups: int) -> CellSplits:
+def least_uneven(limits: Sequence[int], groups: int, *, whole_sockets: bool) -> CellSplits:
     """The least uneven splits over nodes that hold so many groups each, together as many as the
-    groups at least: all nodes filled to one level, as far as they go.
+    groups at least: all nodes filled to one level, as far as they go. whole_sockets: of those that
+    make the fewest sockets, in steps of one.
 
-    >>> [tuple(one) for one in least_uneven((16, 4, 16), 21).ranges]
-    [(8, 9), (4, 4), (8, 9)]
+    >>> [tuple(one) for one in least_uneven((16, 4, 16), 21, whole_sockets=False).ranges]
+    [(8, 9, 1), (4, 4, 1), (8, 9, 1)]
+    >>> [tuple(one) for one in least_uneven((24, 16, 24), 56, whole_sockets=True).ranges]
+    [(16, 24, 8), (16, 16, 8), (16, 24, 8)]
     """
+    step = _largest_socket(limits, groups) if whole_sockets else 1
+    limits, groups = [limit // step for limit in limits], groups // step
     low, over = divmod(groups, len(limits))
     if min(limits) < low + (over > 0):
         low = fill_level([0] * len(limits), limits, groups)
         over = groups - sum([min(limit, low) for limit in limits])
-    ranges = tuple([GroupRange(min(top, low), min(top, low + (over > 0))) for top in limits])
-    squares = sum([least * least for least, _ in ranges])
-    return CellSplits(squares + over * (2 * low + 1), ranges)
+    squares = sum([min(top, low) ** 2 for top in limits]) + over * (2 * low + 1)
+    level = low + (over > 0)
+    ranges = [GroupRange(min(top, low) * step, min(top, level) * step, step) for top in limits]
+    return CellSplits(squares * step * step, tuple(ranges))
 
 
-def fill_level(least: Sequence[int], limits: Sequence[int], total: int) -> int:
-    """The highest level to which all can be filled at least, each from its least to its most, that
-    comes to no more than the total.
+def _largest_socket(limits: Sequence[int], groups: int) -> int:
+    """The most groups of a socket if each node gets whole ones, one at least."""
+    for size in range(min(groups // len(limits), *limits), 1, -1):
+        if groups % size == 0 and sum([limit // size for limit in limits]) * size >= groups:
+            return size
+    return 1
+
+
+def fill_level(least: Sequence[int], limits: Sequence[int], total: int, step: int = 1) -> int:
+    """The highest level, in steps, to which all can be filled at least, each from its least to its
+    most, that comes to no more than the total.
 
     >>> fill_level((0, 0, 4), (8, 1, 8), 8)
     3
@@ -47,7 +66,8 @@ def fill_level(least: Sequence[int], limits: Sequence[int], total: int) -> int:
     def total_at(level: int) -> int:
         return sum([min(max(low, level), high) for low, high in zip(least, limits, strict=True)])
 
-    return bisect_right(range(max(limits, default=0) + 1), total, key=total_at) - 1
+    levels = range(0, max(limits, default=0) + 1, step)
+    return levels[bisect_right(levels, total, key=total_at) - 1]
 
 
 def even_split(ranges: Sequence[GroupRange], total: int) -> tuple[int, ...]:
@@ -59,11 +79,12 @@ def even_split(ranges: Sequence[GroupRange], total: int) -> tuple[int, ...]:
     least, limits = [bounds.lowest for bounds in ranges], [bounds.highest for bounds in ranges]
     if sum(least) == total:
         return tuple(least)
-    level = fill_level(least, limits, total)
+    step = ranges[0].step
+    level = fill_level(least, limits, total, step)
     split = [min(max(low, level), high) for low, high in zip(least, limits, strict=True)]
     over = total - sum(split)
     for i, high in enumerate(limits):
         if over and split[i] == level and level < high:
-            split[i] += 1
-            over -= 1
+            split[i] += step
+            over -= step
     return tuple(split)

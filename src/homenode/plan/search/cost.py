@@ -20,6 +20,7 @@ class Cost(NamedTuple):
     nodes_spanned: int
     node_distance: int  # of the worst pair of chosen nodes
     distance_sum: int  # over the pairs of chosen nodes: of equal worst pairs, the nearer on average
+    guest_sockets: int  # where no cell may share one with another
     unevenness: int  # sum of the squares of the groups on each node
     device_distance: int  # sum over devices and nodes: groups there times the distance
     gpu_sets_lost: int  # sets broken that were wholly free; without GPUs: nodes with free GPUs
@@ -62,18 +63,23 @@ _FIRST: dict[Policy, tuple[str, ...]] = {
 
 
 def order(
-    policy: Policy, *, shows_pcie: bool, even_splits: bool, shares: bool = False
+    policy: Policy,
+    *,
+    shows_pcie: bool,
+    even_splits: bool,
+    counts_sockets: bool,
+    shares: bool = False,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the terms in the order of comparison: those that the set of nodes alone decides,
-    and the rest. even_splits: vCPUs are shared out evenly before they are put next to devices.
-    shares: whole cores give way.
+    and the rest. even_splits: vCPUs are shared out evenly before they are put next to devices,
+    in the fewest sockets of the guest if counts_sockets. shares: whole cores give way.
 
-    >>> order(Policy.CORES_FIRST, shows_pcie=True, even_splits=True)[0][:4]
+    >>> order(Policy.CORES_FIRST, shows_pcie=True, even_splits=True, counts_sockets=True)[0][:4]
     ('device_class', 'packages_spanned', 'gpus_away_from_home', 'nodes_spanned')
-    >>> order(Policy.CORES_FIRST, shows_pcie=False, even_splits=True)[0][-1]
+    >>> order(Policy.CORES_FIRST, shows_pcie=False, even_splits=True, counts_sockets=True)[0][-1]
     'gpus_away_from_home'
-    >>> order(Policy.CORES_FIRST, shows_pcie=False, even_splits=True)[1][:2]
-    ('unevenness', 'device_distance')
+    >>> order(Policy.CORES_FIRST, shows_pcie=False, even_splits=True, counts_sockets=True)[1][:2]
+    ('guest_sockets', 'unevenness')
     """
     first = list(_FIRST[policy])
     if policy is not Policy.ANY:
@@ -86,6 +92,7 @@ def order(
         # Before the devices: a GPU's own node is chosen by now, and vCPUs moved to it from the
         # others save a few steps of distance for some of the memory.
         later = ("unevenness", *(name for name in later if name != "unevenness"))
+        later = ("guest_sockets", *later) if counts_sockets else later
     return tuple(first), later
 
 

@@ -110,7 +110,7 @@ class _Splits(NamedTuple):
         extra = self.extra
         if not extra:
             return self.ranges
-        narrowed = [GroupRange(low, low) for low in self.low]
+        narrowed = [bounds._replace(highest=bounds.lowest) for bounds in self.ranges]
         weight = weights.__getitem__
         for _, same_weight in groupby(sorted(self.wide, key=weight), key=weight):
             positions = list(same_weight)

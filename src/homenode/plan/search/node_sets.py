@@ -98,13 +98,14 @@ class NodeSets:
             share = problem.groups // number
             return CellSplits(
                 share * share * number,
-                (GroupRange(share, share),) * number,
+                (GroupRange(share, share, share),) * number,
             )
         if problem.shares:
             return CellSplits(0, self._shared_ranges(positions))
         capacities = self._capacities(positions)
         if problem.even_splits:
-            return least_uneven(capacities, problem.groups)
+            whole_sockets = "guest_sockets" in problem.later
+            return least_uneven(capacities, problem.groups, whole_sockets=whole_sockets)
         limit = problem.groups - number + 1
         return CellSplits(0, tuple([GroupRange(1, min(limit, size)) for size in capacities]))
 

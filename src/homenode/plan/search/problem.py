@@ -5,6 +5,7 @@ PlacementSearch states one problem per fallback of the ladder; solve.py solves i
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property
+from math import gcd
 
 from msgspec import Struct, structs
 
@@ -34,6 +35,7 @@ from homenode.plan.search.supply import (
     Supply,
     supply,
 )
+from homenode.plan.shape.guest_topology import may_share_sockets
 from homenode.vm.layout import GuestCells, GuestPcie
 from homenode.vm.plan_options import Balance, DeviceLocality, Policy
 
@@ -276,6 +278,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
             device_class=nearness[0],
             packages_spanned=bare.packages_spanned + more_packages,
             gpus_away_from_home=nearness[1],
+            guest_sockets=self.groups // gcd(*[groups for _, groups in split]),
             unevenness=sum([groups * groups for _, groups in split]),
             device_distance=device_distance,
             gpu_sets_lost=gpus.sets_lost,
@@ -349,6 +352,11 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             request.options.policy,
             shows_pcie=request.layout.pcie is GuestPcie.HOST,
             even_splits=not (fallback.shares or request.options.unequal_cells),
+            # Cells of mixed kinds are two for each node. Where PUs are counted, fewer sockets would
+            # give more vCPUs fewer cores: those of the node with the smaller share.
+            counts_sockets=request.layout.cells is GuestCells.HOST
+            and not (may_share_sockets(host, request) or fallback.mixed)
+            and not (fallback.grouping.counts_pus or fallback.idle_siblings(request)),
             shares=fallback.shares,
         )
         pages, memory = cell_pages_wanted(host, request), self.memory_on(fallback)

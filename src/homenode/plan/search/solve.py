@@ -260,14 +260,15 @@ class _Search:
         """What no candidate on these nodes (bits) can undercut: each node has the least groups that
         it may have, and the GPUs are the nearest and break no set."""
         problem, splits = self.problem, self.node_sets.splits(nodes)
-        ranges = [groups for groups, _ in splits.ranges]
+        ranges = [bounds.lowest for bounds in splits.ranges]
         split = tuple(zip(members(nodes), ranges, strict=True))
         nearness = (problem.devices.device_class(nodes), problem.devices.away(nodes))
         gpus = GpuChoice(0, self._gpu_nodes(nodes), is_complete=True)
         cost = problem.cost(
             split, gpus, nearness, self.nearest.least_distance(nodes, splits.ranges)
         )
-        return self._key(cost._replace(unevenness=splits.unevenness))
+        sockets = problem.groups // splits.ranges[0].step
+        return self._key(cost._replace(unevenness=splits.unevenness, guest_sockets=sockets))
 
     def _gpu_nodes(self, nodes: int) -> int:
         """What a VM without GPUs takes from those with: nodes with free GPUs."""

@@ -32,7 +32,7 @@ def least_split(
     least = _sums(problem, nodes, [bounds.lowest for bounds in ranges])
     if _sums(problem, nodes, even) == least:  # more groups cost no less
         return tuple(zip(nodes, even, strict=True)), True
-    choices = [range(bounds.lowest, bounds.highest + 1) for bounds in ranges]
+    choices = [range(bounds.lowest, bounds.highest + 1, bounds.step) for bounds in ranges]
     if sum(map(len, choices)) * (spread + 1) > MOST_SUMS:
         return tuple(zip(nodes, even, strict=True)), False
     return tuple(zip(nodes, _least(problem, nodes, choices), strict=True)), True

@@ -32,7 +32,7 @@ if [ -e "$state/at" ]; then  # NUMBER WHAT: what happens at which call
 fi
 [ -e "$state/down" ] && fail "failed to connect to the hypervisor"
 domain=$(argument --domain "$@")
-case $command in define) ;; *)
+case $command in define|list) ;; *)
   [ -e "$state/undefined" ] && fail "failed to get domain '$domain'"
   case $domain in
     "@UUID@"|"$(value name)"|"$(value id)") ;;
@@ -41,6 +41,9 @@ case $command in define) ;; *)
 esac
 case $command in
   domuuid) echo "@UUID@" ;;
+  list)  # --all or not --uuid --name
+    [ "$1" = --all ] || [ "$(value id)" ] || exit 0
+    [ -e "$state/undefined" ] || echo "@UUID@ $(value name)" ;;
   dominfo)
     id=$(value id)
     printf 'Id:             %s\nName:           %s\nUUID:           %s\nState:          %s\n' \

@@ -350,7 +350,7 @@ def test_a_pin_that_libvirt_refuses_takes_the_others_back(daemon: StandIn, root:
 
 
 def test_live_pins_refuse_what_pinning_cannot_do(daemon: StandIn, root: Path) -> None:
-    with pytest.raises(UsageError, match="expected a running domain"):
+    with pytest.raises(UsageError, match="is shut off: --live-pins"):
         preview_live_pins(Virsh(URI), NAME, tuned("pin"))
     run_with_pins(daemon)
     with pytest.raises(UsageError, match=r"expected 8 vCPUs .* found 4 running"):
@@ -437,7 +437,10 @@ def test_a_number_that_virsh_takes_for_an_id_is_no_name(daemon: StandIn) -> None
 
 
 def test_an_unknown_domain_is_bad_input(daemon: StandIn) -> None:
-    with pytest.raises(InputError, match="failed to get domain 'other'"):
+    with pytest.raises(InputError, match=r"no VM named other; here: -vm 7 \(shut off\)"):
+        Virsh(URI).domain("other")
+    daemon.put("id", "4")
+    with pytest.raises(InputError, match=r"here: -vm 7 \(running\)"):
         Virsh(URI).domain("other")
     for name in ("", " ", "a\nb"):
         with pytest.raises(UsageError):

@@ -176,6 +176,6 @@ def test_what_stands_against_a_definition_is_quoted() -> None:
         assert _words(fix.partition(", or tune")[0], "virsh")[:3] == ["virsh", "-c", uri]
     assert _words(commands[-1].partition(", or tune")[0], "virsh")[3:] == [
         "snapshot-delete",
-        UUID,
+        "vm7",
         HOSTILE,
     ]

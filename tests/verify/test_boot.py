@@ -283,7 +283,7 @@ def test_libvirt_boots_the_stand_in_and_leaves_nothing_behind(tmp_path: Path) ->
     said = {f.id: f.observed for f in outcome.findings}
     if "libvirt-could-not-start" in said:
         pytest.skip(f"this libvirtd starts no guests: {said['libvirt-could-not-start']}")
-    assert outcome.how.startswith("through libvirt") and outcome.guest is not None
+    assert outcome.how.startswith("libvirt at") and outcome.guest is not None
     expected = expectation_of(vm_as_it_runs(tuning.plan, facts), document=facts)
     assert not named(view_of_stand_in(expected, outcome.stand_in, outcome.guest))
     name = ElementTree.parse(tmp_path / "kept" / "domain.xml").findtext("name")

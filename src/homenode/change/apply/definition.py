@@ -356,21 +356,21 @@ def find_obstacles(
     virsh = command_line("virsh", "-c", connect)
     apply = with_connection(connect, "homenode", "apply", state.argument, "--live-pins")
     if not state.persistent:
-        hint = f"{virsh} dumpxml {state.uuid} > VM.xml, then define it from there"
+        hint = f"{virsh} dumpxml {state.argument} > VM.xml, then define it from there"
         yield "transient", "it is transient and has no definition", hint
     if state.is_active:
-        live_pins = "" if restoring else f", or move its threads alone: {command_line(*apply)}"
-        yield "running", f"expected it shut off, found it {state.state}", f"shut it down{live_pins}"
+        live_pins = "" if restoring else f"; to move its threads alone: {command_line(*apply)}"
+        yield "running", f"it is {state.state}", f"{virsh} shutdown {state.argument}{live_pins}"
     if state.managed_save:
         yield (
             "managed-save",
             "the next start would resume a managed save with the topology of then",
-            f"start it and shut it down, or: {virsh} managedsave-remove {state.uuid}",
+            f"start it and shut it down, or: {virsh} managedsave-remove {state.argument}",
         )
     topology = _topology(vm_of(open_domain(definition, "the new definition"))) if snapshots else ()
     for snapshot, document in snapshots.items():
         if _snapshot_topology(document, snapshot) != topology:
-            words = ("snapshot-delete", state.uuid, *operands(snapshot))
+            words = ("snapshot-delete", state.argument, *operands(snapshot))
             copy = "" if restoring else ", or tune a copy: homenode plan --name COPY"
             yield (
                 "snapshot",

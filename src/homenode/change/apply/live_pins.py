@@ -41,7 +41,7 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
     state = virsh.domain(name)
     if not state.is_active:
         raise UsageError(
-            f"{state.name}: --live-pins: expected a running domain, found it {state.state}",
+            f"{state.name} is {state.state}: --live-pins moves the threads of a running VM",
             hint="leave --live-pins out: then the definition changes",
         )
     facts = vm_of(open_domain(tuned, "the tuned document"))

@@ -7,10 +7,10 @@ import re
 import time
 from collections.abc import Sequence
 
-from homenode.errors import HostError, InputError, UsageError
+from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.process import ProgramResult, run
-from homenode.text import command_line
-from homenode.vm.hypervisor.connection import checked_uri
+from homenode.text import command_line, first_few
+from homenode.vm.hypervisor.connection import DEFAULT, checked_uri
 from homenode.vm.hypervisor.domain_state import DomainState, LivePin, parse_dominfo, parse_pins
 
 START = "systemctl start libvirtd (or virtqemud); this user must be in the group libvirt"
@@ -25,6 +25,7 @@ _LOST = (
 )
 """What virsh says of a daemon that went away while it was asked: it may have done it, or yet do."""
 
+_MISSING = re.compile("failed to get domain|Domain not found")
 _TIMEOUT_S = 180.0
 _MAX_SNAPSHOTS = 4096
 
@@ -48,7 +49,15 @@ class Virsh:
         self.connect = checked_uri(connect)
 
     def domain(self, name: str) -> DomainState:
-        """The domain of that name or UUID."""
+        """The domain of that name or UUID. If it is missing, the error names those that exist."""
+        try:
+            return self._read_state(name)
+        except InputError as error:
+            if _MISSING.search(error.message) is None:
+                raise
+            raise self._missing_domain(name, error.hint) from None
+
+    def _read_state(self, name: str) -> DomainState:
         if not name.strip() or not name.isprintable():
             raise UsageError(f"domain {name!r}: expected a name or a UUID")
         lower = name.strip().lower()
@@ -64,9 +73,22 @@ class Virsh:
     def find(self, uuid: str) -> DomainState | None:
         """The domain of that UUID; None where there is none."""
         try:
-            return self.domain(uuid)
+            return self._read_state(uuid)
         except InputError:
             return None
+
+    def _missing_domain(self, name: str, hint: str | None) -> InputError:
+        try:
+            names, running = self.domains(), self.domains(running=True)
+        except HomenodeError:
+            return InputError(f"no VM named {name}", hint=hint)
+        place = "here" if self.connect == DEFAULT else f"at {self.connect}"
+        states = (
+            f"{other} ({'running' if uuid in running else 'shut off'})"
+            for uuid, other in names.items()
+        )
+        text = f"{place}: {first_few(states, 3)}" if names else f"no VM is defined {place}"
+        return InputError(f"no VM named {name}; {text}", hint=hint)
 
     def domains(self, *, running: bool = False) -> dict[str, str]:
         """Names by UUID: of all that are defined or run, or of those that run."""
@@ -184,7 +206,7 @@ def _failure(completed: ProgramResult, command: str, connect: str) -> HostError 
     message = f"virsh {command} at {connect}: {text}"
     if "failed to connect" in text:
         return RefusedError(message, hint=START)
-    if "failed to get domain" in text or "Domain not found" in text:
+    if _MISSING.search(text):
         return InputError(message, hint=command_line("virsh", "-c", connect, "list", "--all"))
     if completed.returncode < 0 or any(words in text for words in _LOST):
         return HostError(message)

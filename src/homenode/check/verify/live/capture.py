@@ -412,8 +412,8 @@ def observe_running_domain(
     state = virsh.domain(name)
     if not state.is_active:
         raise UsageError(
-            f"{state.name}: --live: expected a running domain, found it {state.state}",
-            hint=command_line("virsh", "-c", connect, "start", state.uuid),
+            f"{state.name} is {state.state}: --live checks a running VM",
+            hint=command_line("virsh", "-c", connect, "start", state.argument),
         )
     if plan is not None and plan.vm.name != state.name:
         raise UsageError(

@@ -11,7 +11,8 @@ import pytest
 
 from homenode.change.apply.store import DomainStore
 from homenode.change.journal import default_root
-from homenode.cli.arguments.place import RestoreArguments
+from homenode.cli.arguments.place import PlanArguments, RestoreArguments
+from homenode.cli.plan import plan
 from homenode.cli.restore import restore as work
 from homenode.cli.restore import restore_domains
 from homenode.errors import InputError, UsageError
@@ -40,6 +41,27 @@ def test_apply_plans_defines_and_says_how_to_undo_it(
     assert daemon.definition() == ORIGINAL
     restore_domains([UUID], yes=True)
     assert "has its original definition already" in capsys.readouterr().out
+
+
+def test_plan_takes_a_vm_of_libvirt_by_its_name_and_prints_how_to_define_it(
+    daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned = tmp_path / "tuned.xml"
+    monkeypatch.setattr("homenode.cli.plan.load_host", lambda *_, **__: load_host(HOST))
+    done = homenode("plan", "--", NAME, whole=True)
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.startswith(f"{NAME} fits ")
+    plan(PlanArguments(document=NAME, output=tuned, quiet=True))
+    assert tuned.with_name("tuned.xml.orig").read_bytes().rstrip() == ORIGINAL.rstrip()
+    steps = {
+        (): f"homenode apply {UUID} --domain {tuned}",
+        ("--host", HOST): f"on {HOST}: virsh define {tuned}",
+    }
+    for words, step in steps.items():
+        done = homenode("plan", *words, "-o", tuned, "--", NAME, whole=True)
+        assert re.findall(r"^next +(.*)$", done.stdout, re.M) == [step]
+    missing = homenode("plan", "gpu-mv", whole=True)
+    assert f"no VM named gpu-mv; here: {NAME} (shut off)" in missing.stderr
 
 
 SCREENS = """\
@@ -93,6 +115,16 @@ def test_apply_and_restore_answer_in_the_first_line_and_keep_the_change_short(
     assert daemon.definition() == xml
 
 
+def test_a_second_apply_answers_first_that_nothing_changes_and_that_the_layout_is_kept(
+    daemon: StandIn,
+) -> None:
+    apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
+    lines = homenode("apply", "--host", HOST, "--dry-run", "--", NAME).stdout.splitlines()
+    assert lines[0] == f"{NAME}: has this definition already"
+    kept = f"pin, kept from the metadata of {NAME}: planned for this host as it is"
+    assert [line[6:].strip() for line in lines if line.startswith("layout ")] == [kept]
+
+
 def test_a_dry_run_names_what_stands_against_it_and_exits_as_the_run_would(
     daemon: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,7 +160,7 @@ def test_a_domain_that_is_gone_is_brought_back_by_what_is_said(
 ) -> None:
     apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
     daemon.put("undefined", "")
-    with pytest.raises(InputError, match="failed to get domain") as gone:
+    with pytest.raises(InputError, match="no VM named") as gone:
         restore([NAME])
     said = (gone.value.hint or "").partition("define ")[2]
     assert Path(said).read_bytes().rstrip() == ORIGINAL.rstrip()
@@ -152,7 +184,7 @@ def test_restore_says_what_it_can_do_for_a_running_domain_and_quotes_a_snapshots
 
 
 def test_a_name_that_no_file_could_have_is_a_domains(daemon: StandIn) -> None:
-    with pytest.raises(InputError, match="failed to get domain"):
+    with pytest.raises(InputError, match="no VM named"):
         restore(["a" * 300])
 
 

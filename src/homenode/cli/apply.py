@@ -47,7 +47,7 @@ from homenode.findings import Rejection
 from homenode.formats import encode
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.plan.auto import resolve_layout
+from homenode.plan.auto import ResolvedLayout, resolve_layout
 from homenode.plan.pipeline import FileRequest, PlannedFile, plan_several
 from homenode.plan.request import fills_cores
 from homenode.plan.stored import encode_plan
@@ -250,8 +250,9 @@ def tuned_together(
     chosen = {}
     for name, original in originals.items():
         guest = read_vm(original, name)
-        as_recorded = options if results else _as_recorded(guest, options, machine)
-        chosen[name] = resolve_layout(guest, as_recorded, machine, choose)
+        kept = ResolvedLayout(options) if results else _as_recorded(guest, options, machine)
+        resolved = resolve_layout(guest, kept.options, machine, choose)
+        chosen[name] = replace(resolved, reasons=kept.reasons or resolved.reasons)
     requests = [
         FileRequest(name=name, original=original, options=chosen[name].options)
         for name, original in originals.items()
@@ -275,14 +276,14 @@ def tuned_together(
     return tunings
 
 
-def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> PlanOptions:
+def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> ResolvedLayout:
     """The options with the VM's recorded layout, unless they name a layout or an objective.
 
     Raises HostError if it was planned for another host and this one's nodes cannot be read.
     """
     record = guest.record
     if record is None or options.layout != AUTO or options.objective is not None:
-        return options
+        return ResolvedLayout(options)
     is_same = record.host is not None and is_made_for(host, record.host)
     if not is_same and host.nodes_assumed:
         raise HostError(
@@ -294,10 +295,10 @@ def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> PlanOptions:
     if shares and not fills_cores(guest, host):  # vCPUs shared cores, for want of more
         layout = replace(layout, pinning=Pinning.ONE_PER_CORE)
     planned = "this host as it is" if is_same else "another host, or this one before it changed"
-    note(f"{guest.name}: keeps layout {layout.name} of its metadata, planned for {planned}")
+    reason = f"{layout.name}, kept from the metadata of {guest.name}: planned for {planned}"
     has_switches = any(c.model == PortModel.SWITCH_UPSTREAM for c in guest.controllers)
     switches = PciGranularity.SWITCH if has_switches else None
-    return replace(
+    options = replace(
         options,
         layout=layout.name if layout.name in PRESETS else "default",
         pinning=options.pinning or layout.pinning,
@@ -308,6 +309,7 @@ def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> PlanOptions:
         pci_granularity=options.pci_granularity or switches,
         objective=record.objective,
     )
+    return ResolvedLayout(options, (reason,))
 
 
 def _change(
@@ -327,6 +329,10 @@ def _change(
             preview_definition(virsh, change.name, change.tuned, change.original, root)
             for change in changes
         ]
+        if not arguments.json:
+            for preview in previews:
+                if not preview.changed:
+                    say(f"{preview.state.name}: {_UNCHANGED}")
         _print_screens(screens)
         if arguments.json:
             _answer(arguments, map(_applied_domain, previews), tunings)
@@ -381,7 +387,6 @@ def _show_change(
     name = preview.state.name
     _warn_of_original(preview)
     if not preview.changed:
-        say(f"{name}: {_UNCHANGED}")
         return
     hosts = [tuning.host for tuning in tunings if tuning.host is not None]
     gpus = frozenset(gpu.bdf for host in hosts for gpu in host.devices_of_kind(DeviceKind.GPU))

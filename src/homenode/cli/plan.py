@@ -21,7 +21,7 @@ from homenode.cli.terminal import (
     write_bytes,
     write_text,
 )
-from homenode.errors import FINDINGS, UsageError, unknown
+from homenode.errors import FINDINGS, HostError, UsageError, unknown
 from homenode.findings import Severity
 from homenode.plan.auto import refuse_auto, resolve_layout
 from homenode.plan.pipeline import (
@@ -40,7 +40,7 @@ from homenode.vm.domain.restore import is_tuned_output, saved_original, write_tu
 from homenode.vm.domain.schema import refuse_new_errors
 from homenode.vm.plan import LIBVIRT, Plan, Unplannable, is_critical
 from homenode.vm.plan_options import AUTO, PlanOptions, refuse_objective
-from homenode.vm.sources import load_host
+from homenode.vm.sources import load_host, names_domain
 from homenode.vm.targets.registry import TARGETS, kind_of, on_host, read_vm, target_named
 
 if TYPE_CHECKING:
@@ -52,11 +52,12 @@ SCRIPT_MODE = 0o755
 
 
 class VmSource(NamedTuple):
-    """The VM's file."""
+    """The VM's file, or its definition in libvirt."""
 
     content: bytes | None  # None = options alone
     name: str  # for messages
     target: str  # the hypervisor to write for
+    domain: str | None = None  # the name of a VM of libvirt here, of which it is the definition
 
 
 def plan(arguments: PlanArguments) -> None:
@@ -106,7 +107,11 @@ def _read_source(arguments: PlanArguments) -> VmSource:
     for options that are not for it."""
     path, target = arguments.document or arguments.vm_file, arguments.target
     hint = "virsh dumpxml --inactive NAME > VM.xml"
-    content = None if path is None else read_input(path, "a domain XML", hint=hint)
+    content = domain = None
+    if path is not None and names_domain(path) and target in (None, LIBVIRT):
+        domain, content = read_definition(path)
+    if path is not None and content is None:
+        content = read_input(path, "a domain XML", hint=hint)
     name = path or "options"
     if target is not None:
         refuse_unknown_target(target)
@@ -124,7 +129,23 @@ def _read_source(arguments: PlanArguments) -> VmSource:
         raise UsageError("--node-cpus is for a domain XML, not for --target or another file")
     if kind != LIBVIRT and arguments.name is not None and content is not None:
         raise UsageError("--name copies a domain XML, not a file of another target")
-    return VmSource(content, name, kind)
+    return VmSource(content, name, kind, domain)
+
+
+def read_definition(name: str) -> tuple[str | None, bytes | None]:
+    """(what names a VM of libvirt on a command line, its definition); (None, None) without libvirt.
+
+    Raises InputError if libvirt runs here and has no VM of that name.
+    """
+    from homenode.vm.hypervisor.connection import DEFAULT
+    from homenode.vm.hypervisor.virsh import Virsh
+
+    virsh = Virsh(DEFAULT)
+    try:
+        state = virsh.domain(name)
+        return state.argument, virsh.definition(state.uuid)
+    except HostError:
+        return None, None
 
 
 def refuse_unknown_target(target: str) -> None:
@@ -368,8 +389,7 @@ def _print(
         screen = error_console() if STANDARD_OUTPUT in outputs else console()
         step = "the same command with -o tuned.xml"
         if arguments.output is not None or not has_next:
-            is_written = is_libvirt and has_next
-            step = command_line("virsh", "define", arguments.output) if is_written else ""
+            step = _define_step(planned, source, arguments) if is_libvirt and has_next else ""
         host = _host_to_show(planned, arguments)
         screen.print(
             explain(planned.plan, host, reasons=reasons, step=step, full=arguments.explain)
@@ -378,6 +398,16 @@ def _print(
         before = (source.content or b"") if is_libvirt else planned.original
         name = "tuned" if is_libvirt else planned.target
         print_diff(before, planned.document, source.name, str(arguments.output or name))
+
+
+def _define_step(planned: PlannedFile, source: VmSource, arguments: PlanArguments) -> str:
+    """The command that defines what was written, and the host to run it on if it is another."""
+    output = arguments.output
+    if arguments.hosts and planned.host is not None:
+        return f"on {planned.host.name}: {command_line('virsh', 'define', output)}"
+    if source.domain is not None:
+        return command_line("homenode", "apply", source.domain, "--domain", output)
+    return command_line("virsh", "define", output)
 
 
 def _host_to_show(planned: PlannedFile, arguments: PlanArguments) -> "Host | None":

@@ -100,8 +100,8 @@ def test_threads_that_are_not_where_the_plan_has_them_are_named(
     found = of_the_vm(verify_running_domain(name, SYSTEM, plan))
     vcpus = [(f.subject, f.expected, f.observed) for f in found if f.id == "live-vcpu"]
     assert vcpus == [
-        ("vCPU 0", f"PUs {second}", f"PUs {first}"),
-        ("vCPU 1", f"PUs {first}", f"PUs {second}"),
+        ("vCPU 0", f"CPU {second}", f"CPU {first}"),
+        ("vCPU 1", f"CPU {first}", f"CPU {second}"),
     ]
     assert any(f.id == "live-emulator" for f in found)
     assert not any(f.id.endswith("missing") for f in found)

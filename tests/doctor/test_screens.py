@@ -63,6 +63,19 @@ def lines(findings: Findings) -> list[str]:
     return [plain(part.words) for part in parts if isinstance(part, Text)]
 
 
+@pytest.mark.parametrize(
+    ("id", "subject", "answer"),
+    [
+        ("unpinned", "vm", "h: 1 info: no vCPU is pinned"),
+        ("live-busy-neighbour", "'a' (process 1)", "h: 1 warning: other processes run on its CPUs"),
+    ],
+)
+def test_line_1_is_the_fact_of_a_finding_not_its_id(id: str, subject: str, answer: str) -> None:
+    severity = Severity.INFO if "info" in answer else Severity.WARNING
+    findings = (finding(id, subject, "a", "b", severity=severity),)
+    assert lines(Findings(checked=("pins",), findings=findings))[0] == answer
+
+
 def test_a_screen_of_many_findings_counts_what_does_not_fit() -> None:
     ids = ("core-shared", "pu-shared", "memory-unbound", "pin-off-node", "ksm-on", "llc-straddled")
     many = tuple(

@@ -129,24 +129,27 @@ def _some(names: Sequence[str]) -> str:
 def _answer(findings: Findings, subject: str, answer: str | None) -> str:
     bad = [finding for finding in findings.findings if finding.severity in _BAD]
     if bad:
-        return _headline(subject, group_findings(bad)[0], bad)
+        counts_of = ((severity, sum(f.severity is severity for f in bad)) for severity in _BAD)
+        counts = ", ".join(f"{count} {severity}" for severity, count in counts_of if count)
+        return _headline(subject, group_findings(bad)[0], counts)
     if not findings.checked:
         reason = f": {findings.not_checked[0]}" if findings.not_checked else ""
         return f"nothing was checked{reason}" if reason else f"{subject}: nothing was checked"
-    severities = [finding.severity for finding in findings.findings]
-    infos, open_ = map(severities.count, (Severity.INFO, Severity.INCONCLUSIVE))
-    text = f"{subject}: {f'{infos} info' if infos else '0 findings'}"
-    text += f", {open_} unknown" if open_ else ""
+    infos = [finding for finding in findings.findings if finding.severity is Severity.INFO]
+    open_ = sum(finding.severity is Severity.INCONCLUSIVE for finding in findings.findings)
+    counts = f"{len(infos)} info" if infos else "0 findings"
+    counts += f", {open_} unknown" if open_ else ""
+    text = f"{subject}: {counts}"
     if not findings.not_read:
+        if answer is None and infos:
+            return _headline(subject, group_findings(infos)[0], counts)
         return answer or text
     is_vms = findings.not_read[0].startswith(UNREAD_VMS)
     return f"{text}, but {'the VMs were' if is_vms else 'not everything was'} not checked"
 
 
-def _headline(subject: str, group: Group, bad: Sequence[Finding]) -> str:
+def _headline(subject: str, group: Group, counts: str) -> str:
     """Line 1: the counts, and the first block in a few words that fit."""
-    counts = ((severity, sum(f.severity is severity for f in bad)) for severity in _BAD)
-    counts_text = ", ".join(f"{count} {severity}" for severity, count in counts if count)
     finding, texts = group[0], texts_of(group[0].id)
     subjects = subjects_of(group)
     short = subjects.partition(":")[0] if len(group) > 1 else subjects
@@ -155,7 +158,7 @@ def _headline(subject: str, group: Group, bad: Sequence[Finding]) -> str:
     words += [meaning, meaning.partition(":")[0]]
     words += [f"{subjects}: {finding.observed}"] if len(group) == 1 else []
     words += [f"{subjects} ({finding.id})", finding.id]
-    lines = [f"{subject}: {counts_text}: {text}" for text in reversed(words) if text]
+    lines = [f"{subject}: {counts}: {text}" for text in reversed(words) if text]
     return next((line for line in reversed(lines) if len(line) <= _COLUMNS), lines[0])
 
 

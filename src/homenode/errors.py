@@ -58,9 +58,13 @@ def find_near(word: str, names: Iterable[str]) -> str | None:
     from difflib import get_close_matches
 
     names = list(names)
-    near = [_MEANT[word]] if _MEANT.get(word) in names else get_close_matches(word, names, n=1)
-    near = near or [name for name in names if word and name.startswith(word)]
-    return near[0] if near else None
+    if _MEANT.get(word) in names:
+        return _MEANT[word]
+    name_of = {name.lstrip("-"): name for name in names}
+    word = word.lstrip("-")
+    near = get_close_matches(word, name_of, n=1)
+    near = near or [name for name in name_of if word and name.startswith(word)]
+    return name_of[near[0]] if near else None
 
 
 def unknown(
@@ -71,6 +75,16 @@ def unknown(
     near = find_near(word, names)
     meant = f" (did you mean {near}?)" if near else ""
     return UsageError(f"{before}unknown {kind} {shown}{meant}", hint=hint)
+
+
+def exclusive(first: str, second: str, hint: str | None = None) -> UsageError:
+    """Two options, or an option and an argument, of which only one may be given."""
+    return UsageError(f"{first} and {second} cannot be used together", hint=hint)
+
+
+def requires(option: str, other: str, hint: str | None = None) -> UsageError:
+    """An option without the other one that gives it a meaning."""
+    return UsageError(f"{option} requires {other}", hint=hint)
 
 
 def out_of_range(
@@ -132,6 +146,11 @@ _NOT_AS_NAMED = {
 }
 
 
+def not_found(name: str, kind: str = "file or directory", hint: str | None = None) -> InputError:
+    """A file or directory that the user named and that does not exist."""
+    return InputError(f"{name}: no such {kind}", hint=hint)
+
+
 def of_os(
     error: OSError | ValueError, name: str, expected: str, hint: str | None = None
 ) -> HomenodeError:
@@ -145,10 +164,11 @@ def of_os(
     is_input = isinstance(error, ValueError) or error.errno in _NOT_AS_NAMED
     kind = InputError if is_input else HostError
     if isinstance(error, FileNotFoundError):
-        return kind(f"{name}: no such file", hint=hint)
+        return not_found(name, "file", hint)
     if hint is None and isinstance(error, PermissionError):
         hint = "run as root, or as the owner of the file"
-    return kind(f"{name}: expected {expected}, found: {reason}", hint=hint)
+    reason = reason[:1].lower() + reason[1:]
+    return kind(f"{name}: cannot read {expected}: {reason}", hint=hint)
 
 
 class ToolError(HostError):

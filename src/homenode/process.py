@@ -47,23 +47,31 @@ _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/
 
 
 _PACKAGES = {
+    "lscpu": "util-linux",
+    "lspci": "pciutils",
+    "numactl": "numactl",
+    "nvidia-smi": "nvidia-smi",
     "qemu-img": "qemu-utils",
     "qemu-system-x86_64": "qemu-system-x86",
     "scontrol": "slurm-client",
     "ssh": "openssh-client",
+    "taskset": "util-linux",
     "virsh": "libvirt-clients",
 }
-"""Programs that a command cannot do without, and the Debian packages that have them."""
+"""The Debian packages of the programs that commands start."""
+
+
+def install_hint(program: str) -> str | None:
+    """The command that installs a program on Debian; None for one of another source."""
+    package = _PACKAGES.get(program)
+    return None if package is None else f"apt install {package}"
 
 
 class ToolMissingError(ToolError):
     """The program is not installed. before: the machine that lacks it."""
 
     def __init__(self, program: str, before: str = "") -> None:
-        package = _PACKAGES.get(program)
-        super().__init__(
-            f"{before}{program}: command not found", hint=package and f"apt install {package}"
-        )
+        super().__init__(f"{before}{program}: command not found", hint=install_hint(program))
 
 
 class ToolTimeoutError(ToolError):

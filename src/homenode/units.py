@@ -43,7 +43,7 @@ def bytes_of(number: int, unit: str) -> int:
         return number * _BYTES_OF_UNIT[unit.strip().lower()]
     except KeyError:
         raise InputError(
-            f"unit {unit!r}: expected one of b, KB, KiB, MB, MiB, GB, GiB, TB, TiB"
+            f"unknown unit {unit!r}", hint="b, KB, KiB, MB, MiB, GB, GiB, TB or TiB"
         ) from None
 
 

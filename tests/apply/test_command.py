@@ -141,7 +141,7 @@ def test_a_document_of_plan_can_be_applied(daemon: StandIn, tmp_path: Path) -> N
     document.write_bytes(planned.document)
     apply([NAME], yes=True, domain=document)
     assert b"<memnode" in daemon.definition()
-    with pytest.raises(UsageError, match="either --layout or --domain"):
+    with pytest.raises(UsageError, match="--layout and --domain cannot be used together"):
         apply([NAME], yes=True, layout="pin", domain=document)
     with pytest.raises(InputError, match="no such file"):
         apply([NAME], yes=True, domain=tmp_path / "none.xml")

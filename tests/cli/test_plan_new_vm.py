@@ -107,10 +107,10 @@ def test_hosts_are_ranked_for_a_new_vm_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
-        ((), "found none"),
-        (("--vcpus", "16"), "found --vcpus alone"),
-        (("--memory", "64GiB", "--target", "libvirt"), "found --memory alone"),
-        (("--memory", "64GiB", "--target", "qemu"), "found --memory alone"),
+        ((), "missing argument VM"),
+        (("--vcpus", "16"), "--vcpus requires --memory"),
+        (("--memory", "64GiB", "--target", "libvirt"), "--memory requires --vcpus"),
+        (("--memory", "64GiB", "--target", "qemu"), "--memory requires --vcpus"),
         (("--vcpus", "0", "--memory", "64GiB"), "more than 0"),
         ((*VM, "--target", "vmware"), "--target: unknown target 'vmware'"),
         ((*VM, "--name", "a/b"), "without / and line breaks"),

@@ -119,14 +119,14 @@ def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
     ("words", "says"),
     [
         (("mine", "--tests", "stram"), "--tests: unknown test"),
-        (("mine", "--quick", "--full"), "pass either --quick or --full,"),
-        (("mine", "--app", "true"), "--app, --metric: expected both"),
+        (("mine", "--quick", "--full"), "--quick and --full cannot be used together"),
+        (("mine", "--app", "true"), "--app requires --metric"),
         (("mine", "--app", "'", "--metric", "(a)"), "--app: expected a command"),
         (("mine", "--app", "true", "--metric", "a"), "expected one group"),
         (("mine", "--layout", "fast"), "unknown layout 'fast'"),
         (("mine", "--cpus", "0-"), "--cpus"),
         (("mine", "--cpus", "60000"), "--cpus 60000: expected PUs of"),
-        (("mine", "--nccl-max-msg", "1"), "expected 8 B to 1 TiB"),
+        (("mine", "--nccl-max-msg", "1"), "is out of range (8 B to 1 TiB)"),
         (("../mine", *SHORT), "NAME: expected a folder's name"),
         ((".mine", *SHORT), "begins with no dot"),
         (("m" * 121, *SHORT), "of 1 to 120 letters"),
@@ -254,7 +254,7 @@ def test_a_dry_run_refuses_what_the_run_would(probe: Path) -> None:
     for words, says in (
         (("../x", *SHORT), "NAME: expected a folder's name"),
         (("x", "--app", "true", "--metric", "("), "expected a regular expression"),
-        (("x", "--json"), "pass either --dry-run or --json,"),
+        (("x", "--json"), "--dry-run and --json cannot be used together"),
     ):
         done = bench(probe, *words, "--dry-run")
         assert (done.returncode, says in done.stderr) == (2, True)

@@ -110,8 +110,8 @@ def test_without_numactl_pytorch_binds_itself() -> None:
     poor = suite(host_with(*TWO), frozenset({"nvbandwidth"}), [Group.GPU_BANDWIDTH])
     assert [test.id for test in poor.tests] == ["gpu-bandwidth"]
     assert [gap.reason for gap in poor.left_out] == [
-        "from node 0: numactl is not installed",
-        "from node 1: numactl is not installed",
+        "from node 0: numactl: command not found",
+        "from node 1: numactl: command not found",
     ]
 
 

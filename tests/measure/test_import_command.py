@@ -117,7 +117,7 @@ def test_one_file_can_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("nowhere",), "found nothing"),
+        (("nowhere",), "no such file"),
         ((".", "--layout", "a=b"), "expected NAME=PRESET"),
         ((".", "--layout", "pin"), "expected NAME=PRESET"),
     ],

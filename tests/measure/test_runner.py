@@ -286,7 +286,7 @@ def test_secrets_in_an_output_are_not_stored(tmp_path: Path) -> None:
 def test_without_the_probe_the_message_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         run(tmp_path, FakeMachine(programs=frozenset()))
-    assert f"{PROBE} is not installed" in str(caught.value)
+    assert f"{PROBE}: command not found" in str(caught.value)
 
 
 def test_several_threads_have_a_state_and_one_alone_has_none(tmp_path: Path) -> None:

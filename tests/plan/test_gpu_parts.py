@@ -171,7 +171,7 @@ def test_a_function_of_a_gpu_with_vgpus_that_is_none_itself_is_critical() -> Non
         ({"gpu_count": 3}, "--gpus 2"),
         ({"gpu_count": 1, "gpu_profile": "1g.10gb"}, "only serve processes of the host"),
         ({"gpu_count": 1, "gpu_profile": "none"}, "no such part"),
-        ({"gpu_profile": "A40-12Q"}, "--gpus N"),
+        ({"gpu_profile": "A40-12Q"}, "requires --gpus N"),
         ({"devices": ("00000000-0000-4000-8000-000000000000",)}, "the host, which has 3"),
     ],
 )

@@ -220,11 +220,6 @@ def test_spare_ports_are_empty_and_on_every_expander_bus() -> None:
     check_tree(request, plan)
 
 
-def test_too_many_spare_ports_are_a_usage_error() -> None:
-    with pytest.raises(UsageError, match=r"--spare-ports: .*0.*16.*40"):
-        assemble(hgx_host(), asking(ask(HGX_GPUS), spare_ports=40), placed((2, 2)))
-
-
 def test_i440fx_is_refused_by_name() -> None:
     for machine in ("pc", "pc-i440fx-7.2", None):
         request = small_request(4, layout="pin-numa-pci")

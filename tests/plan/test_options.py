@@ -131,10 +131,11 @@ def test_huge_pages_without_a_size_are_the_kernels_default() -> None:
         PlanOptions("pin", gpu_count=0),
         PlanOptions("pin", max_nodes=-1),
         PlanOptions("pin", spare_ports=-1),
+        PlanOptions("pin", spare_ports=17),
     ],
 )
 def test_counts_must_be_counts(options: PlanOptions) -> None:
-    with pytest.raises(UsageError, match="expected"):
+    with pytest.raises(UsageError, match="is out of range"):
         request_for(guest(), options, None)
 
 
@@ -178,11 +179,14 @@ def test_explicit_cells_say_the_vcpus_and_the_memory() -> None:
             r"a node of even with CPUs \(0-1\), found 7",
         ),
         (PlanOptions("pin-numa", explicit_cells=CELLS[1:] * 3), "at most 2 guest NUMA nodes"),
-        (PlanOptions("pin-numa", explicit_cells=(cell_asked(0, GIB),)), "memory in cell 0"),
-        (PlanOptions("pin-numa", host_reserve=PartialReserve(cores=-1)), "0 cores or more"),
+        (
+            PlanOptions("pin-numa", explicit_cells=(cell_asked(0, GIB),)),
+            "missing vCPUs",
+        ),
+        (PlanOptions("pin-numa", host_reserve=PartialReserve(cores=-1)), "is out of range"),
         (
             PlanOptions("pin", emulator_policy=EmulatorPolicy.HOUSEKEEPING),
-            "the host has no housekeeping CPUs",
+            "requires housekeeping CPUs",
         ),
         (
             PlanOptions(

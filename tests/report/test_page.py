@@ -281,7 +281,7 @@ def test_broken_half_written_and_foreign_folders_are_skipped_with_their_reasons(
         ("broken", "a line of JSON"),
         ("newer", "expected homenode.results"),
         ("foreign", "not a run of homenode"),
-        ("nothing", "found nothing"),
+        ("nothing", "no such directory"),
         ("plan.json", "plan"),
     ):
         assert re.search(rf"{name}[^\n]*({reason})", skipped), name

@@ -139,7 +139,7 @@ def test_a_name_that_leaves_the_results_folder_is_refused(tmp_path: Path, name: 
 
 
 def test_nothing_at_a_path_says_what_makes_results(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="homenode bench and homenode import"):
+    with pytest.raises(InputError, match="hint: homenode bench --results"):
         load_runs(tmp_path / "nowhere")
 
 

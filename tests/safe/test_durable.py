@@ -224,7 +224,7 @@ def test_a_pipe_in_a_folder_of_somebody_elses_holds_no_reader(tmp_path: Path) ->
         restore(tmp_path / "out.xml")
     with pytest.raises(HostError, match="not a regular file"):
         write_tuned(tmp_path / "out.xml", b"<domain/>", b"<domain></domain>")
-    with pytest.raises(InputError, match="found: a pipe"):
+    with pytest.raises(InputError, match="a pipe, not a regular file"):
         read_run(tmp_path)
     folder = RecordFolder(tmp_path)
     with pytest.raises(HostError, match="not a regular file"):

@@ -325,7 +325,7 @@ def test_a_login_banner_does_not_harm(tmp_path: Path, tools: Path) -> None:
     "host", ["-oProxyCommand=id", "", "a b", "a;id", "$(id)", "a\nb", "--", "`id`", "a'b"]
 )
 def test_a_host_that_is_none_is_refused_before_ssh_runs(host: str, tools: Path) -> None:
-    with pytest.raises(UsageError, match="expected a host"):
+    with pytest.raises(UsageError, match="not a host name"):
         capture_host(host)
     assert not (tools / "ssh.hosts").exists()
 

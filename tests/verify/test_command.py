@@ -124,8 +124,8 @@ def test_without_a_host_a_plan_for_another_machine_is_compared_with_none(files: 
     ("words", "code", "part"),
     [
         ((), 2, "missing argument VM"),
-        (("--guest", "@guest"), 2, "--guest: missing VM or --plan"),
-        (("--plan", "@plan", "--guest", "@guest", "--boot"), 2, "--boot: missing VM"),
+        (("--guest", "@guest"), 2, "--guest requires VM or --plan"),
+        (("--plan", "@plan", "--guest", "@guest", "--boot"), 2, "--boot requires VM"),
         (("/nowhere/vm.xml", "--host", SMALL), 2, "no such file"),
         (("@plan", "--host", SMALL), 2, "expected well-formed XML"),
         (
@@ -133,7 +133,11 @@ def test_without_a_host_a_plan_for_another_machine_is_compared_with_none(files: 
             2,
             "expected a homenode.plan document",
         ),
-        (("@document", "--host", SMALL, "--guest", "ssh:-oProxyCommand=x"), 2, "expected a host"),
+        (
+            ("@document", "--host", SMALL, "--guest", "ssh:-oProxyCommand=x"),
+            2,
+            "is not a host name",
+        ),
         (
             ("@document", "--host", SMALL, "--boot", "--connect", "qemu+unix:///no?socket=/no"),
             3,
@@ -143,7 +147,7 @@ def test_without_a_host_a_plan_for_another_machine_is_compared_with_none(files: 
         (
             ("@document", "--host", SMALL, "--keep", "d", "--timeout", "9"),
             2,
-            "--timeout: missing --boot",
+            "--timeout requires --boot",
         ),
         (
             ("@document", "--host", SMALL, "--connect", "qemu:///system"),
@@ -155,8 +159,8 @@ def test_without_a_host_a_plan_for_another_machine_is_compared_with_none(files: 
             3,
             "/proc/kept: expected",
         ),
-        (("--live", "vm", "--plan", "/dev/zero"), 2, "found: a device"),
-        (("--live", "vm", "--lspci", "@plan"), 2, "--live: not together with --lspci"),
+        (("--live", "vm", "--plan", "/dev/zero"), 2, "a device, not"),
+        (("--live", "vm", "--lspci", "@plan"), 2, "--live and --lspci cannot be used together"),
     ],
 )
 def test_what_cannot_be_done_is_said(

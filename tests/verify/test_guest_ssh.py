@@ -56,7 +56,7 @@ def test_the_user_and_the_key_are_given_to_ssh(port: int, tmp_path: Path) -> Non
     assert verified(tmp_path, source, "--ssh-user", "root", "--ssh-key", "/k").exit_code == 0
     assert "-l root -i /k " in (tmp_path / "log").read_text()
     refused = homenode("verify", str(tmp_path / "vm.xml"), "--ssh-user", "root")
-    assert "--ssh-user: missing --guest" in str(refused.exception)
+    assert "--ssh-user requires --guest" in str(refused.exception)
 
 
 def test_a_guest_over_ssh_that_is_not_as_planned_is_reported(port: int, tmp_path: Path) -> None:

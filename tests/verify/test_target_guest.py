@@ -163,12 +163,12 @@ def test_the_command_takes_a_plan_alone(saved: tuple[str, str]) -> None:
     [
         (("--target", "zen"), "did you mean"),
         (("--target", "xen"), "missing argument VM"),
-        (("--target", "xen", "--live", "vm"), "--live: not together with --target"),
-        (("--target", "xen", "--guest", "GUEST"), "--guest: missing VM or --plan"),
-        (("vm.xml", "--target", "xen"), "--target: not together with VM"),
+        (("--target", "xen", "--live", "vm"), "--live and --target cannot be used together"),
+        (("--target", "xen", "--guest", "GUEST"), "--guest requires VM or --plan"),
+        (("vm.xml", "--target", "xen"), "--target and VM cannot be used together"),
         (
             ("vm.xml", "--target", "xen", "--guest", "GUEST", "--plan", "PLAN"),
-            "--target: not together with VM",
+            "--target and VM cannot be used together",
         ),
     ],
 )

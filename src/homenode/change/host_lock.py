@@ -105,7 +105,7 @@ def _locked_directory(on_wait: Callable[[str], None], longest_s: float) -> Itera
     try:
         descriptor = open_to_lock(SHARED)
     except OSError as error:
-        raise of_os(error, str(SHARED), "a folder to lock") from None
+        raise of_os(error, str(SHARED), "the directory") from None
     try:
         if not take_lock(descriptor, longest_s, lambda: on_wait(_holder_of(SHARED))):
             raise _busy(SHARED, _holder_of(SHARED), longest_s)

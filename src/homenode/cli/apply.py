@@ -42,7 +42,7 @@ from homenode.cli.terminal import (
 )
 from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Text
-from homenode.errors import FINDINGS, HostError, UsageError
+from homenode.errors import FINDINGS, HostError, UsageError, exclusive
 from homenode.findings import Rejection
 from homenode.formats import encode
 from homenode.machine.pci import DeviceKind
@@ -228,7 +228,7 @@ def _refuse_planning(arguments: ApplyArguments) -> None:
     if arguments.save_plan is not None:
         words.append("--save-plan")
     if words:
-        raise UsageError(f"pass either {words[0].split()[0]} or --domain, not both")
+        raise exclusive(words[0].split()[0], "--domain")
 
 
 def tuned_together(

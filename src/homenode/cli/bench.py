@@ -21,7 +21,7 @@ from homenode.cli.terminal import (
     note_gaps,
     print_findings,
 )
-from homenode.errors import FINDINGS, HostError, ToolError, UsageError
+from homenode.errors import FINDINGS, HostError, ToolError, exclusive, requires
 from homenode.findings import Findings
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.remote_host import RemoteHost, SshHost
@@ -38,16 +38,11 @@ if TYPE_CHECKING:
 def bench(arguments: BenchArguments) -> None:
     """Measure, or print the steps."""
     if arguments.dry_run and arguments.json:
-        raise UsageError(
-            "pass either --dry-run or --json, not both",
-            hint="the steps are for people; --json prints the findings of a run",
-        )
+        raise exclusive("--dry-run", "--json", "homenode bench --dry-run")
     if arguments.probe is not None and arguments.on is None:
-        raise UsageError("--probe: expected --on as well: the machine that it is copied to")
+        raise requires("--probe", "--on", "--on ssh:HOST")
     if arguments.resume and arguments.name is None:
-        raise UsageError(
-            "--resume: needs --name NAME", hint="ls " + command_line(arguments.results)
-        )
+        raise requires("--resume", "--name NAME", "ls " + command_line(arguments.results))
     layout = arguments.run.layout or "run"
     name = arguments.name or f"{layout}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     check_name(name)
@@ -65,8 +60,8 @@ def bench(arguments: BenchArguments) -> None:
     _print(outcome, as_json=arguments.json)
     if outcome.run is not None and not outcome.run.samples:
         raise HostError(
-            f"{outcome.folder}: no results: every test failed",
-            hint="the raw outputs in that directory say why",
+            f"{outcome.folder}: no test has a result: every test failed",
+            hint=command_line("ls", f"{outcome.folder}/raw"),
         )
     exit_if_bad(outcome.findings)
 
@@ -157,7 +152,7 @@ def set_up(arguments: BenchSetupArguments) -> None:
     """
     chosen = Path.home() / ".local" if arguments.prefix is None else arguments.prefix.absolute()
     if arguments.apply and arguments.remove:
-        raise UsageError("--apply and --remove: expected one of them")
+        raise exclusive("--apply", "--remove")
     if arguments.remove:
         _remove(chosen)
         return

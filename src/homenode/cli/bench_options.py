@@ -14,7 +14,7 @@ from homenode.cli.arguments.measure import AppArguments, RunArguments, SuiteArgu
 from homenode.cli.arguments.trial import TrialArguments
 from homenode.cli.command import format_words
 from homenode.cpuset import CpuSet
-from homenode.errors import UsageError, unknown
+from homenode.errors import UsageError, exclusive, requires, unknown
 from homenode.measure.access.ssh import SshChannel
 from homenode.measure.environment import is_virtual
 from homenode.measure.model import Depth, Group, SuiteOptions
@@ -97,7 +97,7 @@ def bench_options(
 
 def _suite(typed: SuiteArguments) -> SuiteOptions:
     if typed.quick and typed.full:
-        raise UsageError("pass either --quick or --full, not both")
+        raise exclusive("--quick", "--full")
     names = [] if typed.tests is None else [word.strip() for word in typed.tests.split(",")]
     known_tests = [str(group) for group in Group if group is not Group.APP]
     for name in names:
@@ -107,7 +107,7 @@ def _suite(typed: SuiteArguments) -> SuiteOptions:
             )
     largest = parse_bytes(typed.nccl_max_msg)
     if not 8 <= largest <= 1 << 40:
-        raise UsageError(f"--nccl-max-msg {typed.nccl_max_msg}: expected 8 B to 1 TiB")
+        raise UsageError(f"--nccl-max-msg: {typed.nccl_max_msg} is out of range (8 B to 1 TiB)")
     depth = Depth.QUICK if typed.quick else Depth.FULL if typed.full else Depth.NORMAL
     groups = tuple(dict.fromkeys(Group(name) for name in names))
     topology = None
@@ -123,10 +123,9 @@ def _suite(typed: SuiteArguments) -> SuiteOptions:
 
 def _app(typed: AppArguments) -> AppOrder | None:
     if (typed.app is None) != (typed.metric is None):
-        raise UsageError(
-            "--app, --metric: expected both, found one",
-            hint=r"for example --app 'python3 train.py' --metric 'images/s: ([0-9.]+)'",
-        )
+        option, other = ("--app", "--metric") if typed.metric is None else ("--metric", "--app")
+        example = r"--app 'python3 train.py' --metric 'images/s: ([0-9.]+)'"
+        raise requires(option, other, example)
     if typed.app is None or typed.metric is None:
         return None
     try:
@@ -134,7 +133,7 @@ def _app(typed: AppArguments) -> AppOrder | None:
     except ValueError as error:
         raise UsageError(f"--app: expected a command, found: {error}") from None
     if not argv:
-        raise UsageError("--app: missing command")
+        raise UsageError("--app: missing CMD", hint="--app 'python3 train.py'")
     return AppOrder(
         argv, typed.metric, typed.lower_is_better, Path(argv[0]).name, float(typed.app_timeout)
     )
@@ -185,7 +184,7 @@ def check(arguments: TrialArguments) -> None:
     layouts = layouts_of(arguments)
     if arguments.layouts is not None and not layouts:
         raise UsageError(
-            "--layouts: no layout is named",
+            "--layouts: missing A,B,...",
             hint="--layouts default,pin,pin-numa,pin-numa-pci",
         )
     check_access(arguments.access.guest)
@@ -199,7 +198,7 @@ def check(arguments: TrialArguments) -> None:
         and all(PRESETS[layout].pinning is Pinning.NONE for layout in layouts)
     ):
         raise UsageError(
-            "--bare-metal: needs a layout that pins, for its CPUs",
+            "--bare-metal requires a layout that pins: it names the CPUs to measure on",
             hint="--layouts default,pin",
         )
     check_host(arguments.host, arguments.connect)
@@ -273,7 +272,7 @@ def _check_lists(arguments: TrialArguments) -> None:
     """Raises UsageError for PU lists together with options that choose PUs."""
     if not arguments.manual.node_pus:
         if arguments.manual.sibling_pus:
-            raise UsageError("--sibling-cpus: needs --node-cpus")
+            raise requires("--sibling-cpus", "--node-cpus")
         return
     planned = structs.replace(
         arguments.options,
@@ -286,10 +285,10 @@ def _check_lists(arguments: TrialArguments) -> None:
     )
     conflicting = ["--after"] if arguments.after else [*format_words(planned)]
     if conflicting:
-        raise UsageError(f"pass either --node-cpus or {conflicting[0]}, not both")
+        raise exclusive("--node-cpus", conflicting[0])
     smt = [layout for layout in layouts_of(arguments) if PRESETS[layout].pinning is Pinning.ALL_PUS]
     if smt and not arguments.manual.sibling_pus:
-        raise UsageError(f"--node-cpus: needs --sibling-cpus for layout {smt[0]}")
+        raise requires(f"--node-cpus with layout {smt[0]}", "--sibling-cpus")
 
 
 def _placing(arguments: TrialArguments, first: str) -> tuple[PlanOptions, tuple[str, ...]]:

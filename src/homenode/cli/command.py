@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from msgspec import NODEFAULT
 
-from homenode.errors import HostError, UsageError, missing, out_of_range, unknown
+from homenode.errors import HostError, UsageError, find_near, missing, out_of_range, unknown
 from homenode.option import Arg, Flag, Opt
 
 HELP = ("--help", "-h")
@@ -294,8 +294,9 @@ def _refuse_command(command: Command, path: str, word: str) -> None:
     if not word:
         raise WrongCall(path, missing("COMMAND", f"{path} --help"), command)
     names = [sub.name for sub in command.commands if not sub.hidden]
-    kind = "option" if word.startswith("-") else "command"
-    raise WrongCall(path, unknown(kind, word, names, f"{path} {'|'.join(names)}"))
+    if word.startswith("-"):
+        raise WrongCall(path, unknown("option", word, [*HELP, "--version"], f"{path} --help"))
+    raise WrongCall(path, unknown("command", word, names, f"{path} {'|'.join(names)}"))
 
 
 class _WordReader:
@@ -354,7 +355,8 @@ class _WordReader:
             return
         if value is None:
             if not self.rest:
-                raise self.refuse(f"{name}: missing {parameter.opt.metavar}")
+                hint = f"{self.path} {name} {parameter.opt.metavar}"
+                raise self.refuse(f"{name}: missing {parameter.opt.metavar}", hint)
             value = self.rest.pop(0)
         self.give(parameter, value, name)
 
@@ -369,7 +371,7 @@ class _WordReader:
             return
         value = self.value(parameter, text, name)
         if self.values.get(parameter.path, value) != value:
-            raise self.refuse(f"{name}: may be given once; given again as {text!r}")
+            raise self.refuse(f"{name} is given twice", f"{self.path} {name} {text}")
         self.values[parameter.path] = value
 
     def value(self, parameter: Parameter, text: str, name: str) -> Any:
@@ -382,7 +384,9 @@ class _WordReader:
 
     def refuse_option(self, name: str) -> None:
         names = [spelling for parameter in self.parameters for spelling in parameter.opt.names]
-        raise WrongCall(self.path, unknown("option", name, [*names, *self.off, *HELP, HELP_ALL]))
+        names += [*self.off, *HELP, HELP_ALL]
+        hint = None if find_near(name, names) else f"{self.path} {HELP_ALL}"
+        raise WrongCall(self.path, unknown("option", name, names, hint))
 
     def place(self) -> None:
         """Give the words by position to the arguments: one each, and to a repeated one the rest."""
@@ -395,7 +399,8 @@ class _WordReader:
                 self.give(argument, word, argument.opt.metavar)
             words = words[count:]
         if words:
-            hint = f"{self.path} --host {words[0]}" if "--host" in self.named else None
+            options = [name for name in ("--host", "--pool") if name in self.named]
+            hint = f"{self.path} {options[0]} {words[0]}" if options else None
             raise self.refuse(f"unexpected argument {words[0]!r}", hint)
 
     def check_required(self) -> None:

@@ -20,7 +20,7 @@ from homenode.cli.terminal import (
     print_file,
     print_findings,
 )
-from homenode.errors import InputError, UsageError
+from homenode.errors import InputError, UsageError, exclusive, requires
 from homenode.findings import Findings, in_order, shared_gap_lines, with_gaps
 from homenode.machine.pci import DeviceKind
 from homenode.safe.input_files import read_subject
@@ -55,21 +55,18 @@ def doctor(arguments: DoctorArguments) -> None:
     if arguments.pool:
         options = (arguments.files, arguments.host, arguments.expect)
         if any(options) or arguments.under_load or arguments.prometheus:
-            raise UsageError("--pool: not together with other sources", hint=_POOL)
+            raise exclusive("--pool", "another source of a host or VM", _POOL)
         compare_hosts(arguments.pool, as_json=arguments.json, explain=arguments.explain)
         return
     if arguments.json and arguments.prometheus:
-        raise UsageError("--json: not together with --prometheus", hint="homenode doctor --json")
+        raise exclusive("--json", "--prometheus", "homenode doctor --json")
     domains = [name for name in arguments.files if names_domain(name)]
     sources = [
         name for name in arguments.files if name not in (*domains, "-") and is_host_source(name)
     ]
     files = [name for name in arguments.files if name not in (*domains, *sources)]
     if sources and arguments.host is not None:
-        raise UsageError(
-            f"--host: not together with {sources[0]}",
-            hint=command_line("homenode", "doctor", *sources),
-        )
+        raise exclusive("--host", sources[0], command_line("homenode", "doctor", *sources))
     rates = _circumstances(arguments.h2d, arguments.known_width)
     loaded = (
         load_host_of(sources, lspci=arguments.lspci)
@@ -79,9 +76,9 @@ def doctor(arguments: DoctorArguments) -> None:
     _check_addresses(rates, loaded)
     if arguments.under_load or arguments.load_command is not None:
         if not arguments.under_load:
-            raise UsageError("--load-command: needs --under-load", hint=_LOAD)
+            raise requires("--load-command", "--under-load", _LOAD)
         if sources or arguments.host is not None or arguments.lspci is not None:
-            raise UsageError("--under-load: not together with another host", hint=_LOAD)
+            raise exclusive("--under-load", "another host", _LOAD)
         loaded, rates = _under_load(loaded, rates, arguments.load_command)
     vms = [*map(_vm_of_file, files), *map(_vm_of_domain, domains)]
     findings = _diagnose_all(loaded, vms, rates, explain=arguments.explain or arguments.json)

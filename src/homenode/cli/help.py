@@ -18,7 +18,7 @@ from pathlib import Path
 
 from homenode.cli.command import EXAMPLES, HELP_ALL, REQUIRED, Command, Parameter
 from homenode.cli.terminal import note, print_own, say, write_bytes, write_text
-from homenode.errors import UsageError
+from homenode.errors import unknown
 from homenode.option import Arg, Flag
 from homenode.package_data import package_text
 from homenode.safe.input_files import read_input
@@ -193,10 +193,7 @@ def find_shell(name: str | None) -> str:
     """The shell that is named, else the user's. Raises UsageError."""
     shell = name or Path(os.environ.get("SHELL", "")).name
     if shell not in _PLACES:
-        raise UsageError(
-            f"completion: expected one of {', '.join(_PLACES)}, found {shell or 'none'}",
-            hint="homenode --show-completion bash",
-        )
+        raise unknown("shell", shell, _PLACES, "homenode --show-completion bash|zsh|fish")
     return shell
 
 

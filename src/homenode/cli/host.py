@@ -23,7 +23,7 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.doc import Doc, Table, Text
-from homenode.errors import UsageError, unknown
+from homenode.errors import exclusive, requires, unknown
 from homenode.findings import catalogue, texts_of
 from homenode.formats import encode
 from homenode.machine.description.parse import is_made_up, load_shipped, shipped_hosts
@@ -38,9 +38,9 @@ from homenode.vm.sources import load_host
 def show(asked: ShowArguments) -> None:
     """Print the host, or draw it."""
     if asked.plan is not None and asked.svg is None:
-        raise UsageError("--plan: needs --svg")
+        raise requires("--plan", "--svg", "--svg FILE")
     if asked.json and asked.svg == STANDARD_OUTPUT:
-        raise UsageError("pass either --json or --svg -, not both")
+        raise exclusive("--json", "--svg -", "--svg FILE")
     check_can_write(asked.svg, force=asked.force)
     host = load_host(asked.host, lspci=asked.lspci)
     if asked.svg is not None:

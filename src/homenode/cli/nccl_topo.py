@@ -20,7 +20,7 @@ from homenode.cli.terminal import (
     print_json,
     write_text,
 )
-from homenode.errors import UsageError
+from homenode.errors import exclusive, missing, requires
 from homenode.findings import Finding, Findings, Gap, in_order, with_gaps
 from homenode.machine.pci import DeviceKind
 from homenode.machine.tools.nvidia_smi import parse_query as parse
@@ -65,20 +65,17 @@ def nccl_topo(arguments: NcclTopoArguments) -> None:
 def _refuse_nonsense(arguments: NcclTopoArguments) -> None:
     judging = arguments.check is not None
     if arguments.domain is None and not judging:
-        raise UsageError(
-            "expected --domain to make a file for, or --check to check one, found none",
-            hint="homenode nccl-topo --host H --domain VM.xml -o topo.xml",
+        raise missing(
+            "--domain or --check", "homenode nccl-topo --host H --domain VM.xml -o topo.xml"
         )
     if judging and (arguments.output is not None or arguments.cloud_init is not None):
-        raise UsageError(
-            "--check: expected no --output and no --cloud-init, found one",
-            hint="make the file in one run and judge it in another",
-        )
+        other = "--output" if arguments.output is not None else "--cloud-init"
+        raise exclusive("--check", other, "homenode nccl-topo --check FILE --domain VM.xml")
     neighbours = (arguments.plan, arguments.guest, arguments.nvidia_smi)
     if arguments.domain is None and any(path is not None for path in neighbours):
-        raise UsageError("--plan, --guest and --nvidia-smi: need --domain")
+        raise requires("--plan, --guest or --nvidia-smi", "--domain")
     if arguments.json and not judging and arguments.output is None:
-        raise UsageError("--json: needs --output for the file itself")
+        raise requires("--json", "--output for the file itself", "--output topo.xml")
 
 
 def _read_vm(data: bytes, path: Path) -> "tuple[Vm, PendingDevice | None]":

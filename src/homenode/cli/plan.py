@@ -21,7 +21,7 @@ from homenode.cli.terminal import (
     write_bytes,
     write_text,
 )
-from homenode.errors import FINDINGS, HostError, UsageError, unknown
+from homenode.errors import FINDINGS, HostError, UsageError, exclusive, unknown
 from homenode.findings import Severity
 from homenode.plan.auto import refuse_auto, resolve_layout
 from homenode.plan.pipeline import (
@@ -63,7 +63,7 @@ class VmSource(NamedTuple):
 def plan(arguments: PlanArguments) -> None:
     """Plan, write and print."""
     if arguments.document is not None and arguments.vm_file is not None:
-        raise UsageError("pass either --vm or a VM file, not both")
+        raise exclusive("--vm", "argument VM")
     refuse_objective(arguments.options)
     if is_critical(run(arguments).plan):
         raise SystemExit(FINDINGS)
@@ -276,7 +276,7 @@ def _refuse_with_ranges(arguments: PlanArguments) -> None:
         ("--guest-node", bool(options.explicit_cells)),
     ):
         if is_given:
-            raise UsageError(f"pass either --node-cpus or {option}, not both")
+            raise exclusive("--node-cpus", option)
 
 
 def _load_hosts(arguments: PlanArguments) -> "tuple[Host, ...]":

@@ -35,7 +35,7 @@ from homenode.decide.recommendation import (
 )
 from homenode.decide.summary import left_out
 from homenode.decide.switch_effects import file_effects
-from homenode.errors import FINDINGS, NOT_KNOWN, HomenodeError, UsageError
+from homenode.errors import FINDINGS, NOT_KNOWN, HomenodeError, UsageError, exclusive, missing
 from homenode.formats import encode
 from homenode.machine.topology import Host
 from homenode.measure.imported.sources import load_sources
@@ -116,15 +116,12 @@ def report(arguments: ReportArguments) -> None:
     runs, output = list(arguments.runs), arguments.output
     if not runs:
         if not RESULTS.is_dir():
-            raise UsageError(
-                f"report: results not found in ./{RESULTS}",
-                hint="homenode bench makes results; logs of other tools are read as they are",
-            )
+            raise missing("DIR", "homenode bench --results results")
         runs = [str(RESULTS)]
     if output is None and not (arguments.csv or arguments.json):
         output = _neighbours(runs)
     if arguments.csv and arguments.json:
-        raise UsageError("pass either --csv or --json, not both")
+        raise exclusive("--csv", "--json")
     check_can_write(output, force=arguments.force)
     if (
         output is not None

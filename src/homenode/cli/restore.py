@@ -30,7 +30,7 @@ from homenode.cli.terminal import (
 )
 from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Table, Text
-from homenode.errors import UsageError
+from homenode.errors import UsageError, exclusive
 from homenode.show.change_text import line_counts
 from homenode.text import command_line, plural
 from homenode.vm.domain.restore import preview_restore as preview_restore_file
@@ -45,7 +45,7 @@ def restore(arguments: RestoreArguments) -> None:
     targets = arguments.targets
     if arguments.list_open:
         if targets or _is_for_a_domain(arguments) or arguments.dry_run:
-            raise UsageError("--list: expected no other argument: it lists all")
+            raise exclusive("--list", "another argument", "homenode restore --list")
         _list_open()
         return
     if not targets:
@@ -54,13 +54,12 @@ def restore(arguments: RestoreArguments) -> None:
         if len(targets) > 1:
             raise UsageError(f"expected one definition, or domains, found {len(targets)} targets")
         if _is_for_a_domain(arguments):
-            raise UsageError(
-                f"{targets[0]}: a definition; --connect, --forget and --keep-edits are for a domain"
-            )
+            options = "--connect, --forget or --keep-edits"
+            raise exclusive(targets[0], options, command_line("homenode", "restore", targets[0]))
         _restore_file(targets[0], dry_run=arguments.dry_run, diff=arguments.diff, yes=arguments.yes)
         return
     if arguments.forget and arguments.keep_edits:
-        raise UsageError("expected --forget or --keep-edits, found both")
+        raise exclusive("--forget", "--keep-edits")
     connect = arguments.connect or DEFAULT
     if arguments.forget:
         if len(targets) > 1:

@@ -28,7 +28,14 @@ from homenode.change.retrain.install import (
 from homenode.change.retrain.plan import RetrainPlan, describe, plan_retrain
 from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
 from homenode.cli.terminal import note, note_error, print_file, print_findings, say
-from homenode.errors import FINDINGS, HomenodeError, InputError, UsageError, missing
+from homenode.errors import (
+    FINDINGS,
+    HomenodeError,
+    InputError,
+    UsageError,
+    missing,
+    out_of_range,
+)
 from homenode.findings import Finding, Findings
 from homenode.machine.discover import discover
 from homenode.machine.snapshot.live import LiveSnapshot
@@ -51,7 +58,7 @@ def retrain(arguments: RetrainArguments) -> None:
     """
     devices = arguments.devices
     if arguments.target is not None and arguments.target not in SPEED_OF_CODE:
-        raise UsageError(f"--target: expected a generation from 1 to 6, found {arguments.target}")
+        raise out_of_range("--target", str(arguments.target), 1, max(SPEED_OF_CODE))
     if arguments.print_hook:
         print_file(libvirt_hook(_program(), arguments.target))
         return

@@ -156,14 +156,14 @@ def is_interactive() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def check_can_ask(*, asks: bool, has_dry_run: bool = True) -> None:
+def check_can_ask(*, asks: bool) -> None:
     """Raises UsageError where a change is to be asked about and no one is there to answer."""
     if asks and not is_interactive():
         from homenode.errors import UsageError
 
         raise UsageError(
             "no terminal to ask on; nothing was changed",
-            hint="--yes, or --dry-run to see the change" if has_dry_run else "--yes",
+            hint="--yes, or --dry-run to see the change",
         )
 
 
@@ -360,9 +360,9 @@ def _check_place(path: Path) -> None:
     try:
         is_folder, has_parent = path.is_dir() or not path.name, path.parent.is_dir()
     except OSError as error:  # a folder above it that we may not enter
-        raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None
+        raise HostError(f"{path}: cannot write: {error.strerror}") from None
     if is_folder:
-        raise UsageError(f"{path}: expected a file to write, found a directory")
+        raise UsageError(f"{path}: a directory, not a regular file")
     if not has_parent:
         raise HostError(f"{path.parent}: no such directory", hint=f"mkdir -p {path.parent}")
 
@@ -407,18 +407,15 @@ def write_new_files(
     if folder == STANDARD_OUTPUT:
         raise UsageError("-o -: several files need a directory, not standard output")
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder}: expected a directory, found a file")
+        raise UsageError(f"{folder}: a file, not a directory")
     for path in written:
         if path.exists():
-            raise UsageError(
-                f"{path}: expected nothing there yet, found a file",
-                hint="name another directory; what you have edited is not overwritten",
-            )
+            raise UsageError(f"{path}: file exists", hint="-o DIR that does not exist yet")
     try:
         for path in written:
             path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise HostError(f"{folder}: expected to write there, found: {error.strerror}") from None
+        raise HostError(f"{folder}: cannot write: {error.strerror}") from None
     check_can_write(*written)
     for path, text in written.items():
         write_text(path, text, (mode_of or {}).get(path))
@@ -441,7 +438,7 @@ def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
     try:
         replace_file(path, content, mode, synced=False)
     except OSError as error:
-        raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None
+        raise HostError(f"{path}: cannot write: {error.strerror}") from None
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from homenode.cli.terminal import (
     print_findings,
     working,
 )
-from homenode.errors import FINDINGS, UsageError
+from homenode.errors import FINDINGS, UsageError, exclusive, requires
 from homenode.findings import Findings, Severity, are_bad, in_order
 from homenode.machine.topology import Host
 from homenode.plan.stored import read_plan
@@ -82,15 +82,9 @@ def check_rules(arguments: VerifyArguments) -> None:
         if rule.field not in typed:
             continue
         if clash := [name for name in rule.excludes if name in typed]:
-            raise UsageError(
-                f"{_options_text([rule.field])}: not together with {_options_text(clash)}",
-                hint=rule.command,
-            )
+            raise exclusive(_options_text([rule.field]), _options_text(clash), rule.command)
         if rule.needs and typed.isdisjoint(rule.needs):
-            raise UsageError(
-                f"{_options_text([rule.field])}: missing {_options_text(rule.needs)}",
-                hint=rule.command,
-            )
+            raise requires(_options_text([rule.field]), _options_text(rule.needs), rule.command)
 
 
 def _options_text(fields: Iterable[str]) -> str:

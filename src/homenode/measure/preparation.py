@@ -38,6 +38,7 @@ from homenode.measure.results.model import (
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_folder import RunRecord
 from homenode.measure.suite import ShownGpus, suite_for
+from homenode.process import install_hint
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.guest_observation import paths_of_guest
@@ -170,7 +171,7 @@ def _bind_suite(
         needed["numactl"] = "to keep its memory on these nodes"
     for program, purpose in needed.items():
         if program not in installed:
-            reason = f"{program} is not installed, {purpose}"
+            reason = f"{program}: command not found; {install_hint(program)} {purpose}"
             suite = _omit(suite, lambda test: test.reads is not Reader.PROBE, reason)
     pus, of_node = host.usable_pus, {int(node.index): node.pus for node in host.nodes}
     tests = tuple(bind(test, pus, nodes, of_node) for test in suite.tests)

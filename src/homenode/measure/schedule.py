@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 
-from homenode.errors import UsageError
+from homenode.errors import UsageError, out_of_range
 
 MAX_ROUNDS = 1000
 
@@ -59,7 +59,7 @@ def schedule(
         problem = f"{', '.join(twice)} twice" if twice else "none"
         raise UsageError(f"{called}: expected one or more, each once, found {problem}")
     if not 1 <= rounds <= limit:
-        raise UsageError(f"{option} {rounds}: expected 1 to {limit}")
+        raise out_of_range(option, str(rounds), 1, limit)
     order: list[tuple[int, str, bool]] = [(-1, name, True) for name in controls]
     for number in range(rounds):
         order += [(number, name, False) for name in seeded_order(variants, seed, number)]

@@ -216,7 +216,7 @@ def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTe
     for node in machine.nodes:
         tool = _from_node(copy_test, node) if has_tool and "numactl" in machine.installed else None
         if tool is None and torch is None:
-            reason = f"from node {node.index}: numactl is not installed"
+            reason = f"from node {node.index}: numactl: command not found"
             left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
             continue
         yield _either(tool, machine.copies(*host_copies, node))
@@ -367,7 +367,7 @@ def _of_probe(
     groups = [Group.CPU_SINGLE, Group.CPU_ALL, Group.MEMORY_BANDWIDTH, Group.MEMORY_LATENCY]
     groups += [Group.CORE_TO_CORE, Group.SMT, Group.PLACEMENT]
     if PROBE not in installed or not pus:
-        reason = f"{PROBE} is not installed" if pus else "no PU may be used"
+        reason = f"{PROBE}: command not found" if pus else "no PU may be used"
         left_out += [Gap(group, reason) for group in groups]
         return
     first = str(pus.first())

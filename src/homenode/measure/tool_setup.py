@@ -367,7 +367,7 @@ def take_back(prefix: Path) -> tuple[str, ...]:
                 check_links(path)
                 is_ours = not path.exists() or step.is_done(entry)
             except OSError as error:
-                raise of_os(error, str(path), "it as homenode built it") from None
+                raise of_os(error, str(path), "the program") from None
             if not is_ours:
                 raise HostError(
                     f"{path}: expected it as homenode built it, found another file",
@@ -382,7 +382,7 @@ def take_back(prefix: Path) -> tuple[str, ...]:
             for part in (prefix / FOLDER).glob("*.part"):
                 part.unlink()
         except OSError as error:
-            raise of_os(error, str(sources), "a folder that homenode built in") from None
+            raise of_os(error, str(sources), "the directory") from None
         return tuple(removed)
 
 

@@ -181,7 +181,7 @@ def refuse_auto(options: PlanOptions) -> None:
     """Without a host there is no answer. Raises UsageError."""
     if options.layout == AUTO:
         raise UsageError(
-            "--node-cpus: needs --layout: without a host nothing can be decided",
+            "--node-cpus requires --layout: without a host nothing can be decided",
             hint="the study's configurations are --layout A, B and C",
         )
 

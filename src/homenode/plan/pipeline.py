@@ -8,7 +8,7 @@ from itertools import product
 
 from msgspec import Struct, structs
 
-from homenode.errors import InputError, UsageError
+from homenode.errors import InputError, UsageError, missing, requires
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
@@ -192,12 +192,12 @@ def size_of_options(options: PlanOptions) -> tuple[int, int]:
     if options.explicit_cells:
         vcpus, memory_bytes = size_of_cells(options.explicit_cells)
     if vcpus is None or memory_bytes is None:
-        size = next((n for n, v in (("--vcpus", vcpus), ("--memory", memory_bytes)) if v), None)
-        raise UsageError(
-            "expected a VM's file, or --vcpus and --memory, found "
-            + ("none" if size is None else f"{size} alone"),
-            hint="homenode plan --vcpus 16 --memory 64GiB --gpus 2 -o vm.xml",
-        )
+        hint = "homenode plan --vcpus 16 --memory 64GiB --gpus 2 -o vm.xml"
+        if vcpus is not None:
+            raise requires("--vcpus", "--memory", hint)
+        if memory_bytes is not None:
+            raise requires("--memory", "--vcpus", hint)
+        raise missing("VM, or --vcpus and --memory", hint)
     if vcpus < 1 or memory_bytes < 1:
         raise UsageError("--vcpus, --memory: expected more than 0")
     return vcpus, memory_bytes

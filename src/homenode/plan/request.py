@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import InputError, UsageError
+from homenode.errors import InputError, UsageError, out_of_range, requires
 from homenode.findings import NO_VMS
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import DEFAULT_HOST_RESERVE, Host, HostReserve
@@ -33,6 +33,7 @@ from homenode.vm.layout import (
 )
 from homenode.vm.model import GuestHostdev, Vm
 from homenode.vm.plan_options import (
+    MOST_SPARE_PORTS,
     DocumentSiblings,
     EmulatorPolicy,
     PlanOptions,
@@ -286,7 +287,7 @@ def _check_profile(options: PlanOptions, host: Host | None) -> None:
     if profile is None:
         return
     if options.gpu_count is None:
-        raise UsageError("--gpu-profile: needs --gpus N")
+        raise requires("--gpu-profile", "--gpus N", "--gpus 1")
     parts = [
         part
         for gpu in (host.devices_of_kind(DeviceKind.GPU) if host else ())
@@ -312,7 +313,7 @@ def _check_brought(options: PlanOptions, devices: Sequence[Bdf], host: Host | No
     ):
         if is_set and options.gpu_count is None and gpus.isdisjoint(devices):
             raise UsageError(
-                f"{option}: the VM has no GPUs",
+                f"{option} requires GPUs",
                 hint="--gpus N, or a definition that has GPUs",
             )
     if options.with_nvswitches and options.gpu_profile is not None:
@@ -337,7 +338,7 @@ def _housekeeping_pus(options: PlanOptions, layout: Layout, host: Host | None) -
     if options.emulator_policy is EmulatorPolicy.HOUSEKEEPING:
         if not named:
             raise UsageError(
-                "--emulator housekeeping: the host has no housekeeping CPUs",
+                "--emulator housekeeping requires housekeeping CPUs",
                 hint="--housekeeping-cpus 0,64, or housekeeping_pus under [reserve] of a host.toml",
             )
         if layout.pinning is Pinning.NONE:
@@ -412,7 +413,7 @@ def _check_counts(options: PlanOptions, threads: int) -> None:
         ("--max-nodes", options.max_nodes),
     ):
         if count is not None and count < 1:
-            raise UsageError(f"{option}: expected at least 1, found {count}")
+            raise out_of_range(option, str(count), 1, None)
     if options.vcpus is not None and options.vcpus % threads:
         raise UsageError(
             f"--vcpus {options.vcpus}: not a multiple of the {threads} siblings of a core, which "
@@ -421,12 +422,15 @@ def _check_counts(options: PlanOptions, threads: int) -> None:
         )
     for number, cell in enumerate(options.explicit_cells):
         if not cell.vcpus or cell.memory_bytes < 1:
-            raise UsageError(f"--guest-node: missing vCPUs and memory in cell {number}")
+            raise UsageError(
+                f"--guest-node: missing vCPUs or memory in cell {number}",
+                hint="--guest-node vcpus=8,memory=32GiB",
+            )
     cores = options.host_reserve.cores
     if cores is not None and cores < 0:
-        raise UsageError(f"--host-reserve: expected 0 cores or more, found {cores}")
-    if options.spare_ports < 0:
-        raise UsageError(f"--spare-ports: expected 0 or more, found {options.spare_ports}")
+        raise out_of_range("--host-reserve cores", str(cores), 0, None)
+    if not 0 <= options.spare_ports <= MOST_SPARE_PORTS:
+        raise out_of_range("--spare-ports", str(options.spare_ports), 0, MOST_SPARE_PORTS)
 
 
 def _check_page_size(options: PlanOptions, guest: Vm) -> None:
@@ -453,7 +457,7 @@ def _check_pus(options: PlanOptions, layout: Layout, host: Host | None) -> None:
     """PUs that the user names must be there: libvirt takes others and the VM fails to start."""
     if options.emulator_pus is not None:
         if not options.emulator_pus:
-            raise UsageError("--emulator-cpus: missing CPU")
+            raise UsageError("--emulator-cpus: missing PUS", hint="--emulator-cpus 0,64")
         if options.emulator_policy is not EmulatorPolicy.AUTO:
             raise UsageError(
                 f"--emulator-cpus and --emulator {options.emulator_policy}: expected one of the two"

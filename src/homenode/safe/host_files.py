@@ -43,7 +43,7 @@ class HostFile:
             while piece := os.pread(self.descriptor, limit - len(content), len(content)):
                 content += piece
         except OSError as error:
-            raise of_os(error, self.path, "a file that can be read") from None
+            raise of_os(error, self.path, "the file") from None
         return content
 
 

@@ -36,7 +36,7 @@ _PLAIN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _LOOK = os.O_PATH | os.O_CLOEXEC
 _FOLDER = _LOOK | os.O_DIRECTORY
 _KINDS = (
-    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"),
@@ -188,7 +188,7 @@ def _open_handle(handle: int, name: str) -> BinaryIO:
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
         if stat.S_ISDIR(mode):
-            raise OSError(errno.EISDIR, "a folder, not a regular file", name)
+            raise OSError(errno.EISDIR, "a directory, not a regular file", name)
         raise OSError(errno.ENXIO, f"{_kind(mode)}, not a regular file", name)
     try:
         return os.fdopen(os.open(f"/proc/self/fd/{handle}", _PLAIN), "rb")

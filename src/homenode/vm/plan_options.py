@@ -9,12 +9,14 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import UsageError
+from homenode.errors import UsageError, out_of_range
 from homenode.indices import NodeIndex
 from homenode.objective import Objective
 from homenode.option import Flag, Opt, key_values, size_bytes, size_text, whole_number
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import MAX_VCPUS, VmCell
+
+MOST_SPARE_PORTS = 16
 
 AUTO = "auto"
 """The layout name that lets the objective choose."""
@@ -111,7 +113,7 @@ def cell_of(text: str, option: str = "--guest-node") -> VmCell:
     parts = key_values(option, text, ("vcpus", "memory"), ("node",))
     vcpus = whole_number(f"{option}: vcpus", parts["vcpus"])
     if vcpus > MAX_VCPUS:
-        raise UsageError(f"{option}: expected at most {MAX_VCPUS} vCPUs, found {vcpus}")
+        raise out_of_range(f"{option} vcpus", str(vcpus), 1, MAX_VCPUS)
     memory_bytes = size_bytes(parts["memory"], f"{option}: memory")
     node = whole_number(f"{option}: node", parts["node"]) if "node" in parts else None
     return cell_asked(vcpus, memory_bytes, node)

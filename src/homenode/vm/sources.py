@@ -100,7 +100,7 @@ def _holds_files(source: str, path: Path) -> tuple[bool, bool]:
         is_archive = is_archive or (path.is_file() and _is_archive(path))
         exists = path.exists()
     except (OSError, ValueError) as error:  # too long a name, a NUL in it, no permission
-        raise of_os(error, source, "a file or directory that can be read") from None
+        raise of_os(error, source, "the host") from None
     return is_archive, exists
 
 
@@ -118,7 +118,7 @@ def _is_archive(path: Path) -> bool:
     try:
         head = read_start(path, _HEAD_BYTES)
     except OSError as error:
-        raise of_os(error, str(path), "a file that can be read") from None
+        raise of_os(error, str(path), "the host") from None
     return head.startswith(_ARCHIVE_MAGIC) or head[_TAR_MAGIC_AT:].startswith(b"ustar")
 
 
@@ -255,7 +255,7 @@ def shipped_host(name: str) -> Host:
 
 
 def _text(path: Path) -> str:
-    data = read_file(path, "a file that can be read", max_bytes=_MAX_TEXT_BYTES)
+    data = read_file(path, "the host", max_bytes=_MAX_TEXT_BYTES)
     if not data.removeprefix(b"\xef\xbb\xbf").strip():
         raise NotKnownError(
             f"{path}: expected {_KINDS}; found an empty file",

@@ -16,7 +16,7 @@ from homenode.change.retrain.config_registers import (
     LinkRegisters,
     read_registers,
 )
-from homenode.errors import HomenodeError, InputError
+from homenode.errors import HomenodeError, InputError, out_of_range
 from homenode.machine.link_path import Link
 from homenode.machine.pci import DeviceKind, PciDevice, PortType
 from homenode.machine.topology import Host
@@ -216,7 +216,7 @@ def _target(device: Bdf, above: LinkRegisters, below: LinkRegisters, target_gen:
     if target_gen is None:
         return max_code
     if target_gen not in SPEED_OF_CODE:
-        raise InputError(f"--target: expected a generation from 1 to 6, found {target_gen}")
+        raise out_of_range("--target", str(target_gen), 1, max(SPEED_OF_CODE))
     if target_gen not in both:
         ends = (
             f"the port can {SPEED_OF_CODE[above.max_code]:g} GT/s and the device "

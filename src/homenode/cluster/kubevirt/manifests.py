@@ -16,7 +16,7 @@ from homenode.cluster.kubevirt.manifest_options import (
 )
 from homenode.cluster.kubevirt.object import read_manifest, yaml_text
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION
-from homenode.errors import UsageError
+from homenode.errors import UsageError, out_of_range
 from homenode.package_data import package_text
 from homenode.process import CLOSED
 from homenode.text import command_line
@@ -68,7 +68,7 @@ def manifests(options: ManifestOptions) -> dict[str, str]:
         ("GiB of --memory", options.memory_gib),
     ):
         if not 1 <= number <= _LARGEST:
-            raise UsageError(f"{name}: expected 1 to {_LARGEST}, found {number}")
+            raise out_of_range(name, str(number), 1, _LARGEST)
     if options.image is None:
         files = {"hook-configmap.yaml": yaml_text(hook_configmap(options))}
     else:

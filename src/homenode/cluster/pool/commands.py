@@ -39,7 +39,14 @@ from homenode.cluster.pool.text import (
     pool_text,
     unknown_lines,
 )
-from homenode.errors import FINDINGS, UNPLANNABLE, NotKnownError, UsageError, unknown
+from homenode.errors import (
+    FINDINGS,
+    UNPLANNABLE,
+    NotKnownError,
+    UsageError,
+    exclusive,
+    unknown,
+)
 from homenode.findings import Gap
 from homenode.formats import encode
 from homenode.machine.topology import Host, refuse_unshown
@@ -189,7 +196,7 @@ def capture(arguments: PoolCaptureArguments) -> None:
     """Read the hosts into the directory."""
     if bool(arguments.servers) == (arguments.hosts is not None):
         if arguments.servers:
-            raise UsageError("give either HOST or --hosts, not both")
+            raise exclusive("argument HOST", "--hosts")
         raise UsageError("missing argument HOST", hint="or --hosts FILE, a list of hosts")
     lines, source = list(arguments.servers), "HOST"
     if arguments.hosts is not None:

@@ -13,7 +13,7 @@ from homenode.cluster.pool.free import (
     passable_gpus,
     sum_of,
 )
-from homenode.errors import InputError, UsageError
+from homenode.errors import InputError, UsageError, out_of_range
 from homenode.findings import Gap, unread_vms
 from homenode.machine.topology import Host, NumaNode, with_certain_nodes
 from homenode.option import key_values, size_bytes, whole_number
@@ -77,7 +77,7 @@ def size_of(text: str, option: str = "--size") -> VmSize:
     if not size.gpus and (size.vcpus is None or size.memory_bytes is None):
         raise UsageError(f"{option}: expected vcpus and memory for a VM without GPUs, found {text}")
     if (size.vcpus or 0) > MAX_VCPUS:
-        raise UsageError(f"{option}: expected at most {MAX_VCPUS} vCPUs, found {size.vcpus}")
+        raise out_of_range(f"{option} vcpus", str(size.vcpus), 1, MAX_VCPUS)
     return size
 
 

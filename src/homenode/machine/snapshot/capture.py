@@ -103,7 +103,7 @@ def collect_over_ssh(
     """
     if not _HOST.fullmatch(host):
         raise UsageError(
-            f"--ssh: expected a host such as gpu7 or root@gpu7.example.org, found {host[:80]!r}"
+            f"{host[:80]!r} is not a host name", hint="HOST or USER@HOST, as ssh takes it"
         )
     asking = ("-o", "BatchMode=yes") if batch else ()
     completed = run(

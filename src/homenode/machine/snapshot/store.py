@@ -7,12 +7,13 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from homenode.errors import InputError, of_os
+from homenode.errors import InputError, not_found, of_os
 from homenode.machine.snapshot.archive import ArchiveTree, read_archive
 from homenode.machine.snapshot.gather import MANIFEST, check_manifest
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot, follow, join
 from homenode.safe.input_files import read_kernel_file
+from homenode.text import command_line
 
 _MARKS = ("devices", "bus", "class", "kernel")
 """A folder named sys that holds one of these is mistaken for a /sys."""
@@ -37,7 +38,7 @@ def open_snapshot(path: Path) -> Snapshot:
     if source.is_dir():
         return _open_folder(source, machine)
     if not source.exists():
-        raise InputError(f"{source}: expected a folder or a tar of a host's /sys, found nothing")
+        raise not_found(str(source), hint=command_line("homenode", "capture", "-o", source))
     tree = read_archive(source)
     prefix, below_sys = _choose(_roots_of(tree), source, machine)
     manifest = tree.files.get(f"{prefix}/{MANIFEST}".lstrip("/"))
@@ -93,7 +94,7 @@ def _roots_in(top: str) -> list[tuple[str, bool]]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            raise of_os(error, folder, "a folder that can be read") from None
+            raise of_os(error, folder, "the directory") from None
     if Path(top).name == "sys" and _is_sys(_subfolders(top)):
         return [("", True)]
     if not _is_sys(_subfolders(f"{top}/sys")) and Path(top, "devices/system").is_dir():

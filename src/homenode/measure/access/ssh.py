@@ -11,7 +11,7 @@ from shlex import quote
 
 from msgspec import Struct
 
-from homenode.errors import ToolError, UsageError
+from homenode.errors import ToolError, UsageError, out_of_range
 from homenode.measure.access.machine import ScriptOutput
 from homenode.process import CLOSED, run
 from homenode.safe.durable import replace_file
@@ -63,7 +63,7 @@ class SshChannel(Struct, frozen=True):
         if not _USER.match(self.user):
             raise UsageError(f"--ssh-user: expected a user's name, found {self.user!r}")
         if not 0 < self.port < 65536:
-            raise UsageError(f"--ssh-port: expected 1 to 65535, found {self.port}")
+            raise out_of_range("--ssh-port", str(self.port), 1, 65535)
 
     @property
     def name(self) -> str:

@@ -110,7 +110,7 @@ def _of_tool(machine: GpuMachine, binding: HostBinding, left_out: list[Gap]) -> 
     if binding.of_each_gpu:
         return
     if node is not None and "numactl" not in machine.installed:
-        left_out.append(Gap(Group.NCCL, f"{binding.words}: numactl is not installed"))
+        left_out.append(Gap(Group.NCCL, f"{binding.words}: numactl: command not found"))
         return
     repeats = _REPEATS[machine.suite.depth]
     argv = machine.nccl_tests(_WARMUPS, repeats)

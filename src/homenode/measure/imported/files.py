@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.errors import InputError, of_os
+from homenode.errors import InputError, not_found, of_os
 from homenode.findings import Gap
 from homenode.measure.imported.runs import SourceFolder
 from homenode.measure.results.store import FILE
@@ -71,7 +71,7 @@ def find_folders(root: Path) -> FoundFolders:
     where the folder cannot be read.
     """
     if not root.exists():
-        raise InputError(f"{root}: expected a folder or a file to import, found nothing")
+        raise not_found(str(root))
     skipped: list[Gap] = []
     if root.is_file():
         named = root.resolve()  # a link that the user names is followed
@@ -83,7 +83,7 @@ def find_folders(root: Path) -> FoundFolders:
 
     def skip_unreadable(error: OSError) -> None:
         if error.filename == str(root) and root.is_dir():
-            raise of_os(error, str(root), "a folder to import") from None
+            raise of_os(error, str(root), "the directory") from None
         skipped.append(Gap(str(error.filename), error.strerror or str(error)))
 
     for folder_name, below, names in os.walk(root, onerror=skip_unreadable, followlinks=False):

@@ -13,11 +13,12 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from homenode import formats
-from homenode.errors import HomenodeError, HostError, InputError
+from homenode.errors import HomenodeError, HostError, InputError, not_found
 from homenode.findings import Gap
 from homenode.measure.results.model import Run, RunHead, Sample
 from homenode.safe.durable import open_folder, replace_file
 from homenode.safe.input_files import read_file
+from homenode.text import command_line
 
 KIND = "results"
 MAX_SAMPLES = 2_000_000
@@ -212,9 +213,8 @@ def load_runs(path: Path) -> StoredRuns:
     if path.is_file():
         return StoredRuns((read_run(path),), (), (str(path.parent),))
     if not path.is_dir():
-        raise InputError(
-            f"{path}: expected a results folder, found nothing",
-            hint="homenode bench and homenode import make one",
+        raise not_found(
+            str(path), "directory", command_line("homenode", "bench", "--results", path)
         )
     runs: list[Run] = []
     skipped: list[Gap] = []

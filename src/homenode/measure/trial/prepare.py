@@ -28,7 +28,7 @@ from homenode.measure.trial.runner import TrialSetup, TunedCopy, is_emulated
 from homenode.measure.trial.trial_config import Measuring, TrialConfig
 from homenode.objective import Objective
 from homenode.plan.stored import encode_plan, read_plan
-from homenode.process import find_program
+from homenode.process import find_program, install_hint
 from homenode.text import command_line
 from homenode.units import format_bytes
 from homenode.vm.domain.read import open_domain, read_vm
@@ -236,11 +236,11 @@ _ROOM_OF_DISK, _ROOM_OF_RESULTS = 1 << 30, 64 << 20
 
 def _missing_here(request: TrialRequest, copy: PreparedCopy | None) -> Iterator[str]:
     """Programs and room on disks that a trial needs, each with what to do."""
-    needed = {"ssh": "openssh-client"} if request.reaching.transport is Transport.SSH else {}
-    needed |= {"qemu-img": "qemu-utils"} if copy is not None and copy.disks else {}
-    for program, package in needed.items():
+    programs = ["ssh"] if request.reaching.transport is Transport.SSH else []
+    programs += ["qemu-img"] if copy is not None and copy.disks else []
+    for program in programs:
         if find_program(program) is None:
-            yield f"{program}: command not found; apt install {package}"
+            yield f"{program}: command not found; {install_hint(program)}"
     room = Counter({request.results.absolute(): _ROOM_OF_RESULTS})
     for overlay in () if copy is None else copy.copy.overlays:
         room[Path(overlay).parent] += _ROOM_OF_DISK

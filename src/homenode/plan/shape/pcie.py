@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import InputError, UsageError
+from homenode.errors import InputError
 from homenode.findings import Finding
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
@@ -48,7 +48,6 @@ from homenode.vm.model import (
 from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import PciGranularity
 
-MOST_SPARE_PORTS = 16
 SLOTS_PER_BUS = 32
 """Device numbers on an expander bus or below a switch's upstream port."""
 
@@ -127,10 +126,6 @@ def mirror_cells(
     Raises as mirror_pcie, the machine type apart.
     """
     guest, options = request.guest, request.options
-    if not 0 <= options.spare_ports <= MOST_SPARE_PORTS:
-        raise UsageError(
-            f"--spare-ports: expected 0 to {MOST_SPARE_PORTS}, found {options.spare_ports}"
-        )
     _refuse_unfit(host.device_at, devices)
     granularity = options.pci_granularity or PciGranularity.CELL
     groups = _device_groups(host, devices, cell_of_node, nearest, granularity)

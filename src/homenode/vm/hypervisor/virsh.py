@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 
-from homenode.errors import HomenodeError, HostError, InputError, UsageError
+from homenode.errors import HomenodeError, HostError, InputError, UsageError, find_near
 from homenode.process import ProgramResult, run
 from homenode.text import command_line, first_few
 from homenode.vm.hypervisor.connection import DEFAULT, checked_uri
@@ -61,7 +61,7 @@ class Virsh:
         if not name.strip() or not name.isprintable():
             raise UsageError(f"domain {name!r}: expected a name or a UUID")
         lower = name.strip().lower()
-        uuid = lower if _UUID.match(lower) else self._say("domuuid", "--domain", name).strip()
+        uuid = lower if _UUID.match(lower) else self._find_uuid(name)
         state = parse_dominfo(self._say("dominfo", "--domain", uuid))
         if name.strip() != state.name and lower != state.uuid:
             raise InputError(
@@ -69,6 +69,9 @@ class Virsh:
                 hint="give its UUID: virsh list --all --uuid --name",
             )
         return state
+
+    def _find_uuid(self, name: str) -> str:
+        return self._say("domuuid", "--domain", name).strip()
 
     def find(self, uuid: str) -> DomainState | None:
         """The domain of that UUID; None where there is none."""
@@ -88,7 +91,9 @@ class Virsh:
             for uuid, other in names.items()
         )
         text = f"{place}: {first_few(states, 3)}" if names else f"no VM is defined {place}"
-        return InputError(f"no VM named {name}; {text}", hint=hint)
+        near = find_near(name, names.values())
+        meant = f" (did you mean {near}?)" if near else ""
+        return InputError(f"no VM named {name}{meant}; {text}", hint=hint)
 
     def domains(self, *, running: bool = False) -> dict[str, str]:
         """Names by UUID: of all that are defined or run, or of those that run."""

@@ -27,7 +27,7 @@ from homenode.cluster.slurm.study.scripts import script_name
 from homenode.cluster.slurm.study.text import slurm_study_page, slurm_study_text
 from homenode.cluster.slurm.tools.slurm_nodes import expand_hostlist
 from homenode.cpuset import CpuSet
-from homenode.errors import FINDINGS, HostError, InputError, UsageError
+from homenode.errors import FINDINGS, HostError, InputError, UsageError, exclusive
 from homenode.formats import encode
 from homenode.measure.experiment import WaitPolicy, run_tasks
 from homenode.measure.progress import Progress
@@ -236,7 +236,7 @@ def report(arguments: SlurmReportArguments) -> None:
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"-o {output}: expected a name that ends in .html")
     if output is not None and arguments.json:
-        raise UsageError("give either -o or --json, not both")
+        raise exclusive("--output", "--json")
     check_can_write(output)
     source = ", ".join(map(str, arguments.folders))
     sources = read_sources(arguments.folders)

@@ -33,7 +33,7 @@ from homenode.cluster.slurm.study.evidence import (
 )
 from homenode.cluster.slurm.study.experiments import MAX_JOBS, NAME, Experiment, Mode, Study
 from homenode.cluster.slurm.study.scripts import script_name, script_of
-from homenode.errors import HomenodeError, HostError, InputError
+from homenode.errors import HomenodeError, HostError, InputError, not_found
 from homenode.findings import Gap
 from homenode.machine.topology import Host
 from homenode.measure.experiment import ExperimentJournal
@@ -42,6 +42,7 @@ from homenode.measure.results.store import FILE, load_runs, read_run
 from homenode.measure.run_folder import HOST, gaps_of_run
 from homenode.safe.durable import open_folder, replace_file
 from homenode.safe.input_files import open_below
+from homenode.text import command_line
 from homenode.vm.sources import load_host
 
 JOURNAL = "study.jsonl"
@@ -279,7 +280,9 @@ def read_sources(folders: Iterable[Path]) -> StudySources:
             continue
         seen.add(folder.resolve())
         if not folder.exists():
-            raise InputError(f"{folder}: expected a study's folder, found nothing")
+            raise not_found(
+                str(folder), "directory", command_line("homenode", "slurm", "study", "-o", folder)
+            )
         if (folder / JOURNAL).is_file():
             sources = read_study(folder.resolve(), StudyFolder(folder).study())
         else:

@@ -1,0 +1,90 @@
+"""Wrong calls: each says the fact in the words of other tools, by the contract's exit code."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import homenode
+
+PLAN = "plan vm.xml --host hgx-h100"
+CALLS = (
+    ("--hlep", 2, "unknown option --hlep (did you mean --help?)"),
+    ("shwo", 2, "unknown command 'shwo' (did you mean show?)"),
+    ("--show-completion ksh", 2, "unknown shell 'ksh'"),
+    ("show --hosst a", 2, "unknown option --hosst (did you mean --host?)"),
+    ("show hgx-h100", 2, "unexpected argument 'hgx-h100'"),
+    ("show --host hgx-h10", 2, "unknown host 'hgx-h10' (did you mean hgx-h100?)"),
+    ("show --json --host hgx-h10", 2, "unknown host 'hgx-h10' (did you mean hgx-h100?)"),
+    ("show --svg", 2, "--svg: missing FILE"),
+    ("show --plan p.json", 2, "--plan requires --svg"),
+    ("show --json --svg -", 2, "--json and --svg - cannot be used together"),
+    ("plan", 2, "missing argument VM, or --vcpus and --memory"),
+    ("plan absent.xml", 2, "absent.xml: no such file"),
+    ("plan directory", 2, "directory: cannot read a domain XML: a directory, not"),
+    (f"{PLAN} -o directory", 2, "directory: a directory, not a regular file"),
+    (f"{PLAN} -o absent/vm.xml", 3, "absent: no such directory"),
+    (f"{PLAN} -o other.txt", 2, "other.txt: file exists"),
+    (f"{PLAN} --layout numa", 2, "unknown layout 'numa' (did you mean pin-numa?)"),
+    (f"{PLAN} --objective nccl", 2, "unknown value 'nccl' (did you mean multi-gpu?)"),
+    (f"{PLAN} --target esx", 2, "unknown target 'esx'"),
+    (f"{PLAN} --vcpus many", 2, "--vcpus: 'many' is not a whole number"),
+    (f"{PLAN} --vcpus 0", 2, "--vcpus: 0 is out of range (1 or more)"),
+    (f"{PLAN} --spare-ports 99", 2, "--spare-ports: 99 is out of range (0 to 16)"),
+    (f"{PLAN} --memory 64", 2, "--memory: unit missing in '64'"),
+    (f"{PLAN} --memory 64QB", 2, "--memory: unknown unit 'QB'"),
+    (f"{PLAN} --layout A --layout B", 2, "--layout is given twice"),
+    (f"{PLAN} --diff=yes", 2, "--diff takes no value"),
+    (f"{PLAN} --vm vm.xml", 2, "--vm and argument VM cannot be used together"),
+    (f"{PLAN} --gpu-profile A40-12Q", 2, "--gpu-profile requires --gpus N"),
+    (f"{PLAN} --with-nics", 2, "--with-nics requires GPUs"),
+    (f"{PLAN} --results absent", 2, "absent: no such directory"),
+    (f"{PLAN} --after absent.json", 2, "absent.json: no such file"),
+    (f"{PLAN} --gpus 9", 4, "vm does not fit hgx-h100: 9 GPUs needed, 8 of 8 free"),
+    ("apply", 2, "missing argument NAME"),
+    ("apply vm.xml", 2, "no terminal to ask on; nothing was changed"),
+    ("restore", 2, "missing argument NAME"),
+    ("restore --list vm", 2, "--list and another argument cannot be used together"),
+    ("restore vm --forget --keep-edits", 2, "--forget and --keep-edits cannot be used together"),
+    ("capture", 2, "missing option --output"),
+    ("verify", 2, "missing argument VM"),
+    ("verify --live", 2, "--live: missing NAME"),
+    ("verify vm.xml --boot --timeout 0", 2, "--timeout: 0 is out of range (1 or more)"),
+    ("verify vm.xml --ssh-user root", 2, "--ssh-user requires --guest"),
+    ("verify vm.xml --start --boot", 2, "--start and --boot cannot be used together"),
+    ("doctor absent.xml", 2, "absent.xml: no such file"),
+    ("doctor --load-command cp", 2, "--load-command requires --under-load"),
+    ("doctor --json --prometheus", 2, "--json and --prometheus cannot be used together"),
+    ("doctor retrain 41:00.0 --target 9", 2, "--target: 9 is out of range (1 to 6)"),
+    ("trial vm --layouts pin,numa", 2, "unknown layout 'numa' (did you mean pin-numa?)"),
+    ("bench --quick --full --dry-run", 2, "--quick and --full cannot be used together"),
+    ("bench --rounds 2", 2, "unknown option --rounds"),
+    ("bench setup --apply --remove", 2, "--apply and --remove cannot be used together"),
+    ("import absent", 2, "absent: no such file or directory"),
+    ("compare absent", 2, "absent: no such directory"),
+    ("report --csv --json", 2, "missing argument DIR"),
+    ("pool show absent", 2, "unexpected argument 'absent'"),
+    ("pool place vm.xml", 2, "missing option --pool"),
+    ("kubevirt chek", 2, "unknown command 'chek' (did you mean check?)"),
+    ("slurm check gres.conf", 2, "missing argument slurm.conf"),
+    ("slurm report absent", 2, "absent: no such directory"),
+    ("nccl-topo", 2, "missing option --domain or --check"),
+    ("list findings pcie-link", 2, "unknown finding 'pcie-link' (did you mean pcie-link-slow?)"),
+)
+VM = """<domain type='kvm'><name>vm</name><memory unit='GiB'>8</memory><vcpu>4</vcpu>
+<os><type arch='x86_64' machine='q35'>hvm</type></os></domain>"""
+
+
+@pytest.mark.parametrize(("words", "code", "fact"), CALLS)
+def test_a_wrong_call_says_the_fact(
+    words: str, code: int, fact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "vm.xml").write_text(VM)
+    (tmp_path / "other.txt").write_text("mine")
+    result = homenode(*words.split(), whole=True)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert fact in result.stderr and "Traceback" not in result.stderr
+    if "did you mean" not in fact:
+        assert not re.search(r"hint: homenode [a-z -]*--help$", result.stderr)

@@ -14,7 +14,7 @@ from homenode.errors import HomenodeError
 CALLS = (
     *((os, name) for name in ("mkdir", "open", "fchmod", "fsync", "link", "replace", "unlink")),
     *((os, name) for name in ("rmdir", "write", "ftruncate")),
-    (process, "_started"),
+    (process, "_start"),
 )
 """What changes a file system or starts a program."""
 

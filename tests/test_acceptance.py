@@ -150,7 +150,7 @@ def test_a_hybrid_host_gives_p_cores_and_keeps_the_emulator_on_e_cores() -> None
     assert {kind[pu] for pins in plan.vcpu_pins for pu in pins} == {CoreKind.PERFORMANCE}
     assert plan.vm.emulator_pus
     assert {kind[pu] for pu in plan.vm.emulator_pus} == {CoreKind.EFFICIENCY}
-    with pytest.raises(Unplannable, match="20 PUs"):
+    with pytest.raises(Unplannable, match="24 CPUs needed, 20 free"):
         planned(host, 24, PlanOptions("pin"), memory_gib=8)
 
 

@@ -135,15 +135,15 @@ def test_a_ratio_that_a_document_states_follows_from_its_figures(row: str) -> No
             "vcpu_pin",
             "vcpu_pin_numa",
             ("H200", "RTX PRO 6000"),
-            "{low:.1f} to {high:.1f} times",
+            "{low:.1f}x pin-numa on H200, {high:.1f}x",
         ),
         (
             Objective.MEMORY_BANDWIDTH,
             "memory-bandwidth",
             "vcpu_pin_numa",
-            "vcpu_pin",
+            "default",
             ("H200", "MI350X", "RTX PRO 6000", "RTX 4090"),
-            "{low:.1f} to {high:.1f} times",
+            "{low:.1f}x to {high:.1f}x default",
         ),
         (
             Objective.LATENCY,
@@ -151,7 +151,7 @@ def test_a_ratio_that_a_document_states_follows_from_its_figures(row: str) -> No
             "vcpu_pin_numa",
             "vcpu_pin",
             ("H200", "MI350X"),
-            "{gain:.0%} to {most:.0%} below",
+            "{gain:.0%} to {most:.0%} lower",
         ),
         (
             Objective.DENSITY,
@@ -159,7 +159,7 @@ def test_a_ratio_that_a_document_states_follows_from_its_figures(row: str) -> No
             "vcpu_pin_numa_smt",
             "vcpu_pin",
             ("H200", "MI350X"),
-            "{low:.2f} to {high:.2f} times",
+            "{low:.2f}x to {high:.2f}x",
         ),
     ],
 )

@@ -495,7 +495,7 @@ def test_a_running_vm_is_refused_before_anything_is_written(
     daemon: StandIn, tmp_path: Path
 ) -> None:
     daemon.put("id", "4")
-    with pytest.raises(UsageError, match="expected it shut off, found it running"):
+    with pytest.raises(UsageError, match="it is running"):
         preflight(Virsh(URI), NAME, wanted(tmp_path / "results"), host(), tmp_path / "state")
     assert known_trials(tmp_path / "state") == ()
 

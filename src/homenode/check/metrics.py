@@ -40,7 +40,7 @@ def _gauge(name: str, text: str, labels: Labels, samples: Iterable[tuple[Labels,
 
 def _escape(text: str) -> str:
     """
-    >>> print(_escaped('a "b"'))
+    >>> print(_escape('a "b"'))
     a \\"b\\"
     """
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

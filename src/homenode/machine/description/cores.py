@@ -172,9 +172,9 @@ def _number_pus(slots: Sequence[CoreSlot], numbering: str) -> tuple[CoreSlot, ..
     """The cores, in the order given, with their PUs.
 
     >>> pair = [CoreSlot(0, 0, i, 0, None, None, 2) for i in range(2)]
-    >>> [core.pus for core in _numbered(pair, "siblings-far")]
+    >>> [core.pus for core in _number_pus(pair, "siblings-far")]
     [(0, 2), (1, 3)]
-    >>> [core.pus for core in _numbered(pair, "siblings-adjacent")]
+    >>> [core.pus for core in _number_pus(pair, "siblings-adjacent")]
     [(0, 1), (2, 3)]
     """
     order = range(len(slots))

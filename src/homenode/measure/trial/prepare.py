@@ -202,7 +202,7 @@ def latest(root: Path, name: str, virsh: Virsh | None = None) -> StoredTrial:
 def _refuse_running(state: DomainState) -> None:
     if state.is_active:
         raise UsageError(
-            f"{state.name}: expected it shut off, found it {state.state}",
+            f"{state.name}: it is {state.state}",
             hint="shut it down first: a trial boots it in each layout",
         )
 

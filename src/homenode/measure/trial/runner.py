@@ -331,8 +331,7 @@ def _refuse_running_original(trial: Trial) -> None:
         state = trial.domain.retry(lambda: trial.virsh.domain(head.source_uuid))
         if state.is_active:
             raise UsageError(
-                f"{head.source}: expected it shut off, found it {state.state}: the copy's disks "
-                "lie over its own",
+                f"{head.source}: it is {state.state}: the copy's disks lie over its own",
                 hint=f"shut it down; then {again(head.argument, 'resume')}",
             )
 

@@ -59,7 +59,7 @@ _FACTOR = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
 def escape_commas(value: str) -> str:
     """A value of an option.
 
-    >>> escaped("a,b")
+    >>> escape_commas("a,b")
     'a,,b'
     """
     return value.replace(",", ",,")
@@ -263,7 +263,7 @@ def fields_of(value: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 def join_option(first: str, pairs: Iterable[tuple[str, str]]) -> str:
     """An option's value of its first word and its keys.
 
-    >>> joined("pxb-pcie", [("id", "a,b"), ("bus_nr", "8")])
+    >>> join_option("pxb-pcie", [("id", "a,b"), ("bus_nr", "8")])
     'pxb-pcie,id=a,,b,bus_nr=8'
     """
     return ",".join([first, *(f"{key}={escape_commas(text)}" for key, text in pairs)])

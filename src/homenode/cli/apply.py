@@ -268,7 +268,7 @@ def tuned_together(
             note(f"not checked: {gap}")
         if show is not None:
             host = (tuning.host or machine).without_domains(options.replaces)
-            show(explain(tuning.plan, host, reasons=chosen[name].reasons, full=full))
+            show(explain(tuning.plan_to_show, host, reasons=chosen[name].reasons, full=full))
         else:
             note_critical(tuning.plan)
         for line in tuning.notes:

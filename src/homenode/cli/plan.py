@@ -392,7 +392,7 @@ def _print(
             step = _define_step(planned, source, arguments) if is_libvirt and has_next else ""
         host = _host_to_show(planned, arguments)
         screen.print(
-            explain(planned.plan, host, reasons=reasons, step=step, full=arguments.explain)
+            explain(planned.plan_to_show, host, reasons=reasons, step=step, full=arguments.explain)
         )
     if arguments.diff:
         before = (source.content or b"") if is_libvirt else planned.original

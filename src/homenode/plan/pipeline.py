@@ -48,13 +48,19 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
     original: bytes  # the file that was edited, as given or copied; b"" = a new file
     rendering: Rendering
     findings: tuple[Finding, ...]  # on the file, what the target cannot express included
-    notes: tuple[str, ...]  # these as lines, after what was wrong with the file before
+    notes: tuple[str, ...]  # warnings and worse as lines, after what was wrong with the file before
     host: Host | None = None  # on what it was planned; None: PU lists of the user
 
     @property
     def document(self) -> bytes:
         """The file to write."""
         return self.rendering.document
+
+    @property
+    def plan_to_show(self) -> Plan:
+        """The plan with the file's findings of severity info, which `notes` lacks."""
+        infos = (f for f in self.findings if f.severity is Severity.INFO)
+        return structs.replace(self.plan, findings=(*self.plan.findings, *infos))
 
     @property
     def libvirt(self) -> Version | None:
@@ -122,9 +128,13 @@ def _planned_file(
         original=document,
         rendering=rendering,
         findings=findings,
-        notes=(*libvirt.contradictions(document, source), *map(_sentence, findings)),
+        notes=(*libvirt.contradictions(document, source), *_sentences(findings)),
         host=host,
     )
+
+
+def _sentences(findings: Sequence[Finding]) -> tuple[str, ...]:
+    return tuple(_sentence(f) for f in findings if f.severity is not Severity.INFO)
 
 
 def _sentence(finding: Finding) -> str:
@@ -261,7 +271,7 @@ def plan_for_target(
         original=document or b"",
         rendering=rendering,
         findings=findings,
-        notes=tuple(map(_sentence, findings)),
+        notes=_sentences(findings),
         host=host,
     )
 

@@ -136,9 +136,9 @@ def place(arguments: PoolPlaceArguments) -> None:
         reasons = resolve_layout(guest, options, host, choose).reasons
         gaps = ((entry.name, entry.host.gaps) for entry in hosts if entry is not best.entry)
         step, order, unknown = _next_step(best, arguments), order_text(best), unknown_lines(gaps)
-        planned = plan_parts(tuning.plan, host, reasons, step, order=order, unknown=unknown)
+        planned = plan_parts(tuning.plan_to_show, host, reasons, step, order=order, unknown=unknown)
         if everything:
-            planned += explain_sections(tuning.plan, host)
+            planned += explain_sections(tuning.plan_to_show, host)
         screen.print(places_text(guest.name, ranking, planned, everything=everything))
     for line in (*lines, *tuning.notes):
         note(line)

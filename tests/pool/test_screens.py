@@ -122,6 +122,7 @@ order    locality, then the fewest free cores (pack, the default with GPUs)
 host     24 of 56 cores of node 0 run no vCPU; QEMU on CPUs 32,144; IOThread 1
          on CPU 33
 before   reserve 256 huge pages of 1 GiB on node 0; memlock 257 GiB
+info     qemu-commandline (--explain)
 unknown  free huge pages; whether a Fabric Manager can join 0000:19:00.0 and 3
          more (nvidia-smi -q -x shows no module ids); QEMU's version (6.0 or
          newer is assumed)

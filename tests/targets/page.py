@@ -35,7 +35,7 @@ def _head(targets: Sequence[str]) -> Iterator[str]:
         "  its package qemu-server; QEMU's own are compared with `--qemu`.",
         "",
         "Once the VM runs, its guest is compared with the saved plan, under any hypervisor; what",
-        "is lost is named, not compared: [verify](../commands/verify.md#guests-of-targets).",
+        "is lost is named, not compared: [verify](commands/verify.md#guests-of-targets).",
         "",
         "```console live",
         "$ homenode plan --target xen --vcpus 16 --memory 64GiB -o vm.cfg --save-plan p.json",

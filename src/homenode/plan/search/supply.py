@@ -29,7 +29,7 @@ UNKNOWN_LLC = 1 << 20
 
 
 class CoreShape(NamedTuple):
-    """What cores have in common that give a VM the same."""
+    """Key of cores that are interchangeable for the planner."""
 
     pus: int  # free ones of each
     is_whole: bool  # no one else may use any of them

@@ -67,7 +67,7 @@ def survives(parse: Callable[[str], object], text: str, count: int = 400) -> int
         try:
             parse(damaged)
         except InputError as error:
-            assert re.search("expected|missing|rejected", error.message)
+            assert re.search("expected|missing|rejected|unknown|out of range", error.message)
         else:
             parsed += 1
     return parsed

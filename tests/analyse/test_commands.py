@@ -234,7 +234,7 @@ def test_nothing_to_compare_says_what_to_name(tmp_path: Path) -> None:
     with pytest.raises(HomenodeError, match="expected two alternatives or more, found default"):
         call("compare", tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(HomenodeError, match="expected at least one run"):
+    with pytest.raises(HomenodeError, match="no run in it"):
         call("compare", tmp_path / "empty", tmp_path)
 
 

@@ -26,7 +26,7 @@ from homenode.change.retrain.plan import (
     plan_retrain,
 )
 from homenode.change.step import ChangeEntry, ChangeState
-from homenode.errors import HostError, InputError
+from homenode.errors import HostError, InputError, UsageError
 from homenode.findings import Severity
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import PciDevice
@@ -151,7 +151,7 @@ def test_no_target_above_either_end(target: int) -> None:
 @pytest.mark.parametrize("target", [0, 7, -1])
 def test_a_target_that_is_no_generation_is_refused(target: int) -> None:
     space = SimulatedConfig(sick())
-    with pytest.raises(InputError, match="generation"):
+    with pytest.raises(UsageError, match="1 to 6"):
         planned(space.host, space, target)
 
 

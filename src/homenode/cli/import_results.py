@@ -79,7 +79,7 @@ def import_results(arguments: ImportArguments) -> None:
         named = ", ".join(map(str, arguments.folders))
         if runs:
             raise InputError(
-                f"{named}: expected results in the outputs of tools, found none that can be used",
+                f"{named}: no result of the tools can be used",
                 hint="the reasons are above; run these tools again",
             )
         raise InputError(

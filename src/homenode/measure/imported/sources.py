@@ -44,7 +44,7 @@ def _load(argument: str) -> RunsOfArgument:
 def _some(argument: str, runs: Sequence[Run], skipped: Sequence[str]) -> tuple[Run, ...]:
     if not runs:
         raise InputError(
-            f"{argument}: expected at least one run, found none ({'; '.join(skipped[:5])})",
+            f"{argument}: no run in it ({'; '.join(skipped[:5])})",
             hint="homenode bench and homenode import make runs",
         )
     return tuple(runs)

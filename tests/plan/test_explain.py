@@ -50,6 +50,7 @@ warning  4 NVSwitches (0000:83:00.0 and 3 more): they stay on the host, and the
          Fabric Manager there activates the partition of all GPUs; fix:
          --with-nvswitches, unless a Fabric Manager outside serves all VMs
          (FABRIC_MODE=1)
+info     qemu-commandline (--explain)
 unknown  free huge pages; QEMU's version (6.0 or newer is assumed)
 next     the same command with -o tuned.xml
 """,
@@ -65,6 +66,7 @@ layout   pin-bound (auto, multi-gpu): all-reduce with pin is 2.1x pin-numa on
 host     8 of 56 cores of node 0 run no vCPU; QEMU on CPUs 48,160; IOThread 1 on
          CPU 49
 before   reserve 512 huge pages of 1 GiB on node 0; memlock 513 GiB
+info     qemu-commandline (--explain)
 unknown  free huge pages; whether a Fabric Manager can join 0000:19:00.0 and 3
          more (nvidia-smi -q -x shows no module ids); QEMU's version (6.0 or
          newer is assumed)

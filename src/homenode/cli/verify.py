@@ -216,7 +216,7 @@ def _print(verified: Verification, arguments: VerifyArguments) -> None:
         labels["equal"] = (
             f"{equal} facts" if are_bad(f for v in verified.views for f in v.findings) else ""
         )
-        findings = findings if arguments.json else _beside(findings, checks)
+        findings = findings if arguments.json else _without_table_rows(findings, checks)
     elif plan is not None:
         layout = f"layout {plan.layout.name} on {plan.host_name}"
         answer = f"{subject} matches the plan: {layout}, 0 differences"
@@ -232,7 +232,7 @@ def _print(verified: Verification, arguments: VerifyArguments) -> None:
     )
 
 
-def _beside(findings: Findings, checks: Sequence[Check]) -> Findings:
+def _without_table_rows(findings: Findings, checks: Sequence[Check]) -> Findings:
     """The findings without what is unknown of the guest, which the table has."""
     shown = {check.finding.id for check in checks if check.finding is not None}
     return structs.replace(

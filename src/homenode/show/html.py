@@ -65,7 +65,7 @@ def pdf_pages(html: str) -> bytes:
 def missing_extra(module: str) -> HostError:
     """What to say where a library of the extra is not there."""
     return HostError(
-        f"report: expected the Python package {module}, found none",
+        f"report: Python package {module} is not installed",
         hint="pip install 'homenode[report]'",
     )
 

@@ -69,7 +69,7 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
     skipped += reasons
     if not runs:
         causes = "; ".join(skipped[:5]) or "nothing was named"
-        message = f"report: expected at least one run, found none ({causes})"
+        message = f"report: no run in it ({causes})"
         raise InputError(message, hint="homenode bench makes runs")
     known_hosts = {host_fingerprint(host): host for host in map(load_host, hosts)}
     if len(hosts) == 1:

@@ -284,7 +284,7 @@ def test_without_the_reports_library_a_trial_is_none_the_worse(
         NAME,
     )
     assert done.exit_code == (3 if is_asked_for else 0), done.output
-    assert "no report: report: expected the Python package jinja2" in done.output
+    assert "no report: report: Python package jinja2 is not installed" in done.output
     assert daemon.definition() == ORIGINAL
     (known,) = known_trials(tmp_path / "state")
     assert known.state.ended

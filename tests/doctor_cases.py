@@ -26,11 +26,10 @@ from tests.simulated_config import MemoryJournal, PowerCutError, SimulatedConfig
 
 
 class Case(NamedTuple):
-    """A machine that has a finding, and one that nearly has it."""
+    """A machine that has a finding, and one that nearly has it: the second call shows in what."""
 
     has: str
     found: Callable[[], Sequence[Finding]]
-    nearly: str
     silent: Callable[[], Sequence[Finding]]
 
 
@@ -150,7 +149,7 @@ HOST_CASES: dict[str, Case] = {
     "pcie-link-slow": Case(
         "rtx5090-epyc7702: 8 GPUs at 5 GT/s on ports of 16 GT/s",
         lambda: of_host(host(SICK)),
-        "a card for 16 GT/s on a port for 8 GT/s, at 8 GT/s",
+        # A card for 16 GT/s on a port for 8 GT/s, at 8 GT/s
         lambda: of_host(
             changed(
                 link_at(8.0, 16),
@@ -162,25 +161,24 @@ HOST_CASES: dict[str, Case] = {
     "pcie-link-narrow": Case(
         "rtx4080-i9-14900k with its GPU at x8 of x16",
         lambda: of_host(link_at(16.0, 8)),
-        "the same in a slot that is known to have 8 lanes",
+        # The same in a slot that is known to have 8 lanes
         lambda: of_host(link_at(16.0, 8), MeasuredRates(known_widths={GPU_4080: 8})),
     ),
     "pcie-link-idle": Case(
         "rtx4080-i9-14900k with its GPU at 2.5 GT/s and nothing known of its load",
         lambda: of_host(link_at(2.5, 16)),
-        "the same at 16 GT/s",
         lambda: of_host(link_at(16.0, 16, performance_state="P8")),
     ),
     "pcie-target-low": Case(
         "rtx4080-i9-14900k at 16 GT/s, and its port's target at 5 GT/s",
         lambda: of_host(changed(host(DESKTOP), lambda d: d.bdf == PORT_4080, target_gt_per_s=5.0)),
-        "its target at 32 GT/s, which the card cannot",
+        # Its target at 32 GT/s, which the card cannot
         lambda: of_host(changed(host(DESKTOP), lambda d: d.bdf == PORT_4080, target_gt_per_s=32.0)),
     ),
     "pcie-link-unknown": Case(
         "rtx4080-i9-14900k as lspci shows it to a user who is not root",
         lambda: of_host(changed(host(DESKTOP), lambda d: True, link=None)),
-        "the same with a GPU that is a part of the root complex",
+        # The same with a GPU that is a part of the root complex
         lambda: of_host(
             changed(changed(host(DESKTOP), lambda d: True, link=None), is_gpu, parent=None)
         ),
@@ -188,25 +186,23 @@ HOST_CASES: dict[str, Case] = {
     "job-gpu-far": Case(
         "nvidia-smi topo -m of a job without CPUs of its GPU's node",
         lambda: list(matrix_findings(parse_topology(_AFFINITY.format("")), "topo")),
-        "the same of a job with some",
         lambda: list(matrix_findings(parse_topology(_AFFINITY.format("0-3")), "topo")),
     ),
     "device-silent": Case(
         "a listing in which a GPU has revision ff and header type 7f",
         lambda: of_host(host_from_lspci(_silent("VGA compatible controller [0300]"), "pc")),
-        "the same of a SATA controller, on which no VM's speed hangs",
+        # The same of a SATA controller, on which no VM's speed hangs
         lambda: of_host(host_from_lspci(_silent("SATA controller [0106]"), "pc")),
     ),
     "listing-cut": Case(
         "a listing of lspci -vvv that ends within a line",
         lambda: of_host(host_from_lspci(arc()[:-6], "arc")),
-        "the same to its end",
         lambda: of_host(host_from_lspci(arc() + "\n", "arc")),
     ),
     "pcie-link-dropped": Case(
         "rtx5090-epyc7702 after the start of a VM with its GPUs",
         lambda: list(dropped_links(host(SICK), gpus(SICK, 8), "vm", {})),
-        "rtx4080-i9-14900k with its GPU at x8 before and after the start of a VM",
+        # rtx4080-i9-14900k with its GPU at x8 before and after the start of a VM
         lambda: list(
             dropped_links(link_at(16.0, 8), (GPU_4080,), "vm", {GPU_4080: LinkRate(16.0, 8)})
         ),
@@ -214,91 +210,80 @@ HOST_CASES: dict[str, Case] = {
     "pcie-errors-uncorrected": Case(
         "rtx4080-i9-14900k with one DLP error",
         lambda: of_host(_errors(0, 1)),
-        "the same with 3 retries",
         lambda: of_host(_errors(3)),
     ),
     "pcie-errors-corrected": Case(
         "rtx4080-i9-14900k with 1000 BadTLP",
         lambda: of_host(_errors(1000)),
-        "the same with 999",
         lambda: of_host(_errors(999)),
     ),
     "h2d-low": Case(
         "5.3 GB/s measured over 16 GT/s x16",
         lambda: of_host(host(DESKTOP), _h2d(5.3e9)),
-        "24 GB/s measured over 16 GT/s x16",
         lambda: of_host(host(DESKTOP), _h2d(24e9)),
     ),
     "h2d-above-link": Case(
         "40 GB/s measured over 16 GT/s x16",
         lambda: of_host(host(DESKTOP), _h2d(40e9)),
-        "31 GB/s measured over 16 GT/s x16",
         lambda: of_host(host(DESKTOP), _h2d(31e9)),
     ),
     "node-spans-packages": Case(
         "epyc9654-2p-1node: two packages in one node",
         lambda: of_host(host("epyc9654-2p-1node")),
-        "hgx-h100: two packages, a node each",
         lambda: of_host(host(HGX)),
     ),
     "node-spans-llcs": Case(
         "mi350x-epyc9575f: packages in NPS1, 8 caches in a node",
         lambda: of_host(host("mi350x-epyc9575f")),
-        "rtx4090-epyc7702: NPS4, 4 caches in a node",
+        # rtx4090-epyc7702: NPS4, 4 caches in a node
         lambda: of_host(host("rtx4090-epyc7702")),
     ),
     "node-without-memory": Case(
         "x86-2p2n8c16t-node1-no-memory",
         lambda: of_host(host("x86-2p2n8c16t-node1-no-memory")),
-        "x86-2p3n8c16t-node2-no-cpus: the node without CPUs has memory",
+        # x86-2p3n8c16t-node2-no-cpus: the node without CPUs has memory
         lambda: of_host(host("x86-2p3n8c16t-node2-no-cpus")),
     ),
     "gpu-node-unknown": Case(
         "x86-2p2n8c16t-gpu-node-unknown",
         lambda: of_host(host("x86-2p2n8c16t-gpu-node-unknown")),
-        "rtx4080-i9-14900k: no node either, and only one there is",
+        # rtx4080-i9-14900k: no node either, and only one there is
         lambda: of_host(host(DESKTOP)),
     ),
     "p2p-redirected": Case(
         "h200-xeon8558 with ReqRedir on its switches' ports",
         lambda: of_host(_acs(("CmpltRedir", "ReqRedir", "SrcValid"))),
-        "the same with SrcValid only",
         lambda: of_host(_acs(("SrcValid",))),
     ),
     "iommu-translates": Case(
         "h200-xeon8558 with IOMMU domains of type DMA-FQ",
         lambda: of_host(changed(host(H200), is_gpu, iommu_domain="DMA-FQ", driver="nvidia")),
-        "the same with type identity",
         lambda: of_host(changed(host(H200), is_gpu, iommu_domain="identity", driver="nvidia")),
     ),
     "governor-powersave": Case(
         "powersave with acpi-cpufreq",
         lambda: of_host(settings(host(DESKTOP), scaling_drivers=("acpi-cpufreq",))),
-        "powersave with intel_pstate",
         lambda: of_host(settings(host(DESKTOP), scaling_drivers=("intel_pstate",))),
     ),
     "idle-deep": Case(
         "idle states of 890 µs under a pinned VM",
         lambda: found_in(domain(2, pins=[0, 2]), settings(host(DESKTOP), idle_exit_latency_us=890)),
-        "idle states of 133 µs",
         lambda: found_in(domain(2, pins=[0, 2]), settings(host(DESKTOP), idle_exit_latency_us=133)),
     ),
     "retrain-failed": Case(
         "a link that trains to 5 GT/s whatever it is given",
         lambda: _retrained(2),
-        "a link that trains to 16 GT/s",
         lambda: _retrained(None),
     ),
     "retrain-interrupted": Case(
         "a run that is killed at its second write",
         lambda: _interrupted(2),
-        "a run that is not",
         lambda: _interrupted(None),
     ),
     "drift-topology": Case(
         "rtx4080-i9-14900k with half of its memory",
         lambda: _drifted(_with_memory(0.5)),
-        "with 1 % less, which another kernel takes",
+        # With 1 % less, which another kernel takes
         lambda: _drifted(_with_memory(0.99)),
     ),
     "drift-host": Case(
@@ -310,7 +295,6 @@ HOST_CASES: dict[str, Case] = {
                 "host.json",
             )
         ),
-        "with 4 MiB less memory",
         lambda: _drifted(_with_memory(1 - 4 / (64 << 10))),
     ),
     "drift-device": Case(
@@ -323,13 +307,12 @@ HOST_CASES: dict[str, Case] = {
                 ),
             )
         ),
-        "with another name for it",
         lambda: _drifted(changed(host(DESKTOP), is_gpu, name="GeForce")),
     ),
     "drift-link": Case(
         "rtx4080-i9-14900k at 8 GT/s",
         lambda: _drifted(link_at(8.0, 16)),
-        "idle at 2.5 GT/s, recorded at 16",
+        # Idle at 2.5 GT/s, recorded at 16
         lambda: _drifted(
             changed(
                 link_at(2.5, 16),
@@ -341,7 +324,6 @@ HOST_CASES: dict[str, Case] = {
     "drift-huge-pages": Case(
         "a host recorded with 64 pages of 1 GiB on a node that has 8",
         lambda: _with_pages(8, 8),
-        "the same host with all pages in use",
         lambda: _with_pages(64, 0),
     ),
 }

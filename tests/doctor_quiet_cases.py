@@ -78,31 +78,26 @@ QUIET_CASES: dict[str, Case] = {
     "isolated-with-tick": Case(
         "x86-2p2n16c32t-isolated-pus with isolcpus= alone",
         lambda: on_isolated(set_apart(host(ISOLATED), [*range(4, 8), *range(20, 24)], nohz=False)),
-        "x86-2p2n16c32t-isolated-pus, which has nohz_full= too",
         lambda: on_isolated(host(ISOLATED)),
     ),
     "sibling-not-isolated": Case(
         "PUs 4-7 isolated without their siblings 20-23",
         lambda: on_isolated(set_apart(host(ISOLATED), range(4, 8))),
-        "the same with a VM that has the siblings",
         lambda: on_isolated(set_apart(host(ISOLATED), range(4, 8)), (4, 20)),
     ),
     "irq-on-isolated": Case(
         "a NIC of hgx-h100 that interrupts isolated PU 9, where a vCPU is",
         lambda: quiet(interrupting(set_apart(host(HGX), range(8, 12)), NIC, ["9", "0"])),
-        "a NIC that has an interrupt for every PU",
         lambda: quiet(interrupting(set_apart(host(HGX), range(8, 12)), NIC, _every_pu(host(HGX)))),
     ),
     "irqbalance-on-vcpus": Case(
         "irqbalance running, and an interrupt of a NIC on a vCPU's PU",
         lambda: quiet(settings(interrupting(host(HGX), NIC, ["9", "0"]), irqbalance=True)),
-        "irqbalance running, and the NIC's interrupts on PUs 0 and 1",
         lambda: quiet(settings(interrupting(host(HGX), NIC, ["0", "1"]), irqbalance=True)),
     ),
     "irq-far": Case(
         "the GPU's interrupts on PU 60, in the package without vCPUs",
         lambda: quiet(interrupting(host(HGX), gpus(HGX, 1)[0], ["60"], "vfio-pci")),
-        "the GPU's interrupts on PUs 60 and 2",
         lambda: quiet(interrupting(host(HGX), gpus(HGX, 1)[0], ["60", "2"], "vfio-pci")),
     ),
     "smt-off": Case(
@@ -111,7 +106,6 @@ QUIET_CASES: dict[str, Case] = {
             domain(2, pins=[0, 1], cpu=topology(1, 1, 2)),
             settings(host(SMT_OFF), smt_control="off"),
         ),
-        "threads='1' there",
         lambda: diagnosed(
             domain(2, pins=[0, 1], cpu=topology(1, 2)), settings(host(SMT_OFF), smt_control="off")
         ),
@@ -119,13 +113,11 @@ QUIET_CASES: dict[str, Case] = {
     "emulator-on-sibling": Case(
         "the emulator on PU 1 of rtx4080-i9-14900k, sibling of a vCPU's PU 0",
         lambda: diagnosed(domain(2, pins=[0, 2], cputune="<emulatorpin cpuset='1'/>"), DESKTOP),
-        "the emulator on PU 16, which has no vCPU next to it",
         lambda: diagnosed(domain(2, pins=[0, 2], cputune="<emulatorpin cpuset='16'/>"), DESKTOP),
     ),
     "governor-mixed": Case(
         "two vCPUs with governor performance and two with powersave of intel_pstate",
         lambda: _mixed("powersave"),
-        "four with performance",
         lambda: _mixed("performance"),
     ),
 }

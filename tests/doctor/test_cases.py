@@ -37,4 +37,4 @@ def test_a_machine_that_has_it_is_found(id: str) -> None:
 
 @pytest.mark.parametrize("id", CASES)
 def test_a_machine_that_nearly_has_it_is_not(id: str) -> None:
-    assert id not in {finding.id for finding in CASES[id].silent()}, CASES[id].nearly
+    assert id not in {finding.id for finding in CASES[id].silent()}, CASES[id].has

@@ -7,7 +7,7 @@ import pytest
 
 from homenode.cli.command import WrongCall, find_call, option_helps
 from homenode.cli.help import format_option, help_lines, summary
-from homenode.cli.main import PROGRAM, main
+from homenode.cli.main import PROGRAM
 from homenode.option import Arg
 from tests.command_line import every_command, has_cluster, homenode
 
@@ -117,16 +117,10 @@ OF_CLUSTER = (
     ],
 )
 def test_a_wrong_word_is_answered_with_the_one_that_was_meant(
-    words: tuple[str, ...],
-    meant: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...], meant: str
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["homenode", *words])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
-    assert meant in capsys.readouterr().err
+    done = homenode(*words, whole=True)
+    assert done.exit_code == 2 and meant in done.stderr
 
 
 def test_what_a_name_holds_does_not_steer_the_terminal() -> None:

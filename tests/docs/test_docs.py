@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from homenode import formats
-from homenode.cli import main, terminal
 from homenode.cli.command import REQUIRED, Command, Parameter, find_call
 from homenode.cli.main import PROGRAM
 from homenode.errors import HomenodeError
@@ -25,7 +24,7 @@ from homenode.plan.search.cost import order
 from homenode.vm.domain import codec
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import Policy
-from tests.command_line import NEEDS_CLUSTER, every_command, has_room
+from tests.command_line import NEEDS_CLUSTER, every_command, has_room, homenode
 from tests.doc_pages import (
     FOLDER_SHOWN,
     ROOT,
@@ -298,29 +297,14 @@ def test_a_page_shows_what_its_commands_print(
             assert command.shown == (str(code),), f"{where}: the exit code is {code}"
         if command.arguments[0] != "homenode":
             continue
-        code, out, notes = _run(command.arguments, monkeypatch, capsys)
+        done = homenode(*command.arguments[1:], whole=True)
+        code, out = done.exit_code, done.stdout
         if command.redirected is not None:
             (tmp_path / command.redirected).write_text(out, encoding="utf-8")
         if any(line.strip() for line in command.shown):
-            printed = f"{out}\n{notes}".replace(str(tmp_path), FOLDER_SHOWN)
+            notes = [
+                line for line in done.stderr.splitlines() if not line.startswith("not checked: ")
+            ]
+            printed = "\n".join((out, *notes)).replace(str(tmp_path), FOLDER_SHOWN)
             lacking = missing_output(command.shown, printed)
             assert lacking is None, f"{where} shows {lacking!r} but the command prints:\n{printed}"
-
-
-def _run(
-    arguments: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> tuple[int, str, str]:
-    """Exit code, standard output, and standard error without what no libvirt here can check."""
-    terminal.console.cache_clear()
-    terminal.error_console.cache_clear()
-    monkeypatch.setattr("sys.argv", list(arguments))
-    code: object = 0
-    try:
-        main.main()
-    except SystemExit as end:
-        code = end.code
-    out, err = capsys.readouterr()
-    notes = [line for line in err.splitlines() if not line.startswith("not checked: ")]
-    return int(str(code or 0)), out, "\n".join(notes)

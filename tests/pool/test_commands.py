@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.cli import main
 from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool
 from homenode.cluster.pool.text import MOST_ROWS, pool_text
 from homenode.doc import Doc
 from homenode.findings import UNREAD_VMS, Gap
 from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.domain.read import read_vm
+from tests.command_line import homenode
 from tests.pool.pools import filled, named, shipped
 
 DOCUMENT = """<domain type='kvm'><name>gpu-vm</name><memory unit='GiB'>256</memory><vcpu>32</vcpu>
@@ -25,16 +25,13 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)
     Path("vm.xml").write_text(DOCUMENT)
 
     def run_pool(line: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["homenode", "pool", *line.split()])
-        with pytest.raises(SystemExit) as end:
-            main.main()
-        said = capsys.readouterr()
-        return int(str(end.value.code or 0)), said.out, said.err
+        done = homenode("pool", *line.split(), whole=True)
+        return done.exit_code, done.stdout, done.stderr
 
     return run_pool
 

@@ -1,8 +1,6 @@
 """Captures that a Slurm job makes of its nodes are a pool."""
 
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +9,6 @@ from homenode.vm.host_sources import read_hosts
 from tests.slurm import testbed
 
 pytestmark = pytest.mark.slurm
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[testbed.Testbed]:
-    with tempfile.TemporaryDirectory(prefix="homenode-") as folder:
-        Path(folder).chmod(0o755)
-        with testbed.running(Path(folder) / "slurm") as running:
-            yield running
 
 
 def test_a_job_captures_each_of_its_nodes(slurm: testbed.Testbed, tmp_path: Path) -> None:

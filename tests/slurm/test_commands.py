@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cli import main, terminal
+from tests.command_line import homenode
 from tests.slurm.gpu_nodes import TESTBED, Listed, scontrol_text, squeue_2405
 from tests.slurm.test_record import RECORD
 
@@ -22,7 +22,7 @@ JOBS = (
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a command in a folder with a machine and jobs; exit code, output, notes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
@@ -32,15 +32,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     Path("jobs.json").write_text(squeue_2405(JOBS))
 
     def command(*words: str) -> tuple[int, str, str]:
-        terminal.console.cache_clear()
-        monkeypatch.setattr("sys.argv", ["homenode", "slurm", *words])
-        code: object = 0
-        try:
-            main.main()
-        except SystemExit as end:
-            code = end.code
-        said = capsys.readouterr()
-        return int(str(code or 0)), said.out, said.err
+        done = homenode("slurm", *words, whole=True)
+        return done.exit_code, done.stdout, done.stderr
 
     return command
 

@@ -3,19 +3,18 @@
 import json
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from homenode.cli import main, terminal
 from homenode.cluster.slurm import client
 from homenode.cluster.slurm.config import config_word, parse_config
 from homenode.cluster.slurm.gres import gres_lines
+from tests.command_line import homenode
 from tests.slurm.hostile_jobs import FORGED
-from tests.slurm.test_audit_live import NODE, submit, until_runs
-from tests.slurm.testbed import Testbed, running
+from tests.slurm.test_audit_live import NODE
+from tests.slurm.testbed import Testbed, submit, until_runs
 
 pytestmark = pytest.mark.slurm
 
@@ -46,24 +45,6 @@ WORDS = (
 
 
 @pytest.fixture(scope="module")
-def slurm() -> Iterator[Testbed]:
-    with tempfile.TemporaryDirectory(prefix="homenode-") as folder:
-        base = Path(folder) / "slurm"
-        base.parent.chmod(0o755)
-        with running(base) as testbed:
-            yield testbed
-
-
-@pytest.fixture(scope="module")
-def far(slurm: Testbed) -> str:
-    """A job with CPUs on socket 1, since socket 0 is full, and two of its GPUs on socket 0."""
-    until_runs(slurm, submit(slurm, "-w", "gpu01", "-n1", "-c32"))
-    job = submit(slurm, "-w", "gpu01", "-n1", "-c8", "--gres=gpu:6")
-    until_runs(slurm, job)
-    return job
-
-
-@pytest.fixture(scope="module")
 def near(slurm: Testbed) -> str:
     """A job of somebody else whose GPU is near its CPUs."""
     job = submit(slurm, "-w", "gpu02", "-n1", "-c2", "--gres=gpu:1")
@@ -72,24 +53,14 @@ def near(slurm: Testbed) -> str:
 
 
 @pytest.fixture
-def audit(
-    slurm: Testbed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Audit:
+def audit(slurm: Testbed, monkeypatch: pytest.MonkeyPatch) -> Audit:
     """Audits the cluster; exit code, findings, and what was checked."""
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
 
     def audited(*words: str) -> tuple[int, list[dict[str, str]], str]:
-        terminal.console.cache_clear()
-        monkeypatch.setattr(
-            "sys.argv", ["homenode", "slurm", "audit", *words, "--host", NODE, "--json"]
-        )
-        code: object = 0
-        try:
-            main.main()
-        except SystemExit as end:
-            code = end.code
-        said = json.loads(capsys.readouterr().out)
-        return int(str(code or 0)), said["findings"], " ".join(said["checked"])
+        done = homenode("slurm", "audit", *words, "--host", NODE, "--json", whole=True)
+        answer = json.loads(done.stdout)
+        return done.exit_code, answer["findings"], " ".join(answer["checked"])
 
     return audited
 
@@ -214,14 +185,10 @@ def test_a_study_knows_its_jobs_by_their_names_alone(
 
 
 @pytest.mark.parametrize("job", ["--help", "-d", "1,2", "1 2", "", "1;id", "\u0663"])
-def test_what_is_no_id_is_asked_of_no_program(
-    slurm: Testbed, job: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
-    monkeypatch.setattr("sys.argv", ["homenode", "slurm", "audit", "--host", NODE, "--", job])
-    with pytest.raises(SystemExit) as end:
-        main.main()
-    assert end.value.code == 2 and "expected an id such as 4711" in capsys.readouterr().err
+def test_what_is_no_id_is_asked_of_no_program(slurm: Testbed, job: str) -> None:
+    conf = {"SLURM_CONF": slurm.environment["SLURM_CONF"]}
+    done = homenode("slurm", "audit", "--host", NODE, "--", job, env=conf, whole=True)
+    assert done.exit_code == 2 and "expected an id such as 4711" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["h#100", "h\\100", "h\\", "h=1", "h'1", "$(id)", "#", "h\\#"])

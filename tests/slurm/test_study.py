@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.cli.main import main
 from homenode.cluster.slurm.client import will_pass
 from homenode.cluster.slurm.options import Shape, StudyOptions
 from homenode.cluster.slurm.study.experiments import (
@@ -33,6 +32,7 @@ from homenode.measure.progress import Progress, TaskState, TaskStatus
 from homenode.show.terminal_text import PrintableConsole
 from homenode.show.trial_text import missing_lines, progress_view
 from homenode.vm.sources import load_host
+from tests.command_line import homenode
 
 GH200 = tuple(
     ClusterNode(f"gh{n:02d}", partition, partition == "gh200", "idle", 288, 480_000, 4)
@@ -412,16 +412,13 @@ def test_the_view_of_a_large_study_shows_what_needs_a_look_and_counts_the_rest()
 
 
 def test_a_dry_run_with_a_described_host_needs_no_slurm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    words = ["-o", str(tmp_path / "study"), "--host", "gh200x4", "--nodelist", "a1,a2"]
-    monkeypatch.setattr("sys.argv", ["homenode", "slurm", "study", *words, "--dry-run"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code in (None, 0)
-    said = capsys.readouterr()
-    answer, *lines = said.out.splitlines()
+    words = ("-o", tmp_path / "study", "--host", "gh200x4", "--nodelist", "a1,a2", "--dry-run")
+    done = homenode("slurm", "study", *words, whole=True)
+    assert done.exit_code == 0
+    answer, *lines = done.stdout.splitlines()
     scripts = [line.strip() for line in lines[:-1]]
     count = len(list((tmp_path / "study/jobs").iterdir()))
     assert answer == f"wrote {tmp_path}/study/jobs: {count} jobs, none submitted"
@@ -429,5 +426,5 @@ def test_a_dry_run_with_a_described_host_needs_no_slurm(
     assert scripts and all(Path(script).is_file() for script in scripts)
     text = Path(scripts[0]).read_text()
     assert "--gres=gpu:4" in text and "--nodelist=a1" in text
-    assert "--partition=PARTITION" in text and "PARTITION stands for" in said.err
+    assert "--partition=PARTITION" in text and "PARTITION stands for" in done.stderr
     assert not (tmp_path / "study/study.jsonl").exists(), "no study has begun"

@@ -13,7 +13,6 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cli.main import main
 from homenode.cluster.slurm.job_allocation import node_machine
 from homenode.cluster.slurm.study.evidence import (
     AttemptRecord,
@@ -58,6 +57,7 @@ from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.layout import PRESETS
 from homenode.vm.sources import load_host
 from tests import sdumont_study
+from tests.command_line import homenode
 from tests.explained import tables
 from tests.sdumont_study import write_study
 
@@ -120,19 +120,14 @@ def test_the_gh200_studys_files_give_its_conclusions(gh200: Path) -> None:
 
 
 def test_what_homenode_import_made_of_them_gives_the_same_table(
-    gh200: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gh200: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["homenode", "import", str(gh200), "-o", "runs"])
-    main_until_exit()
-    capsys.readouterr()
-    monkeypatch.setattr("sys.argv", ["homenode", "slurm", "report", "runs", "--json"])
-    main_until_exit()
-    found = json.loads(capsys.readouterr().out)
-    monkeypatch.setattr("sys.argv", ["homenode", "report", "runs", "-o", "page.html"])
-    main_until_exit()
-    assert "homenode slurm report says which queue for which work" in capsys.readouterr().err
-    assert found["format"] == "homenode.slurm-report/1"
+    assert homenode("import", gh200, "-o", "runs", whole=True).exit_code == 0
+    found = json.loads(homenode("slurm", "report", "runs", "--json", whole=True).stdout)
+    done = homenode("report", "runs", "-o", "page.html", whole=True)
+    assert "homenode slurm report says which queue for which work" in done.stderr
+    assert (found["format"], done.exit_code) == ("homenode.slurm-report/1", 0)
     first = found["matrices"][0]
     assert first["local"] == pytest.approx(411.6e9)
     assert first["remote"] == pytest.approx(88.6e9)
@@ -141,13 +136,6 @@ def test_what_homenode_import_made_of_them_gives_the_same_table(
     assert {job["reason"] for job in two} == {"nothing shows on which nodes its CPUs were"}
     pairs = {job["name"]: job["gpus"] for job in two}
     assert pairs == {"shared_array_2gpu, job 0": 2, "shared_array_2gpu, job 1": 2}
-
-
-def main_until_exit() -> None:
-    try:
-        main()
-    except SystemExit as end:
-        assert not end.code
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -432,15 +420,10 @@ def test_a_home_is_not_guessed_where_no_node_is_clearly_faster() -> None:
     assert list(comparisons(jobs)) == []
 
 
-def test_a_folder_without_a_study_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_a_study_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing\n")
-    monkeypatch.setattr("sys.argv", ["homenode", "slurm", "report", str(tmp_path)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
-    assert "expected jobs of a study, found none" in capsys.readouterr().err
+    done = homenode("slurm", "report", tmp_path, whole=True)
+    assert done.exit_code == 2 and "expected jobs of a study, found none" in done.stderr
 
 
 def test_a_row_whose_interval_excludes_1_says_why_nothing_can_be_told(gh200: Path) -> None:
@@ -452,16 +435,10 @@ def test_a_row_whose_interval_excludes_1_says_why_nothing_can_be_told(gh200: Pat
     assert "several" in effect_cells(structs.replace(effect, doubts=()))[1]
 
 
-def test_the_report_is_a_page_of_its_own(
-    gh200: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_is_a_page_of_its_own(gh200: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(gh200.parent)
-    monkeypatch.setattr("sys.argv", ["homenode", "slurm", "report", "data", "-o", "study.html"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code in (None, 0)
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "wrote study.html\n")
+    done = homenode("slurm", "report", "data", "-o", "study.html", whole=True)
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "wrote study.html\n")
     page = Path("study.html").read_text()
     shown = html.unescape(re.sub(r"<[^>]*>", "", page)).replace("\u00a0", " ")
     every = slurm_study_text(structs.replace(of_folder(gh200), source="data"), everything=True)
@@ -471,11 +448,8 @@ def test_the_report_is_a_page_of_its_own(
     assert page.count("<title>Slurm study data</title>") == 1
     assert not re.search(r"(src|href)=\"[^#]|url\((?!#)|@import", page), "nothing is loaded"
     for words in (["-o", "x.txt"], ["-o", "x.html", "--json"], ["-o", "nowhere/x.html"]):
-        monkeypatch.setattr("sys.argv", ["homenode", "slurm", "report", "data", *words])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert end.value.code in (2, 3)
-        assert capsys.readouterr().err
+        done = homenode("slurm", "report", "data", *words, whole=True)
+        assert done.exit_code in (2, 3) and done.stderr
 
 
 def test_what_files_say_is_no_markup_of_the_page(gh200: Path) -> None:

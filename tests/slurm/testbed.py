@@ -245,6 +245,18 @@ def running(base: Path) -> Iterator[Testbed]:
         testbed.stop()
 
 
+def submit(slurm: Testbed, *options: str) -> str:
+    words = ("sbatch", "--parsable", "-p", "parts", "-o", "/dev/null", "--mem=100", *options)
+    return slurm.client(*words, "--wrap=sleep 300").strip()
+
+
+def until_runs(slurm: Testbed, job: str) -> None:
+    end = time.monotonic() + 180
+    while slurm.client("squeue", "-h", "-j", job, "-o", "%T").strip() != "RUNNING":
+        assert time.monotonic() < end, slurm.client("squeue")
+        time.sleep(0.2)
+
+
 def _free_ports(count: int) -> list[int]:
     """Below those that the kernel gives to whoever asks for any: no daemon finds its port taken."""
     first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])

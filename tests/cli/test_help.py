@@ -104,6 +104,7 @@ OF_CLUSTER = (
     ("words", "meant"),
     [
         (("plna",), "did you mean plan?"),
+        (("doctor", "retrian"), "did you mean retrain?"),
         (("plan", "x.xml", "--memry", "1GiB"), "did you mean --memory?"),
         (("plan", "x.xml", "--policy", "core-first"), "did you mean cores-first?"),
         (("show", "--host", "hgx-h10"), "did you mean hgx-h100?"),

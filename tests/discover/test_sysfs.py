@@ -101,13 +101,13 @@ def test_cpu_and_node_numbers_may_have_holes() -> None:
 
 
 def test_an_online_pu_without_a_folder_is_an_incomplete_tree() -> None:
-    with pytest.raises(InputError, match="lists PUs 0-7, but PUs 5 have no folder") as error:
+    with pytest.raises(InputError, match="lists CPUs 0-7, but CPUs 5 have no directory") as error:
         discover(snapshot(cpu_files(), without=("/cpu5/",)))
     assert error.value.hint
 
 
 def test_an_online_pu_without_topology_among_others_is_an_incomplete_tree() -> None:
-    with pytest.raises(InputError, match="found none for PUs 3"):
+    with pytest.raises(InputError, match=r"no .*/topology for online CPUs 3"):
         discover(snapshot(cpu_files(), without=("/cpu3/topology",)))
 
 
@@ -153,7 +153,7 @@ def test_where_a_caches_list_does_not_hold_the_pu_its_map_counts() -> None:
 
 
 def test_a_tree_without_cpus_says_what_was_expected() -> None:
-    with pytest.raises(InputError, match="expected folders /sys/devices/system/cpu/cpuN"):
+    with pytest.raises(InputError, match="no directory /sys/devices/system/cpu/cpuN"):
         discover(snapshot({"/sys/kernel/mm/ksm/run": "0"}))
 
 

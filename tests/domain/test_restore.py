@@ -136,6 +136,8 @@ def test_what_was_never_tuned_cannot_be_restored(tmp_path: Path) -> None:
     vm.write_bytes(ORIGINAL)
     with pytest.raises(InputError, match=r"has no saved original: vm.xml.orig"):
         restore(vm)
+    with pytest.raises(InputError, match=r"absent.xml: no such file"):
+        restore(tmp_path / "absent.xml")
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> ResolvedLayout:
     is_same = record.host is not None and is_made_for(host, record.host)
     if not is_same and host.nodes_assumed:
         raise HostError(
-            f"{host.name}: expected its NUMA nodes, found none in what can be read of it",
+            f"{host.name}: the NUMA nodes cannot be read",
             hint="run it on the host itself, not in a container, or give a capture: --host",
         )
     layout = record.layout

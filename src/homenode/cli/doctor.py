@@ -20,7 +20,15 @@ from homenode.cli.terminal import (
     print_file,
     print_findings,
 )
-from homenode.errors import InputError, UsageError, exclusive, requires
+from homenode.errors import (
+    HomenodeError,
+    InputError,
+    UsageError,
+    exclusive,
+    find_near,
+    requires,
+    unknown,
+)
 from homenode.findings import Findings, in_order, shared_gap_lines, with_gaps
 from homenode.machine.pci import DeviceKind
 from homenode.safe.input_files import read_subject
@@ -185,7 +193,12 @@ def _vm_of_domain(name: str) -> _VmSource:
     from homenode.vm.hypervisor.connection import DEFAULT
     from homenode.vm.hypervisor.virsh import Virsh
 
-    uuid = Virsh(DEFAULT).domain(name).uuid  # the error names the domains
+    try:
+        uuid = Virsh(DEFAULT).domain(name).uuid  # the error names the domains
+    except HomenodeError:
+        if find_near(name, ("retrain",)):
+            raise unknown("command", name, ("retrain",), "homenode doctor retrain BDF") from None
+        raise
     argv = ("virsh", "-q", "-r", "-c", "qemu:///system", "dumpxml", "--", uuid)
     content = run(argv, 30).stdout_or_raise().encode()
     return _VmSource(name, open_domain(content, name), None)

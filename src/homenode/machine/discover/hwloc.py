@@ -186,7 +186,7 @@ def host_from_hwloc(text: str | bytes, name: str) -> Host:
     objects = _MachineObjects()
     _walk(machine, objects, name)
     if not objects.pus:
-        raise InputError(f"{name}: expected at least one PU, found none")
+        raise InputError(f"{name}: no PU in the topology")
     gaps = [Gap(subject, reason) for subject, reason in _NOT_IN_XML]
     listed = CpuSet(objects.pus)
     complete = pus_of(machine, "complete_cpuset", name) or listed

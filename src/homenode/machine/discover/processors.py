@@ -139,8 +139,7 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
     )
     if with_topology and online - with_topology:
         raise InputError(
-            f"{snapshot.name}: expected {CPU}/cpuN/topology for every online PU, found none for "
-            f"PUs {online - with_topology}",
+            f"{snapshot.name}: no {CPU}/cpuN/topology for online CPUs {online - with_topology}",
             hint="the tree is incomplete: capture the host again",
         )
     gaps: list[Gap] = []

@@ -71,7 +71,7 @@ def read_states(snapshot: Snapshot) -> PuStates:
     folders = CpuSet(numbers)
     if not folders:
         raise InputError(
-            f"{snapshot.name}: expected folders {CPU}/cpuN, found none",
+            f"{snapshot.name}: no directory {CPU}/cpuN",
             hint="mount /sys, or name a host with --host: a capture, or a shipped host",
         )
     gaps: list[Gap] = []
@@ -81,12 +81,12 @@ def read_states(snapshot: Snapshot) -> PuStates:
         gaps.append(Gap("online PUs", f"{CPU}/online is absent; taken from cpuN/online"))
     if online - folders:
         raise InputError(
-            f"{snapshot.name}: {CPU}/online lists PUs {online}, but PUs {online - folders} have "
-            "no folder there",
+            f"{snapshot.name}: {CPU}/online lists CPUs {online}, but CPUs {online - folders} have "
+            "no directory there",
             hint="the tree is incomplete: capture the host again",
         )
     if not online:
-        raise InputError(f"{snapshot.name}: {CPU}/online: expected at least one PU, found none")
+        raise InputError(f"{snapshot.name}: {CPU}/online lists no CPU")
     present = read_pus(snapshot, f"{CPU}/present") or CpuSet()
     allowed, allowed_gaps = _read_allowed(snapshot, online)
     isolated = read_pus(snapshot, f"{CPU}/isolated")

@@ -297,8 +297,7 @@ def _aperture(
     missing = [str(bdf) for bdf in placement.devices if bdf not in host.device_at]
     if missing:
         raise InputError(
-            f"device {', '.join(missing)}: expected PCI functions of host {host.name}, found none "
-            "there",
+            f"device {', '.join(missing)}: no such PCI function on host {host.name}",
             hint="homenode show lists the host's devices",
         )
     passed = [host.device_at[bdf] for bdf in placement.devices]

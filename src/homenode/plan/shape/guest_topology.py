@@ -92,8 +92,7 @@ def cell_counts(request: GuestRequest, placement: Placement) -> tuple[int, ...]:
     counts = tuple(placement.vcpu_nodes.count(i) for i in range(cells))
     if 0 in counts:
         raise InputError(
-            f"host node {placement.nodes[counts.index(0)]}: expected vCPUs on each chosen node, "
-            f"found none"
+            f"host node {placement.nodes[counts.index(0)]} was chosen, but has no vCPU of the VM"
         )
     return counts
 

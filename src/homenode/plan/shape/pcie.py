@@ -532,7 +532,7 @@ def _refuse_unfit(by_bdf: dict[Bdf, PciDevice], devices: tuple[Bdf, ...]) -> Non
         device = by_bdf.get(bdf)
         if device is None:
             raise InputError(
-                f"device {bdf}: expected a PCI function of the host, found none at that address",
+                f"device {bdf}: no such PCI function on the host",
                 hint="homenode show lists the host's devices",
             )
         if device.kind is DeviceKind.BRIDGE:

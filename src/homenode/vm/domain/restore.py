@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from homenode.errors import HostError, InputError
+from homenode.errors import HostError, InputError, not_found
 from homenode.safe.durable import PRIVATE, check_links, replace_file
 from homenode.safe.input_files import MAX_BYTES, read_below
 from homenode.text import command_line
@@ -173,6 +173,8 @@ def _record(saved: SavedOriginal, original: bytes, tuned: bytes, before: str | N
 
 def _read_record(saved: SavedOriginal) -> _Sums:
     if not saved.record.exists() or not saved.original.exists():
+        if not saved.output.exists():
+            raise not_found(str(saved.output), "file", "homenode restore NAME, for a VM of libvirt")
         raise InputError(
             f"{saved.output} has no saved original: {saved.original.name} and {saved.record.name}",
             hint="only a definition that homenode wrote with -o can be restored",

@@ -86,8 +86,12 @@ def carried_out(
     return plan, retrained(plan, space, journal)
 
 
-def test_only_the_two_fields_of_the_port_change() -> None:
-    space = SimulatedConfig(sick())
+@pytest.fixture
+def space() -> SimulatedConfig:
+    return SimulatedConfig(sick())
+
+
+def test_only_the_two_fields_of_the_port_change(space: SimulatedConfig) -> None:
     before = {bdf: bytes(content) for bdf, content in space.spaces.items()}
     plan, result = carried_out(space)
     assert result.findings == ()
@@ -105,8 +109,9 @@ def test_only_the_two_fields_of_the_port_change() -> None:
         assert changed <= own | {LINK_STATUS, LINK_STATUS + 1}, str(bdf)
 
 
-def test_the_platforms_ceiling_is_the_target_and_every_register_is_logged() -> None:
-    space = SimulatedConfig(sick())
+def test_the_platforms_ceiling_is_the_target_and_every_register_is_logged(
+    space: SimulatedConfig,
+) -> None:
     plan, result = carried_out(space)
     assert (plan.target_gt_per_s, result.registers.current_code) == (16.0, 4)
     text = "\n".join(result.log)
@@ -114,24 +119,23 @@ def test_the_platforms_ceiling_is_the_target_and_every_register_is_logged() -> N
     assert "Link Control: 0x0043 -> 0x0063" in text and "16 GT/s x16" in text
 
 
-def test_a_plan_alone_writes_nothing_and_shows_masks() -> None:
-    space = SimulatedConfig(sick())
+def test_a_plan_alone_writes_nothing_and_shows_masks(space: SimulatedConfig) -> None:
     text = "\n".join(describe(planned(space.host, space)))
     assert space.writes == []
     assert "mask 0x000f" in text and "mask 0x0020" in text and "0x1042 -> 0x1044" in text
     assert str(planned(space.host, space).port) in text
 
 
-def test_a_link_at_its_speed_is_left_alone() -> None:
-    space = SimulatedConfig(sick())
+def test_a_link_at_its_speed_is_left_alone(space: SimulatedConfig) -> None:
     carried_out(space)
     space.accesses.clear()
     plan, result = carried_out(space)
     assert not plan.is_needed and space.writes == [] and result.log == ()
 
 
-def test_a_fast_link_with_a_low_target_gets_the_target_and_no_training() -> None:
-    space = SimulatedConfig(sick())
+def test_a_fast_link_with_a_low_target_gets_the_target_and_no_training(
+    space: SimulatedConfig,
+) -> None:
     plan, _ = carried_out(space)
     space.spaces[plan.port][LINK_CONTROL_2] = 0x42
     space.accesses.clear()
@@ -141,29 +145,25 @@ def test_a_fast_link_with_a_low_target_gets_the_target_and_no_training() -> None
 
 
 @pytest.mark.parametrize("target", [5, 6])
-def test_no_target_above_either_end(target: int) -> None:
-    space = SimulatedConfig(sick())
+def test_no_target_above_either_end(target: int, space: SimulatedConfig) -> None:
     with pytest.raises(InputError, match="both ends"):
         planned(space.host, space, target)
     assert space.writes == []
 
 
 @pytest.mark.parametrize("target", [0, 7, -1])
-def test_a_target_that_is_no_generation_is_refused(target: int) -> None:
-    space = SimulatedConfig(sick())
+def test_a_target_that_is_no_generation_is_refused(target: int, space: SimulatedConfig) -> None:
     with pytest.raises(UsageError, match="1 to 6"):
         planned(space.host, space, target)
 
 
-def test_a_lower_target_may_be_asked_for() -> None:
-    space = SimulatedConfig(sick())
+def test_a_lower_target_may_be_asked_for(space: SimulatedConfig) -> None:
     plan = planned(space.host, space, 3)
     result = retrained(plan, space)
     assert result.findings == () and result.registers.current_code == 3
 
 
-def test_a_device_of_version_1_has_a_speed_and_needs_no_target() -> None:
-    space = SimulatedConfig(sick())
+def test_a_device_of_version_1_has_a_speed_and_needs_no_target(space: SimulatedConfig) -> None:
     before = planned(space.host, space)
     space.spaces[GPU][AT + 2] = 0x41
     assert planned(space.host, space).target_code == before.target_code
@@ -171,18 +171,19 @@ def test_a_device_of_version_1_has_a_speed_and_needs_no_target() -> None:
     assert LINK_CONTROL_2 not in reads
 
 
-def test_a_capability_list_in_a_circle_ends() -> None:
-    space = SimulatedConfig(sick())
+def test_a_capability_list_in_a_circle_ends(space: SimulatedConfig) -> None:
     port = planned(space.host, space).port
     space.spaces[port][0x81] = 0x80
     with pytest.raises(HostError, match="found none"):
         planned(space.host, space)
 
 
-def test_a_link_that_stays_slow_gets_back_the_target_that_was_found() -> None:
-    space = SimulatedConfig(sick())
+@pytest.mark.parametrize("trains", ["reaches", "trains_narrow"])
+def test_a_link_that_stays_slow_or_narrow_gets_back_the_target_that_was_found(
+    trains: str, space: SimulatedConfig
+) -> None:
     port = planned(space.host, space).port
-    space.reaches[port] = 2
+    getattr(space, trains)[port] = {"reaches": 2, "trains_narrow": 8}[trains]
     journal = MemoryJournal()
     _, result = carried_out(space, journal)
     (finding,) = result.findings
@@ -191,17 +192,7 @@ def test_a_link_that_stays_slow_gets_back_the_target_that_was_found() -> None:
     assert journal.open_entry is None
 
 
-def test_a_link_that_comes_up_narrow_is_put_back() -> None:
-    space = SimulatedConfig(sick())
-    port = planned(space.host, space).port
-    space.trains_narrow[port] = 8
-    _, result = carried_out(space)
-    assert [finding.id for finding in result.findings] == ["retrain-failed"]
-    assert space.read(port, LINK_CONTROL_2, 2) == 0x1042
-
-
-def test_a_link_that_is_lost_is_brought_back_at_the_old_target() -> None:
-    space = SimulatedConfig(sick())
+def test_a_link_that_is_lost_is_brought_back_at_the_old_target(space: SimulatedConfig) -> None:
     port = planned(space.host, space).port
     space.loses_link.add(port)
     _, result = carried_out(space)
@@ -245,8 +236,7 @@ def test_what_was_found_first_is_put_back_after_an_interruption() -> None:
     assert space.read(plan.port, LINK_CONTROL_2, 2) == 0x1042
 
 
-def test_somebody_elses_target_after_an_interruption_is_said() -> None:
-    space = SimulatedConfig(sick())
+def test_somebody_elses_target_after_an_interruption_is_said(space: SimulatedConfig) -> None:
     plan = planned(space.host, space)
     lines: list[ChangeEntry] = []
     RetrainStep(plan, space, NoTime()).do(lines.append)
@@ -300,34 +290,30 @@ def test_processes_that_hold_a_group_are_found(tmp_path: Path) -> None:
     process(4711, "qemu-system-x86", "/dev/vfio/vfio", "/dev/vfio/77", "socket:[1]")
     device = shipped(SICK).device(GPU)
     assert device is not None
-    uses = device_uses([replace(device, iommu_group=77)], proc=str(tmp_path), sys=str(tmp_path))
-    assert uses[GPU].holders == ("qemu-system-x86 (process 4711)",)
-    uses = device_uses([replace(device, iommu_group=7)], proc=str(tmp_path), sys=str(tmp_path))
-    assert uses[GPU].holders == ()
+
+    def holders(of: PciDevice) -> tuple[str, ...] | None:
+        return device_uses([of], proc=str(tmp_path), sys=str(tmp_path))[of.bdf].holders
+
+    assert holders(replace(device, iommu_group=77)) == ("qemu-system-x86 (process 4711)",)
+    assert holders(replace(device, iommu_group=7)) == ()
     (tmp_path / "bus/pci/devices" / str(GPU) / "vfio-dev" / "vfio3").mkdir(parents=True)
     process(4712, "qemu-kvm", "/dev/vfio/devices/vfio3")
-    uses = device_uses([device], proc=str(tmp_path), sys=str(tmp_path))
-    assert uses[GPU].holders == ("qemu-kvm (process 4712)",)
+    assert holders(device) == ("qemu-kvm (process 4712)",)
     process(4713, "qemu-old", "/dev/vfio/noiommu-8")
-    uses = device_uses([replace(device, iommu_group=8)], proc=str(tmp_path), sys=str(tmp_path))
-    assert "qemu-old (process 4713)" in (uses[GPU].holders or ())
+    assert "qemu-old (process 4713)" in (holders(replace(device, iommu_group=8)) or ())
     process(4714, "qemu\x1b[31m", "/dev/vfio/9")
-    uses = device_uses([replace(device, iommu_group=9)], proc=str(tmp_path), sys=str(tmp_path))
-    assert "qemu?[31m (process 4714)" in (uses[GPU].holders or ())
+    assert "qemu?[31m (process 4714)" in (holders(replace(device, iommu_group=9)) or ())
     # Of one that VFIO has and whose files are not known nothing is known.
     unknown = replace(device, bdf=AUDIO_LIKE, iommu_group=None, driver="vfio-pci")
-    uses = device_uses([unknown], proc=str(tmp_path), sys=str(tmp_path))
-    assert uses[AUDIO_LIKE].holders is None
+    assert holders(unknown) is None
     # In a container the host's processes are out of sight.
     (tmp_path / "self" / "ns" / "pid").unlink()
     (tmp_path / "self" / "ns" / "pid").symlink_to("pid:[4026532000]")
-    uses = device_uses([device], proc=str(tmp_path), sys=str(tmp_path))
-    assert uses[GPU].holders is None
+    assert holders(device) is None
 
 
-def test_a_lower_target_brings_a_fast_link_down() -> None:
+def test_a_lower_target_brings_a_fast_link_down(space: SimulatedConfig) -> None:
     """A riser that fails at Gen4 is run at Gen3 on purpose."""
-    space = SimulatedConfig(sick())
     carried_out(space)
     plan = planned(space.host, space, 3)
     assert plan.is_needed

@@ -109,16 +109,16 @@ def test_other_gpus_are_not_robbed_of_cores_on_hosts_of_many_nodes() -> None:
 
 @needs_shared
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_toml(layout: str) -> None:
-    host = load_host(str(shared("cases/placement/two.toml")))
-    request = asking(
-        small_request(8, 16 * GIB, layout=layout),
-        gpu_count=1,
-        reserved_pus=CpuSet.parse("0-3,16-19"),
-    )
-    placement = place(host, request)
-    assert placement.nodes == (1,)
-    assert gpu_nodes(host, placement) == [1]
+@pytest.mark.parametrize(
+    ("name", "vcpus", "reserved", "node"), [("two", 8, "0-3,16-19", 1), ("n16", 4, "0-31", 8)]
+)
+def test_the_only_node_with_cores_is_found_on_hosts_of_others(
+    name: str, vcpus: int, reserved: str, node: int, layout: str
+) -> None:
+    host = load_host(str(shared(f"cases/placement/{name}.toml")))
+    request = small_request(vcpus, 16 * GIB, layout=layout)
+    placement = place(host, asking(request, gpu_count=1, reserved_pus=CpuSet.parse(reserved)))
+    assert (placement.nodes, gpu_nodes(host, placement)) == ((node,), [node])
 
 
 # Any GPU of many equal ones may be the one at home.
@@ -132,20 +132,6 @@ def test_the_last_of_eight_equal_gpus_is_found_where_only_its_node_has_cores(lay
     placement = agreed(host, request)
     assert placement.nodes == (7,)
     assert gpu_nodes(host, placement) == [7]
-
-
-@needs_shared
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_n16_toml(layout: str) -> None:
-    host = load_host(str(shared("cases/placement/n16.toml")))
-    request = asking(
-        small_request(4, 16 * GIB, layout=layout),
-        gpu_count=1,
-        reserved_pus=CpuSet.parse("0-31"),
-    )
-    placement = place(host, request)
-    assert placement.nodes == (8,)
-    assert gpu_nodes(host, placement) == [8]
 
 
 # SNC4 and NPS4: each GPU counts, not the worst only.

@@ -49,7 +49,7 @@ def is_running(number: int) -> bool:
 
 
 def wait_for(what: Callable[[], bool]) -> None:
-    for _ in range(3000):
+    for _ in range(6000):
         if what():
             return
         time.sleep(0.02)

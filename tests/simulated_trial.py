@@ -21,7 +21,7 @@ from homenode.measure.access.machine import Machine
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.trial.journal import BOOT, TrialHead, TrialJournal
 from homenode.measure.trial.prepare import TrialRequest, preflight, prepare, reopen
-from homenode.measure.trial.runner import Trial
+from homenode.measure.trial.runner import Trial, run_trial
 from homenode.measure.trial.trial_config import Measuring
 from homenode.process import ProgramResult
 from homenode.vm.hypervisor.connection import GuestAccess
@@ -246,3 +246,9 @@ def trial_of(
         notify=said.append,
         within_s=within_s,
     )
+
+
+def run_whole(trial: Trial) -> None:
+    """Run it, or go on with it, under its journal's lock."""
+    with trial.journal.hold() as lock:
+        run_trial(trial, lock)

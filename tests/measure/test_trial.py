@@ -22,11 +22,9 @@ from homenode.decide.sentences import sentence_of
 from homenode.decide.trial_conclusion import Conclusion, conclude
 from homenode.errors import HostError, UsageError
 from homenode.machine.topology import PagePool, RunningDomain
-from homenode.measure import runner as bench_runner
 from homenode.measure.model import Group
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import read_run
-from homenode.measure.trial import guest
 from homenode.measure.trial.boot_steps import rollback
 from homenode.measure.trial.journal import (
     BOOT,
@@ -49,8 +47,8 @@ from tests.simulated_trial import (
     SimulatedGuest,
     SimulatedReach,
     begun,
-    daemon_in,
     host,
+    run_whole,
     trial_of,
     wanted,
 )
@@ -61,23 +59,12 @@ CELLS_HELP = {"default": 1.0, "pin": 1.3, "pin-numa": 1.9}
 CELLS_HURT = {"default": 1.0, "pin": 1.25, "pin-numa": 0.5}
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    found = daemon_in(tmp_path / "daemon")
-    monkeypatch.setenv("PATH", f"{found.bin}:/usr/bin:/bin")
-    monkeypatch.setattr(guest, "_BETWEEN_S", 0.01)
-    monkeypatch.setattr(guest, "DAEMON_S", 0.2)
-    monkeypatch.setattr(bench_runner, "IDLE_S", 0.0)
-    return found
-
-
 def run(
     tmp_path: Path, reach: SimulatedReach, stated: list[str] | None = None, **asked: object
 ) -> tuple[TrialHead, TrialJournal]:
     """A whole trial."""
     head, journal = begun(tmp_path / "state", wanted(tmp_path / "results", **asked))  # type: ignore[arg-type]
-    with journal.hold() as lock:
-        run_trial(trial_of(head, journal, tmp_path / "state", reach, stated), lock)
+    run_whole(trial_of(head, journal, tmp_path / "state", reach, stated))
     return head, journal
 
 
@@ -212,8 +199,7 @@ def test_a_wrong_key_is_named_and_the_rest_goes_on(daemon: StandIn, tmp_path: Pa
     assert daemon.definition() == ORIGINAL
     # With the right key, what failed is tried again, and nothing else.
     before = sum(line.startswith("start") for line in daemon.commands())
-    with journal.hold() as lock:
-        run_trial(trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL)), lock)
+    run_whole(trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL)))
     assert sum(line.startswith("start") for line in daemon.commands()) == before + 1
     assert outcome_code(journal.load().state) == 0
 
@@ -254,8 +240,7 @@ def test_a_layout_whose_cores_another_vm_got_meanwhile_is_not_booted(
     assert f"PUs {pins[0]}" in by_layout["pin"].detail
     assert daemon.definition() == ORIGINAL
     now = [host()]  # that one has gone
-    with journal.hold() as lock:
-        run_trial(replace(trial, read_host=lambda: now[0]), lock)
+    run_whole(replace(trial, read_host=lambda: now[0]))
     assert len(journal.load().state.measured_boots) == 2
 
 
@@ -282,8 +267,7 @@ def test_a_boot_without_a_figure_has_failed_and_is_made_anew(
     assert outcome.what == EntryKind.FAILED
     assert "every test failed" in outcome.detail
     trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
-    with journal.hold() as lock:
-        run_trial(trial, lock)
+    run_whole(trial)
     assert [entry.what for entry in journal.load().entries].count(EntryKind.SET_ASIDE) == 1
     assert len(runs_of(head, journal)) == 1
 
@@ -311,8 +295,7 @@ def test_a_boot_in_which_a_test_failed_is_not_measured_and_made_anew(
     assert not state.measured_boots
     assert state.with_figures == {0}
     trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
-    with journal.hold() as lock:
-        run_trial(trial, lock)
+    run_whole(trial)
     assert outcome_code(journal.load().state) == 0
     assert len(runs_of(head, journal)) == 1
 
@@ -391,8 +374,7 @@ def test_a_full_disk_is_named_and_the_vm_is_as_it_was(
     blocked = tmp_path / "results"
     blocked.write_text("not a folder: nothing can be written below it")
     head, journal = begun(tmp_path / "state", wanted(blocked, boots=1))
-    with journal.hold() as lock:
-        run_trial(trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL)), lock)
+    run_whole(trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL)))
     state = journal.load().state
     assert {one.what for one in state.outcomes.values()} == {EntryKind.FAILED}
     assert outcome_code(state) == 3
@@ -485,8 +467,7 @@ def test_ctrl_c_puts_the_vm_back_and_resume_completes(daemon: StandIn, tmp_path:
     with pytest.raises(UsageError, match="no unfinished trial") as raised:
         preflight(Virsh(URI), NAME, wanted(tmp_path / "results", id="other"), host(), root)
     assert "trial resume" in str(raised.value.hint)
-    with journal.hold() as lock:
-        run_trial(trial, lock)
+    run_whole(trial)
     assert len(journal.load().state.measured_boots) == 6
     assert len(runs_of(head, journal)) == 6
 
@@ -549,8 +530,7 @@ def test_the_host_itself_is_measured_on_the_plans_pus(
 def test_figures_of_emulated_guests_come_to_no_verdict(daemon: StandIn, tmp_path: Path) -> None:
     head, journal = begun(tmp_path / "state", wanted(tmp_path / "results"))
     trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, CELLS_HELP))
-    with journal.hold() as lock:
-        run_trial(replace(trial, config=replace(trial.config, emulated=True)), lock)
+    run_whole(replace(trial, config=replace(trial.config, emulated=True)))
     found = conclusion(head, journal)
     assert found.emulated
     assert found.recommendations == ()

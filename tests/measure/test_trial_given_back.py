@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from homenode.change.apply.definition import apply_definition, restore_definition, saved_original
 from homenode.change.step import ChangeState
 from homenode.errors import HostError, InputError, UsageError
-from homenode.measure import runner as bench_runner
 from homenode.measure.results.store import load_runs
 from homenode.measure.trial import guest
 from homenode.measure.trial.boot_steps import held_interrupts, rollback
@@ -34,8 +33,8 @@ from tests.simulated_trial import (
     SimulatedReach,
     begun,
     changed,
-    daemon_in,
     host,
+    run_whole,
     trial_of,
     wanted,
 )
@@ -45,20 +44,9 @@ EQUAL = {"default": 1.0, "pin": 1.0, "pin-numa": 1.0}
 BOOT_A, BOOT_B = "host boot a", "host boot b"
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    found = daemon_in(tmp_path / "daemon")
-    monkeypatch.setenv("PATH", f"{found.bin}:/usr/bin:/bin")
-    monkeypatch.setattr(guest, "_BETWEEN_S", 0.01)
-    monkeypatch.setattr(guest, "DAEMON_S", 0.2)
-    monkeypatch.setattr(bench_runner, "IDLE_S", 0.0)
-    return found
-
-
 def run_one(root: Path, results: Path, reach: SimulatedReach) -> tuple[TrialHead, TrialJournal]:
     head, journal = begun(root, wanted(results, boots=1, layouts=("pin-numa",)))
-    with journal.hold() as lock:
-        run_trial(trial_of(head, journal, root, reach), lock)
+    run_whole(trial_of(head, journal, root, reach))
     return head, journal
 
 
@@ -189,8 +177,7 @@ def test_a_copy_is_not_booted_while_its_original_runs(daemon: StandIn, tmp_path:
             """The stand-in has one domain, which is both here."""
 
     trial = replace(trial, head=head, copy=None, virsh=Kept(URI))
-    with journal.hold() as lock:
-        run_trial(trial, lock)
+    run_whole(trial)
     (outcome,) = journal.load().state.outcomes.values()
     assert outcome.what == EntryKind.FAILED
     assert "lie over its own" in outcome.detail

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HomenodeError, HostError
-from homenode.measure import runner as bench_runner
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import read_run
 from homenode.measure.trial import guest
@@ -22,7 +21,6 @@ from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import (
     SimulatedReach,
     begun,
-    daemon_in,
     host,
     trial_of,
     wanted,
@@ -37,14 +35,10 @@ AWAY_S = 0.15
 EFFECTS = {"default": 1.0, "pin": 1.0, "pin-numa": 1.5}
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    found = daemon_in(tmp_path / "daemon")
-    monkeypatch.setenv("PATH", f"{found.bin}:/usr/bin:/bin")
+@pytest.fixture(autouse=True)
+def patient(daemon: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guest, "_BETWEEN_S", 0.02)
     monkeypatch.setattr(guest, "DAEMON_S", 60.0)
-    monkeypatch.setattr(bench_runner, "IDLE_S", 0.0)
-    return found
 
 
 Keys = Counter[tuple[object, ...]]

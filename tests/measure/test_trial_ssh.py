@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.measure import runner as bench_runner
 from homenode.measure.progress import Progress
 from homenode.measure.trial import guest
 from homenode.measure.trial.guest import GuestReach
@@ -14,20 +13,17 @@ from homenode.measure.trial.runner import run_trial
 from homenode.vm.hypervisor.connection import GuestAccess, Transport
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import ORIGINAL
-from tests.simulated_trial import SimulatedReach, begun, daemon_in, trial_of, wanted
+from tests.simulated_trial import SimulatedReach, begun, trial_of, wanted
 from tests.ssh_targets import new_key, ssh_target
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 pytestmark = pytest.mark.root
+DAEMON_S = guest.DAEMON_S
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    found = daemon_in(tmp_path / "daemon")
-    monkeypatch.setenv("PATH", f"{found.bin}:/usr/bin:/bin")
-    monkeypatch.setattr(guest, "_BETWEEN_S", 0.01)
-    monkeypatch.setattr(bench_runner, "IDLE_S", 0.0)
-    return found
+@pytest.fixture(autouse=True)
+def patient(daemon: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guest, "DAEMON_S", DAEMON_S)
 
 
 def test_a_guest_is_equipped_and_looked_at_and_a_wrong_key_is_named(

@@ -12,7 +12,7 @@ from homenode.cluster.slurm.tools.scontrol import parse_scontrol_jobs
 from homenode.cluster.slurm.tools.slurm_nodes import SHAPES_COMMAND, parse_shapes, shown_shapes
 from homenode.cluster.slurm.tools.squeue import parse_squeue_jobs
 from tests.command_line import homenode
-from tests.slurm.testbed import Testbed, submit, until_runs
+from tests.slurm.testbed import Testbed, submit, until, until_runs
 
 pytestmark = pytest.mark.slurm
 
@@ -86,8 +86,9 @@ def test_the_hooks_keep_what_a_job_had(slurm: Testbed) -> None:
     slurm.client("scontrol", "reconfigure")
     job = _kept_job(slurm, spool)
     slurm.client("scancel", job)
-    _until(spool / f"done/{job}.gpu02.rec")
-    record = parse_record((spool / f"done/{job}.gpu02.rec").read_text(), "record")
+    path = spool / f"done/{job}.gpu02.rec"
+    until(lambda: path.exists() and path.read_text(), f"{path}")
+    record = parse_record(path.read_text(), "record")
     assert (record.job, record.node, record.name) == (job, "gpu02", "kept job")
     assert str(record.owned) == "0-1" and record.end_s is not None and record.start_s is not None
     assert record.tasks and record.tasks[0].pus and record.pus_of_node
@@ -113,10 +114,3 @@ def _kept_job(slurm: Testbed, spool: Path) -> str:
             assert time.monotonic() < end, slurm.client("squeue")
             time.sleep(0.2)
     raise AssertionError("expected hooks that keep what a job had")
-
-
-def _until(path: Path) -> None:
-    end = time.monotonic() + 180
-    while not path.exists() or not path.read_text():
-        assert time.monotonic() < end, f"expected {path}"
-        time.sleep(0.2)

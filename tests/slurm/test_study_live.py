@@ -20,7 +20,7 @@ import pytest
 from homenode.measure.results.model import Origin
 from homenode.measure.results.store import load_runs
 from homenode.measure.results.vantage import Vantage
-from tests.slurm.testbed import Testbed, running
+from tests.slurm.testbed import Testbed, running, until
 
 pytestmark = pytest.mark.slurm
 
@@ -92,13 +92,6 @@ def report(slurm: Testbed, folder: Path) -> dict[str, Any]:
     )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def until(condition: Any, what: str, seconds: float = 180) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"expected {what} within {seconds:g} s"
-        time.sleep(0.1)
 
 
 def schedules(slurm: Testbed) -> bool:

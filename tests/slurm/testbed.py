@@ -210,7 +210,7 @@ class Testbed:
                 f"--log-file={base}/munged.log",
             )
         )
-        _until(lambda: (base / "socket").exists(), "munged")
+        until(lambda: (base / "socket").exists(), "munged")
 
     def _until_idle(self) -> None:
         def all_idle() -> bool:
@@ -220,7 +220,7 @@ class Testbed:
                 return False
             return states == ["idle"] * len(NODES)
 
-        _until(all_idle, "the nodes to be idle")
+        until(all_idle, "the nodes to be idle")
 
 
 def missing() -> str | None:
@@ -270,7 +270,7 @@ def _free_ports(count: int) -> list[int]:
     raise AssertionError(f"expected {count} free ports, found {len(found)}")
 
 
-def _until(condition: Callable[[], bool], what: str, seconds: float = 180) -> None:
+def until(condition: Callable[[], object], what: str, seconds: float = 180) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"expected {what} within {seconds:g} s"

@@ -6,8 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from homenode.check.verify.boot.libvirt import acceptance
 from homenode.errors import HomenodeError
 from homenode.safe.record_folder import RecordFolder
 from homenode.vm.domain.read import open_domain
+from tests.processes import wait_for
 from tests.verify_documents import tuned
 
 TELLING = """#!/bin/sh
@@ -27,14 +26,6 @@ case "$*" in
   *define\\ --validate*) exec sleep 600 ;;
 esac
 """
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    for _ in range(6000):
-        if what():
-            return
-        time.sleep(0.02)
-    pytest.fail("it never happened")
 
 
 def below(process: int) -> list[int]:

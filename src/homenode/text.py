@@ -187,10 +187,10 @@ def nodes_text(nodes: Iterable[int]) -> str:
     return ("node " if len(indices) == 1 else "nodes ") + (number_list(indices) or "none")
 
 
-def pus_text(pus: CpuSet) -> str:
-    """PUs with the word.
+def cpus_text(pus: CpuSet) -> str:
+    """CPUs with the word, as options and output call PUs.
 
-    >>> pus_text(CpuSet([4])), pus_text(CpuSet.parse("0-3,8"))
-    ('PU 4', 'PUs 0-3,8')
+    >>> cpus_text(CpuSet([4])), cpus_text(CpuSet.parse("0-3,8"))
+    ('CPU 4', 'CPUs 0-3,8')
     """
-    return f"PU {pus}" if len(pus) == 1 else f"PUs {pus}"
+    return f"CPU {pus}" if len(pus) == 1 else f"CPUs {pus}"

@@ -12,7 +12,7 @@ from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.show.cost_words import term_value, term_words
 from homenode.show.plan_text import finding_lines, plan_text
-from homenode.text import nodes_text, number_list, plural, pus_text, subjects_text
+from homenode.text import cpus_text, nodes_text, number_list, plural, subjects_text
 from homenode.units import KIB, MIB, format_bytes, format_limit
 from homenode.vm.layout import Pinning
 from homenode.vm.model import GuestCache
@@ -69,9 +69,9 @@ def _placement(plan: Plan, host: Host | None) -> Section:
         )
         idle -= plan.vm.emulator_pus or CpuSet()
         if idle:
-            lines.append(f"Siblings kept idle: each vCPU gets a whole core ({pus_text(idle)}).")
+            lines.append(f"Siblings kept idle: each vCPU gets a whole core ({cpus_text(idle)}).")
     if plan.vm.emulator_pus is not None and (shared := plan.vm.emulator_pus & used):
-        lines.append(f"QEMU shares {pus_text(shared)} with vCPUs and may delay them.")
+        lines.append(f"QEMU shares {cpus_text(shared)} with vCPUs and may delay them.")
     table = Table(heads=("node", "LLC", "cores used", "cores", "vCPU CPUs"), rows=tuple(rows))
     return _section("Where it runs", tuple(lines), table if rows else None)
 

@@ -29,7 +29,7 @@ from homenode.show.map_nodes import (
     use_label,
 )
 from homenode.show.svg_canvas import CELL_COLOURS, PICTURE, SvgCanvas, css, text_width, wrap
-from homenode.text import nodes_text, plural, pus_text
+from homenode.text import cpus_text, nodes_text, plural
 from homenode.units import format_bytes
 from homenode.vm.plan import Plan
 
@@ -208,11 +208,11 @@ def _guest_notes(scene: Scene, plan: Plan) -> list[str]:
     if not plan.vcpu_pins:
         notes.append("The vCPUs are not pinned: they run on any PU of the host.")
     if plan.vm.emulator_pus is not None:
-        notes.append(f"Emulator on {pus_text(plan.vm.emulator_pus)}.")
+        notes.append(f"Emulator on {cpus_text(plan.vm.emulator_pus)}.")
     else:
         notes.append("The emulator's threads are not pinned.")
     if plan.iothread_pus:
-        pins = ", ".join(f"{i} on {pus_text(pus)}" for i, pus in plan.vm.iothread_pins)
+        pins = ", ".join(f"{i} on {cpus_text(pus)}" for i, pus in plan.vm.iothread_pins)
         notes.append(f"IOThread {pins}.")
     elsewhere = [scene.facts.name(d.bdf) for d in plan.vm.hostdevs if d.cell is None]
     if elsewhere and len(plan.cells) > 1:
@@ -324,7 +324,7 @@ def draw_legend(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, floa
         notes.append("Numbers are PUs; siblings of a core are framed together.")
     offline = scene.host.offline_pus
     if offline:
-        notes.append(f"Offline: {pus_text(offline)}.")
+        notes.append(f"Offline: {cpus_text(offline)}.")
     if gaps := [gap for gap in scene.host.gaps if gap.subject != NO_VMS]:
         notes.append(gaps_text(gaps))
     return at_y + 20 + draw_lines(canvas, notes, (x, at_y + 20, width), 11, "dim") - y

@@ -106,19 +106,17 @@ def test_an_online_pu_without_a_folder_is_an_incomplete_tree() -> None:
     assert error.value.hint
 
 
-def test_an_online_pu_without_topology_among_others_is_an_incomplete_tree() -> None:
-    with pytest.raises(InputError, match=r"no .*/topology for online CPUs 3"):
-        discover(snapshot(cpu_files(), without=("/cpu3/topology",)))
-
-
-def test_an_online_node_without_a_folder_is_an_incomplete_tree() -> None:
-    with pytest.raises(InputError, match="lists nodes 0-1, but nodes 1 have no folder"):
-        discover(snapshot(cpu_files(), without=("/node1/",)))
-
-
-def test_a_node_without_a_list_of_pus_is_an_incomplete_tree() -> None:
-    with pytest.raises(InputError, match="node1/cpulist or cpumap"):
-        discover(snapshot(cpu_files(), without=("/node1/cpulist",)))
+@pytest.mark.parametrize(
+    ("without", "named"),
+    [
+        ("/cpu3/topology", r"no .*/topology for online CPUs 3"),
+        ("/node1/", "lists nodes 0-1, but nodes 1 have no folder"),
+        ("/node1/cpulist", "node1/cpulist or cpumap"),
+    ],
+)
+def test_a_tree_without_what_it_lists_is_incomplete(without: str, named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        discover(snapshot(cpu_files(), without=(without,)))
 
 
 def test_a_node_with_pus_of_a_lower_one_is_left_out_and_named() -> None:

@@ -12,9 +12,10 @@ from homenode.check.doctor.links import link_findings, link_health
 from homenode.findings import Finding, Severity, are_bad
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.link_path import LinkRate, describe_paths, rates_that_fit
-from homenode.machine.pci import DeviceKind, PciDevice, PciErrors, PciLink
+from homenode.machine.pci import DeviceKind, PciErrors, PciLink
 from homenode.machine.topology import Host
 from homenode.vm.sources import load_host
+from tests.doctor_cases import changed, is_gpu
 from tests.doctor_listings import arc, port
 from tests.seeds import THOROUGH
 from tests.shared_data import needs_shared, shared
@@ -39,15 +40,9 @@ def edited(bdf: str, old: str, new: str) -> Host:
 
 def with_link(host: Host, bdf: str, **fields: object) -> Host:
     """The host with some fields of one function's link changed."""
-    wanted = Bdf.parse(bdf)
-
-    def change(device: PciDevice) -> PciDevice:
-        if device.bdf != wanted:
-            return device
-        assert device.link is not None
-        return replace(device, link=replace(device.link, **fields))
-
-    return replace(host, pci_devices=tuple(change(d) for d in host.pci_devices))
+    device = host.device(Bdf.parse(bdf))
+    assert device is not None and device.link is not None
+    return changed(host, lambda d: d == device, link=replace(device.link, **fields))
 
 
 def found(host: Host, is_loaded: bool = False, **known: int) -> list[Finding]:
@@ -89,13 +84,7 @@ def test_one_gpu_at_2_5_gt_with_unknown_load_is_inconclusive() -> None:
 @pytest.mark.parametrize("state", ["P5", "P8"])
 def test_a_gpu_that_nvidia_smi_calls_idle_is_inconclusive_at_any_speed(state: str) -> None:
     host = edited("5d:00.0", "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 8GT/s (downgraded)")
-    idle = replace(
-        host,
-        pci_devices=tuple(
-            replace(d, performance_state=state) if d.kind is DeviceKind.GPU else d
-            for d in host.pci_devices
-        ),
-    )
+    idle = changed(host, is_gpu, performance_state=state)
     assert [finding.id for finding in found(host)] == ["pcie-link-slow"]
     assert [finding.id for finding in found(idle)] == ["pcie-link-idle"]
 
@@ -122,12 +111,7 @@ def test_a_low_target_speed_of_the_port_is_named_as_the_cause() -> None:
     old, new = "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 16GT/s (downgraded)"
     host = edited("5d:00.0", old, new)
     port = next(d for d in host.pci_devices if d.bdf == Bdf.parse("5d:00.0")).parent
-    stated = replace(
-        host,
-        pci_devices=tuple(
-            replace(d, target_gt_per_s=16.0) if d.bdf == port else d for d in host.pci_devices
-        ),
-    )
+    stated = changed(host, lambda d: d.bdf == port, target_gt_per_s=16.0)
     assert "LnkCtl2" not in (found(host)[0].fix or "")
     assert "set to train to 16 GT/s" in (found(stated)[0].fix or "")
 
@@ -141,12 +125,7 @@ def test_a_link_as_slow_as_its_ports_target_is_critical_whatever_the_load(at_por
     gpu = idle.device(Bdf.parse("5d:00.0"))
     assert gpu is not None and gpu.parent is not None
     end = gpu.parent if at_port else gpu.bdf
-    stated = replace(
-        idle,
-        pci_devices=tuple(
-            replace(d, target_gt_per_s=2.5) if d.bdf == end else d for d in idle.pci_devices
-        ),
-    )
+    stated = changed(idle, lambda d: d.bdf == end, target_gt_per_s=2.5)
     (finding,) = found(stated)
     severity = Severity.CRITICAL if at_port else Severity.WARNING
     assert (finding.id, finding.severity) == ("pcie-target-low", severity)
@@ -200,9 +179,7 @@ def test_a_newer_card_on_an_older_port_is_no_fault_and_is_said() -> None:
 
 def test_a_sleeping_gpu_is_inconclusive() -> None:
     host = with_link(load_host("rtx4080-i9-14900k"), "0000:01:00.0", current_gt_per_s=5.0)
-    asleep = replace(
-        host, pci_devices=tuple(replace(d, power_state="D3hot") for d in host.pci_devices)
-    )
+    asleep = changed(host, lambda d: True, power_state="D3hot")
     assert are_bad(found(host)) and not are_bad(found(asleep))
 
 
@@ -258,13 +235,7 @@ def test_a_measured_rate_tells_which_links_it_may_have_been() -> None:
 
 def test_unknown_current_links_are_not_judged() -> None:
     host = load_host("rtx4080-i9-14900k")
-    blind = replace(
-        host,
-        pci_devices=tuple(
-            replace(d, link=PciLink(None, None, 16.0, 16)) if d.link else d
-            for d in host.pci_devices
-        ),
-    )
+    blind = changed(host, lambda d: d.link is not None, link=PciLink(None, None, 16.0, 16))
     assert found(blind) == []
     assert any(re.search("now unknown", line) for line in describe_paths(blind))
 
@@ -317,18 +288,9 @@ def test_a_listing_that_lacks_a_port_has_no_link_across_the_hole() -> None:
 @pytest.mark.parametrize("driver", [None, "vfio-pci"])
 def test_a_load_on_the_host_says_nothing_of_gpus_that_vms_have(driver: str | None) -> None:
     host = with_link(load_host("rtx4080-i9-14900k"), "0000:01:00.0", current_gt_per_s=2.5)
-
-    def driven(by: str | None) -> Host:
-        return replace(
-            host,
-            pci_devices=tuple(
-                replace(d, driver=by) if d.kind is DeviceKind.GPU else d for d in host.pci_devices
-            ),
-        )
-
-    (unreached,) = found(driven(driver), is_loaded=True)
+    (unreached,) = found(changed(host, is_gpu, driver=driver), is_loaded=True)
     assert unreached.severity is Severity.INCONCLUSIVE and "under load" in (unreached.fix or "")
-    (reached,) = found(driven("nvidia"), is_loaded=True)
+    (reached,) = found(changed(host, is_gpu, driver="nvidia"), is_loaded=True)
     assert reached.severity is Severity.CRITICAL
 
 
@@ -352,15 +314,8 @@ def test_redirects_cost_a_device_nothing_that_has_no_peer_below_its_switch() -> 
 
 def test_the_whole_path_is_described_with_its_isolation() -> None:
     host = load_host("h200-xeon8558")
-    stated = replace(
-        host,
-        pci_devices=tuple(
-            replace(d, acs=("ReqRedir", "SrcValid"))
-            if d.bridge
-            else replace(d, ats_enabled=False, iommu_domain="identity")
-            for d in host.pci_devices
-        ),
-    )
+    stated = changed(host, lambda d: True, ats_enabled=False, iommu_domain="identity")
+    stated = changed(stated, lambda d: d.bridge is not None, acs=("ReqRedir", "SrcValid"))
     line = next(iter(describe_paths(stated)))
     assert "ReqRedir+SrcValid" in line and "ATS off" in line and "IOMMU domain identity" in line
 
@@ -382,11 +337,8 @@ def test_a_gpu_that_says_nothing_of_its_link_is_not_mistaken_for_sound(old: str,
 
 def test_errors_that_resets_leave_are_no_alarm() -> None:
     def with_errors(errors: PciErrors) -> list[Finding]:
-        host = load_host("rtx4080-i9-14900k")
-        devices = tuple(
-            replace(d, errors=errors) if d.kind is DeviceKind.GPU else d for d in host.pci_devices
-        )
-        return list(diagnose(replace(host, pci_devices=devices)).findings)
+        host = changed(load_host("rtx4080-i9-14900k"), is_gpu, errors=errors)
+        return list(diagnose(host).findings)
 
     (harmless,) = with_errors(PciErrors((), (("UnsupReq", 3), ("CmpltTO", 1))))
     assert harmless.severity is Severity.INFO
@@ -409,9 +361,7 @@ def test_a_gpu_that_no_longer_answers_is_critical() -> None:
     (lost,) = diagnose(host).findings
     assert (lost.id, lost.severity) == ("device-silent", Severity.CRITICAL)
     assert lost.subject == "GPU 0000:5d:00.0"
-    asleep = replace(
-        host, pci_devices=tuple(replace(d, power_state="D3cold") for d in host.pci_devices)
-    )
+    asleep = changed(host, lambda d: True, power_state="D3cold")
     assert [f.id for f in diagnose(asleep).findings] == ["pcie-link-unknown"]
 
 

@@ -31,6 +31,7 @@ from homenode.findings import Severity
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host
+from tests.doctor_cases import changed
 from tests.doctor_domains import gpus
 from tests.doctor_domains import host as shipped
 from tests.doctor_listings import arc
@@ -56,13 +57,7 @@ def sick(**fields: object) -> Host:
     host = shipped(SICK)
     port = host.device(GPU)
     assert port is not None
-
-    def change(device: PciDevice) -> PciDevice:
-        if device.bdf.bus != GPU.bus:
-            return device
-        return replace(device, **{"driver": "vfio-pci", **fields})
-
-    return replace(host, pci_devices=tuple(change(device) for device in host.pci_devices))
+    return changed(host, lambda d: d.bdf.bus == GPU.bus, **{"driver": "vfio-pci", **fields})
 
 
 def unused(host: Host) -> dict[Bdf, FunctionHolders]:

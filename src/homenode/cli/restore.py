@@ -179,7 +179,8 @@ def _preview(virsh: Virsh, state: DomainState, *, keep_edits: bool, diff: bool) 
         if diff:
             now, restored = f"{name} (now)", f"{name} (restored)"
             print_diff(preview.definition, preview.original, now, restored)
-        _note_moved(preview.moved)
+        for device in preview.moved:
+            note(f"{device}: its address was on a bus of the layout; libvirt gives it another")
         lines.append(
             f"{name}: homenode apply of "
             + preview.applied_at.strftime("%Y-%m-%d %H:%M would be undone")
@@ -224,11 +225,6 @@ def _ended_paused(virsh: Virsh, uuid: str, name: str) -> bool:
         is_kept = entry.what is ChangeState.KEPT
         say(f"{name}: {'somebody let it run: it is left alone' if is_kept else 'is shut off'}")
     return True
-
-
-def _note_moved(moved: tuple[str, ...]) -> None:
-    for device in moved:
-        note(f"{device}: its address was on a bus of the layout; libvirt gives it another")
 
 
 def is_file_target(name: str) -> bool:

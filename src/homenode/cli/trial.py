@@ -164,7 +164,8 @@ def begin_trial(arguments: TrialArguments) -> None:
         if arguments.dry_run:
             say("dry run: nothing was started")
             return
-        if not (arguments.yes or confirm(_question(checked.head))):
+        times = plural(len(steps_of(checked.head)), "time")
+        if not (arguments.yes or confirm(f"Boot {checked.head.domain} {times}?")):
             note("nothing was changed")
             raise SystemExit(FINDINGS)
         journal = TrialJournal(default_root(), checked.head.id)
@@ -188,11 +189,6 @@ def usual_layouts(vm: Vm, host: "Host") -> tuple[str, ...]:
         if gpus & {hostdev.bdf for hostdev in vm.hostdevs} and (vm.is_q35 or vm.is_virt):
             layouts.append("pin-numa-pci")
     return tuple(layouts)
-
-
-def _question(head: TrialHead) -> str:
-    times = plural(len(steps_of(head)), "time")
-    return f"Boot {head.domain} {times}?"
 
 
 def resume_trial(arguments: TrialResumeArguments) -> None:

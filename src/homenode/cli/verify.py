@@ -200,7 +200,8 @@ def _start_paused(verified: Verification, request: VerifyRequest, *, yes: bool) 
 
 
 def _print(verified: Verification, arguments: VerifyArguments) -> None:
-    findings, subject = verified.findings, _subject(arguments)
+    findings = verified.findings
+    subject = "the guest" if arguments.document is None else arguments.document.name
     if arguments.prometheus:
         print_file(prometheus(findings, {"domain": str(arguments.document)}))
         return
@@ -243,10 +244,6 @@ def _without_table_rows(findings: Findings, checks: Sequence[Check]) -> Findings
             if finding.severity is not Severity.INCONCLUSIVE or finding.id not in shown
         ),
     )
-
-
-def _subject(arguments: VerifyArguments) -> str:
-    return "the guest" if arguments.document is None else arguments.document.name
 
 
 def _boot_command(arguments: VerifyArguments) -> str:

@@ -61,7 +61,7 @@ class Virsh:
         if not name.strip() or not name.isprintable():
             raise UsageError(f"domain {name!r}: expected a name or a UUID")
         lower = name.strip().lower()
-        uuid = lower if _UUID.match(lower) else self._find_uuid(name)
+        uuid = lower if _UUID.match(lower) else self._say("domuuid", "--domain", name).strip()
         state = parse_dominfo(self._say("dominfo", "--domain", uuid))
         if name.strip() != state.name and lower != state.uuid:
             raise InputError(
@@ -69,9 +69,6 @@ class Virsh:
                 hint="give its UUID: virsh list --all --uuid --name",
             )
         return state
-
-    def _find_uuid(self, name: str) -> str:
-        return self._say("domuuid", "--domain", name).strip()
 
     def find(self, uuid: str) -> DomainState | None:
         """The domain of that UUID; None where there is none."""

@@ -179,7 +179,7 @@ def _is_slower(value: LinkRate, usual: LinkRate) -> bool:
     return value.bytes_per_s < usual.bytes_per_s
 
 
-def _bar_sizes(peer: Peer) -> tuple[int, ...] | None:
+def _read_bar_sizes(peer: Peer) -> tuple[int, ...] | None:
     bars = peer.device.bars
     return tuple(bar.size_bytes for bar in bars if bar.is_memory and bar.index < 6) or None
 
@@ -210,7 +210,7 @@ FACTS = (
     PeerFact(
         "bars",
         "BARs",
-        _bar_sizes,
+        _read_bar_sizes,
         lambda value, usual: sum(value) < sum(usual),
         lambda sizes: ", ".join(map(format_bytes, sizes)),
         "resource in sysfs, Region of lspci -vvv",

@@ -131,7 +131,7 @@ def _finding(
     else:
         kind = "pcie-link-slow" if is_slow else "pcie-link-narrow"
         severity = _severity(link, affected, paths, slow=is_slow)
-    subject = _devices_text(affected)
+    subject = _format_devices(affected)
     if link.lower.bdf not in {path.device.bdf for path in affected}:
         subject += f": link from {link.upper.bdf} to {link.lower.bdf}"
     worst = max(affected, key=lambda path: _rank(path.device.kind))
@@ -212,7 +212,7 @@ def _rank(kind: DeviceKind) -> int:
     return (DeviceKind.GPU, DeviceKind.NVSWITCH, DeviceKind.NIC, DeviceKind.NVME)[::-1].index(kind)
 
 
-def _devices_text(affected: Iterable[DevicePath]) -> str:
+def _format_devices(affected: Iterable[DevicePath]) -> str:
     by_kind: dict[DeviceKind, list[str]] = {}
     for path in sorted(affected, key=lambda path: -_rank(path.device.kind)):
         by_kind.setdefault(path.device.kind, []).append(str(path.device.bdf))

@@ -81,7 +81,7 @@ def transfer_findings(document: Document) -> Iterator[Finding]:
             tune = device.child(element)
             if tune is None or not tune.children:
                 continue
-            text = ", ".join(_limit_text(child) for child in tune.children[:4])
+            text = ", ".join(_format_limit(child) for child in tune.children[:4])
             yield finding(
                 "io-limit",
                 f"{path} {device.value('target/@dev') or ''}".rstrip(),
@@ -91,6 +91,6 @@ def transfer_findings(document: Document) -> Iterator[Finding]:
             )
 
 
-def _limit_text(element: Element) -> str:
+def _format_limit(element: Element) -> str:
     value = element.text.strip() or " ".join(f"{name} {text}" for name, text in element.attributes)
     return f"{element.name} {value}"[:80]

@@ -201,10 +201,10 @@ def stand_in_argv(
         PROGRAM,
         *("-name", name),
         *("-machine", _machine(stand_in, kvm=kvm)),
-        *("-cpu", _cpu_words(stand_in)),
+        *("-cpu", _format_cpu(stand_in)),
         *("-m", _memory(stand_in)),
-        *("-smp", _smp(stand_in)),
-        *_numa(stand_in),
+        *("-smp", _format_smp(stand_in)),
+        *_format_numa(stand_in),
         *_later_vcpus(stand_in),
         *_firmware(stand_in, files),
         *([] if iommu is None else ["-device", ",".join(("intel-iommu", *iommu))]),
@@ -212,7 +212,7 @@ def stand_in_argv(
         *(
             word
             for address, bdf in stand_in.devices
-            for word in ("-device", f"{_endpoint(stand_in, bdf)}{tree.place_text(address)}")
+            for word in ("-device", f"{_format_endpoint(stand_in, bdf)}{tree.place_text(address)}")
         ),
         *boot_words(files, command, kvm=kvm),
     )
@@ -291,12 +291,12 @@ def _later_vcpus(stand_in: StandInGuest) -> list[str]:
     return words
 
 
-def _endpoint(stand_in: StandInGuest, bdf: Bdf | None) -> str:
+def _format_endpoint(stand_in: StandInGuest, bdf: Bdf | None) -> str:
     bars = {} if stand_in.space is None else dict(stand_in.space.bars)
     return f"pci-testdev,membar={bars[bdf]}" if bdf in bars else "virtio-serial-pci"
 
 
-def _cpu_words(stand_in: StandInGuest) -> str:
+def _format_cpu(stand_in: StandInGuest) -> str:
     cpu = stand_in.cpu
     words = [cpu.model or {"host-passthrough": "host"}.get(cpu.mode, "max")]
     words += [f"{name}={_switch(is_on)}" for name, is_on in cpu.features]
@@ -305,14 +305,14 @@ def _cpu_words(stand_in: StandInGuest) -> str:
     return ",".join(words)
 
 
-def _smp(stand_in: StandInGuest) -> str:
+def _format_smp(stand_in: StandInGuest) -> str:
     sockets, dies, cores, threads = stand_in.vm.cpu_topology or (stand_in.vm.vcpus, 1, 1, 1)
     maximum = f",maxcpus={stand_in.vm.vcpus}" if stand_in.vm.offline_vcpus else ""
     shape = f"sockets={sockets},dies={dies},cores={cores},threads={threads}"
     return f"{stand_in.first_vcpus}{maximum},{shape}"
 
 
-def _numa(stand_in: StandInGuest) -> list[str]:
+def _format_numa(stand_in: StandInGuest) -> list[str]:
     words = []
     backend = "memory-backend-memfd,share=on" if stand_in.is_shared else "memory-backend-ram"
     if stand_in.is_shared and not stand_in.vm.cells:

@@ -297,13 +297,13 @@ def stand_in_of(
         memory_ratio=ratio,
         cpu=cpu,
         devices=devices,
-        switches=_switches(document),
+        switches=_read_switches(document),
         is_shared=_is_shared(document),
-        iommu=_iommu(document) if direct else None,
+        iommu=_read_iommu(document) if direct else None,
         uefi=wants_uefi and has_ovmf and direct,
         space=space,
     )
-    omitted = tuple(_left_out(document, facts, bare, host, has_ovmf))
+    omitted = tuple(_list_omissions(document, facts, bare, host, has_ovmf))
     if direct and not kvm and facts.vcpus > MOST_TOGETHER and (controllers or devices):
         omitted = (*omitted, APART)
     cells = tuple(map(bare.scaled_cell, facts.cells))
@@ -322,7 +322,7 @@ def memory_ratio(sizes: list[int]) -> tuple[int, int]:
     return min(max(target_bytes, 2 * LEAST_CELL_BYTES), total), total
 
 
-def _switches(document: Document) -> tuple[tuple[str, bool], ...]:
+def _read_switches(document: Document) -> tuple[tuple[str, bool], ...]:
     features = document.root.all("features/*")
     return tuple((e.name, e.get("state") != "off") for e in features if e.name in _SWITCHES)
 
@@ -334,7 +334,7 @@ def _is_shared(document: Document) -> bool:
     return is_memfd or root.value("memoryBacking/access/@mode") == "shared"
 
 
-def _iommu(document: Document) -> tuple[str, ...] | None:
+def _read_iommu(document: Document) -> tuple[str, ...] | None:
     """Return the switches of an Intel IOMMU as QEMU spells them; eim needs KVM."""
     iommu = document.root.find("devices/iommu")
     if iommu is None or iommu.get("model") != "intel":
@@ -348,7 +348,7 @@ def _iommu(document: Document) -> tuple[str, ...] | None:
     )
 
 
-def _left_out(
+def _list_omissions(
     document: Document, facts: Vm, stand_in: StandInGuest, host: Host | None, has_ovmf: bool
 ) -> Iterator[str]:
     root = document.root
@@ -403,7 +403,7 @@ def _tree(
     for hostdev in facts.hostdevs:
         if hostdev.address is not None and hostdev.address.bus in buses:
             endpoints[hostdev.address] = hostdev.bdf
-    slots = _free_slots({a.device for a in (*places, *endpoints) if a.bus == 0})
+    slots = _find_free_slots({a.device for a in (*places, *endpoints) if a.bus == 0})
     controllers = [
         c if c.address is not None else replace(c, address=GuestAddress(0, 0, next(slots), 0))
         for c in bridges
@@ -421,7 +421,7 @@ def _tree(
     return _parents_first(controllers), tuple(ordered)
 
 
-def _free_slots(in_use: set[int]) -> Iterator[int]:
+def _find_free_slots(in_use: set[int]) -> Iterator[int]:
     for slot in range(2, 31):
         if slot not in in_use:
             yield slot

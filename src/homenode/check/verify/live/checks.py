@@ -40,12 +40,12 @@ Piece = VmCell | MemoryDevice
 """Memory that QEMU maps at once."""
 
 
-def _of_vcpus(vm: Vm) -> FactValues:
+def _read_vcpus(vm: Vm) -> FactValues:
     pins = enumerate(vm.vcpu_pins)
     return {f"vCPU {n}": pin and _Threads((pin,)) for n, pin in pins}
 
 
-def _both_threads(home: _Threads, seen: _Threads | None) -> tuple[str, str, str]:
+def _describe_threads(home: _Threads, seen: _Threads | None) -> tuple[str, str, str]:
     if seen is None:
         return "", f"a thread on {_cpus(home.pus[0])}", "no such thread"
     strays = seen.strays(home)
@@ -65,7 +65,7 @@ def _is_home(planned: Piece, seen: Piece) -> bool:
     return bool(pages) and all(node in planned.nodes for node, _ in pages)
 
 
-def _both_pages(planned: Piece, seen: Piece | None) -> tuple[str, str, str]:
+def _describe_pages(planned: Piece, seen: Piece | None) -> tuple[str, str, str]:
     node = f"node {planned.nodes}"
     if seen is None or seen.bytes_by_node is None:
         expected = f"a mapping of {format_bytes(planned.memory_bytes)} on {node}"
@@ -78,9 +78,9 @@ def _both_pages(planned: Piece, seen: Piece | None) -> tuple[str, str, str]:
 
 _VCPUS = VmFact(
     id="live-vcpu",
-    values=_of_vcpus,
+    values=_read_vcpus,
     agrees=lambda home, seen: all(pus <= home.pus[0] for pus in seen.pus),
-    show_both=_both_threads,
+    show_both=_describe_threads,
 )
 _LIVE_FACTS = (
     _VCPUS,
@@ -120,7 +120,7 @@ _LIVE_FACTS = (
             lambda piece: piece if piece.nodes or piece.bytes_by_node is not None else None
         ),
         agrees=_is_home,
-        show_both=_both_pages,
+        show_both=_describe_pages,
     ),
     VmFact(
         id="live-page-size",

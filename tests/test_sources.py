@@ -10,6 +10,7 @@ from homenode.errors import HomenodeError, InputError, NotKnownError
 from homenode.formats import encode
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import summarise
+from homenode.safe.input_files import read_subject
 from homenode.vm.sources import load_host
 from tests.shared_data import SHARED
 from tests.sysfs_trees import cpu_files
@@ -103,6 +104,12 @@ def test_of_an_empty_file_nothing_is_known(tmp_path: Path, content: bytes) -> No
     (tmp_path / "empty").write_bytes(content)
     with pytest.raises(NotKnownError, match="found an empty file"):
         load_host(str(tmp_path / "empty"))
+
+
+def test_an_empty_vm_file_is_named_as_empty(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(NotKnownError, match="nothing was checked: the file is empty"):
+        read_subject(tmp_path / "empty", "a VM")
 
 
 @pytest.mark.parametrize("source", ["", "x" * 5000, "a\0b", "a.toml"])

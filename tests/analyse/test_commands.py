@@ -233,9 +233,11 @@ def test_nothing_to_compare_says_what_to_name(tmp_path: Path) -> None:
     write_run(tmp_path, runs()[0])
     with pytest.raises(HomenodeError, match="expected two alternatives or more, found default"):
         call("compare", tmp_path)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(HomenodeError, match="no run in it"):
-        call("compare", tmp_path / "empty", tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for words in (("compare", empty, tmp_path), ("report", empty)):
+        with pytest.raises(HomenodeError, match=r"^\S*/empty: no run in it"):
+            call(*words)
 
 
 def test_pairs_of_pus_are_listed_with_explain_only(tmp_path: Path) -> None:

@@ -423,7 +423,7 @@ def test_a_home_is_not_guessed_where_no_node_is_clearly_faster() -> None:
 def test_a_folder_without_a_study_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing\n")
     done = homenode("slurm", "report", tmp_path, whole=True)
-    assert done.exit_code == 2 and "expected jobs of a study, found none" in done.stderr
+    assert done.exit_code == 2 and "no jobs of a study in it" in done.stderr
 
 
 def test_a_row_whose_interval_excludes_1_says_why_nothing_can_be_told(gh200: Path) -> None:

@@ -78,7 +78,7 @@ def verify(request: VerifyRequest) -> Verification:
         state = virsh.domain(request.domain)
         document = open_domain(virsh.definition(state.uuid), f"domain {state.name}")
     elif request.document is not None:
-        content = read_subject(request.document, "a file that can be read")
+        content = read_subject(request.document, "a VM")
         if target_of(content) is None:
             document = open_domain(content, str(request.document))
         elif request.guest is not None:

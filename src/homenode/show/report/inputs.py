@@ -19,6 +19,7 @@ from homenode.measure.results.vantage import Vantage
 from homenode.plan.stored import read_plan
 from homenode.safe.input_files import read_plain
 from homenode.show.report.machine import UNNAMED, StoredRun
+from homenode.text import first_few
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.plan import Plan
 from homenode.vm.sources import load_host
@@ -69,7 +70,7 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
     skipped += reasons
     if not runs:
         causes = "; ".join(skipped[:5]) or "nothing was named"
-        message = f"report: no run in it ({causes})"
+        message = f"{first_few(arguments, 3)}: no run in it ({causes})"
         raise InputError(message, hint="homenode bench makes runs")
     known_hosts = {host_fingerprint(host): host for host in map(load_host, hosts)}
     if len(hosts) == 1:

@@ -242,7 +242,7 @@ def report(arguments: SlurmReportArguments) -> None:
     sources = read_sources(arguments.folders)
     if not sources.jobs and not sources.missing:
         raise InputError(
-            f"{source}: expected jobs of a study, found none",
+            f"{source}: no jobs of a study in it",
             hint="homenode slurm study makes them; logs are named exclusive_… and shared_…",
         )
     result = study_report(source, sources)

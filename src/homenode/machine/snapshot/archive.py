@@ -317,7 +317,7 @@ class _Tar:
         text = self.files.get(self._inner_path(link))
         if text is None:
             raise InputError(
-                f"{self._source}: hard link {name[:120]!r}: no file named {link[:120]!r} before it"
+                f"{self._source}: hard link {name[:120]!r}: expected file {link[:120]!r} before it"
             )
         return text
 

@@ -35,7 +35,7 @@ Version: {version}
 Architecture: {architecture}
 Section: admin
 Priority: optional
-Maintainer: the homenode authors <maintainers@homenode.invalid>
+Maintainer: {maintainer}
 Installed-Size: {kibibytes}
 Depends: python3 (>= {python}), python3 (<< {next_python}), libc6 (>= 2.34), libstdc++6
 Recommends: pciutils, numactl, libvirt-clients

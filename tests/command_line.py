@@ -18,6 +18,7 @@ from homenode.cli.command import Command
 from homenode.cli.main import PROGRAM, code_of, run
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
+from tests.privileges import hold_to_its_row
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,11 @@ def homenode(
     terminal.console.cache_clear()
     terminal.error_console.cache_clear()
     code, raised = 0, None
-    with _environment(env or {}):
+    given = [str(word) for word in words]
+    with hold_to_its_row(given), _environment(env or {}):
         sys.stdout, sys.stderr = out, err
         sys.stdin = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
         try:
-            given = [str(word) for word in words]
             if whole:
                 code = code_of(given)
             else:

@@ -66,6 +66,19 @@ LEFT_OUT = re.compile(
 SCRIPT = re.compile(r"[^/]*\.data/scripts/(homenode-probe[^/]*)")
 
 
+def find_maintainer() -> str:
+    """Who answers for the package: DEBFULLNAME and DEBEMAIL, as Debian's tools have it, else the
+    author of the last commit. Raises SystemExit where there is neither."""
+    name, address = os.environ.get("DEBFULLNAME"), os.environ.get("DEBEMAIL")
+    if name and address:
+        return f"{name} <{address}>"
+    argv = ["git", "-C", str(HERE.parent), "log", "-1", "--format=%an <%ae>"]
+    author = subprocess.run(argv, capture_output=True, text=True).stdout.strip()
+    if not author:
+        raise SystemExit("no maintainer of the package: set DEBFULLNAME and DEBEMAIL")
+    return author
+
+
 def contents(wheels: Iterable[Path], libraries: Iterable[Path], lock: Path) -> dict[str, bytes]:
     """Return the files of homenode and its libraries: below lib/ Python's, below bin/ the probes.
 
@@ -148,6 +161,7 @@ def build(wheels: Path, libraries: Path, manual_pages: Path, dist: Path) -> Path
     size = sum(path.lstat().st_size for path in tree.rglob("*") if path.is_file())
     control = CONTROL.format(
         version=version,
+        maintainer=find_maintainer(),
         architecture=architecture,
         kibibytes=size // 1024,
         python=pythons[0].name,

@@ -2,15 +2,20 @@
 
 make nightly                        all parts, a fresh seed
 make nightly SEED=7 PART=kills      one part again, as a failure prints it
+python -m tests.nightly --minutes 20  as many parts as fit: first those of rooms that changed in the
+                                    last day, another one first each day
 """
 
 import argparse
+import datetime
 import os
 import random
 import shlex
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 _PYTEST = "python -m pytest --hypothesis-seed={seed}"
@@ -19,7 +24,7 @@ PARTS = {
     "fuzz": (
         "HOMENODE_FUZZ=10000 HOMENODE_FUZZ_MUTATIONS=10000 "
         f"{_PYTEST} --hypothesis-profile=thorough -k 'damaged or fuzz' tests",
-        f"HOMENODE_FUZZ=1 {_PYTEST} tests/plan tests/analyse tests/doctor",
+        f"HOMENODE_FUZZ=1 {_PYTEST} tests/plan tests/analyse tests/doctor tests/snapshot",
         f"HOMENODE_FUZZ_SECONDS=200 {_PYTEST} -s tests/verify/test_fuzz_whole_way.py",
     ),
     "kills": (
@@ -33,33 +38,90 @@ PARTS = {
 }
 """The commands of each part; words with = before the program are its environment."""
 
+_END_S = 60
+"""How long tests may take to end what they started."""
 
-def run(command: str, seed: int) -> int:
-    """The exit code of a command, whose output is shown."""
+ROOMS = {
+    "frozen": ("plan", "vm", "decide"),
+    "fuzz": ("plan", "check", "decide", "machine"),
+    "kills": ("change", "safe"),
+    "conformance": ("vm", "cluster"),
+    "without-cluster": ("cluster", "cli"),
+    "lab": ("measure", "machine"),
+}
+"""The rooms of src/homenode that each part is about."""
+
+
+def choose_parts(paths: Iterable[str], day: int) -> list[str]:
+    """All parts in the order in which a slice runs them: those of the rooms of changed files, then
+    the others, each from another one on each day."""
+    rooms = {path.split("/")[2] for path in paths if path.startswith("src/homenode/")}
+    shift = day % len(PARTS)
+    turned = [*PARTS][shift:] + [*PARTS][:shift]
+    return sorted(turned, key=lambda part: rooms.isdisjoint(ROOMS[part]))
+
+
+def list_changed_files() -> list[str]:
+    """Files of the last day's commits. Empty where git cannot tell."""
+    argv = ["git", "log", "--since=1.day", "--name-only", "--format="]
+    done = subprocess.run(argv, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    return done.stdout.split()
+
+
+def run(command: str, seed: int, limit_s: float | None = None) -> int:
+    """The exit code of a command, whose output is shown; 0 where its time ran out."""
     words = shlex.split(command.format(seed=seed))
     start = next(number for number, word in enumerate(words) if "=" not in word)
     environment = dict(word.split("=", 1) for word in words[:start])
     program = [sys.executable, *words[start + 1 :]]
     print(f"$ {command.format(seed=seed)}", flush=True)
-    done = subprocess.run(
+    started = subprocess.Popen(
         program,
         env={**os.environ, **environment, "HOMENODE_SEED": str(seed)},
         cwd=Path(__file__).parents[1],
-        check=False,
+        process_group=0,  # Ctrl-C of a terminal, or the end of its time, reaches all of it
     )
-    return done.returncode
+    try:
+        return started.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        print("its time ran out", flush=True)
+        os.killpg(started.pid, signal.SIGINT)  # tests end what they started
+    except KeyboardInterrupt:
+        os.killpg(started.pid, signal.SIGINT)
+        raise
+    try:
+        started.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+    return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make nightly")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--part", action="append", choices=PARTS)
+    parser.add_argument("--minutes", type=float)
     asked = parser.parse_args()
     print(f"seed {asked.seed}", flush=True)
+    parts = asked.part or [*PARTS]
+    end: float | None = None
+    if asked.minutes is not None:
+        today = datetime.datetime.now(datetime.UTC).toordinal()
+        parts, end = (
+            choose_parts(list_changed_files(), today),
+            time.monotonic() + asked.minutes * 60,
+        )
     failed = []
-    for part in asked.part or PARTS:
+    for part in parts:
         before = time.monotonic()
-        codes = [run(command, asked.seed) for command in PARTS[part]]
+        if end is not None and before >= end:
+            print(f"{part}: not run, its time ran out")
+            continue
+        codes = []
+        for command in PARTS[part]:
+            limit_s = None if end is None else max(1, end - time.monotonic())
+            codes.append(run(command, asked.seed, limit_s))
         if any(codes):
             failed.append(part)
         print(f"{part}: {(time.monotonic() - before) / 60:.0f} minutes", flush=True)

@@ -14,7 +14,7 @@ from tests.lab.virtual_host import Unbuildable, virtual_host
 
 LAB = Path(__file__).parent / "lab"
 MACHINES = [
-    pytest.param(None, marks=pytest.mark.qemu, id="2-nodes"),
+    pytest.param(None, marks=(pytest.mark.qemu, pytest.mark.lab), id="2-nodes"),
     pytest.param(("x86-4p4n16c32t-ring", 512), marks=pytest.mark.lab, id="4-nodes"),
     pytest.param((str(LAB / "nps4-8n16c-4gpu.toml"), 512), marks=pytest.mark.lab, id="8-nodes"),
 ]

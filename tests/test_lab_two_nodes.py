@@ -8,7 +8,7 @@ import pytest
 from homenode.cpuset import CpuSet
 from tests.lab.boot import BootOutcome, two_nodes
 
-pytestmark = pytest.mark.qemu
+pytestmark = [pytest.mark.qemu, pytest.mark.lab]
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,9 @@ MOST_LINES = 250
 OTHER_PYTHONS = ("python3.9", "python3.12")
 """Of CentOS Stream 9 and 10, which KubeVirt's sidecar images are built on."""
 
+pytestmark = pytest.mark.xdist_group("hook script")
+"""In one process: writing the trees of the hosts takes long."""
+
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:

@@ -50,6 +50,7 @@ def test_a_run_elsewhere_is_a_run_like_any_other(on: str, tmp_path: Path) -> Non
     assert run.samples
 
 
+@pytest.mark.lab
 def test_what_runs_since_a_kill_is_ended_by_who_continues(on: str, tmp_path: Path) -> None:
     first = host_at(on, str(tmp_path)).holding(os.open(os.devnull, os.O_RDONLY))
     pid_file = tmp_path / "pid"
@@ -84,6 +85,7 @@ def is_gone(pid: int) -> bool:
     return state.startswith("Z")
 
 
+@pytest.mark.lab
 def test_a_process_of_another_start_is_not_ended(on: str, tmp_path: Path) -> None:
     host = host_at(on, str(tmp_path)).holding(os.open(os.devnull, os.O_RDONLY))
     folder = host.run(("sh", "-c", f"dirname $(command -v {PROBE} || echo $0)"), 20)

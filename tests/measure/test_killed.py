@@ -92,7 +92,7 @@ def cut(root: Path, tools: Path, kills: int, rng: random.Random, where: Sequence
         killed += 1
 
 
-@pytest.fixture(params=["here", pytest.param("ssh", marks=pytest.mark.root)])
+@pytest.fixture(params=["here", pytest.param("ssh", marks=(pytest.mark.root, pytest.mark.lab))])
 def where(
     request: pytest.FixtureRequest, tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, ...]]:

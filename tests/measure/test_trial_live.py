@@ -90,6 +90,7 @@ def boots(state: Path) -> set[str | None]:
     return {one.facts.get("run_id") for one in changes if one.kind == BOOT} - {None}
 
 
+@pytest.mark.lab
 def test_three_layouts_come_to_their_report(daemon: TwoNodes, state: Path, tmp_path: Path) -> None:
     """One boot of each: a second one of the same layout is that of the guest that dies, below."""
     before = definition(daemon)
@@ -163,6 +164,7 @@ def test_a_killed_tool_leaves_a_boot_that_is_measured_on(
     assert len(load_runs(tmp_path / "results").runs) == 1
 
 
+@pytest.mark.lab
 def test_a_guest_and_a_libvirtd_that_die_cost_a_boot_and_no_more(
     daemon: TwoNodes, state: Path, tmp_path: Path
 ) -> None:

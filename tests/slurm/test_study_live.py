@@ -167,6 +167,7 @@ def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Pat
     assert sorted(run.head.block or 0 for run in runs) == [0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.lab
 def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> None:
     folder, holds = tmp_path / "study", tmp_path / "holds"
     holds.mkdir()
@@ -240,6 +241,7 @@ def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> 
         assert f"ArrayTaskId={done.parents[1].name.removeprefix('task-')} " in record
 
 
+@pytest.mark.lab
 def test_slurmds_killed_while_jobs_run_lose_nothing(slurm: Testbed, tmp_path: Path) -> None:
     folder, holds = tmp_path / "study", tmp_path / "holds"
     holds.mkdir()

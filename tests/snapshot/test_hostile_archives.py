@@ -16,6 +16,7 @@ from homenode.errors import HomenodeError, InputError
 from homenode.machine.snapshot.archive import read_archive
 from homenode.vm.sources import load_host
 from tests.hostile_archives import BOMBS, damaged, host_tar, long_member, member, pax
+from tests.seeds import part
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 2
@@ -43,11 +44,11 @@ for path in sys.argv[2:]:
 
 
 def test_archives_that_want_time_or_memory_get_little(tmp_path: Path) -> None:
-    left = []
-    for number, make in enumerate(BOMBS.values()):
+    left, tried = [], part(list(BOMBS), 0)
+    for number, name in enumerate(tried):
         left.append(tmp_path / f"{number}")
-        left[-1].write_bytes(make())
-    names = dict(zip(map(str, left), BOMBS, strict=True))
+        left[-1].write_bytes(BOMBS[name]())
+    names = dict(zip(map(str, left), tried, strict=True))
     found: dict[str, str] = {}
     while left:
         done = subprocess.run(
@@ -62,7 +63,7 @@ def test_archives_that_want_time_or_memory_get_little(tmp_path: Path) -> None:
         left = left[len(said) :]
         if left and done.returncode:
             found[names[str(left.pop(0))]] = f"ended by {done.returncode}: {done.stderr[-500:]}"
-    assert found.keys() == BOMBS.keys()
+    assert found.keys() == set(tried)
     for name, text in found.items():
         assert text == "read" or ("expected" in text and "ended by" not in text), (name, text)
 

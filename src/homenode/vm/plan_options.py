@@ -171,7 +171,7 @@ class PlanOptions(Struct, frozen=True):
         gpu-copy, throughput, density. Default: chosen by its devices.
       vcpus: Number of vCPUs. Default: the definition's.
       memory_bytes: Memory, with a unit: 64GiB. Default: the definition's.
-      page_bytes: Size of the huge pages that back it: 2MiB, 1GiB. Default: the document's.
+      page_bytes: Size of the VM's huge pages: 2MiB, 1GiB. Default: the definition's.
       devices: Pass through this host function or mediated device; may be repeated. The definition's
         devices stay.
       gpu_count: Choose N GPUs of the host; they replace the definition's GPUs. Whole nodes,

@@ -21,7 +21,7 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
       plan: The saved plan to compare with. Default: the definition itself.
       boot: Boot a test guest.
       start: Start the domain paused with its real devices, check it, and end it.
-      yes: With --start: do not prompt.
+      yes: Do not prompt, with --start.
       guest: The real guest's own view: ssh:HOST or ssh://USER@HOST:PORT, or any host source of show
         made inside it.
       ssh_user: With --guest ssh:HOST: the user in the guest. Default: ssh's own choice.
@@ -30,7 +30,7 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
         findings in one line.
       target: For --guest with a plan alone: the hypervisor that the plan was made for, as plan
         --target has it. Default: libvirt.
-      live: A running domain of this machine, from outside: threads, memory, IRQs; see apply.
+      live: Check a running domain of this machine from outside (threads, memory, IRQs); see apply.
       connect: The libvirt connection; with --boot, none runs QEMU directly. Default:
         qemu:///system, and with --boot QEMU if libvirt does not answer.
       kernel: The test guest's kernel. Default: the first installed kernel.
@@ -82,7 +82,7 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
       known_width: A slot that is wired narrower than its port; may be repeated.
       under_load: Read links while a copy runs: nvbandwidth, rocm-bandwidth-test, or homenode's own
         program in a python3 with PyTorch. Default: read idle links.
-      load_command: With --under-load: what copies to the GPUs.
+      load_command: The command that copies to the GPUs, with --under-load.
       expect: Compare the host with a record of it: a capture, a host.json or any other host source.
       explain: Print each finding separately with its source, each GPU's path, and the memory that
         the VM locks and maps. Default: equal findings in one block.
@@ -116,7 +116,7 @@ class RetrainArguments(Struct, frozen=True, kw_only=True):
     uses anything behind the port.
 
     Options:
-      devices: Devices whose links are trained again.
+      devices: PCI addresses of the devices whose links are trained again.
       target: Generation to train to. Default: the fastest that both ends can.
       apply: Write the registers. Default: a dry run.
       print_unit: Print a systemd unit that does this at boot; only if root alone can change the

@@ -21,10 +21,10 @@ class CompareArguments(Struct, frozen=True, kw_only=True):
         import reads them.
       objective: Decide by the metrics of this objective; multi-gpu, memory-bandwidth, latency,
         gpu-copy, throughput, density. Default: every objective, one after another.
-      host: Recommendations for this host alone. Default: the hosts of the results.
+      host: Recommend for this host alone. Default: for the hosts of the results.
       bare: A run on the host itself: results are also a percentage of bare metal.
-      everything: Also effects with intervals, caveats with their fixes, sources, more than three
-        machines, single GPUs, nodes, message sizes and pairs of CPUs.
+      everything: Print also effects with intervals, caveats with their fixes, sources, more than
+        three machines, single GPUs, nodes, message sizes and pairs of CPUs.
 
     Examples:
       homenode compare results/h200/default results/h200/pin-numa
@@ -56,7 +56,7 @@ class ReportArguments(Struct, frozen=True, kw_only=True):
         name it, or for the one machine that names none. May be repeated. Default: captures stored
         beside host runs.
       title: The page's title. Default: Which layout to run: and the machines.
-      appendix: In a PDF: also every result, caveat and remark of each machine.
+      appendix: Print in a PDF also every result, caveat and remark of each machine.
       csv: Print every result as a row of CSV.
 
     Examples:
@@ -89,8 +89,8 @@ class HostsArguments(Struct, frozen=True, kw_only=True):
     """List the hosts that come with homenode, for --host.
 
     Options:
-      everything: Also the synthetic hosts.
-      explain: What each host is.
+      everything: List the synthetic hosts too.
+      explain: Describe each host.
 
     Examples:
       homenode list hosts --explain

@@ -53,7 +53,7 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
       document: The VM: a domain XML, as virsh dumpxml prints it; a configuration of qm (Proxmox) or
         xl (Xen); a script that homenode wrote for QEMU; - reads standard input. Default: options
         alone.
-      vm_file: The same as [VM].
+      vm_file: The VM's file, in place of the argument [VM].
       hosts: The host to plan for, as show takes it. May be repeated: the hosts are ranked, the VM
         is planned for the best. Default: this machine.
       target: The hypervisor to write for; libvirt or one of the targets. A file of that target is
@@ -67,7 +67,8 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
         MACs; see copies.
       libvirt: Version of the host's libvirt, such as 12.1: elements that this version lacks are
         omitted, and a finding names the version that has them. Default: the host's.
-      qemu: Version of the host's QEMU, likewise. Default: the host's.
+      qemu: Version of the host's QEMU, such as 8.2: elements that this version lacks are omitted,
+        and a finding names the version that has them. Default: the host's.
       target_version: Version of the target, such as 7.2.7 of Proxmox's qemu-server: a plan that
         needs an option of a newer version is rejected; list targets shows the versions.
 
@@ -122,8 +123,8 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
       dry_run: Print the plan, the change and each obstacle; change nothing.
       diff: Print the whole change of the definition.
       explain: Print every compared cost of the plan.
-      names: The domains: names or UUIDs; needed. With a slash or ending in .xml it is a file, which
-        is rewritten without libvirt.
+      names: Domains by name or UUID. A file, with a slash or ending in .xml, is rewritten without
+        libvirt; needed.
       domain: Define this output of homenode plan instead; it must be of the same domain, for the
         host of the libvirt daemon, and with devices that this host has.
       yes: Change it without a prompt; needed without a terminal. Default: prompts on a terminal.
@@ -164,8 +165,8 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
       targets: A definition that homenode plan -o wrote, or domains that homenode apply defined;
         needed without --list.
       connect: The libvirt daemon of the domain; default qemu:///system.
-      forget: A domain: keep the present definition as the original.
-      keep_edits: For a domain edited since: remove only what the layout set.
+      forget: Keep the present definition of this domain as its original.
+      keep_edits: Remove only what the layout set from a domain that was edited since.
       dry_run: Only show what would change.
       diff: Print the whole change, line by line.
       list_open: List what is open on this host or can be undone, each with the command that undoes

@@ -38,8 +38,8 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
       report: Write the report here, .html or .pdf. Default: report.html in the trial's directory.
       within: Time limit, such as 30m or 2h; no round is started that would exceed it. Default: no
         limit.
-      layouts: Layouts; the first is the baseline. Default: default, pin; also pin-numa if the host
-        has several nodes, and pin-numa-pci if the VM has GPUs too.
+      layouts: Layouts to boot, separated by commas; the first is the baseline. Default: default,
+        pin; also pin-numa if the host has several nodes, and pin-numa-pci if the VM has GPUs too.
       boots: Boots of each layout. Default: 3 for two layouts, 4 for more.
       objective: The objective to decide for; multi-gpu, memory-bandwidth, latency, gpu-copy,
         throughput, density. Default: chosen by the VM's devices.

@@ -63,7 +63,7 @@ class ManifestOptions(Struct, frozen=True, kw_only=True):
         default --gpu.
       gpus: Number of GPUs of the VM.
       vcpus: Number of vCPUs of the VM.
-      memory_gib: Memory of the VM.
+      memory_gib: Memory of the VM in GiB.
       hook_version: Version of the hook's interface: v1alpha1, v1alpha2, v1alpha3. Default:
         v1alpha3, which ends the sidecar with the VM.
       kubevirt: KubeVirt's version in the cluster; from v1.8 on the steps name its own gate too.

@@ -24,8 +24,8 @@ class SlurmAuditArguments(Struct, frozen=True, kw_only=True):
       gres: The cluster's gres.conf, for GPU numbers if its lines name the files in another order,
         or with MIG slices (MultipleFiles=); also with --records. Default: by PCI address, as
         AutoDetect numbers them.
-      look: Also the memory policy of the jobs' processes: a step of one task in each GPU job reads
-        /proc; for your own jobs, or as root. Default: CPUs and GPUs alone.
+      look: Check also the memory policy of the jobs' processes: a step of one task in each GPU job
+        reads /proc; for your own jobs, or as root. Default: CPUs and GPUs alone.
       records: Check ended jobs by their records; needs no host.
       hooks: Write the scripts that keep records, and stop.
       spool: With --hooks: directory on each node for the records.
@@ -82,12 +82,12 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
 
     Options:
       output: The study's directory, on a file system that all nodes share.
-      nodelist: These nodes, also as gpu[01-04], each in the partitions that have it.
+      nodelist: Study these nodes, also as gpu[01-04], each in the partitions that have it.
       host: Host source of every node: a snapshot, a description, a shipped host; look jobs are then
         omitted. Default: each node is captured.
       numa: NUMA nodes to bind to. Default: all with CPUs and memory.
       shared: GPUs of a shared job, and how many at once; may be repeated. Default: 1x4 and 2x2.
-      mig: Also jobs of one MIG slice each, as gpu:1g.10gb; may be repeated.
+      mig: Submit also jobs of one MIG slice each, as gpu:1g.10gb; may be repeated.
       app: Your own program, under each binding, in the directory that the command is started in;
         split as a shell would split it, started without a shell.
       wait: Time limit for the jobs. Default: no limit.
@@ -125,7 +125,7 @@ class SlurmReportArguments(Struct, frozen=True, kw_only=True):
     Options:
       folders: Directories of homenode slurm study, finished or not; directories that homenode
         import wrote; logs of nvbandwidth whose names say exclusive or shared.
-      everything: Every map, job and unknown. Default: the first map, and all that differ.
+      everything: Print every map, job and unknown. Default: the first map, and all that differ.
       output: Write the report as one page, FILE.html, without external resources.
 
     Examples:

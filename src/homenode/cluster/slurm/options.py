@@ -45,18 +45,18 @@ class StudyOptions(Struct, frozen=True):
       rounds: Jobs of each kind on each node.
       cpus_per_gpu: CPUs per GPU of shared jobs. Default: an even share of the node's.
       minutes: Time limit of each job.
-      account: The account, for sbatch. Default: SBATCH_ACCOUNT; other variables of sbatch do not
-        reach the jobs.
-      qos: The QOS, for sbatch.
-      reservation: The reservation, for sbatch.
+      account: Account that sbatch is given. Default: SBATCH_ACCOUNT; other variables of sbatch do
+        not reach the jobs.
+      qos: Quality of service that sbatch is given.
+      reservation: Reservation that sbatch is given.
       tests: Tests of homenode bench besides the copies; none omits them; may be repeated. Default:
         stream, mem-latency.
       metric: Regular expression that finds the program's result: the group of the last match.
       lower_is_better: The result is a time in seconds. Default: a rate.
-      between_nodes: Also all-reduce on and between the nodes (all_reduce_perf on the PATH, built
-        with MPI).
-      mpi: For srun between nodes: pmix, pmi2. Default: the cluster's.
-      setup: A shell file that each job reads first: module load ...
+      between_nodes: Measure also all-reduce on and between the nodes (all_reduce_perf on the PATH,
+        built with MPI).
+      mpi: MPI plugin of srun between nodes: pmix, pmi2. Default: the cluster's.
+      setup: A shell file that each job reads first, with lines such as module load cuda.
     """
 
     partition_exclusive: Annotated[str | None, Opt("--partition-exclusive", "P")] = None

@@ -181,7 +181,7 @@ def test_what_else_the_planner_asks_for() -> None:
 @pytest.mark.parametrize(
     ("xml", "said"),
     [
-        (b"", "expected a domain XML, found 'nothing'"),
+        (b"", "vm.xml: the file is empty"),
         (b"  \n", "virsh dumpxml"),
         (b"<domain", "expected well-formed XML"),
         (b"<domain type='kvm'></domain>trailing", "well-formed"),

@@ -180,7 +180,9 @@ def test_hosts_are_ranked_best_first_and_those_that_cannot_say_why() -> None:
     near = even_host(1, 1, 1, 8, name="one-node")
     far = even_host(2, 1, 1, 4, name="two-nodes")
     small = even_host(1, 1, 1, 2, name="too-small")
-    text = _printed(rank_text(rank([(host, small_request(8)) for host in (small, far, near)])), 120)
+    ranking = rank([(host, small_request(8)) for host in (small, far, near)])
+    first, text = _printed(rank_text("vm", ranking), 120).split("\n", 1)
+    assert first == "vm fits best on one-node, of 3 hosts"
     assert text.index("one-node") < text.index("two-nodes") < text.index("too-small")
     last = " ".join(text.split()).partition("too-small")[2]
     assert "8 CPUs needed, 4 free" in last

@@ -336,7 +336,7 @@ def note_sick_links(host: "Host", options: PlanOptions) -> None:
 def _best_host(
     guest: "Vm", hosts: "Sequence[Host]", choose: "Choose | None", arguments: PlanArguments
 ) -> "Host":
-    """The host that takes the VM best, and a line on it."""
+    """The host that takes the VM best; prints the ranking."""
     from homenode.plan.planner import rank
     from homenode.plan.request import request_for
     from homenode.show.fit_text import rank_text
@@ -347,12 +347,10 @@ def _best_host(
         requests.append((host, request_for(guest, options, host)))
     ranking = rank(requests)
     if not (arguments.quiet or arguments.json):
-        console().print(rank_text(ranking))
+        console().print(rank_text(guest.name, ranking))
     best = ranking[0].host
     if ranking[0].placement is None:
-        note(f"none of the {len(hosts)} hosts can hold the VM; why {best.name} cannot:")
-    else:
-        note(f"best host: {best.name}")
+        note(f"why {best.name} cannot hold it:")
     return best
 
 

@@ -173,7 +173,7 @@ def parse_document(xml: bytes, source: str) -> Document:
             hint="libvirt itself takes no larger one; is this the right file?",
         )
     if not xml.strip():
-        raise ParseError(source, "a domain XML", "nothing", hint="try: virsh dumpxml NAME")
+        raise InputError(f"{source}: the file is empty", hint="try: virsh dumpxml NAME")
     codec, mark = _encoding(xml, source)
     try:
         text = xml[len(mark) :].decode(codec if codec != "utf-16" else _utf16(mark))

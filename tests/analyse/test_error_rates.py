@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 import time
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.decide.alternative import alternatives
+from homenode.decide.compare import _within
 from homenode.decide.comparison import Effect, Outcome
 from homenode.decide.correction import holm
 from homenode.decide.distributions import (
@@ -18,8 +20,11 @@ from homenode.decide.distributions import (
     t_quantile,
     two_sided_p,
 )
+from homenode.decide.intervals import interval
 from homenode.decide.recommendation import recommend
+from homenode.decide.summary import Series, SeriesKey
 from homenode.measure.results.model import Run
+from homenode.metrics import METRICS
 from homenode.objective import Objective
 from tests.analyse.test_compare import GPU, LATENCY, TRIAD, compared, only
 from tests.error_rates import share
@@ -221,6 +226,63 @@ def test_the_noisier_of_two_of_several_has_the_wider_interval(boots: int) -> Non
         for one in compared(*runs, noisy).effects:
             reach[one.alternative] += _reach(one)
     assert reach["pin-bound"] > 1.1 * max(reach["pin"], reach["pin-numa"])
+
+
+_QUIET, _SHIFTED = (0.0, 0.01, -0.02, 0.01), (0.05, 0.04, 0.09, 0.02)
+_ROUNDS = (0.0, 0.3, 0.6, 0.9)
+
+
+def _series(logs: Sequence[float], *, in_rounds: bool = False) -> Series:
+    return Series(
+        key=SeriesKey("memory-bandwidth", "bytes_per_s", *([None] * 7)),
+        medians=tuple(map(math.exp, logs)),
+        inner_variance=0.0,
+        samples=len(logs),
+        low=math.exp(min(logs)),
+        high=math.exp(max(logs)),
+        replicated=True,
+        devices=frozenset(),
+        blocks=tuple(("trial", number) if in_rounds else None for number in range(len(logs))),
+    )
+
+
+def test_the_error_of_two_is_that_of_welch_and_in_rounds_that_of_the_pairs() -> None:
+    boots = (*_SHIFTED, 0.2, -0.1, 0.1)
+    welch = interval(_series(_QUIET), _series(boots))
+    variances = [statistics.variance(logs) / len(logs) for logs in (_QUIET, boots)]
+    assert welch is not None and welch.error == pytest.approx(math.sqrt(sum(variances)))
+    first, second = (list(map(sum, zip(logs, _ROUNDS, strict=True))) for logs in (_QUIET, _SHIFTED))
+    paired = interval(_series(first, in_rounds=True), _series(second, in_rounds=True))
+    spread = statistics.stdev(b - a for a, b in zip(_QUIET, _SHIFTED, strict=True))
+    assert paired is not None and paired.freedom == 3
+    assert paired.error == pytest.approx(spread / math.sqrt(4))
+
+
+def test_what_varies_more_counts_up_to_six_times_the_noise() -> None:
+    def error(times: float) -> float:
+        noisy = _series([times * log for log in _QUIET])
+        tested = interval(_series(_QUIET), _series(_QUIET[::-1]), neighbours=[noisy])
+        assert tested is not None
+        return tested.error
+
+    assert error(3) < error(5) < error(8) == pytest.approx(error(50))
+
+
+@pytest.mark.parametrize(
+    ("metric", "first", "second", "factor"),
+    [
+        ("h2d-bandwidth", (0.5, 0.6), (1.0, 0.9), 0.9 / 0.6),
+        ("h2d-bandwidth", (0.5, 1.0), (1.0, 1.0), 1.0),
+        ("h2d-latency", (1.6, 1.5), (1.0, 1.2), 1.5 / 1.2),
+        ("h2d-latency", (1.6, 1.0), (1.0, 1.0), 1.0),
+        ("h2d-latency", (1.0, 1.2), (1.6, 1.5), 1.2 / 1.5),
+    ],
+)
+def test_the_slowest_device_counts_by_its_nearest_boots(
+    metric: str, first: Sequence[float], second: Sequence[float], factor: float
+) -> None:
+    pair = (replace(_series(_QUIET), shares=tuple(shares)) for shares in (first, second))
+    assert _within(*pair, METRICS[metric]) == pytest.approx(factor)
 
 
 def test_a_pair_of_several_is_tested_with_each_subset_that_it_is_in() -> None:

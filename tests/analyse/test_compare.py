@@ -427,6 +427,8 @@ def test_bare_metal_is_compared_on_the_same_ground_only() -> None:
     assert only(compared(host, guest, bare=True)).ratio == pytest.approx(0.9, abs=0.03)
     elsewhere = _with(guest, pus=CpuSet.parse("8-15"))
     assert only(compared(host, elsewhere, bare=True)).doubts == ("other-ground",)
+    unknown = [_with(run, pus=None) for run in (host, guest)]
+    assert only(compared(*unknown, bare=True)).doubts == ("other-ground",)
     with pytest.raises(InputError, match="on the host itself"):
         compared(guest, host, bare=True)
 

@@ -1,10 +1,11 @@
 """A journal of steps: what is written when, what is left after a kill, what undoes it."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
-from homenode.change.journal import Journal
+from homenode.change.journal import Journal, state_hint
 from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
 from homenode.errors import HostError, InputError
 from homenode.safe.record_folder import RecordFolder
@@ -55,6 +56,13 @@ def step_of(entry: ChangeEntry) -> Word:
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
     return Journal(RecordFolder(tmp_path / "record"), HEAD)
+
+
+def test_a_full_disk_and_a_full_quota_have_the_same_hint() -> None:
+    hint = state_hint(errno.EDQUOT)
+    assert hint is not None and hint.startswith("free some space")
+    assert state_hint(errno.ENOSPC) == hint != state_hint(errno.EROFS)
+    assert state_hint(errno.EIO) is None
 
 
 def test_steps_are_undone_the_last_first(journal: Journal, tmp_path: Path) -> None:

@@ -148,7 +148,12 @@ def test_layouts_that_boots_undecided_pair_apart_are_named_with_their_difference
     named = (
         "(pin from default|default from pin) for memory-bandwidth: [0-9.]+ ?(x|%).*, 3 boots each"
     )
-    assert re.fullmatch(named, _undecided_pair(answer))
+    text = _undecided_pair(answer)
+    assert re.fullmatch(named, text)
+    compared = answer.compared_on(answer.metrics[0])
+    assert compared is not None
+    chosen, (rival,) = compared
+    assert ("slower" in text) == (rival.value < chosen.value)
 
 
 def test_where_its_time_is_up_no_round_is_begun_and_resume_goes_on(

@@ -234,7 +234,7 @@ _ROUNDS = (0.0, 0.3, 0.6, 0.9)
 
 def _series(logs: Sequence[float], *, in_rounds: bool = False) -> Series:
     return Series(
-        key=SeriesKey("memory-bandwidth", "bytes_per_s", *([None] * 7)),
+        key=SeriesKey("memory-bandwidth", "bytes_per_s", None, None, None, None, None, None, None),
         medians=tuple(map(math.exp, logs)),
         inner_variance=0.0,
         samples=len(logs),
@@ -281,8 +281,8 @@ def test_what_varies_more_counts_up_to_six_times_the_noise() -> None:
 def test_the_slowest_device_counts_by_its_nearest_boots(
     metric: str, first: Sequence[float], second: Sequence[float], factor: float
 ) -> None:
-    pair = (replace(_series(_QUIET), shares=tuple(shares)) for shares in (first, second))
-    assert _within(*pair, METRICS[metric]) == pytest.approx(factor)
+    series = [replace(_series(_QUIET), shares=tuple(shares)) for shares in (first, second)]
+    assert _within(series[0], series[1], METRICS[metric]) == pytest.approx(factor)
 
 
 def test_a_pair_of_several_is_tested_with_each_subset_that_it_is_in() -> None:

@@ -9,10 +9,12 @@ from homenode.bdf import Bdf
 from homenode.errors import HostError, InputError
 from homenode.units import GIB
 from homenode.vm.domain.codec import refuse_older
+from homenode.vm.domain.controllers import edit_controllers
+from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.domain.schema import validate
-from homenode.vm.model import GuestAddress, PortModel
+from homenode.vm.model import GuestAddress, GuestPciController, PortModel
 from homenode.vm.plan import Aperture, with_vm
 from tests.domain.test_rewrite import planned, tuned
 from tests.domain_corpus import sample
@@ -56,6 +58,27 @@ def test_chassis_numbers_that_are_in_use_are_passed_over() -> None:
     after = rewrite(xml, hand_plan(read_vm(xml, "x"), "pin-numa-pci"))
     found = re.findall(rb"chassis='(\d+)'", after)
     assert len(found) == len(set(found)) == 3
+
+
+def test_new_ports_have_a_chassis_of_their_own_and_libvirts_port_number() -> None:
+    """Their indices are chassis of other ports."""
+    xml = sample("earlier-layout")
+    for old, new in ((b"'1' port", b"'4' port"), (b"'3' port", b"'5' port")):
+        xml = xml.replace(b"chassis=" + old, b"chassis=" + new)
+    plan = hand_plan(read_vm(xml, "x"), "default")
+    ports = [
+        GuestPciController(
+            index=index,
+            model=PortModel.ROOT_PORT,
+            address=GuestAddress(0, 0, 2 + index, 1),
+            existing=False,
+        )
+        for index in (4, 5)
+    ]
+    plan = with_vm(plan, controllers=(*plan.vm.controllers, *ports))
+    after = edit_controllers(parse_document(xml, "x"), plan).text.decode()
+    chassis = re.findall(r"chassis='(\d+)' port='(0x\w+)'", after)
+    assert chassis == [("4", "0x8"), ("5", "0x0"), ("1", "0x31"), ("3", "0x39")]
 
 
 def test_a_gpu_and_its_audio_share_a_slot() -> None:

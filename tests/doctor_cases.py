@@ -11,8 +11,8 @@ from homenode.change.retrain.execution import explain_interrupted
 from homenode.change.retrain.install import dropped_links
 from homenode.change.retrain.plan import FunctionHolders, plan_retrain
 from homenode.check.doctor.baseline import drift, record_of
+from homenode.check.doctor.devices import matrix_findings
 from homenode.check.doctor.diagnosis import MeasuredRates, diagnose
-from homenode.check.doctor.gpu_matrix import matrix_findings
 from homenode.findings import Finding
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.link_path import LinkRate

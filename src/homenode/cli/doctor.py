@@ -148,7 +148,7 @@ def _with_matrices(answer: Findings, sources: Sequence[str]) -> Findings:
     matrices = read_matrices(sources)
     if not matrices:
         return answer
-    from homenode.check.doctor.gpu_matrix import describe_matrix, matrix_findings
+    from homenode.check.doctor.devices import describe_matrix, matrix_findings
 
     texts = {name: describe_matrix(matrix) for name, matrix in matrices.items()}
     lines = [f"{name}: {text}" for name, text in texts.items() if text]

@@ -106,7 +106,7 @@ PROGRAM = Command(
         POOL,
         KUBEVIRT,
         SLURM,
-        Command("nccl-topo", "arguments.nccl:NcclTopoArguments", "nccl_topo:nccl_topo", WORKLOADS),
+        Command("nccl-topo", f"{_PLACE}NcclTopoArguments", "nccl_topo:nccl_topo", WORKLOADS),
         LIST,
     ),
 )

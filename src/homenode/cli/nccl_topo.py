@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from homenode.check.verify.verification import load_guest
-from homenode.cli.arguments.nccl import NcclTopoArguments
+from homenode.cli.arguments.place import NcclTopoArguments
 from homenode.cli.terminal import (
     check_can_write,
     console,

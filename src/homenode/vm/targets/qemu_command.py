@@ -108,7 +108,7 @@ def numa_words(plan: Plan) -> Iterator[tuple[str, str]]:
                 yield "-object", backend(plan, cell, f"ram-node{cell.id}")
                 memory = f",memdev=ram-node{cell.id}"
             yield "-numa", f"node,nodeid={cell.id}{vcpus}{memory}"
-        yield from distance_words(plan)
+        yield from distance_words(plan.cells)
     elif has_backend(plan):
         yield "-object", backend(plan, plan.cells[0], "ram-node0")
 
@@ -118,10 +118,10 @@ def has_backend(plan: Plan) -> bool:
     return plan.memory_mode is not None or plan.vm.page_bytes is not None
 
 
-def distance_words(plan: Plan) -> Iterator[tuple[str, str]]:
+def distance_words(cells: Sequence[VmCell]) -> Iterator[tuple[str, str]]:
     """-numa dist of every pair of cells."""
-    if plan.is_mirrored and len(plan.cells) > 1:
-        for cell in plan.cells:
+    if len(cells) > 1:
+        for cell in cells:
             for other, distance in enumerate(cell.distances):
                 yield "-numa", f"dist,src={cell.id},dst={other},val={distance}"
 

@@ -6,6 +6,7 @@ bridges, addresses. What needs the real host goes: KVM, host nodes, huge pages, 
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from xml.sax.saxutils import escape, quoteattr
 
 from msgspec import Struct
@@ -27,6 +28,7 @@ from homenode.vm.targets.qemu_command import (
     Options,
     QemuPciTree,
     device_tree,
+    distance_words,
     escape_commas,
     fields_of,
     join_option,
@@ -317,14 +319,11 @@ def _format_numa(stand_in: StandInGuest) -> list[str]:
     backend = "memory-backend-memfd,share=on" if stand_in.is_shared else "memory-backend-ram"
     if stand_in.is_shared and not stand_in.vm.cells:
         words += ["-object", f"{backend},id=m0,size={stand_in.vm.memory_bytes}"]
-    for i, cell in enumerate(stand_in.vm.cells):
-        words += ["-object", f"{backend},id=m{i},size={cell.memory_bytes}"]
+    for cell in stand_in.vm.cells:
+        words += ["-object", f"{backend},id=m{cell.id},size={cell.memory_bytes}"]
         vcpus = ranges_text("cpus", cell.vcpus)
-        words += ["-numa", f"node,nodeid={i}{vcpus},memdev=m{i}"]
-    for i, cell in enumerate(stand_in.vm.cells):
-        for j, distance in enumerate(cell.distances):
-            words += ["-numa", f"dist,src={i},dst={j},val={distance}"]
-    return words
+        words += ["-numa", f"node,nodeid={cell.id}{vcpus},memdev=m{cell.id}"]
+    return [*words, *chain.from_iterable(distance_words(stand_in.vm.cells))]
 
 
 def _serial_words(id: str, path: str) -> list[str]:

@@ -32,6 +32,7 @@ from homenode.vm.domain.controllers import QEMU_NAMESPACE, read_hole, read_windo
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.hostdevs import addressed_devices
 from homenode.vm.model import GuestAddress, GuestPciController, Vm, VmCell
+from homenode.vm.targets.qemu_command import slots_shared
 
 SUBSTITUTE = "Skylake-Server"
 _L3 = ("emulate", "passthrough", "disable")
@@ -245,7 +246,7 @@ class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):
         """(bus, device) of slots where a function other than 0 sits."""
         places = [address for address, _ in self.devices]
         places += [c.address for c in self.vm.controllers if c.address is not None]
-        return frozenset((a.bus, a.device) for a in places if a.function)
+        return slots_shared(places)
 
 
 def stand_in_of(

@@ -329,10 +329,11 @@ def _words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]]:
     shape = plan.vm.cpu_topology
     if shape is not None and (shape.threads > 1 or shape.dies > 1):
         yield "-smp", f"{smp_text(plan)},maxcpus={plan.vm.vcpus}"
-    for cell in plan.cells if plan.is_mirrored else ():
-        if not cell.vcpus:
-            yield "-numa", f"node,nodeid={cell.id}"
-    yield from distance_words(plan)
+    if plan.is_mirrored:
+        for cell in plan.cells:
+            if not cell.vcpus:
+                yield "-numa", f"node,nodeid={cell.id}"
+        yield from distance_words(plan.cells)
     if plan.vm.topoext is not None:
         yield "-global", f"x86_64-cpu.topoext={'on' if plan.vm.topoext else 'off'}"
     for switch in CACHE_WORDS.get(plan.vm.cpu_cache, ()):

@@ -29,6 +29,23 @@ _STATUS = re.compile(r"(\d{1,3}|missing)\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 _PRELUDE = f"PATH=$PATH:{PATHS}; LC_ALL=C; export PATH LC_ALL; "
 
+_CHANGED = re.compile(r"[\\\n\r!]")
+"""What some login shell changes between single quotes: fish a backslash, csh the others."""
+
+_SPECIAL = re.compile(r"""[\\\n\r!'"$`]""")
+"""Those, and what sh gives a meaning between double quotes."""
+
+
+def sh_line(script: str) -> str:
+    """The command line that runs a script with sh, whatever login shell reads it first.
+
+    What a login shell could change is given to sh by its octal number.
+    """
+    if not _CHANGED.search(script):
+        return f"sh -c {quote(script)}"
+    numbers = _SPECIAL.sub(lambda match: f"\\0{ord(match[0]):03o}", script)
+    return f"""sh -c 'eval "$(printf %b "{numbers}")"'"""
+
 
 def run_script(
     argv: Sequence[str],

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from homenode.errors import ToolError, UsageError
 from homenode.measure.access.machine import ScriptOutput
-from homenode.measure.access.remote import RemoteMachine
+from homenode.measure.access.remote import RemoteMachine, sh_line
 from homenode.measure.model import PROBE
 from homenode.process import CLOSED, run
 from homenode.text import command_line
@@ -80,7 +80,7 @@ class SshHost(Struct, frozen=True):
         """Nothing stays open between scripts."""
 
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
-        argv = ("ssh", *CLOSED, *_OPTIONS, "--", self.url, f"sh -c {quote(script)}")
+        argv = ("ssh", *CLOSED, *_OPTIONS, "--", self.url, sh_line(script))
         done = run(argv, timeout_s + _GRACE_S, input, kept_open=self.kept_open)
         if done.returncode:
             lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]

@@ -7,12 +7,12 @@ them. From then on it must be that key, through every boot and at any address.
 
 import re
 from pathlib import Path
-from shlex import quote
 
 from msgspec import Struct
 
 from homenode.errors import ToolError, UsageError, out_of_range
 from homenode.measure.access.machine import ScriptOutput
+from homenode.measure.access.remote import sh_line
 from homenode.process import CLOSED, run
 from homenode.safe.durable import replace_file
 from homenode.safe.input_files import read_start
@@ -78,7 +78,7 @@ class SshChannel(Struct, frozen=True):
 
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
         is_known = self._is_known()
-        argv = (*self._argv(is_known=is_known), f"sh -c {quote(script)}")
+        argv = (*self._argv(is_known=is_known), sh_line(script))
         done = run(argv, timeout_s + _CONNECT_S + _GRACE_S, input)
         if done.returncode == 0:
             return ScriptOutput(done.stdout, done.stderr)

@@ -149,7 +149,7 @@ def test_a_document_that_is_done_comes_back_byte_for_byte(root: Path) -> None:
     ("text", "domain", "code", "said"),
     [
         (vmi(), "<domain type='kvm'><name>x</name>", 2, "well-formed"),
-        (vmi(), "", 2, "nothing"),
+        (vmi(), "", 2, "empty"),
         (vmi(), "<!DOCTYPE domain [<!ENTITY a 'b'>]><domain/>", 2, "DOCTYPE"),
         (vmi(), "<volume/>", 2, "<volume>"),
         ("{", ibm_document(), 2, "JSON"),

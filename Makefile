@@ -102,7 +102,7 @@ bench: $(CHECKS) probe
 
 lock:
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make lock" requirements.in -o requirements.lock
 	# The part of it that homenode runs with and is built with, for make setup; without the latter, for
 	# packages and images; and what packages and pages are built with.
@@ -112,7 +112,7 @@ lock:
 	sed '/^# the extra/,$$d' requirements.in | $(BIN)/uv pip compile -q --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 	  --custom-compile-command "make lock" -c requirements.lock - -o packaging/runtime.lock
-	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
+	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-annotate --custom-compile-command "make lock" \
 	  packaging/tools.in -o packaging/tools.lock
 

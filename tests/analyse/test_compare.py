@@ -137,7 +137,7 @@ def test_one_boot_of_a_layout_is_provisional_at_most_however_many_samples_it_has
     near = simulated_run("pin-numa", {"memory-bandwidth": ("bytes_per_s", 150e9)}, rng, boots=1)
     assert only(compared(simulated_run("pin", TRIAD, rng), near)).outcome is Outcome.CANNOT_TELL
     (doubt,) = comparison.doubts
-    assert "1 boots" in doubt.detail
+    assert "and 1 boot" in doubt.detail
     assert "three times" in doubt.remedy
 
 

@@ -41,7 +41,7 @@ def idling(deep: CpuSet) -> Host:
 def test_idle_states_are_those_of_the_vcpus() -> None:
     xml = domain(2, pins=[0, 2])
     (finding,) = (f for f in diagnosed(xml, idling(CpuSet((2, 3)))) if f.id == "idle-deep")
-    assert "CPUs 2" in finding.subject and "cpupower -c 2 idle-set" in (finding.fix or "")
+    assert "CPU 2" in finding.subject and "cpupower -c 2 idle-set" in (finding.fix or "")
     assert "idle-deep" not in ids(diagnosed(xml, idling(CpuSet(range(4, 32)))))
 
 

@@ -172,8 +172,8 @@ def test_memory_that_numad_binds_counts_as_bound() -> None:
 @pytest.mark.parametrize(
     ("pins", "nodes", "stated"),
     [
-        (range(8), (1,), "on nodes 1 only"),
-        (range(8), (0, 1), "nodes 1 as well"),
+        (range(8), (1,), "on node 1 only"),
+        (range(8), (0, 1), "node 1 as well"),
         (range(8), (0,), None),
         ([*range(4), *range(24, 28)], (0,), None),  # flat over nodes, which is said instead
     ],

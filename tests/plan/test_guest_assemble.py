@@ -84,7 +84,7 @@ def test_layouts_that_move_nothing_say_nothing_of_moves() -> None:
 def test_more_vcpus_are_said() -> None:
     plan = assemble(None, small_request(4, layout="pin-numa-smt"), placed((4, 4), threads=2))
     assert "The guest has 8 vCPUs instead of 4." in plan.consequences
-    assert "The guest sees 2 threads a core." in plan.consequences
+    assert "The guest sees 2 threads per core." in plan.consequences
 
 
 def test_empty_ports_are_explained() -> None:

@@ -322,7 +322,7 @@ def test_cores_and_devices_of_other_running_vms_are_named(name: str) -> None:
     assert {"core-taken", "device-in-use"} <= ids(found)
     assert are_bad(found) is (name == "other"), "nothing is sure where the name is redacted"
     in_use = next(f for f in found if f.id == "core-taken")
-    assert in_use.subject == "CPUs 5" and f"'{name}'" in in_use.observed
+    assert in_use.subject == "CPU 5" and f"'{name}'" in in_use.observed
 
 
 def one_group(*drivers: tuple[str, str | None]) -> Host:

@@ -54,7 +54,7 @@ from homenode.plan.stored import encode_plan
 from homenode.safe.input_files import read_input
 from homenode.show.change_text import change_doc
 from homenode.show.explain import explain
-from homenode.text import command_line, first_few, plural
+from homenode.text import command_line, cpus_text, first_few, plural
 from homenode.vm.daemon_host import load_daemon_host, refuse_tuned_for_other, refuse_unread_vms
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import refuse_new_errors
@@ -481,5 +481,6 @@ def _threads_doc(moved: RepinnedThreads) -> Doc:
     lines = [f"change: {plural(len(moved.after), 'thread')} would move"]
     for kind in dict.fromkeys(pin.kind for pin in moved.after):
         pins = [pin for pin in moved.after if pin.kind == kind]
-        lines.append(f"  {len(pins):>4} {kind:<9} to CPUs {CpuSet.union(pin.pus for pin in pins)}")
+        cpus = cpus_text(CpuSet.union(pin.pus for pin in pins))
+        lines.append(f"  {len(pins):>4} {kind:<9} to {cpus}")
     return Doc("", tuple(Text(line, hang=24) for line in lines))

@@ -27,7 +27,7 @@ from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.remote_host import RemoteHost, SshHost
 from homenode.measure.options import BenchOptions, BenchOutcome, check_name
 from homenode.measure.runner import inspect, run_bench
-from homenode.text import command_line
+from homenode.text import command_line, plural
 
 if TYPE_CHECKING:
     from homenode.measure.access.machine import Machine
@@ -130,7 +130,7 @@ def _print_steps(machine: "Machine", orders: BenchOptions) -> None:
 
 
 def _print(outcome: BenchOutcome, *, as_json: bool) -> None:
-    steps = () if outcome.run is None else (f"{len(outcome.run.samples)} samples",)
+    steps = () if outcome.run is None else (plural(len(outcome.run.samples), "sample"),)
     findings = Findings(checked=steps, findings=outcome.findings, unknown=outcome.unknown)
 
     if not as_json:

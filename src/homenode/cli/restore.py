@@ -32,7 +32,7 @@ from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Table, Text
 from homenode.errors import UsageError, exclusive
 from homenode.show.change_text import line_counts
-from homenode.text import command_line, plural
+from homenode.text import command_line, cpus_text, plural
 from homenode.vm.domain.restore import preview_restore as preview_restore_file
 from homenode.vm.domain.restore import restore as restore_original
 from homenode.vm.hypervisor.connection import DEFAULT
@@ -170,8 +170,8 @@ def _preview(virsh: Virsh, state: DomainState, *, keep_edits: bool, diff: bool) 
         return (f"{name}: homenode verify --start left it paused; it would be ended",)
     lines = []
     if pins := preview_restore_live_pins(virsh, state.uuid, root):
-        cpus = CpuSet.union(pin.pus for pin in pins)
-        lines.append(f"{name}: {plural(len(pins), 'thread')} would move back to CPUs {cpus}")
+        cpus = cpus_text(CpuSet.union(pin.pus for pin in pins))
+        lines.append(f"{name}: {plural(len(pins), 'thread')} would move back to {cpus}")
         if not has_original(virsh, state.uuid, root):
             return tuple(lines)
     preview = preview_restore(virsh, state.uuid, root, keep_edits=keep_edits)

@@ -369,7 +369,7 @@ def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]
         )
         return
     counts = len(first.medians), len(second.medians)
-    boots = f"{counts[0]} and {counts[1]} boots"
+    boots = f"{counts[0]} and {plural(counts[1], 'boot')}"
     if counts[0] == counts[1]:
         boots = f"{plural(counts[0], 'boot')} each"
     ratio = max(first.value / second.value, second.value / first.value)

@@ -27,6 +27,7 @@ from homenode.measure.run_folder import LookRecord, RunRecord, StepRecord, StepS
 from homenode.measure.schedule import Schedule, moved_rounds, schedule
 from homenode.measure.step_reading import REPLAYED, mark_disturbed, read_app, read_step
 from homenode.metrics import POWER, metric_of
+from homenode.text import plural
 
 _SHOWN = 6
 """Placement states that a finding names."""
@@ -304,7 +305,7 @@ def _busy(record: RunRecord, read: Sequence[_Read], marks: list[str]) -> Iterato
         return
     calm = {busy_step.step.test for busy_step in read if not busy_step.reading.busy}
     never = sorted({busy_step.step.test for busy_step in busy} - calm)
-    observed = f"others ran during {len(busy)} of {len(read)} steps"
+    observed = f"others ran during {len(busy)} of {plural(len(read), 'step')}"
     marks += [f"{observed}; no calm round of {', '.join(never)}"] if never else []
     yield finding(
         "bench-disturbed",

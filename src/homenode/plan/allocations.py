@@ -20,7 +20,7 @@ from homenode.machine.pci import canonical_uuid
 from homenode.machine.topology import DomainMark, Host, RunningDomain
 from homenode.plan.bit_sets import members
 from homenode.plan.request import GuestRequest
-from homenode.text import command_line
+from homenode.text import command_line, plural
 from homenode.vm.gpu_parts import free_parts
 
 
@@ -167,7 +167,7 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
         gaps.append(
             Gap(
                 f"load of domain {name!r}",
-                f"its {len(over)} vCPUs float over several cores, so as many cores there count as "
+                f"{plural(len(over), 'vCPU')} may run on several cores, so as many cores count as "
                 "taken, whichever they run on",
             )
         )

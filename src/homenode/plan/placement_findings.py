@@ -23,7 +23,7 @@ from homenode.plan.memory import (
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Fallback, MemoryRule, Relaxation
-from homenode.text import plural
+from homenode.text import cpus_text, nodes_text, plural
 from homenode.units import format_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 
@@ -84,7 +84,7 @@ def placement_findings(
         bound = request.layout.memory is not MemoryBinding.KEEP
         yield finding(
             "memory-from-other-nodes",
-            _nodes(further),
+            nodes_text(further),
             observed=f"node {', '.join(map(str, nodes))} cannot hold the memory next to the vCPUs, "
             f"so {'it is bound to' if bound else 'some will lie on'} further nodes",
         )
@@ -92,7 +92,7 @@ def placement_findings(
         mirrored = request.layout.cells is GuestCells.HOST
         yield finding(
             "memory-uneven",
-            _nodes(nodes),
+            nodes_text(nodes),
             observed="the nodes hold the memory together, but not each its vCPUs' share of it",
             severity=Severity.WARNING if mirrored else Severity.INFO,
             case=None if mirrored else "one cell",
@@ -100,7 +100,7 @@ def placement_findings(
     if Relaxation.UNEQUAL_CELLS in relaxations:
         yield finding(
             "unequal-cells",
-            _nodes(nodes),
+            nodes_text(nodes),
             observed="no number of equal guest NUMA nodes fits without a further package, a "
             "further node or a "
             "GPU away from its node",
@@ -119,9 +119,9 @@ def placement_findings(
         outside = vcpu_pus - isolated
         yield finding(
             "vcpus-not-isolated",
-            f"CPUs {outside}",
-            observed=f"{len(outside)} vCPUs lie outside isolcpus and nohz_full, where the host may "
-            "run too",
+            cpus_text(outside),
+            observed=f"outside isolcpus and nohz_full, where the host may run too: "
+            f"{plural(len(outside), 'vCPU')}",
         )
 
 
@@ -229,18 +229,14 @@ def _bound_elsewhere(request: GuestRequest, nodes: Sequence[NodeIndex]) -> Itera
     if bound is None or request.layout.memory is not MemoryBinding.KEEP:
         return
     without = [node for node in nodes if node not in bound]
-    bound_text = _nodes([NodeIndex(node) for node in bound])
+    bound_text = nodes_text([NodeIndex(node) for node in bound])
     if without:
         yield finding(
             "memory-bound-elsewhere",
-            _nodes(without),
+            nodes_text(without),
             observed=f"the definition binds all memory to {bound_text}, and layout "
             f"{request.layout.name} leaves that as it was: the vCPUs there have none of it near",
         )
-
-
-def _nodes(indices: Sequence[NodeIndex]) -> str:
-    return f"nodes {CpuSet(indices)}" if len(indices) > 1 else f"node {CpuSet(indices)}"
 
 
 _COSTS_OF_CORES = {

@@ -135,14 +135,10 @@ def _answer(findings: Findings, subject: str, answer: str | None) -> str:
     if not findings.checked:
         reason = f": {findings.not_checked[0]}" if findings.not_checked else ""
         return f"nothing was checked{reason}" if reason else f"{subject}: nothing was checked"
-    infos = [finding for finding in findings.findings if finding.severity is Severity.INFO]
     open_ = sum(finding.severity is Severity.INCONCLUSIVE for finding in findings.findings)
-    counts = f"{len(infos)} info" if infos else "0 findings"
-    counts += f", {open_} unknown" if open_ else ""
+    counts = f"0 findings{f', {open_} unknown' if open_ else ''}"
     text = f"{subject}: {counts}"
     if not findings.not_read:
-        if answer is None and infos:
-            return _headline(subject, group_findings(infos)[0], counts)
         return answer or text
     is_vms = findings.not_read[0].startswith(UNREAD_VMS)
     return f"{text}, but {'the VMs were' if is_vms else 'not everything was'} not checked"

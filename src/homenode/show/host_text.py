@@ -46,7 +46,7 @@ from homenode.show.host_groups import (
     package_frames,
     settings_lines,
 )
-from homenode.text import nodes_text, number_list, plural
+from homenode.text import cpus_text, nodes_text, number_list, plural
 from homenode.units import format_bytes
 
 ASSUMED = "assumed (described, not captured; no source prints it)"
@@ -379,7 +379,7 @@ class _Branches:
         name = "node unknown" if block.node is None else f"node {block.node.index}"
         is_known = cores > 0 or not block.pus
         counts = f": {plural(cores, 'core') if is_known else 'cores unknown'}"
-        counts += f", CPUs {block.pus}"
+        counts += f", {cpus_text(block.pus)}"
         memory = () if block.node is None else (Tree(_memory(block.node)),)
         groups = (Tree(_llc(group, name_packages)) for group in block.groups)
         devices = () if block.devices is None else self._devices(block.devices)
@@ -431,11 +431,11 @@ class _Branches:
         floating = len(domain.vcpu_pins) - len(pinned)
         parts = [state, plural(len(domain.vcpu_pins), "vCPU")]
         if pinned:
-            parts.append(f"pinned to CPUs {CpuSet.union(pinned)}")
+            parts.append(f"pinned to {cpus_text(CpuSet.union(pinned))}")
         if floating:
             parts.append("not pinned" if not pinned else f"{floating} of them not pinned")
         if domain.emulator_pus is not None:
-            parts.append(f"emulator on CPUs {domain.emulator_pus}")
+            parts.append(f"emulator on {cpus_text(domain.emulator_pus)}")
         parts.append(format_bytes(domain.memory_bytes))
         if domain.memory_by_node:
             nodes = ", ".join(

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from homenode.cpuset import CpuSet
-from homenode.text import first_few
+from homenode.text import first_few, plural
 from homenode.units import format_bytes
 from homenode.vm.model import GuestAddress, Vm, VmCell, vcpus_text
 
@@ -323,13 +323,13 @@ FACTS: tuple[VmFact, ...] = (
         values=lambda vm: of_vm(tuple(cell.id for cell in vm.cells)),
         fields=("cells", "binding", "page_bytes"),
         agrees=lambda planned, found: planned == found or (not planned and len(found) == 1),
-        show=lambda cells: f"{len(cells)} cells" if cells else "a flat guest",
+        show=lambda cells: plural(len(cells), "cell") if cells else "a flat guest",
     ),
     VmFact(
         id="cell-vcpus",
         values=lambda vm: of_cells(vm, lambda cell: cell.vcpus),
         fields=("cells",),
-        show=lambda vcpus: f"vCPUs {vcpus or 'none'}",
+        show=lambda vcpus: vcpus_text(vcpus) if vcpus else "vCPUs none",
         after=("cells",),
     ),
     VmFact(

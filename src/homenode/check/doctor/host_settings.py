@@ -7,7 +7,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Core, Host, Package
-from homenode.text import number_list
+from homenode.text import cpus_text, number_list
 from homenode.units import GIB, format_bytes
 from homenode.vm.model import Vm
 
@@ -46,7 +46,7 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
     if offline and host.settings.smt_control == "on":
         yield finding(
             "pus-offline",
-            f"CPUs {offline}",
+            cpus_text(offline),
             expected="every CPU online: SMT is on",
             observed="offline",
             values={"pus": offline},
@@ -205,7 +205,7 @@ def _governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
     if "powersave" in governors and not _DRIVERS_WITH_OWN_CLOCK.issuperset(drivers):
         yield finding(
             "governor-powersave",
-            f"cpufreq of CPUs {slow}" if slow else "cpufreq",
+            f"cpufreq of {cpus_text(slow)}" if slow else "cpufreq",
             expected="a governor that follows the load",
             observed=f"powersave with driver {', '.join(drivers)}: the lowest clock always",
             source="Documentation/admin-guide/pm/cpufreq.rst",
@@ -213,7 +213,7 @@ def _governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
     elif mixed:
         yield finding(
             "governor-mixed",
-            f"cpufreq of CPUs {ours or mixed}",
+            f"cpufreq of {cpus_text(ours or mixed)}",
             expected="one governor for all vCPUs" if ours else "performance, as most CPUs",
             observed=f"{', '.join(governors)}; CPUs {mixed} differ",
             values={"pus": ours or mixed},
@@ -230,7 +230,7 @@ def _find_capped(host: Host, facts: Vm | None) -> Iterator[Finding]:
         if pus and policy.hardware_khz is not None and policy.limit_khz < policy.hardware_khz:
             yield finding(
                 "frequency-capped",
-                f"cpufreq of CPUs {pus}",
+                f"cpufreq of {cpus_text(pus)}",
                 expected=f"{_megahertz(policy.hardware_khz)} at most, as the hardware can",
                 observed=_megahertz(policy.limit_khz),
                 values={"share": f"{(1 - policy.limit_khz / policy.hardware_khz) * 100:.0f}"},
@@ -258,7 +258,7 @@ def _idle(host: Host, facts: Vm) -> Iterator[Finding]:
         return
     yield finding(
         "idle-deep",
-        f"cpuidle of CPUs {deep}",
+        f"cpuidle of {cpus_text(deep)}",
         expected=f"idle states that end within {_SLOW_WAKE_US} µs",
         observed=f"up to {latency} µs",
         values={"pus": deep},

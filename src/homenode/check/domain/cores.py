@@ -23,7 +23,7 @@ from homenode.plan.shape.caches import (
     stated_topology,
     told_l3,
 )
-from homenode.text import first_few
+from homenode.text import cpus_text, first_few
 from homenode.vm.domain.document import Document
 from homenode.vm.model import GuestCache, Vm
 
@@ -192,7 +192,9 @@ def _find_smt_off(facts: Vm, host: Host) -> Iterator[Finding]:
     words = (host.settings.kernel_command_line or "").split()
     by = next((w for w in words if w.partition("=")[0] in ("nosmt", "mitigations")), None)
     reason = f" (command line: {by})" if by is not None and "nosmt" in by else ""
-    request = f"threads='{threads}' in <topology>" if threads > 1 else f"pins on CPUs {asleep}"
+    request = (
+        f"threads='{threads}' in <topology>" if threads > 1 else f"pins on {cpus_text(asleep)}"
+    )
     yield finding(
         "smt-off",
         "<topology>" if threads > 1 else "<vcpupin>",
@@ -269,7 +271,7 @@ def _ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
         text += f", and CPUs {callbacks} not in rcu_nocbs="
     yield finding(
         "isolated-with-tick",
-        f"vCPUs on isolated CPUs {ours}",
+        f"vCPUs on isolated {cpus_text(ours)}",
         expected="isolated CPUs without the scheduler's tick and RCU callbacks",
         observed=text,
         values={"pus": ours},
@@ -287,7 +289,7 @@ def _siblings(ours: CpuSet, isolated: CpuSet, pinned: CpuSet, host: Host) -> Ite
     if open_siblings:
         yield finding(
             "sibling-not-isolated",
-            f"vCPUs on isolated CPUs {ours}",
+            f"vCPUs on isolated {cpus_text(ours)}",
             expected="cores of which all siblings are isolated",
             observed=f"siblings {open_siblings}, on which the host runs whatever it likes",
             source=_ISOLATED,
@@ -342,7 +344,7 @@ def _host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
         pus = CpuSet(pu for _, interrupt in loud for pu in interrupt.pus)
         yield finding(
             "irq-on-isolated",
-            f"CPUs {pus}",
+            cpus_text(pus),
             expected="isolated CPUs that handle no interrupts of the host's devices",
             observed=_interrupts_text(loud),
             values={"pus": free},
@@ -352,7 +354,7 @@ def _host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
         pus = CpuSet(pu for _, interrupt in on_vcpus for pu in interrupt.pus)
         yield finding(
             "irqbalance-on-vcpus",
-            f"CPUs {pus}",
+            cpus_text(pus),
             expected="interrupts of the host's devices next to the vCPUs",
             observed=f"irqbalance runs, and {_interrupts_text(on_vcpus)}",
             values={"pus": ours},
@@ -387,7 +389,7 @@ def _vm_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
                 "irq-far",
                 f"device {device.bdf}",
                 expected=f"interrupts handled in the vCPUs' package (CPUs {near_pus})",
-                observed=f"IRQs {numbers} on CPUs {pus}",
+                observed=f"IRQs {numbers} on {cpus_text(pus)}",
                 values={"device": device.bdf, "pus": near_pus - ours or near_pus},
                 source=_INTERRUPTS,
             )

@@ -38,6 +38,7 @@ from homenode.check.domain.pins import (
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, add_source
 from homenode.machine.topology import Host
+from homenode.text import cpus_text, nodes_text, plural
 from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.hostdevs import hostdev_elements
@@ -87,7 +88,7 @@ def _weigh(finding: Finding, facts: Vm, host: Host) -> Finding:
     return replace(
         finding,
         severity=Severity.WARNING,
-        expected=f"pins: {reason}, and the host has {len(nodes)} nodes",
+        expected=f"pins: {reason}, and the host has {plural(len(nodes), 'node')}",
     )
 
 
@@ -102,14 +103,14 @@ def domain_checked(facts: Vm, host: Host) -> list[str]:
     ]
     pus = facts.pinned_pus
     if floats(facts) and host.pus:
-        lines[0] += f"; its vCPUs float over CPUs {pus}, node {nodes_of(pus, host)}"
+        lines[0] += f"; its vCPUs float over {cpus_text(pus)}, {nodes_text(nodes_of(pus, host))}"
     devices = passed_devices(facts, host)
     if devices:
         lines.append(describe_limits(limits(facts, devices), len(devices)))
     if is_flat_by_evidence(facts, host):
-        nodes = nodes_of(facts.pinned_pus, host)
+        nodes = nodes_text(nodes_of(facts.pinned_pus, host))
         objective = "" if facts.record is None else facts.record.objective
-        lines.append(f"flat over nodes {nodes}, as the table of layouts has it for {objective}")
+        lines.append(f"flat over {nodes}, as the table of layouts has it for {objective}")
     return lines
 
 

@@ -13,6 +13,7 @@ from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host, MemoryKind, NumaNode
 from homenode.plan.request import default_huge_page_bytes
+from homenode.text import nodes_text
 from homenode.units import GIB, format_bytes
 from homenode.vm.domain.document import Document
 from homenode.vm.layout import MemoryBinding
@@ -306,7 +307,7 @@ def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
         yield finding(
             "memory-unbound",
             "<numatune>",
-            expected=f"memory bound to node {vcpu_nodes}, where the vCPUs are",
+            expected=f"memory bound to {nodes_text(vcpu_nodes)}, where the vCPUs are",
             observed="no binding",
             severity=Severity.INFO if as_planned else None,
         )
@@ -317,8 +318,9 @@ def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
             yield finding(
                 "memory-elsewhere",
                 "<numatune>",
-                expected=f"memory on nodes {vcpu_nodes}, where the vCPUs are",
-                observed=f"on nodes {away} only" if is_all else f"nodes {away} as well",
+                expected=f"memory on {nodes_text(vcpu_nodes)}, where the vCPUs are",
+                observed=f"on {nodes_text(away)} only" if is_all else f"{nodes_text(away)} as well",
+                values={"vm": facts.name},
             )
 
 
@@ -371,7 +373,7 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
                 "device-far",
                 str(device.bdf),
                 expected=f"vCPUs and memory on the device's node {device.node}",
-                observed=f"all of them on nodes {vm_nodes}",
+                observed=f"all of them on {nodes_text(vm_nodes)}",
                 severity=None if divides else Severity.INFO,
                 case=None if divides else "uneven cores",
                 values={"packages": len(homes)},

@@ -8,7 +8,7 @@ from math import ceil
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.topology import DEFAULT_HOST_RESERVE, CoreKind, Host, RunningDomain
-from homenode.text import plural
+from homenode.text import cpus_text, nodes_text, plural
 from homenode.vm.fingerprint import is_made_for
 from homenode.vm.model import Vm, vcpus_text
 
@@ -164,7 +164,7 @@ def _cells_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
                 "pin-off-node",
                 f"cell {cell.id}, {vcpus_text(CpuSet(far))}",
                 expected=f"CPUs of node {cell.nodes} ({near_pus}), where the cell's memory is",
-                observed=f"CPUs {pins}",
+                observed=cpus_text(pins),
             )
 
 
@@ -192,7 +192,7 @@ def _helpers_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
                 "pin-off-node",
                 subject,
                 expected=f"CPUs of node {nodes} ({near_pus}), where {place}",
-                observed=f"CPUs {pus} of node {nodes_of(pus, host)}",
+                observed=f"{cpus_text(pus)} of {nodes_text(nodes_of(pus, host))}",
                 severity=Severity.INFO if subject == "<emulatorpin>" else None,
                 case="threads of QEMU",
             )
@@ -210,7 +210,7 @@ def _other_vms(facts: Vm, host: Host) -> Iterator[Finding]:
             pus = CpuSet(pu for core in both for pu in core.pus)
             yield finding(
                 "core-taken",
-                f"CPUs {pus}",
+                cpus_text(pus),
                 expected="cores without other VMs",
                 observed=f"vCPUs of {neighbour(domain)}",
                 severity=severity_of_neighbour(domain),
@@ -278,7 +278,7 @@ def _llcs(facts: Vm, host: Host) -> Iterator[Finding]:
     least = max(2 * needed, needed + 2)
     yield finding(
         "llc-straddled",
-        f"{len(used)} cores of vCPUs",
+        f"{plural(len(used), 'core')} of vCPUs",
         expected=f"{plural(needed, 'last-level cache')} for them",
         observed=f"they lie in {touched}",
         severity=None if touched >= least else Severity.INFO,
@@ -329,7 +329,7 @@ def _host_core(facts: Vm, host: Host) -> Iterator[Finding]:
     can_pair = any(len(core) > 1 for core in cores) and len(on_cores) == len(cores)
     yield finding(
         "host-core-taken",
-        f"{facts.vcpus} vCPUs",
+        plural(facts.vcpus, "vCPU"),
         expected="a core without vCPUs, for the host and QEMU's own threads",
         observed=f"vCPUs on each of {plural(len(cores), 'core')}",
         case=None if can_pair else "siblings taken",
@@ -360,7 +360,7 @@ def _flat_over_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
     )
     yield finding(
         "flat-over-nodes",
-        f"{facts.vcpus} vCPUs",
+        plural(facts.vcpus, "vCPU"),
         expected="vCPUs on one host node, or a guest that is shown the nodes",
         observed=f"a flat guest pinned over nodes {nodes}",
         case="one node suffices" if facts.vcpus <= node_cores else None,
@@ -376,7 +376,7 @@ def _helpers(facts: Vm) -> Iterator[Finding]:
                 "iothread-on-vcpu",
                 f"IOThread {number}",
                 expected="CPUs without vCPUs",
-                observed=f"only CPUs {pin}, where vCPUs run",
+                observed=f"only {cpus_text(pin)}, where vCPUs run",
             )
     single = all(pin is None or len(pin) <= 2 for pin in facts.vcpu_pins)
     if facts.emulator_pus is None and single:
@@ -409,13 +409,13 @@ def _isolation(facts: Vm, host: Host) -> Iterator[Finding]:
             "emulator-on-isolated",
             "<emulatorpin>",
             expected="CPUs that are not isolated",
-            observed=f"isolated CPUs {emulator & isolated}",
+            observed=f"isolated {cpus_text(emulator & isolated)}",
         )
     pus = facts.pinned_pus
     if pus and pus.isdisjoint(isolated) and len(isolated) >= ceil(len(pus) / 2):
         yield finding(
             "isolated-unused",
             "vCPUs",
-            expected=f"isolated CPUs {isolated}",
+            expected=f"isolated {cpus_text(isolated)}",
             observed=f"pins on other CPUs: {pus}",
         )

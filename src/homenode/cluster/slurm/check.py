@@ -159,7 +159,7 @@ def _check_counts(group: NodeClass, gpu_count: int, source: str, command: str) -
         )
 
     subject = group.subject
-    in_gres = f"gres.conf lists {listed} GPUs of {subject} instead of {gpu_count}"
+    in_gres = f"gres.conf lists {plural(listed, 'GPU')} of {subject} instead of {gpu_count}"
     in_slurm = f"slurm.conf gives {subject} {plural(promised, 'GPU')} instead of"
 
     if group.is_sliced:
@@ -363,7 +363,8 @@ def _check_shape(group: NodeClass, order: CoreOrder) -> Iterator[Finding]:
     yield finding(
         "slurm-shape-differs",
         group.subject,
-        f"{len(order.pus)} cores of {plural(order.threads, 'thread')}, as the machine has",
+        f"{plural(len(order.pus), 'core')} of {plural(order.threads, 'thread')}, "
+        "as the machine has",
         f"{node.shape} (sockets x cores x threads)",
         f"{node.line.source}:{node.line.first}, {_SLURM_PAGE}",
     )

@@ -41,6 +41,7 @@ from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools import amd_smi, nvidia_smi
 from homenode.machine.tools.amd_smi import RocmTopology
 from homenode.machine.tools.nvidia_smi import NvidiaGpu
+from homenode.text import plural
 from homenode.units import MIB
 
 _C2C_GPUS = {
@@ -159,7 +160,8 @@ def _nvlinks(
 ) -> list[DeviceLink]:
     rows = [i for i, device in enumerate(matrix.devices) if device.name.startswith("GPU")]
     if len(rows) != len(gpus):
-        reason = f"nvidia-smi has {len(rows)} GPUs, the PCI tree {len(gpus)} with its driver"
+        counted = plural(len(rows), "GPU")
+        reason = f"nvidia-smi has {counted}, the PCI tree {len(gpus)} with its driver"
         gaps.append(Gap("NVLinks", reason))
         return []
     links: list[DeviceLink] = []
@@ -248,7 +250,7 @@ def _xgmi(
     """The links of a tool's tables; None with a gap where its numbers cannot be distinguished."""
     gpu_of_number = _amd_numbers(topology, gpus)
     if gpu_of_number is None:
-        reason = f"{tool} has {len(topology.gpus)} GPUs, the PCI tree {len(gpus)}"
+        reason = f"{tool} has {plural(len(topology.gpus), 'GPU')}, the PCI tree {len(gpus)}"
         gaps.append(Gap("xGMI links", reason))
         return None
     for index, node in topology.node_of_gpu:

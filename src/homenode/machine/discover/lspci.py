@@ -25,6 +25,7 @@ from homenode.machine.pci import (
 )
 from homenode.machine.tools.lspci import LspciFunction, ends_within_a_line, parse
 from homenode.machine.topology import Host, host_of_nothing
+from homenode.text import plural
 
 AFTER_A_CUT = "PCI functions after"
 """How the subject of the gap begins that a listing has which ends too early."""
@@ -116,7 +117,7 @@ def _signs_of_a_cut(functions: tuple[LspciFunction, ...], text: str, source: str
             f"they have memory or buses for functions, of which {source} lists none: empty slots, "
             "or a listing that is not whole"
         )
-        gaps.append(Gap(f"PCI functions below {len(bare)} bridges{first}", reason))
+        gaps.append(Gap(f"PCI functions below {plural(len(bare), 'bridge')}{first}", reason))
     return gaps
 
 

@@ -18,7 +18,7 @@ from homenode.findings import Gap
 from homenode.measure.results.model import Run, RunHead, Sample
 from homenode.safe.durable import open_folder, replace_file
 from homenode.safe.input_files import read_file
-from homenode.text import command_line
+from homenode.text import command_line, plural
 
 KIND = "results"
 MAX_SAMPLES = 2_000_000
@@ -93,7 +93,7 @@ def _run_by_lines(text: bytes, source: str) -> Run:
         _check(sample, f"{source}:{number}")
         samples.append(sample)
     if end is None:
-        raise _cut_short(source, f"{len(samples)} samples and no end")
+        raise _cut_short(source, f"{plural(len(samples), 'sample')} and no end")
     if end != len(samples):
         raise InputError(f"{source}: expected {end} samples, as its end says, found {len(samples)}")
     return Run(head, tuple(samples))

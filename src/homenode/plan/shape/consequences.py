@@ -34,7 +34,7 @@ def consequences(
     sentences: list[str] = []
     guest = request.guest
     if vm.vcpus != guest.vcpus:
-        sentences.append(f"The guest has {vm.vcpus} vCPUs instead of {guest.vcpus}.")
+        sentences.append(f"The guest has {plural(vm.vcpus, 'vCPU')} instead of {guest.vcpus}.")
     if request.memory_bytes != guest.memory_bytes:
         sentences.append(
             f"The guest has {format_bytes(request.memory_bytes)} of memory instead of "
@@ -105,7 +105,7 @@ def _topology(
                 f"{plural(len(packages), 'package')}."
             )
     if topology.threads > 1:
-        sentences.append(f"The guest sees {topology.threads} threads a core.")
+        sentences.append(f"The guest sees {plural(topology.threads, 'thread')} per core.")
     elif before and before[3] > 1:
         sentences.append(f"The guest sees one thread a core instead of {before[3]}.")
     if topology.dies > 1:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, finding
+from homenode.text import plural
 from homenode.units import KIB
 from homenode.vm.domain.cells import cells_bytes, read_cells
 from homenode.vm.domain.controllers import (
@@ -73,7 +74,7 @@ def _threads(document: Document) -> Iterator[Finding]:
     topology = read_topology(document)
     if topology is not None and prod(topology) != vcpus:
         shape = f"{' x '.join(map(str, topology))} = {prod(topology)}"
-        yield _fault("topology-product", "<topology>", f"{vcpus} vCPUs", shape)
+        yield _fault("topology-product", "<topology>", plural(vcpus, "vCPU"), shape)
 
 
 def _cells(document: Document) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from homenode.machine.pci import PciDevice
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.acpi_tables import ProximityDomain, parse_slit, parse_srat
 from homenode.machine.topology import Host, NumaNode
-from homenode.text import first_few
+from homenode.text import first_few, plural
 from homenode.units import MIB, format_bytes
 from homenode.vm.facts import FactValues, VmComparison, VmFact, compare, of_cells, of_vm
 from homenode.vm.guest_observation import Observation
@@ -78,7 +78,7 @@ _FIRMWARE_FACTS = (
     replace(_NODES, title="SRAT: nodes"),
     VmFact(
         id="vcpus",
-        values=lambda vm: of_cells(vm, lambda cell: f"{len(cell.vcpus)} vCPUs", "SRAT: "),
+        values=lambda vm: of_cells(vm, lambda cell: plural(len(cell.vcpus), "vCPU"), "SRAT: "),
         after=("nodes",),
     ),
     VmFact(

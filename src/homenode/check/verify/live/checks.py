@@ -409,8 +409,8 @@ def _checked_lines(expected: Vm, vm: RunningVm) -> tuple[str, ...]:
         pages = "not found" if bytes_by_node is None else _stated_pages(bytes_by_node)
         lines.append(f"{subject} ({node if piece.nodes else 'not bound'}): {pages}")
     lines.append(
-        f"{len(vm.interrupts)} interrupts of passed-through devices; other processes on PUs "
-        f"{vm.host.cores_of(expected.pinned_pus) or 'none'}, watched for {vm.watched_s:g} s"
+        f"{plural(len(vm.interrupts), 'interrupt')} of passed-through devices; other processes on "
+        f"PUs {vm.host.cores_of(expected.pinned_pus) or 'none'}, watched for {vm.watched_s:g} s"
     )
     return tuple(lines)
 

@@ -164,7 +164,7 @@ def _run_study(folder: StudyFolder, study: Study, is_new: bool, patience: WaitPo
         note(f"open: {gap}")
     if len(sources.gaps) > _MOST_SHOWN:
         note(f"{len(sources.gaps) - _MOST_SHOWN} more open (homenode slurm report --all)")
-    note(f"{len(sources.jobs)} runs below {folder.path / 'results'}")
+    note(f"{plural(len(sources.jobs), 'run')} below {folder.path / 'results'}")
     for remark in dict.fromkeys(job.replay_notice for job in sources.jobs if job.replay_notice):
         note(f"REPLAYED: {remark}")
     _end(folder, progress, sources.unmeasured)

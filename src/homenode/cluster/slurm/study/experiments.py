@@ -370,7 +370,7 @@ def _shared_experiments(node: ClusterNode, options: StudyOptions) -> Iterator[Ex
     fitting = [shape for shape in options.shapes if shape.gres != "gpu" or shape.gpus <= gpus]
     if options.shapes and not fitting:
         raise UsageError(
-            f"{node.name}: expected jobs of at most its {gpus} GPUs, found none of this size",
+            f"{node.name}: expected jobs of at most {plural(gpus, 'GPU')}, found none of this size",
             hint="say --shared GPUSxJOBS",
         )
     for shape in fitting:

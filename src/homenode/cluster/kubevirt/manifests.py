@@ -123,18 +123,22 @@ def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str
     cr = ("kubevirt", "kubevirt", "-n", "kubevirt")
     image = options.image or ""
     hook = command_line(*"kubectl apply --server-side -f".split(), f"{at}hook-configmap.yaml")
+    wheel: tuple[tuple[str, str], ...] = ()
     if image:
         build = command_line("podman", "build", "-t", image, directory)
         hook = f"{build} && {command_line('podman', 'push', image)}"
+        wheel = (("wheel", f"put homenode's wheel and its packaging/runtime.lock into {at}"),)
     native = (
-        ("1.8 on", "this gate is enough, without the hook (Alpha):"),
+        ("1.8 on", "either this gate, which is Alpha, without the hook and its gates:"),
         ("", patch("json", NATIVE_FILE, *cr)),
+        ("", "or the next steps:"),
     )
     vm = command_line("kubectl", "apply", "-f", f"{at}vm.yaml")
     logs = command_line("kubectl", "logs", *namespace, "-l", f"vm.kubevirt.io/name={options.vm}")
     return (
         *(native if has_native(options) else ()),
         ("gates", patch("json", "kubevirt-gates.json", *cr)),
+        *wheel,
         ("hook", hook),
         ("GPUs", f"{options.gpu} is allocatable (kubectl describe node), or"),
         ("", "(in place of the list of devices that the CR has: merge yours into the file first)"),

@@ -160,6 +160,20 @@ def test_a_device_plugged_into_the_layouts_bus_loses_its_address_and_is_named() 
     assert b"<mac address='52:54:00:00:00:01'/></interface>" in done.document.to_bytes()
 
 
+def test_pages_of_one_size_are_told_apart_by_their_cells() -> None:
+    """Somebody removed the first of two: the layout takes out what is left of its own."""
+    page = b"<page size='2048' unit='KiB' nodeset='%d'/>"
+
+    def document(*cells: int) -> bytes:
+        pages = b"".join(page % cell for cell in cells)
+        huge = b"<memoryBacking><hugepages>" + pages + b"</hugepages></memoryBacking>"
+        return ORIGINAL.replace(b"  <os>", huge + b"  <os>", 1)
+
+    done = merged(document(0, 1), document(0, 1, 2), document(1, 2))
+    assert not done.conflicts
+    assert same_definition(done.document.to_bytes(), document(1))
+
+
 def test_a_detached_device_stays_detached() -> None:
     plan = plan_file(PLAIN, "vm.xml", PlanOptions(layout="pin-numa-pci"), small_host())
     now = re.sub(rb"\s*<hostdev.*?</hostdev>", b"", plan.document, count=1, flags=re.DOTALL)

@@ -154,6 +154,9 @@ def test_permissions_of_the_document_stay(tmp_path: Path) -> None:
     saved = write_tuned(vm, ORIGINAL, TUNED)
     assert vm.stat().st_mode & 0o777 == 0o600
     assert saved.original.stat().st_mode & 0o777 == 0o600
+    vm.chmod(0o640)  # since
+    restore(vm)
+    assert vm.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from homenode.errors import InputError
 from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.document import parse_document
-from homenode.vm.domain.merge import MergeResult, same_definition, take_out
+from homenode.vm.domain.merge import MergeResult, as_stored, same_definition, take_out
 from homenode.vm.domain.read import open_domain
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import PlanOptions
@@ -158,6 +158,17 @@ def test_a_device_plugged_into_the_layouts_bus_loses_its_address_and_is_named() 
     assert not done.conflicts
     assert done.moved == ("<interface>[52:54:00:00:00:01]",)
     assert b"<mac address='52:54:00:00:00:01'/></interface>" in done.document.to_bytes()
+
+
+def test_sizes_and_sets_are_stored_as_libvirt_prints_them() -> None:
+    text = (
+        "<domain><memory unit='{}'>{}</memory><vcpu cpuset='{}'>2</vcpu><cpu><numa>"
+        "<cell id='0' cpus='{}' memory='{}' unit='{}'/></numa></cpu></domain>"
+    )
+    tuning = text.format("GiB", 3, "0,1,2", "0,1", 512, "MiB")
+    printed = text.format("KiB", 3 << 20, "0-2", "0-1", 512 << 10, "KiB")
+    now = parse_document(printed.encode(), "now")
+    assert as_stored(parse_document(tuning.encode(), "tuned"), now).to_bytes() == printed.encode()
 
 
 def test_pages_of_one_size_are_told_apart_by_their_cells() -> None:

@@ -110,10 +110,9 @@ def main() -> int:
     end: float | None = None
     if asked.minutes is not None:
         today = datetime.datetime.now(datetime.UTC).toordinal()
-        parts, end = (
-            choose_parts(list_changed_files(), today),
-            time.monotonic() + asked.minutes * 60,
-        )
+        order = choose_parts(list_changed_files(), today)
+        parts = [part for part in order if part in parts]
+        end = time.monotonic() + asked.minutes * 60
     failed = []
     for part in parts:
         before = time.monotonic()

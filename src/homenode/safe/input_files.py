@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from homenode.errors import NotKnownError, of_os
-from homenode.text import plural
 
 MAX_BYTES = 64 << 20
 """Of a file that a user names, where its reader does not say less; readers of it accept less."""
@@ -238,4 +237,4 @@ def _size_text(count: int) -> str:
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= unit and count % unit == 0:
             return f"{count // unit} {name}"
-    return plural(count, "byte")
+    return f"{count} bytes"

@@ -165,6 +165,8 @@ def pages_within(total: int, weights: Sequence[int], space: Sequence[int]) -> tu
 
     >>> pages_within(36, (10, 10), (6, 30)), pages_within(7, (4, 4), (4, 3))
     ((6, 30), (4, 3))
+    >>> pages_within(4, (1, 1), (2, 2))
+    (2, 2)
     """
     shares = [1] * len(weights)
     unplaced = total - len(weights)

@@ -11,6 +11,7 @@ import pytest
 
 from homenode.cluster.kubevirt.check import check, read_cluster
 from homenode.cluster.kubevirt.vmi import vmi_of
+from homenode.errors import ParseError
 from tests.conformance.builds import absent, folder
 from tests.conformance.judge import Answer, Judge
 from tests.kubevirt.kubevirt_code import PINNED, build
@@ -47,7 +48,10 @@ REFUSED = {
 def refusals(case: Case) -> list[str]:
     cr = {"kind": "KubeVirt", "spec": {"configuration": case["config"]}}
     cluster = read_cluster(json.dumps(cr).encode(), "cr")
-    findings = check(vmi_of(case["vmi"], "vmi"), None, cluster).findings
+    try:
+        findings = check(vmi_of(case["vmi"], "vmi"), None, cluster).findings
+    except ParseError as error:  # a quantity that is none
+        return [error.message]
     return [
         finding.id
         for finding in findings

@@ -123,8 +123,8 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
       dry_run: Print the plan, the change and each obstacle; change nothing.
       diff: Print the whole change of the definition.
       explain: Print every compared cost of the plan.
-      names: Domains by name or UUID. A file, with a slash or ending in .xml, is rewritten without
-        libvirt; needed.
+      names: Domains by name or UUID; needed. A file, with a slash or ending in .xml, is rewritten
+        without libvirt.
       domain: Define this output of homenode plan instead; it must be of the same domain, for the
         host of the libvirt daemon, and with devices that this host has.
       yes: Change it without a prompt; needed without a terminal. Default: prompts on a terminal.

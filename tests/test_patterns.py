@@ -41,7 +41,6 @@ PASSED_ON = {
     "machine/tools/nvbandwidth.py": "fullmatch",
     "machine/tools/rocm_bandwidth_test.py": "fullmatch",
     "machine/tools/study_programs.py": "fullmatch",
-    "machine/tools/transferbench.py": "fullmatch",
     "cluster/slurm/tools/scontrol.py:_LINES[]": "fullmatch",
     "machine/snapshot/contents.py": "fullmatch",
 }

@@ -163,30 +163,21 @@ def test_one_variant_speaks_for_each_metric_of_collectives() -> None:
 
 
 def test_amds_tools_are_tried_in_order_and_their_quirks_are_known() -> None:
-    installed = frozenset({"rocm-bandwidth-test", "TransferBench", "all_reduce_perf", TORCH})
+    installed = frozenset({"rocm-bandwidth-test", "all_reduce_perf", TORCH})
     tests = by_id(suite(host_with(*TWO, vendor=0x1002), installed))
     assert [one.reads for one in tests["gpu-bandwidth by node"].attempts] == [
         Reader.ROCM,
-        Reader.TRANSFER_BENCH,
         Reader.TORCH,
     ]
     assert "--each-node" in tests["gpu-bandwidth by node"].attempts[-1].argv
     both = tests["gpu-bandwidth both ways"]
     assert both.argv == ("rocm-bandwidth-test", "-A")
-    assert [one.reads for one in both.alternatives] == [Reader.TRANSFER_BENCH, Reader.TORCH]
+    assert [one.reads for one in both.alternatives] == [Reader.TORCH]
     for test in (tests["nccl"], tests["nccl"].attempts[1]):
         assert ("HSA_NO_SCRATCH_RECLAIM", "1") in test.environment
     assert "NCCL_P2P_DISABLE=1" in (tests["nccl"].if_stopped or "")
     assert tests["nccl: P2P off"].if_stopped is None
     assert all("hangs" in (one.if_stopped or "") for one in tests["gpu-peer"].attempts)
-
-
-def test_transferbench_alone_runs_once_for_each_direction() -> None:
-    made = suite(
-        host_with(*TWO, vendor=0x1002), frozenset({"TransferBench"}), [Group.GPU_BANDWIDTH]
-    )
-    reads = {test.id: dict(test.environment)["USE_REMOTE_READ"] for test in made.tests}
-    assert reads == {"gpu-bandwidth by node": "1", "gpu-bandwidth to nodes": "0"}
 
 
 def test_gpus_that_guests_hold_are_not_measured() -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError, UsageError
@@ -18,7 +17,7 @@ from homenode.machine.tools import rocm_bandwidth_test
 from homenode.measure import runner
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.figures import amd as amd_figures
-from homenode.measure.model import TORCH, BenchTest, Depth, Group, Reader, Suite, SuiteOptions
+from homenode.measure.model import TORCH, Depth, Group, Suite, SuiteOptions
 from homenode.measure.options import BenchOptions
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import figures_of_step
@@ -31,7 +30,6 @@ from tests.measure.test_step_figures import nvbandwidth_text
 from tests.mutations import survives
 from tests.small_hosts import DeviceSpec
 from tests.tools import test_rocm_bandwidth_test as rocm
-from tests.tools import test_transferbench as transferbench
 
 HOST = host_with(*TWO)
 FIRST, SECOND = Bdf.parse("0000:19:00.0"), Bdf.parse("0000:9b:00.0")
@@ -89,15 +87,6 @@ def test_numbers_are_the_drivers_and_not_those_of_the_bus() -> None:
     text = json.dumps(document, indent="\t")
     found = figures_of_step(test, text, HOST).samples
     assert [one.device for one in found][:2] == [SECOND, FIRST]
-
-
-def test_figures_of_transferbench_have_addresses_where_the_driver_gives_them() -> None:
-    test = BenchTest("x", Group.GPU_PEER, ("x",), 1, 1, reads=Reader.TRANSFER_BENCH)
-    found = figures_of_step(replace(test, gpus=(SECOND, FIRST)), transferbench.OUTPUT, HOST)
-    assert {(one.device, one.peer) for one in found.samples} == {(FIRST, SECOND), (SECOND, FIRST)}
-    assert not any(gap.subject == "GPU addresses" for gap in found.gaps)
-    fewer = figures_of_step(replace(test, gpus=(SECOND,)), transferbench.OUTPUT, HOST)
-    assert {one.device for one in fewer.samples} == {None}
 
 
 def test_a_bus_of_rocm_bandwidth_test_gets_the_domain_that_the_driver_printed() -> None:

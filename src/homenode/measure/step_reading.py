@@ -23,7 +23,6 @@ from homenode.machine.tools import (
     nvbandwidth,
     rocm_bandwidth_test,
     torch_report,
-    transferbench,
 )
 from homenode.machine.tools.homenode_probe import parse
 from homenode.machine.tools.nccl_tests import PARAMETERS_LINE, NcclTests
@@ -52,7 +51,7 @@ from homenode.measure.suite import BY_BUS, measured_gpus
 
 _WATCHED = re.compile(r"^# homenode watched:((?: \d{1,9}:\d{1,9}){0,4096})$", re.M | re.ASCII)
 
-# One run of AMD's tools measures everything; a test keeps what it was run for.
+# One run of rocm-bandwidth-test measures everything; a test keeps what it was run for.
 _METRICS_OF_GROUP = {Group.GPU_PEER: ("p2p-",), Group.GPU_BANDWIDTH: ("h2d-", "d2h-")}
 
 
@@ -157,14 +156,7 @@ def _choices(test: BenchTest, text: str, host: Host) -> Figures:
 
 
 def _rocm(test: BenchTest, text: str, host: Host) -> Figures:
-    return _keep_copies(amd_figures.of_rocm(rocm_bandwidth_test.parse(text), test.gpus), test)
-
-
-def _transferbench(test: BenchTest, text: str, host: Host) -> Figures:
-    return _keep_copies(amd_figures.of_transferbench(transferbench.parse(text), test.gpus), test)
-
-
-def _keep_copies(figures: Figures, test: BenchTest) -> Figures:
+    figures = amd_figures.of_rocm(rocm_bandwidth_test.parse(text), test.gpus)
     starts = _METRICS_OF_GROUP.get(test.group)
     if starts is None:
         return figures
@@ -343,21 +335,12 @@ _NVBANDWIDTH = re.compile(
 )
 _NCCL_TESTS = re.compile(r'^# nThread \d|"nccl_version" *:', re.M)
 _ROCM = re.compile(r"^[ \t]*RocmBandwidthTest Version|^=+ Src Device Id:", re.M)
-_TRANSFER_BENCH = re.compile(
-    r"^(?:Uni|Bi)directional copy peak bandwidth GB/s \[|^TransferBench v", re.M
-)
 _TORCH = re.compile(r'^\{"format": ?"homenode\.torch/', re.M)
 _OF_SUITE = (
     ToolOutput(Reader.NVBANDWIDTH, _NVBANDWIDTH, _nvbandwidth_log, _nvbandwidth),
     ToolOutput(Reader.NCCL_TESTS, _NCCL_TESTS, _nccl_log, _nccl),
     ToolOutput(Reader.NCCL_CHOICES, of_step=_choices),
     ToolOutput(Reader.ROCM, _ROCM, of_text(rocm_bandwidth_test.parse, amd_figures.of_rocm), _rocm),
-    ToolOutput(
-        Reader.TRANSFER_BENCH,
-        _TRANSFER_BENCH,
-        of_text(transferbench.parse, amd_figures.of_transferbench),
-        _transferbench,
-    ),
     ToolOutput(Reader.TORCH, _TORCH, of_text(torch_report.parse, torch_figures.of_torch), _torch),
 )
 

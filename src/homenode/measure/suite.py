@@ -250,15 +250,8 @@ def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]
             )
             # ROCm 7's program of that name has no -A: then those give it that stand in for -a.
             yield _either(replace(both, reads=Reader.ROCM), *by_node[1:])
-        if by_node[0].reads is Reader.TRANSFER_BENCH:
-            yield _transferbench(
-                "gpu-bandwidth to nodes",
-                Group.GPU_BANDWIDTH,
-                by_node[0].seconds,
-                reads_remotely=False,
-            )
     else:
-        reason = "none of rocm-bandwidth-test, TransferBench and PyTorch is installed"
+        reason = "neither rocm-bandwidth-test nor PyTorch is installed"
         missed = [Group.GPU_BANDWIDTH] + [Group.GPU_PEER] * (count > 1)
         left_out += [Gap(group, reason) for group in missed]
         return
@@ -275,15 +268,6 @@ def _amd_tools(machine: GpuMachine, id: str, group: Group) -> Iterator[BenchTest
     if "rocm-bandwidth-test" in machine.installed:
         argv: tuple[str, ...] = ("rocm-bandwidth-test", "-a")
         yield replace(_gpu_test(id, group, argv, seconds), reads=Reader.ROCM)
-    if "TransferBench" in machine.installed:
-        yield _transferbench(id, group, seconds, reads_remotely=group is Group.GPU_BANDWIDTH)
-
-
-def _transferbench(id: str, group: Group, seconds: float, *, reads_remotely: bool) -> BenchTest:
-    """By the GPUs' engines. A GPU that reads remotely copies from the host, else to it."""
-    environment = (("USE_GPU_DMA", "1"), ("USE_REMOTE_READ", str(int(reads_remotely))))
-    test = _gpu_test(id, group, ("TransferBench", "p2p"), seconds)
-    return replace(test, reads=Reader.TRANSFER_BENCH, environment=environment)
 
 
 def _torch_alone(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:

@@ -206,7 +206,7 @@ class ImportArguments(Struct, frozen=True, kw_only=True):
     """Read outputs of other tools and of the study's scripts, as runs.
 
     Files are recognised by their content: nvbandwidth, nccl-tests, Intel MLC, STREAM,
-    sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench.
+    sysbench, bandwidthTest, rocm-bandwidth-test.
 
     Options:
       folders: Directories, searched six levels deep, or single files.

@@ -189,17 +189,21 @@ def whole_host(attempt: Attempt) -> Rejection:
     )
 
 
+def _with_memory(attempt: Attempt, memory_bytes: int) -> SearchProblem:
+    """The problem of a VM that has so much memory, on the same terms."""
+    problem, page = attempt.problem, page_size_bytes(attempt.host, attempt.request)
+    for name in ("pages", "pages_together", "pages_anywhere"):
+        if pages := getattr(problem, name):
+            saved = (attempt.request.memory_bytes - memory_bytes) // page
+            return replace(problem, **{name: pages - saved})
+    return problem
+
+
 def _memory_hint(attempt: Attempt) -> str:
     """The option with the most memory that has space, in GiB."""
-    problem, page = attempt.problem, page_size_bytes(attempt.host, attempt.request)
-    name = next(
-        (n for n in ("pages", "pages_together", "pages_anywhere") if getattr(problem, n)), ""
-    )
-    extra = getattr(problem, name or "pages") - -(-attempt.request.memory_bytes // page)
 
     def has_space(gib: int) -> bool:
-        pages = -(-gib * GIB // page) + extra
-        return fits(replace(problem, **{name: pages})) if name else False
+        return fits(_with_memory(attempt, gib * GIB))
 
     sizes = range(attempt.request.memory_bytes // GIB, 0, -1)
     place = bisect_left(sizes, True, key=has_space)
@@ -261,7 +265,7 @@ def refusal(
         shown = miss
         problem, also = first.problem, ""
         if miss.hint is None and not (count := _most_vcpus(first, problem)):
-            problem = replace(problem, pages=0, pages_together=0, pages_anywhere=0, device_pages=())
+            problem = replace(_with_memory(first, min(GIB, request.memory_bytes)), device_pages=())
             count, also = _most_vcpus(first, problem), " and less memory"
         if miss.hint is None and count:
             with_siblings = " --keep-vcpus" if request.keep_vcpus else ""

@@ -1,4 +1,4 @@
-"""What a study comes to: records of jobs, maps, queues, slow nodes and links, verdicts, power."""
+"""What a study comes to: records of jobs, maps, queues, slow nodes, verdicts, power."""
 
 import html
 import io

@@ -2,18 +2,16 @@
 
 A copy is local where memory was bound to the GPU's home node; if nothing shows the home, it is the
 node that copies are clearly fastest from. Each place is compared with itself on three nodes at
-least: of two that differ, it is unknown which is slow. A slow node spoils two pairs of a ring, so
-pairs are compared with the better ones, not with the median.
+least: of two that differ, it is unknown which is slow.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean, median
 
 import msgspec
 from msgspec import Struct
 
-from homenode.cluster.slurm.study.evidence import Collective, JobEvidence, device_of, measured_homes
+from homenode.cluster.slurm.study.evidence import JobEvidence, device_of, measured_homes
 from homenode.cluster.slurm.study.experiments import Mode
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Run, RunHead, Sample
 from homenode.measure.results.vantage import Vantage
@@ -150,118 +148,39 @@ def _run(label: str, boot: str, part: list[tuple[JobEvidence, Sample]]) -> Run:
 
 LEAST_NODES = 3
 SLOW = 0.10
-"""So much below the median is slow: twice what matters for a copy."""
+"""So much worse than the median is slow: twice what matters for a copy."""
 
 
 class Outlier(Struct, frozen=True, kw_only=True):
-    """A node, or one of its links, that measures unlike the others."""
+    """Copies of one node that are slower than those of the same places on other nodes."""
 
     node: str  # of the cluster
-    part: str  # the node itself, or a link of it
+    part: str  # the GPU and the NUMA node, or how many of them
     metric: str
-    value: float  # in the metric's unit; usual is the median of the same place on all nodes
-    usual: float  # in the metric's unit; usual is the median of the same place on all nodes
+    value: float  # of the slowest place, in the metric's unit
+    usual: float  # the median of that place on all nodes
 
 
-def slow_nodes_and_links(matrices: Iterable[StudyMatrix]) -> tuple[Outlier, ...]:
-    """A GPU that is slow from every NUMA node has a slow link; most GPUs slow: the node is."""
-    outliers: list[Outlier] = []
-    by_metric: dict[str, list[StudyMatrix]] = {}
+def slow_copies(matrices: Iterable[StudyMatrix]) -> tuple[Outlier, ...]:
+    """One for each node and metric with slow places, where three nodes or more have the place."""
+    values: dict[tuple[str, int, str], dict[str, float]] = {}
     for matrix in matrices:
-        by_metric.setdefault(matrix.metric, []).append(matrix)
-    for metric, group in by_metric.items():
-        if len({matrix.node for matrix in group}) >= LEAST_NODES:
-            outliers += _metric_outliers(metric, group)
-    return tuple(outliers)
-
-
-def _metric_outliers(metric: str, matrices: list[StudyMatrix]) -> Iterator[Outlier]:
-    places: dict[tuple[int, str], list[float]] = {}
-    for matrix in matrices:
-        for place, value in _cells(matrix):
-            places.setdefault(place, []).append(value)
-    usual = {
-        place: median(values) for place, values in places.items() if len(values) >= LEAST_NODES
-    }
-    for matrix in matrices:
-        cells = {place: value for place, value in _cells(matrix) if place in usual}
-        bad = {
-            place: (value, usual[place])
-            for place, value in cells.items()
-            if _is_slow(metric, value, usual[place])
-        }
-        measured = {gpu for _, gpu in cells}
-        slow = _fully_slow(cells, bad, 1)
-        if slow and len(slow) * 2 > len(measured):
-            part = f"the node: {len(slow)} of {len(measured)} GPUs"
-            odd = {part: [cell for cells in slow.values() for cell in cells]}
-        else:
-            odd = {f"the link of {gpu}": members for gpu, members in slow.items()}
-            # With one GPU, or from one NUMA node, the two cannot be distinguished.
-            rows = _fully_slow(cells, bad, 0) if len(measured) > 1 else {}
-            odd |= {f"NUMA node {row}: from there": members for row, members in rows.items()}
-        for part, members in odd.items():
-            value, like = max(members, key=lambda cell: abs(cell[0] / cell[1] - 1))
-            yield Outlier(node=matrix.node, part=part, metric=metric, value=value, usual=like)
-
-
-def _fully_slow(
-    cells: Mapping[tuple[int, str], float],
-    bad: Mapping[tuple[int, str], tuple[float, float]],
-    part: int,
-) -> dict[int | str, list[tuple[float, float]]]:
-    """Slow cells of rows (part 0) or columns (1) in which all cells are slow."""
-    slow: dict[int | str, list[tuple[float, float]]] = {}
-    for name in dict.fromkeys(place[part] for place in cells):
-        places = [place for place in cells if place[part] == name]
-        if all(place in bad for place in places):
-            slow[name] = [bad[place] for place in places]
-    return slow
-
-
-def _cells(matrix: StudyMatrix) -> Iterator[tuple[tuple[int, str], float]]:
-    for row, values in zip(matrix.rows, matrix.cells, strict=True):
-        for column, value in zip(matrix.columns, values, strict=True):
-            if value is not None:
-                yield (row, column), value
-
-
-def _is_slow(metric: str, value: float, usual: float) -> bool:
-    if metric.endswith("latency"):
-        return value > usual * (1 + SLOW)
-    return value < usual * (1 - SLOW)
-
-
-def slow_in_collective(collective: Collective) -> tuple[Outlier, ...]:
-    """Nodes that are slow alone, then links: pairs that are slow while their nodes are not."""
-    metric = "allreduce-busbw-peak"
-    outliers: list[Outlier] = []
-
-    def add(node: str, part: str, value: float, usual: float) -> None:
+        for row, cells in zip(matrix.rows, matrix.cells, strict=True):
+            for gpu, value in zip(matrix.columns, cells, strict=True):
+                if value is not None:
+                    values.setdefault((matrix.metric, row, gpu), {})[matrix.node] = value
+    slow: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
+    for (metric, row, gpu), value_of_node in values.items():
+        usual = median(value_of_node.values())
+        limit = usual * (1 + SLOW if metric.endswith("latency") else 1 - SLOW)
+        for node, value in value_of_node.items():
+            is_slow = value > limit if metric.endswith("latency") else value < limit
+            if is_slow and len(value_of_node) >= LEAST_NODES:
+                place = f"{gpu} from NUMA node {row}"
+                slow.setdefault((node, metric), []).append((value, usual, place))
+    outliers = []
+    for (node, metric), places in slow.items():
+        value, usual, part = max(places, key=lambda place: abs(place[0] / place[1] - 1))
+        part += f" and {len(places) - 1} more" if len(places) > 1 else ""
         outliers.append(Outlier(node=node, part=part, metric=metric, value=value, usual=usual))
-
-    slow: set[str] = set()
-    if len(collective.nodes) >= LEAST_NODES:
-        usual = median(value for _, value in collective.nodes)
-        for node, value in collective.nodes:
-            if _is_slow(metric, value, usual):
-                slow.add(node)
-                add(node, "the node: all-reduce on it alone", value, usual)
-    if len(collective.pairs) < LEAST_NODES:
-        return tuple(outliers)
-    values = sorted(value for *_, value in collective.pairs)
-    usual = values[-max(1, len(values) // 4)]
-    bad = [
-        (a, b, v)
-        for a, b, v in collective.pairs
-        if _is_slow(metric, v, usual) and not {a, b} & slow
-    ]
-    ends = Counter(node for a, b, _ in bad for node in (a, b))
-    both = {node for node, count in ends.items() if count > 1}
-    for node in sorted(both):
-        worst = min(v for a, b, v in bad if node in (a, b))
-        add(node, "its link to the other nodes", worst, usual)
-    for a, b, value in bad:
-        if not {a, b} & both:
-            add(a, f"the link between {a} and {b}", value, usual)
     return tuple(outliers)

@@ -26,8 +26,7 @@ from homenode.cluster.slurm.study.maps import (
     homes_of,
     matrices,
     runs_by,
-    slow_in_collective,
-    slow_nodes_and_links,
+    slow_copies,
 )
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
@@ -385,9 +384,6 @@ def study_report(source: str, sources: StudySources) -> StudyReport:
     """The report of this evidence. source: the folder, in the user's words."""
     jobs, collective = sources.jobs, sources.collective
     maps = matrices(jobs)
-    outliers = slow_nodes_and_links(maps)
-    if collective is not None:
-        outliers += slow_in_collective(collective)
     notices = [job.replay_notice for job in jobs] + [collective.replayed if collective else None]
     return StudyReport(
         source=source,
@@ -398,7 +394,7 @@ def study_report(source: str, sources: StudySources) -> StudyReport:
         comparisons=tuple(comparisons(jobs)),
         jobs=tuple(_line(job) for job in jobs),
         verdicts=verdicts(jobs, maps),
-        outliers=outliers,
+        outliers=slow_copies(maps),
         collective=collective,
         missing=sources.missing,
         gaps=(*sources.gaps, *(collective.gaps if collective is not None else ())),

@@ -37,8 +37,8 @@ def script_name(experiment: Experiment) -> str:
 def script_of(experiment: Experiment, options: StudyOptions, study: str) -> str:
     """The text of a job's script. It runs in the study's folder.
 
-    The neighbours of all-reduces are those of a ring: each node is in two pairs, so that a slow
-    link and a slow node can be distinguished.
+    The neighbours of all-reduces are those of a ring: each node is in two pairs, so that the
+    figures of a slow link and of a slow node differ.
     """
     names = experiment.nodes
     environment = Environment(

@@ -241,9 +241,9 @@ def _outliers(outliers: tuple[Outlier, ...], report: StudyReport) -> Section:
     if not outliers:
         enough = len({matrix.node for matrix in report.matrices}) >= LEAST_NODES
         sentence = (
-            "no node and no link is slower than its like on the other nodes"
+            "no node is slower than the others"
             if enough
-            else "slow nodes and links: three nodes at least give them; fewer were measured whole"
+            else "slow nodes: three nodes at least show them; fewer were measured whole"
         )
         return Section("", (Text(sentence),))
     lines = tuple(

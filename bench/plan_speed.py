@@ -210,17 +210,21 @@ def cases() -> list[Case]:
     ]
     found += [
         Case(
-            f"64 unlike nodes, {shape}, 31 GPUs of 64, {layout}{' unequal' if unequal else ''}",
+            f"64 unlike nodes, {shape}, {gpus} GPUs of 64, {layout}{' unequal' if unequal else ''}",
             unlike(distances),
             asking(
                 small_request(700, 2000 * GIB, layout=layout),
-                gpu_count=31,
+                gpu_count=gpus,
                 unequal_cells=unequal,
             ),
             500,
         )
         for shape, distances in (("random", at_random(64)), ("packages", None))
-        for layout, unequal in (("pin", False), ("pin-numa-pci", False), ("pin-numa-pci", True))
+        for layout, gpus, unequal in (
+            ("pin", 31, False),
+            ("pin-numa-pci", 24, False),
+            ("pin-numa-pci", 24, True),
+        )
     ]
     return found
 

@@ -25,7 +25,6 @@ from homenode.plan.search.problem import PlacementSearch, SearchProblem, Split
 from homenode.plan.search.solve import (
     Candidate,
     Solution,
-    best_on,
     solve,
     solve_fixed,
     without_first_gpu,
@@ -87,38 +86,12 @@ class Attempt:
 
     @cached_property
     def _solution(self) -> tuple[Solution | None, bool]:
-        """(the solution, whether none fits where there is none): of all nodes and GPUs where pcie.0
-        has slots for it."""
-        solution, is_known = self._solve(self.problem)
-        if solution is None or self._has_slots(solution.best):
-            return solution, is_known
-        solution, is_known = self._solve(replace(self.problem, slots=self.search.slots))
-        if solution is None or self._has_slots(solution.best):
-            return solution, is_known
-        slots, placing = self.search.slots, solution.best
-        fewer = slots and slots.narrow(placing.nodes)
-        assert fewer, "only nodes for which there is such a choice were compared"
-        is_given = bool(self.request.options.explicit_cells)
-        best = best_on(self.problem, placing, fewer, keeps_split=is_given)
-        return (None if best is None else replace(solution, best=best, optimal=None)), False
-
-    def _solve(self, problem: SearchProblem) -> tuple[Solution | None, bool]:
+        """(the solution, whether none fits where there is none)."""
         if not self.request.options.explicit_cells:
-            return solve(problem)
+            return solve(self.problem)
         ways, are_all = self._nodes_of_cells
-        solution = solve_fixed(problem, ways)
+        solution = solve_fixed(self.problem, ways)
         return solution if solution is None or are_all else replace(solution, optimal=None), are_all
-
-    def _has_slots(self, placing: Candidate) -> bool:
-        """Whether the devices find the expander buses that they need."""
-        if self.search.slots is None:
-            return True
-        devices = self.search.options.functions_with(placing.gpus)
-        functions = (self.host.device_at.get(bdf) for bdf in devices)
-        homes = {
-            device.node for device in functions if device is not None and device.node is not None
-        }
-        return self.search.slots.suffice(placing.nodes, homes)
 
     @property
     def solution(self) -> Solution | None:
@@ -273,14 +246,10 @@ class Attempt:
         problem, names = self.problem, (*self.problem.first, *self.problem.later)
         assert self.solution is not None
         cost_terms = terms(self.best.cost, names)
-        rivals = [rival for rival in self.solution.runners_up() if self._has_slots(rival)]
+        rivals = list(self.solution.runners_up())
         is_given = bool(self.request.options.explicit_cells)
         other = without_first_gpu(problem, self.best, keeps_split=is_given)
-        if (
-            other is not None
-            and self._has_slots(other)
-            and all(other.cost != rival.cost for rival in rivals)
-        ):
+        if other is not None and all(other.cost != rival.cost for rival in rivals):
             rivals.append(other)
         result = []
         options = problem.devices.options

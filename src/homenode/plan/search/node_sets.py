@@ -152,7 +152,7 @@ class NodeSets:
                 return False
             if min(capacities) < 1 or sum(capacities) < problem.groups:
                 return False
-        return problem.holds_memory(nodes) and problem.has_slots(nodes)
+        return problem.holds_memory(nodes)
 
     @cached_property
     def _able_to(self) -> Callable[[int], int]:

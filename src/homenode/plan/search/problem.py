@@ -26,7 +26,6 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.cost import Cost, order
 from homenode.plan.search.devices import Home, NamedDevice, SearchDevices
 from homenode.plan.search.distances import DistanceMatrix
-from homenode.plan.search.expander_slots import ExpanderSlots, expander_slots
 from homenode.plan.search.ladder import Fallback, MemoryRule
 from homenode.plan.search.supply import (
     AllocationCost,
@@ -70,7 +69,6 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     device_pages: tuple[tuple[int, int], ...] = ()
     # there are more groups than whole cores, so each node gives all of its whole cores first
     shares: bool = False
-    slots: ExpanderSlots | None = None  # for expander buses, None where any nodes may be chosen
 
     @property
     def compares_devices(self) -> bool:
@@ -107,8 +105,6 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     def earlier_equals(self) -> tuple[int, ...]:
         """For each node, the last node before it (as a bit) that is alike in all that a search
         compares; 0 where there is none. Nodes that devices lie on are like no other."""
-        if self.slots is not None:  # which of equals is the lowest decides where devices hang
-            return (0,) * len(self.supplies)
         of_devices, homes = self.devices.home_nodes, self.devices.homes
         between = self.distances.between
         result: list[int] = []
@@ -199,10 +195,6 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
             needed if node_memory.pages is None else node_memory.pages
             for node_memory in self.memory
         ]
-
-    def has_slots(self, nodes: int) -> bool:
-        """Whether pcie.0 has slots for the expander buses of a guest on these nodes (bits)."""
-        return self.slots is None or self.slots.suffice(nodes)
 
     def devices_of_cells(self, cells: int) -> tuple[int, ...]:
         """Pages of each cell's memory devices; those of a cell that is no more are cell 0's."""
@@ -416,12 +408,6 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             groups=0,
             equal=False,
         )
-
-    @cached_property
-    def slots(self) -> ExpanderSlots | None:
-        """For expander buses; None where they suffice on any nodes."""
-        nodes = tuple(cores.index for cores in self.free[0].nodes)
-        return expander_slots(self.host, self.request, self.options, nodes)
 
     @cached_property
     def _between(self) -> DistanceMatrix:

@@ -102,8 +102,7 @@ def whole_host(attempt: Attempt) -> Rejection:
             "search",
             (),
             "no set of nodes that holds the VM was found before the search ended; there may be one",
-            "request fewer vCPUs or GPUs, allow fewer nodes with --max-nodes, or take --layout "
-            "pin-numa, which needs no expander buses",
+            "request fewer vCPUs or GPUs",
         )
     if request.options.explicit_cells:
         detail = "no nodes hold the guest NUMA nodes as they are given"
@@ -145,17 +144,6 @@ def whole_host(attempt: Attempt) -> Rejection:
             indices,
             "no nodes that hold the VM have all of its GPUs",
             f"--device-locality {DeviceLocality.PREFER}, other GPUs or fewer vCPUs",
-        )
-    slots = attempt.search.slots
-    if slots is not None and fits(problem):
-        return Rejection(
-            "expander-buses",
-            indices,
-            "the devices lie next to more guest NUMA nodes than pcie.0 has free slots for "
-            "expander buses "
-            f"({slots.free})",
-            "pass fewer devices, allow fewer nodes with --max-nodes, or take --layout pin-numa, "
-            "which leaves the PCI tree as it was",
         )
     if problem.device_pages:
         return _of_memory(

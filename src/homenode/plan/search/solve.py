@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.plan.bit_sets import members
-from homenode.plan.devices.options import DeviceOptions, GpuChoice
+from homenode.plan.devices.options import GpuChoice
 from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.cost import Cost
 from homenode.plan.search.gpu_choice import Choice, NearestGpus
@@ -123,7 +123,7 @@ def solve_fixed(problem: SearchProblem, splits: Iterable[Split]) -> Solution | N
     node_sets_by_terms = []
     for split in splits:
         nodes = sum(1 << node for node, _ in split)
-        first = problem.first_terms(nodes) if problem.has_slots(nodes) else None
+        first = problem.first_terms(nodes)
         if first is not None:
             candidate = search.work_out(nodes, search.nearest.choices(nodes, _exact_ranges(split)))
             node_sets_by_terms.append((first, search.rest_of(candidate.cost), candidate))
@@ -149,20 +149,15 @@ def without_first_gpu(
     is none. keeps_split: cells are given one by one; else it may be another one."""
     options, without = problem.devices.options, best.gpus & -best.gpus
     fewer = options.among(group & ~without for group in options.groups) if without else None
-    return best_on(problem, best, fewer, keeps_split=keeps_split) if fewer else None
-
-
-def best_on(
-    problem: SearchProblem, other: Candidate, options: DeviceOptions, *, keeps_split: bool
-) -> Candidate | None:
-    """The best on the nodes of another candidate, of these GPUs; None where these are too far."""
-    problem = replace(problem, devices=replace(problem.devices, options=options))
-    nodes = other.nodes
+    if fewer is None:
+        return None
+    problem = replace(problem, devices=replace(problem.devices, options=fewer))
+    nodes = best.nodes
     if problem.first_terms(nodes) is None:
         return None
-    is_equal = problem.equal and len({groups for _, groups in other.split}) == 1
+    is_equal = problem.equal and len({groups for _, groups in best.split}) == 1
     search = _Search(problem, equal=is_equal)
-    ranges = _exact_ranges(other.split) if keeps_split else search.ranges(nodes)
+    ranges = _exact_ranges(best.split) if keeps_split else search.ranges(nodes)
     return search.work_out(nodes, search.nearest.choices(nodes, ranges))
 
 

@@ -141,7 +141,6 @@ def mirror_cells(
     build = _PcieBuild(PcieDocument(guest, cells, leaving), options.spare_ports)
     with_bus: Sequence[int] = range(cells)
     if cells > len(document.expander_slots()) + len(document.cells_with_bus):
-        # The search chooses no nodes for which these are too many (search/expander_slots.py).
         with_bus = sorted({group.cell for group in groups})
     for i, group in enumerate(groups):
         if i in kept_addresses:
@@ -454,7 +453,8 @@ class _PcieBuild:
         if not self._root_slots:
             raise Unplannable(
                 "pcie.0: no free slot for an expander bus",
-                hint="move devices of the definition behind root ports",
+                hint="move devices of the definition behind root ports, pass fewer devices, allow "
+                "fewer nodes with --max-nodes, or take --layout pin-numa",
             )
         return self._root_slots.pop(0)
 

@@ -21,6 +21,8 @@ FOLDER_SHOWN = "/srv/vms"
 _OF_CLUSTER = re.compile(r"homenode (?:kubevirt|pool|slurm)\b")
 _CELL = re.compile(r"(?<!\\)\|")
 _CODE = re.compile(r"`([^`]+)`")
+_FENCED = re.compile(r"^(?P<indent> *)```(?P<words>.*)\n(?P<text>(?:.*\n)*?) *```$", re.MULTILINE)
+"""A fenced block, of a list's item with the item's indentation."""
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -53,23 +55,16 @@ class Page:
     text: str
 
     def blocks(self) -> Iterator[Block]:
-        lines = self.text.splitlines()
-        start = None
-        for number, line in enumerate(lines, start=1):
-            if not line.startswith("```"):
-                continue
-            if start is None:
-                start = number
-                continue
-            words = tuple(lines[start - 1].removeprefix("```").split())
-            inside = "\n".join(lines[start : number - 1])
-            yield Block(start, words[0] if words else "", words[1:], inside)
-            start = None
-        assert start is None, f"{self.path}:{start}: a block without end"
+        for opened in _FENCED.finditer(self.text):
+            words = opened["words"].split()
+            inside = re.sub(f"^{opened['indent']}", "", opened["text"], flags=re.MULTILINE)
+            line = self.text.count("\n", 0, opened.start()) + 1
+            language = words[0] if words else ""
+            yield Block(line, language, tuple(words[1:]), inside.removesuffix("\n"))
 
     def prose(self) -> str:
         """The text without its fenced blocks."""
-        return re.sub(r"^```.*?^```$", "", self.text, flags=re.DOTALL | re.MULTILINE)
+        return _FENCED.sub("", self.text)
 
     def words_in_code(self) -> frozenset[str]:
         """Everything in single backticks, and each of its parts: `-o, --output FILE` gives both."""
@@ -149,7 +144,7 @@ def all_pages() -> tuple[Page, ...]:
     paths = [*sorted(DOCS.rglob("*.md"))]
     paths += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
     names = [*(str(path.relative_to(ROOT)) for path in paths if path.is_file()), *made_pages()]
-    pages = map(read_page, names)
+    pages = map(read_page, dict.fromkeys(names))
     return tuple(page for page in pages if has_cluster() or not _OF_CLUSTER.search(page.text))
 
 

@@ -86,10 +86,10 @@ def _as_manual(name: str, text: str) -> str:
     title, _, body = words.partition("\n\n")
     calls = "homenode COMMAND [OPTIONS]\n"
     if name.startswith("reference/commands/"):
-        blocks = re.findall(r"^```\n(homenode [^`]*)^```\n", body, re.MULTILINE)
+        blocks = re.findall(r"^```text\n(homenode [^`]*)^```\n", body, re.MULTILINE)
         calls = "".join(blocks)
-        body = body.replace(f"```\n{blocks[0]}```\n", "", 1)
-    return f"{title}\n\n## Synopsis\n\n```\n{calls}```\n\n## Description\n\n{body}"
+        body = body.replace(f"```text\n{blocks[0]}```\n", "", 1)
+    return f"{title}\n\n## Synopsis\n\n```text\n{calls}```\n\n## Description\n\n{body}"
 
 
 def _prepare(app: Any, name: str, source: list[str]) -> None:

@@ -1,7 +1,6 @@
 """The user documentation against the program: fields, options, names, links, shown output."""
 
 import ast
-import itertools
 import os
 import re
 import shutil
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from homenode import formats
-from homenode.cli.command import REQUIRED, Command, Parameter, find_call
+from homenode.cli.command import Command, Parameter
 from homenode.cli.main import PROGRAM
 from homenode.errors import HomenodeError
 from homenode.machine.topology import HostSummary
@@ -121,27 +120,11 @@ def test_a_command_page_names_every_option_and_every_choice(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_synopsis_has_what_its_command_takes(name: str) -> None:
-    """Manual pages begin with these lines. What a command cannot do without is in no brackets."""
-    blocks = [
-        one.text for one in page(f"docs/reference/commands/{name}.md").blocks() if not one.language
-    ]
-    lines = "\n".join(re.sub(r"\n\s+", " ", text) for text in blocks).splitlines()
-    synopsis = [line for line in lines if line.startswith(f"homenode {name} ")]
-    assert synopsis
-    for line in synopsis:
-        words = line.split()[1:]
-        command = COMMANDS[words.pop(0)]
-        while words and words[0] in command.subcommands:
-            command = command.subcommands[words.pop(0)].load_room()
-        rest = " ".join(words)
-        known = {n: one for one in command.parameters for n in one.opt.names}
-        given = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", rest))
-        assert given <= known.keys(), f"{line}: no option {given - known.keys()}"
-        needed = {one.opt.names for one in command.parameters if one.default is REQUIRED}
-        outside = set(re.findall(r"--?[a-z][a-z-]*", re.sub(r"\[[^\]]*\]", "", rest)))
-        lacking = [names for names in needed if names and not outside & set(names)]
-        assert not lacking, f"{line}: needs {lacking}"
+def test_a_command_page_begins_with_a_synopsis(name: str) -> None:
+    """Manual pages have it; test_fences.py holds it to the options of the command."""
+    first = next(page(f"docs/reference/commands/{name}.md").blocks())
+    assert first.language == "text"
+    assert first.text.startswith(f"homenode {name} ")
 
 
 def test_the_pages_name_no_option_that_does_not_exist() -> None:
@@ -254,25 +237,6 @@ def test_the_supported_python_versions_are_those_of_the_package() -> None:
     text = page("docs/reference/requirements.md").text
     assert versions
     assert not [version for version in versions if version not in text]
-
-
-@pytest.mark.parametrize("shown", PAGES, ids=lambda shown: str(shown.path))
-def test_every_homenode_command_that_a_page_shows_is_accepted(
-    shown: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for command in shown.commands():
-        if command.arguments[0] != "homenode" or len(command.arguments) < 2:
-            continue
-        rest = command.arguments[1:]
-        if rest[0] in ("--help", "--version", "--install-completion"):
-            continue
-        for option, value in itertools.pairwise(rest):
-            if option == "--lspci":
-                Path(value).touch()
-        call = find_call(PROGRAM, rest, "homenode")
-        if not call.help:
-            call.read_options()
 
 
 @pytest.mark.parametrize("shown", SHOWING, ids=lambda shown: str(shown.path))

@@ -65,10 +65,6 @@ def pools(page_bytes: int, pages: int) -> Host:
     return replace(there, nodes=tuple(replace(n, page_pools=(pool,)) for n in there.nodes))
 
 
-def amd(there: Host) -> Host:
-    return replace(there, cpu=replace(there.cpu, vendor="AuthenticAMD"))
-
-
 def in_use(pus: str) -> Host:
     from homenode.cpuset import CpuSet
 

@@ -1,7 +1,9 @@
-"""README's pictures and the page of records are what the code makes today."""
+"""README's demonstration and pictures and the page of records are what the code makes today."""
 
 import re
 from pathlib import Path
+
+from demo import run
 
 from homenode.errors import (
     DONE,
@@ -13,6 +15,7 @@ from homenode.errors import (
     UNPLANNABLE,
     USAGE,
 )
+from homenode.vm.layout import PRESETS
 from tests import record_page
 from tests.doc_pages import ROOT
 from tests.doc_pictures import IMAGES, pictures
@@ -44,3 +47,12 @@ def test_the_page_of_compatibility_has_every_exit_code() -> None:
         **EXIT_CODES,
         INTERRUPTED: "interrupted",
     }
+
+
+def test_plans_every_preset_on_both_machines(tmp_path: Path) -> None:
+    assert run.main(tmp_path) == 0
+    for name, _, _ in run.MACHINES:
+        tuned = {path.stem for path in (tmp_path / name).glob("*.xml")}
+        assert tuned == set(PRESETS)
+        assert (tmp_path / name / f"{run.DRAWN}.svg").read_text().startswith("<svg")
+    assert (tmp_path / run.REPORT).stat().st_size > 100_000

@@ -1,5 +1,6 @@
-"""The doctor on every machine and every document at hand: no crash, no drift from itself."""
+"""The doctor on every machine and document at hand, and for each finding one that nearly has it."""
 
+import ast
 from itertools import product
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from homenode.check.doctor.baseline import drift, record_of
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.errors import HomenodeError, InputError
-from homenode.findings import Severity
+from homenode.findings import Severity, catalogue
 from homenode.machine.description.parse import shipped_hosts
 from homenode.plan.pipeline import plan_file
 from homenode.units import GIB
@@ -16,9 +17,14 @@ from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
+from tests.doctor_cases import HOST_CASES
 from tests.doctor_domains import NAME, domain, gpus, host
+from tests.doctor_guest_cases import GUEST_CASES
+from tests.doctor_health_cases import HEALTH_CASES
+from tests.doctor_quiet_cases import QUIET_CASES
 from tests.seeds import THOROUGH, part
 from tests.shared_data import needs_shared, shared
+from tests.source_trees import nodes
 
 DOMAINS = Path(__file__).parents[1] / "domains"
 
@@ -108,3 +114,31 @@ def test_published_captures_of_sound_machines_give_no_alarm(folder: str) -> None
             continue
         bad = [f for f in diagnose(captured).findings if f.severity is not Severity.INFO]
         assert [f.id for f in bad] == SICK.get(path.name, []), path.name
+
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = {**HOST_CASES, **HEALTH_CASES, **GUEST_CASES, **QUIET_CASES}
+DOMAINS_FILES = ("pins", "cores", "memory", "devices")
+"""Of check/domain/, whose findings the doctor shows."""
+
+
+def _ids() -> set[str]:
+    source = ROOT / "src" / "homenode"
+    files = [*(source / "check/doctor").rglob("*.py"), *(source / "change/retrain").rglob("*.py")]
+    files += [source / "check/domain" / f"{name}.py" for name in DOMAINS_FILES]
+    texts = (node.value for file in files for node in nodes(file) if isinstance(node, ast.Constant))
+    return {text for text in texts if isinstance(text, str)} & catalogue().keys()
+
+
+def test_every_finding_has_its_case() -> None:
+    assert _ids() == set(CASES)
+
+
+@pytest.mark.parametrize("id", CASES)
+def test_a_machine_that_has_it_is_found(id: str) -> None:
+    assert id in {finding.id for finding in CASES[id].found()}, CASES[id].has
+
+
+@pytest.mark.parametrize("id", CASES)
+def test_a_machine_that_nearly_has_it_is_not(id: str) -> None:
+    assert id not in {finding.id for finding in CASES[id].silent()}, CASES[id].has

@@ -9,7 +9,7 @@ from homenode.plan.pipeline import plan_file
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.command_line import homenode
-from tests.plan.test_twice import document
+from tests.plan.test_properties import document
 
 TWO_NODES = """name = "two"
 packages = 2

@@ -1,4 +1,4 @@
-"""The table of mapped elements: each row is read and written as it says, and nothing else is."""
+"""Each row of the table of mapped elements is read and written as it says, whatever the print."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.vm.domain.codec import ROWS, STEPS, ElementRow
 from homenode.vm.domain.document import Document, Element
+from homenode.vm.domain.merge import same_definition
 from homenode.vm.domain.read import open_domain, read_running_domain, read_vm, vm_of
 from homenode.vm.model import GuestAddress, GuestCache, Vm
 from homenode.vm.plan import Aperture, Plan, with_vm
@@ -249,3 +250,32 @@ def test_a_second_one_of_what_a_domain_has_once_is_refused(row: ElementRow) -> N
         twice = f"<{parent}>{twice}</{parent}>"
     with pytest.raises(HomenodeError, match=f"expected one <{name}>"):
         open_domain(f"<domain type='kvm'>{twice}</domain>".encode(), "it")
+
+
+DOMAIN = b"""<domain type='kvm'>
+  <name>a</name>
+  <devices>
+    <controller type='usb' index='0'/>
+    <disk device='disk'><target dev='vda'/></disk>
+    <disk device='disk'><target dev='vdb'/></disk>
+    <controller type='pci' index='0'/>
+  </devices>
+</domain>
+"""
+
+
+def test_the_order_in_which_libvirt_prints_controllers_says_nothing() -> None:
+    usb = b"    <controller type='usb' index='0'/>\n"
+    moved = DOMAIN.replace(usb, b"").replace(b"  </devices>", usb + b"  </devices>")
+    assert moved != DOMAIN
+    assert same_definition(DOMAIN, moved)
+    assert same_definition(DOMAIN, DOMAIN.replace(b"type='usb' index='0'", b"index='0' type='usb'"))
+    assert same_definition(DOMAIN, DOMAIN + b"\n")
+
+
+def test_the_order_of_disks_and_every_value_do() -> None:
+    swapped = DOMAIN.replace(b"vda", b"x").replace(b"vdb", b"vda").replace(b"'x'", b"'vdb'")
+    assert not same_definition(DOMAIN, swapped)
+    assert not same_definition(DOMAIN, DOMAIN.replace(b"<name>a<", b"<name>a <"))
+    assert not same_definition(DOMAIN, DOMAIN.replace(b"index='0'/>\n  </d", b"index='1'/>\n  </d"))
+    assert not same_definition(DOMAIN, DOMAIN.replace(b"  <name>a</name>\n", b""))

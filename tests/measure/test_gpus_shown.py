@@ -29,7 +29,7 @@ from tests.measure.test_gpu_suite import NVIDIA, TWO, by_id, host_with
 from tests.measure.test_step_figures import nvbandwidth_text
 from tests.mutations import survives
 from tests.small_hosts import DeviceSpec
-from tests.tools import test_rocm_bandwidth_test as rocm
+from tests.tools import test_amd as rocm
 
 HOST = host_with(*TWO)
 FIRST, SECOND = Bdf.parse("0000:19:00.0"), Bdf.parse("0000:9b:00.0")

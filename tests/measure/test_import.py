@@ -27,10 +27,10 @@ from tests.measure.importers import test_cuda_bandwidth_test as cuda
 from tests.measure.importers import test_intel_mlc as mlc
 from tests.measure.importers import test_stream as stream
 from tests.measure.importers import test_sysbench as sysbench
+from tests.tools import test_amd as rocm
 from tests.tools import test_nccl_tests as nccl
 from tests.tools import test_numactl as numactl
 from tests.tools import test_nvbandwidth as nvbandwidth
-from tests.tools import test_rocm_bandwidth_test as rocm
 
 CHASE = "# size_bytes\tlatency_ns\n4096\t1.1\t# 4KB\n536870912\t112.4\t# 512MB\n"
 COPIES = """\

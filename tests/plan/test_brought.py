@@ -20,7 +20,7 @@ from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from homenode.vm.targets.registry import TARGETS
 from tests.command_line import homenode
-from tests.plan.test_gpus import HGX
+from tests.plan.test_many_gpus import HGX
 from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
 
 NIC = DeviceKind.NIC

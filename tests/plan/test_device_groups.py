@@ -1,13 +1,15 @@
-"""IOMMU groups that a plan passes in part: VFIO refuses those at start."""
+"""IOMMU groups that a plan passes in part, and devices of a one-node host."""
 
 import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.machine.topology import Host
+from homenode.plan.planner import plan
 from homenode.plan.search.place import place
+from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.sources import load_host
-from tests.small_hosts import small_request
+from tests.small_hosts import DeviceSpec, even_host, small_request
 
 GPU, AUDIO = Bdf.parse("01:00.0"), Bdf.parse("01:00.1")
 
@@ -67,3 +69,17 @@ def test_two_functions_of_one_group_are_one_finding() -> None:
     )
     (found,) = incomplete(joined, "01:00.0", "01:00.1")
     assert "0000:02:00.0 (ast)" in found
+
+
+def test_a_device_without_a_node_is_placed_on_a_one_node_host() -> None:
+    host = even_host(1, 1, 1, 8, 2, devices=[DeviceSpec("01:00.0", node=None)])
+    made = plan(host, small_request(4, layout="pin-numa-pci", devices=["0000:01:00.0"]))
+    assert [(device.host_node, device.cell) for device in made.vm.hostdevs] == [(0, 0)]
+    assert not [gap for gap in made.gaps if "01:00.0" in gap.subject]
+    assert made.host_fingerprint == host_fingerprint(host)
+
+
+def test_it_stays_unknown_where_there_are_two_nodes() -> None:
+    host = even_host(2, 1, 1, 8, 2, devices=[DeviceSpec("01:00.0", node=None)])
+    made = plan(host, small_request(4, layout="pin-numa-pci", devices=["0000:01:00.0"]))
+    assert [(device.host_node, device.cell) for device in made.vm.hostdevs] == [(None, None)]

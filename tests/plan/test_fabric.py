@@ -11,7 +11,7 @@ from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from tests.figures import numbers
-from tests.plan.test_gpus import HGX, buses, hgx, some
+from tests.plan.test_many_gpus import HGX, buses, hgx, some
 from tests.small_hosts import asking, pinned_domain, small_request
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -1,12 +1,29 @@
-"""Manual PU lists: the study's listings, and what its generator got wrong."""
+"""Manual PU lists, and pinning `node`."""
 
 import pytest
+from msgspec import structs
+from msgspec.structs import replace
 
+from homenode.check.domain.pins import pins_alone, pins_on_host
+from homenode.check.domain.verification import as_planned
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.plan.manual import manual_placement
+from homenode.plan.planner import plan as plan_of
+from homenode.plan.shape.assemble import assemble
+from homenode.plan.stored import domain_of_plan
+from homenode.show.explain import explain
+from homenode.show.topology_map import topology_map
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.rewrite import rewrite
+from homenode.vm.layout import PRESETS, Layout, Pinning
+from homenode.vm.model import GuestTopology
+from homenode.vm.plan import Plan
 from homenode.vm.plan_options import ManualRanges
-from tests.small_hosts import asking, small_request
+from tests.explained import explained
+from tests.figures import numbers
+from tests.guest_shapes import placed
+from tests.small_hosts import asking, even_host, small_request
 
 STUDY = ManualRanges(
     (CpuSet.parse("0-27"), CpuSet.parse("32-59")),
@@ -82,3 +99,64 @@ def test_an_emulator_on_the_vcpus_pus_is_a_finding() -> None:
 
 def test_sibling_lists_are_left_alone_by_layouts_that_hide_siblings() -> None:
     assert len(manual_placement(small_request(56, layout="pin"), STUDY).vcpu_pins) == 56
+
+
+HOST = even_host(2, vendor="GenuineIntel")
+DOCUMENT = b"""<domain type='kvm'>
+  <name>vm</name>
+  <memory unit='GiB'>4</memory>
+  <vcpu>4</vcpu>
+  <os><type arch='x86_64' machine='q35'>hvm</type></os>
+  <cpu mode='host-passthrough'/>
+  <devices/>
+</domain>
+"""
+
+
+def layout(name: str) -> Layout:
+    return structs.replace(PRESETS[name], pinning=Pinning.NODE, name="custom")
+
+
+def floating(name: str) -> Plan:
+    """Two vCPUs on each node; in a flat guest all float over both."""
+    pus = [node.pus for node in HOST.nodes]
+    both = pus[0] | pus[1]
+    pins = [both] * 4 if name == "pin" else [pus[0]] * 2 + [pus[1]] * 2
+    placement = placed((2, 2), pins=pins, bound=name != "pin")
+    return assemble(HOST, small_request(4, layout=layout(name)), placement)
+
+
+@pytest.mark.parametrize("name", ["pin", "pin-numa"])
+def test_each_vcpu_is_pinned_to_its_nodes_and_verify_agrees(name: str) -> None:
+    plan = floating(name)
+    tuned = rewrite(DOCUMENT, plan)
+    assert rewrite(tuned, plan) == tuned
+    document = open_domain(tuned, "vm.xml")
+    facts = vm_of(document)
+    assert facts.vcpu_pins == plan.vcpu_pins
+    found = [*as_planned(document, facts, plan), *pins_alone(facts), *pins_on_host(facts, HOST)]
+    assert found == []
+
+
+def test_shared_cores_are_named_with_the_published_price() -> None:
+    host = even_host(2, 1, 1, 4, 2)
+    wanted = replace(small_request(10), layout=layout("pin-numa"))
+    (said,) = (f for f in plan_of(host, wanted).findings if f.id == "vcpus-share-cores")
+    assert said.subject == "CPUs 0-15" and {8, 40, 75} <= set(numbers(said.observed))
+    few = plan_of(host, small_request(6))
+    assert "vcpus-share-cores" not in [f.id for f in few.findings]
+
+
+def test_the_plan_says_that_vcpus_move_and_the_map_draws_it() -> None:
+    plan = floating("pin-numa")
+    lines = [line for section in explained(explain(plan, HOST)) for line in section.lines]
+    assert any("may run on any CPU of its nodes" in line for line in lines)
+    assert not any("Hyper-threads kept idle" in line for line in lines)
+    assert topology_map(HOST, plan).startswith("<svg")
+
+
+def test_the_guest_has_cells_but_its_caches_stay_as_they_were() -> None:
+    plan = floating("pin-numa")
+    assert plan.vm.cpu_topology == GuestTopology(2, 1, 2, 1)
+    assert [cell.host_nodes for cell in plan.cells] == [(0,), (1,)]
+    assert domain_of_plan(plan).vcpu_pins[0] == CpuSet.parse("0-3,8-11")

@@ -1,8 +1,10 @@
-"""Rows: the figures of a report as CSV and JSON."""
+"""The figures of a report as CSV and JSON, and what a report of a thousand runs costs."""
 
 import csv
 import io
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from msgspec.structs import replace
 
 from homenode.cli import terminal
 from homenode.measure.results.model import Run
+from homenode.process import run
 from homenode.show.report.machine import StoredRun, machines_of
 from homenode.show.report.rows import COLUMNS, csv_of, rows_of
 from tests.report_runs import full_results, full_run, report
@@ -65,3 +68,17 @@ def test_rows_are_documented_field_by_field() -> None:
 
     section = read_page("docs/reference/formats/rows.md").sections()["Fields"]
     assert first_column(section) == COLUMNS
+
+
+PROGRAM = Path(__file__).parents[2] / "bench/report_speed.py"
+MOST_SECONDS, MOST_MIB = 9.0, 450
+"""5.2 s and 399 MiB here; of a processor, so that neighbours do not count."""
+
+
+@pytest.mark.lab
+def test_a_thousand_runs_take_nine_seconds_and_450_mebibytes_at_most() -> None:
+    printed = run((sys.executable, str(PROGRAM), "1000"), timeout_s=600).stdout
+    found = re.search(r"\(([\d.]+) s of a processor\), at most (\d+) MiB", printed)
+    assert found is not None, printed
+    assert float(found[1]) <= MOST_SECONDS
+    assert int(found[2]) <= MOST_MIB

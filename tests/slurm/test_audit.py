@@ -1,4 +1,4 @@
-"""Where jobs are: four layouts of the same jobs, abstract CPU ids, what is wrong with places."""
+"""The audit of jobs, and which of a job's processes count."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -18,6 +18,7 @@ from homenode.cluster.slurm.job_allocation import (
     node_machine,
 )
 from homenode.cluster.slurm.numbering import core_order
+from homenode.cluster.slurm.record import look_command, parse_look, with_tasks
 from homenode.cluster.slurm.tools.scontrol import Job, is_asked_for, parse_scontrol_jobs
 from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
 from homenode.cluster.slurm.tools.squeue import parse_squeue_jobs
@@ -328,3 +329,46 @@ def test_sockets_of_a_listing_alone_may_be_packages_or_nodes() -> None:
     assert alone.unknown is not None and "--nodes" in str(alone.remedy)
     (stated,) = owned(LAYOUTS["squeue of 24.05"]([job]), host, NodeShape(4, 8, 2, 64))
     assert audit([stated]).findings == ()
+
+
+ANSWER = """\
+task batch.100 0-3 0-1 default 90
+task batch.101 0-3 0-1 bind:0 100
+task 0.200 0-3 0-1 bind:0 150
+"""
+
+
+def findings(answer: str, unknown: bool = False) -> list[str]:
+    job = parse_scontrol_jobs(scontrol_text([Listed(7, ["n"], range(4), (0, 1))]))[0]
+    owned = allocation_on(
+        job, job.shares[0], None if unknown else node_machine(machine(TESTBED)), None
+    )
+    return [f.id for f in audit([with_tasks(owned, parse_look(answer, "job 7"))]).findings]
+
+
+def test_a_shell_that_starts_what_is_bound_does_not_count() -> None:
+    assert [task.task for task in parse_look(ANSWER, "job 7")] == ["batch.101", "0.200"]
+    assert findings(ANSWER) == []
+    assert findings(ANSWER.splitlines()[0]) == ["job-memory-open"]
+
+
+def test_a_policy_that_binds_elsewhere_is_found() -> None:
+    assert findings(ANSWER.replace("bind:0", "bind:1")) == ["job-memory-far"]
+
+
+def test_a_job_that_shows_no_process_is_judged_without_them() -> None:
+    assert findings("") == []
+    assert findings(ANSWER, unknown=True) == ["job-unjudged"]
+
+
+@pytest.mark.parametrize("line", ["srun: error", "task 0.1 0-3 0", "task 0.1 x 0-1 default 1"])
+def test_an_answer_that_is_none_is_refused_with_its_line(line: str) -> None:
+    with pytest.raises(ParseError) as caught:
+        parse_look(f"\n{line}\n", "job 7")
+    assert caught.value.line == 2
+
+
+def test_the_step_takes_nothing_of_the_job() -> None:
+    command = look_command("7", "gpu01")
+    assert command[0] == "srun" and "--overlap" in command and "--jobid=7" in command
+    assert "gpu01" not in command[-1] and "--nodelist=gpu01" in command

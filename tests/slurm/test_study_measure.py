@@ -1,4 +1,4 @@
-"""A study's job scripts, run as Slurm would: the files that they leave, and what is read from them.
+"""What a study measures, and which slow nodes it may name.
 
 Slurm's clients and nvbandwidth are stand-ins; homenode is real on a described node.
 """
@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.slurm.options import StudyOptions
-from homenode.cluster.slurm.study.evidence import StudySources, parse_record
+from homenode.cluster.slurm.study.evidence import StudySources, collective_of, parse_record
 from homenode.cluster.slurm.study.experiments import Experiment, Mode, Study
 from homenode.cluster.slurm.study.folder import read_study
 from homenode.cluster.slurm.study.locality import CGROUP, VISIBLE, parse_gpus
+from homenode.cluster.slurm.study.maps import StudyMatrix, slow_copies
 from homenode.cluster.slurm.study.report import study_report
 from homenode.cluster.slurm.study.scripts import script_of
 from homenode.measure.results.model import Origin
@@ -176,3 +177,43 @@ def test_jobs_wait_for_each_other_before_they_measure(
     # One that comes later does not count one that went on without it.
     left = meeting.with_name(f"meeting-5.{restart}")
     assert (left / "0.gone").exists() is (expected[0] == "1")
+
+
+def on_nodes(figures: dict[str, list[float]]) -> list[StudyMatrix]:
+    return [
+        StudyMatrix(
+            node=node,
+            metric="h2d-bandwidth",
+            rows=(0,),
+            columns=("a", "b", "c", "d"),
+            cells=(tuple(of),),
+            homes=(0,) * 4,
+            homes_measured=False,
+        )
+        for node, of in figures.items()
+    ]
+
+
+def test_slow_nodes_are_named_with_their_slowest_place() -> None:
+    of_nodes = {
+        "n1": [50.0, 50.0, 50.0, 50.0],
+        "n2": [50.0, 30.0, 49.0, 50.0],
+        "n3": [40.0, 38.0, 40.0, 46.0],
+        "n4": [51.0, 50.0, 50.0, 50.0],
+    }
+    found = {one.node: one.part for one in slow_copies(on_nodes(of_nodes))}
+    assert found == {"n2": "b from NUMA node 0", "n3": "a from NUMA node 0 and 2 more"}
+    assert slow_copies(on_nodes({"n1": [50] * 4, "n2": [10] * 4})) == ()
+
+
+def test_of_two_nodes_that_have_a_gpu_nothing_says_which_is_slow() -> None:
+    three = on_nodes({"n1": [50.0] * 4, "n2": [50.0] * 4, "n3": [50.0] * 4})
+    fewer = replace(three[0], node="n3", columns=("a",), cells=((50.0,),), homes=(0,))
+    slow = replace(three[1], cells=((50.0, 30.0, 50.0, 50.0),))
+    assert slow_copies((three[0], slow, fewer)) == ()
+
+
+def test_an_all_reduce_that_failed_is_a_gap() -> None:
+    found = collective_of({"node-a.txt": "srun: error\n", "node-a.err": "exit status 1\n"})
+    assert found.nodes == ()
+    assert len(found.gaps) == 2

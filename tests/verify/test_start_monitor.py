@@ -1,4 +1,4 @@
-"""What QEMU's monitor says of a paused VM, compared with what was planned."""
+"""A paused start: its files, and what QEMU's monitor says against the plan."""
 
 import json
 
@@ -6,11 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.check.verify.start import MonitorView, read_view, view_findings
+from homenode.check.verify.start import MonitorView, made_files, read_view, view_findings
 from homenode.errors import ParseError
 from homenode.findings import Finding
 from homenode.machine.pci import PciBar
 from homenode.units import GIB, MIB
+from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.read import read_vm
 from homenode.vm.sources import load_host
 
@@ -90,3 +91,36 @@ def test_what_differs_is_named(seen: MonitorView, named: tuple[str, str]) -> Non
 def test_an_answer_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ParseError):
         read_view(dict.fromkeys(("query-status", "query-memdev", "query-cpus-fast"), text), "")
+
+
+DOMAIN = """<domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>{}<devices>{}</devices>
+<qemu:commandline>{}</qemu:commandline></domain>"""
+
+
+def arguments(*words: str) -> str:
+    return "".join(f"<qemu:arg value='{word}'/>" for word in words)
+
+
+@pytest.mark.parametrize(
+    ("os", "devices", "more", "files"),
+    [
+        ("<os><nvram>/n</nvram></os>", "", "", [("/n", False)]),
+        ("<os><nvram type='file'><source file='/n'/></nvram></os>", "", "", [("/n", False)]),
+        ("<os><nvram type='network'/></os>", "", "", []),
+        ("", "<serial type='file'><source path='/s'/></serial>", "", [("/s", True)]),
+        ("", "<serial type='file'><source path='/s' append='on'/></serial>", "", [("/s", False)]),
+        ("", "<serial type='dev'><source path='/dev/ttyS0'/></serial>", "", []),
+        ("", "<serial type='pty'><log file='/l' append='on'/></serial>", "", [("/l", False)]),
+        ("", "<graphics><listen type='socket' socket='/g'/></graphics>", "", [("/g", True)]),
+        ("", "<audio type='file' path='/a'/>", "", [("/a", True)]),
+        ("", "", arguments("-pidfile", "/p"), [("/p", True)]),
+        ("", "", arguments("-chardev", "file,id=c,path=/c,append=on"), [("/c", False)]),
+        ("", "", arguments("-serial", "file:/f"), [("/f", True)]),
+        ("", "", arguments("-gdb", "tcp::1234"), []),
+    ],
+)
+def test_files_that_a_start_makes_are_those_that_the_document_names(
+    os: str, devices: str, more: str, files: list[tuple[str, bool]]
+) -> None:
+    document = parse_document(DOMAIN.format(os, devices, more).encode(), "vm.xml")
+    assert [(file.path, file.is_emptied) for file in made_files(document)] == files

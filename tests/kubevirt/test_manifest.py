@@ -8,14 +8,12 @@ import pytest
 from homenode.cluster.kubevirt.manifest_options import HookVersion, ManifestOptions
 from homenode.cluster.kubevirt.manifests import (
     GATES,
-    gate_patch,
     guest_job,
     hook_annotation,
     hook_configmap,
     hyperconverged_patch,
     manifests,
     next_steps,
-    permitted_devices,
     results_claim,
     virtual_machine,
 )
@@ -47,11 +45,11 @@ def test_a_vm_of_two_packages_has_two_sockets_and_no_room_for_more(
     assert cpu["maxSockets"] == cpu["sockets"]
 
 
-def test_the_gates_are_added_to_those_that_there_are() -> None:
-    assert {patch["value"] for patch in gate_patch()} == set(GATES)
-    assert all(patch["op"] == "add" and patch["path"].endswith("/-") for patch in gate_patch())
+def test_the_operator_s_annotation_adds_to_the_gates_that_there_are() -> None:
     annotations = hyperconverged_patch()["metadata"]["annotations"]
-    assert json.loads(annotations["kubevirt.kubevirt.io/jsonpatch"]) == gate_patch()
+    patch = json.loads(annotations["kubevirt.kubevirt.io/jsonpatch"])
+    assert [step["value"] for step in patch] == list(GATES)
+    assert all(step["op"] == "add" and step["path"].endswith("/-") for step in patch)
 
 
 def test_the_sidecars_image_is_kubevirts_with_the_hook_in_it() -> None:
@@ -98,17 +96,17 @@ def test_every_step_names_a_file_that_is_written_from_where_the_command_was_run(
         named = {
             name for name in manifests(options) if any(f"my cluster/{name}" in s for s in steps)
         }
-        assert {"kubevirt-gates.json", "permitted-devices.yaml", "vm.yaml"} <= named
+        assert {"kubevirt-gates.tpl", "permitted-devices.tpl", "vm.yaml"} <= named
         assert "vm-hook.yaml" in named, "a VM that exists"
         assert any("kubectl logs" in step and "-n " in step for step in steps)
-        assert ("native-gate.json" in named) == (options.kubevirt == "v1.9.0")
+        assert ("native-gates.tpl" in named) == (options.kubevirt == "v1.9.0")
 
 
 def test_a_gpu_of_another_kind_needs_its_own_pci_id() -> None:
     with pytest.raises(UsageError, match="missing option --gpu-id"):
         manifests(ManifestOptions(gpu="nvidia.com/GH100"))
     files = manifests(ManifestOptions(gpu="nvidia.com/GH100", gpu_id="10de:2330"))
-    assert "10DE:2330" in files["permitted-devices.yaml"]
+    assert "10DE:2330" in files["permitted-devices.tpl"]
 
 
 @pytest.mark.parametrize("options", [{"gpus": 0}, {"vcpus": -1}, {"memory_gib": 1 << 40}])
@@ -132,7 +130,6 @@ def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
             "vm.yaml": [virtual_machine(options)],
             "bench-guest.yaml": [claim, guest_job(options)],
             "hyperconverged-gates.yaml": [hyperconverged_patch()],
-            "permitted-devices.yaml": [permitted_devices(options)],
         }
         for name, documents in expected.items():
             assert list(yaml.safe_load_all(files[name])) == documents

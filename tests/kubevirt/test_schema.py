@@ -16,7 +16,6 @@ from homenode.cluster.kubevirt.manifest_options import ManifestOptions
 from homenode.cluster.kubevirt.manifests import (
     GATES,
     GUEST_SCRIPT,
-    gate_patch,
     manifests,
     virtual_machine,
 )
@@ -66,23 +65,32 @@ def test_the_schema_finds_misspelt_fields_wrong_types_and_missing_ones() -> None
     assert any("guestmappingPassthrough" in error for error in found)
 
 
-def test_the_gates_patch_makes_a_kubevirt_cr_that_the_schema_takes() -> None:
-    gates = ["Root"]
+@pytest.mark.parametrize("before", [{}, {"developerConfiguration": {"featureGates": ["Root"]}}])
+def test_the_templates_make_patches_of_a_cr_that_the_schema_takes(
+    before: dict[str, Any], tmp_path: Path
+) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl here")
     cr = {
         "apiVersion": "kubevirt.io/v1",
         "kind": "KubeVirt",
-        "metadata": {"name": "kubevirt"},
-        "spec": {"configuration": {"developerConfiguration": {"featureGates": gates}}},
+        "metadata": {"name": "kubevirt", "resourceVersion": "7"},
+        "spec": {"configuration": before},
     }
-    for step in gate_patch():
-        at: Any = cr
-        *path, last = step["path"].split("/")[1:]
-        for name in path:
-            at = at[name]
-        assert (step["op"], last, at is gates) == ("add", "-", True)
-        at.append(step["value"])
-    assert gates == ["Root", *GATES]
-    assert errors("V1KubeVirt", cr) == []
+    (tmp_path / "cr.json").write_text(json.dumps(cr))
+    patches = {}
+    for name, text in manifests(ManifestOptions(kubevirt="v1.8.4")).items():
+        if name.endswith(".tpl"):
+            (tmp_path / name).write_text(text)
+            argv = ["kubectl", "annotate", "--local", "-f", f"{tmp_path}/cr.json", "a=b"]
+            argv += ["-o", f"go-template-file={tmp_path}/{name}"]
+            done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+            patches[name] = json.loads(done.stdout)
+            assert errors("V1KubeVirt", cr | {"spec": patches[name]["spec"]}) == []
+            assert patches[name]["metadata"] == {"resourceVersion": "7"}
+    configuration = patches["kubevirt-gates.tpl"]["spec"]["configuration"]
+    listed = configuration["developerConfiguration"]["featureGates"]
+    assert listed == [*(["Root"] if before else []), *GATES]
 
 
 @pytest.mark.parametrize(

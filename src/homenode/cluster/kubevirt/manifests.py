@@ -24,7 +24,12 @@ from homenode.text import command_line
 GATES = ("Sidecar", "CPUManager")
 _DEFAULT_GPU, _DEFAULT_GPU_ID = ManifestOptions().gpu, "10DE:20B0"
 HOOK_FILE = "onDefineDomain"
-NATIVE_FILE = "native-gate.json"
+NATIVE_GATES = (NATIVE_GATE, "CPUManager")
+GATES_FILE, NATIVE_FILE, DEVICES_FILE = (
+    "kubevirt-gates.tpl",
+    "native-gates.tpl",
+    "permitted-devices.tpl",
+)
 HOOK_PATH = f"/usr/bin/{HOOK_FILE}"
 IMAGE_HOOK = """#!/usr/local/bin/python3 -I
 from homenode.cluster.kubevirt.hook import main
@@ -32,7 +37,6 @@ from homenode.cluster.kubevirt.hook import main
 main()
 """
 """The hook of the image, which has homenode."""
-_GATES_PATH = "/spec/configuration/developerConfiguration/featureGates"
 _LARGEST = 1 << 20
 _GPUS_OF_NODE = 4
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -84,12 +88,12 @@ def manifests(options: ManifestOptions) -> dict[str, str]:
         )
         files = {"Containerfile": image, HOOK_FILE: IMAGE_HOOK}
     return files | {
-        "kubevirt-gates.json": _json(gate_patch()),
+        GATES_FILE: _gates_template(GATES),
         "hyperconverged-gates.yaml": yaml_text(hyperconverged_patch()),
-        "permitted-devices.yaml": yaml_text(permitted_devices(options)),
+        DEVICES_FILE: _devices_template(options),
         "vm.yaml": yaml_text(virtual_machine(options)),
         "vm-hook.yaml": yaml_text(hook_patch(options)),
-        **({NATIVE_FILE: _json(gate_patch((NATIVE_GATE,)))} if has_native(options) else {}),
+        **({NATIVE_FILE: _gates_template(NATIVE_GATES)} if has_native(options) else {}),
         "bench.Containerfile": _file(
             "bench.Containerfile",
             IMAGE=options.bench_image,
@@ -99,10 +103,6 @@ def manifests(options: ManifestOptions) -> dict[str, str]:
         ),
         "bench-guest.yaml": yaml_text(results_claim(options), guest_job(options)),
     }
-
-
-def _json(patch: list[dict[str, str]]) -> str:
-    return json.dumps(patch, indent=2) + "\n"
 
 
 def has_native(options: ManifestOptions) -> bool:
@@ -116,11 +116,14 @@ def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str
     at = f"{directory.rstrip('/') or '/'}/"
     namespace = ("-n", options.namespace)
 
-    def patch(kind: str, file: str, *target: str) -> str:
-        words = ("kubectl", "patch", *target, "--type", kind, "--patch-file", f"{at}{file}")
-        return command_line(*words)
-
     cr = ("kubevirt", "kubevirt", "-n", "kubevirt")
+
+    def patch_cr(template: str) -> str:
+        """Lists in a CR are replaced as a whole, so the patch is made from the CR's own."""
+        made = command_line("kubectl", "get", *cr, "-o", f"go-template-file={at}{template}")
+        words = ("kubectl", "patch", *cr, "--type", "merge", "--patch-file", "/dev/stdin")
+        return f"{made} | {command_line(*words)}"
+
     image = options.image or ""
     hook = command_line(*"kubectl apply --server-side -f".split(), f"{at}hook-configmap.yaml")
     wheel: tuple[tuple[str, str], ...] = ()
@@ -129,23 +132,23 @@ def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str
         hook = f"{build} && {command_line('podman', 'push', image)}"
         wheel = (("wheel", f"put homenode's wheel and its packaging/runtime.lock into {at}"),)
     native = (
-        ("1.8 on", "either this gate, which is Alpha, without the hook and its gates:"),
-        ("", patch("json", NATIVE_FILE, *cr)),
-        ("", "or the next steps:"),
+        ("1.8 on", f"either {NATIVE_GATE} (Alpha), and no hook in the VM's annotations:"),
+        ("", patch_cr(NATIVE_FILE)),
+        ("", "or the gates and the hook:"),
     )
-    vm = command_line("kubectl", "apply", "-f", f"{at}vm.yaml")
+    vm_hook = ("--type", "merge", "--patch-file", f"{at}vm-hook.yaml")
     logs = command_line("kubectl", "logs", *namespace, "-l", f"vm.kubevirt.io/name={options.vm}")
     return (
         *(native if has_native(options) else ()),
-        ("gates", patch("json", "kubevirt-gates.json", *cr)),
+        ("gates", patch_cr(GATES_FILE)),
         *wheel,
         ("hook", hook),
-        ("GPUs", f"{options.gpu} is allocatable (kubectl describe node), or"),
-        ("", "(in place of the list of devices that the CR has: merge yours into the file first)"),
-        ("", patch("merge", "permitted-devices.yaml", *cr)),
-        ("VM", f"{vm} && {command_line('virtctl', 'start', options.vm, *namespace)}"),
-        ("", f"its disk is the claim {options.vm}-root; for a VM that exists:"),
-        ("", patch("merge", "vm-hook.yaml", "vm", options.vm, *namespace)),
+        ("GPUs", f"where NVIDIA's operator announces {options.gpu}, set $external in the file:"),
+        ("", patch_cr(DEVICES_FILE)),
+        # virtctl start would be refused: with RerunOnFailure the VM starts at once.
+        ("VM", command_line("kubectl", "apply", "-f", f"{at}vm.yaml")),
+        ("", f"it starts from the claim {options.vm}-root; for a VM that runs already:"),
+        ("", command_line("kubectl", "patch", "vm", options.vm, *namespace, *vm_hook)),
         ("", command_line("virtctl", "restart", options.vm, *namespace)),
         # Events only say that the VM could not be defined.
         ("log", f"{logs} -c hook-sidecar-0"),
@@ -194,29 +197,24 @@ def hook_configmap(options: ManifestOptions) -> dict[str, Any]:
     }
 
 
-def permitted_devices(options: ManifestOptions) -> dict[str, Any]:
-    """The part of a KubeVirt CR that lets VMs have the GPU."""
-    device = {
-        "pciVendorSelector": (options.gpu_id or _DEFAULT_GPU_ID).upper(),
-        "resourceName": options.gpu,
-        # Where a device plugin of the vendor's announces the resource, KubeVirt must not.
-        "externalResourceProvider": False,
-    }
-    return {"spec": {"configuration": {"permittedHostDevices": {"pciHostDevices": [device]}}}}
+def _devices_template(options: ManifestOptions) -> str:
+    gpu_id = options.gpu_id or _DEFAULT_GPU_ID
+    return _file(DEVICES_FILE, GPU=options.gpu, UPPER=gpu_id.upper(), LOWER=gpu_id.lower())
 
 
-def gate_patch(gates: tuple[str, ...] = GATES) -> list[dict[str, str]]:
-    """A JSON patch that adds to the gates of a KubeVirt CR and keeps those that are there."""
-    return [{"op": "add", "path": f"{_GATES_PATH}/-", "value": gate} for gate in gates]
+def _gates_template(gates: tuple[str, ...]) -> str:
+    quoted = [json.dumps(gate) for gate in gates]
+    return _file("gates.tpl", WORDS=" ".join(quoted), LIST=", ".join(quoted))
 
 
-def hyperconverged_patch(gates: tuple[str, ...] = GATES) -> dict[str, Any]:
-    """The same for clusters whose KubeVirt CR belongs to the HyperConverged operator."""
-    return {
-        "metadata": {
-            "annotations": {"kubevirt.kubevirt.io/jsonpatch": json.dumps(gate_patch(gates))}
-        }
-    }
+def hyperconverged_patch() -> dict[str, Any]:
+    """A merge patch for clusters whose KubeVirt CR belongs to the HyperConverged operator.
+
+    Its annotation is a JSON patch, which adds to the gates that the operator sets.
+    """
+    path = "/spec/configuration/developerConfiguration/featureGates/-"
+    patch = [{"op": "add", "path": path, "value": gate} for gate in GATES]
+    return {"metadata": {"annotations": {"kubevirt.kubevirt.io/jsonpatch": json.dumps(patch)}}}
 
 
 def virtual_machine(options: ManifestOptions) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import tarfile
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -211,11 +212,13 @@ def test_gpus_of_another_driver_are_not_seen_and_have_no_links() -> None:
 
 
 def test_rocm_smi_tells_xgmi_between_physical_functions_only() -> None:
-    output = render(load_shipped("mi350x-epyc9575f")).command_output("rocm-smi-topo")
+    output = render(load_shipped("mi350x-epyc9575f")).command_output("rocm-smi-json")
     topology = amd_smi.parse_rocm_topology(output or "")
-    assert len(topology.gpus) == 8
-    assert topology.links[0] == (None, *["XGMI"] * 7)
-    assert [node for _, node in topology.node_of_gpu] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert len(topology.bdf_of_gpu) == 8
+    assert [(link.a, link.b, link.kind) for link in topology.links] == [
+        (a, b, "XGMI") for a, b in combinations(range(8), 2)
+    ]
+    assert list(topology.node_of_gpu.values()) == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_versions_are_those_that_the_file_names() -> None:

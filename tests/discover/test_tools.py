@@ -27,12 +27,6 @@ MATRIX = (
     "GPU0\t X \tNV18\t0-1,4-5\t0\tN/A\n"
     "GPU1\tNV18\t X \t2-3,6-7\t1\tN/A\n"
 )
-XGMI = (
-    "=== Hops between two GPUs ===\n       GPU0   GPU1\nGPU0   0      1\nGPU1   1      0\n"
-    "=== Link Type between two GPUs ===\n       GPU0   GPU1\nGPU0   0      XGMI\n"
-    "GPU1   XGMI   0\n"
-    "=== Numa Nodes ===\nGPU[0] : (Topology) Numa Node: 0\nGPU[1] : (Topology) Numa Node: 1\n"
-)
 CAPABILITIES = """
 <capabilities><host><topology><cells num='2'>
 <cell id='0'><memory unit='KiB'>1024</memory>
@@ -113,19 +107,6 @@ def test_a_grace_hopper_gpu_has_a_c2c_link_to_its_cpus_node() -> None:
         "</nvidia_smi_log>"
     )
     assert _host(files, nvidia_smi_query=off).links == ()
-
-
-def test_xgmi_links_are_those_one_hop_long() -> None:
-    assert _host(TWO_AMD, rocm_smi_topo=XGMI).links == (DeviceLink(LinkKind.XGMI, FIRST, SECOND),)
-    far = XGMI.replace("0      1", "0      2").replace("1      0\n=", "2      0\n=")
-    assert _host(TWO_AMD, rocm_smi_topo=far).links == ()
-
-
-def test_gpus_that_rocm_smi_orders_otherwise_get_no_links() -> None:
-    swapped = XGMI.replace("GPU[0] : (Topology) Numa Node: 0", "GPU[0] : (Topology) Numa Node: 1")
-    host = _host(TWO_AMD, rocm_smi_topo=swapped)
-    assert host.links == ()
-    assert "its order is not that of the addresses" in _reasons(host)["xGMI links"]
 
 
 def test_versions_are_those_of_the_running_daemon() -> None:

@@ -5,14 +5,16 @@ Source: Documentation/ABI/testing/sysfs-bus-pci, Documentation/PCI/sysfs-pci.rst
 What tools would print on a host: names of devices, links between GPUs, versions.
 
 Source: lspci -D -nn of pciutils 3.9, first lines alone; nvidia-smi -q -x of driver 580, topo -m of
-driver 560 (a public 4x GH200 listing); rocm-smi --showtopo of ROCm 6; virsh version of libvirt 10;
-qemu --version of QEMU 8. nvidia-smi and rocm-smi number GPUs by their addresses, ascending.
+driver 560 (a public 4x GH200 listing); rocm-smi --showbus --showtopo --json of ROCm 6; virsh
+version of libvirt 10; qemu --version of QEMU 8. nvidia-smi and rocm-smi
+number GPUs by their addresses, ascending.
 """
 
+import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from itertools import takewhile
+from itertools import combinations, takewhile
 
 from msgspec import Struct
 
@@ -281,8 +283,6 @@ _CLASS_NAMES = {
     0x0680: "Bridge",
     0x1200: "Processing accelerators",
 }
-_ROCM_WIDTH = 90
-_ROCM_COLUMN = 13
 
 
 def render_tools(host: Host) -> dict[str, str]:
@@ -302,7 +302,7 @@ def render_tools(host: Host) -> dict[str, str]:
         outputs["nvidia-smi-topo"] = _nvidia_topology(host, nvidia)
     amd = _gpus(host, AMD)
     if amd:
-        outputs["rocm-smi-topo"] = _rocm_topology(host, amd)
+        outputs["rocm-smi-json"] = _rocm_topology(host, amd)
     libvirt, qemu = host.settings.libvirt_version, host.settings.qemu_version
     if libvirt is not None:
         version = ".".join(map(str, libvirt))
@@ -423,30 +423,17 @@ def _pcie_relation(host: Host, a: PciDevice, b: PciDevice) -> str:
 
 def _rocm_topology(host: Host, gpus: Sequence[PciDevice]) -> str:
     linked = _counts(host, LinkKind.XGMI)
-    names = [f"GPU{i}" for i in range(len(gpus))]
-    tables = (
-        ("Weight between two GPUs", "15", "72"),
-        ("Hops between two GPUs", "1", "2"),
-        ("Link Type between two GPUs", "XGMI", "PCIE"),
-    )
-    lines = [" ROCm System Management Interface ".center(_ROCM_WIDTH, "=")]
-    for title, xgmi, pcie in tables:
-        lines += [f" {title} ".center(_ROCM_WIDTH, "="), _rocm_row("", names)]
-        for name, gpu in zip(names, gpus, strict=True):
-            cells = []
-            for other in gpus:
-                joined = frozenset((gpu.bdf, other.bdf)) in linked
-                cells.append("0" if gpu is other else xgmi if joined else pcie)
-            lines.append(_rocm_row(name, cells))
-        lines.append("")
-    lines.append(" Numa Nodes ".center(_ROCM_WIDTH, "="))
-    for i, gpu in enumerate(gpus):
-        node = -1 if gpu.node is None else gpu.node
-        lines.append(f"GPU[{i}]\t\t: (Topology) Numa Node: {node}")
-        lines.append(f"GPU[{i}]\t\t: (Topology) Numa Affinity: {node}")
-    lines.append(" End of ROCm SMI Log ".center(_ROCM_WIDTH, "="))
-    return "\n".join(lines) + "\n"
-
-
-def _rocm_row(name: str, cells: Sequence[str]) -> str:
-    return f"{name:<7}" + "".join(f"{cell:<{_ROCM_COLUMN}}" for cell in cells)
+    document: dict[str, dict[str, str]] = {
+        f"card{i}": {
+            "PCI Bus": str(gpu.bdf).upper(),
+            "(Topology) Numa Node": str(-1 if gpu.node is None else gpu.node),
+        }
+        for i, gpu in enumerate(gpus)
+    }
+    system = document["system"] = {}
+    for (a, gpu), (b, other) in combinations(enumerate(gpus), 2):
+        joined = frozenset((gpu.bdf, other.bdf)) in linked
+        pair = f"between DRM devices {a} and {b}"
+        system[f"(Topology) Hops {pair}"] = "1" if joined else "2"
+        system[f"(Topology) Link type {pair}"] = "XGMI" if joined else "PCIE"
+    return json.dumps(document) + "\n"

@@ -202,7 +202,7 @@ def test_a_live_capture_runs_the_tools_and_says_which_failed(tmp_path: Path, too
     captured = capture_host()
     left_out = dict(captured.manifest.left_out)
     assert left_out["nvidia-smi-topo"] == "nvidia-smi: exit status 9: no driver"
-    assert left_out["rocm-smi-topo"] == "rocm-smi: killed by SIGKILL"
+    assert left_out["rocm-smi-json"] == "rocm-smi: killed by SIGKILL"
     host = opened(captured, tmp_path)
     domains = host.command_output("virsh-domains") or ""
     assert domains.count("<domain ") == 2 and "vm-2" in domains and "11-22" not in domains
@@ -312,7 +312,7 @@ def test_a_capture_over_ssh_is_redacted_here(tmp_path: Path, tools: Path) -> Non
     assert b"gpu7" not in content and b"jdoe" not in content and b"11-22" not in content
     assert (host.command_output("virsh-domains") or "").count("<domain ") == 2
     assert host.command_output("nvidia-smi-topo") is None
-    assert host.command_output("rocm-smi-topo") is None
+    assert host.command_output("rocm-smi-json") is None
 
 
 def test_a_login_banner_does_not_harm(tmp_path: Path, tools: Path) -> None:

@@ -10,6 +10,7 @@ from homenode.errors import ParseError
 from homenode.machine.discover import discover
 from homenode.machine.pci import DeviceLink, LinkKind
 from homenode.machine.tools import amd_smi
+from homenode.machine.tools.amd_smi import AmdLink
 from homenode.machine.tools.rocm_bandwidth_test import parse
 from homenode.machine.topology import Host
 from tests.mutations import MUTATIONS, survives
@@ -40,15 +41,6 @@ AMD: list[dict[str, Any]] = [
     }
     for i, row in enumerate(KINDS)
 ]
-OLD_AMD = [
-    {
-        "gpu": i,
-        "weight": {f"gpu_{j}": 15 for j in range(3)},
-        "hops": {f"gpu_{j}": 1 if kind == "XGMI" else 2 for j, kind in enumerate(row)},
-        "link_type": {f"gpu_{j}": kind for j, kind in enumerate(row)},
-    }
-    for i, row in enumerate(KINDS)
-]
 _PAIRS = {(0, 1): ("PCIE", "2"), (0, 2): ("XGMI", "1"), (1, 2): ("XGMI", "1")}
 ROCM: dict[str, dict[str, str]] = {
     **{
@@ -66,14 +58,14 @@ ROCM: dict[str, dict[str, str]] = {
         },
     },
 }
-LINKS = ((None, "PCIE", "XGMI"), ("PCIE", None, "XGMI"), ("XGMI", "XGMI", None))
+LINKS = (AmdLink(0, 1, "PCIE", 2), AmdLink(0, 2, "XGMI", 1), AmdLink(1, 2, "XGMI", 1))
 
 
 def test_amd_smi_tells_links_by_address() -> None:
     topology = amd_smi.parse_topology(json.dumps(AMD, indent=4))
-    assert topology.links == LINKS
-    assert topology.hops[0][1:] == (2, 1)
-    assert topology.bdf_of_gpu == ((0, A), (1, B), (2, C))
+    turned = (AmdLink(link.b, link.a, link.kind, link.hops) for link in LINKS)
+    assert topology.links == tuple(sorted([*LINKS, *turned]))
+    assert topology.bdf_of_gpu == {0: A, 1: B, 2: C}
 
 
 @pytest.mark.parametrize(
@@ -89,19 +81,13 @@ def test_amd_smi_is_read_as_its_releases_print_it(text: str) -> None:
     assert amd_smi.parse_topology(text) == amd_smi.parse_topology(json.dumps(AMD))
 
 
-def test_releases_of_amd_smi_without_addresses_are_read() -> None:
-    topology = amd_smi.parse_topology(json.dumps(OLD_AMD, indent=4))
-    assert (topology.links, topology.bdf_of_gpu) == (LINKS, ())
-
-
 @pytest.mark.parametrize("lower", [False, True])
 def test_rocm_smi_tells_each_pair_once(lower: bool) -> None:
     text = json.dumps(ROCM)
-    topology = amd_smi.parse_rocm_json(text.lower().replace("xgmi", "XGMI") if lower else text)
+    topology = amd_smi.parse_rocm_topology(text.lower() if lower else text)
     assert topology.links == LINKS
-    assert topology.hops == ((0, 2, 1), (2, 0, 1), (1, 1, 0))
-    assert topology.bdf_of_gpu == ((0, A), (1, B), (2, C))
-    assert topology.node_of_gpu == ((0, 0), (1, 0), (2, 1))
+    assert topology.bdf_of_gpu == {0: A, 1: B, 2: C}
+    assert topology.node_of_gpu == {0: 0, 1: 0, 2: 1}
 
 
 @pytest.mark.parametrize(
@@ -115,6 +101,7 @@ def test_rocm_smi_tells_each_pair_once(lower: bool) -> None:
         '[{"gpu": -1}]',
         '[{"gpu": 0}, {"gpu": 0}]',
         '[{"gpu": 0, "bdf": "x"}]',
+        '[{"gpu": 0, "link_type": {"gpu_1": "XGMI"}}]',
         "[{",
         '{"gpu_data": 3}',
     ],
@@ -124,13 +111,12 @@ def test_what_is_no_topology_is_refused(text: str) -> None:
         amd_smi.parse_topology(text)
     if "gpu" not in text:
         with pytest.raises(ParseError):
-            amd_smi.parse_rocm_json(text)
+            amd_smi.parse_rocm_topology(text)
 
 
 def test_damaged_outputs_are_read_or_refused() -> None:
     survives(amd_smi.parse_topology, json.dumps(AMD, indent=1))
-    survives(amd_smi.parse_topology, json.dumps(OLD_AMD, indent=1))
-    survives(amd_smi.parse_rocm_json, json.dumps(ROCM, indent=1))
+    survives(amd_smi.parse_rocm_topology, json.dumps(ROCM, indent=1))
 
 
 def _host(**outputs: str) -> Host:
@@ -165,10 +151,9 @@ def _renumbered() -> str:
     "outputs",
     [
         {"amd_smi_topology": json.dumps(AMD)},
-        {"amd_smi_topology": json.dumps(OLD_AMD)},
         {"amd_smi_topology": _renumbered()},
         {"rocm_smi_json": json.dumps(ROCM)},
-        {"amd_smi_topology": json.dumps(AMD), "rocm_smi_json": "{}", "rocm_smi_topo": "broken"},
+        {"amd_smi_topology": json.dumps(AMD), "rocm_smi_json": "{}"},
     ],
 )
 def test_links_come_from_the_tool_that_tells_them(outputs: dict[str, str]) -> None:
@@ -189,6 +174,18 @@ def test_a_node_that_differs_from_sysfs_is_a_gap_and_keeps_the_links() -> None:
     host = _host(rocm_smi_json=json.dumps(other))
     assert host.links == EXPECTED
     assert f"node of {C}" in {gap.subject for gap in host.gaps}
+
+
+def test_gpus_of_another_machine_give_no_links() -> None:
+    other = json.dumps(AMD).replace("0000:", "0001:")
+    host = _host(amd_smi_topology=other)
+    assert host.links == ()
+    assert "none of the GPUs" in {gap.subject: gap.reason for gap in host.gaps}["xGMI links"]
+
+
+def test_xgmi_links_are_those_one_hop_long() -> None:
+    far = json.dumps(AMD).replace('"num_hops": 1', '"num_hops": 3')
+    assert _host(amd_smi_topology=far).links == ()
 
 
 def test_partitions_of_one_gpu_have_no_link_to_each_other() -> None:

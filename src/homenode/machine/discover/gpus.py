@@ -1,8 +1,8 @@
 """GPUs: links between them, and what each is divided into, from sysfs and the vendors' tools.
 
-`nvidia-smi -q -x`, `amd-smi topology --json` and rocm-smi's JSON print the address of each number.
-Without them GPUs are taken to be numbered in the order of their addresses, over those that the
-driver has; where the counts or the nodes differ, no link is guessed.
+`nvidia-smi -q -x` and AMD's tools print the address of each number. Without it NVIDIA's GPUs are
+taken to be numbered in the order of their addresses, over those that the driver has; where the
+counts differ, no link is guessed.
 
 Where a part can be known from several sources, sysfs decides what is there and the vendor's tool
 what it is called. A virtual function that could carry a vGPU and carries none is no part: nothing
@@ -39,7 +39,7 @@ from homenode.machine.pci import (
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools import amd_smi, nvidia_smi
-from homenode.machine.tools.amd_smi import RocmTopology
+from homenode.machine.tools.amd_smi import AmdTopology
 from homenode.machine.tools.nvidia_smi import NvidiaGpu
 from homenode.text import plural
 from homenode.units import MIB
@@ -141,14 +141,9 @@ def _order_gpus(
     by_bdf = {gpu.bdf: gpu for gpu in gpus}
     if driver_gpus:
         return [by_bdf[bdf] for bdf in driver_gpus if bdf in by_bdf]
+    # Those bound to vfio-pci are not there, unless the parts of a snapshot are of different times.
     count = sum(device.name.startswith("GPU") for device in matrix.devices)
-    return _with_driver(gpus, "nvidia", count)
-
-
-def _with_driver(gpus: list[PciDevice], driver: str, count: int) -> list[PciDevice]:
-    """The GPUs that a tool sees, which are not those bound to vfio-pci; all of them where only
-    that fits, as in a snapshot whose parts were taken at different times."""
-    bound = [gpu for gpu in gpus if gpu.driver in (None, driver)]
+    bound = [gpu for gpu in gpus if gpu.driver in (None, "nvidia")]
     return bound if len(bound) == count or len(gpus) != count else gpus
 
 
@@ -201,10 +196,9 @@ def _nodes_of_rows(
 
 _AMD_TOOLS = (
     ("amd-smi-topology", amd_smi.parse_topology),
-    ("rocm-smi-json", amd_smi.parse_rocm_json),
-    ("rocm-smi-topo", amd_smi.parse_rocm_topology),
+    ("rocm-smi-json", amd_smi.parse_rocm_topology),
 )
-"""In the order of trust: those that print addresses first."""
+"""In the order of trust."""
 
 
 def _amd_links(
@@ -214,7 +208,7 @@ def _amd_links(
     locality: Locality,
     gaps: list[Gap],
 ) -> list[DeviceLink]:
-    """The xGMI links by the first tool that gives any; what the others lack is no gap then."""
+    """The xGMI links by the first tool that gives any; its nodes go to node_of_gpu."""
     failures: list[Gap] = []
     for command, parse in _AMD_TOOLS:
         text = snapshot.command_output(command)
@@ -225,18 +219,29 @@ def _amd_links(
         except ParseError as error:
             failures.append(Gap("xGMI links", str(error)))
             continue
-        if len(topology.gpus) > 1 and not any(cell for row in topology.links for cell in row):
+        if len(topology.bdf_of_gpu) > 1 and not topology.links:
             continue
         tool = COMMAND_OF_NAME[command].spellings[0][0]
-        links = _xgmi(topology, gpus, tool, failures)
-        if links is not None:
-            gpu_of_number = _amd_numbers(topology, gpus) or {}
-            for number, listed in topology.node_of_gpu:
-                gpu, node = gpu_of_number.get(number), locality.node_listed((listed,), None)
-                if gpu is not None and gpu.node is None and node is not None:
-                    node_of_gpu[gpu.bdf] = StatedNode(node, tool)
-            gaps += failures
-            return links
+        gpu_of_number = _amd_gpus(topology, gpus)
+        if not gpu_of_number:
+            failures.append(Gap("xGMI links", f"{tool} has none of the GPUs of the PCI tree"))
+            continue
+        gaps += failures
+        for number, listed in topology.node_of_gpu.items():
+            gpu, node = gpu_of_number.get(number), locality.node_listed((listed,), None)
+            if gpu is not None and gpu.node is None and node is not None:
+                node_of_gpu[gpu.bdf] = StatedNode(node, tool)
+            elif gpu is not None and gpu.node not in (None, listed):
+                reason = f"{tool} says {listed}, sysfs says {gpu.node}; used sysfs"
+                gaps.append(Gap(f"node of {gpu.bdf}", reason))
+        pairs = {
+            tuple(sorted((gpu_of_number[link.a].bdf, gpu_of_number[link.b].bdf)))
+            for link in topology.links
+            if link.kind == "XGMI" and link.hops in (1, None)
+            if link.a in gpu_of_number and link.b in gpu_of_number
+        }
+        # Partitions of one GPU have its address, and no link to each other.
+        return [DeviceLink(LinkKind.XGMI, a, b) for a, b in sorted(pairs) if a != b]
     if not failures and len(gpus) > 1:
         reason = "neither amd-smi topology nor rocm-smi --showtopo was there, or they failed"
         failures = [Gap("xGMI links", reason)]
@@ -244,51 +249,14 @@ def _amd_links(
     return []
 
 
-def _xgmi(
-    topology: RocmTopology, gpus: list[PciDevice], tool: str, gaps: list[Gap]
-) -> list[DeviceLink] | None:
-    """The links of a tool's tables; None with a gap where its numbers cannot be distinguished."""
-    gpu_of_number = _amd_numbers(topology, gpus)
-    if gpu_of_number is None:
-        reason = f"{tool} has {plural(len(topology.gpus), 'GPU')}, the PCI tree {len(gpus)}"
-        gaps.append(Gap("xGMI links", reason))
-        return None
-    for index, node in topology.node_of_gpu:
-        gpu = gpu_of_number.get(index)
-        if gpu is None or gpu.node in (None, node):
-            continue
-        reason = f"{tool} has GPU{index} on node {node}, {gpu.bdf} is on {gpu.node}"
-        if topology.bdf_of_gpu:
-            gaps.append(Gap(f"node of {gpu.bdf}", f"{reason}; used sysfs"))
-        else:
-            gaps.append(Gap("xGMI links", f"{reason}: its order is not that of the addresses"))
-            return None
-    joined = {
-        tuple(sorted((gpu_of_number[a].bdf, gpu_of_number[b].bdf)))
-        for i, (a, row) in enumerate(zip(topology.gpus, topology.links, strict=True))
-        for j, b in enumerate(topology.gpus)
-        if row[j] == "XGMI" and (not topology.hops or topology.hops[i][j] in (1, None))
-        if a in gpu_of_number and b in gpu_of_number
+def _amd_gpus(topology: AmdTopology, gpus: list[PciDevice]) -> dict[int, PciDevice]:
+    """The GPU of each number. Partitions may be functions of their own, which no PCI tree has."""
+    by_bdf = {gpu.bdf: gpu for gpu in gpus}
+    gpu_of_number = {
+        number: by_bdf.get(bdf) or by_bdf.get(Bdf(bdf.domain, bdf.bus, bdf.device, 0))
+        for number, bdf in topology.bdf_of_gpu.items()
     }
-    # Partitions of one GPU have its address, and no link to each other.
-    return [DeviceLink(LinkKind.XGMI, a, b) for a, b in sorted(joined) if a != b]
-
-
-def _amd_numbers(topology: RocmTopology, gpus: list[PciDevice]) -> dict[int, PciDevice] | None:
-    """The GPU of each number: by its address where the tool prints it, else by their order; None
-    where the counts differ. Partitions may be functions of their own, that no PCI tree has."""
-    if topology.bdf_of_gpu:
-        by_bdf = {gpu.bdf: gpu for gpu in gpus}
-        gpu_of_number = {
-            number: by_bdf.get(bdf) or by_bdf.get(Bdf(bdf.domain, bdf.bus, bdf.device, 0))
-            for number, bdf in topology.bdf_of_gpu
-        }
-        listed = {number: gpu for number, gpu in gpu_of_number.items() if gpu is not None}
-        return listed or None
-    bound = _with_driver(gpus, "amdgpu", len(topology.gpus))
-    if len(topology.gpus) != len(bound):
-        return None
-    return dict(zip(topology.gpus, bound, strict=True))
+    return {number: gpu for number, gpu in gpu_of_number.items() if gpu is not None}
 
 
 _PCI = "/sys/bus/pci/devices"
@@ -468,20 +436,18 @@ def _amd_counts(
     try:
         rows = amd_smi.parse_partitions(text)
         topology = snapshot.command_output("amd-smi-topology")
-        addresses = () if topology is None else amd_smi.parse_topology(topology).bdf_of_gpu
+        gpu_of_number = {}
+        if topology is not None:
+            gpu_of_number = _amd_gpus(amd_smi.parse_topology(topology), gpus)
     except ParseError as error:
         division.gaps.append(Gap("partitions of AMD GPUs", str(error)))
         return
-    bdfs = {gpu.bdf for gpu in gpus}
-    by_number = {
-        number: Bdf(bdf.domain, bdf.bus, bdf.device, 0) if bdf not in bdfs else bdf
-        for number, bdf in addresses
-    }
-    if not by_number and len(rows) == len(gpus):
-        by_number = {row.number: gpu.bdf for row, gpu in zip(rows, gpus, strict=True)}
+    bdfs = {number: gpu.bdf for number, gpu in gpu_of_number.items()}
+    if not bdfs and len(rows) == len(gpus):
+        bdfs = {row.number: gpu.bdf for row, gpu in zip(rows, gpus, strict=True)}
     for row in rows:
-        bdf = by_number.get(row.number)
-        if bdf not in bdfs or bdf is None:
+        bdf = bdfs.get(row.number)
+        if bdf is None:
             reason = f"amd-smi partition has GPU {row.number}, whose address is not known"
             division.gaps.append(Gap("partitions of AMD GPUs", reason))
             continue

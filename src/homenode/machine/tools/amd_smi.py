@@ -1,37 +1,20 @@
-"""rocm-smi --showtopo: hops and links between AMD GPUs, and their nodes.
+"""AMD's tools: links between GPUs, their nodes and addresses, and how each GPU is divided.
 
-    =============================== Link Type between two GPUs ===============================
-           GPU0         GPU1
-    GPU0   0            XGMI
-    GPU1   XGMI         0
-
-    ======================================= Numa Nodes =======================================
-    GPU[0]          : (Topology) Numa Node: 0
-    GPU[0]          : (Topology) Numa Affinity: 0
-
-Seen of ROCm 5.2 to 7.1. Source: rocm_smi.py of ROCm/rocm_smi_lib.
-
-rocm-smi --showbus --showtopo --json: links, nodes and addresses of AMD GPUs.
-
-    {"card0": {"PCI Bus": "0000:C1:00.0", "(Topology) Numa Node": "0"},
-     "card1": {"PCI Bus": "0000:C6:00.0", "(Topology) Numa Node": "1"},
-     "system": {"(Topology) Weight between DRM devices 0 and 1": "15",
-                "(Topology) Hops between DRM devices 0 and 1": "1",
-                "(Topology) Link type between DRM devices 0 and 1": "XGMI"}}
-
-Each pair is given once. Releases differ in capitals, and print warnings before it. Source:
-rocm_smi.py of ROCm/rocm_smi_lib, ROCm 5.2 to 7.1.
-
-amd-smi: links between AMD GPUs, and how each is divided.
-
-`amd-smi topology --json`:
+`amd-smi topology --json`, since ROCm 6.2 with addresses:
 
     [{"gpu": 0, "bdf": "0000:05:00.0",
       "links": [{"gpu": 0, "bdf": "0000:05:00.0", "link_type": "SELF", "num_hops": 0},
                 {"gpu": 1, "bdf": "0000:15:00.0", "link_type": "XGMI", "num_hops": 1}]}]
 
-Before ROCm 6.2 without addresses, each kind of figure by "gpu_0", "gpu_1". Some releases put the
-list into {"gpu_data": [...]}, and print warnings before it.
+Some releases put the list into {"gpu_data": [...]}, and print warnings before it.
+
+`rocm-smi --showbus --showtopo --json`, of ROCm 5.2 to 7.1; each pair is given once, and releases
+differ in capitals:
+
+    {"card0": {"PCI Bus": "0000:C1:00.0", "(Topology) Numa Node": "0"},
+     "card1": {"PCI Bus": "0000:C6:00.0", "(Topology) Numa Node": "1"},
+     "system": {"(Topology) Hops between DRM devices 0 and 1": "1",
+                "(Topology) Link type between DRM devices 0 and 1": "XGMI"}}
 
 `amd-smi partition --current --json`:
 
@@ -44,8 +27,8 @@ Each partition is a GPU of its own to the tool: the first of each GPU gives the 
 it "N/A". Early releases give one row a GPU and the partitions as "0,1,2,3". Without root the types
 may be "N/A", and the current one may be marked "CPX*".
 
-Seen of ROCm 6.2 to 7.1. Source: CHANGELOG.md of ROCm/amdsmi (6.2: topology --json);
-amdsmi_commands.py; ROCm/legacy-rocm-build issue 4477.
+Source: CHANGELOG.md of ROCm/amdsmi (6.2: topology --json); amdsmi_commands.py;
+ROCm/legacy-rocm-build issue 4477; rocm_smi.py of ROCm/rocm_smi_lib.
 """
 
 import re
@@ -56,253 +39,111 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.indices import NodeIndex
-from homenode.machine.tools.lines import Line, Lines, first_json
+from homenode.machine.tools.lines import first_json
 
 MAX_GPUS = 512
 
-_ROCM = "rocm-smi --showtopo"
-_ROCM_GPU = re.compile(r"GPU(\d{1,4})", re.ASCII)
-_NUMA = re.compile(
-    r"GPU ?\[?(\d{1,4})\]?\s*: \(Topology\) Numa (Node|Affinity): (-?\d{1,5}|N/A)", re.ASCII
-)
-_SECTIONS = {
-    "Weight between two GPUs": "weights",
-    "Hops between two GPUs": "hops",
-    "Link Type between two GPUs": "links",
-}
-
-
-class RocmTopology(Struct, frozen=True):
-    """The GPUs of rocm-smi and the links between them."""
-
-    gpus: tuple[int, ...]  # the tool's indices (not BDFs), ascending
-    # shape (gpus, gpus), [from][to]; None where the tool says N/A; 0 on the diagonal
-    hops: tuple[tuple[int | None, ...], ...]
-    # "XGMI" or "PCIE", None on the diagonal and where unknown. Each is empty where its section is
-    # missing.
-    links: tuple[tuple[str | None, ...], ...]
-    # (GPU, node) where the tool knows one: it says -1 where it does not
-    node_of_gpu: tuple[tuple[int, NodeIndex], ...]
-    bdf_of_gpu: tuple[tuple[int, Bdf], ...] = ()  # (GPU, address), of outputs that print addresses
-
-
-def parse_rocm_topology(text: str) -> RocmTopology:
-    """The sections that we know; others are skipped, as later versions add some.
-
-    Raises ParseError where a table is not square, or two tables have different GPUs.
-    """
-    section = ""
-    columns: tuple[int, ...] = ()
-    gpus: tuple[int, ...] = ()
-    tables: dict[str, list[list[str]]] = {name: [] for name in _SECTIONS.values()}
-    nodes: dict[int, NodeIndex] = {}
-    line = Line("", 1, _ROCM)
-    for line in Lines(text, _ROCM):
-        words = line.text.split()
-        title = _title(line.text)
-        if title is not None:
-            _check_whole(section, columns, tables, line)
-            section, columns = _SECTIONS.get(title, title), ()
-        elif section in tables and not columns:
-            columns = _columns(words, line)
-            if gpus and columns != gpus:
-                raise line.error(f"GPUs as in the table above: {gpus}")
-            gpus = columns
-            tables[section].clear()
-        elif section in tables:
-            tables[section].append(_row(words, columns, len(tables[section]), line))
-        elif section == "Numa Nodes":
-            match = _NUMA.fullmatch(line.text)
-            if match is None:
-                raise line.error("GPU[0]: (Topology) Numa Node: 0")
-            if match[2] == "Node" and match[3].isdigit():
-                nodes[int(match[1])] = NodeIndex(int(match[3]))
-        elif not section:
-            raise line.error("a title between equals signs")
-    _check_whole(section, columns, tables, line)
-    if not gpus and not nodes:
-        raise ParseError(_ROCM, "a table of GPUs", text.strip()[:80])
-    return RocmTopology(
-        gpus or tuple(sorted(nodes)),
-        tuple(tuple(_number(cell) for cell in row) for row in tables["hops"]),
-        tuple(tuple(cell if cell.isalpha() else None for cell in row) for row in tables["links"]),
-        tuple(sorted(nodes.items())),
-    )
-
-
-def _columns(words: list[str], line: Line) -> tuple[int, ...]:
-    matches = [_ROCM_GPU.fullmatch(word) for word in words]
-    columns = tuple(int(gpu[1]) for gpu in matches if gpu is not None)
-    ascending = columns == tuple(sorted(set(columns)))
-    if len(columns) != len(words) or not ascending or len(columns) > MAX_GPUS:
-        raise line.error("columns GPU0 GPU1 ...")
-    return columns
-
-
-def _row(words: list[str], columns: tuple[int, ...], position: int, line: Line) -> list[str]:
-    good = position < len(columns) and words[0] == f"GPU{columns[position]}"
-    if not good or len(words) != len(columns) + 1:
-        raise line.error(f"a row of {len(columns)} values for each GPU")
-    if not all(word == "N/A" or (word.isascii() and word.isalnum()) for word in words[1:]):
-        raise line.error("numbers or kinds of link")
-    return words[1:]
-
-
-def _title(line: str) -> str | None:
-    """The words between two bars; None where there are none.
-
-    >>> _title("===== Numa Nodes ====="), _title("GPU0"), _title("====")
-    ('Numa Nodes', None, '')
-    """
-    if len(line) < 2 or not line.startswith("=") or not line.endswith("="):
-        return None
-    return line.strip("=").removeprefix(" ").removesuffix(" ")
-
-
-def _check_whole(
-    section: str, columns: tuple[int, ...], tables: dict[str, list[list[str]]], line: Line
-) -> None:
-    if section in tables and len(tables[section]) != len(columns):
-        raise line.error(f"{len(columns)} rows", f"{len(tables[section])} rows")
-
-
-_ROCM_JSON = "rocm-smi --showtopo --json"
+_TOPOLOGY = "amd-smi topology --json"
+_ROCM = "rocm-smi --showtopo --json"
+_PARTITIONS = "amd-smi partition --current --json"
 _CARD = re.compile(r"(?:card|gpu)(\d{1,4})", re.ASCII)
 _PAIR = re.compile(
-    r"\(topology\) (weight|hops|link type) between drm devices (\d{1,4}) and (\d{1,4})",
-    re.ASCII,
+    r"\(topology\) (hops|link type) between drm devices (\d{1,4}) and (\d{1,4})", re.ASCII
 )
-
-
-def parse_rocm_json(text: str) -> RocmTopology:
-    """The tables, symmetric, as of `rocm-smi --showtopo`. Other keys are skipped.
-
-    Raises ParseError where the text is no such object or holds no GPU.
-    """
-    value = first_json(text, _ROCM_JSON)
-    if not isinstance(value, dict):
-        raise ParseError(_ROCM_JSON, "a JSON object", text.strip()[:80])
-    cards: dict[int, dict[str, Any]] = {}
-    pairs: dict[tuple[str, int, int], str] = {}
-    for name, fields in value.items():
-        card = _CARD.fullmatch(name.lower())
-        if not isinstance(fields, dict):
-            continue
-        lowered = {str(key).lower(): field for key, field in fields.items()}
-        if card is not None:
-            cards[int(card[1])] = lowered
-        for key, field in lowered.items():
-            match = _PAIR.fullmatch(key)
-            if match is not None:
-                a, b = int(match[2]), int(match[3])
-                pairs[match[1], a, b] = pairs[match[1], b, a] = str(field).upper()
-    gpus = tuple(sorted({*cards, *(gpu for _, a, b in pairs for gpu in (a, b))}))
-    if not gpus or len(gpus) > MAX_GPUS:
-        expected = "cards, or links between devices" if not gpus else f"at most {MAX_GPUS} GPUs"
-        raise ParseError(_ROCM_JSON, expected, text.strip()[:80])
-
-    def table(kind: str) -> tuple[tuple[str, ...], ...]:
-        if not any(table_kind == kind for table_kind, _, _ in pairs):
-            return ()
-        return tuple(
-            tuple("0" if a == b else pairs.get((kind, a, b), "") for b in gpus) for a in gpus
-        )
-
-    return RocmTopology(
-        gpus,
-        tuple(tuple(_number(cell) for cell in row) for row in table("hops")),
-        tuple(
-            tuple(cell if cell in ("XGMI", "PCIE") else None for cell in row)
-            for row in table("link type")
-        ),
-        tuple(
-            (gpu, NodeIndex(node))
-            for gpu in sorted(cards)
-            if (node := _number(str(cards[gpu].get("(topology) numa node", "")))) is not None
-        ),
-        tuple(
-            (gpu, Bdf.parse(str(bus), _ROCM_JSON))
-            for gpu in sorted(cards)
-            if (bus := cards[gpu].get("pci bus")) not in (None, "", "N/A")
-        ),
-    )
-
-
-TOPOLOGY_COMMAND = ("amd-smi", "topology", "--json")
-
-_TOPOLOGY = "amd-smi topology --json"
-_PARTITIONS = "amd-smi partition --current --json"
+_KINDS = ("XGMI", "PCIE")
 _MOST_PARTITIONS = 16
+
+
+class AmdLink(Struct, frozen=True, order=True):
+    """How two GPUs reach each other."""
+
+    a: int  # the tool's indices (not BDFs)
+    b: int
+    kind: str  # "XGMI" or "PCIE"
+    hops: int | None
+
+
+class AmdTopology(Struct, frozen=True):
+    """The GPUs of a tool by its indices, and the links between them."""
+
+    bdf_of_gpu: dict[int, Bdf]
+    node_of_gpu: dict[int, NodeIndex]  # where the tool knows one: it says -1 where it does not
+    links: tuple[AmdLink, ...]  # ascending; a pair from either side where the tool gives both
 
 
 class AmdPartitions(Struct, frozen=True):
     """One GPU."""
 
     number: int  # the tool's, of its first partition
-    compute: str | None  # "CPX", "NPS4"; None where the tool says N/A
-    memory: str | None  # "CPX", "NPS4"; None where the tool says N/A
+    compute: str | None  # "CPX"; None where the tool says N/A
+    memory: str | None  # "NPS4"; None where the tool says N/A
     count: int  # its partitions
 
 
-def parse_topology(text: str) -> RocmTopology:
-    """The links, as of `rocm-smi --showtopo`; nodes are not in it.
+def parse_topology(text: str) -> AmdTopology:
+    """The links of `amd-smi topology`; nodes are not in it.
 
-    Raises ParseError where the text is no such list, or names a GPU twice.
+    Raises ParseError where the text is no such list, gives a GPU no address or names it twice.
     """
     value = first_json(text, _TOPOLOGY)
-    if isinstance(value, dict):
-        value = value.get("gpu_data")
-    if (
-        not isinstance(value, list)
-        or not value
-        or not all(isinstance(entry, dict) for entry in value)
-    ):
-        raise ParseError(_TOPOLOGY, "a list of GPUs", text.strip()[:80])
-    if len(value) > MAX_GPUS:
-        raise ParseError(_TOPOLOGY, f"at most {MAX_GPUS} GPUs", str(len(value)))
-    of_gpu = {_index(entry.get("gpu")): entry for entry in value}
-    if len(of_gpu) < len(value):
-        raise ParseError(_TOPOLOGY, "each GPU once", ", ".join(map(str, sorted(of_gpu))))
-    gpus = tuple(sorted(of_gpu))
-    links, hops = (
-        tuple(tuple(_cell(of_gpu[a], b, names) for b in gpus) for a in gpus)
-        for names in (("link_type",), ("num_hops", "hops"))
-    )
-    return RocmTopology(
-        gpus,
-        tuple(tuple(_number(cell) for cell in row) for row in hops),
-        tuple(tuple(_kind(cell) for cell in row) for row in links),
-        (),
-        tuple((gpu, bdf) for gpu in gpus if (bdf := _address(of_gpu[gpu])) is not None),
-    )
+    entries = value.get("gpu_data") if isinstance(value, dict) else value
+    bdf_of_gpu: dict[int, Bdf] = {}
+    links: list[AmdLink] = []
+    for entry in entries if isinstance(entries, list) else ():
+        number = _number(entry.get("gpu")) if isinstance(entry, dict) else None
+        if number is None or number in bdf_of_gpu:
+            raise ParseError(_TOPOLOGY, "each GPU once, with its number", str(entry)[:80])
+        bdf_of_gpu[number] = Bdf.parse(str(entry.get("bdf")), _TOPOLOGY)
+        listed = entry.get("links")
+        for link in listed if isinstance(listed, list) else ():
+            if isinstance(link, dict):
+                other, hops = _number(link.get("gpu")), _number(link.get("num_hops"))
+                links += _link(number, other, link.get("link_type"), hops)
+    return AmdTopology(_check_count(bdf_of_gpu, _TOPOLOGY, text), {}, tuple(sorted(links)))
 
 
-def _index(value: Any) -> int:
-    number = _number(value)
-    if number is None:
-        raise ParseError(_TOPOLOGY, "the number of a GPU", str(value))
-    return number
+def parse_rocm_topology(text: str) -> AmdTopology:
+    """The links and nodes of `rocm-smi --showtopo`; other keys are skipped.
+
+    Raises ParseError where the text is no such object or holds no GPU with an address.
+    """
+    value = first_json(text, _ROCM)
+    bdf_of_gpu: dict[int, Bdf] = {}
+    node_of_gpu: dict[int, NodeIndex] = {}
+    facts_of_pair: dict[tuple[int, int], dict[str, Any]] = {}
+    for name, fields in value.items() if isinstance(value, dict) else ():
+        if not isinstance(fields, dict):
+            continue
+        lowered = {key.lower(): field for key, field in fields.items()}
+        if (card := _CARD.fullmatch(name.lower())) is not None:
+            number, node = int(card[1]), _number(lowered.get("(topology) numa node"))
+            if lowered.get("pci bus") not in (None, "", "N/A"):
+                bdf_of_gpu[number] = Bdf.parse(str(lowered["pci bus"]), _ROCM)
+            if node is not None:
+                node_of_gpu[number] = NodeIndex(node)
+        for key, field in lowered.items():
+            if (match := _PAIR.fullmatch(key)) is not None:
+                pair = int(match[2]), int(match[3])
+                facts_of_pair.setdefault(pair, {})[match[1]] = field
+    links = [
+        link
+        for pair, facts in facts_of_pair.items()
+        for link in _link(*pair, facts.get("link type"), _number(facts.get("hops")))
+    ]
+    return AmdTopology(_check_count(bdf_of_gpu, _ROCM, text), node_of_gpu, tuple(sorted(links)))
 
 
-def _address(gpu: dict[str, Any]) -> Bdf | None:
-    """None where the release prints none, or "N/A". Raises ParseError for what is no address."""
-    text = gpu.get("bdf")
-    return None if text in (None, "", "N/A") else Bdf.parse(str(text), _TOPOLOGY)
+def _check_count(bdf_of_gpu: dict[int, Bdf], source: str, text: str) -> dict[int, Bdf]:
+    if not 0 < len(bdf_of_gpu) <= MAX_GPUS:
+        found = text.strip()[:80] if not bdf_of_gpu else str(len(bdf_of_gpu))
+        raise ParseError(source, f"1 to {MAX_GPUS} GPUs with their addresses", found)
+    return bdf_of_gpu
 
 
-def _cell(gpu: dict[str, Any], other: int, names: tuple[str, ...]) -> Any:
-    """What a GPU says of another one: in its list of links, or by "gpu_1" under the figure."""
-    links = gpu.get("links")
-    if isinstance(links, list):
-        for link in links:
-            if isinstance(link, dict) and _number(link.get("gpu")) == other:
-                return next((link[name] for name in names if name in link), None)
-        return None
-    for name in names:
-        row = gpu.get(name)
-        if isinstance(row, dict):
-            return row.get(f"gpu_{other}")
-    return None
+def _link(number: int, other: int | None, kind: object, hops: int | None) -> tuple[AmdLink, ...]:
+    """The link to another GPU; () to itself ("SELF") and where its kind is not known ("N/A")."""
+    word = str(kind).upper()
+    return () if other is None or word not in _KINDS else (AmdLink(number, other, word, hops),)
 
 
 def _number(value: Any) -> int | None:
@@ -310,12 +151,6 @@ def _number(value: Any) -> int | None:
         return int(value)
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and 0 <= value < 10**9 else None
-
-
-def _kind(value: Any) -> str | None:
-    """ "XGMI" or "PCIE"; None for the GPU itself and where unknown."""
-    word = value.upper() if isinstance(value, str) else ""
-    return word if word in ("XGMI", "PCIE") else None
 
 
 def parse_partitions(text: str) -> tuple[AmdPartitions, ...]:

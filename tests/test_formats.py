@@ -39,7 +39,7 @@ def test_a_value_survives_being_stored() -> None:
     ("text", "expected"),
     [
         ("", "expected a homenode.host document"),
-        ("[]", "found none"),
+        ("[]", 'missing "format": "homenode.host/1"'),
         ('{"format": "homenode.plan/1"}', "expected a homenode.host document"),
         ('{"format": "homenode.host/99"}', "expected homenode.host/1, found version 99"),
         ('{"format": "homenode.host/x"}', "expected a homenode.host document"),

@@ -215,7 +215,7 @@ def test_a_run_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     there = tmp_path / "h100" / NAME
     there.mkdir(parents=True)
     (there / "results.jsonl").write_text("another VM's")
-    with pytest.raises(HostError, match="found: a run of this name"):
+    with pytest.raises(HostError, match="a run of this name exists"):
         receive_run(sent(), tmp_path, NAME)
     assert (there / "results.jsonl").read_text() == "another VM's"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["h100"]

@@ -107,7 +107,7 @@ std::string run(const Options& options) {
       }
     }
     if (cells == 0) {
-      throw measure_failure("expected a node with PUs and one with memory, found none",
+      throw measure_failure("no node with CPUs, or no node with memory",
                             "the kernel shows no NUMA nodes: leave --matrix out");
     }
   }

@@ -39,7 +39,7 @@ void measure_pair(Pair& pair, const Session& session, const StopRule& rule) {
     });
     if (samples.empty()) {
       throw measure_failure("PUs " + std::to_string(pair.one) + " and " + std::to_string(pair.other) +
-                                ": expected a line to be handed over within 10 s, found none",
+                                ": no cache line was handed over within 10 s",
                             "are both PUs really running? Something else may hold one of them");
     }
     // The first chunk of the first round still warms up clocks and the line.

@@ -200,7 +200,7 @@ void measure_matrix(LatencyRun& run, const Options& options, Session& session) {
   }
   session.json().end();
   if (cells > 0) return;
-  throw measure_failure("expected a node with PUs and one with memory, found none",
+  throw measure_failure("no node with CPUs, or no node with memory",
                         "the kernel shows no NUMA nodes: leave --matrix out");
 }
 

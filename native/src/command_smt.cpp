@@ -27,9 +27,9 @@ std::vector<PuSet> chosen_cores(const Options& options, const Session& session) 
     if (core.size() > 1) cores.push_back(core);
   }
   if (cores.empty()) {
-    throw measure_failure("smt: expected a core with two PUs or more among " + session.pus().text() +
-                              ", found none: SMT is off or hidden from this guest",
-                          "--core 0,1 measures two PUs of your choice as if they were siblings");
+    throw measure_failure("smt: no core with two CPUs among " + session.pus().text() +
+                              ": SMT is off or hidden from this guest",
+                          "--core 0,1 measures two CPUs of your choice as if they were siblings");
   }
   const auto most = options.count("cores", 1, 65536);
   if (cores.size() > most) cores.resize(most);

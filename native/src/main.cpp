@@ -32,7 +32,7 @@ std::string help() {
 }
 
 std::string run(const std::vector<std::string>& arguments) {
-  if (arguments.empty()) throw usage_failure("expected a command, found none", "homenode-probe --help lists them");
+  if (arguments.empty()) throw usage_failure("missing command", "homenode-probe --help lists them");
   if (arguments[0] == "--help" || arguments[0] == "-h") return help();
   if (arguments[0] == "--version") return std::string("homenode-probe ") + probe_version + "\n";
   for (const auto& command : commands()) {

@@ -40,7 +40,7 @@ std::vector<double> numbers_of(std::string_view line, const std::string& where) 
 
 std::vector<std::vector<double>> read_series(const std::string& path, std::size_t least, std::size_t most) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw usage_failure(path + ": expected a file that can be read, found none");
+  if (!file) throw usage_failure(path + ": no such file, or it cannot be read");
   std::vector<std::vector<double>> series;
   std::string line;
   std::uintmax_t bytes = 0;
@@ -57,7 +57,7 @@ std::vector<std::vector<double>> read_series(const std::string& path, std::size_
     }
     series.push_back(std::move(numbers));
   }
-  if (series.empty()) throw usage_failure(path + ": expected lines of numbers, found none");
+  if (series.empty()) throw usage_failure(path + ": no lines of numbers in it");
   return series;
 }
 

@@ -121,7 +121,7 @@ def decode_journal(
     """Head and entries of a journal's whole lines. Raises InputError that names the line."""
     lines = content.split(b"\n")[:-1]
     if not lines:
-        raise InputError(f"{source}: expected a homenode.{kind} head, found none")
+        raise InputError(f"{source}: no homenode.{kind} head in it")
     first = decode_head(lines[0], kind, head, source)
     entries = []
     for number, text in enumerate(lines[1:], start=2):
@@ -157,8 +157,7 @@ def _check_format(document: object, kind: str, source: str) -> None:
     stored_format = document.get("format") if isinstance(document, dict) else None
     if not isinstance(stored_format, str):
         raise InputError(
-            f'{source}: expected "format": "{_format(kind)}", found '
-            f"{'none' if stored_format is None else repr(stored_format)}"
+            f'{source}: not a homenode.{kind} document: missing "format": "{_format(kind)}"'
         )
     name, _, version = stored_format.partition("/")
     is_number = version.isascii() and version.isdigit() and len(version) < 7

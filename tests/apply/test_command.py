@@ -210,7 +210,7 @@ def test_live_pins_tell_each_move_and_restore_takes_them_back(
 
 
 def test_a_daemon_elsewhere_needs_its_host_named(daemon: StandIn) -> None:
-    with pytest.raises(UsageError, match="expected --host as well"):
+    with pytest.raises(UsageError, match="requires --host"):
         apply([NAME], yes=True, layout="pin", connect="qemu+ssh://gpu7/system")
 
 

@@ -259,7 +259,7 @@ def test_another_domain_of_the_same_name_gets_no_original(
     other = StandIn(tmp_path / "other", NAME, edited, uuid)
     monkeypatch.setenv("PATH", f"{other.bin}:/usr/bin:/bin")
     for keep_edits in (False, True):
-        with pytest.raises(InputError, match="expected a saved original") as caught:
+        with pytest.raises(InputError, match="no saved original") as caught:
             restore(tmp_path / "state", keep_edits=keep_edits)
         assert "another UUID" in (caught.value.hint or "")
     assert other.definition() == edited

@@ -66,8 +66,8 @@ def test_several_vms_are_judged_and_the_host_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("texts", "says"),
     [
-        (("install kvm now",), "file0: expected a VM"),
-        (("<network/>", TABLE), "file0: expected a VM"),
+        (("install kvm now",), "file0: neither a VM"),
+        (("<network/>", TABLE), "file0: neither a VM"),
         ((TABLE, TABLE), "both show cores"),
         ((TABLE, NUMACTL.replace("cpus: 2", "cpus: 4")), "CPUs of node 1"),
         (("kvm -smp 'x\n",), "words of a shell"),

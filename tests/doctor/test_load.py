@@ -141,7 +141,7 @@ def test_the_copys_own_report_tells_its_gpus_and_rates() -> None:
 
 def test_a_copy_that_reached_no_gpu_is_no_load() -> None:
     document = '{"format":"homenode.torch/1","command":"host-copies","torch":"2","devices":[]}'
-    with pytest.raises(ToolError, match="copies to a GPU"):
+    with pytest.raises(ToolError, match="copied nothing to a GPU"):
         reached_by(TORCH, document)
 
 

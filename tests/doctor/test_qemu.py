@@ -52,7 +52,7 @@ def test_registers_of_qemus_port_and_device_are_read() -> None:
 
 def test_functions_without_links_are_said_to_have_none() -> None:
     with qemu_config(DEVICES) as space:
-        for address, words in (("00:05.0", "found none"), ("00:1e.0", "no answer")):
+        for address, words in (("00:05.0", "no PCI Express capability"), ("00:1e.0", "no answer")):
             with pytest.raises(HostError, match=words):
                 find_express(space, Bdf.parse(address))
 

@@ -169,7 +169,7 @@ def test_a_device_of_version_1_has_a_speed_and_needs_no_target(space: SimulatedC
 def test_a_capability_list_in_a_circle_ends(space: SimulatedConfig) -> None:
     port = planned(space.host, space).port
     space.spaces[port][0x81] = 0x80
-    with pytest.raises(HostError, match="found none"):
+    with pytest.raises(HostError, match="no PCI Express capability"):
         planned(space.host, space)
 
 

@@ -40,7 +40,7 @@ def test_a_document_that_cannot_be_written_is_an_error_in_one_line(end: str) -> 
     assert done.returncode == HostError.exit_code
     said = done.stderr.splitlines()
     assert len(said) == 2, said
-    assert "nothing to do" in said[0] and "expected to write the document" in said[1]
+    assert "nothing to do" in said[0] and "cannot write the definition" in said[1]
 
 
 def test_the_hook_s_policy_is_an_option() -> None:

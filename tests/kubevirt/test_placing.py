@@ -153,7 +153,7 @@ def test_a_device_without_a_node_stays_and_is_named() -> None:
     host = small_host({"01:00.0": -1, "02:00.0": 1})
     placed = place(document(["01:00.0", "02:00.0"]), host)
     assert cell_of_device(placed) == {"01:00.0": None, "02:00.0": 1}
-    assert any("01:00.0" in note and "numa_node says -1" in note for note in warnings(placed))
+    assert any("01:00.0" in note and "numa_node is -1" in note for note in warnings(placed))
 
 
 def test_a_device_on_a_node_without_a_cell_stays_and_is_named() -> None:
@@ -294,7 +294,7 @@ def test_a_device_that_sys_does_not_have_is_an_error() -> None:
 
 
 def test_a_container_without_sys_is_an_error() -> None:
-    with pytest.raises(HostError, match="NUMA nodes"):
+    with pytest.raises(HostError, match="NUMA node"):
         place(document(["01:00.0"]), MemorySnapshot("nothing", {}))
 
 

@@ -74,7 +74,7 @@ def test_a_run_is_shown_stored_and_refused_a_second_time(probe: Path) -> None:
     )
     again = bench(probe, "mine", *SHORT)
     assert again.returncode == 3
-    assert "expected no run of this name" in again.stderr
+    assert "a run of this name exists" in again.stderr
     other = bench(probe, "mine", *SHORT, "--resume", "--seed", "9", "--boot", "b1")
     assert other.returncode == 2
     assert "seed 1 before, 9 now" in other.stderr
@@ -121,7 +121,7 @@ def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
         (("mine", "--tests", "stram"), "--tests: unknown test"),
         (("mine", "--quick", "--full"), "--quick and --full cannot be used together"),
         (("mine", "--app", "true"), "--app requires --metric"),
-        (("mine", "--app", "'", "--metric", "(a)"), "--app: expected a command"),
+        (("mine", "--app", "'", "--metric", "(a)"), "--app: not a command"),
         (("mine", "--app", "true", "--metric", "a"), "expected one group"),
         (("mine", "--layout", "fast"), "unknown layout 'fast'"),
         (("mine", "--cpus", "0-"), "--cpus"),
@@ -131,8 +131,8 @@ def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
         ((".mine", *SHORT), "begins with no dot"),
         (("m" * 121, *SHORT), "of 1 to 120 letters"),
         (("mine", "--plan", "absent.json"), "absent.json: no such file"),
-        (("mine", "--domain", "vm.xml"), "expected --plan as well"),
-        (("mine", "--resume", *SHORT, "--results", "elsewhere"), "expected a run to continue"),
+        (("mine", "--domain", "vm.xml"), "--domain requires --plan"),
+        (("mine", "--resume", *SHORT, "--results", "elsewhere"), "no run to continue"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(

@@ -249,7 +249,7 @@ def test_a_layout_that_the_name_does_not_tell_can_be_said() -> None:
     unknown = only(imported_runs([folder(STUDY, "try7")], ImportOptions()))
     assert unknown.run.head.switches.name == "unknown"
     assert any(gap.subject == "layout" for gap in unknown.gaps)
-    with pytest.raises(InputError, match="expected a run's name"):
+    with pytest.raises(InputError, match="no run named"):
         imported_runs([folder(STUDY)], options)
 
 
@@ -283,7 +283,7 @@ def test_a_layout_is_of_one_of_two_runs_that_had_to_be_renamed() -> None:
     layouts = {names[1]: Switches.of_layout(PRESETS["pin-numa"])}
     runs = imported_runs(folders, ImportOptions(layouts=layouts))
     assert [one.run.head.switches.name for one in runs] == ["unknown", "pin-numa"]
-    with pytest.raises(InputError, match="expected a run's name") as refused:
+    with pytest.raises(InputError, match="no run named") as refused:
         imported_runs(folders, ImportOptions(layouts={"run1": Switches.of_layout(PRESETS["pin"])}))
     assert refused.value.hint == f"runs: {', '.join(sorted(names))}"
 

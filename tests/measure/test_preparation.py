@@ -113,7 +113,7 @@ def test_bare_metal_is_measured_on_the_pus_of_the_plan() -> None:
     assert plan is not None
     orders = replace(HOST_ORDERS, plan=plan)
     assert restricted_to(orders) == CpuSet(pu for pins in plan.vcpu_pins for pu in pins)
-    with pytest.raises(UsageError, match="pins vCPUs"):
+    with pytest.raises(UsageError, match="pins no vCPUs"):
         restricted_to(replace(orders, plan=with_vm(plan, vcpu_pins=())))
 
 

@@ -47,9 +47,9 @@ def test_progress_counts_to_the_end_and_the_time_left_shrinks(tmp_path: Path) ->
 
 def test_a_run_of_that_name_is_never_overwritten(tmp_path: Path) -> None:
     first = run(tmp_path)
-    with pytest.raises(HostError, match="expected no run of this name"):
+    with pytest.raises(HostError, match="a run of this name exists"):
         run(tmp_path)
-    with pytest.raises(HostError, match="expected a run to continue"):
+    with pytest.raises(HostError, match="no run to continue"):
         run(tmp_path, orders=replace(ORDERS, name="z"), resume=True)
     assert read_run(tmp_path / "cpu-only" / "x") == first.run
 

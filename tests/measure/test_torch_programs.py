@@ -174,7 +174,7 @@ def test_memory_that_lies_on_another_node_gives_no_cell_of_the_row() -> None:
 def test_a_node_that_is_not_there_is_refused() -> None:
     ended = run_program("torch_copies", "host-copies", "--node", "1023")
     assert ended.returncode != 0
-    assert "node 1023: expected PUs that this process may use" in ended.stderr
+    assert "node 1023: no CPU that this process may use" in ended.stderr
 
 
 def test_small_copies_are_times_by_size() -> None:
@@ -263,13 +263,13 @@ def test_without_pytorch_the_message_names_the_package() -> None:
     ended = LocalMachine().run(argv, 60.0, program_text("torch_copies"))
     failure = ended.failure()
     assert failure is not None
-    assert "torch: expected in" in failure
+    assert "torch: not installed in" in failure
     assert "install the package torch" in failure
 
 
 def test_pytorch_without_a_gpu_is_reported() -> None:
     ended = run_program("torch_copies", "matmul", addresses=[])
-    assert "expected a GPU that it can use, found none" in (ended.failure() or "")
+    assert "no usable GPU" in (ended.failure() or "")
 
 
 def test_samples_of_one_series_are_numbered() -> None:

@@ -178,7 +178,7 @@ def test_an_overlay_is_written_through_no_link_that_somebody_put_in_its_place(
     disk.write_bytes(bytes(4096))
     overlay, prepared = prepared_for(disk)
     overlay.symlink_to(victim)
-    with pytest.raises(HostError, match="expected a throw-away disk"):
+    with pytest.raises(HostError, match="cannot create the overlay"):
         make_copy(Virsh(URI), prepared)
     assert victim.read_bytes() == b"as it was"
 
@@ -392,7 +392,7 @@ def test_the_copys_nvram_is_as_private_as_the_originals_and_replaces_nothing(
     assert after.read_bytes() == b"variables"
     assert stat.S_IMODE(after.stat().st_mode) == 0o600
     after.write_bytes(b"another VM's")
-    with pytest.raises(HostError, match="expected a copy of"):
+    with pytest.raises(HostError, match="cannot copy"):
         make_copy(Virsh(URI), prepared)
     assert after.read_bytes() == b"another VM's"
     after.unlink()
@@ -450,7 +450,7 @@ def test_a_copy_is_made_next_to_the_vm_and_removed_with_all_its_files(
     assert copy.name == f"{state.name}-trial"
     assert copy.uuid == prepared.copy.uuid != number
     assert b"52:54:00:11:22:33" not in virsh.definition(prepared.copy.uuid)
-    with pytest.raises(UsageError, match="expected no domain") as raised:
+    with pytest.raises(UsageError, match=r"domain \S+ exists") as raised:
         prepare_copy(virsh, state, before, "trial-2")
     assert "trial undo" in str(raised.value.hint)
     remove_copy(virsh, prepared.copy)
@@ -472,7 +472,7 @@ def test_another_domain_of_the_copys_name_is_named(
     path.write_bytes(domain(name=f"{state.name}-trial", uuid=other))
     virsh.define(str(path))
     try:
-        with pytest.raises(UsageError, match="found another domain of it"):
+        with pytest.raises(UsageError, match="another domain is named"):
             prepare_copy(virsh, state, virsh.definition(number), "trial-1")
     finally:
         virsh.undefine(other)
@@ -487,7 +487,7 @@ def test_an_overlay_that_cannot_be_made_is_named_and_leaves_nothing(
     prepared = prepare_copy(virsh, state, virsh.definition(number), "trial-1")
     (overlay,) = map(Path, prepared.copy.overlays)
     overlay.mkdir()
-    with pytest.raises(HostError, match="expected a throw-away disk"):
+    with pytest.raises(HostError, match="cannot create the overlay"):
         make_copy(virsh, prepared)
     overlay.rmdir()
     remove_copy(virsh, prepared.copy)
@@ -504,6 +504,6 @@ def test_only_a_trials_own_disks_are_removed(
     precious = tmp_path / "precious.qcow2"
     precious.touch()
     monkeypatch.setattr(copying, "is_there", lambda virsh, uuid: False)
-    with pytest.raises(InputError, match="expected a throw-away disk of a trial"):
+    with pytest.raises(InputError, match="not the name of an overlay"):
         remove_copy(Virsh(URI), TrialCopy("u", "n", (str(precious),)))
     assert precious.exists()

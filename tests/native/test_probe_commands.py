@@ -210,7 +210,7 @@ def test_smt_cost_is_of_one_against_all_of_a_core() -> None:
 def test_on_a_machine_without_siblings_the_message_says_how_to_measure_anyway() -> None:
     answer = probe("smt", "--pus", one_pu())
     assert answer.code == 3
-    assert "found none" in answer.errors and "--core" in answer.errors
+    assert "no core with two CPUs" in answer.errors and "--core" in answer.errors
 
 
 def test_loaded_latency_begins_without_load_and_ends_with_it() -> None:
@@ -268,7 +268,7 @@ MISSING_PU = str(max(allowed_pus(), default=0) + 7000)
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        ((), 2, "expected a command"),
+        ((), 2, "missing command"),
         (("bandwith",), 2, 'found "bandwith"'),
         (("bandwidth", "--puss", "0"), 2, 'found "--puss"'),
         (("bandwidth", "0-3"), 2, 'found "0-3"'),
@@ -290,7 +290,7 @@ MISSING_PU = str(max(allowed_pus(), default=0) + 7000)
         (("latency", "--stride", "96"), 2, "expected 64"),
         (("latency", "--orders", "sorted"), 2, "expected local"),
         (("latency", "--max-bytes", "1K"), 2, "expected 16K"),
-        (("placement", "--replay", "/nonexistent"), 2, "expected a file"),
+        (("placement", "--replay", "/nonexistent"), 2, "no such file"),
         (("bandwidth", "--pus", MISSING_PU), 3, "not online"),
         (("bandwidth", "--pus", one_pu(), "--array-bytes", "900000G"), 3, "MiB of memory"),
         (("bandwidth", "--pus", one_pu(), *FEW_BYTES, "--node", "1023"), 3, "node"),

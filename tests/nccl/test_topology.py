@@ -169,7 +169,7 @@ def test_gpus_of_the_other_library_are_refused_by_name() -> None:
 def test_a_flat_guest_still_gets_a_cpu_for_each_host_node_with_the_vcpus_pinned_there() -> None:
     host = load_host("epyc-nps4-gpu-nic")
     document = tuned_for("epyc-nps4-gpu-nic", (NPS4[0], NPS4[7]), "pin", vcpus=16)
-    with pytest.raises(InputError, match="expected a guest address"):
+    with pytest.raises(InputError, match="no guest address"):
         assembled(host, document)
     ports = (
         "".join(
@@ -334,18 +334,18 @@ def test_nodes_are_numbered_as_linux_meets_their_vcpus() -> None:
 
 
 def test_a_device_that_the_host_lacks_is_named() -> None:
-    with pytest.raises(InputError, match=r"0000:11:00\.0 on host 'h200-xeon8558', found none"):
+    with pytest.raises(InputError, match=r"no device 0000:11:00\.0 on host 'h200-xeon8558'"):
         assembled(load_host("h200-xeon8558"), tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
 
 
 def test_a_guest_without_gpu_and_nic_needs_no_file() -> None:
-    with pytest.raises(InputError, match="expected a passed-through GPU or NIC"):
+    with pytest.raises(InputError, match="no passed-through GPU or NIC"):
         assembled(load_host("small-2n8c-2gpu"), vm(()))
 
 
 def test_a_host_without_a_pci_tree_is_refused_with_the_way_to_give_it_one() -> None:
     host = structs.replace(load_host("small-2n8c-2gpu"), pci_devices=())
-    with pytest.raises(InputError, match="expected its PCI tree") as caught:
+    with pytest.raises(InputError, match="no PCI tree") as caught:
         assembled(host, tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
     assert "--lspci" in (caught.value.hint or "")
 

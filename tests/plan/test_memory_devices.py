@@ -318,7 +318,7 @@ def test_the_document_names_them_and_a_flat_layout_takes_them_back() -> None:
                 NEW, nodes=tuple(structs.replace(n, generic_initiator=False) for n in NEW.nodes)
             ),
             "pin-numa-pci",
-            "found none or an uneven number",
+            "shared evenly",
         ),
     ],
 )

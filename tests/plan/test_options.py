@@ -258,7 +258,7 @@ def test_options_of_cells_and_of_the_hosts_share_are_read() -> None:
     assert reserve_of("memory=0") == PartialReserve(memory_bytes=0)
     assert reserve_of("cores=0") == PartialReserve(cores=0)
     assert reserve_of(reserve_text(PartialReserve(2, 8 * GIB))) == PartialReserve(2, 8 * GIB)
-    with pytest.raises(UsageError, match="expected cores=N or memory=SIZE"):
+    with pytest.raises(UsageError, match="missing cores=N or memory=SIZE"):
         reserve_of("")
 
 

@@ -153,7 +153,7 @@ def leave_files(job: dict[str, Any]) -> None:
         here = Path(job["study"], f"raw/{job['experiment']}/task-{task}/{attempt}")
         here.mkdir(parents=True, exist_ok=True)
         if (Path(sys.argv[1]) / "no-copies").exists():
-            (here / "bench.txt.err").write_text("homenode: --tests: expected one, found none\n")
+            (here / "bench.txt.err").write_text("homenode: --tests: no test\n")
             (here / "exit").write_text("2\n")
             continue
         name = f"{job['experiment']}-task{task}-{attempt}"

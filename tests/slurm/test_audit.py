@@ -298,7 +298,7 @@ def test_cores_of_gres_conf_decide_where_no_machine_is_given() -> None:
 
 def test_a_file_that_says_nothing_of_gpus_orders_none() -> None:
     for text in ("", "NodeName=n Gres=gpu:8\n", "Include gpus.conf\n"):
-        with pytest.raises(InputError, match="expected lines with Name=gpu"):
+        with pytest.raises(InputError, match="no line with Name=gpu"):
             device_order(parse_config(text, "gres.conf"))
     assert device_order(parse_config("AutoDetect=nvml\n", "gres.conf")).numbers("n") is None
 

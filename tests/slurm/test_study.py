@@ -131,7 +131,7 @@ def test_nodes_of_both_queues_and_idle_ones_come_first() -> None:
     whole, shared = choose_nodes(nodes, options)
     assert [node.name for node in whole] == ["a", "b"]
     assert [node.name for node in shared] == ["b"]
-    with pytest.raises(UsageError, match="expected a node of partition whole"):
+    with pytest.raises(UsageError, match="no node z with GPUs in partition whole"):
         choose_nodes(nodes, StudyOptions(node_list=("z",)))
     apart = StudyOptions(partition_shared="parts", node_list=("a", "b", "a"))
     whole, shared = choose_nodes(nodes, apart)

@@ -141,7 +141,7 @@ def test_a_job_that_can_measure_nothing_fails_and_says_why(tmp_path: Path) -> No
     assert code == 2
     assert "done" not in files
     assert files["exit"] == "2\n"
-    assert "found none of gpu-bandwidth, gpu-peer" in files["bench.txt.err"]
+    assert "no test of gpu-bandwidth, gpu-peer" in files["bench.txt.err"]
     assert "neither nvbandwidth nor PyTorch" in files["bench.txt.err"]
 
 

@@ -297,13 +297,13 @@ def test_an_unpinned_vm_has_nothing_to_be_compared_with(tree: ProcTree) -> None:
 
 
 def test_no_process_or_several_are_errors(tree: ProcTree) -> None:
-    with pytest.raises(HostError, match="found none"):
+    with pytest.raises(HostError, match="no QEMU process"):
         capture_running_vm("none", BARE, ProcFiles(str(tree.root)))
     # Something that merely says so is not taken for the VM.
     tree.process(99, {"liar": "0"}, ("liar", "-uuid", UUID))
     assert captured(tree).process == PID
     tree.qemu(THREADS, CELLS, pid=9000)
-    with pytest.raises(HostError, match="found 4242, 9000"):
+    with pytest.raises(HostError, match="4242, 9000"):
         captured(tree)
 
 

@@ -159,7 +159,7 @@ def apply(arguments: ApplyArguments) -> None:
 
 def _check_can_ask(arguments: ApplyArguments) -> None:
     if arguments.json and not (arguments.yes or arguments.dry_run):
-        raise UsageError("--json: expected --yes or --dry-run as well: it asks nothing")
+        raise UsageError("--json requires --yes or --dry-run, since it asks nothing")
     check_can_ask(asks=not (arguments.yes or arguments.dry_run))
 
 

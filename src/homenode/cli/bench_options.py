@@ -62,10 +62,10 @@ def bench_options(
     if run.plan is not None:
         plan = read_plan(read_input(run.plan, "a saved plan"), str(run.plan))
     if run.domain is not None and plan is None:
-        raise UsageError("--domain: expected --plan as well, whose definition it is")
+        raise requires("--domain", "--plan")
     if (run.experiment is None) != (run.block is None):
         raise UsageError(
-            "--experiment, --block: expected both, found one",
+            "--experiment and --block require each other",
             hint="a block is a round of the study: one run of each of its alternatives",
         )
     if run.experiment is not None:
@@ -131,7 +131,7 @@ def _app(typed: AppArguments) -> AppOrder | None:
     try:
         argv = tuple(shlex.split(typed.app))
     except ValueError as error:
-        raise UsageError(f"--app: expected a command, found: {error}") from None
+        raise UsageError(f"--app: not a command: {error}") from None
     if not argv:
         raise UsageError("--app: missing CMD", hint="--app 'python3 train.py'")
     return AppOrder(

@@ -214,9 +214,9 @@ def _vm_of_file(name: str) -> _VmSource:
     vm = read_command_line(content.decode(errors="replace"), name)
     if vm is None:
         raise InputError(
-            f"{name}: expected a VM (libvirt's XML, a configuration of qm or xl, a command line of "
-            "QEMU) or a host (a capture, a tree of /sys, hwloc's XML, host.toml, host.json, output "
-            "of lspci -vvv, numactl -H, lscpu -e or nvidia-smi topo -m), found neither",
+            f"{name}: neither a VM (libvirt's XML, a configuration of qm or xl, a command line of "
+            "QEMU) nor a host (a capture, a tree of /sys, hwloc's XML, host.toml, host.json, "
+            "output of lspci -vvv, numactl -H, lscpu -e or nvidia-smi topo -m)",
             hint="virsh dumpxml --inactive NAME > VM.xml",
         )
     return _VmSource(name, None, vm)

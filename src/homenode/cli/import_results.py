@@ -145,7 +145,7 @@ def _check_places(runs: tuple[RunWithSources, ...], output: Path) -> None:
     for path in paths:
         if path.exists():
             raise HostError(
-                f"{path}: expected no run of this name, found one",
+                f"{path}: a run of this name exists",
                 hint="choose another directory with -o, another --system, or remove it",
             )
         if paths.count(path) > 1:

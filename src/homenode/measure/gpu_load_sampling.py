@@ -85,7 +85,7 @@ def reached_by(program: LoadProgram, output: str) -> LoadCopies:
                 h2d.setdefault(Bdf.parse(address), []).extend(figure.samples)
     if not h2d:
         raise ToolError(
-            f"{' '.join(program.argv)}: expected copies to a GPU, found none",
+            f"{' '.join(program.argv)}: it copied nothing to a GPU",
             hint='name a program that copies to the GPUs: --load-command "PROGRAM ARGUMENTS"',
         )
     return LoadCopies(frozenset(h2d), {gpu: median(rates) for gpu, rates in h2d.items() if rates})

@@ -84,7 +84,7 @@ def restricted_to(orders: BenchOptions) -> CpuSet | None:
     pinned = CpuSet.union(orders.plan.vcpu_pins)
     if not pinned:
         raise UsageError(
-            "--plan: expected one that pins vCPUs, to measure the host on their PUs, found none",
-            hint="--cpus LIST names the PUs",
+            "--plan: this plan pins no vCPUs, so it names no CPUs to measure on",
+            hint="--cpus LIST",
         )
     return pinned

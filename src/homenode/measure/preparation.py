@@ -347,7 +347,7 @@ def confine(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Ho
             )
         pus_wanted &= CpuSet.union(node_of_index[number].pus for number in nodes)
     if not pus_wanted:
-        raise UsageError("--cpus, --nodes: expected PUs to measure on, found none in both")
+        raise UsageError("--cpus, --nodes: no CPU is in both")
     return structs.replace(
         host,
         pus=tuple(

@@ -255,7 +255,7 @@ class RunFolder(ExperimentJournal[RunRecord, BenchEntry]):
         content = self.read(f"{RAW}/{record.output}")
         if content is None:
             raise InputError(
-                f"{path}: expected a file of the run, found none",
+                f"{path}: no such file",
                 hint="start a new run under another name",
             )
         output = content.decode("utf-8", "surrogateescape")
@@ -290,13 +290,11 @@ def open_run(
     path = run_folder(root, system, name)
     folder = RunFolder(path, root)
     if resume and not folder.is_begun:
-        raise HostError(
-            f"{path}: expected a run to continue, found none", hint="leave --resume out"
-        )
+        raise HostError(f"{path}: no run to continue", hint="omit --resume")
     if not resume and (folder.is_begun or (path / FILE).exists()):
         raise HostError(
-            f"{path}: expected no run of this name, found one",
-            hint="--resume continues it; or choose another name, or remove the folder",
+            f"{path}: a run of this name exists",
+            hint="--resume continues it; or choose another name, or remove the directory",
         )
     with (
         folder.hold_lock("no one to measure there, found another homenode bench"),

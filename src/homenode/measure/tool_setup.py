@@ -262,7 +262,7 @@ def carry_out(
             is_ours = target in ours and InstallStep(prefix).is_done(ours[target])
             if Path(target).exists() and not is_ours:
                 raise HostError(
-                    f"{target}: expected no program that homenode did not put there, found one",
+                    f"{target}: this program exists and is not one that homenode installed",
                     hint="remove it, or choose another --prefix",
                 )
         if plan.steps:
@@ -357,8 +357,8 @@ def take_back(prefix: Path) -> tuple[str, ...]:
     sources = prefix / FOLDER / "src"
     if not list_installed(journal) and not sources.is_dir():
         raise HostError(
-            f"{journal.files.path}: expected the record of a setup, found none",
-            hint="give the --prefix that it was built with",
+            f"{journal.files.path}: no record of a setup",
+            hint="--prefix with the directory of the setup",
         )
     with journal.files.hold_lock(_ALONE):
         for entry in list_installed(journal):

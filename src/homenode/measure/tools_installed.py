@@ -41,7 +41,7 @@ def boot_identity(machine: Machine) -> str:
     ended = machine.run(["cat", _BOOT_ID], _ASK_S)
     if ended.failure() is not None or not ended.stdout.strip():
         raise ToolError(
-            f"{machine.name}: expected a boot's identity in {_BOOT_ID}, found none",
+            f"{machine.name}: cannot read the boot's identity from {_BOOT_ID}",
             hint="--boot ID names this boot",
         )
     return hashlib.sha256(ended.stdout.strip().encode()).hexdigest()[:16]

@@ -248,13 +248,13 @@ def _devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:
     if not by_bdf:
         refuse_unshown(host, "PCI")
         raise InputError(
-            f"host {host.name!r}: expected its PCI tree, found none in its source",
-            hint="lay the output of lspci -D -nn -vvv over it with --lspci",
+            f"host {host.name!r}: no PCI tree in its source",
+            hint="--lspci FILE with the output of lspci -D -nn -vvv",
         )
     for bdf, _ in guest.bus_ids:
         if bdf not in by_bdf:
             raise InputError(
-                f"{source}: expected device {bdf} on host {host.name!r}, found none there",
+                f"{source}: no device {bdf} on host {host.name!r}",
                 hint="name the host that the VM runs on with --host",
             )
     devices = [
@@ -264,7 +264,7 @@ def _devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:
     ]
     if not devices:
         raise InputError(
-            f"{source}: expected a passed-through GPU or NIC, found none",
+            f"{source}: no passed-through GPU or NIC",
             hint="homenode plan VM --gpus N -o FILE gives it GPUs; a guest without one needs no "
             "topology file; vGPUs (mdev) have no place of their own on the host's PCIe tree",
         )

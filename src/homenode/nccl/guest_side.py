@@ -193,8 +193,8 @@ def _refuse_other_plan(plan: Plan, facts: Vm) -> None:
     for device in plan.vm.hostdevs:
         if device.bdf not in hostdevs:
             raise InputError(
-                f"{facts.source}: expected device {device.bdf} of the plan in it, found none",
-                hint="name the document that homenode plan wrote with this plan",
+                f"{facts.source}: no device {device.bdf}, though the plan has it",
+                hint="use the definition that homenode plan wrote with this plan",
             )
         at = hostdevs[device.bdf].address
         planned = _path(device, plan.vm.controllers)
@@ -203,12 +203,12 @@ def _refuse_other_plan(plan: Plan, facts: Vm) -> None:
             raise InputError(
                 f"{facts.source}: expected device {device.bdf} at {device.address} as in the plan, "
                 f"found {at or 'no address'}",
-                hint="name the document that homenode plan wrote with this plan",
+                hint="use the definition that homenode plan wrote with this plan",
             )
     if plan.vm.vcpus != facts.vcpus:
         raise InputError(
             f"{facts.source}: expected {plan.vm.vcpus} vCPUs as in the plan, found {facts.vcpus}",
-            hint="name the document that homenode plan wrote with this plan",
+            hint="use the definition that homenode plan wrote with this plan",
         )
 
 
@@ -228,8 +228,7 @@ def _nodes_of(cells: tuple[VmCell, ...], guest: Host, source: str) -> tuple[int,
         best = max(shared, key=lambda index: (shared[index], -index), default=None)
         if best is None or (cell.vcpus and not shared[best]):
             raise InputError(
-                f"{source}: expected a node with vCPUs {cell.vcpus} in guest {guest.name!r}, "
-                "found none",
+                f"{source}: no node with vCPUs {cell.vcpus} in guest {guest.name!r}",
                 hint="the capture must be made inside this very guest: homenode capture",
             )
         nodes.append(int(best))
@@ -299,9 +298,9 @@ def _refuse_twice(addresses: Mapping[Bdf, Bdf], source: str) -> None:
 
 def _not_plugged_in(bdf: Bdf, source: str) -> InputError:
     return InputError(
-        f"{source}: expected a guest address for device {bdf}, found none",
-        hint="tune the document with --layout pin-numa-pci, or virsh define it and give the "
-        "document of virsh dumpxml NAME",
+        f"{source}: no guest address for device {bdf}",
+        hint="homenode plan --layout pin-numa-pci, or virsh define it and use the definition of "
+        "virsh dumpxml NAME",
     )
 
 

@@ -318,7 +318,7 @@ def _check_brought(options: PlanOptions, devices: Sequence[Bdf], host: Host | No
             )
     if options.with_nvswitches and options.gpu_profile is not None:
         raise UsageError(
-            "--with-nvswitches: expected whole GPUs, found --gpu-profile",
+            "--with-nvswitches and --gpu-profile cannot be used together",
             hint="vGPUs are joined by Fabric Manager on the host, which keeps the NVSwitches",
         )
 
@@ -460,7 +460,7 @@ def _check_pus(options: PlanOptions, layout: Layout, host: Host | None) -> None:
             raise UsageError("--emulator-cpus: missing PUS", hint="--emulator-cpus 0,64")
         if options.emulator_policy is not EmulatorPolicy.AUTO:
             raise UsageError(
-                f"--emulator-cpus and --emulator {options.emulator_policy}: expected one of the two"
+                f"--emulator-cpus and --emulator {options.emulator_policy} cannot be used together"
             )
         if layout.pinning is Pinning.NONE:
             raise UsageError(f"--emulator-cpus: layout {layout.name} pins nothing")

@@ -185,7 +185,7 @@ class RecordFolder:
     def begin(self, head: str) -> None:
         """Write the journal's first line. Raises HostError where there is a journal."""
         if self.has_journal:
-            raise HostError(f"{self.journal_path}: expected no journal yet, found one")
+            raise HostError(f"{self.journal_path}: this journal exists")
         self.make()
         self.write(self._journal, head.encode())
 
@@ -225,8 +225,7 @@ class RecordFolder:
             yield
         except OSError as error:
             raise HostError(
-                f"{error.filename or self.path}: expected to read and write there, found: "
-                f"{error.strerror or error}",
+                f"{error.filename or self.path}: cannot read and write: {error.strerror or error}",
                 hint=_NOT_PLAIN if error.errno in NO_PLAIN_FILE else self._hint(error.errno),
             ) from None
 

@@ -114,9 +114,8 @@ def check_private(above: Path) -> None:
         from homenode.errors import HostError
 
         raise HostError(
-            f"{above}: expected a folder where other users cannot replace what is ours, found: "
-            f"{reason}",
-            hint="TMPDIR=DIR names another one, such as /var/tmp",
+            f"{above}: other users can replace files in this directory: {reason}",
+            hint="TMPDIR=DIR, such as /var/tmp",
         )
 
 

@@ -66,7 +66,7 @@ def read_hosts(sources: Sequence[str], progress: Progress = lambda done, total: 
             for named in read:
                 first = hosts.setdefault(named.name, named)
                 if first is not named:
-                    reason = f"expected another name than {named.name!r}, which {first.source} has"
+                    reason = f"duplicate name {named.name!r}: {first.source} has it"
                     unread.append(Gap(named.source, reason))
     if not hosts:
         first_unread = unread[0]

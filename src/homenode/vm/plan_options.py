@@ -124,7 +124,7 @@ def reserve_of(text: str, option: str = "--host-reserve") -> PartialReserve:
     parts = key_values(option, text, (), ("cores", "memory"))
     if not parts:
         raise UsageError(
-            f"{option}: expected cores=N or memory=SIZE, found neither",
+            f"{option}: missing cores=N or memory=SIZE",
             hint=f"{option} cores=2,memory=8GiB",
         )
     cores = whole_number(f"{option}: cores", parts["cores"]) if "cores" in parts else None

@@ -144,7 +144,7 @@ def preview_restore(
     entry = store.definition()
     if entry is None:
         raise InputError(
-            f"{state.name}: expected a saved original in {store.folder}, found none",
+            f"{state.name}: no saved original in {store.folder}",
             hint=_where_else(virsh, state, root),
         )
     now, original = virsh.definition(state.uuid), store.document(entry.before)
@@ -306,7 +306,7 @@ def forget_original(virsh: Virsh, name: str, root: Path) -> Path:
     with host_locked(root, virsh.connect, words):
         entry = store.definition()
         if entry is None:
-            raise InputError(f"{state.name}: expected a saved original, found none")
+            raise InputError(f"{state.name}: no saved original")
         forgotten = structs.replace(entry, before=store.save(virsh.definition(state.uuid)))
         forgotten = structs.replace(forgotten, facts={"name": state.name})
         store.journal.write(forgotten.now(ChangeState.KEPT))

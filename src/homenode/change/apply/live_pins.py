@@ -57,7 +57,7 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
     missing = [pin for pin in missing if pin.kind != "vcpu"]  # offline vCPUs have no thread
     if missing:
         raise UsageError(
-            f"{state.name}: expected a running {missing[0].kind} {missing[0].number}, found none",
+            f"{state.name}: {missing[0].kind} {missing[0].number} is not running",
             hint="shut it down and apply the document",
         )
     moves = [

@@ -113,7 +113,7 @@ def find_express(space: ConfigSpace, bdf: Bdf) -> int:
             if space.read(bdf, at, 1) == _EXPRESS:
                 return at
             at = space.read(bdf, at + 1, 1) & 0xFC
-    raise HostError(f"{bdf}: expected a PCI Express capability, found none")
+    raise HostError(f"{bdf}: no PCI Express capability")
 
 
 def read_registers(space: ConfigSpace, bdf: Bdf, *, is_port: bool = True) -> LinkRegisters:

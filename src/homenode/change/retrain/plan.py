@@ -163,7 +163,7 @@ def describe(plan: RetrainPlan) -> tuple[str, ...]:
 def _lower_end(host: Host, bdf: Bdf) -> PciDevice:
     device = host.device(bdf)
     if device is None:
-        raise InputError(f"{bdf}: expected a PCI function of {host.name}, found none there")
+        raise InputError(f"{bdf}: no such PCI function on {host.name}")
     if device.physical_function is not None:
         raise InputError(
             f"{bdf}: expected a function with a link, found a virtual one",

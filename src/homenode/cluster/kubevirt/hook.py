@@ -78,7 +78,7 @@ def write(answer: "DomainAnswer") -> int:
         sys.stdout.buffer.write(answer.document)
         sys.stdout.buffer.flush()
     except OSError as error:
-        notify(f"error: standard output: expected to write the document there, found: {error}")
+        notify(f"error: standard output: cannot write the definition: {error}")
         sys.stdout = None  # what is left in it would fail again at the end
         return HostError.exit_code
     return answer.exit_code
@@ -98,15 +98,15 @@ def parse_options(arguments: Sequence[str]) -> dict[str, str]:
     while words:
         name, is_one, value = words.pop(0).partition("=")
         if name not in _NAMES:
-            raise UsageError(f"expected an option, found {name[:60]!r}", hint=_USAGE)
+            raise UsageError(f"unexpected argument {name[:60]!r}", hint=_USAGE)
         if not is_one:
             if not words:
-                raise UsageError(f"{name}: expected a value, found none", hint=_USAGE)
+                raise UsageError(f"{name}: missing value", hint=_USAGE)
             value = words.pop(0)
         values[name] = value
     missing = [name for name in _NAMES[:2] if name not in values]
     if missing:
-        raise UsageError(f"expected {' and '.join(missing)}, found none", hint=_USAGE)
+        raise UsageError(f"missing option {' and '.join(missing)}", hint=_USAGE)
     return values
 
 

@@ -94,9 +94,7 @@ def _nodes(snapshot: Snapshot) -> tuple[NumaNode, ...]:
     if numbers is None:
         numbers = CpuSet(list_numbers(snapshot.list(NODE), "node"))
     if not numbers:
-        raise HostError(
-            f"{snapshot.name}: {NODE}: expected NUMA nodes, found none that can be read", hint=_HINT
-        )
+        raise HostError(f"{snapshot.name}: {NODE}: no readable NUMA node", hint=_HINT)
     initiators = read_pus(snapshot, f"{NODE}/has_generic_initiator") or CpuSet()
     return tuple(
         NumaNode(
@@ -114,7 +112,7 @@ def _place(snapshot: Snapshot, bdf: Bdf) -> TreePlace:
     real = snapshot.real_path(path)
     if real is None:
         raise HostError(
-            f"{snapshot.name}: {path}: expected the function that the VM holds, found none",
+            f"{snapshot.name}: {path}: no such PCI function, though the VM holds it",
             hint=_HINT,
         )
     place = place_by_path(real)
@@ -128,7 +126,7 @@ def _function(snapshot: Snapshot, bdf: Bdf, place: TreePlace, locality: Locality
     code = read_number(snapshot, f"{place.folder}/class", 16)
     if code is None:
         raise HostError(
-            f"{snapshot.name}: {place.folder}/class: expected a class code, found no such file",
+            f"{snapshot.name}: {place.folder}/class: no such file",
             hint=_HINT,
         )
     vendor = read_number(snapshot, f"{place.folder}/vendor", 16)

@@ -278,8 +278,8 @@ def _note_of_staying(
 def _unplaceable(device: PciDevice, nodes: CellNodes) -> str | None:
     if device.node is None:
         return (
-            f"warning: {device.bdf}: expected a host NUMA node, found none (numa_node says -1 or "
-            "nothing): it stays on pcie.0; enable NUMA in the host's firmware"
+            f"warning: {device.bdf}: no host NUMA node (numa_node is -1 or missing): it stays on "
+            "pcie.0; enable NUMA in the host's firmware"
         )
     if device.node not in nodes.cell_of_node:
         have = ", ".join(map(str, sorted(nodes.cell_of_node))) or "none"
@@ -298,7 +298,7 @@ def _refuse_machine(guest: Vm, source: str) -> None:
         return
     raise InputError(
         f"{source}: expected machine q35 (x86_64) or virt (aarch64), the only ones with PCIe "
-        f"expander buses; found {guest.machine or 'none'} on {guest.architecture}",
+        f"expander buses; found {guest.machine or 'no machine type'} on {guest.architecture}",
         hint=("set spec.domain.machine.type to q35, or " if guest.architecture == "x86_64" else "")
         + "take the hook off this VM",
     )

@@ -50,7 +50,7 @@ def capture_hosts(
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise HostError(f"{directory}: expected a directory, found: {error.strerror}") from None
+        raise HostError(f"{directory}: cannot create the directory: {error.strerror}") from None
     missing = [host for host in listed if again or not _file_of(directory, host).exists()]
     failures: list[Gap] = []
     with ThreadPoolExecutor(max_workers=jobs) as threads:
@@ -100,12 +100,12 @@ def read_list(lines: Iterable[str], source: str) -> tuple[tuple[ListedHost, ...]
         if not (is_formed and _SERVER.fullmatch(server) and _NAME.fullmatch(named)):
             reason = f"expected [USER@]HOST[:PORT] [name=NAME], found {line.strip()[:80]!r}"
         elif named in hosts:
-            reason = f"expected another name than {named!r}, which {hosts[named].server} has"
+            reason = f"duplicate name {named!r}: {hosts[named].server} has it"
         else:
             hosts[named] = ListedHost(server=server, name=named)
             continue
         refused.append(Gap(f"{source}:{number}", reason))
     if not hosts:
-        first = refused[0] if refused else Gap(source, "expected hosts, found none")
+        first = refused[0] if refused else Gap(source, "no hosts in it")
         raise InputError(str(first))
     return tuple(hosts.values()), tuple(refused)

@@ -82,7 +82,7 @@ def check(
     if groups and not gpus:
         refuse_unshown(host, "PCI")
         raise InputError(
-            f"{host.name}: expected a machine with GPUs, as {groups[0].subject} is, found none",
+            f"{host.name}: no GPUs on this host, but {groups[0].subject} has them",
             hint="capture one of the nodes (srun -w NODE homenode capture -o NODE.tar.gz) and "
             "name it: --host NODE.tar.gz",
         )

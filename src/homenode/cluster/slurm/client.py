@@ -131,7 +131,7 @@ _UNKNOWN_JOB = "Invalid job id"
 
 def _unknown_job(name: str) -> InputError:
     return InputError(
-        f"job {name}: expected a job that Slurm knows, found none",
+        f"job {name}: unknown to Slurm",
         hint="of jobs that ended only records remain: --records DIR",
     )
 
@@ -163,14 +163,14 @@ def read_jobs(text: str, source: str, names: Sequence[str]) -> tuple[Job, ...]:
     """Jobs of a stored answer: squeue's JSON or scontrol's text, distinguished by content."""
     if not text.strip():
         raise NotKnownError(
-            f"{source}: expected jobs as Slurm lists them, found nothing",
+            f"nothing was checked: {source} is empty",
             hint="without jobs scontrol says so; the command before may have failed",
         )
     parse = parse_squeue_jobs if is_json(text) else parse_scontrol_jobs
     jobs = parse(text, source)
     matching = tuple(job for job in jobs if is_asked_for(job, tuple(names)))
     if names and not matching:
-        raise InputError(f"{source}: expected job {', '.join(names)}, found none of them")
+        raise InputError(f"{source}: no job {' or '.join(names)} in it")
     return matching
 
 
@@ -189,14 +189,13 @@ def read_records(
     none or holds no record, and where none is of a job asked for.
     """
     if not folder.is_dir():
-        raise InputError(f"{folder}: expected a directory of records (*.rec), found none")
+        raise InputError(f"{folder}: no such directory")
     paths = sorted(path for path in folder.rglob("*.rec") if path.is_file())
     if not paths:
         next(folder.iterdir(), None)  # a folder that cannot be read is not an empty one
         raise NotKnownError(
-            f"{folder}: expected records (*.rec), found none",
-            hint="they are in done/ of the hooks' directory on each node: `homenode slurm audit "
-            "--hooks DIR` writes the hooks",
+            f"nothing was checked: no records (*.rec) in {folder}",
+            hint="the hooks (homenode slurm audit --hooks DIR) write them to done/ on each node",
         )
     if len(paths) > MAX_RECORDS:
         raise InputError(f"{folder}: expected at most {MAX_RECORDS} records, found {len(paths)}")
@@ -204,7 +203,7 @@ def read_records(
         paths = [path for path in paths if path.name.partition(".")[0] in names]
     if not paths:
         raise InputError(
-            f"{folder}: expected records of job {', '.join(names)}, found none",
+            f"{folder}: no records of job {' or '.join(names)}",
             hint="records are by the job's number: 4711 of 4711_3 is squeue's %A",
         )
     return (_record_allocation(path, order) for path in paths)

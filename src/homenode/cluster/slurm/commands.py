@@ -48,7 +48,7 @@ from homenode.cluster.slurm.job_allocation import (
 from homenode.cluster.slurm.record import TaskRecord, hooks, with_tasks
 from homenode.cluster.slurm.tools.scontrol import Job, is_asked_for
 from homenode.cluster.slurm.tools.slurm_nodes import NodeShape, expand_hostlist, shown_shapes
-from homenode.errors import ParseError, ToolError, UsageError
+from homenode.errors import ParseError, ToolError, UsageError, exclusive
 from homenode.findings import with_gaps
 from homenode.safe.input_files import read_input
 from homenode.text import plural
@@ -65,11 +65,11 @@ def audit(arguments: SlurmAuditArguments) -> None:
         return
     order = None if arguments.gres is None else _order(arguments.gres)
     if arguments.look and (arguments.records is not None or arguments.jobs_file is not None):
-        raise UsageError("--look: expected without --jobs and --records: it asks jobs that run")
+        raise exclusive("--look", "--jobs or --records", "--look reads running jobs")
     if arguments.records is not None and (
         arguments.jobs_file is not None or arguments.nodes_file is not None
     ):
-        raise UsageError("--records: expected without --jobs and --nodes, which are of live jobs")
+        raise exclusive("--records", "--jobs or --nodes")
     judged: set[str] = set()
     with working("reading the jobs"):
         if arguments.records is not None:
@@ -120,7 +120,7 @@ def _jobs_to_audit(
         if matches and not any(job.runs or job.unreadable is not None for job in matches):
             states = ", ".join(sorted({job.state for job in matches}))
             raise UsageError(
-                f"job {name}: expected a job that runs, found {states}",
+                f"job {name}: not running ({states})",
                 hint="of jobs that ended only records remain: --records DIR",
             )
     return jobs, open_questions

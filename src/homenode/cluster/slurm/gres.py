@@ -197,10 +197,7 @@ def device_order(gres: SlurmConfig) -> DeviceOrder:
     lines = gres_lines(gres)
     if not any(line.name == "gpu" or line.autodetect is not None for line in lines):
         note = "".join(
-            f", and Include {other.path}, which is not read: {other.reason}"
-            for other in gres.not_read[:1]
+            f"; Include {other.path} was not read: {other.reason}" for other in gres.not_read[:1]
         )
-        raise InputError(
-            f"{gres.source}: expected lines with Name=gpu or AutoDetect=, found none{note}"
-        )
+        raise InputError(f"{gres.source}: no line with Name=gpu or AutoDetect={note}")
     return DeviceOrder(lines)

@@ -99,9 +99,7 @@ def node_classes(
     names = tuple(dict.fromkeys(nodes or named or defined))
     for name in nodes:
         if name not in defined and name not in named:
-            raise InputError(
-                f"{slurm.source}: expected a node {name}, found none there or in {gres.source}"
-            )
+            raise InputError(f"no node {name} in {slurm.source} or {gres.source}")
     lines_of = lines_by_node(lines, len(names))
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in names or (("",) if has_lines else ()):

@@ -145,7 +145,7 @@ def _pus_of_node(snapshot: Snapshot, number: int, online: CpuSet, gaps: list[Gap
     if pus is None:
         list_readable(snapshot, folder)
         raise InputError(
-            f"{snapshot.name}: expected {folder}/cpulist or cpumap, found neither",
+            f"{snapshot.name}: no {folder}/cpulist or cpumap",
             hint="the tree is incomplete: capture the host again",
         )
     mask = read_mask(snapshot, f"{folder}/cpumap")

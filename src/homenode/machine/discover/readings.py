@@ -68,9 +68,8 @@ def list_readable(snapshot: Snapshot, folder: str) -> tuple[str, ...] | None:
     names = snapshot.list(folder)
     if names is None and is_hidden(snapshot, folder):
         raise HostError(
-            f"{snapshot.name}: {folder}: expected a folder that can be read, found no permission "
-            "to read it",
-            hint="run as root, or as the owner of the folder",
+            f"{snapshot.name}: {folder}: permission denied",
+            hint="run as root, or as the owner of the directory",
         )
     return names
 

@@ -56,7 +56,7 @@ class GuestAgent(Struct, frozen=True):
             arguments["input-data"] = base64.b64encode(input.encode()).decode()
         process = self._ask("guest-exec", arguments).get("pid")
         if not isinstance(process, int):
-            raise self._strange("a process number")
+            raise self._strange("process number")
         deadline = time.monotonic() + timeout_s + _ANSWER_S
         wait_s = _FIRST_WAIT_S
         while True:
@@ -89,7 +89,7 @@ class GuestAgent(Struct, frozen=True):
             raise self._strange("JSON") from None
         returned = answer.get("return") if isinstance(answer, dict) else None
         if not isinstance(returned, dict):
-            raise self._strange("an answer")
+            raise self._strange("answer")
         return returned
 
     def _text(self, answer: dict[str, Any], key: str) -> str:
@@ -102,4 +102,4 @@ class GuestAgent(Struct, frozen=True):
             raise self._strange(f"{key} in base64") from None
 
     def _strange(self, expected: str) -> ToolError:
-        return ToolError(f"{self.name}: expected {expected} of the guest agent, found none")
+        return ToolError(f"{self.name}: the guest agent returned no {expected}")

@@ -214,7 +214,7 @@ class RemoteMachine:
             actual = self._sum(path)
         if actual != checksum:
             raise ToolError(
-                f"{self.name}: {path}: expected sha256 {checksum}, found {actual or 'none'}",
+                f"{self.name}: {path}: expected sha256 {checksum}, found {actual or 'no file'}",
                 hint="is its disk full?",
             )
         self._programs[name] = path
@@ -243,7 +243,7 @@ class RemoteMachine:
         done = self.run(("sh", "-c", save), timeout_s, text)
         failure = done.failure()
         if failure is not None:
-            raise ToolError(f"{self.name}: {path}: expected to write it, found: {failure}")
+            raise ToolError(f"{self.name}: {path}: cannot write: {failure}")
 
     def _sum(self, path: str) -> str | None:
         match = _SUM.search(self._line(f"sha256sum {quote(path)} || openssl sha256 {quote(path)}"))
@@ -263,8 +263,8 @@ class RemoteMachine:
             own_folder = self._line(f"({tries})")
             if not own_folder.endswith(name):
                 raise ToolError(
-                    f"{self.name}: expected a folder to put the probe in, found none of "
-                    f"{', '.join(_FOLDERS)} that can be written and run from",
+                    f"{self.name}: no directory for the probe: programs cannot be written to and "
+                    f"run from {', '.join(_FOLDERS)}",
                     hint="is its disk full?",
                 )
             self._folder = own_folder
@@ -285,7 +285,7 @@ class RemoteMachine:
             piece = content[at : at + limit].decode("utf-8", "surrogateescape")
             if self._line(f"cat >>{quote(path)} && echo kept", piece) != "kept":
                 raise ToolError(
-                    f"{self.name}: {path}: expected to write it, found no space",
+                    f"{self.name}: {path}: cannot write",
                     hint="is its disk full?",
                 )
         return path
@@ -295,7 +295,7 @@ class RemoteMachine:
         mark = _mark()
         output = self._channel.execute(f'{script}; echo "{mark}"', _SHORT_S, input)
         if mark not in output.stdout:
-            raise ToolError(f"{self.name}: expected an answer, found none: {_last_line(output)}")
+            raise ToolError(f"{self.name}: no answer: {_last_line(output)}")
         return output.stdout.partition(mark)[0].strip().partition("\n")[0]
 
 

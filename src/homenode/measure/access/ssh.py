@@ -129,7 +129,7 @@ class SshChannel(Struct, frozen=True):
             try:
                 replace_file(self.known_hosts, b"".join(other_lines))
             except OSError as error:
-                raise ToolError(f"{self.known_hosts}: expected to write it: {error}") from None
+                raise ToolError(f"{self.known_hosts}: cannot write: {error}") from None
 
     def _argv(self, *, is_known: bool) -> tuple[str, ...]:
         options = {

@@ -137,7 +137,7 @@ def _layouts(patterns: Mapping[str, Switches], names: Sequence[str]) -> dict[str
             matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
         if not matching:
             raise InputError(
-                f"--layout {pattern}=…: expected a run's name, found none such",
+                f"--layout: no run named {pattern}",
                 hint=f"runs: {', '.join(sorted(set(names))) or 'none'}",
             )
         for name in matching:

@@ -28,13 +28,13 @@ def load_torch() -> Any:
         torch = importlib.import_module("torch")
     except ImportError as error:
         raise SystemExit(
-            f"torch: expected in {sys.executable}, found none ({error}); install the package "
-            "torch there, or name another Python with --python"
+            f"torch: not installed in {sys.executable} ({error}); install the package torch there, "
+            "or name another Python with --python"
         ) from None
     if not torch.cuda.is_available():
         raise SystemExit(
-            f"torch {torch.__version__}: expected a GPU that it can use, found none; a CPU-only "
-            "package, no driver, or no access to /dev/nvidia* or /dev/kfd"
+            f"torch {torch.__version__}: no usable GPU: a CPU-only package, no driver, or no "
+            "access to /dev/nvidia* or /dev/kfd"
         )
     return torch
 
@@ -78,7 +78,7 @@ def bind(node: int) -> None:
     """
     cpus = numbers_of(_read(f"{_NODES}/node{node}/cpulist") or "") & os.sched_getaffinity(0)
     if not cpus:
-        raise OSError(f"node {node}: expected PUs that this process may use, found none")
+        raise OSError(f"node {node}: no CPU that this process may use")
     os.sched_setaffinity(0, cpus)
     words = (ctypes.c_ulong * (_MAX_NODES // 64))()
     words[node // 64] = 1 << (node % 64)

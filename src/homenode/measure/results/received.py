@@ -42,8 +42,8 @@ def receive_run(stream: BinaryIO, root: Path, name: str) -> Path:
     try:
         _lay_out(root, system, name, files)
     except OSError as error:
-        problem = "a run of this name" if target.exists() else error.strerror
-        raise HostError(f"{target}: expected to write it there, found: {problem}") from None
+        problem = "a run of this name exists" if target.exists() else error.strerror
+        raise HostError(f"{target}: cannot write: {problem}") from None
     return target
 
 
@@ -78,7 +78,7 @@ def _one_run(tree: ArchiveTree, name: str) -> tuple[str, dict[str, bytes]]:
             raise InputError(f"{_SOURCE}: expected files of the run {name}, found {path[:200]!r}")
         files[inside] = text.encode("utf-8", "surrogateescape")
     if FILE not in files:
-        raise InputError(f"{_SOURCE}: expected {FILE} in the run {name}, found none")
+        raise InputError(f"{_SOURCE}: no {FILE} in the run {name}")
     return min(systems), files
 
 

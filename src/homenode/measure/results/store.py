@@ -167,8 +167,8 @@ def write_run(root: Path, run: Run) -> Path:
     path = folder / FILE
     if path.exists():
         raise HostError(
-            f"{path}: expected no run of this name, found one",
-            hint="choose another name, or remove the folder",
+            f"{path}: a run of this name exists",
+            hint="choose another name, or remove the directory",
         )
     try:
         opened = open_folder(root, run.head.system, run.head.name)
@@ -177,7 +177,7 @@ def write_run(root: Path, run: Run) -> Path:
         finally:
             os.close(opened)
     except OSError as error:
-        raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None
+        raise HostError(f"{path}: cannot write: {error.strerror}") from None
     return path
 
 
@@ -186,7 +186,7 @@ def run_named(results: Path, name: str) -> Path | None:
     try:
         return next((path for path in sorted(results.glob(f"*/{name}")) if path.is_dir()), None)
     except OSError as error:
-        raise HostError(f"{results}: expected results there, found: {error.strerror}") from None
+        raise HostError(f"{results}: cannot read: {error.strerror}") from None
 
 
 def read_finished(folder: Path) -> Run | None:

@@ -66,12 +66,12 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
     uuid = copied_uuid(state.uuid, name)
     if is_there(virsh, name) and not is_there(virsh, uuid):
         raise UsageError(
-            f"copy: expected the name {name} free for the copy, found another domain of it",
-            hint="rename that one, or boot the VM itself: --in-place",
+            f"copy: another domain is named {name}",
+            hint="rename that domain, or boot the VM itself: --in-place",
         )
     if is_there(virsh, uuid):
         raise UsageError(
-            f"copy: expected no domain {name}, found one",
+            f"copy: domain {name} exists",
             hint=f"homenode trial undo {state.argument}, or virsh undefine {uuid}",
         )
     before = nvram_file(open_domain(original, state.name))
@@ -98,7 +98,7 @@ def make_copy(virsh: Virsh, prepared: PreparedCopy, host_lock: Sequence[int] = (
 def _check_nvram(before: str, after: str, name: str) -> None:
     if os.path.lexists(after):
         raise UsageError(
-            f"copy: expected no NVRAM of a domain {name} yet, found {after}",
+            f"copy: {after} exists, the NVRAM that domain {name} would get",
             hint="remove that file if it is of no use, or boot the VM itself: --in-place",
         )
     if not before.startswith("/") or os.path.lexists(before):
@@ -117,7 +117,7 @@ def _copy_nvram(before: str, after: str) -> None:
                 raise OSError(errno.EFBIG, f"no file of up to {_MOST_NVRAM_BYTES >> 20} MiB")
             create_like(Path(after), content, original.descriptor)
         except OSError as error:
-            raise HostError(f"{after}: expected a copy of {before}, found: {error}") from None
+            raise HostError(f"{after}: cannot copy {before}: {error}") from None
 
 
 def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
@@ -135,12 +135,12 @@ def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
                 argv = ("qemu-img", "create", "-q", "-f", "qcow2", *under, str(image), str(size))
                 failure = run(argv, _IMAGE_S).failure()
                 if failure is not None:
-                    raise HostError(f"{overlay}: expected a throw-away disk, found: {failure}")
+                    raise HostError(f"{overlay}: cannot create the overlay: {failure}")
                 content = read_plain(image, MAX_BYTES)
             create_like(overlay, content, original.descriptor)
         except OSError as error:
             raise HostError(
-                f"{overlay}: expected a throw-away disk, found: {error.strerror}",
+                f"{overlay}: cannot create the overlay: {error.strerror}",
                 hint="is there room next to the original, and no file of that name?",
             ) from None
 
@@ -199,11 +199,11 @@ def remove_copy(virsh: Virsh, copy: TrialCopy) -> None:
     for text in (*copy.overlays, *(() if copy.nvram is None else (copy.nvram,))):
         path = Path(text)
         if text in copy.overlays and not path.name.endswith(_SUFFIX):
-            raise InputError(f"{path}: expected a throw-away disk of a trial, found another name")
+            raise InputError(f"{path}: not the name of an overlay of a trial")
         try:
             remove_file(path)
         except OSError as error:
-            raise HostError(f"{path}: expected to remove it, found: {error.strerror}") from None
+            raise HostError(f"{path}: cannot remove: {error.strerror}") from None
 
 
 def _overlay(disk: WritableDisk, id: str) -> Path:

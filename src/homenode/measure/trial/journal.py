@@ -220,7 +220,7 @@ class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
         """A file that was kept."""
         content = self.read(name)
         if content is None:
-            raise HostError(f"{self.path / name}: expected a file of the trial, found none")
+            raise HostError(f"{self.path / name}: no such file")
         return content
 
 

@@ -147,8 +147,8 @@ def prepare(checked: Preflight, journal: TrialJournal) -> None:
     """Keep all of it, the head last: a trial without one has not begun. Raises HostError."""
     if journal.has_journal:
         raise HostError(
-            f"{journal.journal_path}: expected no trial of this name, found one",
-            hint="give another --name, or homenode trial resume it",
+            f"{journal.journal_path}: a trial of this name exists",
+            hint="another --name, or homenode trial resume",
         )
     journal.make()
     journal.write(_BEGUN, formats.encode("trial-config", checked.begun).encode())
@@ -218,7 +218,7 @@ def _refuse_unfinished(state: DomainState, root: Path) -> None:
     for trial in unfinished:
         if trial.state.to_undo or trial.entries:
             raise UsageError(
-                f"{state.name}: expected no unfinished trial, found {trial.folder.name}",
+                f"{state.name}: trial {trial.folder.name} is unfinished",
                 hint=f"homenode trial resume {state.argument} continues it, homenode trial undo "
                 f"{state.argument} ends it",
             )
@@ -268,7 +268,7 @@ def _obstacle_to(document: bytes, name: str, transport: Transport) -> str | None
         for child in children
     ):
         return (
-            f"{name}: expected a channel {_AGENT}, found none; add <channel type='unix'><target "
-            f"type='virtio' name='{_AGENT}'/></channel>, or give another --guest-access"
+            f"{name}: no channel {_AGENT}; add <channel type='unix'><target type='virtio' "
+            f"name='{_AGENT}'/></channel>, or use another --guest-access"
         )
     return None

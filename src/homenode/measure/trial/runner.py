@@ -353,7 +353,7 @@ def _measure(
     gaps = "; ".join(map(str, outcome.gaps))
     count = len(outcome.run.samples)
     if not count:
-        raise ToolError(f"expected figures, found none: every test failed: {gaps}")
+        raise ToolError(f"no results: every test failed: {gaps}")
     failed = tuple(
         f"{finding.subject}: {finding.observed}"
         for finding in outcome.findings
@@ -442,7 +442,7 @@ def _set_aside(trial: Trial, step: ScheduledTask, folder: Path) -> None:
         aside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.move(folder, aside)
     except OSError as error:
-        raise HostError(f"{aside}: expected to move a run there, found: {error}") from None
+        raise HostError(f"{aside}: cannot move the run here: {error}") from None
 
 
 def is_emulated(document: bytes) -> bool:

@@ -422,8 +422,7 @@ def _missing(
     ]
     if not nodes_of_gpu:
         detail = (
-            "expected host nodes of generic initiators to share among the Grace GPUs, found none "
-            "or an uneven number"
+            "no host nodes of generic initiators that can be shared evenly among the Grace GPUs"
         )
         case: str | None = "no nodes"
     elif not shows:

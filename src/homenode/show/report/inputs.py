@@ -148,7 +148,7 @@ def _plan(path: Path) -> Plan:
     try:
         text = read_plain(path, MAX_PLAN_BYTES)
     except OSError as error:
-        raise InputError(f"expected a plan, found: {error.strerror}") from None
+        raise InputError(f"cannot read the plan: {error.strerror}") from None
     return read_plan(text, path.name)
 
 

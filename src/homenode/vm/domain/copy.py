@@ -49,7 +49,7 @@ def copy_domain(xml: bytes, name: str, source: str = "domain") -> bytes:
     original = read_name(document)
     if name == original:
         raise InputError(
-            f"{source}: expected another name for the copy, found {name!r}, the original's",
+            f"{source}: --name {name!r} is the name of the VM itself",
             hint="choose another --name, or omit it to change the domain itself",
         )
     for step in (_identity, _firmware, _devices):

@@ -57,9 +57,7 @@ def write_tuned(
         replace_file(saved.record, _record(saved, keep, tuned, _ours_there(saved)), mode)
         replace_file(saved.output, tuned, mode)
     except OSError as error:
-        raise HostError(
-            f"{error.filename or output}: expected to write there, found: {error.strerror}"
-        ) from None
+        raise HostError(f"{error.filename or output}: cannot write: {error.strerror}") from None
     return saved
 
 
@@ -122,7 +120,7 @@ def restore(output: str | Path) -> Path:
 
 
 def _not_restored(error: OSError, output: str | Path) -> HostError:
-    return HostError(f"{error.filename or output}: expected to restore it, found: {error.strerror}")
+    return HostError(f"{error.filename or output}: cannot restore: {error.strerror}")
 
 
 def saved_original(output: str | Path) -> SavedOriginal:

@@ -49,7 +49,7 @@ def check_host(host: str | None, uri: str) -> None:
     """Raises UsageError where no host is given and the daemon is on another machine."""
     if host is None and not is_local(checked_uri(uri)):
         raise UsageError(
-            f"--connect {uri}: expected --host as well, since the daemon is on another machine",
+            f"--connect {uri} requires --host, since the daemon is on another machine",
             hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
         )
 

@@ -59,8 +59,8 @@ def kind_of(content: bytes, source: str, named: str | None = None) -> str:
     if named not in (None, LIBVIRT) and target_named(named).may_be(content):
         return named
     raise InputError(
-        f"{source}: expected a VM: libvirt's XML, a configuration of qm or xl, or a script of "
-        "homenode; found none of these"
+        f"{source}: not a VM: neither libvirt's XML nor a configuration of qm or xl nor a script "
+        "of homenode"
     )
 
 

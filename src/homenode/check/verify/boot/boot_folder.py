@@ -142,7 +142,7 @@ def copy_for_qemu(path: Path, content: bytes, user: int) -> None:
                 let_in(file.fileno(), user, READ)
     except OSError as error:
         raise HostError(
-            f"{path}: expected room for a file of the test guest, found: {error.strerror}",
+            f"{path}: cannot write a file of the test guest: {error.strerror}",
             hint=_ELSEWHERE,
         ) from None
 

@@ -58,8 +58,7 @@ def find_guest_files(kernel: Path | None = None) -> GuestFiles:
     image = image or _fetch("vmlinuz", _KERNEL_PACKAGES, "./boot/vmlinuz-*", "boot/vmlinuz-*")
     if image is None:
         raise HostError(
-            "kernel for the test guest: expected /boot/vmlinuz-* or apt-get to fetch one, "
-            "found neither",
+            "kernel for the test guest: no /boot/vmlinuz-*, and apt-get cannot fetch it",
             hint=_HINT,
         )
     return GuestFiles(image, _busybox(), image.name.replace("vmlinuz-", "Linux "))
@@ -111,7 +110,7 @@ def _busybox() -> bytes:
     program = None if fetched is None else _program(fetched)
     if program is None:
         raise HostError(
-            "busybox: expected a statically linked one, or apt-get to fetch it, found neither",
+            "busybox (static): not installed, and apt-get cannot fetch it",
             hint="apt-get install busybox-static",
         )
     return program
@@ -136,7 +135,7 @@ def _fetch(kind: str, packages: tuple[str, ...], member: str, pattern: str) -> P
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise HostError(f"{folder}: expected to write there, found: {error.strerror}") from None
+        raise HostError(f"{folder}: cannot write: {error.strerror}") from None
     for package in packages:
         for real in _dependencies(package) if kind == "vmlinuz" else (package,):
             # Aside, and whole into its place: another homenode may look for it meanwhile.

@@ -145,7 +145,7 @@ def silence(console: str, limit_s: float, source: str) -> ToolTimeoutError:
 def partial(size: int, source: str) -> HostError:
     """The error of a guest that came up and did not report whole. size: of what came, in bytes."""
     return HostError(
-        f"{source}: expected a whole report from the test guest, found {size} bytes of one",
+        f"{source}: the test guest's report ends after {size} bytes",
         hint=CONSOLE_HINT,
     )
 

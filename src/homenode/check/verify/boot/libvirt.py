@@ -41,7 +41,7 @@ def answering(connect: str | None) -> str | None:
         return uri
     if connect is not None:
         raise ToolError(
-            f"{uri}: expected libvirt to answer, found: {failure}",
+            f"{uri}: libvirt does not answer: {failure}",
             hint="--connect none boots with QEMU directly",
         )
     return None

@@ -437,7 +437,7 @@ def _check_can_keep(keep: Path | None) -> None:
         if not os.access(keep, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise HostError(f"{keep}: expected to write there, found: {error.strerror}") from None
+        raise HostError(f"{keep}: cannot write: {error.strerror}") from None
 
 
 def _keep(guests: Sequence[_Guest], keep: Path) -> None:
@@ -459,4 +459,4 @@ def _keep(guests: Sequence[_Guest], keep: Path) -> None:
             for name, content in content_of.items():
                 replace_file(into / name, content, None, synced=False)
     except OSError as error:
-        raise HostError(f"{keep}: expected to write there, found: {error.strerror}") from None
+        raise HostError(f"{keep}: cannot write: {error.strerror}") from None

@@ -175,8 +175,10 @@ def _process_of(proc: ProcFiles, uuid: str) -> tuple[int, tuple[str, ...]]:
     if len(best) == 1:
         return best[0]
     raise HostError(
-        f"domain {uuid}: expected one QEMU process with that UUID, found "
-        f"{', '.join(str(process) for process, _ in best) or 'none'}",
+        f"domain {uuid}: several QEMU processes have this UUID: "
+        f"{', '.join(str(process) for process, _ in best)}"
+        if best
+        else f"domain {uuid}: no QEMU process has this UUID",
         hint="run homenode as root on the VM's own host, outside of containers that hide its "
         "processes (so does /proc mounted with hidepid=)",
     )

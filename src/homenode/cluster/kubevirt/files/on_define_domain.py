@@ -89,7 +89,7 @@ class PciControllers:
     def add(self, model, bus, slot, cell):
         index = max([0, *self.by_index, *(bus for bus, _ in self.places())]) + 1
         if index > 255 or slot is None:
-            raise ValueError("pcie.0: expected a slot and an index for each controller, found none")
+            raise ValueError("pcie.0: no slot or index is free for another controller")
         controllers = list(self.by_index.values()) or self.devices.findall("controller")
         after = max(list(self.devices).index(controller) for controller in controllers)
         new = ElementTree.Element("controller", type="pci", index=str(index), model=model)

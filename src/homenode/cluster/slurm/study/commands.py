@@ -47,9 +47,7 @@ def study(arguments: SlurmStudyArguments) -> None:
     options = _options(arguments)
     check_options(options)
     if options.setup is not None and not Path(options.setup).is_file():
-        raise UsageError(
-            f"--setup {arguments.study.setup}: expected a file that jobs can read, found none"
-        )
+        raise UsageError(f"--setup: {arguments.study.setup}: no such file")
     folder = StudyFolder(arguments.output)
     try:
         if (
@@ -217,7 +215,7 @@ def _words(app: str | None) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(app or ""))
     except ValueError as error:
-        raise UsageError(f"--app: expected a command, found: {error}") from None
+        raise UsageError(f"--app: not a command: {error}") from None
 
 
 def _shapes(shared: Sequence[str], mig: Sequence[str]) -> tuple[Shape, ...]:

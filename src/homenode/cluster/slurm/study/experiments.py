@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from homenode.cluster.slurm.numbering import bindable_node, bindable_nodes
 from homenode.cluster.slurm.options import StudyOptions
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
-from homenode.errors import UsageError
+from homenode.errors import UsageError, unknown
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host, NumaNode
 from homenode.measure.app_metric import check_metric
@@ -140,14 +140,12 @@ def check_options(options: StudyOptions) -> None:
             )
     for name in options.tests:
         if name not in _TESTS:
-            raise UsageError(
-                f"--tests {name}: expected a test of homenode bench, found none of this name",
-                hint=f"one of {', '.join(sorted(_TESTS))}; none",
-            )
+            hint = f"one of {', '.join(sorted(_TESTS))}; none"
+            raise unknown("test", name, _TESTS, hint, "--tests: ")
     if options.metric is not None:
         check_metric(options.metric)
     if bool(options.app) != (options.metric is not None):
-        raise UsageError("--app and --metric: expected both or neither, found one")
+        raise UsageError("--app and --metric require each other")
 
 
 def choose_nodes(
@@ -183,8 +181,7 @@ def _named_nodes(
     for name in names:
         if name not in node_names:
             raise UsageError(
-                f"--nodelist {name}: expected a node of partition {' or '.join(partitions)} with "
-                f"GPUs, found none",
+                f"--nodelist: no node {name} with GPUs in partition {' or '.join(partitions)}",
                 hint=f"their nodes: {', '.join(sorted(node_names)[:20])}",
             )
     nodes_by_name = [{node.name: node for node in nodes} for nodes in (exclusive, shared)]
@@ -192,7 +189,7 @@ def _named_nodes(
     first, second = (tuple(d[name] for name in in_order if name in d) for d in nodes_by_name)
     if not first:
         raise UsageError(
-            f"--nodelist: expected a node of partition {exclusive[0].partition}, found none",
+            f"--nodelist: none of these nodes is in partition {exclusive[0].partition}",
             hint=f"its nodes: {', '.join(sorted(nodes_by_name[0])[:20])}",
         )
     return first, second
@@ -370,7 +367,7 @@ def _shared_experiments(node: ClusterNode, options: StudyOptions) -> Iterator[Ex
     fitting = [shape for shape in options.shapes if shape.gres != "gpu" or shape.gpus <= gpus]
     if options.shapes and not fitting:
         raise UsageError(
-            f"{node.name}: expected jobs of at most {plural(gpus, 'GPU')}, found none of this size",
+            f"--shared: every job needs more than the {plural(gpus, 'GPU')} of {node.name}",
             hint="say --shared GPUSxJOBS",
         )
     for shape in fitting:

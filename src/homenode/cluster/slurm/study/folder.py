@@ -111,13 +111,13 @@ class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
             for name in ("raw", "results"):
                 if any((self.path / name).iterdir()):
                     raise HostError(
-                        f"{self.path / name}: expected an empty folder, found files that no study "
-                        "here shows: they would be mistaken for this one's",
-                        hint="choose another folder with -o",
+                        f"{self.path / name}: this directory is not empty, and no study here "
+                        "lists its files",
+                        hint="choose another directory with -o",
                     )
         self._open()
         if self.has_journal:
-            raise HostError(f"{self.path}: expected no study yet, found one that has just begun")
+            raise HostError(f"{self.path}: another study has just begun in it")
         self.write_scripts(study, study.everything())
         if described is not None:
             self.write(DESCRIBED, formats.encode("host", described).encode(), 0o644)
@@ -346,7 +346,7 @@ def _evidence(
 ) -> JobEvidence:
     """Raises InputError where the run of a job that is done is not there or is none."""
     if name not in runs:
-        raise InputError(f"results/*/{name}/{FILE}: expected a run, found none")
+        raise InputError(f"results/*/{name}/{FILE}: no such file")
     folder = runs[name]
     run = read_run(folder)
     host, machine = hosts.lookup(experiment, folder)

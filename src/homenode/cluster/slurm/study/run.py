@@ -54,7 +54,7 @@ def make_study(
     NoAnswerError, ToolError.
     """
     if described is not None and not nodes_to_bind_to(described, options):
-        raise UsageError(f"{host}: expected NUMA nodes with CPUs and memory, found none")
+        raise UsageError(f"{host}: no NUMA node with CPUs and memory")
     if is_described and described is not None:
         nodes = described_nodes(described, options)
     else:

@@ -19,7 +19,7 @@ prepare() {
   for device in "${devices[@]}"; do
     folder=/sys/bus/pci/devices/$device
     if [[ ! -d $folder ]]; then
-      echo "device $device: expected it on this host, found none" >&2
+      echo "device $device: not on this host" >&2
       return 1
     fi
     driver=

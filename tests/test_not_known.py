@@ -17,7 +17,7 @@ from tests.published_runs import FOLDER
 from tests.rendered.machine import render
 from tests.slurm.gpu_nodes import Listed, scontrol_text
 from tests.tree_writer import write_tree
-from tests.virsh_stand_in import StandIn
+from tests.virsh_stand_in import UUID, StandIn
 
 Be = Callable[[str, str | None], None]
 NODES = "/sys/devices/system/node"
@@ -79,7 +79,7 @@ COMMANDS = {  # with their exit codes
     "show --host TREE": 0,
     "plan vm.xml --layout pin-bound --host TREE": 0,
     "plan vm.xml --layout default --host TREE --json": 0,
-    "apply vm.xml --layout default --host TREE --dry-run": 0,
+    "apply vm --layout default --dry-run": 0,
     "capture -o captured.tar.gz": 0,
     "doctor --host TREE": 0,
     "doctor": 0,
@@ -97,10 +97,11 @@ COMMANDS = {  # with their exit codes
     "slurm audit --jobs jobs.txt --host TREE": 0,
     "nccl-topo --domain vm.xml --host TREE -o topo.xml": 1,
 }
+APPLY = "apply vm --layout default --dry-run"
 TRIAL = "trial vm --layouts default,pin --dry-run"
 DECIDED = {
-    "VMs, pins and allocations": {"doctor": 5, TRIAL: 5},
-    "running VM": {"doctor": 5, TRIAL: 5},
+    "VMs, pins and allocations": {"doctor": 5, APPLY: 5, TRIAL: 5},
+    "running VM": {"doctor": 5, APPLY: 5, TRIAL: 5},
     "NUMA nodes": {
         "doctor vm.xml --json": 0,
         "nccl-topo --domain vm.xml --host TREE -o topo.xml": 0,
@@ -138,9 +139,8 @@ NOTHING = (
     "plan --vcpus 1 --memory 1GiB --layout pin --host lspci.txt",
     "plan --vcpus 1 --memory 1GiB --layout pin --host numactl.txt",
     "plan --vcpus 1 --memory 1GiB --layout pin --host lscpu.txt --gpus 1",
-    "apply vm.xml --layout pin --dry-run",
-    "apply vm.xml --layout pin --yes BROKEN",
     "apply vm --layout pin --dry-run",
+    "apply vm --layout pin --yes BROKEN",
     "apply vm --domain vm.xml --yes BROKEN",
     "trial vm --layouts default,pin --dry-run",
     "pool show --pool lspci.txt",
@@ -198,7 +198,8 @@ def here(machine: MemorySnapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         )
         monkeypatch.setattr(LiveSnapshot, "_run", lambda self, tool: shown.commands.get(tool.name))
 
-    daemon = StandIn(tmp_path / "daemon", "vm", VM.encode())
+    defined = VM.replace("</name>", f"</name><uuid>{UUID}</uuid>")
+    daemon = StandIn(tmp_path / "daemon", "vm", defined.encode())
     monkeypatch.setenv("PATH", f"{daemon.bin}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():

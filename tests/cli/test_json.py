@@ -72,8 +72,6 @@ PRINTED = {
     "show --host hgx-h100": 0,
     f"plan {VM} --host hgx-h100 --gpus 1 --vcpus 4 --memory 8GiB": 0,
     f"plan {VM} --host hgx-h100 --vcpus 9999": 4,
-    f"apply {VM} --host hgx-h100 --gpus 1 --dry-run": 0,
-    f"apply {VM} --host hgx-h100 --vcpus 9999 --dry-run": 4,
     f"apply {UUID} --host {HOST[1]} --vcpus 9999 --dry-run": 4,
     f"verify {VM} --host hgx-h100": 1,
     "doctor --host hgx-h100": 0,
@@ -142,14 +140,6 @@ def test_apply_names_what_stands_against_it(daemon: StandIn) -> None:
     assert done.exit_code == 2
     (domain,) = json.loads(done.stdout)["domains"]
     assert [one["constraint"] for one in domain["obstacles"]] == ["managed-save"]
-
-
-def test_apply_says_what_becomes_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "vm.xml"
-    path.write_bytes(ORIGINAL)
-    (done,) = _json("applied", "apply", path, "--layout", "pin", *HOST, "--yes")["domains"]
-    assert (done["name"], done["uuid"], done["original"]) == (str(path), None, f"{path}.orig")
-    assert path.read_bytes() != ORIGINAL
 
 
 def test_imported_runs_name_what_was_left_out(tmp_path: Path) -> None:

@@ -78,49 +78,6 @@ def test_without_standard_error_an_error_is_not_an_answer() -> None:
     assert (done.returncode, done.stdout) == (UsageError.exit_code, b"")
 
 
-def test_apply_on_a_file_rewrites_it_and_restore_gives_the_original_back(tmp_path: Path) -> None:
-    path = tmp_path / "vm.xml"
-    original = Path(DOCUMENT).read_bytes()
-    path.write_bytes(original)
-    done = homenode("apply", str(path), *APPLY, "--dry-run")
-    assert done.exit_code == 0, done.output
-    assert "+" in done.stdout and path.read_bytes() == original
-    done = homenode("apply", str(path), *APPLY, "--quiet", "--yes")
-    assert done.exit_code == 0, done.output
-    assert f"undo  homenode restore {path}" in done.stdout
-    assert b"<vcpupin" in path.read_bytes()
-    assert homenode("restore", str(path), "--yes").exit_code == 0
-    assert path.read_bytes() == original
-
-
-def test_apply_without_a_terminal_changes_nothing_unless_yes_is_given(tmp_path: Path) -> None:
-    path = tmp_path / "vm.xml"
-    path.write_bytes(Path(DOCUMENT).read_bytes())
-    done = homenode("apply", str(path), *APPLY)
-    assert isinstance(done.exception, UsageError) and "--yes" in (done.exception.hint or "")
-    for command in ("apply", "trial"):
-        unknown = homenode(command, "no-such-domain").exception
-        assert unknown is not None and "--yes" not in str(unknown), "the name is wrong first"
-    assert path.read_bytes() == Path(DOCUMENT).read_bytes()
-
-
-def test_apply_on_a_file_takes_nothing_that_is_for_libvirt(tmp_path: Path) -> None:
-    done = homenode("apply", str(tmp_path / "vm.xml"), "--live-pins", "--yes")
-    assert isinstance(done.exception, UsageError)
-
-
-@pytest.mark.parametrize(("answer", "is_written"), [("y", True), ("n", False), ("", False)])
-def test_on_a_terminal_apply_asks(
-    answer: str, is_written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "vm.xml"
-    path.write_bytes(Path(DOCUMENT).read_bytes())
-    monkeypatch.setattr("homenode.cli.terminal.is_interactive", lambda: True)
-    done = homenode("apply", str(path), *APPLY, input=f"{answer}\n")
-    assert (b"<vcpupin" in path.read_bytes()) is is_written
-    assert done.exit_code == (0 if is_written else 1)
-
-
 @NEEDS_CLUSTER
 def test_what_is_piped_to_standard_error_is_neither_wrapped_nor_padded(
     monkeypatch: pytest.MonkeyPatch,

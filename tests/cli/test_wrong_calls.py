@@ -47,7 +47,7 @@ CALLS = (
     (f"{PLAN} --after absent.json", 2, "absent.json: no such file"),
     (f"{PLAN} --gpus 9", 4, "vm does not fit hgx-h100: 9 GPUs needed, 8 of 8 free"),
     ("apply", 2, "missing argument NAME"),
-    ("apply vm.xml", 2, "no terminal to ask on; nothing was changed"),
+    ("apply vm.xml", 2, "vm.xml: a file, not a domain of libvirt"),
     ("restore", 2, "missing argument NAME"),
     ("restore --list vm", 2, "--list and another argument cannot be used together"),
     ("restore vm --forget --keep-edits", 2, "--forget and --keep-edits cannot be used together"),

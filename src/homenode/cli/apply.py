@@ -17,14 +17,13 @@ from homenode.change.apply.definition import (
     refuse_obstacles,
 )
 from homenode.change.apply.live_pins import RepinnedThreads, apply_live_pins, preview_live_pins
-from homenode.cli.arguments.place import ApplyArguments, PlanArguments
+from homenode.cli.arguments.place import ApplyArguments
 from homenode.cli.command import format_words
 from homenode.cli.plan import (
     choose_by,
     hosts_after,
     note_critical,
     note_sick_links,
-    run,
     say_why_not,
 )
 from homenode.cli.restore import changing_host, is_file_target
@@ -65,7 +64,6 @@ from homenode.vm.layout import PRESETS, Pinning, Siblings
 from homenode.vm.model import PortModel, Vm
 from homenode.vm.plan import Unplannable, is_critical
 from homenode.vm.plan_options import AUTO, PciGranularity, PlanOptions, refuse_objective
-from homenode.vm.sources import load_host
 
 
 class MovedThread(Struct, frozen=True, kw_only=True):
@@ -78,10 +76,10 @@ class MovedThread(Struct, frozen=True, kw_only=True):
 
 
 class AppliedDomain(Struct, frozen=True, kw_only=True):
-    """A domain, or a file, whose uuid is None. None: given."""
+    """A domain. None: given."""
 
     name: str
-    uuid: str | None
+    uuid: str
     changed: bool
     original: str | None
     plan: dict[str, object] | None  # as plan --json prints it
@@ -100,18 +98,13 @@ class ApplyAnswer(Struct, frozen=True, kw_only=True):
 def apply(arguments: ApplyArguments) -> None:
     """Plan, show what would change, ask, and define it."""
     refuse_objective(arguments.options)
+    if files := [name for name in arguments.names if is_file_target(name)]:
+        raise UsageError(
+            f"{files[0]}: a file, not a domain of libvirt",
+            hint=command_line("homenode", "plan", files[0], "-o", files[0]),
+        )
     if len(arguments.names) > 1:
-        if files := [name for name in arguments.names if is_file_target(name)]:
-            raise UsageError(f"{files[0]}: not a domain of libvirt, but a file")
-        of_one = ("--domain", "--live-pins", "--save-plan")
-        _refuse(arguments, of_one, f"one domain, found {len(arguments.names)}")
-    if is_file_target(arguments.names[0]):
-        of_domain = ("--domain", "--connect", "--live-pins")
-        _refuse(arguments, of_domain, "a domain of libvirt, and NAME is a file")
-        _check_can_ask(arguments)
-        _apply_to_file(arguments)
-        return
-
+        _refuse_for_several(arguments)
     if arguments.domain is not None:
         _refuse_planning(arguments)
     check_can_write(arguments.save_plan, force=arguments.force)
@@ -163,59 +156,15 @@ def _check_can_ask(arguments: ApplyArguments) -> None:
     check_can_ask(asks=not (arguments.yes or arguments.dry_run))
 
 
-def _refuse(arguments: ApplyArguments, options: Sequence[str], reason: str) -> None:
-    is_given = {
-        "--domain": arguments.domain is not None,
-        "--connect": arguments.connect != DEFAULT,
-        "--live-pins": arguments.live_pins,
-        "--save-plan": arguments.save_plan is not None,
-    }
-    for option in options:
-        if is_given[option]:
-            raise UsageError(f"{option} is for {reason}")
-
-
-def _apply_to_file(arguments: ApplyArguments) -> None:
-    """The same on a file: plan, show, ask, and rewrite it."""
-    path = Path(arguments.names[0])
-    if arguments.host is None:
-        refuse_unread_vms(load_host(None))
-
-    def confirm(planned: PlannedFile) -> bool:
-        if not arguments.json:
-            console().print(change_doc(str(path), planned.original, planned.document))
-        if arguments.dry_run:
-            _say(arguments, "dry run: nothing was changed")
-            return False
-        if not arguments.yes:
-            ask(f"Rewrite {path}?")
-        return True
-
-    planned = PlanArguments(
-        document=arguments.names[0],
-        hosts=() if arguments.host is None else (arguments.host,),
-        target="libvirt",
-        output=path,
-        save_plan=arguments.save_plan,
-        diff=arguments.diff and not arguments.json,
-        explain=arguments.explain,
-        options=arguments.options,
-        results=arguments.results,
-        after=arguments.after,
-        quiet=arguments.quiet or arguments.json,
-        force=arguments.force,
-    )
-    tuning = run(planned, confirm, as_json=arguments.json)
-    if arguments.json:
-        rewritten = AppliedDomain(
-            name=str(path), uuid=None, changed=True, original=f"{path}.orig", plan=None
-        )
-        _answer(arguments, (rewritten,), (tuning,))
-    if is_critical(tuning.plan):
-        raise SystemExit(FINDINGS)
-    if not arguments.dry_run:
-        _say(arguments, f"next  {command_line('virsh', 'define', arguments.names[0])}")
-        _say(arguments, f"undo  {command_line('homenode', 'restore', arguments.names[0])}")
+def _refuse_for_several(arguments: ApplyArguments) -> None:
+    """Raise UsageError for an option that is for one domain."""
+    for option, is_given in (
+        ("--domain", arguments.domain is not None),
+        ("--live-pins", arguments.live_pins),
+        ("--save-plan", arguments.save_plan is not None),
+    ):
+        if is_given:
+            raise UsageError(f"{option} is for one domain, found {len(arguments.names)}")
 
 
 def _refuse_planning(arguments: ApplyArguments) -> None:

@@ -1,6 +1,6 @@
 """homenode plan: read, plan, print, write; for libvirt or for another target. [I/O]"""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,25 +61,14 @@ class VmSource(NamedTuple):
 
 
 def plan(arguments: PlanArguments) -> None:
-    """Plan, write and print."""
+    """Plan, write and print; exit 1 for a critical finding.
+
+    Nothing is written unless everything before succeeded; then files are written first, so that
+    whoever stops reading the output has them.
+    """
     if arguments.document is not None and arguments.vm_file is not None:
         raise exclusive("--vm", "argument VM")
     refuse_objective(arguments.options)
-    if is_critical(run(arguments).plan):
-        raise SystemExit(FINDINGS)
-
-
-def run(
-    arguments: PlanArguments,
-    agreed: Callable[[PlannedFile], bool] | None = None,
-    *,
-    as_json: bool = False,
-) -> PlannedFile:
-    """Plan, write and print. Nothing is written unless everything before succeeded.
-
-    agreed: called when all is printed, before anything is written; without it files are written
-    first, so that whoever stops reading the output has them. as_json: how a refusal is printed.
-    """
     if arguments.manual.sibling_pus and not arguments.manual.node_pus:
         raise UsageError("missing option --node-cpus: --sibling-cpus needs it")
     _check_paths(arguments)
@@ -88,15 +77,14 @@ def run(
     try:
         planned, reasons = _plan(source, arguments)
     except Unplannable as error:
-        say_why_not(error, as_json=arguments.json or as_json)
+        say_why_not(error, as_json=arguments.json)
         raise SystemExit(error.exit_code) from None
-    lines = _write(planned, source, arguments) if agreed is None else []
-    _print(planned, reasons, source, arguments, has_next=agreed is None)
-    if agreed is not None and agreed(planned):
-        lines = _write(planned, source, arguments)
+    lines = _write(planned, source, arguments)
+    _print(planned, reasons, source, arguments)
     for line in lines:
         note(line)
-    return planned
+    if is_critical(planned.plan):
+        raise SystemExit(FINDINGS)
 
 
 # The VM.
@@ -368,12 +356,7 @@ def say_why_not(error: Unplannable, *, as_json: bool = False, command: str = "pl
 
 
 def _print(
-    planned: PlannedFile,
-    reasons: Sequence[str],
-    source: VmSource,
-    arguments: PlanArguments,
-    *,
-    has_next: bool,
+    planned: PlannedFile, reasons: Sequence[str], source: VmSource, arguments: PlanArguments
 ) -> None:
     is_libvirt = planned.target == LIBVIRT
     if arguments.json:
@@ -386,8 +369,8 @@ def _print(
         outputs = (arguments.output, arguments.save_plan, arguments.svg)
         screen = error_console() if STANDARD_OUTPUT in outputs else console()
         step = "the same command with -o tuned.xml"
-        if arguments.output is not None or not has_next:
-            step = _define_step(planned, source, arguments) if is_libvirt and has_next else ""
+        if arguments.output is not None:
+            step = _define_step(planned, source, arguments) if is_libvirt else ""
         host = _host_to_show(planned, arguments)
         screen.print(
             explain(planned.plan_to_show, host, reasons=reasons, step=step, full=arguments.explain)

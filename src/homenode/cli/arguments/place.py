@@ -116,15 +116,11 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
     Several domains are planned together and share no CPUs or devices. All are defined or none. A VM
     that homenode has tuned keeps its layout, and is planned for the host as it is now.
 
-    A NAME with a slash or ending in .xml is a file, which needs no libvirt: it is rewritten, its
-    original is kept as FILE.orig, and `homenode restore FILE` restores it.
-
     Options:
       dry_run: Print the plan, the change and each obstacle; change nothing.
       diff: Print the whole change of the definition.
       explain: Print every compared cost of the plan.
-      names: Domains by name or UUID; needed. A file, with a slash or ending in .xml, is rewritten
-        without libvirt.
+      names: Domains by name or UUID; needed.
       domain: Define this output of homenode plan instead; it must be of the same domain, for the
         host of the libvirt daemon, and with devices that this host has.
       yes: Change it without a prompt; needed without a terminal. Default: prompts on a terminal.
@@ -134,7 +130,7 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
 
     Examples:
       homenode apply gpu-vm gpu-vm-2 --dry-run
-      homenode apply ./VM.xml --host hgx-h100 --gpus 2
+      homenode apply gpu-vm --layout pin-numa --yes
     """
 
     names: Annotated[tuple[str, ...], Arg("NAME...", complete="vms")]

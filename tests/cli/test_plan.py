@@ -221,24 +221,6 @@ def test_the_94_vcpus_of_the_study_are_planned_with_unequal_cells_and_no_flag() 
     assert "192" in too_many.stderr
 
 
-def test_hosts_are_ranked_and_the_best_is_planned(tmp_path: Path) -> None:
-    done = homenode(
-        "plan",
-        DOCUMENT,
-        "--host",
-        "xapi-2n16c2t",
-        "--host",
-        "epyc9654-2p-1node",
-        "--layout",
-        "pin",
-        "--save-plan",
-        tmp_path / "p.json",
-    )
-    assert done.exit_code == 0, done.stderr
-    assert done.stdout.index("epyc9654-2p-1node") < done.stdout.index("xapi-2n16c2t")
-    assert json.loads((tmp_path / "p.json").read_text())["host_name"] == "epyc9654-2p-1node"
-
-
 def test_auto_prints_the_figures_it_follows() -> None:
     done = homenode(
         "plan",
@@ -444,11 +426,3 @@ def test_quiet_of_apply_leaves_what_makes_the_exit_code_1(
     assert is_critical(made.plan)
     shown = capsys.readouterr()
     assert shown.out == "" and "critical: small-2n8c-2gpu" in shown.err
-
-
-def test_no_host_is_the_best_where_none_can_hold_the_vm() -> None:
-    hosts = ("--host", "small-2n8c-2gpu", "--host", "x86-1p1n4c4t")
-    done = homenode("plan", DOCUMENT, *hosts, "--vcpus", "900", "--layout", "pin")
-    assert done.exit_code == 4
-    assert "best host" not in done.stderr
-    assert " fits on none of 2 hosts\n" in done.stdout

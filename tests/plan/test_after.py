@@ -225,9 +225,9 @@ def test_the_command_takes_it_and_refuses_it_where_it_means_nothing(tmp_path: Pa
         "plan", DOCUMENT, "--layout", "pin", "--host", "hgx-h100", "--ignore-domain", "x", "--json"
     )
     assert done.exit_code == 2 and "--ignore-domain" in done.stderr
-    for rest in (("--node-cpus", "0-3"), ("--host", "hgx-h100", "--host", "gh200x4")):
-        done = homenode("plan", DOCUMENT, "--layout", "pin", "--ignore-domain", "x", *rest)
-        assert done.exit_code == 2 and "--ignore-domain" in done.stderr, done.stderr
+    lists = ("--node-cpus", "0-3")
+    done = homenode("plan", DOCUMENT, "--layout", "pin", "--ignore-domain", "x", *lists)
+    assert done.exit_code == 2 and "--ignore-domain" in done.stderr, done.stderr
 
 
 def now(layout: str) -> Plan:

@@ -19,9 +19,7 @@ from homenode.measure import runner
 from homenode.measure.model import Depth, SuiteOptions
 from homenode.measure.options import BenchOptions, BenchOutcome
 from homenode.measure.results.vantage import Vantage
-from homenode.plan.planner import rank
 from homenode.show.explain import explain
-from homenode.show.fit_text import rank_text
 from homenode.show.host_text import host_text, host_tree
 from homenode.show.plan_text import refusal_text
 from homenode.show.results_text import bench_text, steps_text
@@ -31,7 +29,6 @@ from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Plan, Unplannable
 from tests.bench_machines import FakeMachine
 from tests.picture_hosts import gh200_host, h200_host, hand_plan, hgx_host, pictures
-from tests.small_hosts import even_host, small_request
 
 SCREEN = Path(__file__).with_name("show.txt")
 HOSTS = [name for name, (_, plan) in pictures().items() if plan is None]
@@ -181,18 +178,6 @@ def test_the_table_of_presets_becomes_a_list_on_a_narrow_terminal() -> None:
     text = _printed(plan_table(plans, host), 40)
     assert "pin-numa: vCPUs 92, " in " ".join(text.split())
     assert max(len(line) for line in text.splitlines()) <= 40
-
-
-def test_hosts_are_ranked_best_first_and_those_that_cannot_say_why() -> None:
-    near = even_host(1, 1, 1, 8, name="one-node")
-    far = even_host(2, 1, 1, 4, name="two-nodes")
-    small = even_host(1, 1, 1, 2, name="too-small")
-    ranking = rank([(host, small_request(8)) for host in (small, far, near)])
-    first, text = _printed(rank_text("vm", ranking), 120).split("\n", 1)
-    assert first == "vm fits best on one-node, of 3 hosts"
-    assert text.index("one-node") < text.index("two-nodes") < text.index("too-small")
-    last = " ".join(text.split()).partition("too-small")[2]
-    assert "8 CPUs needed, 4 free" in last
 
 
 def test_only_what_placement_depends_on_is_shown_of_the_kernel_command_line() -> None:

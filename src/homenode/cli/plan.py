@@ -46,7 +46,6 @@ from homenode.vm.targets.registry import TARGETS, kind_of, on_host, read_vm, tar
 if TYPE_CHECKING:
     from homenode.machine.topology import Host
     from homenode.plan.auto import Choose
-    from homenode.vm.model import Vm
 
 SCRIPT_MODE = 0o755
 
@@ -211,11 +210,11 @@ def check_tuned_output(document: str, path: Path | None, *, force: bool | None =
         refuse_to_overwrite(path, has_force=force is not None)
 
 
-# Hosts and layouts.
+# Host and layout.
 
 
 def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tuple[str, ...]]:
-    """(the plan on the best host and its file, the reasons for the layout)."""
+    """(the plan and its file, the reasons for the layout)."""
     options, content, name = arguments.options, source.content, arguments.name
     if arguments.manual.node_pus:
         if content is None:
@@ -223,8 +222,9 @@ def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tupl
         _refuse_with_ranges(arguments)
         refuse_auto(options)
         return plan_manually(content, source.name, options, arguments.manual, copy_name=name), ()
-    hosts = _load_hosts(arguments)
-    architecture = hosts[0].architecture
+    host = with_versions(load_host(arguments.host, lspci=arguments.lspci), arguments)
+    (host,) = hosts_after((host,), arguments.after)
+    architecture = host.architecture
     if content is not None:
         vm = read_vm(content, source.name, source.target)
     elif source.target != LIBVIRT:
@@ -233,25 +233,23 @@ def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tupl
         size = size_of_options(options)
         new = new_domain(*size, architecture=architecture, name=name or DEFAULT_NAME)
         vm, name = read_vm(new, source.name), None
-    choose = choose_by(arguments.results)
-    best = hosts[0] if len(hosts) == 1 else _best_host(vm.guest, hosts, choose, arguments)
-    vm = on_host(vm, best)
-    note_sick_links(best, options)
-    resolved = resolve_layout(vm.guest, options, best, choose)
+    vm = on_host(vm, host)
+    note_sick_links(host, options)
+    resolved = resolve_layout(vm.guest, options, host, choose_by(arguments.results))
     if source.target != LIBVIRT:
         version = arguments.target_version
-        planned = plan_for_target(vm, resolved.options, best, source.target, version)
+        planned = plan_for_target(vm, resolved.options, host, source.target, version)
     else:
         assert vm.content is not None, "a new domain has a definition"
-        planned = plan_file(vm.content, vm.source, resolved.options, best, copy_name=name)
+        planned = plan_file(vm.content, vm.source, resolved.options, host, copy_name=name)
     return planned, resolved.reasons
 
 
 def _refuse_with_ranges(arguments: PlanArguments) -> None:
-    """Manual mode takes vCPUs and CPUs from the lists, and has no host to choose or draw from."""
+    """Manual mode takes vCPUs and CPUs from the lists, and has no host to draw."""
     options = arguments.options
     for option, is_given in (
-        ("--host", bool(arguments.hosts)),
+        ("--host", arguments.host is not None),
         ("--lspci", arguments.lspci is not None),
         ("--svg", arguments.svg is not None),
         ("--vcpus", options.vcpus is not None),
@@ -265,18 +263,6 @@ def _refuse_with_ranges(arguments: PlanArguments) -> None:
     ):
         if is_given:
             raise exclusive("--node-cpus", option)
-
-
-def _load_hosts(arguments: PlanArguments) -> "tuple[Host, ...]":
-    names = arguments.hosts or (None,)
-    if len(names) > 1 and arguments.lspci is not None:
-        raise UsageError("--lspci describes one --host; several are given")
-    if len(names) > 1 and arguments.options.replaces:
-        raise UsageError("--ignore-domain names a domain of one --host; several are given")
-    hosts = tuple(
-        with_versions(load_host(name, lspci=arguments.lspci), arguments) for name in names
-    )
-    return hosts_after(hosts, arguments.after)
 
 
 def with_versions(host: "Host", arguments: PlanArguments) -> "Host":
@@ -321,27 +307,6 @@ def note_sick_links(host: "Host", options: PlanOptions) -> None:
         note(f"  {finding.fix} ({finding.id})")
 
 
-def _best_host(
-    guest: "Vm", hosts: "Sequence[Host]", choose: "Choose | None", arguments: PlanArguments
-) -> "Host":
-    """The host that takes the VM best; prints the ranking."""
-    from homenode.plan.planner import rank
-    from homenode.plan.request import request_for
-    from homenode.show.fit_text import rank_text
-
-    requests = []
-    for host in hosts:
-        options = resolve_layout(guest, arguments.options, host, choose).options
-        requests.append((host, request_for(guest, options, host)))
-    ranking = rank(requests)
-    if not (arguments.quiet or arguments.json):
-        console().print(rank_text(guest.name, ranking))
-    best = ranking[0].host
-    if ranking[0].placement is None:
-        note(f"why {best.name} cannot hold it:")
-    return best
-
-
 # What is printed and written.
 
 
@@ -384,7 +349,7 @@ def _print(
 def _define_step(planned: PlannedFile, source: VmSource, arguments: PlanArguments) -> str:
     """The command that defines what was written, and the host to run it on if it is another."""
     output = arguments.output
-    if arguments.hosts and planned.host is not None:
+    if arguments.host is not None and planned.host is not None:
         return f"on {planned.host.name}: {command_line('virsh', 'define', output)}"
     if source.domain is not None:
         return command_line("homenode", "apply", source.domain, "--domain", output)

@@ -1,11 +1,8 @@
-"""Planner: from a host and a request to the plan of one VM, and the hosts that could take it."""
+"""Planner: from a host and a request to the plan of one VM."""
 
-from collections.abc import Sequence
-
-from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.errors import InputError, NotKnownError
+from homenode.errors import NotKnownError
 from homenode.machine.topology import Host, refuse_unshown, with_certain_nodes
 from homenode.plan.allocations import own_is_unknown
 from homenode.plan.placement import Placement
@@ -48,38 +45,3 @@ def as_placed(request: GuestRequest, placed: Placement) -> GuestRequest:
     if placed.layout is None:
         return request
     return replace(request, layout=placed.layout, keep_vcpus=True)
-
-
-class RankedHost(Struct, frozen=True):
-    """A host and what it could do: either a placement or the refusal."""
-
-    position: int  # in the order in which the hosts were given
-    host: Host
-    placement: Placement | None
-    refusal: Unplannable | InputError | None
-
-
-def rank(requests: Sequence[tuple[Host, GuestRequest]]) -> tuple[RankedHost, ...]:
-    """The hosts, each with the request as it stands there, the best first; those that cannot hold
-    the VM last.
-
-    A host where nothing had to give way comes first, one with a whole core for each vCPU before one
-    with siblings; then the policy's order of concerns decides without the node numbers: where those
-    are alike the balance rule does (most free cores, then memory; or the tightest), and at last the
-    order given. A host that lacks a device of the document refuses by name. Raises UsageError as
-    `place` does.
-    """
-    ranked = []
-    for position, (host, request) in enumerate(requests):
-        try:
-            ranked.append(RankedHost(position, host, place(host, request), None))
-        except (Unplannable, InputError) as refusal:
-            ranked.append(RankedHost(position, host, None, refusal))
-    return tuple(sorted(ranked, key=_key))
-
-
-def _key(ranked: RankedHost) -> tuple[object, ...]:
-    placement = ranked.placement
-    if placement is None:
-        return True, (), ranked.position
-    return False, tuple(value for _, value in placement.concerns), ranked.position

@@ -54,8 +54,7 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
         xl (Xen); a script that homenode wrote for QEMU; - reads standard input. Default: options
         alone.
       vm_file: The VM's file, in place of the argument [VM].
-      hosts: The host to plan for, as show takes it. May be repeated: the hosts are ranked, the VM
-        is planned for the best. Default: this machine.
+      host: The host to plan for, as show takes it. Default: this machine.
       target: The hypervisor to write for; libvirt or one of the targets. A file of that target is
         edited. Default: the target of [VM], else libvirt.
       output: Write the tuned definition, and the original to FILE.orig. May be VM.xml itself; - is
@@ -79,7 +78,7 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
 
     document: Annotated[str | None, Arg("[VM]", complete="vms")] = None
     vm_file: Annotated[str | None, Opt("--vm", "FILE", rare=True)] = None
-    hosts: Annotated[tuple[str, ...], Opt("--host", "SOURCE", complete="host_sources")] = ()
+    host: HostOption = None
     target: Annotated[str | None, Opt("--target", "NAME")] = None
     output: Annotated[Path | None, Opt("--output -o", "FILE")] = None
     save_plan: SavePlanOption = None

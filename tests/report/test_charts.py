@@ -20,7 +20,6 @@ from homenode.show.bars import (
     short_figure,
 )
 from homenode.show.curves import MOST_CELLS, Curve, Matrix, SizeRange, curve_chart, heat_map
-from homenode.show.paths import GuestCell, HostNode, Paths, paths_picture
 from homenode.show.svg_canvas import HEAT, SERIES, css, series_number, text_width
 
 FIGURES = st.floats(1e-12, 1e30, allow_nan=False, allow_infinity=False)
@@ -185,16 +184,6 @@ def test_a_map_of_two_hundred_and_forty_cores_is_small() -> None:
     names = tuple(map(str, range(240)))
     cells = tuple(tuple(30.0 + 40 * (r // 8 != c // 8) for c in range(240)) for r in range(240))
     assert len(heat_map("cores", "ns", Matrix("PU", "PU", names, names, cells))) < 20_000
-
-
-def test_a_path_that_stays_on_a_node_looks_unlike_one_that_may_cross() -> None:
-    nodes = (HostNode("node 0", 0, 1), HostNode("node 1", 1, 1))
-    near = GuestCell(0, "4 vCPUs", (0,), True, ((0, 1),))
-    loose = GuestCell(None, "numa_node -1", (), False, ((1, 1),))
-    root = ElementTree.fromstring(paths_picture(Paths("x", nodes, (near, loose), "GPU")))
-    curves = [path.get("class") for path in root.findall("path") if "C" in path.get("d", "")]
-    assert curves == ["lneutral thick", "lneutral thick", "lworse thick far"]
-    assert "1 GPU at no node of the guest" in root.get("aria-label", "")
 
 
 def _fills(sheet: str) -> dict[str, str]:

@@ -27,6 +27,7 @@ from homenode.show.report.document import document_of
 from homenode.show.report.inputs import gather
 from homenode.show.report.machine import ReportedMachine, machines_of
 from homenode.show.report.pictures import product_picture
+from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.explained import pictures, rows, section
@@ -185,19 +186,19 @@ def test_intervals_are_drawn_where_there_are_boots(full: tuple[ReportedMachine, 
     assert "hollow" not in str(better.note)
 
 
-def test_a_stored_plan_gives_the_paths_of_host_and_guest(tmp_path: Path) -> None:
+def test_a_stored_plan_is_drawn_on_the_host(tmp_path: Path) -> None:
     host = load_host("hgx-h100")
     text = (Path(__file__).parents[2] / "demo/gpu-vm.xml").read_bytes()
     plan = plan_file(text, "vm.xml", PlanOptions("pin-numa-pci", gpu_count=8), host).plan
-    file = write_run(tmp_path, full_run("pin-numa-pci", 1))
+    run = full_run("pin-numa-pci", 1)
+    head = replace(run.head, host=host_fingerprint(host))
+    file = write_run(tmp_path, Run(head, run.samples))
     file.with_name("plan.json").write_text(encode_plan(plan), encoding="utf-8")
-    (one,) = machines(tmp_path)
-    part = section(document_of([one], (), "now"), "machine-1")
-    (picture,) = pictures(part, "Host and guest").values()
-    (note,) = map(plain, picture.note)
-    assert "cell 0: 44 vCPUs, 512 GiB, memory on node 0, 4 " in note
-    assert note.startswith("as planned")
-    assert 'class="lneutral thick"' in picture.svg
+    found = gather([str(tmp_path)], ["hgx-h100"])
+    (one,) = machines_of(found.runs, found.stored, found.hosts)
+    made = section(document_of([one], (), "now"), "machine-1")
+    (picture,) = pictures(made, "Topology: host, with the VM of pin-numa-pci").values()
+    assert picture.svg.count('class="pu cell1') == 44 + 1, "with the legend's"
 
 
 def test_what_the_suite_saw_is_drawn_though_states_of_runs_are_joined(tmp_path: Path) -> None:

@@ -124,10 +124,6 @@ class SvgCanvas:
         path = "M" + "L".join(f"{number(x)} {number(y)}" for x, y in points)
         self._add("path", {"d": path, "class": classes}, title)
 
-    def path(self, path: str, classes: str) -> None:
-        """A path in SVG's own words; made of numbers only."""
-        self._add("path", {"d": path, "class": classes}, None)
-
     def dot(
         self, x: float, y: float, radius: float, classes: str, title: str | None = None
     ) -> None:

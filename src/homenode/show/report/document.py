@@ -41,7 +41,6 @@ from homenode.show.report.pictures import (
     kernel_pictures,
     locality_pictures,
     mean_pictures,
-    path_pictures,
     product_picture,
     profile_picture,
 )
@@ -169,11 +168,9 @@ def _data(
     return Section("Data", tuple(parts), "data", "Data")
 
 
-def _pictures(
-    title: str, about: str, pictures: Iterator[Picture], look: str = ""
-) -> Iterator[Section]:
+def _pictures(title: str, about: str, pictures: Iterator[Picture]) -> Iterator[Section]:
     if shown := tuple(pictures):
-        yield Section(title, (Gallery(shown, look),), about=about)
+        yield Section(title, (Gallery(shown),), about=about)
 
 
 def _machine(machine: ReportedMachine, anchor: str, host: HostPart, *, paper: bool) -> Section:
@@ -210,10 +207,6 @@ def _references(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
 def _machine_evidence(machine: ReportedMachine, host: HostPart, *, paper: bool) -> Iterator[Part]:
     matrices = {alternative.label: matrices_of(alternative) for alternative in machine.alternatives}
     near_and_far = localities(machine.alternatives, _nodes_of_gpus(machine))
-    about = "What the guest sees, and where that lies on the host"
-    about += ". Topology: at the end." if paper and host.maps else ""
-    paths = path_pictures(machine)
-    yield from _pictures("Host and guest side by side", about, paths, "small-multiples")
     yield from host_lines(machine)
     about = "Right of the middle is better, whatever the metric's direction; one axis for all."
     yield from _pictures("Effects", about, forest_pictures(machine))

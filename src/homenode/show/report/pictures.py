@@ -25,7 +25,6 @@ from homenode.show.bars import (
     size_text,
 )
 from homenode.show.curves import Curve, Matrix, SizeRange, curve_chart, heat_map
-from homenode.show.paths import paths_picture, paths_text, planned_paths
 from homenode.show.report.machine import ANY_LAYOUT, ReportedMachine
 
 MOST_CURVES = 8
@@ -177,16 +176,6 @@ def locality_pictures(localities: Sequence[CopyLocality]) -> Iterator[Picture]:
         note = "" if metric is None else better_text(metric)
         svg = bar_chart(title, key.unit, [BarGroup("", tuple(bars))])
         yield Picture(f"{title}: near and far", svg, (note,) if note else ())
-
-
-def path_pictures(machine: ReportedMachine) -> Iterator[Picture]:
-    """Host and guest side by side, for each alternative of which it is known."""
-    for alternative in machine.chosen:
-        plan = machine.plans.get(alternative.label)
-        if plan is not None:
-            paths = planned_paths(alternative.label, plan, machine.host)
-            note = f"as planned. {paths_text(paths)}"
-            yield Picture(alternative.label, paths_picture(paths), (note,))
 
 
 def _forest_row(effect: Effect, is_bare: bool) -> ForestRow:

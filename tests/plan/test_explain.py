@@ -24,14 +24,15 @@ from homenode.vm.plan import (
     Aperture,
     PageReservation,
     Plan,
+    RunnerUp,
     is_critical,
 )
+from homenode.vm.sources import load_host
 from tests.command_line import homenode
 from tests.explained import Explained, explained
-from tests.picture_hosts import gh200_host, h200_host, hand_plan
+from tests.picture_hosts import h200_host, planned
 from tests.small_hosts import NodeSpec, asking, even_host, host_of, small_request
 
-FOUR = (0, 1, 2, 3)
 VM = Path(__file__).parents[2] / "demo" / "gpu-vm.xml"
 SCREENS = {
     f"{VM} --host hgx-h100 --gpus 8 --layout pin-numa-pci": """\
@@ -175,7 +176,18 @@ def _section(plan: Plan, host: Host | None, heading: str) -> Explained:
 
 
 def _plan(layout: str = "pin-numa-pci", memory_bytes: int = 1536 * GIB) -> Plan:
-    return hand_plan(h200_host(), layout, 92, FOUR, gpus=7, memory_bytes=memory_bytes)
+    """On all four nodes, as if two of them had been the next best and others too small."""
+    made = planned(h200_host(), layout, 88, 7, memory_bytes)
+    worse = tuple(replace(c, value=30) if c.name == "node_distance" else c for c in made.cost)
+    return replace(
+        made,
+        runners_up=(RunnerUp((NodeIndex(1), NodeIndex(2)), worse, "node_distance"),),
+        rejections=(
+            Rejection("cores", (NodeIndex(0),), "needs 92 free cores, 24 free", "allow more nodes"),
+            Rejection("cores", (NodeIndex(1),), "needs 92 free cores, 24 free"),
+            Rejection("memory", (NodeIndex(0),), "needs 1.5 TiB, 490 GiB free"),
+        ),
+    )
 
 
 def _terms(plan: Plan, host: Host | None) -> dict[str, tuple[str, ...]]:
@@ -188,7 +200,8 @@ def test_the_terms_of_the_cost_are_compared_in_their_order_with_the_next_best() 
     terms = _terms(_plan(), h200_host())
     names = [term_words(term.name) for term in _plan().cost]
     assert list(terms) == [name for name in names if name in terms]
-    assert terms["nodes"] == ("4", "4") and terms["distance between the chosen nodes"][0] == "12"
+    assert terms["nodes"] == ("4", "4")
+    assert terms["distance between the chosen nodes"] == ("21", "30")
     assert term_words("cache_colour") == "cache colour"
 
 
@@ -235,7 +248,7 @@ def test_many_rejections_are_counted_rather_than_listed() -> None:
 def test_each_device_has_a_row_with_its_node_cell_and_address() -> None:
     table = _section(_plan(), h200_host(), "Devices").table
     assert table is not None
-    assert table.rows[6] == ("0000:cb:00.0", "gpu", "3", "3", "0000:26:00.0")
+    assert table.rows[6] == ("0000:ba:00.0", "gpu", "3", "3", "0000:0b:00.0")
     flat = _section(_plan("pin"), h200_host(), "Devices").table
     assert flat is not None and flat.rows[0][3:] == ("none", "not planned")
 
@@ -287,14 +300,14 @@ def test_enough_free_pages_need_no_command() -> None:
 def test_cores_and_llcs_are_shown_by_node() -> None:
     table = _section(_plan(), h200_host(), "Where it runs").table
     assert table is not None
-    assert table.rows[2] == ("2", "1", "23", "24", "48-70")
+    assert table.rows[2] == ("2", "1", "22", "24", "48-69")
 
 
 @pytest.mark.parametrize("layout", list(PRESETS))
 def test_every_preset_is_explained_with_and_without_its_host(layout: str) -> None:
     for host in (h200_host(), None):
         explanation = explain(_plan(layout), host)
-        assert explanation.title.startswith("gpu-vm fits ")
+        assert explanation.title.startswith("vm fits ")
         sections = explained(explanation)
         headings = [section.heading for section in sections]
         assert len(set(headings)) == len(headings)
@@ -305,10 +318,10 @@ def test_every_preset_is_explained_with_and_without_its_host(layout: str) -> Non
 
 
 def test_36_nodes_give_no_rows_for_nodes_that_are_not_chosen() -> None:
-    host = gh200_host()
-    plan = hand_plan(host, "pin-numa-pci", 70, (2,), gpus=3)
+    host = load_host("gh200x4")
+    plan = planned(host, "pin-numa-pci", 70, 1)
     table = _section(plan, host, "Where it runs").table
-    assert table is not None and [row[0] for row in table.rows] == ["2"]
+    assert table is not None and [row[0] for row in table.rows] == ["0"]
 
 
 def test_what_the_host_does_not_tell_is_no_term_of_the_choice() -> None:

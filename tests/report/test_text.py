@@ -1,6 +1,7 @@
 """What a terminal shows: the host tree, the explanation, the presets, bench."""
 
 import io
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ from homenode.doc import Doc
 from homenode.findings import Gap, Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.description.parse import load_shipped, shipped_hosts
-from homenode.machine.pci import DeviceKind
+from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind
 from homenode.machine.topology import HostSettings, summarise
 from homenode.measure import runner
 from homenode.measure.model import Depth, SuiteOptions
 from homenode.measure.options import BenchOptions, BenchOutcome
 from homenode.measure.results.vantage import Vantage
+from homenode.show.device_groups import address_text, short_addresses
 from homenode.show.explain import explain
 from homenode.show.host_text import host_text, host_tree
 from homenode.show.plan_text import refusal_text
@@ -28,12 +30,12 @@ from homenode.text import plural
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Plan, Unplannable
 from tests.bench_machines import FakeMachine
-from tests.picture_hosts import gh200_host, h200_host, hand_plan, hgx_host, pictures
+from tests.picture_hosts import busy_host, h200_host, pictures, planned, tiny_host
 
+_LINKED = (DeviceKind.GPU, DeviceKind.NVSWITCH)
 SCREEN = Path(__file__).with_name("show.txt")
 HOSTS = [name for name, (_, plan) in pictures().items() if plan is None]
 PLANS = [name for name, (_, plan) in pictures().items() if plan is not None]
-FOUR = (0, 1, 2, 3)
 
 
 def _printed(what: RenderableType | Doc, width: int = 100, encoding: str = "utf-8") -> str:
@@ -68,7 +70,7 @@ def test_every_gpu_nic_and_nvswitch_is_in_the_tree(name: str) -> None:
     text = _printed(host_tree(host), 300)
     for device in host.pci_devices:
         if device.kind in (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH):
-            assert str(device.bdf) in text
+            assert address_text(device.bdf, short_addresses(host)) in text
 
 
 def test_a_host_is_one_screen() -> None:
@@ -86,26 +88,28 @@ def test_the_screen_of_every_host_has_its_counts_in_line_1_and_fits_40_lines(nam
 
 
 def test_the_summary_comes_first_and_the_gaps_last() -> None:
-    lines = _printed(host_tree(hgx_host()), 200).splitlines()
-    assert lines[0].startswith("hgx: 2 packages, 2 nodes, 112 cores, 224 CPUs, 2 TiB, 8 GPUs")
-    assert lines[-1] == "  NIC firmware: mlxfwmanager was not there"
-    assert "0000:1b:00.3" in "".join(lines)
+    lines = _printed(host_tree(tiny_host()), 200).splitlines()
+    assert lines[0].startswith("tiny: 1 package, 1 node, 2 cores, 2 CPUs, memory unknown")
+    assert lines[-1] == "  LLCs: no caches in sysfs"
 
 
 def test_the_screen_groups_what_is_alike() -> None:
-    text = _printed(host_text(gh200_host()), 120)
+    text = _printed(host_text(load_shipped("gh200x4").host), 120)
     assert "nodes 4,12,20,28 without CPUs: 96 GiB of GPU memory each" in text
     assert "NVLink between all pairs, 6 links each" in text
-    vm = _printed(host_text(h200_host()), 200)
+    vm = _printed(host_text(busy_host()), 200)
     assert "build-farm: running, 6 vCPUs, pinned to CPUs 90-95, 32 GiB, memory not bound" in vm
 
 
 def test_the_tree_groups_what_is_alike() -> None:
-    text = _printed(host_tree(gh200_host()), 300)
-    assert "nodes 5-11: no memory, memory of GPU 0009:01:00.0" in text
+    text = _printed(host_tree(load_shipped("gh200x4").host), 300)
+    assert "nodes 5-11,13-19,21-27,29-35: no memory, generic initiator" in text
     assert "NVLink: GPUs 0-3, every pair, 6 links each" in text
-    switched = _printed(host_tree(hgx_host()), 300)
-    assert switched.count("NVLink:") == 1 and "to GPUs 0-7, 4 links each" in switched
+    hgx = load_shipped("hgx-h100").host
+    ends = ([d.bdf for d in hgx.devices_of_kind(kind)] for kind in _LINKED)
+    links = tuple(DeviceLink(LinkKind.NVLINK, a, b, count=4) for a, b in product(*ends))
+    switched = _printed(host_tree(replace(hgx, links=links)), 300)
+    assert switched.count("NVLink:") == 1 and "GPUs 0-7 to NVSwitch 83:00.0" in switched
     cores = _printed(host_tree(h200_host()), 200)
     assert "LLC 0, L3 260 MiB: 24 cores of its 48 (0-23), CPUs 0-23,96-119" in cores
 
@@ -131,12 +135,12 @@ def test_the_explanation_fits_narrow_and_wide_terminals(name: str, width: int) -
 
 def test_commands_survive_a_narrow_terminal() -> None:
     host = h200_host()
-    plan = hand_plan(host, "pin-numa", 92, FOUR, memory_bytes=2000 << 30)
+    plan = planned(host, "pin-numa", 88, memory_bytes=1920 << 30)
     text = _printed(explain(plan, host), 60)
     # A shell joins what ends in a backslash.
     joined = text.replace("\\\n", "")
     assert (
-        "echo 528 > /sys/devices/system/node/node3/hugepages/hugepages-1048576kB/nr_hugepages\n"
+        "echo 508 > /sys/devices/system/node/node3/hugepages/hugepages-1048576kB/nr_hugepages\n"
         in joined
     )
 
@@ -157,9 +161,7 @@ def test_an_unplannable_request_lists_its_rejections_and_the_hint() -> None:
 
 def test_the_table_of_presets_has_a_row_for_each_and_says_why_not() -> None:
     host = h200_host()
-    plans = {
-        name: hand_plan(host, name, 92, FOUR, gpus=7) for name in PRESETS if name != "pin-numa-smt"
-    }
+    plans = {name: planned(host, name, 44, 7) for name in PRESETS if name != "pin-numa-smt"}
     table: dict[str, Plan | Unplannable] = {
         **plans,
         "pin-numa-smt": Unplannable("needs 184 cores, 96 are there"),
@@ -174,9 +176,9 @@ def test_the_table_of_presets_has_a_row_for_each_and_says_why_not() -> None:
 
 def test_the_table_of_presets_becomes_a_list_on_a_narrow_terminal() -> None:
     host = h200_host()
-    plans = {name: hand_plan(host, name, 92, FOUR, gpus=7) for name in ("pin", "pin-numa")}
+    plans = {name: planned(host, name, 88, 7) for name in ("pin", "pin-numa")}
     text = _printed(plan_table(plans, host), 40)
-    assert "pin-numa: vCPUs 92, " in " ".join(text.split())
+    assert "pin-numa: vCPUs 88, " in " ".join(text.split())
     assert max(len(line) for line in text.splitlines()) <= 40
 
 

@@ -15,15 +15,14 @@ from homenode.findings import Gap
 from homenode.machine.description.parse import shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host, host_of_nothing
-from homenode.plan.planner import plan
+from homenode.show.device_groups import address_text, short_addresses
 from homenode.show.svg_canvas import CELL_COLOURS, PICTURE, css
 from homenode.show.topology_map import topology_map
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Plan, with_vm
 from homenode.vm.sources import load_host
-from tests.picture_hosts import epyc_9654_host, h200_host, hand_plan, hgx_host, pictures, tiny_host
+from tests.picture_hosts import busy_host, h200_host, pictures, planned, tiny_host
 from tests.shared_data import SHARED
-from tests.small_hosts import small_request
 from tests.svg_geometry import SVG, Box, assert_legible, rects, text_boxes
 
 NAMES = sorted(pictures())
@@ -59,8 +58,8 @@ def test_the_assertion_itself_sees_small_and_overlapping_text() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pu_is_named_alone_or_in_a_range(name: str) -> None:
-    host, planned = pictures()[name]
-    texts = _texts(topology_map(host, planned))
+    host, drawn = pictures()[name]
+    texts = _texts(topology_map(host, drawn))
     named = CpuSet(int(text) for text in texts if text.isdigit())
     joined = " ".join(texts)
     for words in joined.split():
@@ -73,17 +72,18 @@ def test_every_pu_is_named_alone_or_in_a_range(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_gpu_and_nic_has_a_card(name: str) -> None:
-    host, planned = pictures()[name]
-    joined = " ".join(_texts(topology_map(host, planned)))
+    host, drawn = pictures()[name]
+    joined = " ".join(_texts(topology_map(host, drawn)))
     for device in host.pci_devices:
         if device.kind in (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH):
-            assert str(device.bdf) in joined
+            address = address_text(device.bdf, short_addresses(host))
+            assert address.partition(".")[0] in joined  # ports of one NIC share a card
 
 
 def test_each_vcpu_sits_on_its_pu_in_the_colour_of_its_cell() -> None:
     host = h200_host()
-    planned = hand_plan(host, "pin-numa-pci", 92, (0, 1, 2, 3), gpus=7)
-    root = _parsed(topology_map(host, planned))
+    drawn = planned(host, "pin-numa-pci", 88, 7)
+    root = _parsed(topology_map(host, drawn))
     boxes = [box for box in rects(root) if box.what.startswith("pu cell")]
     texts = text_boxes(root)
     seen = {}
@@ -91,23 +91,23 @@ def test_each_vcpu_sits_on_its_pu_in_the_colour_of_its_cell() -> None:
         inside = [text.what for text in texts if box.holds(text)]
         if len(inside) == 2:  # the legend's samples hold none
             seen[int(inside[0])] = (int(inside[1]), box.what)
-    assert len(seen) == 92
-    for cell in planned.cells:
+    assert len(seen) == 88
+    for cell in drawn.cells:
         for vcpu in cell.vcpus:
-            assert seen[vcpu] == (planned.vcpu_pins[vcpu].first(), f"pu cell{cell.id}")
+            assert seen[vcpu] == (drawn.vcpu_pins[vcpu].first(), f"pu cell{cell.id}")
 
 
 def test_a_gpu_hangs_below_its_node_and_has_the_colour_of_its_cell() -> None:
     host = h200_host()
-    planned = hand_plan(host, "pin-numa-pci", 92, (0, 1, 2, 3), gpus=7)
-    root = _parsed(topology_map(host, planned))
+    drawn = planned(host, "pin-numa-pci", 88, 7)
+    root = _parsed(topology_map(host, drawn))
     texts = text_boxes(root)
     node_boxes = {
         next(t.what for t in texts if t.what.startswith("node ") and box.holds(t)): box
         for box in rects(root)
         if box.what == "node"
     }
-    for number, device in enumerate(planned.vm.hostdevs):
+    for number, device in enumerate(drawn.vm.hostdevs):
         # The card's title; the cell's list of devices above has the name too.
         title = [t for t in texts if t.what.split()[:1] == [f"GPU{number}"]][-1]
         box = node_boxes[f"node {device.host_node}"]
@@ -119,12 +119,12 @@ def test_a_gpu_hangs_below_its_node_and_has_the_colour_of_its_cell() -> None:
 
 def test_a_gpu_without_a_node_in_the_guest_says_so() -> None:
     host = h200_host()
-    texts = _texts(topology_map(host, hand_plan(host, "pin", 92, (0, 1, 2, 3), gpus=7)))
+    texts = _texts(topology_map(host, planned(host, "pin", 88, 7)))
     assert sum(text.startswith("in the guest,") for text in texts) == 7
 
 
 def test_cores_of_other_vms_are_hatched_and_their_siblings_too() -> None:
-    root = _parsed(topology_map(h200_host()))
+    root = _parsed(topology_map(busy_host()))
     hatched = [
         rect
         for rect in root.iterchildren(f"{SVG}rect")
@@ -158,36 +158,34 @@ def test_names_from_outside_are_text_and_nothing_else() -> None:
 
 def test_the_picture_says_what_it_is_to_those_who_cannot_see_it() -> None:
     host = h200_host()
-    root = _parsed(topology_map(host, hand_plan(host, "pin", 92, (0, 1, 2, 3))))
+    root = _parsed(topology_map(host, planned(host, "pin", 88)))
     assert root.get("role") == "img"
-    assert root.findtext(f"{SVG}title") == "Topology of h200-like with VM gpu-vm"
+    assert root.findtext(f"{SVG}title") == "Topology of h200-xeon8558 with VM vm"
     description = root.findtext(f"{SVG}desc") or ""
-    assert "92 vCPUs" in description and "8 GPUs" in description
+    assert "88 vCPUs" in description and "8 GPUs" in description
     assert "prefers-color-scheme:dark" in (root.findtext(f"{SVG}style") or "")
 
 
 def test_the_same_host_and_plan_give_the_same_bytes() -> None:
-    host = hgx_host()
-    planned = hand_plan(host, "pin-numa-pci", 96, (0, 1), with_nics=True)
-    assert topology_map(host, planned) == topology_map(hgx_host(), replace(planned))
+    host, drawn = pictures()["hgx-pci"]
+    assert drawn is not None
+    assert topology_map(host, drawn) == topology_map(load_host("hgx-h100"), replace(drawn))
 
 
 def test_a_host_of_384_pus_is_drawn_in_less_than_150_ms() -> None:
-    host = epyc_9654_host()
-    planned = hand_plan(host, "pin", 24, (0,))
-    best = min(_seconds(host, planned) for _ in range(3))
+    best = min(_seconds(*pictures()["epyc-9654-pin"]) for _ in range(3))
     assert best < 0.150
 
 
-def _seconds(host: Host, planned: Plan) -> float:
+def _seconds(host: Host, drawn: Plan | None) -> float:
     """Of a processor: neighbours do not count."""
     start = time.process_time()
-    topology_map(host, planned)
+    topology_map(host, drawn)
     return time.process_time() - start
 
 
 def test_a_source_with_pci_alone_is_drawn_by_node() -> None:
-    full = hgx_host()
+    full = load_host("hgx-h100")
     host = replace(
         host_of_nothing("lspci", (Gap("PUs", "lspci does not show"),)),
         root_complexes=full.root_complexes,
@@ -208,22 +206,22 @@ def test_pus_whose_node_is_unknown_are_drawn_too() -> None:
 
 def test_vcpus_that_share_pus_are_counted_on_each() -> None:
     host = tiny_host()
-    planned = with_vm(hand_plan(host, "pin", 2, (0,)), vcpu_pins=(CpuSet([0, 1]),) * 2)
-    svg = topology_map(host, planned)
+    drawn = with_vm(planned(host, "pin", 2), vcpu_pins=(CpuSet([0, 1]),) * 2)
+    svg = topology_map(host, drawn)
     assert_legible(svg)
     assert _texts(svg).count("2v") == 2
 
 
 def test_the_emulator_on_a_vcpus_pu_is_marked() -> None:
     host = tiny_host()
-    planned = with_vm(hand_plan(host, "pin", 1, (0,)), emulator_pus=CpuSet([0]))
-    outlines = [box for box in rects(_parsed(topology_map(host, planned))) if "outline" in box.what]
+    drawn = with_vm(planned(host, "pin", 1), emulator_pus=CpuSet([0]))
+    outlines = [box for box in rects(_parsed(topology_map(host, drawn))) if "outline" in box.what]
     assert len(outlines) == 2  # the PU and the legend's sample
 
 
 def test_an_unpinned_plan_colours_no_pu_and_says_why() -> None:
     host = h200_host()
-    svg = topology_map(host, hand_plan(host, "default", 92, (0, 1, 2, 3), gpus=7))
+    svg = topology_map(host, planned(host, "default", 88, 7))
     assert not [box for box in rects(_parsed(svg)) if box.what.startswith("pu cell")]
     assert any("not pinned" in text for text in _texts(svg))
 
@@ -231,13 +229,13 @@ def test_an_unpinned_plan_colours_no_pu_and_says_why() -> None:
 def test_every_layout_gives_a_legible_picture() -> None:
     host = h200_host()
     for name in PRESETS:
-        assert_legible(topology_map(host, hand_plan(host, name, 92, (0, 1, 2, 3), gpus=7)))
+        assert_legible(topology_map(host, planned(host, name, 44, 7)))
 
 
 def test_the_memory_of_a_cell_is_drawn_to_scale() -> None:
     host = h200_host()
-    planned = hand_plan(host, "pin-numa", 92, (0, 1, 2, 3), memory_bytes=1024 << 30)
-    boxes = rects(_parsed(topology_map(host, planned)))
+    drawn = planned(host, "pin-numa", 88, memory_bytes=1024 << 30)
+    boxes = rects(_parsed(topology_map(host, drawn)))
     bars = [box for box in boxes if box.what == "bar"]
     parts = [b for b in boxes if b.what == "cell0" and any(_inside(bar, b) for bar in bars)]
     assert [round((b.right - b.left) / (bars[0].right - bars[0].left), 2) for b in parts] == [0.5]
@@ -297,11 +295,7 @@ def test_a_planned_vm_is_drawn_legibly_on_a_shipped_host(
     host_name: str, layout: str, vcpus: int, gpus: int
 ) -> None:
     host = load_host(host_name)
-    chosen = [d for d in host.devices_of_kind(DeviceKind.GPU) if d.physical_function is None]
-    request = small_request(
-        vcpus, layout=layout, devices=[str(gpu.bdf) for gpu in chosen[:gpus]], iothreads=1
-    )
-    drawn = plan(host, request)
+    drawn = planned(host, layout, vcpus, gpus, 4 << 30)
     svg = topology_map(host, drawn)
     assert_legible(svg)
     joined = " ".join(_texts(svg))
@@ -323,5 +317,4 @@ def test_a_host_of_517_functions_is_drawn_legibly_alone_and_laid_over_cpus() -> 
     assert_legible(topology_map(load_host(str(LSPCI))))
     laid_over = load_host("xeon-2p-cpus", lspci=LSPCI)
     assert_legible(topology_map(laid_over))
-    planned = hand_plan(laid_over, "pin-numa-pci", 96, (0, 1), gpus=8)
-    assert_legible(topology_map(laid_over, planned))
+    assert_legible(topology_map(laid_over, planned(laid_over, "pin-numa-pci", 96, 8)))

@@ -10,11 +10,6 @@ from homenode.errors import InputError, UsageError
 from homenode.findings import Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, RunningDomain
-from homenode.plan.allocations import uuid_of_device
-from homenode.plan.placement import Placement
-from homenode.plan.request import GuestRequest
-from homenode.plan.shape.guest_numa import guest_memory
-from homenode.plan.shape.guest_topology import numbering
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.model import MAX_VCPUS, GuestCache, PortModel, Vm, VmCell
 from homenode.vm.plan import PageReservation, Plan, Unplannable
@@ -98,34 +93,6 @@ def domain_of_plan(plan: Plan) -> RunningDomain:
         page_bytes=plan.vm.page_bytes,
         devices=tuple(sorted(device.bdf for device in plan.vm.hostdevs if device.uuid is None)),
         mediated=tuple(device.uuid for device in plan.vm.hostdevs if device.uuid is not None),
-        planned=True,
-    )
-
-
-def domain_of_placement(host: Host, request: GuestRequest, placement: Placement) -> RunningDomain:
-    """The same of a placement whose guest has not been assembled. Raises InputError as assemble."""
-    cells = numbering(request, placement, may_share_sockets=False).cells
-    memory = guest_memory(host, request, placement, cells)
-    size = request.memory_bytes + request.guest.memory_device_bytes
-    bound = bool(placement.memory_nodes)
-    uuids = {bdf: uuid_of_device(host, request, bdf) for bdf in placement.devices}
-    pinned = bool(placement.vcpu_pins) or bound
-    return RunningDomain(
-        name=request.guest.name,
-        running=False,
-        vcpu_pins=placement.vcpu_pins or (None,) * request.vcpus,
-        emulator_pus=placement.emulator_pus,
-        iothread_pus=placement.iothread_pus,
-        memory_bytes=size,
-        memory_bound=bound and request.options.memory_mode is not MemoryMode.PREFERRED,
-        memory_by_node=_bytes_of_nodes(
-            memory.reservations,
-            memory.cells if pinned else (),
-            request.guest.memory_device_bytes if pinned else 0,
-        ),
-        page_bytes=request.page_bytes,
-        devices=tuple(bdf for bdf, uuid in uuids.items() if uuid is None),
-        mediated=tuple(uuid for uuid in uuids.values() if uuid is not None),
         planned=True,
     )
 

@@ -18,16 +18,16 @@ from homenode.findings import Gap, unread_vms
 from homenode.machine.topology import Host, NumaNode, with_certain_nodes
 from homenode.option import key_values, size_bytes, whole_number
 from homenode.plan.memory import LEAST_RESERVE_BYTES
-from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed
 from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.place import Inventory, place
-from homenode.plan.stored import domain_of_placement
+from homenode.plan.shape.assemble import assemble
+from homenode.plan.stored import domain_of_plan
 from homenode.text import plural
 from homenode.units import GIB, MIB, format_bytes
 from homenode.vm.host_sources import NamedHosts, Progress
 from homenode.vm.model import MAX_VCPUS
-from homenode.vm.plan import Unplannable
+from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import PlanOptions
 
 MOST_COUNTED = 100
@@ -148,33 +148,30 @@ def count_fits(host: Host, size: VmSize) -> int | None:
     except InputError:
         return None
     inventory, count = Inventory(host), 0
-    best = _locality(_try_place(_without_vms(host), request, inventory))
+    best = _try_plan(_without_vms(host), request, inventory)
     while count < MOST_COUNTED and best is not None:
         vm = replace(request, guest=replace(request.guest, name=f"\0{count}"))
-        placement = _try_place(host, vm, inventory)
-        locality = _locality(placement)
-        if placement is None or locality is None:
+        planned = _try_plan(host, vm, inventory)
+        if planned is None:
             break
-        if any(value > limit for value, limit in zip(locality, best, strict=True)):
+        if any(value > limit for value, limit in zip(planned[0], best[0], strict=True)):
             break
-        domain = domain_of_placement(host, as_placed(vm, placement), placement)
-        host = replace(host, domains=(*host.domains, domain))
+        host = replace(host, domains=(*host.domains, domain_of_plan(planned[1])))
         count += 1
     return count
 
 
-def _try_place(host: Host, request: GuestRequest, inventory: Inventory) -> Placement | None:
+def _try_plan(
+    host: Host, request: GuestRequest, inventory: Inventory
+) -> tuple[tuple[int, ...], Plan] | None:
+    """How local the VM is, smaller is better, and its plan; None where it does not fit."""
     try:
-        return place(host, request, inventory, brief=True)
+        placement = place(host, request, inventory, brief=True)
+        plan = assemble(host, as_placed(request, placement), placement)
     except (Unplannable, InputError):
         return None
-
-
-def _locality(placement: Placement | None) -> tuple[int, ...] | None:
-    if placement is None:
-        return None
     concerns = dict(placement.concerns)
-    return tuple(concerns.get(name, 0) for name in _LOCALITY)
+    return tuple(concerns.get(name, 0) for name in _LOCALITY), plan
 
 
 def _without_vms(host: Host) -> Host:

@@ -15,7 +15,8 @@ from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed
 from homenode.plan.request import request_for
 from homenode.plan.search.place import place
-from homenode.plan.stored import domain_of_placement
+from homenode.plan.shape.assemble import assemble
+from homenode.plan.stored import domain_of_plan
 from homenode.vm.host_sources import NamedHost, Progress, natural_key
 from homenode.vm.model import Vm
 from homenode.vm.plan import Unplannable
@@ -115,7 +116,7 @@ def _plan_on(
             placement = place(host, request, brief=True)
         except Unplannable:
             placement = place(host, request)  # refuses again, with its reasons
-        domain = domain_of_placement(host, as_placed(request, placement), placement)
+        domain = domain_of_plan(assemble(host, as_placed(request, placement), placement))
     except (Unplannable, InputError, NotKnownError) as refusal:
         return refusal
     domains = tuple(other for other in host.domains if other.name != guest.name)

@@ -189,19 +189,6 @@ def test_flat_bound_memory_is_reserved_evenly() -> None:
     assert plan.memory_mode is MemoryMode.STRICT and plan.memory_nodes == (0, 1)
 
 
-def test_hugepages_without_a_size_are_the_kernels_default() -> None:
-    host = even_host(2)
-    request = structs.replace(small_request(4, 8 * GIB), page_bytes=0)
-    plan = assemble(host, request, placed((2, 2)))
-    assert plan.vm.page_bytes == 0
-    assert {r.page_bytes for r in plan.page_reservations} == {2 * MIB}
-    assert any(gap.subject == "default huge page size" for gap in plan.gaps)
-    settings = structs.replace(host.settings, kernel_command_line="ro default_hugepagesz=1G quiet")
-    plan = assemble(structs.replace(host, settings=settings), request, placed((2, 2)))
-    assert {r.page_bytes for r in plan.page_reservations} == {GIB}
-    assert "default huge page size" not in {gap.subject for gap in plan.gaps}
-
-
 def test_a_cell_takes_memory_from_the_allowed_node_next_to_it() -> None:
     bare = NodeSpec(llcs=(), memory_kind=MemoryKind.OTHER)
     host = host_of(

@@ -141,11 +141,6 @@ def test_pages_of_a_running_vm_whose_document_names_no_size_are_those_of_the_def
     assert free_memory(host, request, host.nodes[0], GIB)[1] == 2
 
 
-def test_default_size_huge_pages_are_planned() -> None:
-    host = even_host(1, pools=(PagePool(2 * MIB, 8192, 8192),))
-    assert place(host, replace(small_request(4, 4 * GIB), page_bytes=0)).nodes == (0,)
-
-
 def test_a_running_vm_planned_again_gets_back_what_it_has() -> None:
     own = pinned_domain("0-7", name="vm", memory_bytes=60 * GIB, memory_by_node=((0, 60 * GIB),))
     host = even_host(1, 1, 1, 8, 1, domains=[own], free_bytes=2 * GIB)

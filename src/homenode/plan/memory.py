@@ -11,14 +11,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, MemoryKind, NumaNode, RunningDomain
 from homenode.plan.allocations import other_domains, own_domains
-from homenode.plan.request import GuestRequest
-from homenode.plan.shape.guest_numa import memory_granule, page_size
+from homenode.plan.request import GuestRequest, default_huge_page_bytes
+from homenode.plan.shape.guest_numa import memory_granule
 from homenode.units import GIB, MIB, format_bytes
 
 LEAST_RESERVE_BYTES = 2 * GIB
@@ -76,22 +75,22 @@ def reserve_bytes(request: GuestRequest, node: NumaNode) -> int:
     return max(LEAST_RESERVE_BYTES, (node.memory_bytes or 0) // _RESERVE_DIVISOR)
 
 
-def page_size_bytes(host: Host, request: GuestRequest) -> int:
+def page_size_bytes(request: GuestRequest) -> int:
     """Bytes that each cell's memory is a multiple of: huge pages as asked, or ordinary granules.
 
     Raises InputError where the memory is not whole pages.
     """
-    return memory_granule(request.memory_bytes, page_size(host, request, []))
+    return memory_granule(request.memory_bytes, request.page_bytes)
 
 
-def cell_pages_wanted(host: Host, request: GuestRequest) -> int:
+def cell_pages_wanted(request: GuestRequest) -> int:
     """Whole pages that the guest's memory takes, without its memory devices."""
-    return -(-request.memory_bytes // page_size_bytes(host, request))
+    return -(-request.memory_bytes // page_size_bytes(request))
 
 
-def device_pages(host: Host, request: GuestRequest) -> tuple[tuple[int, int], ...]:
+def device_pages(request: GuestRequest) -> tuple[tuple[int, int], ...]:
     """(guest cell, whole pages) of each memory device that lies where its cell lies."""
-    page = page_size_bytes(host, request)
+    page = page_size_bytes(request)
     return tuple(
         (device.cell, -(-device.size_bytes // page))
         for device in request.guest.memory_devices
@@ -138,7 +137,7 @@ def node_memory(
     host: Host, request: GuestRequest, *, keeps_reserve: bool
 ) -> dict[NodeIndex, NodeMemory]:
     """The memory of every node of PUs. keeps_reserve: without what the host keeps."""
-    page = page_size_bytes(host, request)
+    page = page_size_bytes(request)
     result: dict[NodeIndex, NodeMemory] = {}
     by_index = host.node_at
     huge = request.page_bytes is not None
@@ -203,8 +202,7 @@ def free_memory(
     planned: dict[int, int] = defaultdict(int)
     for domain, size in domain_memory.of_others.get(node.index, ()):
         if domain.page_bytes is not None:
-            own_page = domain.page_bytes or page_size(host, replace(request, page_bytes=0), [])
-            assert own_page is not None, "huge pages have a size"
+            own_page = domain.page_bytes or default_huge_page_bytes(host)
             (running if domain.running else planned)[own_page] += -(-size // own_page)
         # The kernel's counters know what a running domain has touched, and no other domain.
         elif domain.running:

@@ -31,8 +31,8 @@ from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Si
 def memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:
     """More memory than all nodes have free, or than they have next to what the host needs, for a VM
     whose memory no node was asked for."""
-    page, needed_pages = page_size_bytes(host, request), cell_pages_wanted(host, request)
-    needed_pages += sum(pages for _, pages in device_pages(host, request))
+    page, needed_pages = page_size_bytes(request), cell_pages_wanted(request)
+    needed_pages += sum(pages for _, pages in device_pages(request))
     free = _free_pages(host, request, keeps_reserve=False)
     if free is not None and free < needed_pages:
         size = format_bytes(free * page)

@@ -112,7 +112,7 @@ class Attempt:
     def _nodes_of_cells(self) -> tuple[dict[Split, tuple[int, ...]], bool]:
         """The splits that the cells given allow, with the node of each cell; whether these are
         all."""
-        page = page_size_bytes(self.host, self.request)
+        page = page_size_bytes(self.request)
         cells = self.request.options.explicit_cells
         return splits_of_cells(self.problem, cells, self._groups_of_cells, page)
 
@@ -392,7 +392,7 @@ class Attempt:
             return tuple(cell.memory_bytes for cell in request.options.explicit_cells)
         if request.layout.cells is GuestCells.SINGLE:
             return ()
-        page = page_size_bytes(self.host, request)
+        page = page_size_bytes(request)
         if fallback.memory is MemoryRule.FOLLOWS and fallback.idle_siblings(request):
             groups = tuple(len(cell.groups) for cell in cells)
             return split_memory(request.memory_bytes, page, groups)

@@ -351,8 +351,8 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             and not (fallback.grouping.counts_pus or fallback.idle_siblings(request)),
             shares=fallback.shares,
         )
-        pages, memory = cell_pages_wanted(host, request), self.memory_on(fallback)
-        devices = device_pages(host, request)
+        pages, memory = cell_pages_wanted(request), self.memory_on(fallback)
+        devices = device_pages(request)
         by_cell = (
             fallback.memory is not MemoryRule.ELSEWHERE
             and request.layout.cells is GuestCells.HOST
@@ -385,7 +385,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
     def _bare(self) -> SearchProblem:
         """What the problems of all fallbacks have in common."""
         request, options, nodes = self.request, self.options, self.free[0].nodes
-        page_bytes = page_size_bytes(self.host, request)
+        page_bytes = page_size_bytes(request)
         most_nodes = min(len(nodes), request.options.max_nodes or len(nodes))
         has_cells = request.layout.cells is GuestCells.HOST and not request.options.explicit_cells
         if has_cells and request.page_bytes is not None:

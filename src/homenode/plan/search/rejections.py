@@ -54,7 +54,7 @@ def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
 def single_nodes(attempt: Attempt) -> Iterator[Rejection]:
     """Why one node does not do, for each node that does not."""
     problem, request = attempt.problem, attempt.request
-    page = page_size_bytes(attempt.host, request)
+    page = page_size_bytes(request)
     pages = problem.pages or problem.pages_together
     for supply, memory in zip(problem.supplies, problem.memory, strict=True):
         indices = (supply.cores.index,)
@@ -179,7 +179,7 @@ def whole_host(attempt: Attempt) -> Rejection:
 
 def _with_memory(attempt: Attempt, memory_bytes: int) -> SearchProblem:
     """The problem of a VM that has so much memory, on the same terms."""
-    problem, page = attempt.problem, page_size_bytes(attempt.host, attempt.request)
+    problem, page = attempt.problem, page_size_bytes(attempt.request)
     for name in ("pages", "pages_together", "pages_anywhere"):
         if pages := getattr(problem, name):
             saved = (attempt.request.memory_bytes - memory_bytes) // page
@@ -207,7 +207,7 @@ def _free_memory(attempt: Attempt) -> str | None:
     needed += sum(pages for _, pages in problem.device_pages)
     if len(pages_by_node) < len(page_counts) or sum(pages_by_node) >= needed:
         return None
-    return format_bytes(sum(pages_by_node) * page_size_bytes(attempt.host, attempt.request))
+    return format_bytes(sum(pages_by_node) * page_size_bytes(attempt.request))
 
 
 def host_core(attempt: Attempt) -> Rejection:

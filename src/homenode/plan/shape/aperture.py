@@ -48,7 +48,6 @@ def aperture(
     request: GuestRequest,
     devices: Iterable[PciDevice],
     iommu_needed: bool,
-    page_bytes: int | None,
     settings: HostSettings,
 ) -> ApertureChoice:
     """The aperture of these devices.
@@ -76,7 +75,7 @@ def aperture(
         if bar.is_memory and bar.index < _OWN_BARS
     )
     factor = len(passed) if iommu_needed else 1
-    step = page_bytes or _SMALL_PAGE_BYTES
+    step = request.page_bytes or _SMALL_PAGE_BYTES
     total_bytes = request.memory_bytes + request.guest.memory_device_bytes
     entries = -(-total_bytes // step) + -(-bars // step)
     memlock = factor * (total_bytes + GIB)

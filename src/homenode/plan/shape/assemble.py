@@ -9,7 +9,7 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
-from homenode.findings import Finding, Gap, finding
+from homenode.findings import Finding, finding
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host
@@ -25,7 +25,6 @@ from homenode.plan.shape.guest_numa import (
     device_bytes_of_cells,
     guest_memory,
     initiator_cells,
-    page_size,
     together,
 )
 from homenode.plan.shape.guest_topology import (
@@ -301,9 +300,7 @@ def _aperture(
             hint="homenode show lists the host's devices",
         )
     passed = [host.device_at[bdf] for bdf in placement.devices]
-    ignored: list[Gap] = []  # guest_memory has given them
-    pages = page_size(host, request, ignored)
-    return aperture(request, passed, has_iommu, pages, host.settings)
+    return aperture(request, passed, has_iommu, host.settings)
 
 
 def _binding(request: GuestRequest, placement: Placement) -> tuple[str, CpuSet] | None:

@@ -20,7 +20,7 @@ from homenode.machine.pci import NVIDIA, PciDevice
 from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.units import KIB, MIB, bytes_of, format_bytes
+from homenode.units import KIB, MIB, format_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, Layout, MemoryBinding
 from homenode.vm.model import MemoryDevice, Vm, VmCell
 from homenode.vm.plan import PageReservation
@@ -61,9 +61,6 @@ def together(size_bytes: int) -> tuple[MemoryDevice, ...]:
     return (device,)
 
 
-DEFAULT_HUGE_PAGE_BYTES = 2 * MIB
-"""Where <hugepages/> names no size and the kernel command line names none either (x86-64)."""
-
 UNREACHABLE_DISTANCE = 255
 """The largest SLIT entry: no path. Source: ACPI 6.5, 5.2.17; libvirt accepts 10 to 255."""
 
@@ -88,7 +85,7 @@ def guest_memory(
     Raises InputError if the memory is not whole pages, or too few for a page in every cell.
     """
     gaps: list[Gap] = []
-    page_bytes = page_size(host, request, gaps)
+    page_bytes = request.page_bytes
     counts = tuple(map(len, vcpus))
     if request.layout.cells is GuestCells.SINGLE:
         if page_bytes is not None:
@@ -129,31 +126,6 @@ def bind_cell(
     if layout.memory is MemoryBinding.BOUND_PER_CELL and cell.host_nodes and cell.memory_bytes:
         nodes = CpuSet(cell.host_nodes)
     return structs.replace(cell, nodes=nodes, mode=mode, page_bytes=page_bytes)
-
-
-def page_size(host: Host | None, request: GuestRequest, gaps: list[Gap]) -> int | None:
-    """Bytes of the pages that back the guest; None = ordinary pages.
-
-    A request of 0 means <hugepages/> without a size: then the kernel's default counts.
-    """
-    if request.page_bytes != 0:
-        return request.page_bytes
-    line = "" if host is None else host.settings.kernel_command_line or ""
-    for word in line.split():
-        key, _, value = word.partition("=")
-        if key == "default_hugepagesz" and value[:-1].isdigit() and value[-1:] in "KMGkmg":
-            return bytes_of(int(value[:-1]), value[-1])
-    sizes = [pool.page_bytes for node in (host.nodes if host else ()) for pool in node.page_pools]
-    assumed = min(sizes, default=DEFAULT_HUGE_PAGE_BYTES)
-    gaps.append(
-        Gap(
-            "default huge page size",
-            f"the definition names none and no default_hugepagesz= is known: "
-            f"{format_bytes(assumed)} "
-            "assumed",
-        )
-    )
-    return assumed
 
 
 def memory_granule(memory_bytes: int, page_bytes: int | None) -> int:

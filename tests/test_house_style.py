@@ -49,10 +49,10 @@ def test_only_process_starts_processes() -> None:
 
 
 HOOKS = (
-    Path("cluster/kubevirt/hook.py"),
+    Path("cluster/kubevirt/commands.py"),
     Path("cluster/kubevirt/files/on_define_domain.py"),
 )
-"""Programs of their own, which import next to nothing."""
+"""KubeVirt's hook, whose exit code is part of its answer."""
 
 
 def test_only_the_command_line_exits() -> None:

@@ -54,7 +54,7 @@ def sidecar(programs: Path, folder: Path, log: int | None = None) -> Iterator[No
     write_tree(shipped(IBM), tree)
     hook.mkdir()
     caller = hook / "onDefineDomain"
-    program = f"{sys.executable} -Im homenode.cluster.kubevirt.hook"
+    program = f"{sys.executable} -Im homenode kubevirt on-define-domain"
     caller.write_text(f'#!/bin/sh\nexec {program} --root {tree} "$@"\n')
     caller.chmod(0o755)
     argv = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _SHIM, "sh"]

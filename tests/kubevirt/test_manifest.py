@@ -60,7 +60,7 @@ def test_the_sidecars_image_is_kubevirts_with_the_hook_in_it() -> None:
     assert "COPY --chmod=0755 onDefineDomain /usr/bin/onDefineDomain" in lines
     assert any("--require-hashes -r /tmp/runtime.lock" in line for line in lines)
     assert lines[-1] == 'ENTRYPOINT ["/sidecar-shim"]'
-    assert "homenode.cluster.kubevirt.hook import main" in files["onDefineDomain"]
+    assert '"kubevirt", "on-define-domain"' in files["onDefineDomain"]
 
 
 def test_the_jobs_image_installs_by_hash_what_it_runs_with() -> None:

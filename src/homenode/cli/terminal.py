@@ -430,15 +430,20 @@ def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
     if path == STANDARD_OUTPUT:
         if sys.stdout.isatty():
             raise UsageError("-o -: expected a file or a pipe for binary data, found a terminal")
-        sys.stdout.flush()
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
+        print_bytes(content)
         return
     _check_place(path)
     try:
         replace_file(path, content, mode, synced=False)
     except OSError as error:
         raise HostError(f"{path}: cannot write: {error.strerror}") from None
+
+
+def print_bytes(content: bytes) -> None:
+    """A document to standard output, byte for byte."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(content)
+    sys.stdout.buffer.flush()
 
 
 @contextmanager

@@ -32,8 +32,11 @@ GATES_FILE, NATIVE_FILE, DEVICES_FILE = (
 )
 HOOK_PATH = f"/usr/bin/{HOOK_FILE}"
 IMAGE_HOOK = """#!/usr/local/bin/python3 -I
-from homenode.cluster.kubevirt.hook import main
+import sys
 
+from homenode.cli.main import main
+
+sys.argv[1:1] = ["kubevirt", "on-define-domain"]
 main()
 """
 """The hook of the image, which has homenode."""

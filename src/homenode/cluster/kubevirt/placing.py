@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cluster.kubevirt.needed_host import needed_host
 from homenode.cpuset import CpuSet
-from homenode.errors import InputError
 from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
@@ -22,7 +21,7 @@ from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import guest_distances, is_grace, with_initiator_cells
-from homenode.plan.shape.pcie import MirroredPcie, mirror_cells
+from homenode.plan.shape.pcie import MirroredPcie, mirror_cells, refuse_machine
 from homenode.vm.domain.cells import edit_cells, read_cells
 from homenode.vm.domain.codec import PCIE_STEPS
 from homenode.vm.domain.cpu import read_pins
@@ -139,7 +138,7 @@ def place_devices(
         if rewritten == xml:
             return PlacedXml(xml, (*notes, "no device is left to place: nothing to do"))
         return PlacedXml(rewritten, (*notes, "added the distances of the cells; no device moved"))
-    _refuse_machine(guest, source)
+    refuse_machine(guest, source, "take the hook off this VM")
     request = GuestRequest(
         guest=guest, layout=LAYOUT, options=PlanOptions(LAYOUT.name, pci_granularity=granularity)
     )
@@ -289,19 +288,6 @@ def _unplaceable(device: PciDevice, nodes: CellNodes) -> str | None:
             "which Topology Manager prevents (homenode kubevirt check)"
         )
     return None
-
-
-def _refuse_machine(guest: Vm, source: str) -> None:
-    if (guest.architecture == "x86_64" and guest.is_q35) or (
-        guest.architecture == "aarch64" and guest.is_virt
-    ):
-        return
-    raise InputError(
-        f"{source}: expected machine q35 (x86_64) or virt (aarch64), the only ones with PCIe "
-        f"expander buses; found {guest.machine or 'no machine type'} on {guest.architecture}",
-        hint=("set spec.domain.machine.type to q35, or " if guest.architecture == "x86_64" else "")
-        + "take the hook off this VM",
-    )
 
 
 def _plan(

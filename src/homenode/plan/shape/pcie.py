@@ -85,7 +85,11 @@ def mirror_pcie(host: Host, request: GuestRequest, placement: Placement) -> Mirr
     Raises InputError for a machine type without PCIe expander buses, for a device that the host
     does not have or that is a bridge; Unplannable where 256 buses are too few.
     """
-    refuse_machine(request.guest, request.layout.name)
+    refuse_machine(
+        request.guest,
+        f"layout {request.layout.name}",
+        "choose pin-numa, which leaves the PCI tree as it was",
+    )
     cell_of_node = {node: cell for cell, node in enumerate(placement.nodes)}
     if len(cell_of_node) < len(placement.nodes):
         cells = sorted(
@@ -507,8 +511,9 @@ def _bus_numbers(
     return numbers
 
 
-def refuse_machine(guest: Vm, layout: str) -> None:
-    """Raises InputError unless the machine type has expander buses for PCIe."""
+def refuse_machine(guest: Vm, subject: str, hint: str) -> None:
+    """Raises InputError unless the machine type has expander buses for PCIe. hint: the way out
+    beside another machine type."""
     if guest.architecture == "x86_64" and guest.is_q35:
         return
     if guest.architecture == "aarch64" and guest.is_virt:
@@ -521,9 +526,9 @@ def refuse_machine(guest: Vm, layout: str) -> None:
     machine = {"x86_64": "q35", "aarch64": "virt"}.get(guest.architecture)
     other = f"change the machine type to {machine} in a new guest, or " if machine else ""
     raise InputError(
-        f"layout {layout}: expected machine q35 (x86_64) or virt (aarch64), the only ones with "
+        f"{subject}: expected machine q35 (x86_64) or virt (aarch64), the only ones with "
         f"PCIe expander buses; found {name} on {guest.architecture}",
-        hint=f"{other}choose pin-numa, which leaves the PCI tree as it was",
+        hint=f"{other}{hint}",
     )
 
 

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from sphinx.writers.manpage import ManualPageTranslator
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "build/docs"
 COMMANDS = DOCS / "reference/commands"
@@ -114,5 +116,16 @@ def _prepare(app: Any, name: str, source: list[str]) -> None:
         )
 
 
+class _ManualPage(ManualPageTranslator):  # type: ignore[misc]
+    """Lines are not filled with spaces, and the last column of a table takes all of the line."""
+
+    def header(self) -> str:
+        return f"{super().header()}.ad l\n"
+
+    def astext(self) -> str:
+        return re.sub(r"^((?:l\|)*)l\.$", r"\1lx.", super().astext(), flags=re.MULTILINE)
+
+
 def setup(app: Any) -> None:
+    app.set_translator("man", _ManualPage)
     app.connect("source-read", _prepare)

@@ -1,7 +1,10 @@
 """What `make docs` and `make deb` build: from locks with hashes, and it runs alone."""
 
 import ast
+import os
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -53,3 +56,19 @@ def test_programs_for_guests_are_python_of_3_9(program: Path) -> None:
     }
     assert "tomllib" not in modules
     assert modules <= sys.stdlib_module_names | {"homenode", "torch", "__future__"}
+
+
+def test_manual_pages_are_formatted_without_a_warning(tmp_path: Path) -> None:
+    sphinx = ROOT / "build/tools/bin/sphinx-build"
+    if not sphinx.exists() or shutil.which("man") is None:
+        pytest.skip("no man here, or no build/tools, which make docs and make deb make")
+    subprocess.run([sys.executable, "-m", "tests.doc_tree", "build"], cwd=ROOT, check=True)
+    argv = [sphinx, "-q", "-W", "-t", "manual", "-b", "man", "-c", "packaging/docs"]
+    subprocess.run([*argv, "build/docs", tmp_path], cwd=ROOT, check=True)
+    pages = sorted(tmp_path.glob("homenode*.1"))
+    assert len(pages) == 1 + len(list((ROOT / "docs/reference/commands").glob("*.md")))
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "MANWIDTH": "80"}
+    for page in pages:
+        argv = ["man", "--warnings", "-E", "UTF-8", "-Tutf8", "-Z", "-l", page]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, env=environment)
+        assert not done.stderr, f"{page.name}: {done.stderr}"

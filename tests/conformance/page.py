@@ -1,5 +1,7 @@
 """The page supported-versions.md: a row for each program and version that was asked."""
 
+import platform
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -17,6 +19,7 @@ What homenode writes is given to the programs that it is for: a new plan for eac
 VMs on random hosts, or a VM's file with the plan in it. A case counts where the program read every
 fact of the plan as planned. `make nightly` asks each program that the machine has, with a
 fresh seed, and writes this page; rows of other programs and versions stay as they were.
+`tests/lab/debian-13 DIR` asks those of Debian 13 on any machine.
 
 `python -m tests.conformance --judge NAME` asks one of them. What homenode itself needs:
 [requirements](requirements.md).
@@ -31,6 +34,7 @@ class Row:
     name: str
     program: str
     version: str
+    asked_on: str  # the distribution
     what_it_read: str
     cases: str
     differences: str  # how many cases, with the first of them, or why there are none
@@ -38,8 +42,8 @@ class Row:
     how_to_run_it: str
 
     @property
-    def key(self) -> tuple[str, str]:
-        return self.name, self.version
+    def key(self) -> tuple[str, str, str]:
+        return self.name, self.version, self.asked_on
 
 
 COLUMNS = tuple(field.name.replace("_", " ") for field in fields(Row))
@@ -55,11 +59,13 @@ def read_rows(text: str) -> list[Row]:
 
 def row_of(judge: Judge, version: str, cases: int, different: Sequence[Answer], date: str) -> Row:
     first = "".join(f": {one.case}, {one.about}: {one.difference()}" for one in different[:1])
+    system = platform.freedesktop_os_release()
     words = " ".join(first.replace("|", "/").split())
     return Row(
         name=judge.name,
         program=judge.program,
         version=version,
+        asked_on=f"{system['ID'].capitalize()} {system.get('VERSION_ID', '')}".strip(),
         what_it_read=judge.reads,
         cases=str(cases),
         differences=f"{len(different)}{words if len(words) <= _MOST else f'{words[:_MOST]}…'}",
@@ -73,6 +79,7 @@ def not_run(judge: Judge, reason: str = "no run asked it") -> Row:
         name=judge.name,
         program=judge.program,
         version=NOT_RUN,
+        asked_on=NOT_RUN,
         what_it_read=judge.reads,
         cases="0",
         differences=f"not run, because {' '.join(reason.replace('|', '/').split())}"[:_MOST],
@@ -88,9 +95,13 @@ def merged(before: Sequence[Row], found: Iterable[Row], judges: Sequence[Judge])
     result: list[Row] = []
     for judge in judges:
         own = [row for row in rows.values() if row.name == judge.name]
-        answered = sorted((r for r in own if r.version != NOT_RUN), key=lambda row: row.version)
+        answered = sorted((r for r in own if r.version != NOT_RUN), key=_number)
         result += answered or own or [not_run(judge)]
     return result
+
+
+def _number(row: Row) -> tuple[list[int], str]:
+    return [int(part) for part in re.findall(r"\d+", row.version)], row.asked_on
 
 
 def page_of(rows: Iterable[Row]) -> str:

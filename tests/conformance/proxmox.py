@@ -176,7 +176,7 @@ PROXMOX = Judge(
     "of config_to_command, without disks and networks, started under TCG with other devices in "
     "place of the host's",
     setup="checkouts of qemu-server, pve-common, pve-guest-common, pve-storage and "
-    "pve-access-control in a folder that HOMENODE_PVE names; perl with HTTP-Message, JSON-XS, "
+    "pve-access-control in a directory that HOMENODE_PVE names; perl with HTTP-Message, JSON-XS, "
     "Devel-Cycle, File-chdir, Linux-Inotify2; qemu-system-x86, cc",
     version=version,
     missing=missing,

@@ -82,6 +82,7 @@ def _kept(slurm: str, gres: str) -> dict[int, CpuSet | None] | None:
         check=False,
         timeout=60,
     )
+    assert "auth context" not in done.stderr, "munged does not run, without which it reads no file"
     if done.returncode:
         return None
     found: dict[int, CpuSet | None] = {}
@@ -199,7 +200,7 @@ SLURMD = Judge(
     program="slurmd -G",
     reads="gres.conf and slurm.conf with and without slips: whether it keeps every GPU where slurm "
     "check finds nothing critical, and the cores of each in the pair that the check corrected",
-    setup="slurmd and munge, as root",
+    setup="slurmd and, for Slurm 24, a running munged; as root",
     version=version,
     missing=testbed.missing,
     ask=ask,

@@ -46,7 +46,7 @@ def test_a_run_replaces_rows_of_its_versions_and_keeps_the_others() -> None:
     )
     new = replace(old, cases="60", differences="0", date="2026-02-03")
     rows = merged([old, other], [new], JUDGES[:2])
-    assert rows[:2] == [other, new]
+    assert rows[:2] == [new, other]
     assert [row.version for row in rows[2:]] == [NOT_RUN]
     assert read_rows(page_of(rows)) == rows
     assert merged([old], [not_run(FIRST, "no cc")], JUDGES[:1]) == [old]

@@ -63,12 +63,12 @@ def test_manual_pages_are_formatted_without_a_warning(tmp_path: Path) -> None:
     if not sphinx.exists() or shutil.which("man") is None:
         pytest.skip("no man here, or no build/tools, which make docs and make deb make")
     subprocess.run([sys.executable, "-m", "tests.doc_tree", "build"], cwd=ROOT, check=True)
-    argv = [sphinx, "-q", "-W", "-t", "manual", "-b", "man", "-c", "packaging/docs"]
-    subprocess.run([*argv, "build/docs", tmp_path], cwd=ROOT, check=True)
+    argv = [str(sphinx), "-q", "-W", "-t", "manual", "-b", "man", "-c", "packaging/docs"]
+    subprocess.run([*argv, "build/docs", str(tmp_path)], cwd=ROOT, check=True)
     pages = sorted(tmp_path.glob("homenode*.1"))
     assert len(pages) == 1 + len(list((ROOT / "docs/reference/commands").glob("*.md")))
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "MANWIDTH": "80"}
     for page in pages:
-        argv = ["man", "--warnings", "-E", "UTF-8", "-Tutf8", "-Z", "-l", page]
+        argv = ["man", "--warnings", "-E", "UTF-8", "-Tutf8", "-Z", "-l", str(page)]
         done = subprocess.run(argv, capture_output=True, text=True, check=True, env=environment)
         assert not done.stderr, f"{page.name}: {done.stderr}"

@@ -27,3 +27,9 @@ int xc_physinfo(void *handle, uint32_t *info) {
     return 0;
 }
 int xc_version(void *handle, int command, void *answer) { return 0; }
+/* From Xen 4.20 on, in place of xc_version for texts. */
+char *xc_xenver_extraversion(void *handle) { return NULL; }
+char *xc_xenver_capabilities(void *handle) { return NULL; }
+char *xc_xenver_changeset(void *handle) { return NULL; }
+char *xc_xenver_commandline(void *handle) { return NULL; }
+char *xc_xenver_buildid(void *handle) { return NULL; }

@@ -75,10 +75,12 @@ def _shown_cells(plan: Plan, given: bytes) -> tuple[VmCell, ...]:
 
 
 def _device_cells(plan: Plan, given: bytes) -> dict[str, int | None]:
-    """Where the layout leaves the PCIe tree as it was, an expander bus of a single cell stays."""
+    """Where the layout leaves the PCIe tree as it was, expander buses of cells stay with them."""
     found: dict[str, int | None] = {str(device.bdf): device.cell for device in plan.vm.hostdevs}
-    if plan.layout.pcie is not GuestPcie.HOST and _shown_cells(plan, given):
-        found |= dict(read_document(given.decode())["devices"])  # type: ignore[call-overload]
+    if plan.layout.pcie is not GuestPcie.HOST:
+        before: dict[str, int | None] = dict(read_document(given.decode())["devices"])  # type: ignore[call-overload]
+        cells = len(_shown_cells(plan, given))
+        found |= {bdf: cell for bdf, cell in before.items() if cell is None or cell < cells}
     return found
 
 

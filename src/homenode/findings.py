@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.errors import DONE, FINDINGS, NOT_KNOWN
 from homenode.indices import NodeIndex
-from homenode.package_data import package_names, package_text
+from homenode.package_data import package_text
 from homenode.text import first_few, subjects_text
 
 
@@ -249,7 +249,7 @@ def fill_in(text: str, values: Mapping[str, object]) -> str:
 
 def texts_of(id: str) -> FindingTexts:
     """The texts of a finding. Raises KeyError for an unknown id."""
-    for name in page_names():
+    for name in GROUPS:
         if id in _page_text(name) and id in page(name):
             return page(name)[id]
     raise KeyError(id)
@@ -257,13 +257,29 @@ def texts_of(id: str) -> FindingTexts:
 
 def catalogue() -> dict[str, FindingTexts]:
     """The texts of every finding, by its id."""
-    return {key: texts for name in page_names() for key, texts in page(name).items()}
+    return {key: texts for name in GROUPS for key, texts in page(name).items()}
 
 
-@cache
-def page_names() -> tuple[str, ...]:
-    """The names of the pages of findings, sorted."""
-    return tuple(name.removesuffix(".toml") for name in package_names("findings"))
+GROUPS = {
+    "links": "PCIe links of a host: speed, width, errors",
+    "health": "GPUs, NICs and drives that differ from their peers",
+    "hosts": "settings of a host, its firmware and its kernel",
+    "drift": "differences of a host from its baseline",
+    "pins": "pins of a VM's threads, and the topology of its guest",
+    "memory": "where a VM's memory is, and its pages",
+    "devices": "passed-through devices of a VM",
+    "planning": "notes to a plan that works",
+    "definition": "wrong references and sums in a definition",
+    "plan": "differences of a definition or target file from its plan",
+    "start": "what verify --start reports",
+    "live": "threads, memory and interrupts of a running VM",
+    "guest": "differences of a guest from its definition and plan",
+    "nccl": "topology files for NCCL and RCCL",
+    "kubevirt": "KubeVirt's VMs, nodes and clusters",
+    "slurm": "Slurm's jobs, configuration and bindings",
+    "measuring": "what makes a measurement unreliable",
+}
+"""Each file of findings/ and page of docs/reference/findings, with what its findings are about."""
 
 
 @cache

@@ -81,13 +81,13 @@ latency           ns             140    112       101           100  pin-numa
 throughput        kevents/s        -  232.5         -         237.8  cannot tell
 
 multi-gpu         pin is 2.1x pin-numa, 2.2x pin-numa-smt; cannot tell it from
-                  default (9 % slower); the rule of auto chooses pin
+                  default (pin is 9 % slower); the rule of auto chooses pin
 memory-bandwidth  pin-numa is 7.3x default, 7.5x pin
 latency           pin-numa is 28 % lower than default; cannot tell it from
-                  pin-numa-smt (1 % higher), pin (10 % lower); the rule of auto
-                  chooses pin-numa
-throughput        cannot tell pin from pin-numa-smt (2 % slower); the rule of
-                  auto chooses pin
+                  pin-numa-smt (pin-numa is 1 % higher), pin (pin-numa is 10 %
+                  lower); the rule of auto chooses pin-numa
+throughput        cannot tell pin from pin-numa-smt (pin is 2 % slower); the
+                  rule of auto chooses pin
 caveat            one printed value for each, no samples
 caveat            the guest has NUMA nodes, and its GPUs have numa_node -1:
                   pin-numa-pci may change multi-gpu

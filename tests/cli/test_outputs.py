@@ -9,6 +9,7 @@ import pytest
 
 from homenode.cli import terminal
 from homenode.errors import HostError, UsageError
+from homenode.package_data import package_names
 from tests.command_line import NEEDS_CLUSTER, homenode
 
 DOCUMENT = str(Path(__file__).parents[2] / "demo" / "gpu-vm.xml")
@@ -91,7 +92,7 @@ def test_what_is_piped_to_standard_error_is_neither_wrapped_nor_padded(
 
 
 @pytest.mark.parametrize(
-    ("words", "most"), [(("hosts",), 25), (("hosts", "--all"), 25), (("findings",), 190)]
+    ("words", "most"), [(("hosts",), 25), (("hosts", "--all"), 25), (("findings", "plan"), 25)]
 )
 def test_a_list_of_names_stands_in_columns_and_has_them_all(
     words: tuple[str, ...], most: int
@@ -102,3 +103,12 @@ def test_a_list_of_names_stands_in_columns_and_has_them_all(
     title, _, *lines = shown.splitlines()
     assert sorted(" ".join(lines).split()) == sorted(names) and str(len(names)) in title
     assert len(lines) < most and max(map(len, lines)) <= 80
+
+
+def test_findings_are_listed_by_the_groups_that_their_files_are() -> None:
+    title, _, _, *lines = homenode("list", "findings", env={"COLUMNS": "80"}).stdout.splitlines()
+    groups = {line.split()[0]: int(line.split()[1]) for line in lines}
+    assert set(groups) == {name.removesuffix(".toml") for name in package_names("findings")}
+    assert int(title.split()[0]) == sum(groups.values()) and len(title) <= 80
+    rows = json.loads(homenode("list", "findings", "--json").stdout)
+    assert len(rows) == sum(groups.values())

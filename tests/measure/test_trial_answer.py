@@ -146,13 +146,15 @@ def test_layouts_that_boots_undecided_pair_apart_are_named_with_their_difference
     runs = [simulated_run(one, rate, rng, between=0.2) for one in ("default", "pin")]
     (answer,) = decide_for_machines(runs, (Objective.MEMORY_BANDWIDTH,))
     named = (
-        "(pin from default|default from pin) for memory-bandwidth: [0-9.]+ ?(x|%).*, 3 boots each"
+        "(pin from default|default from pin) for memory-bandwidth: "
+        "(pin|default) is [0-9.]+ ?(x|%).*, 3 boots each"
     )
     text = _undecided_pair(answer)
     assert re.fullmatch(named, text)
     compared = answer.compared_on(answer.metrics[0])
     assert compared is not None
     chosen, (rival,) = compared
+    assert f": {rival.alternative} is " in text
     assert ("slower" in text) == (rival.value < chosen.value)
 
 

@@ -342,10 +342,10 @@ def complete_vms(incomplete: str) -> Candidates:
 
 
 def complete_finding_ids(incomplete: str) -> Candidates:
-    """Findings that have a page."""
-    from homenode.findings import catalogue
+    """Groups of findings, and findings."""
+    from homenode.findings import GROUPS, catalogue
 
-    return sorted(catalogue())
+    return [*GROUPS, *sorted(catalogue())]
 
 
 def _complete_list(incomplete: str, names: Iterable[str]) -> Candidates:

@@ -24,7 +24,7 @@ from homenode.cli.terminal import (
 )
 from homenode.doc import Doc, Table, Text
 from homenode.errors import exclusive, requires, unknown
-from homenode.findings import catalogue, texts_of
+from homenode.findings import GROUPS, catalogue, page, texts_of
 from homenode.formats import encode
 from homenode.machine.description.parse import is_made_up, load_shipped, shipped_hosts
 from homenode.machine.topology import Host, summarise
@@ -182,17 +182,24 @@ def hosts(asked: HostsArguments) -> None:
 
 
 def findings(asked: FindingsArguments) -> None:
-    """Print the page of a finding, or the ids of all."""
-    known = catalogue()
-    if asked.finding is None:
+    """Print the page of a finding, the findings of a group, or the groups."""
+    texts_by_id = catalogue()
+    group = GROUPS.get(asked.finding or "")
+    if asked.finding is None or group is not None:
+        ids = page(asked.finding) if asked.finding else sorted(texts_by_id)
         if asked.json:
-            _print_rows([{"id": name, "text": _page(name)} for name in sorted(known)])
+            _print_rows([{"id": key, "text": _page(key)} for key in ids])
+        elif asked.finding is None:
+            title = f"{len(texts_by_id)} findings; homenode list findings GROUP lists their ids"
+            rows = [(name, str(len(page(name))), about) for name, about in GROUPS.items()]
+            heads = ("group", "findings", "about")
+            console().print(Doc(title, (Table(heads=heads, rows=tuple(rows), numeric=heads[1:2]),)))
         else:
-            title = f"{len(known)} findings; homenode list findings ID explains one"
-            say(f"{title}\n\n{_format_columns(sorted(known))}")
+            title = f"{plural(len(ids), 'finding')}; homenode list findings ID explains one"
+            say(f"{title}\n\n{_format_columns(list(ids))}")
         return
-    if asked.finding not in known:
-        raise unknown("finding", asked.finding, known, "homenode list findings")
+    if asked.finding not in texts_by_id:
+        raise unknown("finding", asked.finding, texts_by_id, "homenode list findings")
     text = _page(asked.finding)
     if asked.json:
         _print_rows([{"id": asked.finding, "text": text}])

@@ -153,7 +153,8 @@ def _compare(answer: Recommendation, metric: str, has_others: bool) -> str:
         parts.append(f"{answer.choice} is {changes}")
     if equal:
         names = ", ".join(
-            f"{other.alternative} ({_change(chosen, other, metric, bare=True)})" for other in equal
+            f"{other.alternative} ({answer.choice} is {_change(chosen, other, metric, bare=True)})"
+            for other in equal
         )
         is_same = answer.level is EvidenceLevel.NO_DIFFERENCE
         it = "it" if worse else answer.choice

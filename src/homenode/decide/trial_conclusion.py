@@ -127,7 +127,7 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
 
 
 def _undecided_pair(answer: Recommendation) -> str:
-    """ "pin from default for multi-gpu: 9 % slower, 3 boots each"; "" without two results."""
+    """ "pin from default for multi-gpu: default is 9 % slower, 3 boots each", or ""."""
     if not answer.metrics or (compared := answer.compared_on(answer.metrics[0])) is None:
         return ""
     chosen, rivals = compared
@@ -135,6 +135,7 @@ def _undecided_pair(answer: Recommendation) -> str:
     lower = METRICS[chosen.metric].lower_is_better
     change = change_text(rivals[0].value / chosen.value, lower_is_better=lower)
     boots = boots_text(*(answer.boots or (1, 1)))
+    change = f"{rivals[0].alternative} is {change}"
     return f"{chosen.alternative} from {names} for {answer.objective}: {change}, {boots}"
 
 

@@ -105,15 +105,15 @@ class HostsArguments(Struct, frozen=True, kw_only=True):
 class FindingsArguments(Struct, frozen=True, kw_only=True):
     """Explain a finding: what it means, how it is measured, what it costs and how to fix it.
 
-    Without an id, list all.
+    Without an argument, list the groups of findings.
 
     Options:
-      finding: The finding's id: in brackets in the output, id in its JSON.
+      finding: Id of a finding, which its output ends with; or a group, whose ids are listed.
 
     Examples:
-      homenode list findings
+      homenode list findings links
       homenode list findings pcie-link-narrow
     """
 
-    finding: Annotated[str | None, Arg("[FINDING-ID]", complete="finding_ids")] = None
+    finding: Annotated[str | None, Arg("[GROUP-OR-ID]", complete="finding_ids")] = None
     json: JsonOption = False

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from homenode.change.apply.store import DomainStore
 from homenode.change.step import ChangeEntry, ChangeState
-from homenode.cpuset import CpuSet
 from homenode.decide.alternative import alternatives_of
 from homenode.decide.compare import compare
 from homenode.decide.comparison import EvidenceLevel
@@ -34,12 +33,11 @@ from homenode.measure.trial.journal import (
     TrialJournal,
     known_trials,
 )
-from homenode.measure.trial.prepare import latest, preflight, reopen
+from homenode.measure.trial.prepare import latest, preflight
 from homenode.measure.trial.runner import outcome_code, run_trial, steps_of
 from homenode.measure.trial.trial_config import BARE
 from homenode.objective import Objective
 from homenode.vm.hypervisor.virsh import Virsh
-from homenode.vm.plan_options import ManualRanges
 from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import (
@@ -83,8 +81,7 @@ def conclusion(head: TrialHead, journal: TrialJournal) -> Conclusion:
     words = ("--policy", "spread")
     runs = runs_of(head, journal)
     machine = facts_of_runs("the host", runs)
-    plan_words = reopen(head, journal).config.plan_words
-    return conclude(runs, head.argument, URI, words, machine, plan_words)
+    return conclude(runs, head.argument, URI, words, machine)
 
 
 @pytest.mark.parametrize(
@@ -314,41 +311,6 @@ def test_a_guest_that_is_too_small_for_stream_is_known_before_the_first_boot(
     others = replace(asked, measuring=replace(asked.measuring, suite=options))
     found = preflight(Virsh(URI), NAME, others, host(), tmp_path / "state")
     assert not [one for one in found.obstacles if "for STREAM" in one]
-
-
-def test_pus_that_the_user_gives_are_those_of_every_layout_that_pins(
-    daemon: StandIn, tmp_path: Path
-) -> None:
-    ranges = ManualRanges((CpuSet.parse("2-3"), CpuSet.parse("10-11")))
-    words = ("--node-cpus", "2-3", "--node-cpus", "10-11")
-    asked = replace(wanted(tmp_path / "results", boots=3), ranges=ranges, plan_words=words)
-    head, journal = begun(tmp_path / "state", asked)
-    reopened = reopen(head, journal)
-    for layout in ("pin", "pin-numa"):
-        pins = [str(pus) for pus in reopened.layouts[layout].plan.vcpu_pins]
-        assert pins == ["2", "3", "10", "11"]
-    assert not any(reopened.layouts["default"].plan.vcpu_pins)
-    with journal.hold() as lock:
-        reach = SimulatedReach(daemon, CELLS_HELP)
-        run_trial(trial_of(head, journal, tmp_path / "state", reach), lock)
-    assert outcome_code(journal.load().state) == 0
-    advice = next(
-        one
-        for one in conclusion(head, journal).advice
-        if one.objective is Objective.MEMORY_BANDWIDTH
-    )
-    assert advice.command is not None
-    assert advice.command.split(" && ")[1] == (
-        "homenode plan vm.xml --node-cpus 2-3 --node-cpus 10-11 --layout pin-numa "
-        "-o vm-pin-numa.xml"
-    )
-
-
-def test_as_many_pus_as_the_vm_has_vcpus_are_expected(daemon: StandIn, tmp_path: Path) -> None:
-    ranges = ManualRanges((CpuSet.parse("2-4"),))
-    asked = replace(wanted(tmp_path / "results"), layouts=("pin",), ranges=ranges)
-    found = preflight(Virsh(URI), NAME, asked, host(), tmp_path / "state")
-    assert "--node-cpus: expected 4 PUs, one a vCPU of the VM, found 3" in found.fitted[0].against
 
 
 def test_it_is_said_how_long_a_guest_has_been_waited_for(daemon: StandIn, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from homenode.vm.hypervisor.connection import (
     is_local,
 )
 from homenode.vm.layout import PRESETS, Pinning, preset_named, unknown_layout
-from homenode.vm.plan_options import DeviceLocality, EmulatorPolicy, MemoryMode, PlanOptions
+from homenode.vm.plan_options import PlanOptions
 
 if TYPE_CHECKING:
     from homenode.machine.snapshot.protocol import Snapshot
@@ -191,7 +191,6 @@ def check(arguments: TrialArguments) -> None:
     for layout in layouts:
         if layout not in PRESETS:
             raise unknown_layout(layout, "--layouts")
-    _check_lists(arguments)
     if (
         arguments.bare
         and layouts
@@ -249,46 +248,8 @@ def trial_request(
         apply_words=words,
         measuring=measuring,
         reaching=arguments.access.guest,
-        ranges=arguments.manual if arguments.manual.node_pus else None,
-        plan_words=_manual_words(arguments),
         objective=arguments.objective or objective,
     )
-
-
-def _manual_words(arguments: TrialArguments) -> tuple[str, ...]:
-    """PUs that the user gives, as options of `homenode plan`."""
-    if not arguments.manual.node_pus:
-        return ()
-    options = arguments.options
-    chosen = PlanOptions(
-        page_bytes=options.page_bytes,
-        memory_mode=options.memory_mode,
-        unequal_cells=options.unequal_cells,
-    )
-    return (*format_words(arguments.manual), *format_words(chosen))
-
-
-def _check_lists(arguments: TrialArguments) -> None:
-    """Raises UsageError for PU lists together with options that choose PUs."""
-    if not arguments.manual.node_pus:
-        if arguments.manual.sibling_pus:
-            raise requires("--sibling-cpus", "--node-cpus")
-        return
-    planned = structs.replace(
-        arguments.options,
-        page_bytes=None,
-        pci_granularity=None,
-        memory_mode=MemoryMode.STRICT,
-        unequal_cells=False,
-        device_locality=DeviceLocality.PREFER,
-        emulator_policy=EmulatorPolicy.AUTO,
-    )
-    conflicting = ["--after"] if arguments.after else [*format_words(planned)]
-    if conflicting:
-        raise exclusive("--node-cpus", conflicting[0])
-    smt = [layout for layout in layouts_of(arguments) if PRESETS[layout].pinning is Pinning.ALL_PUS]
-    if smt and not arguments.manual.sibling_pus:
-        raise requires(f"--node-cpus with layout {smt[0]}", "--sibling-cpus")
 
 
 def _placing(arguments: TrialArguments, first: str) -> tuple[PlanOptions, tuple[str, ...]]:

@@ -373,7 +373,6 @@ def _conclude(
             head.connect,
             apply_words=begun.apply_words,
             machine=machine,
-            plan_words=begun.plan_words,
         )
         answer = answer_of(conclusion, head, trial.state.boots or head.boots)
         say(answer.sentence)

@@ -45,12 +45,10 @@ def conclude(
     connect: str,
     apply_words: Sequence[str],
     machine: MachineFacts,
-    plan_words: Sequence[str] = (),
 ) -> Conclusion:
     """Return what a trial's runs show; the first layout is the baseline.
 
-    domain: its name on a command line. apply_words: options that the layouts were planned with;
-    plan_words: those of `homenode plan` instead, if the user gave the PUs.
+    domain: its name on a command line. apply_words: options that the layouts were planned with.
     """
     guests = [run for run in runs if run.head.vantage is Vantage.GUEST]
     bare = [run for run in runs if run.head.vantage is not Vantage.GUEST]
@@ -61,19 +59,14 @@ def conclude(
         of_bare = compare(against, bare=True)
     answers = () if emulated else decide_all(guests, machine)
 
-    def command(answer: Recommendation) -> str:
-        if not plan_words:
-            at = () if connect == DEFAULT else ("--connect", connect)
-            words = ["homenode", "apply", domain, *at, *apply_words]
-            return shlex.join([*words, *answer.words])
-        virsh, output = ["virsh", "-c", connect], f"vm-{answer.layout}.xml"
-        dump = shlex.join([*virsh, "dumpxml", "--inactive", domain])
-        words = ["homenode", "plan", "vm.xml", *plan_words, *answer.words, "-o", output]
-        define = shlex.join([*virsh, "define", output])
-        return f"{dump} > vm.xml && {shlex.join(words)} && {define}"
-
+    at = () if connect == DEFAULT else ("--connect", connect)
+    words = ["homenode", "apply", domain, *at, *apply_words]
     advice = tuple(
-        Advice(objective=answer.objective, layout=answer.layout, command=command(answer))
+        Advice(
+            objective=answer.objective,
+            layout=answer.layout,
+            command=shlex.join([*words, *answer.words]),
+        )
         for answer in answers
         if answer.this_machine and answer.layout is not None
     )

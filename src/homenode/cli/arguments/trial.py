@@ -20,7 +20,7 @@ from homenode.cli.command import IncludeFields, OptionGroup
 from homenode.objective import Objective
 from homenode.option import Arg, Flag, Opt
 from homenode.vm.hypervisor.connection import DEFAULT, STOP_S
-from homenode.vm.plan_options import PLACEMENT, ManualRanges, PlanOptions
+from homenode.vm.plan_options import PLACEMENT, PlanOptions
 
 DomainArgument = Annotated[str, Arg("NAME", "The domain.", complete="domain_names")]
 TrialArgument = Annotated[str, Arg("NAME", "The domain.", complete="domain_names")]
@@ -62,7 +62,6 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
     suite: Annotated[SuiteArguments, OptionGroup(SUITE)] = SuiteArguments()
     own: Annotated[AppArguments, OptionGroup(OWN, rare=True)] = AppArguments()
     access: Annotated[AccessOptions, OptionGroup(ACCESS, rare=True)] = AccessOptions()
-    manual: ManualRanges = ManualRanges()
     options: Annotated[PlanOptions, IncludeFields(PLACEMENT, "page_bytes", "pci_granularity")] = (
         PlanOptions()
     )

@@ -4,20 +4,18 @@ import math
 from collections.abc import Sequence
 
 from msgspec import Struct, structs
-from msgspec.structs import replace
 
 from homenode.check.domain.verification import verify_document
 from homenode.cpuset import CpuSet
 from homenode.findings import Severity
 from homenode.machine.topology import Host, MemoryKind
 from homenode.measure.model import Group
-from homenode.plan.pipeline import PlannedFile, plan_file, plan_manually
+from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.units import MIB, format_bytes
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import open_domain
 from homenode.vm.fingerprint import host_fingerprint
-from homenode.vm.layout import PRESETS, Pinning
 from homenode.vm.plan import Plan, Unplannable
-from homenode.vm.plan_options import ManualRanges, PlanOptions
+from homenode.vm.plan_options import PlanOptions
 
 _STAND_AGAINST = frozenset(
     """
@@ -53,19 +51,16 @@ def fit(
     options: PlanOptions,
     layouts: Sequence[str],
     host: Host,
-    ranges: ManualRanges | None = None,
 ) -> tuple[PlannedLayout, ...]:
     """Each layout planned for a domain that is shut off, and what stands against each.
 
-    ranges: PU lists that the user gives: layouts that pin are not planned, but pinned to these.
     Memory and huge pages are compared with what is free on the host now. Raises as tune does, but
     Unplannable, which is an answer here.
     """
     # Its own pins, where it is defined with some, are not taken from it.
     alone = host_without(host, name)
     return tuple(
-        _fit(original, name, structs.replace(options, layout=layout), alone, ranges)
-        for layout in layouts
+        _fit(original, name, structs.replace(options, layout=layout), alone) for layout in layouts
     )
 
 
@@ -93,28 +88,12 @@ def short_memory(fitted: Sequence[PlannedLayout], groups: Sequence[Group]) -> tu
     )
 
 
-def _fit(
-    original: bytes, name: str, options: PlanOptions, host: Host, ranges: ManualRanges | None
-) -> PlannedLayout:
-    pinning = PRESETS[options.layout].pinning
+def _fit(original: bytes, name: str, options: PlanOptions, host: Host) -> PlannedLayout:
     try:
-        if ranges is None or pinning is Pinning.NONE:
-            tuning = plan_file(original, name, options, host)
-        else:
-            siblings = ranges.sibling_pus if pinning is Pinning.ALL_PUS else ()
-            lists = structs.replace(ranges, sibling_pus=siblings)
-            pinned = plan_manually(original, name, options, lists)
-            plan = replace(pinned.plan, host_fingerprint=host_fingerprint(host))
-            tuning = structs.replace(pinned, plan=plan)
+        tuning = plan_file(original, name, options, host)
     except Unplannable as error:
         return PlannedLayout(options.layout, None, (str(error),))
-    plan = tuning.plan
-    against = _in_the_way(tuning.document, name, plan, host)
-    vcpus = vm_of(open_domain(original, name)).vcpus
-    if ranges is not None and pinning is Pinning.ONE_PER_CORE and plan.vm.vcpus != vcpus:
-        against.append(
-            f"--node-cpus: expected {vcpus} PUs, one a vCPU of the VM, found {plan.vm.vcpus}"
-        )
+    against = _in_the_way(tuning.document, name, tuning.plan, host)
     return PlannedLayout(options.layout, tuning, tuple(against))
 
 

@@ -36,7 +36,7 @@ from homenode.vm.domain.schema import refuse_new_errors
 from homenode.vm.hypervisor.connection import GuestAccess, Transport
 from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.hypervisor.virsh import Virsh
-from homenode.vm.plan_options import ManualRanges, PlanOptions
+from homenode.vm.plan_options import PlanOptions
 
 _BEGUN, _COPY = "begun.json", "copy.xml"
 
@@ -55,8 +55,6 @@ class TrialRequest(Struct, frozen=True):
     apply_words: tuple[str, ...]  # the same as options
     measuring: Measuring
     reaching: GuestAccess
-    ranges: ManualRanges | None = None  # PUs that the user gives
-    plan_words: tuple[str, ...] = ()  # the same as options of `homenode plan`
     objective: Objective = Objective.MEMORY_BANDWIDTH  # what is to be decided
 
 
@@ -87,7 +85,7 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
     domain = state.name if copy is None else copy.copy.name
     # What the VM keeps while it is shut off is its copy's.
     alone = host_without(host, state.name)
-    fitted = fit(document, domain, request.placing, request.layouts, alone, request.ranges)
+    fitted = fit(document, domain, request.placing, request.layouts, alone)
     unchecked = [
         f"{candidate.layout}: {gap}"
         for candidate in fitted
@@ -130,7 +128,6 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
         apply_words=(*request.apply_words, *_no_nvlink(original, state.name)),
         disks=() if copy is None else copy.disks,
         nvram=None if copy is None else copy.nvram,
-        plan_words=request.plan_words,
     )
     return Preflight(
         head=head,

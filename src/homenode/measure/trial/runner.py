@@ -313,8 +313,8 @@ def _name(step: ScheduledTask) -> str:
 
 def _refuse_taken(trial: Trial, tuned: TunedCopy) -> None:
     """Another VM may have got what the layout was planned to take. Raises InputError."""
-    if trial.read_host is None or trial.config.plan_words:
-        return  # the user gave the PUs
+    if trial.read_host is None:
+        return
     host = host_without(trial.read_host(), trial.head.source)
     against = no_longer_fits(tuned.document, trial.head.domain, tuned.plan, host)
     if against:

@@ -60,7 +60,6 @@ class TrialConfig(Struct, frozen=True):
     apply_words: tuple[str, ...] = ()
     disks: tuple[WritableDisk, ...] = ()  # of the copy, see copying.Prepared
     nvram: tuple[str, str] | None = None  # of the copy, see copying.Prepared
-    plan_words: tuple[str, ...] = ()  # of `homenode plan`, where the user gave the PUs
     report: str | None = None  # the file that the user asked for
 
 

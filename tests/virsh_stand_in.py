@@ -95,6 +95,10 @@ case $command in
         printf '%s%s\n' "$number" "$(cat "$pin")"
       done
     fi ;;
+  domifaddr)
+    source=$(argument --source "$@")
+    [ -e "$state/addresses-$source" ] || fail "Failed to query for interfaces addresses"
+    value "addresses-$source" ;;
   *) fail "unknown command: '$command'" ;;
 esac
 """

@@ -96,3 +96,28 @@ def test_a_guest_of_two_networks_is_reached_at_the_address_that_answers(
         reach = GuestReach(Leases(URI), reaching, known_hosts, b"")
         assert reach.machine(UUID).name == f"{target.user}@{target.address} over ssh"
         assert "127.0.0.7" not in known_hosts.read_text()
+
+
+LO = " lo         00:00:00:00:00:00    ipv4         127.0.0.1/8\n -  -  ipv6  ::1/128"
+ETH = " eth0       52:54:00:0b:65:29    ipv6         fd00::7/64\n -  -  ipv4  192.0.2.7/24"
+BARE = (
+    " vnet0      52:54:00:0b:65:29    ipv6         fe80::7/64\n vnet1  52:54:00:0b:65:2a  N/A  N/A"
+)
+"""Lines of `virsh domifaddr` of libvirt 9.0."""
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        ({"lease": ETH, "agent": LO}, ("192.0.2.7", "fd00::7")),
+        ({"lease": "", "agent": f"{LO}\n{ETH}"}, ("192.0.2.7", "fd00::7")),
+        ({"lease": BARE, "arp": ETH}, ("192.0.2.7", "fd00::7")),  # no agent answers
+        ({"lease": "", "agent": LO, "arp": ""}, ()),
+    ],
+)
+def test_addresses_are_those_of_the_first_source_that_has_any(
+    daemon: StandIn, listed: dict[str, str], expected: tuple[str, ...]
+) -> None:
+    for source, lines in listed.items():
+        daemon.put(f"addresses-{source}", lines)
+    assert Virsh(URI).addresses(UUID) == expected

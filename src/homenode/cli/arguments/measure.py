@@ -114,7 +114,8 @@ class AccessOptions(Struct, frozen=True, kw_only=True):
       stop_within: Time limit for the shutdown; then the VM is destroyed.
       reach: How to reach the guest; ssh or agent (QEMU's guest agent with guest-exec allowed).
         Default: ssh.
-      address: Address of the guest. Default: from libvirt's leases.
+      address: Address of the guest. Default: from libvirt's leases, else from the guest agent or
+        this host's ARP table.
       ssh_user: The user in the guest.
       ssh_port: The guest's port for ssh.
       ssh_key: A private key. Default: ssh's own choice.

@@ -84,8 +84,8 @@ class GuestReach(Struct, frozen=True):
         addresses = self.virsh.addresses(uuid) if how.address is None else (how.address,)
         if not addresses:
             raise ToolError(
-                "expected libvirt to know the guest's address, found no lease",
-                hint="--address says it; --guest-access agent needs none",
+                "expected libvirt to know the guest's address, found none",
+                hint="--address gives it; --guest-access agent needs none",
             )
         key = None if how.key is None else Path(how.key)
         return [SshChannel(ip, how.user, self.known_hosts, how.port, key, uuid) for ip in addresses]

@@ -95,7 +95,7 @@ class GuestAccess(Struct, frozen=True):
     """How to reach the guest."""
 
     transport: Transport = Transport.SSH
-    address: str | None = None  # None = as libvirt's leases say
+    address: str | None = None  # None = as libvirt finds it
     user: str = "root"
     port: int = 22
     key: str | None = None  # a file's path

@@ -6,6 +6,7 @@ Domains are named to it by UUID: a name may begin with a dash or be a number, wh
 import re
 import time
 from collections.abc import Sequence
+from ipaddress import ip_interface
 
 from homenode.errors import HomenodeError, HostError, InputError, UsageError, find_near
 from homenode.process import ProgramResult, run
@@ -24,6 +25,9 @@ _LOST = (
     "client socket is closed",
 )
 """What virsh says of a daemon that went away while it was asked: it may have done it, or yet do."""
+
+_ADDRESS_SOURCES = ("lease", "agent", "arp")
+"""Where virsh looks for a guest's addresses: only libvirt's own networks have leases."""
 
 _MISSING = re.compile("failed to get domain|Domain not found")
 _TIMEOUT_S = 180.0
@@ -180,14 +184,24 @@ class Virsh:
         self._say("undefine", "--nvram", "--domain", uuid)
 
     def addresses(self, uuid: str) -> tuple[str, ...]:
-        """Addresses of a running domain by libvirt's own leases, IPv4 first; () where it has none.
+        """Addresses at which a running domain may be reached, IPv4 first; () where none is known.
 
         Source: `virsh domifaddr` with --quiet: name, MAC, protocol and address/prefix a line.
         """
-        listed = self._say("domifaddr", "--domain", uuid, "--source", "lease")
-        rows = [line.split() for line in listed.splitlines()]
-        addresses = [(row[2] != "ipv4", row[3].partition("/")[0]) for row in rows if len(row) == 4]
-        return tuple(address for _, address in sorted(addresses))
+        for source in _ADDRESS_SOURCES:
+            try:
+                listed = self._say("domifaddr", "--domain", uuid, "--source", source)
+            except RefusedError as error:  # its agent does not answer, or not yet
+                if is_lost(error):
+                    raise
+                continue
+            rows = (line.split() for line in listed.splitlines())
+            texts = [row[3] for row in rows if len(row) == 4 and row[2] in ("ipv4", "ipv6")]
+            addresses = [ip_interface(text).ip for text in texts]
+            outer = [ip for ip in addresses if not (ip.is_loopback or ip.is_link_local)]
+            if outer:
+                return tuple(map(str, sorted(outer, key=lambda ip: ip.version)))
+        return ()
 
     def agent_command(self, uuid: str, command: str, timeout_s: int) -> str:
         """The guest agent's answer to a command in JSON."""

@@ -90,19 +90,14 @@ def read_manifest(text: bytes, source: str, subject: str) -> Mapping[str, Any]:
     if len(text) > MAX_BYTES:
         raise InputError(f"{source}: expected at most {MAX_BYTES} bytes, found {len(text)}")
     try:
-        loader = _Loader(text.decode("utf-8"))
-        documents = []
-        while loader.check_data():
-            document = loader.get_data()
-            if document is not None:
-                documents.append(document)
+        documents = _documents(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         first = str(error).replace("\n", " ")[:200]
         raise InputError(f"{source}: expected {subject} as YAML or JSON, found: {first}") from None
     if (
         len(documents) == 1
         and isinstance(documents[0], dict)
-        and documents[0].get("kind") == "List"
+        and str(documents[0].get("kind")).endswith("List")
     ):
         items = documents[0].get("items")
         documents = items if isinstance(items, list) else []
@@ -113,6 +108,19 @@ def read_manifest(text: bytes, source: str, subject: str) -> Mapping[str, Any]:
             hint="name the object: kubectl get KIND NAME -o yaml",
         )
     return documents[0]
+
+
+def _documents(text: bytes) -> list[Any]:
+    try:
+        return [json.loads(text)]  # may have tabs, which YAML does not take
+    except (ValueError, RecursionError):
+        loader = _Loader(text.decode("utf-8"))
+    documents = []
+    while loader.check_data():
+        document = loader.get_data()
+        if document is not None:
+            documents.append(document)
+    return documents
 
 
 class _Readable(yaml.SafeDumper):  # type: ignore[misc]

@@ -1,6 +1,7 @@
 """What the check says of VMIs and nodes that do not go together, and of those that do."""
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -120,7 +121,30 @@ def test_gpus_of_both_nodes_need_cpus_of_both(cores: int, gpus: int, apart: bool
     assert not others and (found is not None) == apart
     if found is not None:
         assert found.observed == "4 GPUs on each of nodes 0-1, all CPUs on node 0"
-        assert "more than 128 CPUs" in str(found.fix) and "4 GPUs and 48 CPUs" in str(found.fix)
+        assert "more than 128 CPUs" in str(found.fix)
+
+
+@pytest.mark.parametrize("host", ["hgx-a100-ibm", "h200-xeon8558", "rtx4090-epyc7702"])
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4])
+@pytest.mark.parametrize("cores", [2, 70])
+def test_a_vm_that_follows_the_fix_has_cpus_on_all_nodes_of_its_gpus(
+    host: str, gpus: int, cores: int
+) -> None:
+    node, pages = load_host(host), {"hugepages": {"pageSize": "2Mi"}}
+    for cpu in (FLAT, {}):
+        text = vmi({**cpu, "cores": cores}, {"guest": "32Gi", **pages}, gpus)
+        for finding in check(read_vmi(text, "v"), node, None).findings:
+            if finding.id != "gpus-over-nodes":
+                continue
+            more = re.search(r"more than (\d+) CPUs", str(finding.fix))
+            mapped = vmi({"cores": int(more[1]) + 1 if more else cores}, None, gpus)
+            assert "gpus-over-nodes" not in ids(mapped, node)
+            less = re.search(r"request (\d+) GPUs?, (\d+) CPUs? and (\d+)", str(finding.fix))
+            if less is not None:
+                numbers = int(less[1]), int(less[2])
+                assert min(numbers) > 0
+                small = vmi({**cpu, "cores": numbers[1]}, {"guest": f"{less[3]}Gi"}, numbers[0])
+                assert "gpus-over-nodes" not in ids(small, node)
 
 
 def test_what_a_source_lacks_is_not_checked() -> None:
@@ -144,6 +168,7 @@ def test_gates_of_devices_and_claims_are_named(
 ) -> None:
     (found,) = check(read_vmi(vmi(devices=devices), "vmi"), None, Cluster(gates)).findings
     assert found.id == "gate-off" and found.subject == f"feature gates {off}"
+    assert "manifest" not in str(found.fix), "it adds the gates of the hook only"
     assert not check(read_vmi(vmi(devices=devices), "vmi"), None, Cluster(gates | {off})).findings
 
 
@@ -152,11 +177,13 @@ def cluster_of(version: str, *named: str, off: tuple[str, ...] = (), kind: str =
     lists = {"featureGates": list(named), "disabledFeatureGates": list(off)}
     spec = {"configuration": {"developerConfiguration": lists}}
     cr = {"kind": "KubeVirt", "spec": spec, "status": {"observedKubeVirtVersion": version}}
-    text = yaml_text(cr) if kind == "yaml" else json.dumps({"kind": "List", "items": [cr]})
-    return read_cluster(text.encode(), "cr")
+    if kind == "yaml":
+        return read_cluster(yaml_text(cr).encode(), "cr")
+    listed = {"kind": kind or "List", "items": [cr]}
+    return read_cluster(json.dumps(listed, indent="\t").encode(), "cr")
 
 
-@pytest.mark.parametrize("kind", ["yaml", "json"])
+@pytest.mark.parametrize("kind", ["yaml", "List", "KubeVirtList"])
 def test_the_gates_of_a_cluster_are_those_that_its_version_knows(kind: str) -> None:
     assert cluster_of("v1.6.2", "Sidecar", NATIVE_GATE, kind=kind) == Cluster(
         frozenset({"Sidecar"}), (1, 6)

@@ -9,6 +9,7 @@ Source: KubeVirt vmi-create-admitter.go, virtwrap/converter/vcpu and pkg/hooks o
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
+from typing import TypeGuard
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -233,28 +234,54 @@ def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
     counts = sorted(homes.items())
     places = ", ".join(f"{plural(n, 'GPU')} on {nodes_text([node])}" for node, n in counts)
     if len(set(homes.values())) == 1 and len(homes) > 1:
-        places = f"{counts[0][1]} GPUs on each of {nodes_text(sorted(homes))}"
+        places = f"{plural(counts[0][1], 'GPU')} on each of {nodes_text(sorted(homes))}"
     if set(homes) - set(placed.nodes):
         places += f", all CPUs on {nodes_text(placed.nodes)}"
     if not subject.vmi.is_mapped:
         places += "; no guestMappingPassthrough"
     nodes = sorted({*homes, *placed.nodes})
-    node_cpus = max(len(node.pus) for node in subject.host.nodes)
+    ways = tuple(_ways_together(subject, placed))
     yield finding(
         "gpus-over-nodes",
         _needs_text(subject),
         f"GPUs and CPUs on the same nodes of {subject.host.name}, shown to the guest",
         places,
         subject.host.name,
-        case="with its own nodes" if subject.vmi.is_mapped else None,
+        case=None if ways else "on no node",
         values={
             "needs": _needs_text(subject).replace(", ", " and "),
             "nodes": "both nodes" if len(nodes) == 2 else nodes_text(nodes),
-            "gpus": subject.vmi.gpu_count // len(nodes),
-            "cpus": subject.guest.vcpus // len(nodes),
-            "most": node_cpus * (len(homes) - 1),
+            "ways": "; or ".join(ways),
         },
     )
+
+
+def _ways_together(subject: CheckedVmi, placed: Placement) -> Iterator[str]:
+    """Changes of the VM with which the node gives it CPUs of all nodes of its GPUs."""
+    assert subject.host is not None, "a rule about the node"
+    homes = set(_homes(subject.host, placed))
+    mapping = "" if subject.vmi.is_mapped else "set numa.guestMappingPassthrough and huge pages"
+    if homes <= set(placed.nodes):
+        yield mapping
+    else:
+        # The kubelet takes CPUs from every node of the GPUs only where fewer nodes lack them.
+        most = max(len(node.pus) for node in subject.host.nodes) * (len(homes) - 1)
+        if _has_all_homes(_placement_of(subject, vcpus=most + 1), subject.host):
+            yield f"{mapping and f'{mapping}, and '}request more than {most} CPUs"
+    parts = min(len(homes.union(placed.nodes)), subject.guest.vcpus)
+    smaller = _placement_of(subject, parts=parts)
+    if _has_all_homes(smaller, subject.host) and len(smaller.nodes) == 1:
+        size = format_bytes(subject.guest.memory_bytes // parts)
+        gpus = plural(subject.vmi.gpu_count // parts, "GPU")
+        yield f"request {gpus}, {plural(subject.guest.vcpus // parts, 'CPU')} and {size}"
+
+
+def _has_all_homes(placed: Placement | Unplannable, host: Host) -> TypeGuard[Placement]:
+    """Whether the GPUs of a placement are on nodes of its CPUs."""
+    if isinstance(placed, Unplannable):
+        return False
+    homes = set(_homes(host, placed))
+    return bool(homes) and homes <= set(placed.nodes)
 
 
 def _manifest_command(vmi: Vmi, *options: str) -> str:
@@ -305,14 +332,16 @@ def gate_off(subject: CheckedVmi) -> Iterator[Finding]:
         needed[gate] = any(value_at(device, "claimName") for device in devices[group])
     missing = [gate for gate in needed if needed[gate] and gate not in cluster.gates]
     if missing:
-        is_hook_spare = missing == ["Sidecar"] and cluster.has_native
+        case = None if {*missing} <= {"Sidecar", "CPUManager"} else "not of the hook"
+        if missing == ["Sidecar"] and cluster.has_native:
+            case = "hook not needed"
         yield finding(
             "gate-off",
             f"feature gates {', '.join(missing)}",
             "on, as the VMI needs them",
             "off",
             "KubeVirt, feature gates",
-            case="hook not needed" if is_hook_spare else None,
+            case=case,
             values={"command": _manifest_command(subject.vmi)},
         )
 
@@ -365,23 +394,28 @@ RULES: tuple[Callable[[CheckedVmi], Iterator[Finding]], ...] = (
 )
 
 
-def _placement_of(subject: CheckedVmi) -> Placement | Unplannable:
+def _placement_of(
+    subject: CheckedVmi, *, vcpus: int | None = None, parts: int = 1
+) -> Placement | Unplannable:
     """The fewest and nearest nodes that an idle node of the cluster can give the VM.
 
-    Huge pages count where the node has any.
+    Huge pages count where the node has any. vcpus: in place of the VM's. parts: of how many equal
+    VMs that the VM is divided into it is one.
     """
     assert subject.host is not None, "a rule about the node"
     page = subject.guest.page_bytes if _pages(subject.host, subject.guest.page_bytes or 0) else None
+    unit = page or 1 << 20
+    old_vcpus = subject.guest.vcpus
     guest = Vm(
         name=subject.vmi.name,
-        vcpus=subject.vmi.dedicated_pus,
-        memory_bytes=subject.guest.memory_bytes or 1 << 20,
+        vcpus=subject.vmi.dedicated_pus + (vcpus or old_vcpus // parts) - old_vcpus,
+        memory_bytes=max(1, -(-subject.guest.memory_bytes // (parts * unit))) * unit,
         architecture=subject.host.architecture or subject.guest.architecture,
     )
     options = PlanOptions(
         _LAYOUT.name,
         policy=Policy.MEMORY_FIRST,
-        gpu_count=subject.vmi.gpu_count or None,
+        gpu_count=subject.vmi.gpu_count // parts or None,
         emulator_policy=EmulatorPolicy.NONE,
         unequal_cells=True,
     )
@@ -407,7 +441,11 @@ def _is_apart(subject: CheckedVmi) -> bool:
 def _homes(host: Host, placed: Placement) -> Mapping[NodeIndex, int]:
     """How many of the placed GPUs are on each node."""
     devices = [host.device_at[bdf] for bdf in placed.devices]
-    return Counter(device.node for device in devices if device.node is not None)
+    return Counter(
+        device.node
+        for device in devices
+        if device.kind is DeviceKind.GPU and device.node is not None
+    )
 
 
 def _has_pools(host: Host) -> bool:

@@ -6,9 +6,10 @@ The machine is this one, but small: its snapshot is a described host's, its prob
 """
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from homenode.machine.description.parse import load_shipped
 from homenode.machine.snapshot.protocol import Snapshot
@@ -27,20 +28,14 @@ GROUPS = (Group.CPU_SINGLE, Group.CPU_ALL, Group.CORE_TO_CORE, Group.PLACEMENT)
 IDLE = "cpu0 0 0 0 100 0 0 0 0 0 0\n"
 
 
-class SmallMachine(LocalMachine):
+class _Small:
     """Programs start here for real; nothing is busy and nothing is asked of the true machine."""
 
-    def run(
-        self,
-        argv: Sequence[str],
-        timeout_s: float,
-        input: str | None = None,
-        *,
-        environment: Mapping[str, str] | None = None,
-    ) -> ProgramResult:
+    def run(self, argv: Sequence[str], *words: Any, **options: Any) -> ProgramResult:
         if argv[0] == "cat":
             return ProgramResult(tuple(argv), 0, IDLE, "")
-        return super().run(argv, timeout_s, input, environment=environment)
+        done: ProgramResult = super().run(argv, *words, **options)  # type: ignore[misc]
+        return done
 
     def find_installed(self, names: Collection[str]) -> frozenset[str]:
         return frozenset({PROBE})
@@ -49,26 +44,12 @@ class SmallMachine(LocalMachine):
         return render(load_shipped("x86-1p1n4c4t"))
 
 
-class SmallHost(RemoteHost):
-    """The same as another host."""
+class SmallMachine(_Small, LocalMachine):
+    """This machine."""
 
-    def run(
-        self,
-        argv: Sequence[str],
-        timeout_s: float,
-        input: str | None = None,
-        *,
-        environment: Mapping[str, str] | None = None,
-    ) -> ProgramResult:
-        if argv[0] == "cat":
-            return ProgramResult(tuple(argv), 0, IDLE, "")
-        return super().run(argv, timeout_s, input, environment=environment)
 
-    def find_installed(self, names: Collection[str]) -> frozenset[str]:
-        return frozenset({PROBE})
-
-    def snapshot(self) -> Snapshot:
-        return render(load_shipped("x86-1p1n4c4t"))
+class SmallHost(_Small, RemoteHost):
+    """Another host."""
 
 
 def _machine(root: str, words: Sequence[str]) -> SmallMachine | SmallHost:

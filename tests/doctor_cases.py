@@ -1,6 +1,6 @@
 """For each finding of a host a machine that has it and one that nearly has it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -13,15 +13,26 @@ from homenode.change.retrain.plan import FunctionHolders, plan_retrain
 from homenode.check.doctor.baseline import drift, record_of
 from homenode.check.doctor.devices import matrix_findings
 from homenode.check.doctor.diagnosis import MeasuredRates, diagnose
+from homenode.cpuset import CpuSet
 from homenode.findings import Finding
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.link_path import LinkRate
-from homenode.machine.pci import DeviceKind, PciDevice, PciErrors, PciLink, PortType
+from homenode.machine.pci import (
+    DeviceKind,
+    LinkKind,
+    PciBar,
+    PciDevice,
+    PciErrors,
+    PciInterrupt,
+    PciLink,
+    PciRegisters,
+    PortType,
+)
 from homenode.machine.tools.nvidia_smi import parse_topology
-from homenode.machine.topology import Host, PagePool
+from homenode.machine.topology import FrequencyLimit, Host, PagePool
+from homenode.units import GIB, MIB
+from tests.doctor_domains import binding, diagnosed, domain, gpus, host, topology
 from tests.doctor_domains import diagnosed as found_in
-from tests.doctor_domains import domain, gpus, host
-from tests.doctor_listings import arc, port
 from tests.simulated_config import MemoryJournal, PowerCutError, SimulatedConfig, retrained
 
 
@@ -55,6 +66,7 @@ def is_gpu(device: PciDevice) -> bool:
 
 _AFFINITY = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t{}\t3\t\tN/A\n"
 DESKTOP, H200, SICK, HGX = "rtx4080-i9-14900k", "h200-xeon8558", "rtx5090-epyc7702", "hgx-h100"
+ISOLATED = "x86-2p2n16c32t-isolated-pus"
 GPU_4080 = gpus(DESKTOP, 1)[0]
 PORT_4080 = host(DESKTOP).bridges_above(GPU_4080)[0].bdf
 
@@ -327,3 +339,289 @@ HOST_CASES: dict[str, Case] = {
         lambda: _with_pages(64, 0),
     ),
 }
+
+
+GPU = gpus(HGX, 8)[5]
+
+
+def is_one(device: PciDevice) -> bool:
+    return device.bdf == GPU
+
+
+def with_port(there: Host, of: tuple[Bdf, ...], link: PciLink) -> Host:
+    """The host with another link on the ports right above some functions, and on those."""
+    ports = {there.bridges_above(bdf)[0].bdf for bdf in of}
+    current = replace(link, max_gt_per_s=32.0, max_width=16)
+    return changed(
+        changed(there, lambda d: d.bdf in ports, link=link), lambda d: d.bdf in of, link=current
+    )
+
+
+def with_bars(there: Host, which: Callable[[PciDevice], bool], size: int) -> Host:
+    bars = (PciBar(0, 16 * MIB, True, True), PciBar(2, size, True, True))
+    return changed(there, which, bars=bars)
+
+
+def without_one(kind: DeviceKind) -> Host:
+    there = host(HGX)
+    gone = there.devices_of_kind(kind)[1].bdf
+    return replace(there, pci_devices=tuple(d for d in there.pci_devices if d.bdf != gone))
+
+
+def with_nvlinks(there: Host, gpu: Bdf, count: int) -> Host:
+    return replace(
+        there,
+        links=tuple(
+            replace(link, count=count)
+            if link.kind is LinkKind.NVLINK and gpu in (link.a, link.b)
+            else link
+            for link in there.links
+        ),
+    )
+
+
+def with_node_memory(share: float) -> Host:
+    there = host(HGX)
+    first, *others = there.nodes
+    less = replace(first, memory_bytes=int((first.memory_bytes or 0) * share))
+    return replace(there, nodes=(less, *others))
+
+
+def with_half_a_cache(there: Host) -> Host:
+    first, *others = there.llcs
+    return replace(there, llcs=(replace(first, size_bytes=(first.size_bytes or 0) // 2), *others))
+
+
+def _clocks(*khz: int) -> Host:
+    there = host(HGX)
+    limits = [FrequencyLimit(k, k, p.pus) for k, p in zip(khz, there.packages, strict=True)]
+    return settings(there, frequency_limits=tuple(limits))
+
+
+def _capped(khz: int) -> Host:
+    limit = FrequencyLimit(khz, 6_000_000, CpuSet(range(32)))
+    return settings(host(DESKTOP), frequency_limits=(limit,))
+
+
+_X8 = PciLink(32.0, 8, 32.0, 8)
+
+HEALTH_CASES: dict[str, Case] = {
+    "device-odd": Case(
+        "hgx-h100 with one GPU on a port for x8",
+        lambda: of_host(with_port(host(HGX), (GPU,), _X8)),
+        lambda: of_host(with_port(host(HGX), tuple(gpus(HGX, 8)), _X8)),
+    ),
+    "bar-unassigned": Case(
+        "hgx-h100 with BAR 2 of one GPU without an address",
+        lambda: of_host(changed(host(HGX), is_one, registers=PciRegisters(unplaced_bars=(2,)))),
+        # The same of a BAR of its virtual functions
+        lambda: of_host(changed(host(HGX), is_one, registers=PciRegisters())),
+    ),
+    "bar-small": Case(
+        "hgx-h100 with a BAR of 256 MiB on one GPU",
+        lambda: of_host(with_bars(host(HGX), is_one, 256 * MIB)),
+        # rtx4080-i9-14900k with a BAR of 256 MiB, which such cards have without Resizable BAR
+        lambda: of_host(
+            changed(
+                with_bars(host(DESKTOP), lambda d: d.bdf == GPU_4080, 256 * MIB),
+                lambda d: d.bdf == GPU_4080,
+                class_code=0x030000,
+                registers=PciRegisters(largest_bars=((1, 16 * GIB),)),
+            )
+        ),
+    ),
+    "board-incomplete": Case(
+        "hgx-h100 with 3 of its NVSwitches",
+        lambda: of_host(without_one(DeviceKind.NVSWITCH)),
+        lambda: of_host(host(HGX)),
+    ),
+    "clock-unequal": Case(
+        "hgx-h100 with 2 GHz at most on package 1",
+        lambda: of_host(_clocks(3_800_000, 2_000_000)),
+        lambda: of_host(_clocks(3_800_000, 3_800_000)),
+    ),
+    "llc-unequal": Case(
+        "hgx-h100 with half a cache on package 0",
+        lambda: of_host(with_half_a_cache(host(HGX))),
+        lambda: of_host(host(HGX)),
+    ),
+    "distances-asymmetric": Case(
+        "hgx-h100 with 32 one way",
+        lambda: of_host(replace(host(HGX), distances=((10, 32), (21, 10)))),
+        lambda: of_host(host(HGX)),
+    ),
+    "nvlinks-few": Case(
+        "hgx-h100 with 12 NVLinks of one GPU",
+        lambda: of_host(with_nvlinks(host(HGX), GPU, 12)),
+        lambda: of_host(with_nvlinks(host(HGX), GPU, 18)),
+    ),
+    "node-memory-unequal": Case(
+        "hgx-h100 with one sixteenth less on node 0",
+        lambda: of_host(with_node_memory(15 / 16)),
+        lambda: of_host(with_node_memory(0.98)),
+    ),
+    "frequency-capped": Case(
+        "rtx4080-i9-14900k with all PUs capped at 2000 MHz of 6000",
+        lambda: of_host(_capped(2_000_000)),
+        lambda: of_host(_capped(6_000_000)),
+    ),
+    "turbo-off": Case(
+        "hgx-h100 with no_turbo 1",
+        lambda: of_host(settings(host(HGX), turbo="off")),
+        lambda: of_host(settings(host(HGX), turbo="on")),
+    ),
+    "pus-offline": Case(
+        "x86-2p2n8c16t-offline-pus",
+        lambda: of_host(host("x86-2p2n8c16t-offline-pus")),
+        lambda: of_host(host("x86-2p2n16c16t-smt-off")),
+    ),
+}
+
+
+SMT_OFF = "x86-2p2n16c16t-smt-off"
+NIC = host(HGX).devices_of_kind(DeviceKind.NIC)[0].bdf
+
+
+def set_apart(there: Host, pus: Iterable[int], *, nohz: bool = True) -> Host:
+    """The host with just these PUs in isolcpus=, and in nohz_full= too."""
+    wanted = CpuSet(pus)
+    return replace(
+        there,
+        pus=tuple(
+            replace(pu, isolated=pu.index in wanted, nohz_full=nohz and pu.index in wanted)
+            for pu in there.pus
+        ),
+    )
+
+
+def interrupting(there: Host, bdf: Bdf, pus: Sequence[str], driver: str = "mlx5_core") -> Host:
+    """The host with a device that has an interrupt on each of these sets of PUs."""
+    interrupts = tuple(PciInterrupt(100 + i, CpuSet.parse(each)) for i, each in enumerate(pus))
+    return changed(there, lambda d: d.bdf == bdf, driver=driver, interrupts=interrupts)
+
+
+def quiet(there: Host, *, node: int = 0, first: int = 8, **more: str) -> tuple[Finding, ...]:
+    """A VM on 4 PUs of the HGX host, with a GPU of node 0."""
+    xml = domain(
+        4,
+        gpus(HGX, 1),
+        gib=8,
+        pins=range(first, first + 4),
+        cpu=topology(1, 4),
+        more=binding([node]),
+        cputune="<emulatorpin cpuset='0-1'/>",
+    )
+    return diagnosed(xml, there)
+
+
+def on_isolated(there: Host, pins: Sequence[int] = (4, 5)) -> tuple[Finding, ...]:
+    threads = 2 if 20 in pins else 1
+    return diagnosed(
+        domain(len(pins), pins=pins, cpu=topology(1, len(pins) // threads, threads)), there
+    )
+
+
+def _mixed(second: str) -> tuple[Finding, ...]:
+    """The desktop, PUs 4 and 6 with another governor."""
+    by_governor: dict[str, list[int]] = {"performance": [0, 2]}
+    by_governor.setdefault(second, []).extend((4, 6))
+    there = settings(
+        host(DESKTOP),
+        scaling_drivers=("intel_pstate",),
+        governors=tuple(by_governor),
+        pus_of_governor=tuple((name, CpuSet(pus)) for name, pus in by_governor.items()),
+    )
+    return diagnosed(domain(4, pins=[0, 2, 4, 6]), there)
+
+
+def _every_pu(there: Host) -> list[str]:
+    return [str(pu.index) for pu in there.pus]
+
+
+QUIET_CASES: dict[str, Case] = {
+    "isolated-with-tick": Case(
+        "x86-2p2n16c32t-isolated-pus with isolcpus= alone",
+        lambda: on_isolated(set_apart(host(ISOLATED), [*range(4, 8), *range(20, 24)], nohz=False)),
+        lambda: on_isolated(host(ISOLATED)),
+    ),
+    "sibling-not-isolated": Case(
+        "PUs 4-7 isolated without their siblings 20-23",
+        lambda: on_isolated(set_apart(host(ISOLATED), range(4, 8))),
+        lambda: on_isolated(set_apart(host(ISOLATED), range(4, 8)), (4, 20)),
+    ),
+    "irq-on-isolated": Case(
+        "a NIC of hgx-h100 that interrupts isolated PU 9, where a vCPU is",
+        lambda: quiet(interrupting(set_apart(host(HGX), range(8, 12)), NIC, ["9", "0"])),
+        lambda: quiet(interrupting(set_apart(host(HGX), range(8, 12)), NIC, _every_pu(host(HGX)))),
+    ),
+    "irqbalance-on-vcpus": Case(
+        "irqbalance running, and an interrupt of a NIC on a vCPU's PU",
+        lambda: quiet(settings(interrupting(host(HGX), NIC, ["9", "0"]), irqbalance=True)),
+        lambda: quiet(settings(interrupting(host(HGX), NIC, ["0", "1"]), irqbalance=True)),
+    ),
+    "irq-far": Case(
+        "the GPU's interrupts on PU 60, in the package without vCPUs",
+        lambda: quiet(interrupting(host(HGX), gpus(HGX, 1)[0], ["60"], "vfio-pci")),
+        lambda: quiet(interrupting(host(HGX), gpus(HGX, 1)[0], ["60", "2"], "vfio-pci")),
+    ),
+    "smt-off": Case(
+        "threads='2' where SMT control says off",
+        lambda: diagnosed(
+            domain(2, pins=[0, 1], cpu=topology(1, 1, 2)),
+            settings(host(SMT_OFF), smt_control="off"),
+        ),
+        lambda: diagnosed(
+            domain(2, pins=[0, 1], cpu=topology(1, 2)), settings(host(SMT_OFF), smt_control="off")
+        ),
+    ),
+    "emulator-on-sibling": Case(
+        "the emulator on PU 1 of rtx4080-i9-14900k, sibling of a vCPU's PU 0",
+        lambda: diagnosed(domain(2, pins=[0, 2], cputune="<emulatorpin cpuset='1'/>"), DESKTOP),
+        lambda: diagnosed(domain(2, pins=[0, 2], cputune="<emulatorpin cpuset='16'/>"), DESKTOP),
+    ),
+    "governor-mixed": Case(
+        "two vCPUs with governor performance and two with powersave of intel_pstate",
+        lambda: _mixed("powersave"),
+        lambda: _mixed("performance"),
+    ),
+}
+
+
+def port(
+    bdf: str,
+    ids: str,
+    kind: str,
+    primary: str,
+    secondary: str,
+    subordinate: str,
+    most: float,
+    lanes: int,
+    speed: float,
+    width: int,
+) -> str:
+    """A bridge with its buses, what its link can and what it has."""
+    return (
+        f"{bdf} PCI bridge [0604]: A maker's bridge [{ids}]\n"
+        f"\tBus: primary={primary}, secondary={secondary}, "
+        f"subordinate={subordinate}, sec-latency=0\n"
+        f"\tCapabilities: [40] Express (v2) {kind}, MSI 00\n"
+        f"\t\tLnkCap:\tPort #1, Speed {most}GT/s, Width x{lanes}\n"
+        f"\t\tLnkSta:\tSpeed {speed}GT/s (ok), Width x{width} (ok)"
+    )
+
+
+def arc() -> str:
+    """Intel's Arc: a GPU that says 2.5 GT/s x1 behind a switch of its own, whose uplink is real."""
+    return "\n\n".join(
+        (
+            port("00:01.0", "8086:a70d", "Root Port (Slot+)", "00", "01", "04", 16, 8, 16, 8),
+            port("01:00.0", "8086:4fa1", "Upstream Port", "01", "02", "04", 16, 8, 16, 8),
+            port(
+                "02:01.0", "8086:4fa4", "Downstream Port (Slot-)", "02", "03", "03", 2.5, 1, 2.5, 1
+            ),
+            "03:00.0 VGA compatible controller [0300]: Intel Corporation DG2 [8086:56a0]\n"
+            "\tCapabilities: [70] Express (v2) Endpoint, MSI 00\n"
+            "\t\tLnkCap:\tPort #0, Speed 2.5GT/s, Width x1\n"
+            "\t\tLnkSta:\tSpeed 2.5GT/s (ok), Width x1 (ok)",
+        )
+    )

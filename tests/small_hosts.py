@@ -271,39 +271,17 @@ def even_host(
     memory_bytes: int | None = 64 * GIB,
     free_bytes: int | None = None,
     pools: tuple[PagePool, ...] = (),
-    devices: Sequence[DeviceSpec] = (),
-    domains: Sequence[RunningDomain] = (),
-    distances: tuple[tuple[int, ...], ...] | None = None,
-    tells_distances: bool = True,
-    offline: str = "",
-    disallowed: str = "",
-    isolated: str = "",
-    nohz_full: str = "",
-    tells_llcs: bool = True,
-    vendor: str = "AuthenticAMD",
     name: str = "even",
+    **fields: Any,
 ) -> Host:
-    """A regular host; memory_bytes, free_bytes and pools are per node."""
+    """A regular host; memory_bytes, free_bytes and pools are per node. fields: as of host_of."""
     spec = tuple((threads,) * cores_per_llc for _ in range(llcs_per_node))
     nodes = [
         NodeSpec(spec, package, memory_bytes=memory_bytes, free_bytes=free_bytes, pools=pools)
         for package in range(packages)
         for _ in range(nodes_per_package)
     ]
-    return host_of(
-        nodes,
-        distances=distances,
-        tells_distances=tells_distances,
-        devices=devices,
-        domains=domains,
-        offline=offline,
-        disallowed=disallowed,
-        isolated=isolated,
-        nohz_full=nohz_full,
-        tells_llcs=tells_llcs,
-        vendor=vendor,
-        name=name,
-    )
+    return host_of(nodes, name=name, **fields)
 
 
 def pinned_domain(

@@ -1,5 +1,7 @@
 """Guests as their own kernels would show themselves, for tests of verification."""
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
@@ -54,22 +56,12 @@ def guest_description(
     )
 
 
-def guest_host(
-    *,
-    distance: int = 20,
-    memory: str = "1960MiB",
-    nodes: tuple[int | str, int | str] = (0, 1),
-    cores: int = 2,
-    threads: int = 1,
-    link: str = "",
-) -> Host:
+def guest_host(**fields: Any) -> Host:
     """The guest of the tuned document of verify_documents, unless an argument changes it.
 
     2 nodes of 2 vCPUs, and a GPU behind the first root port of each expander bus.
     """
-    text = guest_description(
-        distance=distance, memory=memory, nodes=nodes, cores=cores, threads=threads, link=link
-    )
+    text = guest_description(**fields)
     return _with_ports_at_0(discover(render(parse_description(text, "guest"))))
 
 

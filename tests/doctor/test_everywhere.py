@@ -17,11 +17,9 @@ from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
-from tests.doctor_cases import HOST_CASES
+from tests.doctor_cases import HEALTH_CASES, HOST_CASES, QUIET_CASES
 from tests.doctor_domains import NAME, domain, gpus, host
 from tests.doctor_guest_cases import GUEST_CASES
-from tests.doctor_health_cases import HEALTH_CASES
-from tests.doctor_quiet_cases import QUIET_CASES
 from tests.seeds import THOROUGH, part
 from tests.shared_data import needs_shared, shared
 from tests.source_trees import nodes

@@ -15,8 +15,7 @@ from homenode.machine.link_path import LinkRate, describe_paths, rates_that_fit
 from homenode.machine.pci import DeviceKind, PciErrors, PciLink
 from homenode.machine.topology import Host
 from homenode.vm.sources import load_host
-from tests.doctor_cases import changed, is_gpu
-from tests.doctor_listings import arc, port
+from tests.doctor_cases import arc, changed, is_gpu, port
 from tests.seeds import THOROUGH
 from tests.shared_data import needs_shared, shared
 

@@ -12,8 +12,8 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.vm.sources import load_host
 from tests.doctor.test_links import found, with_link
+from tests.doctor_cases import arc, port
 from tests.doctor_domains import gpus as gpus_of
-from tests.doctor_listings import arc, port
 
 
 def narrow_4080() -> Host:

@@ -11,7 +11,7 @@ from homenode.change.retrain.plan import FunctionHolders, RetrainPlan, RetrainRe
 from homenode.errors import HostError
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.topology import Host
-from tests.doctor_listings import port
+from tests.doctor_cases import port
 from tests.qemu_config import QEMU, QemuConfig, qemu_config
 from tests.simulated_config import retrained
 

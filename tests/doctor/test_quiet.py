@@ -10,7 +10,7 @@ from homenode.findings import Severity
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.vm.domain.read import open_domain
-from tests.doctor_cases import changed, settings
+from tests.doctor_cases import HGX, ISOLATED, NIC, changed, interrupting, quiet, set_apart, settings
 from tests.doctor_domains import (
     NAME,
     binding,
@@ -22,8 +22,7 @@ from tests.doctor_domains import (
     ids,
     planned,
 )
-from tests.doctor_guests import H200, companion, snp
-from tests.doctor_quiet_cases import HGX, ISOLATED, NIC, interrupting, quiet, set_apart
+from tests.doctor_guest_cases import H200, companion, snp
 
 DESKTOP = "rtx4080-i9-14900k"
 

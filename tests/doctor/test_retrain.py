@@ -31,10 +31,9 @@ from homenode.findings import Severity
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host
-from tests.doctor_cases import changed
+from tests.doctor_cases import arc, changed
 from tests.doctor_domains import gpus
 from tests.doctor_domains import host as shipped
-from tests.doctor_listings import arc
 from tests.simulated_config import (
     AT,
     LINK_CONTROL,

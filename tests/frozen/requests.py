@@ -15,11 +15,12 @@ from unittest.mock import patch
 import homenode as package
 from homenode.machine.description.parse import shipped_hosts
 from homenode.vm.sources import load_host
+from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import Result, homenode
 from tests.domain_corpus import NAMES, sample
 from tests.frozen import projection
 from tests.frozen.names import OBJECTIVES, RESULTS_FORMATS, SWITCHES, canonical, spelled
-from tests.virsh_stand_in import UUID, StandIn
+from tests.virsh_stand_in import StandIn
 
 
 class Request(NamedTuple):
@@ -255,23 +256,7 @@ _EDITS = {
     "crash": ("<devices>", "<on_crash>preserve</on_crash><devices>"),
     "no-display": ("<graphics type='vnc' port='-1' passwd='kept'/>", ""),
 }
-_DEFINED = f"""<domain type='kvm'>
-  <name>vm</name>
-  <uuid>{UUID}</uuid>
-  <memory unit='KiB'>1048576</memory>
-  <currentMemory unit='KiB'>1048576</currentMemory>
-  <vcpu placement='static'>4</vcpu>
-  <iothreads>1</iothreads>
-  <os>
-    <type arch='x86_64' machine='pc-q35-7.2'>hvm</type>
-  </os>
-  <devices>
-    <emulator>/usr/bin/qemu-system-x86_64</emulator>
-    <controller type='pci' index='0' model='pcie-root'/>
-    <graphics type='vnc' port='-1' passwd='kept'/>
-  </devices>
-</domain>
-"""
+_DEFINED = ORIGINAL.decode().replace("type='qemu'", "type='kvm'").replace(NAME, "vm")
 _FOUR_CORES = """name = "four-cores"
 packages = 2
 cores_per_package = 8

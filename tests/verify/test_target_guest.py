@@ -85,7 +85,7 @@ def test_what_a_target_can_say_is_compared_and_nothing_else(
     target: str, id: str, change: dict[str, object], sayers: tuple[str, ...]
 ) -> None:
     """Two GPUs that swapped cells differ in nothing that a guest shows of them but their bus."""
-    guest = guest_host(**change)  # type: ignore[arg-type]
+    guest = guest_host(**change)
     bad = [one for one in seen(target, guest).findings if one.severity is not Severity.INCONCLUSIVE]
     assert (id in {one.id for one in bad}) == (target in sayers)
 

@@ -20,8 +20,7 @@ from tests.conformance.judge import Answer, Judge
 from tests.slurm import testbed
 from tests.slurm.gpu_nodes import machine
 
-# The machine of the test is no such node: config_overrides.
-_CONF = """\
+HEAD = """\
 ClusterName=c
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
@@ -29,12 +28,15 @@ SlurmdUser=root
 AuthType=auth/munge
 SlurmdSpoolDir={base}
 StateSaveLocation={base}
+SlurmdParameters=config_overrides
+"""
+"""The machine of the test is no such node."""
+_CONF = """\
 GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 ProctrackType=proctrack/cgroup
 TaskPlugin=task/affinity,task/cgroup
-SlurmdParameters=config_overrides
 NodeName=n NodeHostname={host} NodeAddr=127.0.0.1 Sockets={packages} CoresPerSocket={cores} \\
 ThreadsPerCore={threads} RealMemory=8192{gres}
 PartitionName=p Nodes=n
@@ -58,7 +60,7 @@ _MOST_GPUS = 8
 
 
 @cache
-def _base() -> Path:
+def device_files() -> Path:
     base = folder() / "slurm"
     base.mkdir()
     for gpu in range(_MOST_GPUS):
@@ -70,13 +72,13 @@ def version() -> str:
     return first_line("slurmd", "-V").rpartition(" ")[2]
 
 
-def _kept(slurm: str, gres: str) -> dict[int, CpuSet | None] | None:
+def kept_gpus(slurm: str, gres: str, node: str = "n") -> dict[int, CpuSet | None] | None:
     """Cores of each GPU that slurmd has by these files; None where it does not start."""
-    base = _base()
+    base = device_files()
     (base / "slurm.conf").write_text(slurm)
     (base / "gres.conf").write_text(gres)
     done = subprocess.run(
-        ["slurmd", "-G", "-f", base / "slurm.conf", "-N", "n"],
+        ["slurmd", "-G", "-f", base / "slurm.conf", "-N", node],
         capture_output=True,
         text=True,
         check=False,
@@ -109,7 +111,7 @@ def _lines(draw: Random, gpus: int, cores: int) -> tuple[str, int]:
         own = draw.choice(("", "", f" Cores={start}-{draw.randrange(start, cores)}"))
         files = f"gpu[{first}-{end - 1}]" if end - first > 1 else f"gpu{first}"
         typed = f" Type={kind}" if kind else ""
-        lines.append(f"Name=gpu{typed} File={_base()}/{files}{own}\n")
+        lines.append(f"Name=gpu{typed} File={device_files()}/{files}{own}\n")
     return "".join(lines), last
 
 
@@ -157,9 +159,9 @@ def _answer(name: str) -> Answer:
     )
     gpus = packages * per_root
     promise = _promise(draw, gpus)
-    slurm = _CONF.format(
+    slurm = (HEAD + _CONF).format(
         host=socket.gethostname().partition(".")[0],
-        base=_base(),
+        base=device_files(),
         packages=packages,
         cores=cores,
         threads=threads,
@@ -170,7 +172,7 @@ def _answer(name: str) -> Answer:
     critical = {f.id for f in check(*files, host).findings if f.severity is Severity.CRITICAL}
     is_usable = not critical & {"gres-count", "gres-type-differs"}
     promised = sum(int(n) for n in re.findall(r":(\d+)", promise))
-    kept = _kept(slurm, gres)
+    kept = kept_gpus(slurm, gres)
     planned: dict[str, object] = {"every listed GPU usable": is_usable}
     read: dict[str, object] = {
         "every listed GPU usable": kept is not None and len(kept) == listed == promised
@@ -180,7 +182,7 @@ def _answer(name: str) -> Answer:
     pair = parse_config(right[1], "gres.conf"), parse_config(right[0], "slurm.conf")
     if not any(f.severity is Severity.CRITICAL for f in check(*pair, host).findings):
         homes = [node for node in nodes for _ in range(per_root)]
-        cores_of = _kept(*right) or {}
+        cores_of = kept_gpus(*right) or {}
         planned["GPUs of the corrected pair without cores of their own package"] = []
         read["GPUs of the corrected pair without cores of their own package"] = [
             gpu

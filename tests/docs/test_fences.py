@@ -4,10 +4,12 @@ import ast
 import doctest
 import itertools
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -22,13 +24,20 @@ from homenode.errors import HomenodeError
 from homenode.machine.description.parse import parse_description
 from homenode.vm.domain.read import open_domain
 from homenode.vm.domain.schema import validate
-from tests.doc_pages import ROOT, Block, Page, all_pages
+from tests.command_line import NEEDS_CLUSTER
+from tests.doc_pages import ROOT, Block, Page, all_pages, read_page
 from tests.stored_records import FORMATS, stored_names
 
 _OPERATORS = "|&;()"
 _CALLERS = ("homenode", "srun", "sudo")
-_HELPS = {"virsh": ("virsh", "help"), "xl": ("xl", "help")}
+_HELPS = {
+    "homenode-probe": "{} --help",
+    "virsh": "help {}",
+    "xl": "help {}",
+}
 """What prints the options of a program's command, if the program is installed."""
+_PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+_MAKEFILES = "".join((ROOT / name).read_text() for name in ("Makefile", "native/Makefile"))
 
 
 def _lines(text: str) -> list[str]:
@@ -48,7 +57,12 @@ def _split_commands(line: str) -> Iterator[list[str]]:
 
 
 @cache
-def _printed_help(*argv: str) -> str:
+def _options_of(program: str, command: str) -> str | None:
+    """What the program prints of its command; None if it is not installed."""
+    path = shutil.which(program, path=_PROGRAMS)
+    if path is None:
+        return None
+    argv = [path, *_HELPS[program].format(command).split()]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{shlex.join(argv)}: {done.stderr}"
     return done.stdout
@@ -67,10 +81,8 @@ def _check_call(words: list[str]) -> None:
                 call.read_options()
     elif words[0] == "make":
         targets = [word for word in words[1:] if "=" not in word]
-        makefile = (ROOT / "Makefile").read_text()
-        assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets), words
-    elif words[0] in _HELPS and shutil.which(words[0]):
-        text = _printed_help(*_HELPS[words[0]], words[1])
+        assert all(re.search(rf"^{name}:", _MAKEFILES, re.MULTILINE) for name in targets), words
+    elif words[0] in _HELPS and (text := _options_of(words[0], words[1])) is not None:
         lacking = [word for word in words if word.startswith("-") and word not in text]
         assert not lacking, f"{shlex.join(words)}: no option {lacking}"
 
@@ -179,7 +191,9 @@ def _judge(page: Page) -> None:
             raise AssertionError(f"{page.path}:{block.line}: {error!r}") from error
 
 
-@pytest.mark.parametrize("page", all_pages(), ids=lambda page: str(page.path))
+@pytest.mark.parametrize(
+    "page", [*all_pages(), read_page("native/README.md")], ids=lambda page: str(page.path)
+)
 def test_every_block_is_taken_by_the_reader_of_its_language(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +214,7 @@ def test_every_block_is_taken_by_the_reader_of_its_language(
         "sh\nsrun homenode plan --gpu x\n",
         "sh\nif true; then",
         "sh\nmake tset",
+        "sh\nhomenode-probe smt --pusses 0",
         'json\n{"a": 1 "b"}',
         'json\n{"format": "homenode.plan/1", "no-such-field": 1, …}',
         "toml\na = ",
@@ -216,3 +231,20 @@ def test_every_block_is_taken_by_the_reader_of_its_language(
 def test_a_planted_fault_is_found(block: str) -> None:
     with pytest.raises(AssertionError):
         _judge(Page(Path("page.md"), f"* item\n\n  ```{block}\n  ```\n"))
+
+
+@NEEDS_CLUSTER
+@pytest.mark.slurm
+def test_slurmd_keeps_the_gpus_of_the_files_that_a_page_shows() -> None:
+    from tests.conformance import slurmd
+
+    if (reason := slurmd.SLURMD.missing()) is not None:
+        pytest.skip(reason)
+    blocks = read_page("docs/reference/commands/slurm.md").blocks()
+    files = {block.words[0]: f"{block.text}\n" for block in blocks if block.language == "ini"}
+    base = slurmd.device_files()
+    gres = files["gres.conf"].replace("/dev/nvidia", f"{base}/gpu")
+    head = slurmd.HEAD.format(host="gpu01", base=base)
+    kept = slurmd.kept_gpus(head + files["slurm.conf"], gres, node="gpu01")
+    assert kept is not None
+    assert set(kept) == set(range(8))

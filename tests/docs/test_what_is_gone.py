@@ -11,6 +11,7 @@ from itertools import takewhile
 import pytest
 
 from homenode import formats
+from homenode.cli.command import Command
 from homenode.cli.help import help_text
 from homenode.cli.main import PROGRAM
 from homenode.findings import catalogue
@@ -20,7 +21,7 @@ from tests.source_trees import SOURCE
 
 PAGES = [
     page
-    for page in (*all_pages(), read_page("SECURITY.md"))
+    for page in (*all_pages(), read_page("native/README.md"))
     if page.path.parts[:3] != ("docs", "developer", "decisions") and page.path.name != "limits.md"
 ]
 HELPS = [
@@ -44,6 +45,14 @@ def calls(page: Page) -> Iterator[list[str]]:
             yield list(takewhile(lambda word: word != "--" and word[0] != "'", words.split()))
 
 
+COMMON = {"--help", "--help-all", "--version", "--install-completion", "--show-completion"}
+
+
+def options_of(command: Command) -> set[str]:
+    parameters = command.parameters
+    return {n for p in parameters for n in (*p.opt.names, *getattr(p.opt, "off", ()))}
+
+
 @cache
 def source_text() -> str:
     """All of the package, and of the program next to it."""
@@ -59,29 +68,24 @@ def vocabulary() -> frozenset[str]:
 
 
 @EVERY
-def test_a_named_command_is_there(page: Page) -> None:
+def test_a_named_command_and_its_options_are_there(page: Page) -> None:
     for words in calls(page):
-        command = PROGRAM
+        command, call = PROGRAM, " ".join(words)
         while words and re.fullmatch("[a-z][a-z-]*", words[0]):
             below = command.subcommands
-            if words[0] not in below and (command.record or command.subcommands == {}):
+            if words[0] not in below and (command.record or not below):
                 break
-            assert words[0] in below, f"no homenode {' '.join(words)}"
+            assert words[0] in below, f"no homenode {call}"
             command = below[words.pop(0)].load_room()
+        given = {word.partition("=")[0] for word in words if word[:2] == "--"}
+        assert given <= {*COMMON, *options_of(command)}, f"no option of homenode {call}"
 
 
 @EVERY
 def test_a_named_option_is_there(page: Page) -> None:
-    known = {
-        name
-        for _, command in every_command()
-        for parameter in command.parameters
-        for name in (*parameter.opt.names, *getattr(parameter.opt, "off", ()))
-    }
-    known |= {"--help", "--help-all", "--version", "--install-completion", "--show-completion"}
-    given = {word.partition("=")[0] for words in calls(page) for word in words if word[:2] == "--"}
-    given |= {word for word in re.findall(r"`(--[a-z][a-z-]+)`", page.prose()) if page in HELPS}
-    assert given <= known, given - known
+    known = {name for _, command in every_command() for name in options_of(command)}
+    given = {word for word in re.findall(r"`(--[a-z][a-z-]+)`", page.prose()) if page in HELPS}
+    assert given <= known | COMMON, given - known
 
 
 @EVERY
@@ -109,3 +113,16 @@ def test_a_named_finding_is_there(page: Page) -> None:
     """And whatever else stands in backticks and looks as an id does."""
     named = {word for word in ID.findall(page.prose()) if not MADE_UP.fullmatch(word)}
     assert named <= vocabulary() | catalogue().keys() | OF_OTHERS
+
+
+PATH = re.compile(r"(?<![\w./-])(?:bench|containers|demo|native|packaging|src|tests)/[\w./*-]+")
+PATH_OF_OTHERS = re.compile("src/(graph|test)/|tests/qemu")
+"""In NCCL, Proxmox and libvirt."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.path))
+def test_a_named_path_of_the_repository_is_there(page: Page) -> None:
+    for word in PATH.findall(page.text):
+        if "NAME" not in word and not PATH_OF_OTHERS.match(word):
+            directories = (ROOT, (ROOT / page.path).parent)
+            assert any(any(each.glob(word.rstrip("./"))) for each in directories), word

@@ -46,10 +46,7 @@ Description: NUMA placement of virtual machines with passed-through GPUs
  which layout to run. For libvirt, KubeVirt and GPU nodes under Slurm.
 """
 
-START_AS_INSTALLED = (
-    "import sys; sys.argv[:] = ['homenode']; from homenode.cli.main import main; main()"
-)
-"""The name decides which variable asks for completion."""
+START = "from homenode.cli.main import main; main()"
 
 COMPLETIONS = {
     "bash": "usr/share/bash-completion/completions/homenode",
@@ -192,10 +189,9 @@ def build(wheels: Path, libraries: Path, manual_pages: Path, dist: Path) -> Path
 
 def _completion(library: Path, shell: str) -> str:
     """What homenode itself prints for a shell to read."""
-    variables = {"PYTHONPATH": str(library), "_HOMENODE_COMPLETE": f"source_{shell}"}
     done = subprocess.run(
-        [sys.executable, "-B", "-c", START_AS_INSTALLED],
-        env={**os.environ, **variables},
+        [sys.executable, "-B", "-c", START, "--show-completion", shell],
+        env={**os.environ, "PYTHONPATH": str(library)},
         check=True,
         capture_output=True,
         text=True,

@@ -134,7 +134,7 @@ def test_the_pages_name_no_option_that_does_not_exist() -> None:
         for one in parameters
         for name in (*one.opt.names, *getattr(one.opt, "off", ()))
     }
-    known |= {"--help", "--help-all", "--version", "--install-completion", "--show-completion"}
+    known |= {"--help", "--help-all", "--version", "--show-completion"}
     for shown in SHOWING:
         stated = {w for w in shown.options_in_code() if re.fullmatch(r"--[a-z][a-z-]+", w)}
         assert not stated - known, f"{shown.path} names {stated - known}"

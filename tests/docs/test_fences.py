@@ -75,7 +75,7 @@ def _check_call(words: list[str]) -> None:
         for option, value in itertools.pairwise(arguments):
             if option == "--lspci":
                 Path(value).touch()
-        if arguments and arguments[0] not in ("--help", "--version", "--install-completion"):
+        if arguments and arguments[0] not in ("--help", "--version", "--show-completion"):
             call = find_call(PROGRAM, arguments, "homenode")
             if not call.help:
                 call.read_options()

@@ -45,7 +45,7 @@ def calls(page: Page) -> Iterator[list[str]]:
             yield list(takewhile(lambda word: word != "--" and word[0] != "'", words.split()))
 
 
-COMMON = {"--help", "--help-all", "--version", "--install-completion", "--show-completion"}
+COMMON = {"--help", "--help-all", "--version", "--show-completion"}
 
 
 def options_of(command: Command) -> set[str]:

@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from homenode.cli.command import EXAMPLES, HELP_ALL, REQUIRED, Command, Parameter
-from homenode.cli.terminal import note, print_own, say, write_bytes, write_text
+from homenode.cli.terminal import print_own, say
 from homenode.errors import unknown
 from homenode.option import Arg, Flag
 from homenode.package_data import package_text
-from homenode.safe.input_files import read_input
 
 _WIDEST = 100
 _COLUMN = 28
@@ -178,12 +177,7 @@ def _wrap(text: str, width: int) -> Iterator[str]:
 
 Candidates = list[tuple[str, str] | str]
 
-_PLACES = {
-    "bash": (".bash_completions/homenode.sh", ".bashrc", "source ~/.bash_completions/homenode.sh"),
-    "zsh": (".zfunc/_homenode", ".zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit"),
-    "fish": (".config/fish/completions/homenode.fish", None, ""),
-}
-"""Each shell, and below the home folder: where the script goes; file and line that read it."""
+_SHELLS = ("bash", "zsh", "fish")
 
 _VIRSH_S = 3.0
 """A daemon that does not answer must not keep a shell waiting."""
@@ -192,8 +186,8 @@ _VIRSH_S = 3.0
 def find_shell(name: str | None) -> str:
     """The shell that is named, else the user's. Raises UsageError."""
     shell = name or Path(os.environ.get("SHELL", "")).name
-    if shell not in _PLACES:
-        raise unknown("shell", shell, _PLACES, "homenode --show-completion bash|zsh|fish")
+    if shell not in _SHELLS:
+        raise unknown("shell", shell, _SHELLS, "homenode --show-completion bash|zsh|fish")
     return shell
 
 
@@ -202,30 +196,9 @@ def read_script(shell: str) -> str:
     return package_text("cli", f"completion.{shell}").rstrip()
 
 
-def install(shell: str) -> None:
-    """Write the script where the user's shell reads it."""
-    place, start, line = _PLACES[shell]
-    path = Path.home() / place
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, package_text("cli", f"completion.{shell}"))
-    if start is not None:
-        read_at_start = Path.home() / start
-        content = b""
-        if read_at_start.exists():
-            content = read_input(read_at_start, "what the shell reads at its start")
-        if line.encode() not in content:
-            write_bytes(
-                read_at_start, content.rstrip() + b"\n"[: len(content)] + line.encode() + b"\n"
-            )
-    note(f"wrote {path}; it counts from the next start of {shell} on")
-
-
 def answer_completion(request: str, program: Command) -> None:
-    """Print a script, or the candidates for the word that is typed."""
-    task, _, shell = request.partition("_")
-    if task == "source" and shell in _PLACES:
-        say(read_script(shell))
-        return
+    """Print the candidates for the word that is typed, as a shell takes them."""
+    shell = request.removeprefix("complete_")
     words = os.environ.get("COMP_WORDS", "").split("\n")
     number = os.environ.get("COMP_CWORD", "0")
     at = int(number) if number.isdecimal() else 0

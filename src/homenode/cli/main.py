@@ -115,7 +115,7 @@ PROGRAM = Command(
 
 def run(words: Sequence[str]) -> None:
     """Do what the words of a command line ask for. Raises HomenodeError; ends as commands end."""
-    if words and words[0] in ("--version", "--install-completion", "--show-completion"):
+    if words and words[0] in ("--version", "--show-completion"):
         _about_the_program(words)
         return
     if words[:1] == ["help"]:
@@ -138,13 +138,9 @@ def _about_the_program(words: Sequence[str]) -> None:
     if words[0] == "--version":
         say(f"homenode {__version__}")
         return
-    from homenode.cli.help import find_shell, install, read_script
+    from homenode.cli.help import find_shell, read_script
 
-    shell = words[1] if len(words) > 1 else None
-    if words[0] == "--show-completion":
-        say(read_script(find_shell(shell)))
-    else:
-        install(find_shell(shell))
+    say(read_script(find_shell(words[1] if len(words) > 1 else None)))
 
 
 def main() -> None:

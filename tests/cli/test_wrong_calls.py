@@ -40,7 +40,6 @@ CALLS = (
     (f"{PLAN} --memory 64QB", 2, "--memory: unknown unit 'QB'"),
     (f"{PLAN} --layout A --layout B", 2, "--layout is given twice"),
     (f"{PLAN} --diff=yes", 2, "--diff takes no value"),
-    (f"{PLAN} --vm vm.xml", 2, "--vm and argument VM cannot be used together"),
     (f"{PLAN} --gpu-profile A40-12Q", 2, "--gpu-profile requires --gpus N"),
     (f"{PLAN} --with-nics", 2, "--with-nics requires GPUs"),
     (f"{PLAN} --results absent", 2, "absent: no such directory"),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from homenode.vm.targets.registry import TARGETS, target_named
-from homenode.vm.targets.target import Feature, Level, version_text
+from homenode.vm.targets.target import Feature, Level
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "targets.md"
 
@@ -30,9 +30,8 @@ def _head(targets: Sequence[str]) -> Iterator[str]:
         "* **yes**: an option of the hypervisor's own.",
         "* **indirectly**: by raw arguments or a script, at the price that is named.",
         "* **lost**: the hypervisor cannot say it; what the guest or the host then lacks is named.",
-        "* **since**: the first version that has the option, where its sources say so; with",
-        "  `--target-version` a plan that asks an older one for it is refused. Of Proxmox, that of",
-        "  its package qemu-server; QEMU's own are compared with `--qemu`.",
+        "* **since**: the first version that has the option, where its sources say so. Of Proxmox,",
+        "  that of its package qemu-server; QEMU's own are compared with `--qemu`.",
         "",
         "Once the VM runs, its guest is compared with the saved plan, under any hypervisor; what",
         "is lost is named, not compared: [verify](commands/verify.md#guests-of-targets).",
@@ -65,10 +64,7 @@ def _details(targets: Sequence[str]) -> Iterator[str]:
             loses = "" if support.loses is None else support.loses
             if support.level is Level.LOST:
                 loses = f"**lost**: {loses}"
-            how = support.how
-            if support.since is not None:
-                how += f"; since {version_text(support.since)}"
-            yield f"| {feature.words} | {how} | {loses} |"
+            yield f"| {feature.words} | {support.how} | {loses} |"
         yield ""
 
 

@@ -5,9 +5,8 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
-from homenode.errors import HostError, UsageError
 from homenode.indices import NodeIndex
-from homenode.plan.pipeline import plan_for_target, vm_of_options
+from homenode.plan.pipeline import vm_of_options
 from homenode.units import GIB, MIB
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import (
@@ -134,14 +133,3 @@ def test_devices_without_a_cell_are_no_loss() -> None:
     made = asking_for_much()
     bare = tuple(GuestHostdev(d.bdf, None) for d in made.vm.hostdevs)
     assert Feature.DEVICE_CELLS not in features_of(with_vm(made, hostdevs=bare))
-
-
-def test_a_plan_for_a_version_that_lacks_an_option_is_refused() -> None:
-    wanted, host = options("pin", gpu_count=1), host_named("small-2n8c-2gpu")
-    vm, enough = vm_of_options(wanted, "x86_64"), (7, 2, 7)
-    with pytest.raises(HostError):
-        plan_for_target(vm, wanted, host, "proxmox", (7, 2, 6))
-    named = plan_for_target(vm, wanted, host, "proxmox", enough).rendering
-    assert named == plan_for_target(vm, wanted, host, "proxmox").rendering
-    with pytest.raises(UsageError):
-        plan_for_target(vm, wanted, host, "qemu", enough)

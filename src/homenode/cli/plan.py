@@ -65,8 +65,6 @@ def plan(arguments: PlanArguments) -> None:
     Nothing is written unless everything before succeeded; then files are written first, so that
     whoever stops reading the output has them.
     """
-    if arguments.document is not None and arguments.vm_file is not None:
-        raise exclusive("--vm", "argument VM")
     refuse_objective(arguments.options)
     if arguments.manual.sibling_pus and not arguments.manual.node_pus:
         raise UsageError("missing option --node-cpus: --sibling-cpus needs it")
@@ -92,7 +90,7 @@ def plan(arguments: PlanArguments) -> None:
 def _read_source(arguments: PlanArguments) -> VmSource:
     """The VM's file and its target: the one that is named, or the file's own. Raises UsageError
     for options that are not for it."""
-    path, target = arguments.document or arguments.vm_file, arguments.target
+    path, target = arguments.document, arguments.target
     hint = "virsh dumpxml --inactive NAME > VM.xml"
     content = domain = None
     if path is not None and names_domain(path) and target in (None, LIBVIRT):
@@ -110,8 +108,6 @@ def _read_source(arguments: PlanArguments) -> VmSource:
                 f"--target libvirt: {name} is a file of {kind}, not a domain XML",
                 hint=f"{hint}; or omit the file and give --vcpus, --memory and --gpus",
             )
-    if kind == LIBVIRT and arguments.target_version is not None:
-        raise UsageError("--target-version is for other targets; for libvirt give --libvirt")
     if kind != LIBVIRT and arguments.manual.node_pus:
         raise UsageError("--node-cpus is for a domain XML, not for --target or another file")
     if kind != LIBVIRT and arguments.name is not None and content is not None:
@@ -237,8 +233,7 @@ def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tupl
     note_sick_links(host, options)
     resolved = resolve_layout(vm.guest, options, host, choose_by(arguments.results))
     if source.target != LIBVIRT:
-        version = arguments.target_version
-        planned = plan_for_target(vm, resolved.options, host, source.target, version)
+        planned = plan_for_target(vm, resolved.options, host, source.target)
     else:
         assert vm.content is not None, "a new domain has a definition"
         planned = plan_file(vm.content, vm.source, resolved.options, host, copy_name=name)

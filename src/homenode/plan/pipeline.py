@@ -34,7 +34,6 @@ from homenode.vm.targets.target import (
     default_machine,
     features_of,
     is_vgpu,
-    refuse_older_target,
     settings_of,
     target_findings,
 )
@@ -232,13 +231,10 @@ def vm_of_options(
     return VmFile(None, vm, None, "options")
 
 
-def plan_for_target(
-    vm: VmFile, options: PlanOptions, host: Host, target: str, version: Version | None = None
-) -> PlannedFile:
+def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -> PlannedFile:
     """Plan a VM and write it for a target. The VM's file is edited where it is of that target.
 
-    version: of the target, None = not said. Raises as plan_file, InputError where
-    the target cannot take the plan, and as refuse_older_target.
+    Raises as plan_file, and InputError where the target cannot take the plan.
     """
     module = target_named(target)
     vm = on_host(vm, host)
@@ -251,8 +247,6 @@ def plan_for_target(
         vm, request = structs.replace(vm, guest=guest), structs.replace(request, guest=guest)
     vm_plan = plan(host, request)
     _refuse_lost_vgpus(vm_plan, module)
-    if version is not None:
-        refuse_older_target(module, vm_plan, version)
     limits: tuple[Finding, ...] = ()
     if module.runs_qemu:
         qemu = host.settings.qemu_version

@@ -53,7 +53,6 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
       document: The VM: a domain XML, as virsh dumpxml prints it; a configuration of qm (Proxmox) or
         xl (Xen); a script that homenode wrote for QEMU; - reads standard input. Default: options
         alone.
-      vm_file: The VM's file, in place of the argument [VM].
       host: The host to plan for, as show takes it. Default: this machine.
       target: The hypervisor to write for; libvirt or one of the targets. A file of that target is
         edited. Default: the target of [VM], else libvirt.
@@ -68,8 +67,6 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
         omitted, and a finding names the version that has them. Default: the host's.
       qemu: Version of the host's QEMU, such as 8.2: elements that this version lacks are omitted,
         and a finding names the version that has them. Default: the host's.
-      target_version: Version of the target, such as 7.2.7 of Proxmox's qemu-server: a plan that
-        needs an option of a newer version is rejected; list targets shows the versions.
 
     Examples:
       homenode plan VM.xml --host hgx-h100 --gpus 8 --diff
@@ -77,7 +74,6 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
     """
 
     document: Annotated[str | None, Arg("[VM]", complete="vms")] = None
-    vm_file: Annotated[str | None, Opt("--vm", "FILE", rare=True)] = None
     host: HostOption = None
     target: Annotated[str | None, Opt("--target", "NAME")] = None
     output: Annotated[Path | None, Opt("--output -o", "FILE")] = None
@@ -97,9 +93,6 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
     ] = None
     qemu: Annotated[
         tuple[int, int, int] | None, Opt("--qemu", "VERSION", parse=version, rare=True)
-    ] = None
-    target_version: Annotated[
-        tuple[int, int, int] | None, Opt("--target-version", "VERSION", parse=version, rare=True)
     ] = None
     quiet: QuietOption = False
     force: ForceOption = False

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import HostError, InputError, UsageError
+from homenode.errors import InputError
 from homenode.findings import Finding, finding
-from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
 from homenode.package_data import package_text
 from homenode.vm.model import (
@@ -136,20 +135,19 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """One feature on one target. None: every one that is still in use, or none has said."""
+    """One feature on one target."""
 
     level: Level
-    how: str  # by which option, or why not
+    how: str  # by which option and since which version that has been in use, or why not
     loses: str | None = None  # what the guest or the host then lacks; None for NATIVE
-    since: Version | None = None  # the target's version that first has the option
 
 
-def native(how: str, since: Version | None = None) -> Support:
-    return Support(Level.NATIVE, how, None, since)
+def native(how: str) -> Support:
+    return Support(Level.NATIVE, how)
 
 
-def indirect(how: str, loses: str, since: Version | None = None) -> Support:
-    return Support(Level.INDIRECT, how, loses, since)
+def indirect(how: str, loses: str) -> Support:
+    return Support(Level.INDIRECT, how, loses)
 
 
 def lost(how: str, loses: str) -> Support:
@@ -295,28 +293,6 @@ def target_findings(target: Target, plan: Plan) -> tuple[Finding, ...]:
             )
         )
     return tuple(findings)
-
-
-def refuse_older_target(target: Target, plan: Plan, version: Version) -> None:
-    """Raises HostError where the plan asks for what a newer version of the target first had;
-    UsageError for a target of which no version is known."""
-    if not any(support.since for support in target.support.values()):
-        raise UsageError(
-            f"--target-version: expected a target whose versions are known, found {target.title}",
-            hint="docs/reference/targets.md says them; --qemu VERSION is for the target qemu",
-        )
-    for feature in Feature:
-        since = target.support[feature].since
-        if since is not None and version < since and feature.is_planned(plan):
-            raise HostError(
-                f"{feature.words} ({target.support[feature].how}): expected {target.title} "
-                f"{version_text(since)} or newer, found {version_text(version)}",
-                hint=f"update {target.title}, or choose a layout that needs none of it",
-            )
-
-
-def version_text(version: Version) -> str:
-    return ".".join(map(str, version))
 
 
 def default_machine(architecture: str) -> str:

@@ -437,16 +437,16 @@ ROWS = (
         write=_write_size,
     ),
     Row(
-        says={Feature.CELLS: native("`numaN: cpus=,memory=`, at most 8", (3, 3, 7))},
+        says={Feature.CELLS: native("`numaN: cpus=,memory=`, at most 8; since 3.3.7")},
         read=_read_fields("cells"),
         write=_write_numa,
     ),
     Row(
         says={
             Feature.VCPU_PINS: indirect(
-                "`affinity` is one set of CPUs for all threads; the hook script pins each vCPU",
+                "`affinity` is one set of CPUs for all threads; the hook script pins each vCPU; "
+                "since 7.2.7",
                 "without the hook script vCPUs float over the VM's CPUs",
-                (7, 2, 7),
             ),
             Feature.EMULATOR_PINS: indirect(
                 "by the hook script after the start",
@@ -459,9 +459,9 @@ ROWS = (
     ),
     Row(
         says={
-            Feature.MEMORY_NODES: native("`numaN: hostnodes=,policy=`: a range", (3, 3, 7)),
-            Feature.MEMORY_MODE: native("`numaN: policy=`", (3, 3, 7)),
-            Feature.HUGE_PAGES: native("`hugepages: 2` or `1024`", (4, 0, 83)),
+            Feature.MEMORY_NODES: native("`numaN: hostnodes=,policy=`: a range; since 3.3.7"),
+            Feature.MEMORY_MODE: native("`numaN: policy=`; since 3.3.7"),
+            Feature.HUGE_PAGES: native("`hugepages: 2` or `1024`; since 4.0.83"),
         },
         read=_read_fields("binding", "page_bytes"),
         write=_write_cells,
@@ -475,7 +475,7 @@ ROWS = (
         write=_write_devices,
     ),
     Row(
-        says={Feature.IOMMU: native("`machine: q35,viommu=intel`", (8, 1, 2))},
+        says={Feature.IOMMU: native("`machine: q35,viommu=intel`; since 8.1.2")},
         read=_read_fields("has_iommu"),
         write=_write_iommu,
     ),

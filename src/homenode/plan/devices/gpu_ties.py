@@ -1,9 +1,9 @@
 """GpuTies: which of GPUs that are equally near are chosen, by the GPU sets that they break."""
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, cached_property, reduce
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from heapq import nsmallest
-from operator import itemgetter, or_
+from operator import itemgetter
 
 from msgspec import Struct
 
@@ -43,34 +43,14 @@ class GpuTies(Struct, frozen=True, dict=True):
         best goes on. So the work grows with the square of the GPUs where the sets are a tree, as
         those of switches and nodes are.
         """
-        together: list[tuple[int, int]] = []
-        picked, is_complete = 0, True
-        for tie in tied:
-            if any(self._around(tie[0]) & gpus for gpus, _ in tied if gpus != tie[0]):
-                together.append(tie)
-                continue
-            chosen, are_all = self._least_of(sure & self._around(tie[0]), (tie,))
-            picked, is_complete = picked | chosen, is_complete and are_all
-        if together:
-            chosen, are_all = self._least_of(sure, tuple(together))
-            picked, is_complete = picked | chosen, is_complete and are_all
-        return picked, is_complete
-
-    @cached_property
-    def _around(self) -> Callable[[int], int]:
-        """All GPUs of the sets that some are in."""
-        return cache(
-            lambda gpus: reduce(or_, [gpu_set for gpu_set in self.sets if gpu_set & gpus], gpus)
-        )
+        key = sure, tuple(tied)
+        if key not in self._picks:
+            self._picks[key] = self._compare(*key)
+        return self._picks[key]
 
     @cached_property
     def _picks(self) -> dict[tuple[int, tuple[tuple[int, int], ...]], tuple[int, bool]]:
         return {}
-
-    def _least_of(self, sure: int, tied: tuple[tuple[int, int], ...]) -> tuple[int, bool]:
-        if (sure, tied) not in self._picks:
-            self._picks[sure, tied] = self._compare(sure, tied)
-        return self._picks[sure, tied]
 
     def _compare(self, sure: int, tied: tuple[tuple[int, int], ...]) -> tuple[int, bool]:
         reach = sum(gpus for gpus, _ in tied)

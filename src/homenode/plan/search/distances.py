@@ -25,7 +25,7 @@ class DistanceMatrix:
     # a number per node; a node without one package is a package of its own. Sets of nodes are bits
     # here. What has been asked for is remembered.
     packages: tuple[int, ...]
-    _worst: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
+    _spreads: dict[int, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
     _spanned: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -86,52 +86,20 @@ class DistanceMatrix:
             self._spanned[nodes] = packages
         return packages
 
-    def worst(self, nodes: int) -> int:
-        """The worst distance between two nodes of a set; 10 for one node."""
-        if not nodes & nodes - 1:
-            return LOCAL_DISTANCE
-        if nodes not in self._worst:
-            self._worst[nodes] = self._worst_of(nodes)
-        return self._worst[nodes]
-
-    def _worst_of(self, nodes: int) -> int:
-        if nodes.bit_count() <= 4:
-            positions = tuple(members(nodes))
-            rows = (self.between[a] for a in positions)
-            return max(row[b] for i, row in enumerate(rows) for b in positions[i + 1 :])
-        level, last = 0, len(self.levels) - 1
-        for node in members(nodes):
-            while level < last and nodes & self._beyond[level][node]:
-                level += 1
-            if level == last:
-                break
-        return self.levels[level]
-
-    def sum_of(self, nodes: int) -> int:
-        """The sum of the distances of all pairs of nodes of a set; 0 for one node."""
-        positions, total = members(nodes), 0
-        for i, node in enumerate(positions):
-            total += sum(map(self.between[node].__getitem__, positions[:i]))
-        return total
-
-    @cached_property
-    def levels(self) -> tuple[int, ...]:
-        """The distances between different nodes, ascending."""
-        return tuple(sorted({d for i, row in enumerate(self.between) for d in row[i + 1 :]}))
-
-    @cached_property
-    def _beyond(self) -> tuple[tuple[int, ...], ...]:
-        """For each level, and each node, the nodes that are farther from it."""
-        at = {distance: level for level, distance in enumerate(self.levels)}
-        exactly = [[0] * len(self.between) for _ in self.levels]
-        for node, row in enumerate(self.between):
-            for other, distance in enumerate(row):
-                if other != node:
-                    exactly[at[distance]][node] |= 1 << other
-        farther = [[0] * len(self.between)]
-        for masks in reversed(exactly[1:]):
-            farther.append([mask | beyond for mask, beyond in zip(masks, farther[-1], strict=True)])
-        return tuple(map(tuple, reversed(farther)))
+    def spread(self, nodes: int) -> tuple[int, int]:
+        """(the worst distance between two nodes of a set, 10 for one node; the sum over all pairs,
+        0 for one node)."""
+        if nodes not in self._spreads:
+            row_of, positions = self.between, members(nodes)
+            pairs = [
+                list(map(row_of[node].__getitem__, positions[:i]))
+                for i, node in enumerate(positions)
+            ][1:]
+            self._spreads[nodes] = (
+                max(map(max, pairs), default=LOCAL_DISTANCE),
+                sum(map(sum, pairs)),
+            )
+        return self._spreads[nodes]
 
 
 def distance_matrix(host: Host) -> DistanceMatrix:

@@ -2,7 +2,7 @@
 
 Which GPUs are nearest depends on how many vCPUs each node gets, and the best split on the GPUs. One
 split is given its nearest GPUs. Of several, all numbers of GPUs by home are tried, each with the
-split that suits it; where these are too many, GPUs and split are fitted to each other in turn.
+split that suits it; where these are too many, one split is tried: that nearest to all GPUs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -199,11 +199,11 @@ class NearestGpus:
     def _of_group(self, case: _Case) -> list[Choice]:
         if not case.missing:
             return [case.choice(case.row, case.certain, ())]
-        is_fixed = not case.splits.extra  # the one split is given its nearest GPUs
-        if is_fixed or prod([home.total + 1 for home in case.homes]) > MOST_NUMBERS:
-            self.exact &= is_fixed
-            return [_alternate(case)]
-        return self._of_numbers(case)
+        if case.splits.extra and prod([home.total + 1 for home in case.homes]) <= MOST_NUMBERS:
+            return self._of_numbers(case)
+        self.exact &= not case.splits.extra
+        split = case.splits.nearest(_add_rows(case.row, [(1, home.row) for home in case.homes]))
+        return [_nearest_to_split(case, split)]
 
     def _of_numbers(self, case: _Case) -> list[Choice]:
         """Those of least distance, of all numbers of GPUs by home."""
@@ -239,13 +239,6 @@ def _merge_homes(homes: Sequence[HomeGpus], positions: Sequence[int]) -> tuple[_
     return tuple([_Home.merge(row, same_row) for row, same_row in homes_by_row.items()])
 
 
-def _by_cost(homes: Sequence[_Home], distances: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(what each GPU costs, GPUs as bits), where the homes are at these distances."""
-    for home, distance in zip(homes, distances, strict=True):
-        for weight, gpus in home.by_weight:
-            yield weight * distance, gpus
-
-
 def _of_each(home: _Home, distance: int) -> list[int]:
     """What each GPU of a home costs that is at this distance."""
     by_weight = home.by_weight
@@ -258,12 +251,17 @@ def _add_rows(row: tuple[int, ...], rows: Sequence[tuple[int, Sequence[int]]]) -
     return tuple(map(sum, zip(row, *added, strict=True))) if added else row
 
 
-def _nearest_to_split(case: _Case, split: Sequence[int], distances: Sequence[int]) -> Choice:
-    """The GPUs that are nearest to a split. distances: of each home to it."""
+def _nearest_to_split(case: _Case, split: Sequence[int]) -> Choice:
+    """The GPUs that are nearest to a split."""
     total, tied = sum(map(mul, case.row, split)), 0
     sure, missing = case.certain, case.missing
     level, tied_count = -1, 0
-    for cost, gpus in sorted(_by_cost(case.homes, distances), key=itemgetter(0)):
+    costs = [
+        (weight * sum(map(mul, home.row, split)), gpus)
+        for home in case.homes
+        for weight, gpus in home.by_weight
+    ]
+    for cost, gpus in sorted(costs, key=itemgetter(0)):
         if cost != level:
             if missing <= 0:
                 break
@@ -275,24 +273,3 @@ def _nearest_to_split(case: _Case, split: Sequence[int], distances: Sequence[int
     if missing < 0:
         return Choice(total, sure, ((tied, tied_count),), ranges)
     return Choice(total, sure | tied, (), ranges)
-
-
-def _alternate(case: _Case) -> Choice:
-    """A choice among too many: the GPUs nearest to a split, the split nearest to these, and so on
-    until neither gets nearer."""
-    row = _add_rows(case.row, [(1, gpu_home.row) for gpu_home in case.homes])
-    best: Choice | None = None
-    while True:
-        split = case.splits.nearest(row)
-        distances = [sum(map(mul, home.row, split)) for home in case.homes]
-        choice = _nearest_to_split(case, split, distances)
-        if best is not None and choice.device_distance >= best.device_distance:
-            return best
-        best, missing = choice, case.missing
-        chosen, rows = choice.sure | sum(gpus for gpus, _ in choice.tied), []
-        for i in sorted(range(len(distances)), key=distances.__getitem__):
-            home = case.homes[i]
-            number = min(missing, sum([gpus & chosen for _, gpus in home.by_weight]).bit_count())
-            missing -= number
-            rows += [(1, home.times(number))] * (number > 0)
-        row = _add_rows(case.row, rows)

@@ -165,12 +165,6 @@ class NodeSets:
         ascending."""
         capacity = self._capacity
         limits = sorted((capacity[node] for node in members(nodes)), reverse=True)
-        if self._unreachable:
-            reached = [members(lot & nodes) for lot in self._apart if lot & nodes]
-            limits = sorted(
-                (max(capacity[node] for node in lot) for lot in reached),
-                reverse=True,
-            )
         owned = 0
         for number, limit in enumerate(limits, 1):
             owned += limit
@@ -181,22 +175,8 @@ class NodeSets:
                     yield number, nodes
             elif self.problem.groups % number == 0:
                 able = nodes & self._able_to(number)
-                lots = [lot for lot in self._apart if lot & able]
-                if (len(lots) if self._unreachable else able.bit_count()) >= number:
+                if able.bit_count() >= number:
                     yield number, able
-
-    @cached_property
-    def _apart(self) -> tuple[int, ...]:
-        """All nodes in lots of which no two reach each other, so that a set has one of each."""
-        lots: list[int] = []
-        for node, unreachable in enumerate(self._unreachable):
-            for at, lot in enumerate(lots):
-                if not lot & ~unreachable:
-                    lots[at] |= 1 << node
-                    break
-            else:
-                lots.append(1 << node)
-        return tuple(lots)
 
     def _sets(self, nodes: int, number: int) -> Iterator[int]:
         """The sets of so many of these nodes that hold the VM; 0 = of any number, smaller sets

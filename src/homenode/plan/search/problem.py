@@ -218,9 +218,9 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
             if name == "nodes_spanned":
                 value = nodes.bit_count()
             elif name == "node_distance":
-                value = self.distances.worst(nodes)
+                value = self.distances.spread(nodes)[0]
             elif name == "distance_sum":
-                value = self.distances.sum_of(nodes)
+                value = self.distances.spread(nodes)[1]
             elif name == "device_class":
                 value = devices.device_class(nodes)
             elif name == "packages_spanned":
@@ -284,12 +284,13 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     def bare_cost(self, chosen: int) -> Cost:
         """What nodes (bits) come to whatever the split and the devices, whose terms are 0."""
         sign, packages, nodes = 1 if self.pack else -1, self.distances.packages, members(chosen)
+        worst, total = self.distances.spread(chosen)
         return Cost._make([0] * (len(Cost._fields) - 3) + [(), (), ()])._replace(
             vcpus_beyond_cores=self.beyond_cores(nodes) if self.shares else 0,
             packages_spanned=len({packages[node] for node in nodes}),
             nodes_spanned=len(nodes),
-            node_distance=self.distances.worst(chosen),
-            distance_sum=self.distances.sum_of(chosen),
+            node_distance=worst,
+            distance_sum=total,
             balance_cores=sign * sum(self.supplies[node].whole_cores for node in nodes),
             balance_memory=sign
             * self.page_bytes

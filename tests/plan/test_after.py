@@ -125,7 +125,7 @@ def test_plans_are_read_from_their_files(tmp_path: Path) -> None:
     assert [one.name for one in found.domains] == ["a"]
     assert hosts_after((HOST,), ()) == (HOST,)
     path.write_text("{}")
-    with pytest.raises(InputError, match="expected"):
+    with pytest.raises(InputError, match=r"not a homenode\.plan"):
         hosts_after((HOST,), [path])
 
 

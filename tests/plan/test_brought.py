@@ -205,7 +205,7 @@ def test_what_gpus_bring_needs_gpus(wanted: str) -> None:
 
 def test_parts_of_gpus_bring_no_nvswitches() -> None:
     options = PlanOptions(layout="pin", gpu_count=1, gpu_profile="A40-12Q", with_nvswitches=True)
-    with pytest.raises(UsageError, match="whole GPUs"):
+    with pytest.raises(UsageError, match="cannot be used together"):
         request_for(small_request(4).guest, options, load_host("x86-2p2n8c8t-divided-gpus"))
 
 

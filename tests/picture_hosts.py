@@ -94,8 +94,12 @@ def planned(
 def pictures() -> dict[str, tuple[Host, Plan | None]]:
     """Hosts with and without plans, by a name for test output."""
     h200, wide, tiny = h200_host(), wide_host(), tiny_host()
-    hgx, gh200, epyc, desktop = map(
-        load_host, ("hgx-h100", "gh200x4", "epyc9654-2p-1node", "rtx4080-i9-14900k")
+    hgx, gh200, epyc, desktop, nps4, mi350x = map(
+        load_host,
+        (
+            *("hgx-h100", "gh200x4", "epyc9654-2p-1node", "rtx4080-i9-14900k"),
+            *("epyc-nps4-gpu-nic", "mi350x-epyc9575f"),
+        ),
     )
     hosts = {
         "h200": busy_host(),
@@ -116,6 +120,8 @@ def pictures() -> dict[str, tuple[Host, Plan | None]]:
         "epyc-9654-pin": (epyc, planned(epyc, "pin", 24)),
         "wide-numa": (wide, planned(wide, "pin-numa", 800, 8)),
         "desktop-pin": (desktop, planned(desktop, "pin", 8, 1, 8 * GIB)),
+        "nps4-smt": (nps4, planned(nps4, "pin-numa-pci-smt", 128, 8)),
+        "mi350x-pci": (mi350x, planned(mi350x, "pin-numa-pci", 120, 8)),
         "tiny-pin": (tiny, planned(tiny, "pin", 1)),
     }
     return {**{name: (host, None) for name, host in hosts.items()}, **plans}

@@ -189,3 +189,12 @@ def test_the_manual_way_gives_the_studys_document() -> None:
     assert b"<vcpupin vcpu='111' cpuset='123'/>" in after
     assert b"<cell id='1' cpus='56-111' memory='786432' unit='MiB'/>" in after
     assert b"<memory mode='strict' nodeset='0,1'/>" in after
+
+
+def test_a_guest_of_another_architecture_and_one_without_vcpus_are_refused(hgx: Host) -> None:
+    grace = load_shipped("gh200x4").host
+    with pytest.raises(InputError, match=r"x86_64.*aarch64"):
+        plan_file(document_with([], 8), "vm.xml", PlanOptions("pin"), grace)
+    bare = b"<domain type='kvm'><name>x</name><memory>1048576</memory></domain>"
+    with pytest.raises(InputError, match=r"vm\.xml.*<vcpu>"):
+        plan_file(bare, "vm.xml", PlanOptions("pin"), hgx)

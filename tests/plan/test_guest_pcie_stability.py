@@ -7,7 +7,6 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.indices import NodeIndex
-from homenode.machine.discover.lspci import overlay_lspci
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
@@ -30,65 +29,7 @@ from tests.guest_shapes import (
     with_virtual,
     without,
 )
-from tests.shared_data import SHARED
 from tests.small_hosts import DeviceSpec, asking, even_host
-
-CAPTURE = SHARED / "machines" / "lspci" / "gpud-hgx-h100x8-lspci-vvv.txt"
-
-
-@pytest.mark.skipif(not CAPTURE.exists(), reason=f"{CAPTURE} is not here")
-def test_a_captured_hgx_h100_gets_the_same_tree_and_keeps_it() -> None:
-    host = overlay_lspci(even_host(2), CAPTURE.read_text())
-    devices = tuple(sorted(HGX_GPUS + HGX_NICS))
-    request, placement = ask(devices), placed((2, 2), devices=devices)
-    plan = assemble(host, request, placement)
-    assert len(of_model(plan, PortModel.EXPANDER_BUS)) == 2
-    assert len(of_model(plan, PortModel.ROOT_PORT)) == 16
-    cells = {device.bdf: device.cell for device in plan.vm.hostdevs}
-    assert [cells[bdf] for bdf in HGX_GPUS] == [0, 0, 0, 0, 1, 1, 1, 1]
-    check_tree(request, plan)
-    tuned = after(request, plan)
-    assert addresses(assemble(host, tuned, placement)) == addresses(plan)
-    for bdf in devices:
-        rest = {other: at for other, at in addresses(plan).items() if other != bdf}
-        assert addresses(assemble(host, *without(tuned, placement, bdf))) == rest
-
-
-def test_a_second_run_changes_nothing() -> None:
-    devices = tuple(sorted(HGX_GPUS + HGX_NICS))
-    for granularity in PciGranularity:
-        request = asking(ask(devices), pci_granularity=granularity, spare_ports=2)
-        placement = placed((2, 2), devices=devices)
-        first = assemble(hgx_host(), request, placement)
-        second = assemble(hgx_host(), after(request, first), placement)
-        assert all(controller.existing for controller in second.vm.controllers)
-        assert addresses(second) == addresses(first)
-        assert [structs.replace(c, existing=True) for c in first.vm.controllers] == list(
-            second.vm.controllers
-        )
-
-
-def test_dropping_one_device_moves_no_other() -> None:
-    devices = tuple(sorted(HGX_GPUS + HGX_NICS))
-    request, placement = ask(devices), placed((2, 2), devices=devices)
-    full = assemble(hgx_host(), request, placement)
-    tuned = after(request, full)
-    for bdf in devices:
-        again = assemble(hgx_host(), *without(tuned, placement, bdf))
-        rest = {other: at for other, at in addresses(full).items() if other != bdf}
-        assert addresses(again) == rest
-        assert all(controller.existing for controller in again.vm.controllers)
-        numbers = {c.index: c.bus_nr for c in of_model(full, PortModel.EXPANDER_BUS)}
-        assert {c.index: c.bus_nr for c in of_model(again, PortModel.EXPANDER_BUS)} == numbers
-
-
-def test_a_device_that_comes_back_gets_its_old_address() -> None:
-    request, placement = ask(HGX_GPUS), placed((2, 2), devices=HGX_GPUS)
-    full = assemble(hgx_host(), request, placement)
-    smaller, rest = without(after(request, full), placement, HGX_GPUS[2])
-    tuned = after(smaller, assemble(hgx_host(), smaller, rest))
-    again = assemble(hgx_host(), replace(tuned, devices=HGX_GPUS), placement)
-    assert addresses(again) == addresses(full)
 
 
 def test_a_device_added_after_foreign_ports_takes_the_next_index() -> None:

@@ -205,8 +205,7 @@ def test_a_directory_has_a_host_for_each_file_and_names_those_that_are_broken(
 THREADS = """
 import sys
 from threading import Barrier, Thread
-from homenode.machine.description.tables import HostDocument
-from homenode.toml_text import decode_value
+from homenode.machine.description.tables import HostDocument, decode_value
 
 VALUE = {"name": "one", "node": [{"index": 0}], "root": [{"ports": [{"switch": ["gpu"]}]}]}
 sys.setswitchinterval(1e-6)

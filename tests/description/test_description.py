@@ -220,13 +220,11 @@ def test_virtual_functions_follow_their_physical_function() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            "nodes_per_packge = 2",
-            "nodes_per_packge: expected a key that docs/reference/formats/host-toml.md lists",
-        ),
+        ("nodes_per_packge = 2", "nodes_per_packge: unknown key"),
+        ("nodes_per_packge = 2", "did you mean nodes_per_package?"),
         ("packages_per_node = 3", "expected a whole number, 1 to 2, found 3"),
         ("llcs_per_package = 3", "llcs_per_package: expected a whole number, 0 to 2, found 3"),
-        ("numbering = 'random'", "numbering: expected one of nodes-interleaved, siblings-adjacent"),
+        ("numbering = 'random'", "numbering: Invalid enum value 'random'"),
         ("format = 2", "expected a host.toml up to version 1, found 2"),
         ("node_numbers = [1, 0]", "node_numbers: expected 2 ascending numbers, found [1, 0]"),
         ("offline_pus = '8'", "expected some of the PUs 0-7, not all, found '8'"),
@@ -234,7 +232,7 @@ def test_virtual_functions_follow_their_physical_function() -> None:
         ("offline_pus = 'x'", "offline_pus: expected a list"),
         ("distances = [[10, 20]]", "distances: expected 2 rows, one per node, found 1"),
         ("distances = [[10, 20], [20, 11]]", "expected 10 from node to itself, found 11"),
-        ("distances = { same_package = 10 }", "same_package: expected a whole number, 11 to 255"),
+        ("distances = { same_package = 10 }", "same_package: expected int >= 11, found 10"),
         ("hugepages_per_node = { '1GiB' = 9 }", "expected huge pages within 8589934592 bytes"),
         ("hugepages_per_node = { '3MiB' = 1 }", "a power of two"),
         ("[expect]\npus = 9", "expect.pus: expected 8, found 9"),
@@ -243,7 +241,7 @@ def test_virtual_functions_follow_their_physical_function() -> None:
         ("[[node]]\nindex = 0\ngpu = 'a'", "a node without cores"),
         ("[[node]]\nindex = 7\ngpu = 'a'", "node 7.gpu: expected the name of a device"),
         ("[[node]]\nindex = '5000'", "node numbers below 1024"),
-        ("[[node]]\nmemory = '1GiB'", "node[0].index: expected node numbers"),
+        ("[[node]]\nmemory = '1GiB'", "node[0]: Object missing required field `index`"),
         ("[[node]]\nindex = 3\nmemory = 64", "expected a size with its unit"),
         ("[[package]]\nindex = 2", "package[0].index: expected a whole number, 0 to 1, found 2"),
         ("[[root]]\nnode = 2\nports = ['gpu']", "root[0].node: expected one of the nodes 0, 1"),
@@ -266,11 +264,8 @@ def test_virtual_functions_follow_their_physical_function() -> None:
         ("[model.g]\nclass = 'gpu'\nbars = ['3MiB']", "expected a power of two"),
         ("[model.g]\nclass = 'gpu'\nfunctions = ['x']", "model.g.functions: expected models"),
         ("[[link]]\nbetween = 'gpu'\ncount = 2", "link[0].between: expected a model or names"),
-        ("[facts]\nassumed = 'all'", "facts.assumed: expected a list"),
-        (
-            "cpu = { nam = 'x' }",
-            "cpu.nam: expected one of family, model, name, vendor, found 'nam'",
-        ),
+        ("[facts]\nassumed = 'all'", "facts.assumed: expected array, found 'all'"),
+        ("cpu = { nam = 'x' }", "cpu.nam: unknown key"),
         ("[expect]\ncoers = 3", "did you mean cores?"),
     ],
 )
@@ -310,8 +305,8 @@ def test_lists_of_hundreds_of_addresses_on_one_line_are_read() -> None:
     assert "expected TOML" in refusal("a = " + "[" * 5000)
     assert "expected TOML" in refusal("packages = " + "9" * 5000)
     assert "llc_size: expected a size with its unit" in refusal(f"llc_size = '{'9' * 5000}GiB'")
-    assert "model.g.clas: expected" in refusal(TWO + "[model.g]\nclas = 'gpu'")
-    assert "root[0].ports[1].switch[0].iommu_group: expected a whole number, 0 to 65535" in refusal(
+    assert "model.g.clas: unknown key" in refusal(TWO + "[model.g]\nclas = 'gpu'")
+    assert "root[0].ports[1].switch[0].iommu_group: expected int >= 0, found -1" in refusal(
         TWO + "[[root]]\nports = ['gpu', { switch = [{ model = 'gpu', iommu_group = -1 }] }]"
     )
 
@@ -323,7 +318,7 @@ def test_a_key_that_looks_like_a_place_of_the_file_is_refused_by_name(
 ) -> None:
     key = f"x - at `{place}"
     text = f'"{key}" = 1\n{TWO}' if not table else f'{TWO}{table}"{key}" = 1\n'
-    assert f"found {key!r}" in refusal(text)
+    assert f"{key}: unknown key" in refusal(text)
 
 
 def test_a_host_too_large_to_be_one_is_refused_before_it_is_built() -> None:

@@ -146,7 +146,7 @@ def host_of_text(text: str, name: str) -> Host:
     for is_kind, read in _listings():
         if is_kind(text):
             return read(text, name)
-    from homenode.toml_text import read_toml
+    from homenode.machine.description.tables import read_toml
 
     try:
         read_toml(text)

@@ -13,11 +13,15 @@ from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.description.tables import (
     MAX_NODES,
     MAX_PUS,
+    Count,
     DistancesTable,
     HostDocument,
     NodeTable,
     PackageTable,
     PagesTable,
+    Size,
+    decode_value,
+    refusal,
 )
 from homenode.machine.topology import (
     LOCAL_DISTANCE,
@@ -30,7 +34,6 @@ from homenode.machine.topology import (
     Package,
     PagePool,
 )
-from homenode.toml_text import Count, Size, decode_value, refusal
 
 
 class CoreSlot(Struct, frozen=True):

@@ -14,11 +14,12 @@ from homenode.machine.description.tables import (
     LinkText,
     ModelTable,
     RootTable,
+    TomlTable,
+    decode_value,
 )
 from homenode.machine.pci import DeviceKind, PartKind, PciBar, PciLink
 from homenode.package_data import package_text
 from homenode.text import did_you_mean
-from homenode.toml_text import TomlTable, decode_value
 from homenode.units import parse_bytes
 
 NVIDIA_DRIVER = "nvidia"

@@ -26,11 +26,7 @@ from homenode.machine.description.cores import (
     tables_of_nodes,
 )
 from homenode.machine.description.devices import parse_models, parse_roots
-from homenode.machine.description.tables import (
-    VERSION,
-    HostDescription,
-    HostDocument,
-)
+from homenode.machine.description.tables import VERSION, HostDescription, HostDocument, decode_toml
 from homenode.machine.description.vms import parse_housekeeping, parse_reserve, parse_vms
 from homenode.machine.discover.pci_nodes import NAMED_KINDS, Locality
 from homenode.machine.topology import (
@@ -43,7 +39,6 @@ from homenode.machine.topology import (
 )
 from homenode.package_data import package_names, package_text
 from homenode.text import plural
-from homenode.toml_text import decode_toml
 
 
 def _check_pus(file: HostDocument, online: CpuSet) -> None:

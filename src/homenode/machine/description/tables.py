@@ -1,19 +1,202 @@
 """Tables of a host.toml: keys and the types of their values; docs/reference/formats/host-toml.md.
 
-What is described *is* a Host: rendering it to files and discovering those gives it back.
+A TomlTable's fields are the keys that the file may have there. msgspec checks and converts; what is
+wrong is named by its key: file: key: expected, found.
 """
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+import tomllib
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct, defstruct, field
 from msgspec.structs import fields
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.errors import InputError, ParseError
+from homenode.json_text import TYPES
 from homenode.machine.pci import LinkKind, PartKind, PciLink
 from homenode.machine.topology import LOCAL_DISTANCE, CoreKind, Host, HostSummary
-from homenode.toml_text import NO_LIMIT, Count, Line, Size, TomlTable, VmSizeTable
+from homenode.text import did_you_mean
+from homenode.units import parse_bytes
+
+T = TypeVar("T")
+
+PAGE = "docs/reference/formats/host-toml.md"
+NO_LIMIT = 1 << 62
+Line = Annotated[str, Meta(pattern=r"\A[^\n\r\0]*\Z")]
+Count = Annotated[int, Meta(ge=0, le=NO_LIMIT)]
+
+_MAX_CHARACTERS = 1 << 20
+_MAX_DOTS = 20_000_000
+"""Sum over lines of the squares of their dots: to read a key of n parts takes n^2 steps and as much
+memory (Python's tomllib, 3.11 to 3.14). No line has so many that lists addresses or sizes."""
+
+_UNKNOWN_KEY = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$([^`]*)`)?", re.DOTALL)
+_MISFIT = re.compile(r"(.*?)(?: - at `\$([^`]*)`)?", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+"""Of msgspec's messages."""
+
+
+class Size(int):
+    """Bytes of a text such as "512GiB"; only 0 may be a number: 512 could mean bytes or GiB."""
+
+
+class _Place(NamedTuple):
+    source: str
+    location: str
+
+
+class TomlTable(Struct, forbid_unknown_fields=True, dict=True):
+    """A table of a file, which knows where it stands there."""
+
+    @property
+    def _place(self) -> _Place:
+        place: _Place = self.__dict__["place"]
+        return place
+
+    @property
+    def source(self) -> str:
+        """The name of the file, for messages."""
+        return self._place.source
+
+    @property
+    def location(self) -> str:
+        """The table's key in the file; "" for the file itself."""
+        return self._place.location
+
+    def locate(self, source: str, location: str) -> None:
+        """Notes where the table stands, and those within it."""
+        self.__dict__["place"] = _Place(source, location)
+        for own_field in fields(self):
+            value = getattr(self, own_field.name)
+            for i, element in enumerate(value if isinstance(value, tuple) else (value,)):
+                if isinstance(element, TomlTable):
+                    index = f"[{i}]" if isinstance(value, tuple) else ""
+                    element.locate(source, f"{self.name_of(own_field.encode_name)}{index}")
+
+    def name_of(self, key: str) -> str:
+        """The whole name of a key, as messages give it."""
+        return _join(self.location, key)
+
+    def refusal(self, key: str, expected: str, value: object) -> InputError:
+        """The error that a key has an unfit value; for raising."""
+        return refusal(self.source, self.name_of(key), expected, value)
+
+    def check_bounds(self, key: str, value: int, least: int, limit: int) -> int:
+        """The value of a key whose limits depend on other keys. Raises InputError."""
+        if not least <= value <= limit:
+            raise self.refusal(key, f"a whole number, {least} to {limit}", value)
+        return value
+
+
+def decode_toml(text: str, table_type: type[T], source: str) -> T:
+    """The table of a whole file. source: its name, for messages. Raises InputError."""
+    try:
+        values = read_toml(text)
+    except ValueError as error:
+        raise InputError(f"{source}: expected TOML, found: {error}") from None
+    return decode_value(values, table_type, source, "")
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """What a file holds. Raises ValueError for what is no TOML, or costs too much to read."""
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"{len(text)} characters, more than {_MAX_CHARACTERS}")
+    if sum(line.count(".") ** 2 for line in text.split("\n")) > _MAX_DOTS:
+        raise ValueError("lines with too many dots: keys of thousands of parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("values nested too deeply") from None
+
+
+def decode_value(value: object, value_type: type[T], source: str, location: str) -> T:
+    """A value that stands at a key, as a table or another type. Raises InputError."""
+    try:
+        with TYPES:
+            decoded = msgspec.convert(value, value_type, dec_hook=_from_text)
+    except msgspec.ValidationError as error:
+        raise _explain(error, value, source, location) from None
+    except RecursionError:
+        raise refusal(source, location, "tables nested less deeply", "too many") from None
+    if isinstance(decoded, TomlTable):
+        decoded.locate(source, location)
+    return decoded
+
+
+def refusal(source: str, location: str, expected: str, value: object) -> InputError:
+    """The error that the value at a key is unfit; for raising."""
+    value = list(value) if isinstance(value, tuple) else value
+    shown = "nothing" if value is None else repr(value)
+    if len(shown) > 120:
+        shown = f"{len(value)} of them" if isinstance(value, list) else shown[:117] + "..."
+    place = f"{source}: {location}" if location else source
+    return InputError(f"{place}: expected {expected}, found {shown}")
+
+
+def _join(location: str, key: str) -> str:
+    return f"{location}.{key}" if location and key else location or key
+
+
+def _from_text(value_type: type, value: Any) -> Any:
+    """Sizes, sets of PUs, addresses and whatever else has `from_toml`. Raises ValueError."""
+    read = getattr(value_type, "from_toml", None)
+    if read is not None:
+        return read(value)
+    if value_type is Size and value == 0 and type(value) is int:
+        return Size(0)
+    if isinstance(value, str):
+        try:
+            if value_type is Size and not value.strip().isdigit():
+                return Size(parse_bytes(value))
+            if value_type is CpuSet or value_type is Bdf:
+                parsed: Any = value_type
+                return parsed.parse(value)
+        except ParseError as error:
+            raise ValueError(error.expected) from None
+        except InputError:
+            pass
+    raise ValueError(_EXPECTED.get(value_type, value_type.__name__))
+
+
+_EXPECTED = {
+    Size: 'a size with its unit, such as "512GiB"',
+    CpuSet: 'PUs such as "0-3,8"',
+    Bdf: 'an address such as "3b:00.0"',
+}
+
+
+def _explain(error: msgspec.ValidationError, value: Any, source: str, location: str) -> InputError:
+    """What msgspec refuses, with the key's whole name and the value that is there."""
+    unknown = _UNKNOWN_KEY.fullmatch(str(error))
+    if unknown is not None:
+        key, path = unknown.groups("")
+        hint = did_you_mean(key, set(_keys(TomlTable))).strip() or f"{PAGE} lists the keys"
+        place = _join((location + path).lstrip("."), key)
+        return InputError(f"{source}: {place}: unknown key", hint=hint)
+    misfit = _MISFIT.fullmatch(str(error))
+    assert misfit is not None, "it matches any text"
+    message, path = misfit.groups("")
+    for name, index in _STEP.findall(path.partition("[...]")[0]):  # [...]: a value of a mapping
+        value = value[name or int(index)]
+    place = (location + path).lstrip(".")
+    if isinstance(error.__cause__, ValueError):
+        return refusal(source, place, str(error.__cause__), value)
+    if message.startswith("Expected "):
+        expected = message.removeprefix("Expected ").partition(", got ")[0]
+        return refusal(source, place, expected.replace("`", "").replace(" | null", ""), value)
+    refused = f"{place}: {message}" if place else message
+    return InputError(f"{source}: {refused}", hint=f"{PAGE} lists keys and values")
+
+
+def _keys(table: type[Struct]) -> Iterator[str]:
+    """All that any table may have."""
+    yield from table.__struct_encode_fields__
+    for below in table.__subclasses__():
+        yield from _keys(below)
 
 
 class HostDescription(Struct, frozen=True):
@@ -76,27 +259,24 @@ Byte = Annotated[int, Meta(ge=0, le=0xFF)]
 Word = Annotated[int, Meta(ge=0, le=0xFFFF)]
 ClassCode = Annotated[int, Meta(ge=0, le=0xFFFFFF)]
 DomainNumber = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
-HugePages = Annotated[dict[str, Any], Meta(extra={"expected": 'a table such as { "1GiB" = 64 }'})]
+HugePages = dict[str, Any]
+"""Such as { "1GiB" = 64 }."""
 
 
-class HostTable(TomlTable):
-    page: ClassVar[str] = "docs/reference/formats/host-toml.md"
-
-
-class CpuTable(HostTable):
+class CpuTable(TomlTable):
     vendor: Line | None = None
     name: Line | None = None
     family: Count | None = None
     model: Count | None = None
 
 
-class CoreGroupTable(HostTable, kw_only=True):
+class CoreGroupTable(TomlTable, kw_only=True):
     kind: CoreKind = CoreKind.PERFORMANCE
     cores: Cores
     threads_per_core: Threads | None = None
 
 
-class PackageTable(HostTable, kw_only=True):
+class PackageTable(TomlTable, kw_only=True):
     index: Count
     cores: Cores | None = None
     threads_per_core: Threads | None = None
@@ -105,16 +285,13 @@ class PackageTable(HostTable, kw_only=True):
     dies: Positive | None = None
 
 
-class PagesTable(HostTable):
+class PagesTable(TomlTable):
     total: Count
     free: Count | None = None
 
 
-class NodeTable(HostTable):
-    index: Annotated[
-        int | str | tuple[NodeNumber, ...],
-        Meta(extra={"expected": f'node numbers below {MAX_NODES}, 4 or "5-11"'}),
-    ]
+class NodeTable(TomlTable):
+    index: int | str | tuple[NodeNumber, ...]
     package: Count | None = None
     cores: Annotated[int, Meta(ge=0, le=MAX_PUS)] | None = None
     memory: Size | None = None
@@ -125,7 +302,7 @@ class NodeTable(HostTable):
     generic_initiator: bool = False
 
 
-class DistancesTable(HostTable):
+class DistancesTable(TomlTable):
     """Source of the first two: most two-package x86 hosts (Intel 10/12/21); others are guesses."""
 
     same_package: Remote = 12
@@ -135,7 +312,7 @@ class DistancesTable(HostTable):
     between_memory: Remote = 40
 
 
-class ElementTable(HostTable):
+class ElementTable(TomlTable):
     """A device, a switch or an empty port; a text such as "h200@19:00.0" is short for one."""
 
     model: Line | None = None
@@ -155,7 +332,7 @@ class ElementTable(HostTable):
     empty: bool | None = None
 
 
-class RootTable(HostTable):
+class RootTable(TomlTable):
     node: Count | Literal["unknown"] | tuple[Count | Literal["unknown"], ...] = "unknown"
     domain: DomainNumber | tuple[DomainNumber, ...] = 0
     bus: Byte | tuple[Byte, ...] | None = None
@@ -164,7 +341,7 @@ class RootTable(HostTable):
     port_link: LinkText | None = None
 
 
-class ModelTable(HostTable):
+class ModelTable(TomlTable):
     label: Line = ""
     class_: DeviceClass | None = field(name="class", default=None)
     class_code: ClassCode | None = None
@@ -186,7 +363,7 @@ class ModelTable(HostTable):
     memory_mode: Line | None = None
 
 
-class LinkTable(HostTable, kw_only=True):
+class LinkTable(TomlTable, kw_only=True):
     kind: LinkKind = LinkKind.NVLINK
     between: str | tuple[str, ...]
     count: Annotated[int, Meta(ge=1, le=999)] | None = None
@@ -208,7 +385,7 @@ class Version:
         return cls(int(match[1]), int(match[2]), int(match[3]))
 
 
-class SettingsTable(HostTable):
+class SettingsTable(TomlTable):
     kernel_release: Line | None = None
     kernel_command_line: Line | None = None
     isolated: CpuSet = CpuSet()
@@ -221,9 +398,10 @@ class SettingsTable(HostTable):
     qemu: Version | None = None
 
 
-class VmTable(VmSizeTable, kw_only=True):
-    page: ClassVar[str] = HostTable.page
+class VmTable(TomlTable, kw_only=True):
     name: Line
+    vcpus: Annotated[int, Meta(ge=1, le=1 << 16)] | None = None
+    page_size: Size | None = None
     state: Literal["planned", "running", "shut-off"] = "planned"
     pins: str | tuple[CpuSet, ...] | None = None
     nodes: Count | tuple[Count, ...] = ()
@@ -233,16 +411,14 @@ class VmTable(VmSizeTable, kw_only=True):
     devices: tuple[Line, ...] = ()
 
 
-class ReserveTable(HostTable):
+class ReserveTable(TomlTable):
     cores: Count | None = None
     memory: Size | None = None
     housekeeping_pus: CpuSet = CpuSet()
 
 
-class FactsTable(HostTable):
-    published: Annotated[
-        dict[str, str], Meta(extra={"expected": 'lines such as "48 cores" = "source"'})
-    ] = field(default_factory=dict)
+class FactsTable(TomlTable):
+    published: dict[str, str] = field(default_factory=dict)  # such as "48 cores" = "source"
     assumed: tuple[str, ...] = ()
 
 
@@ -252,11 +428,11 @@ ExpectTable = defstruct(
         (summary_field.name, (Size if summary_field.name == "memory_bytes" else Count) | None, None)
         for summary_field in fields(HostSummary)
     ],
-    bases=(HostTable,),
+    bases=(TomlTable,),
 )
 
 
-class HostDocument(HostTable):
+class HostDocument(TomlTable):
     """The file itself."""
 
     format: Positive = VERSION

@@ -8,10 +8,9 @@ from homenode.errors import InputError
 from homenode.indices import NodeIndex
 from homenode.machine.description.buses import DescribedPci
 from homenode.machine.description.cores import NodeSlot
-from homenode.machine.description.tables import HostDocument, VmTable
+from homenode.machine.description.tables import HostDocument, Size, TomlTable, VmTable, decode_value
 from homenode.machine.pci import is_uuid
 from homenode.machine.topology import DEFAULT_HOST_RESERVE, HostReserve, RunningDomain
-from homenode.toml_text import Size, TomlTable, decode_value
 
 
 def parse_reserve(file: HostDocument) -> HostReserve | None:

@@ -1,11 +1,11 @@
 """Formats: the one codec of everything that homenode stores, as JSON with a kind and a version.
 
 A document opens with "format": "homenode.<kind>/<version>"; of a file of lines the first line does.
-Fields are the dataclass's own, sets of PUs are lists such as "0-3,8", PCI addresses are texts.
+Fields are the record's own, sets of PUs are lists such as "0-3,8", PCI addresses are texts. Records
+of lines omit fields at their defaults.
 docs/reference/formats documents each kind.
 """
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -39,7 +39,10 @@ def encode(
 
     changed: fields that the document has in another form.
     """
-    document = {"format": _format(kind), **(head or {}), **_fields(value), **(changed or {})}
+    fields = {
+        stored.encode_name: getattr(value, stored.name) for stored in msgspec.structs.fields(value)
+    }
+    document = {"format": _format(kind), **(head or {}), **fields, **(changed or {})}
     builtins = msgspec.to_builtins(document, enc_hook=_to_text)
     return msgspec.json.format(msgspec.json.encode(builtins), indent=2).decode() + "\n"
 
@@ -49,23 +52,14 @@ def decode(text: str | bytes, kind: str, record_type: type[T], source: str) -> T
 
     Raises InputError for another kind or version, text that is no JSON or a missing field.
     """
-    try:
-        document = decode_json(text)
-    except NotJsonError as error:
-        raise InputError(f"{source}: expected a homenode.{kind} document, found: {error}") from None
-    _check_format(document, kind, source)
-    if not issubclass(record_type, msgspec.Struct):  # which reads its own stored names
-        for name, stored, _ in _record_fields(record_type):
-            if stored != name and stored in document:
-                document = {**document, name: document[stored]}
+    document = check_format(text, kind, source)
     return _convert(document, record_type, f"{source}: not a valid homenode.{kind}")
 
 
 def head_line(kind: str, value: Any) -> str:
-    """The first line of a file of lines. Fields at their defaults are omitted."""
-    if isinstance(value, msgspec.Struct) and value.__struct_config__.omit_defaults:
-        return _line({"format": _format(kind), **msgspec.to_builtins(value, enc_hook=_to_text)})
-    return _line({"format": _format(kind), **_changed_fields(value)})
+    """The first line of a file of lines."""
+    head = {"format": _format(kind), **msgspec.to_builtins(value, enc_hook=_to_text)}
+    return msgspec.json.encode(head).decode() + "\n"
 
 
 def kind_of(text: bytes) -> str | None:
@@ -82,10 +76,8 @@ def kind_of(text: bytes) -> str | None:
 
 
 def line(value: Any) -> str:
-    """A line of a value. Fields at their defaults are omitted."""
-    if isinstance(value, msgspec.Struct) and value.__struct_config__.omit_defaults:
-        return msgspec.json.encode(value, enc_hook=_to_text).decode() + "\n"
-    return _line(_changed_fields(value))
+    """A line of a value."""
+    return msgspec.json.encode(value, enc_hook=_to_text).decode() + "\n"
 
 
 def decode_head(text: bytes, kind: str, record_type: type[T], source: str) -> T:
@@ -144,13 +136,14 @@ def _format(kind: str) -> str:
     return f"homenode.{kind}/{VERSIONS[kind]}"
 
 
-def check_format(text: bytes, kind: str, source: str) -> None:
-    """Raises InputError for a document, or a first line, of another kind or version."""
+def check_format(text: str | bytes, kind: str, source: str) -> object:
+    """A document, or a first line. Raises InputError for another kind or version."""
     try:
         document = decode_json(text)
     except NotJsonError as error:
         raise InputError(f"{source}: expected a homenode.{kind} document, found: {error}") from None
     _check_format(document, kind, source)
+    return document
 
 
 def _check_format(document: object, kind: str, source: str) -> None:
@@ -178,33 +171,6 @@ def _convert(record: object, record_type: type[T], expected: str) -> T:
             return msgspec.convert(record, record_type, dec_hook=_from_text)
     except (msgspec.ValidationError, HomenodeError) as error:
         raise InputError(f"{expected}: {error}") from None
-
-
-def _line(record: dict[str, Any]) -> str:
-    builtins = msgspec.to_builtins(record, enc_hook=_to_text)
-    return msgspec.json.encode(builtins).decode() + "\n"
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {stored: getattr(value, name) for name, stored, _ in _record_fields(type(value))}
-
-
-def _record_fields(record_type: Any) -> Iterator[tuple[str, str, Any]]:
-    """Name, name in documents, and default of each field of a record."""
-    if issubclass(record_type, msgspec.Struct):
-        for struct_field in msgspec.structs.fields(record_type):
-            yield struct_field.name, struct_field.encode_name, struct_field.default
-    else:
-        for name, field in getattr(record_type, "__dataclass_fields__", {}).items():
-            yield name, field.metadata.get("name", name), field.default
-
-
-def _changed_fields(value: Any) -> dict[str, Any]:
-    return {
-        stored: getattr(value, name)
-        for name, stored, default in _record_fields(type(value))
-        if getattr(value, name) != default
-    }
 
 
 def _to_text(value: Any) -> str:

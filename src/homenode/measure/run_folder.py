@@ -44,7 +44,7 @@ class StepStatus(StrEnum):
     MISSING = "missing"
 
 
-class RunRecord(Struct, frozen=True):
+class RunRecord(Struct, frozen=True, omit_defaults=True):
     """What was ordered, and of which machine."""
 
     head: RunHead  # without what only the measuring gives
@@ -88,7 +88,7 @@ class StepRecord(Struct, frozen=True):
     power: tuple[GpuPower, ...] = ()  # of each GPU during the attempt that gave the output
 
 
-class BenchEntry(Struct, frozen=True):
+class BenchEntry(Struct, frozen=True, omit_defaults=True):
     """One line of the journal: a look or a step."""
 
     look: LookRecord | None = None

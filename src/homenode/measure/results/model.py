@@ -164,7 +164,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     disturbed: bool = False
 
 
-class RunHead(Struct, frozen=True):
+class RunHead(Struct, frozen=True, omit_defaults=True):
     """Everything of a run but its samples."""
 
     name: str  # the folder's

@@ -66,7 +66,7 @@ class TrialCopy(Struct, frozen=True):
     nvram: str | None = None  # files that were made for it
 
 
-class TrialHead(Struct, frozen=True):
+class TrialHead(Struct, frozen=True, omit_defaults=True):
     """What a trial is."""
 
     id: str  # its own name
@@ -89,7 +89,7 @@ class TrialHead(Struct, frozen=True):
         return domain_argument(self.source, self.source_uuid or self.uuid)
 
 
-class TrialEntry(Struct, frozen=True):
+class TrialEntry(Struct, frozen=True, omit_defaults=True):
     """One line."""
 
     at: str  # UTC, ISO 8601

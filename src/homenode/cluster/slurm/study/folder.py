@@ -56,13 +56,13 @@ _FULL = "the jobs go on without homenode; free some space and start the command 
 _ATTEMPT = re.compile(r"(\d{1,12})\.(\d{1,6})", re.ASCII)
 
 
-class StudyHead(Struct, frozen=True):
+class StudyHead(Struct, frozen=True, omit_defaults=True):
     """The first line: the study as it was made."""
 
     study: Study
 
 
-class StudyEntry(Struct, frozen=True):
+class StudyEntry(Struct, frozen=True, omit_defaults=True):
     """One line: the experiments that were planned, or what became of one of them."""
 
     experiments: tuple[Experiment, ...] = ()

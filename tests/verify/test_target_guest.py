@@ -7,30 +7,22 @@ import pytest
 from msgspec import structs
 
 from homenode import formats
-from homenode.check.verify.guest.checks import FirmwareNodes
 from homenode.check.verify.guest.view import GuestView, view_of_guest
 from homenode.check.verify.target_file import expectation_for_target, lost_in_guest
-from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Severity
-from homenode.machine.description.parse import parse_description
-from homenode.machine.snapshot.capture import capture
-from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.tools.acpi_tables import ProximityDomain
 from homenode.machine.topology import Host
 from homenode.plan.shape.guest_numa import together
 from homenode.plan.stored import encode_plan
-from homenode.units import GIB, MIB
+from homenode.units import GIB
 from homenode.vm.plan import Plan, with_vm
 from homenode.vm.plan_options import Policy
 from homenode.vm.targets.registry import TARGETS, target_named
 from homenode.vm.targets.target import Feature, Level
-from tests.rendered.machine import render
 from tests.targets.written import options, written
-from tests.tools.test_acpi_tables import TWO, slit
 from tests.verify.test_command import ends
 from tests.verify_documents import DEVICES, SMALL, small_host
-from tests.verify_guests import guest_description, guest_host
+from tests.verify_guests import guest_host
 
 NO_NODES: tuple[str, str] = ("unknown", "unknown")
 """Devices on root ports of the hypervisor's own, as Xen plugs them in."""
@@ -178,48 +170,3 @@ def test_a_target_that_says_nothing_is_refused(
     names = dict(zip(("PLAN", "GUEST"), saved, strict=True))
     code, said = ends(*(names.get(word, word) for word in words))
     assert code == 2 and refused in said, said
-
-
-def test_tables_of_firmware_tell_the_hypervisor_from_the_kernel() -> None:
-    """With numa=off the tables are as planned, and the kernel's node is one."""
-    expected = expectation_for_target(plan_for("xen"), "xen", small_host())
-    guest = guest_of("xen")
-    everything = structs.replace(guest.nodes[0], pus=CpuSet(range(4)), memory_bytes=3900 * MIB)
-    off = structs.replace(guest, nodes=(everything,), distances=((10,),))
-    domains = tuple(ProximityDomain(number, 2, 2 * GIB) for number in (0, 1))
-    right = FirmwareNodes(domains, ((10, 20), (20, 10)))
-    assert view_of_guest(expected, guest, None, right).findings == ()
-    ids = {one.id for one in view_of_guest(expected, off, None, right).findings}
-    assert "guest-nodes" in ids and "guest-firmware-nodes" not in ids
-    for wrong, subject in (
-        (FirmwareNodes(domains[:1], None), "SRAT: nodes"),
-        (FirmwareNodes((domains[0], ProximityDomain(1, 3, GIB)), None), "SRAT: cell 1"),
-        (FirmwareNodes(domains, ((10, 21), (20, 10))), "SLIT: distances from cell 0"),
-        (FirmwareNodes(domains, ((10,),)), "SLIT: distances from cell 1"),
-    ):
-        view = view_of_guest(expected, guest, None, wrong)
-        assert ("guest-firmware-nodes", subject) in found(view)
-
-
-def test_a_capture_with_the_tables_is_compared_with_them(tmp_path: Path) -> None:
-    """As of a guest whose firmware gave other distances than its kernel was given since."""
-    description = render(parse_description(guest_description(nodes=NO_NODES), "guest"))
-    tables = {"SRAT": TWO, "SLIT": slit((10, 42), (42, 10))}
-    files = {
-        f"/sys/firmware/acpi/tables/{name}": content.decode("utf-8", "surrogateescape")
-        for name, content in tables.items()
-    }
-    whole = MemorySnapshot(
-        "guest",
-        {**description.files, **files},
-        description.links,
-        description.commands,
-        description.folders,
-    )
-    archive = tmp_path / "guest.tar.gz"
-    archive.write_bytes(capture(whole).content)
-    plan = tmp_path / "p.json"
-    plan.write_text(encode_plan(plan_for("xen")))
-    words = ("--plan", str(plan), "--guest", str(archive), "--host", SMALL, "--target", "xen")
-    code, said = ends(*words)
-    assert code == 1 and "guest-firmware-nodes" in said, said

@@ -79,13 +79,6 @@ def _discover_host(snapshot: Snapshot) -> Host:
     return discover(snapshot, read_running_domain)
 
 
-def files_of(source: str) -> Snapshot | None:
-    """The files of a capture or a tree of /sys; None for a source that holds none. Raises as
-    load_host."""
-    path = Path(source)
-    return _open(path) if _holds_files(source, path)[0] else None
-
-
 def _open(path: Path) -> Snapshot:
     from homenode.machine.snapshot.store import open_snapshot
 

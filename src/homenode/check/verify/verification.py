@@ -11,7 +11,6 @@ from homenode.check.verify.boot.stand_in_boot import (
     boot_command,
     boot_stand_in,
 )
-from homenode.check.verify.guest.checks import FirmwareNodes, firmware_nodes
 from homenode.check.verify.guest.expectation import Expectation, expectation_of
 from homenode.check.verify.guest.view import (
     GuestView,
@@ -33,7 +32,7 @@ from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan, vm_as_it_runs
-from homenode.vm.sources import files_of, load_host
+from homenode.vm.sources import load_host
 from homenode.vm.targets.registry import TARGETS, kind_of, target_named, target_of
 
 _SSH = "ssh:"
@@ -187,7 +186,7 @@ class _Answer(Struct, kw_only=True):
 
     def add_guest(self, source: str, facts: Vm | None) -> None:
         plan, host, target = self.plan, self.host, self.request.target
-        guest, firmware = _guest_of(source, self.request.ssh_options)
+        guest = load_guest(source, self.request.ssh_options)
         if plan is not None and target is not None:
             expected = expectation_for_target(plan, target, host)
             self.findings += lost_in_guest(plan, target, guest.name)
@@ -198,7 +197,7 @@ class _Answer(Struct, kw_only=True):
         refuse_unshown(guest, "CPUs", "memory")
         if expected.devices:
             refuse_unshown(guest, "PCI")
-        self.views.append(view_of_guest(expected, guest, host, firmware))
+        self.views.append(view_of_guest(expected, guest, host))
 
     def _add(self, findings: Findings) -> None:
         self.findings += findings.findings
@@ -212,25 +211,18 @@ class _Answer(Struct, kw_only=True):
             self.views.append(view_of_stand_in(expected, booted.stand_in, booted.guest))
 
 
-def load_guest(source: str) -> Host:
-    """The guest of a source: "ssh:HOST", or whatever names a host, a capture made inside it."""
-    return _guest_of(source)[0]
-
-
-def _guest_of(source: str, ssh_options: tuple[str, ...] = ()) -> tuple[Host, FirmwareNodes | None]:
-    """The guest of a source ("ssh:HOST", or whatever names a host), and its ACPI tables' nodes.
+def load_guest(source: str, ssh_options: tuple[str, ...] = ()) -> Host:
+    """The guest of a source: "ssh:HOST", or whatever names a host, a capture made inside it.
 
     HOST is whatever ssh takes, so also a URL; "ssh://HOST:22" is one by itself.
     """
     if not source.startswith(_SSH):
-        files = files_of(source)
-        return load_host(source), None if files is None else firmware_nodes(files)
+        return load_host(source)
     from homenode.machine.discover import discover
     from homenode.machine.snapshot.capture import collect_over_ssh
 
     host = source if source.startswith(f"{_SSH}//") else source.removeprefix(_SSH)
-    collected = collect_over_ssh(host, options=ssh_options)
-    return discover(collected), firmware_nodes(collected)
+    return discover(collect_over_ssh(host, options=ssh_options))
 
 
 def _host(

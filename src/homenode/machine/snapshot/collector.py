@@ -35,7 +35,6 @@ from homenode.machine.snapshot.contents import (
     PathRule,
     ToolCommand,
 )
-from homenode.machine.snapshot.gather import MAX_TABLE_BYTES
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import MAX_LINKS
 from homenode.package_data import package_text
@@ -141,8 +140,6 @@ def _reading_lines(rule: PathRule) -> Iterator[str]:
         classes = glob.removesuffix("config") + "class"
         bridges = f"grep -l '^{BRIDGE_CLASS}' {classes} /dev/null </dev/null"
         yield f'for p in $({bridges}); do b "${{p%class}}config"; done'
-    elif rule.kind is Kind.TABLE:
-        yield f"b {glob} {MAX_TABLE_BYTES}"
     elif _is_pattern(glob):
         yield f"g '{glob}'"
     else:

@@ -13,7 +13,7 @@ f() {
 b() {
   [ -r "$1" ] || return 0
   printf 'H %s\n' "$1"
-  od -An -v -tx1 -N"${2:-256}" "$1" </dev/null
+  od -An -v -tx1 -N256 "$1" </dev/null
 }
 g() {
   printf 'G %s\n' "$1"

@@ -24,7 +24,6 @@ class Kind(StrEnum):
     LINK = "link"
     FOLDER = "folder"  # only that it is there
     CONFIG = "config"  # PCI configuration space, binary; of bridges only
-    TABLE = "table"  # an ACPI table, binary
 
 
 _BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"

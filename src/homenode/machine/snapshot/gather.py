@@ -94,7 +94,7 @@ def gather(snapshot: Snapshot) -> GatheredFiles:
     return GatheredFiles(
         MemorySnapshot(
             snapshot.name,
-            {**in_use[Kind.FILE], **in_use[Kind.CONFIG], **in_use[Kind.TABLE]},
+            {**in_use[Kind.FILE], **in_use[Kind.CONFIG]},
             in_use[Kind.LINK],
             {name: output for name, output in outputs.items() if output is not None},
             tuple(sorted(in_use[Kind.FOLDER])),
@@ -187,43 +187,12 @@ def _config(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
     return header.decode("utf-8", "surrogateescape")
 
 
-def _table(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
-    text = snapshot.read_text(path)
-    if not text:
-        return None
-    entries = keep_entries(text.encode("utf-8", "surrogateescape"), path.rpartition("/")[2])
-    if entries is None:
-        raise _Unlike
-    return entries.decode("utf-8", "surrogateescape")
-
-
 _READERS = {
     Kind.FILE: _file,
     Kind.LINK: _link,
     Kind.FOLDER: _folder,
     Kind.CONFIG: _config,
-    Kind.TABLE: _table,
 }
-
-
-MAX_TABLE_BYTES = 1 << 20
-"""Of an ACPI table: an SRAT has 24 bytes for each CPU, and Linux has at most 8,192."""
-
-_TABLE_HEADER_BYTES = 36
-_OF_THE_MAKER = slice(9, 36)
-"""Checksum, names and versions of whoever made the table. Source: ACPI 6.5, 5.2.6."""
-
-
-def keep_entries(table: bytes, signature: str) -> bytes | None:
-    """Signature, length, revision and entries of an ACPI table; the maker's names are zero. None
-    where it is no whole table of that signature."""
-    if len(table) < _TABLE_HEADER_BYTES or len(table) > MAX_TABLE_BYTES:
-        return None
-    if table[:4] != signature.encode() or int.from_bytes(table[4:8], "little") != len(table):
-        return None
-    blanked = bytearray(table)
-    blanked[_OF_THE_MAKER] = bytes(_OF_THE_MAKER.stop - _OF_THE_MAKER.start)
-    return bytes(blanked)
 
 
 HEADER_BYTES = 64

@@ -189,8 +189,8 @@ def _file(path: str, text: str, names: Pseudonyms) -> str:
         return "redacted\n"
     if path.startswith("/sys/devices/virtual/dmi/") or path == "/proc/device-tree/model":
         return redact_product(text, names)
-    # These are binary, and gather() has blanked what is not structure.
-    if path.endswith("/config") or path.startswith("/sys/firmware/acpi/tables/"):
+    # It is binary, and gather() has blanked what is not structure.
+    if path.endswith("/config"):
         return text
     if len(text.strip()) < _SHORTEST_SECRET:
         return text

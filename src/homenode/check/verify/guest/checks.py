@@ -14,10 +14,8 @@ from homenode.check.verify.guest.expectation import Expectation, ExpectedDevice
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import PciDevice
-from homenode.machine.snapshot.protocol import Snapshot
-from homenode.machine.tools.acpi_tables import ProximityDomain, parse_slit, parse_srat
 from homenode.machine.topology import Host, NumaNode
-from homenode.text import first_few, plural
+from homenode.text import first_few
 from homenode.units import MIB, format_bytes
 from homenode.vm.facts import FactValues, VmComparison, VmFact, compare, of_cells, of_vm
 from homenode.vm.guest_observation import Observation
@@ -74,20 +72,6 @@ _KERNEL_FACTS = (
     VmFact(id="distances", values=lambda vm: of_cells(vm, _row, "distances from ")),
 )
 """What a guest's kernel says of its VM, but for memory: rows as those of vm/facts.py."""
-_FIRMWARE_FACTS = (
-    replace(_NODES, title="SRAT: nodes"),
-    VmFact(
-        id="vcpus",
-        values=lambda vm: of_cells(vm, lambda cell: plural(len(cell.vcpus), "vCPU"), "SRAT: "),
-        after=("nodes",),
-    ),
-    VmFact(
-        id="distances",
-        values=lambda vm: of_cells(vm, _row, "SLIT: distances from "),
-        after=("nodes",),
-    ),
-)
-"""What its ACPI tables say. Sizes are left to the kernel: every hypervisor keeps some memory."""
 
 
 def _memory(kernel_bytes: int) -> VmFact:
@@ -370,48 +354,6 @@ def _node(node: int | None) -> str:
 
 def _rate(gt_per_s: float | None, width: int | None) -> float | None:
     return None if gt_per_s is None or width is None else gt_per_s * width
-
-
-_TABLES = "/sys/firmware/acpi/tables"
-
-
-class FirmwareNodes(Struct, frozen=True):
-    """What a guest's ACPI tables say."""
-
-    domains: tuple[ProximityDomain, ...]
-    # [from][to] by the domains' numbers, None = they say none
-    distances: tuple[tuple[int, ...], ...] | None
-
-
-def firmware_nodes(snapshot: Snapshot) -> FirmwareNodes | None:
-    """Return the nodes of the ACPI tables, or None if they cannot be read. Raises ParseError."""
-    srat, slit = (snapshot.read_text(f"{_TABLES}/{name}") for name in ("SRAT", "SLIT"))
-    if srat is None:
-        return None
-    domains = parse_srat(srat.encode("utf-8", "surrogateescape"), f"{snapshot.name}: SRAT")
-    if slit is None:
-        return FirmwareNodes(domains, None)
-    table = slit.encode("utf-8", "surrogateescape")
-    return FirmwareNodes(domains, parse_slit(table, f"{snapshot.name}: SLIT"))
-
-
-def firmware_checks(expected: Expectation, firmware: FirmwareNodes) -> Iterator[Check]:
-    """Cells in the order of their numbers are domains in the order of theirs."""
-    planned, domains, rows = _promised_vm(expected), firmware.domains, firmware.distances or ()
-    numbers = [domain.number for domain in domains]
-    cells = [
-        VmCell(
-            id=planned.cells[i].id if i < len(planned.cells) else -1 - i,
-            vcpus=CpuSet(range(domain.cpus)),
-            distances=tuple(
-                rows[domain.number][n] for n in numbers if max(domain.number, n) < len(rows)
-            ),
-        )
-        for i, domain in enumerate(domains)
-    ]
-    facts = _FIRMWARE_FACTS if rows else _FIRMWARE_FACTS[:-1]
-    for comparison in compare(planned, replace(planned, cells=tuple(cells)), facts):
-        yield _line("firmware-nodes", comparison)
 
 
 def _line(id: str, comparison: VmComparison, severity: Severity | None = None) -> Check:

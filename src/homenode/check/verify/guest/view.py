@@ -6,13 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.check.verify.boot.stand_in import StandInGuest
-from homenode.check.verify.guest.checks import (
-    Check,
-    FirmwareNodes,
-    GuestComparison,
-    check,
-    firmware_checks,
-)
+from homenode.check.verify.guest.checks import Check, GuestComparison, check
 from homenode.check.verify.guest.expectation import Expectation, without_vcpus
 from homenode.findings import Finding, add_source, finding
 from homenode.machine.topology import Host
@@ -50,23 +44,17 @@ def view_of_stand_in(expected: Expectation, stand_in: StandInGuest, guest: Host)
     return GuestView("the test guest", (*both.lines(), *both.devices()), observation)
 
 
-def view_of_guest(
-    expected: Expectation, guest: Host, host: Host | None, firmware: FirmwareNodes | None = None
-) -> GuestView:
+def view_of_guest(expected: Expectation, guest: Host, host: Host | None) -> GuestView:
     """The real guest: its links and huge pages too. host: for the devices' own links.
 
-    firmware: what its ACPI tables say, where they could be read. vCPUs that were offline and memory
-    that was in the balloon may have come to the guest since.
+    vCPUs that were offline and memory that was in the balloon may have come to the guest since.
     """
     observation = observation_of(guest)
-    tables: tuple[Check, ...] = ()
-    if firmware is not None:  # it counts all vCPUs, those that are offline too
-        tables = tuple(firmware_checks(expected, firmware))
     offline = expected.vm.offline_vcpus
     if offline and len(observation.vcpus) == expected.vm.vcpus_online:
         expected = without_vcpus(expected, offline)
     both = GuestComparison(expected, observation)
-    lines = (*both.lines(), *tables, *_huge_pages(observation), *both.devices(host))
+    lines = (*both.lines(), *_huge_pages(observation), *both.devices(host))
     return GuestView("the guest", lines, observation)
 
 

@@ -267,38 +267,23 @@ class Part(NamedTuple):
         return drawn
 
     def cost(self, count: int, hosts_isolation: bool) -> AllocationCost:
-        """What draw() would come to, without drawing."""
-        used: dict[int, int] = {}
-        unisolated, missing, extra = 0, count, 0
-        last: Tier | None = None
-        for tier in self.tiers:
-            if hosts_isolation and tier.rank[2]:
-                unisolated += min(missing, tier.total)
-            if missing >= tier.total:
-                for llc, groups in tier.llcs:
-                    used[llc] = used.get(llc, 0) + groups
-                missing -= tier.total
-                continue
-            last = tier
-            missing -= sum(groups for llc, groups in tier.llcs if llc in used)
-            outside = (groups for llc, groups in tier.llcs if llc not in used)
-            for llc_groups in sorted(outside, reverse=True):
-                if missing <= 0:
-                    break
-                missing -= llc_groups
-                extra += 1
-            break
-        llcs = len(used) + extra
-        return AllocationCost(unisolated, llcs, 1, _per_llc(count, llcs, used, last))
+        """What draw() comes to."""
+        of_llc, unisolated = Counter[int](), 0
+        for (rank, llc), groups in self.draw(count).items():
+            of_llc[llc] += groups
+            unisolated += groups if rank[2] and hosts_isolation else 0
+        sizes = [groups for groups in of_llc.values() if groups]
+        per_llc = sizes[0] if len(set(sizes)) == 1 else 0
+        return AllocationCost(unisolated, len(sizes), 1, per_llc)
 
 
-def _per_llc(count: int, llcs: int, used: Mapping[int, int], tier: Tier | None) -> int:
+def _per_llc(count: int, llcs: int, used: Mapping[int, int], tier: Tier) -> int:
     """Groups on each LLC where so many LLCs can have as many each, else 0. used: groups of earlier
-    tiers on each LLC, which stay; tier: what the others come from, None = there are none."""
+    tiers on each LLC, which stay; tier: what the others come from."""
     per_llc, remainder = divmod(count, llcs) if llcs else (0, 0)
     if remainder:
         return 0
-    sizes = dict(() if tier is None else tier.llcs)
+    sizes = dict(tier.llcs)
     if any(not groups <= per_llc <= groups + sizes.get(llc, 0) for llc, groups in used.items()):
         return 0
     wide = sum(groups >= per_llc for llc, groups in sizes.items() if llc not in used)

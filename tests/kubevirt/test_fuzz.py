@@ -10,8 +10,7 @@ from collections import Counter
 from xml.etree import ElementTree
 
 from homenode.cluster.kubevirt.manifest_options import OnError
-from homenode.cluster.kubevirt.on_define_domain import DomainAnswer, answer
-from homenode.cluster.kubevirt.placing import place_devices
+from homenode.cluster.kubevirt.placing import DomainAnswer, answer, place_devices
 from homenode.errors import HomenodeError
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.vm.domain.edits import Edit, apply, remove, set_attribute

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from homenode.cluster.kubevirt.manifest_options import OnError
-from homenode.cluster.kubevirt.on_define_domain import DomainAnswer, answer
+from homenode.cluster.kubevirt.placing import DomainAnswer, answer
 from homenode.errors import UsageError
 from homenode.machine.description.parse import parse_description
 from homenode.machine.pci import DeviceKind

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.cluster.kubevirt.on_define_domain import answer
+from homenode.cluster.kubevirt.placing import answer
 from homenode.machine.discover import discover
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.store import FolderSnapshot

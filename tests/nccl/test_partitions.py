@@ -7,7 +7,7 @@ from homenode.findings import Finding, Severity
 from homenode.machine.tools.nvidia_smi import NvidiaQuery
 from homenode.machine.tools.nvidia_smi import parse_query as parse
 from homenode.nccl.assemble import check_fabric
-from homenode.plan.devices.partitions import (
+from homenode.plan.devices.fabric import (
     PARTITIONS,
     Board,
     board_of,

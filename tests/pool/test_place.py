@@ -7,12 +7,15 @@ from homenode.cluster.pool.fits import (
     DEFAULT_SIZES,
     MOST_COUNTED,
     VmSize,
+    blank_vm,
     count_fits,
     examine_pool,
+    free_by_node,
+    passable_gpus,
     share_of,
     size_of,
+    sum_of,
 )
-from homenode.cluster.pool.free import blank_vm, free_by_node, passable_gpus, sum_of
 from homenode.cluster.pool.place import PoolRanking, rank_hosts
 from homenode.errors import InputError, UsageError
 from homenode.machine.pci import GpuPart, PartKind

@@ -90,7 +90,7 @@ def test_what_cannot_be_read_is_bad_input(run: Run, words: tuple[str, ...]) -> N
     assert (
         code == 2
         and err.startswith("homenode: ")
-        and re.search("no such (file|directory)|cannot be used together|expected", err)
+        and re.search("no such (file|directory)|a file, not|cannot be used together|expected", err)
     )
 
 

@@ -7,8 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.cluster.slurm.config import ConfigFile, parse_config
-from homenode.cluster.slurm.gres import autodetect_for, gres_lines, lines_for
-from homenode.cluster.slurm.nodes import node_classes, node_definitions
+from homenode.cluster.slurm.gres import (
+    autodetect_for,
+    gres_lines,
+    lines_for,
+    node_classes,
+    node_definitions,
+)
 from homenode.cluster.slurm.tools.scontrol import gpu_count, owned_gpus, parse_scontrol_jobs
 from homenode.cluster.slurm.tools.slurm_nodes import (
     NodeShape,

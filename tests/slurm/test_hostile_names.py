@@ -18,8 +18,8 @@ from homenode.cluster.slurm.study.experiments import (
     Mode,
     check_options,
     choose_nodes,
+    script_of,
 )
-from homenode.cluster.slurm.study.scripts import script_of
 from homenode.cluster.slurm.tools.slurm_nodes import parse_nodes
 from homenode.errors import InputError, UsageError
 from tests.hostile_names import NAMES, SHELL_NAMES, run_shell, stub

@@ -12,9 +12,8 @@ from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.check import check
 from homenode.cluster.slurm.config import parse_config
 from homenode.cluster.slurm.correction import correct
-from homenode.cluster.slurm.gres import gres_lines
+from homenode.cluster.slurm.gres import gres_lines, node_definitions
 from homenode.cluster.slurm.job_allocation import allocation_on, node_machine
-from homenode.cluster.slurm.nodes import node_definitions
 from homenode.cluster.slurm.record import parse_record, recorded_allocation
 from homenode.cluster.slurm.tools.scontrol import Job, parse_scontrol_jobs
 from homenode.cluster.slurm.tools.slurm_nodes import shown_shapes

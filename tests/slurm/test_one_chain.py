@@ -11,10 +11,15 @@ import pytest
 
 from homenode.cli import bench, main
 from homenode.cluster.slurm.options import StudyOptions
-from homenode.cluster.slurm.study.experiments import Experiment, Mode, Study, experiments_for
+from homenode.cluster.slurm.study.experiments import (
+    Experiment,
+    Mode,
+    Study,
+    experiments_for,
+    script_of,
+)
 from homenode.cluster.slurm.study.folder import StudyFolder, read_sources
 from homenode.cluster.slurm.study.report import study_report
-from homenode.cluster.slurm.study.scripts import script_of
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare

@@ -20,11 +20,13 @@ from homenode.cluster.slurm.study.experiments import (
     check_options,
     choose_nodes,
     experiments_for,
+    job_name,
     nodes_to_bind_to,
+    script_name,
+    script_of,
 )
 from homenode.cluster.slurm.study.folder import StudyFolder
 from homenode.cluster.slurm.study.run import find_unrecorded, statuses
-from homenode.cluster.slurm.study.scripts import job_name, script_name, script_of
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode, parse_nodes
 from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_somebody, parse_states
 from homenode.errors import UsageError

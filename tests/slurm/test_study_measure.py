@@ -15,12 +15,11 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cluster.slurm.options import StudyOptions
 from homenode.cluster.slurm.study.evidence import StudySources, collective_of, parse_record
-from homenode.cluster.slurm.study.experiments import Experiment, Mode, Study
+from homenode.cluster.slurm.study.experiments import Experiment, Mode, Study, script_of
 from homenode.cluster.slurm.study.folder import read_study
 from homenode.cluster.slurm.study.locality import CGROUP, VISIBLE, parse_gpus
 from homenode.cluster.slurm.study.maps import StudyMatrix, slow_copies
 from homenode.cluster.slurm.study.report import study_report
-from homenode.cluster.slurm.study.scripts import script_of
 from homenode.measure.results.model import Origin
 
 HERE = Path(__file__).parent

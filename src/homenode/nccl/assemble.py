@@ -24,8 +24,14 @@ from homenode.nccl.topology import (
     NcclTopology,
     NcclVariant,
 )
-from homenode.plan.devices.fabric import board_of_host, modules_of_host
-from homenode.plan.devices.partitions import Board, board_of, partition_of, partitions_of_size
+from homenode.plan.devices.fabric import (
+    Board,
+    board_of,
+    board_of_host,
+    modules_of_host,
+    partition_of,
+    partitions_of_size,
+)
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.model import LayoutRecord
 

@@ -21,7 +21,7 @@ from homenode.cluster.kubevirt.manifest_options import (
     parse_version,
 )
 from homenode.cluster.kubevirt.object import read_manifest, value_at
-from homenode.cluster.kubevirt.on_define_domain import CHOICES
+from homenode.cluster.kubevirt.placing import CHOICES
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, guest_of
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, finding, in_order

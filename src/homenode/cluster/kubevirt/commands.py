@@ -22,7 +22,7 @@ def on_define_domain(arguments: OnDefineDomainArguments) -> None:
 
     The container has 0.2 CPUs and 64 MiB while a VM waits: nothing else is imported.
     """
-    from homenode.cluster.kubevirt.on_define_domain import answer
+    from homenode.cluster.kubevirt.placing import answer
     from homenode.machine.snapshot.store import FolderSnapshot
 
     gc.disable()  # the process ends before there is anything to collect

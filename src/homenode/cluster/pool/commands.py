@@ -29,8 +29,7 @@ from homenode.cluster.pool.arguments import (
     PoolShowArguments,
 )
 from homenode.cluster.pool.capture import capture_hosts, read_list
-from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool, size_of
-from homenode.cluster.pool.free import passable_gpus
+from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool, passable_gpus, size_of
 from homenode.cluster.pool.place import PoolPlace, rank_hosts
 from homenode.cluster.pool.text import (
     no_place_text,

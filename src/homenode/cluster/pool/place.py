@@ -6,7 +6,7 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cluster.pool.free import FreeOfNode, alike_key, free_by_node, sum_of
+from homenode.cluster.pool.fits import FreeOfNode, alike_key, free_by_node, sum_of
 from homenode.errors import HomenodeError, InputError, NotKnownError
 from homenode.findings import Rejection
 from homenode.machine.pci import DeviceKind

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from homenode.cluster.pool.fits import MOST_COUNTED, Pool, PoolHost, SizeFits
-from homenode.cluster.pool.free import FreeOfNode, sum_of
+from homenode.cluster.pool.fits import MOST_COUNTED, FreeOfNode, Pool, PoolHost, SizeFits, sum_of
 from homenode.cluster.pool.place import PoolPlace, PoolRanking, RefusingHosts
 from homenode.doc import Doc, Part, Table, Text
 from homenode.findings import NO_VMS, Gap, shared_gap_lines

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.slurm.config import SlurmConfig
-from homenode.cluster.slurm.gres import GresLine, placed_files
-from homenode.cluster.slurm.nodes import NodeClass, node_classes
+from homenode.cluster.slurm.gres import GresLine, NodeClass, node_classes, placed_files
 from homenode.cluster.slurm.numbering import (
     CoreOrder,
     core_order,

@@ -15,8 +15,7 @@ from homenode.cluster.slurm.check import (
     right_settings,
 )
 from homenode.cluster.slurm.config import ConfigLine, SlurmConfig, config_word, with_words
-from homenode.cluster.slurm.gres import GresLine, placed_files
-from homenode.cluster.slurm.nodes import NodeClass, node_classes
+from homenode.cluster.slurm.gres import GresLine, NodeClass, node_classes, placed_files
 from homenode.cluster.slurm.numbering import core_order
 from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.cpuset import CpuSet

@@ -19,11 +19,11 @@ from homenode.cluster.slurm.study.experiments import (
     NO_PARTITION,
     Study,
     check_options,
+    script_name,
 )
 from homenode.cluster.slurm.study.folder import StudyFolder, read_sources, read_study
 from homenode.cluster.slurm.study.report import study_report
 from homenode.cluster.slurm.study.run import SlurmQueue, make_study
-from homenode.cluster.slurm.study.scripts import script_name
 from homenode.cluster.slurm.study.text import slurm_study_page, slurm_study_text
 from homenode.cluster.slurm.tools.slurm_nodes import expand_hostlist
 from homenode.cpuset import CpuSet

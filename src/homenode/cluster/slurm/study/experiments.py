@@ -3,12 +3,17 @@
 On each cluster node, once a round: one job for each NUMA node with CPUs, bound to it, with all
 GPUs; jobs of the shared queue, one of them alone and several at once. A round on a node is a block:
 its jobs run one after another, in an order of their own. Over all nodes: one job of collectives.
+
+Each becomes an sbatch script that a person can read, change and submit by hand (study.sbatch.j2).
+Everything that came from outside is quoted there, or was checked to be a name.
 """
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
+from jinja2 import Environment, StrictUndefined, select_autoescape
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -21,6 +26,7 @@ from homenode.machine.topology import Host, NumaNode
 from homenode.measure.app_metric import check_metric
 from homenode.measure.model import Group
 from homenode.measure.schedule import seeded_order
+from homenode.package_data import package_text
 from homenode.text import plural
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
@@ -29,8 +35,6 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
 MAX_JOBS = 64
 """Of one shape at once on one node; MIG gives a node of 8 GPUs 56 slices."""
 _SEED = 1
-_FIRST = "-r1"
-"""How the experiments of the first round end."""
 
 _TESTS = frozenset(Group) - {Group.APP}
 
@@ -90,18 +94,6 @@ class Study(Struct, frozen=True):
     refused: tuple[tuple[str, str], ...] = ()  # (experiment, why)
     # experiments whose earlier jobs do not count any more, once for each time
     repeated: tuple[str, ...] = ()
-
-    def first_round(self) -> tuple[Experiment, ...]:
-        return tuple(
-            experiment for experiment in self.experiments if experiment.id.endswith(_FIRST)
-        )
-
-    def rounds(self) -> int:
-        """That are planned."""
-        blocks = (
-            experiment.block for experiment in self.experiments if experiment.block is not None
-        )
-        return (max(blocks, default=-1) + 1) // max(1, len({o.nodes for o in self.first_round()}))
 
     def everything(self) -> tuple[Experiment, ...]:
         return (*self.looks, *self.experiments)
@@ -389,3 +381,57 @@ def _shared_experiments(node: ClusterNode, options: StudyOptions) -> Iterator[Ex
         if jobs > 1:
             several = f"{shape.name}-{node.name}-together"
             yield replace(alone, id=several, mode=Mode.TOGETHER, jobs=jobs)
+
+
+COPIES = ("gpu-bandwidth", "gpu-peer")
+"""Tests of homenode bench that every job runs."""
+
+_ABOUT = {
+    Mode.LOOK: "what {nodes} is: nothing is measured.",
+    Mode.EXCLUSIVE: "the whole of {nodes}, bound to NUMA node {numa}: every GPU from there.",
+    Mode.ALONE: "one job of the shared queue on {nodes}, as Slurm places and binds it.",
+    Mode.TOGETHER: "{jobs} jobs of the shared queue on {nodes} that measure at the same time.",
+    Mode.COLLECTIVE: "all-reduce on each node, on each pair of neighbours and on all of them.",
+}
+
+
+def job_name(study: str, experiment: str) -> str:
+    """How the queue shows whose job it is."""
+    return f"hn-{study}-{experiment}"
+
+
+def script_name(experiment: Experiment) -> str:
+    """The script's file, relative to the study's folder."""
+    return f"jobs/{experiment.id}.sbatch"
+
+
+def script_of(experiment: Experiment, options: StudyOptions, study: str) -> str:
+    """The text of a job's script. It runs in the study's folder.
+
+    The neighbours of all-reduces are those of a ring: each node is in two pairs, so that the
+    figures of a slow link and of a slow node differ.
+    """
+    names = experiment.nodes
+    environment = Environment(
+        autoescape=select_autoescape(default_for_string=False),  # a shell reads it
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["quote"] = shlex.quote
+    return environment.from_string(
+        package_text("cluster", "slurm", "study", "study.sbatch.j2")
+    ).render(
+        one=experiment,
+        about=_ABOUT[experiment.mode].format(
+            nodes=", ".join(names), numa=experiment.numa, jobs=experiment.jobs
+        ),
+        file=script_name(experiment),
+        job_name=job_name(study, experiment.id),
+        options=options,
+        study=study,
+        tests=(*COPIES, *(test for test in options.tests if test not in COPIES)),
+        app=shlex.join(options.app),
+        ring=list(zip(names, (*names[1:], names[0]), strict=True)) if len(names) > 2 else [names],
+    )

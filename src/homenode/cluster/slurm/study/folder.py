@@ -31,8 +31,15 @@ from homenode.cluster.slurm.study.evidence import (
     gpu_hours,
     parse_record,
 )
-from homenode.cluster.slurm.study.experiments import MAX_JOBS, NAME, Experiment, Mode, Study
-from homenode.cluster.slurm.study.scripts import script_name, script_of
+from homenode.cluster.slurm.study.experiments import (
+    MAX_JOBS,
+    NAME,
+    Experiment,
+    Mode,
+    Study,
+    script_name,
+    script_of,
+)
 from homenode.errors import HomenodeError, HostError, InputError, not_found
 from homenode.findings import Gap
 from homenode.machine.topology import Host

@@ -20,11 +20,12 @@ from homenode.cluster.slurm.study.experiments import (
     choose_nodes,
     described_nodes,
     experiments_for,
+    job_name,
     look_experiments,
     nodes_to_bind_to,
+    script_name,
 )
 from homenode.cluster.slurm.study.folder import StudyEntry, StudyFolder, attempts, done_attempt
-from homenode.cluster.slurm.study.scripts import job_name, script_name
 from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_somebody
 from homenode.errors import InputError, NoAnswerError, ToolError, UsageError
 from homenode.machine.topology import Host
@@ -191,12 +192,8 @@ class SlurmQueue:
         if any(task.state is not TaskState.DONE for task in tasks):
             return
         study = self.study
-        self._plan(experiments_for(study.exclusive, study.shared, self._hosts(), study.options))
-
-    def _plan(self, planned: tuple[Experiment, ...]) -> None:
-        planned_ids = {experiment.id for experiment in self.study.experiments}
-        new = tuple(experiment for experiment in planned if experiment.id not in planned_ids)
-        self._folder.write_scripts(replace(self.study, experiments=planned), new)
+        planned = experiments_for(study.exclusive, study.shared, self._hosts(), study.options)
+        self._folder.write_scripts(study, planned)
         self._note(StudyEntry(experiments=planned))
 
     def _hosts(self) -> Mapping[str, Host]:

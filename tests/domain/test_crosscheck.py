@@ -8,8 +8,7 @@ from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.limits import document_findings
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.rewrite import rewrite
-from homenode.vm.model import GuestAddress, GuestPciController, PortModel
-from homenode.vm.plan import Aperture, Plan, with_vm
+from homenode.vm.plan import Aperture, Plan
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
 
@@ -132,28 +131,8 @@ def test_a_window_may_be_filled_to_its_last_bus() -> None:
     assert "bus-window" in found("", exact + port(7, 1, 7))
 
 
-DISK = b"""<disk type='file' device='disk'>
-      <source file='/d.img'/>
-      <target dev='vda' bus='virtio'/>
-    </disk>
-    <memballoon"""
-
-
 def _findings(xml: bytes, plan: Plan) -> tuple[Finding, ...]:
     return document_findings(xml, rewrite(xml, plan), plan)
-
-
-def test_spare_ports_that_libvirt_would_fill_are_reported() -> None:
-    xml = sample("study").replace(b"<memballoon", DISK)
-    plan = hand_plan(read_vm(xml, "x"), "pin-numa-pci")
-    assert _findings(xml, plan) == ()
-    spare = GuestPciController(9, PortModel.ROOT_PORT, GuestAddress(0, 1, 31, 0), existing=False)
-    roomy = with_vm(plan, controllers=(*plan.vm.controllers, spare))
-    (finding,) = _findings(xml, roomy)
-    assert finding.id == "libvirt-fills-ports"
-    assert finding.subject == "1 empty ports on expander buses"
-    assert "<disk>" in finding.observed
-    assert _findings(sample("study"), roomy) == ()
 
 
 def test_a_command_line_of_ours_is_reported_and_one_that_was_there_is_not() -> None:

@@ -12,14 +12,11 @@ from collections.abc import Iterator
 
 from homenode.errors import InputError
 from homenode.findings import Finding, Severity, finding
-from homenode.text import first_few
-from homenode.vm.domain.controllers import read_controllers
 from homenode.vm.domain.cpu import needs_acpi
-from homenode.vm.domain.document import Document, Element
-from homenode.vm.domain.hostdevs import addressed_devices
+from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.layout import MemoryBinding
-from homenode.vm.model import PORTS, PortModel, Vm
+from homenode.vm.model import PortModel, Vm
 from homenode.vm.plan import Plan
 
 _MEASURED = frozenset({"sev", "sev-es", "sev-snp", "tdx"})
@@ -144,9 +141,6 @@ def check_vcpus(
     )
 
 
-_ON_PCI = frozenset({"interface", "sound", "video", "rng", "filesystem", "vsock", "crypto"})
-
-
 def document_findings(
     before: bytes, tuned: bytes, plan: Plan, source: str = "domain"
 ) -> tuple[Finding, ...]:
@@ -155,51 +149,9 @@ def document_findings(
     after = open_domain(tuned, source)
     return (
         *launch_findings(vm_of(document), plan),
-        *_ports_that_libvirt_fills(after, plan),
         *_taint(document, after),
         *_acpi(document, after, plan),
     )
-
-
-def _ports_that_libvirt_fills(after: Document, plan: Plan) -> Iterator[Finding]:
-    """libvirt puts a device without an address on the first empty port, expander bus or not.
-
-    Seen with libvirt 9.0: a virtio disk and NIC without addresses took two of --spare-ports.
-    """
-    if not any(c.model == PortModel.EXPANDER_BUS for c in plan.vm.controllers):
-        return
-    controllers = {controller.index: controller for controller in read_controllers(after)}
-    in_use = {address.bus for address, _ in addressed_devices(after)}
-    empty = 0
-    for controller in controllers.values():
-        above = None if controller.address is None else controllers.get(controller.address.bus)
-        on_root = above is None or above.model == "pcie-root"
-        if controller.model in PORTS and not on_root and controller.index not in in_use:
-            empty += 1
-    floating = list(filter(_floats, after.root.all("devices/*")))
-    if empty and floating:
-        names = first_few((f"<{element.tag}>" for element in floating), 4)
-        yield finding(
-            "libvirt-fills-ports",
-            f"{empty} empty ports on expander buses",
-            observed=f"libvirt will plug devices without an address into them: {names}",
-        )
-
-
-def _floats(device: Element) -> bool:
-    """A PCI device for which libvirt will choose the place."""
-    if device.child("address") is not None:
-        return False
-    if device.name == "disk":
-        return device.value("target/@bus") == "virtio"
-    if device.name == "controller":
-        virtual = device.get("type") in ("scsi", "virtio-serial", "usb")
-        return virtual and device.get("model") != "none"
-    if device.name == "memballoon":
-        return device.get("model") != "none"
-    if device.name == "hostdev":
-        return device.get("type") == "pci"
-    return device.name in _ON_PCI and device.get("model") != "none"
 
 
 def _taint(before: Document, after: Document) -> Iterator[Finding]:

@@ -12,10 +12,8 @@ import pytest
 
 from homenode.check.verify.boot.boot_folder import end_abandoned
 from homenode.check.verify.boot.guest_files import find_guest_files
-from homenode.check.verify.boot.libvirt import acceptance
 from homenode.errors import HomenodeError
 from homenode.safe.record_folder import RecordFolder
-from homenode.vm.domain.read import open_domain
 from tests.processes import wait_for
 from tests.verify_documents import tuned
 
@@ -121,28 +119,4 @@ def test_the_next_boot_ends_what_a_killed_one_left_in_libvirt_and_nothing_else(
         end_abandoned(scratch, "qemu:///system")
     assert not left.exists() and running.exists() and fresh.exists() and virsh.exists()
     said = [line.rpartition("system ")[2] for line in log.read_text().splitlines()]
-    assert said == ["destroy homenode-verify-left", "undefine --keep-nvram homenode-verify-left"]
-
-
-def test_ctrl_c_while_libvirt_is_asked_leaves_no_copy_defined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = tmp_path / "log"
-    virsh = tmp_path / "virsh"
-    virsh.write_text(TELLING.format(log=log))
-    virsh.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    document = open_domain(tuned("pin-numa-pci").document, "vm.xml")
-    child = os.fork()
-    if child == 0:
-        try:
-            acceptance("qemu:///system", document, "homenode-verify-copy")
-        except KeyboardInterrupt:
-            os._exit(130)
-        finally:
-            os._exit(1)
-    wait_for(lambda: log.exists() and "define --validate" in log.read_text())
-    os.kill(child, signal.SIGINT)
-    _, how = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(how) == 130
-    assert log.read_text().splitlines()[-1].endswith("undefine --keep-nvram homenode-verify-copy")
+    assert said == ["destroy homenode-verify-left"]

@@ -166,6 +166,5 @@ def end_abandoned(parent: Path, uri: str | None) -> None:
         if (folder / _OF_LIBVIRT).exists():
             if uri is None:
                 continue
-            for action in (("destroy",), ("undefine", "--keep-nvram")):
-                run(("virsh", "-q", "-c", uri, *action, domain_name(folder)), _ASK_S)
+            run(("virsh", "-q", "-c", uri, "destroy", domain_name(folder)), _ASK_S)
         shutil.rmtree(folder, ignore_errors=True)

@@ -10,11 +10,9 @@ from pathlib import Path
 from homenode.check.verify.boot.boot_folder import GuestSaid
 from homenode.check.verify.boot.initramfs import refusal, silence
 from homenode.errors import InputError, ToolError
-from homenode.findings import Finding, Severity, finding
+from homenode.findings import Finding, finding
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.process import ToolMissingError, ToolTimeoutError, find_program, run
-from homenode.vm.domain.copy import copy_domain
-from homenode.vm.domain.document import Document
 
 SYSTEM = "qemu:///system"
 _ASK_S = 30
@@ -74,53 +72,6 @@ def user_of_capabilities(text: str) -> int | None:
         if model.findtext("model") == "dac" and match is not None:
             return int(match[1])
     return None
-
-
-def acceptance(uri: str, document: Document, name: str) -> tuple[Finding, ...]:
-    """Whether libvirt takes the document itself: a copy is defined and undefined at once.
-
-    Where this libvirt has no KVM, the copy is of type qemu; a refusal is then inconclusive.
-    """
-    kvm = document.root.get("type") == "kvm"
-    changed = kvm and not offers_kvm(uri)
-    try:
-        copy = copy_domain(_with_qemu_type(document) if changed else document.to_bytes(), name)
-    except InputError as error:
-        return (_not_judged(str(error), document.source),)
-    try:
-        define = ("virsh", "-q", "-c", uri, "define", "--validate", "--file", "/dev/stdin")
-        done = run(define, _ASK_S, copy)
-    finally:
-        # Also after Ctrl-C. An NVRAM that is no file is the original's too, and stays.
-        run(("virsh", "-q", "-c", uri, "undefine", "--keep-nvram", name), _ASK_S)
-    if done.returncode == 0:
-        return ()
-    message = " ".join(done.stderr.split())
-    if changed:
-        return (_not_judged(message, document.source),)
-    expected = f"libvirt at {uri} to take it"
-    return (
-        finding("refused-by-libvirt", "the document", expected, message[:400], document.source),
-    )
-
-
-def _not_judged(message: str, source: str) -> Finding:
-    return finding(
-        "refused-by-libvirt",
-        "the document",
-        expected="libvirt to take a copy of it",
-        observed=f"{message[:400]} (on this machine, which has no KVM)",
-        severity=Severity.INCONCLUSIVE,
-        case="other machine",
-        source=source,
-    )
-
-
-def _with_qemu_type(document: Document) -> bytes:
-    """The document with type qemu, in UTF-8."""
-    span = document.attribute_spans(document.root)["type"]
-    text = document.text
-    return text[: span.value_start] + b"qemu" + text[span.value_end :]
 
 
 def boot(

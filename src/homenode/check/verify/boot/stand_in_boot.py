@@ -134,8 +134,6 @@ def boot_stand_in(
     with boot_folder(uri) as folder, contextlib.ExitStack() as ends:
         refused: tuple[Finding, ...] = ()
         name = domain_name(folder)
-        if uri is not None:
-            findings = libvirt_boot.acceptance(uri, document, name)
         user = os.geteuid()
         if through is not None:
             try:

@@ -40,7 +40,7 @@ class CpuSet:
         bits = 0
         for pu in pus:
             if not 0 <= pu <= MAX_PU_INDEX:
-                raise ParseError("PU list", f"PUs from 0 to {MAX_PU_INDEX}", str(pu))
+                raise ParseError("CPU list", f"CPUs from 0 to {MAX_PU_INDEX}", str(pu))
             bits |= 1 << pu
         object.__setattr__(self, "bits", bits)
 
@@ -67,7 +67,7 @@ class CpuSet:
         return cls.from_bits(bits)
 
     @classmethod
-    def parse(cls, text: str, source: str = "PU list") -> "CpuSet":
+    def parse(cls, text: str, source: str = "CPU list") -> "CpuSet":
         """The set of a list such as "0-3,8,10-14:2"; an empty text is the empty set.
 
         Also libvirt's exclusions: "0-7,^3". Raises ParseError that names the faulty part.
@@ -81,7 +81,7 @@ class CpuSet:
             raise ParseError(source, error.expected, error.found) from None
 
     @classmethod
-    def parse_mask(cls, text: str, source: str = "PU mask") -> "CpuSet":
+    def parse_mask(cls, text: str, source: str = "CPU mask") -> "CpuSet":
         """The set of a mask such as "ff,00000003" or hwloc's "0x000000ff,0x0".
 
         Groups of 32 bits, the highest first. Raises ParseError.
@@ -101,7 +101,7 @@ class CpuSet:
                 raise ParseError(source, "at most 8 hexadecimal digits a group", part)
             bits = bits << 32 | value
             if bits.bit_length() > MAX_PU_INDEX + 1:
-                raise ParseError(source, f"PUs up to {MAX_PU_INDEX}", f"{text[:40]}")
+                raise ParseError(source, f"CPUs up to {MAX_PU_INDEX}", f"{text[:40]}")
         return cls.from_bits(bits)
 
     def first(self) -> PuIndex | None:

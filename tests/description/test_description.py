@@ -227,7 +227,7 @@ def test_virtual_functions_follow_their_physical_function() -> None:
         ("numbering = 'random'", "numbering: Invalid enum value 'random'"),
         ("format = 2", "expected a host.toml up to version 1, found 2"),
         ("node_numbers = [1, 0]", "node_numbers: expected 2 ascending numbers, found [1, 0]"),
-        ("offline_pus = '8'", "expected some of the PUs 0-7, not all, found '8'"),
+        ("offline_pus = '8'", "expected some of the CPUs 0-7, not all, found '8'"),
         ("offline_pus = '0-7'", "not all, found '0-7'"),
         ("offline_pus = 'x'", "offline_pus: expected a list"),
         ("distances = [[10, 20]]", "distances: expected 2 rows, one per node, found 1"),
@@ -237,7 +237,7 @@ def test_virtual_functions_follow_their_physical_function() -> None:
         ("hugepages_per_node = { '3MiB' = 1 }", "a power of two"),
         ("[expect]\npus = 9", "expect.pus: expected 8, found 9"),
         ("[settings]\nqemu = '8.2'", "settings.qemu: expected a version such as"),
-        ("[settings]\nisolated = '9'", "settings.isolated: expected some of the online PUs 0-7"),
+        ("[settings]\nisolated = '9'", "settings.isolated: expected some of the online CPUs 0-7"),
         ("[[node]]\nindex = 0\ngpu = 'a'", "a node without cores"),
         ("[[node]]\nindex = 7\ngpu = 'a'", "node 7.gpu: expected the name of a device"),
         ("[[node]]\nindex = '5000'", "node numbers below 1024"),
@@ -322,7 +322,7 @@ def test_a_key_that_looks_like_a_place_of_the_file_is_refused_by_name(
 
 
 def test_a_host_too_large_to_be_one_is_refused_before_it_is_built() -> None:
-    assert "8192 PUs" in refusal(TWO.replace("cores_per_package = 2", "cores_per_package = 8192"))
+    assert "8192 CPUs" in refusal(TWO.replace("cores_per_package = 2", "cores_per_package = 8192"))
     many = "[model.n]\nclass = 'nic'\ntotal_vfs = 250\nvfs = 250\n[[root]]\n"
     ports = f"node = {[0] * 99}\ndomain = {list(range(99))}\nports = ['n']"
     assert "at most 16384 functions" in refusal(TWO + many + ports)

@@ -164,7 +164,7 @@ def test_pus_of_an_offline_node_have_no_node_and_a_gap(unpacked: Path) -> None:
     host, _ = _both(unpacked, "x86-cpu0-node0-offline")
     assert [pu.index for pu in host.pus if not pu.online] == [0, 1, 2, 3, 21, 22, 23]
     assert all(pu.node is None for pu in host.pus if pu.online and pu.index % 2 == 0)
-    assert any(gap.subject.startswith("node of PUs 4,6,8") for gap in host.gaps)
+    assert any(gap.subject.startswith("node of CPUs 4,6,8") for gap in host.gaps)
 
 
 def test_cores_of_two_speeds_are_two_kinds(unpacked: Path) -> None:

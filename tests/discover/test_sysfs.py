@@ -126,7 +126,7 @@ def test_a_node_with_pus_of_a_lower_one_is_left_out_and_named() -> None:
     host = discover(snapshot(files))
     assert [node.index for node in host.nodes] == [0, 2]
     assert host.distances == ((10, 21), (31, 10))
-    assert any(gap.subject == "node 1" and "PUs 1 " in gap.reason for gap in host.gaps)
+    assert any(gap.subject == "node 1" and "CPUs 1 " in gap.reason for gap in host.gaps)
     assert {pu.index for pu in host.pus if pu.node is None} == {2, 3, 8, 9}
 
 
@@ -172,7 +172,7 @@ def test_without_a_node_folder_the_host_is_one_node_and_says_so() -> None:
 def test_without_caches_no_llc_is_made_up() -> None:
     host = discover(snapshot(cpu_files(), without=("/cache/",)))
     assert host.llcs == () and all(pu.llc is None for pu in host.pus)
-    assert "last-level cache of PUs 0-7" in _subjects(host)
+    assert "last-level cache of CPUs 0-7" in _subjects(host)
 
 
 def test_the_llc_of_a_core_outside_the_l3_is_its_own_highest_cache() -> None:
@@ -187,11 +187,11 @@ def test_the_llc_of_a_core_outside_the_l3_is_its_own_highest_cache() -> None:
 @pytest.mark.parametrize(
     ("vendor", "family", "cores", "subject"),
     [
-        ("AuthenticAMD", 21, ["0", "1", "2", "3"], "cores of PUs 0-3"),
-        ("AuthenticAMD", 22, ["0", "1", "2", "3"], "cores of PUs 0-3"),
-        ("AuthenticAMD", 23, ["0,2", "1,3"], "core ids of PUs 0-3"),
-        ("GenuineIntel", 21, ["0,2", "1,3"], "core ids of PUs 0-3"),
-        (None, None, ["0,2", "1,3"], "core ids of PUs 0-3"),
+        ("AuthenticAMD", 21, ["0", "1", "2", "3"], "cores of CPUs 0-3"),
+        ("AuthenticAMD", 22, ["0", "1", "2", "3"], "cores of CPUs 0-3"),
+        ("AuthenticAMD", 23, ["0,2", "1,3"], "core ids of CPUs 0-3"),
+        ("GenuineIntel", 21, ["0,2", "1,3"], "core ids of CPUs 0-3"),
+        (None, None, ["0,2", "1,3"], "core ids of CPUs 0-3"),
     ],
 )
 def test_siblings_with_core_ids_of_their_own_are_cores_on_amd_families_15h_and_16h_only(
@@ -225,9 +225,9 @@ def test_clusters_of_cores_that_nothing_else_shows_are_a_gap() -> None:
     assert not any("clusters" in one for one in _subjects(discover(snapshot(files))))
     for pu in range(4):
         files[f"{CPU}/cpu{pu}/topology/cluster_cpus_list"] = "0-1\n" if pu < 2 else "2-3\n"
-    assert "clusters of PUs 0-3" in _subjects(discover(snapshot(files)))
+    assert "clusters of CPUs 0-3" in _subjects(discover(snapshot(files)))
     files |= {f"{CPU}/cpu{pu}/cache/index2/shared_cpu_list": "0-1\n" for pu in (0, 1)}
-    assert "clusters of PUs 2-3" in _subjects(discover(snapshot(files)))
+    assert "clusters of CPUs 2-3" in _subjects(discover(snapshot(files)))
 
 
 def test_zeros_at_the_end_of_any_file_change_nothing() -> None:
@@ -246,7 +246,7 @@ def test_an_unreadable_folder_of_nodes_or_cpus_is_refused_and_not_mistaken_for_a
     for folder in (NODE, CPU):
         files = {path: text for path, text in cpu_files().items() if not path.startswith(folder)}
         hidden = MemorySnapshot("a tree", {**files, folder: ""})  # there, and gives no names
-        with pytest.raises(HostError, match=f"{folder}: expected a folder that can be read"):
+        with pytest.raises(HostError, match=f"{folder}: permission denied"):
             discover(hidden)
 
 
@@ -261,7 +261,7 @@ def test_a_folder_of_an_impossible_number_is_named(number: int) -> None:
 def test_a_level_1_cache_is_never_the_last() -> None:
     host = discover(snapshot(cpu_files(), without=("/cache/index3",)))
     assert host.llcs == ()
-    assert "last-level cache of PUs 0-7" in _subjects(host)
+    assert "last-level cache of CPUs 0-7" in _subjects(host)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_lists_of_siblings_that_disagree_are_a_gap() -> None:
     files[f"{CPU}/cpu2/topology/core_cpus_list"] = "2-3\n"
     host = discover(snapshot(files))
     assert [str(core.pus) for core in host.cores] == ["0,2", "1,3"]
-    assert "core of PU 2" in _subjects(host)
+    assert "core of CPU 2" in _subjects(host)
 
 
 def test_packages_without_numbers_are_numbered_by_their_lists() -> None:
@@ -307,7 +307,7 @@ def test_packages_without_numbers_are_numbered_by_their_lists() -> None:
 def test_without_die_ids_dies_are_unknown() -> None:
     host = discover(snapshot(cpu_files(), without=("die_id",)))
     assert {pu.die for pu in host.pus} == {None}
-    assert "die of PUs 0-7" in _subjects(host)
+    assert "die of CPUs 0-7" in _subjects(host)
 
 
 def test_kinds_of_core_come_from_the_pmus_first() -> None:
@@ -376,7 +376,7 @@ def test_a_cgroup_of_version_2_is_read_without_a_status_file(
     files["/proc/mounts"] = f"sysfs /sys sysfs rw 0 0\ncgroup2 {mount} cgroup2 rw 0 0\n"
     host = discover(snapshot(files, without=("/proc/self/status",)))
     assert summarise(host).pus_disallowed == 6
-    assert "PUs disallowed by a cgroup" not in _subjects(host)
+    assert "CPUs disallowed by a cgroup" not in _subjects(host)
 
 
 def test_a_cpuset_mounted_elsewhere_is_found() -> None:

@@ -129,8 +129,8 @@ def test_libvirts_view_that_agrees_adds_no_gap() -> None:
     ("old", "new", "subject", "reason"),
     [
         ("<cell id='1'>", "<cell id='5'>", "NUMA nodes", "libvirt has 0, 5"),
-        ("<cpu id='7'/>", "", "PUs of node 1", "libvirt says 2-3,6, sysfs says 2-3,6-7"),
-        ("'0,4'", "'0-1,4'", "SMT siblings of PU 0", "libvirt says 0-1,4, sysfs says 0,4"),
+        ("<cpu id='7'/>", "", "CPUs of node 1", "libvirt says 2-3,6, sysfs says 2-3,6-7"),
+        ("'0,4'", "'0-1,4'", "SMT siblings of CPU 0", "libvirt says 0-1,4, sysfs says 0,4"),
         ("'21'", "'31'", "distance from node 0 to node 1", "libvirt says 31, sysfs says 21"),
         ("</host>", "", "libvirt's view of the host", "well-formed"),
     ],

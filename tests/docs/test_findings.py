@@ -205,15 +205,15 @@ def test_a_finding_is_printed_on_one_line_and_stands_as_sentences_on_its_page() 
 
 
 def test_what_depends_on_the_case_takes_the_place_of_the_texts() -> None:
-    usual = finding("core-taken", "PU 3", "1 vCPU", "2", "x.xml")
+    usual = finding("core-taken", "CPU 3", "1 vCPU", "2", "x.xml")
     assert usual.severity is Severity.WARNING and usual.cost and usual.fix
     other = finding(
-        "core-taken", "PU 3", "1 vCPU", "2", "x.xml",
+        "core-taken", "CPU 3", "1 vCPU", "2", "x.xml",
         severity=Severity.INCONCLUSIVE, cost=None, fix="wait",
     )  # fmt: skip
     assert (other.severity, other.cost, other.fix) == (Severity.INCONCLUSIVE, None, "wait")
     with pytest.raises(KeyError):
-        finding("no-such-finding", "PU 3", "1 vCPU", "2", "x.xml")
+        finding("no-such-finding", "CPU 3", "1 vCPU", "2", "x.xml")
 
 
 RECORDS: list[tuple[str, str, type]] = [

@@ -125,7 +125,7 @@ def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
         (("mine", "--app", "true", "--metric", "a"), "expected one group"),
         (("mine", "--layout", "fast"), "unknown layout 'fast'"),
         (("mine", "--cpus", "0-"), "--cpus"),
-        (("mine", "--cpus", "60000"), "--cpus 60000: expected PUs of"),
+        (("mine", "--cpus", "60000"), "--cpus 60000: expected CPUs of"),
         (("mine", "--nccl-max-msg", "1"), "is out of range (8 B to 1 TiB)"),
         (("../mine", *SHORT), "NAME: expected a folder's name"),
         ((".mine", *SHORT), "begins with no dot"),

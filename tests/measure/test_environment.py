@@ -97,7 +97,7 @@ def test_two_equal_looks_are_no_change() -> None:
             "core_throttle_count rose by 7",
         ),
         ({f"{CPU}/intel_pstate/no_turbo": "1"}, "turbo changed"),
-        ({"/proc/stat": stat(1500, 1400, 100)}, "gave 10.0% of the PUs' time to others"),
+        ({"/proc/stat": stat(1500, 1400, 100)}, "gave 10.0% of the CPUs' time to others"),
     ],
 )
 def test_a_change_in_between_is_the_reason_to_mark_a_run(after: dict[str, str], says: str) -> None:
@@ -117,7 +117,7 @@ def test_a_balloon_a_governor_and_a_pu_that_went_away_are_changes() -> None:
     reasons = " ".join(changes(look(), look(smaller)))
     assert "memory changed" in reasons
     assert "governor changed" in reasons
-    assert "online PUs changed" in reasons
+    assert "online CPUs changed" in reasons
 
 
 def test_a_link_that_fell_is_a_change_and_one_that_rests_is_none() -> None:
@@ -187,7 +187,7 @@ def test_others_on_our_pus_are_found() -> None:
 
 
 def spread(of_one: tuple[int, int, int], pus: int = 64) -> str:
-    """All PUs idle for a second, and the last one as told: busy, idle and stolen ticks."""
+    """All CPUs idle for a second, and the last one as told: busy, idle and stolen ticks."""
     busy, idle, stolen = of_one
     quiet = "".join(f"cpu{pu} 1000 0 0 1100 0 0 0 0 0 0\n" for pu in range(pus - 1))
     return f"{quiet}cpu{pus - 1} {1000 + busy} 0 0 {1000 + idle} 0 0 0 {stolen} 0 0\n"
@@ -211,7 +211,7 @@ def test_a_neighbour_on_one_of_many_pus_is_found(
     )
     found = [one for one in preflight(host(), looks) if one.id in ("bench-busy", "bench-stolen")]
     assert [one.id for one in found] == ids
-    assert all("PUs 63 " in one.observed for one in found)
+    assert all("CPU 63 " in one.observed for one in found)
 
 
 def test_what_is_stolen_from_pus_that_do_not_measure_marks_nothing() -> None:
@@ -222,7 +222,7 @@ def test_what_is_stolen_from_pus_that_do_not_measure_marks_nothing() -> None:
 
 def test_time_that_no_one_counts_is_inconclusive() -> None:
     blind = look(changed={"/proc/stat": "nothing\n"})
-    assert blind.gaps[0].subject == "time of PUs"
+    assert blind.gaps[0].subject == "time of CPUs"
     found = preflight(host(), Looks(blind, blind, CpuSet.parse("0-3")))
     assert "bench-load-unknown" in [finding.id for finding in found]
 

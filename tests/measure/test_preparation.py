@@ -132,7 +132,7 @@ def test_programs_that_pin_nothing_are_kept_to_the_pus_of_the_run() -> None:
 
 
 def test_gpu_tools_bound_to_a_node_are_kept_to_the_pus_of_the_run_there() -> None:
-    """numactl takes all PUs of a node; nvbandwidth moves itself to those of the GPU."""
+    """numactl takes all CPUs of a node; nvbandwidth moves itself to those of the GPU."""
     host = even_host(devices=(DeviceSpec("0000:19:00.0"),))
     orders = replace(
         HOST_ORDERS, pus=CpuSet.parse("0-1,4"), suite=SuiteOptions((Group.GPU_BANDWIDTH,))
@@ -169,7 +169,7 @@ def test_memory_that_a_cpuset_keeps_from_a_job_is_not_measured() -> None:
     job = prepare_run(HOST_ORDERS, host, INSTALLED, "b", (0,)).record
     assert not any("--matrix" in test.argv for test in job.tests)
     assert job.head.nodes == (0,)
-    assert job.head.pus == whole.head.pus, "the PUs are ours, wherever memory may be"
+    assert job.head.pus == whole.head.pus, "the CPUs are ours, wherever memory may be"
     with pytest.raises(UsageError, match="cpuset leaves us, found 1"):
         prepare_run(replace(HOST_ORDERS, nodes=(1,)), host, INSTALLED, "b", (0,))
 
@@ -217,11 +217,11 @@ def test_the_hypervisor_that_a_guest_has_installed_is_not_its_own() -> None:
 
 
 def test_an_affinity_leaves_its_pus_alone_to_a_run() -> None:
-    """taskset narrows no cgroup: the machine still shows all PUs as allowed."""
+    """taskset narrows no cgroup: the machine still shows all CPUs as allowed."""
     status = "Cpus_allowed_list:\t2-3\nMems_allowed_list:\t0\n"
     groups = {"/proc/self/cgroup": "3:cpuset:/\n", "/sys/fs/cgroup/cpuset/cpuset.cpus": "0-3\n"}
     machine = FakeMachine(changed={"/proc/self/status": status, **groups})
     ready, _ = runner.inspect(machine, HOST_ORDERS)
     assert ready.pus == CpuSet.parse("2-3")
-    with pytest.raises(UsageError, match="expected PUs of 2-3"):
+    with pytest.raises(UsageError, match="expected CPUs of 2-3"):
         runner.inspect(machine, replace(HOST_ORDERS, pus=CpuSet.parse("0")))

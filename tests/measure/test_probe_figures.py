@@ -92,9 +92,9 @@ def test_one_pu_tells_a_cores_speed_and_several_tell_fairness() -> None:
     assert {one.sample.metric for one in alone.placed} == {"cpu-single"}
     together = figures(DOCUMENTS["throughput"])
     assert values(together, "cpu-throughput", None) == pytest.approx([9200, 9209.2, 9190.8])
-    assert values(together, "cpu-fairness", "PU 1") == [1.0]
+    assert values(together, "cpu-fairness", "CPU 1") == [1.0]
     assert values(together, "cpu-fairness", "Jain's index") == [1.0]
-    assert len(values(together, "cpu-per-thread", "PU 0")) == 3
+    assert len(values(together, "cpu-per-thread", "CPU 0")) == 3
 
 
 def test_what_siblings_add_and_what_load_costs() -> None:

@@ -127,7 +127,7 @@ def test_cores_without_siblings_and_a_single_pu_are_said() -> None:
     one = suite_for(even_host(1, cores_per_llc=1, threads=1), EVERYTHING, SuiteOptions())
     reasons = {gap.subject: gap.reason for gap in one.left_out}
     assert reasons["smt"] == "no core shows siblings"
-    assert reasons["core-to-core"] == "one PU alone"
+    assert reasons["core-to-core"] == "one CPU alone"
 
 
 def test_pus_that_the_cgroup_keeps_from_us_are_not_used() -> None:

@@ -234,7 +234,7 @@ def test_a_layout_whose_cores_another_vm_got_meanwhile_is_not_booted(
     by_layout = {step.variant: outcomes[step.number] for step in steps_of(head)}
     assert by_layout["default"].what == EntryKind.MEASURED
     assert by_layout["pin"].what == EntryKind.REFUSED
-    assert f"PUs {pins[0]}" in by_layout["pin"].detail
+    assert f"CPUs {pins[0]}" in by_layout["pin"].detail
     assert daemon.definition() == ORIGINAL
     now = [host()]  # that one has gone
     run_whole(replace(trial, read_host=lambda: now[0]))

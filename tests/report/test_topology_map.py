@@ -132,8 +132,8 @@ def test_cores_of_other_vms_are_hatched_and_their_siblings_too() -> None:
     ]
     titles = {rect.findtext(f"{SVG}title") for rect in hatched}
     assert len(hatched) == 12
-    assert "PU 95: used by build-farm" in titles
-    assert "PU 191: used by build-farm" in titles
+    assert "CPU 95: used by build-farm" in titles
+    assert "CPU 191: used by build-farm" in titles
 
 
 def test_names_from_outside_are_text_and_nothing_else() -> None:
@@ -187,7 +187,7 @@ def _seconds(host: Host, drawn: Plan | None) -> float:
 def test_a_source_with_pci_alone_is_drawn_by_node() -> None:
     full = load_host("hgx-h100")
     host = replace(
-        host_of_nothing("lspci", (Gap("PUs", "lspci does not show"),)),
+        host_of_nothing("lspci", (Gap("CPUs", "lspci does not show"),)),
         root_complexes=full.root_complexes,
         pci_devices=full.pci_devices,
     )

@@ -69,7 +69,7 @@ def test_binding_to_gpu_memory_is_refused_with_the_right_node() -> None:
         nodes_to_bind_to(host, StudyOptions(numa=(0, 12)))
     assert "--numa 12: expected a node of gh200x4 with CPUs" in refused.value.message
     assert "memory of GPU 0019:01:00.0" in refused.value.message
-    assert str(refused.value.hint).startswith("bind to node 1 (PUs 72-143), where the GPU is")
+    assert str(refused.value.hint).startswith("bind to node 1 (CPUs 72-143), where the GPU is")
     with pytest.raises(UsageError, match="no such node"):
         nodes_to_bind_to(host, StudyOptions(numa=(99,)))
     with pytest.raises(UsageError, match="memory of GPU 0009"):

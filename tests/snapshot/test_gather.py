@@ -31,7 +31,7 @@ NAMES = [
     "nvidiagpunumanodes.tar.bz2",
     "offline-cpu0-node0.tar.bz2",
 ]
-CGROUP = "PUs disallowed by a cgroup"
+CGROUP = "CPUs disallowed by a cgroup"
 """Trees without /proc/self/status name cgroups by their users' names: a capture leaves them out."""
 
 

@@ -69,7 +69,7 @@ def test_a_small_document_is_read_whole(version: str) -> None:
         (4, None, False, True),
         (5, None, False, True),
     ]
-    assert any(gap.subject == "state of PUs 4-5" for gap in host.gaps)
+    assert any(gap.subject == "state of CPUs 4-5" for gap in host.gaps)
 
 
 OLD = (
@@ -164,7 +164,7 @@ def test_a_node_that_only_borrows_its_neighbours_pus_is_cpuless() -> None:
     assert [(node.index, str(node.pus)) for node in host.nodes] == [(0, "0-1"), (1, "2-3"), (7, "")]
     assert host.nodes[2].memory_kind is MemoryKind.OTHER
     assert host.distances is None
-    assert {"PUs of nodes 7", "distances"} <= {gap.subject for gap in host.gaps}
+    assert {"CPUs of nodes 7", "distances"} <= {gap.subject for gap in host.gaps}
 
 
 def test_nodes_of_gpu_memory_name_their_gpu() -> None:
@@ -185,7 +185,7 @@ def test_nodes_of_gpu_memory_name_their_gpu() -> None:
     [
         ("<topology>", ParseError, "well-formed XML"),
         ("<domain/>", ParseError, "expected <topology>"),
-        ('<topology><object type="Machine"/></topology>', InputError, "no PU in the topology"),
+        ('<topology><object type="Machine"/></topology>', InputError, "no CPU in the topology"),
         ("<topology/>", InputError, "expected one object of type Machine"),
         (
             '<topology version="4.0"/>',
@@ -193,7 +193,7 @@ def test_nodes_of_gpu_memory_name_their_gpu() -> None:
             "expected hwloc XML version 1, 2 or 3, found 4.0",
         ),
         ('<topology version="2.0"/>', InputError, "expected one object of type Machine"),
-        (_document(""), InputError, "no PU in the topology"),
+        (_document(""), InputError, "no CPU in the topology"),
         (_document(_pu(0).replace('os_index="0"', "")), ParseError, "PU with an os_index"),
         (_document(_pu(0).replace("0x1", "0xzz") + "<object/>"), ParseError, "with a type"),
         (

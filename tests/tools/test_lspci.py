@@ -206,7 +206,7 @@ def test_the_tree_and_its_roots_come_from_the_buses() -> None:
     assert host.switch_above(gpu) == Bdf.parse("01:00.0")
     assert [(root.name, root.node) for root in host.root_complexes] == [("pci0000:00", 0)]
     assert host.pus == () and host.nodes == ()
-    assert any(gap.subject == "PUs, cores, LLCs and NUMA nodes" for gap in host.gaps)
+    assert any(gap.subject == "CPUs, cores, LLCs and NUMA nodes" for gap in host.gaps)
 
 
 def test_bridges_that_lead_to_each_other_do_not_hang() -> None:

@@ -83,7 +83,7 @@ def test_a_permissive_binding_names_the_gpu_memory_nodes_too() -> None:
         (HARDWARE.replace("  4:  80  80  10 \n", ""), "distances between the nodes"),
         (HARDWARE + HARDWARE, "one list"),
         (HARDWARE.replace("node 1 size", "node 9 size"), "nodes 0-1,4"),
-        (HARDWARE.replace("cpus: 0 1", "cpus: 0 99999999"), "PU"),
+        (HARDWARE.replace("cpus: 0 1", "cpus: 0 99999999"), "CPU"),
     ],
 )
 def test_hardware_that_is_none_is_refused(text: str, says: str) -> None:

@@ -62,7 +62,7 @@ def test_published_capabilities_are_read() -> None:
         ("<host>", "<hosts>", "well-formed"),
         ("id='8'><", "id='0'><", "each cell once"),
         ("id='5'", "id='five'", "a number for cpu id"),
-        ("id='5'", "id='70000'", "PUs up to"),
+        ("id='5'", "id='70000'", "CPUs up to"),
         ("siblings='0,128'", "siblings='x'", "a list"),
         ("capabilities>", "domain>", "expected <capabilities>"),
     ],

@@ -139,7 +139,7 @@ def test_each_limit_that_the_kernel_took_is_named(
     assert shown["changed"]["task/1"].endswith("Cpus_allowed_list:\t0\n")
     assert sorted(findings(shown["changed"], tmp_path)) == sorted(
         [
-            ("live-quota", "vCPU 0", f"20% of a PU, by {own}/libvirt/vcpu0"),
+            ("live-quota", "vCPU 0", f"20% of a CPU, by {own}/libvirt/vcpu0"),
             ("live-memory-limit", "vm", f"64 MiB, by memory.high of {own}"),
             ("live-shares", "vm", f"50, by cpu.weight of {own}"),
             ("live-scheduler", "vm", f"cpu.idle of {own}/libvirt/vcpu1"),

@@ -224,7 +224,7 @@ def test_interrupts_on_another_node_than_the_device_are_reported_once_a_device(
         tree.put(f"proc/irq/{irq}/effective_affinity_list", f"{effective}\n")
     (finding,) = judged(tree).findings
     assert (finding.id, finding.subject) == ("live-interrupts", "interrupts of 0000:41:00.0")
-    assert finding.observed.startswith("1 of 2 served by PUs 2")
+    assert finding.observed.startswith("1 of 2 served by CPU 2")
     assert "/proc/irq/24/" in (finding.fix or "")
     tree.put("proc/irq/24/effective_affinity_list", "12\n")
     assert judged(tree).findings == ()
@@ -239,7 +239,7 @@ def test_only_neighbours_that_matter_are_findings(tree: ProcTree) -> None:
     tree.process(50, {"systemd": "0-15"})
     tree.process(60, {"near but not there": "0,3,8"})
     assert judged(tree).findings == ()
-    tree.process(70, {"bound": "9"})  # PU 9 is the sibling of the VM's PU 1
+    tree.process(70, {"bound": "9"})  # CPU 9 is the sibling of the VM's CPU 1
     assert ids(judged(tree)) == [("live-pinned-there", "'bound' (process 70)")]
 
 
@@ -254,7 +254,7 @@ def test_another_vm_on_a_core_of_this_one_is_critical_also_as_a_sibling(tree: Pr
     )
     (finding,) = judged(tree).findings
     assert (finding.id, finding.subject) == ("live-shared-core", "domain 'other,vm' (process 90)")
-    assert "PUs 9" in finding.observed
+    assert "CPU 9" in finding.observed
     tree.qemu({"CPU 0/KVM": "3", "CPU 1/KVM": "12"}, ((256, "0"),), pid=90, uuid="other")
     assert judged(tree).findings == ()
 
@@ -276,7 +276,7 @@ def test_a_process_that_keeps_a_pu_busy_is_a_warning_and_a_short_wake_up_is_none
     busier = replace(busy, process=78, name="burn", busy_ratio=1.0)
     (both,) = verify_live(EXPECTED, replace(vm, neighbours=(busy, busier))).findings
     assert both.subject == "'burn' (process 78), 'stress' (process 77)"
-    assert both.observed == "100 %, 97 % of a PU over 0 s"
+    assert both.observed == "100 %, 97 % of a CPU over 0 s"
     woken = replace(busy, busy_ratio=0.02)
     assert verify_live(EXPECTED, replace(vm, neighbours=(woken,))).findings == ()
 

@@ -144,7 +144,7 @@ def test_interrupts_are_read_as_the_kernel_lists_them(tree: ProcTree) -> None:
     tree.put("proc/irq/131/effective_affinity_list", "\n")
     (finding,) = judged(tree).findings
     assert (finding.id, finding.subject) == ("live-interrupts", f"interrupts of {GPU}")
-    assert finding.observed == "1 of 2 served by PUs 0-3"
+    assert finding.observed == "1 of 2 served by CPUs 0-3"
     assert "/proc/irq/131/smp_affinity_list" in (finding.fix or "")
 
 
@@ -202,13 +202,13 @@ TWO = b"<domain type='kvm'><name>vm</name><memory unit='MiB'>128</memory><vcpu>2
         ({}, []),
         ({"sys/fs/cgroup/m/vm/vcpu1/cpu.max": "max 100000\n"}, []),
         ({"sys/fs/cgroup/m/vm/vcpu1/cpu.max": "2000 100000\n"},
-         [("live-quota", "vCPU 1", "2% of a PU, by cgroup /m/vm/vcpu1")]),
+         [("live-quota", "vCPU 1", "2% of a CPU, by cgroup /m/vm/vcpu1")]),
         ({"sys/fs/cgroup/m/vm/cpu.max": "150000 100000\n"},
-         [("live-quota", "vm", "150% of a PU, by cgroup /m/vm")]),
+         [("live-quota", "vm", "150% of a CPU, by cgroup /m/vm")]),
         ({"sys/fs/cgroup/m/vm/cpu.max": "200000 100000\n"}, []),
         ({"sys/fs/cgroup/cpu/m/vm/vcpu0/cpu.cfs_quota_us": "50000\n",
           "sys/fs/cgroup/cpu/m/vm/vcpu0/cpu.cfs_period_us": "100000\n"},
-         [("live-quota", "vCPU 0", "50% of a PU, by cgroup /m/vm/vcpu0")]),
+         [("live-quota", "vCPU 0", "50% of a CPU, by cgroup /m/vm/vcpu0")]),
         ({"sys/fs/cgroup/cpu/m/vm/vcpu0/cpu.cfs_quota_us": "-1\n",
           "sys/fs/cgroup/cpu/m/vm/vcpu0/cpu.cfs_period_us": "100000\n"}, []),
         ({f"proc/{PID}/task/{PID + 2}/stat": "1 (x) S " + " ".join(["0"] * 37 + ["5"] * 12)},

@@ -169,7 +169,7 @@ def hosts(asked: HostsArguments) -> None:
     named = shipped_hosts()
     shown = [name for name in named if asked.everything or not is_made_up(name)]
     more = "" if asked.everything else f"; --all adds {len(named) - len(shown)} synthetic hosts"
-    title = f"{len(shown)} hosts for --host{more}"
+    title = f"{plural(len(shown), 'host')} for --host{more}"
     if not (asked.json or asked.explain):
         say(f"{title}; --explain says what each is\n\n{_format_columns(shown)}")
         return

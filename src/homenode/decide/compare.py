@@ -244,7 +244,7 @@ def series_key(effect: Effect) -> SeriesKey:
 
 def is_whole(effect: Effect) -> bool:
     """Whether an effect is over all: not of a single PU or a pair."""
-    if effect.metric == "core-to-core-latency" or (effect.variant or "").startswith("PU "):
+    if effect.metric == "core-to-core-latency" or (effect.variant or "").startswith("CPU "):
         return False
     return effect.slowest_device or series_key(effect).is_over_all
 

@@ -23,7 +23,7 @@ class Axis(StrEnum):
 
     NODE = "node"
     GPU = "GPU"
-    PU = "PU"
+    PU = "CPU"
 
 
 class MatrixPlace(NamedTuple):

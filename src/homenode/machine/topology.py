@@ -488,7 +488,7 @@ def refuse_unshown(host: Host, *parts: HostPart) -> None:
         "PCI": host.pci_devices,
     }
     for part in parts:
-        words = ("CPUs", "PUs", "cores") if part in ("CPUs", "cores") else (part,)
+        words = ("CPUs", "cores") if part in ("CPUs", "cores") else (part,)
         gaps = (gap for gap in host.gaps if any(word in gap.subject for word in words))
         if not shown[part] and (gap := next(gaps, None)) is not None:
             raise NotKnownError(

@@ -309,7 +309,7 @@ def _busy(record: RunRecord, read: Sequence[_Read], marks: list[str]) -> Iterato
     marks += [f"{observed}; no calm round of {', '.join(never)}"] if never else []
     yield finding(
         "bench-disturbed",
-        f"PUs {record.head.pus or 'of this machine'}",
+        f"CPUs {record.head.pus or 'of this machine'}",
         expected="no one else on them",
         observed=f"{observed}; {busy[0].reading.busy}",
         source="the probe, which counts the time of others while it measures",

@@ -23,6 +23,7 @@ from homenode.machine.tools.proc_stat import PATH as PROC_STAT
 from homenode.machine.tools.proc_stat import PuTimes, parse
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Condition
+from homenode.text import cpus_text
 from homenode.units import MIB, format_bytes
 from homenode.vm.plan import Plan
 
@@ -79,7 +80,7 @@ def read_environment(snapshot: Snapshot, host: Host) -> Environment:
     try:
         times = parse(snapshot.read_text(PROC_STAT) or "")
     except ParseError as error:
-        gaps.append(Gap("time of PUs", error.message))
+        gaps.append(Gap("time of CPUs", error.message))
     online = host.online_pus
     sizes = [node.memory_bytes for node in host.nodes]
     pools: dict[int, int] = {}
@@ -124,14 +125,14 @@ def conditions_of(environment: Environment) -> tuple[Condition, ...]:
     )
 
 
-_OF_THE_MACHINE = frozenset({"online PUs", "memory", "huge pages"})
+_OF_THE_MACHINE = frozenset({"online CPUs", "memory", "huge pages"})
 """What marks a run when it changes, and is no condition: layouts differ in it."""
 
 
 def _settings_of(now: Environment) -> dict[str, str | None]:
     """What must stay as it is while a run is measured, in words; None where unknown."""
     return {
-        "online PUs": str(now.online),
+        "online CPUs": str(now.online),
         "memory": None if now.memory_bytes is None else f"{now.memory_bytes / MIB:,.0f} MiB",
         "huge pages": ", ".join(f"{n} of {format_bytes(size)}" for size, n in now.huge_pages),
         "governor": None if now.governors is None else ",".join(now.governors),
@@ -183,7 +184,7 @@ def _events(before: Environment, after: Environment, pus: CpuSet) -> Iterator[st
     counts = dict(before.throttles)
     for name, now in after.throttles:
         if name in counts and now > counts[name]:
-            yield f"PUs were throttled while it was measured: {name} rose by {now - counts[name]}"
+            yield f"CPUs were throttled while it was measured: {name} rose by {now - counts[name]}"
     links = {link.device: link for link in before.links}
     for link in after.links:
         was = links.pop(link.device, None)
@@ -200,7 +201,7 @@ def _events(before: Environment, after: Environment, pus: CpuSet) -> Iterator[st
         yield f"GPU {device} went away while it was measured"
     share = share_between(before, after, pus)
     if share is not None and share.stolen > STOLEN_SHARE:
-        yield f"the hypervisor gave {share.stolen:.1%} of the PUs' time to others"
+        yield f"the hypervisor gave {share.stolen:.1%} of the CPUs' time to others"
 
 
 def _link(link: LinkState) -> tuple[float | None, int | None]:
@@ -334,7 +335,7 @@ def _load(looks: Looks) -> Iterator[Finding]:
     if share is None:
         yield finding(
             "bench-load-unknown",
-            f"PUs {looks.pus}",
+            cpus_text(looks.pus),
             expected="to be idle",
             observed="no one counts their time",
             source="/proc/stat",
@@ -349,11 +350,11 @@ def _crowded_pus(looks: Looks) -> Iterator[Finding]:
     shares = [(pu, share_between(looks.first, looks.second, CpuSet((pu,)))) for pu in looks.pus]
     busy = CpuSet(pu for pu, share in shares if share is not None and share.busy > ONE_PU_SHARE)
     stolen = CpuSet(pu for pu, share in shares if share is not None and share.stolen > ONE_PU_SHARE)
-    expected = f"no PU more than {ONE_PU_SHARE:.0%}"
+    expected = f"no CPU more than {ONE_PU_SHARE:.0%}"
     if busy:
-        yield _of_others("bench-busy", looks.pus, f"{expected} busy", f"PUs {busy} busy")
+        yield _of_others("bench-busy", looks.pus, f"{expected} busy", f"{cpus_text(busy)} busy")
     if stolen:
-        observed = f"PUs {stolen} given to other guests"
+        observed = f"{cpus_text(stolen)} given to other guests"
         yield _of_others("bench-stolen", looks.pus, f"{expected} stolen", observed)
 
 
@@ -367,7 +368,7 @@ def _busy(pus: CpuSet, share: Share) -> Iterator[Finding]:
 
 
 def _of_others(id: str, pus: CpuSet, expected: str, observed: str) -> Finding:
-    return finding(id, f"PUs {pus}", expected=expected, observed=observed, source="/proc/stat")
+    return finding(id, cpus_text(pus), expected=expected, observed=observed, source="/proc/stat")
 
 
 def _unfavourable(now: Environment) -> Iterator[Finding]:
@@ -384,7 +385,7 @@ def _unfavourable(now: Environment) -> Iterator[Finding]:
     if throttled:
         yield finding(
             "bench-throttled",
-            "PUs",
+            "CPUs",
             expected="no throttling since boot",
             observed=", ".join(throttled),
             source="thermal_throttle",
@@ -433,7 +434,7 @@ def _neighbours(host: Host, pus: CpuSet) -> Iterator[Finding]:
             yield finding(
                 "bench-neighbour",
                 f"domain {domain.name}",
-                expected=f"no vCPU on PUs {pus}",
+                expected=f"no vCPU on {cpus_text(pus)}",
                 observed=f"vCPUs pinned to {shared}" if shared else "vCPUs that run anywhere",
                 source="running domains",
             )

@@ -166,7 +166,7 @@ def _bind_suite(
 ) -> Suite:
     """The suite on some PUs: GPU tools and the user's program are kept to them by taskset, and
     their memory to the nodes by numactl."""
-    needed = {"taskset": "to keep it on its PUs"}
+    needed = {"taskset": "to keep it on its CPUs"}
     if nodes is not None:
         needed["numactl"] = "to keep its memory on these nodes"
     for program, purpose in needed.items():
@@ -333,7 +333,7 @@ def confine(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Ho
     usable = host.usable_pus
     if pus is not None and not pus <= usable:
         raise UsageError(
-            f"--cpus {pus}: expected PUs of {usable}, found {pus - usable} next to them",
+            f"--cpus {pus}: expected CPUs of {usable}, found {pus - usable} next to them",
             hint="others are offline, absent, or kept from us by a cpuset or an affinity",
         )
     pus_wanted = usable if pus is None else pus

@@ -133,7 +133,7 @@ def differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
         ("rounds", stored.repeats, now.repeats),
         ("tests", _test_ids(stored.tests), _test_ids(now.tests)),
         ("program", stored.app, now.app),
-        ("PUs", str(stored.head.pus), str(now.head.pus)),
+        ("CPUs", str(stored.head.pus), str(now.head.pus)),
         ("nodes", stored.head.nodes, now.head.nodes),
         ("plan", stored.head.plan_fingerprint, now.head.plan_fingerprint),
         ("layout", stored.head.switches.name, now.head.switches.name),

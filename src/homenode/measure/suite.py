@@ -350,7 +350,7 @@ def _of_probe(
     groups = [Group.CPU_SINGLE, Group.CPU_ALL, Group.MEMORY_BANDWIDTH, Group.MEMORY_LATENCY]
     groups += [Group.CORE_TO_CORE, Group.SMT, Group.PLACEMENT]
     if PROBE not in installed or not pus:
-        reason = f"{PROBE}: command not found" if pus else "no PU may be used"
+        reason = f"{PROBE}: command not found" if pus else "no CPU may be used"
         left_out += [Gap(group, reason) for group in groups]
         return
     first = str(pus.first())
@@ -384,7 +384,7 @@ def _of_probe(
         yield _probe(Group.PLACEMENT, "placement", seconds, "--pus", str(pus))
     else:
         several = (Group.CPU_ALL, Group.CORE_TO_CORE, Group.PLACEMENT)
-        left_out += [Gap(group, "one PU alone") for group in several]
+        left_out += [Gap(group, "one CPU alone") for group in several]
     if any(len(core.pus & pus) > 1 for core in host.cores):
         yield _probe(Group.SMT, "smt", seconds, "--pus", str(pus))
     else:

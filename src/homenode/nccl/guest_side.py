@@ -20,6 +20,7 @@ from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
+from homenode.text import plural
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.fields import guest_address
 from homenode.vm.guest_observation import GuestPath, path_of_address, paths_of_guest
@@ -207,7 +208,8 @@ def _refuse_other_plan(plan: Plan, facts: Vm) -> None:
             )
     if plan.vm.vcpus != facts.vcpus:
         raise InputError(
-            f"{facts.source}: expected {plan.vm.vcpus} vCPUs as in the plan, found {facts.vcpus}",
+            f"{facts.source}: expected {plural(plan.vm.vcpus, 'vCPU')} as in the plan, "
+            f"found {facts.vcpus}",
             hint="use the definition that homenode plan wrote with this plan",
         )
 

@@ -46,7 +46,7 @@ def device_findings(
         yield finding(
             "overcommitted",
             host.name,
-            observed=f"{request.vcpus} vCPUs share {pus} CPUs, so some wait for others at any time",
+            observed=f"{plural(request.vcpus, 'vCPU')} share {plural(pus, 'CPU')}: some wait",
             values={"pus": pus},
         )
 

@@ -9,6 +9,7 @@ from homenode.findings import Finding, Gap, finding
 from homenode.indices import NodeIndex
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
+from homenode.text import cpus_text, plural
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, Siblings
 from homenode.vm.plan_options import ManualRanges
 
@@ -23,7 +24,7 @@ def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
     if layout.pinning is Pinning.NONE:
         raise UsageError(
             f"layout {layout.name!r} pins nothing, but CPU lists were given",
-            hint="choose a layout that pins, such as pin-numa, or leave the lists out",
+            hint="choose a layout that pins, such as pin-numa, or omit the lists",
         )
     pins_all = layout.pinning is Pinning.ALL_PUS
     _check_lists(ranges, pins_all)
@@ -75,7 +76,7 @@ def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
         )
     if pins_all and len(ranges.sibling_pus) != len(ranges.node_pus):
         raise UsageError(
-            f"sibling lists: expected one for each of {len(ranges.node_pus)} nodes, found "
+            f"sibling lists: expected {len(ranges.node_pus)}, one for each node, found "
             f"{len(ranges.sibling_pus)}",
             hint="give --sibling-cpus once for each --node-cpus, in the same order",
         )
@@ -84,8 +85,8 @@ def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
     ):
         if pins_all and len(pus) != len(siblings):
             raise UsageError(
-                f"node {number}: expected {len(pus)} siblings for CPUs {pus}, found "
-                f"{len(siblings)} ({siblings})",
+                f"node {number}: expected {plural(len(pus), 'sibling')} for {cpus_text(pus)}, "
+                f"found {len(siblings)} ({siblings})",
                 hint="list the sibling of each CPU, in the same order",
             )
     seen = CpuSet()
@@ -108,6 +109,6 @@ def _overlap(emulator: CpuSet, pins: list[CpuSet]) -> list[Finding]:
             "emulator-shares-vcpus",
             f"CPUs {shared}",
             observed="QEMU's own threads run on CPUs of vCPUs",
-            case="of PU lists",
+            case="of CPU lists",
         )
     ]

@@ -133,7 +133,7 @@ def _not_exposed(host: Host, request: GuestRequest, fallback: Fallback) -> Findi
     if fallback.shares or packs:
         reason, case = f"not each core runs as many vCPUs, {shared}", None
     elif threads > 1:
-        groups = f"{request.vcpus} vCPUs are not whole groups of {threads} siblings"
+        groups = f"{plural(request.vcpus, 'vCPU')} cannot fill whole cores of {threads} siblings"
         reason, case = f"{groups}, {shared}", "odd vCPUs"
     else:
         reason = f"no whole groups of siblings are free for the VM, {shown}"

@@ -269,7 +269,7 @@ def _kernel_parameters(plan: Plan, host: Host | None) -> Section:
         isolated = f"isolcpus=managed_irq,domain,{pus} nohz_full={pus} rcu_nocbs={pus}"
         parameters += [f"{isolated} irqaffinity={host_pus}"] if host_pus else []
     lines = (
-        "For the bootloader's kernel command line, where the VM has its PUs for good; "
+        "For the bootloader's kernel command line, where the VM has its CPUs for good; "
         "hugepages= by node needs Linux 5.16:",
     )
     return _section("Kernel parameters", lines if parameters else (), commands=parameters)

@@ -122,7 +122,7 @@ def _draw_core(
     height *= -(-len(core.pus) // across)
     kind = "" if core.kind is None else f", {core.kind.value} core"
     title = f"core {core.index} (package {core.id.package}, OS core {core.id.core}{kind})"
-    frame = canvas.rect(x, y, width, height, "core", radius=2.5, title=f"{title}: PUs {core.pus}")
+    frame = canvas.rect(x, y, width, height, "core", radius=2.5, title=f"{title}: CPUs {core.pus}")
     frame.set("pointer-events", "all")
 
 
@@ -151,7 +151,7 @@ def _draw_pu(
         classes,
         radius=1.5,
         fill=fill,
-        title=f"PU {pu}: used by {', '.join(use.used_by)}" if use.used_by else None,
+        title=f"CPU {pu}: used by {', '.join(use.used_by)}" if use.used_by else None,
     )
     if use.vcpus and (use.emulator or use.iothreads):
         canvas.rect(x + 2.5, y + 2.5, size.width - 5, size.height - 5, "outline wire", radius=1)
@@ -341,7 +341,7 @@ def _draw_node(
     name = "node unknown" if block.node is None else f"node {block.node.index}"
     canvas.text(x, y + 21, name, 15, "ink", bold=True)
     at_y = y + 24
-    counts = f"{plural(cores, 'core')}, {plural(len(block.pus), 'PU')}: {block.pus}"
+    counts = f"{plural(cores, 'core')}, {plural(len(block.pus), 'CPU')}: {block.pus}"
     for line in wrap(counts, 10.5, width):
         at_y += 13.5
         canvas.text(x, at_y, line, 10.5, "dim")

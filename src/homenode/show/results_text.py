@@ -107,7 +107,7 @@ def place_text(key: SeriesKey) -> str:
     """What distinguishes a series from others of its metric."""
     state = key.state
     if state is not None and state.endswith(" ns"):
-        state = f"PUs {state} apart"
+        state = f"CPUs {state} apart"
     parts = [key.variant, state]
     parts += [None if key.device is None else str(key.device), "slowest GPU" if key.worst else None]
     if key.node is not None:

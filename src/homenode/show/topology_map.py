@@ -206,7 +206,7 @@ def _cell_texts(scene: Scene, cell_id: int) -> list[str]:
 def _guest_notes(scene: Scene, plan: Plan) -> list[str]:
     notes: list[str] = []
     if not plan.vcpu_pins:
-        notes.append("The vCPUs are not pinned: they run on any PU of the host.")
+        notes.append("The vCPUs are not pinned: they run on any CPU of the host.")
     if plan.vm.emulator_pus is not None:
         notes.append(f"Emulator on {cpus_text(plan.vm.emulator_pus)}.")
     else:
@@ -227,7 +227,7 @@ def draw_other_nodes(canvas: SvgCanvas, host: Host, place: tuple[float, float, f
     if not nodes_by_text:
         return 0.0
     rect = canvas.rect(x, y, width, 0, "package", radius=8)
-    canvas.text(x + 12, y + 20, "nodes without PUs", 13, bold=True)
+    canvas.text(x + 12, y + 20, "nodes without CPUs", 13, bold=True)
     at_y = y + 22
     lines = [f"{nodes_text(nodes)}: {text}" for text, nodes in nodes_by_text.items()]
     columns = 3 if all(text_width(line, 11) < width / 3 - 24 for line in lines) else 1
@@ -254,7 +254,7 @@ def draw_loose_devices(
     for group in devices:
         name = "devices whose node is unknown"
         if group.node is not None:
-            name = f"devices of node {group.node}, which has no PUs here"
+            name = f"devices of node {group.node}, which has no CPUs here"
         rect = canvas.rect(x, at_y, width, 0, "package", radius=8)
         canvas.text(x + 12, at_y + 20, name, 13, bold=True)
         height = draw_devices(canvas, group, facts, (x + 12, at_y + 22, width - 24), hangs=False)
@@ -283,7 +283,7 @@ def draw_distances(canvas: SvgCanvas, host: Host, place: tuple[float, float, flo
     if host.distances is None or len(host.nodes) < 2 or not 1 < len(shown) <= _MOST_DISTANCES:
         return 0.0
     side = 36.0 if len(shown) <= 8 else 28.0
-    title = "distances" if len(shown) == len(host.nodes) else "distances of nodes with PUs"
+    title = "distances" if len(shown) == len(host.nodes) else "distances of nodes with CPUs"
     canvas.text(x, y + 14, title, 12, bold=True)
     canvas.text(x, y + 28, "(SLIT; row: from, column: to)", 10, "dim")
     top, start = y + 50, x + 46
@@ -319,9 +319,9 @@ def draw_legend(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, floa
         at_x += entry
     notes = []
     if scene.plan is not None and scene.plan.vcpu_pins:
-        notes.append("On a PU: the vCPU's number above, the PU's own below.")
+        notes.append("On a CPU: the vCPU's number above, the CPU's own below.")
     else:
-        notes.append("Numbers are PUs; siblings of a core are framed together.")
+        notes.append("Numbers are CPUs; siblings of a core are framed together.")
     offline = scene.host.offline_pus
     if offline:
         notes.append(f"Offline: {cpus_text(offline)}.")
@@ -348,7 +348,7 @@ def _legend_entries(scene: Scene) -> list[tuple[str, str | None, str]]:
             tint = f"pu tint{neighbours[0] % CELL_COLOURS}"
             entries.append((tint, None, "sibling left idle"))
         if any(len(use.vcpus) > 1 for use in uses):
-            entries.append(("pu", None, "4v: so many vCPUs share the PU"))
+            entries.append(("pu", None, "4v: so many vCPUs share the CPU"))
     threads = {use_label(use) for use in uses if use.emulator or use.iothreads}
     if any(not use.vcpus and (use.emulator or use.iothreads) for use in uses):
         meanings = {"em": "em: emulator", "em+": "em+: emulator and IOThreads"}
@@ -358,12 +358,12 @@ def _legend_entries(scene: Scene) -> list[tuple[str, str | None, str]]:
         words = ", ".join(meanings_shown)
         entries.append(("pu host-thread", None, words))
     if any(use.vcpus and (use.emulator or use.iothreads) for use in uses):
-        entries.append(("outline wire", None, "emulator or IOThread on a vCPU's PU"))
+        entries.append(("outline wire", None, "emulator or IOThread on a vCPU's CPU"))
     if any(use.used_by for use in uses):
         entries.append(("pu", "taken", "used by another VM"))
     if any(use.barred for use in uses):
         entries.append(("pu", "barred", "not allowed"))
     if any(use.isolated for use in uses):
         entries.append(("pu isolated", None, "isolated from the scheduler"))
-    entries.append(("pu", None, "free PU"))
+    entries.append(("pu", None, "free CPU"))
     return entries

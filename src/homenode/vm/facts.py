@@ -132,8 +132,8 @@ def _both_pins(
     apart = [(i, want, have) for i, (want, have) in pairs if want != have]
     return (
         f"pins of {vcpus_text(CpuSet(i for i, _, _ in apart))}",
-        "PU " + _some(f"{i} -> {_pus(want)}" for i, want, _ in apart),
-        "PU " + _some(f"{i} -> {_pus(have)}" for i, _, have in apart),
+        "CPU " + _some(f"{i} -> {_pus(want)}" for i, want, _ in apart),
+        "CPU " + _some(f"{i} -> {_pus(have)}" for i, _, have in apart),
     )
 
 

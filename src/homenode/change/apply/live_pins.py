@@ -15,7 +15,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, InputError, UsageError
 from homenode.process import arguments_after
 from homenode.safe.input_files import read_kernel_file
-from homenode.text import command_line
+from homenode.text import command_line, plural
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.domain_state import DomainState, LivePin, pins_of_text, pins_text
@@ -50,7 +50,8 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
     current = {(pin.kind, pin.number): pin for pin in virsh.live_pins(state.uuid)}
     if running.vcpus != facts.vcpus:
         raise UsageError(
-            f"{state.name}: expected {facts.vcpus} vCPUs as planned, found {running.vcpus} running",
+            f"{state.name}: expected {plural(facts.vcpus, 'vCPU')} as planned, "
+            f"found {running.vcpus} running",
             hint="--keep-vcpus, or shut it down and apply",
         )
     missing = [pin for pin in planned if (pin.kind, pin.number) not in current]

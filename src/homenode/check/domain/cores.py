@@ -23,7 +23,7 @@ from homenode.plan.shape.caches import (
     stated_topology,
     told_l3,
 )
-from homenode.text import cpus_text, first_few
+from homenode.text import cpus_text, first_few, plural
 from homenode.vm.domain.document import Document
 from homenode.vm.model import GuestCache, Vm
 
@@ -45,7 +45,7 @@ def topology_findings(facts: Vm, document: Document | None, host: Host) -> Itera
                 "sockets-implicit",
                 "<topology>",
                 expected="a topology",
-                observed=f"none: libvirt makes it {facts.vcpus} sockets of one core",
+                observed=f"none: libvirt makes it {plural(facts.vcpus, 'socket')} of one core",
             )
         return
     sockets, dies, cores, threads = topology

@@ -153,9 +153,9 @@ def _hook(
         return
     vcpus, emulator, _ = pins_in(hook.decode("utf-8", "replace"))
     if vcpus != plan.vcpu_pins:
-        yield _differs("hook script: PUs of vCPUs", "those of the plan", "others", source)
+        yield _differs("hook script: CPUs of vCPUs", "those of the plan", "others", source)
     if emulator != plan.vm.emulator_pus:
-        yield _differs("hook script: emulator's PUs", plan.vm.emulator_pus, emulator, source)
+        yield _differs("hook script: emulator's CPUs", plan.vm.emulator_pus, emulator, source)
     planned = None if written is None else dict(written.companions).get(suffix)
     if vcpus == plan.vcpu_pins and emulator == plan.vm.emulator_pus and planned is not None:
         yield from _missing_lines(hook, planned, f"{source}: hook script")

@@ -318,7 +318,7 @@ def _check_cores(
         elif is_detected or line.cores.isdisjoint(right) or max(line.cores) >= len(order.pus):
             severity = Severity.CRITICAL
         if len(nodes := {gpu.node for gpu in members}) > 1 and name == "gres-cores-wrong":
-            observed += f", and the line's GPUs are on {len(nodes)} nodes"
+            observed += f", and the line's GPUs are on {plural(len(nodes), 'node')}"
         homes = {gpu.node: gpu for gpu in wrong if gpu.node is not None}
         cores = [f"Cores={gpu.cores} for {nodes_text([node])}" for node, gpu in homes.items()]
         stated = line.cores or CpuSet()

@@ -22,7 +22,7 @@ from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
-from homenode.text import nodes_text
+from homenode.text import nodes_text, plural
 
 
 class AllocatedGpu(Struct, frozen=True):
@@ -145,11 +145,12 @@ def allocation_on(
     if shape is not None and not machine.order.fits(shape):
         return unknown(
             f"Slurm takes the node for {shape} (sockets x cores x threads), and the host "
-            f"{machine.host.name} has {len(machine.order.pus)} cores of {machine.order.threads}"
+            f"{machine.host.name} has {plural(len(machine.order.pus), 'core')} of "
+            f"{plural(machine.order.threads, 'CPU')}"
         )
     if share.gpus.indices is None:
         return unknown(
-            f"Slurm shows {share.gpus.count or 'some'} GPUs and not which: no File= in gres.conf",
+            "Slurm shows the number of GPUs, not which: no File= in gres.conf",
             "lines with File= in gres.conf, or AutoDetect: `homenode slurm check`",
         )
     if share.gpus.sliced and numbers is None:
@@ -163,7 +164,7 @@ def allocation_on(
     if indices and not 0 <= min(indices) <= max(indices) < len(machine.gpus):
         return unknown(
             f"Slurm shows GPU {max(indices)}, and the host {machine.host.name} has "
-            f"{len(machine.gpus)} GPUs"
+            f"{plural(len(machine.gpus), 'GPU')}"
         )
     if share.cores is not None and shape is None and machine.has_nodes_in_packages:
         return unknown(
@@ -174,7 +175,9 @@ def allocation_on(
     try:
         pus = _pus(share, machine, shape)
     except IndexError:
-        return unknown(f"CPU ids beyond the {len(machine.order.pus)} cores of {machine.host.name}")
+        return unknown(
+            f"CPU ids beyond the {plural(len(machine.order.pus), 'core')} of {machine.host.name}"
+        )
     gpus = tuple(machine.gpus[index] for index in indices)
     return JobAllocation(
         job=job.id,

@@ -86,7 +86,7 @@ def bindable_node(host: Host, index: int, option: str) -> NumaNode:
         right = None if device is None else home_node(host, device)
         home = None if right is None else host.node(right)
         if home is not None:
-            hint = f"bind to node {home.index} (PUs {home.pus}), where the GPU is"
+            hint = f"bind to node {home.index} (CPUs {home.pus}), where the GPU is"
     bindable = CpuSet(candidate.index for candidate in bindable_nodes(host))
     raise UsageError(
         f"{option} {index}: expected a node of {host.name} with CPUs and memory ({bindable}), "

@@ -96,7 +96,7 @@ def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[Cor
         llcs += own_llcs
     if sum(slot.threads for slot in slots) > MAX_PUS:
         pu_count = sum(slot.threads for slot in slots)
-        raise file.refusal("packages", f"at most {MAX_PUS} PUs in all", f"{pu_count} PUs")
+        raise file.refusal("packages", f"at most {MAX_PUS} CPUs in all", f"{pu_count} CPUs")
     return _number_pus(slots, file.numbering)
 
 
@@ -367,7 +367,7 @@ def online_pus(file: HostDocument, cores: Sequence[CoreSlot]) -> CpuSet:
     pus = CpuSet(pu for core in cores for pu in core.pus)
     offline = file.offline_pus
     if not offline <= pus or offline == pus:
-        raise file.refusal("offline_pus", f"some of the PUs {pus}, not all", str(offline))
+        raise file.refusal("offline_pus", f"some of the CPUs {pus}, not all", str(offline))
     return pus - offline
 
 

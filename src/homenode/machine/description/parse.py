@@ -50,9 +50,9 @@ def _check_pus(file: HostDocument, online: CpuSet) -> None:
         (table, "nohz_full", table.nohz_full),
     ):
         if not pus <= online:
-            raise owner.refusal(key, f"some of the online PUs {online}", str(pus))
+            raise owner.refusal(key, f"some of the online CPUs {online}", str(pus))
     if file.disallowed_pus == online:
-        raise file.refusal("disallowed_pus", f"some of the PUs {online}, not all", str(online))
+        raise file.refusal("disallowed_pus", f"some of the CPUs {online}, not all", str(online))
 
 
 def parse_settings(file: HostDocument, online: CpuSet, *, smt: bool) -> HostSettings:
@@ -185,7 +185,7 @@ def _gaps(host: Host, online: CpuSet) -> Iterator[Gap]:
     if not host.domains:
         yield Gap(NO_VMS, _LEFT_OUT)
     if without := online - CpuSet.union(llc.pus for llc in host.llcs):
-        yield Gap(f"last-level cache of PUs {without}", _LEFT_OUT)
+        yield Gap(f"last-level cache of CPUs {without}", _LEFT_OUT)
     if host.distances is None:
         yield Gap("distances", _LEFT_OUT)
     for device in host.pci_devices:

@@ -164,7 +164,7 @@ def _from_text(value_type: type, value: Any) -> Any:
 
 _EXPECTED = {
     Size: 'a size with its unit, such as "512GiB"',
-    CpuSet: 'PUs such as "0-3,8"',
+    CpuSet: 'CPUs such as "0-3,8"',
     Bdf: 'an address such as "3b:00.0"',
 }
 

@@ -106,13 +106,13 @@ def _pins(
             listed = _pu_lists(table, "pins", pins, online)
         if not listed or (count is not None and count != len(listed)):
             shown = pins if isinstance(pins, str) else list(map(str, pins))
-            raise table.refusal("pins", f"the PUs of each of {count or 'its'} vCPUs", shown)
+            raise table.refusal("pins", f"the CPUs of each of {count or 'its'} vCPUs", shown)
         return listed
     if count is None:
         raise table.refusal("vcpus", "a number of vCPUs, or pins", None)
     pus = CpuSet(pu for node in nodes for pu in pus_of_node.get(node, CpuSet()))
     if nodes and not pus:
-        raise table.refusal("nodes", "a node with PUs among them", list(nodes))
+        raise table.refusal("nodes", "a node with CPUs among them", list(nodes))
     return (pus or None,) * count
 
 
@@ -153,13 +153,13 @@ def _pu_lists(
 ) -> tuple[CpuSet, ...]:
     for pus in listed:
         if not _online(table, key, pus, online):
-            raise table.refusal(key, "a list of PU lists, none of them empty", "")
+            raise table.refusal(key, "a list of CPU lists, none of them empty", "")
     return tuple(listed)
 
 
 def _online(table: TomlTable, key: str, pus: CpuSet, online: CpuSet) -> CpuSet:
     if not pus <= online:
-        raise table.refusal(key, f"some of the online PUs {online}", str(pus))
+        raise table.refusal(key, f"some of the online CPUs {online}", str(pus))
     return pus
 
 

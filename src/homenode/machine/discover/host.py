@@ -74,7 +74,7 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
         cell, node = cells[index], ours[index]
         pus = CpuSet(cpu.pu for cpu in cell.cpus) & online
         if pus != node.pus:
-            gaps.append(_gap(f"PUs of node {index}", pus, node.pus))
+            gaps.append(_gap(f"CPUs of node {index}", pus, node.pus))
         for cpu in cell.cpus:
             siblings = siblings_of.get(cpu.pu)
             if (
@@ -82,7 +82,7 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
                 and siblings is not None
                 and cpu.siblings & online != siblings
             ):
-                gaps.append(_gap(f"SMT siblings of PU {cpu.pu}", cpu.siblings, siblings))
+                gaps.append(_gap(f"SMT siblings of CPU {cpu.pu}", cpu.siblings, siblings))
                 break  # the first of a node says it; there may be hundreds
         for other, distance in cell.distances:
             own_distance = (

@@ -36,6 +36,7 @@ from homenode.machine.topology import (
     PagePool,
     assemble_pus,
 )
+from homenode.text import cpus_text
 
 _BASE_PAGE_BYTES = 65536  # the largest base page of any architecture; huge pages are larger
 
@@ -69,10 +70,10 @@ def read_hwloc_nodes(
             shared.append(index)
     if shared:
         names = ", ".join(str(number) for number in sorted(shared))
-        reason = "hwloc shows which PUs are nearest to a node, not which are its own"
-        gaps.append(Gap(f"PUs of nodes {names}", f"{reason}; counted as CPU-less"))
+        reason = "hwloc shows which CPUs are nearest to a node, not which are its own"
+        gaps.append(Gap(f"CPUs of nodes {names}", f"{reason}; counted as CPU-less"))
     if listed - in_use:
-        gaps.append(Gap(f"node of PUs {listed - in_use}", "in no node of the XML"))
+        gaps.append(Gap(f"node of {cpus_text(listed - in_use)}", "in no node of the XML"))
     nodes: list[NumaNode] = []
     for obj, _ in sorted(objects, key=lambda pair: os_index(pair[0], source)):
         index = os_index(obj, source)
@@ -89,7 +90,7 @@ def read_hwloc_nodes(
         special = _special_kind(obj)
         kind = special or (MemoryKind.DRAM if pus_of_node[index] else None)
         if kind is None and memory != 0:
-            gaps.append(Gap(f"node {index} kind of memory", "no PUs, and hwloc names no kind"))
+            gaps.append(Gap(f"node {index} kind of memory", "no CPUs, and hwloc names no kind"))
         nodes.append(
             NumaNode(
                 index=NodeIndex(index),
@@ -160,7 +161,7 @@ _KIND_OF_CORE_TYPE = {"IntelCore": CoreKind.PERFORMANCE, "IntelAtom": CoreKind.E
 _NOT_IN_XML = (
     (NO_VMS, "hwloc XML holds none"),
     ("free memory of each node", "hwloc XML holds totals only"),
-    ("isolated and nohz_full PUs", "hwloc XML holds none"),
+    ("isolated and nohz_full CPUs", "hwloc XML holds none"),
     ("host settings", "hwloc XML holds no governor, SMT control or kernel settings"),
 )
 
@@ -186,7 +187,7 @@ def host_from_hwloc(text: str | bytes, name: str) -> Host:
     objects = _MachineObjects()
     _walk(machine, objects, name)
     if not objects.pus:
-        raise InputError(f"{name}: no PU in the topology")
+        raise InputError(f"{name}: no CPU in the topology")
     gaps = [Gap(subject, reason) for subject, reason in _NOT_IN_XML]
     listed = CpuSet(objects.pus)
     complete = pus_of(machine, "complete_cpuset", name) or listed
@@ -194,7 +195,7 @@ def host_from_hwloc(text: str | bytes, name: str) -> Host:
     left_out = complete - listed
     if left_out:
         reason = "hwloc left them out: offline, or disallowed and exported without --disallowed"
-        gaps.append(Gap(f"state of PUs {left_out}", reason))
+        gaps.append(Gap(f"state of {cpus_text(left_out)}", reason))
     packages = _packages(objects, listed, gaps)
     nodes, node_gaps = read_hwloc_nodes(objects.nodes, listed, packages, name)
     gaps += node_gaps
@@ -260,7 +261,7 @@ def _walk(obj: HwlocObject, objects: _MachineObjects, source: str) -> None:
 
 def _packages(objects: _MachineObjects, listed: CpuSet, gaps: list[Gap]) -> tuple[Package, ...]:
     if not objects.packages:
-        gaps.append(Gap("packages", "the XML holds none; all PUs count as package 0"))
+        gaps.append(Gap("packages", "the XML holds none; all CPUs count as package 0"))
         return (Package(PackageIndex(0), listed),)
     numbers = [number for number, _ in objects.packages]
     if None in numbers or len(set(numbers)) < len(numbers):
@@ -280,7 +281,7 @@ def _llcs(objects: _MachineObjects, listed: CpuSet, gaps: list[Gap]) -> tuple[Ll
             in_use = in_use | cache_pus
             chosen.append((cache_pus, level, size))
     if listed - in_use:
-        gaps.append(Gap(f"last-level cache of PUs {listed - in_use}", "the XML holds none"))
+        gaps.append(Gap(f"last-level cache of CPUs {listed - in_use}", "the XML holds none"))
     chosen.sort(key=lambda cache: cache[0].first() or 0)
     return tuple(Llc(LlcIndex(i), *cache) for i, cache in enumerate(chosen))
 

@@ -39,7 +39,7 @@ _UNASSIGNED_CLASS = 0xFF0000  # "does not fit any class"
 def host_from_lspci(text: str, name: str) -> Host:
     """A host of which only the PCI part is known: no PUs, no nodes. Raises ParseError."""
     reason = "lspci shows PCI only"
-    unshown = ("PUs, cores, LLCs and NUMA nodes", "architecture", NO_VMS)
+    unshown = ("CPUs, cores, LLCs and NUMA nodes", "architecture", NO_VMS)
     gaps = tuple(Gap(subject, reason) for subject in unshown)
     return overlay_lspci(host_of_nothing(name, gaps), text, name)
 

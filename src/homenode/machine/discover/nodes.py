@@ -32,6 +32,7 @@ from homenode.machine.topology import (
     Package,
     PagePool,
 )
+from homenode.text import cpus_text
 from homenode.units import KIB
 
 NODE = "/sys/devices/system/node"
@@ -79,7 +80,7 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
         pus = _pus_of_node(snapshot, number, online, gaps)
         shared = CpuSet(pu for pu in pus if pu in node_of_pu)
         if shared:
-            reason = f"PUs {shared} are in a lower node too; omitted, with its memory"
+            reason = f"CPUs {shared} are in a lower node too; omitted, with its memory"
             gaps.append(Gap(f"node {number}", reason))
             continue
         pus_of_node[number] = pus
@@ -87,7 +88,7 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
     homeless = online - CpuSet(node_of_pu)
     if homeless:
         reason = f"in no online node (those are {', '.join(map(str, numbers))})"
-        gaps.append(Gap(f"node of PUs {homeless}", reason))
+        gaps.append(Gap(f"node of {cpus_text(homeless)}", reason))
     initiators = read_pus(snapshot, f"{NODE}/has_generic_initiator") or CpuSet()
     nodes: list[NumaNode] = []
     for number, pus in pus_of_node.items():
@@ -151,7 +152,7 @@ def _pus_of_node(snapshot: Snapshot, number: int, online: CpuSet, gaps: list[Gap
     mask = read_mask(snapshot, f"{folder}/cpumap")
     if mask is not None and mask & online != pus & online:
         reason = f"cpulist says {pus & online}, cpumap says {mask & online}; used cpulist"
-        gaps.append(Gap(f"node {number} PUs", reason))
+        gaps.append(Gap(f"node {number} CPUs", reason))
     return pus & online
 
 
@@ -321,7 +322,7 @@ def name_memory(
         elif node.index in dax:
             kind = MemoryKind.OTHER
         elif kind is None and node.memory_bytes != 0:
-            reason = "no PUs, and neither the GPU driver nor a DAX device names the node"
+            reason = "no CPUs, and neither the GPU driver nor a DAX device names the node"
             gaps.append(Gap(f"node {node.index} kind of memory", reason))
         named.append(replace(node, memory_kind=kind, gpu=gpu))
     return tuple(named), tuple(gaps)

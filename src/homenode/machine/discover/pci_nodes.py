@@ -100,7 +100,7 @@ class Locality(Struct, frozen=True):
     def _reason(self, snapshot: Snapshot, bdf: Bdf) -> str:
         content = snapshot.read_text(f"/sys/bus/pci/devices/{bdf}/numa_node")
         if content is None:
-            return "no numa_node file, and its local PUs are not those of one node"
+            return "no numa_node file, and its local CPUs are not those of one node"
         if content.strip().startswith("-"):
             return f"the firmware gives none: numa_node says {content.strip()}"
         if content.strip().isdecimal() and NodeIndex(int(content)) in self.cpu_node:

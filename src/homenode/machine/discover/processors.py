@@ -28,6 +28,7 @@ from homenode.machine.discover.readings import (
 from homenode.machine.discover.system import CPU, PuStates, cpu_model, read_cpu_fields
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Core, CoreId, CoreKind, CpuModel, Llc, Package
+from homenode.text import cpus_text
 from homenode.units import parse_bytes
 
 STEP_RATIO = 1.2
@@ -171,7 +172,7 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
     clusters = _clusters(snapshot, with_topology, named)
     if clusters:
         reason = "no core, cache or package is a cluster of them: their clusters are not read"
-        gaps.append(Gap(f"clusters of PUs {clusters}", reason))
+        gaps.append(Gap(f"clusters of CPUs {clusters}", reason))
     return Processors(
         packages,
         cores,
@@ -193,16 +194,16 @@ def _groups(
     for pu in pus:
         group = group_of(pu)
         if group is None:
-            gaps.append(Gap(f"{subject} of PU {pu}", "no list of the PUs that share it"))
+            gaps.append(Gap(f"{subject} of CPU {pu}", "no list of the CPUs that share it"))
             continue
         group = group & pus
         if pu not in group:
-            gaps.append(Gap(f"{subject} of PU {pu}", f"its list ({group}) does not hold itself"))
+            gaps.append(Gap(f"{subject} of CPU {pu}", f"its list ({group}) does not hold itself"))
             continue
         if pu in in_use:
             if group != group_of_pu[pu]:
-                reason = f"its list says {group}, that of PU {group_of_pu[pu].first()} says "
-                gaps.append(Gap(f"{subject} of PU {pu}", f"{reason}{group_of_pu[pu]}"))
+                reason = f"its list says {group}, that of CPU {group_of_pu[pu].first()} says "
+                gaps.append(Gap(f"{subject} of CPU {pu}", f"{reason}{group_of_pu[pu]}"))
             continue
         group = group - in_use
         groups.append(group)
@@ -255,10 +256,10 @@ def _without_modules(
             cores.append(pus)
     if modules:
         reason = "listed as siblings, but each has a core_id of its own: counted as cores"
-        gaps.append(Gap(f"cores of PUs {modules}", reason))
+        gaps.append(Gap(f"cores of CPUs {modules}", reason))
     if labelled:
         reason = "each has a core_id of its own, but they are listed as siblings: used the lists"
-        gaps.append(Gap(f"core ids of PUs {labelled}", reason))
+        gaps.append(Gap(f"core ids of {cpus_text(labelled)}", reason))
     return sorted(cores, key=lambda pus: pus.first() or 0)
 
 
@@ -294,9 +295,9 @@ def _read_package_of_pu(
     unknown: list[Gap] = []
     groups = _groups(pus, package_of, "package", unknown)
     if unknown or not groups:
-        gaps.append(Gap("packages", "the kernel numbers none; all PUs count as package 0"))
+        gaps.append(Gap("packages", "the kernel numbers none; all CPUs count as package 0"))
         return dict.fromkeys(pus, PackageIndex(0))
-    gaps.append(Gap("package numbers", "the kernel gives none; numbered by their lowest PU"))
+    gaps.append(Gap("package numbers", "the kernel gives none; numbered by their lowest CPU"))
     return {pu: PackageIndex(i) for i, group in enumerate(groups) for pu in group}
 
 
@@ -308,7 +309,9 @@ def _read_die_of_pu(snapshot: Snapshot, pus: CpuSet, gaps: list[Gap]) -> dict[Pu
             dies[pu] = die
     if len(dies) < len(pus):
         missing = pus - CpuSet(dies)
-        gaps.append(Gap(f"die of PUs {missing}", "no die_id (Linux before 5.2, or not known)"))
+        gaps.append(
+            Gap(f"die of {cpus_text(missing)}", "no die_id (Linux before 5.2, or not known)")
+        )
     return dies
 
 
@@ -359,17 +362,17 @@ def _read_llcs(
             unknown = unknown | CpuSet((pu,))
             continue
         if not pus.isdisjoint(in_use):
-            reason = f"PU {pu} shares its cache with PUs {pus}, some of which are in another one"
-            gaps.append(Gap(f"last-level cache of PU {pu}", reason))
+            reason = f"CPU {pu} shares its cache with CPUs {pus}, some of which are in another one"
+            gaps.append(Gap(f"last-level cache of CPU {pu}", reason))
             pus = pus - in_use
         in_use = in_use | pus
         caches.append((pus, cache[1], cache[2]))
     if unlisted:
-        reason = "its list of PUs is empty: counted as that of its SMT siblings, as hwloc does"
-        gaps.append(Gap(f"last-level cache of PUs {unlisted}", reason))
+        reason = "its list of CPUs is empty: counted as that of its SMT siblings, as hwloc does"
+        gaps.append(Gap(f"last-level cache of {cpus_text(unlisted)}", reason))
     if unknown:
-        reason = f"no cache above level 1 in {CPU}/cpuN/cache with the PUs that share it"
-        gaps.append(Gap(f"last-level cache of PUs {unknown}", reason))
+        reason = f"no cache above level 1 in {CPU}/cpuN/cache with the CPUs that share it"
+        gaps.append(Gap(f"last-level cache of {cpus_text(unknown)}", reason))
     llcs = tuple(Llc(LlcIndex(i), *fields) for i, fields in enumerate(caches))
     sizeless = [str(llc.index) for llc in llcs if llc.size_bytes is None]
     if sizeless:

@@ -78,7 +78,7 @@ def read_states(snapshot: Snapshot) -> PuStates:
     online = read_pus(snapshot, f"{CPU}/online")
     if online is None:
         online = CpuSet(pu for pu in folders if read_word(snapshot, f"{CPU}/cpu{pu}/online") != "0")
-        gaps.append(Gap("online PUs", f"{CPU}/online is absent; taken from cpuN/online"))
+        gaps.append(Gap("online CPUs", f"{CPU}/online is absent; taken from cpuN/online"))
     if online - folders:
         raise InputError(
             f"{snapshot.name}: {CPU}/online lists CPUs {online}, but CPUs {online - folders} have "
@@ -144,7 +144,7 @@ def _read_own_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple
     if everybody:
         return everybody & online, ()
     reason = "no cpuset cgroup and no /proc/self/status in the source; all count as allowed"
-    return online, (Gap("PUs disallowed by a cgroup", reason),)
+    return online, (Gap("CPUs disallowed by a cgroup", reason),)
 
 
 def _cgroups(snapshot: Snapshot) -> dict[str, str]:

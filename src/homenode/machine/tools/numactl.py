@@ -87,7 +87,7 @@ def parse_hardware(text: str) -> NumactlHardware:
         if match := _AVAILABLE.fullmatch(line.text.strip()):
             listed = _parse_nodes(line, match, listed)
         elif match := _CPUS.fullmatch(line.text):
-            pus[_node(line, match[1], pus)] = CpuSet(_numbers(line, match[2], "a PU"))
+            pus[_node(line, match[1], pus)] = CpuSet(_numbers(line, match[2], "a CPU"))
         elif match := _MEMORY.fullmatch(line.text):
             key = (line.read_count(match[1], "a node"), match[2])
             is_known = not match[3].startswith("<")
@@ -107,7 +107,7 @@ def parse_hardware(text: str) -> NumactlHardware:
     if listed is None:
         raise lines.error("a line 'available: 2 nodes (0-1)'")
     if set(pus) != set(listed) or not {node for node, _ in memory} <= set(listed):
-        raise lines.error(f"PUs and memory of the nodes {_listing(listed)}", _listing(pus))
+        raise lines.error(f"CPUs and memory of the nodes {_listing(listed)}", _listing(pus))
     if (columns or rows) and not (
         columns == listed
         and set(rows) == set(listed)

@@ -64,7 +64,7 @@ def _cell(cell: etree._Element) -> CapabilitiesCell:
 def _cpu(cpu: etree._Element) -> CapabilitiesCpu:
     siblings, pu = cpu.get("siblings"), _number(cpu, "id")
     if pu > MAX_PU_INDEX:
-        raise ParseError(_SOURCE, f"PUs up to {MAX_PU_INDEX}", str(pu))
+        raise ParseError(_SOURCE, f"CPUs up to {MAX_PU_INDEX}", str(pu))
     pus = None if siblings is None else CpuSet.parse(str(siblings), f"{_SOURCE}: siblings")
     return CapabilitiesCpu(PuIndex(pu), pus)
 

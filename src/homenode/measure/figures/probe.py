@@ -59,7 +59,7 @@ def probe_figures(document: ProbeDocument) -> StepReading:
         raise ParseError(SOURCE, f"samples of {document.command}", "none")
     busy = next((doubt.detail for doubt in document.doubts if doubt.id == "busy-neighbour"), None)
     if busy is None and document.contention.busy_neighbour:
-        busy = f"others ran on PUs {document.pus}"
+        busy = f"others ran on CPUs {document.pus}"
     return StepReading(
         placed,
         tuple(dict.fromkeys(_conditions(document))),
@@ -194,7 +194,7 @@ def _throughput(document: ProbeDocument) -> Iterator[BracketedSample]:
         yield _sample_of("cpu-throughput", "events_per_s", sum(together))
         yield _sample_of("cpu-per-thread", "events_per_s", sum(together) / len(together))
     for thread in threads:
-        name = f"PU {thread.pu}"
+        name = f"CPU {thread.pu}"
         for value in thread.samples_events_per_s:
             yield _sample_of("cpu-per-thread", "events_per_s", value, variant=name)
         if thread.fairness_ratio is not None:
@@ -260,4 +260,4 @@ def _node_of_pu(document: ProbeDocument, pu: int) -> int | None:
 
 
 def _pus(text: str) -> CpuSet:
-    return CpuSet.parse(text, f"{SOURCE}: PUs")
+    return CpuSet.parse(text, f"{SOURCE}: CPUs")

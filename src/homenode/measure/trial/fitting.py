@@ -107,7 +107,7 @@ def no_longer_fits(document: bytes, name: str, plan: Plan, host: Host) -> tuple[
     for vm in alone.domains:
         taken = pinned & CpuSet.union(pins for pins in vm.vcpu_pins if pins is not None)
         if vm.has_claim and taken:
-            against.append(f"PUs {taken}: expected no other VM's, found {vm.name} pinned to them")
+            against.append(f"CPUs {taken}: expected no other VM's, found {vm.name} pinned to them")
     return tuple(against)
 
 

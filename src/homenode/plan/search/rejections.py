@@ -19,6 +19,7 @@ from homenode.plan.search.ladder import Fallback
 from homenode.plan.search.problem import PlacementSearch, SearchProblem
 from homenode.plan.search.solve import fits
 from homenode.plan.search.supply import Supply
+from homenode.text import plural
 from homenode.units import GIB, format_bytes
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.plan import Unplannable
@@ -288,23 +289,24 @@ def _owners_text(attempt: Attempt, supply: Supply) -> str:
     parts = []
     reserved = (request.options.reserved_pus | request.housekeeping_pus) & pus
     if reserved:
-        parts.append(f"{len(reserved)} CPUs reserved for the host ({reserved})")
+        parts.append(f"{plural(len(reserved), 'CPU')} reserved for the host ({reserved})")
     for holder in allocations.by_domain:
         owned = holder.cores & pus
         if owned:
-            parts.append(
-                f"{len(owned)} CPUs in use by {allocations.label(holder.domain)} ({owned})"
-            )
+            label = allocations.label(holder.domain)
+            parts.append(f"{plural(len(owned), 'CPU')} in use by {label} ({owned})")
     disallowed = (
         pus - attempt.free.pus - reserved - allocations.vcpu_cores - allocations.service_cores
     )
     if request.options.emulator_pus is not None:
         disallowed -= request.options.emulator_pus
     if disallowed:
-        parts.append(f"{len(disallowed)} CPUs not allowed ({disallowed})")
+        parts.append(f"{plural(len(disallowed), 'CPU')} not allowed ({disallowed})")
     broken = CpuSet.from_bits(sum(pus for pus, shape in supply.cores.cores if not shape.is_whole))
     if broken:
-        parts.append(f"{len(broken)} CPUs on cores that are not free as a whole ({broken})")
+        parts.append(
+            f"{plural(len(broken), 'CPU')} on cores that are not free as a whole ({broken})"
+        )
     return "; ".join(parts)
 
 

@@ -27,6 +27,7 @@ from homenode.findings import Finding, finding
 from homenode.machine.topology import CoreKind
 from homenode.plan.bit_sets import members
 from homenode.plan.search.supply import FreeCore, FreeCpus
+from homenode.text import cpus_text, nodes_text
 
 EMULATOR_CORES = 2
 
@@ -141,7 +142,7 @@ def _off_nodes(free: FreeCpus, emulator: CpuSet, nodes: Sequence[int]) -> tuple[
     return (
         finding(
             "emulator-off-memory-node",
-            f"node {CpuSet(without)}",
+            nodes_text(without),
             observed="QEMU's own threads may run on no CPU there, and they allocate that node's "
             "huge pages: "
             'libvirt 9.0 and newer may fail to start the VM ("Setting CPU affinity failed")',
@@ -158,7 +159,7 @@ def _next_to_vcpus(
         return pus, (_on_siblings(pus),)
     if not vcpu_pus.bits & free.isolated.bits:
         shares = "no CPU is left for QEMU's own threads, so they run on those of vCPUs"
-        return vcpu_pus, (finding("emulator-shares-vcpus", f"CPUs {vcpu_pus}", observed=shares),)
+        return vcpu_pus, (finding("emulator-shares-vcpus", cpus_text(vcpu_pus), observed=shares),)
     unpinned = "every CPU that is left is isolated, so QEMU's own threads are not pinned"
     return None, (finding("emulator-not-pinned", "emulator", observed=unpinned),)
 
@@ -208,6 +209,6 @@ def _free_siblings(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> li
 def _on_siblings(pus: CpuSet) -> Finding:
     return finding(
         "emulator-on-siblings",
-        f"CPUs {pus}",
+        cpus_text(pus),
         observed="no core without vCPUs is free, so QEMU's own threads share a core with a vCPU",
     )

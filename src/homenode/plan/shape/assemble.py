@@ -349,7 +349,7 @@ def _shared_cores(
             observed=f"{vcpus} vCPUs have no whole core each: {sharing}. Under full load these are "
             "40 to 75 % slower than on whole cores (published for VMs that XAPI packs onto one "
             "node)",
-            case=case if gave_up else "any PUs",
+            case=case if gave_up else "any CPUs",
             values={"cores": len(used_cores)},
         ),
     )

@@ -360,7 +360,7 @@ def _environment(machine: ReportedMachine) -> Iterator[Section]:
             facts += [("vCPUs", str(head.vcpus))] if head.vcpus is not None else []
             facts += [("pages", format_bytes(head.page_bytes))] if head.page_bytes else []
             facts += [("memory mode", head.memory_mode)] if head.memory_mode else []
-            facts += [("PUs", str(head.pus))] if head.pus is not None else []
+            facts += [("CPUs", str(head.pus))] if head.pus is not None else []
             facts += [
                 (f"GPU {gpu.device}", "numa_node -1" if gpu.node is None else f"node {gpu.node}")
                 for gpu in head.gpus

@@ -266,7 +266,7 @@ def _axis(matrix: FigureMatrix, *, rows: bool) -> str:
     axis = matrix.key.rows if rows else matrix.key.columns
     if axis is Axis.NODE and matrix.key.columns is Axis.NODE:
         return "node of the threads" if rows else "node of the memory"
-    return {Axis.NODE: "node", Axis.GPU: "GPU", Axis.PU: "PU"}[axis]
+    return {Axis.NODE: "node", Axis.GPU: "GPU", Axis.PU: "CPU"}[axis]
 
 
 def _names(places: Sequence[MatrixPlace]) -> tuple[str, ...]:
@@ -383,7 +383,7 @@ def fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
     for label, number, by_key in machine.layouts():
         values = [(key.metric, key.variant or "", result.value) for key, result in by_key.items()]
         medians = [
-            v for metric, name, v in values if metric == "cpu-per-thread" and name[:3] == "PU "
+            v for metric, name, v in values if metric == "cpu-per-thread" and name[:4] == "CPU "
         ]
         means = [v for metric, name, v in values if metric == "cpu-per-thread" and not name]
         parts = [v for metric, name, v in values if (metric, name) == ("cpu-fairness", DEVIATION)]

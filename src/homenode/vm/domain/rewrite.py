@@ -5,6 +5,7 @@ the input did not have is rejected whole.
 """
 
 from homenode.errors import InputError
+from homenode.text import plural
 from homenode.vm.domain.codec import STEPS, Step
 from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.limits import refuse_unsafe
@@ -57,12 +58,12 @@ def _refuse_other_plans(guest: Vm, plan: Plan, source: str) -> None:
     """What no document can take, and PCIe layouts where the machine has no expander bus."""
     if plan.vcpu_pins and len(plan.vcpu_pins) != plan.vm.vcpus:
         raise InputError(
-            f"{source}: expected a plan with a pin for each of its {plan.vm.vcpus} vCPUs, found "
+            f"{source}: the plan has {plural(plan.vm.vcpus, 'vCPU')}, and pins for "
             f"{len(plan.vcpu_pins)}"
         )
     if plan.vm.cpu_topology is not None and plan.vm.cpu_topology.vcpus != plan.vm.vcpus:
         raise InputError(
-            f"{source}: expected a plan whose topology has {plan.vm.vcpus} vCPUs, found "
+            f"{source}: the plan has {plural(plan.vm.vcpus, 'vCPU')}, and a topology of "
             f"{plan.vm.cpu_topology.vcpus}"
         )
     expanders = [c for c in plan.vm.controllers if c.model == PortModel.EXPANDER_BUS]

@@ -17,7 +17,7 @@ from homenode.check.verify.live.procfs import (
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings, Severity, finding, in_order
 from homenode.indices import NodeIndex
-from homenode.text import plural
+from homenode.text import cpus_text, plural
 from homenode.units import KIB, format_bytes
 from homenode.vm.facts import FactValues, VmComparison, VmFact, diff
 from homenode.vm.model import MemoryDevice, Vm, VmCell
@@ -243,8 +243,8 @@ def limit_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             yield finding(
                 "live-quota",
                 subject if is_thread else vm.name,
-                expected=f"all time of {'a PU' if is_thread else f'{expected.vcpus} PUs'}",
-                observed=f"{share:.0%} of a PU, by cgroup {folder}",
+                expected=f"all time of {'a CPU' if is_thread else plural(expected.vcpus, 'CPU')}",
+                observed=f"{share:.0%} of a CPU, by cgroup {folder}",
                 source=vm.name,
             )
 
@@ -319,13 +319,13 @@ def interrupt_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         ]
         if not far:
             continue
-        served = sorted({str(i.effective or i.allowed) for i in far})
+        served = CpuSet.union(i.effective or i.allowed for i in far)
         yield finding(
             "live-interrupts",
             f"interrupts of {bdf}",
-            expected=f"served on node {node} (PUs {near_pus})",
-            observed=f"{len(far)} of {sum(i.device == bdf for i in vm.interrupts)} served by PUs "
-            f"{' '.join(served[:4])}{' ...' if len(served) > 4 else ''}",
+            expected=f"served on node {node} ({cpus_text(near_pus)})",
+            observed=f"{len(far)} of {sum(i.device == bdf for i in vm.interrupts)} served by "
+            f"{cpus_text(served)}",
             values={"pus": near_pus, "irq": far[0].irq},
             source="/proc/interrupts",
         )
@@ -346,19 +346,19 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         process_text = f"domain {other.domain!r}" if other.domain else f"{other.name!r}"
         subject = f"{process_text} (process {other.process})"
         busy = other.busy_ratio >= BUSY_RATIO
-        load = f", busy {100 * other.busy_ratio:.0f} % of a PU there" if busy else ""
+        load = f", busy {100 * other.busy_ratio:.0f} % of a CPU there" if busy else ""
         values = None
         if other.is_vcpu and not other.floats:
             name, planned = "live-shared-core", "no vCPU on the VM's cores"
-            observed = f"{other.threads} vCPUs on PUs {meeting}{load}"
+            observed = f"{plural(other.threads, 'vCPU')} on {cpus_text(meeting)}{load}"
         elif other.is_vcpu:
             name, planned = "live-floating-vm", "vCPUs pinned apart from this VM's"
-            observed = f"{other.threads} vCPUs that may run anywhere, on PUs {meeting} too{load}"
+            threads_text = f"{plural(other.threads, 'vCPU')} that may run anywhere"
+            observed = f"{threads_text}, on {cpus_text(meeting)} too{load}"
         elif other.allowed <= cores and not other.floats:
             name, planned = "live-pinned-there", "nothing else bound to the VM's cores"
-            observed = (
-                f"{plural(other.threads, 'thread')} allowed on PUs {other.allowed} only{load}"
-            )
+            allowed = cpus_text(other.allowed)
+            observed = f"{plural(other.threads, 'thread')} allowed on {allowed} only{load}"
             values = {"process": other.process}
         else:
             busiest += [(other.busy_ratio, subject)] if busy else []
@@ -370,8 +370,8 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         yield finding(
             "live-busy-neighbour",
             ", ".join(subject for _, subject in busiest),
-            expected="the VM's PUs to itself",
-            observed=f"{shares} of a PU over {vm.watched_s:g} s",
+            expected="the VM's CPUs to itself",
+            observed=f"{shares} of a CPU over {vm.watched_s:g} s",
             source="/proc",
         )
 
@@ -410,7 +410,7 @@ def _checked_lines(expected: Vm, vm: RunningVm) -> tuple[str, ...]:
         lines.append(f"{subject} ({node if piece.nodes else 'not bound'}): {pages}")
     lines.append(
         f"{plural(len(vm.interrupts), 'interrupt')} of passed-through devices; other processes on "
-        f"PUs {vm.host.cores_of(expected.pinned_pus) or 'none'}, watched for {vm.watched_s:g} s"
+        f"CPUs {vm.host.cores_of(expected.pinned_pus) or 'none'}, watched for {vm.watched_s:g} s"
     )
     return tuple(lines)
 

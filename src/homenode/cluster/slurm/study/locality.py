@@ -23,6 +23,7 @@ from homenode.errors import ParseError
 from homenode.indices import NodeIndex
 from homenode.measure.results.model import Run
 from homenode.metrics import POWER
+from homenode.text import plural
 
 GpusBySource = Mapping[str, tuple[Bdf, ...]]
 
@@ -110,7 +111,9 @@ def place_of(
         if len(gpus) != len(addresses):
             reasons.append(f"{source} shows a GPU that the node does not have")
         elif gpu_count is not None and len(gpus) != gpu_count:
-            reasons.append(f"{source} shows {len(gpus)} GPUs, and the job has {gpu_count}")
+            reasons.append(
+                f"{source} shows {plural(len(gpus), 'GPU')}, and the job has {gpu_count}"
+            )
         else:
             answers[source] = _judge(run, gpus, pus, machine, cluster_node)
     return _combine(answers, shown, reasons)

@@ -36,6 +36,11 @@ class HomenodeError(Exception):
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n  hint: {self.hint}"
 
+    @property
+    def message_with_hint(self) -> str:
+        """Message and hint for a journal or a table, whose cells have no line breaks."""
+        return self.message if self.hint is None else f"{self.message}; {self.hint}"
+
 
 class UsageError(HomenodeError):
     """Options that contradict each other, or an argument that is not of its form."""

@@ -446,7 +446,7 @@ def _or_gap(reader: Callable[[str], Figures], name: str, text: str) -> Figures:
     try:
         figures = reader(text)
     except ParseError as error:
-        return Figures(gaps=(Gap(name, str(error).replace("\n  hint:", ";")),))
+        return Figures(gaps=(Gap(name, error.message_with_hint),))
     return figures
 
 

@@ -276,8 +276,8 @@ class _BootedVm:
             orders = _orders(trial, step, machine)
             _measure(trial, step, machine, orders, resume=is_alive and folder is not None)
         except HomenodeError as error:
-            trial.journal.note(EntryKind.FAILED, step.number, str(error))
-            trial.notify(f"{_name(step)}: {error}")
+            trial.journal.note(EntryKind.FAILED, step.number, error.message_with_hint)
+            trial.notify(f"{_name(step)}: {error.message_with_hint}")
             # Raises where libvirt has gone for good: the other boots cannot be made either.
             trial.domain.retry(lambda: trial.virsh.domain(trial.head.uuid))
         finally:
@@ -295,8 +295,8 @@ class _BootedVm:
             try:
                 LayoutStep(domain, tuned.document, lambda: _refuse_taken(trial, tuned)).do(note)
             except (HostError, InputError) as error:
-                trial.journal.note(EntryKind.REFUSED, step.number, str(error))
-                trial.notify(f"{_name(step)}: refused: {error}")
+                trial.journal.note(EntryKind.REFUSED, step.number, error.message_with_hint)
+                trial.notify(f"{_name(step)}: refused: {error.message_with_hint}")
                 domain.retry(lambda: trial.virsh.domain(trial.head.uuid))
                 return None
             entry = BootStep(domain, step.number, (self._lock, *host_lock)).do(note)

@@ -15,12 +15,14 @@ from msgspec.structs import replace
 from homenode.errors import ToolError, UsageError
 from homenode.machine.discover import discover
 from homenode.machine.topology import summarise
-from homenode.measure.access import ssh
+from homenode.measure.access import remote, ssh
 from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.access.machine import ScriptOutput
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.access.ssh import HostKeyError, SshChannel
+from homenode.measure.trial.guest import GuestReach
 from homenode.process import ToolMissingError, ToolTimeoutError
+from homenode.vm.hypervisor.connection import GuestAccess
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.sources import load_host
 from tests.agent_stand_in import UUID, agent_stand_in
@@ -314,6 +316,48 @@ def test_a_machine_that_lets_no_one_in_is_not_the_first_login(sshd: SshChannel) 
         replace(sshd, key=sshd.known_hosts.parent / "other_key").execute("true", 60)
     new_key(sshd.known_hosts.parent / "host_key")
     assert sshd.execute("echo there", 60).stdout == "there\n"
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Path]:
+    """A directory of a disk that has room for little more than another directory."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, check=False).returncode:
+        pytest.skip("needs root, to mount a small file system")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("shell", SHELLS)
+def test_programs_are_put_where_there_is_room_for_them(
+    full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str
+) -> None:
+    roomy = tmp_path / "roomy"
+    roomy.mkdir()
+    monkeypatch.setattr(remote, "_FOLDERS", (str(full), str(roomy)))
+    machine = RemoteMachine(Shell(shell))
+    path = Path(machine.put_program("homenode-test-probe", secrets.token_bytes(256 << 10)))
+    assert path.parent.parent == roomy
+    machine.clean_up()
+    assert not [*full.iterdir(), *roomy.iterdir()]
+
+
+def test_a_program_that_cannot_be_put_there_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(machine: RemoteMachine, *words: object) -> None:
+        raise ToolError("no space", hint="is its disk full?")
+
+    monkeypatch.setattr(remote, "_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(RemoteMachine, "_put_file", fail)
+    virsh = Virsh("qemu:///system")
+    reach = GuestReach(virsh, GuestAccess(), tmp_path / "known_hosts", b"probe")
+    with pytest.raises(ToolError, match="no space"):
+        reach.equip(RemoteMachine(Shell("bash")))
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("packers", [("base64", "xz"), ("base64", "gzip"), ("base64",), ()])

@@ -122,6 +122,9 @@ def octal_script(content: bytes) -> str:
 
 _FOLDERS = ("/run", "/tmp", "/var/tmp", "/dev/shm", "/root")  # noqa: S108
 _IS_OURS = '[ -n "$(find $d -prune -type d -user "$(id -u)" -perm 700 2>/dev/null)" ]'
+_ROOM = "dd if=/dev/zero of=$d/try bs=64k count=64 2>/dev/null"
+"""4 MiB: the probe has 2.5 MiB, and a disk that is full takes a directory and a few bytes."""
+
 _COLLECT_S = 600.0
 _SHORT_S = 60.0
 _LEAST_BYTES_PER_S = 2_000
@@ -256,8 +259,8 @@ class RemoteMachine:
             is_ours = "false" if self._name is None else _IS_OURS
             tries = "; ".join(
                 f"d={folder}/{name}; {{ mkdir -m 700 $d 2>/dev/null || {is_ours}; }} && "
-                f'{{ echo "exit 0" >$d/try; chmod 700 $d/try; sh -c $d/try 2>/dev/null '
-                f"&& rm $d/try && echo $d && exit; rm -rf $d; }}"
+                f'{{ {_ROOM} && echo "exit 0" >$d/try && chmod 700 $d/try && '
+                f"sh -c $d/try 2>/dev/null && rm $d/try && echo $d && exit; rm -rf $d; }}"
                 for folder in _FOLDERS
             )
             own_folder = self._line(f"({tries})")

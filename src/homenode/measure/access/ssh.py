@@ -20,7 +20,7 @@ from homenode.text import command_line
 
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:%-]{0,255}\Z", re.ASCII)
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z", re.ASCII)
-_CONNECT_S = 10
+_CONNECT_S = 30  # a guest whose vCPUs all measure may answer late
 _ALIVE_S = 15
 _GRACE_S = 30.0
 _CAUSES = (

@@ -69,7 +69,12 @@ class GuestReach(Struct, frozen=True):
 
     def equip(self, machine: Machine) -> None:
         assert isinstance(machine, RemoteMachine), "machine() made it"
-        machine.put_program(PROBE, self.probe)
+        try:
+            machine.put_program(PROBE, self.probe)
+        except ToolError:
+            with suppress(ToolError):
+                machine.clean_up()
+            raise
 
     def leave(self, machine: Machine) -> None:
         assert isinstance(machine, RemoteMachine), "machine() made it"

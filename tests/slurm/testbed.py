@@ -176,7 +176,7 @@ class Testbed:
     def _write_configuration(self) -> None:
         host = socket.gethostname().partition(".")[0]
         names = ",".join(NODES)
-        controller, *ports = _free_ports(1 + len(NODES))
+        controller, *ports = free_ports(1 + len(NODES))
         nodes = "\n".join(
             _NODE.format(name=name, host=host, port=port)
             for name, port in zip(NODES, ports, strict=True)
@@ -257,7 +257,7 @@ def until_runs(slurm: Testbed, job: str) -> None:
         time.sleep(0.2)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Below those that the kernel gives to whoever asks for any: no daemon finds its port taken."""
     first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     found: list[int] = []

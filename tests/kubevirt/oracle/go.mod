@@ -3,6 +3,7 @@ module homenode/kubevirt
 go 1.24.0
 
 require (
+	github.com/spf13/cobra v1.9.1
 	k8s.io/api v0.34.3
 	k8s.io/apiextensions-apiserver v0.34.3
 	k8s.io/apimachinery v0.34.3

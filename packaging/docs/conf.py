@@ -120,7 +120,7 @@ class _ManualPage(ManualPageTranslator):  # type: ignore[misc]
     """Lines are not filled with spaces, and the last column of a table takes all of the line."""
 
     def header(self) -> str:
-        return f"{super().header()}.ad l\n"
+        return f".ds AD l\n{super().header()}.ad l\n"  # groff before 1.23 has no AD
 
     def astext(self) -> str:
         return re.sub(r"^((?:l\|)*)l\.$", r"\1lx.", super().astext(), flags=re.MULTILINE)

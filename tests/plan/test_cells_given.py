@@ -9,7 +9,7 @@ from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.gpu_choice import NearestGpus
 from homenode.plan.search.ladder import fallbacks
-from homenode.plan.search.place import Inventory
+from homenode.plan.search.place import search_for
 from homenode.plan.search.problem import SearchProblem
 from homenode.plan.search.split import splits_of_cells
 from homenode.units import GIB
@@ -20,7 +20,7 @@ GPU_ON_NODE_1 = [DeviceSpec("01:00.0", 1)]
 
 
 def problem_of(host: Host, request: GuestRequest) -> SearchProblem:
-    search = Inventory(host).search(host, request)
+    search = search_for(host, request)
     return Attempt(search, next(fallbacks(request, search.free[1]))).problem
 
 

@@ -12,7 +12,7 @@ from homenode.cpuset import CpuSet
 from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.place import Inventory, place
+from homenode.plan.search.place import place
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS, Layout, Pinning
 from homenode.vm.plan import Unplannable
@@ -41,9 +41,9 @@ def request(layout: Layout, policy: Policy, keeps: bool, vcpus: int) -> GuestReq
     return asking(wanted, layout=layout, policy=policy, keep_vcpus=keeps)
 
 
-def attempt(host: Host, wanted: GuestRequest, inventory: Inventory) -> Placement | None:
+def attempt(host: Host, wanted: GuestRequest) -> Placement | None:
     try:
-        return place(host, wanted, inventory, brief=True)
+        return place(host, wanted, brief=True)
     except Unplannable:
         return None
 
@@ -61,7 +61,6 @@ def reach(host: Host, placement: Placement) -> tuple[int, int]:
 
 def climb(
     host: Host,
-    inventory: Inventory,
     way: tuple[Layout, Policy, bool],
     counts: Iterable[int],
 ) -> Iterator[tuple[GuestRequest, Placement]]:
@@ -69,7 +68,7 @@ def climb(
     refused = 0
     for vcpus in counts:
         wanted = request(*way, vcpus)
-        placement = attempt(host, wanted, inventory)
+        placement = attempt(host, wanted)
         assert placement is None or not refused, f"{refused} vCPUs are refused, {vcpus} are not"
         if placement is None:
             refused = vcpus
@@ -82,10 +81,9 @@ def has_reason(
     wanted: GuestRequest,
     placement: Placement,
     before: Placement,
-    inventory: Inventory,
 ) -> bool:
     """Whether no nodes as few and as near as before hold the VM with nothing more given up."""
-    near = attempt(host, asking(wanted, max_nodes=len(set(before.nodes))), inventory)
+    near = attempt(host, asking(wanted, max_nodes=len(set(before.nodes))))
     if near is None or not set(near.relaxations) <= set(placement.relaxations):
         return True
     return reach(host, near) > reach(host, before)
@@ -94,14 +92,13 @@ def has_reason(
 def check_ladder(
     host: Host, layout: Layout, policy: Policy, keeps: bool, counts: Iterable[int]
 ) -> None:
-    inventory = Inventory(host)
-    steps = list(climb(host, inventory, (layout, policy, keeps), counts))
+    steps = list(climb(host, (layout, policy, keeps), counts))
     assert steps
     for (_, before), (wanted, after) in pairwise(steps):
         say = f"{layout.name} {policy} at {wanted.vcpus} vCPUs"
         assert cores_used(host, before) <= cores_used(host, after), say
         if reach(host, before) < reach(host, after) and policy is not Policy.SPREAD:
-            assert has_reason(host, wanted, after, before, inventory), say
+            assert has_reason(host, wanted, after, before), say
 
 
 def edges(host: Host) -> list[int]:

@@ -15,7 +15,7 @@ from homenode.plan.allocations import allocations
 from homenode.plan.memory import LEAST_RESERVE_BYTES, free_memory, held_memory
 from homenode.plan.planner import as_placed
 from homenode.plan.request import GuestRequest, request_for
-from homenode.plan.search.place import Inventory, place
+from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
 from homenode.text import plural
@@ -260,11 +260,10 @@ def count_fits(host: Host, size: VmSize) -> int | None:
         request = size.request(host)
     except InputError:
         return None
-    inventory, count = Inventory(host), 0
-    best = _try_plan(_without_vms(host), request, inventory)
+    count, best = 0, _try_plan(_without_vms(host), request)
     while count < MOST_COUNTED and best is not None:
         vm = replace(request, guest=replace(request.guest, name=f"\0{count}"))
-        planned = _try_plan(host, vm, inventory)
+        planned = _try_plan(host, vm)
         if planned is None:
             break
         if any(value > limit for value, limit in zip(planned[0], best[0], strict=True)):
@@ -274,12 +273,10 @@ def count_fits(host: Host, size: VmSize) -> int | None:
     return count
 
 
-def _try_plan(
-    host: Host, request: GuestRequest, inventory: Inventory
-) -> tuple[tuple[int, ...], Plan] | None:
+def _try_plan(host: Host, request: GuestRequest) -> tuple[tuple[int, ...], Plan] | None:
     """How local the VM is, smaller is better, and its plan; None where it does not fit."""
     try:
-        placement = place(host, request, inventory, brief=True)
+        placement = place(host, request, brief=True)
         plan = assemble(host, as_placed(request, placement), placement)
     except (Unplannable, InputError):
         return None

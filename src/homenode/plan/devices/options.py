@@ -5,7 +5,7 @@ its root complex. GPUs are chosen together with the nodes (solve.py); here stand
 choose from.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -126,48 +126,8 @@ class DeviceOptions(Struct, frozen=True, dict=True):
         return min(picks, key=lambda gpus: (self.sets_lost(gpus), self.positions(gpus)))
 
 
-class DeviceInventory(Struct, frozen=True, dict=True):
-    """What the devices of a host are to the planner, whoever has them: equal for hosts with the
-    same devices, so that a search over many states of one host makes it once.
-
-    link_of: for each GPU with NVLink or xGMI, the lowest function that its links reach, NVSwitches
-    included. sets: GPU sets of two or more, those of a node, switch, link group or partition.
-    """
-
-    host: Host
-
-    @cached_property
-    def gpus(self) -> tuple[PciDevice, ...]:
-        return self.host.devices_of_kind(DeviceKind.GPU)
-
-    @cached_property
-    def fabric(self) -> Fabric | None:
-        return fabric_of_host(self.host)
-
-    @cached_property
-    def link_of(self) -> Mapping[Bdf, Bdf]:
-        return link_groups(self.host)
-
-    @cached_property
-    def sets(self) -> tuple[frozenset[Bdf], ...]:
-        gpu_sets = _gpu_sets(self.host, self.gpus, self.link_of, self.fabric)
-        return tuple(sorted(gpu_sets, key=sorted))
-
-    @cached_property
-    def companions(self) -> Mapping[Bdf, tuple[Bdf, ...]]:
-        """The other functions of each GPU's slot (its audio, USB): they leave the host together."""
-        return {gpu.bdf: tuple(_companions(self.host.device_at, gpu)) for gpu in self.gpus}
-
-    @cached_property
-    def without_node(self) -> frozenset[Bdf]:
-        node_indices = {node.index for node in self.host.nodes}
-        return frozenset(d.bdf for d in self.host.pci_devices if d.node not in node_indices)
-
-
-def device_options(
-    host: Host, request: GuestRequest, allocations: Allocations, inventory: DeviceInventory
-) -> DeviceOptions:
-    """What there is to choose from. inventory: of the host's devices.
+def device_options(host: Host, request: GuestRequest, allocations: Allocations) -> DeviceOptions:
+    """What there is to choose from.
 
     GPUs of unknown node are omitted while there are enough others. Raises InputError for a
     function that the host has not; Unplannable for too few free GPUs.
@@ -181,9 +141,9 @@ def device_options(
                 f"device {bdf}: expected an endpoint, found a bridge or switch port",
                 hint="bridges are not passed through; name the devices below it",
             )
+    host_fabric, all_gpus = fabric_of_host(host), host.devices_of_kind(DeviceKind.GPU)
     # Without NVLink the GPUs need be no partition.
-    fabric = None if request.options.without_nvlink else inventory.fabric
-    all_gpus = inventory.gpus
+    fabric = None if request.options.without_nvlink else host_fabric
     node_indices = {node.index for node in host.nodes}
     free = _free_gpus(host, request, allocations)
     named = [by_bdf[bdf] for bdf in request.devices]
@@ -220,7 +180,7 @@ def device_options(
             ),
         )
         for number, gpu in enumerate(unheld)
-        for companions in (inventory.companions[gpu.bdf] if count else (),)
+        for companions in (_companions(by_bdf, gpu) if count else (),)
     )
     bit_of = {gpu.bdf: 1 << gpu.number for gpu in gpus}
     choices = _choices(
@@ -258,7 +218,7 @@ def device_options(
     # Sets all of whose GPUs are free.
     masks = {
         sum(bit_of[bdf] for bdf in gpu_set)
-        for gpu_set in (inventory.sets if has_gpus else ())
+        for gpu_set in (_gpu_sets(host, all_gpus, host_fabric) if has_gpus else ())
         if bit_of.keys() >= gpu_set
     }
     return DeviceOptions(
@@ -270,7 +230,7 @@ def device_options(
         count=count,
         groups=(open_gpus,) if choices.groups is None else choices.groups,
         sets=tuple(sorted(masks)),
-        without_node=inventory.without_node,
+        without_node=frozenset(d.bdf for d in host.pci_devices if d.node not in node_indices),
         findings=choices.findings,
         gaps=choices.gaps,
         brought=brought,
@@ -342,9 +302,9 @@ def _of_one_package(
     return tuple(gpu_set for gpu_set in sets if len(gpu_set) >= count)
 
 
-def _gpu_sets(
-    host: Host, gpus: Sequence[PciDevice], links: Mapping[Bdf, Bdf], fabric: Fabric | None
-) -> set[frozenset[Bdf]]:
+def _gpu_sets(host: Host, gpus: Sequence[PciDevice], fabric: Fabric | None) -> set[frozenset[Bdf]]:
+    """GPU sets of two or more: those of a node, a switch, NVLink or xGMI, or a partition."""
+    links = link_groups(host)
     groups: dict[tuple[str, object], list[Bdf]] = {}
     for gpu in gpus:
         switch = host.switch_above(gpu.bdf)
@@ -355,17 +315,18 @@ def _gpu_sets(
     return sets if fabric is None else sets | set(map(frozenset, fabric.all_partitions()))
 
 
-def _companions(by_bdf: dict[Bdf, PciDevice], gpu: PciDevice) -> list[Bdf]:
+def _companions(by_bdf: dict[Bdf, PciDevice], gpu: PciDevice) -> tuple[Bdf, ...]:
+    """The other functions of a GPU's slot (its audio, USB): they leave the host together."""
     functions = (
         Bdf(gpu.bdf.domain, gpu.bdf.bus, gpu.bdf.device, number)
         for number in range(8)
         if number != gpu.bdf.function
     )
-    return [
+    return tuple(
         bdf
         for bdf in functions
         if bdf in by_bdf and by_bdf[bdf].kind not in (DeviceKind.BRIDGE, DeviceKind.GPU)
-    ]
+    )
 
 
 def _free_gpus(

@@ -6,22 +6,20 @@ Same input, same placement.
 """
 
 from collections.abc import Iterable
-from functools import cached_property
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.findings import Rejection
 from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.allocations import Allocations, allocations
 from homenode.plan.device_findings import device_findings
-from homenode.plan.devices.options import DeviceInventory, DeviceOptions, device_options
+from homenode.plan.devices.options import DeviceOptions, device_options
 from homenode.plan.placement import Placement
 from homenode.plan.placement_findings import document_siblings, memory_short, whole_core_costs
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.cost import Cost
-from homenode.plan.search.distances import DistanceMatrix, distance_matrix
+from homenode.plan.search.distances import distance_matrix
 from homenode.plan.search.ladder import MemoryRule, Relaxation, check_layout, fallbacks
 from homenode.plan.search.problem import PlacementSearch
 from homenode.plan.search.rejections import (
@@ -32,7 +30,7 @@ from homenode.plan.search.rejections import (
     whole_host,
 )
 from homenode.plan.search.solve import may_be_nearer
-from homenode.plan.search.supply import CoreInventory, free_cpus
+from homenode.plan.search.supply import free_cpus
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, with_siblings
 from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import DocumentSiblings, Policy
@@ -40,66 +38,42 @@ from homenode.vm.plan_options import DocumentSiblings, Policy
 MOST_REFUSED_NODES = 16
 
 
-class Inventory(Struct, frozen=True, dict=True):
-    """What a search needs to know of a host, whoever has what of it: hosts with the same nodes,
-    cores and devices can share it. Each part is worked out when it is first asked for."""
-
-    host: Host
-
-    @cached_property
-    def cores(self) -> CoreInventory:
-        return CoreInventory(self.host)
-
-    @cached_property
-    def devices(self) -> DeviceInventory:
-        return DeviceInventory(self.host)
-
-    @cached_property
-    def distances(self) -> DistanceMatrix:
-        return distance_matrix(self.host)
-
-    def search(self, host: Host, request: GuestRequest) -> PlacementSearch:
-        """The search for a VM on this host, or on one that differs in memory and VMs at most."""
-        allocated = allocations(host, request)
-        free = with_service = free_cpus(request, allocated, self.cores)
-        if allocated.service_cores:
-            with_service = free_cpus(request, allocated, self.cores, service_cores=True)
-        return PlacementSearch(
-            host=host,
-            request=request,
-            allocations=allocated,
-            options=device_options(host, request, allocated, self.devices),
-            distances=self.distances,
-            free=(free, with_service),
-        )
+def search_for(host: Host, request: GuestRequest) -> PlacementSearch:
+    """The search for a VM on this host."""
+    allocated = allocations(host, request)
+    free = with_service = free_cpus(host, request, allocated)
+    if allocated.service_cores:
+        with_service = free_cpus(host, request, allocated, service_cores=True)
+    return PlacementSearch(
+        host=host,
+        request=request,
+        allocations=allocated,
+        options=device_options(host, request, allocated),
+        distances=distance_matrix(host),
+        free=(free, with_service),
+    )
 
 
-def place(
-    host: Host, request: GuestRequest, inventory: Inventory | None = None, *, brief: bool = False
-) -> Placement:
-    """The placement of least cost on the first fallback that holds the VM. inventory: of a host
-    that differs in memory and VMs at most; None = of this one. brief: without what only explains
-    it: runners-up, rejections, findings, gaps.
+def place(host: Host, request: GuestRequest, *, brief: bool = False) -> Placement:
+    """The placement of least cost on the first fallback that holds the VM. brief: without what only
+    explains it: runners-up, rejections, findings, gaps.
 
     Raises Unplannable with every rejection; UsageError for layout and policy that clash;
     InputError for devices or nodes that the host has not.
     """
-    inventory = inventory or Inventory(host)
     if request.document_siblings is DocumentSiblings.WHEN_SHORT:
-        return _cores_or_siblings(host, request, inventory, brief=brief)
+        return _cores_or_siblings(host, request, brief=brief)
     layout = request.layout
     check_layout(layout, request.options.policy)
     floats = layout.pinning is Pinning.NONE
     if floats and layout.cells is GuestCells.SINGLE and layout.memory is MemoryBinding.KEEP:
         allocated = allocations(host, request)
-        options = device_options(host, request, allocated, inventory.devices)
+        options = device_options(host, request, allocated)
         return _place_devices_only(host, request, allocated, options)
-    return _LadderSearch(inventory.search(host, request), brief=brief).placement()
+    return _LadderSearch(search_for(host, request), brief=brief).placement()
 
 
-def _cores_or_siblings(
-    host: Host, request: GuestRequest, inventory: Inventory, *, brief: bool
-) -> Placement:
+def _cores_or_siblings(host: Host, request: GuestRequest, *, brief: bool) -> Placement:
     """A whole core for each vCPU, unless that costs the host its last core, leaves it no more than
     it keeps, or mixes kinds of core: then siblings as the document shows them, where they fit."""
     for_cores = replace(request, document_siblings=DocumentSiblings.IGNORED)
@@ -108,13 +82,13 @@ def _cores_or_siblings(
     for_siblings = replace(for_cores, layout=layout, keep_vcpus=True, most_threads=threads)
     refusal, on_cores, on_siblings, costs = None, None, None, ["need more cores than are free"]
     try:
-        on_cores = place(host, for_cores, inventory, brief=brief)
+        on_cores = place(host, for_cores, brief=brief)
         costs = list(whole_core_costs(host, request, on_cores))
     except Unplannable as error:
         refusal = error
     if costs or not brief:
         try:
-            on_siblings = place(host, for_siblings, inventory, brief=brief or not costs)
+            on_siblings = place(host, for_siblings, brief=brief or not costs)
         except Unplannable:
             on_siblings = None
     if on_siblings is not None and (

@@ -12,7 +12,6 @@ cores first, then those of which others have a part. Second groups are shared ou
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -67,65 +66,42 @@ HostCore = tuple[int, NodeIndex | None, CoreShape]
 """A core of the host, whosever it is: PUs as bits, node, its shape while all of them are free."""
 
 
-class CoreInventory(Struct, frozen=True, dict=True):
-    """The cores of a host, whoever has them: equal for hosts with the same cores. allowed,
-    isolated: PUs, as bits."""
-
-    host: Host
-
-    @cached_property
-    def allowed_bits(self) -> int:
-        return self.host.usable_pus.bits
-
-    @cached_property
-    def isolated_bits(self) -> int:
-        return sum([1 << pu.index for pu in self.host.pus if pu.isolated or pu.nohz_full])
-
-    @cached_property
-    def cores(self) -> tuple[HostCore, ...]:
-        """All of them; node None where the host's nodes do not have it."""
-        shapes: dict[tuple[object, ...], CoreShape] = {}
-        nodes = {node.index for node in self.host.nodes}
-        pu_at, not_isolated = self.host.pu_at, ~self.isolated_bits
-        sizes = {int(llc.index): llc.size_bytes or 0 for llc in self.host.llcs}
-        cores = []
-        for core in self.host.cores:
-            bits = core.pus.bits
-            first = pu_at[(bits & -bits).bit_length() - 1]
-            llc = UNKNOWN_LLC if first.llc is None else first.llc
-            key = (bits.bit_count(), True, not bits & not_isolated, llc, core.id.package, core.kind)
-            shape = shapes.get(key)
-            if shape is None:
-                shape = shapes[key] = CoreShape(*key, sizes.get(llc, 0))
-            node = first.node if first.node in nodes else None
-            cores.append((bits, node, shape))
-        return tuple(cores)
+def _host_cores(host: Host, isolated: int) -> Iterator[HostCore]:
+    """All cores; node None where the host's nodes do not have it. isolated: PUs, as bits."""
+    shapes: dict[tuple[object, ...], CoreShape] = {}
+    nodes, pu_at = {node.index for node in host.nodes}, host.pu_at
+    sizes = {int(llc.index): llc.size_bytes or 0 for llc in host.llcs}
+    for core in host.cores:
+        bits = core.pus.bits
+        first = pu_at[(bits & -bits).bit_length() - 1]
+        llc = UNKNOWN_LLC if first.llc is None else first.llc
+        key = (bits.bit_count(), True, not bits & ~isolated, llc, core.id.package, core.kind)
+        shape = shapes.get(key)
+        if shape is None:
+            shape = shapes[key] = CoreShape(*key, sizes.get(llc, 0))
+        yield bits, first.node if first.node in nodes else None, shape
 
 
 def free_cpus(
-    request: GuestRequest,
-    allocations: Allocations,
-    inventory: CoreInventory,
-    *,
-    service_cores: bool = False,
+    host: Host, request: GuestRequest, allocations: Allocations, *, service_cores: bool = False
 ) -> FreeCpus:
     """What is left of the host: allowed PUs that are neither reserved, asked for by name for the
     emulator, nor used by others. Nodes ascending; nodes without PUs are omitted.
 
     service_cores: with the cores on which others have emulators or IOThreads only.
     """
-    host, isolated = inventory.host, inventory.isolated_bits
+    isolated = sum([1 << pu.index for pu in host.pus if pu.isolated or pu.nohz_full])
     vcpu_cores = allocations.vcpu_cores.bits
     barred = request.options.reserved_pus.bits | request.housekeeping_pus.bits | vcpu_cores
     if not service_cores:
         barred |= allocations.service_cores.bits
     if request.options.emulator_pus is not None:
         barred |= request.options.emulator_pus.bits
-    open_pus = inventory.allowed_bits & ~barred
+    open_pus = host.usable_pus.bits & ~barred
     by_node: dict[NodeIndex | None, list[FreeCore]] = {node.index: [] for node in host.nodes}
     partial_shapes: dict[CoreShape, CoreShape] = {}
     free_of_vcpus = 0
-    for bits, node, shape in inventory.cores:
+    for bits, node, shape in _host_cores(host, isolated):
         if not bits & vcpu_cores:
             free_of_vcpus += 1
         free = bits & open_pus

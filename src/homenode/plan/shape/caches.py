@@ -198,9 +198,7 @@ def guest_cache(
             return CacheChoice(cache, topoext_needed)
     topoext = False if shape.threads == 1 and vendor != INTEL_VENDOR else topoext_needed
     shown = told_l3(GuestCache.DISABLED, shape, guest_cpu(host, guest, topoext))
-    return CacheChoice(
-        GuestCache.DISABLED, topoext, (_no_l3(shared, request, is_told=shown != ()),)
-    )
+    return CacheChoice(GuestCache.DISABLED, topoext, (_no_l3(shared, is_told=shown != ()),))
 
 
 def llc_threads(host: Host, shared: SharedLlcs | None) -> int | None:
@@ -268,7 +266,7 @@ def _group_vcpus(topology: GuestTopology, key: Callable[[int], int]) -> Groups:
     return tuple(map(CpuSet, groups.values()))
 
 
-def _no_l3(shared: SharedLlcs | None, request: GuestRequest, *, is_told: bool) -> Finding:
+def _no_l3(shared: SharedLlcs | None, *, is_told: bool) -> Finding:
     if shared is None:
         reason = "the LLCs under the vCPUs are not known, or a vCPU may run on several"
     else:

@@ -170,7 +170,7 @@ class PlanOptions(Struct, frozen=True):
       objective: With --layout auto, what the VM is for; multi-gpu, memory-bandwidth, latency,
         gpu-copy, throughput, density. Default: chosen by its devices.
       vcpus: Number of vCPUs. Default: the definition's.
-      memory_bytes: Memory, with a unit: 64GiB. Default: the definition's.
+      memory_bytes: Memory of the VM, with a unit: 64GiB. Default: the definition's.
       page_bytes: Size of the VM's huge pages: 2MiB, 1GiB. Default: the definition's.
       devices: Pass through this host function or mediated device; may be repeated. The definition's
         devices stay.
@@ -192,8 +192,8 @@ class PlanOptions(Struct, frozen=True):
         sees them. Needs a layout with guest NUMA nodes. Default: like the host nodes.
       replaces: Treat this domain's CPUs, memory and devices as free; may be repeated. Default: the
         domain of the same name or UUID.
-      keep_vcpus: With SMT: keep the vCPU count, use half the cores. Default: on if the definition
-        shows siblings.
+      keep_vcpus: With -smt: keep the vCPUs, use half the cores. Default: on if the
+        definition shows siblings.
       without_nvlink: On a board with NVSwitches, choose any GPUs, also without NVLink between them.
         Default: only partitions.
       unequal_cells: Put vCPUs near the devices, even if the nodes' shares become unequal.
@@ -213,13 +213,15 @@ class PlanOptions(Struct, frozen=True):
       emulator_pus: Pin QEMU's own threads to exactly these CPUs.
       housekeeping_pus: CPUs for the emulators of several VMs, with --emulator housekeeping or if no
         core is left for an emulator; vCPUs do not use them. Default: those in the host.toml.
-      pinning: The pinning: none, node (each vCPU may run on any CPU of its nodes), one-pu-per-core,
-        all-pus. Default: the layout's.
-      siblings: SMT siblings in the guest: keep (as the definition's <topology>, pinned to
+      pinning: How vCPUs are pinned: none, node (each vCPU may run on any CPU of its nodes),
+        one-pu-per-core, all-pus. Default: the layout's.
+      siblings: How the guest sees SMT siblings: keep (as the definition's <topology>, pinned to
         siblings), hidden, exposed. Default: the layout's.
-      cells: The guest's NUMA nodes: single, host. Default: the layout's.
-      pcie: The guest's PCIe tree: keep, host. Default: the layout's.
-      memory_binding: How memory is bound: keep, bound, bound-per-cell. Default: the layout's.
+      cells: NUMA nodes of the guest: single, host (as the chosen host nodes). Default: the
+        layout's.
+      pcie: PCIe tree of the guest: keep, host (an expander bus per node). Default: the layout's.
+      memory_binding: How the VM's memory is bound: keep, bound, bound-per-cell. Default: the
+        layout's.
       pci_granularity: Create an expander bus for each cell, root-complex or switch (which also
         mirrors the switches). Default: cell; with --layout auto switch if a GPU and its RDMA NIC
         share a switch.
@@ -304,7 +306,7 @@ class ManualRanges(Struct, frozen=True):
 
     Options:
       node_pus: Pin to these CPUs of one node, one of each core; repeat for each node.
-      sibling_pus: Their SMT siblings in the same order; repeat for each node.
+      sibling_pus: SMT siblings of the --node-cpus, in their order; repeat for each node.
     """
 
     node_pus: Annotated[tuple[CpuSet, ...], _by_hand("--node-cpus", "PUS", parse=CpuSet.parse)] = ()

@@ -10,10 +10,11 @@ from homenode.option import Flag, Opt
 
 HostOption = Annotated[
     str | None,
-    Opt("--host", "SOURCE", "A source of a host. Default: this machine.", complete="host_sources"),
+    Opt("--host", "SOURCE", "Host to read. Default: this machine.", complete="host_sources"),
 ]
 LspciOption = Annotated[
-    Path | None, Opt("--lspci", "FILE", "lspci -D -nn -vvv, in place of its PCI tree.", rare=True)
+    Path | None,
+    Opt("--lspci", "FILE", "Read the PCI tree from this output of lspci -D -nn -vvv.", rare=True),
 ]
 ConnectOption = Annotated[
     str, Opt("--connect -c", "URI", "The libvirt daemon, such as qemu+ssh://root@gpu7/system.")
@@ -23,14 +24,23 @@ ForceOption = Annotated[
 ]
 ExplainOption = Annotated[bool, Flag("--explain", help="Print all details.")]
 JsonOption = Annotated[bool, Flag("--json", "Print JSON.")]
-SavePlanOption = Annotated[Path | None, Opt("--save-plan", "PLAN.json", "Write the plan.")]
+SavePlanOption = Annotated[
+    Path | None, Opt("--save-plan", "PLAN.json", "Write the plan, for verify --plan.")
+]
 QuietOption = Annotated[
     bool, Flag("--quiet -q", "Print critical findings alone, on standard error.", rare=True)
 ]
-PoolOption = Annotated[tuple[str, ...], Opt("--pool", "POOL", "The hosts; may be repeated.")]
+PoolOption = Annotated[
+    tuple[str, ...],
+    Opt("--pool", "POOL", "Directory of captures, host source, or NAME*N; may be repeated."),
+]
 ResultsOption = Annotated[
     tuple[str, ...],
-    Opt("--results", "DIR", "Results of this host; they overrule the table; may be repeated."),
+    Opt(
+        "--results",
+        "DIR",
+        "Own results, which overrule the rules of auto; may be repeated.",
+    ),
 ]
 AfterOption = Annotated[
     tuple[Path, ...],

@@ -19,11 +19,11 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
       document: The domain XML, a domain of this libvirt by name or UUID, or a target's file, which
         needs --plan; may be omitted with --guest and --plan.
       plan: The saved plan to compare with. Default: the definition itself.
-      boot: Boot a test guest.
+      boot: Boot a test guest of the definition, and check what its kernel reports.
       start: Start the domain paused with its real devices, check it, and end it.
-      yes: Do not prompt, with --start.
-      guest: The real guest's own view: ssh:HOST or ssh://USER@HOST:PORT, or any host source of show
-        made inside it.
+      yes: With --start: start the domain without a prompt.
+      guest: Compare with the running guest's own view: ssh:HOST or ssh://USER@HOST:PORT, or any
+        host source of show made inside it.
       ssh_user: With --guest ssh:HOST: the user in the guest. Default: ssh's own choice.
       ssh_key: With --guest ssh:HOST: a private key. Default: ssh's own choice.
       explain: Print each finding and each compared fact separately, with its source. Default: equal
@@ -33,7 +33,7 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
       live: Check a running domain of this machine from outside (threads, memory, IRQs); see apply.
       connect: The libvirt connection; with --boot, none runs QEMU directly. Default:
         qemu:///system, and with --boot QEMU if libvirt does not answer.
-      kernel: The test guest's kernel. Default: the first installed kernel.
+      kernel: Kernel of the test guest, a file. Default: the first installed kernel.
       timeout: Time limit in seconds; through libvirt without KVM, QEMU is run directly after half
         of it. Default: 60, and 5 for each vCPU.
       keep: Keep the console, the report, and the definition or command line in this directory.
@@ -78,8 +78,9 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
     Options:
       files: Names of this machine's VMs, files of VMs and of the host, in any order; - for a VM on
         standard input. Default: only the host.
-      h2d: A measured host-to-device rate, of one GPU or of all; may be repeated.
-      known_width: A slot that is wired narrower than its port; may be repeated.
+      h2d: Compare this measured host-to-device rate, of one GPU or of all; may be repeated.
+      known_width: Accept this width of a slot that is wired narrower than its port; may be
+        repeated.
       under_load: Read links while a copy runs: nvbandwidth, rocm-bandwidth-test, or homenode's own
         program in a python3 with PyTorch. Default: read idle links.
       load_command: The command that copies to the GPUs, with --under-load.
@@ -118,7 +119,7 @@ class RetrainArguments(Struct, frozen=True, kw_only=True):
     Options:
       devices: PCI addresses of the devices whose links are trained again.
       target: Generation to train to. Default: the fastest that both ends can.
-      apply: Write the registers. Default: a dry run.
+      apply: Train the links again. Default: only print the registers to write.
       print_unit: Print a systemd unit that does this at boot; only if root alone can change the
         program.
       print_hook: Print a libvirt hook that does this at VM start; only if root alone can change the

@@ -50,8 +50,8 @@ class ReportArguments(Struct, frozen=True, kw_only=True):
       runs: Directories of results, also directories of directories; directories of the study's
         scripts (results/<gpu>/<config>/) and logs of other tools, read as homenode import reads
         them. Default: results.
-      output: The page; .html or .pdf. An older report is replaced. Default: report.html in the
-        first directory.
+      output: File of the report; .html or .pdf. An older report is replaced. Default: report.html
+        in the first directory.
       host: A capture of a host of these results: its picture, links and findings, for runs that
         name it, or for the one machine that names none. May be repeated. Default: captures stored
         beside host runs.

@@ -35,7 +35,7 @@ class SuiteArguments(Struct, frozen=True, kw_only=True):
       full: Measure each value for eight seconds. Default: two seconds.
       seed: Seed for the order of boots and of tests.
       nccl_max_msg: Largest message of collectives.
-      nccl_topo: A topology file for NCCL: all-reduces are measured with and without it; a trial
+      nccl_topo: Topology file for NCCL: all-reduces are measured with and without it; a trial
         writes a file for each guest. Default: all-reduces without a file.
       python: A Python with PyTorch, used if GPU tools are missing.
     """
@@ -72,11 +72,11 @@ class RunArguments(Struct, frozen=True, kw_only=True):
     """What the run is of.
 
     Options:
-      plan: The plan of this guest. The guest is verified first, as by verify --guest; one that
+      plan: Saved plan of this guest. The guest is verified first, as by verify --guest; one that
         differs is not measured. With --context host: measure on the PUs that the plan pins.
-      domain: The guest's domain XML: stored, and used to find its GPUs.
-      layout: This guest's layout. Default: the plan's, else unknown.
-      arrangement: Any other choice under comparison: a queue, a policy.
+      domain: Domain XML of this guest: stored, and used to find its GPUs.
+      layout: Layout of this guest. Default: the plan's, else unknown.
+      arrangement: Name of what else is compared, such as a queue or a policy.
       boot: Identity of this boot. Default: the kernel's boot id.
       experiment: The study that this run is a part of. In a Slurm job, tests then run only with the
         job's own binding.
@@ -116,10 +116,10 @@ class AccessOptions(Struct, frozen=True, kw_only=True):
         Default: ssh.
       address: Address of the guest. Default: from libvirt's leases, else from the guest agent or
         this host's ARP table.
-      ssh_user: The user in the guest.
-      ssh_port: The guest's port for ssh.
-      ssh_key: A private key. Default: ssh's own choice.
-      probe: The static probe that is copied into the guest. Processor and memory tests need only a
+      ssh_user: User to log in as in the guest.
+      ssh_port: Port of the guest's ssh server.
+      ssh_key: Private key to log in to the guest with. Default: ssh's own choice.
+      probe: Static homenode-probe to copy into the guest. Processor and memory tests need only a
         POSIX shell there; GPU tests need the tools or PyTorch. Default: homenode-probe-static of
         this installation.
       answer_within: Time limit for a guest to answer after its start.
@@ -185,7 +185,7 @@ class BenchSetupArguments(Struct, frozen=True, kw_only=True):
     """Build the pinned GPU tools (nvbandwidth, nccl-tests, PyTorch, ...) for this machine.
 
     Options:
-      apply: Run the steps. Default: print them.
+      apply: Download, build and install the tools. Default: only print the steps.
       remove: Remove what the steps installed.
       prefix: Programs go to DIR/bin, sources and the record to DIR/share/homenode; PyTorch's Python
         is DIR/bin/homenode-torch-python, for --python. Default: ~/.local.
@@ -212,18 +212,18 @@ class ImportArguments(Struct, frozen=True, kw_only=True):
     Options:
       folders: Directories, searched six levels deep, or single files.
       output: Results directory to write to; an existing run is not replaced.
-      layout: The layout of the run NAME; NAME may contain * and ?, and an exact name takes
+      layout: Set the layout of the run NAME; NAME may contain * and ?, and an exact name takes
         precedence over a pattern; may be repeated. Default: by the directory's name.
       system: The directory above the runs. Default: the directory above the study's, else the
         GPU's name, else cpu-only.
       host_kind: Name of this kind of machine; runs of different kinds are not compared. Default:
         unknown.
-      machine: The host that the tools ran on: a capture, a host.toml, a shipped host. Default:
+      machine: Host that the tools ran on: a capture, a host.toml, a shipped host. Default:
         unknown.
       order: List all runs in the order of their measurement. Default: by the files' times.
       vantage: Where the tools ran: guest, host or job. Default: guest for the study's directories,
         job for bound logs, else host.
-      dry_run: Print the files to write, and write none.
+      dry_run: Print the names of the files; write none.
       everything: List everything that was omitted or is unknown. Default: the first 20 of each.
 
     Examples:

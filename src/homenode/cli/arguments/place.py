@@ -25,7 +25,7 @@ class ShowArguments(Struct, frozen=True, kw_only=True):
     """Show a host: nodes, cores, caches, PCI tree, links, and its VMs.
 
     Options:
-      svg: Draw the host, and print nothing.
+      svg: Draw the host as an SVG; print no table.
       plan: With --svg: draw the VM of this saved plan as well. The plan must be for this host.
       explain: Print the whole tree: root complexes, IOMMU groups, drivers, caches, every function.
 
@@ -53,15 +53,15 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
       document: The VM: a domain XML, as virsh dumpxml prints it; a configuration of qm (Proxmox) or
         xl (Xen); a script that homenode wrote for QEMU; - reads standard input. Default: options
         alone.
-      host: The host to plan for, as show takes it. Default: this machine.
-      target: The hypervisor to write for; libvirt or one of the targets. A file of that target is
+      host: Host to plan for (sources: homenode show --help). Default: this machine.
+      target: Hypervisor to write for; libvirt or one of the targets. A file of that target is
         edited. Default: the target of [VM], else libvirt.
       output: Write the tuned definition, and the original to FILE.orig. May be VM.xml itself; - is
         standard output, as for the options of other files.
       svg: Draw the host with the VM on it.
       diff: Print the change as a unified diff.
-      explain: Print every compared cost, and all runners-up.
-      name: The name of a new VM (vm without it), or of a copy of [VM] with its own UUID, NVRAM and
+      explain: Print costs, rejections, pins, addresses and guest changes.
+      name: Name of a new VM (vm without it), or of a copy of [VM] with its own UUID, NVRAM and
         MACs; see copies.
       libvirt: Version of the host's libvirt, such as 12.1: elements that this version lacks are
         omitted, and a finding names the version that has them. Default: the host's.
@@ -111,11 +111,11 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
     Options:
       dry_run: Print the plan, the change and each obstacle; change nothing.
       diff: Print the whole change of the definition.
-      explain: Print every compared cost of the plan.
+      explain: Print costs, rejections, pins and addresses.
       names: Domains by name or UUID; needed.
       domain: Define this output of homenode plan instead; it must be of the same domain, for the
         host of the libvirt daemon, and with devices that this host has.
-      yes: Change it without a prompt; needed without a terminal. Default: prompts on a terminal.
+      yes: Define the VM without a prompt; needed without a terminal.
       live_pins: Move the threads of a running domain; leave its definition.
       host: The host to plan for; it must be the host of the libvirt daemon, or an equal machine.
         Default: this machine.
@@ -155,11 +155,11 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
       connect: The libvirt daemon of the domain; default qemu:///system.
       forget: Keep the present definition of this domain as its original.
       keep_edits: Remove only what the layout set from a domain that was edited since.
-      dry_run: Only show what would change.
-      diff: Print the whole change, line by line.
+      dry_run: Print what would be restored; change nothing.
+      diff: Print the whole change of the definition.
       list_open: List what is open on this host or can be undone, each with the command that undoes
         it.
-      yes: Change it without a prompt; needed without a terminal.
+      yes: Restore without a prompt; needed without a terminal.
 
     Examples:
       homenode restore tuned.xml
@@ -184,7 +184,7 @@ class CaptureArguments(Struct, frozen=True, kw_only=True):
     send it with a bug report.
 
     Options:
-      output: The archive to write (tar.gz); needed.
+      output: Archive to write (.tar.gz); needed.
       ssh: Capture this host over ssh, HOST, USER@HOST or an alias of your ssh configuration.
         Nothing is installed or written there.
       no_redact: Keep serials, UUIDs, MACs, host and user names. The file is then readable by its

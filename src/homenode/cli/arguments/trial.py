@@ -22,8 +22,12 @@ from homenode.option import Arg, Flag, Opt
 from homenode.vm.hypervisor.connection import DEFAULT, STOP_S
 from homenode.vm.plan_options import PLACEMENT, PlanOptions
 
-DomainArgument = Annotated[str, Arg("NAME", "The domain.", complete="domain_names")]
-TrialArgument = Annotated[str, Arg("NAME", "The domain.", complete="domain_names")]
+DomainArgument = Annotated[
+    str, Arg("NAME", "Domain of libvirt, by name or UUID.", complete="domain_names")
+]
+TrialArgument = Annotated[
+    str, Arg("NAME", "Domain of libvirt, by name or UUID.", complete="domain_names")
+]
 
 ReportOption = Annotated[Path | None, Opt("--report", "FILE")]
 
@@ -48,8 +52,8 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
         results are also a percentage of bare metal.
       results: Results directory; each boot's run is ID-LAYOUT-N in it.
       id: Name of the trial. Default: the domain and the time.
-      yes: Boot without a prompt.
-      dry_run: Show the plans and the schedule; do nothing.
+      yes: Boot the copies without a prompt; needed without a terminal.
+      dry_run: Print the plans and the schedule; boot nothing.
       host: The host to plan for; it must be the host of the libvirt daemon, or an equal machine.
         Default: this machine.
 

@@ -44,8 +44,8 @@ class KubevirtReceiveArguments(Struct, frozen=True, kw_only=True):
     Anything else in the tar, links, and a run that exists already are refused.
 
     Options:
-      name: The run that the guest measured.
-      results: Directory for the runs of all VMs.
+      name: Name of the run to receive, as bench --name has it in the guest.
+      results: Results directory to write the run to.
 
     Examples:
       homenode kubevirt receive run-1 --results results < run.tar

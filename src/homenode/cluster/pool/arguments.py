@@ -20,8 +20,8 @@ class PoolShowArguments(Struct, frozen=True, kw_only=True):
     """Show what is free on each host, and which VMs still fit.
 
     Options:
-      sizes: A VM size; may be repeated. Without GPUs it needs vcpus and memory. Default: 1, 2, 4, 8
-        GPUs if a host has GPUs.
+      sizes: Count how many VMs of this size fit; may be repeated. Without GPUs it needs vcpus and
+        memory. Default: 1, 2, 4, 8 GPUs if a host has GPUs.
 
     Examples:
       homenode pool show --pool 'hgx-h100*40'
@@ -39,7 +39,7 @@ class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
     """Rank the hosts for a VM by what it gets there; plan for the best.
 
     Options:
-      document: The domain XML; - for standard input.
+      document: Definition of the VM (domain XML); - for standard input.
       among: Choose this host of the pool only; may be repeated, to choose among several. Default:
         all.
       output: Write the tuned definition to this file.

@@ -17,10 +17,10 @@ class SlurmAuditArguments(Struct, frozen=True, kw_only=True):
       jobs: Jobs to check: 4711, 4711_3, 4711+1. Default: all running jobs.
       host: The machine of these nodes (gpu[01-36]=SOURCE), or of all others; a source as for show;
         may be repeated. Default: this machine.
-      jobs_file: A stored squeue --all --json of 22.05 and newer, or scontrol show job -d; - for
-        standard input. Default: read from Slurm.
-      nodes_file: A stored scontrol show node, as text or with --json. Default: read from Slurm;
-        with --jobs, from the machines.
+      jobs_file: Read jobs from this file: squeue --all --json of 22.05 and newer, or scontrol show
+        job -d; - for standard input. Default: read from Slurm.
+      nodes_file: Read nodes from this file: scontrol show node, as text or with --json. Default:
+        read from Slurm; with --jobs, from the machines.
       gres: The cluster's gres.conf, for GPU numbers if its lines name the files in another order,
         or with MIG slices (MultipleFiles=); also with --records. Default: by PCI address, as
         AutoDetect numbers them.
@@ -54,7 +54,7 @@ class SlurmCheckArguments(Struct, frozen=True, kw_only=True):
     Options:
       gres: The cluster's gres.conf; the order of the two files is free.
       slurm: The cluster's slurm.conf.
-      nodes: Only these nodes (gpu[01-36]); the host stands for each. Default: all with GPUs.
+      nodes: Check only these nodes (gpu[01-36]); each is like --host. Default: all with GPUs.
       cgroup: Also check this cgroup.conf. Default: not checked.
       output: Write both corrected files, and the files that they include, to this directory.
 
@@ -87,9 +87,9 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
         omitted. Default: each node is captured.
       numa: NUMA nodes to bind to. Default: all with CPUs and memory.
       shared: GPUs of a shared job, and how many at once; may be repeated. Default: 1x4 and 2x2.
-      mig: Submit also jobs of one MIG slice each, as gpu:1g.10gb; may be repeated.
-      app: Your own program, under each binding, in the directory that the command is started in;
-        split as a shell would split it, started without a shell.
+      mig: Also submit jobs of one MIG slice each, such as gpu:1g.10gb; may be repeated.
+      app: Also run this program under each binding, in the directory that the command is started
+        in; split as a shell would split it, started without a shell.
       wait: Time limit for the jobs. Default: no limit.
       patience: Time limit while every remaining job is blocked (a drained node, a hold), or the
         controller does not answer.

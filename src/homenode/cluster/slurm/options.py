@@ -42,7 +42,7 @@ class StudyOptions(Struct, frozen=True):
       partition_shared: Partition for shared jobs. Default: as for whole-node jobs.
       nodes: Number of cluster nodes to study: nodes of both partitions first, idle before busy;
         more nodes than the cluster has are rejected.
-      rounds: Jobs of each kind on each node.
+      rounds: Number of jobs of each kind on each node.
       cpus_per_gpu: CPUs per GPU of shared jobs. Default: an even share of the node's.
       minutes: Time limit of each job.
       account: Account that sbatch is given. Default: SBATCH_ACCOUNT; other variables of sbatch do
@@ -55,7 +55,7 @@ class StudyOptions(Struct, frozen=True):
       lower_is_better: The result is a time in seconds. Default: a rate.
       between_nodes: Measure also all-reduce on and between the nodes (all_reduce_perf on the PATH,
         built with MPI).
-      mpi: MPI plugin of srun between nodes: pmix, pmi2. Default: the cluster's.
+      mpi: MPI plugin of srun for jobs between nodes: pmix, pmi2. Default: the cluster's.
       setup: A shell file that each job reads first, with lines such as module load cuda.
     """
 

@@ -6,7 +6,9 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from msgspec import structs
 
+from homenode.decide.machine_facts import machines_in, runs_by_machine
 from homenode.doc import Gallery, Items, Section, Text, plain, spans
 from homenode.measure.results.model import Run
 from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, has_lines
@@ -21,6 +23,7 @@ from homenode.show.terminal_text import PrintableConsole
 from tests.published_runs import FOLDER
 from tests.simulated_runs import simulated_run
 
+HOSTS = ("a" * 64, "b" * 64, None)
 BANDWIDTH = ("memory-bandwidth", "bytes_per_s")
 
 
@@ -47,6 +50,25 @@ def made(system: str, **figures: float) -> list[Run]:
 
 def sentences(machines: tuple[ReportedMachine, ...]) -> list[str]:
     return [f"{one.subject}: {one.action}; {one.ground}" for one in advice_of(machines)]
+
+
+def test_machines_of_one_folder_have_the_same_names_everywhere() -> None:
+    """A run that names no host is of the folder's only one, and of none where there are two."""
+    one, other, nameless = (
+        structs.replace(run, head=structs.replace(run.head, host=host, host_kind=None))
+        for run, host in zip(made("A", pin=100, default=90, pin_numa=80), HOSTS, strict=True)
+    )
+    for runs, names in (
+        ((one, nameless), ["A"]),
+        ((one, other), ["A on aaaaaaaa", "A on bbbbbbbb"]),
+        (
+            (one, other, nameless),
+            ["A on aaaaaaaa", "A on bbbbbbbb", "A on a host that is not named"],
+        ),
+    ):
+        assert list(runs_by_machine(runs)) == names
+        assert [machine.name for machine in machines_in(runs)] == names
+        assert [machine.name for machine in measured(*runs)] == names
 
 
 def test_report_answers_in_line_1_then_a_line_each(published: tuple[ReportedMachine, ...]) -> None:

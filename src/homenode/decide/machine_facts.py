@@ -190,6 +190,9 @@ def unlike_hardware(first: Iterable[RunHead], second: Iterable[RunHead]) -> str:
     return ""
 
 
+_SHORT_HASH = 8
+
+
 def runs_by_machine(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs by machine: by their folder's, unless they name several hosts, or kinds of host."""
     by_system: dict[str, list[Run]] = {}
@@ -199,24 +202,19 @@ def runs_by_machine(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for system, group in by_system.items():
         hosts = {run.head.host for run in group} - {None}
         kinds = {run.head.host_kind for run in group} - {None}
-        is_one = len(hosts) < 2 and len(kinds) < 2
         for run in group:
-            host_name = run.head.host or run.head.host_kind or "some host"
-            machines.setdefault(system if is_one else f"{system} on {host_name}", []).append(run)
+            name = system
+            if len(hosts) > 1 or len(kinds) > 1:
+                host = run.head.host[:_SHORT_HASH] if run.head.host else run.head.host_kind
+                name = f"{system} on {host or 'a host that is not named'}"
+            machines.setdefault(name, []).append(run)
     return machines
 
 
 def machines_in(runs: Sequence[Run], this_host: Host | None = None) -> tuple[MachineFacts, ...]:
     """The machines of runs. here: this machine, whose links count where runs name it."""
-    runs_of_machine: dict[tuple[str, str | None], list[Run]] = {}
-    for run in runs:
-        key = run.head.system, run.head.host or run.head.host_kind
-        runs_of_machine.setdefault(key, []).append(run)
-    several = {system for system, _ in runs_of_machine}
     machines = []
-    for (system, host_name), those in runs_of_machine.items():
-        is_single = len(several) == len(runs_of_machine)
-        name = system if is_single else f"{system} on {host_name or 'some host'}"
+    for name, those in runs_by_machine(runs).items():
         facts = facts_of_runs(name, those)
         if this_host is not None:
             facts = facts_of_measured(those, this_host)

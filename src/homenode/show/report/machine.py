@@ -12,7 +12,12 @@ from homenode.decide.alternative import Alternative, alternatives
 from homenode.decide.compare import compare_series
 from homenode.decide.comparison import Comparison, once
 from homenode.decide.doubts import doubts_of
-from homenode.decide.machine_facts import facts_of_host, facts_of_runs, of_host
+from homenode.decide.machine_facts import (
+    facts_of_host,
+    facts_of_runs,
+    of_host,
+    runs_by_machine,
+)
 from homenode.decide.recommendation import (
     Recommendation,
     decide_all,
@@ -41,8 +46,6 @@ BARE = "bare metal"
 
 UNNAMED = ""
 """Where `hosts` has the topology of runs that name no host: the one that the user named."""
-
-_SHORT_HASH = 8
 
 
 class StoredRun(Struct, frozen=True):
@@ -95,11 +98,8 @@ def machines_of(
     stored: next to each run, in the same order. hosts: topologies, by a host's fingerprint.
     """
     neighbours = {id(run): neighbour for run, neighbour in zip(runs, stored, strict=True)}
-    groups: dict[tuple[str, str | None], list[Run]] = {}
-    for run in runs:
-        groups.setdefault((run.head.system, run.head.host or run.head.host_kind), []).append(run)
-    names = [_name(key, list(groups)) for key in groups]
-    unnamed = [key for key, those in groups.items() if not _hosts_of(those)]
+    groups = runs_by_machine(runs)
+    unnamed = [name for name, those in groups.items() if not _hosts_of(those)]
     if len(unnamed) > 1:  # it is unknown which of them the user's host is
         hosts = {name: host for name, host in hosts.items() if name != UNNAMED}
     collects = gc.isenabled()
@@ -108,20 +108,11 @@ def machines_of(
     gc.disable()
     try:
         return tuple(
-            _machine(name, tuple(those), neighbours, hosts)
-            for name, those in zip(names, groups.values(), strict=True)
+            _machine(name, tuple(those), neighbours, hosts) for name, those in groups.items()
         )
     finally:
         if collects:
             gc.enable()
-
-
-def _name(key: tuple[str, str | None], keys: Sequence[tuple[str, str | None]]) -> str:
-    system, host_name = key
-    if sum(other[0] == system for other in keys) == 1:
-        return system
-    short = host_name if host_name is None or " " in host_name else host_name[:_SHORT_HASH]
-    return f"{system} on {short or 'a host that is not named'}"
 
 
 def _machine(

@@ -59,69 +59,22 @@ _LAST = (
 )
 _NEAR = ("device_class", "packages_spanned")
 _HOME = "gpus_away_from_home"
-ORDER = {
-    (Policy.CORES_FIRST, True): (
-        *_NEAR,
-        _HOME,
-        "nodes_spanned",
-        "node_distance",
-        "distance_sum",
-        "device_distance",
-        *_LAST,
-    ),
-    (Policy.CORES_FIRST, False): (
-        *_NEAR,
-        "nodes_spanned",
-        "node_distance",
-        "distance_sum",
-        _HOME,
-        "device_distance",
-        *_LAST,
-    ),
-    (Policy.MEMORY_FIRST, True): (
-        "nodes_spanned",
-        *_NEAR,
-        _HOME,
-        "node_distance",
-        "distance_sum",
-        "device_distance",
-        *_LAST,
-    ),
-    (Policy.MEMORY_FIRST, False): (
-        "nodes_spanned",
-        *_NEAR,
-        "node_distance",
-        "distance_sum",
-        _HOME,
-        "device_distance",
-        *_LAST,
-    ),
-    (Policy.SPREAD, True): (
-        "minus_nodes_spanned",
-        *_NEAR,
-        _HOME,
-        "node_distance",
-        "distance_sum",
-        "device_distance",
-        *_LAST,
-    ),
-    (Policy.SPREAD, False): (
-        "minus_nodes_spanned",
-        *_NEAR,
-        "node_distance",
-        "distance_sum",
-        _HOME,
-        "device_distance",
-        *_LAST,
-    ),
-    (Policy.ANY, True): ("nodes_spanned", *_LAST),
-    (Policy.ANY, False): ("nodes_spanned", *_LAST),
-}
-"""Names of the terms by policy, and by whether the layout shows the guest its PCIe tree.
+_DISTANCES = ("node_distance", "distance_sum")
 
-The record has those of cores-first; the others put first what their name says, and `any` leaves
-out what is near or far.
-"""
+
+def _order(policy: Policy, mirrored: bool) -> tuple[str, ...]:
+    """Names of the terms by policy, and by whether the layout shows the guest its PCIe tree.
+
+    The record has those of cores-first; the others put first what their name says, and `any` leaves
+    out what is near or far.
+    """
+    if policy is Policy.ANY:
+        return ("nodes_spanned", *_LAST)
+    count = "minus_nodes_spanned" if policy is Policy.SPREAD else "nodes_spanned"
+    counts_first = policy is not Policy.CORES_FIRST
+    first, then = ((count, *_NEAR), ()) if counts_first else (_NEAR, (count,))
+    homes = ((_HOME,), ()) if mirrored else ((), (_HOME,))
+    return (*first, *homes[0], *then, *_DISTANCES, *homes[1], "device_distance", *_LAST)
 
 
 def _evenly(order: tuple[str, ...], sockets: bool) -> tuple[str, ...]:
@@ -354,7 +307,7 @@ class _Step:
         )
         self.mirrored = layout.cells is GuestCells.HOST
         first = ("vcpus_beyond_cores",) if self.shares else ()
-        self.order = (*first, *ORDER[request.options.policy, layout.pcie is GuestPcie.HOST])
+        self.order = (*first, *_order(request.options.policy, layout.pcie is GuestPcie.HOST))
         if not request.options.unequal_cells and not self.shares:
             # A cell is whole sockets; Intel guests of KVM may have cells that share one.
             intel = host.cpu.vendor == "GenuineIntel" and request.guest.domain_type == "kvm"

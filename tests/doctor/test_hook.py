@@ -21,8 +21,7 @@ from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.machine.link_path import LinkRate
 from homenode.machine.pci import PciLink
-from tests.doctor.test_retrain import GPU, SICK, sick
-from tests.doctor.test_retrain_refusals import AUDIO
+from tests.doctor.test_retrain import AUDIO, GPU, SICK, sick
 from tests.doctor_cases import changed
 from tests.doctor_domains import domain, gpus
 from tests.doctor_domains import host as shipped

@@ -16,7 +16,7 @@ from homenode.machine.tools import study_programs
 from homenode.measure.imported import files as import_folder
 from homenode.measure.imported.files import find_folders
 from homenode.measure.imported.runs import ImportOptions, imported_runs
-from homenode.measure.results.store import FILE, load_runs, read_run
+from homenode.measure.results.store import load_runs
 from tests.command_line import homenode
 from tests.measure.importers import test_cuda_bandwidth_test as cuda
 from tests.measure.importers import test_intel_mlc as mlc
@@ -114,12 +114,6 @@ def test_runs_of_homenodes_are_not_imported_again(tree: Path, tmp_path: Path) ->
     assert "no outputs of measuring tools" in said
 
 
-def test_one_file_can_be_named(tmp_path: Path) -> None:
-    (tmp_path / "mlc.txt").write_text(mlc.OUTPUT)
-    assert _run(tmp_path / "mlc.txt", "-o", tmp_path / "out")[0] == 0
-    assert read_run(tmp_path / "out" / "cpu-only" / "mlc" / FILE).samples
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -134,14 +128,6 @@ def test_bad_usage_says_what_was_expected(
     monkeypatch.chdir(tmp_path)
     code, said = _run(*arguments)
     assert (code, says in said) == (2, True)
-
-
-def test_two_folders_with_files_of_one_name_are_two_runs() -> None:
-    runs = imported_runs(
-        [folder({"mlc.txt": mlc.OUTPUT}, "a"), folder({"mlc.txt": mlc.OUTPUT}, "b")],
-        ImportOptions(),
-    )
-    assert [one.run.head.name for one in runs] == ["a-mlc", "b-mlc"]
 
 
 @needs_shared

@@ -20,6 +20,7 @@ from homenode.cli.terminal import (
     print_json,
     write_text,
 )
+from homenode.doc import Doc, Table
 from homenode.errors import exclusive, missing, requires
 from homenode.findings import Finding, Findings, Gap, in_order, with_gaps
 from homenode.machine.pci import DeviceKind
@@ -132,6 +133,28 @@ def _write(assembled: TopologyFile, output: Path | None, cloud_init: Path | None
         note(f"wrote {cloud_init}")
 
 
+def _cpus(assembled: TopologyFile) -> Table:
+    rows = tuple(
+        (
+            str(cpu.numa_id),
+            str(cpu.affinity),
+            str(sum(not pci.children for child in cpu.children for pci in child.walk())),
+        )
+        for cpu in assembled.topology.cpus
+    )
+    return Table(heads=("cpu", "vCPUs", "devices"), rows=rows, folds=("vCPUs",))
+
+
+def _devices(assembled: TopologyFile) -> Table:
+    """Every device with its two addresses and its switch."""
+    heads = ("host BDF", "kind", "host node", "guest bus id", "switch")
+    rows = tuple(
+        (*map(str, (device.bdf, device.kind, device.node)), device.bus_id, device.switch or "none")
+        for device in assembled.devices
+    )
+    return Table(heads=heads, rows=rows)
+
+
 def _print_made(assembled: TopologyFile, output: Path | None, *, as_json: bool) -> None:
     """The table where the file is not on standard output itself; doubts to standard error."""
     findings = in_order(assembled.findings)
@@ -140,10 +163,8 @@ def _print_made(assembled: TopologyFile, output: Path | None, *, as_json: bool) 
         print_findings(with_gaps(checked, assembled.gaps), "topology", as_json=True)
     else:
         if output is not None:
-            from homenode.show.nccl_text import topology_text
-
-            console().print(topology_text(assembled, f"{output.name}: {_describe(assembled)}"))
-
+            title = f"{output.name}: {_describe(assembled)}"
+            console().print(Doc(title, (_cpus(assembled), _devices(assembled))))
         for finding in findings:
             note(printable(str(finding)))
         note_gaps(assembled.gaps)

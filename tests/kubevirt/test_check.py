@@ -147,6 +147,14 @@ def test_a_vm_that_follows_the_fix_has_cpus_on_all_nodes_of_its_gpus(
                 assert "gpus-over-nodes" not in ids(small, node)
 
 
+def test_a_vm_whose_cpus_are_in_its_instance_type_is_not_checked() -> None:
+    document = json.loads(vmi(kind="VirtualMachine"))
+    document["spec"]["instancetype"] = {"name": "u1.large"}
+    with pytest.raises(InputError, match="found an instance type") as raised:
+        vmi_of(document, "v", needs_domain=True)
+    assert raised.value.hint == "virtctl expand --vm v"
+
+
 def test_what_a_source_lacks_is_not_checked() -> None:
     bare = replace(load_host(IBM), pci_devices=())
     answer = check(read_vmi(vmi(), "vmi"), bare, None)

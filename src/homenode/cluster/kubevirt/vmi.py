@@ -13,6 +13,7 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.cluster.kubevirt.object import parse_quantity, read_object, value_at
 from homenode.errors import InputError, ParseError
+from homenode.text import command_line
 from homenode.vm.model import GuestTopology, Vm
 
 _NOTHING: Mapping[str, Any] = {}
@@ -24,6 +25,8 @@ _TYPES: Mapping[str, type] = {
     "cpu.maxSockets": int,
     "cpu.features": list,
     "cpu.model": str,
+    "cpu.dedicatedCpuPlacement": bool,
+    "cpu.isolateEmulatorThread": bool,
     "cpu.numa": dict,
     "cpu.numa.guestMappingPassthrough": dict,
     "memory": dict,
@@ -131,6 +134,11 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
     metadata = _mapping(document.get("metadata"), source, "metadata")
     spec = _mapping(document.get("spec"), source, "spec")
     template = spec.get("template")
+    if needs_domain and template is not None and spec.get("instancetype") is not None:
+        raise InputError(
+            f"{source}: expected CPUs and memory in the VM, found an instance type, which has them",
+            hint=command_line("virtctl", "expand", "--vm", metadata.get("name") or "NAME"),
+        )
     if template is not None:
         template = _mapping(template, source, "spec.template")
         inner = _mapping(template.get("metadata"), source, "spec.template.metadata")
@@ -156,7 +164,13 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
     )
 
 
-_WORDS = {dict: "an object", list: "a list", int: "a whole number", str: "a text"}
+_WORDS = {
+    dict: "an object",
+    list: "a list",
+    int: "a whole number",
+    str: "a text",
+    bool: "true or false",
+}
 
 
 def _check_types(domain: Mapping[str, Any], source: str) -> None:

@@ -20,7 +20,6 @@ from tests.shared_data import needs_shared, shared
 from tests.small_hosts import DeviceSpec, even_host
 from tests.tools import test_amd as rocm
 from tests.tools import test_nccl_tests as nccl
-from tests.tools.test_torch_report import LOG
 
 GPUS = ("0000:19:00.0", "0000:9b:00.0")
 HOST: Host = even_host(devices=[DeviceSpec(GPUS[0]), DeviceSpec(GPUS[1], node=1, root=1)])
@@ -146,14 +145,6 @@ def test_a_flat_curve_is_a_finding() -> None:
     assert "0.53 GB/s, knee at" in figures.findings[0].observed
 
 
-def test_choices_of_the_library_are_conditions_and_no_figures() -> None:
-    figures = figures_of_step(made(Reader.NCCL_CHOICES, Group.NCCL), LOG, HOST)
-    assert figures.samples == ()
-    assert [condition.name for condition in figures.conditions] == ["collective algorithm"]
-    silent = figures_of_step(made(Reader.NCCL_CHOICES, Group.NCCL), nccl.TEXT, HOST)
-    assert [gap.subject for gap in silent.gaps] == ["collective algorithm"]
-
-
 def test_amds_tools_keep_what_the_test_was_for() -> None:
     whole = figures_of_step(made(Reader.ROCM, Group.GPU_BANDWIDTH), rocm.MATRICES, HOST)
     assert {one.node for one in whole.samples} == {None}
@@ -195,7 +186,6 @@ def test_damaged_outputs_give_figures_or_a_parse_error() -> None:
     for reads, group, text in (
         (Reader.NVBANDWIDTH, Group.GPU_BANDWIDTH, nvbandwidth_text()),
         (Reader.NCCL_TESTS, Group.NCCL, nccl.TEXT),
-        (Reader.NCCL_CHOICES, Group.NCCL, LOG),
         (Reader.ROCM, Group.GPU_PEER, rocm.MATRICES),
     ):
         test = made(reads, group, node=0)

@@ -8,13 +8,9 @@ from msgspec.structs import fields
 
 from homenode.errors import ParseError
 from homenode.findings import Gap
-from homenode.machine.tools import nccl_tests
-from homenode.machine.tools.nccl_tests import nccl_choice as choice
 from homenode.machine.tools.torch_report import (
-    TorchChoice,
     TorchDevice,
     TorchFigure,
-    TorchRank,
     TorchRow,
     TorchRun,
     parse,
@@ -64,20 +60,10 @@ REDUCE: dict[str, Any] = {
         {"size_bytes": 8, "time_ns": 2.1e4, "iterations": 100, "wrong_ranks": 0},
         {"size_bytes": 1 << 30, "time_ns": 4.2e6, "iterations": 100, "wrong_ranks": 0},
     ],
-    "ranks": [],
-    "choices": [{"size_bytes": 8, "algorithm": "1", "protocol": "0"}],
     "figures": [],
     "gaps": [],
     "stalled": None,
 }
-LOG = """\
-# nThread 1 nGpus 2 minBytes 8 maxBytes 32
-node:1:1 [0] NCCL INFO AllReduce: 8 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}
-           8             2     float     sum      -1    10.1    0.00    0.00      0
-node:1:1 [0] NCCL INFO 16 Bytes -> Algo 0 proto 2 time 11.200000
-node:1:1 [0] NCCL INFO Broadcast: 4 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}
-node:1:1 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo NVLS proto Simple channel{Lo..Hi}={0..15}
-"""
 
 
 def text_of(*documents: dict[str, Any]) -> str:
@@ -114,9 +100,6 @@ def test_an_all_reduce_is_counted_as_nccl_tests_count_it() -> None:
     figures = of_torch(parse(text_of(REDUCE)))
     peak = next(s.value for s in figures.samples if s.metric == "allreduce-busbw-peak")
     assert peak == pytest.approx((1 << 30) / 4.2e-3)  # 2(n-1)/n is 1 of two
-    assert ("collective algorithm", "RING LL 8 B") in [
-        (c.name, c.value) for c in figures.conditions
-    ]
 
 
 @pytest.mark.parametrize(
@@ -147,29 +130,9 @@ def test_an_output_without_a_document_is_reported() -> None:
         parse("Segmentation fault\n")
 
 
-def test_choices_have_names_whatever_the_version_prints() -> None:
-    assert nccl_tests.parse_tuning_log(LOG) == (
-        choice(8, "RING", "LL"),
-        choice(16, "TREE", "SIMPLE"),
-        choice(1 << 20, "NVLS", "SIMPLE"),
-    )
-    assert nccl_tests.in_words(nccl_tests.parse_tuning_log(LOG)) == (
-        "RING LL 8 B; TREE SIMPLE 16 B; NVLS SIMPLE 1 MiB"
-    )
-
-
-def test_a_log_without_choices_is_reported() -> None:
-    with pytest.raises(ParseError, match="8 Bytes -> Algo"):
-        nccl_tests.parse_tuning_log("NCCL INFO Bootstrap\n")
-
-
 @pytest.mark.parametrize("document", [COPIES, REDUCE], ids=["copies", "all-reduce"])
 def test_damaged_reports_give_figures_or_a_parse_error(document: dict[str, Any]) -> None:
     survives(lambda text: of_torch(parse(text)), text_of(document), MUTATIONS)
-
-
-def test_damaged_logs_give_choices_or_a_parse_error() -> None:
-    survives(lambda text: nccl_tests.in_words(nccl_tests.parse_tuning_log(text)), LOG, MUTATIONS)
 
 
 def test_the_page_of_the_format_names_every_field() -> None:
@@ -177,6 +140,6 @@ def test_the_page_of_the_format_names_every_field() -> None:
         word.removesuffix("[]")
         for word in read_page("docs/reference/formats/torch.md").words_in_code()
     }
-    for record in (TorchRun, TorchDevice, TorchFigure, Gap, TorchRank, TorchRow, TorchChoice):
+    for record in (TorchRun, TorchDevice, TorchFigure, Gap, TorchRow):
         missing = {field.name for field in fields(record)} - words - {"index", "name"}
         assert not missing, record

@@ -62,7 +62,6 @@ class Reader(StrEnum):
     PROBE = "homenode-probe"
     NVBANDWIDTH = "nvbandwidth"
     NCCL_TESTS = "nccl-tests"  # rccl-tests too
-    NCCL_CHOICES = "NCCL's log"  # which algorithm it takes at which size; no figure
     ROCM = "rocm-bandwidth-test"
     TORCH = "torch"  # our own program, measure/programs/torch_copies.py
     APP = "app"  # the user's own program

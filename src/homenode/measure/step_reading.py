@@ -59,10 +59,10 @@ def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:
     """The figures of a test's standard output. host: the machine that ran it.
 
     Their samples carry the node that the test was bound to and the test's variant. Raises
-    ParseError where the output holds no figure; NCCL_CHOICES gives conditions only.
+    ParseError where the output holds no figure.
     """
     figures = tools()[test.reads].of_step(test, output, host)
-    if not figures.samples and test.reads is not Reader.NCCL_CHOICES:
+    if not figures.samples:
         reasons = "; ".join(map(str, figures.gaps)) or "none"
         raise ParseError(str(test.reads), f"figures of {test.id}", reasons)
     return _of_this_machine(figures, host)
@@ -144,15 +144,6 @@ def _collective(figures: Figures, run: NcclTests, test: BenchTest) -> Figures:
 
 def _with_variant(sample: Sample, *words: str | None) -> Sample:
     return msgspec.structs.replace(sample, variant=", ".join(filter(None, words)) or None)
-
-
-def _choices(test: BenchTest, text: str, host: Host) -> Figures:
-    """A library that does not log its choices leaves a gap: nothing else depends on them."""
-    try:
-        words = nccl_tests.in_words(nccl_tests.parse_tuning_log(text))
-    except ParseError as error:
-        return Figures(gaps=(Gap("collective algorithm", error.message),))
-    return Figures(conditions=(Condition("collective algorithm", words),))
 
 
 def _rocm(test: BenchTest, text: str, host: Host) -> Figures:
@@ -339,7 +330,6 @@ _TORCH = re.compile(r'^\{"format": ?"homenode\.torch/', re.M)
 _OF_SUITE = (
     ToolOutput(Reader.NVBANDWIDTH, _NVBANDWIDTH, _nvbandwidth_log, _nvbandwidth),
     ToolOutput(Reader.NCCL_TESTS, _NCCL_TESTS, _nccl_log, _nccl),
-    ToolOutput(Reader.NCCL_CHOICES, of_step=_choices),
     ToolOutput(Reader.ROCM, _ROCM, of_text(rocm_bandwidth_test.parse, amd_figures.of_rocm), _rocm),
     ToolOutput(Reader.TORCH, _TORCH, of_text(torch_report.parse, torch_figures.of_torch), _torch),
 )

@@ -71,9 +71,3 @@ def all_reduce(tensor: Any, op: str = ReduceOp.SUM) -> None:
             tensor.store.value += 1
     rate = 2e9 if os.environ.get("NCCL_P2P_DISABLE") == "1" else 10e9
     cuda.enqueue(None, 20e-6 + size / rate)
-    log = os.environ.get("NCCL_DEBUG_FILE")
-    if log is not None and _World.rank == 0:
-        protocol = "LL" if size < 4096 else "SIMPLE"
-        with Path(log).open("a") as file:
-            file.write(f"node:1:1 [0] NCCL INFO AllReduce: {size} Bytes -> Algo RING proto ")
-            file.write(f"{protocol} channel{{Lo..Hi}}={{0..1}}\n")

@@ -1,4 +1,4 @@
-"""nccl-tests and rccl-tests: collectives over message sizes; NCCL's log of what it chose for each.
+"""nccl-tests and rccl-tests: collectives over message sizes.
 
     all_reduce_perf -b 8 -e 8G -f 2 -g 8 -w 10 -n 100 [-J out.json]
 
@@ -17,18 +17,12 @@ Source: src/common.cu and src/util.cu of both.
 * "Avg bus bandwidth" is over all sizes, small ones included.
 * The JSON holds the whole environment, secrets included: `env` and `args` are not read. A number
   may be the text "nan", and version 1 spells "bandwidith".
-
-NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING, of NCCL 2.19 to 2.26, logs on rank 0, between the lines of
-the table; older versions print numbers. Source: enqueue.cc of these, public logs.
-
-    node:1:2 [0] NCCL INFO 8 Bytes -> Algo 1 proto 0 time 11.200000
-    node:1:2 [0] NCCL INFO AllReduce: 8 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from itertools import groupby, product
+from itertools import product
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -36,7 +30,6 @@ from msgspec import Meta, Struct
 from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Figure, Line, Lines, Whole, json_object, value_at
-from homenode.units import format_bytes
 
 SOURCE = "nccl-tests"
 MAX_ROWS = 4096
@@ -355,75 +348,3 @@ _COLLECTIVES = {
     "SendRecv": "sendrecv",
     "HyperCube": "hypercube",
 }
-
-TUNING_LOG = "NCCL tuning log"
-ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
-PROTOCOLS = ("LL", "LL128", "SIMPLE")
-MAX_LINES = 1 << 20
-
-_CHOICE_LINE = re.compile(
-    r"NCCL INFO (?:(\w+): )?(\d+) Bytes -> Algo (\w{1,20}) proto (\w{1,20})\b", re.ASCII
-)
-
-
-class NcclChoice(Struct, frozen=True, order=True):
-    """What is mistaken for messages of a size."""
-
-    size_bytes: int
-    algorithm: str
-    protocol: str
-
-
-def parse_tuning_log(text: str) -> tuple[NcclChoice, ...]:
-    """The choice of each size, ascending; the last one where a size is logged twice.
-
-    Raises ParseError where no line gives one.
-    """
-    choice_of_size: dict[int, NcclChoice] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        if number > MAX_LINES:
-            raise ParseError(TUNING_LOG, f"at most {MAX_LINES} lines", "more")
-        match = _CHOICE_LINE.search(line)
-        if match is None or (match[1] or "AllReduce") != "AllReduce":
-            continue
-        size = Line(line, number, TUNING_LOG).read_count(match[2], "a size in bytes")
-        choice_of_size[size] = nccl_choice(size, match[3], match[4])
-    if not choice_of_size:
-        raise ParseError(
-            TUNING_LOG,
-            "lines such as '8 Bytes -> Algo RING proto LL'",
-            "none",
-            hint="NCCL before 2.19 and some builds do not log it",
-        )
-    return tuple(choice_of_size[size] for size in sorted(choice_of_size))
-
-
-def nccl_choice(size_bytes: int, algorithm: str, protocol: str) -> NcclChoice:
-    """With names for numbers.
-
-    >>> nccl_choice(8, "1", "0")
-    NcclChoice(size_bytes=8, algorithm='RING', protocol='LL')
-    """
-    return NcclChoice(size_bytes, _name_of(algorithm, ALGORITHMS), _name_of(protocol, PROTOCOLS))
-
-
-def _name_of(text: str, names: tuple[str, ...]) -> str:
-    if text.isdecimal() and text.isascii() and int(text) < len(names):
-        return names[int(text)]
-    return "".join(c for c in text[:20].upper() if c.isprintable())
-
-
-def in_words(choices: Iterable[NcclChoice]) -> str:
-    """Sizes of one choice as one range.
-
-    >>> in_words([nccl_choice(size, "RING", "LL") for size in (8, 16)])
-    'RING LL 8 B to 16 B'
-    """
-    parts = []
-    for (algorithm, protocol), group in groupby(
-        sorted(choices), key=lambda choice: (choice.algorithm, choice.protocol)
-    ):
-        sizes = [choice.size_bytes for choice in group]
-        ends = " to ".join(format_bytes(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
-        parts.append(f"{algorithm} {protocol} {ends}")
-    return "; ".join(parts)

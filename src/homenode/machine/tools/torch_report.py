@@ -40,7 +40,6 @@ class TorchDevice(Struct, frozen=True):
 class TorchThread(Struct, frozen=True):
     """Where the thread that started the copies ran at the end of them."""
 
-    cpu: int | None
     node: int | None
 
 
@@ -69,28 +68,9 @@ class TorchRow(Struct, frozen=True):
     wrong_ranks: int
 
 
-class TorchRank(Struct, frozen=True):
-    """Where a rank was bound, and where its thread was at the end."""
-
-    rank: int
-    device: int
-    bound_node: int | None
-    cpu: int | None
-    node: int | None
-
-
-class TorchChoice(Struct, frozen=True):
-    """What the library chose for a message size, in its own words or numbers."""
-
-    size_bytes: int
-    algorithm: str
-    protocol: str
-
-
 class TorchRun(Struct, frozen=True):
     """One document."""
 
-    command: str = ""
     torch: str = ""
     runtime: str = ""
     devices: tuple[TorchDevice, ...] = ()
@@ -101,13 +81,8 @@ class TorchRun(Struct, frozen=True):
     stalled: str | None = None  # the figure that did not come, whereupon the program ended itself
     failed: str | None = None  # why this node's process measured nothing
     gpus: int = 0
-    hosts: int = 1
-    bind: str = "none"
-    peers: bool = True
     warmups: int = 0
     rows: tuple[TorchRow, ...] = ()
-    ranks: tuple[TorchRank, ...] = ()
-    choices: tuple[TorchChoice, ...] = ()
 
 
 def parse(text: str) -> tuple[TorchRun, ...]:
@@ -147,7 +122,7 @@ def _run(document: dict[str, Any], line: int) -> TorchRun:
         _check_figure(figure, len(run.devices), line)
     for row in run.rows:
         _check_row(row, line)
-    if run.rows and not 2 <= run.gpus <= len(run.devices) * run.hosts:
+    if run.rows and not 2 <= run.gpus <= len(run.devices):
         raise ParseError(
             SOURCE, "2 or more of its devices in a collective", str(run.gpus), line=line
         )

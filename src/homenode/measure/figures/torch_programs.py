@@ -7,8 +7,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.findings import Gap
 from homenode.machine.tools.nccl_tests import CollectiveLibrary as Family
-from homenode.machine.tools.nccl_tests import NcclHalf, NcclRow, NcclTests, in_words
-from homenode.machine.tools.nccl_tests import nccl_choice as choice
+from homenode.machine.tools.nccl_tests import NcclHalf, NcclRow, NcclTests
 from homenode.machine.tools.torch_report import TorchFigure, TorchRow, TorchRun
 from homenode.measure.figures.nvidia import of_nccl
 from homenode.measure.figures.sample import Figures, join_figures, sample
@@ -135,6 +134,3 @@ def _conditions(run: TorchRun) -> Iterator[Condition]:
     if run.bound_node is None and nodes:
         words = "nodes" if len(nodes) > 1 else "node"
         yield Condition(COPYING_THREAD, f"{words} {CpuSet(nodes)}")
-    if run.choices:
-        chosen = (choice(c.size_bytes, c.algorithm, c.protocol) for c in run.choices)
-        yield Condition("collective algorithm", in_words(chosen))

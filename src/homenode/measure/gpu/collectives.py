@@ -44,8 +44,7 @@ def collective_tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[Bench
     topology, reason = machine.suite.topology, machine.suite.why_no_topology
     for test in _all_reduces(machine, left_out):
         yield test
-        is_timed = test.reads is not Reader.NCCL_CHOICES
-        if topology is not None and test.binding == UNBOUND and is_timed:
+        if topology is not None and test.binding == UNBOUND:
             yield _with_file(test, topology)
     if reason is not None:
         left_out.append(Gap(Group.NCCL, f"{TOPOLOGY_FILE}: {reason}"))
@@ -71,7 +70,6 @@ def _all_reduces(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest
     if has_tool:
         for binding in bindings:
             yield from _of_tool(machine, binding, left_out)
-        yield _choices(machine)
     spread = any(binding.of_each_gpu for binding in bindings)
     if machine.torch is not None and (not has_tool or spread):
         for binding, peers in product(bindings, (True, False)):
@@ -157,21 +155,6 @@ def _of_torch(
 
 def _if_stopped(machine: GpuMachine, *, peers: bool) -> str | None:
     return PEERS_HANG if peers and not machine.is_nvidia else None
-
-
-def _choices(machine: GpuMachine) -> BenchTest:
-    """A sweep of one call a size that logs what the library chose: not timed, as it logs."""
-    log = (("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "TUNING"))
-    return BenchTest(
-        id="nccl choices",
-        group=Group.NCCL,
-        argv=machine.nccl_tests(0, 1),
-        seconds=15.0,
-        timeout_s=180.0,
-        environment=(*machine.environment(peers=True), *log),
-        reads=Reader.NCCL_CHOICES,
-        binding=UNBOUND,
-    )
 
 
 def _variant(binding: HostBinding, *, peers: bool) -> str | None:

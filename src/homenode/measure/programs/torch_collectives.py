@@ -3,9 +3,7 @@
     python3 - --gpus 8 --largest 1073741824 --bind none|gpu|N [--no-peers]  < this, carried
 
 Runs in the user's Python, from 3.8 on. Ranks are forked before PyTorch starts, and bound before it
-too. Each size is timed by events; the slowest rank counts; data are checked in every size. A second
-round of one call a size, with NCCL's log on, gives the algorithm and protocol of each: a log next
-to the timing would be in the figures.
+too. Each size is timed by events; the slowest rank counts; data are checked in every size.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import contextlib
 import datetime
 import json
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -34,8 +31,6 @@ MOST_S = 2.0
 KILLED_S = 10.0
 """How long killed ranks may take to end."""
 
-_CHOICE = re.compile(r"\b(\d+) Bytes -> Algo (\w+) proto (\w+)")
-
 
 class Rank:
     """One process: its number, its folder, and what all ranks were asked for."""
@@ -47,51 +42,41 @@ class Rank:
         with (self.folder / name).open("a") as file:
             file.write(json.dumps(value) + "\n")
 
-    def run(self, home: int | None, logs: bool) -> None:
-        """All sizes. home: the node to bind to. logs: one call of each size, NCCL's log on."""
+    def run(self, home: int | None) -> None:
+        """All sizes. home: the node to bind to."""
         options = self.options
         if home is not None:
             bind(home)
         if not options.peers:
             os.environ["NCCL_P2P_DISABLE"] = "1"
-        if logs:
-            os.environ.update(
-                NCCL_DEBUG="INFO",
-                NCCL_DEBUG_SUBSYS="TUNING",
-                NCCL_DEBUG_FILE=str(self.folder / f"log{self.number}"),
-            )
         torch = load_torch()
         dist = torch.distributed
         torch.cuda.set_device(self.number)
         dist.init_process_group(
             "nccl",
-            init_method=f"file://{self.folder}/store{int(logs)}",
+            init_method=f"file://{self.folder}/store",
             rank=self.number,
             world_size=options.gpus,
             timeout=datetime.timedelta(seconds=120),
         )
         size = SMALLEST_BYTES
         while size <= options.largest:
-            row = _all_reduce(torch, dist, self, size, once=logs)
+            row = _all_reduce(torch, dist, self, size)
             if self.number == 0:
-                self.write("choices" if logs else "rows", row)
+                self.write("rows", row)
             size *= 2
-        if not logs:
-            place = dict(thread_place(), rank=self.number, device=self.number, bound_node=home)
-            self.write("ranks", place)
+        place = dict(thread_place(), rank=self.number, device=self.number, bound_node=home)
+        self.write("ranks", place)
         dist.destroy_process_group()
 
 
-def _all_reduce(torch: Any, dist: Any, rank: Rank, size: int, *, once: bool) -> dict[str, Any]:
+def _all_reduce(torch: Any, dist: Any, rank: Rank, size: int) -> dict[str, Any]:
     """One size on one rank; the figures are the same on all of them."""
     options, ranks, gpu = rank.options, rank.options.gpus, f"cuda:{rank.number}"
     data = torch.full((size // 4,), float(rank.number + 1), dtype=torch.float32, device=gpu)
     dist.all_reduce(data)
     is_right = bool((data == ranks * (ranks + 1) / 2).all())
     data.zero_()  # sums of zeros stay zeros, however often
-    if once:
-        torch.cuda.synchronize()
-        return {"size_bytes": size}
     begin = time.perf_counter()
     for _ in range(options.warmups):
         dist.all_reduce(data)
@@ -176,7 +161,7 @@ class Crew:
         return reason
 
     def _progress(self) -> int:
-        """Changes while ranks write rows and the library its files."""
+        """Changes while ranks write rows."""
         size = 0
         for path in self._folder.iterdir():
             with contextlib.suppress(OSError):  # removed since it was listed
@@ -190,19 +175,6 @@ def _lines(folder: Path, name: str) -> list[Any]:
         return []
     with path.open() as file:
         return [json.loads(line) for line in file if line.endswith("\n")]
-
-
-def _choices(folder: Path) -> list[dict[str, Any]]:
-    """What rank 0 logged, each size once: the last call of a size is the all-reduce that counts."""
-    path = folder / "log0"
-    if not path.exists():
-        return []
-    text = path.read_text(errors="replace")
-    choices = {int(size): (a, p) for size, a, p in _CHOICE.findall(text)}
-    return [
-        {"size_bytes": size, "algorithm": algorithm, "protocol": protocol}
-        for size, (algorithm, protocol) in sorted(choices.items())
-    ]
 
 
 def _inspect(rank: Rank) -> None:
@@ -236,21 +208,17 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if len(machine["devices"]) < options.gpus:
         raise SystemExit(f"--gpus {options.gpus}: PyTorch sees {len(machine['devices'])}")
     homes = _homes(machine, options)
-    reasons = []
-    for logs in (False, True):
-        for number, home in enumerate(homes):
+    for number, home in enumerate(homes):
 
-            def work(n: int = number, h: int | None = home, with_log: bool = logs) -> None:
-                Rank(n, folder, options).run(h, with_log)
+        def work(n: int = number, h: int | None = home) -> None:
+            Rank(n, folder, options).run(h)
 
-            crew.start(number, work)
-        reasons.append(crew.wait())
-        if reasons[-1] is not None:
-            break
+        crew.start(number, work)
+    reason = crew.wait()
     rows = _lines(folder, "rows")
     if not rows:
-        raise SystemExit(f"torch_collectives: {reasons[0] or 'no figures'}")
-    document = dict(
+        raise SystemExit(f"torch_collectives: {reason or 'no figures'}")
+    return dict(
         {"format": FORMAT, "command": "all-reduce"},
         **machine,
         bind=options.bind,
@@ -259,14 +227,10 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         gpus=options.gpus,
         rows=rows,
         ranks=sorted(_lines(folder, "ranks"), key=lambda one: int(one["rank"])),
-        choices=_choices(folder),
         figures=[],
         gaps=[],
-        stalled=reasons[0],
+        stalled=reason,
     )
-    if reasons[0] is None and reasons[-1] is not None:
-        document["gaps"] = [{"subject": "algorithms", "reason": reasons[-1]}]
-    return document
 
 
 def main(words: list[str]) -> None:

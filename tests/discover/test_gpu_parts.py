@@ -145,7 +145,7 @@ def test_a_redacted_capture_keeps_which_vm_has_which_part_and_no_uuid() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ('divided_by = "mig"', 'divided_by = "mgi"', "divided_by: expected one of"),
+        ('divided_by = "mig"', 'divided_by = "mgi"', "divided_by: Invalid enum value"),
         ('divided_by = "mig"', "", "parts: expected profiles and `divided_by`"),
         (
             'driver = "nvidia"\ndivided_by = "mig"',

@@ -290,37 +290,20 @@ def _merge_device(device: PciDevice, present: PciDevice | None, gaps: list[Gap])
         if theirs is not None and ours is not None and theirs != ours:
             reason = f"lspci says {theirs}, the host's own source says {ours}; used lspci"
             gaps.append(Gap(f"{name} of {device.bdf}", reason))
-    node = device.node if device.node is not None else present.node
+    blanks = {
+        name: getattr(present, name)
+        for name in PciDevice.__struct_fields__
+        if name != "parent" and getattr(device, name) in (None, ())
+    }
     return replace(
-        device,
+        replace(device, **blanks),
         kind=device_kind(
             device.class_code,
             device.vendor_id or present.vendor_id,
             device.device_id or present.device_id,
         ),
-        vendor_id=device.vendor_id or present.vendor_id,
-        device_id=present.device_id if device.device_id is None else device.device_id,
-        node=node,
         firmware_node=present.firmware_node if device.node is None else device.firmware_node,
-        local_pus=device.local_pus if device.local_pus is not None else present.local_pus,
-        subsystem_vendor_id=device.subsystem_vendor_id or present.subsystem_vendor_id,
-        subsystem_device_id=device.subsystem_device_id or present.subsystem_device_id,
-        link=device.link or present.link,
-        driver=device.driver or present.driver,
-        iommu_group=present.iommu_group if device.iommu_group is None else device.iommu_group,
-        physical_function=present.physical_function,
-        sriov_total_vfs=device.sriov_total_vfs or present.sriov_total_vfs,
-        sriov_num_vfs=present.sriov_num_vfs
-        if device.sriov_num_vfs is None
-        else device.sriov_num_vfs,
         bars=present.bars or device.bars,
-        target_gt_per_s=device.target_gt_per_s or present.target_gt_per_s,
-        power_state=present.power_state,
-        performance_state=present.performance_state,
-        iommu_domain=present.iommu_domain,
-        errors=present.errors,
-        link_replays=present.link_replays,
-        interrupts=present.interrupts,
         registers=_registers(present.registers, device.registers),
     )
 

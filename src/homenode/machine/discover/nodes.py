@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import MAX_PU_INDEX, CpuSet, PuIndex
+from homenode.cpuset import MAX_PU_INDEX, CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.findings import Gap
 from homenode.indices import NodeIndex, PackageIndex
@@ -47,10 +47,9 @@ _POOL_NAME = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
 
 
 class Nodes(Struct, frozen=True):
-    """The online nodes, ascending, and the node of each PU that has one."""
+    """The online nodes, ascending."""
 
     nodes: tuple[NumaNode, ...]
-    node_of_pu: dict[PuIndex, NodeIndex]
     gaps: tuple[Gap, ...]
     online: tuple[int, ...]  # their numbers, with those of nodes that were omitted
     assumed: bool = False  # none is shown
@@ -75,18 +74,16 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
     gaps: list[Gap] = []
     numbers = _online_nodes(snapshot, folders, gaps)
     pus_of_node: dict[int, CpuSet] = {}
-    node_of_pu: dict[PuIndex, NodeIndex] = {}
+    in_use = CpuSet()
     for number in numbers:
         pus = _pus_of_node(snapshot, number, online, gaps)
-        shared = CpuSet(pu for pu in pus if pu in node_of_pu)
-        if shared:
+        if shared := pus & in_use:
             reason = f"CPUs {shared} are in a lower node too; omitted, with its memory"
             gaps.append(Gap(f"node {number}", reason))
             continue
         pus_of_node[number] = pus
-        node_of_pu |= dict.fromkeys(pus, NodeIndex(number))
-    homeless = online - CpuSet(node_of_pu)
-    if homeless:
+        in_use = in_use | pus
+    if homeless := online - in_use:
         reason = f"in no online node (those are {', '.join(map(str, numbers))})"
         gaps.append(Gap(f"node of {cpus_text(homeless)}", reason))
     initiators = read_pus(snapshot, f"{NODE}/has_generic_initiator") or CpuSet()
@@ -109,7 +106,7 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
                 package=package_of(pus, packages),
             )
         )
-    return Nodes(tuple(nodes), node_of_pu, tuple(gaps), numbers)
+    return Nodes(tuple(nodes), tuple(gaps), numbers)
 
 
 def package_of(pus: CpuSet, packages: tuple[Package, ...]) -> PackageIndex | None:
@@ -169,7 +166,7 @@ def _single_node(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ..
     gaps = [Gap("NUMA nodes", f"{NODE} is absent: the host counts as one node")]
     if total is None:
         gaps.append(Gap("node 0 memory", "/proc/meminfo does not say"))
-    return Nodes((node,), dict.fromkeys(online, NodeIndex(0)), tuple(gaps), (0,), assumed=True)
+    return Nodes((node,), tuple(gaps), (0,), assumed=True)
 
 
 def _memory(snapshot: Snapshot, path: str) -> tuple[int | None, int | None]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
@@ -146,7 +145,6 @@ class TreePlace(Struct, frozen=True):
     root_complex: str
     parent: Bdf | None
     is_in_tree: bool = True  # False of a folder that stands where a link should
-    is_listed: bool = True  # False of a bridge of which only the functions below it show
 
 
 class _MalformedFiles(Struct):
@@ -260,7 +258,7 @@ def _bridges_not_listed(places: Mapping[Bdf, TreePlace]) -> dict[Bdf, TreePlace]
                 break
             current = place_by_path(current.folder.rpartition("/")[0])
             if current is not None:
-                bridges[parent] = replace(current, is_listed=False)
+                bridges[parent] = current
     return bridges
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from homenode.errors import ToolError
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME, IDENTITY_COMMANDS, ToolCommand
-from homenode.machine.snapshot.protocol import FilesOf
+from homenode.machine.snapshot.protocol import QuietSnapshot
 from homenode.machine.snapshot.store import FolderSnapshot
 from homenode.process import ProgramResult, ToolMissingError, run
 
@@ -12,7 +12,7 @@ _MAX_DOMAINS = 4096
 """Of one host whose XML is read; no host runs so many."""
 
 
-class LiveSnapshot(FilesOf):
+class LiveSnapshot(QuietSnapshot):
     """The machine that we run on. Tools run when their output is first asked for, and once.
 
     root: where the host's /sys and /proc lie: "/", or "/host" in a container that mounts them.

@@ -1,6 +1,6 @@
 """Snapshot: the one way in which discovery reads a host, live or stored; where its links lead."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from homenode.errors import InputError
@@ -40,8 +40,8 @@ class Snapshot(Protocol):
         """Output of a tool by its name in contents.py; None where it was not run."""
 
 
-class FilesOf:
-    """The files of another snapshot; whoever extends it says what becomes of the tools."""
+class QuietSnapshot:
+    """The files of another snapshot, where no tool runs."""
 
     __slots__ = ("_files",)
 
@@ -64,18 +64,8 @@ class FilesOf:
     def real_path(self, path: str) -> str | None:
         return self._files.real_path(path)
 
-
-class QuietSnapshot(FilesOf):
-    """The files of another snapshot. commands: those that may run all the same, by their names."""
-
-    __slots__ = ("_commands",)
-
-    def __init__(self, files: Snapshot, commands: Collection[str] = ()) -> None:
-        super().__init__(files)
-        self._commands = frozenset(commands)
-
     def command_output(self, command: str) -> str | None:
-        return self._files.command_output(command) if command in self._commands else None
+        return None
 
 
 class BoundedSnapshot:

@@ -32,11 +32,9 @@ class ProbeDoubt(Struct, frozen=True):
 
 
 class Contention(Struct, frozen=True):
-    """Who else ran on the PUs meanwhile, as shares of their time; None = unknown."""
+    """Who else ran on the PUs meanwhile."""
 
-    others_ratio: float | None = None
-    steal_ratio: float | None = None
-    busy_neighbour: bool | None = None
+    busy_neighbour: bool | None = None  # None = unknown
 
 
 class ProbeNode(Struct, frozen=True):
@@ -49,7 +47,6 @@ class ProbeMachine(Struct, frozen=True):
 
     architecture: str
     nodes: tuple[ProbeNode, ...] = ()
-    hypervisor: str | None = None
     # instructions are translated (QEMU's TCG): no figure means anything
     emulated: bool | None = None
 
@@ -60,7 +57,6 @@ class Pages(Struct, frozen=True):
     bytes: int
     huge_bytes: int | None = None
     pages_of_node: dict[str, int] = field(default_factory=dict)
-    verified_by: str | None = None
 
 
 class BandwidthSample(Struct, frozen=True):
@@ -135,17 +131,11 @@ class Rates(Struct, frozen=True):
     fairness_index: float | None = None
 
 
-class AloneRates(Struct, frozen=True):
-    samples_events_per_s: tuple[float, ...]
-
-
 class SmtCore(Struct, frozen=True):
     """One sibling against all of a core."""
 
     pus: str
     work: str
-    alone: AloneRates
-    together: Rates
     gain_ratio: float  # 1 means that siblings add nothing
 
 
@@ -196,7 +186,6 @@ class ProbeDocument(Struct, frozen=True, kw_only=True):
     points: tuple[LoadedPoint, ...] = ()
     looked_pairs: tuple[LookedPair, ...] = ()
     series: tuple[Look, ...] = ()
-    verdict: str | None = None
 
 
 _OF_EVERY_COMMAND = "command probe_version machine pus contention doubts instruction_set".split()
@@ -207,7 +196,7 @@ _FIELDS = {
     "throughput": (("one", "one"), ("all", "all")),
     "smt": (("cores", "cores"),),
     "loaded-latency": (("points", "points"),),
-    "placement": (("pairs", "looked_pairs"), ("series", "series"), ("verdict", "verdict")),
+    "placement": (("pairs", "looked_pairs"), ("series", "series")),
 }
 """Of each command: key of the document, field of the record. All of them are required."""
 

@@ -38,7 +38,6 @@ class HwlocDistances(Struct, frozen=True):
     """One <distances2> or <distances2hetero>."""
 
     name: str
-    kind: int
     by_os_index: bool  # those are OS indices, else gp_index
     # per row and column, its index with the type before it ("NUMANode:0", "OSDev:701")
     objects: tuple[str, ...]
@@ -49,14 +48,12 @@ class HwlocCpuKind(Struct, frozen=True):
     """One <cpukind>."""
 
     cpuset: str
-    efficiency: int | None  # higher = faster; None where hwloc could not rank
     infos: dict[str, str]
 
 
 class HwlocTopology(Struct, frozen=True):
     """A whole document."""
 
-    version: str
     machine: HwlocObject
     distances: tuple[HwlocDistances, ...]
     cpu_kinds: tuple[HwlocCpuKind, ...]
@@ -89,21 +86,23 @@ def parse(text: str | bytes, source: str = "hwloc XML") -> HwlocTopology:
     machine = _object(machines[0], source)
     if is_old:
         return HwlocTopology(
-            version=version,
             machine=_with_a_node(_in_new_form(machine)),
             distances=tuple(_old_distances(machines[0], source)),
             cpu_kinds=(),
             infos=machine.infos,
         )
     return HwlocTopology(
-        version=version,
         machine=machine,
         distances=tuple(
             _distances(child, source)
             for child in root
             if child.tag in ("distances2", "distances2hetero")
         ),
-        cpu_kinds=tuple(_cpu_kind(child) for child in root if child.tag == "cpukind"),
+        cpu_kinds=tuple(
+            HwlocCpuKind(child.get("cpuset", "0x0"), _infos(child))
+            for child in root
+            if child.tag == "cpukind"
+        ),
         infos={**machine.infos, **_infos(root)},
     )
 
@@ -140,14 +139,6 @@ def _infos(element: etree._Element) -> dict[str, str]:
     return infos
 
 
-def _cpu_kind(element: etree._Element) -> HwlocCpuKind:
-    efficiency = element.get("forced_efficiency")
-    is_number = efficiency is not None and efficiency.isascii() and efficiency.isdigit()
-    return HwlocCpuKind(
-        element.get("cpuset", "0x0"), int(efficiency or 0) if is_number else None, _infos(element)
-    )
-
-
 def _distances(element: etree._Element, source: str) -> HwlocDistances:
     """Indices and values come in chunks of ten; a heterogeneous matrix has types in its indices."""
     indices: list[str] = []
@@ -165,11 +156,9 @@ def _distances(element: etree._Element, source: str) -> HwlocDistances:
         counts = f"{count} indices and {len(values)} values"
         expected = f"{element.get('nbobjs')} indices and their square of values"
         raise ParseError(source, expected, counts, line=_line(element))
-    kind = element.get("kind", "0")
     of_type = element.get("type")
     return HwlocDistances(
         name=element.get("name", ""),
-        kind=int(kind) if kind.isascii() and kind.isdigit() and len(kind) < 10 else 0,
         by_os_index=element.get("indexing") == "os",
         objects=tuple(index if of_type is None else f"{of_type}:{index}" for index in indices),
         values=tuple(tuple(values[i * count : (i + 1) * count]) for i in range(count)),
@@ -239,7 +228,7 @@ def _old_distances(machine: etree._Element, source: str) -> list[HwlocDistances]
             expected = f"{count * count} latencies"
             raise ParseError(source, expected, str(len(values)), line=_line(matrix))
         rows = tuple(tuple(values[i * count : (i + 1) * count]) for i in range(count))
-        matrices.append(HwlocDistances("NUMALatency", 0, True, names, rows))
+        matrices.append(HwlocDistances("NUMALatency", True, names, rows))
     return matrices
 
 

@@ -97,7 +97,6 @@ class LspciFunction(Struct, frozen=True):
     has_window: bool = False  # the bridge passes memory of functions below it
     driver: str | None = None
     iommu_group: int | None = None
-    slot: str | None = None
     sriov_total_vfs: int | None = None
     sriov_num_vfs: int | None = None
     acs: frozenset[str] | None = None  # flags of ACSCtl that are on
@@ -331,8 +330,6 @@ def _fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
             fields[field] = None if number < 0 else number
         elif key == "Kernel driver in use":
             fields["driver"] = value
-        elif key == "Physical Slot":
-            fields["slot"] = value
         elif key == "Bus" and (buses := _BUSES.match(value)):
             fields["buses"] = tuple(int(bus, 16) for bus in buses.groups())
         elif key in _WINDOWS and (window := _WINDOW.match(value)):

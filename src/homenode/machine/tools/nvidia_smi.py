@@ -320,8 +320,6 @@ class MigInstance(Struct, frozen=True):
     gpu: int  # the tool's number of its GPU
     number: int
     profile: str  # "1g.10gb+me"
-    start: int  # its place among the GPU's memory slices
-    size: int  # its place among the GPU's memory slices
 
 
 class MigDevice(Struct, frozen=True):
@@ -350,10 +348,10 @@ def parse_instances(text: str) -> tuple[MigInstance, ...]:
         if len(words) != 6 or not colon or None in numbers or len(instance_of) >= MAX_ROWS:
             expected = "GPU, MIG, profile, profile's ID, instance's ID, start:size"
             raise ParseError(_INSTANCES, expected, line.strip()[:80], line=number)
-        gpu, _, instance, first, slices = (digits or 0 for digits in numbers)
+        gpu, _, instance, *_ = (digits or 0 for digits in numbers)
         if (gpu, instance) in instance_of:
             raise ParseError(_INSTANCES, "each instance once", line.strip()[:80], line=number)
-        instance_of[gpu, instance] = MigInstance(gpu, instance, words[2], first, slices)
+        instance_of[gpu, instance] = MigInstance(gpu, instance, words[2])
     return tuple(instance_of.values())
 
 

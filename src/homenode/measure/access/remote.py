@@ -8,7 +8,6 @@ ended says nothing of the program.
 import base64
 import gzip
 import hashlib
-import lzma
 import re
 import secrets
 import time
@@ -106,18 +105,6 @@ def returncode_of(status: int) -> int:
     (3, -9)
     """
     return 128 - status if 128 < status <= 128 + 64 else status
-
-
-def octal_script(content: bytes) -> str:
-    """Lines that print the content, for a shell without any decoder: each byte takes 4 letters.
-
-    >>> octal_script(b"a")
-    "printf '\\\\141'\\n"
-    """
-    return "".join(
-        "printf '" + "".join(f"\\{byte:03o}" for byte in content[at : at + 256]) + "'\n"
-        for at in range(0, len(content), 256)
-    )
 
 
 _FOLDERS = ("/run", "/tmp", "/var/tmp", "/dev/shm", "/root")  # noqa: S108
@@ -232,16 +219,9 @@ class RemoteMachine:
         self._channel.close()
 
     def _put_file(self, content: bytes, path: str, timeout_s: float) -> None:
-        packers = self.find_installed(("base64", "gzip", "xz"))
-        if packers >= {"base64", "xz"}:
-            text, unpack = base64.encodebytes(_xz(content)).decode(), "base64 -d | xz -d"
-        elif packers >= {"base64", "gzip"}:
-            text = base64.encodebytes(gzip.compress(content, mtime=0)).decode()
-            unpack = "base64 -d | gzip -d"
-        elif "base64" in packers:
-            text, unpack = base64.encodebytes(content).decode(), "base64 -d"
-        else:
-            text, unpack = octal_script(content), "sh"
+        has_gzip = "gzip" in self.find_installed(("gzip",))
+        unpack = "base64 -d | gzip -d" if has_gzip else "base64 -d"
+        text = base64.encodebytes(gzip.compress(content, mtime=0) if has_gzip else content).decode()
         save = f"({unpack}) >{quote(path)} && chmod 700 {quote(path)}"
         done = self.run(("sh", "-c", save), timeout_s, text)
         failure = done.failure()
@@ -300,13 +280,6 @@ class RemoteMachine:
         if mark not in output.stdout:
             raise ToolError(f"{self.name}: no answer: {_last_line(output)}")
         return output.stdout.partition(mark)[0].strip().partition("\n")[0]
-
-
-def _xz(content: bytes) -> bytes:
-    """A third less than gzip's, which is minutes less on a serial line. A small dictionary and
-    CRC-32: busybox knows no other check, and small guests have no 64 MiB for it."""
-    smaller = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 4 << 20}]
-    return lzma.compress(content, check=lzma.CHECK_CRC32, filters=smaller)
 
 
 def _mark() -> str:

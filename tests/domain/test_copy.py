@@ -83,6 +83,7 @@ def test_everything_that_must_be_its_own_is_its_own() -> None:
     assert "12-vm" not in copy
     assert "<alias name='ua-gpu'/>" in copy
     assert validate(copy.encode())[0] == ()
+    assert "52:54:00:11" in copy_domain(FULL, "vm-pin", has_own_macs=False).decode()
 
 
 def test_a_copy_is_the_same_bytes_every_time_and_another_for_another_name() -> None:

@@ -177,7 +177,7 @@ def schedule_text(
     if head.copy is None:
         lines.append(("restored", "its definition, after each boot; what its guest writes stays"))
     else:
-        whose = f"with its own disks, NVRAM, UUID and MACs; {head.source} is not changed"
+        whose = f"with its own disks, NVRAM and UUID; {head.source} is not changed"
         lines.append(("copy", f"{head.copy.name}, {whose}"))
     if checked.begun.emulated:
         lines.append(("caveat", "it is emulated (type='qemu'): its results will mean nothing"))

@@ -1,4 +1,4 @@
-"""Copying: a domain for the trial alone: name, UUID, NVRAM, MACs and disks of its own. [I/O]"""
+"""Copying: a domain for the trial alone: name, UUID, NVRAM and disks of its own. [I/O]"""
 
 import errno
 import os
@@ -62,7 +62,10 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
     name = f"{state.name}-trial"
     disks = writable_disks(original, state.name)
     overlays = {disk.target: str(_overlay(disk, id)) for disk in disks}
-    document = copy_domain(with_overlays(original, overlays, state.name), name, state.name)
+    document = with_overlays(original, overlays, state.name)
+    # With another MAC, a guest whose network is set up for its own has none (cloud-init writes
+    # such files), and a DHCP server with reservations gives it no address.
+    document = copy_domain(document, name, state.name, has_own_macs=False)
     uuid = copied_uuid(state.uuid, name)
     if is_there(virsh, name) and not is_there(virsh, uuid):
         raise UsageError(

@@ -38,9 +38,12 @@ _NAME = re.compile(r"[^/\x00-\x1f]{1,255}\Z")
 _LIBVIRT_SOCKET = "/libvirt/qemu/"
 
 
-def copy_domain(xml: bytes, name: str, source: str = "domain") -> bytes:
+def copy_domain(
+    xml: bytes, name: str, source: str = "domain", *, has_own_macs: bool = True
+) -> bytes:
     """The domain under another name, with its own UUID, NVRAM file, MACs and generation id.
 
+    has_own_macs: False for a copy that runs only while the original is off, on the same networks.
     Raises UsageError for a name that libvirt rejects, InputError for the original's name or a
     malformed UUID.
     """
@@ -52,7 +55,7 @@ def copy_domain(xml: bytes, name: str, source: str = "domain") -> bytes:
             f"{source}: --name {name!r} is the name of the VM itself",
             hint="choose another --name, or omit it to change the domain itself",
         )
-    for step in (_identity, _firmware, _devices):
+    for step in (_identity, _firmware, _devices, *((_macs,) if has_own_macs else ())):
         document = apply(document, step(document, original, name))
     return document.to_bytes()
 
@@ -174,12 +177,7 @@ def _own_path(path: str, original: str, name: str) -> str:
 def _devices(document: Document, original: str, name: str) -> list[Edit]:
     edits: list[Edit] = []
     for element in document.root.all("devices/*"):
-        if element.name == "interface":
-            mac = element.child("mac")
-            address = None if mac is None else mac.get("address")
-            if mac is not None and address is not None:
-                edits += set_attribute(document, mac, "address", copied_mac(address, name))
-        elif element.name == "graphics":
+        if element.name == "graphics":
             edits += _graphics(document, element)
         elif element.name == "channel":
             socket = element.child("source")
@@ -189,6 +187,16 @@ def _devices(document: Document, original: str, name: str) -> list[Edit]:
             cid = element.child("cid")
             if cid is not None and cid.get("address") is not None:
                 edits += set_attributes(document, cid, {"auto": "yes", "address": None})
+    return edits
+
+
+def _macs(document: Document, original: str, name: str) -> list[Edit]:
+    edits: list[Edit] = []
+    for interface in document.root.all("devices/interface"):
+        mac = interface.child("mac")
+        address = None if mac is None else mac.get("address")
+        if mac is not None and address is not None:
+            edits += set_attribute(document, mac, "address", copied_mac(address, name))
     return edits
 
 

@@ -102,7 +102,7 @@ SMALL = b"""<domain type='kvm'>
   <name>small</name>
   <metadata>
     <homenode:layout xmlns:homenode='urn:homenode:layout:1' name='pin-numa-smt'
-      pinning='all-pus' siblings='exposed' cells='host' pcie='keep' memory='bound-per-cell'
+      pinning='all-cpus' siblings='exposed' cells='host' pcie='keep' memory='bound-per-node'
       host='0123456789abcdef'/>
   </metadata>
   <memory unit='GiB'>4</memory>

@@ -419,11 +419,11 @@ def _switches_of(layout: str) -> dict[str, str]:
     has_smt, has_cells, is_default = "smt" in layout, "numa" in layout, layout == "default"
     bound = "bound" if layout == "pin-bound" else "keep"
     return {
-        "pinning": "none" if is_default else "all-pus" if has_smt else "one-pu-per-core",
+        "pinning": "none" if is_default else "all-cpus" if has_smt else "one-cpu-per-core",
         "siblings": "keep" if is_default else "exposed" if has_smt else "hidden",
         "cells": "host" if has_cells else "single",
         "pcie": "host" if "pci" in layout else "keep",
-        "memory": "bound-per-cell" if has_cells else bound,
+        "memory": "bound-per-node" if has_cells else bound,
     }
 
 

@@ -78,11 +78,11 @@ def test_switches_that_make_no_preset_are_called_custom() -> None:
         (PlanOptions("auto"), "unknown layout"),
         (PlanOptions("pin", siblings=Siblings.EXPOSED), "leaves no sibling to expose"),
         (PlanOptions("default", siblings=Siblings.HIDDEN), "where vCPUs are pinned"),
-        (PlanOptions("default", cells=GuestCells.HOST), "where vCPUs are pinned"),
-        (PlanOptions("pin", pcie=GuestPcie.HOST), "belongs to a guest NUMA node"),
+        (PlanOptions("default", cells=GuestCells.HOST), "pinned to their host nodes"),
+        (PlanOptions("pin", pcie=GuestPcie.HOST), "buses of guest NUMA nodes"),
         (
             PlanOptions("pin", memory_binding=MemoryBinding.BOUND_PER_CELL),
-            "where guest NUMA nodes are mirrored",
+            "the guest has one node",
         ),
     ],
 )

@@ -130,9 +130,9 @@ def layouts(asked: LayoutsArguments) -> None:
         (
             preset.name,
             next(iter(_study_names(preset.name)), "-"),
-            preset.pinning.replace("-", " ").replace("pu", "CPU"),
+            preset.pinning.replace("-", " ").replace("cpu", "CPU"),
             *(preset.siblings, preset.cells, preset.pcie),
-            preset.memory.replace("bound-", "").replace("per-cell", "per node"),
+            preset.memory.removeprefix("bound-").replace("-", " "),
         )
         for preset in PRESETS.values()
     )

@@ -114,32 +114,31 @@ def _refuse_contradictions(layout: Layout) -> None:
         (
             layout.pinning is Pinning.NONE and layout.siblings is not Siblings.KEEP,
             "siblings can only be hidden or exposed where vCPUs are pinned",
-            "add --pinning one-pu-per-core or all-pus",
+            "add --pinning one-cpu-per-core or all-cpus",
         ),
         (
             layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.EXPOSED,
             "one CPU per core leaves no sibling to expose",
-            "use --pinning all-pus",
+            "use --pinning all-cpus",
         ),
         (
             layout.pinning is Pinning.NONE and layout.cells is GuestCells.HOST,
-            "guest NUMA nodes can only mirror host nodes where vCPUs are pinned to them",
-            "add --pinning one-pu-per-core",
+            "guest NUMA nodes need vCPUs that are pinned to their host nodes",
+            "add --pinning one-cpu-per-core",
         ),
         (
             layout.pinning is Pinning.NODE and layout.siblings is Siblings.EXPOSED,
             "vCPUs that float over a node's CPUs have no siblings to expose",
-            "use --pinning all-pus, or hide the siblings",
+            "use --pinning all-cpus, or hide the siblings",
         ),
         (
             layout.memory is MemoryBinding.BOUND_PER_CELL and layout.cells is not GuestCells.HOST,
-            "memory can only be bound per guest NUMA node where guest NUMA nodes are mirrored",
+            "memory is bound per guest NUMA node, but the guest has one node",
             "use --memory-binding bound, or --guest-nodes host",
         ),
         (
             layout.pcie is GuestPcie.HOST and layout.cells is not GuestCells.HOST,
-            "an expander bus belongs to a guest NUMA node, so PCIe can only be mirrored where "
-            "guest NUMA nodes are",
+            "--pcie host puts devices on the buses of guest NUMA nodes, but the guest has one node",
             "add --guest-nodes host",
         ),
     )
@@ -263,7 +262,7 @@ def _as_document(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:
     if layout.pinning in (Pinning.NONE, Pinning.NODE):
         raise UsageError(
             f"--siblings keep: expected a layout that pins each vCPU, found {layout.name}",
-            hint="take pin-bound, or --pinning all-pus",
+            hint="take pin-bound, or --pinning all-cpus",
         )
     return (
         with_siblings(layout)

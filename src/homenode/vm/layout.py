@@ -11,8 +11,8 @@ from homenode.errors import UsageError, unknown
 class Pinning(StrEnum):
     NONE = "none"
     NODE = "node"  # every vCPU may float over the PUs of its nodes: XAPI's and oVirt's way
-    ONE_PER_CORE = "one-pu-per-core"
-    ALL_PUS = "all-pus"
+    ONE_PER_CORE = "one-cpu-per-core"
+    ALL_PUS = "all-cpus"
 
 
 class Siblings(StrEnum):
@@ -34,7 +34,7 @@ class GuestPcie(StrEnum):
 class MemoryBinding(StrEnum):
     KEEP = "keep"
     BOUND = "bound"
-    BOUND_PER_CELL = "bound-per-cell"
+    BOUND_PER_CELL = "bound-per-node"
 
 
 class Layout(Struct, frozen=True):

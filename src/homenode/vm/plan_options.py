@@ -214,13 +214,13 @@ class PlanOptions(Struct, frozen=True):
       housekeeping_pus: CPUs for the emulators of several VMs, with --emulator housekeeping or if no
         core is left for an emulator; vCPUs do not use them. Default: those in the host.toml.
       pinning: How vCPUs are pinned: none, node (each vCPU may run on any CPU of its nodes),
-        one-pu-per-core, all-pus. Default: the layout's.
+        one-cpu-per-core, all-cpus. Default: the layout's.
       siblings: How the guest sees SMT siblings: keep (as the definition's <topology>, pinned to
         siblings), hidden, exposed. Default: the layout's.
       cells: NUMA nodes of the guest: single, host (as the chosen host nodes). Default: the
         layout's.
       pcie: PCIe tree of the guest: keep, host (an expander bus per node). Default: the layout's.
-      memory_binding: How the VM's memory is bound: keep, bound, bound-per-cell. Default: the
+      memory_binding: How the VM's memory is bound: keep, bound, bound-per-node. Default: the
         layout's.
       pci_granularity: Create an expander bus for each cell, root-complex or switch (which also
         mirrors the switches). Default: cell; with --layout auto switch if a GPU and its RDMA NIC

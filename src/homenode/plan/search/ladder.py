@@ -93,8 +93,8 @@ def check_layout(layout: Layout, policy: Policy) -> None:
     bound = layout.memory is MemoryBinding.BOUND_PER_CELL
     if bound and layout.cells is GuestCells.SINGLE:
         raise UsageError(
-            f"layout {layout.name!r}: memory is bound per guest NUMA node, but the guest is flat",
-            hint="mirror the guest NUMA nodes, or bind the memory as a whole",
+            f"layout {layout.name!r}: memory is bound per guest NUMA node, but the guest has one",
+            hint="use --memory-binding bound, or --guest-nodes host",
         )
 
 

@@ -187,14 +187,13 @@ def _pcie(host: Host | None, request: GuestRequest, placement: Placement) -> Mir
         return None
     if request.layout.cells is GuestCells.SINGLE:
         raise UsageError(
-            f"layout {request.layout.name}: expected guest NUMA nodes with mirrored PCIe, found a "
-            "flat guest; an expander bus belongs to a guest NUMA node",
-            hint="mirror the guest NUMA nodes too, as pin-numa-pci does",
+            f"layout {request.layout.name!r}: devices go on the buses of guest NUMA nodes, but the "
+            "guest has one node",
+            hint="add --guest-nodes host, as pin-numa-pci does",
         )
     if host is None:
         raise UsageError(
-            f"layout {request.layout.name}: needs a host; the PCI tree that it "
-            "mirrors is the host's",
+            f"layout {request.layout.name!r}: needs a host, whose PCI tree the guest gets",
             hint="name the host with --host, or choose pin, pin-numa or pin-numa-smt",
         )
     return mirror_pcie(host, request, placement)

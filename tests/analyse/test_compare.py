@@ -53,28 +53,6 @@ def pair(
     )
 
 
-def test_less_is_better_for_latency_and_more_for_bandwidth() -> None:
-    rng = random.Random(1)
-    up = only(compared(*pair(rng, 0.2)))
-    assert (up.outcome, up.ratio > 1.15, up.gain > 1.15) == (Outcome.BETTER, True, True)
-    slower = only(compared(*pair(rng, 0.2, "memory-latency")), "memory-latency")
-    assert (slower.outcome, slower.gain < 0.9) == (Outcome.WORSE, True)
-    assert up.low is not None
-    assert up.high is not None
-    assert up.low < up.ratio < up.high
-
-
-def test_a_difference_that_cannot_matter_is_distinguished_from_not_knowing() -> None:
-    rng = random.Random(4)
-    quiet = [
-        simulated_run(layout, TRIAD, rng, between=0.002, within=0.002)
-        for layout in ("pin", "pin-numa")
-    ]
-    assert only(compared(*quiet)).outcome is Outcome.NO_DIFFERENCE
-    noisy = [simulated_run(layout, TRIAD, rng, between=0.2) for layout in ("pin", "pin-numa")]
-    assert only(compared(*noisy)).outcome is Outcome.CANNOT_TELL
-
-
 def test_power_is_shown_by_test_and_layout_and_decides_nothing() -> None:
     rng = random.Random(5)
     quiet, loud = pair(rng)
@@ -431,11 +409,6 @@ def test_bare_metal_is_compared_on_the_same_ground_only() -> None:
     assert only(compared(*unknown, bare=True)).doubts == ("other-ground",)
     with pytest.raises(InputError, match="on the host itself"):
         compared(guest, host, bare=True)
-
-
-def test_a_single_alternative_cannot_be_compared() -> None:
-    with pytest.raises(InputError, match="expected two alternatives"):
-        compared(simulated_run("pin", TRIAD, random.Random(1)))
 
 
 def test_an_objective_has_at_most_six_primary_metrics_and_none_is_a_control() -> None:

@@ -27,12 +27,6 @@ def sentences(layout: str = "pin-numa-pci") -> str:
     return "\n".join(assemble(hgx_host(), request, placed((2, 2), devices=devices)).consequences)
 
 
-def test_the_same_input_gives_the_same_plan() -> None:
-    request = small_request(4, layout="pin-numa-pci", devices=[str(bdf) for bdf in HGX_GPUS])
-    placement = placed((2, 2), devices=HGX_GPUS)
-    assert assemble(hgx_host(), request, placement) == assemble(hgx_host(), request, placement)
-
-
 def test_what_the_placement_says_is_in_the_plan() -> None:
     placement = replace(
         placed((2, 2)),

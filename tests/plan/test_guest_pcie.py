@@ -46,19 +46,6 @@ from tests.small_hosts import (
 )
 
 
-def test_hgx_gets_two_expander_buses_and_sixteen_root_ports() -> None:
-    devices = tuple(sorted(HGX_GPUS + HGX_NICS))
-    request = ask(devices)
-    plan = assemble(hgx_host(), request, placed((2, 2), devices=devices))
-    assert len(of_model(plan, PortModel.EXPANDER_BUS)) == 2
-    assert len(of_model(plan, PortModel.ROOT_PORT)) == 16
-    assert len(plan.vm.controllers) == 18
-    cells = {device.bdf: device.cell for device in plan.vm.hostdevs}
-    assert [cells[bdf] for bdf in HGX_GPUS] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert [cells[bdf] for bdf in HGX_NICS] == [0, 0, 0, 0, 1, 1, 1, 1]
-    check_tree(request, plan)
-
-
 def test_slots_follow_the_hosts_order_gpus_first() -> None:
     devices = tuple(sorted(HGX_GPUS + HGX_NICS))
     plan = assemble(hgx_host(), ask(devices), placed((2, 2), devices=devices))
@@ -66,11 +53,6 @@ def test_slots_follow_the_hosts_order_gpus_first() -> None:
     at = {d.bdf: slot_of[d.address.bus] for d in plan.vm.hostdevs if d.address is not None}
     assert [at[bdf] for bdf in HGX_GPUS] == [0, 1, 2, 3] * 2
     assert [at[bdf] for bdf in HGX_NICS] == [4, 5, 6, 7] * 2
-
-
-def test_gpus_alone_need_no_empty_port() -> None:
-    plan = assemble(hgx_host(), ask(HGX_GPUS), placed((2, 2), devices=HGX_GPUS))
-    assert len(of_model(plan, PortModel.ROOT_PORT)) == 8
 
 
 def test_every_cell_has_its_expander_bus_even_without_a_device() -> None:

@@ -238,13 +238,6 @@ def test_a_vm_of_four_on_cores_of_four_threads_takes_one_whole_core() -> None:
     assert pus == [0, 2, 4, 6]  # the threads of core 0
 
 
-def test_an_odd_number_of_vcpus_takes_distinct_pus_where_siblings_may_be_left_over() -> None:
-    host = even_host(1, 1, 1, 4, 2)
-    pus = pus_of(host, dedicated(5, isolate=False))
-    assert pus is not None
-    assert len(set(pus)) == 5
-
-
 def test_no_vcpu_shares_a_core_with_another_vm() -> None:
     # Nova's prefer takes orphaned siblings; here one VM shares no core with another.
     host = even_host(1, 1, 1, 4, 2, domains=[pinned_domain("0,2,5,7")])
@@ -268,29 +261,6 @@ def test_isolate_takes_untouched_cores_and_siblings_only_where_these_are_too_few
     assert pus_of(host, dedicated(2)) == expected
 
 
-def test_isolate_works_on_hosts_with_smt() -> None:
-    host = even_host(1, 1, 1, 4, 2, disallowed="0-1,4-5")
-    assert pus_of(host, dedicated(2)) == [2, 3]
-
-
-def test_the_node_with_room_is_found_behind_a_full_one() -> None:
-    host = even_host(2, 1, 1, 2, 1, domains=[pinned_domain("0")])
-    assert pus_of(host, dedicated(2)) == [2, 3]
-
-
-def test_two_equal_cells_skip_the_node_that_is_too_full() -> None:
-    host = even_host(3, 1, 1, 4, 1, domains=[pinned_domain("0,4-6,10-11")])
-    placement = place(host, small_request(4, GIB))
-    assert placement.nodes == (0, 2) or len(placement.nodes) == 1
-
-
-def test_the_emulator_gets_a_core_besides_those_of_the_vcpus() -> None:
-    host = even_host(2, 1, 1, 2, 1)
-    placement = place(host, small_request(2, GIB, layout="pin"))
-    assert placement.emulator_pus is not None
-    assert placement.emulator_pus.isdisjoint(CpuSet([0, 1]))
-
-
 @pytest.mark.parametrize(
     ("balance", "expected"), [(Balance.PACK, (0, 1, 3)), (Balance.SPREAD, (1, 2, 3))]
 )
@@ -302,13 +272,6 @@ def test_three_cells_go_to_the_fullest_or_emptiest_nodes(
     host = host_of(specs, domains=[pinned_domain("0-2,4-5,12-13")])
     request = asking(small_request(3, 3 * GIB), balance=balance, policy=Policy.SPREAD, max_nodes=3)
     assert place(host, request).nodes == expected
-
-
-def test_a_gpu_decides_before_balance_does() -> None:
-    gpu = DeviceSpec("0000:21:00.0", node=1, root=1, kind=DeviceKind.GPU)
-    host = even_host(4, 1, 1, 4, 1, devices=[gpu], domains=[pinned_domain("4-5")])
-    assert place(host, small_request(2, GIB, devices=["21:00.0"])).nodes == (1,)
-    assert place(host, small_request(2, GIB)).nodes == (0,)
 
 
 def test_exposed_siblings_that_are_not_pinned_are_a_usage_error() -> None:

@@ -45,15 +45,6 @@ def test_a_vm_with_one_gpu_sits_in_the_gpus_package(path: Path) -> None:
             assert cost["device_class"] == 10
 
 
-def test_a_vm_with_grace_gpu_2_gets_node_2_and_no_gpu_memory() -> None:
-    host = load_host("gh200x4")
-    gpus = host.devices_of_kind(DeviceKind.GPU)
-    placement = place(host, small_request(64, 64 * GIB, devices=[str(gpus[2].bdf)]))
-    assert placement.nodes == placement.memory_nodes == (2,)
-    everywhere = place(host, small_request(280, 256 * GIB))
-    assert everywhere.memory_nodes == (0, 1, 2, 3)
-
-
 @needs_shared
 @pytest.mark.parametrize(("vcpus", "llcs"), [(8, 1), (16, 2), (24, 3)])
 def test_two_epyc_9654_give_whole_llcs(vcpus: int, llcs: int) -> None:

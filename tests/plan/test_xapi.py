@@ -82,15 +82,6 @@ def test_32_vcpus_take_the_32_pus_of_one_node_when_memory_comes_first() -> None:
     assert placement.threads_per_core == 2
 
 
-@pytest.mark.parametrize(
-    ("layout", "policy"),
-    [("pin-numa", Policy.CORES_FIRST), ("pin-numa-smt", Policy.MEMORY_FIRST)],
-)
-def test_16_vcpus_take_one_node_under_either_policy(layout: str, policy: Policy) -> None:
-    request = asking(small_request(16, layout=layout), policy=policy, keep_vcpus=True)
-    assert len(place(XAPI_HOST, request).nodes) == 1
-
-
 def test_memory_first_needs_a_layout_that_pins_all_pus() -> None:
     with pytest.raises(UsageError, match="memory-first"):
         place(XAPI_HOST, asking(small_request(4), policy=Policy.MEMORY_FIRST))

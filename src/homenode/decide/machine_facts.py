@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from homenode.check.doctor.links import link_health
 from homenode.decide.comparison import make_doubt, once
 from homenode.findings import Doubt, Finding
-from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run, RunHead, hardware_of, host_kind
 from homenode.measure.results.vantage import Vantage
@@ -39,7 +38,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
 
 def facts_of_host(host: Host) -> MachineFacts:
     """The facts of a machine whose topology is known."""
-    gpus = [gpu for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.physical_function is None]
+    gpus = host.whole_gpus
     return MachineFacts(
         name=host.name,
         fingerprint=host_fingerprint(host),

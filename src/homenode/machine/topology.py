@@ -345,6 +345,12 @@ class Host(Struct, frozen=True, dict=True):
     def devices_of_kind(self, kind: DeviceKind) -> tuple[PciDevice, ...]:
         return tuple(device for device in self.pci_devices if device.kind is kind)
 
+    @property
+    def whole_gpus(self) -> tuple[PciDevice, ...]:
+        """The GPUs by address, as drivers number them, without virtual functions."""
+        gpus = self.devices_of_kind(DeviceKind.GPU)
+        return tuple(gpu for gpu in gpus if gpu.physical_function is None)
+
     def bridges_above(self, bdf: Bdf) -> tuple[PciDevice, ...]:
         """The bridges from the one directly above a function up to its root port.
 

@@ -20,8 +20,11 @@ from homenode.machine.pci import canonical_uuid
 from homenode.machine.topology import DomainMark, Host, RunningDomain
 from homenode.plan.bit_sets import members
 from homenode.plan.request import GuestRequest
-from homenode.text import command_line, plural
+from homenode.text import command_line, first_few, plural
 from homenode.vm.gpu_parts import free_parts
+
+MOST_NAMED = 8
+"""Domains or jobs that a message names; further ones are counted."""
 
 
 class DomainCores(Struct, frozen=True):
@@ -101,14 +104,8 @@ def own_is_unknown(host: Host, request: GuestRequest) -> Gap | None:
     return Gap(
         f"whether domain {request.guest.name!r} is on the host already",
         f"its domains' names are redacted, so all of them count as others; if it is one of "
-        f"{list_names(strangers)}, say so with --ignore-domain NAME",
+        f"{first_few(strangers, MOST_NAMED)}, say so with --ignore-domain NAME",
     )
-
-
-def list_names(names: Sequence[str], limit: int = 8) -> str:
-    """Names for a message: the first ones, and how many more."""
-    suffix = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + suffix
 
 
 def allocations(host: Host, request: GuestRequest) -> Allocations:

@@ -127,11 +127,10 @@ def needed_layout(
 
 def host_inputs(host: Host) -> LayoutInputs:
     """What counts of a host."""
-    gpus = host.devices_of_kind(DeviceKind.GPU)
     return LayoutInputs(
         nodes=sum(bool(node.pus) for node in host.nodes),
         has_siblings=any(len(core.pus) > 1 for core in host.cores),
-        has_grace=any(is_grace(gpu) for gpu in gpus if gpu.physical_function is None)
+        has_grace=any(map(is_grace, host.whole_gpus))
         and any(node.generic_initiator for node in host.nodes),
     )
 

@@ -7,7 +7,7 @@ from homenode.bdf import Bdf
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind, PartKind, PciDevice, is_viable_driver
 from homenode.machine.topology import Host
-from homenode.plan.allocations import Allocations, list_names
+from homenode.plan.allocations import MOST_NAMED, Allocations
 from homenode.plan.devices.brought import are_paired, switched_gpus
 from homenode.plan.request import GuestRequest
 from homenode.text import first_few, plural
@@ -62,7 +62,7 @@ def _nics_without_gpu(
         nic.bdf: paired
         for nic in nics
         if gpus
-        and (paired := [gpu for gpu in _whole_gpus(host) if are_paired(gpu, nic)])
+        and (paired := [gpu for gpu in host.whole_gpus if are_paired(gpu, nic)])
         and not any(are_paired(gpu, nic) for gpu in gpus)
     }
     if not apart:
@@ -144,16 +144,12 @@ def _nvswitches_left_out(
             )
 
 
-def _whole_gpus(host: Host) -> list[PciDevice]:
-    return [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
-
-
 def _parts_of_gpus(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
     """What the VM's parts of GPUs share, and with whom; GPUs taken whole that have parts."""
     mediated = dict(request.mediated)
-    for gpu in _whole_gpus(host):
+    for gpu in host.whole_gpus:
         functions = {part.bdf for part in gpu.parts if part.bdf is not None} - {gpu.bdf}
         yield from _without_vgpu(host, gpu, devices, mediated)
         parts = [bdf for bdf in devices if bdf in functions or (bdf == gpu.bdf and bdf in mediated)]
@@ -169,7 +165,7 @@ def _parts_of_gpus(
                 "gpu-and-its-parts",
                 str(gpu.bdf),
                 observed=f"the GPU as a whole takes its {_parts_counted(gpu)} from whoever has them"
-                + (f" ({list_names(users)})" if users else "")
+                + (f" ({first_few(users, MOST_NAMED)})" if users else "")
                 + ": they end when its driver lets go of it",
             )
         elif parts:
@@ -178,7 +174,7 @@ def _parts_of_gpus(
                 "gpu-shared",
                 ", ".join(map(str, parts)),
                 observed=f"part of GPU {gpu.bdf}, which {shared} other parts share"
-                + (f", some of {list_names(users)}" if users else "")
+                + (f", some of {first_few(users, MOST_NAMED)}" if users else "")
                 + ": memory bandwidth, link and copies are one GPU's",
             )
 
@@ -253,11 +249,9 @@ def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[Finding]:
             and (is_silent if device.driver is None else not is_viable_driver(device.driver))
         ]
         if holders:
-            suffix = f" and {len(holders) - 4} more" if len(holders) > 4 else ""
             yield finding(
                 "iommu-group-incomplete",
                 str(first),
-                observed=f"its IOMMU group {group} also holds {', '.join(holders[:4])}{suffix}: "
-                "VFIO rejects "
-                "the start while a driver of the host has one of these",
+                observed=f"its IOMMU group {group} also holds {first_few(holders, 4)}: "
+                "VFIO rejects the start while a driver of the host has one of these",
             )

@@ -9,7 +9,7 @@ from homenode.findings import Finding, Severity, finding
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind, Host
-from homenode.plan.allocations import Allocations, allocations, list_names
+from homenode.plan.allocations import MOST_NAMED, Allocations, allocations
 from homenode.plan.device_findings import device_findings
 from homenode.plan.devices.brought import are_paired
 from homenode.plan.memory import (
@@ -23,7 +23,7 @@ from homenode.plan.memory import (
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Fallback, MemoryRule, Relaxation
-from homenode.text import cpus_text, nodes_text, plural
+from homenode.text import cpus_text, first_few, nodes_text, plural
 from homenode.units import format_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 
@@ -159,7 +159,7 @@ def _host_share(
             if not (owner.cores - owner.vcpu_cores).isdisjoint(vcpu_pus)
         ]
         also = (
-            f"; QEMU's own threads of {list_names(shared)} run on cores of its vCPUs"
+            f"; QEMU's own threads of {first_few(shared, MOST_NAMED)} run on cores of its vCPUs"
             if shared
             else ""
         )

@@ -136,7 +136,7 @@ def devices_by_node(
 
 def gpu_numbers(host: Host) -> dict[Bdf, int]:
     """A number for each GPU in host order; virtual functions are not counted."""
-    gpus = [gpu for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.physical_function is None]
+    gpus = list(host.whole_gpus)
     return {gpu.bdf: number for number, gpu in enumerate(gpus)}
 
 

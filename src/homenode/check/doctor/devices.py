@@ -129,7 +129,7 @@ def _boards(host: Host) -> Iterator[Finding]:
     """Boards of GPUs with NVSwitches of which a part is missing."""
     if not are_models_known(host.pci_devices):
         return
-    gpus = [gpu for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.physical_function is None]
+    gpus = list(host.whole_gpus)
     switches = len(host.devices_of_kind(DeviceKind.NVSWITCH))
     for model, count in Counter(map(_model, gpus)).items():
         if model is None or not switches or (count, switches) in model.boards:

@@ -199,8 +199,7 @@ def huge_pages_short(subject: CheckedVmi) -> Iterator[Finding]:
 def gpus_short(subject: CheckedVmi) -> Iterator[Finding]:
     if subject.host is None or not subject.host.pci_devices:
         return
-    gpus = subject.host.devices_of_kind(DeviceKind.GPU)
-    gpu_count = sum(gpu.physical_function is None for gpu in gpus)
+    gpu_count = len(subject.host.whole_gpus)
     if subject.vmi.gpu_count > gpu_count:
         yield finding(
             "gpus-short",

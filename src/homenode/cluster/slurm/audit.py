@@ -9,8 +9,8 @@ from homenode.cluster.slurm.tools.scontrol import Job
 from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.findings import Finding, Findings, finding, in_order
 from homenode.indices import NodeIndex
-from homenode.plan.allocations import list_names
-from homenode.text import number_list, plural
+from homenode.plan.allocations import MOST_NAMED
+from homenode.text import first_few, number_list, plural
 
 _SLURM = "what Slurm and the host report"
 _RECORD = "what the job's record gives"
@@ -74,7 +74,7 @@ def _unjudged_finding(
     reason: str, remedy: str | None, allocations: Sequence[JobAllocation]
 ) -> Finding:
     """One finding for all that cannot be judged for the same reason."""
-    jobs = list_names(list(dict.fromkeys(allocation.job for allocation in allocations)))
+    jobs = first_few(dict.fromkeys(allocation.job for allocation in allocations), MOST_NAMED)
     nodes = compress_hostlist(sorted({allocation.node for allocation in allocations}))
     return finding(
         "job-unjudged",

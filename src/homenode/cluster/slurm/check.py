@@ -17,7 +17,6 @@ from homenode.cluster.slurm.numbering import (
     CoreOrder,
     core_order,
     gpu_memory_nodes,
-    gpus_in_order,
     home_node,
     nodes_with_cpus,
 )
@@ -52,7 +51,7 @@ def gpu_cores(host: Host) -> tuple[GpuCores, ...]:
     """The host's GPUs in the order of their addresses."""
     order = core_order(host)
     gpus = []
-    for index, gpu in enumerate(gpus_in_order(host)):
+    for index, gpu in enumerate(host.whole_gpus):
         home = home_node(host, gpu)
         node = None if home is None else host.node(home)
         cores = None if node is None else order.numbers(node.pus)

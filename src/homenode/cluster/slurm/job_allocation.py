@@ -13,7 +13,6 @@ from homenode.cluster.slurm.numbering import (
     CoreOrder,
     core_order,
     gpu_memory_nodes,
-    gpus_in_order,
     home_node,
     nodes_with_cpus,
 )
@@ -103,7 +102,7 @@ def node_machine(host: Host) -> NodeMachine:
     """The host's cores, nodes and GPUs by Slurm's numbers."""
     gpus = tuple(
         AllocatedGpu(number, gpu.bdf, home_node(host, gpu))
-        for number, gpu in enumerate(gpus_in_order(host))
+        for number, gpu in enumerate(host.whole_gpus)
     )
     indices = [node.index for node in host.nodes]
     counts = {index: sum(gpu.node == index for gpu in gpus) for index in indices}

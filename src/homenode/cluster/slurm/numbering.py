@@ -15,17 +15,8 @@ from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.indices import NodeIndex
-from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host, MemoryKind, NumaNode
-
-
-def gpus_in_order(host: Host) -> tuple[PciDevice, ...]:
-    """The host's GPUs by address, as Slurm's AutoDetect and the drivers number them.
-
-    Virtual functions are no GPUs of their own. Source: gres.conf(5), Links.
-    """
-    gpus = host.devices_of_kind(DeviceKind.GPU)
-    return tuple(gpu for gpu in gpus if gpu.physical_function is None)
 
 
 def nodes_with_cpus(host: Host) -> tuple[NumaNode, ...]:

@@ -79,7 +79,7 @@ def switched_gpus(host: Host) -> tuple[SwitchedGpus, ...]:
     Where no source says which links end at which NVSwitch, all of them count as one board.
     """
     switches = [device.bdf for device in host.devices_of_kind(DeviceKind.NVSWITCH)]
-    whole_gpus = [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
+    whole_gpus = host.whole_gpus
     if not switches or not whole_gpus:
         return ()
     group_of = link_groups(host)

@@ -240,12 +240,12 @@ def fabric_of_host(host: Host) -> Fabric | None:
     board = board_of_host(host)
     if board is None:
         return None
-    return Fabric(board, len(_whole_gpus(host)), modules_of_host(host))
+    return Fabric(board, len(host.whole_gpus), modules_of_host(host))
 
 
 def modules_of_host(host: Host) -> dict[Bdf, int]:
     """The modules of the host's GPUs, as far as its source gives them."""
-    gpus = _whole_gpus(host)
+    gpus = host.whole_gpus
     modules = {gpu.bdf: gpu.module_id for gpu in gpus if gpu.module_id is not None}
     # Two boards that number alike: a module says nothing.
     return modules if len(set(modules.values())) == len(modules) else {}
@@ -253,7 +253,7 @@ def modules_of_host(host: Host) -> dict[Bdf, int]:
 
 def board_of_host(host: Host) -> Board | None:
     """The board with NVSwitches that the host's GPUs are on; None where they are on none."""
-    gpus = _whole_gpus(host)
+    gpus = host.whole_gpus
     if not may_have_nvswitches(host):
         return None
     boards = {_BOARD_OF_ID.get(gpu.device_id or 0) for gpu in gpus if gpu.vendor_id == NVIDIA}
@@ -262,12 +262,8 @@ def board_of_host(host: Host) -> Board | None:
 
 def may_have_nvswitches(host: Host) -> bool:
     """Boards of four GPUs join them without NVSwitches; those of B200 show none on the bus."""
-    many = len(_whole_gpus(host)) > _MOST_WITHOUT_SWITCHES
+    many = len(host.whole_gpus) > _MOST_WITHOUT_SWITCHES
     return many or bool(host.devices_of_kind(DeviceKind.NVSWITCH))
-
-
-def _whole_gpus(host: Host) -> list[PciDevice]:
-    return [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
 
 
 def _physical(gpus: Sequence[PciDevice]) -> tuple[Bdf, ...]:

@@ -374,9 +374,7 @@ def _package_of_gpu(host: Host) -> dict[Bdf, int | None]:
     """The package of each whole GPU, None where it is unknown."""
     package_of = {node.index: node.package for node in host.nodes}
     return {
-        gpu.bdf: None if gpu.node is None else package_of.get(gpu.node)
-        for gpu in host.devices_of_kind(DeviceKind.GPU)
-        if gpu.physical_function is None
+        gpu.bdf: None if gpu.node is None else package_of.get(gpu.node) for gpu in host.whole_gpus
     }
 
 
@@ -412,7 +410,7 @@ def _too_few(host: Host, request: GuestRequest, allocations: Allocations, free: 
         if request.options.gpu_profile is None
         else f"parts of profile {request.options.gpu_profile}"
     )
-    total = sum(gpu.physical_function is None for gpu in gpus)
+    total = len(host.whole_gpus)
     free_text = (
         f"{free} free" if request.options.gpu_profile or free > total else f"{free} of {total} free"
     )

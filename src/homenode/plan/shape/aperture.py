@@ -14,6 +14,7 @@ from homenode.findings import Finding, Gap, Severity, finding
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import HostSettings
 from homenode.plan.request import GuestRequest
+from homenode.text import first_few
 from homenode.units import GIB, KIB, MIB, format_bytes
 from homenode.vm.layout import GuestPcie
 from homenode.vm.model import Vm
@@ -64,7 +65,8 @@ def aperture(
         gaps.append(
             Gap(
                 "64-bit PCI window",
-                f"BAR sizes of {_few(unknown)} are not known: what they need is not counted",
+                f"BAR sizes of {first_few(unknown, 4)} are not known: what they need is not "
+                "counted",
             )
         )
     window = prefetchable_window_bytes(passed)
@@ -171,7 +173,3 @@ def _address_bits(
 
 def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -21,7 +21,6 @@ from homenode.cluster.slurm.numbering import bindable_node, bindable_nodes
 from homenode.cluster.slurm.options import StudyOptions
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
 from homenode.errors import UsageError, unknown
-from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host, NumaNode
 from homenode.measure.app_metric import check_metric
 from homenode.measure.model import Group
@@ -197,7 +196,6 @@ def described_nodes(host: Host, options: StudyOptions) -> tuple[ClusterNode, ...
     Every one is in both partitions; without a name a partition is NO_PARTITION.
     """
     names = options.node_list or tuple(f"node{n}" for n in range(1, options.nodes + 1))
-    gpus = [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
     memory = sum(node.memory_bytes or 0 for node in host.nodes if node.pus)
     exclusive = options.partition_exclusive or NO_PARTITION
     return tuple(
@@ -208,7 +206,7 @@ def described_nodes(host: Host, options: StudyOptions) -> tuple[ClusterNode, ...
             state="idle",
             cpus=len(host.pus),
             memory_mib=memory >> 20,
-            gpus=len(gpus),
+            gpus=len(host.whole_gpus),
         )
         for partition in dict.fromkeys((exclusive, options.partition_shared or exclusive))
         for name in names

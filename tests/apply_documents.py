@@ -1,8 +1,8 @@
 """Documents to apply: a small VM as libvirt prints it, and what a plan makes of it."""
 
 from homenode.vm.domain.read import read_vm
-from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.layout import PRESETS
+from homenode.vm.targets.libvirt import rewrite
 from tests.domain_plans import hand_plan
 from tests.virsh_stand_in import UUID
 

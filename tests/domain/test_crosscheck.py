@@ -7,8 +7,8 @@ from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.limits import document_findings
 from homenode.vm.domain.read import read_vm
-from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.plan import Aperture, Plan
+from homenode.vm.targets.libvirt import rewrite
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
 

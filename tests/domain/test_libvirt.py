@@ -14,9 +14,9 @@ from homenode.change.apply.define_step import is_printed
 from homenode.units import GIB
 from homenode.vm.domain.copy import copy_domain
 from homenode.vm.domain.read import read_vm
-from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.layout import PRESETS, GuestPcie
 from homenode.vm.plan import Aperture
+from homenode.vm.targets.libvirt import rewrite
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
 

@@ -27,10 +27,10 @@ from homenode.vm.domain.edits import (
     set_text,
 )
 from homenode.vm.domain.read import open_domain, read_running_domain, read_vm, vm_of
-from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import shipped_host
+from homenode.vm.targets.libvirt import rewrite
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
 from tests.verify_documents import findings_of, small_host

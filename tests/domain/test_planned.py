@@ -17,11 +17,11 @@ from homenode.units import MIB
 from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.read import read_vm
-from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Plan
 from homenode.vm.plan_options import ManualRanges, PciGranularity, PlanOptions
+from homenode.vm.targets.libvirt import rewrite
 from tests.domain_corpus import NAMES, sample
 
 ELSEWHERE = ("aarch64-virt", "gpu-with-audio-and-nics")

@@ -10,11 +10,11 @@ from homenode.units import GIB
 from homenode.vm.domain.codec import refuse_older, required_versions
 from homenode.vm.domain.limits import check_vcpus, launch_findings, most_vcpus, refuse_unsafe
 from homenode.vm.domain.read import read_vm
-from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import Vm
 from homenode.vm.plan import Aperture
 from homenode.vm.plan_options import PlanOptions
+from homenode.vm.targets.libvirt import rewrite
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 

@@ -10,11 +10,11 @@ from homenode.units import GIB, MIB
 from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.document import Document, parse_document
 from homenode.vm.domain.read import read_vm
-from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS, GuestPcie
 from homenode.vm.model import GuestCache, GuestTopology
 from homenode.vm.plan import Plan, with_vm
+from homenode.vm.targets.libvirt import rewrite
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
 

@@ -12,10 +12,10 @@ from homenode.vm.domain.codec import refuse_older
 from homenode.vm.domain.controllers import edit_controllers
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.read import read_vm
-from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.domain.schema import validate
 from homenode.vm.model import GuestAddress, GuestPciController, PortModel
 from homenode.vm.plan import Aperture, with_vm
+from homenode.vm.targets.libvirt import rewrite
 from tests.domain.test_rewrite import planned, tuned
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan

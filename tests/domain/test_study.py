@@ -9,8 +9,8 @@ from homenode.cpuset import CpuSet
 from homenode.units import MIB
 from homenode.vm.domain.document import Element, parse_document
 from homenode.vm.domain.read import read_vm
-from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.plan import Plan
+from homenode.vm.targets.libvirt import rewrite
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 from tests.shared_data import SHARED

@@ -20,10 +20,10 @@ from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan, encode_plan, read_plan, with_planned
 from homenode.units import GIB
 from homenode.vm.domain.read import read_running_domain
-from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import MemoryMode, PlanOptions
+from homenode.vm.targets.libvirt import rewrite
 from tests.cli.test_plan import DOCUMENT, homenode
 from tests.guest_shapes import bdfs, hgx_host, placed
 from tests.small_hosts import asking, even_host, pinned_domain, small_guest, small_request

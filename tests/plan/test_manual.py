@@ -15,11 +15,11 @@ from homenode.plan.stored import domain_of_plan
 from homenode.show.explain import explain
 from homenode.show.topology_map import topology_map
 from homenode.vm.domain.read import open_domain, vm_of
-from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.layout import PRESETS, Layout, Pinning
 from homenode.vm.model import GuestTopology
 from homenode.vm.plan import Plan
 from homenode.vm.plan_options import ManualRanges
+from homenode.vm.targets.libvirt import rewrite
 from tests.explained import explained
 from tests.figures import numbers
 from tests.guest_shapes import placed

@@ -26,12 +26,12 @@ from homenode.units import GIB
 from homenode.vm.domain.codec import INITIATORS, required_versions
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.read import open_domain, read_vm, vm_of
-from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import MemoryDevice
 from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import MemoryMode, PlanOptions
 from homenode.vm.sources import load_host
+from homenode.vm.targets.libvirt import rewrite
 from tests.explained import explained
 from tests.guest_shapes import placed
 from tests.small_hosts import NodeSpec, even_host, host_of, small_request

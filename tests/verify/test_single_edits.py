@@ -21,7 +21,6 @@ from homenode.plan.shape.guest_numa import together
 from homenode.units import GIB, MIB
 from homenode.vm.domain.controllers import QEMU_NAMESPACE as QEMU
 from homenode.vm.domain.read import open_domain, read_kept, with_kept
-from homenode.vm.domain.rewrite import rewrite
 from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS, Siblings
 from homenode.vm.model import (
@@ -37,6 +36,7 @@ from homenode.vm.model import (
 )
 from homenode.vm.plan import Aperture, Plan, with_vm
 from homenode.vm.plan_options import PlanOptions, Policy
+from homenode.vm.targets.libvirt import rewrite
 from tests.single_edits import Edit, edits, users_vm
 from tests.verify_documents import DEVICES, PLAIN, changed, findings_of, small_host
 

@@ -32,7 +32,7 @@ from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.topology import Host
 from homenode.text import command_line, plural
 from homenode.units import format_bytes
-from homenode.vm.domain.controllers import argument_properties, qemu_arguments
+from homenode.vm.domain.controllers import qemu_arguments
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain
 from homenode.vm.hypervisor.connection import is_local
@@ -40,6 +40,7 @@ from homenode.vm.hypervisor.domain_state import DomainState
 from homenode.vm.hypervisor.virsh import RefusedError, Virsh
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan
+from homenode.vm.targets.qemu_command import fields_of
 
 
 class PausedLook(Struct, frozen=True, kw_only=True):
@@ -127,8 +128,9 @@ def made_files(document: Document) -> Iterator[MadeFile]:
         if option in _FILE_OPTIONS:
             yield from _made_file(option, value, None)
         elif option in _PATH_OPTIONS:
-            properties = argument_properties(value)
-            short = properties.get("", "").partition(":")[2]  # as in -serial file:/var/log/vm.log
+            first, pairs = fields_of(value)
+            properties = dict(pairs)
+            short = first.partition(":")[2]  # as in -serial file:/var/log/vm.log
             path = properties.get("path") or properties.get("mem-path") or short
             yield from _made_file(option, path, properties.get("append"))
 

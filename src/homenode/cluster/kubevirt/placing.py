@@ -34,7 +34,6 @@ from homenode.vm.domain.document import Document
 from homenode.vm.domain.hostdevs import edit_initiators, hostdev_elements
 from homenode.vm.domain.memory import read_memnodes
 from homenode.vm.domain.read import open_domain, vm_of
-from homenode.vm.domain.rewrite import rewrite_by
 from homenode.vm.layout import GuestCells, GuestPcie, Layout, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import (
     EXPANDER,
@@ -46,6 +45,7 @@ from homenode.vm.model import (
 )
 from homenode.vm.plan import Plan
 from homenode.vm.plan_options import PciGranularity, PlanOptions
+from homenode.vm.targets.libvirt import rewrite_by
 
 LAYOUT = Layout(
     "kubevirt",

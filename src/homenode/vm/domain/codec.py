@@ -1,10 +1,10 @@
 """Codec: the table of libvirt's domain document. A row says how a fact of a VM is read, which steps
 of a plan write it, and since which libvirt and QEMU; UNSAID, what no document can say.
 
-`read.py` makes a Vm of the rows, and refuses a second one of what a domain has once; `rewrite.py`
-runs the steps. The tests show that each row is read and written as it says, and that no step writes
-what the table does not name. Versions are those that first took the element. Source: "Since" in
-libvirt's formatdomain and its NEWS; QEMU's change logs.
+`read.py` makes a Vm of the rows, and refuses a second one of what a domain has once;
+`targets/libvirt.py` runs the steps. The tests show that each row is read and written as it says,
+and that no step writes what the table does not name. Versions are those that first took the
+element. Source: "Since" in libvirt's formatdomain and its NEWS; QEMU's change logs.
 """
 
 from collections.abc import Callable, Iterator

@@ -8,7 +8,6 @@ is reserved"), so that it has to go through <qemu:commandline>, which marks the 
 import re
 
 from homenode.errors import InputError
-from homenode.json_text import NotJsonError, decode_json
 from homenode.vm.domain.cells import cell_elements
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import (
@@ -287,23 +286,3 @@ def _with_qemu_prefix(document: Document) -> tuple[Document, str]:
     prefix = next(p for p in ("qemu", "qemu1", "qemu2", "qemu3") if p not in in_use)
     edits = set_attribute(document, document.root, f"xmlns:{prefix}", QEMU_NAMESPACE)
     return apply(document, edits), prefix
-
-
-def argument_properties(value: str) -> dict[str, str]:
-    """The properties of an argument, "edu,id=a" or JSON; its first word stands under "".
-
-    >>> argument_properties("edu,id=a"), argument_properties('{"driver": "edu", "id": "a"}')
-    ({'': 'edu', 'id': 'a'}, {'driver': 'edu', 'id': 'a'})
-    """
-    if value.startswith("{"):
-        try:
-            read = decode_json(value, dict[str, object])
-        except NotJsonError:
-            return {}
-        return {name: str(value_of_name) for name, value_of_name in read.items()}
-    pairs = {}
-    for at, escaped in enumerate(value.replace(",,", "\0").split(",")):
-        word = escaped.replace("\0", ",")
-        name, equals, text = word.partition("=")
-        pairs[name if equals else ("" if at == 0 else word)] = text if equals else word
-    return pairs

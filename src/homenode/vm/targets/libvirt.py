@@ -1,13 +1,17 @@
 """libvirt: a domain document as the file that a plan is written into; it is edited, never made
-anew.
+anew, and every other byte of it stays.
+
+Each step edits one group of elements; none knows of another. A result with a broken reference that
+the input did not have is rejected whole.
 """
 
 from collections import Counter
 from collections.abc import Iterator
 
-from homenode.errors import HomenodeError
+from homenode.errors import InputError
 from homenode.machine.topology import Host
-from homenode.vm.domain.codec import refuse_older
+from homenode.text import plural
+from homenode.vm.domain.codec import STEPS, Step, refuse_older
 from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.iommu import (
     can_accelerate,
@@ -19,11 +23,10 @@ from homenode.vm.domain.iommu import (
     smmu_buses,
     smmu_left_out,
 )
-from homenode.vm.domain.limits import check_vcpus, document_findings
+from homenode.vm.domain.limits import check_vcpus, document_findings, refuse_unsafe
 from homenode.vm.domain.memory import nodemask_not_strict
-from homenode.vm.domain.read import open_domain
-from homenode.vm.domain.rewrite import rewrite
-from homenode.vm.model import Vm
+from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.model import PortModel, Vm
 from homenode.vm.plan import Plan
 from homenode.vm.targets.target import Rendering
 
@@ -44,38 +47,88 @@ def render(plan: Plan, guest: Vm, host: Host | None, original: bytes, source: st
     """
     qemu = None if host is None else host.settings.qemu_version
     limits = check_vcpus(guest, plan.vm.vcpus, qemu, source)
-    after = rewrite(original, plan, source)
+    steps: list[Step] = []
     if host is not None:
-        versions = host.settings.libvirt_version, host.settings.qemu_version
+        libvirt = host.settings.libvirt_version
+        versions = libvirt, qemu
         refuse_older(plan, *versions, is_virt=guest.is_virt, iommu_model=guest.iommu_model)
         buses = smmu_buses(guest, plan, host)
         smmu = smmu_left_out(guest, plan, buses, *versions)
-        buses = buses if can_accelerate(*versions) else ()
-        needs = needs_iommufd(guest, plan)
-        can = can_have_iommufd(*versions)
+        mask = nodemask_not_strict(guest, plan, libvirt)
+        needs, can = needs_iommufd(guest, plan), can_have_iommufd(*versions)
         if needs and not can:
             limits = (*limits, iommufd_missing(guest, *versions))
-        mask = nodemask_not_strict(guest, plan, versions[0])
-        limits = (
-            *limits,
-            *(contradiction for contradiction in (smmu, mask) if contradiction is not None),
-        )
-        if buses:
-            after = edit_smmus(open_domain(after, source), buses).to_bytes()
-        if can and (needs or buses) and versions[0] is not None:
-            after = edit_iommufd(open_domain(after, source), versions[0]).to_bytes()
-    earlier = set(crosscheck(open_domain(original, source)))
-    new = [
-        contradiction
-        for contradiction in crosscheck(open_domain(after, source))
-        if contradiction not in earlier
-    ]
-    if new:
-        raise HomenodeError(
-            f"{source}: the tuned definition would contradict itself: {new[0].fact}",
-            hint="nothing was written; this is a defect of homenode: please send it the definition",
-        )
+        limits = (*limits, *(finding for finding in (smmu, mask) if finding is not None))
+        if buses and can_accelerate(*versions):
+            steps.append(lambda document, _: edit_smmus(document, buses))
+            needs = True
+        if can and needs and libvirt is not None:
+            steps.append(lambda document, _: edit_iommufd(document, libvirt))
+    after = rewrite_by((*STEPS, *steps), original, plan, source)
     return Rendering(after, (), (*document_findings(original, after, plan, source), *limits))
+
+
+_SHARED_SLOT = (
+    "a passed-through device leaves the slot that it shares: delete the <address> of what is left "
+    "in it, so that libvirt finds it a slot of its own, or choose pin-numa, which moves no device"
+)
+_WAYS_OUT = {"function-without-0": _SHARED_SLOT, "multifunction-off": _SHARED_SLOT}
+
+
+def rewrite(xml: bytes, plan: Plan, source: str = "domain") -> bytes:
+    """The document with the plan applied. Applying it again changes nothing.
+
+    What a layout owns and what stays: docs/reference/formats/domain-xml.md. Raises InputError (or
+    ParseError) where the document cannot take the plan; there is no partial result.
+    """
+    return rewrite_by(STEPS, xml, plan, source)
+
+
+def rewrite_by(steps: tuple[Step, ...], xml: bytes, plan: Plan, source: str) -> bytes:
+    """Rewrite with some of STEPS."""
+    document = open_domain(xml, source)
+    guest = vm_of(document)
+    _refuse_other_plans(guest, plan, source)
+    refuse_unsafe(guest, plan, source)
+    before = set(crosscheck(document))
+    for step in steps:
+        document = step(document, plan)
+    broken = [
+        contradiction for contradiction in crosscheck(document) if contradiction not in before
+    ]
+    if broken:
+        suffix = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        raise InputError(
+            f"{source}: expected a definition that holds together with the plan in it, found "
+            f"{broken[0].fact}{suffix}",
+            hint=_WAYS_OUT.get(
+                broken[0].id,
+                "plan again for this definition, or start from the original with homenode restore",
+            ),
+        )
+    return document.to_bytes()
+
+
+def _refuse_other_plans(guest: Vm, plan: Plan, source: str) -> None:
+    """What no document can take, and PCIe layouts where the machine has no expander bus."""
+    if plan.vcpu_pins and len(plan.vcpu_pins) != plan.vm.vcpus:
+        raise InputError(
+            f"{source}: the plan has {plural(plan.vm.vcpus, 'vCPU')}, and pins for "
+            f"{len(plan.vcpu_pins)}"
+        )
+    if plan.vm.cpu_topology is not None and plan.vm.cpu_topology.vcpus != plan.vm.vcpus:
+        raise InputError(
+            f"{source}: the plan has {plural(plan.vm.vcpus, 'vCPU')}, and a topology of "
+            f"{plan.vm.cpu_topology.vcpus}"
+        )
+    expanders = [c for c in plan.vm.controllers if c.model == PortModel.EXPANDER_BUS]
+    if expanders and not (guest.is_q35 or guest.is_virt):
+        raise InputError(
+            f"{source}: expected machine type q35 (x86-64) or virt (aarch64) for expander buses, "
+            f"found {guest.machine or 'none, which libvirt takes for i440fx'}",
+            hint="choose a layout without -pci"
+            + (", or change the machine type to q35" if guest.architecture == "x86_64" else ""),
+        )
 
 
 def contradictions(original: bytes, source: str) -> Iterator[str]:

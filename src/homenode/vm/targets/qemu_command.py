@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
+from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.pci import canonical_uuid
 from homenode.units import GIB, KIB, MIB, TIB
 from homenode.vm.model import (
@@ -248,9 +249,13 @@ def options_of(words: Sequence[str], source: str) -> Options:
 def fields_of(value: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """The first word of an option's value and its keys, in order; ("", ...) where it has none.
 
+    Also of a value in JSON, as libvirt 7 and newer write it; a list is a text with commas.
+
     >>> fields_of("node,nodeid=0,cpus=0-3,cpus=8")
     ('node', (('nodeid', '0'), ('cpus', '0-3'), ('cpus', '8')))
     """
+    if value.startswith("{"):
+        return _fields_of_json(value)
     words = [word.replace("\0", ",") for word in value.replace(",,", "\0").split(",")]
     first = "" if "=" in words[0] else words.pop(0)
     pairs = []
@@ -258,6 +263,21 @@ def fields_of(value: str) -> tuple[str, tuple[tuple[str, str], ...]]:
         key, _, text = word.partition("=")
         pairs.append((key, text))
     return first, tuple(pairs)
+
+
+def _fields_of_json(value: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    try:
+        fields = decode_json(value, dict[str, object])
+    except NotJsonError:
+        return "", ()
+    kind = str(fields.pop("qom-type", ""))
+    return kind, tuple((key, _word_of_json(value)) for key, value in fields.items())
+
+
+def _word_of_json(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def join_option(first: str, pairs: Iterable[tuple[str, str]]) -> str:

@@ -16,7 +16,6 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, ParseError
 from homenode.findings import Gap
 from homenode.indices import NodeIndex
-from homenode.json_text import NotJsonError, decode_json
 from homenode.process import arguments_after
 from homenode.units import KIB, parse_bytes
 from homenode.vm.targets.qemu_command import fields_of
@@ -315,10 +314,10 @@ def domain_name(argv: Sequence[str]) -> str | None:
 
 
 def backends(argv: Sequence[str]) -> tuple[BackendObject, ...]:
-    """The memory backends of a QEMU command line, in JSON (libvirt 7 and newer) or key=value."""
+    """The memory backends of a QEMU command line."""
     objects = []
     for value in arguments_after(argv, "-object"):
-        kind, pairs = _of_json(value) if value.startswith("{") else fields_of(value)
+        kind, pairs = fields_of(value)
         if not kind.startswith("memory-backend-"):
             continue
         fields = dict(pairs)
@@ -332,17 +331,6 @@ def backends(argv: Sequence[str]) -> tuple[BackendObject, ...]:
             continue  # QEMU would have refused it: this is no QEMU
         objects.append(BackendObject(fields.get("id", ""), size, nodes, fields.get("policy")))
     return tuple(objects)
-
-
-def _of_json(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """As fields_of; a list is a text with commas."""
-    try:
-        fields = decode_json(text, dict[str, object])
-    except NotJsonError:
-        return "", ()
-    kind = str(fields.pop("qom-type", ""))
-    lists = {k: ",".join(map(str, v)) for k, v in fields.items() if isinstance(v, list)}
-    return kind, tuple((key, lists.get(key, str(value))) for key, value in fields.items())
 
 
 def parse_vfio_interrupts(text: str) -> tuple[tuple[Bdf, int, str], ...]:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.check.doctor.baseline import drift, majority, record_of
-from homenode.check.doctor.fleet import compare_fleet
+from homenode.check.doctor.baseline import compare_fleet, drift, majority, record_of
 from homenode.findings import Severity
 from homenode.machine.pci import PciLink
 from homenode.machine.topology import Host

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.check.domain.throttles import throttle_findings
+from homenode.check.domain.verification import throttle_findings
 from homenode.check.verify.live.capture import ProcFiles, capture_running_vm
 from homenode.check.verify.live.checks import group_findings, limit_findings
 from homenode.check.verify.live.procfs import parse_vfio_interrupts

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from homenode.cli.arguments.measure import AppArguments, RunArguments, SuiteArguments
-from homenode.cli.arguments.trial import TrialArguments
+from homenode.cli.arguments.measure import (
+    AppArguments,
+    RunArguments,
+    SuiteArguments,
+    TrialArguments,
+)
 from homenode.cli.command import format_words
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError, exclusive, requires, unknown

@@ -282,7 +282,7 @@ def _gigabytes(text: str) -> float:
 
 def compare_hosts(sources: Sequence[str], *, as_json: bool, explain: bool) -> None:
     """Print how hosts differ from the majority of their kind; exit 1 where one does."""
-    from homenode.check.doctor.fleet import LEAST, compare_fleet
+    from homenode.check.doctor.baseline import LEAST, compare_fleet
 
     hosts = _hosts(sources)
     fleet = compare_fleet(hosts)

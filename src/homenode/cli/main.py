@@ -17,7 +17,7 @@ WORKLOADS = "Many VMs, and GPU work that is scheduled"
 LOOK_UP = "Look up"
 
 _PLACE, _CHECK, _MEASURE = "arguments.place:", "arguments.check:", "arguments.measure:"
-_TRIAL = "arguments.trial:"
+_TRIAL = "arguments.measure:"
 _CONCLUDE = "arguments.conclude:"
 
 DOCTOR = Command(

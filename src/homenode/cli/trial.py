@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 
 from homenode.change.journal import default_root
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.cli.arguments.trial import (
+from homenode.cli.arguments.measure import (
     TrialArguments,
     TrialResumeArguments,
     TrialStatusArguments,

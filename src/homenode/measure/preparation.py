@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.links import link_health
+from homenode.check.verify.guest.checks import view_of_guest
 from homenode.check.verify.guest.expectation import Expectation, expectation_of
-from homenode.check.verify.guest.view import view_of_guest
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.findings import Finding, Gap, are_bad

@@ -11,13 +11,13 @@ from homenode.check.verify.boot.stand_in_boot import (
     boot_command,
     boot_stand_in,
 )
-from homenode.check.verify.guest.expectation import Expectation, expectation_of
-from homenode.check.verify.guest.view import (
+from homenode.check.verify.guest.checks import (
     GuestView,
     not_in_stand_in,
     view_of_guest,
     view_of_stand_in,
 )
+from homenode.check.verify.guest.expectation import Expectation, expectation_of
 from homenode.check.verify.target_file import expectation_for_target, lost_in_guest, verify_target
 from homenode.errors import InputError, UsageError
 from homenode.findings import Finding, Findings, in_order, with_gaps

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.check.domain.throttles import transfer_findings
+from homenode.check.domain.verification import transfer_findings
 from homenode.check.verify.live.checks import verify_live
 from homenode.check.verify.live.procfs import (
     GROUP_FILES,

@@ -43,12 +43,14 @@ def values(figures: Figures, metric: str, variant: str | None = None) -> dict[ob
     return {key: sorted(of)[len(of) // 2] for key, of in found.items()}
 
 
-@pytest.mark.parametrize("name", ["torch_copies", "torch_collectives", "watched"])
+@pytest.mark.parametrize("name", ["torch_copies", "torch_collectives", "watched", "gpus_shown"])
 def test_a_program_is_one_text_that_old_pythons_read(name: str) -> None:
     text = program_text(name)
-    ast.parse(text, feature_version=(3, 8))
+    is_torch = name.startswith("torch_")
+    ast.parse(text, feature_version=(3, 8) if is_torch else (3, 6))
+    assert ("from __future__" in text) == is_torch, "3.6 has no annotations there"
     for part in ("torch_place", "torch_timing"):
-        assert (f"homenode.measure.programs.{part}" in text) == name.startswith("torch_")
+        assert (f"homenode.measure.programs.{part}" in text) == is_torch
 
 
 def test_a_program_that_is_not_there_is_reported() -> None:

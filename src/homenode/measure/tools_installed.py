@@ -107,7 +107,10 @@ for _part in (os.environ.get("PYTHONPATH") or "/").split(":"):
     if not os.path.isabs(_part) and os.path.abspath(_part) in sys.path:
         sys.path.remove(os.path.abspath(_part))
 """
-_HAS_TORCH = "import importlib.util; print(importlib.util.find_spec('torch') is not None)"
+_HAS_TORCH = (
+    "import importlib.util; "
+    "print(sys.version_info >= (3, 8) and importlib.util.find_spec('torch') is not None)"
+)
 _LAUNCHER = """\
 import types
 def _carry(name, source):

@@ -2,15 +2,13 @@
 
     python3 - nvbandwidth -j -t host_to_device_memcpy_ce   < this
 
-Runs in any Python from 3.8 on. The tool's output is its own; behind it comes one line,
+Runs in any Python from 3.6 on, RHEL 8's. The tool's output is its own; behind it comes one line,
 
     # homenode watched: 3:41 67:2
 
 PUs with the number of looks, 20 ms apart, at which a thread of the tool was running there. A tool
 that binds itself does so within: no one can ask it afterwards.
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -21,7 +19,7 @@ LOOK_S = 0.02
 _STATE, _PROCESSOR = 0, 36  # of /proc/PID/task/TID/stat, behind the name; proc(5)
 
 
-def busy_pus(process: int, root: str = "/") -> list[int]:
+def busy_pus(process: int, root: str = "/") -> "list[int]":
     """PUs of the threads that are running now; [] where the process has ended."""
     pus = []
     try:
@@ -39,7 +37,7 @@ def exit_status(status: int) -> int:
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
-def main(words: list[str]) -> int:
+def main(words: "list[str]") -> int:
     """Runs the command and returns its exit status, 128 + N for a signal."""
     child = os.fork()
     if child == 0:

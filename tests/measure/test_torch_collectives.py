@@ -10,14 +10,13 @@ import pytest
 
 from homenode.errors import ParseError
 from homenode.machine.tools import torch_report
-from homenode.measure.gpu.machine import TorchPython
-from homenode.measure.model import BenchTest, Group
+from homenode.measure.model import BenchTest, Group, Reader
 from homenode.measure.programs import torch_collectives
 from homenode.measure.programs.torch_place import nodes_to_bind
 from tests.measure.test_torch_programs import read
 from tests.torch_programs import all_reduce
 
-REDUCE = TorchPython("python3").all_reduce("nccl", 2, 1 << 16, 20, bind="none", peers=True)
+REDUCE = BenchTest("nccl", Group.NCCL, ("python3", "-"), 1, 1, reads=Reader.TORCH)
 
 
 def test_an_all_reduce_has_a_curve_its_peak_and_its_start() -> None:

@@ -15,8 +15,7 @@ from homenode.errors import HostError, ParseError
 from homenode.machine.tools import torch_report
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.figures.sample import Figures
-from homenode.measure.gpu.machine import TorchPython
-from homenode.measure.model import BenchTest, Group
+from homenode.measure.model import BenchTest, Group, Reader
 from homenode.measure.programs import torch_copies, torch_place
 from homenode.measure.programs.torch_copies import copy_size
 from homenode.measure.programs.torch_place import free_bytes, nodes_to_bind, numbers_of
@@ -26,7 +25,7 @@ from tests.small_hosts import DeviceSpec, even_host
 from tests.torch_programs import GPUS, copies, run_program
 
 HOST = even_host(devices=[DeviceSpec(GPUS[0]), DeviceSpec(GPUS[1], node=1, root=1)])
-COPIES = TorchPython("python3").copies("gpu-bandwidth", Group.GPU_BANDWIDTH, "host-copies", 0.5, 2)
+COPIES = BenchTest("copies", Group.GPU_BANDWIDTH, ("python3", "-"), 1, 1, reads=Reader.TORCH)
 
 
 def read(output: str, test: BenchTest = COPIES) -> Figures:

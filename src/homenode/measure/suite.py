@@ -199,8 +199,8 @@ def measured_gpus(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:
 
 def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
     count = len(machine.gpus)
-    has_tool, torch = "nvbandwidth" in machine.installed, machine.torch
-    if not has_tool and torch is None:
+    has_tool, has_torch = "nvbandwidth" in machine.installed, machine.has_torch
+    if not has_tool and not has_torch:
         reason = f"neither nvbandwidth nor PyTorch: {machine.without_torch()}"
         missed = [Group.GPU_COPY, Group.GPU_BANDWIDTH] + [Group.GPU_PEER] * (count > 1)
         left_out += [Gap(group, reason) for group in missed]
@@ -215,7 +215,7 @@ def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTe
     yield _either(_watch(copy_test, machine) if has_tool else None, machine.copies(*host_copies))
     for node in machine.nodes:
         tool = _from_node(copy_test, node) if has_tool and "numactl" in machine.installed else None
-        if tool is None and torch is None:
+        if tool is None and not has_torch:
             reason = f"from node {node.index}: numactl: command not found"
             left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
             continue
@@ -232,7 +232,7 @@ def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTe
 def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
     """AMD's tools give all nodes in one matrix, and have no affinity of their own."""
     count = len(machine.gpus)
-    if machine.torch is None:
+    if not machine.has_torch:
         reason = machine.without_torch()
         left_out += [Gap(group, reason) for group in (Group.GPU_COPY, Group.GPU_BANDWIDTH)]
     else:
@@ -272,7 +272,7 @@ def _amd_tools(machine: GpuMachine, id: str, group: Group) -> Iterator[BenchTest
 
 def _torch_alone(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
     """What no installed tool measures: matrix products, and copies of a few bytes."""
-    if machine.torch is None:
+    if not machine.has_torch:
         reason = machine.without_torch()
         left_out += [Gap(group, reason) for group in (Group.MATMUL, Group.GPU_SMALL)]
         return

@@ -42,20 +42,6 @@ from homenode.machine.pci import (
 )
 
 
-class FunctionPlace(Struct, frozen=True):
-    """Where functions are: their root complex with its node, and what is local to which node."""
-
-    source: str
-    root_complex: str
-    domain: int
-    node: NodeIndex | None
-    pus_of_node: Mapping[int | None, CpuSet]  # of None is what is local to no known node
-    models: Mapping[str, DeviceModel]  # for the bridges' ids
-
-    def error(self, location: str, expected: str, value: object) -> InputError:
-        return InputError(f"{self.source}: {location}: expected {expected}, found {value}")
-
-
 class PlacedFunction(Struct, frozen=True):
     """A function, its model ("" for bridges), and the name and group that the file gives it."""
 
@@ -65,33 +51,8 @@ class PlacedFunction(Struct, frozen=True):
     iommu_group: int | None = None
 
 
-def endpoint_functions(
-    place: FunctionPlace, endpoint: Endpoint, bdf: Bdf, parent: Bdf | None, link: PciLink | None
-) -> tuple[PlacedFunction, ...]:
-    """Every function of a device, its virtual ones too. bdf: function 0. Raises InputError."""
-    if bdf.function:
-        raise place.error(f"{endpoint.location}.bdf", "function 0 of the device", str(bdf))
-    node = place.node
-    if endpoint.node is not None:
-        node = None if endpoint.node < 0 else NodeIndex(endpoint.node)
-    models = (endpoint.model, *endpoint.functions)
-    physical = [
-        _function(place, model, Bdf(bdf.domain, bdf.bus, bdf.device, i), parent, node, link)
-        for i, model in enumerate(models)
-    ]
-    virtual = _virtual_functions(place, endpoint, physical[0])
-    physical[0] = _divide_gpu(
-        place, endpoint, physical[0], [function.device.bdf for function in virtual]
-    )
-    first = PlacedFunction(physical[0], endpoint.model.name, endpoint.name, endpoint.iommu_group)
-    higher_functions = (
-        PlacedFunction(f, m.name) for f, m in zip(physical[1:], endpoint.functions, strict=True)
-    )
-    return (first, *higher_functions, *virtual)
-
-
 def _divide_gpu(
-    place: FunctionPlace, endpoint: Endpoint, gpu: PciDevice, virtual: Sequence[Bdf]
+    numbering: "_Numbering", endpoint: Endpoint, gpu: PciDevice, virtual: Sequence[Bdf]
 ) -> PciDevice:
     """The GPU with its parts; virtual: addresses of its virtual functions."""
     model = endpoint.model
@@ -99,12 +60,12 @@ def _divide_gpu(
         return gpu
     vendors = {PartKind.MIG: NVIDIA, PartKind.PARTITION: AMD}
     if vendors.get(model.divided_by or PartKind.MEDIATED, gpu.vendor_id) != gpu.vendor_id:
-        raise place.error(
+        raise numbering.error(
             f"{endpoint.location}.divided_by", "what GPUs of its vendor can", model.name
         )
     if model.divided_by is PartKind.MIG and gpu.driver not in (None, NVIDIA_DRIVER):
         expected = f"{NVIDIA_DRIVER!r} on a GPU with MIG instances"
-        raise place.error(f"{endpoint.location}.driver", expected, repr(gpu.driver))
+        raise numbering.error(f"{endpoint.location}.driver", expected, repr(gpu.driver))
     mode = {PartKind.MIG: "mig", PartKind.PARTITION: "".join(model.parts)}
     return replace(
         gpu,
@@ -137,20 +98,6 @@ def _parts(model: DeviceModel, gpu: PciDevice, virtual: Sequence[Bdf]) -> Iterat
             yield GpuPart(kind, model.parts[0], number=number)
 
 
-def bridge(
-    place: FunctionPlace,
-    kind: PortType,
-    bdf: Bdf,
-    parent: Bdf | None,
-    link: PciLink | None,
-    buses: tuple[int, int],
-) -> PlacedFunction:
-    """A port with the buses below it, (secondary, subordinate)."""
-    model = place.models[ROOT_PORT if kind is PortType.ROOT_PORT else SWITCH_PORT]
-    function = _function(place, model, bdf, parent, place.node, link)
-    return PlacedFunction(replace(function, bridge=PciBridge(kind, *buses), driver="pcieport"))
-
-
 def link_ends(device: PciLink, port: PciLink | None, up: PciLink | None) -> tuple[PciLink, PciLink]:
     """The link of a device as it and as the port above it report it.
 
@@ -169,67 +116,6 @@ def link_ends(device: PciLink, port: PciLink | None, up: PciLink | None) -> tupl
         for end in ends
     )
     return below, above
-
-
-def _virtual_functions(
-    place: FunctionPlace, endpoint: Endpoint, physical: PciDevice
-) -> tuple[PlacedFunction, ...]:
-    """VFs follow the last function on the same bus. Source: PCIe 6.0, 9.2.1.2 (stride 1)."""
-    model, bdf = endpoint.model, physical.bdf
-    first = (bdf.device << 3) + 1 + len(endpoint.functions)
-    if first + model.vfs > 256:
-        raise place.error(f"{endpoint.location}.vfs", f"at most {256 - first}", model.vfs)
-    virtual = replace(
-        model,
-        device_id=model.vf_device_id or model.device_id,
-        driver=model.vf_driver,
-        total_vfs=None,
-        bars=(),
-    )
-    functions = (
-        _function(
-            place,
-            virtual,
-            Bdf(bdf.domain, bdf.bus, i >> 3, i & 7),
-            physical.parent,
-            physical.node,
-            None,
-        )
-        for i in range(first, first + model.vfs)
-    )
-    return tuple(
-        PlacedFunction(replace(function, physical_function=bdf), f"{model.name}-vf")
-        for function in functions
-    )
-
-
-def _function(
-    place: FunctionPlace,
-    model: DeviceModel,
-    bdf: Bdf,
-    parent: Bdf | None,
-    node: NodeIndex | None,
-    link: PciLink | None,
-) -> PciDevice:
-    return PciDevice(
-        bdf=bdf,
-        kind=model.kind,
-        class_code=model.class_code,
-        vendor_id=model.vendor_id,
-        device_id=model.device_id,
-        root_complex=place.root_complex,
-        parent=parent,
-        node=node,
-        local_pus=place.pus_of_node[node],
-        subsystem_vendor_id=model.subsystem_vendor_id or model.vendor_id,
-        subsystem_device_id=model.subsystem_device_id or 0,
-        link=link,
-        driver=model.driver,
-        sriov_total_vfs=model.total_vfs,
-        sriov_num_vfs=None if model.total_vfs is None else model.vfs,
-        bars=model.bars,
-        name=model.label,
-    )
 
 
 MAX_FUNCTIONS = 16_384
@@ -270,20 +156,20 @@ def address(
             bus = max((last for _, last in in_use), default=-1) + 1
         name = f"pci{root.domain:04x}:{bus:02x}"
         node = None if root.node is None else NodeIndex(root.node)
-        place = FunctionPlace(source, name, root.domain, node, pus_of_node, models)
-        functions, last = _root(place, root, bus)
+        numbered = _Numbering(source, name, root.domain, bus, node, pus_of_node, models)
+        numbered.add_root(root)
         for first_used, last_used in in_use:
-            if bus <= last_used and first_used <= last:
-                raise place.error(
+            if bus <= last_used and first_used <= numbered.last:
+                raise numbered.error(
                     f"{root.location}.bus",
                     "buses free of the other root complexes",
-                    f"{bus:#04x}-{last:#04x} over {first_used:#04x}-{last_used:#04x}",
+                    f"{bus:#04x}-{numbered.last:#04x} over {first_used:#04x}-{last_used:#04x}",
                 )
-        in_use.append((bus, last))
-        placed += functions
+        in_use.append((bus, numbered.last))
+        placed += numbered.placed
         if len(placed) > MAX_FUNCTIONS:
-            raise place.error(root.location, f"at most {MAX_FUNCTIONS} functions", "more")
-        complexes.append(RootComplex(name, root.domain, bus, _stated_node(functions)))
+            raise numbered.error(root.location, f"at most {MAX_FUNCTIONS} functions", "more")
+        complexes.append(RootComplex(name, root.domain, bus, _stated_node(numbered.placed)))
     placed.sort(key=lambda function: function.device.bdf)
     for lower, other in pairwise(placed):
         if lower.device.bdf == other.device.bdf:
@@ -350,88 +236,171 @@ def _assign_groups(placed: Sequence[PlacedFunction]) -> tuple[PciDevice, ...]:
     return tuple(grouped)
 
 
-def _root(place: FunctionPlace, root: Root, bus: int) -> tuple[list[PlacedFunction], int]:
-    """One root complex's functions, and the last bus that it uses."""
-    on_bus = len(root.ports) + len(root.integrated)
-    if not 1 <= on_bus <= 31:
-        # The kernel shows no root complex without functions.
-        raise place.error(f"{root.location}.ports", "1 to 31 devices on its bus", on_bus)
-    placed: list[PlacedFunction] = []
-    last = bus
-    for i, port in enumerate(root.ports, 1):
-        bdf = Bdf(root.domain, bus, i, 0)
-        functions, last = _port(place, port, PortType.ROOT_PORT, bdf, None, last)
-        placed += functions
-    for i, endpoint in enumerate(root.integrated, 1 + len(root.ports)):
-        bdf = endpoint.bdf or Bdf(root.domain, bus, i, 0)
-        if (bdf.domain, bdf.bus) != (root.domain, bus):
-            raise place.error(f"{endpoint.location}.bdf", f"an address on bus {bus:#04x}", str(bdf))
-        placed += endpoint_functions(place, endpoint, bdf, None, None)
-    return placed, last
+class _Numbering(Struct):
+    """The functions of one root complex, numbered depth first."""
 
+    source: str
+    root_complex: str
+    domain: int
+    last: int  # the highest bus in use
+    node: NodeIndex | None
+    pus_of_node: Mapping[int | None, CpuSet]  # of None is what is local to no known node
+    models: Mapping[str, DeviceModel]  # for the bridges' ids
+    placed: list[PlacedFunction] = field(default_factory=list)
 
-def _port(
-    place: FunctionPlace, port: Port, kind: PortType, bdf: Bdf, parent: Bdf | None, last: int
-) -> tuple[list[PlacedFunction], int]:
-    """A port and what is below it, with the last bus used so far."""
-    child = port.child
-    bus = _free_bus(place, port.location, last)
-    link: PciLink | None
-    if isinstance(child, Switch):
-        below, link, last = _switch(place, child, bdf, bus, port.link)
-    elif isinstance(child, Endpoint):
-        at = _endpoint_address(place, child, bus)
-        bus = last = at.bus
-        ends = None
-        if child.model.link is not None:
-            ends = link_ends(child.model.link, port.link, child.model.trained)
-        link = ends[1] if ends else port.link
-        below = list(endpoint_functions(place, child, at, bdf, ends[0] if ends else None))
-    else:
-        below, last = [], bus
-        link = port.link
-        if link is not None:  # nothing is up
+    def error(self, location: str, expected: str, value: object) -> InputError:
+        return InputError(f"{self.source}: {location}: expected {expected}, found {value}")
+
+    def add_root(self, root: Root) -> None:
+        bus, on_bus = self.last, len(root.ports) + len(root.integrated)
+        if not 1 <= on_bus <= 31:
+            # The kernel shows no root complex without functions.
+            raise self.error(f"{root.location}.ports", "1 to 31 devices on its bus", on_bus)
+        for i, port in enumerate(root.ports, 1):
+            self._add_port(port, PortType.ROOT_PORT, Bdf(root.domain, bus, i, 0), None)
+        for i, endpoint in enumerate(root.integrated, 1 + len(root.ports)):
+            bdf = endpoint.bdf or Bdf(root.domain, bus, i, 0)
+            if (bdf.domain, bdf.bus) != (root.domain, bus):
+                location = f"{endpoint.location}.bdf"
+                raise self.error(location, f"an address on bus {bus:#04x}", str(bdf))
+            self._add_endpoint(endpoint, bdf, None, None)
+
+    def _add_port(self, port: Port, kind: PortType, bdf: Bdf, parent: Bdf | None) -> None:
+        """A port, and what is below it."""
+        child, link = port.child, port.link
+        bus = self._next_bus(port.location)
+        if isinstance(child, Switch):
+            link = self._add_switch(child, bdf, bus, link)
+        elif isinstance(child, Endpoint):
+            at = self._endpoint_address(child, bus)
+            bus = self.last = at.bus
+            below = None
+            if child.model.link is not None:
+                below, link = link_ends(child.model.link, link, child.model.trained)
+            self._add_endpoint(child, at, bdf, below)
+        elif link is not None:  # nothing is up
             link = PciLink(None, None, link.max_gt_per_s, link.max_width)
-    return [bridge(place, kind, bdf, parent, link, (bus, last)), *below], last
+        self._add_bridge(kind, bdf, parent, link, bus)
 
+    def _add_switch(
+        self, switch: Switch, parent: Bdf, bus: int, port_link: PciLink | None
+    ) -> PciLink:
+        """A switch whose upstream port is on a bus; the link as the port above it reports it."""
+        if len(switch.children) > 32:
+            count = len(switch.children)
+            raise self.error(switch.location, "at most 32 ports of a switch", count)
+        upstream = Bdf(self.domain, bus, 0, 0)
+        own_link = switch.link or port_link or _DEFAULT_UPLINK
+        link, above = link_ends(own_link, port_link, switch.trained)
+        inner = self._next_bus(switch.location)
+        for i, child in enumerate(switch.children):
+            bdf = Bdf(self.domain, inner, i, 0)
+            self._add_port(child, PortType.SWITCH_DOWNSTREAM, bdf, upstream)
+        self._add_bridge(PortType.SWITCH_UPSTREAM, upstream, parent, link, inner)
+        return above
 
-def _switch(
-    place: FunctionPlace, switch: Switch, parent: Bdf, bus: int, port_link: PciLink | None
-) -> tuple[list[PlacedFunction], PciLink, int]:
-    """A switch whose upstream port is on a bus: its functions, the link above it, the last bus."""
-    if len(switch.children) > 32:
-        raise place.error(switch.location, "at most 32 ports of a switch", len(switch.children))
-    upstream = Bdf(place.domain, bus, 0, 0)
-    link, above = link_ends(switch.link or port_link or _DEFAULT_UPLINK, port_link, switch.trained)
-    inner = last = _free_bus(place, switch.location, bus)
-    below: list[PlacedFunction] = []
-    for i, child in enumerate(switch.children):
-        bdf = Bdf(place.domain, inner, i, 0)
-        functions, last = _port(place, child, PortType.SWITCH_DOWNSTREAM, bdf, upstream, last)
-        below += functions
-    upstream_port = bridge(place, PortType.SWITCH_UPSTREAM, upstream, parent, link, (inner, last))
-    return [upstream_port, *below], above, last
+    def _add_bridge(
+        self, kind: PortType, bdf: Bdf, parent: Bdf | None, link: PciLink | None, bus: int
+    ) -> None:
+        """A port, once all below it is numbered. bus: the first below it."""
+        model = self.models[ROOT_PORT if kind is PortType.ROOT_PORT else SWITCH_PORT]
+        port = self._function(model, bdf, parent, self.node, link)
+        below = PciBridge(kind, bus, self.last)
+        self.placed.append(PlacedFunction(replace(port, bridge=below, driver="pcieport")))
 
+    def _add_endpoint(
+        self, endpoint: Endpoint, bdf: Bdf, parent: Bdf | None, link: PciLink | None
+    ) -> None:
+        """Every function of a device, its virtual ones too. bdf: function 0."""
+        if bdf.function:
+            raise self.error(f"{endpoint.location}.bdf", "function 0 of the device", str(bdf))
+        node = self.node
+        if endpoint.node is not None:
+            node = None if endpoint.node < 0 else NodeIndex(endpoint.node)
+        models = (endpoint.model, *endpoint.functions)
+        physical = [
+            self._function(model, Bdf(bdf.domain, bdf.bus, bdf.device, i), parent, node, link)
+            for i, model in enumerate(models)
+        ]
+        virtual = self._virtual_functions(endpoint, physical[0])
+        addresses = [function.device.bdf for function in virtual]
+        physical[0] = _divide_gpu(self, endpoint, physical[0], addresses)
+        name, group = endpoint.name, endpoint.iommu_group
+        self.placed.append(PlacedFunction(physical[0], endpoint.model.name, name, group))
+        for function, model in zip(physical[1:], endpoint.functions, strict=True):
+            self.placed.append(PlacedFunction(function, model.name))
+        self.placed += virtual
 
-def _endpoint_address(place: FunctionPlace, endpoint: Endpoint, bus: int) -> Bdf:
-    """The address of a device below a port: as given, else the first of the next free bus."""
-    bdf = endpoint.bdf
-    if bdf is None:
-        return Bdf(place.domain, bus, 0, 0)
-    if bdf.domain != place.domain or bdf.bus < bus or bdf.device:
-        raise place.error(
-            f"{endpoint.location}.bdf",
-            f"device 0 of a bus from {place.domain:04x}:{bus:02x} on (buses are numbered depth "
-            "first)",
-            str(bdf),
+    def _virtual_functions(
+        self, endpoint: Endpoint, physical: PciDevice
+    ) -> tuple[PlacedFunction, ...]:
+        """VFs follow the last function on the same bus. Source: PCIe 6.0, 9.2.1.2 (stride 1)."""
+        model, bdf = endpoint.model, physical.bdf
+        first = (bdf.device << 3) + 1 + len(endpoint.functions)
+        if first + model.vfs > 256:
+            raise self.error(f"{endpoint.location}.vfs", f"at most {256 - first}", model.vfs)
+        virtual = replace(
+            model,
+            device_id=model.vf_device_id or model.device_id,
+            driver=model.vf_driver,
+            total_vfs=None,
+            bars=(),
         )
-    return bdf
+        parent, node = physical.parent, physical.node
+        addresses = (
+            Bdf(bdf.domain, bdf.bus, i >> 3, i & 7) for i in range(first, first + model.vfs)
+        )
+        functions = (self._function(virtual, at, parent, node, None) for at in addresses)
+        return tuple(
+            PlacedFunction(replace(function, physical_function=bdf), f"{model.name}-vf")
+            for function in functions
+        )
 
+    def _function(
+        self,
+        model: DeviceModel,
+        bdf: Bdf,
+        parent: Bdf | None,
+        node: NodeIndex | None,
+        link: PciLink | None,
+    ) -> PciDevice:
+        return PciDevice(
+            bdf=bdf,
+            kind=model.kind,
+            class_code=model.class_code,
+            vendor_id=model.vendor_id,
+            device_id=model.device_id,
+            root_complex=self.root_complex,
+            parent=parent,
+            node=node,
+            local_pus=self.pus_of_node[node],
+            subsystem_vendor_id=model.subsystem_vendor_id or model.vendor_id,
+            subsystem_device_id=model.subsystem_device_id or 0,
+            link=link,
+            driver=model.driver,
+            sriov_total_vfs=model.total_vfs,
+            sriov_num_vfs=None if model.total_vfs is None else model.vfs,
+            bars=model.bars,
+            name=model.label,
+        )
 
-def _free_bus(place: FunctionPlace, location: str, last: int) -> int:
-    if last >= _LAST_BUS:
-        raise place.error(location, f"buses up to {_LAST_BUS:#x}", hex(last + 1))
-    return last + 1
+    def _endpoint_address(self, endpoint: Endpoint, bus: int) -> Bdf:
+        """The address of a device below a port: as given, else the first of the next free bus."""
+        bdf = endpoint.bdf or Bdf(self.domain, bus, 0, 0)
+        if bdf.domain != self.domain or bdf.bus < bus or bdf.device:
+            raise self.error(
+                f"{endpoint.location}.bdf",
+                f"device 0 of a bus from {self.domain:04x}:{bus:02x} on (buses are numbered depth "
+                "first)",
+                str(bdf),
+            )
+        return bdf
+
+    def _next_bus(self, location: str) -> int:
+        if self.last >= _LAST_BUS:
+            raise self.error(location, f"buses up to {_LAST_BUS:#x}", hex(self.last + 1))
+        self.last += 1
+        return self.last
 
 
 _VENDOR_OF_KIND = {LinkKind.NVLINK: NVIDIA, LinkKind.C2C: NVIDIA, LinkKind.XGMI: AMD}

@@ -63,7 +63,7 @@ def _with_file(test: BenchTest, topology: str) -> BenchTest:
 
 def _all_reduces(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
     has_tool = "all_reduce_perf" in machine.installed
-    if not has_tool and machine.torch is None:
+    if not has_tool and not machine.has_torch:
         left_out.append(Gap(Group.NCCL, "neither all_reduce_perf nor PyTorch is installed"))
         return
     bindings = _bindings(machine, left_out)
@@ -71,7 +71,7 @@ def _all_reduces(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest
         for binding in bindings:
             yield from _of_tool(machine, binding, left_out)
     spread = any(binding.of_each_gpu for binding in bindings)
-    if machine.torch is not None and (not has_tool or spread):
+    if machine.has_torch and (not has_tool or spread):
         for binding, peers in product(bindings, (True, False)):
             name = _variant(binding, peers=peers)
             words = ", ".join(filter(None, (_PER_GPU, name))) if has_tool else name
@@ -133,7 +133,7 @@ def _of_tool(machine: GpuMachine, binding: HostBinding, left_out: list[Gap]) -> 
             variant=variant,
             if_stopped=if_stopped,
         )
-        if machine.torch is not None:
+        if machine.has_torch:
             test = test.or_else(_of_torch(machine, binding, peers=peers, variant=variant))
         yield test
 

@@ -10,7 +10,6 @@ No file of ours need be where they run: a guest, a job, a container.
 
 from msgspec import Struct
 
-from homenode.indices import NodeIndex
 from homenode.machine.pci import PciDevice
 from homenode.machine.tools import nccl_tests
 from homenode.machine.topology import NumaNode
@@ -21,70 +20,6 @@ COLLECTIVES = "torch_collectives"
 
 _START_S = 30.0
 """Importing PyTorch from a cold file system, and making contexts on all GPUs."""
-
-
-class TorchPython(Struct, frozen=True):
-    """The Python that has PyTorch."""
-
-    program: str
-
-    def copies(
-        self,
-        id: str,
-        group: Group,
-        command: str,
-        seconds: float,
-        gpus: int,
-        *,
-        node: NodeIndex | None = None,
-        each_node: int = 0,
-    ) -> BenchTest:
-        """A test of torch_copies. seconds: of one figure. each_node: of so many nodes in turn."""
-        options: tuple[str, ...] = () if node is None else ("--node", str(node))
-        options += ("--each-node",) if each_node else ()
-        argv = (self.program, "-", command, "--seconds", f"{seconds:g}", *options)
-        cells = _FIGURES[command] * gpus * max(each_node, 1)
-        cells *= max(gpus - 1, 1) if command == "peer-copies" else 1
-        total_s = _START_S / 3 + 1.5 * seconds * cells
-        return BenchTest(
-            id,
-            group,
-            argv,
-            total_s,
-            2 * _START_S + 6 * total_s,
-            reads=Reader.TORCH,
-            program=COPIES,
-            node=node,
-        )
-
-    def all_reduce(
-        self, id: str, gpus: int, largest_bytes: int, iterations: int, *, bind: str, peers: bool
-    ) -> BenchTest:
-        """A test of torch_collectives. bind: "none", "gpu" (each rank on its GPU's node), a node's
-        number. peers: whether GPUs may reach each other's memory."""
-        argv: tuple[str, ...] = (
-            self.program,
-            "-",
-            "--gpus",
-            str(gpus),
-            "--largest",
-            str(largest_bytes),
-            "--iterations",
-            str(iterations),
-            "--bind",
-            bind,
-        )
-        argv += () if peers else ("--no-peers",)
-        seconds = _START_S / 2 + 40.0 * iterations / 100
-        return BenchTest(
-            id,
-            Group.NCCL,
-            argv,
-            seconds,
-            2 * _START_S + 6 * seconds,
-            reads=Reader.TORCH,
-            program=COLLECTIVES,
-        )
 
 
 _FIGURES = {"host-copies": 8, "small-copies": 6, "local-copy": 1, "matmul": 4, "peer-copies": 1}
@@ -118,8 +53,8 @@ class GpuMachine(Struct, frozen=True):
         return is_nvidia(self.gpus)
 
     @property
-    def torch(self) -> TorchPython | None:
-        return TorchPython(self.suite.python) if TORCH in self.installed else None
+    def has_torch(self) -> bool:
+        return TORCH in self.installed
 
     def without_torch(self) -> str:
         return _NO_TORCH.format(python=self.suite.python)
@@ -127,15 +62,26 @@ class GpuMachine(Struct, frozen=True):
     def copies(
         self, id: str, group: Group, command: str, node: NumaNode | None = None, each_node: int = 0
     ) -> BenchTest | None:
-        """A test of PyTorch's, see TorchPython.copies; None where there is none."""
-        if self.torch is None:
+        """A test of torch_copies, None without PyTorch. each_node: of so many nodes in turn."""
+        if not self.has_torch:
             return None
         seconds = SECONDS[self.suite.depth] / (8 if command == "small-copies" else 4)
         index = None if node is None else node.index
-        name = id if index is None else f"{id} from node {index}"
+        options: tuple[str, ...] = () if index is None else ("--node", str(index))
+        options += ("--each-node",) if each_node else ()
         count = len(self.gpus)
-        return self.torch.copies(
-            name, group, command, seconds, count, node=index, each_node=each_node
+        cells = _FIGURES[command] * count * max(each_node, 1)
+        cells *= max(count - 1, 1) if command == "peer-copies" else 1
+        total_s = _START_S / 3 + 1.5 * seconds * cells
+        return BenchTest(
+            id if index is None else f"{id} from node {index}",
+            group,
+            (self.suite.python, "-", command, "--seconds", f"{seconds:g}", *options),
+            total_s,
+            2 * _START_S + 6 * total_s,
+            reads=Reader.TORCH,
+            program=COPIES,
+            node=index,
         )
 
     def nccl_tests(self, warmups: int, iterations: int) -> tuple[str, ...]:
@@ -146,10 +92,20 @@ class GpuMachine(Struct, frozen=True):
         )
 
     def all_reduce(self, id: str, iterations: int, bind: str, *, peers: bool) -> BenchTest:
-        """An all-reduce of PyTorch's on all GPUs, see TorchPython.all_reduce."""
-        largest = self.suite.largest_message_bytes
-        torch = TorchPython(self.suite.python)
-        return torch.all_reduce(id, len(self.gpus), largest, iterations, bind=bind, peers=peers)
+        """A test of torch_collectives on all GPUs. bind: "none", "gpu" (each rank on its GPU's
+        node), a node's number. peers: whether GPUs may reach each other's memory."""
+        options = f"--gpus {len(self.gpus)} --largest {self.suite.largest_message_bytes}"
+        options += f" --iterations {iterations} --bind {bind}" + ("" if peers else " --no-peers")
+        seconds = _START_S / 2 + 40.0 * iterations / 100
+        return BenchTest(
+            id,
+            Group.NCCL,
+            (self.suite.python, "-", *options.split()),
+            seconds,
+            2 * _START_S + 6 * seconds,
+            reads=Reader.TORCH,
+            program=COLLECTIVES,
+        )
 
     def environment(self, *, peers: bool) -> tuple[tuple[str, str], ...]:
         """Of collectives. ROCm's fail on some GPUs when scratch memory is reclaimed: MI350X,

@@ -117,7 +117,7 @@ def compare(folders: Sequence[str], objective: Objective | None = None) -> Compa
     """Effects with intervals between layouts; the first folder's layout is the baseline."""
     from homenode.decide.alternative import alternatives_of
     from homenode.decide.compare import compare as compare_alternatives
-    from homenode.measure.imported.sources import load_sources
+    from homenode.measure.imported.files import load_sources
 
     named = load_sources(folders)
     skipped = [reason for source in named for reason in source.skipped]
@@ -129,7 +129,7 @@ def compare(folders: Sequence[str], objective: Objective | None = None) -> Compa
 
 def load_results(*folders: str) -> tuple[Run, ...]:
     """Runs of results folders."""
-    from homenode.measure.imported.sources import load_sources
+    from homenode.measure.imported.files import load_sources
 
     return tuple(run for source in load_sources(folders) for run in source.runs)
 

@@ -286,7 +286,7 @@ def choose_by(results: Sequence[str]) -> "Choose | None":
     if not results:
         return None
     from homenode.decide.sentences import by_results
-    from homenode.measure.imported.sources import load_sources
+    from homenode.measure.imported.files import load_sources
 
     return by_results([run for named in load_sources(results) for run in named.runs])
 

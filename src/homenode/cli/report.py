@@ -38,7 +38,7 @@ from homenode.decide.switch_effects import file_effects
 from homenode.errors import FINDINGS, NOT_KNOWN, HomenodeError, UsageError, exclusive, missing
 from homenode.formats import encode
 from homenode.machine.topology import Host
-from homenode.measure.imported.sources import load_sources
+from homenode.measure.imported.files import load_sources
 from homenode.measure.results.model import Run
 from homenode.objective import Objective
 from homenode.show.results_text import MOST_IN_FULL, comparison_text

@@ -156,7 +156,15 @@ def address(
             bus = max((last for _, last in in_use), default=-1) + 1
         name = f"pci{root.domain:04x}:{bus:02x}"
         node = None if root.node is None else NodeIndex(root.node)
-        numbered = _Numbering(source, name, root.domain, bus, node, pus_of_node, models)
+        numbered = _Numbering(
+            source=source,
+            root_complex=name,
+            domain=root.domain,
+            last=bus,
+            node=node,
+            pus_of_node=pus_of_node,
+            models=models,
+        )
         numbered.add_root(root)
         for first_used, last_used in in_use:
             if bus <= last_used and first_used <= numbered.last:

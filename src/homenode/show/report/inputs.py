@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from homenode.errors import HomenodeError, InputError
 from homenode.machine.topology import Host
-from homenode.measure.imported.sources import import_all
+from homenode.measure.imported.files import import_all
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import FILE, load_runs
 from homenode.measure.results.vantage import Vantage

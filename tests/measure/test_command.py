@@ -127,9 +127,9 @@ def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
         (("mine", "--cpus", "0-"), "--cpus"),
         (("mine", "--cpus", "60000"), "--cpus 60000: expected CPUs of"),
         (("mine", "--nccl-max-msg", "1"), "is out of range (8 B to 1 TiB)"),
-        (("../mine", *SHORT), "NAME: expected a folder's name"),
-        ((".mine", *SHORT), "begins with no dot"),
-        (("m" * 121, *SHORT), "of 1 to 120 letters"),
+        (("../mine", *SHORT), "cannot name a directory"),
+        ((".mine", *SHORT), "no leading dot"),
+        (("m" * 121, *SHORT), "1 to 120 characters"),
         (("mine", "--plan", "absent.json"), "absent.json: no such file"),
         (("mine", "--domain", "vm.xml"), "--domain requires --plan"),
         (("mine", "--resume", *SHORT, "--results", "elsewhere"), "no run to continue"),
@@ -252,7 +252,7 @@ def test_a_program_that_hangs_is_stopped_when_its_time_is_up(probe: Path) -> Non
 
 def test_a_dry_run_refuses_what_the_run_would(probe: Path) -> None:
     for words, says in (
-        (("../x", *SHORT), "NAME: expected a folder's name"),
+        (("../x", *SHORT), "cannot name a directory"),
         (("x", "--app", "true", "--metric", "("), "expected a regular expression"),
         (("x", "--json"), "--dry-run and --json cannot be used together"),
     ):

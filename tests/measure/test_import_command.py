@@ -431,4 +431,5 @@ def test_a_link_that_is_named_is_followed_and_no_other_one(tmp_path: Path) -> No
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert not find_folders(tmp_path).folders
-    assert not find_folders(tmp_path / "pipe").folders
+    with pytest.raises(InputError, match="neither a file nor a directory"):
+        find_folders(tmp_path / "pipe")

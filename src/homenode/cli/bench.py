@@ -130,18 +130,18 @@ def _print_steps(machine: "Machine", orders: BenchOptions) -> None:
 
 
 def _print(outcome: BenchOutcome, *, as_json: bool) -> None:
-    steps = () if outcome.run is None else (plural(len(outcome.run.samples), "sample"),)
-    findings = Findings(checked=steps, findings=outcome.findings, unknown=outcome.unknown)
-
+    samples = plural(0 if outcome.run is None else len(outcome.run.samples), "sample")
+    checked = () if outcome.run is None else (samples,)
+    findings = Findings(checked=checked, findings=outcome.findings, unknown=outcome.unknown)
+    if outcome.folder is None:
+        note("nothing was measured: this guest is not the plan's (--force measures it anyway)")
+    else:
+        note(f"wrote {outcome.folder}: {samples}")
     if not as_json:
         from homenode.show.results_text import bench_text
 
         console().print(bench_text(outcome))
     print_findings(findings, "bench", as_json=as_json)
-    if outcome.folder is None:
-        note("nothing was measured: this guest is not the plan's (--force measures it anyway)")
-    else:
-        note(f"wrote {outcome.folder}")
 
 
 def set_up(arguments: BenchSetupArguments) -> None:

@@ -22,6 +22,7 @@ from homenode.measure.imported.runs import (
 )
 from homenode.measure.results.model import Switches, host_kind
 from homenode.measure.results.store import FILE, run_folder, write_run
+from homenode.text import plural
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import PRESETS, preset_named
 from homenode.vm.sources import load_host
@@ -71,6 +72,12 @@ def import_results(arguments: ImportArguments) -> None:
     with_figures = tuple(run for run in runs if run.run.samples)
     if with_figures:
         _check_places(with_figures, arguments.output)
+        counts = [plural(len(with_figures), "run"), plural(_count_samples(with_figures), "sample")]
+        if not arguments.dry_run:
+            for run in with_figures:
+                write_run(arguments.output, run.run)
+        verb = "would write" if arguments.dry_run else "wrote"
+        note(f"{verb} {arguments.output}: {', '.join(counts)}")
     if not arguments.json:
         _print(runs, skipped, everything=arguments.everything)
     if not with_figures:
@@ -86,17 +93,16 @@ def import_results(arguments: ImportArguments) -> None:
             f"{named}: no outputs of measuring tools",
             hint="homenode import logs/ -o results",
         )
-    if not arguments.dry_run:
-        for run in with_figures:
-            write_run(arguments.output, run.run)
-        several = "s" if len(with_figures) > 1 else ""
-        note(f"wrote {len(with_figures)} run{several} below {arguments.output}")
     if arguments.json:
         print_json(
             encode(
                 "imported-runs", _answer(runs, skipped, arguments, written=not arguments.dry_run)
             )
         )
+
+
+def _count_samples(runs: Sequence[RunWithSources]) -> int:
+    return sum(len(run.run.samples) for run in runs)
 
 
 def _answer(

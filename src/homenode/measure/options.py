@@ -67,13 +67,13 @@ class BenchOutcome(Struct, frozen=True):
     unknown: tuple[str, ...] = ()  # of the host, a line each
 
 
-def check_name(name: str, option: str = "NAME") -> None:
+def check_name(name: str, option: str = "--name") -> None:
     """Raises UsageError for what is no folder's name that results are found under."""
     sound = 0 < len(name) <= MAX_NAME and name.isprintable() and "/" not in name
     if not sound or name.startswith("."):
         raise UsageError(
-            f"{option}: expected a folder's name of 1 to {MAX_NAME} letters that begins with no "
-            f"dot, found {name[:40]!r}"
+            f"{option}: {name[:40]!r} cannot name a directory (1 to {MAX_NAME} characters, no /, "
+            "no leading dot)"
         )
 
 

@@ -73,6 +73,8 @@ def find_folders(root: Path) -> FoundFolders:
     """
     if not root.exists():
         raise not_found(str(root))
+    if not root.is_file() and not root.is_dir():
+        raise InputError(f"{root}: neither a file nor a directory")
     skipped: list[Gap] = []
     if root.is_file():
         named = root.resolve()  # a link that the user names is followed
@@ -93,7 +95,7 @@ def find_folders(root: Path) -> FoundFolders:
         depth = len(path.relative_to(root).parts)
         below[:] = [name for name in below if not name.startswith(".") and depth < MAX_DEPTH]
         if FILE in names:
-            skipped.append(Gap(folder_name, f"has a {FILE}: a run of homenode's already"))
+            skipped.append(Gap(folder_name, f"a run of homenode already ({FILE})"))
             continue
         seen += len(names)
         if seen > MAX_FILES:

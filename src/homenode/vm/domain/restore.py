@@ -57,7 +57,7 @@ def write_tuned(
         replace_file(saved.record, _record(saved, keep, tuned, _ours_there(saved)), mode)
         replace_file(saved.output, tuned, mode)
     except OSError as error:
-        raise HostError(f"{error.filename or output}: cannot write: {error.strerror}") from None
+        raise HostError(f"{output}: cannot write: {error.strerror}") from None
     return saved
 
 

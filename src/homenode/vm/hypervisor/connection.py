@@ -8,7 +8,8 @@ from msgspec import Struct
 from homenode.errors import UsageError
 
 DEFAULT = "qemu:///system"
-"""The system's own QEMU driver, whatever LIBVIRT_DEFAULT_URI says: a change must be asked for."""
+"""The system's QEMU driver. LIBVIRT_DEFAULT_URI is ignored: the commands that homenode prints and
+records leave --connect out for it, and must mean the same VM in every shell."""
 
 _FORM = re.compile(
     r"(?P<driver>[a-z][a-z0-9]*)(\+(?P<transport>[a-z0-9]+))?://(?P<server>[^/?#\s]*)"

@@ -4,7 +4,7 @@ Source: kubevirt.io/api/core/v1, VirtualMachineInstanceSpec; `kubectl get vmi NA
 virt-controller/services/renderresources.go of KubeVirt 1.8.4.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -14,7 +14,7 @@ from homenode.bdf import Bdf
 from homenode.cluster.kubevirt.object import parse_quantity, read_object, value_at
 from homenode.errors import InputError, ParseError
 from homenode.text import command_line
-from homenode.vm.model import GuestTopology, Vm
+from homenode.vm.model import Vm
 
 _NOTHING: Mapping[str, Any] = {}
 _TYPES: Mapping[str, type] = {
@@ -225,22 +225,14 @@ def _address(text: str, source: str, group: str) -> tuple[int, int, int, int]:
     return at.domain, at.bus, at.device, at.function
 
 
-def topology_of(vmi: Vmi) -> GuestTopology | None:
-    """None where nothing of it is set."""
+def _vcpus(vmi: Vmi) -> int:
     cpu = vmi.get("domain", "cpu")
-    sockets, cores, threads = (
+    counts = [
         0 if (count := value_at(cpu, name)) is None else parse_quantity(count, f"cpu.{name}")
         for name in ("sockets", "cores", "threads")
-    )
-    if not (sockets or cores or threads):
-        return None
-    return GuestTopology(sockets or 1, 1, cores or 1, threads or 1)
-
-
-def vcpus_of(vmi: Vmi) -> int:
-    topology = topology_of(vmi)
-    if topology is not None:
-        return prod(topology)
+    ]
+    if any(counts):
+        return prod(count or 1 for count in counts)
     cpus = _resource(vmi, "cpu")
     return 1 if cpus is None else parse_quantity(cpus, "resources.cpu")
 
@@ -256,40 +248,18 @@ def _memory(vmi: Vmi) -> int:
     return 0 if memory is None else parse_quantity(memory, "memory")
 
 
-def _max_memory(vmi: Vmi) -> int | None:
-    """To which memory may be plugged in while it runs; None = it is not to grow."""
-    largest = vmi.get("domain", "memory", "maxGuest")
-    most_bytes = 0 if largest is None else parse_quantity(largest, "memory.maxGuest")
-    return most_bytes if most_bytes > _memory(vmi) else None
-
-
-def _cpu_mode(vmi: Vmi) -> str:
-    model = vmi.get("domain", "cpu", "model")
-    named = isinstance(model, str) and model and not model.startswith("host-")
-    return "custom" if named else str(model or "host-model")
-
-
 def _page(vmi: Vmi) -> int | None:
     page = vmi.get("domain", "memory", "hugepages", "pageSize")
     return None if page is None else parse_quantity(page, "memory.hugepages.pageSize")
 
 
-_FACTS: Mapping[str, Callable[[Vmi], Any]] = {
-    "name": lambda vmi: vmi.name,
-    "vcpus": vcpus_of,
-    "cpu_topology": topology_of,
-    "memory_bytes": _memory,
-    "max_memory_bytes": _max_memory,
-    "page_bytes": _page,
-    "cpu_mode": _cpu_mode,
-    "firmware": lambda vmi: (
-        "bios" if vmi.get("domain", "firmware", "bootloader", "efi") is None else "efi"
-    ),
-    "architecture": lambda vmi: "aarch64" if vmi.get("architecture") == "arm64" else "x86_64",
-}
-"""Facts of a VM, and how a VMI says them. It is read alone: a plan for KubeVirt is kubelet's."""
-
-
 def guest_of(vmi: Vmi) -> Vm:
-    """The VM of a VMI. Raises ParseError for a quantity that is none."""
-    return Vm(**{fact: read(vmi) for fact, read in _FACTS.items()})
+    """The VM of a VMI, as far as it asks something of a node. Raises ParseError for a quantity that
+    is none."""
+    return Vm(
+        name=vmi.name,
+        vcpus=_vcpus(vmi),
+        memory_bytes=_memory(vmi),
+        page_bytes=_page(vmi),
+        architecture="aarch64" if vmi.get("architecture") == "arm64" else "x86_64",
+    )

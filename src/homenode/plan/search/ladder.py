@@ -104,12 +104,14 @@ def fallbacks(request: GuestRequest, free: FreeCpus) -> Iterator[Fallback]:
     kinds = frozenset(shape.kind for shape in shapes)
     hybrid = CoreKind.EFFICIENCY in kinds and CoreKind.PERFORMANCE in kinds
     one_kind = frozenset({CoreKind.PERFORMANCE}) if hybrid else kinds
-    ways: list[Fallback] = []
-    for ways_of in (_ways, _sharing_ways):
-        for mixed in (False, True) if hybrid and not request.options.explicit_cells else (False,):
-            of_kinds = kinds if mixed else one_kind
-            widest = max((shape.pus for shape in shapes if shape.kind in of_kinds), default=1)
-            ways += ways_of(request, widest, of_kinds, mixed=mixed)
+    whole_cores: list[Fallback] = []
+    shared_cores: list[Fallback] = []
+    for mixed in (False, True) if hybrid and not request.options.explicit_cells else (False,):
+        of_kinds = kinds if mixed else one_kind
+        widest = max((shape.pus for shape in shapes if shape.kind in of_kinds), default=1)
+        whole_cores += _ways(request, widest, of_kinds, mixed=mixed)
+        shared_cores += _sharing_ways(request, of_kinds, mixed=mixed)
+    ways = [*whole_cores, *shared_cores]
     # Nothing is pinned that could leave the host without a core.
     keeps_core = (True,) if request.layout.pinning is Pinning.NONE else (True, False)
     rules = tuple(product(keeps_core, _memory_rules(request)))
@@ -162,7 +164,7 @@ def _ways(
 
 
 def _sharing_ways(
-    request: GuestRequest, widest: int, kinds: frozenset[CoreKind | None], *, mixed: bool
+    request: GuestRequest, kinds: frozenset[CoreKind | None], *, mixed: bool
 ) -> Iterator[Fallback]:
     """More vCPUs than cores. Where PUs are counted anyway, the layout's own groups were all."""
     if request.layout.pinning is not Pinning.NONE and not _counts_pus(request):

@@ -209,10 +209,8 @@ class _LadderSearch:
         tree, GPUs away from home; then, for a VM with GPUs, by the GPU sets that it breaks, where
         it is known that this fallback cannot break fewer.
         """
-        cores_first, shares = (
-            self.request.options.policy is Policy.CORES_FIRST,
-            first.fallback.shares,
-        )
+        cores_first = self.request.options.policy is Policy.CORES_FIRST
+        shares = first.fallback.shares
         elsewhere = first.fallback.memory is MemoryRule.ELSEWHERE
         if self.request.options.explicit_cells or (not shares and (elsewhere or not cores_first)):
             return None

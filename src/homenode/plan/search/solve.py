@@ -91,9 +91,7 @@ def _prefer_equal(problem: SearchProblem, uneven: "_Search") -> Solution | None:
     assert solution is not None, "the nodes of equal guest NUMA nodes hold the VM"
 
     def runners_up() -> tuple[Candidate, ...]:
-        equal_candidate = (
-            equal.any_candidate()
-        )  # where the search ended, it may have come to the same one
+        equal_candidate = equal.any_candidate()  # it may be the same where a search ended
         unequal = [
             candidate
             for candidate in solution.runners_up()

@@ -54,7 +54,6 @@ CALLS = (
     ("verify", 2, "missing argument VM"),
     ("verify --live", 2, "--live: missing NAME"),
     ("verify vm.xml --boot --timeout 0", 2, "--timeout: 0 is out of range (1 or more)"),
-    ("verify vm.xml --ssh-user root", 2, "--ssh-user requires --guest"),
     ("verify vm.xml --start --boot", 2, "--start and --boot cannot be used together"),
     ("doctor absent.xml", 2, "absent.xml: no such file"),
     ("doctor --load-command cp", 2, "--load-command requires --under-load"),

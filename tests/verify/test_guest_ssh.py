@@ -27,7 +27,7 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         yield number
 
 
-def verified(tmp_path: Path, source: str, *options: str, more_vcpus: int = 0) -> Result:
+def verified(tmp_path: Path, source: str, *, more_vcpus: int = 0) -> Result:
     """Holds the guest against a flat document of this machine's size."""
     here = load_host(None)
     if len(here.nodes) != 1:
@@ -35,7 +35,7 @@ def verified(tmp_path: Path, source: str, *options: str, more_vcpus: int = 0) ->
     vcpus = sum(pu.online for pu in here.pus) + more_vcpus
     path = tmp_path / "vm.xml"
     path.write_text(DOCUMENT.format(memory=here.nodes[0].memory_bytes, vcpus=vcpus))
-    words = ["verify", str(path), "--host", "h200-xeon8558", "--guest", source, *options]
+    words = ["verify", str(path), "--host", "h200-xeon8558", "--guest", source]
     return homenode(*words)
 
 
@@ -46,17 +46,6 @@ def test_a_guest_is_read_over_ssh_with_nothing_installed_there(
     done = verified(tmp_path, form.format(port))
     assert done.exit_code == 0, done.output
     assert "by its guest's own view" in done.output and "NUMA nodes" in done.output
-
-
-def test_the_user_and_the_key_are_given_to_ssh(port: int, tmp_path: Path) -> None:
-    source = f"ssh://127.0.0.1:{port}"
-    stand_in = tmp_path / "bin/ssh"
-    log = f'echo "$@" >> {tmp_path}/log\nexec '
-    stand_in.write_text(stand_in.read_text().replace("exec ", log, 1))
-    assert verified(tmp_path, source, "--ssh-user", "root", "--ssh-key", "/k").exit_code == 0
-    assert "-l root -i /k " in (tmp_path / "log").read_text()
-    refused = homenode("verify", str(tmp_path / "vm.xml"), "--ssh-user", "root")
-    assert "--ssh-user requires --guest" in str(refused.exception)
 
 
 def test_a_guest_over_ssh_that_is_not_as_planned_is_reported(port: int, tmp_path: Path) -> None:

@@ -58,10 +58,6 @@ RULES = (
     Rule("target", ("guest",), ("document",), _OF_TARGET),
     Rule("target", ("plan",), (), _OF_TARGET),
     *(Rule(field, ("boot",), (), _OF_BOOT) for field in ("kernel", "timeout", "keep")),
-    *(
-        Rule(field, ("guest",), (), "homenode verify VM.xml --guest ssh:HOST --ssh-user USER")
-        for field in ("ssh_user", "ssh_key")
-    ),
     Rule("json", (), ("prometheus",), "homenode verify VM.xml --json"),
 )
 
@@ -122,10 +118,6 @@ def verify(arguments: VerifyArguments) -> None:
         lspci=arguments.lspci,
         boot=options,
         guest=arguments.guest,
-        ssh_options=(
-            *(() if arguments.ssh_user is None else ("-l", arguments.ssh_user)),
-            *(() if arguments.ssh_key is None else ("-i", str(arguments.ssh_key.absolute()))),
-        ),
         target=target,
     )
     if arguments.start and not is_domain:

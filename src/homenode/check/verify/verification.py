@@ -50,7 +50,6 @@ class VerifyRequest(Struct, frozen=True):
     lspci: Path | None = None
     boot: BootOptions | None = None  # None = no test guest is booted
     guest: str | None = None  # sources, as every command takes them; guest also "ssh:HOST"
-    ssh_options: tuple[str, ...] = ()  # for a guest "ssh:HOST"
     # whose guest it is and whose plan, by its name in vm/targets/registry.py; None = libvirt's
     target: str | None = None
 
@@ -186,7 +185,7 @@ class _Answer(Struct, kw_only=True):
 
     def add_guest(self, source: str, facts: Vm | None) -> None:
         plan, host, target = self.plan, self.host, self.request.target
-        guest = load_guest(source, self.request.ssh_options)
+        guest = load_guest(source)
         if plan is not None and target is not None:
             expected = expectation_for_target(plan, target, host)
             self.findings += lost_in_guest(plan, target, guest.name)
@@ -211,7 +210,7 @@ class _Answer(Struct, kw_only=True):
             self.views.append(view_of_stand_in(expected, booted.stand_in, booted.guest))
 
 
-def load_guest(source: str, ssh_options: tuple[str, ...] = ()) -> Host:
+def load_guest(source: str) -> Host:
     """The guest of a source: "ssh:HOST", or whatever names a host, a capture made inside it.
 
     HOST is whatever ssh takes, so also a URL; "ssh://HOST:22" is one by itself.
@@ -222,7 +221,7 @@ def load_guest(source: str, ssh_options: tuple[str, ...] = ()) -> Host:
     from homenode.machine.snapshot.capture import collect_over_ssh
 
     host = source if source.startswith(f"{_SSH}//") else source.removeprefix(_SSH)
-    return discover(collect_over_ssh(host, options=ssh_options))
+    return discover(collect_over_ssh(host))
 
 
 def _host(

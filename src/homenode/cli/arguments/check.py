@@ -24,8 +24,6 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
       yes: With --start: start the domain without a prompt.
       guest: Compare with the running guest's own view: ssh:HOST or ssh://USER@HOST:PORT, or any
         host source of show made inside it.
-      ssh_user: With --guest ssh:HOST: the user in the guest. Default: ssh's own choice.
-      ssh_key: With --guest ssh:HOST: a private key. Default: ssh's own choice.
       explain: Print each finding and each compared fact separately, with its source. Default: equal
         findings in one line.
       target: For --guest with a plan alone: the hypervisor that the plan was made for, as plan
@@ -55,8 +53,6 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
     start: Annotated[bool, Flag("--start")] = False
     yes: Annotated[bool, Flag("--yes -y", rare=True)] = False
     guest: Annotated[str | None, Opt("--guest", "SOURCE")] = None
-    ssh_user: Annotated[str | None, Opt("--ssh-user", "USER", rare=True)] = None
-    ssh_key: Annotated[Path | None, Opt("--ssh-key", "FILE", rare=True)] = None
     explain: Annotated[bool, Flag("--explain")] = False
     target: Annotated[str | None, Opt("--target", "NAME", rare=True)] = None
     live: Annotated[str | None, Opt("--live", "NAME", complete="domain_names")] = None

@@ -4,7 +4,6 @@ import gzip
 import io
 import re
 import tarfile
-from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -88,18 +87,13 @@ def capture(
 
 
 def collect_over_ssh(
-    host: str,
-    timeout_s: float = SSH_TIMEOUT_S,
-    *,
-    batch: bool = False,
-    options: Sequence[str] = (),
+    host: str, timeout_s: float = SSH_TIMEOUT_S, *, batch: bool = False
 ) -> MemorySnapshot:
     """What the collector reads on a host, not redacted. Nothing is written there.
 
     ssh asks for passwords and unknown keys on the terminal, as it always does; with `batch`, which
-    is for many hosts at once, it fails instead. options: further ones of ssh. Raises UsageError
-    for a name that is not a host's, HostError if ssh or the shell there fails, ParseError if what
-    came back is not a collector's.
+    is for many hosts at once, it fails instead. Raises UsageError for a name that is not a host's,
+    HostError if ssh or the shell there fails, ParseError if what came back is not a collector's.
     """
     if not _HOST.fullmatch(host):
         raise UsageError(
@@ -107,7 +101,7 @@ def collect_over_ssh(
         )
     asking = ("-o", "BatchMode=yes") if batch else ()
     completed = run(
-        ["ssh", *CLOSED, *asking, *options, "-o", "ConnectTimeout=20", "--", host, "sh"],
+        ["ssh", *CLOSED, *asking, "-o", "ConnectTimeout=20", "--", host, "sh"],
         timeout_s,
         collector_script(),
         on_terminal=not batch,

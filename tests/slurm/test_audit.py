@@ -322,6 +322,19 @@ def test_a_slice_is_judged_where_gres_conf_lists_its_gpus_file() -> None:
     assert finding.id == "job-gpu-far" and "7 (" in finding.expected
 
 
+def test_gpus_of_several_types_have_the_order_of_slurm_conf() -> None:
+    """Seen on 22.05.8: Gres=gpu:1g.10gb:1,gpu:h100:2 gives the first line's GPU number 1."""
+    lines = (
+        "Name=gpu Type=h100 File=/dev/nvidia[0-1] Cores=0-15\n"
+        "Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia7,/dev/nvidia-caps/nvidia-cap64\n"
+    )
+    order = device_order(parse_config(lines, "gres.conf"))
+    (job,) = parse_scontrol_jobs(scontrol_text([Listed(1, ["gpu01"], range(4), (2,))]))
+    there = node_machine(machine(TESTBED))
+    alone = allocation_on(job, job.shares[0], there, SHAPE, order.numbers("gpu01"))
+    assert "slurm.conf" in str(alone.unknown) and order.cores("gpu01") == ()
+
+
 def test_sockets_of_a_listing_alone_may_be_packages_or_nodes() -> None:
     job = Listed(1, ["n"], range(24, 28), (0, 1), cores_per_socket=8)
     host = machine(MI250X)

@@ -212,7 +212,9 @@ def read_records(
 def _record_allocation(path: Path, order: DeviceOrder | None) -> JobAllocation:
     try:
         record = parse_record(_read(path), str(path))
-        return recorded_allocation(record, None if order is None else order.numbers(record.node))
+        return recorded_allocation(
+            record, None if order is None else order.numbers(record.node) or None
+        )
     except InputError as error:
         job, _, node = path.name.removesuffix(".rec").partition(".")
         remedy = error.hint or "it may be cut off, or changed by hand: leave it out"

@@ -169,6 +169,10 @@ def placed_files(lines: Sequence[GresLine]) -> tuple[tuple[GresLine, str | None,
     return tuple(places)
 
 
+def _has_several_types(lines: Sequence[GresLine]) -> bool:
+    return len({line.type for line in lines}) > 1
+
+
 class DeviceOrder(Struct, frozen=True):
     """A cluster's gres.conf, for this question."""
 
@@ -177,21 +181,25 @@ class DeviceOrder(Struct, frozen=True):
     def numbers(self, node: str) -> tuple[int, ...] | None:
         """The driver's number of the GPU at each place of a node's list.
 
-        A MIG slice (MultipleFiles) is at its GPU's number. None where the lines give no order.
+        A MIG slice (MultipleFiles) is at its GPU's number. None where the lines give no order, and
+        () where slurm.conf gives it: of several types, Slurm lists the first of Gres= first.
         """
         lines = lines_for(self.lines, node)
         if not lines or autodetect_for(self.lines, node) is not None:
             return None
+        if _has_several_types(lines):
+            return ()
         placed = placed_files(lines)
         if any(file is None for _, file, _ in placed):
             return None
         return tuple(number for _, _, number in placed)
 
     def cores(self, node: str) -> tuple[CpuSet | None, ...]:
-        """The Cores= of the device at each place of a node's list; () with AutoDetect."""
-        if autodetect_for(self.lines, node) is not None:
+        """The Cores= of the device at each place of a node's list; () without an order."""
+        lines = lines_for(self.lines, node)
+        if autodetect_for(self.lines, node) is not None or _has_several_types(lines):
             return ()
-        places = placed_files(lines_for(self.lines, node))
+        places = placed_files(lines)
         return tuple(line.cores for line, _, _ in places)
 
 

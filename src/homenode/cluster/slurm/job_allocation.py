@@ -131,7 +131,7 @@ def allocation_on(
 
     shape: what Slurm takes the node for; None = as the machine is. Where the two differ, the ids
     mean nothing on this machine, and `unknown` says so. numbers: the GPU of each of Slurm's own
-    numbers, as gres.conf orders them (gres.py); None = by address.
+    numbers, as gres.conf orders them (gres.py); None = by address, () = unknown.
     """
 
     def unknown(reason: str, remedy: str | None = None) -> JobAllocation:
@@ -151,6 +151,11 @@ def allocation_on(
         return unknown(
             "Slurm shows the number of GPUs, not which: no File= in gres.conf",
             "lines with File= in gres.conf, or AutoDetect: `homenode slurm check`",
+        )
+    if numbers == ():
+        return unknown(
+            "GPUs of several types, which Slurm numbers in the order of Gres= in slurm.conf",
+            "records of jobs: --hooks DIR",
         )
     if share.gpus.sliced and numbers is None:
         return unknown(

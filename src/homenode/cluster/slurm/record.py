@@ -244,6 +244,7 @@ def _orders(
         whole_gpus: list[AllocatedGpu | None] = [g for g in ordered if (g.index or 0) not in slices]
         cut = [g for g in ordered for _ in range(slices.get(g.index or 0, 0))]
         yield [*whole_gpus, *cut]
+        yield [*cut, *whole_gpus]
     else:
         last = max((gpu.index or 0 for gpu in record.gpus), default=-1)
         yield [by_number.get(number) for number in range(last + 1)]

@@ -124,7 +124,6 @@ class PeerRoute(Struct, frozen=True, kw_only=True):
     target: PciDevice
     switch: Bdf | None  # the lowest that both are below, its upstream port
     addresses: tuple[AddressType, ...]  # those that the requests may have
-    relaxed: bool | None  # whether the requester may set relaxed ordering
     write: RouteLeg  # of requests
     completion: RouteLeg  # of the data that a read brings
 
@@ -165,7 +164,6 @@ def peer_route(
         target=target,
         switch=switch.bdf if is_switch and switch is not None else None,
         addresses=addresses,
-        relaxed=relaxed,
         write=write,
         completion=completion,
     )

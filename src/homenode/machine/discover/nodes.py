@@ -204,11 +204,6 @@ def _page_pools(snapshot: Snapshot, folder: str) -> tuple[PagePool, ...]:
 
 Distances = tuple[tuple[int, ...], ...]
 
-_BYTES_PER_MB = 1_000_000
-"""The kernel says MB/s, as ACPI does, and fills the same files of CXL memory from the rates of PCIe
-links, in millions. Source: Documentation/ABI/stable/sysfs-devices-node, accessY/initiators;
-ACPI 6.5, 5.2.28.4; pcie_link_speed_mbps() in cxl_pci_get_bandwidth()."""
-
 
 def parse_distances(text: str, source: str = "distance") -> tuple[int, ...]:
     """Distances from one NUMA node to every online node, in node order.

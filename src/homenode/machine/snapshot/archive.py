@@ -103,20 +103,20 @@ class ArchiveTree(Struct, frozen=True):
     folders: frozenset[str]  # every folder, also those that only the paths below imply
 
 
-def read_archive(path: Path, most_bytes: int | None = None) -> ArchiveTree:
+def read_archive(path: Path) -> ArchiveTree:
     """The members of a tar. Where a name comes twice, the last one counts, as tar itself does.
 
     Raises InputError where the file is no tar, is cut short, names something outside of itself, or
-    exceeds a limit above. most_bytes: of texts and names; None = MAX_TOTAL_BYTES.
+    exceeds a limit above.
     """
     try:
         with open_plain(path) as file:
-            return _read(file, str(path), MAX_TOTAL_BYTES if most_bytes is None else most_bytes)
+            return _read(file, str(path))
     except OSError as error:
         raise of_os(error, str(path), "a tar of a host's /sys") from None
 
 
-def _read(file: BinaryIO, source: str, most_bytes: int) -> ArchiveTree:
+def _read(file: BinaryIO, source: str) -> ArchiveTree:
     head = file.read(_BLOCK)
     if not head:
         raise InputError(f"{source}: expected a tar of a host's /sys, found an empty file")
@@ -127,7 +127,7 @@ def _read(file: BinaryIO, source: str, most_bytes: int) -> ArchiveTree:
                 hint="unpack it and give the folder, or pack it with tar -czf",
             )
     compression = next((kind for kind in _COMPRESSIONS if head.startswith(kind.magic)), None)
-    tar = _Tar(_UnpackedStream(file, head, compression, source), source, most_bytes)
+    tar = _Tar(_UnpackedStream(file, head, compression, source), source)
     try:
         tar.read()
     except (_DamagedError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -233,14 +233,14 @@ class _UnpackedStream:
 class _Tar:
     """The members of a tar, as far as they were read. left: bytes that may still be kept."""
 
-    def __init__(self, unpacked: _UnpackedStream, source: str, most_bytes: int) -> None:
+    def __init__(self, unpacked: _UnpackedStream, source: str) -> None:
         self.files: dict[str, str] = {}
         self.links: dict[str, str] = {}
         self.folders: set[str] = {""}
         self.members = 0
         self._records = 0
         self._unpacked, self._source = unpacked, source
-        self._left = self._most_bytes = most_bytes
+        self._left = MAX_TOTAL_BYTES
 
     def read(self) -> None:
         """Read all. Raises _DamagedError, EOFError, InputError for what is beyond a limit."""
@@ -325,7 +325,7 @@ class _Tar:
         """Count what is kept, or shared: whoever reads it reads it as often as it is named."""
         self._left -= _OVERHEAD_BYTES + sum(map(getsizeof, texts))
         if self._left < 0:
-            raise self._too_much(f"at most {self._most_bytes} bytes of names and texts", "more")
+            raise self._too_much(f"at most {MAX_TOTAL_BYTES} bytes of names and texts", "more")
 
     def _add_folders(self, folder: str) -> None:
         while folder not in self.folders:

@@ -63,9 +63,7 @@ class NumactlHardware(Struct, frozen=True, kw_only=True):
 class NumactlShow(Struct, frozen=True, kw_only=True):
     """How the process that asked was bound."""
 
-    policy: str  # "default", "bind", "preferred", "interleave" or "preferred-many"
-    pus: CpuSet  # where its threads may run
-    cpu_nodes: tuple[NodeIndex, ...]  # the nodes of these
+    cpu_nodes: tuple[NodeIndex, ...]  # of the CPUs where its threads may run
     memory_nodes: tuple[NodeIndex, ...]  # where its memory may be
 
 
@@ -169,13 +167,10 @@ def parse_show(text: str) -> NumactlShow:
     for line in lines:
         if match := _SHOW_LINE.fullmatch(line.text):
             lines.keep(match[1], match[2].strip(), line)
-    policy = lines.take("policy", Line.read_word, "a policy")
+    lines.take("policy", Line.read_word, "a policy")
     cpu_nodes = lines.take("cpubind", _parse_numbers, "numbers such as '0 1 2'")
     memory_nodes = lines.take("membind", _parse_numbers, "numbers such as '0 1 2'")
-    pus = lines.take_optional("physcpubind", _parse_numbers, "numbers such as '0 1 2'")
     return NumactlShow(
-        policy=policy,
-        pus=CpuSet(pus or ()),
         cpu_nodes=tuple(map(NodeIndex, cpu_nodes)),
         memory_nodes=tuple(map(NodeIndex, memory_nodes)),
     )

@@ -16,21 +16,17 @@ _OWN = frozenset({"homenode-probe"})
 class LocalMachine:
     """Programs start here; the snapshot is this machine's. See access.machine.Machine.
 
-    kept_open: file descriptors that every program inherits, see process.run. without: programs that
-    count as not installed, so that what measures in their place is used.
+    kept_open: file descriptors that every program inherits, see process.run.
     """
 
-    __slots__ = ("_kept_open", "_without")
+    __slots__ = ("_kept_open",)
 
-    def __init__(
-        self, kept_open: Sequence[int] = (), *, without: Collection[str] = frozenset()
-    ) -> None:
+    def __init__(self, kept_open: Sequence[int] = ()) -> None:
         self._kept_open = tuple(kept_open)
-        self._without = frozenset(without)
 
     def holding(self, descriptor: int) -> Self:
         """The same machine, of which every program inherits this descriptor too."""
-        return type(self)((*self._kept_open, descriptor), without=self._without)
+        return type(self)((*self._kept_open, descriptor))
 
     @property
     def name(self) -> str:
@@ -53,8 +49,7 @@ class LocalMachine:
         )
 
     def find_installed(self, names: Collection[str]) -> frozenset[str]:
-        visible = frozenset(names) - self._without
-        return frozenset(name for name in visible if _program(name) is not None)
+        return frozenset(name for name in names if _program(name) is not None)
 
     def snapshot(self) -> Snapshot:
         return LiveSnapshot()

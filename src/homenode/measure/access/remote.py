@@ -186,7 +186,7 @@ class RemoteMachine:
         completed = self.run(("sh",), _COLLECT_S, script)
         return parse_collected(completed.stdout_or_raise(), self.name)
 
-    def put_program(self, name: str, content: bytes, timeout_s: float = 600.0) -> str:
+    def put_program(self, name: str, content: bytes) -> str:
         """Put a program there, unless the very same is on its PATH; gives its path.
 
         From then on `run` starts it by its name. Raises ToolError where no folder there can hold
@@ -200,7 +200,7 @@ class RemoteMachine:
         path = f"{self._own_folder()}/{name}"
         actual = None if self._name is None else self._sum(path)
         if actual != checksum:
-            self._put_file(content, path, timeout_s)
+            self._put_file(content, path)
             actual = self._sum(path)
         if actual != checksum:
             raise ToolError(
@@ -218,12 +218,12 @@ class RemoteMachine:
             self._programs.clear()
         self._channel.close()
 
-    def _put_file(self, content: bytes, path: str, timeout_s: float) -> None:
+    def _put_file(self, content: bytes, path: str) -> None:
         has_gzip = "gzip" in self.find_installed(("gzip",))
         unpack = "base64 -d | gzip -d" if has_gzip else "base64 -d"
         text = base64.encodebytes(gzip.compress(content, mtime=0) if has_gzip else content).decode()
         save = f"({unpack}) >{quote(path)} && chmod 700 {quote(path)}"
-        done = self.run(("sh", "-c", save), timeout_s, text)
+        done = self.run(("sh", "-c", save), _COLLECT_S, text)
         failure = done.failure()
         if failure is not None:
             raise ToolError(f"{self.name}: {path}: cannot write: {failure}")

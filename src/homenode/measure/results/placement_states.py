@@ -70,7 +70,7 @@ def states_of(brackets: Sequence[Bracket]) -> States:
     return States(tuple(labels), tuple(sorted(transitions)))
 
 
-def classes_of(values: Sequence[float], most_span: float = MOST_SPAN) -> tuple[int, ...]:
+def classes_of(values: Sequence[float]) -> tuple[int, ...]:
     """Class of each value, 0 for the least: cut at the widest gap until no class spans too much.
 
     >>> classes_of([27.0, 110.0, 28.5, 112.0])
@@ -82,7 +82,7 @@ def classes_of(values: Sequence[float], most_span: float = MOST_SPAN) -> tuple[i
     open_ranges = [(0, len(ascending))]
     while open_ranges:
         first, last = open_ranges.pop()
-        if last - first < 2 or ascending[last - 1] <= most_span * ascending[first]:
+        if last - first < 2 or ascending[last - 1] <= MOST_SPAN * ascending[first]:
             continue
         widest = max(
             range(first + 1, last), key=lambda at: (ascending[at] / ascending[at - 1], -at)

@@ -57,7 +57,7 @@ def _read(stream: BinaryIO) -> ArchiveTree:
             file.write(chunk)
         file.flush()
         # Without a name, no other user puts another file in its place.
-        return read_archive(Path(f"/proc/self/fd/{file.fileno()}"), MAX_BYTES)
+        return read_archive(Path(f"/proc/self/fd/{file.fileno()}"))
 
 
 def _one_run(tree: ArchiveTree, name: str) -> tuple[str, dict[str, bytes]]:

@@ -16,7 +16,6 @@ from homenode.measure.results.model import host_kind
 from homenode.measure.trial.boot_steps import ORIGINAL
 from homenode.measure.trial.copying import PreparedCopy, prepare_copy
 from homenode.measure.trial.fitting import PlannedLayout, fit, host_without, short_memory
-from homenode.measure.trial.guest import is_there
 from homenode.measure.trial.journal import (
     StoredTrial,
     TrialHead,
@@ -178,7 +177,7 @@ def reopen(head: TrialHead, journal: TrialJournal) -> TrialSetup:
     return TrialSetup(head, config, layouts, copy)
 
 
-def latest(root: Path, name: str, virsh: Virsh | None = None) -> StoredTrial:
+def latest(root: Path, name: str) -> StoredTrial:
     """The trial of a domain, or of that id, that was begun last. Raises InputError."""
     trials = known_trials(root, name)
     readable = [trial for trial in trials if trial.head is not None]
@@ -189,8 +188,6 @@ def latest(root: Path, name: str, virsh: Virsh | None = None) -> StoredTrial:
             "homenode restore NAME, or "
             + command_line("virsh", "define", trials[-1].folder / ORIGINAL),
         )
-    if not readable and virsh is not None and is_there(virsh, name):
-        readable = [trial for trial in known_trials(root, virsh.domain(name).name) if trial.head]
     if not readable:
         raise InputError(f"no trial of {name}", hint="homenode trial status")
     return readable[-1]

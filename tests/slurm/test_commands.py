@@ -56,6 +56,14 @@ def test_a_host_may_be_that_of_some_nodes(run: Run) -> None:
     assert run("audit", "--jobs", "jobs.txt", *both)[0] == 1
 
 
+def test_a_whole_gpu_beside_slices_of_another_job_is_not_counted_by_address(run: Run) -> None:
+    whole = scontrol_text([Listed(1, ["gpu01"], range(4), (4,))])
+    cut = scontrol_text([Listed(2, ["gpu01"], range(32, 36), (0,))]).replace("h100", "1g.10gb")
+    Path("jobs.txt").write_text(f"{whole}\n{cut}")
+    _, out, _ = run("audit", "--jobs", "jobs.txt", "--host", "gpu8.toml", "--json")
+    assert {finding["id"] for finding in json.loads(out)["findings"]} == {"job-unjudged"}
+
+
 def test_one_job_is_audited(run: Run) -> None:
     assert run("audit", "8", "--jobs", "jobs.json", "--host", "gpu8.toml")[0] == 0
     code, _, err = run("audit", "9", "--jobs", "jobs.txt", "--host", "gpu8.toml")

@@ -4,7 +4,7 @@ audit: are jobs' CPUs, GPUs and memory on the same nodes. check: gres.conf and s
 node's machine.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import unified_diff
 from pathlib import Path
 
@@ -133,7 +133,7 @@ def _shapes(jobs_file: Path | None, nodes_file: Path | None) -> Mapping[str, Nod
 
 
 def _running(
-    jobs: Iterable[Job],
+    jobs: Sequence[Job],
     shapes: Mapping[str, NodeShape | None],
     machines: Mapping[str, NodeMachine],
     order: DeviceOrder | None,
@@ -141,6 +141,8 @@ def _running(
     look: bool,
 ) -> Iterator[JobAllocation]:
     """What each job that runs has on each of its nodes."""
+    shares = [share for job in jobs if job.runs for share in job.shares]
+    sliced_nodes = {share.node for share in shares if share.gpus.sliced}
     for job in jobs:
         for share in job.shares if job.runs else ():
             shape = shapes.get(share.node)
@@ -152,6 +154,8 @@ def _running(
                 continue
             machine = machines.get(share.node, machines.get(""))
             numbers = None if order is None else order.numbers(share.node)
+            if numbers is None and share.node in sliced_nodes and not share.gpus.sliced:
+                numbers = ()  # whole GPUs beside slices are not numbered by address
             owned = allocation_on(job, share, machine, shape, numbers)
             if owned.unknown is not None and order is not None and shape is not None:
                 owned = allocation_by_gres(job, share, shape, order) or owned

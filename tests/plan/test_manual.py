@@ -77,7 +77,7 @@ def test_unequal_lists_work_flat_and_with_unequal_cells() -> None:
         ("pin", ManualRanges(()), "missing CPUs of a node"),
         ("pin", ManualRanges(lists("0-3", "")), "missing CPUs of a node"),
         ("pin", ManualRanges(lists("0-3", "2-5")), "found 2-3 in two lists"),
-        ("pin-numa-smt", ManualRanges(lists("0-3")), "one for each of 1 nodes, found 0"),
+        ("pin-numa-smt", ManualRanges(lists("0-3")), "expected 1, one for each node, found 0"),
         ("pin-numa-smt", ManualRanges(lists("0-3"), lists("8-10")), "expected 4 siblings"),
         ("pin-numa-smt", ManualRanges(lists("0-3"), lists("3-6")), "found 3 in two lists"),
         ("default", ManualRanges(lists("0-3")), "pins nothing"),

@@ -38,7 +38,7 @@ def device_findings(
     yield from _incomplete_groups(host, [bdf for bdf in devices if bdf not in mediated])
     yield from _parts_of_gpus(host, request, devices, allocations)
     yield from _nics_without_gpu(host, devices, allocations)
-    yield from _brought(host, request, devices, allocations)
+    yield from _check_companions(host, request, devices, allocations)
     yield from _nvswitches_left_out(host, request, devices, allocations)
     floats = request.layout.pinning is Pinning.NONE
     pus = len(host.usable_pus) if floats else 0
@@ -89,7 +89,7 @@ def _nics_without_gpu(
     )
 
 
-def _brought(
+def _check_companions(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
     """NICs that GPUs bring while the host may use them, and GPUs that bring none."""

@@ -66,12 +66,12 @@ _ACCELERATORS = frozenset({0x0302, 0x1200})
 def device_findings(host: Host) -> Iterator[Finding]:
     """What is wrong of a device by itself, then of those that differ from their peers."""
     alone = [
-        *(finding for device in judged_devices(host) for finding in _bars(device, host)),
-        *_boards(host),
+        *(finding for device in judged_devices(host) for finding in _check_bars(device, host)),
+        *_check_boards(host),
         *_few_links(host),
     ]
     yield from alone
-    yield from _odd(host, {bdf for finding in alone for bdf in finding.devices})
+    yield from _check_peers(host, {bdf for finding in alone for bdf in finding.devices})
     yield from _odd_nodes(host)
 
 
@@ -87,7 +87,7 @@ def _model(gpu: PciDevice) -> GpuModel | None:
     return MODELS.get((gpu.vendor_id or 0, gpu.device_id or 0))
 
 
-def _bars(device: PciDevice, host: Host) -> Iterator[Finding]:
+def _check_bars(device: PciDevice, host: Host) -> Iterator[Finding]:
     registers = device.registers
     source = f"{host.name}: resource of {device.bdf} in sysfs, Region of lspci -vvv"
     if registers is not None and registers.unplaced_bars:
@@ -125,7 +125,7 @@ def _bars(device: PciDevice, host: Host) -> Iterator[Finding]:
         )
 
 
-def _boards(host: Host) -> Iterator[Finding]:
+def _check_boards(host: Host) -> Iterator[Finding]:
     """Boards of GPUs with NVSwitches of which a part is missing."""
     if not are_models_known(host.pci_devices):
         return
@@ -259,7 +259,7 @@ def _groups(host: Host) -> list[list[Peer]]:
     return list(groups.values())
 
 
-def _odd(host: Host, reported: Set[Bdf]) -> Iterator[Finding]:
+def _check_peers(host: Host, reported: Set[Bdf]) -> Iterator[Finding]:
     """Find devices whose value is worse than most peers'. reported: those found already."""
     for peers in _groups(host):
         slow: set[Bdf] = set()

@@ -41,7 +41,7 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
                 source=_FIRMWARE,
             )
     yield from _nodes_without(host)
-    yield from _unequal(host)
+    yield from _check_unequal(host)
     offline = host.offline_pus
     if offline and host.settings.smt_control == "on":
         yield finding(
@@ -65,7 +65,7 @@ _UNEQUAL = 0.95
 """Kernels keep up to 3 % of the first node for themselves; a DIMM of 16 is 6 %."""
 
 
-def _unequal(host: Host) -> Iterator[Finding]:
+def _check_unequal(host: Host) -> Iterator[Finding]:
     """Find nodes with less memory, smaller caches, lower clocks and asymmetric distances."""
     nodes = () if host.nodes_assumed else host.nodes
     memory = [(len(node.pus), node.memory_bytes or 0, int(node.index)) for node in nodes]
@@ -159,7 +159,7 @@ def settings_findings(
 
     memory_is_bound: by something that the facts do not say.
     """
-    yield from _governor(host, facts)
+    yield from _check_governor(host, facts)
     yield from _find_capped(host, facts)
     if host.settings.turbo == "off" and host.architecture != "aarch64":  # where boost is an option
         yield finding(
@@ -186,7 +186,7 @@ def settings_findings(
         yield from _small_pages(host, facts, memory_is_bound)
 
 
-def _governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
+def _check_governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
     """Of the VM's own PUs where it is pinned and they are known one by one, else of all."""
     ours = CpuSet() if facts is None else facts.pinned_pus
     slow, mixed = CpuSet(), CpuSet()

@@ -55,8 +55,8 @@ def topology_findings(facts: Vm, document: Document | None, host: Host) -> Itera
     if threads > 1:
         yield from _threads(facts, host, threads)
         if document is not None:
-            yield from _topoext(facts, host)
-    yield from _cache(facts, host)
+            yield from _check_topoext(facts, host)
+    yield from _check_cache(facts, host)
 
 
 def _sockets(facts: Vm, per_socket: int) -> Iterator[Finding]:
@@ -136,7 +136,7 @@ def windows_findings(facts: Vm, document: Document) -> Iterator[Finding]:
         )
 
 
-def _topoext(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_topoext(facts: Vm, host: Host) -> Iterator[Finding]:
     """Named models of AMD's bring the feature along; these two leave it out on purpose.
 
     Source: no_autoenable_flags of FEAT_8000_0001_ECX in QEMU's target/i386/cpu.c.
@@ -152,7 +152,7 @@ def _topoext(facts: Vm, host: Host) -> Iterator[Finding]:
     )
 
 
-def _cache(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_cache(facts: Vm, host: Host) -> Iterator[Finding]:
     """vCPUs that the guest takes to share an L3, and that lie on several LLCs."""
     shared = shared_llcs(host, facts.vcpu_pins)
     if facts.architecture != "x86_64" or not facts.is_pinned or shared is None:
@@ -237,8 +237,8 @@ def isolation_findings(facts: Vm, host: Host) -> Iterator[Finding]:
     ours = facts.pinned_pus & isolated
     if not ours:
         return
-    yield from _ticks(ours, host)
-    yield from _siblings(ours, isolated, facts.pinned_pus, host)
+    yield from _check_ticks(ours, host)
+    yield from _check_siblings(ours, isolated, facts.pinned_pus, host)
 
 
 def rcu_nocbs(host: Host) -> CpuSet | None:
@@ -260,7 +260,7 @@ def rcu_nocbs(host: Host) -> CpuSet | None:
     return CpuSet()
 
 
-def _ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
+def _check_ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
     ticking = ours - CpuSet(pu.index for pu in host.pus if pu.nohz_full)
     offloaded = rcu_nocbs(host)
     if not ticking or offloaded is None:
@@ -279,7 +279,9 @@ def _ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
     )
 
 
-def _siblings(ours: CpuSet, isolated: CpuSet, pinned: CpuSet, host: Host) -> Iterator[Finding]:
+def _check_siblings(
+    ours: CpuSet, isolated: CpuSet, pinned: CpuSet, host: Host
+) -> Iterator[Finding]:
     open_siblings = CpuSet(
         pu
         for core in host.cores

@@ -187,13 +187,13 @@ def passthrough_findings(facts: Vm, document: Document | None, host: Host) -> It
             observed="none in /sys/class/iommu, and no IOMMU groups",
             source="/sys/class/iommu; Documentation/driver-api/vfio.rst",
         )
-    yield from _companions(host, devices, passed)
-    yield from _nvswitches(facts, host, passed)
+    yield from _check_companions(host, devices, passed)
+    yield from _check_nvswitches(facts, host, passed)
     if document is not None:
-        yield from _initiators(facts, document, host, devices)
+        yield from _check_initiators(facts, document, host, devices)
 
 
-def _initiators(
+def _check_initiators(
     facts: Vm, document: Document, host: Host, devices: list[PciDevice]
 ) -> Iterator[Finding]:
     """Grace GPUs without the guest's NUMA nodes that their memory goes to."""
@@ -217,7 +217,7 @@ def _initiators(
         )
 
 
-def _nvswitches(facts: Vm, host: Host, passed: set[Bdf]) -> Iterator[Finding]:
+def _check_nvswitches(facts: Vm, host: Host, passed: set[Bdf]) -> Iterator[Finding]:
     """All GPUs of a board without its NVSwitches; another VM that has them serves all VMs."""
     taken = {
         bdf
@@ -236,7 +236,7 @@ def _nvswitches(facts: Vm, host: Host, passed: set[Bdf]) -> Iterator[Finding]:
             )
 
 
-def _companions(host: Host, devices: list[PciDevice], passed: set[Bdf]) -> Iterator[Finding]:
+def _check_companions(host: Host, devices: list[PciDevice], passed: set[Bdf]) -> Iterator[Finding]:
     """Devices that no other VM and not the host can use while this VM runs."""
     groups = {device.iommu_group for device in devices} - {None}
     slots = {(bdf.domain, bdf.bus, bdf.device) for bdf in passed}

@@ -69,7 +69,7 @@ def memory_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
         if size is None:
             yield from _ordinary(some, node_at, running)
         else:
-            yield from _huge(some, node_at, size, running)
+            yield from _check_huge_pages(some, node_at, size, running)
 
 
 def _runs(facts: Vm, host: Host) -> bool | None:
@@ -217,7 +217,7 @@ def _ordinary(
         )
 
 
-def _huge(
+def _check_huge_pages(
     demands: list[_Demand], node_at: dict[int, NumaNode], page: int, running: bool | None
 ) -> Iterator[Finding]:
     sizes = sorted({pool.page_bytes for node in node_at.values() for pool in node.page_pools})
@@ -284,7 +284,7 @@ def memory_findings(facts: Vm, document: Document | None, host: Host) -> Iterato
         return
     if not is_bound_by_numad(document):
         yield from _unbound_next_to_vcpus(facts, host)
-    yield from _modes(facts)
+    yield from _check_modes(facts)
     yield from _gpu_nodes(facts, host)
     yield from _far_devices(facts, host)
 
@@ -324,7 +324,7 @@ def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
             )
 
 
-def _modes(facts: Vm) -> Iterator[Finding]:
+def _check_modes(facts: Vm) -> Iterator[Finding]:
     if facts.binding is None or facts.binding[0] != "strict":
         return
     soft = [cell for cell in facts.cells if cell.mode not in ("strict", None)]

@@ -52,23 +52,23 @@ def pins_alone(facts: Vm) -> Iterator[Finding]:
 
 def pins_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     """What vCPUs and pins say of this host's PUs, cores and nodes, and of other VMs there."""
-    yield from _enough(facts, host)
-    yield from _existence(facts, host)
+    yield from _check_pin_counts(facts, host)
+    yield from _check_existence(facts, host)
     yield from _cores(facts, host)
     yield from _cells_at_home(facts, host)
     yield from _helpers_at_home(facts, host)
     yield from _other_vms(facts, host)
 
 
-def _enough(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_pin_counts(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find more vCPUs than CPUs, which KVM takes; pins to missing CPUs are found elsewhere."""
     online = len(host.online_pus)
     started, pins = facts.vcpus_online, facts.pinned_pus
     if 0 < online < started:
-        limit = f"at most the {online} CPUs of {host.name}"
+        limit = f"at most the {plural(online, 'CPU')} of {host.name}"
         yield finding("vcpus-above-pus", f"{started} vCPUs", limit, str(started))
     elif floats(facts) and len(pins) < started:
-        limit = f"at most the {len(pins)} CPUs that they may run on ({pins})"
+        limit = f"at most the {plural(len(pins), 'CPU')} that they may run on ({pins})"
         yield finding("vcpus-above-pus", f"{started} vCPUs", limit, str(started), case="pins")
 
 
@@ -87,7 +87,7 @@ def _threads(facts: Vm) -> Iterator[tuple[str, CpuSet]]:
         yield f"IOThread {number}", pus
 
 
-def _existence(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_existence(facts: Vm, host: Host) -> Iterator[Finding]:
     present = CpuSet(pu.index for pu in host.pus)
     online = host.online_pus
     allowed = CpuSet(pu.index for pu in host.pus if pu.allowed)
@@ -241,13 +241,13 @@ def pin_findings(facts: Vm, host: Host) -> Iterator[Finding]:
     if not host.pus:
         return
     if facts.is_pinned:
-        yield from _llcs(facts, host)
-        yield from _kinds(facts, host)
+        yield from _check_llcs(facts, host)
+        yield from _check_kinds(facts, host)
         yield from _host_core(facts, host)
         if not is_flat_by_evidence(facts, host):
             yield from _flat_over_nodes(facts, host)
-        yield from _helpers(facts)
-    yield from _isolation(facts, host)
+        yield from _check_helpers(facts)
+    yield from _check_isolation(facts, host)
 
 
 def nodes_of(pus: CpuSet, host: Host) -> CpuSet:
@@ -255,7 +255,7 @@ def nodes_of(pus: CpuSet, host: Host) -> CpuSet:
     return CpuSet(node.index for node in host.nodes if not node.pus.isdisjoint(pus))
 
 
-def _llcs(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_llcs(facts: Vm, host: Host) -> Iterator[Finding]:
     """More LLCs than the cores need, node by node: a node's cells cannot leave it."""
     pus = facts.pinned_pus
     used = [core for core in host.cores if not core.pus.isdisjoint(pus)]
@@ -294,7 +294,7 @@ def _fewest(sizes: list[int], cores: int) -> int:
     return len(sizes)
 
 
-def _kinds(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_kinds(facts: Vm, host: Host) -> Iterator[Finding]:
     kind_of = {pu: core.kind for core in host.cores for pu in core.pus if core.kind is not None}
     vcpus: dict[CoreKind, list[int]] = {}
     for vcpu, pin in enumerate(facts.vcpu_pins):
@@ -367,7 +367,7 @@ def _flat_over_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
     )
 
 
-def _helpers(facts: Vm) -> Iterator[Finding]:
+def _check_helpers(facts: Vm) -> Iterator[Finding]:
     """Emulator and IOThreads. Pins of the emulator on vCPUs are verify's to find."""
     pus = facts.pinned_pus
     for number, pin in facts.iothread_pins:
@@ -388,7 +388,7 @@ def _helpers(facts: Vm) -> Iterator[Finding]:
         )
 
 
-def _isolation(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_isolation(facts: Vm, host: Host) -> Iterator[Finding]:
     """isolcpus= takes PUs from the load balancer: what floats there stays on one PU."""
     isolated = CpuSet(pu.index for pu in host.pus if pu.isolated)
     if not isolated:

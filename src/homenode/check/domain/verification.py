@@ -54,7 +54,7 @@ def verify_document(
     ]
     checked = ["schema, references, sums, PCI addresses, bus windows"]
     if host is not None:
-        findings += _record(facts, host)
+        findings += _check_record(facts, host)
         findings += pins_on_host(facts, host)
         findings += memory_on_host(facts, host)
         findings += devices_on_host(facts, host)
@@ -72,7 +72,7 @@ def verify_document(
     return Findings(checked=tuple(checked), findings=answer)
 
 
-def _record(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_record(facts: Vm, host: Host) -> Iterator[Finding]:
     """Whether homenode has tuned the document for this host."""
     planned_for = None if facts.record is None else facts.record.host
     is_ours = planned_for is None or is_made_for(host, planned_for)
@@ -211,7 +211,7 @@ def as_planned(
             _some([text for *_, text in removed]),
             case=_CASES.get(step),
         )
-    yield from _settings(document, plan, reported_tags)
+    yield from _check_settings(document, plan, reported_tags)
 
 
 def _is_named(path: str, named: set[str]) -> bool:
@@ -225,7 +225,7 @@ def _is_named(path: str, named: set[str]) -> bool:
     return _FIELD_OF_PATH.get(path) in named
 
 
-def _settings(document: Document, plan: Plan, reported_tags: set[str]) -> Iterator[Finding]:
+def _check_settings(document: Document, plan: Plan, reported_tags: set[str]) -> Iterator[Finding]:
     """Find settings that changed since the plan, though no layout sets them."""
     if plan.kept is None or plan.kept_of != LIBVIRT:
         return
@@ -307,7 +307,7 @@ def throttle_findings(document: Document) -> Iterator[Finding]:
     """A finding for each limit in a document."""
     tune = document.root.child("cputune")
     if tune is not None:
-        yield from _quotas(document, tune)
+        yield from _check_quotas(document, tune)
     for element in document.root.all("cputune/*"):
         scheduler = element.get("scheduler")
         if element.name in _SCHEDULERS and scheduler in _YIELDING:
@@ -320,7 +320,7 @@ def throttle_findings(document: Document) -> Iterator[Finding]:
     yield from transfer_findings(document)
 
 
-def _quotas(document: Document, tune: Element) -> Iterator[Finding]:
+def _check_quotas(document: Document, tune: Element) -> Iterator[Finding]:
     for quota, period, subject in _QUOTAS:
         share = _share(tune, quota, period)
         if share is not None and share < 1:

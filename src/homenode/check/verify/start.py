@@ -285,7 +285,7 @@ def view_findings(expected: Vm, view: MonitorView, host: Host | None) -> Iterato
     if view.status == "running":
         yield finding("start-ran", expected.name, "a guest that is paused", "it runs")
     yield from _memory(expected, view)
-    yield from _cpus(expected, view)
+    yield from _check_cpus(expected, view)
     yield from _devices(expected, view, host)
 
 
@@ -317,7 +317,7 @@ def _memory(expected: Vm, view: MonitorView) -> Iterator[Finding]:
             )
 
 
-def _cpus(expected: Vm, view: MonitorView) -> Iterator[Finding]:
+def _check_cpus(expected: Vm, view: MonitorView) -> Iterator[Finding]:
     online = expected.vcpus_online
     if len(view.cpus) != online:
         yield finding("start-cpus", expected.name, f"{online} vCPUs", str(len(view.cpus)))

@@ -97,11 +97,11 @@ def _cells(document: Document) -> Iterator[Finding]:
         missing = str(everything - seen)
         yield _fault("vcpu-in-no-cell", "<numa>", "every vCPU in a cell", f"{missing} in none")
     for i, (element, _) in enumerate(cells):
-        yield from _siblings(element, i, len(cells))
+        yield from _check_siblings(element, i, len(cells))
     yield from _names_of_cells(document, len(cells))
 
 
-def _siblings(cell: Element, id: int, cells: int) -> Iterator[Finding]:
+def _check_siblings(cell: Element, id: int, cells: int) -> Iterator[Finding]:
     """Distances to cells that are there, one to each."""
     seen: set[int] = set()
     for sibling in cell.all("distances/sibling"):
@@ -183,14 +183,14 @@ _CHIPSET_SLOT = {"pcie-root": 0x1F, "pci-root": 1, "": 0x1F}
 def check_pci(document: Document) -> Iterator[Finding]:
     """Broken controllers and addresses."""
     controllers = read_controllers(document)
-    yield from _indices(controllers)
+    yield from _check_indices(controllers)
     yield from _places(document, controllers)
-    yield from _windows(document, controllers)
-    yield from _chassis(document)
+    yield from _check_windows(document, controllers)
+    yield from _check_chassis(document)
     yield from _model_names(document)
 
 
-def _indices(controllers: tuple[GuestPciController, ...]) -> Iterator[Finding]:
+def _check_indices(controllers: tuple[GuestPciController, ...]) -> Iterator[Finding]:
     for index, count in Counter(c.index for c in controllers).items():
         if count > 1:
             yield _fault("controller-twice", f"PCI controller {index}", "one", count)
@@ -229,7 +229,9 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
                 )
 
 
-def _windows(document: Document, controllers: tuple[GuestPciController, ...]) -> Iterator[Finding]:
+def _check_windows(
+    document: Document, controllers: tuple[GuestPciController, ...]
+) -> Iterator[Finding]:
     """Each root needs a bus for itself and for every controller below it.
 
     libvirt adds a port on the root bus for each index that is omitted below the highest one.
@@ -279,7 +281,7 @@ def _windows(document: Document, controllers: tuple[GuestPciController, ...]) ->
         yield _fault("bus-window", "the root bus", f"{1 + buses_below[0]} buses", starts[0])
 
 
-def _chassis(document: Document) -> Iterator[Finding]:
+def _check_chassis(document: Document) -> Iterator[Finding]:
     numbers: Counter[int] = Counter()
     for index, element in pci_controllers(document):
         if element.get("model") in PORTS:

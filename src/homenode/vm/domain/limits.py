@@ -149,12 +149,12 @@ def document_findings(
     after = open_domain(tuned, source)
     return (
         *launch_findings(vm_of(document), plan),
-        *_taint(document, after),
-        *_acpi(document, after, plan),
+        *_check_taint(document, after),
+        *_check_acpi(document, after, plan),
     )
 
 
-def _taint(before: Document, after: Document) -> Iterator[Finding]:
+def _check_taint(before: Document, after: Document) -> Iterator[Finding]:
     def commandlines(document: Document) -> int:
         return sum(e.name.endswith("}commandline") for e in document.root.children)
 
@@ -167,7 +167,7 @@ def _taint(before: Document, after: Document) -> Iterator[Finding]:
         )
 
 
-def _acpi(before: Document, after: Document, plan: Plan) -> Iterator[Finding]:
+def _check_acpi(before: Document, after: Document, plan: Plan) -> Iterator[Finding]:
     had, has = (document.root.find("features/acpi") is not None for document in (before, after))
     expanders = any(c.model == PortModel.EXPANDER_BUS for c in plan.vm.controllers)
     if not had and has:

@@ -36,7 +36,7 @@ _CAUSES = (
 _OTHER_KEY = ("Host key verification failed", "REMOTE HOST IDENTIFICATION HAS CHANGED")
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _OWN_FAILURE = 255
-"""ssh's exit status where it did not come to run anything."""
+"""ssh's exit status where it did not come to run anything, or lost the connection."""
 
 _MOST_KEYS_BYTES = 1 << 20
 
@@ -91,6 +91,11 @@ class SshChannel(Struct, frozen=True):
             line = next((line for line in errors if cause in line), None)
             if line is not None:
                 raise ToolError(f"{self.name}: {line[:200]}", hint=hint)
+        if done.returncode == _OWN_FAILURE and not errors:
+            raise ToolError(
+                f"{self.name}: expected the script to end, found the connection closed",
+                hint="did the guest restart or end? look at its console",
+            )
         raise ToolError(f"{self.name}: {errors[-1][:200] if errors else done.failure()}")
 
     def _other_key(self, stderr: str) -> HostKeyError:

@@ -42,6 +42,16 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 """Configurations of a KubeVirt CR: its gates and devices stay."""
 
 
+def kubevirt_cr(configuration: dict[str, Any]) -> str:
+    cr = {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "KubeVirt",
+        "metadata": {"name": "kubevirt", "namespace": "kubevirt"},
+        "spec": {"configuration": configuration} if configuration else {},
+    }
+    return json.dumps(cr)
+
+
 class Cluster:
     """A kube-apiserver, an etcd, and kubectl for it."""
 
@@ -94,6 +104,7 @@ class Cluster:
         kinds = "kubectl get vm,vmi,kubevirt -A"
         until(lambda: "No resources found" in self.sh(kinds, None), "KubeVirt's kinds")
         self.sh("kubectl create namespace kubevirt && kubectl create namespace gpu")
+        self.sh("kubectl create -f -", text=kubevirt_cr({}))
 
     def stop(self) -> None:
         for process in reversed(self._processes):
@@ -135,13 +146,8 @@ def test_each_printed_line_works_twice_on_each_kind_of_cluster(
     configuration = CONFIGURATIONS[case]
     gates = configuration.get("developerConfiguration", {}).get("featureGates", [])
     devices = configuration.get("permittedHostDevices", {}).get("pciHostDevices", [])
-    cr = {
-        "apiVersion": "kubevirt.io/v1",
-        "kind": "KubeVirt",
-        "metadata": {"name": "kubevirt", "namespace": "kubevirt"},
-        "spec": {"configuration": configuration} if configuration else {},
-    }
-    cluster.sh("kubectl delete kubevirt,vm --all -A && kubectl create -f -", text=json.dumps(cr))
+    cr = kubevirt_cr(configuration)
+    cluster.sh("kubectl delete kubevirt,vm --all -A && kubectl create -f -", text=cr)
     lines = printed_lines(tmp_path / "sidecar", "--namespace", "gpu", "--kubevirt", version)
     assert sum("kubectl patch" in line for line in lines) == (4 if version == "v1.8.4" else 3)
     lines += [

@@ -19,7 +19,7 @@ from homenode.measure.results.model import (
     Switches,
 )
 from homenode.units import format_bytes
-from homenode.vm.layout import PRESETS
+from homenode.vm.layout import PRESETS, Siblings
 
 _Key = tuple[Switches, str | None, str | None, int | None]
 
@@ -151,20 +151,12 @@ def alternatives_of(
     )
 
 
-CONSERVATIVE = (
-    "pin-bound",
-    "pin",
-    "default",
-    "pin-numa",
-    "pin-numa-pci",
-    "pin-numa-smt",
-    "pin-numa-pci-smt",
-)
+_SIMPLEST = tuple(sorted(PRESETS, key=lambda name: PRESETS[name].siblings is Siblings.EXPOSED))
+"""From what changes nothing to what changes most, which is to show siblings."""
+
+CONSERVATIVE = tuple(dict.fromkeys(("pin-bound", "pin", *_SIMPLEST)))
 """After the layout of the rule: pins and bound memory keep results from changing with the load, and
 whatever the guest is shown beyond that can mislead it. It is the study's advice."""
-
-_SIMPLEST = ("default", "pin", "pin-bound", *CONSERVATIVE[3:])
-"""From what changes nothing to what changes most."""
 
 
 def preset_of(switches: Switches) -> str | None:

@@ -148,7 +148,7 @@ class SiblingGroup(NamedTuple):
 
 
 class Grouping(NamedTuple):
-    """What a sibling group is: `threads` siblings of a core of these kinds."""
+    """How siblings are chosen: the lowest `threads` free PUs of a core of these kinds."""
 
     threads: int
     kinds: frozenset[CoreKind | None]

@@ -80,7 +80,7 @@ class MirroredPcie(Struct, frozen=True):
 
 
 def mirror_pcie(host: Host, request: GuestRequest, placement: Placement) -> MirroredPcie:
-    """Controllers and addresses for a request whose layout mirrors PCIe.
+    """Assign the guest's PCI addresses for a layout that mirrors PCIe, and add the controllers.
 
     Raises InputError for a machine type without PCIe expander buses, for a device that the host
     does not have or that is a bridge; Unplannable where 256 buses are too few.

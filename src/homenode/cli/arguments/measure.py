@@ -208,8 +208,7 @@ class BenchSetupArguments(Struct, frozen=True, kw_only=True):
 class ImportArguments(Struct, frozen=True, kw_only=True):
     """Read outputs of other tools and of the study's scripts, as runs.
 
-    Files are recognised by their content: nvbandwidth, nccl-tests, Intel MLC, STREAM,
-    sysbench, bandwidthTest, rocm-bandwidth-test.
+    Files are recognised by their content, such as that of nvbandwidth, nccl-tests or STREAM.
 
     Options:
       folders: Directories, searched six levels deep, or single files.

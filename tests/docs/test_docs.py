@@ -22,7 +22,7 @@ from homenode.option import Arg
 from homenode.plan.search.cost import order
 from homenode.vm.domain import codec
 from homenode.vm.layout import PRESETS
-from homenode.vm.plan_options import Policy
+from homenode.vm.plan_options import PlanOptions, Policy
 from tests.command_line import NEEDS_CLUSTER, every_command, has_room, homenode
 from tests.doc_pages import (
     FOLDER_SHOWN,
@@ -144,6 +144,8 @@ def test_every_preset_policy_and_objective_is_documented() -> None:
     words = page("docs/reference/commands/plan.md").words_in_code()
     layouts = page("docs/concepts/layouts.md").words_in_code()
     assert {*PRESETS, *map(str, Objective)} <= layouts
+    in_help = set((PlanOptions.__doc__ or "").replace(",", " ").replace(";", " ").split())
+    assert PRESETS.keys() <= in_help, "name the layout in the help of PlanOptions.layout"
     assert {*map(str, Policy), *map(str, Objective)} <= words
 
 

@@ -20,7 +20,8 @@ from homenode.show.bars import (
     short_figure,
 )
 from homenode.show.curves import MOST_CELLS, Curve, Matrix, SizeRange, curve_chart, heat_map
-from homenode.show.svg_canvas import HEAT, SERIES, css, series_number, text_width
+from homenode.show.svg_canvas import HEAT, PRESET_SERIES, SERIES, css, series_number, text_width
+from homenode.vm.layout import PRESETS
 
 FIGURES = st.floats(1e-12, 1e30, allow_nan=False, allow_infinity=False)
 NAMES = st.text(max_size=60)
@@ -205,16 +206,8 @@ def test_ink_on_heat_is_legible() -> None:
 
 
 def test_presets_have_colours_of_their_own() -> None:
-    presets = (
-        "default",
-        "pin",
-        "pin-bound",
-        "pin-numa",
-        "pin-numa-smt",
-        "pin-numa-pci",
-        "pin-numa-pci-smt",
-    )
-    assert len({series_number(name, 0) for name in presets}) == len(presets)
+    assert PRESET_SERIES.keys() == PRESETS.keys(), "add the layout to show/svg_canvas.py"
+    assert len({series_number(name, 0) for name in PRESETS}) == len(PRESETS)
 
 
 @given(FIGURES)

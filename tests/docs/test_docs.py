@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from enum import StrEnum
 from fnmatch import fnmatch
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from homenode.cli.command import Command, Parameter
 from homenode.cli.main import PROGRAM
 from homenode.errors import HomenodeError
 from homenode.machine.topology import HostSummary
+from homenode.measure.importers import NAMES
 from homenode.objective import Objective
 from homenode.option import Arg
 from homenode.plan.search.cost import order
@@ -147,6 +149,12 @@ def test_every_preset_policy_and_objective_is_documented() -> None:
     in_help = set((PlanOptions.__doc__ or "").replace(",", " ").replace(";", " ").split())
     assert PRESETS.keys() <= in_help, "name the layout in the help of PlanOptions.layout"
     assert {*map(str, Policy), *map(str, Objective)} <= words
+
+
+def test_the_page_of_import_has_each_tool_of_an_importer() -> None:
+    text = (ROOT / "docs/reference/commands/import.md").read_text()
+    named = [import_module(f"homenode.measure.importers.{name}").OUTPUT.name for name in NAMES]
+    assert [name for name in named if f"| {name}" not in text] == [], "add its row"
 
 
 def test_every_exit_code_is_documented_on_each_command_that_gives_it() -> None:

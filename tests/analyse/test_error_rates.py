@@ -5,6 +5,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from itertools import combinations
 
 import pytest
 from msgspec.structs import replace
@@ -296,6 +297,51 @@ def test_a_pair_of_several_is_tested_with_each_subset_that_it_is_in() -> None:
             assert (effect.p < 0.05) == (effect.low >= 1.0 or effect.high <= 1.0)
             closed += 1.0 in (effect.low, effect.high)
     assert closed >= 2
+
+
+def test_the_closed_test_is_that_of_ryan_einot_gabriel_and_welsch() -> None:
+    """Of each subset with both, the pair that is farthest apart; the largest p of the subsets."""
+    rng, alone = random.Random(47), 0
+    for _ in range(100):
+        levels = (0.0, 0.028, 0.0, rng.choice((0.0, 0.03)))
+        series = [_series([rng.gauss(level, 0.01) for _ in range(4)]) for level in levels]
+
+        def p_of(a: int, b: int, size: int, series: Sequence[Series] = series) -> float:
+            others = [one for n, one in enumerate(series) if n not in (a, b)]
+            pair = interval(series[a], series[b], neighbours=others, is_closed=False)
+            assert pair is not None
+            distance = abs(math.log(pair.ratio)) / pair.error * math.sqrt(2)
+            share = 1.0 if size >= len(series) - 1 else size / len(series)
+            return range_upper_p(distance, size, pair.freedom) / share
+
+        expected = max(
+            min(p_of(a, b, 2 + len(added)) for a, b in combinations((0, 1, *added), 2))
+            for count in range(len(series) - 1)
+            for added in combinations(range(2, len(series)), count)
+        )
+        tested = interval(series[0], series[1], neighbours=series[2:])
+        plain = interval(series[0], series[1], neighbours=series[2:], is_closed=False)
+        assert tested is not None and plain is not None
+        if plain.p < 0.05 or expected < 0.05:
+            assert tested.p == pytest.approx(plain.p if plain.p < 0.05 else min(plain.p, expected))
+        else:
+            assert tested.p >= 0.05
+        alone += expected < 0.05 <= plain.p
+    assert alone >= 5
+
+
+def test_rounds_that_differ_by_a_step_are_blocks_and_no_line() -> None:
+    """Paired by their rounds, the two differ as surely as without the step."""
+    step = (0.0, 0.0, 0.0, 0.6, 0.6, 0.6)
+    first = [log + rise for log, rise in zip((*_QUIET, 0.0, -0.01), step, strict=True)]
+    second = [log + rise + 0.05 for log, rise in zip((0.01, 0.0, *_QUIET), step, strict=True)]
+    timed = [
+        replace(_series(logs, in_rounds=True), times=tuple(2.0 * n + late for n in range(6)))
+        for late, logs in enumerate((first, second))
+    ]
+    difference = interval(timed[0], timed[1])
+    assert difference is not None and not difference.adjusted
+    assert difference.low > 1.0
 
 
 def _reach(effect: Effect) -> float:

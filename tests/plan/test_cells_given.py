@@ -1,6 +1,9 @@
 """Cells that the user gives one by one, and the bound by which sets of nodes are passed over."""
 
-from itertools import combinations
+from itertools import combinations, permutations
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from homenode.machine.topology import Host
 from homenode.plan.planner import plan
@@ -11,7 +14,7 @@ from homenode.plan.search.gpu_choice import NearestGpus
 from homenode.plan.search.ladder import fallbacks
 from homenode.plan.search.place import search_for
 from homenode.plan.search.problem import SearchProblem
-from homenode.plan.search.split import splits_of_cells
+from homenode.plan.search.split import pages_within, splits_of_cells
 from homenode.units import GIB
 from homenode.vm.plan_options import cell_asked
 from tests.small_hosts import DeviceSpec, asking, even_host, small_request
@@ -41,6 +44,43 @@ def test_a_cells_last_page_counts_whole() -> None:
         cells = (cell_asked(2, size + odd_bytes), cell_asked(2, size))
         ways, _ = splits_of_cells(problem, cells, (2, 2), problem.page_bytes)
         assert bool(ways) is fits
+
+
+def test_unlike_cells_are_tried_on_all_nodes_and_equal_ones_once() -> None:
+    problem = problem_of(even_host(3), small_request(4))
+
+    def ways(*vcpu_counts: int) -> set[tuple[int, ...]]:
+        cells = [cell_asked(count, GIB) for count in vcpu_counts]
+        found, are_all = splits_of_cells(problem, cells, vcpu_counts, problem.page_bytes)
+        assert are_all
+        return set(found.values())
+
+    assert ways(1, 2) == set(permutations(range(3), 2))
+    assert ways(2, 2) == set(combinations(range(3), 2))
+
+
+def test_more_ways_than_are_tried_are_said_not_to_be_all() -> None:
+    problem = problem_of(even_host(8), small_request(8))
+    cells = [cell_asked(1, (1 + n) * GIB // 16) for n in range(8)]
+    found, are_all = splits_of_cells(problem, cells, (1,) * 8, problem.page_bytes)
+    assert found and not are_all
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 50)), min_size=1, max_size=5),
+    st.integers(0, 200),
+)
+def test_pages_follow_the_vcpus_as_far_as_the_nodes_have_space(
+    cells: list[tuple[int, int]], more: int
+) -> None:
+    weights, space = [weight for weight, _ in cells], [limit for _, limit in cells]
+    total = min(len(cells) + more, sum(space))
+    shares = pages_within(total, weights, space)
+    assert sum(shares) == total
+    for share, weight, limit in zip(shares, weights, space, strict=True):
+        assert 1 <= share <= limit
+        if max(weights) * total <= min(space) * sum(weights):
+            assert abs(share - total * weight / sum(weights)) <= len(cells)
 
 
 def test_no_choice_of_gpus_is_nearer_than_the_least_distance() -> None:

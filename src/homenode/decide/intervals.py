@@ -208,7 +208,7 @@ def _by_time(first: Series, second: Series, neighbours: Iterable[Series]) -> _Tr
     all_times = [time for instants in times for time in instants]
     if len(set(all_times)) < len(all_times) or (min(all_times) < _SECONDS <= max(all_times)):
         return None
-    if not _vary_alike(compared):
+    if not _vary_alike(tuple(sorted(map(_variance_of, compared)))):
         return None
     middle = [math.fsum(instants) / len(instants) for instants in times]
     level = list(map(_mean_log, compared))
@@ -256,7 +256,6 @@ class _Variance(NamedTuple):
 
     value: float
     freedom: float  # degrees of freedom it rests on
-    pooled: bool  # with others
 
 
 def _is_usable(series: Series) -> bool:
@@ -300,7 +299,7 @@ def _drawn_together(variances: Sequence[_Variance]) -> list[_Variance]:
         weight = min(OTHERS_COUNT * spare, variance.freedom / 2)
         value = variance.value * variance.freedom + math.exp(usual) * weight
         value /= variance.freedom + weight
-        drawn.append(_Variance(value, variance.freedom + OTHERS_FREEDOM * spare, False))
+        drawn.append(_Variance(value, variance.freedom + OTHERS_FREEDOM * spare))
     return drawn
 
 
@@ -319,44 +318,25 @@ def _variance_of(series: Series) -> _Variance:
     """Variance of the boots' medians, never below what the samples within boots already explain:
     the variance between boots is no less than 0."""
     value = max(series.variance, series.inner_variance, RESOLUTION**2)
-    return _Variance(value, len(series.medians) - 1.0, False)
+    return _Variance(value, len(series.medians) - 1.0)
 
 
 @lru_cache(maxsize=256)
-def _pooled_where_alike(variances: tuple[_Variance, ...]) -> dict[_Variance, _Variance]:
-    """Map each variance to the pooled one of all that could vary alike, or to itself.
-
-    An unpinned guest can vary ten times as much between boots as a pinned one. The greatest
-    variance is set apart until Cochran's test finds none greater than chance explains.
-    """
-    similar = sorted(variances, reverse=True)
-    level = VARIES_MORE if len(variances) == 2 else ONE_OF_SEVERAL_VARIES_MORE
-    while len(similar) > 1:
-        largest, *smaller = similar
-        neighbours = _pool(smaller)
-        f = largest.value / neighbours.value
-        p = len(similar) * f_upper_p(f, largest.freedom, neighbours.freedom)
-        if p >= level:
-            break
-        similar = smaller
-    pooled = {variance: variance for variance in variances}
-    if len(similar) > 1:
-        together = _pool(similar)
-        pooled |= dict.fromkeys(similar, together)
-    return pooled
-
-
-def _vary_alike(compared: Iterable[Series]) -> bool:
-    """Whether one variance can be that of all: a term of the model that few boots seem to show
-    makes the difference of two that vary unlike seem sure."""
-    pooled = _pooled_where_alike(tuple(sorted(map(_variance_of, compared))))
-    return all(variance.pooled for variance in pooled.values())
+def _vary_alike(variances: tuple[_Variance, ...]) -> bool:
+    """Whether one variance can be that of all (Cochran's test of the largest): a term of the model
+    that few boots seem to show makes the difference of two that vary unlike seem sure. An unpinned
+    guest can vary ten times as much between boots as a pinned one."""
+    largest, *smaller = sorted(variances, reverse=True)
+    neighbours = _pool(smaller)
+    f = largest.value / neighbours.value
+    p = len(variances) * f_upper_p(f, largest.freedom, neighbours.freedom)
+    return p >= (VARIES_MORE if len(variances) == 2 else ONE_OF_SEVERAL_VARIES_MORE)
 
 
 def _pool(variances: Sequence[_Variance]) -> _Variance:
     freedom = math.fsum(variance.freedom for variance in variances)
     value = math.fsum(variance.value * variance.freedom for variance in variances) / freedom
-    return _Variance(value, freedom, True)
+    return _Variance(value, freedom)
 
 
 def _by_blocks(first: Series, second: Series, neighbours: Iterable[Series]) -> "_Blocks | None":
@@ -369,7 +349,9 @@ def _by_blocks(first: Series, second: Series, neighbours: Iterable[Series]) -> "
         return None
     compared = [first, second, *(series for series in neighbours if _blocks(series) == blocks)]
     freedom = (len(compared) - 1.0) * (len(blocks) - 1)
-    if freedom < LEAST_FREEDOM_OF_BLOCKS or not _vary_alike(compared):
+    if freedom < LEAST_FREEDOM_OF_BLOCKS or not _vary_alike(
+        tuple(sorted(map(_variance_of, compared)))
+    ):
         return None
     order = sorted(blocks)
     rows = [
@@ -402,7 +384,7 @@ def _inner(compared: Sequence[Series]) -> float:
 def _of_rests(rests: Sequence[float], freedoms: Sequence[float]) -> list[_Variance]:
     """Variances from sums of squares that a model leaves of each alternative."""
     return [
-        _Variance(max(residual / freedom, RESOLUTION**2), freedom, True)
+        _Variance(max(residual / freedom, RESOLUTION**2), freedom)
         for residual, freedom in zip(rests, freedoms, strict=True)
     ]
 

@@ -426,7 +426,7 @@ def test_ctrl_c_puts_the_vm_back_and_resume_completes(daemon: StandIn, tmp_path:
     assert len(state.measured_boots) == 2
     assert not state.to_undo
     assert latest(root, NAME).folder == journal.path
-    with pytest.raises(UsageError, match="no unfinished trial") as raised:
+    with pytest.raises(UsageError, match="is unfinished") as raised:
         preflight(Virsh(URI), NAME, wanted(tmp_path / "results", id="other"), host(), root)
     assert "trial resume" in str(raised.value.hint)
     run_whole(trial)

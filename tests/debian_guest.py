@@ -123,7 +123,7 @@ def guest_image() -> Path:
     """Where build-guest puts its files; skips the test where they are missing."""
     named = os.environ.get("HOMENODE_GUEST")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(named) if named else cache / "homenode/guest"
+    folder = Path(named) if named else cache / "homenode/debian-guest"
     if not (folder / "recipe").exists():
         pytest.skip(f"no guest in {folder}: run tests/lab/build-guest (root, once)")
     return folder

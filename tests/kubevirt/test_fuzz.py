@@ -182,7 +182,7 @@ def test_damaged_vms_are_placed_whole_or_refused_in_words() -> None:
         try:
             once = place_devices(broken, host, granularity=granularity).document
         except HomenodeError as error:
-            words = ("expected", "missing", "unknown", "out of range")
+            words = ("expected", "missing", "no such", "unknown", "out of range")
             assert any(word in str(error) for word in words), f"seed {seed}: {error}"
             refused += 1
             continue

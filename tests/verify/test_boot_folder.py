@@ -166,10 +166,10 @@ def test_no_guest_is_booted_where_others_could_put_a_folder_in_the_place_of_ours
     place: Path, change: Callable[[Path], None]
 ) -> None:
     change(place)
-    with pytest.raises(HostError, match="cannot replace what is ours") as raised, boot_folder():
+    with pytest.raises(HostError, match="other users can replace files") as raised, boot_folder():
         pytest.fail("it was made")
     assert "TMPDIR" in str(raised.value.hint)
-    with pytest.raises(HostError, match="cannot replace what is ours"), private_folder("x", place):
+    with pytest.raises(HostError, match="other users can replace files"), private_folder("x", place):
         pytest.fail("it was made")
 
 
@@ -385,4 +385,4 @@ def test_a_boot_in_a_folder_of_another_user_is_not_known(tmp_path: Path) -> None
         timeout=300,
     )
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "cannot replace what is ours" in done.stderr and "TMPDIR=" in done.stderr
+    assert "other users can replace files" in done.stderr and "TMPDIR=" in done.stderr

@@ -74,6 +74,6 @@ def test_no_kernel_is_fetched_into_a_folder_that_others_write_to(
 ) -> None:
     cache.mkdir(parents=True)
     cache.chmod(0o777)
-    with pytest.raises(HostError, match="cannot replace what is ours"):
+    with pytest.raises(HostError, match="other users can replace files"):
         find_guest_files()
     assert not (tmp_path / "seen").exists()

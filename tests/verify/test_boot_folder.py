@@ -169,7 +169,10 @@ def test_no_guest_is_booted_where_others_could_put_a_folder_in_the_place_of_ours
     with pytest.raises(HostError, match="other users can replace files") as raised, boot_folder():
         pytest.fail("it was made")
     assert "TMPDIR" in str(raised.value.hint)
-    with pytest.raises(HostError, match="other users can replace files"), private_folder("x", place):
+    with (
+        pytest.raises(HostError, match="other users can replace files"),
+        private_folder("x", place),
+    ):
         pytest.fail("it was made")
 
 

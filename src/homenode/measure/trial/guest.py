@@ -89,7 +89,7 @@ class GuestReach(Struct, frozen=True):
         addresses = self.virsh.addresses(uuid) if how.address is None else (how.address,)
         if not addresses:
             raise ToolError(
-                "expected libvirt to know the guest's address, found none",
+                "no address of the guest is known to libvirt",
                 hint="--address gives it; --guest-access agent needs none",
             )
         key = None if how.key is None else Path(how.key)

@@ -1,7 +1,6 @@
 """The guest's PCIe tree: expander buses, ports, places, and what the document has already."""
 
 from collections import Counter
-from time import process_time
 
 import pytest
 from msgspec import structs
@@ -19,6 +18,7 @@ from homenode.vm.layout import PRESETS, GuestCells
 from homenode.vm.model import GuestAddress, GuestPciController, PortModel
 from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import PciGranularity
+from tests.cpu_time import cpu_time_below
 from tests.figures import numbers
 from tests.guest_shapes import (
     HGX_GPUS,
@@ -337,13 +337,9 @@ def test_a_large_machine_is_assembled_in_milliseconds() -> None:
         devices=devices,
     )
     placement = placed([32] * 8, devices=devices)
-    best = 1.0
-    for _ in range(5):
-        start = process_time()
+    with cpu_time_below(0.03):  # about 3 ms
         plan = assemble(host, request, placement)
-        best = min(best, process_time() - start)
     check_tree(request, plan)
-    assert best < 0.03, f"{best * 1000:.1f} ms; about 3 ms on an idle machine"
 
 
 def test_cells_without_devices_have_no_bus_where_pcie_0_has_no_slots() -> None:

@@ -182,4 +182,5 @@ PROXMOX = Judge(
     missing=missing,
     ask=ask,
     short=5,
+    marker="lab",
 )

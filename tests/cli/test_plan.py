@@ -26,20 +26,11 @@ def homenode(*words: str | Path, input: bytes = b"") -> Result:
 def test_a_tuned_document_is_written_and_undone(tmp_path: Path) -> None:
     out, plan = tmp_path / "vm.xml", tmp_path / "plan.json"
     out.write_bytes(DOCUMENT.read_bytes())
-    done = homenode(
-        "plan",
-        out,
-        "--host",
-        "hgx-h100",
-        "--gpus",
-        "8",
-        "--layout",
-        "pin-numa-pci",
-        "-o",
-        out,
-        "--save-plan",
-        plan,
-    )
+    words = ("plan", out, "--host", "hgx-h100", "--gpus", "8", "--layout", "pin-numa-pci")
+    refused = homenode(*words, "-o", out)
+    assert refused.exit_code == 2 and "--force" in refused.stderr
+    assert out.read_bytes() == DOCUMENT.read_bytes()
+    done = homenode(*words, "-o", out, "--save-plan", plan, "--force")
     assert done.exit_code == 0, done.stderr
     assert done.stdout.startswith("gpu-vm fits hgx-h100: ")
     assert out.read_bytes() != DOCUMENT.read_bytes()

@@ -101,7 +101,7 @@ def apply(arguments: ApplyArguments) -> None:
     if files := [name for name in arguments.names if is_file_target(name)]:
         raise UsageError(
             f"{files[0]}: a file, not a domain of libvirt",
-            hint=command_line("homenode", "plan", files[0], "-o", files[0]),
+            hint=command_line("homenode", "plan", files[0], "-o", "tuned.xml"),
         )
     if len(arguments.names) > 1:
         _refuse_for_several(arguments)

@@ -157,8 +157,7 @@ def _check_paths(arguments: PlanArguments) -> None:
 
 
 def _check_output(source: VmSource, arguments: PlanArguments) -> None:
-    """Raise UsageError for a file that is there already, unless homenode wrote it or it is the
-    VM's, whose original is kept."""
+    """Raise UsageError for a file that is there already, unless homenode wrote it."""
     output, is_libvirt = arguments.output, source.target == LIBVIRT
     if output is None or output == STANDARD_OUTPUT:
         return
@@ -169,7 +168,7 @@ def _check_output(source: VmSource, arguments: PlanArguments) -> None:
         _refuse_one_path((output, script, arguments.save_plan, arguments.svg))
     content = source.content
     if content is not None and kind_of(content, source.name, source.target) == source.target:
-        check_tuned_output(source.name, output, force=arguments.force)
+        check_tuned_output(output, force=arguments.force)
     elif not is_libvirt:
         check_can_write(output, force=arguments.force)
     elif not arguments.force and output.is_file() and output.stat().st_size:
@@ -195,14 +194,12 @@ def _refuse_one_path(paths: Iterable[Path | None]) -> None:
         seen.add(path.resolve())
 
 
-def check_tuned_output(document: str, path: Path | None, *, force: bool | None = None) -> None:
-    """Raise UsageError where -o is a file that is neither the VM's nor tuned by homenode. force:
+def check_tuned_output(path: Path | None, *, force: bool | None = None) -> None:
+    """Raise UsageError where -o is a file with content that homenode did not tune. force:
     overwrite it; None where no option says so."""
     if path is None or path == STANDARD_OUTPUT or force or not path.is_file():
         return
-    # Over the document itself the original is kept, and so it is over what was tuned from it.
-    is_same = document != "-" and Path(document).exists() and path.samefile(document)
-    if not is_same and path.stat().st_size and not is_tuned_output(path):
+    if path.stat().st_size and not is_tuned_output(path):
         refuse_to_overwrite(path, has_force=force is not None)
 
 

@@ -91,7 +91,7 @@ def place(arguments: PoolPlaceArguments) -> None:
         raise UsageError("-: expected one thing for standard output, found several")
     check_can_write(output, force=True)
     check_can_write(arguments.save_plan)
-    check_tuned_output(document, output)
+    check_tuned_output(output)
     original = read_input(document, "a domain document", hint="virsh dumpxml NAME > VM.xml")
     guest = read_vm(original, document)
     choose = choose_by(arguments.results)

@@ -228,7 +228,7 @@ class Link:
 
     def retrain(self) -> None:
         journal = retrain_journal(self.port, str(self.folder / f"run{self.episode}"))
-        with journal.files.hold_lock("no other"):
+        with journal.files.hold_lock("in use"):
             plan = planned(self.space.host, self.space)
             RetrainStep(plan, self.space, NoTime(), open_retrain(journal)).do(journal.write)
 

@@ -172,7 +172,7 @@ def test_two_trials_of_a_vm_are_not_begun_at_once(daemon: StandIn, tmp_path: Pat
     words = ("--layouts", "pin", "--in-place", *HERE, "--", NAME)
     with domain_locked(tmp_path / "state", UUID):
         error = refusal(*words)
-        assert "at work on a trial of this domain" in str(error)
+        assert "is running a trial of this domain" in str(error)
         assert trial("--dry-run", *words).exit_code == 0
     assert known_trials(tmp_path / "state") == ()
 

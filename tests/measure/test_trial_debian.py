@@ -209,7 +209,7 @@ def finish(action: str, vm: DebianVm) -> None:
     deadline = time.monotonic() + 120
     while True:
         done = homenode("trial", action, NAME, *words)
-        if "no other homenode at work" not in str(done.exception):
+        if "another homenode is running" not in str(done.exception):
             break
         assert time.monotonic() < deadline
         time.sleep(0.2)

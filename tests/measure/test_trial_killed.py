@@ -128,7 +128,7 @@ def finish(trials: Trials) -> None:
         try:
             trials.work()
         except HostError as error:
-            assert "no other homenode at work" in error.message
+            assert "another homenode is running" in error.message
             time.sleep(0.02)
         else:  # all may be measured, and what the other left not yet undone
             if trials.is_done():

@@ -47,7 +47,7 @@ def test_two_commands_on_one_study_are_refused(tmp_path: Path) -> None:
     first = StudyFolder(tmp_path / "study")
     first.create(study())
     second = StudyFolder(tmp_path / "study", held_s=0)
-    with pytest.raises(HostError, match="expected no one else at this study"):
+    with pytest.raises(HostError, match="in use by another homenode slurm study"):
         second.load()
     second.close()
     first.close()

@@ -111,7 +111,7 @@ def test_the_next_boot_ends_what_a_killed_one_left_in_libvirt_and_nothing_else(
         folder.mkdir(parents=True)
         (folder / "domain").touch()
     (scratch / "homenode-boot-link").symlink_to(tmp_path)
-    with RecordFolder(running).hold_lock("a free folder"):
+    with RecordFolder(running).hold_lock("in use"):
         for folder in (left, running):
             os.utime(folder, (0, 0))
         end_abandoned(scratch, None)

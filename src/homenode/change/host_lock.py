@@ -28,7 +28,6 @@ SHARED = Path("/run/libvirt")
 
 _LOCKS = "/proc/locks"
 _SOMEBODY = "another homenode"
-_EXPECTED = "no other homenode at work on this host"
 
 _descriptors_of: dict[tuple[int, str], tuple[int, ...]] = {}
 """By process and name: who holds it need not be given it again."""
@@ -88,7 +87,7 @@ def _locked_record(
         try:
             descriptor = stack.enter_context(
                 files.hold_lock(
-                    _EXPECTED,
+                    "in use by another homenode",
                     lock=name,
                     wait_s=longest_s,
                     on_wait=lambda: on_wait(holder()),
@@ -127,7 +126,7 @@ def _holder_of(folder: Path) -> str:
 
 def _busy(path: Path, holder: str, longest_s: float) -> HostError:
     return HostError(
-        f"{path}: expected {_EXPECTED}, found {holder}, or its virsh, for {longest_s:g} s",
+        f"{path}: this host is being changed by {holder} or its virsh, for {longest_s:g} s",
         hint="wait for it to end, or answer what it asks; then run this again",
     )
 

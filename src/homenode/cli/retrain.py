@@ -137,7 +137,7 @@ def _retrain_device(
     if not apply:
         say("dry run: nothing was written; --apply writes")
         return () if entry is None else (explain_interrupted(entry, plan.before),)
-    with journal.files.hold_lock("no other homenode that trains this link", wait_s=10):
+    with journal.files.hold_lock("another homenode trains this link", wait_s=10):
         step = RetrainStep(plan, space, WallClock(), open_retrain(journal))
         step.do(journal.write)
     _say_result(plan, step.result, say)

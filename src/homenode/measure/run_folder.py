@@ -297,9 +297,9 @@ def open_run(
             hint="--resume continues it; or choose another name, or remove the directory",
         )
     with (
-        folder.hold_lock("no one to measure there, found another homenode bench"),
+        folder.hold_lock("in use by another homenode bench"),
         folder.hold_lock(
-            f"no test to run any more, found one after {TOOL_WAIT_S:g} s",
+            f"a test of the interrupted run still runs after {TOOL_WAIT_S:g} s",
             f"{command_line('fuser', path / _TOOL_LOCK)} names it",
             lock=_TOOL_LOCK,
             wait_s=TOOL_WAIT_S,

@@ -209,7 +209,7 @@ def _build(
 KIND = "install-program"
 FOLDER = "share/homenode"
 _PREFIXES = "setups"
-_ALONE = "no other homenode bench setup"
+_BUSY = "in use by another homenode bench setup"
 _WAIT_S = 10.0
 _MOST_SAID = 2000
 _MOST_PROGRAM_BYTES = 1 << 30
@@ -255,7 +255,7 @@ def carry_out(
     """
     prefix = Path(plan.prefix)
     journal = setup_journal(prefix)
-    with journal.files.hold_lock(_ALONE):
+    with journal.files.hold_lock(_BUSY):
         journal.settle(lambda entry: InstallStep(prefix))
         ours = {entry.subject: entry for entry in list_installed(journal)}
         for target in plan.installs:
@@ -267,7 +267,7 @@ def carry_out(
                 )
         if plan.steps:
             prefixes = RecordFolder(root / _PREFIXES, hint=state_hint)
-            with prefixes.hold_lock(_ALONE, wait_s=_WAIT_S):
+            with prefixes.hold_lock(_BUSY, wait_s=_WAIT_S):
                 name = hashlib.sha256(plan.prefix.encode()).hexdigest()[:8]
                 prefixes.write(name, plan.prefix.encode())
         for _, steps in groupby(plan.steps, key=lambda step: step.tool):
@@ -360,7 +360,7 @@ def take_back(prefix: Path) -> tuple[str, ...]:
             f"{journal.files.path}: no record of a setup",
             hint="--prefix with the directory of the setup",
         )
-    with journal.files.hold_lock(_ALONE):
+    with journal.files.hold_lock(_BUSY):
         for entry in list_installed(journal):
             path = Path(entry.subject)
             try:

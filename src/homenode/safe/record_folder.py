@@ -89,7 +89,7 @@ class RecordFolder:
     @contextlib.contextmanager
     def hold_lock(
         self,
-        expected: str,
+        message: str,
         hint: str | None = None,
         *,
         lock: str = LOCK,
@@ -100,7 +100,7 @@ class RecordFolder:
         """Hold the lock: a descriptor for programs that must keep it until they end.
 
         holder: what the lock's file says meanwhile, for those that wait. Raises BusyError with
-        `expected` where another process holds it longer than wait_s. A file system without locks
+        `message` where another process holds it longer than wait_s. A file system without locks
         keeps no two writers apart.
         """
         is_first = self._folder is None
@@ -112,7 +112,7 @@ class RecordFolder:
             descriptor = open_lock(self.path / lock, self._file_mode, folder=self._folder)
         try:
             if not take_lock(descriptor, wait_s, on_wait):
-                raise BusyError(f"{self.path}: expected {expected}", hint=hint)
+                raise BusyError(f"{self.path}: {message}", hint=hint)
             if lock == LOCK:
                 self.sweep()
             if holder:

@@ -258,7 +258,7 @@ def names_of(head: TrialHead) -> tuple[str, ...]:
 
 @contextmanager
 def _own_folder(files: RecordFolder, subject: str, lock: str = LOCK) -> Iterator[int]:
-    expected = f"no other homenode at work on {subject}, found one"
+    message = f"another homenode is running {subject}"
     hint = "homenode trial status shows how far it is"
-    with files.hold_lock(expected, hint, lock=lock) as descriptor:
+    with files.hold_lock(message, hint, lock=lock) as descriptor:
         yield descriptor

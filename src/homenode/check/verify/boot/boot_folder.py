@@ -118,7 +118,10 @@ def boot_folder(uri: str | None = None) -> Iterator[Path]:
     """
     check_private(private_place())
     end_abandoned(private_place(), uri)
-    with private_folder(_PREFIX) as folder, RecordFolder(folder).hold_lock("a folder of its own"):
+    with (
+        private_folder(_PREFIX) as folder,
+        RecordFolder(folder).hold_lock("in use by another test guest"),
+    ):
         if uri is not None:
             create_file(folder / _OF_LIBVIRT, b"", synced=False)
         yield folder

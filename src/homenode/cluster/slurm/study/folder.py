@@ -199,7 +199,7 @@ class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
     def _open(self) -> None:
         if not self.owned:
             lock = self.hold_lock(
-                "no one else at this study, found another homenode",
+                "in use by another homenode slurm study",
                 "wait for it, or end it: the jobs go on without it",
                 wait_s=self._held_s,
             )

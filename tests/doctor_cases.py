@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.change.retrain.execution import explain_interrupted
 from homenode.change.retrain.install import dropped_links
-from homenode.change.retrain.plan import FunctionHolders, plan_retrain
+from homenode.change.retrain.plan import plan_retrain
 from homenode.check.doctor.baseline import drift, record_of
 from homenode.check.doctor.devices import matrix_findings
 from homenode.check.doctor.diagnosis import MeasuredRates, diagnose
@@ -101,7 +101,7 @@ def _retrained(reaches: int | None) -> Sequence[Finding]:
     there = changed(host(SICK), lambda d: d.driver not in ("pcieport", None), driver="vfio-pci")
     gpu = gpus(SICK, 1)[0]
     space = SimulatedConfig(there)
-    uses = {device.bdf: FunctionHolders(()) for device in there.pci_devices}
+    uses = {device.bdf: () for device in there.pci_devices}
     plan = plan_retrain(there, gpu, space, uses)
     if reaches is not None:
         space.reaches[plan.port] = reaches
@@ -111,7 +111,7 @@ def _retrained(reaches: int | None) -> Sequence[Finding]:
 def _interrupted(cut_at: int | None) -> Sequence[Finding]:
     there = changed(host(SICK), lambda d: d.driver not in ("pcieport", None), driver="vfio-pci")
     space, journal = SimulatedConfig(there, cut_at=cut_at), MemoryJournal()
-    uses = {device.bdf: FunctionHolders(()) for device in there.pci_devices}
+    uses = {device.bdf: () for device in there.pci_devices}
     plan = plan_retrain(there, gpus(SICK, 1)[0], space, uses)
     with suppress(PowerCutError):
         retrained(plan, space, journal)

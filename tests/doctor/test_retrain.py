@@ -1,6 +1,5 @@
 """Retraining writes two fields of one port, can be undone, and is refused where it could harm."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,14 @@ from homenode.change.retrain.config_registers import read_registers
 from homenode.change.retrain.execution import (
     RetrainResult,
     RetrainStep,
-    device_uses,
+    device_holders,
     explain_interrupted,
     open_retrain,
     retrain_journal,
     retrain_journals,
 )
 from homenode.change.retrain.plan import (
-    FunctionHolders,
+    Holders,
     RetrainPlan,
     RetrainRefusal,
     describe,
@@ -60,15 +59,15 @@ def sick(**fields: object) -> Host:
     return changed(host, lambda d: d.bdf.bus == GPU.bus, **{"driver": "vfio-pci", **fields})
 
 
-def unused(host: Host) -> dict[Bdf, FunctionHolders]:
-    return {device.bdf: FunctionHolders(()) for device in host.pci_devices}
+def unused(host: Host) -> dict[Bdf, tuple[str, ...] | None]:
+    return {device.bdf: () for device in host.pci_devices}
 
 
 def planned(
     host: Host,
     space: SimulatedConfig,
     target: int | None = None,
-    uses: Mapping[Bdf, FunctionHolders] | None = None,
+    uses: Holders | None = None,
     device: Bdf = GPU,
 ) -> RetrainPlan:
     return plan_retrain(host, device, space, unused(host) if uses is None else uses, target)
@@ -287,7 +286,7 @@ def test_processes_that_hold_a_group_are_found(tmp_path: Path) -> None:
     assert device is not None
 
     def holders(of: PciDevice) -> tuple[str, ...] | None:
-        return device_uses([of], proc=str(tmp_path), sys=str(tmp_path))[of.bdf].holders
+        return device_holders([of], proc=str(tmp_path), sys=str(tmp_path))[of.bdf]
 
     assert holders(replace(device, iommu_group=77)) == ("qemu-system-x86 (process 4711)",)
     assert holders(replace(device, iommu_group=7)) == ()
@@ -396,7 +395,7 @@ def test_a_driver_of_the_cards_audio_function_refuses_as_well() -> None:
 def test_an_open_vfio_group_refuses_and_a_closed_one_does_not() -> None:
     host = sick()
     space = SimulatedConfig(host)
-    owned = {**unused(host), AUDIO: FunctionHolders(("qemu-system-x86 (process 4711)",))}
+    owned = {**unused(host), AUDIO: ("qemu-system-x86 (process 4711)",)}
     with pytest.raises(RetrainRefusal, match="process 4711"):
         planned(host, space, uses=owned)
     assert space.accesses == []
@@ -408,7 +407,7 @@ def test_who_cannot_see_who_has_the_group_is_refused() -> None:
     with pytest.raises(RetrainRefusal, match="look as root"):
         planned(host, SimulatedConfig(host), uses={})
     with pytest.raises(RetrainRefusal, match="as root"):
-        planned(host, SimulatedConfig(host), uses={**unused(host), GPU: FunctionHolders(None)})
+        planned(host, SimulatedConfig(host), uses={**unused(host), GPU: None})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -187,17 +188,15 @@ def test_what_was_readable_by_its_owner_alone_stays_so(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_nothing_is_left_of_a_file_that_could_not_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        durable.replace_file(tmp_path / "out", b"new")
-    with pytest.raises(OSError, match="No space"):
-        durable.create_file(tmp_path / "out", b"new")
+def test_nothing_is_left_of_a_file_that_could_not_be_written(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
+        for write in (durable.replace_file, durable.create_file):
+            with pytest.raises(OSError, match="File too large"):
+                write(tmp_path / "out", b"new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(tmp_path.iterdir())
 
 

@@ -209,16 +209,16 @@ def test_a_folder_that_is_held_is_not_looked_up_again(tmp_path: Path) -> None:
         open_below(inner, "y")
 
 
-@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
-def test_standard_input_is_read_up_to_a_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a" * 100)))
-    assert read_input(name, "a thing", max_bytes=100) == b"a" * 100
+    assert read_file("/dev/stdin", "a thing", max_bytes=100) == b"a" * 100
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a" * 101)))
     with pytest.raises(InputError, match="more than 100 bytes"):
-        read_input(name, "a thing", max_bytes=100)
+        read_file("/dev/stdin", "a thing", max_bytes=100)
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(HomenodeError, match="it is closed"):
-        read_input(name, "a thing")
+    for name in ("-", "/dev/stdin"):
+        with pytest.raises(HomenodeError, match="it is closed"):
+            read_input(name, "a thing")
 
 
 def test_a_file_named_dash_that_something_lists_is_no_standard_input(

@@ -324,7 +324,7 @@ def test_every_policy_that_the_kernel_prints_is_read() -> None:
         "7f30 local heap\n7f40 weighted interleave:0-1\n7f50 interleave=relative|static:1\n"
         r"7f60 default file=/a\040b\040(deleted) mapped=3 mapmax=2 N0=3 kernelpagesize_kB=4"
     )
-    found = parse_numa_maps(lines, "numa_maps")
+    found = parse_numa_maps(lines)
     assert [policy.mode for policy in found] == [
         "default",
         "bind",
@@ -339,7 +339,7 @@ def test_every_policy_that_the_kernel_prints_is_read() -> None:
     assert found[6].file == "/a b (deleted)"
     for bad in ("7f00", "zz default", "7f00 default N0=x", "7f00 \x1b[31m:1"):
         with pytest.raises(InputError):
-            parse_numa_maps(bad, "numa_maps")
+            parse_numa_maps(bad)
 
 
 def test_backends_are_read_in_both_spellings() -> None:

@@ -25,8 +25,6 @@ from homenode.change.step import (
 )
 from homenode.errors import HomenodeError
 from homenode.safe.record_folder import RecordFolder
-from homenode.text import command_line
-from homenode.vm.hypervisor.connection import with_connection
 from homenode.vm.hypervisor.domain_state import domain_argument
 
 KIND = "change"
@@ -120,20 +118,6 @@ class Journal:
 
     def _first(self) -> bytes:
         return self.files.journal().partition(b"\n")[0]
-
-
-def domain_journal(folder: Path, connect: str, uuid: str, name: str, command: str) -> Journal:
-    """The journal of what one command did to a domain, in that command's own folder."""
-    undo = command_line(*with_connection(connect, "homenode", "restore", name))
-    head = ChangeHead(run=uuid, command=command, undo=undo, connect=connect)
-    return Journal(RecordFolder(folder / uuid, hint=state_hint), head)
-
-
-def domain_journals(folder: Path, command: str) -> Iterator[Journal]:
-    """The journals of all domains."""
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        head = ChangeHead(run=path.name, command=command, undo="")
-        yield Journal(RecordFolder(path, hint=state_hint), head)
 
 
 class OpenChange(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,10 +10,12 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from homenode.change.journal import Journal, domain_journal, domain_journals
-from homenode.change.step import ChangeEntry, ChangeState, Note
+from homenode.change.journal import Journal, state_hint
+from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
 from homenode.safe.durable import remove_file
+from homenode.safe.record_folder import RecordFolder
 from homenode.text import command_line
+from homenode.vm.hypervisor.connection import with_connection
 from homenode.vm.hypervisor.virsh import Virsh
 
 T = TypeVar("T")
@@ -86,12 +88,17 @@ def _written_at(path: str) -> str:
 def paused_journal(root: Path, virsh: Virsh, uuid: str, name: str) -> Journal:
     """The journal of a domain's paused starts. root: homenode's own folder."""
     words = command_line("homenode", "verify", name, "--start")
-    return domain_journal(root / _FOLDER, virsh.connect, uuid, name, words)
+    undo = command_line(*with_connection(virsh.connect, "homenode", "restore", name))
+    head = ChangeHead(run=uuid, command=words, undo=undo, connect=virsh.connect)
+    return Journal(RecordFolder(root / _FOLDER / uuid, hint=state_hint), head)
 
 
 def paused_journals(root: Path) -> Iterator[Journal]:
     """The journals of the paused starts of all domains."""
-    return domain_journals(root / _FOLDER, "homenode verify --start")
+    folder = root / _FOLDER
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        head = ChangeHead(run=path.name, command="homenode verify --start", undo="")
+        yield Journal(RecordFolder(path, hint=state_hint), head)
 
 
 def end_paused(virsh: Virsh, root: Path, uuid: str, name: str) -> tuple[ChangeEntry, ...]:

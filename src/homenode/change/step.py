@@ -28,34 +28,27 @@ TO_UNDO = UNSETTLED | {ChangeState.DONE}
 
 
 class ChangeHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of what a journal is. run: its name, unique among those of its owner. command: what homenode
-    was asked to do. undo: the command that undoes what it did. connect: the libvirt daemon that is
-    changed; "" = the host itself."""
+    """The first line of a journal."""
 
-    run: str
-    command: str
-    undo: str
-    connect: str = ""
+    run: str  # its name, unique among those of its owner
+    command: str  # what homenode was asked to do
+    undo: str  # the command that undoes it
+    connect: str = ""  # the libvirt daemon that is changed; "" = the host itself
 
 
 class ChangeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of a journal. From the last one of a step alone another process undoes it.
-
-    kind, subject: which step, and on what: a domain's UUID, a path, a port. before, after: of what
-    is changed, as a sha256 of kept documents or as a value; None = there was none.
-    part, made: what the act leaves where it is killed: a file that is being written, folders.
-    by_hand: the command that undoes it without homenode. facts: what else its kind needs.
-    """
+    """One line of a journal. From the last one of a step alone another process undoes it."""
 
     what: ChangeState
-    kind: str
-    subject: str
+    kind: str  # which step
+    subject: str  # what it changes: a domain's UUID, a path, a port
+    # of what is changed: the sha256 of a kept document, or a value; None = there was none
     before: str | None = None
     after: str | None = None
-    part: str | None = None
-    made: tuple[str, ...] = ()
-    by_hand: str = ""
-    facts: dict[str, str] = {}
+    part: str | None = None  # the file that a killed act leaves half-written
+    made: tuple[str, ...] = ()  # folders and files that a killed act leaves
+    by_hand: str = ""  # the command that undoes it without homenode, for who reads the journal
+    facts: dict[str, str] = {}  # what else its kind needs
 
     @property
     def step(self) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from homenode.cli.terminal import (
 )
 from homenode.doc import Doc, Table, Text
 from homenode.errors import exclusive, requires, unknown
-from homenode.findings import GROUPS, catalogue, page, texts_of
+from homenode.findings import GROUPS, NO_VMS, catalogue, page, texts_of, unread_vms
 from homenode.formats import encode
 from homenode.machine.description.parse import is_made_up, load_shipped, shipped_hosts
 from homenode.machine.topology import Host, summarise
@@ -77,7 +77,7 @@ def print_overview() -> None:
         memory,
         plural(counts.gpus, "GPU"),
     )
-    unread = any(gap.subject.startswith("VMs") for gap in host.gaps)
+    unread = unread_vms(host.gaps) or any(gap.subject == NO_VMS for gap in host.gaps)
     vms = "VMs unknown" if unread else plural(len(host.domains), "VM")
     say(f"this machine: {', '.join(parts)}; {vms}\n{OVERVIEW}")
 

@@ -17,7 +17,6 @@ WORKLOADS = "Many VMs, and GPU work that is scheduled"
 LOOK_UP = "Look up"
 
 _PLACE, _CHECK, _MEASURE = "arguments.place:", "arguments.check:", "arguments.measure:"
-_TRIAL = "arguments.measure:"
 _CONCLUDE = "arguments.conclude:"
 
 DOCTOR = Command(
@@ -32,13 +31,13 @@ DOCTOR = Command(
 )
 TRIAL = Command(
     "trial",
-    f"{_TRIAL}TrialArguments",
+    f"{_MEASURE}TrialArguments",
     "trial:begin_trial",
     MEASURE,
     commands=(
-        Command("status", f"{_TRIAL}TrialStatusArguments", "trial:show_status"),
-        Command("resume", f"{_TRIAL}TrialResumeArguments", "trial:resume_trial"),
-        Command("undo", f"{_TRIAL}TrialUndoArguments", "trial:rollback_trial"),
+        Command("status", f"{_MEASURE}TrialStatusArguments", "trial:show_status"),
+        Command("resume", f"{_MEASURE}TrialResumeArguments", "trial:resume_trial"),
+        Command("undo", f"{_MEASURE}TrialUndoArguments", "trial:rollback_trial"),
     ),
 )
 BENCH = Command(

@@ -10,7 +10,7 @@ from homenode.change.retrain.execution import (
     RetrainResult,
     RetrainStep,
     WallClock,
-    device_uses,
+    device_holders,
     explain_interrupted,
     open_retrain,
     retrain_journal,
@@ -127,7 +127,7 @@ def _retrain_device(
     host: "Host", bdf: "Bdf", target: int | None, *, apply: bool, say: "Say"
 ) -> tuple[Finding, ...]:
     space = SysfsConfigSpace()
-    plan = plan_retrain(host, bdf, space, device_uses(host.pci_devices), target)
+    plan = plan_retrain(host, bdf, space, device_holders(host.pci_devices), target)
     for line in describe(plan):
         say(line)
     journal = retrain_journal(plan.port)

@@ -121,21 +121,24 @@ def part_name() -> str:
     return f".homenode-{secrets.token_hex(8)}.part"
 
 
-def create_file(path: Path, content: bytes, mode: int = PRIVATE, *, synced: bool = True) -> None:
-    """Write a file that must not be there yet. Raises FileExistsError, for a link as well."""
+def create_file(path: Path, content: bytes) -> None:
+    """Write a private file that must not be there yet, not synced: a crash loses nothing with it.
+
+    Raises FileExistsError, for a link as well.
+    """
     with _open_parent(path, None) as place:
-        descriptor = os.open(path.name, _NEW, mode, dir_fd=place)
+        descriptor = os.open(path.name, _NEW, PRIVATE, dir_fd=place)
         with contextlib.ExitStack() as undo:
             undo.callback(_remove, path.name, place)
-            write_and_close(descriptor, content, synced=synced)
+            write_and_close(descriptor, content, synced=False)
             undo.pop_all()
 
 
-def open_new(path: Path, mode: int = PRIVATE) -> int:
+def open_new(path: Path) -> int:
     """A descriptor of a file that must not be there yet, to read and write. Raises as
     `create_file`."""
     with _open_parent(path, None) as place:
-        return os.open(path.name, _NEW & ~os.O_WRONLY | os.O_RDWR, mode, dir_fd=place)
+        return os.open(path.name, _NEW & ~os.O_WRONLY | os.O_RDWR, PRIVATE, dir_fd=place)
 
 
 def create_like(path: Path, content: bytes, like: int) -> None:

@@ -49,7 +49,7 @@ class HostFile:
 
 @contextmanager
 def host_file(path: str, subject: str) -> Iterator[HostFile]:
-    """Open a regular file or a block device. what: says where the path stands, for messages.
+    """Open a regular file or a block device. subject: where the path stands, for messages.
 
     Nothing else is opened: what it is, is looked at first. Root follows no other user's link.
     Raises InputError for what is no such path or nothing of the kind, HostError where it cannot be

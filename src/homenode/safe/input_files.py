@@ -45,13 +45,9 @@ _KINDS = (
 )
 
 
-def read_input(
-    path: str | Path, expected: str, *, max_bytes: int = MAX_BYTES, hint: str | None = None
-) -> bytes:
+def read_input(path: str | Path, expected: str, *, hint: str | None = None) -> bytes:
     """The content of what the user named: a file, or standard input for -. As `read_file`."""
-    return read_file(
-        STANDARD_INPUT if str(path) == "-" else path, expected, max_bytes=max_bytes, hint=hint
-    )
+    return read_file(STANDARD_INPUT if str(path) == "-" else path, expected, hint=hint)
 
 
 def read_subject(path: str | Path, expected: str) -> bytes:
@@ -68,7 +64,7 @@ def read_file(
     """The content of a file; of standard input for /dev/stdin.
 
     expected: what the file should be, for messages. Raises InputError where it is not there, is no
-    regular file or holds more than `most` bytes, HostError where it cannot be read.
+    regular file or holds more than `max_bytes`, HostError where it cannot be read.
     """
     try:
         if str(path) == STANDARD_INPUT:
@@ -80,12 +76,12 @@ def read_file(
         raise of_os(error, str(path), expected, hint) from None
 
 
-def read_plain(path: str | Path, max_bytes: int, *, folder: int | None = None) -> bytes:
-    """The content of a regular file. folder: descriptor of the folder that `path` begins at.
+def read_plain(path: str | Path, max_bytes: int) -> bytes:
+    """The content of a regular file.
 
-    Raises OSError: also ENXIO for what is not a regular file, EFBIG for more than `most` bytes.
+    Raises OSError: also ENXIO for what is not a regular file, EFBIG for more than `max_bytes`.
     """
-    with open_plain(path, folder=folder) as file:
+    with open_plain(path) as file:
         return _read_whole(file.fileno(), max_bytes, str(path))
 
 
@@ -95,10 +91,10 @@ def read_start(path: str | Path, max_bytes: int) -> bytes:
         return _up_to(file.fileno(), max_bytes, str(path))
 
 
-def open_plain(path: str | Path, *, folder: int | None = None) -> BinaryIO:
+def open_plain(path: str | Path) -> BinaryIO:
     """A regular file, open for reading; the reader counts the bytes. Raises OSError, for what is
-    not a regular file without having opened it. folder: as in `read_plain`."""
-    handle = os.open(path, _LOOK, dir_fd=folder)
+    not a regular file without having opened it."""
+    handle = os.open(path, _LOOK)
     try:
         return _open_handle(handle, str(path))
     finally:
@@ -129,7 +125,7 @@ def read_below(
 def open_below(folder: Path, inside: str, *, descriptor: int | None = None) -> BinaryIO:
     """A regular file in a folder or below, such as one that something stored names.
 
-    The folder may be a link, below it none is followed. held: its descriptor, where the folder must
+    The folder may be a link, below it none is followed. descriptor: of the folder, where it must
     not be looked up again. Raises OSError, EXDEV for a name that leads out of the folder.
     """
     path = str(folder / inside)
@@ -154,8 +150,8 @@ def open_below(folder: Path, inside: str, *, descriptor: int | None = None) -> B
         os.close(handle)
 
 
-def read_kernel_file(path: str, max_bytes: int = MAX_KERNEL_BYTES) -> bytes | None:
-    """The first `most` bytes of a file of /proc or /sys, or of a copy of them; None where it is
+def read_kernel_file(path: str) -> bytes | None:
+    """A file of /proc or /sys, or of a copy of them, up to MAX_KERNEL_BYTES; None where it is
     absent or unreadable.
 
     A link is not followed and a FIFO is not waited for. Files of /sys may fail in read(2) with
@@ -168,7 +164,7 @@ def read_kernel_file(path: str, max_bytes: int = MAX_KERNEL_BYTES) -> bytes | No
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
-        return _up_to(descriptor, max_bytes, path)
+        return _up_to(descriptor, MAX_KERNEL_BYTES, path)
     except OSError:
         return None
     finally:

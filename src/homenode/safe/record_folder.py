@@ -234,9 +234,7 @@ class RecordFolder:
         return PRIVATE if self._private else 0o644
 
 
-def take_lock(
-    descriptor: int, wait_s: float = 0.0, on_wait: Callable[[], None] = lambda: None
-) -> bool:
+def take_lock(descriptor: int, wait_s: float, on_wait: Callable[[], None]) -> bool:
     """Lock an open file or folder; False where another process holds it for longer than wait_s.
 
     on_wait: called once, before it waits.

@@ -42,21 +42,13 @@ class DomainStore:
 
     __slots__ = ("_files", "_uuid", "journal")
 
-    def __init__(
-        self,
-        root: Path,
-        connect: str,
-        uuid: str,
-        *,
-        folder: str = DOMAINS,
-        command: str = "homenode apply",
-    ) -> None:
+    def __init__(self, root: Path, connect: str, uuid: str) -> None:
         if not _UUID.match(uuid):
             raise InputError(f"domain: expected a UUID, found {uuid!r}")
-        self._files = _files(root / folder / f"{uuid}@{_daemon(connect)}")
+        self._files = _files(root / DOMAINS / f"{uuid}@{_daemon(connect)}")
         self._uuid = uuid
         undo = command_line(*with_connection(connect, "homenode", "restore", uuid))
-        head = ChangeHead(run=uuid, command=command, undo=undo, connect=connect)
+        head = ChangeHead(run=uuid, command="homenode apply", undo=undo, connect=connect)
         self.journal = Journal(self._files, head)
 
     @property

@@ -27,7 +27,7 @@ from homenode.change.retrain.config_registers import (
     control_at,
     read_registers,
 )
-from homenode.change.retrain.plan import FunctionHolders, RetrainPlan
+from homenode.change.retrain.plan import Holders, RetrainPlan
 from homenode.change.step import UNSETTLED, ChangeEntry, ChangeHead, ChangeState, Note
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import Finding, finding
@@ -119,12 +119,15 @@ class RetrainStep:
             facts={"device": str(plan.device)},
         )
         if not plan.is_needed:
-            return self._note_state(entry, ChangeState.DONE, note if self._begun else None)
+            entry = entry.now(ChangeState.DONE)
+            if self._begun is not None:
+                note(entry)
+            return entry
         note(entry)
         self._set_target(plan.target_code)
         if _is_good(plan, plan.before):  # fast already: only its next training had a low target
             self.result = RetrainResult(read_registers(self._space, plan.port), self._log_lines, ())
-            return self._note_state(entry, ChangeState.DONE, note)
+            return _note_state(entry, ChangeState.DONE, note)
         after = self._train()
         for _ in range(_MORE_TRAININGS):  # some links come up one generation at a time
             gains = after.is_up and plan.before.current_code < after.current_code
@@ -133,7 +136,7 @@ class RetrainStep:
             after = self._train()
         if _is_good(plan, after):
             self.result = RetrainResult(after, self._log_lines, ())
-            return self._note_state(entry, ChangeState.DONE, note)
+            return _note_state(entry, ChangeState.DONE, note)
         entry = self.undo(entry, note)
         back = self.result.registers
         failed = finding(
@@ -154,7 +157,7 @@ class RetrainStep:
         """Write the target that was found, and train once more."""
         self._set_target(_control_2(entry) & TARGET_SPEED_MASK)
         self.result = RetrainResult(self._train(), self._log_lines, ())
-        return self._note_state(entry, ChangeState.UNDONE, note)
+        return _note_state(entry, ChangeState.UNDONE, note)
 
     def is_done(self, entry: ChangeEntry) -> bool:
         return str(read_registers(self._space, self._plan.port).target_code) == entry.after
@@ -162,12 +165,6 @@ class RetrainStep:
     @property
     def _log_lines(self) -> tuple[str, ...]:
         return tuple(self._log)
-
-    def _note_state(self, entry: ChangeEntry, state: ChangeState, note: Note | None) -> ChangeEntry:
-        entry = entry.now(state)
-        if note is not None:
-            note(entry)
-        return entry
 
     def _set_target(self, code: int) -> None:
         """Masked read-modify-write of the target speed."""
@@ -195,6 +192,12 @@ class RetrainStep:
             f"{now.status:#06x}: {_speed(now.current_code)} x{now.current_width}"
         )
         return now
+
+
+def _note_state(entry: ChangeEntry, state: ChangeState, note: Note) -> ChangeEntry:
+    entry = entry.now(state)
+    note(entry)
+    return entry
 
 
 def _is_good(plan: RetrainPlan, after: LinkRegisters) -> bool:
@@ -288,27 +291,26 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """Source: PROC_PID_INIT_INO in include/linux/proc_ns.h."""
 
 
-def device_uses(
+def device_holders(
     devices: Iterable[PciDevice], *, proc: str = "/proc", sys: str = "/sys"
-) -> Mapping[Bdf, FunctionHolders]:
+) -> Holders:
     """The processes that have each function open.
 
-    holders is None if a process could not be inspected, or if the VFIO files of a function are
-    unknown.
+    None if a process could not be inspected, or if the VFIO files of a function are unknown.
     """
-    holders = _open_vfio_files(proc)
-    uses: dict[Bdf, FunctionHolders] = {}
+    names_of_file = _open_vfio_files(proc)
+    holders: dict[Bdf, tuple[str, ...] | None] = {}
     for device in devices:
-        files = _open_files(device, sys)
-        if holders is None or ("vfio" in (device.driver or "") and not files):
-            uses[device.bdf] = FunctionHolders(None)
+        files = _vfio_files(device, sys)
+        if names_of_file is None or ("vfio" in (device.driver or "") and not files):
+            holders[device.bdf] = None
         else:
-            names = {name for file in files for name in holders.get(file, ())}
-            uses[device.bdf] = FunctionHolders(tuple(sorted(names)))
-    return uses
+            names = {name for file in files for name in names_of_file.get(file, ())}
+            holders[device.bdf] = tuple(sorted(names))
+    return holders
 
 
-def _open_files(device: PciDevice, sys: str) -> tuple[str, ...]:
+def _vfio_files(device: PciDevice, sys: str) -> tuple[str, ...]:
     number = device.iommu_group
     group = [] if number is None else [f"/dev/vfio/{number}", f"/dev/vfio/noiommu-{number}"]
     folder = Path(sys) / "bus/pci/devices" / str(device.bdf) / "vfio-dev"

@@ -11,7 +11,9 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.change.retrain.config_registers import (
     LINK_DISABLE,
+    RETRAIN_LINK,
     SPEED_OF_CODE,
+    TARGET_SPEED_MASK,
     ConfigSpace,
     LinkRegisters,
     read_registers,
@@ -34,10 +36,8 @@ class RetrainRefusal(HomenodeError):
         self.reasons = reasons
 
 
-class FunctionHolders(Struct, frozen=True):
-    """Who has a function."""
-
-    holders: tuple[str, ...] | None  # processes with its VFIO group open; None = is unknown
+Holders = Mapping[Bdf, tuple[str, ...] | None]
+"""Processes that have a function's VFIO files open; None = unknown."""
 
 
 class RetrainPlan(Struct, frozen=True):
@@ -75,13 +75,13 @@ def plan_retrain(
     host: Host,
     device: Bdf,
     space: ConfigSpace,
-    uses: Mapping[Bdf, FunctionHolders],
+    holders: Holders,
     target_gen: int | None = None,
 ) -> RetrainPlan:
     """Plan the link above a function. target_gen: None = the fastest that both ends support.
 
-    uses: of every function behind the link; a missing one counts as unknown. Raises InputError for
-    a wrong function or target, RetrainRefusal with every reason, HostError for unreadable
+    holders: of every function behind the link; a missing one counts as unknown. Raises InputError
+    for a wrong function or target, RetrainRefusal with every reason, HostError for unreadable
     registers.
     """
     lower = _outside_its_card(host, _lower_end(host, device))
@@ -97,7 +97,7 @@ def plan_retrain(
             f"{device}: expected a root port or a switch's downstream port above it, found "
             f"{port.bdf}, a {port.bridge.port_type}"
         )
-    reasons = _users(host, port, uses)
+    reasons = _users(host, port, holders)
     if reasons:  # before any register is read: configuration space of a used device is its user's
         raise RetrainRefusal(
             lower.bdf,
@@ -147,13 +147,14 @@ def describe(plan: RetrainPlan) -> tuple[str, ...]:
     ]
     if not plan.is_needed:
         return (*lines, f"nothing to do: it has {speed or plan.target_gt_per_s:g} GT/s")
-    new = before.control_2 & ~0xF | plan.target_code
+    new = before.control_2 & ~TARGET_SPEED_MASK | plan.target_code
+    trained = before.control | RETRAIN_LINK
     return (
         *lines,
         f"would write to port {plan.port}, and to nothing else:",
         f"  Link Control 2 (CAP_EXP+0x30.w): {before.control_2:#06x} -> {new:#06x}, mask 0x000f: "
         f"target speed {plan.target_gt_per_s:g} GT/s",
-        f"  Link Control (CAP_EXP+0x10.w): {before.control:#06x} -> {before.control | 0x20:#06x}, "
+        f"  Link Control (CAP_EXP+0x10.w): {before.control:#06x} -> {trained:#06x}, "
         "mask 0x0020: Retrain Link",
         f"expected: {plan.target_gt_per_s:g} GT/s x{plan.expected_width}; what was found is put "
         "back where it does not come",
@@ -190,7 +191,7 @@ def _outside_its_card(host: Host, device: PciDevice) -> PciDevice:
     return host.device(port.parent) or device
 
 
-def _users(host: Host, port: PciDevice, uses: Mapping[Bdf, FunctionHolders]) -> tuple[str, ...]:
+def _users(host: Host, port: PciDevice, holders: Holders) -> tuple[str, ...]:
     """Everybody who would lose the link for a moment."""
     reasons: list[str] = []
     for device in functions_behind(host, port.bdf):
@@ -202,11 +203,11 @@ def _users(host: Host, port: PciDevice, uses: Mapping[Bdf, FunctionHolders]) -> 
             reasons.append(f"driver {device.driver} works with {device.bdf}")
         if is_bridge:
             continue
-        holders = uses.get(device.bdf, FunctionHolders(None)).holders
-        if "vfio" in (device.driver or "") and holders is None:
+        processes = holders.get(device.bdf)
+        if "vfio" in (device.driver or "") and processes is None:
             reasons.append(f"it is unknown whether a VM has {device.bdf} (look as root)")
-        for holder in holders or ():
-            reasons.append(f"{holder} has the VFIO group of {device.bdf} open")
+        for process in processes or ():
+            reasons.append(f"{process} has the VFIO group of {device.bdf} open")
     return tuple(reasons)
 
 

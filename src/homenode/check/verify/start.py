@@ -44,7 +44,7 @@ from homenode.vm.targets.qemu_command import fields_of
 
 
 class PausedLook(Struct, frozen=True, kw_only=True):
-    """What is to be started."""
+    """A domain that is to be started paused."""
 
     virsh: Virsh
     state: DomainState
@@ -143,15 +143,14 @@ def _made_file(owner: str, path: str | None, append: str | None) -> Iterator[Mad
 def _makes(document: Document, name: str) -> list[str]:
     """Their paths, and those of what no path names."""
     root = document.root
-    shared = (
-        name_of_memory.get("name")
-        for name_of_memory in root.all("devices/shmem")
-        if name_of_memory.child("server") is None
-    )
-    is_chosen = root.value("os/@firmware") == "efi" and root.find("os/nvram") is None
-    store = [f"/var/lib/libvirt/qemu/nvram/{name}_VARS.fd"] if is_chosen else []
-    store += [f"/dev/shm/{name_of_memory}" for name_of_memory in shared]  # noqa: S108
-    return [file.path for file in made_files(document)] + store
+    paths = [file.path for file in made_files(document)]
+    if root.value("os/@firmware") == "efi" and root.find("os/nvram") is None:
+        paths.append(f"/var/lib/libvirt/qemu/nvram/{name}_VARS.fd")
+    return paths + [
+        f"/dev/shm/{memory.get('name')}"  # noqa: S108  # QEMU's own path, which is not opened
+        for memory in root.all("devices/shmem")
+        if memory.child("server") is None
+    ]
 
 
 def verify_paused(
@@ -227,7 +226,7 @@ class MonitorDevice(Struct, kw_only=True):
 
 
 class MonitorView(Struct, frozen=True, kw_only=True):
-    """All that was asked."""
+    """QEMU's answers to COMMANDS and `info qtree`."""
 
     status: str  # "prelaunch" or "paused" where no vCPU runs
     backends: tuple[MonitorBackend, ...]
@@ -240,18 +239,18 @@ class _Status(Struct):
     running: bool
 
 
-class _AgentAnswer(Struct, Generic[T], rename={"value": "return"}):
+class _QmpAnswer(Struct, Generic[T], rename={"value": "return"}):
     value: T
 
 
 def read_view(answers: Mapping[str, str], tree: str) -> MonitorView:
     """The view of QMP's answers by their command, and of `info qtree`. Raises ParseError."""
     try:
-        status = decode_json(answers["query-status"], _AgentAnswer[_Status]).value
+        status = decode_json(answers["query-status"], _QmpAnswer[_Status]).value
         backends = decode_json(
-            answers["query-memdev"], _AgentAnswer[tuple[MonitorBackend, ...]]
+            answers["query-memdev"], _QmpAnswer[tuple[MonitorBackend, ...]]
         ).value
-        cpus = decode_json(answers["query-cpus-fast"], _AgentAnswer[tuple[MonitorCpu, ...]]).value
+        cpus = decode_json(answers["query-cpus-fast"], _QmpAnswer[tuple[MonitorCpu, ...]]).value
     except NotJsonError as error:
         raise ParseError("QEMU's monitor", "an answer of QMP", str(error)) from None
     return MonitorView(
@@ -290,7 +289,7 @@ def view_findings(expected: Vm, view: MonitorView, host: Host | None) -> Iterato
 
 
 def _memory(expected: Vm, view: MonitorView) -> Iterator[Finding]:
-    backends = {backend_object.id: backend_object for backend_object in view.backends}
+    backends = {backend.id: backend for backend in view.backends}
     for cell in expected.cells_or_whole:
         names = (f"ram-node{cell.id}",) if expected.cells else _FLAT
         backend = next((backends[name] for name in names if name in backends), None)
@@ -359,9 +358,9 @@ def view_lines(view: MonitorView) -> Iterator[str]:
     for backend in view.backends:
         nodes = f"node {CpuSet(backend.host_nodes)}" if backend.host_nodes else "any node"
         yield f"{backend.id}: {format_bytes(backend.size)}, policy {backend.policy}, {nodes}"
-    functions = [backend for backend in view.devices if backend.pci_id is not None]
-    passed = ", ".join(str(backend.host) for backend in functions if backend.host is not None)
-    bars = plural(sum(len(backend.bars) for backend in functions), "BAR")
+    functions = [device for device in view.devices if device.pci_id is not None]
+    passed = ", ".join(str(device.host) for device in functions if device.host is not None)
+    bars = plural(sum(len(device.bars) for device in functions), "BAR")
     yield (
         f"{plural(len(view.cpus), 'vCPU thread')}; {plural(len(functions), 'PCI function')} with "
         f"{bars}; from the host: {passed or 'none'}"

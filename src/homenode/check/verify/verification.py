@@ -42,14 +42,14 @@ _MOST_HOOK_BYTES = 16 << 20
 class VerifyRequest(Struct, frozen=True):
     """What to verify."""
 
-    document: Path | None = None  # files
+    document: Path | None = None  # a domain XML, or a target's file
     domain: str | None = None  # of the libvirt at `connect`, in place of a document
     connect: str = DEFAULT
-    plan: Path | None = None  # files
-    host: str | None = None  # sources, as every command takes them; guest also "ssh:HOST"
+    plan: Path | None = None  # a saved plan
+    host: str | None = None  # a host source; None = this machine
     lspci: Path | None = None
     boot: BootOptions | None = None  # None = no test guest is booted
-    guest: str | None = None  # sources, as every command takes them; guest also "ssh:HOST"
+    guest: str | None = None  # a host source, or "ssh:HOST"
     # whose guest it is and whose plan, by its name in vm/targets/registry.py; None = libvirt's
     target: str | None = None
 
@@ -94,7 +94,7 @@ def verify(request: VerifyRequest) -> Verification:
     if request.plan is not None:
         plan = read_plan(read_input(request.plan, "a saved plan"), str(request.plan))
     host, skipped = _host(request, plan, facts)
-    answer = _Answer(request=request, plan=plan, host=host, findings=[], not_checked=[*skipped])
+    answer = _Answer(request=request, plan=plan, host=host, not_checked=[*skipped])
     if document is not None:
         answer.add_document(document)
     elif content is not None:
@@ -124,16 +124,16 @@ def _unreadable(document: Document, error: InputError) -> Verification:
 
 
 class _Answer(Struct, kw_only=True):
-    """What comes together of an answer."""
+    """An answer that grows check by check."""
 
     request: VerifyRequest
     plan: Plan | None
     host: Host | None
-    findings: list[Finding]
+    not_checked: list[str]
+    findings: list[Finding] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
-    not_checked: list[str] = field(default_factory=list)  # what was not checked
     views: list[GuestView] = field(default_factory=list)
-    how: str = ""  # a test guest was booted
+    how: str = ""  # as in Verification
 
     def add_document(self, document: Document) -> None:
         errors, gap = validate(document.to_bytes())
@@ -141,11 +141,7 @@ class _Answer(Struct, kw_only=True):
         self.not_checked += [] if gap is None else [str(gap)]
         self._add(
             verify_document(
-                document,
-                plan=self.plan,
-                host=self.host,
-                schema_errors=errors,
-                parsed=parsed,
+                document, plan=self.plan, host=self.host, schema_errors=errors, parsed=parsed
             )
         )
         if self.request.boot is not None:

@@ -94,7 +94,7 @@ def make_copy(virsh: Virsh, prepared: PreparedCopy, host_lock: Sequence[int] = (
     if prepared.nvram is not None:
         _copy_nvram(*prepared.nvram)
     with private_folder("homenode-copy-") as folder:
-        create_file(folder / "copy.xml", prepared.document, synced=False)
+        create_file(folder / "copy.xml", prepared.document)
         virsh.define(str(folder / "copy.xml"), host_lock)
 
 

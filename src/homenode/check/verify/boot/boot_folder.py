@@ -123,7 +123,7 @@ def boot_folder(uri: str | None = None) -> Iterator[Path]:
         RecordFolder(folder).hold_lock("in use by another test guest"),
     ):
         if uri is not None:
-            create_file(folder / _OF_LIBVIRT, b"", synced=False)
+            create_file(folder / _OF_LIBVIRT, b"")
         yield folder
 
 

@@ -212,7 +212,7 @@ def kvm_works(kernel: Path, initramfs: bytes) -> bool:
 def _boots(kernel: Path, initramfs: bytes) -> bool:
     with private_folder("homenode-kvm-") as folder:
         image, console = folder / "initramfs", folder / "console"
-        create_file(image, initramfs, synced=False)
+        create_file(image, initramfs)
         argv = (
             qemu_program() or PROGRAM,
             *("-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "256M"),

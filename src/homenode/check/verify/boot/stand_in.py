@@ -186,6 +186,7 @@ class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):
     # (address, function of the host or None for what is no hostdev), ascending
     devices: tuple[tuple[GuestAddress, Bdf | None], ...]
     left_out: tuple[str, ...] = ()  # what of the document the test guest does not have
+    is_split: bool = False  # all vCPUs and the PCIe tree are booted as two guests
     switches: tuple[tuple[str, bool], ...] = ()  # (feature, is on)
     is_shared: bool = False  # its memory is a shared memfd
     iommu: tuple[str, ...] | None = None  # the switches of an Intel IOMMU, None = it has none
@@ -204,12 +205,12 @@ class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def needs_qemu(self) -> bool:
         """Whether it has what only QEMU's own command line can say."""
-        return self.uefi or self.iommu is not None or self.space is not None or len(self.guests) > 1
+        return self.uefi or self.iommu is not None or self.space is not None or self.is_split
 
     @property
     def guests(self) -> tuple["StandInGuest", ...]:
         """Return itself, or one guest with all vCPUs and one with the PCIe tree and firmware."""
-        if APART not in self.left_out:
+        if not self.is_split:
             return (self,)
         number = itertools.count()
         cells = tuple(
@@ -305,12 +306,12 @@ def stand_in_of(
         space=space,
     )
     omitted = tuple(_list_omissions(document, facts, bare, host, has_ovmf))
-    if direct and not kvm and facts.vcpus > MOST_TOGETHER and (controllers or devices):
-        omitted = (*omitted, APART)
+    is_split = direct and not kvm and facts.vcpus > MOST_TOGETHER and bool(controllers or devices)
+    omitted += (APART,) if is_split else ()
     cells = tuple(map(bare.scaled_cell, facts.cells))
     total = sum(cell.memory_bytes for cell in cells) or bare.scale(facts.memory_bytes)
     vm = replace(bare.vm, memory_bytes=total, cells=cells)
-    return replace(bare, vm=vm, left_out=omitted)
+    return replace(bare, vm=vm, left_out=omitted, is_split=is_split)
 
 
 def memory_ratio(sizes: list[int]) -> tuple[int, int]:

@@ -154,7 +154,7 @@ def boot_stand_in(
         if through is not None:
             xml = folder / "domain.xml"
             text = stand_in_xml(stand_in, name, laid, command, kvm=kvm)
-            create_file(xml, text.encode(), synced=False)
+            create_file(xml, text.encode())
             # libvirt cannot be asked for one thread for all vCPUs: with dozens of them on a busy
             # machine its guests sometimes come to nothing, where QEMU directly takes seconds.
             patience_s = limit_s if kvm else options.libvirt_timeout_s or limit_s / 2
@@ -317,7 +317,7 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
             runs = []
             for guest in guests:
                 words = "".join(f"{word}\n" for word in guest.argv)
-                create_file(guest.folder / "argv", words.encode(), synced=False)
+                create_file(guest.folder / "argv", words.encode())
                 for text in (guest.console, guest.report):
                     text.clear()
                 # QEMU takes firmware from the folder that it stands in, before its own.
@@ -413,7 +413,7 @@ def _read(guest: _Guest, name: str) -> tuple[Host | None, tuple[Finding, ...]]:
             return None, (crash(console, guest.source),)
         raise partial(len(guest.report.content()), guest.source)
     report, _, log = text.partition(f"\n{LOG}\n")
-    create_file(guest.folder / "kernel-log", log.encode(), synced=False)
+    create_file(guest.folder / "kernel-log", log.encode())
     host = discover(parse_collected(report, f"stand-in of {name}"))
     stand_in, paths = guest.stand_in, paths_of_guest(host)
     names = {

@@ -82,9 +82,7 @@ def expectation_of(vm: Vm, *, host: Host | None = None, document: Vm | None = No
     device really is plugged in. host: for the devices' ids and for LLCs that are passed through.
     """
     really = vm if document is None else document
-    address_of = {
-        own_device.bdf: own_device.address for own_device in (*vm.hostdevs, *really.hostdevs)
-    }
+    address_of = {hostdev.bdf: hostdev.address for hostdev in (*vm.hostdevs, *really.hostdevs)}
 
     def device(hostdev: GuestHostdev) -> ExpectedDevice:
         address = address_of[hostdev.bdf]

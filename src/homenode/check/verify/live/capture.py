@@ -210,6 +210,8 @@ def _limits(proc: ProcFiles, process: int) -> Iterator[ThreadLimit]:
         if thread.kind is ThreadKind.EMULATOR and thread.id != process:
             continue
         times = _times(proc.text, process, thread.id)
+        if times is None or main is None:
+            continue  # it ended meanwhile
         cgroup = proc.text(f"/proc/{process}/task/{thread.id}/cgroup") or ""
         quotas = []
         for folder in cgroups_of(cgroup):
@@ -220,8 +222,8 @@ def _limits(proc: ProcFiles, process: int) -> Iterator[ThreadLimit]:
         yield ThreadLimit(
             kind=thread.kind,
             number=thread.number,
-            policy=0 if times is None else times.policy,
-            nice=0 if times is None or main is None else times.nice - main.nice,
+            policy=times.policy,
+            nice=times.nice - main.nice,
             quotas=tuple(quotas),
         )
 
@@ -266,13 +268,12 @@ def _areas(
     maps = proc.text(f"/proc/{process}/maps")
     numa_maps = proc.text(f"/proc/{process}/numa_maps")
     if not maps or not numa_maps:
-        reason = f"/proc/{process}/numa_maps: permission denied"
-        gaps.append(Gap("memory by node", reason))
+        gaps.append(Gap("memory by node", f"/proc/{process}/maps and numa_maps cannot be read"))
         return ()
     sizes = {backend.size_bytes for backend in objects}
     # A QEMU whose command line names no backends.
     sizes = sizes or {piece.memory_bytes for piece in expected.memory_pieces.values()}
-    policies = {policy.start: policy for policy in parse_numa_maps(numa_maps, "numa_maps")}
+    policies = {policy.start: policy for policy in parse_numa_maps(numa_maps)}
     areas = []
     for area in parse_maps(maps):
         policy = policies.get(area.start)
@@ -314,8 +315,9 @@ def _interrupts(
                 unread.setdefault(bdf, irq)
             yield DeviceInterrupt(bdf, irq, name, allowed, effective)
     for bdf, irq in unread.items():
-        reason = f"/proc/irq/{irq}/smp_affinity_list: permission denied"
-        gaps.append(Gap(f"interrupts of {bdf}", reason))
+        gaps.append(
+            Gap(f"interrupts of {bdf}", f"/proc/irq/{irq}/smp_affinity_list cannot be read")
+        )
 
 
 def _places(proc: ProcFiles) -> HostPlaces:

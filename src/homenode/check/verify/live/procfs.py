@@ -46,7 +46,7 @@ class ThreadLimit(Struct, frozen=True, kw_only=True):
     kind: ThreadKind
     number: int | None
     policy: int  # of the scheduler, by its number
-    nice: int = 0  # beyond that of the main thread
+    nice: int  # beyond that of the main thread
     # of its cgroup and those above it, each with a quota: the cgroup and its share of PUs
     quotas: tuple[tuple[str, float], ...]
 
@@ -201,8 +201,8 @@ class TaskTimes(NamedTuple):
     flags: int
     ticks: int  # user and system time
     pu: int  # where it ran last
-    policy: int = 0  # of the scheduler, as sched.h numbers them
-    nice: int = 0
+    policy: int  # of the scheduler, as sched.h numbers them
+    nice: int
 
 
 KERNEL_THREAD = 0x0020_0000
@@ -271,16 +271,16 @@ def parse_maps(text: str) -> tuple[Area, ...]:
     return tuple(Area(int(m[1], 16), int(m[2], 16), m[3]) for m in matches if m is not None)
 
 
-def parse_numa_maps(text: str, source: str) -> tuple[MappedMemory, ...]:
+def parse_numa_maps(text: str) -> tuple[MappedMemory, ...]:
     """The mappings in /proc/PID/numa_maps, in its order.
 
     A policy that this kernel has and we do not know keeps its name. Raises ParseError.
     """
-    return tuple(_policy(line, source) for line in text.splitlines() if line.strip())
+    return tuple(_policy(line) for line in text.splitlines() if line.strip())
 
 
-def _policy(line: str, source: str) -> MappedMemory:
-    match = _POLICY.match(line)
+def _policy(line: str) -> MappedMemory:
+    source, match = "numa_maps", _POLICY.match(line)
     if match is None:
         raise ParseError(source, "an address and a memory policy", line)
     file, page_kib, pages = None, 4, []

@@ -64,6 +64,17 @@ def test_a_whole_gpu_beside_slices_of_another_job_is_not_counted_by_address(run:
     assert {finding["id"] for finding in json.loads(out)["findings"]} == {"job-unjudged"}
 
 
+def test_a_whole_gpu_of_a_node_with_slices_is_not_counted_by_address(run: Run) -> None:
+    Path("nodes.txt").write_text(
+        "NodeName=gpu01 CoresPerSocket=16\n   CPUTot=64\n   Gres=gpu:1g.10gb:7(S:0),gpu:h100:7\n"
+        "   Sockets=2\n   ThreadsPerCore=2\n"
+    )
+    Path("jobs.txt").write_text(scontrol_text([Listed(1, ["gpu01"], range(4), (4,))]))
+    words = ("--jobs", "jobs.txt", "--nodes", "nodes.txt", "--host", "gpu8.toml", "--json")
+    _, out, _ = run("audit", *words)
+    assert {finding["id"] for finding in json.loads(out)["findings"]} == {"job-unjudged"}
+
+
 def test_one_job_is_audited(run: Run) -> None:
     assert run("audit", "8", "--jobs", "jobs.json", "--host", "gpu8.toml")[0] == 0
     code, _, err = run("audit", "9", "--jobs", "jobs.txt", "--host", "gpu8.toml")

@@ -234,7 +234,7 @@ def test_defaults_of_nodes_fill_in_what_later_lines_leave_out() -> None:
 def test_shapes_are_read_from_both_layouts_of_show_node() -> None:
     block = (
         "NodeName=gpu01 Arch=x86_64 CoresPerSocket=16 \n   CPUAlloc=32 CPUEfctv=64 CPUTot=64\n"
-        "   RealMemory=512000 Sockets=2 Boards=1\n   State=MIXED ThreadsPerCore=2\n"
+        "   Gres=(null)\n   RealMemory=512000 Sockets=2 Boards=1\n   State=MIXED ThreadsPerCore=2\n"
     )
     expected = {"gpu01": NodeShape(2, 16, 2, 64)}
     assert shown_shapes(block, "nodes") == expected

@@ -246,6 +246,7 @@ NodeName={name} Arch=x86_64 CoresPerSocket=16
     "comment",
     [
         "c Sockets=1",
+        "c Gres=gpu:1g.10gb:7",
         "c\n   State=IDLE ThreadsPerCore=1",
         "c\nNodeName=gpu02 CoresPerSocket=1 CPUTot=1 Sockets=1 ThreadsPerCore=1",
         "c\n\nNodeName=gpu01 CoresPerSocket=1 CPUTot=1 Sockets=1 ThreadsPerCore=1",
@@ -285,7 +286,7 @@ JOBS = (
 )
 NODES = (
     "NodeName=gpu01 Arch=x86_64 CoresPerSocket=16 \n   CPUAlloc=32 CPUTot=64\n"
-    "   RealMemory=512000 Sockets=2 Boards=1\n   State=MIXED ThreadsPerCore=2\n"
+    "   Gres=gpu:8\n   RealMemory=512000 Sockets=2 Boards=1\n   State=MIXED ThreadsPerCore=2\n"
 )
 SLURM = (
     "SelectType=select/cons_tres SelectTypeParameters=CR_Core  # here\nTaskPlugin=none\n"

@@ -154,7 +154,8 @@ def _running(
                 continue
             machine = machines.get(share.node, machines.get(""))
             numbers = None if order is None else order.numbers(share.node)
-            if numbers is None and share.node in sliced_nodes and not share.gpus.sliced:
+            is_sliced = share.node in sliced_nodes or (shape is not None and shape.has_slices)
+            if numbers is None and is_sliced and not share.gpus.sliced:
                 numbers = ()  # whole GPUs beside slices are not numbered by address
             owned = allocation_on(job, share, machine, shape, numbers)
             if owned.unknown is not None and order is not None and shape is not None:

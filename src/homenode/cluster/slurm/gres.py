@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from homenode.cluster.slurm.config import ConfigLine, SlurmConfig
-from homenode.cluster.slurm.tools.scontrol import gpu_types, has_slices
+from homenode.cluster.slurm.tools.scontrol import gpu_types
 from homenode.cluster.slurm.tools.slurm_nodes import (
     Hostlists,
     NodeShape,
     compress_hostlist,
+    has_slices,
     node_shape,
 )
 from homenode.cpuset import CpuSet

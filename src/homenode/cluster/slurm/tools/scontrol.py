@@ -25,7 +25,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cluster.slurm.tools.slurm_nodes import Hostlists
+from homenode.cluster.slurm.tools.slurm_nodes import Hostlists, has_slices
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 
@@ -35,7 +35,6 @@ _HELD = re.compile(
 )
 _CNT = re.compile(r"CNT:([0-9]{1,9})\Z", re.ASCII)
 _SHARES = re.compile(r"[0-9]{1,9}/[0-9]{1,9}(?:,[0-9]{1,9}/[0-9]{1,9})*\Z", re.ASCII)
-_MIG_TYPE = re.compile(r"(?<![0-9])[0-9]+g\.[0-9]+gb", re.IGNORECASE | re.ASCII)
 
 
 RUNNING = frozenset({"RUNNING", "SIGNALING", "RESIZING"})
@@ -121,7 +120,7 @@ def owned_gpus(text: str, source: str) -> OwnedGpus:
         if places is not None:
             indices |= set(places)
             count += len(places)
-            sliced = sliced or bool(kind is not None and places and _MIG_TYPE.search(kind))
+            sliced = sliced or bool(kind is not None and places and has_slices(kind))
         else:
             counted = _CNT.match(match["detail"] or "")
             amount = int(number or (counted[1] if counted else "1"))
@@ -165,11 +164,6 @@ def gpu_count(text: str) -> int | None:
     """GPUs of a node's Gres= ("gpu:h100:8(S:0-1),nic:2"); None where it names none."""
     counts = gpu_types(text)
     return sum(counts.values()) if counts else None
-
-
-def has_slices(text: str) -> bool:
-    """True where a node's Gres=, or a line's Type=, names MIG slices ("gpu:1g.10gb:7")."""
-    return _MIG_TYPE.search(text) is not None
 
 
 def _digits(text: str) -> bool:

@@ -1,7 +1,7 @@
 """Nodes: hostlists such as gpu[01-36,40],login1, and what Slurm takes each node for.
 
     sinfo --noheader --Node --format="%N|%P|%T|%c|%m|%G"
-    sinfo --all --noheader --Node --format="%X|%Y|%Z|%c|%N"
+    sinfo --all --noheader --Node --format="%X|%Y|%Z|%c|%G|%N"
 
 Plain columns, whose layout is the same in all versions, not --json; none is a comment, a reason or
 a feature. Seen: 22.05.8. Source: slurm.conf(5), NodeName; scontrol(1), show hostnames; sinfo(1).
@@ -175,6 +175,7 @@ class NodeShape(Struct, frozen=True):
     cores_per_socket: int
     threads_per_core: int
     cpus: int  # Slurm's CPUs; as many as cores where it schedules cores
+    has_slices: bool = False  # MIG slices are among its GPUs
 
     @property
     def cores(self) -> int:
@@ -189,13 +190,14 @@ _SHAPE = {
     "corespersocket": re.compile(r"(?:^|\s)CoresPerSocket=(\S*)"),
     "threadspercore": re.compile(r"(?:^|\s)ThreadsPerCore=(\S*)"),
     "cpus": re.compile(r"(?:^|\s)CPUTot=(\S*)"),
+    "gres": re.compile(r"(?:^|\s)Gres=(\S*)"),
 }
 
 
 def shown_shapes(text: str, source: str) -> dict[str, NodeShape | None]:
     """Shapes by node name from `scontrol show node`: as text, with --oneliner too, or with --json.
 
-    None for a node that stands twice, or that has one of these numbers twice or without a value:
+    None for a node that stands twice, or that has one of these fields twice or without a value:
     comments, reasons and features of nodes are printed as somebody wrote them. Raises ParseError
     for a text that shows no node.
     """
@@ -234,10 +236,8 @@ def _json_nodes(text: str, source: str) -> Iterator[tuple[str, dict[str, str] | 
     }
     for node in nodes if isinstance(nodes, list) else ():
         if isinstance(node, dict) and isinstance(node.get("name"), str):
-            yield (
-                node["name"],
-                {ours: str(plain_number(node.get(key))) for ours, key in keys.items()},
-            )
+            numbers = {ours: str(plain_number(node.get(key))) for ours, key in keys.items()}
+            yield node["name"], {**numbers, "gres": str(node.get("gres"))}
 
 
 def node_shape(values: dict[str, str], source: str, line: int | None) -> NodeShape | None:
@@ -257,25 +257,31 @@ def node_shape(values: dict[str, str], source: str, line: int | None) -> NodeSha
         sockets = of_board * (number("boards") or 1)
     cores, threads = number("corespersocket"), number("threadspercore")
     cpus = number("cpus", "procs")
+    is_cut = has_slices(values.get("gres", ""))
     if cores is None and sockets is None:
         # Seen: 22.05.8 takes every CPU for a socket then, of one core.
-        return None if cpus is None else NodeShape(cpus, 1, 1, cpus)
+        return None if cpus is None else NodeShape(cpus, 1, 1, cpus, is_cut)
     cores, threads = cores or 1, threads or 1
     if sockets is None:
         sockets = max(1, (cpus or cores * threads) // (cores * threads))
-    return NodeShape(sockets, cores, threads, cpus or sockets * cores * threads)
+    return NodeShape(sockets, cores, threads, cpus or sockets * cores * threads, is_cut)
 
 
 COMMAND = ("sinfo", "--noheader", "--Node", "--format=%N|%P|%T|%c|%m|%G")
-SHAPES_COMMAND = ("sinfo", "--all", "--noheader", "--Node", "--format=%X|%Y|%Z|%c|%N")
+SHAPES_COMMAND = ("sinfo", "--all", "--noheader", "--Node", "--format=%X|%Y|%Z|%c|%G|%N")
 MAX_LINES = 1_000_000
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _GRES = re.compile(r"([A-Za-z0-9_.-]+)(?::([A-Za-z0-9_.+-]+))?:(\d{1,6})(?:\(.*\))?", re.ASCII)
 # As drivers name profiles: 1g.10gb, 1g.10gb+me, 3g.40gb; Slurm's AutoDetect: a100_1g.10gb.
-_SLICE = re.compile(r"(?:\w+_)?\d+g\.\d+gb", re.ASCII)
+_SLICE = re.compile(r"(?<![0-9])[0-9]+g\.[0-9]+gb", re.IGNORECASE | re.ASCII)
 # As sinfo(1) marks states: "idle*" does not respond, "idle~" is powered down, and so on.
 _MARKS = "*~#!%$@^-+"
+
+
+def has_slices(text: str) -> bool:
+    """True where a node's Gres=, or a GPU's type, names MIG slices ("gpu:1g.10gb:7")."""
+    return _SLICE.search(text) is not None
 
 
 class ClusterNode(Struct, frozen=True):
@@ -322,16 +328,16 @@ def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
 def parse_shapes(text: str) -> dict[str, NodeShape]:
     """Shapes by node name. Raises ParseError for a line that shows none.
 
-    >>> parse_shapes("2|16|2|64|gpu01\\n2|16|2|64|gpu01\\n")
-    {'gpu01': NodeShape(sockets=2, cores_per_socket=16, threads_per_core=2, cpus=64)}
+    >>> str(parse_shapes("2|16|2|64|gpu:8|gpu01\\n2|16|2|64|gpu:8|gpu01\\n")["gpu01"])
+    '2 x 16 x 2'
     """
     shapes: dict[str, NodeShape] = {}
     for number, line in enumerate(filter(None, text.split("\n")), start=1):
-        *sizes, name = line.strip().split("|", 4)
-        keys = ("sockets", "corespersocket", "threadspercore", "cpus")
-        shape = node_shape(dict(zip(keys, sizes, strict=False)), "sinfo", number)
+        *values, name = line.strip().split("|", 5)
+        keys = ("sockets", "corespersocket", "threadspercore", "cpus", "gres")
+        shape = node_shape(dict(zip(keys, values, strict=False)), "sinfo", number)
         if shape is None or not name:
-            raise ParseError("sinfo", "SOCKETS|CORES|THREADS|CPUS|NODE", line, line=number)
+            raise ParseError("sinfo", "SOCKETS|CORES|THREADS|CPUS|GRES|NODE", line, line=number)
         shapes[name] = shape
     return shapes
 
@@ -347,7 +353,7 @@ def _gpus(offered: str) -> tuple[int | None, str | None]:
     # A comma inside parentheses lists sockets: gpu:8(S:0,1)
     parts = re.sub(r"\([^()]*\)", "", offered).split(",")
     gpus = [match for part in parts if (match := _GRES.fullmatch(part)) and match[1] == "gpu"]
-    slices = [gres for gres in gpus if gres[2] and _SLICE.match(gres[2])]
+    slices = [gres for gres in gpus if gres[2] and has_slices(gres[2])]
     full = [gres for gres in gpus if gres not in slices]
     types = {gres[2] for gres in full}
     gpu_type = types.pop() if slices and len(types) == 1 else None

@@ -152,8 +152,9 @@ def leave_files(job: dict[str, Any]) -> None:
         attempt = f"{job['id'] + task}.0"
         here = Path(job["study"], f"raw/{job['experiment']}/task-{task}/{attempt}")
         here.mkdir(parents=True, exist_ok=True)
-        if (Path(sys.argv[1]) / "no-copies").exists():
-            (here / "bench.txt.err").write_text("homenode: --tests: no test\n")
+        errors = Path(sys.argv[1]) / "errors"
+        if errors.exists():
+            (here / "bench.txt.err").write_text(errors.read_text())
             (here / "exit").write_text("2\n")
             continue
         name = f"{job['experiment']}-task{task}-{attempt}"

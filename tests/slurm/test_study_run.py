@@ -229,9 +229,22 @@ def test_a_program_that_gave_no_figure_in_any_job_is_no_result(queue: StandIn) -
     assert f"0 of {total} jobs have results" in said
 
 
-def test_jobs_that_ended_without_a_figure_are_no_results(queue: StandIn) -> None:
-    (queue.base / "no-copies").touch()
+@pytest.mark.parametrize(
+    ("errors", "reason"),
+    [
+        ("homenode: --tests: no test\nnext\n", "--tests: no test"),
+        (
+            "script: line 9: /a/homenode: bad interpreter\n",
+            "script: line 9: /a/homenode: bad inter",
+        ),
+        ("", ""),
+    ],
+)
+def test_jobs_that_ended_without_a_figure_are_no_results(
+    queue: StandIn, errors: str, reason: str
+) -> None:
+    (queue.base / "errors").write_text(errors)
     code, said = queue.run(*NEW)
     assert code == 1
     assert "0 of 8 jobs have results" in said
-    assert "its script ended with exit status 2: --tests: no test" in said
+    assert f"its script ended with exit status 2{reason and ': '}{reason}" in said

@@ -207,12 +207,16 @@ class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
 
 
 def _exit_status(attempt: Path) -> str | None:
-    """What a script that ended left, with the reason that homenode gave; None where it did not."""
+    """What a script that ended left, with homenode's reason, or the shell's why it did not start;
+    None where it did not end."""
     status = _start_of(attempt / "exit", 10)
     if status is None:
         return None
-    errors = _start_of(attempt / "bench.txt.err", 1 << 16) or ""
-    reason = next((line for line in errors.splitlines() if line.startswith("homenode: ")), "")
+    texts = (_start_of(attempt / f"{name}.err", 1 << 16) for name in ("bench.txt", "host.tar.gz"))
+    errors = "\n".join(filter(None, texts)).splitlines()
+    reason = next((line for line in errors if line.startswith("homenode: ")), "")
+    if not reason and errors:
+        reason = errors[-1]
     return f"{status.strip()}: {reason.removeprefix('homenode: ')[:300]}".rstrip(": ")
 
 

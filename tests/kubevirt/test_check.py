@@ -225,6 +225,13 @@ def test_the_version_decides_between_the_hook_and_the_gate(
     assert ("the hook adds" in answer.checked[-1]) == (NATIVE_GATE in gates and "Sidecar" in gates)
 
 
+def test_the_command_of_a_fix_names_the_vms_gpu() -> None:
+    subject = read_vmi(vmi(annotations={}), "vmi")
+    for host, words in ((None, "--gpu x"), (load_host("hgx-h100"), "--gpu x --gpu-id 10DE:2330")):
+        fixes = [str(finding.fix) for finding in check(subject, host, None).findings]
+        assert any(fix.endswith(words) for fix in fixes)
+
+
 @pytest.mark.parametrize(
     ("annotations", "wrong"),
     [

@@ -18,6 +18,7 @@ from homenode.cluster.kubevirt.manifest_options import (
     NATIVE_GATE,
     NATIVE_SINCE,
     HookVersion,
+    ManifestOptions,
     parse_version,
 )
 from homenode.cluster.kubevirt.object import read_manifest, value_at
@@ -283,14 +284,23 @@ def _has_all_homes(placed: Placement | Unplannable, host: Host) -> TypeGuard[Pla
     return bool(homes) and homes <= set(placed.nodes)
 
 
-def _manifest_command(vmi: Vmi, *options: str) -> str:
-    """Return the command that writes the hook and the patches for this VM."""
-    namespace = ("--namespace", vmi.namespace) if vmi.namespace else ()
-    return command_line(
-        *("homenode", "kubevirt", "manifest", "-o", "sidecar", "--vm", vmi.name),
-        *namespace,
-        *options,
-    )
+def _manifest_command(subject: CheckedVmi, *options: str) -> str:
+    """Return the command that writes the hook and the patches for this VM and its GPUs."""
+    vmi = subject.vmi
+    words = ["homenode", "kubevirt", "manifest", "-o", "sidecar", "--vm", vmi.name]
+    if vmi.namespace:
+        words += ["--namespace", vmi.namespace]
+    resources = _texts([value_at(gpu, "deviceName") for gpu in vmi.gpus])
+    if len(resources) == 1 and resources != {ManifestOptions().gpu}:
+        words += ["--gpu", *resources]
+        gpus = () if subject.host is None else subject.host.whole_gpus
+        ids = {
+            f"{gpu.vendor_id:04X}:{gpu.device_id:04X}"
+            for gpu in gpus
+            if gpu.vendor_id is not None and gpu.device_id is not None
+        }
+        words += ["--gpu-id", *ids] if len(ids) == 1 else []
+    return command_line(*words, *options)
 
 
 def devices_without_node(subject: CheckedVmi) -> Iterator[Finding]:
@@ -299,9 +309,10 @@ def devices_without_node(subject: CheckedVmi) -> Iterator[Finding]:
         return
     version = None if cluster is None else cluster.version
     expected, case = f"the hook of homenode, or {NATIVE_GATE} (KubeVirt 1.8)", "under KubeVirt"
+    observed = "no hook in the annotations" + (", and the gate is off" if cluster else "")
     options: tuple[str, ...] = ()
     if version is not None and version < NATIVE_SINCE:
-        expected = "the hook of homenode"
+        expected, observed = "the hook of homenode", "no hook in the annotations"
     elif version is not None:
         expected, case = f"{NATIVE_GATE} on (Alpha), or the hook of homenode", "from KubeVirt 1.8"
         options = ("--kubevirt", f"v{'.'.join(map(str, version))}")
@@ -310,10 +321,10 @@ def devices_without_node(subject: CheckedVmi) -> Iterator[Finding]:
         "devices-without-node",
         f"{plural(count, noun)} {'has' if count == 1 else 'have'} no guest NUMA node",
         expected,
-        "no hook in the annotations" + (", and the gate is off" if cluster is not None else ""),
+        observed,
         "KubeVirt, feature gates",
         case=case,
-        values={"command": _manifest_command(subject.vmi, *options)},
+        values={"command": _manifest_command(subject, *options)},
     )
 
 
@@ -341,7 +352,7 @@ def gate_off(subject: CheckedVmi) -> Iterator[Finding]:
             "off",
             "KubeVirt, feature gates",
             case=case,
-            values={"command": _manifest_command(subject.vmi)},
+            values={"command": _manifest_command(subject)},
         )
 
 
@@ -359,7 +370,7 @@ def hook_annotation_wrong(subject: CheckedVmi) -> Iterator[Finding]:
             "what homenode kubevirt manifest writes",
             f"{fault}: the VM does not start",
             "KubeVirt, pkg/hooks and cmd/sidecars",
-            values={"command": _manifest_command(subject.vmi)},
+            values={"command": _manifest_command(subject)},
         )
 
 

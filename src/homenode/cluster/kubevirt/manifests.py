@@ -134,6 +134,7 @@ def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str
         build = command_line("podman", "build", "-t", image, directory)
         hook = f"{build} && {command_line('podman', 'push', image)}"
         wheel = (("wheel", f"put homenode's wheel and its packaging/runtime.lock into {at}"),)
+    operator = f"use {at}hyperconverged-gates.yaml, and its permittedHostDevices"
     native = (
         ("1.8 on", f"either {NATIVE_GATE} (Alpha), and no hook in the VM's annotations:"),
         ("", patch_cr(NATIVE_FILE)),
@@ -142,12 +143,13 @@ def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str
     vm_hook = ("--type", "merge", "--patch-file", f"{at}vm-hook.yaml")
     logs = command_line("kubectl", "logs", *namespace, "-l", f"vm.kubevirt.io/name={options.vm}")
     return (
+        ("HCO", f"where HyperConverged owns the CR, it reverts these patches: {operator}"),
+        ("GPUs", f"where NVIDIA's operator announces {options.gpu}, set $external in the file:"),
+        ("", patch_cr(DEVICES_FILE)),
         *(native if has_native(options) else ()),
         ("gates", patch_cr(GATES_FILE)),
         *wheel,
         ("hook", hook),
-        ("GPUs", f"where NVIDIA's operator announces {options.gpu}, set $external in the file:"),
-        ("", patch_cr(DEVICES_FILE)),
         # virtctl start would be refused: with RerunOnFailure the VM starts at once.
         ("VM", command_line("kubectl", "apply", "-f", f"{at}vm.yaml")),
         ("", f"it starts from the claim {options.vm}-root; for a VM that runs already:"),

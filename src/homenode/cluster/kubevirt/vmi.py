@@ -91,9 +91,13 @@ class Vmi(Struct, frozen=True):
         return HOOK_ANNOTATION in self.annotations
 
     @property
+    def gpus(self) -> list[Any]:
+        """GPUs of any kind, as given."""
+        return self.list_at("domain", "devices", "gpus")
+
+    @property
     def gpu_count(self) -> int:
-        """GPUs of any kind."""
-        return len(self.list_at("domain", "devices", "gpus"))
+        return len(self.gpus)
 
     @property
     def passed_count(self) -> int:

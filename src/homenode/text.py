@@ -144,6 +144,18 @@ def plural(count: int, noun: str, nouns: str | None = None) -> str:
     return f"{count} {noun if count == 1 else nouns or noun + 's'}"
 
 
+def duration_text(seconds: float) -> str:
+    """About how long.
+
+    >>> duration_text(45), duration_text(600), duration_text(7800)
+    ('45 s', '10 min', '2 h 10 min')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """The beginning of a hint, where a known word is near to the one that was given.
 

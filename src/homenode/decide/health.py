@@ -112,11 +112,15 @@ def _copies_unlike_peers(runs: Sequence[Run]) -> Iterator[Finding]:
     """GPUs whose copies are far below those of the others, of three at least, in every layout."""
     for metric, direction in _COPIES.items():
         shares = [(run, _shares_of_peers(run, metric)) for run in runs]
+        healthy = {
+            place
+            for _, by_place in shares
+            for place, (value, usual) in by_place.items()
+            if value >= _PEERS_SHARE * usual
+        }
         for run, peers in shares:
             for place, (value, usual) in peers.items():
-                pairs = (by_place.get(place) for other, by_place in shares if other is not run)
-                refuted = any(pair and pair[0] >= _PEERS_SHARE * pair[1] for pair in pairs)
-                if value < _PEERS_SHARE * usual and not refuted:
+                if value < _PEERS_SHARE * usual and place not in healthy:
                     gpu, _, _ = place
                     yield finding(
                         "h2d-low",

@@ -354,10 +354,8 @@ def _by_blocks(first: Series, second: Series, neighbours: Iterable[Series]) -> "
     ):
         return None
     order = sorted(blocks)
-    rows = [
-        [dict(zip(series.blocks, series.logs, strict=True))[block] for block in order]
-        for series in compared
-    ]
+    by_block = [dict(zip(series.blocks, series.logs, strict=True)) for series in compared]
+    rows = [[log_of[block] for block in order] for log_of in by_block]
     count, rounds = len(rows), len(order)
     overall_mean = math.fsum(map(math.fsum, rows)) / (count * rounds)
     of_row = [math.fsum(row) / rounds for row in rows]

@@ -40,8 +40,7 @@ from homenode.measure.gpu.collectives import TOPOLOGY_FILE
 from homenode.measure.options import BenchOutcome
 from homenode.measure.run_folder import RunRecord
 from homenode.metrics import METRICS, metric_of
-from homenode.show.trial_text import duration_text
-from homenode.text import command_line, plural
+from homenode.text import command_line, duration_text, plural
 from homenode.units import format_bytes
 from homenode.vm.layout import PRESETS
 

@@ -15,7 +15,7 @@ from homenode.measure.trial.journal import (
     StoredTrial,
 )
 from homenode.measure.trial.prepare import Preflight
-from homenode.text import command_line, number_list, plural, printable
+from homenode.text import command_line, duration_text, number_list, plural, printable
 
 _MOST_SHOWN = 30
 _MOST_NAMED = 8
@@ -37,18 +37,6 @@ _LOOKS = {
     TaskState.PENDING: "",
     TaskState.WAITING: "dim",
 }
-
-
-def duration_text(seconds: float) -> str:
-    """About how long.
-
-    >>> duration_text(45), duration_text(600), duration_text(7800)
-    ('45 s', '10 min', '2 h 10 min')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def progress_line(progress: Progress, noun: str = "jobs") -> str:

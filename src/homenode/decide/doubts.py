@@ -8,18 +8,13 @@ from homenode.decide.comparison import NO_ORDER, NODELESS, ORDER, SLOW_IN_ONE, m
 from homenode.decide.health import slow_in_one
 from homenode.decide.machine_facts import unlike_hardware
 from homenode.decide.matrices import far_copies
-from homenode.decide.words import figure_text
 from homenode.findings import Doubt
 from homenode.measure.results.model import Origin, RunHead
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS
 from homenode.vm.layout import GuestCells, GuestPcie, Siblings
 
-_MUST_AGREE = tuple(
-    """
-    governor clock turbo throttling link driver tool microcode smt
-""".split()
-)
+_MUST_AGREE = frozenset("governor clock turbo throttling link driver tool microcode smt".split())
 """First words of conditions that change figures by themselves; others are mentioned only."""
 
 _OF_COLLECTIVES = ("tool collective", "tool largest message", "tool nccl", "tool rccl")
@@ -79,18 +74,9 @@ def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Dou
 
 def _far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
     """Copies of one table that fall into two groups: some GPUs were copied to from far."""
-    for copies in far_copies(alternative):
-        if metrics is None or copies.key.metric in metrics:
-            near_text, far_text = (
-                figure_text(m, copies.key.unit) for m in (copies.near, copies.far)
-            )
-            copy_name = " ".join(filter(None, (copies.key.metric, copies.key.variant)))
-            yield make_doubt(
-                "far-copies",
-                alternative.label,
-                f"{copy_name}: {copies.gpus[0]} of {copies.gpus[1]} GPUs {far_text}, "
-                f"the others {near_text}",
-            )
+    for metric, detail in far_copies(alternative):
+        if metrics is None or metric in metrics:
+            yield make_doubt("far-copies", alternative.label, detail)
 
 
 def _slow_in_one(slow: Alternative, other: Alternative, metrics: Metrics) -> Iterator[Doubt]:

@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
 from homenode.decide.alternative import Alternative
+from homenode.decide.words import figure_text
 from homenode.measure.results.model import SampleKey
 from homenode.measure.results.vantage import Vantage
 
@@ -86,17 +87,15 @@ def matrices_of(alternative: Alternative) -> tuple[FigureMatrix, ...]:
         for sample_key, samples in run.groups.items():
             values = [sample.value for sample in samples]
             if (placed := _matrix_place(sample_key)) is not None:
-                axes, place = placed
-                metric, unit = sample_key.metric, sample_key.unit
-                key = MatrixKey(metric, unit, axes.variant, axes.rows, axes.columns)
+                key, place = placed
                 samples_by_key.setdefault(key, {}).setdefault(place, []).extend(values)
             elif sample_key.metric == "p2p-bandwidth" and sample_key.position is not None:
-                key = _copy_key(sample_key, Axis.GPU)
+                key = _key(sample_key, Axis.GPU, Axis.GPU)
                 pairs_of_gpus.setdefault(key, {}).setdefault(sample_key.position, []).extend(values)
     for key, by_index in pairs_of_gpus.items():
         if (cells := _square(by_index)) is not None:
             samples_by_key.setdefault(key, cells)
-    return tuple(_matrix(key, cells) for key, cells in samples_by_key.items() if _is_matrix(cells))
+    return tuple(_matrix(key, cells) for key, cells in samples_by_key.items() if len(cells) > 1)
 
 
 def localities(
@@ -126,33 +125,24 @@ def localities(
     return tuple(copy_localities)
 
 
-class _Axes(NamedTuple):
-    rows: Axis
-    columns: Axis
-    variant: str | None
-
-
-def _matrix_place(key: SampleKey) -> tuple[_Axes, tuple[MatrixPlace, MatrixPlace]] | None:
+def _matrix_place(key: SampleKey) -> tuple[MatrixKey, tuple[MatrixPlace, MatrixPlace]] | None:
     if key.size_bytes is not None:
         return None
     has_gpu = key.device is not None or key.position is not None
     if key.node is not None and key.peer_node is not None:
         nodes = MatrixPlace(Axis.NODE, key.node, None), MatrixPlace(Axis.NODE, key.peer_node, None)
-        return _Axes(Axis.NODE, Axis.NODE, key.variant), nodes
+        return _key(key, Axis.NODE, Axis.NODE), nodes
     if key.node is not None and has_gpu and key.peer is None:
         gpu = MatrixPlace(Axis.GPU, key.position or 0, key.device)
-        return _Axes(Axis.NODE, Axis.GPU, key.variant), (
-            MatrixPlace(Axis.NODE, key.node, None),
-            gpu,
-        )
+        return _key(key, Axis.NODE, Axis.GPU), (MatrixPlace(Axis.NODE, key.node, None), gpu)
     if key.device is not None and key.peer is not None:
         pair = MatrixPlace(Axis.GPU, 0, key.device), MatrixPlace(Axis.GPU, 0, key.peer)
-        return _Axes(Axis.GPU, Axis.GPU, key.variant), pair
+        return _key(key, Axis.GPU, Axis.GPU), pair
     if key.metric == "core-to-core-latency" and key.variant is not None:
         match = _PAIR.fullmatch(key.variant)
         if match is not None:
             pu, other = (MatrixPlace(Axis.PU, int(part), None) for part in match.groups())
-            return _Axes(Axis.PU, Axis.PU, None), (pu, other)
+            return MatrixKey(key.metric, key.unit, None, Axis.PU, Axis.PU), (pu, other)
     return None
 
 
@@ -171,10 +161,6 @@ def _square(
                 for index, names in by_index.items()
             }
     return None
-
-
-def _is_matrix(cells: Mapping[tuple[MatrixPlace, MatrixPlace], list[float]]) -> bool:
-    return len(cells) > 1
 
 
 def _matrix(
@@ -196,8 +182,8 @@ def _sort_places(places: Iterable[MatrixPlace]) -> tuple[MatrixPlace, ...]:
     return tuple(sorted(unlike, key=lambda one: (str(one.address or ""), one.number)))
 
 
-def _copy_key(key: SampleKey, rows: Axis) -> MatrixKey:
-    return MatrixKey(key.metric, key.unit, key.variant, rows, Axis.GPU)
+def _key(key: SampleKey, rows: Axis, columns: Axis) -> MatrixKey:
+    return MatrixKey(key.metric, key.unit, key.variant, rows, columns)
 
 
 _Place = tuple[int | None, MatrixPlace]
@@ -211,7 +197,7 @@ def _copies(alternative: Alternative) -> dict[MatrixKey, _Figures]:
     figures_by_key: dict[MatrixKey, _Figures] = {}
     for sample_key, value in alternative.copies.items():
         node = sample_key.peer_node if sample_key.node is None else sample_key.node
-        key = _copy_key(sample_key, Axis.NODE)
+        key = _key(sample_key, Axis.NODE, Axis.GPU)
         gpu = MatrixPlace(Axis.GPU, sample_key.position or 0, sample_key.device)
         figures_by_key.setdefault(key, {})[node, gpu] = value
     for key, figures in figures_by_key.items():
@@ -222,36 +208,26 @@ def _copies(alternative: Alternative) -> dict[MatrixKey, _Figures]:
     return {key: figures for key, figures in figures_by_key.items() if len(figures) > 1}
 
 
-class FarCopies(Struct, frozen=True, kw_only=True):
-    """GPUs whose copies are slower than the others', as if from another node."""
-
-    key: MatrixKey
-    near: float  # means
-    far: float  # means
-    gpus: tuple[int, int]  # far, all
-
-
-def far_copies(alternative: Alternative) -> Iterator[FarCopies]:
-    """Copies that nobody bound to a node and that fall into two groups, by metric. Where each GPU's
-    node and the thread's are known, none that is near counts as far."""
+def far_copies(alternative: Alternative) -> Iterator[tuple[str, str]]:
+    """(metric, which GPUs' copies are slower, as if from another node), of copies that nobody bound
+    to a node and that fall into two groups. Where each GPU's node and the thread's are known, none
+    that is near counts as far."""
     nodes = _nodes_of_gpus(alternative, {})
     by_key: dict[MatrixKey, dict[tuple[Bdf | None, int | None], float]] = {}
     for sample_key, value in alternative.copies.items():
         is_near = sample_key.device in nodes and nodes[sample_key.device] == sample_key.peer_node
         if sample_key.node is None and not is_near:
-            key = _copy_key(sample_key, Axis.NODE)
+            key = _key(sample_key, Axis.NODE, Axis.GPU)
             by_key.setdefault(key, {})[sample_key.device, sample_key.position] = value
     for key, values in by_key.items():
         if (gap := _gap_between_groups(values.values())) is not None:
             low = [value for value in values.values() if value < gap]
             high = [value for value in values.values() if value >= gap]
-            near_mean, far_mean = (low, high) if key.unit == "ns" else (high, low)
-            yield FarCopies(
-                key=key,
-                near=statistics.fmean(near_mean),
-                far=statistics.fmean(far_mean),
-                gpus=(len(far_mean), len(values)),
-            )
+            near, far = (low, high) if key.unit == "ns" else (high, low)
+            means = (figure_text(statistics.fmean(side), key.unit) for side in (far, near))
+            name = " ".join(filter(None, (key.metric, key.variant)))
+            counts = f"{len(far)} of {len(values)} GPUs"
+            yield key.metric, f"{name}: {counts} {', the others '.join(means)}"
 
 
 def _nodes_of_gpus(alternative: Alternative, node_of: Mapping[Bdf, int]) -> dict[Bdf, int]:

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import _within
-from homenode.decide.comparison import Effect, Outcome
-from homenode.decide.correction import holm
+from homenode.decide.comparison import Effect, Outcome, holm
 from homenode.decide.distributions import (
     f_upper_p,
     range_quantile,

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homenode.decide.alternative import alternatives, with_joint_states
-from homenode.decide.joint_states import USUAL
+from homenode.decide.alternative import USUAL, alternatives, with_joint_states
 from homenode.machine.tools.homenode_probe import parse
 from homenode.measure.figures.probe import probe_figures
 from homenode.measure.results.model import MOVING, UNSETTLED, Origin, Run, RunHead, Sample, Switches

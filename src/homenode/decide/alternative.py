@@ -1,25 +1,33 @@
 """Alternative: one thing that can be chosen, a layout or an arrangement, with its runs."""
 
+import itertools
+import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.decide.health import LayoutLinks, layout_links
-from homenode.decide.joint_states import joint_states
 from homenode.decide.summary import Series, SeriesKey, series_of
 from homenode.measure.results.model import (
+    MOVING,
     UNKNOWN_SWITCHES,
+    UNSETTLED,
     Origin,
     Run,
     RunHead,
+    Sample,
     SampleKey,
     Switches,
 )
+from homenode.measure.results.placement_states import classes_of, latency_name
+from homenode.measure.results.vantage import Vantage
 from homenode.units import format_bytes
-from homenode.vm.layout import PRESETS, Siblings
+from homenode.vm.layout import PRESETS, Pinning, Siblings
 
 _Key = tuple[Switches, str | None, str | None, int | None]
 
@@ -73,7 +81,7 @@ def alternatives(runs: Iterable[Run]) -> tuple[Alternative, ...]:
             group.append(run)
     several_modes = len({key[2] for key in by_key}) > 1
     several_pages = len({key[3] for key in by_key}) > 1
-    joint = joint_states(list(by_key.values()))
+    joint = _joint_states(list(by_key.values()))
     return tuple(
         Alternative(
             label=_label(key, modes=several_modes, pages=several_pages),
@@ -97,7 +105,7 @@ def _are_copies(run: Run, other: Run) -> bool:
 
 def with_joint_states(chosen: Sequence[Alternative]) -> tuple[Alternative, ...]:
     """The alternatives with states named alike over all their runs."""
-    joint = joint_states([alternative.runs for alternative in chosen])
+    joint = _joint_states([alternative.runs for alternative in chosen])
     return tuple(
         alternative if alternative.runs is runs else replace(alternative, runs=runs)
         for alternative, runs in zip(chosen, joint, strict=True)
@@ -169,3 +177,146 @@ def preset_of(switches: Switches) -> str | None:
         if all(switch is None or switch is value for switch, value in pairs):
             return name
     return None
+
+
+USUAL = "usual"
+USUAL_SHARE = 2 / 3
+"""Of a boot's samples, at least, that a place must have to be its usual one."""
+
+_NAME = re.compile(r"(\d{1,9}(?:\.\d)?) ns", re.ASCII)
+
+
+class _SeriesPlace(NamedTuple):
+    """What samples of one place have in common, next to the state."""
+
+    metric: str
+    variant: str | None
+    node: int | None
+    peer_node: int | None
+
+
+_Names = dict[tuple[int, _SeriesPlace, str], str | None]
+"""(place of the run, where, its name) -> the name for all; None: it is no series of its own."""
+
+
+def _joint_states(groups: Sequence[Sequence[Run]]) -> tuple[tuple[Run, ...], ...]:
+    """The runs of some alternatives, with states named alike over all of them.
+
+    A run names its states by the hand-over latency that it measured: "27 ns", after the next boot
+    "28 ns". Names within the span of one class become one; two states of one run never do. If each
+    alternative has one place in every boot, that place is its `usual` state, and those are
+    compared. If boots of an alternative contradict each other, no state stands for it.
+    """
+    runs = [run for group in groups for run in group]
+    if not any(run.has_states for run in runs):
+        return tuple(map(tuple, groups))
+    named = _apply_names(groups, _joint_names(runs))
+    return _apply_names(named, _usual_names(named))
+
+
+def _joint_names(runs: Sequence[Run]) -> _Names:
+    seen: dict[_SeriesPlace, dict[tuple[int, str], float]] = {}
+    names: _Names = {}
+    for place, run in enumerate(runs):
+        for sample in _samples_with_state(run):
+            assert sample.state is not None
+            matched = _NAME.fullmatch(sample.state)
+            if matched is not None:
+                seen.setdefault(_series_place(sample), {})[place, sample.state] = float(matched[1])
+            elif " ns, " in sample.state and " of " not in sample.state:
+                # Like another one by its latency, and yet another place: of this run alone.
+                key = (place, _series_place(sample), sample.state)
+                names[key] = f"{sample.state} of {run.head.name}"
+    for node_place, latencies in seen.items():
+        keys = list(latencies)
+        classes = classes_of([latencies[key] for key in keys])
+        for number in set(classes):
+            members = [key for key, at in zip(keys, classes, strict=True) if at == number]
+            if len({place for place, _ in members}) < len(members):
+                continue  # two states of one run: which of them another run saw is unknown
+            name = latency_name(statistics.median(latencies[key] for key in members))
+            names |= {(place, node_place, state): name for place, state in members}
+    return names
+
+
+def _usual_names(groups: Sequence[Sequence[Run]]) -> _Names:
+    boots: dict[_SeriesPlace, dict[int, dict[tuple[int, int], Counter[str]]]] = {}
+    numbered = [(number, run) for number, group in enumerate(groups) for run in group]
+    for place, (number, run) in enumerate(numbered):
+        for sample in _samples_with_state(run):
+            assert sample.state is not None
+            of_group = boots.setdefault(_series_place(sample), {}).setdefault(number, {})
+            of_group.setdefault((place, sample.boot), Counter())[sample.state] += 1
+    names: _Names = {}
+    for node_place, by_group in boots.items():
+        states = {number: _states_of_boots(counts.values()) for number, counts in by_group.items()}
+        renamed = {
+            number: {state for counter in counts.values() for state in counter}
+            for number, counts in by_group.items()
+        }
+        if any(len(names) > 1 for names in states.values()):
+            new: str | None = None
+        else:
+            usual = {
+                number: _usual(names, is_fixed=all(map(_is_fixed, groups[number])))
+                for number, names in states.items()
+            }
+            if None in usual.values() or len(set(usual.values())) < 2:
+                continue
+            new, renamed = USUAL, {number: {str(state)} for number, state in usual.items()}
+        for place, (number, _) in enumerate(numbered):
+            names |= {(place, node_place, state): new for state in renamed.get(number, ())}
+    return names
+
+
+def _states_of_boots(boots: Iterable[Counter[str]]) -> frozenset[str | None]:
+    """States that boots are wholly in; None among them for boots that are in several."""
+    states = set()
+    mixed = False
+    for counter in boots:
+        state, count = counter.most_common(1)[0]
+        if count >= USUAL_SHARE * counter.total():
+            states.add(state)
+        else:
+            mixed = True
+    # Boots that move among states contradict none; with others they only have no usual one.
+    return frozenset(states) if not mixed or len(states) > 1 else frozenset({None})
+
+
+def _usual(states: frozenset[str | None], *, is_fixed: bool) -> str | None:
+    (state,) = states
+    return state if is_fixed or state == MOVING else None
+
+
+def _is_fixed(run: Run) -> bool:
+    """Whether its PUs stand where somebody put them. On a host the probe itself does."""
+    pinned = run.head.switches.pinning not in (None, Pinning.NONE)
+    return pinned or run.head.vantage is not Vantage.GUEST
+
+
+def _apply_names(groups: Sequence[Sequence[Run]], names: _Names) -> tuple[tuple[Run, ...], ...]:
+    if not names:
+        return tuple(map(tuple, groups))
+    places = itertools.count()
+    return tuple(
+        tuple(_rename_states(run, next(places), names) for run in group) for group in groups
+    )
+
+
+def _rename_states(run: Run, place: int, names: _Names) -> Run:
+    keys = ((place, _series_place(sample), sample.state or "") for sample in run.samples)
+    samples = (
+        replace(sample, state=names[key]) if key in names else sample
+        for key, sample in zip(keys, run.samples, strict=True)
+    )
+    return replace(run, samples=tuple(samples))
+
+
+def _samples_with_state(run: Run) -> Iterable[Sample]:
+    return (
+        sample for sample in run.samples if sample.state is not None and sample.state != UNSETTLED
+    )
+
+
+def _series_place(sample: Sample) -> _SeriesPlace:
+    return _SeriesPlace(sample.metric, sample.variant, sample.node, sample.peer_node)

@@ -15,15 +15,17 @@ from homenode.decide.comparison import (
     Effect,
     EvidenceLevel,
     Outcome,
+    UnjudgedEffect,
+    holm,
+    judge_effects,
     make_doubt,
+    metric_of_effect,
     once,
 )
-from homenode.decide.correction import holm
 from homenode.decide.doubts import Metrics, concerns, doubts_between
 from homenode.decide.health import figure_findings, sweep_fits
 from homenode.decide.intervals import CONFIDENCE, LEAST_BOOTS, interval
 from homenode.decide.machine_facts import runs_by_machine
-from homenode.decide.outcomes import UnjudgedEffect, judge_effects, metric_of_effect
 from homenode.decide.summary import Series, SeriesKey, headline, part_in, power_by_test
 from homenode.errors import InputError
 from homenode.findings import Doubt

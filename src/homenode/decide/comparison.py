@@ -1,14 +1,25 @@
-"""Comparison: effects with intervals, or "cannot tell", and every doubt with its remedy."""
+"""Comparison: effects with intervals, or "cannot tell", and every doubt with its remedy.
 
-from collections.abc import Iterable, Mapping
+P values hold over all pairs of alternatives, and are corrected for several primary metrics of one
+objective. Of two metrics an alternative must differ on both together (F) before it may differ on
+one (closed testing); of more: Bonferroni. Why, and the error rates: docs/developer/statistics.md.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from typing import NamedTuple
 
 from msgspec import Struct, toml
 from msgspec.structs import replace
 
+from homenode.decide.distributions import f_upper_p
+from homenode.decide.intervals import CONFIDENCE, Interval
 from homenode.findings import Doubt
 from homenode.measure.results.model import FigureKey
 from homenode.measure.results.sweep import SweepFit
+from homenode.metrics import Metric, metric_of
+from homenode.objective import Objective
 from homenode.package_data import package_text
 
 
@@ -134,3 +145,147 @@ class Comparison(Struct, frozen=True, kw_only=True):
     power: Mapping[str, Mapping[str, float]] = {}  # median watts of a GPU, by alternative and test
     # of rates over sizes, by alternative and metric
     sweeps: Mapping[str, Mapping[str, SweepFit]] = {}
+
+
+class UnjudgedEffect(NamedTuple):
+    """An effect that no one has judged yet, with what its interval rests on."""
+
+    effect: Effect
+    interval: Interval | None
+    # the ratio above 1 by which the two boots that are nearest to each other differ, one of each
+    # side; below 1 where boots of the two overlap
+    apart: float
+    # the same of the slowest device over the faster half of its own boot, over what chance adds
+    # there, above 1 where the alternative is better, and below where it is worse; 1 where that
+    # cannot be told
+    within: float = 1.0
+
+
+def metric_of_effect(effect: Effect) -> Metric:
+    """The metric of an effect; effects are only made of metrics that are known."""
+    metric = metric_of(effect.metric)
+    assert metric is not None
+    return metric
+
+
+def is_large(effect: Effect) -> bool:
+    """Whether an effect is as large as one that an operator would change a layout for."""
+    return 1 - min(effect.gain, 1 / effect.gain) >= metric_of_effect(effect).matters
+
+
+def judge_effects(candidates: Sequence[UnjudgedEffect]) -> Iterator[Effect]:
+    """Effects with corrected p values and outcomes; primary ones are corrected by objective."""
+    alternatives = 1 + len({candidate.effect.alternative for candidate in candidates})
+    families: dict[Objective | None, dict[int, MetricTest]] = {}
+    for place, (effect, interval, *_) in enumerate(candidates):
+        if effect.primary and interval is not None:
+            metric = metric_of_effect(effect)
+            family = (*metric.primary, *metric.stands_in, None)[0]
+            tested = MetricTest(effect.alternative, effect.metric, interval, sum(effect.boots))
+            families.setdefault(family, {})[place] = tested
+    adjusted: dict[int, float] = {}
+    for family_found in families.values():
+        adjusted.update(
+            zip(
+                family_found,
+                adjust_p_values(tuple(family_found.values()), math.comb(alternatives, 2)),
+                strict=True,
+            )
+        )
+    for place, candidate in enumerate(candidates):
+        p = adjusted.get(place)
+        effect = replace(candidate.effect, p_adjusted=p)
+        outcome = _outcome(effect, effect.p if p is None else p, candidate)
+        yield replace(effect, outcome=outcome, level=_level(effect))
+
+
+def _outcome(effect: Effect, p: float | None, candidate: UnjudgedEffect) -> Outcome:
+    if set(effect.doubts) - WEAKENING:
+        return Outcome.CANNOT_TELL
+    direction = Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
+    if effect.doubts:
+        is_within = candidate.within > 1 if direction is Outcome.BETTER else candidate.within < 1
+        is_apart = candidate.apart >= metric_of_effect(effect).boot_variation
+        return direction if is_apart or is_within else Outcome.CANNOT_TELL
+    if p is None or effect.low is None or effect.high is None:
+        return Outcome.CANNOT_TELL
+    if p < 1 - CONFIDENCE:
+        return direction
+    space = 1 + metric_of_effect(effect).matters
+    if 1 / space < effect.low and effect.high < space:
+        return Outcome.NO_DIFFERENCE
+    return Outcome.CANNOT_TELL
+
+
+def _level(effect: Effect) -> EvidenceLevel:
+    return EvidenceLevel.PROVISIONAL if WEAKENING & set(effect.doubts) else EvidenceLevel.MEASURED
+
+
+ALIKE_FROM = 0.15
+"""Two metrics' errors are pooled where chance explains their ratio at least this often."""
+
+UNLIKE_SIDES = 1.5
+"""Power of the part of the freedom that Satterthwaite leaves, which counts once more: the freedom
+is estimated as well, and of two metrics that vary together twice from the same boots."""
+
+LESS_FREEDOM = 0.75
+"""What is left of the freedom where they are not: the mean of two squares of t has longer tails."""
+
+
+class MetricTest(NamedTuple):
+    """One primary metric of an alternative against the baseline."""
+
+    alternative: str
+    metric: str
+    interval: Interval
+    boots: int  # of both
+
+
+def adjust_p_values(tested: Sequence[MetricTest], pairs: int) -> tuple[float, ...]:
+    """Adjusted p values in the same order; of one objective. pairs: of alternatives."""
+    by_alternative: dict[str, list[int]] = {}
+    for place, test in enumerate(tested):
+        by_alternative.setdefault(test.alternative, []).append(place)
+    metrics = {test.metric for test in tested}
+    if len(metrics) != 2 or any(len(places) > 2 for places in by_alternative.values()):
+        return tuple(min(1.0, test.interval.p * len(metrics)) for test in tested)
+    adjusted = [1.0] * len(tested)
+    for places in by_alternative.values():
+        together = min(1.0, _together([tested[place] for place in places]) * pairs)
+        for place in places:
+            adjusted[place] = max(together, tested[place].interval.p)
+    return tuple(adjusted)
+
+
+def _together(tested: Sequence[MetricTest]) -> float:
+    """Return how likely differences this large on all of them are by chance (F). If one side varies
+    more than the other, less of the freedom counts than Satterthwaite's."""
+    intervals = [test.interval for test in tested]
+    if len(intervals) == 1:
+        return intervals[0].p
+    logs = [math.log(interval.ratio) for interval in intervals]
+    total = math.fsum(interval.freedom for interval in intervals)
+    part = min(1.0, total / math.fsum(test.boots - 2 for test in tested))
+    freedom = total * part**UNLIKE_SIDES
+    small, *_, large = sorted(intervals, key=lambda one: one.error)
+    unlike = 2 * f_upper_p((large.error / small.error) ** 2, large.freedom, small.freedom)
+    if unlike >= ALIKE_FROM:
+        variance = math.fsum(interval.error**2 * interval.freedom for interval in intervals) / total
+        f = math.fsum(log**2 for log in logs) / len(logs) / variance
+        return f_upper_p(f, len(logs), freedom)
+    squares = [(log / interval.error) ** 2 for log, interval in zip(logs, intervals, strict=True)]
+    return f_upper_p(math.fsum(squares) / len(squares), len(squares), freedom * LESS_FREEDOM)
+
+
+def holm(ps: Sequence[float]) -> tuple[float, ...]:
+    """The p values corrected for being several (Holm), in the same order.
+
+    >>> holm([0.01, 0.04, 0.03])
+    (0.03, 0.06, 0.06)
+    """
+    adjusted = [0.0] * len(ps)
+    least = 0.0
+    for rank, place in enumerate(sorted(range(len(ps)), key=lambda place: ps[place])):
+        least = max(least, min(1.0, ps[place] * (len(ps) - rank)))
+        adjusted[place] = least
+    return tuple(adjusted)

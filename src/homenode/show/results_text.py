@@ -15,8 +15,8 @@ from homenode.decide.comparison import (
     Effect,
     EvidenceLevel,
     Outcome,
+    is_large,
 )
-from homenode.decide.outcomes import is_large
 from homenode.decide.recommendation import (
     ANY_MACHINE,
     ReasonId,

@@ -12,7 +12,7 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.change.retrain.install import libvirt_hook, systemd_unit
 from homenode.errors import InputError, UsageError
-from homenode.plan.pipeline import vm_of_options
+from homenode.plan.pipeline import PlannedFile, vm_of_options
 from homenode.text import command_line, operands
 from homenode.vm.targets.registry import target_named
 from homenode.vm.targets.target import Rendering
@@ -45,7 +45,7 @@ def rendered(target: str, name: str) -> Rendering:
 
 
 @cache
-def _plan(target: str):  # type: ignore[no-untyped-def]
+def _plan(target: str) -> PlannedFile:
     return written(target, "small-2n8c-2gpu", options("pin-numa"))
 
 

@@ -249,7 +249,7 @@ def _exchange(
             if ended is None and _has_ended(process):
                 ended = time.monotonic()
             if ended is not None and time.monotonic() - ended > LEFT_BEHIND_S:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # gone meanwhile
                     os.killpg(process.pid, signal.SIGKILL)
                 break
             for key, _ in selector.select(min(left_s, 1.0)):
@@ -292,7 +292,7 @@ def _end(process: "subprocess.Popen[bytes]", *, group: bool) -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
         process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it: a dead disk
         process.wait(timeout=KILLED_S)
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:

@@ -30,7 +30,7 @@ from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.change.test_host_lock import SmallHost, uuid_of
 from tests.doctor.test_retrain import planned, sick
 from tests.kills import Target, in_child
-from tests.measure.test_setup import plan_of, tools  # noqa: F401
+from tests.measure.test_setup import plan_of, tools  # noqa: F401 - a fixture
 from tests.memory_folder import memory_folder
 from tests.simulated_config import LINK_CONTROL_2, NoTime, SimulatedConfig
 from tests.virsh_stand_in import URI, UUID, StandIn

@@ -4,7 +4,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from xml.etree import ElementTree
@@ -109,7 +109,7 @@ CHAINS = tuple(
         reads="VMIs with GPUs and the hook: the cells of the GPUs' expander buses, distances "
         "and addresses at each of virt-launcher's definitions, as libvirt prints them",
         setup="go, with the module kubevirt.io/kubevirt; libvirtd, as root",
-        version=lambda version=version: version.removeprefix("v"),  # type: ignore[misc]
+        version=partial(version.removeprefix, "v"),
         missing=_missing(version),
         ask=_ask(version),
         marker="lab",

@@ -150,7 +150,7 @@ def run_and_report(main: Callable[[], None]) -> None:
         step("python")
         main()
         say("DONE", "")
-    except BaseException:
+    except BaseException:  # whatever it is, the machine that would show it is gone then
         traceback.print_exc(file=sys.stdout)
         for log in (
             Path("/var/log/libvirt/libvirtd.log"),

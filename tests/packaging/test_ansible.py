@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from homenode.measure.access.ssh import SshChannel
 from tests.ssh_targets import ssh_target

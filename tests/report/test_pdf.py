@@ -15,7 +15,7 @@ from tests.published_runs import FOLDER
 from tests.report_runs import NASTY, full_results, nasty_results, report
 
 try:
-    import weasyprint  # type: ignore[import-untyped]  # noqa: F401
+    import weasyprint  # noqa: F401 - whether it can be imported
 except (ImportError, OSError) as error:
     MISSING = f"WeasyPrint cannot be used here: {str(error).splitlines()[0]}"
 else:

@@ -30,7 +30,7 @@ from tests.slurm.gpu_nodes import (
     squeue_2405,
 )
 from tests.slurm.hostile_jobs import FIELDS, FORGED, PIECES, Said, document, listing
-from tests.slurm.test_commands import Run, run  # noqa: F401
+from tests.slurm.test_commands import Run, run  # noqa: F401 - a fixture
 from tests.slurm.test_config import GRES
 from tests.slurm.test_record import RECORD
 
@@ -211,7 +211,7 @@ def test_jobs_left_out_are_a_warning_that_names_each() -> None:
     assert finding.subject == "jobs " + ", ".join(map(str, range(20)))
 
 
-def test_an_audit_says_which_jobs_it_left_out(run: Run) -> None:  # noqa: F811
+def test_an_audit_says_which_jobs_it_left_out(run: Run) -> None:  # noqa: F811 - a fixture
     Path("gpu8.toml").write_text(TESTBED)
     Path("odd.txt").write_text(listing(said({"comment": "x\n   JobState=COMPLETED"})))
     code, out, _ = run("audit", "--jobs", "odd.txt", "--host", "gpu8.toml")
@@ -263,7 +263,7 @@ def test_a_nodes_comment_gives_no_node_another_shape(comment: str) -> None:
         assert shapes.keys() == {"gpu01", "gpu02"}
 
 
-def test_jobs_of_a_node_that_cannot_be_read_are_not_judged(run: Run) -> None:  # noqa: F811
+def test_jobs_of_a_node_that_cannot_be_read_are_not_judged(run: Run) -> None:  # noqa: F811 - a fixture
     Path("jobs.json").write_text(document([Said(2)]))
     Path("nodes.txt").write_text(2 * NODE.format(name="gpu02", features="a", comment="c"))
     words = ("--jobs", "jobs.json", "--host", "gpu8.toml", "--nodes", "nodes.txt")

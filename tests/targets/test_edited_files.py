@@ -24,7 +24,7 @@ HOST = "hgx-h100"
 QM, XL = FILES["proxmox"], FILES["xen"]
 
 
-def plain(layout: str, **more: object):  # type: ignore[no-untyped-def]
+def plain(layout: str, **more: object) -> PlanOptions:
     return options(layout, vcpus=None, memory_bytes=None, **more)
 
 

@@ -120,9 +120,7 @@ def _is_enumeration(kind: Any) -> bool:
 
 def find_parameters(record: Any, path: tuple[str, ...] = ()) -> Iterator[Parameter]:
     """What can be typed of a record, in the order of its fields."""
-    annotations: dict[str, Any] = {}
-    for base in reversed(record.__mro__):
-        annotations |= vars(base).get("__annotations__", {})
+    annotations = _find_annotations(record)
     names, defaults = record.__struct_fields__, record.__struct_defaults__
     default_of = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
     for name in names:
@@ -142,6 +140,14 @@ def find_parameters(record: Any, path: tuple[str, ...] = ()) -> Iterator[Paramet
                 kind, many = _find_kind(base)
                 default = default_of.get(name, NODEFAULT)
                 yield Parameter((*path, name), opt, kind, many, default, record)
+
+
+def _find_annotations(record: Any) -> dict[str, Any]:
+    """The annotations of a record and of its bases, these first."""
+    annotations: dict[str, Any] = {}
+    for base in reversed(record.__mro__):
+        annotations |= vars(base).get("__annotations__", {})
+    return annotations
 
 
 @cache
@@ -169,12 +175,9 @@ def _is_record(annotation: Any) -> bool:
 def _find_kind(annotation: Any) -> tuple[Any, bool]:
     """The type of one value, and whether the field has several."""
     if isinstance(annotation, types.UnionType):
-        kinds = [
-            kind_option for kind_option in annotation.__args__ if kind_option is not types.NoneType
-        ]
-        annotation = kinds[0]
-        for kind_option in kinds[1:]:
-            annotation = annotation | kind_option
+        annotation, *others = (kind for kind in annotation.__args__ if kind is not types.NoneType)
+        for other in others:
+            annotation = annotation | other
     many = getattr(annotation, "__origin__", None) is tuple and ... in annotation.__args__
     kind = annotation.__args__[0] if many else annotation
     return getattr(kind, "__supertype__", kind), many
@@ -424,10 +427,7 @@ def _build_record(
     record: Callable[..., Any], values: Mapping[tuple[str, ...], Any], path: tuple[str, ...]
 ) -> Any:
     fields = {at[-1]: value for at, value in values.items() if at[:-1] == path}
-    annotations: dict[str, Any] = {}
-    for base in reversed(record.__mro__):  # type: ignore[attr-defined]
-        annotations |= vars(base).get("__annotations__", {})
-    for name, annotation in annotations.items():
+    for name, annotation in _find_annotations(record).items():
         if _is_record(annotation):
             base = getattr(annotation, "__origin__", annotation)
             fields[name] = _build_record(base, values, (*path, name))

@@ -74,7 +74,7 @@ def _open_unnamed(place: int, permissions: int) -> int | None:
     none."""
     if not os.access(_OWN_FILES, os.X_OK):  # by which it gets its name
         return None
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # overlayfs and NFS have no O_TMPFILE
         return os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, permissions, dir_fd=place)
     return None
 
@@ -182,7 +182,7 @@ def remove_file(path: Path) -> None:
 
 
 def _remove(name: str, folder: int) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the error that led here is raised
         os.unlink(name, dir_fd=folder)
 
 

@@ -45,8 +45,8 @@ def pdf_pages(html: str) -> bytes:
     Nothing is fetched: an address in the document, of whatever kind, is refused.
     """
     try:
-        from weasyprint import HTML  # type: ignore[import-untyped]
-        from weasyprint.urls import URLFetcher  # type: ignore[import-untyped]
+        from weasyprint import HTML
+        from weasyprint.urls import URLFetcher
     except ImportError as error:
         raise missing_extra(error.name or "weasyprint") from None
     except OSError as error:  # Pango is a library of the system's, loaded when it is imported
@@ -84,11 +84,11 @@ def _render(doc: Doc, **values: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # Drawings are built as elements, the style sheet and the script are ours: nothing else is let
-    # through unescaped.
     is_paper = bool(values["paper"])
 
     def draw(svg: str) -> Markup:
+        # Drawings are built as elements, the style sheet and the script are ours: nothing else is
+        # let through unescaped.
         return Markup(_insert_style(svg) if is_paper else svg)  # noqa: S704
 
     environment.filters |= {

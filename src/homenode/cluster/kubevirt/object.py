@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from homenode.errors import InputError, ParseError
 from homenode.text import plural
@@ -53,7 +53,7 @@ _MAX_NODES = 20_000
 """Of a file; a VMI with its status has 500. To build one takes 10 microseconds and 300 bytes."""
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
     """Values as Kubernetes has them: no aliases, no dates, bounded depth and number."""
 
     depth = nodes = 0
@@ -123,7 +123,7 @@ def _documents(text: bytes) -> list[Any]:
     return documents
 
 
-class _Readable(yaml.SafeDumper):  # type: ignore[misc]
+class _Readable(yaml.SafeDumper):  # type: ignore[misc]  # it has no types
     """Texts of several lines in block style; what stands twice is written twice."""
 
     def ignore_aliases(self, data: Any) -> bool:

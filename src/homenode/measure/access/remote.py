@@ -107,7 +107,7 @@ def returncode_of(status: int) -> int:
     return 128 - status if 128 < status <= 128 + 64 else status
 
 
-_FOLDERS = ("/run", "/tmp", "/var/tmp", "/dev/shm", "/root")  # noqa: S108
+_FOLDERS = ("/run", "/tmp", "/var/tmp", "/dev/shm", "/root")  # noqa: S108 - a random name is made there
 _IS_OURS = '[ -n "$(find $d -prune -type d -user "$(id -u)" -perm 700 2>/dev/null)" ]'
 _ROOM = "dd if=/dev/zero of=$d/try bs=64k count=64 2>/dev/null"
 """4 MiB: the probe has 2.5 MiB, and a disk that is full takes a directory and a few bytes."""

@@ -108,5 +108,5 @@ def _decompress(root: Path, *parts: str, ends: contextlib.ExitStack) -> int:
 
 
 def _discard(name: str, top: int) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the error that led here is raised
         shutil.rmtree(name, dir_fd=top)

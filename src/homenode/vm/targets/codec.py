@@ -77,7 +77,7 @@ class Codec(Struct, frozen=True, kw_only=True):
     parse: Callable[[bytes, str], Any]
     new: Callable[[Vm, Plan], str]  # the text of a file that says no plan
     edited: Callable[[Any, Mapping[str, Any]], str]  # that of a writing's file with entries in it
-    refuse: Callable[[Any], None] = _nothing  # type: ignore[assignment]
+    refuse: Callable[[Any], None] = lambda _: None
     # what only this plan or this file has, of the same as companions
     findings: Callable[[Any, Any], Iterable[Finding]] = _nothing
     # (suffix, content) of files next to it, of the same. refuse raises InputError for what the

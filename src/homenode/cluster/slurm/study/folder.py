@@ -388,8 +388,8 @@ class _Hosts:
     def lookup(self, experiment: Experiment, run: Path) -> tuple[Host | None, NodeMachine | None]:
         node = experiment.nodes[0]
         if node not in self._known:
-            captured = None  # if it cannot be read, the rest of the report does without
-            with contextlib.suppress(InputError):
+            captured = None
+            with contextlib.suppress(InputError):  # the rest of the report does without
                 captured = load_host(str(run / HOST))
             described = captured if self._study.host is None else self._read_described()
             machine = captured if captured is not None and captured.pci_devices else described
@@ -399,7 +399,7 @@ class _Hosts:
     def _read_described(self) -> Host | None:
         """As it was when the study began."""
         content = StudyFolder(self._folder).read(DESCRIBED)
-        with contextlib.suppress(InputError):
+        with contextlib.suppress(InputError):  # likewise
             if content is not None:
                 return formats.decode(content, "host", Host, DESCRIBED)
         return None

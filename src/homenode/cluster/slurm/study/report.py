@@ -7,6 +7,7 @@ Figures are compared as those of layouts are: jobs are boots, bindings and queue
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from statistics import fmean, median, stdev
 
 from msgspec import Struct
@@ -260,18 +261,20 @@ def _on_node(matrix: StudyMatrix) -> str:
     return text
 
 
+def _side_of(metric: str, job: JobEvidence, sample: Sample) -> str | None:
+    """Whole nodes or parts of them; None for another metric."""
+    if sample.metric != metric:
+        return None
+    return WHOLE if job.mode is Mode.EXCLUSIVE else PARTS
+
+
 def _computing(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     """By the user's own program alone: copies and products inside a GPU do not feel its host."""
     app_metrics = sorted(
         {s.metric for job in jobs for s in job.samples if s.metric.startswith("app-")}
     )
     for metric in app_metrics:
-        runs = runs_by(
-            jobs,
-            lambda job, sample, metric=metric: (  # type: ignore[misc]
-                None if sample.metric != metric else WHOLE if job.mode is Mode.EXCLUSIVE else PARTS
-            ),
-        )
+        runs = runs_by(jobs, partial(_side_of, metric))
         sides = alternatives(sorted(runs, key=lambda run: run.head.arrangement != WHOLE))
         if [side.label for side in sides] != [WHOLE, PARTS]:
             continue

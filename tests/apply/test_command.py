@@ -14,7 +14,6 @@ from homenode.change.journal import default_root
 from homenode.cli.arguments.place import PlanArguments, RestoreArguments
 from homenode.cli.plan import plan
 from homenode.cli.restore import restore as work
-from homenode.cli.restore import restore_domains
 from homenode.errors import InputError, UsageError
 from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.restore import write_tuned
@@ -37,9 +36,9 @@ def test_apply_plans_defines_and_says_how_to_undo_it(
     shown = capsys.readouterr().out
     assert shown.startswith(f"{NAME}: defined; its next start uses it\n") and "node 0" in shown
     assert shown.endswith(f"undo  homenode restore {UUID}\n")
-    restore_domains([NAME], yes=True)
+    restore([NAME])
     assert daemon.definition() == ORIGINAL
-    restore_domains([UUID], yes=True)
+    restore([UUID])
     assert "has its original definition already" in capsys.readouterr().out
 
 
@@ -200,10 +199,10 @@ def test_live_pins_tell_each_move_and_restore_takes_them_back(
     apply([NAME], yes=True, layout="pin", host=HOST, quiet=True, live_pins=True)
     assert daemon.get("pins/vcpu.0") != "0-7"
     assert "6 threads moved; its definition is as it was" in capsys.readouterr().out
-    restore_domains([NAME], dry_run=True)
+    work(RestoreArguments(targets=(NAME,), dry_run=True))
     assert "6 threads would move back to CPUs 0-7" in capsys.readouterr().out
     assert daemon.get("pins/vcpu.0") != "0-7"
-    restore_domains([NAME], yes=True)
+    restore([NAME])
     assert daemon.get("pins/vcpu.0") == "0-7"
     assert daemon.definition() == ORIGINAL
     assert DomainStore(Path("/nowhere"), URI, UUID).definition() is None
@@ -240,15 +239,15 @@ def test_restore_asks_and_changes_nothing_without_a_yes(
     apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
     tuned = daemon.definition()
     with pytest.raises(UsageError, match="no terminal"):
-        restore_domains([NAME])
+        work(RestoreArguments(targets=(NAME,)))
     monkeypatch.setattr("homenode.cli.terminal.is_interactive", lambda: True)
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     with pytest.raises(SystemExit) as ended:
-        restore_domains([NAME])
+        work(RestoreArguments(targets=(NAME,)))
     assert ended.value.code == 1
     assert daemon.definition() == tuned
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    restore_domains([NAME])
+    work(RestoreArguments(targets=(NAME,)))
     assert daemon.definition() == ORIGINAL
 
 
@@ -268,6 +267,6 @@ def test_restore_closes_the_record_of_a_domain_that_has_its_original(daemon: Sta
     daemon.put_definition(ORIGINAL)
     store = DomainStore(default_root(), URI, UUID)
     assert store.journal.to_undo()
-    restore_domains([NAME], yes=True)
+    restore([NAME])
     assert not store.journal.to_undo()
     assert daemon.definition() == ORIGINAL

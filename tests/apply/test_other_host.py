@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.change.journal import default_root
-from homenode.cli.restore import restore_domains
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.machine.topology import Host, RunningDomain
@@ -22,7 +21,7 @@ from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.apply.test_undo_libvirt import GPU as GPU_WITH_ADDRESS
 from tests.apply_documents import NAME, ORIGINAL
-from tests.command_line import apply, be_host, homenode
+from tests.command_line import apply, be_host, homenode, restore
 from tests.virsh_stand_in import URI, StandIn
 
 HERE = "small-2n8c-2gpu"
@@ -183,7 +182,7 @@ def test_a_domain_of_another_host_gets_a_plan_for_this_one_and_keeps_its_first_o
     hosts = [re.search(rb"host=.([0-9a-f]{16})", one) for one in (before, after)]
     assert hosts[0] and hosts[1] and hosts[0].group(1) != hosts[1].group(1)
     assert b"pin-numa" in after
-    restore_domains([NAME], yes=True)
+    restore([NAME])
     assert daemon.definition() == ORIGINAL
 
 

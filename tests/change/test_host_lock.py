@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -19,7 +20,6 @@ from homenode.change import host_lock
 from homenode.change.apply.store import journals_of_domains
 from homenode.change.host_lock import host_locked, lock_of_one_user
 from homenode.change.journal import OpenChange, default_root, open_changes
-from homenode.cli.restore import restore_domains
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, HostError
 from homenode.machine.description.parse import parse_description
@@ -179,7 +179,7 @@ def held_by_another(root: Path, connect: str) -> Iterator[int]:
 
 
 def test_applies_at_once_give_each_vm_a_core_of_its_own(host: SmallHost) -> None:
-    children = [start_child(lambda at=number: host.apply(at)) for number in range(VMS)]  # type: ignore[misc]
+    children = [start_child(partial(host.apply, number)) for number in range(VMS)]
     assert [code_of(child) for child in children] == [0] * VMS
     host.check_alone(VMS)
 
@@ -222,7 +222,7 @@ def test_who_waits_names_the_holder_and_gives_up(
     with held_by_another(default_root(), URI) as holder:
         changes: tuple[Callable[[], object], ...] = (
             lambda: host.apply(0),
-            lambda: restore_domains(["vm0"], yes=True),
+            lambda: restore(["vm0"]),
         )
         for change in changes:
             with pytest.raises(HostError, match=r"homenode apply other.*0\.2 s") as refused:

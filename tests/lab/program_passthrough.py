@@ -87,8 +87,8 @@ def main() -> None:
     say("vm", json.dumps(report))
     step("verified")
     from homenode.cli.apply import apply
-    from homenode.cli.arguments.place import ApplyArguments
-    from homenode.cli.restore import restore_domains
+    from homenode.cli.arguments.place import ApplyArguments, RestoreArguments
+    from homenode.cli.restore import restore
     from homenode.errors import HomenodeError
     from homenode.vm.plan_options import PlanOptions
 
@@ -100,7 +100,7 @@ def main() -> None:
     homenode("apply", "vm", "--layout", "pin", "-q", "--live-pins", *RESERVE)
     say("moved", json.dumps([vcpu0, virsh("vcpupin", "vm", "0")]))
     virsh("destroy", "vm")
-    restore_domains(["vm"], yes=True)
+    restore(RestoreArguments(targets=("vm",), yes=True))
     after = virsh("dumpxml", "--inactive", "--security-info", "vm")
     say("restored", json.dumps([before, after]))
     step("restored")

@@ -137,7 +137,13 @@ def report(arguments: ReportArguments) -> None:
         elif output != STANDARD_OUTPUT:
             note_written(output)
     if arguments.csv or arguments.json:
-        _rows(machines, skipped, csv=arguments.csv, json=arguments.json)
+        from homenode.show.report.rows import csv_of, json_text, rows_of
+
+        rows = [row for machine in machines for row in rows_of(machine)]
+        if arguments.csv:
+            print_file(csv_of(rows))
+        else:
+            print_json(json_text(rows, skipped))
 
 
 def _neighbours(runs: Sequence[str]) -> Path:
@@ -235,19 +241,3 @@ def _say(machines: "tuple[ReportedMachine, ...]", output: Path) -> None:
     for finding in figure_findings(runs):
         shown = f"{finding.subject}: {finding.observed}; expected {finding.expected}"
         note(f"{finding.severity}: {shown}")
-
-
-def _rows(
-    machines: "tuple[ReportedMachine, ...]",
-    skipped: tuple[str, ...],
-    *,
-    csv: bool,
-    json: bool,
-) -> None:
-    from homenode.show.report.rows import csv_of, json_text, rows_of
-
-    rows = [row for machine in machines for row in rows_of(machine)]
-    if csv:
-        print_file(csv_of(rows))
-    if json:
-        print_json(json_text(rows, skipped))

@@ -56,42 +56,34 @@ def restore(arguments: RestoreArguments) -> None:
         if _is_for_a_domain(arguments):
             options = "--connect, --forget or --keep-edits"
             raise exclusive(targets[0], options, command_line("homenode", "restore", targets[0]))
-        _restore_file(targets[0], dry_run=arguments.dry_run, diff=arguments.diff, yes=arguments.yes)
+        _restore_file(targets[0], arguments)
         return
     if arguments.forget and arguments.keep_edits:
         raise exclusive("--forget", "--keep-edits")
-    connect = arguments.connect or DEFAULT
     if arguments.forget:
         if len(targets) > 1:
             raise UsageError(f"--forget: expected one domain, found {len(targets)}")
-        _forget(targets[0], connect)
+        _forget(targets[0], arguments.connect or DEFAULT)
         return
-    restore_domains(
-        targets,
-        connect,
-        keep_edits=arguments.keep_edits,
-        dry_run=arguments.dry_run,
-        diff=arguments.diff,
-        yes=arguments.yes,
-    )
+    _restore_domains(arguments)
 
 
 def _is_for_a_domain(arguments: RestoreArguments) -> bool:
     return arguments.connect is not None or arguments.forget or arguments.keep_edits
 
 
-def _restore_file(path: str, *, dry_run: bool, diff: bool, yes: bool) -> None:
+def _restore_file(path: str, arguments: RestoreArguments) -> None:
     preview = preview_restore_file(path)
-    check_can_ask(asks=not (yes or dry_run))
+    check_can_ask(asks=not (arguments.yes or arguments.dry_run))
     before = preview.current or b""
-    if diff:
+    if arguments.diff:
         print_diff(before, preview.original, f"{path} (now)", f"{path} (original)")
-    if dry_run or not yes:
+    if arguments.dry_run or not arguments.yes:
         say(f"{path}: its original would be restored: {_change_text(before, preview.original)}")
-    if dry_run:
+    if arguments.dry_run:
         say("dry run: nothing was changed")
         return
-    if not yes:
+    if not arguments.yes:
         ask(f"Restore {path}?")
     restore_original(path)
     say(f"{path}: restored, equal to its original")
@@ -129,41 +121,33 @@ def _list_open() -> None:
     console().print(Doc(f"{plural(len(rows), 'change')} can be undone", (table,)))
 
 
-def restore_domains(
-    names: Sequence[str],
-    connect: str = DEFAULT,
-    *,
-    keep_edits: bool = False,
-    dry_run: bool = False,
-    diff: bool = False,
-    yes: bool = False,
-) -> None:
+def _restore_domains(arguments: RestoreArguments) -> None:
     """Restore the definitions and live pins that domains had before `homenode apply`, last one
     first.
 
-    Every obstacle is reported before the question and before the first change. keep_edits: remove
-    only what the layout set.
+    Every obstacle is reported before the question and before the first change.
     """
+    connect, dry_run = arguments.connect or DEFAULT, arguments.dry_run
     virsh, root = Virsh(connect), journal.default_root()
-    states = [domain_to_restore(virsh, name, root) for name in names]
-    check_can_ask(asks=not (yes or dry_run))
-    with changing_host("restore", names, connect, dry_run=dry_run):
-        previews = [_preview(virsh, state, keep_edits=keep_edits, diff=diff) for state in states]
-        if dry_run or not yes:
+    states = [domain_to_restore(virsh, name, root) for name in arguments.targets]
+    check_can_ask(asks=not (arguments.yes or dry_run))
+    with changing_host("restore", arguments.targets, connect, dry_run=dry_run):
+        previews = [_preview(virsh, state, arguments) for state in states]
+        if dry_run or not arguments.yes:
             for line in (line for preview in previews for line in preview):
                 console().print(Doc("", (Text(line, hang=2),)))
         if dry_run:
             say("dry run: nothing was changed")
             return
         changing = [state for state, lines in zip(states, previews, strict=True) if lines]
-        if changing and not yes:
+        if changing and not arguments.yes:
             ask(f"Restore {', '.join(state.name for state in changing)}?")
         # Also those that have their original already: their record is closed.
         for state in reversed(states):
-            _restore_domain(virsh, state, keep_edits=keep_edits)
+            _restore_domain(virsh, state, keep_edits=arguments.keep_edits)
 
 
-def _preview(virsh: Virsh, state: DomainState, *, keep_edits: bool, diff: bool) -> tuple[str, ...]:
+def _preview(virsh: Virsh, state: DomainState, arguments: RestoreArguments) -> tuple[str, ...]:
     """What restoring a domain would change, a line each; () if nothing. Raises as a restore."""
     root, name = journal.default_root(), state.name
     if paused_journal(root, virsh, state.uuid, name).to_undo():
@@ -174,9 +158,9 @@ def _preview(virsh: Virsh, state: DomainState, *, keep_edits: bool, diff: bool) 
         lines.append(f"{name}: {plural(len(pins), 'thread')} would move back to {cpus}")
         if not has_original(virsh, state.uuid, root):
             return tuple(lines)
-    preview = preview_restore(virsh, state.uuid, root, keep_edits=keep_edits)
+    preview = preview_restore(virsh, state.uuid, root, keep_edits=arguments.keep_edits)
     if preview.is_changed:
-        if diff:
+        if arguments.diff:
             now, restored = f"{name} (now)", f"{name} (restored)"
             print_diff(preview.definition, preview.original, now, restored)
         for device in preview.moved:
@@ -184,7 +168,7 @@ def _preview(virsh: Virsh, state: DomainState, *, keep_edits: bool, diff: bool) 
         lines.append(
             f"{name}: homenode apply of "
             + preview.applied_at.strftime("%Y-%m-%d %H:%M would be undone")
-            + (", later edits kept: " if keep_edits else ": ")
+            + (", later edits kept: " if arguments.keep_edits else ": ")
             + _change_text(preview.definition, preview.original)
         )
     return tuple(lines)
@@ -240,13 +224,14 @@ def is_file_target(name: str) -> bool:
 @contextmanager
 def changing_host(
     command: str, names: Sequence[str], connect: str, *, dry_run: bool = False
-) -> Iterator[None]:
-    """Hold the host's lock, from the look at its state to the change: a dry run holds none.
+) -> Iterator[tuple[int, ...]]:
+    """Hold the host's lock, from the look at its state to the change: a dry run holds none. Yield
+    its descriptors.
 
     On a terminal, who waits for it sees who holds it.
     """
     if dry_run:
-        yield
+        yield ()
         return
 
     def waiting(holder: str) -> None:
@@ -254,10 +239,10 @@ def changing_host(
             note(f"waiting until this host is no longer changed by {holder}")
 
     words = command_line("homenode", command, *names)
-    with host_locked(journal.default_root(), connect, words, waiting):
+    with host_locked(journal.default_root(), connect, words, waiting) as locks:
         if (reason := lock_of_one_user(connect)) is not None:
             _note_once(f"change this host as one user, from one place: {reason}")
-        yield
+        yield locks
 
 
 @cache

@@ -163,8 +163,6 @@ def _check_host(arguments: VerifyArguments) -> None:
 
 def _start_paused(verified: Verification, request: VerifyRequest, *, yes: bool) -> Verification:
     """With what the VM shows when it is started paused; as it was where it could not start."""
-    from homenode.change.host_lock import host_locked
-    from homenode.change.journal import default_root
     from homenode.check.verify.start import startable, verify_paused
     from homenode.cli.restore import changing_host
 
@@ -175,10 +173,8 @@ def _start_paused(verified: Verification, request: VerifyRequest, *, yes: bool) 
         f"Start {name} paused, with its real devices and libvirt's hooks, and end it at once?"
     ):
         raise SystemExit(FINDINGS)
-    root = default_root()
     with (
-        changing_host("verify", (name, "--start"), request.connect),
-        host_locked(root, request.connect, "homenode verify --start") as locks,
+        changing_host("verify", (name, "--start"), request.connect) as locks,
         interruptible(),
         working(f"starting {name} paused"),
     ):

@@ -206,6 +206,16 @@ class FrequencyLimit(Struct, frozen=True):
     pus: CpuSet
 
 
+_PLACEMENT_PARAMETERS = frozenset(
+    """
+    amd_iommu amd_pstate default_hugepagesz hugepages hugepagesz intel_idle.max_cstate intel_iommu
+    intel_pstate iommu irqaffinity isolcpus maxcpus mem memmap mitigations nohz_full nosmt nr_cpus
+    numa numa_balancing pci pcie_acs_override pcie_aspm processor.max_cstate rcu_nocbs
+    transparent_hugepage vfio-pci.ids vfio_iommu_type1.dma_entry_limit
+    """.split()
+)
+
+
 class HostSettings(Struct, frozen=True):
     """Settings of the running system; None where the source does not say."""
 
@@ -233,6 +243,15 @@ class HostSettings(Struct, frozen=True):
     frequency_limits: tuple[FrequencyLimit, ...] | None = None
     firmware: str | None = None  # its vendor, version and date
     turbo: str | None = None  # "on" or "off"
+
+    @property
+    def placement_parameters(self) -> str | None:
+        """Parameters of the kernel that change where VMs run and how fast; others may name disks or
+        passwords. None where the command line is not known."""
+        if self.kernel_command_line is None:
+            return None
+        words = self.kernel_command_line.split()
+        return " ".join(w for w in words if w.partition("=")[0] in _PLACEMENT_PARAMETERS)
 
 
 def nearest_cpu_nodes(

@@ -253,7 +253,7 @@ def settings_lines(settings: HostSettings) -> tuple[str, ...]:
     lines: list[str] = []
     for name, value in (
         ("kernel", settings.kernel_release),
-        ("on the kernel command line", _placement_parameters(settings.kernel_command_line)),
+        ("on the kernel command line", settings.placement_parameters),
         ("SMT control", settings.smt_control),
         (
             "CPU frequency governor",
@@ -272,23 +272,6 @@ def settings_lines(settings: HostSettings) -> tuple[str, ...]:
         if value:
             lines.append(f"{name}: {value}")
     return tuple(lines)
-
-
-# What decides where threads and pages may lie, and how devices are mapped.
-_PARAMETERS = tuple(
-    """
-    isolcpus nohz_full rcu_nocbs irqaffinity nosmt maxcpus nr_cpus numa numa_balancing
-    hugepagesz hugepages default_hugepagesz transparent_hugepage iommu intel_iommu amd_iommu
-    vfio-pci vfio_iommu_type1 pci mitigations
-""".split()
-)
-
-
-def _placement_parameters(command_line: str | None) -> str | None:
-    """The parameters that matter here; the rest is long and may name disks or passwords."""
-    words = (command_line or "").split()
-    parameters = [w for w in words if w.partition("=")[0].partition(".")[0] in _PARAMETERS]
-    return " ".join(parameters) or None
 
 
 def _version(version: tuple[int, int, int] | None) -> str | None:

@@ -10,7 +10,15 @@ from homenode.doc import Doc, Part, Table, Text
 from homenode.findings import NO_VMS, Finding, Severity, unread_vms
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.text import command_line, first_few, nodes_text, number_list, plural, subjects_text
+from homenode.text import (
+    command_line,
+    cpus_text,
+    first_few,
+    nodes_text,
+    number_list,
+    plural,
+    subjects_text,
+)
 from homenode.units import format_bytes, format_limit
 from homenode.vm.layout import GuestCells, layout_text
 from homenode.vm.model import GuestCache
@@ -310,8 +318,10 @@ def _host_line(plan: Plan, host: Host) -> str:
     of_nodes = "" if is_whole else f" of {nodes_text(plan.nodes)}"
     parts = [f"{idle} of {plural(len(cores), 'core')}{of_nodes} run no vCPU"]
     if plan.vm.emulator_pus is not None:
-        parts.append(f"QEMU on {_cpus(plan.vm.emulator_pus)}")
-    parts += [f"IOThread {thread} on {_cpus(pins)}" for thread, pins in plan.vm.iothread_pins[:4]]
+        parts.append(f"QEMU on {cpus_text(plan.vm.emulator_pus)}")
+    parts += [
+        f"IOThread {thread} on {cpus_text(pins)}" for thread, pins in plan.vm.iothread_pins[:4]
+    ]
     return "; ".join(parts)
 
 
@@ -321,16 +331,12 @@ def reserved_lines(host: Host | None, name: str) -> tuple[str, ...]:
     for domain in () if host is None else host.domains:
         if domain.is_kept and domain.name != name:
             pus = CpuSet.union(domain.vcpu_pins)
-            parts = [_cpus(pus)] if pus else []
+            parts = [cpus_text(pus)] if pus else []
             parts.append(format_bytes(domain.memory_bytes))
             parts += [subjects_text([str(bdf) for bdf in domain.devices])] if domain.devices else []
             option = command_line("--ignore-domain", domain.name)
             lines.append(f"{domain.name}: {', '.join(parts)} ({option} frees them)")
     return tuple(lines)
-
-
-def _cpus(pus: CpuSet) -> str:
-    return f"{'CPU' if len(pus) == 1 else 'CPUs'} {pus}"
 
 
 def _reservation_lines(plan: Plan) -> Iterator[str]:

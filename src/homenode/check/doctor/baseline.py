@@ -112,23 +112,9 @@ def _huge_pages(host: Host) -> dict[str, int]:
     }
 
 
-_PLACING = frozenset(
-    """
-    amd_iommu amd_pstate default_hugepagesz hugepages hugepagesz intel_idle.max_cstate intel_iommu
-    intel_pstate iommu irqaffinity isolcpus maxcpus mem memmap mitigations nohz_full nosmt nr_cpus
-    numa numa_balancing pci pcie_acs_override pcie_aspm processor.max_cstate rcu_nocbs
-    transparent_hugepage vfio-pci.ids vfio_iommu_type1.dma_entry_limit
-    """.split()
-)
-"""Parameters of the kernel that change where VMs run and how fast."""
-
-
-def _kernel_words(host: Host) -> str | None:
-    line = host.settings.kernel_command_line
-    if line is None:
-        return None
-    words = (word for word in line.split() if word.partition("=")[0] in _PLACING)
-    return " ".join(words) or "none that matters"
+def _kernel_parameters(host: Host) -> str | None:
+    parameters = host.settings.placement_parameters
+    return "none that matters" if parameters == "" else parameters
 
 
 def _kernel_change(was: str, now: str) -> Severity | None:
@@ -213,7 +199,7 @@ FACTS = (
     HostFact("drift-device", "node", _nodes, _CRITICAL),
     HostFact("drift-link", "link", _links, _slower),
     HostFact("drift-huge-pages", "huge pages", _huge_pages, _fewer),
-    HostFact("drift-host", "kernel's command line", _of_host(_kernel_words), _kernel_change),
+    HostFact("drift-host", "kernel's command line", _of_host(_kernel_parameters), _kernel_change),
     HostFact("drift-host", "firmware", _of_host(lambda host: host.settings.firmware), _WARNING),
     HostFact("drift-host", "IOMMU", _of_host(_iommu), _CRITICAL),
 )

@@ -47,13 +47,9 @@ def _read_vcpus(vm: Vm) -> FactValues:
 
 def _describe_threads(home: _Threads, seen: _Threads | None) -> tuple[str, str, str]:
     if seen is None:
-        return "", f"a thread on {_cpus(home.pus[0])}", "no such thread"
+        return "", f"a thread on {cpus_text(home.pus[0])}", "no such thread"
     strays = seen.strays(home)
-    return "", _cpus(home.pus[0]), _cpus(strays) if strays else "none"
-
-
-def _cpus(pus: CpuSet) -> str:
-    return f"{'CPU' if len(pus) == 1 else 'CPUs'} {pus}"
+    return "", cpus_text(home.pus[0]), cpus_text(strays) if strays else "none"
 
 
 def _of_pieces(get: Callable[[Piece], Any]) -> Callable[[Vm], FactValues]:

@@ -86,7 +86,7 @@ def gigabytes(bytes_per_s: float) -> str:
 
 
 def rates_that_fit(bytes_per_s: float, limit: LinkRate) -> tuple[LinkRate, ...]:
-    """Links up to `most` over which a copy of that rate may have gone, the lowest speed first.
+    """Links up to the limit over which a copy of that rate may have gone, the lowest speed first.
 
     >>> [str(rate) for rate in rates_that_fit(5.3e9, LinkRate(16.0, 16))]
     ['5 GT/s x16', '8 GT/s x8', '16 GT/s x4']

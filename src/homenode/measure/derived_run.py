@@ -43,7 +43,7 @@ TEST_FAILED = "bench-test-failed"
 
 _EMULATION_UNKNOWN = Gap(
     "whether QEMU emulates this machine's processor (TCG)",
-    "nothing here gives; figures of an emulated one mean nothing",
+    "no source says; figures of an emulated one mean nothing",
 )
 
 
@@ -127,7 +127,7 @@ def _times_of(steps: Sequence[tuple[StepRecord, str]], *, ended: bool) -> Iterat
 
 
 def _origin(record: RunRecord, looks: Sequence[LookRecord], read: Sequence[_Read]) -> Origin | None:
-    """None where no one shows whether the machine is emulated."""
+    """None where nothing shows whether the machine is emulated."""
     answers = {look.environment.emulated for look in looks}
     answers |= {read_step.reading.emulated for read_step in read}
     if any(c.name == REPLAYED for read_step in read for c in read_step.reading.conditions):

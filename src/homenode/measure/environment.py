@@ -63,7 +63,7 @@ class Environment(Struct, frozen=True):
     microcode: tuple[str, ...] | None = None  # revisions of the PUs ("0x2b000590"), sorted
     # the highest clocks that PUs may take by cpufreq, ascending
     clock_limits_hz: tuple[int, ...] | None = None
-    emulated: bool | None = None  # see bench.emulation
+    emulated: bool | None = None  # see is_emulated
 
 
 class Share(Struct, frozen=True):
@@ -258,12 +258,12 @@ _NO_MAKER = "0x00"
 
 
 def is_emulated(snapshot: Snapshot, host: Host) -> bool | None:
-    """None where nothing gives: an aarch64 guest of QEMU with a real CPU's model and no firmware
+    """None where nothing says: an aarch64 guest of QEMU with a real CPU's model and no firmware
     tables, or anything that is neither x86 nor aarch64."""
     if says_tcg(host):
         return True
     if host.architecture in ("x86_64", "i686"):
-        # A virtual machine's CPU may have any name; CPUID, which gives, is the probe's to read.
+        # A virtual machine's CPU may have any name; CPUID, which says, is the probe's to read.
         return None if is_virtual(snapshot) else False
     if host.architecture != "aarch64":
         return None

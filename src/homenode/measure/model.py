@@ -93,7 +93,7 @@ class BenchTest(Struct, frozen=True):
     alternatives: "tuple[BenchTest, ...]" = ()
     # what it shows when it runs out of time, None where it says nothing
     if_stopped: str | None = None
-    # the GPUs by the number that tools give them, where the driver gives; () where it did not
+    # the GPUs by the number that tools give them, where the driver says them; () where it did not
     gpus: tuple[Bdf, ...] = ()
 
     @property

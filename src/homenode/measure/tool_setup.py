@@ -39,10 +39,7 @@ class Vendor(StrEnum):
 
 
 class ToolSource(Struct, frozen=True, forbid_unknown_fields=True):
-    """One tool at one version.
-
-    programs, packages: their names on Debian and what has no program.
-    """
+    """One tool at one version."""
 
     name: str
     version: str
@@ -52,8 +49,8 @@ class ToolSource(Struct, frozen=True, forbid_unknown_fields=True):
     url: str
     folder: str  # what the archive unpacks to
     program: str  # what is installed; the build leaves it in build/
-    needs: tuple[str, ...]  #
-    packages: str
+    needs: tuple[str, ...]  # programs that build it
+    packages: str  # Debian's, that have them and what has no program
     sha256: str | None = None
     commit: str | None = None
 
@@ -69,10 +66,10 @@ class SetupStep(Struct, frozen=True):
 
 
 class SetupPlan(Struct, frozen=True):
-    """steps in order."""
+    """What builds the tools of a machine."""
 
     prefix: str
-    steps: tuple[SetupStep, ...]
+    steps: tuple[SetupStep, ...]  # in order
     installs: tuple[str, ...]  # programs below the prefix
     lacks: tuple[str, ...]  # what keeps a tool from being built, in words
     present: tuple[str, ...]  # tools that are there already

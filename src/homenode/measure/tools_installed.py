@@ -34,7 +34,7 @@ PROGRAMS = (PROBE, *"numactl taskset nvbandwidth all_reduce_perf rocm-bandwidth-
 
 
 def boot_identity(machine: Machine) -> str:
-    """Gives this boot from every other one, and nothing else of the machine.
+    """Distinguishes this boot from every other one, and says nothing else of the machine.
 
     Raises ToolError where the machine does not say.
     """

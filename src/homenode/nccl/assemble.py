@@ -116,7 +116,7 @@ def device_without_node(device: PciDevice, host: Host) -> Finding:
         "nccl-device-without-node",
         str(device.bdf),
         expected="a NUMA node of the host",
-        observed=f"none known on host {host.name!r}: it is omitted of the file",
+        observed=f"none known on host {host.name!r}: it is omitted from the file",
         source="host",
     )
 

@@ -359,11 +359,11 @@ _Link = tuple[float | None, int | None]
 
 
 class _Place(Struct, frozen=True, kw_only=True):
-    """Where a device hangs. next to: the devices below its lowest switch, itself included; only
-    itself where there is none."""
+    """Where a device hangs."""
 
     numa_id: str
     affinity: CpuSet | None
+    # the devices below its lowest switch, itself included; only itself where there is none
     neighbours: frozenset[str]
     # (GT/s, lanes) of the switches above, from the CPU down, and of itself last; None where the
     # file leaves it to the guest

@@ -41,10 +41,7 @@ _ENDS_WORD = " >/\n\r"
 
 
 class XmlNode(Struct, frozen=True, kw_only=True):
-    """An element as NCCL keeps it.
-
-    parent: name of the element around it.
-    """
+    """An element as NCCL keeps it."""
 
     name: str
     line: int

@@ -48,8 +48,8 @@ class DeviceModel(Struct, frozen=True):
     vfs: int = 0
     vf_device_id: int | None = None
     vf_driver: str | None = None
-    divided_by: PartKind | None = None  # into which parts a GPU is divided, by their profiles
-    parts: tuple[str, ...] = ()  # into which parts a GPU is divided, by their profiles
+    divided_by: PartKind | None = None  # how a GPU is divided
+    parts: tuple[str, ...] = ()  # into which parts, by their profiles
     memory_mode: str | None = None
 
 

@@ -219,10 +219,8 @@ def _llc_sizes(file: HostDocument) -> tuple[int | None, ...]:
     """In bytes, of the caches of a package in order; one for all where they are alike."""
     if not file.llc_sizes:
         return (_bytes(file.llc_size),)
-    count, package_llcs = (
-        len(file.llc_sizes),
-        [package.llcs for package in file.package if package.llcs is not None],
-    )
+    count = len(file.llc_sizes)
+    package_llcs = [package.llcs for package in file.package if package.llcs is not None]
     if file.llc_size is not None or count != file.llcs_per_package or package_llcs:
         expected = (
             f"one for each of the {file.llcs_per_package} caches of every package, or llc_size"

@@ -137,7 +137,7 @@ def _has_c2c(gpu: PciDevice, queried: NvidiaGpu | None) -> bool:
 def _order_gpus(
     matrix: nvidia_smi.TopoMatrix, gpus: list[PciDevice], driver_gpus: tuple[Bdf, ...]
 ) -> list[PciDevice]:
-    """The GPUs in the order of the tool's numbers; known: those that it or its driver names."""
+    """The GPUs in the order of the tool's numbers. driver_gpus: () = unknown."""
     by_bdf = {gpu.bdf: gpu for gpu in gpus}
     if driver_gpus:
         return [by_bdf[bdf] for bdf in driver_gpus if bdf in by_bdf]

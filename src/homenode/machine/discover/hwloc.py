@@ -309,7 +309,7 @@ def _cores(
 
 
 def _kind_of_pu(kinds: tuple[HwlocCpuKind, ...], source: str) -> dict[PuIndex, CoreKind]:
-    """P and E by the type of core that CPUID gives, else by speed as on Linux (core_kinds.py)."""
+    """P and E by the type of core that CPUID gives, else by speed as on Linux."""
     sets = [CpuSet.parse_mask(kind.cpuset, f"{source}: cpukind") for kind in kinds]
     types = [kind.infos.get("CoreType") for kind in kinds]
     chosen: tuple[CoreKind | None, ...] = (None,) * len(kinds)

@@ -56,7 +56,7 @@ class Nodes(Struct, frozen=True):
 
 
 def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]) -> Nodes:
-    """The nodes of a snapshot; gpu_memory.py says what the memory of each is.
+    """The nodes of a snapshot; name_memory says what the memory of each is.
 
     A kernel without NUMA has no node folder: the host then is one node, with a gap. A node with PUs
     of a lower one is omitted, as hwloc does, with a gap: some firmware lists every PU in each.

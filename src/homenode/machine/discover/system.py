@@ -276,7 +276,7 @@ def cpu_model(fields: Mapping[str, str]) -> CpuModel:
 
 
 def read_architecture(snapshot: Snapshot, fields: Mapping[str, str]) -> str | None:
-    """The machine's name as `uname -m` prints it; None where nothing gives.
+    """The machine's name as `uname -m` prints it; None where nothing says it.
 
     /proc/hwloc-nofile-info is in trees that hwloc-gather-topology made.
     """

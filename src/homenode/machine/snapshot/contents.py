@@ -1,7 +1,7 @@
 """Contents: the one table of every path and every command that homenode reads, and why.
 
-The same table captures (gather.py, collector.py) and validates: a file that does
-not have its form is omitted of a capture, so that nothing foreign comes along.
+The same table captures (gather.py, collector.py) and validates: a file that does not have its form
+is omitted from a capture, so that nothing foreign comes along.
 
 Source: Documentation/ABI/{stable,testing}/sysfs-* and Documentation/filesystems/proc.rst of the
 Linux kernel 6.12; for each tool see tools/.

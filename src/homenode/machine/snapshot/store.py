@@ -16,7 +16,7 @@ from homenode.safe.input_files import read_kernel_file
 from homenode.text import command_line
 
 _MARKS = ("devices", "bus", "class", "kernel")
-"""A folder named sys that holds one of these is mistaken for a /sys."""
+"""A folder named sys that holds one of these counts as a /sys."""
 
 _MAX_ROOT_DEPTH = 3
 """Folders above a machine's sys/ in which it is looked for: archive/machine/fsroot/sys."""

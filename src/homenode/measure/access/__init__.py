@@ -1,1 +1,1 @@
-"""Machine: where programs run and from where a snapshot is in_use: here, or in a guest."""
+"""Machines: where programs run and snapshots are read: here, on another host, in a guest."""

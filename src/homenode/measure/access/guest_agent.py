@@ -29,7 +29,7 @@ _DISABLED += "BLOCK_RPCS or --block-rpcs in /etc/sysconfig/qemu-ga"
 
 
 class GuestAgent(Struct, frozen=True):
-    """See machine.channel.Channel."""
+    """See access.machine.Channel."""
 
     virsh: Virsh
     uuid: str  # of the running domain

@@ -46,7 +46,7 @@ class HostKeyError(ToolError):
 
 
 class SshChannel(Struct, frozen=True):
-    """See machine.channel.Channel. Each script is a connection of its own."""
+    """See access.machine.Channel. Each script is a connection of its own."""
 
     address: str
     user: str

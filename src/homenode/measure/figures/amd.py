@@ -43,7 +43,7 @@ def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
                     node=node if several and any(ends) else None,
                 )
     if several:
-        figures.gap("nodes", "CPU n of rocm-bandwidth-test was mistaken for node n")
+        figures.gap("nodes", "CPU n of rocm-bandwidth-test counts as node n")
     if run.matrices and not address_of:
         figures.gap("rocm-bandwidth-test devices", "no GPU addresses: nothing of it is kept")
     last = {(c.is_bidirectional, c.source, c.destination): c for c in run.copies}

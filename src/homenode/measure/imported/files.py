@@ -132,8 +132,8 @@ def _folder(root: Path, path: Path, texts: dict[str, str], times: dict[str, floa
 def _texts(
     paths: list[Path], skipped: list[Gap], folder: str, bytes_left: int
 ) -> tuple[dict[str, str], dict[str, float]]:
-    """The texts by name, and when each was written; with the first that makes them more than `left`
-    characters it ends."""
+    """The texts by name, and when each was written; it ends with the first that makes
+    them more than bytes_left characters."""
     texts = {}
     times = {}
     for path in paths:

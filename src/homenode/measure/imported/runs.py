@@ -458,7 +458,7 @@ def _metadata(text: str) -> Figures:
 
 
 LEAST_DRAM_BYTES = 256 * MIB
-"""A curve's last point is mistaken for memory from here on; below, an LLC may hold it."""
+"""A curve's last point counts as memory from here on; below, an LLC may hold it."""
 
 
 def of_chase(points: Sequence[study_programs.ChasePoint]) -> Figures:

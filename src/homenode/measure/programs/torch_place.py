@@ -117,7 +117,7 @@ def thread_place() -> dict[str, int | None]:
 def node_of_memory(pointer: int, size_bytes: int) -> int | None:
     """The node of a buffer; None where its pages are on several, or a driver hides where.
 
-    Container engines forbid move_pages to those too that may bind memory: numa_maps gives as well.
+    Container engines forbid move_pages to those too that may bind memory: numa_maps shows it as well.
     """
     call = _SYSCALLS.get(platform.machine())
     if call is None:
@@ -170,7 +170,7 @@ def devices(torch: Any) -> list[dict[str, Any]]:
 
 
 def node_of_gpu(address: str) -> int | None:
-    """As the kernel gives; None for -1, and where it does not."""
+    """The node that the kernel gives a GPU; None for -1, and where it gives none."""
     text = (_read(f"/sys/bus/pci/devices/{address}/numa_node") or "").strip()
     return int(text) if text.isdigit() else None
 

@@ -86,21 +86,21 @@ def _lay_out(root: Path, system: str, name: str, files: dict[str, bytes]) -> Non
     """Raises OSError where something is in the run's place."""
     aside = f".received-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as ends, contextlib.ExitStack() as undo:
-        top = _decompress(root, ends=ends)
+        top = _open_folder(root, ends=ends)
         os.mkdir(aside, dir_fd=top)
         undo.callback(_discard, aside, top)
         within = Path(f"/proc/self/fd/{top}")
         for path, content in files.items():
             with contextlib.ExitStack() as written:
-                folder = _decompress(within, aside, *Path(path).parts[:-1], ends=written)
+                folder = _open_folder(within, aside, *Path(path).parts[:-1], ends=written)
                 replace_file(Path(path), content, 0o644, folder=folder, synced=False)
-        place = _decompress(within, system, ends=ends)
+        place = _open_folder(within, system, ends=ends)
         # Over a folder that holds anything, or a link, this fails.
         os.rename(aside, name, src_dir_fd=top, dst_dir_fd=place)
         undo.pop_all()
 
 
-def _decompress(root: Path, *parts: str, ends: contextlib.ExitStack) -> int:
+def _open_folder(root: Path, *parts: str, ends: contextlib.ExitStack) -> int:
     """The descriptor of a folder, closed with `ends`."""
     folder = open_folder(root, *parts)
     ends.callback(os.close, folder)

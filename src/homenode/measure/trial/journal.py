@@ -63,7 +63,7 @@ class TrialCopy(Struct, frozen=True):
     uuid: str
     name: str
     overlays: tuple[str, ...]  # files that were made for it
-    nvram: str | None = None  # files that were made for it
+    nvram: str | None = None  # a file that was made for it
 
 
 class TrialHead(Struct, frozen=True, omit_defaults=True):
@@ -203,7 +203,7 @@ class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
     def note(
         self, kind: EntryKind, number: int | None = None, detail: str = "", **fields: Any
     ) -> None:
-        """Write a line; it is on disk when this returns. more: other fields of TrialEntry."""
+        """Write a line; it is on disk when this returns. fields: others of TrialEntry."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.add(TrialEntry(at=at, what=kind, number=number, detail=detail, **fields))
 

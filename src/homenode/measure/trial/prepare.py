@@ -1,4 +1,4 @@
-"""Beginning: what is looked at and kept before the first boot, and read to go on. [I/O]"""
+"""Prepare: what is looked at and kept before the first boot, and read to go on. [I/O]"""
 
 import shutil
 from collections import Counter
@@ -51,7 +51,7 @@ class TrialRequest(Struct, frozen=True):
     as_copy: bool
     results: Path
     placing: PlanOptions  # of the placement; the layout in it is replaced
-    apply_words: tuple[str, ...]  # the same as options
+    apply_words: tuple[str, ...]  # `placing` as options of homenode apply
     measuring: Measuring
     reaching: GuestAccess
     objective: Objective = Objective.MEMORY_BANDWIDTH  # what is to be decided
@@ -161,7 +161,7 @@ def prepare(checked: Preflight, journal: TrialJournal) -> None:
 
 
 def reopen(head: TrialHead, journal: TrialJournal) -> TrialSetup:
-    """What `begin` kept. Raises InputError or HostError where it is not there any more."""
+    """What `prepare` kept. Raises InputError or HostError where it is not there any more."""
     source = str(journal.path / _BEGUN)
     config = formats.decode(journal.read_kept(_BEGUN), "trial-config", TrialConfig, source)
     layouts = {

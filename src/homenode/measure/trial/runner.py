@@ -1,7 +1,7 @@
 """Runner: a trial from its first boot to its last, each step written down before it is done. [I/O]
 
 The executor of `trial`: a task is one boot of a VM, or a measurement of the bare host. A boot that
-fails is given, and the rest goes on. Whatever happens, the domain has its original definition at
+fails is reported, and the rest goes on. Whatever happens, the domain has its original definition at
 the end.
 """
 

@@ -58,8 +58,8 @@ class TrialConfig(Struct, frozen=True):
     emulated: bool
     # options of `homenode apply` that the layouts were planned with
     apply_words: tuple[str, ...] = ()
-    disks: tuple[WritableDisk, ...] = ()  # of the copy, see copying.Prepared
-    nvram: tuple[str, str] | None = None  # of the copy, see copying.Prepared
+    disks: tuple[WritableDisk, ...] = ()  # of the copy, see PreparedCopy
+    nvram: tuple[str, str] | None = None  # of the copy, see PreparedCopy
     report: str | None = None  # the file that the user asked for
 
 

@@ -11,7 +11,7 @@ from homenode.findings import Severity
 from homenode.machine.discover import discover
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import DeviceKind
-from homenode.machine.peer_route import AddressType, PeerRoute, RouteWay, peer_routes, request_way
+from homenode.machine.peer_route import PeerRoute, RouteWay, peer_routes
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import BoundedSnapshot
 from homenode.machine.topology import Host
@@ -121,25 +121,6 @@ def test_every_setting_has_the_way_that_the_specification_gives_it(vm: bool) -> 
             on,
             relaxed,
         )
-
-
-def test_the_egress_vector_decides_where_it_is_known() -> None:
-    for flags in product((False, True), repeat=len(CONTROLS)):
-        on = {name for name, flag in zip(CONTROLS, flags, strict=True) if flag}
-        for bit, (kind, at, in_window) in product(
-            (0, 1),
-            (
-                (AddressType.BUS, "00", True),
-                (AddressType.IOVA, "00", False),
-                (AddressType.TRANSLATED, "10", True),
-            ),
-        ):
-            expected = WAYS[by_the_specification(on, at, in_window=in_window, bit=bit)]
-            assert request_way(frozenset(on), kind, denied=bool(bit))[0] is expected, (
-                on,
-                kind,
-                bit,
-            )
 
 
 REDIRECTS = {"ReqRedir", "CmpltRedir", "UpstreamFwd"}

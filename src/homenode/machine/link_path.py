@@ -10,6 +10,9 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.machine.pci import (
+    AMD,
+    INTEL,
+    MELLANOX,
     DeviceKind,
     LinkKind,
     PciDevice,
@@ -101,9 +104,8 @@ def rates_that_fit(bytes_per_s: float, limit: LinkRate) -> tuple[LinkRate, ...]:
     )
 
 
-_INTEL = 0x8086
 _DEEPEST = 32
-_CARD_MAKERS_WITH_SWITCHES = frozenset({0x1002, 0x8086, 0x15B3})
+_CARD_MAKERS_WITH_SWITCHES = frozenset({AMD, INTEL, MELLANOX})
 """AMD's and Intel's GPUs and NVIDIA's BlueFields sit behind a switch on their own card."""
 
 
@@ -165,7 +167,7 @@ class Link(Struct, frozen=True, kw_only=True):
         return (
             bridge is not None
             and bridge.port_type is PortType.SWITCH_UPSTREAM
-            and self.lower.vendor_id in (0x1002, 0x8086)
+            and self.lower.vendor_id in (AMD, INTEL)
         )
 
 
@@ -193,7 +195,7 @@ def lane_sharers(link: Link, host: Host) -> tuple[Bdf, ...]:
     """
     upper, width = link.upper, link.current
     lanes = None if upper.link is None else upper.link.max_width
-    if lanes is None or width is None or upper.vendor_id != _INTEL or upper.parent is not None:
+    if lanes is None or width is None or upper.vendor_id != INTEL or upper.parent is not None:
         return ()
     place = (upper.bdf.domain, upper.bdf.bus, upper.bdf.device)
     other_ports = [

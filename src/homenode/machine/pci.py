@@ -291,7 +291,7 @@ def is_viable_driver(driver: str) -> bool:
 NVIDIA = 0x10DE
 AMD = 0x1002
 INTEL = 0x8086
-_MELLANOX = 0x15B3
+MELLANOX = 0x15B3
 _QEMU = 0x1B36
 _QEMU_SWITCH = (0x104C, (0x8232, 0x8233))
 """Texas Instruments' XIO3130, as QEMU's switch ports call themselves (hw/pci-bridge/xio3130_*.c);
@@ -307,7 +307,7 @@ def is_emulated(port: PciDevice) -> bool:
 
 def has_verbs(nic: PciDevice) -> bool:
     """True of NVIDIA's and InfiniBand's. Of others no table of ours says whether they have RDMA."""
-    return nic.vendor_id == _MELLANOX or nic.class_code >> 8 in (0x0207, 0x0C06)
+    return nic.vendor_id == MELLANOX or nic.class_code >> 8 in (0x0207, 0x0C06)
 
 
 PCI_BRIDGE_CLASS = 0x0604

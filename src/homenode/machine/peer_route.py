@@ -77,13 +77,11 @@ class RouteLeg(Struct, frozen=True):
     at: Bdf | None = None  # the port that decides; None where no port does
 
 
-def request_way(
-    acs: frozenset[str], address: AddressType, *, denied: bool | None = None
-) -> tuple[RouteWay, RouteCause]:
+def request_way(acs: frozenset[str], address: AddressType) -> tuple[RouteWay, RouteCause]:
     """What the downstream port of a switch does with a memory request for a function next to it.
 
-    acs: flags that are on, as lspci names them. denied: the bit of the egress control vector that
-    is the peer's; None where it is not known, as lspci does not print it.
+    acs: flags that are on, as lspci names them. It does not print the egress control vector, so
+    that with egress control the way is unknown.
 
     >>> both = frozenset({"ReqRedir", "DirectTrans"})
     >>> [request_way(both, kind)[0].name for kind in (AddressType.TRANSLATED, AddressType.BUS)]
@@ -96,12 +94,9 @@ def request_way(
             return RouteWay.SWITCH, RouteCause.NONE
     if address is AddressType.IOVA:  # no window of the switch has it: it goes up in any case
         return RouteWay.ROOT, RouteCause.NOT_TRANSLATED
-    is_redirected, is_controlled = REQUEST_REDIRECT in acs, EGRESS_CONTROL in acs
-    if is_controlled and denied is None:
+    if EGRESS_CONTROL in acs:
         return RouteWay.UNKNOWN, RouteCause.EGRESS
-    if is_controlled and denied and not is_redirected:
-        return RouteWay.BLOCKED, RouteCause.EGRESS
-    if is_redirected and (denied or not is_controlled):
+    if REQUEST_REDIRECT in acs:
         translated = address is AddressType.TRANSLATED
         return RouteWay.ROOT, RouteCause.NO_DIRECT_TRANSLATED if translated else RouteCause.REDIRECT
     return RouteWay.SWITCH, RouteCause.NONE
@@ -139,22 +134,21 @@ class PeerRoute(Struct, frozen=True, kw_only=True):
         return self.write.way is RouteWay.SWITCH and self.completion.way is RouteWay.SWITCH
 
 
-def peer_route(
-    host: Host, requester: PciDevice, target: PciDevice, *, in_vm: bool | None = None
-) -> PeerRoute:
-    """How a function reaches another. in_vm: both are a VM's; None = as their drivers say."""
-    theirs, target_ports = _ports(host, requester), _ports(host, target)
+def peer_route(host: Host, requester: PciDevice, target: PciDevice, *, in_vm: bool) -> PeerRoute:
+    """How a function reaches another. in_vm: both are a VM's."""
+    theirs, target_ports = host.ports_above(requester), host.ports_above(target)
     above_target = {port.bdf for port in target_ports}
     switch = next((port for port in theirs if port.bdf in above_target), None)
-    is_switch = switch is not None and _type(switch) is PortType.SWITCH_UPSTREAM
-    addresses = _addresses(requester, in_vm=is_passed(requester) if in_vm is None else in_vm)
+    if switch is not None and _type(switch) is not PortType.SWITCH_UPSTREAM:
+        switch = None
+    addresses = _addresses(requester, in_vm=in_vm)
     control = _control_of(host, requester)
     relaxed = None if control is None else control.relaxed_ordering
     write = completion = RouteLeg(RouteWay.ROOT, RouteCause.NO_SWITCH)
     emulated = next((port.bdf for port in (*theirs, *target_ports) if is_emulated(port)), None)
     if emulated is not None:
         write = completion = RouteLeg(RouteWay.UNKNOWN, RouteCause.VIRTUAL, emulated)
-    elif is_switch and switch is not None:
+    elif switch is not None:
         ingress = _port_below(theirs, switch)
         above = theirs[theirs.index(switch) + 1 :]
         write = _write(ingress, above, addresses)
@@ -162,7 +156,7 @@ def peer_route(
     return PeerRoute(
         requester=requester,
         target=target,
-        switch=switch.bdf if is_switch and switch is not None else None,
+        switch=None if switch is None else switch.bdf,
         addresses=addresses,
         write=write,
         completion=completion,
@@ -181,11 +175,6 @@ def _control_of(host: Host, device: PciDevice) -> PciRegisters | None:
 def is_passed(device: PciDevice) -> bool:
     """Whether VFIO has a function."""
     return device.driver is not None and "vfio" in device.driver
-
-
-def _ports(host: Host, device: PciDevice) -> tuple[PciDevice, ...]:
-    whose = device.physical_function or device.bdf
-    return host.bridges_above(whose if host.device(whose) is not None else device.bdf)
 
 
 def _type(port: PciDevice) -> PortType | None:
@@ -306,7 +295,7 @@ def peer_routes(host: Host, passed: frozenset[Bdf] = frozenset()) -> tuple[PeerR
     divided = {nic.physical_function for nic in nics if is_passed(nic) or nic.bdf in passed}
     users: dict[Bdf, list[PciDevice]] = {}  # by the root port, since a switch is below one
     for user in (*nics, *(gpu for gpu in gpus if gpu.physical_function is None)):
-        ports = _ports(host, user)
+        ports = host.ports_above(user)
         is_whole = user.physical_function is None
         if ports and (
             user.bdf in passed or (user.bdf not in divided if is_whole else is_passed(user))
@@ -315,11 +304,11 @@ def peer_routes(host: Host, passed: frozenset[Bdf] = frozenset()) -> tuple[PeerR
     routes = []
     for gpu in gpus:
         is_vm = gpu.bdf in passed
-        for port in _ports(host, gpu)[-1:]:
+        for port in host.ports_above(gpu)[-1:]:
             for user in users.get(port.bdf, ()):
                 if user.bdf == gpu.bdf or (user.bdf in passed) is not is_vm:
                     continue
                 is_same = None in (user.driver, gpu.driver) or is_passed(user) is is_passed(gpu)
                 if is_vm or is_same:
-                    routes.append(peer_route(host, user, gpu, in_vm=True if is_vm else None))
+                    routes.append(peer_route(host, user, gpu, in_vm=is_vm or is_passed(user)))
     return tuple(route for route in routes if route.switch is not None)

@@ -382,6 +382,12 @@ class Host(Struct, frozen=True, dict=True):
             parent = path[-1].parent
         return tuple(path)
 
+    def ports_above(self, device: PciDevice) -> tuple[PciDevice, ...]:
+        """As bridges_above; of a virtual function those of its physical one, if that is shown."""
+        physical = device.physical_function
+        shown = physical is not None and physical in self.device_at
+        return self.bridges_above(physical if physical is not None and shown else device.bdf)
+
     def switch_above(self, bdf: Bdf) -> Bdf | None:
         """The upstream port of the lowest PCIe switch above a function; None where there is none.
 

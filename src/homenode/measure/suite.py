@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.errors import ParseError, UsageError
 from homenode.findings import Gap
-from homenode.machine.pci import DeviceKind, PciDevice
+from homenode.machine.pci import AMD, NVIDIA, DeviceKind, PciDevice
 from homenode.machine.tools import lines, nvbandwidth
 from homenode.machine.topology import Host, NumaNode
 from homenode.measure.gpu.collectives import collective_tests
-from homenode.measure.gpu.machine import AMD, NVIDIA, PEERS_HANG, GpuMachine
+from homenode.measure.gpu.machine import PEERS_HANG, GpuMachine
 from homenode.measure.model import (
     PROBE,
     PYTHON,
@@ -142,11 +142,11 @@ def gpu_tests(
         gpus = shown_alone(gpus, shown, left_out)
         if not gpus:
             return
-    nodes = tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)
+    nodes = _with_pus_and_memory(host)
     machine = GpuMachine(gpus, nodes, frozenset(installed), options, present - len(gpus))
     for test in _tests(machine, left_out):
-        own_test = _numbered_by_bus(test) if machine.is_nvidia else test
-        yield (own_test if shown is None else _with_gpus(own_test, tuple(gpu.bdf for gpu in gpus)))
+        numbered = _numbered_by_bus(test) if machine.is_nvidia else test
+        yield numbered if shown is None else _with_gpus(numbered, tuple(gpu.bdf for gpu in gpus))
 
 
 def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
@@ -360,22 +360,22 @@ def _of_probe(
     if len(pus) > 1:
         yield _probe(Group.CPU_ALL, "throughput", seconds, "--pus", str(pus))
         alone = _probe(Group.MEMORY_BANDWIDTH, "bandwidth", seconds, "--pus", first)
-        yield replace(_named_tests("stream one thread", alone), variant="one thread")
-        yield _named_tests(
-            "loaded latency",
-            _probe(Group.MEMORY_LATENCY, "loaded-latency", seconds, "--pus", str(pus)),
-        )
+        yield replace(alone, id="stream one thread", variant="one thread")
+        loaded = _probe(Group.MEMORY_LATENCY, "loaded-latency", seconds, "--pus", str(pus))
+        yield replace(loaded, id="loaded latency")
     quick = ("--quick",) if options.depth is Depth.QUICK else ()
     yield _probe(Group.MEMORY_LATENCY, "latency", 4 * seconds, "--pus", first, *quick)
-    if len(_with_pus_and_memory(host)) > 1:
-        cells = len(_with_pus_and_memory(host)) ** 2
+    node_count = len(_with_pus_and_memory(host))
+    if node_count > 1:
+        cells = node_count**2
         for group, command in (
             (Group.MEMORY_BANDWIDTH, "bandwidth"),
             (Group.MEMORY_LATENCY, "latency"),
         ):
             cell = _probe(group, command, seconds, "--matrix", "--pus", str(pus))
             yield replace(
-                _named_tests(f"{group} by node", cell),
+                cell,
+                id=f"{group} by node",
                 seconds=seconds * cells,
                 timeout_s=60 + 20 * seconds * cells,
             )
@@ -394,10 +394,6 @@ def _of_probe(
 def _probe(group: Group, command: str, seconds: float, *options: str) -> BenchTest:
     argv = (PROBE, command, "--seconds", f"{seconds:g}", *options)
     return BenchTest(str(group), group, argv, seconds, 60 + 20 * seconds)
-
-
-def _named_tests(id: str, test: BenchTest) -> BenchTest:
-    return replace(test, id=id)
 
 
 def _with_pus_and_memory(host: Host) -> tuple[NumaNode, ...]:

@@ -11,7 +11,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Finding, Gap, finding
 from homenode.indices import NodeIndex
-from homenode.machine.pci import DeviceKind, PciDevice, PciLink, PortType
+from homenode.machine.pci import AMD, DeviceKind, PciDevice, PciLink, PortType
 from homenode.machine.tools.nvidia_smi import NvidiaQuery
 from homenode.machine.topology import Host, refuse_unshown, with_certain_nodes
 from homenode.nccl.guest_side import GuestSide, nearest_vcpus, numa_ids, vcpus_of_nodes
@@ -190,7 +190,6 @@ def too_many_nodes(
         )
 
 
-AMD_VENDOR = 0x1002
 _ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "arm64", "ppc64le": "ppc64", "ppc64": "ppc64"}
 _MOST_SWITCHES = 255
 
@@ -281,7 +280,7 @@ def _refuse_other_flavour(devices: Iterable[PciDevice], flavour: NcclVariant, so
     for device in devices:
         if device.kind is not DeviceKind.GPU or device.vendor_id is None:
             continue
-        is_amd = device.vendor_id == AMD_VENDOR
+        is_amd = device.vendor_id == AMD
         if is_amd and flavour is NcclVariant.NCCL:
             raise InputError(
                 f"{source}: expected NVIDIA GPUs for NCCL, found AMD's {device.bdf}",
@@ -390,9 +389,8 @@ class _Tree(Struct, kw_only=True):
 
 def _switches(host: Host, device: PciDevice) -> tuple[PciDevice, ...]:
     """The upstream ports of the switches above a function, from the root down."""
-    whose = device.physical_function or device.bdf
-    bridges = host.bridges_above(whose if host.device(whose) is not None else device.bdf)
-    upstream = [b for b in bridges if b.bridge and b.bridge.port_type is PortType.SWITCH_UPSTREAM]
+    ports = host.ports_above(device)
+    upstream = [p for p in ports if p.bridge and p.bridge.port_type is PortType.SWITCH_UPSTREAM]
     return tuple(reversed(upstream))
 
 

@@ -54,7 +54,6 @@ _MEANINGS = {
     RouteCause.NOT_TRANSLATED: "ATS is off on the requester, so the IOMMU has to "
     "translate each request",
     RouteCause.TRANSLATION_BLOCKED: "its ports block the translated requests of ATS (ACS TransBlk)",
-    RouteCause.EGRESS: "its ports block them (ACS egress control)",
     RouteCause.COMPLETIONS: "what is read goes up: completions without relaxed ordering "
     "are redirected (ACS CmpltRedir)",
     RouteCause.NOT_FORWARDED: "its ports redirect requests, and a port above does not forward them "
@@ -65,7 +64,6 @@ _MEANINGS = {
 _CASES = {
     RouteCause.NO_DIRECT_TRANSLATED: "without DirectTrans",
     RouteCause.TRANSLATION_BLOCKED: "blocked",
-    RouteCause.EGRESS: "blocked",
     RouteCause.COMPLETIONS: "completions",
     RouteCause.NOT_FORWARDED: "not forwarded",
 }

@@ -10,7 +10,7 @@ No file of ours need be where they run: a guest, a job, a container.
 
 from msgspec import Struct
 
-from homenode.machine.pci import PciDevice
+from homenode.machine.pci import NVIDIA, PciDevice
 from homenode.machine.tools import nccl_tests
 from homenode.machine.topology import NumaNode
 from homenode.measure.model import SECONDS, TORCH, BenchTest, Group, Reader, SuiteOptions
@@ -26,7 +26,6 @@ _FIGURES = {"host-copies": 8, "small-copies": 6, "local-copy": 1, "matmul": 4, "
 """Figures of one GPU (of a pair, of peer-copies), about."""
 
 
-NVIDIA, AMD = 0x10DE, 0x1002
 PEERS_HANG = (
     "direct access between these GPUs hangs, as on some virtual functions; collectives need "
     "NCCL_P2P_DISABLE=1"

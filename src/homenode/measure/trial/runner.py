@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
 from homenode.machine.discover import discover
-from homenode.machine.pci import DeviceKind
+from homenode.machine.pci import AMD, DeviceKind
 from homenode.machine.topology import Host
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.machine import Machine
@@ -57,7 +57,7 @@ from homenode.measure.trial.trial_config import (
     run_name,
     trial_schedule,
 )
-from homenode.nccl.assemble import AMD_VENDOR, assemble_topology
+from homenode.nccl.assemble import assemble_topology
 from homenode.nccl.guest_side import guest_side, left_to_libvirt
 from homenode.nccl.topology import NcclVariant, write_topology
 from homenode.vm.domain.merge import same_definition
@@ -467,7 +467,5 @@ def topology_text(plan: Plan, document: bytes, guest: Host, host: Host) -> str:
     opened = open_domain(document, "the domain")
     side = guest_side(vm_of(opened), left_to_libvirt(opened), plan=plan, guest=guest)
     gpus = guest.devices_of_kind(DeviceKind.GPU)
-    flavour = (
-        NcclVariant.RCCL if any(gpu.vendor_id == AMD_VENDOR for gpu in gpus) else NcclVariant.NCCL
-    )
+    flavour = NcclVariant.RCCL if any(gpu.vendor_id == AMD for gpu in gpus) else NcclVariant.NCCL
     return write_topology(assemble_topology(host, side, flavour, "the domain").topology)

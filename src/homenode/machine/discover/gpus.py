@@ -23,7 +23,7 @@ from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.discover.pci_nodes import Locality, StatedNode
-from homenode.machine.discover.readings import address_of, read_lines, read_word
+from homenode.machine.discover.readings import address_of, link_name, read_lines, read_word
 from homenode.machine.pci import (
     AMD,
     NVIDIA,
@@ -339,7 +339,7 @@ def _read_mediated(
         if parts is None:
             continue  # of no GPU: a crypto adapter, say
         kind = f"{_MEDIATED}/{uuid}/mdev_type"
-        profile = read_word(snapshot, f"{kind}/name") or _link_name(snapshot, kind)
+        profile = read_word(snapshot, f"{kind}/name") or link_name(snapshot, kind)
         size = _FRAMEBUFFER.search(read_word(snapshot, f"{kind}/description") or "")
         memory = nominal_bytes(profile) if size is None else int(size[1]) * MIB
         parts.append(GpuPart(PartKind.MEDIATED, profile, memory, function, uuid))
@@ -461,8 +461,3 @@ def _amd_counts(
 def _word(snapshot: Snapshot, bdf: Bdf, file: str) -> str | None:
     word = read_word(snapshot, f"{_PCI}/{bdf}/{file}")
     return word if word and word.isascii() and word.isalnum() and word != "UNKNOWN" else None
-
-
-def _link_name(snapshot: Snapshot, path: str) -> str | None:
-    target = snapshot.read_link(path)
-    return None if target is None else target.rstrip("/").rpartition("/")[2] or None

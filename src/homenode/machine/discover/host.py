@@ -61,35 +61,27 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
     except ParseError as error:
         return (Gap("libvirt's view of the host", str(error)),)
     gaps: list[Gap] = []
-    online = CpuSet(pu.index for pu in host.pus if pu.online)
-    ours = {node.index: node for node in host.nodes}
+    ours = host.node_at
     # libvirt may leave out nodes with neither PUs nor memory, of which a GH200 has 28.
     expected = {n.index for n in host.nodes if n.pus or n.memory_bytes}
     if cells and (expected - set(cells) or set(cells) - set(ours)):
         cell_list = ", ".join(map(str, sorted(cells)))
         gaps.append(Gap("NUMA nodes", f"libvirt has {cell_list}; used those of sysfs"))
     siblings_of = {pu: core.pus for core in host.cores for pu in core.pus}
-    place = {node.index: i for i, node in enumerate(host.nodes)}
     for index in sorted(set(cells) & set(ours)):
         cell, node = cells[index], ours[index]
-        pus = CpuSet(cpu.pu for cpu in cell.cpus) & online
+        pus = CpuSet(cpu.pu for cpu in cell.cpus) & host.online_pus
         if pus != node.pus:
             gaps.append(_gap(f"CPUs of node {index}", pus, node.pus))
         for cpu in cell.cpus:
             siblings = siblings_of.get(cpu.pu)
-            if (
-                cpu.siblings is not None
-                and siblings is not None
-                and cpu.siblings & online != siblings
-            ):
+            if cpu.siblings is None or siblings is None:
+                continue
+            if cpu.siblings & host.online_pus != siblings:
                 gaps.append(_gap(f"SMT siblings of CPU {cpu.pu}", cpu.siblings, siblings))
                 break  # the first of a node says it; there may be hundreds
         for other, distance in cell.distances:
-            own_distance = (
-                host.distances[place[index]][place[other]]
-                if host.distances is not None and other in place
-                else None
-            )
+            own_distance = host.distance(index, other) if other in ours else None
             if own_distance is not None and own_distance != distance:
                 subject = f"distance from node {index} to node {other}"
                 gaps.append(_gap(subject, distance, own_distance))

@@ -16,6 +16,7 @@ from homenode.findings import Gap
 from homenode.indices import NodeIndex, PackageIndex
 from homenode.machine.discover.readings import (
     address_of,
+    is_index,
     list_numbers,
     list_readable,
     read_lines,
@@ -216,7 +217,7 @@ def parse_distances(text: str, source: str = "distance") -> tuple[int, ...]:
     (10, 21, 31)
     """
     fields = text.split()
-    if not fields or not all(_is_distance(field) for field in fields):
+    if not fields or not all(is_index(field) for field in fields):
         raise ParseError(source, "distances such as 10 21", text)
     return tuple(int(field) for field in fields)
 
@@ -250,10 +251,6 @@ def read_distances(
     return tuple(rows), tuple(odd)
 
 
-def _is_distance(field: str) -> bool:
-    return field.isascii() and field.isdigit() and len(field) <= 5
-
-
 _GPUS = "/proc/driver/nvidia/gpus"
 _DAX = "/sys/bus/dax/devices"
 
@@ -277,7 +274,7 @@ def read_driver_gpus(snapshot: Snapshot) -> tuple[dict[NodeIndex, Bdf], tuple[Bd
             fields[key.strip()] = value.strip()
         node = fields.get("Node", "")
         is_online = fields.get("Status", "online").lower() == "online"
-        if is_online and node.isascii() and node.isdigit() and len(node) < 7:
+        if is_online and is_index(node):
             gpu_of_node[NodeIndex(int(node))] = bdf
     return gpu_of_node, tuple(sorted(gpus))
 
@@ -325,6 +322,6 @@ def _dax_nodes(snapshot: Snapshot) -> set[int]:
     nodes: set[int] = set()
     for device in snapshot.list(_DAX) or ():
         word = read_word(snapshot, f"{_DAX}/{device}/target_node")
-        if word is not None and word.isascii() and word.isdigit() and len(word) < 7:
+        if word is not None and is_index(word):
             nodes.add(int(word))
     return nodes

@@ -33,6 +33,8 @@ from homenode.machine.discover.pci_nodes import (
 from homenode.machine.discover.readings import (
     address_of,
     is_hidden,
+    is_index,
+    link_name,
     read_number,
     read_pus,
     read_word,
@@ -378,8 +380,9 @@ def _device(tree: _Read, bdf: Bdf) -> PciDevice:
         "local_cpulist", lambda path: read_pus(snapshot, path, f"{folder}/local_cpus")
     )
     numa_node = decimal("numa_node")
-    group = _link_name(snapshot, f"{folder}/iommu_group")
-    physical_function = _link_name(snapshot, f"{folder}/physfn")
+    group = link_name(snapshot, f"{folder}/iommu_group")
+    physical_function = link_name(snapshot, f"{folder}/physfn")
+    power_state = read_word(snapshot, f"{folder}/power_state")
     return PciDevice(
         bdf=bdf,
         kind=device_kind(class_code, vendor, device),
@@ -395,8 +398,8 @@ def _device(tree: _Read, bdf: Bdf) -> PciDevice:
         subsystem_device_id=hexadecimal("subsystem_device"),
         link=attempt("link width", lambda _: _link(snapshot, folder)),
         bridge=bridge,
-        driver=_link_name(snapshot, f"{folder}/driver"),
-        iommu_group=_group_number(group),
+        driver=link_name(snapshot, f"{folder}/driver"),
+        iommu_group=int(group) if group is not None and is_index(group) else None,
         physical_function=None
         if physical_function is None
         else attempt("physfn", lambda path: Bdf.parse(physical_function, path)),
@@ -408,7 +411,7 @@ def _device(tree: _Read, bdf: Bdf) -> PciDevice:
         )
         or (),
         target_gt_per_s=None if config is None else config.target_gt_per_s,
-        power_state=_power_state(read_word(snapshot, f"{folder}/power_state")),
+        power_state=None if power_state in ("unknown", "error") else power_state,
         iommu_domain=None
         if group is None
         else read_word(snapshot, f"/sys/kernel/iommu_groups/{group}/type"),
@@ -416,15 +419,6 @@ def _device(tree: _Read, bdf: Bdf) -> PciDevice:
         interrupts=attempt("msi_irqs", lambda _: read_interrupts(snapshot, folder)),
         registers=attempt("resource", lambda _: read_kernel_registers(snapshot, folder)),
     )
-
-
-def _group_number(group: str | None) -> int | None:
-    is_number = group is not None and group.isascii() and group.isdigit() and len(group) <= 9
-    return int(group) if group is not None and is_number else None
-
-
-def _power_state(word: str | None) -> str | None:
-    return None if word in (None, "unknown", "error") else word
 
 
 def _link(snapshot: Snapshot, folder: str) -> PciLink | None:
@@ -435,9 +429,3 @@ def _link(snapshot: Snapshot, folder: str) -> PciLink | None:
         read_link_width(snapshot, f"{folder}/max_link_width"),
     )
     return None if link == PciLink(None, None, None, None) else link
-
-
-def _link_name(snapshot: Snapshot, path: str) -> str | None:
-    """The last name of where a symbolic link points: a driver, a group, a function."""
-    target = snapshot.read_link(path)
-    return None if target is None else target.rstrip("/").rpartition("/")[2] or None

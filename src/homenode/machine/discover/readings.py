@@ -62,6 +62,12 @@ def read_mask(snapshot: Snapshot, path: str) -> CpuSet | None:
     return CpuSet.parse_mask(mask.strip(PADDING), f"{snapshot.name}: {path}")
 
 
+def link_name(snapshot: Snapshot, path: str) -> str | None:
+    """The last name of where a symbolic link points: a driver, a group, a function."""
+    target = snapshot.read_link(path)
+    return None if target is None else target.rstrip("/").rpartition("/")[2] or None
+
+
 def list_readable(snapshot: Snapshot, folder: str) -> tuple[str, ...] | None:
     """The names in a folder; None where there is none. Raises HostError where there is one, or may
     be one, that cannot be read: what is hidden must not pass for what is absent."""
@@ -86,7 +92,7 @@ def list_numbers(names: tuple[str, ...] | None, prefix: str) -> tuple[int, ...]:
     (2, 10)
     """
     rests = (name.removeprefix(prefix) for name in names or () if name.startswith(prefix))
-    return tuple(sorted(int(suffix) for suffix in rests if _is_index(suffix)))
+    return tuple(sorted(int(suffix) for suffix in rests if is_index(suffix)))
 
 
 def address_of(name: str) -> Bdf | None:
@@ -97,5 +103,6 @@ def address_of(name: str) -> Bdf | None:
         return None
 
 
-def _is_index(text: str) -> bool:
+def is_index(text: str) -> bool:
+    """Whether a text is a number as the kernel gives PUs, nodes and groups."""
     return text.isascii() and text.isdigit() and len(text) <= 6

@@ -36,7 +36,7 @@ from homenode.machine.snapshot.contents import (
     ToolCommand,
 )
 from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.snapshot.protocol import MAX_LINKS
+from homenode.machine.snapshot.protocol import follow, join
 from homenode.package_data import package_text
 
 _START = "homenode-collector 1"
@@ -246,22 +246,6 @@ def _links(body: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _resolve(path: str, links: dict[str, str]) -> str:
     """Where a path really lies, following links above its last part; /sys has no other links."""
-    real: list[str] = []
-    pending = path.split("/")[:0:-1]
-    followed = 0
-    while pending:
-        part = pending.pop()
-        if part in ("", "."):
-            continue
-        if part == "..":
-            del real[-1:]
-            continue
-        real.append(part)
-        target = links.get("/" + "/".join(real))
-        if target is not None and pending and followed < MAX_LINKS:
-            followed += 1
-            del real[-1:]
-            if target.startswith("/"):
-                real.clear()
-            pending += reversed(target.split("/"))
-    return "/" + "/".join(real)
+    folder, _, name = path.rpartition("/")
+    real = follow("/", folder.split("/"), links.get, lambda path: True)
+    return path if real is None else join(real, name)

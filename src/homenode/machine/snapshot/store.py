@@ -258,7 +258,10 @@ class FolderSnapshot:
         return follow(folder, names, self._target, self._is_there)
 
     def _target(self, path: str) -> str | None:
-        return _target(self._on_disk(path))
+        try:
+            return os.readlink(self._on_disk(path))  # noqa: PTH115 - for every part of every path
+        except (OSError, ValueError):
+            return None
 
     def _is_there(self, path: str) -> bool:
         try:
@@ -268,10 +271,3 @@ class FolderSnapshot:
         except (OSError, ValueError):
             return False
         return True
-
-
-def _target(path: str) -> str | None:
-    try:
-        return os.readlink(path)  # noqa: PTH115 - called for every part of every path
-    except (OSError, ValueError):
-        return None

@@ -65,7 +65,7 @@ class Bench:
         device: int,
         **fields: Any,
     ) -> None:
-        """One series; `convert` turns seconds into the unit. The thread is looked at where it copies."""
+        """One series. convert: seconds into the unit. The thread is looked at where it copies."""
         self.report.figure(
             metric=metric,
             unit=unit,

@@ -117,7 +117,7 @@ def thread_place() -> dict[str, int | None]:
 def node_of_memory(pointer: int, size_bytes: int) -> int | None:
     """The node of a buffer; None where its pages are on several, or a driver hides where.
 
-    Container engines forbid move_pages to those too that may bind memory: numa_maps shows it as well.
+    Container engines forbid move_pages to those too that may bind memory: numa_maps shows it.
     """
     call = _SYSCALLS.get(platform.machine())
     if call is None:

@@ -63,17 +63,14 @@ def test_a_gh200_node_of_36_numa_nodes_gets_four_exclusive_jobs() -> None:
     assert {one.gpus for one in found} == {4}
 
 
-def test_binding_to_gpu_memory_is_refused_with_the_right_node() -> None:
+def test_binding_to_gpu_memory_is_refused_with_the_right_nodes() -> None:
     host = load_host("gh200x4")
     with pytest.raises(UsageError) as refused:
         nodes_to_bind_to(host, StudyOptions(numa=(0, 12)))
-    assert "--numa 12: expected a node of gh200x4 with CPUs" in refused.value.message
-    assert "memory of GPU 0019:01:00.0" in refused.value.message
-    assert str(refused.value.hint).startswith("bind to node 1 (CPUs 72-143), where the GPU is")
-    with pytest.raises(UsageError, match="no such node"):
+    assert "--numa 12: gh200x4 has CPUs and memory on nodes 0-3" in refused.value.message
+    assert "node 12 is memory of GPU 0019:01:00.0" in refused.value.message
+    with pytest.raises(UsageError, match="--numa 99"):
         nodes_to_bind_to(host, StudyOptions(numa=(99,)))
-    with pytest.raises(UsageError, match="memory of GPU 0009"):
-        nodes_to_bind_to(host, StudyOptions(numa=(5,)))
 
 
 def test_shared_jobs_run_alone_and_together_one_after_the_other() -> None:
@@ -420,13 +417,10 @@ def test_a_dry_run_with_a_described_host_needs_no_slurm(
     words = ("-o", tmp_path / "study", "--host", "gh200x4", "--nodelist", "a1,a2", "--dry-run")
     done = homenode("slurm", "study", *words, whole=True)
     assert done.exit_code == 0
-    answer, *lines = done.stdout.splitlines()
-    scripts = [line.strip() for line in lines[:-1]]
-    count = len(list((tmp_path / "study/jobs").iterdir()))
-    assert answer == f"wrote {tmp_path}/study/jobs: {count} jobs, none submitted"
-    assert lines[-1] == f"  and {count - len(scripts)} more"
-    assert scripts and all(Path(script).is_file() for script in scripts)
-    text = Path(scripts[0]).read_text()
+    scripts = list((tmp_path / "study/jobs").iterdir())
+    wrote = f"wrote {tmp_path}/study/jobs: {len(scripts)} jobs, none submitted\n"
+    assert done.stdout == wrote
+    text = min(path for path in scripts if "-a1-" in path.name).read_text()
     assert "--gres=gpu:4" in text and "--nodelist=a1" in text
     assert "--partition=PARTITION" in text and "PARTITION stands for" in done.stderr
     assert not (tmp_path / "study/study.jsonl").exists(), "no study has begun"

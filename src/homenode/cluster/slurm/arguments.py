@@ -94,8 +94,8 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
       patience: Time limit while every remaining job is blocked (a drained node, a hold), or the
         controller does not answer.
       poll: Time between two polls of the queue.
-      dry_run: Write the scripts, print the first names, submit nothing. With --host also without a
-        running Slurm: nodes are then as described, named by --nodelist.
+      dry_run: Write the scripts and submit nothing. With --host also without a running Slurm: nodes
+        are then as described, named by --nodelist.
 
     Examples:
       homenode slurm study -o /shared/study --dry-run

@@ -6,14 +6,13 @@ with CPUs, and memory-only ones for itself and its MIG instances; programs are b
 Source: numactl issue 224; scontrol(1), CPU_IDs; gres.conf(5), Cores (the core number of lstopo -l).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
 from homenode.cpuset import CpuSet
-from homenode.errors import UsageError
 from homenode.indices import NodeIndex
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host, MemoryKind, NumaNode
@@ -51,48 +50,6 @@ def gpu_memory_nodes(host: Host) -> dict[NodeIndex, Bdf | None]:
 def bindable_nodes(host: Host) -> tuple[NumaNode, ...]:
     """Nodes with CPUs and memory."""
     return tuple(node for node in nodes_with_cpus(host) if node.memory_bytes != 0)
-
-
-def bindable_node(host: Host, index: int, option: str) -> NumaNode:
-    """The node, where programs can be bound to it. Raises UsageError that names the right one.
-
-    option: what the user gave it with.
-    """
-    node = host.node(NodeIndex(index))
-    if node in bindable_nodes(host):
-        return node
-    memory = gpu_memory_nodes(host)
-    owner = memory.get(node.index) or _owner(memory, node.index) if node is not None else None
-    hint = None
-    if node is None:
-        actual = "no such node"
-    elif node.pus:
-        actual = "one without memory"
-    elif owner is None or node.index not in memory:
-        actual, hint = "one of memory alone", "bind to the node of the GPU"
-    else:
-        actual = f"memory of GPU {owner}: programs there would fill the GPU's own memory, and have "
-        actual += "no CPU"
-        device = host.device(owner)
-        right = None if device is None else home_node(host, device)
-        home = None if right is None else host.node(right)
-        if home is not None:
-            hint = f"bind to node {home.index} (CPUs {home.pus}), where the GPU is"
-    bindable = CpuSet(candidate.index for candidate in bindable_nodes(host))
-    raise UsageError(
-        f"{option} {index}: expected a node of {host.name} with CPUs and memory ({bindable}), "
-        f"found {actual}",
-        hint=hint,
-    )
-
-
-def _owner(memory: Mapping[NodeIndex, Bdf | None], index: NodeIndex) -> Bdf | None:
-    """The GPU of a memory node without a name of its own: the last one named at or before it.
-
-    On GH200 the nodes of a GPU's MIG instances follow its own.
-    """
-    named = [(n, bdf) for n, bdf in memory.items() if bdf is not None and n <= index]
-    return max(named, default=(0, None))[1]
 
 
 _MANY = 1 << 32

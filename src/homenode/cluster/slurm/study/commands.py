@@ -19,7 +19,6 @@ from homenode.cluster.slurm.study.experiments import (
     NO_PARTITION,
     Study,
     check_options,
-    script_name,
 )
 from homenode.cluster.slurm.study.folder import StudyFolder, read_sources, read_study
 from homenode.cluster.slurm.study.report import study_report
@@ -60,7 +59,10 @@ def study(arguments: SlurmStudyArguments) -> None:
             return
         opened, is_new = _open_study(folder, options, arguments.host)
         if arguments.dry_run:
-            _note_scripts(folder, opened)
+            _say_scripts(folder, opened)
+            if not opened.experiments:
+                note("these capture the nodes; the other jobs follow from that, or from --host")
+            note("the same command without --dry-run submits them")
             return
         wait_s = None if arguments.wait is None else arguments.wait * 60
         patience = WaitPolicy(arguments.poll, arguments.patience * 60, wait_s)
@@ -109,7 +111,7 @@ def _write_described(folder: StudyFolder, options: StudyOptions, host: str) -> N
     note(f"no answer from Slurm: nodes {names} are taken from --host and --nodelist")
     if options.partition_exclusive is None:
         note(f"{NO_PARTITION} stands for the partition (--partition-exclusive)")
-    note("nothing was submitted; on the cluster the same command without --dry-run begins a study")
+    note("on the cluster the same command without --dry-run begins a study")
 
 
 def _open_study(folder: StudyFolder, options: StudyOptions, host: str | None) -> tuple[Study, bool]:
@@ -187,20 +189,8 @@ def _end(folder: StudyFolder, progress: Progress, unmeasured: tuple[tuple[str, s
 
 
 def _say_scripts(folder: StudyFolder, study: Study) -> None:
-    """Print how many scripts there are, and the first of each kind of job."""
-    names = [script_name(experiment) for experiment in study.everything()]
-    say(f"wrote {folder.path / 'jobs'}: {plural(len(names), 'job')}, none submitted")
-    for name in names[:_MOST_SHOWN]:
-        say(f"  {folder.path / name}")
-    if len(names) > _MOST_SHOWN:
-        say(f"  and {len(names) - _MOST_SHOWN} more")
-
-
-def _note_scripts(folder: StudyFolder, study: Study) -> None:
-    _say_scripts(folder, study)
-    if not study.experiments:
-        note("these look at the nodes; the others follow from what they find (or say --host)")
-    note("nothing was submitted; the same command without --dry-run goes on from here")
+    jobs = plural(len(study.everything()), "job")
+    say(f"wrote {folder.path / 'jobs'}: {jobs}, none submitted")
 
 
 def _program() -> str:

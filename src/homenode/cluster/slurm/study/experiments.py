@@ -17,10 +17,12 @@ from jinja2 import Environment, StrictUndefined, select_autoescape
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cluster.slurm.numbering import bindable_node, bindable_nodes
+from homenode.cluster.slurm.numbering import bindable_nodes, gpu_memory_nodes
 from homenode.cluster.slurm.options import StudyOptions
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
+from homenode.cpuset import CpuSet
 from homenode.errors import UsageError, unknown
+from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, NumaNode
 from homenode.measure.app_metric import check_metric
 from homenode.measure.model import Group
@@ -77,8 +79,8 @@ class Experiment(Struct, frozen=True):
         return f"shared, {size} a job, {company}"
 
 
-class Study(Struct, frozen=True):
-    """Everything that a study's journal holds."""
+class Study(Struct, frozen=True, omit_defaults=True):
+    """Everything that a study's journal holds. As it was made it is the journal's first line."""
 
     id: str
     options: StudyOptions
@@ -247,10 +249,16 @@ def _first_nodes(
 
 def nodes_to_bind_to(host: Host, options: StudyOptions) -> tuple[NumaNode, ...]:
     """NUMA nodes with CPUs and memory, or those asked for. Raises UsageError for one without."""
-    if options.numa is None:
-        return bindable_nodes(host)
-    indices = {bindable_node(host, index, "--numa").index for index in options.numa}
-    return tuple(node for node in host.nodes if node.index in indices)
+    nodes = bindable_nodes(host)
+    bindable = CpuSet(node.index for node in nodes)
+    for index in options.numa or ():
+        if index not in bindable:
+            owner = gpu_memory_nodes(host).get(NodeIndex(index))
+            memory = "" if owner is None else f"; node {index} is memory of GPU {owner}"
+            raise UsageError(
+                f"--numa {index}: {host.name} has CPUs and memory on nodes {bindable}{memory}"
+            )
+    return tuple(n for n in nodes if options.numa is None or n.index in options.numa)
 
 
 def look_experiments(nodes: tuple[ClusterNode, ...]) -> tuple[Experiment, ...]:

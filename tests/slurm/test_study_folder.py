@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from homenode.cluster.slurm.study.folder import StudyEntry, StudyFolder, _Hosts, attempts
 from homenode.errors import HostError, InputError
@@ -114,7 +114,7 @@ def test_a_journal_that_would_leave_its_folder_is_refused(
 ) -> None:
     made = study()
     one = replace(made.experiments[0], **change)
-    head = {"format": "homenode.slurm-study/1", "study": replace(made, experiments=(one,))}
+    head = {"format": "homenode.slurm-study/1", **asdict(replace(made, experiments=(one,)))}
     (tmp_path / "study.jsonl").write_bytes(msgspec.json.encode(head) + b"\n")
     with pytest.raises(InputError, match="expected an experiment, found"):
         StudyFolder(tmp_path).study()

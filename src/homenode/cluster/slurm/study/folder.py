@@ -63,12 +63,6 @@ _FULL = "the jobs go on without homenode; free some space and start the command 
 _ATTEMPT = re.compile(r"(\d{1,12})\.(\d{1,6})", re.ASCII)
 
 
-class StudyHead(Struct, frozen=True, omit_defaults=True):
-    """The first line: the study as it was made."""
-
-    study: Study
-
-
 class StudyEntry(Struct, frozen=True, omit_defaults=True):
     """One line: the experiments that were planned, or what became of one of them."""
 
@@ -80,7 +74,7 @@ class StudyEntry(Struct, frozen=True, omit_defaults=True):
     again: str | None = None  # an experiment that is mistaken for not submitted
 
 
-class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
+class StudyFolder(ExperimentJournal[Study, StudyEntry]):
     """The folder of one study, locked by this process until it is closed.
 
     owned: what a program inherits that must end before another homenode continues the study.
@@ -93,7 +87,7 @@ class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
         super().__init__(
             path,
             KIND,
-            StudyHead,
+            Study,
             StudyEntry,
             journal=JOURNAL,
             private=False,
@@ -128,7 +122,7 @@ class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
         self.write_scripts(study, study.everything())
         if described is not None:
             self.write(DESCRIBED, formats.encode("host", described).encode(), 0o644)
-        self.begin_with(StudyHead(study))
+        self.begin_with(study)
         return study
 
     def load(self) -> Study:
@@ -188,9 +182,8 @@ class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
 
     def study(self) -> Study:
         """The study as its journal gives it, without holding it. Raises InputError."""
-        head, entries = self.contents()
+        study, entries = self.contents()
         source = str(self.journal_path)
-        study = head.study
         _check(study.everything(), f"{source}:1")
         for entry in entries:
             study = _apply(study, entry, source)

@@ -61,16 +61,11 @@ def make_study(
     else:
         nodes = client.ask_nodes()
     exclusive, shared = choose_nodes(nodes, options)
+    study = Study(id=id, options=options, exclusive=exclusive, shared=shared, host=host)
     if described is None:
-        looks = look_experiments(exclusive)
-        return Study(
-            id=id, options=options, exclusive=exclusive, shared=shared, host=None, looks=looks
-        )
+        return replace(study, looks=look_experiments(exclusive))
     hosts = {node.name: described for node in (*exclusive, *shared)}
-    planned = experiments_for(exclusive, shared, hosts, options)
-    return Study(
-        id=id, options=options, exclusive=exclusive, shared=shared, host=host, experiments=planned
-    )
+    return replace(study, experiments=experiments_for(exclusive, shared, hosts, options))
 
 
 class SlurmQueue:

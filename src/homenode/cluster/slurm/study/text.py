@@ -15,7 +15,7 @@ from homenode.show.bars import Bar, BarGroup, bar_chart
 from homenode.show.curves import Matrix as HeatMatrix
 from homenode.show.curves import heat_map
 from homenode.show.results_text import power_table
-from homenode.text import plural
+from homenode.text import duration_text, plural
 
 _SHADES = 5
 _SHOWN = 12
@@ -40,15 +40,11 @@ def slurm_study_page(report: StudyReport, stamp: str) -> Doc:
     if report.jobs:
         parts.append(_verdicts(report))
     if maps := tuple(_drawn_maps(report.matrices[:MOST_MAPS])):
-        parts += [
-            Section("Copies by NUMA node and GPU", (Gallery(maps),), "maps", "Maps"),
-            Section("GPUs", (_gpu_names(report.matrices),), "gpus", "GPUs"),
-        ]
+        parts.append(Section("Copies by NUMA node and GPU", (Gallery(maps),), "maps", "Maps"))
     if bars := tuple(_bars(report.spreads)):
-        about = "Copies by copy engine (CE) and by the GPU's own processors (SM)"
-        spreads = (Gallery(bars), Section(about, (_spreads(report.spreads),)))
+        about = "Copies by copy engine (CE) and by the GPU's own processors (SM)."
         title = "Mean and deviation over GPUs, nodes and jobs"
-        parts.append(Section(title, spreads, "spreads", "Spreads"))
+        parts.append(Section(title, (Gallery(bars),), "spreads", "Spreads", about=about))
     if report.setup:
         table = Table(heads=("what", "which"), rows=report.setup)
         parts.append(Section("Hardware and tools", (table,), "setup", "Hardware and tools"))
@@ -191,7 +187,7 @@ def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> Sect
         (
             _job_name(job.name),
             str(job.locality),
-            _seconds(job.queue_wait_s),
+            "-" if job.queue_wait_s is None else duration_text(job.queue_wait_s),
             "-" if job.gpu_hours is None else f"{job.gpu_hours:.3f}",
             job.met or "-",
         )
@@ -279,12 +275,6 @@ def _verdicts(report: StudyReport) -> Section:
     return Section("Which queue for which work", tuple(parts), "queues", "Queues")
 
 
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.0f} s" if value < 600 else f"{value / 60:.0f} min"
-
-
 def _unit(metric: str) -> str:
     return "ns" if metric.endswith("latency") else "GB/s"
 
@@ -308,7 +298,7 @@ def _drawn_maps(matrices: Sequence[StudyMatrix]) -> Iterator[Picture]:
             "NUMA node of CPUs and memory",
             "GPU",
             tuple(f"NUMA {row}" for row in matrix.rows),
-            tuple(f"GPU {number}" for number in range(len(matrix.columns))),
+            tuple(map(_short_address, matrix.columns)),
             matrix.cells,
         )
         caption = "less is better" if metric.lower_is_better else "more is better"
@@ -322,16 +312,11 @@ def _drawn_maps(matrices: Sequence[StudyMatrix]) -> Iterator[Picture]:
         yield Picture(title, heat_map(title, metric.unit, drawn, ends[matrix.metric]), (caption,))
 
 
-def _gpu_names(matrices: Sequence[StudyMatrix]) -> Table:
-    """Which address each GPU's number stands for, and its home."""
-    rows = []
-    for node in dict.fromkeys(matrix.node for matrix in matrices):
-        first = next(matrix for matrix in matrices if matrix.node == node)
-        for number, (column, home) in enumerate(zip(first.columns, first.homes, strict=True)):
-            rows.append(
-                (node, f"GPU {number}", column, "unknown" if home is None else f"NUMA {home}")
-            )
-    return Table(heads=("cluster node", "GPU", "address", "home"), rows=tuple(rows[:MOST_MAPS]))
+def _deviation_text(spread: CopySpread) -> str:
+    count = f"n = {spread.count}"
+    if spread.deviation is None:
+        return count
+    return f"\u00b1 {_number(spread.deviation, spread.metric)}, {count}"
 
 
 def _bars(spreads: Sequence[CopySpread]) -> Iterator[Picture]:
@@ -345,9 +330,7 @@ def _bars(spreads: Sequence[CopySpread]) -> Iterator[Picture]:
                     max(spread.mean - (spread.deviation or 0.0), 0.0),
                     spread.mean + (spread.deviation or 0.0),
                     number % 8,
-                    note=""
-                    if spread.deviation is None
-                    else f"\u00b1 {_number(spread.deviation, metric)}",
+                    note=_deviation_text(spread),
                 )
                 for number, spread in enumerate(
                     s for s in spreads if (s.metric, s.method) == (metric, method)
@@ -358,21 +341,3 @@ def _bars(spreads: Sequence[CopySpread]) -> Iterator[Picture]:
         caption = "less is better" if facts.lower_is_better else "more is better"
         title = f"{facts.title}, mean \u00b1 deviation"
         yield Picture(title, bar_chart(title, facts.unit, groups), (caption,))
-
-
-def _spreads(spreads: Sequence[CopySpread]) -> Table:
-    rows = tuple(
-        (
-            METRICS[spread.metric].title,
-            spread.method,
-            spread.label,
-            figure_text(spread.mean, METRICS[spread.metric].unit),
-            ""
-            if spread.deviation is None
-            else figure_text(spread.deviation, METRICS[spread.metric].unit),
-            str(spread.count),
-        )
-        for spread in spreads
-    )
-    figures = ("mean", "deviation", "figures")
-    return Table(heads=("copies", "method", "jobs", *figures), rows=rows, numeric=figures)

@@ -67,6 +67,8 @@ def find_near(word: str, names: Iterable[str]) -> str | None:
         return _MEANT[word]
     name_of = {name.lstrip("-"): name for name in names}
     word = word.lstrip("-")
+    if len(word) == 1:  # a letter resembles too many names
+        return None
     near = get_close_matches(word, name_of, n=1)
     near = near or [name for name in name_of if word and name.startswith(word)]
     return name_of[near[0]] if near else None

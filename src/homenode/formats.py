@@ -28,6 +28,9 @@ VERSIONS = dict.fromkeys(
 )
 """The version of each kind that this program writes and reads."""
 
+_WRITERS = {"plan": "homenode plan --save-plan FILE writes one"}
+"""Hints: the command that writes a kind which users name as a file."""
+
 
 def encode(
     kind: str,
@@ -141,7 +144,10 @@ def check_format(text: str | bytes, kind: str, source: str) -> object:
     try:
         document = decode_json(text)
     except NotJsonError as error:
-        raise InputError(f"{source}: expected a homenode.{kind} document, found: {error}") from None
+        raise InputError(
+            f"{source}: expected a homenode.{kind} document, found: {error}",
+            hint=_WRITERS.get(kind),
+        ) from None
     _check_format(document, kind, source)
     return document
 
@@ -150,13 +156,15 @@ def _check_format(document: object, kind: str, source: str) -> None:
     stored_format = document.get("format") if isinstance(document, dict) else None
     if not isinstance(stored_format, str):
         raise InputError(
-            f'{source}: not a homenode.{kind} document: missing "format": "{_format(kind)}"'
+            f'{source}: not a homenode.{kind} document: missing "format": "{_format(kind)}"',
+            hint=_WRITERS.get(kind),
         )
     name, _, version = stored_format.partition("/")
     is_number = version.isascii() and version.isdigit() and len(version) < 7
     if name != f"homenode.{kind}" or not is_number:
         raise InputError(
-            f"{source}: expected a homenode.{kind} document, found {stored_format[:60]!r}"
+            f"{source}: expected a homenode.{kind} document, found {stored_format[:60]!r}",
+            hint=_WRITERS.get(kind),
         )
     if int(version) != VERSIONS[kind]:
         raise InputError(

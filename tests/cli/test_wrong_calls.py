@@ -1,8 +1,12 @@
 """Wrong calls and missing programs: each says the fact, by the contract's exit code."""
 
+import os
+import pty
 import re
 import shutil
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -145,3 +149,27 @@ def test_qemu_is_found_where_rhel_has_it(monkeypatch: pytest.MonkeyPatch) -> Non
     assert qemu_program() == "/usr/libexec/qemu-kvm"
     there.clear()
     assert qemu_program() is None
+
+
+@pytest.mark.parametrize(("key", "code"), [(b"\x03", 130), (b"\x04", 1)])
+def test_ctrl_c_and_ctrl_d_at_a_question_change_nothing(
+    key: bytes, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "vm.xml").write_text(VM)
+    out = tmp_path / "out.xml"
+    words = ("plan", tmp_path / "vm.xml", "--host", "hgx-h100", "-o", out)
+    assert homenode(*words).exit_code == 0
+    before = out.read_bytes()
+    child, terminal = pty.fork()
+    if not child:
+        os.execv(sys.executable, (sys.executable, "-m", "homenode", "restore", str(out)))
+    printed = b""
+    with suppress(OSError):  # a terminal without a program ends with EIO
+        while piece := os.read(terminal, 4096):
+            printed += piece
+            if piece.endswith(b"[y/N] "):
+                os.write(terminal, key)
+    os.close(terminal)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status == code and printed.endswith(b"nothing was changed\r\n")
+    assert out.read_bytes() == before

@@ -89,7 +89,7 @@ def test_the_planted_misplacement_is_named(layout: str) -> None:
     assert "gpu0 (0000:11:00.0), gpu1 (0000:12:00.0) are" in bad[0].expected
     assert bad[0].observed == "CPUs 16-19,48-51 on node 1"
     assert bad[0].cost == "distance 21 instead of 10"
-    assert findings.checked[0].startswith("5 places of GPU jobs on 2 nodes: 4 near")
+    assert findings.checked[0].startswith("5 allocations of GPU jobs on 2 nodes: 4 local")
 
 
 def test_gpus_on_both_sides_of_a_job_that_fits_on_one_are_reported() -> None:
@@ -247,7 +247,7 @@ def test_a_whole_cluster_is_audited_job_by_job() -> None:
     findings = audit(owned(parse_scontrol_jobs(scontrol_text(jobs)), machine(TESTBED)))
     far = [f for f in findings.findings if f.id == "job-gpu-far"]
     assert len(far) == 20 and len(findings.findings) == 20
-    assert findings.checked[0].startswith("4000 places of GPU jobs on 1000 nodes: 3980 near")
+    assert findings.checked[0].startswith("4000 allocations of GPU jobs on 1000 nodes: 3980 local")
 
 
 ORDERED = """\

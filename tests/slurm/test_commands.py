@@ -85,7 +85,7 @@ def test_one_job_is_audited(run: Run) -> None:
     array = array.replace("JobId=8 JobN", "JobId=8 ArrayJobId=8 ArrayTaskId=1 JobN")
     Path("array.txt").write_text(array)
     code, out, _ = run("audit", "8", "--jobs", "array.txt", "--host", "gpu8.toml")
-    assert code == 0 and "1 place of GPU jobs" in out
+    assert code == 0 and "1 allocation of GPU jobs" in out
     assert run("audit", "8_2", "--jobs", "array.txt", "--host", "gpu8.toml")[0] == 2
     code, _, err = run("audit", "77", "--jobs", "jobs.txt", "--host", "gpu8.toml")
     assert code == 2 and "no job 77 in it" in err

@@ -87,7 +87,9 @@ def test_no_words_of_a_user_hide_or_move_a_job(
     code, findings, checked = audit()
     assert code == 1 and [f["id"] for f in findings] == ["job-gpu-far"]
     assert findings[0]["subject"].startswith(f"job {far} (")
-    assert checked.startswith("2 places of GPU jobs on 2 nodes: 1 near all of their GPUs, 1 not")
+    assert checked.startswith(
+        "2 allocations of GPU jobs on 2 nodes: 1 local to all of their GPUs, 1 not"
+    )
 
 
 @pytest.mark.parametrize("key", ["JobName", "Comment"])

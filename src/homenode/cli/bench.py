@@ -99,9 +99,8 @@ def _run(
                 return run_bench(machine, orders, results, on_progress, resume=resume, notify=note)
         except KeyboardInterrupt:
             if begun:
-                note(
-                    f"interrupted; measurements so far are kept. Continue: {_resuming(orders.name)}"
-                )
+                text = f"measurements so far are kept. Continue: {_resuming(orders.name)}"
+                raise KeyboardInterrupt(text) from None
             raise
         except ToolError as error:
             if error.hint is None and begun:

@@ -383,12 +383,16 @@ class _WordReader:
         except UsageError as error:
             if parameter.opt.parse is not None:
                 raise
+            error.hint = error.hint or f"{self.path} {name} {parameter.opt.metavar}".rstrip()
             raise WrongCall(self.path, error) from None
 
     def refuse_option(self, name: str) -> None:
         names = [spelling for parameter in self.parameters for spelling in parameter.opt.names]
         names += [*self.off, *HELP, HELP_ALL]
-        hint = None if find_near(name, names) else f"{self.path} {HELP_ALL}"
+        hint = None
+        if not find_near(name, names):
+            usual = [p.opt.names[0] for p in self.parameters if p.opt.names and not p.opt.rare]
+            hint = f"{self.path} has {', '.join(usual)}; all: {HELP_ALL}"
         raise WrongCall(self.path, unknown("option", name, names, hint))
 
     def place(self) -> None:
@@ -403,7 +407,8 @@ class _WordReader:
             words = words[count:]
         if words:
             options = [name for name in ("--host", "--pool") if name in self.named]
-            hint = f"{self.path} {options[0]} {words[0]}" if options else None
+            before = "" if arguments else f"{self.path} "
+            hint = f"{before}{options[0]} {words[0]}" if options else None
             raise self.refuse(f"unexpected argument {words[0]!r}", hint)
 
     def check_required(self) -> None:

@@ -186,8 +186,8 @@ def code_of(words: Sequence[str]) -> int:
         sys.stdout.flush()
         note(f"homenode: {prefix}{error.strerror or error}")
         return HostError.exit_code
-    except KeyboardInterrupt:
-        note("homenode: interrupted")
+    except KeyboardInterrupt as error:
+        note("; ".join(("homenode: interrupted", *map(str, error.args))))
         return INTERRUPTED
     return DONE
 

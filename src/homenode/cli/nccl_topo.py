@@ -94,13 +94,19 @@ def _read_vm(data: bytes, path: Path) -> "tuple[Vm, PendingDevice | None]":
 def _assemble(arguments: NcclTopoArguments, flavour: NcclVariant) -> TopologyFile:
     assert arguments.domain is not None, "_refuse_nonsense asks for it"
     source = str(arguments.domain)
-    data = read_input(arguments.domain, "a domain XML, or another VM file")
+    data = read_input(arguments.domain, "a VM", hint="virsh dumpxml NAME > VM.xml")
     facts, loose = _read_vm(data, arguments.domain)
     host = load_host(arguments.host, lspci=arguments.lspci)
     plan = (
         None
         if arguments.plan is None
-        else read_plan_for(host, read_input(arguments.plan, "a saved plan"), str(arguments.plan))
+        else read_plan_for(
+            host,
+            read_input(
+                arguments.plan, "a saved plan", hint="homenode plan --save-plan FILE writes one"
+            ),
+            str(arguments.plan),
+        )
     )
     guest = None if arguments.guest is None else load_guest(arguments.guest)
     side = guest_side(facts, loose, plan=plan, guest=guest)

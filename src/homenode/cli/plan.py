@@ -21,7 +21,7 @@ from homenode.cli.terminal import (
     write_bytes,
     write_text,
 )
-from homenode.errors import FINDINGS, HostError, UsageError, exclusive, unknown
+from homenode.errors import FINDINGS, UsageError, exclusive, unknown
 from homenode.findings import Severity
 from homenode.plan.auto import refuse_auto, resolve_layout
 from homenode.plan.pipeline import (
@@ -33,6 +33,7 @@ from homenode.plan.pipeline import (
     vm_of_options,
 )
 from homenode.plan.stored import encode_plan, encode_refusal, read_plan, with_planned
+from homenode.process import ToolMissingError
 from homenode.safe.input_files import read_input
 from homenode.text import command_line
 from homenode.vm.domain.copy import DEFAULT_NAME, check_name, new_domain
@@ -118,7 +119,7 @@ def _read_source(arguments: PlanArguments) -> VmSource:
 def read_definition(name: str) -> tuple[str | None, bytes | None]:
     """(what names a VM of libvirt on a command line, its definition); (None, None) without libvirt.
 
-    Raises InputError if libvirt runs here and has no VM of that name.
+    Raises InputError if libvirt has no VM of that name, HostError if it does not answer.
     """
     from homenode.vm.hypervisor.connection import DEFAULT
     from homenode.vm.hypervisor.virsh import Virsh
@@ -127,7 +128,7 @@ def read_definition(name: str) -> tuple[str | None, bytes | None]:
     try:
         state = virsh.domain(name)
         return state.argument, virsh.definition(state.uuid)
-    except HostError:
+    except ToolMissingError:
         return None, None
 
 

@@ -15,6 +15,7 @@ from homenode.change.apply.definition import (
     restore_definition,
 )
 from homenode.change.apply.live_pins import preview_restore_live_pins, restore_live_pins
+from homenode.change.apply.store import DomainStore
 from homenode.change.host_lock import host_locked, lock_of_one_user
 from homenode.change.paused_start import end_paused, paused_journal
 from homenode.change.step import ChangeState
@@ -31,6 +32,7 @@ from homenode.cli.terminal import (
 from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Table, Text
 from homenode.errors import UsageError, exclusive
+from homenode.safe.record_folder import JOURNAL
 from homenode.show.change_text import line_counts
 from homenode.text import command_line, cpus_text, plural
 from homenode.vm.domain.restore import preview_restore as preview_restore_file
@@ -78,6 +80,8 @@ def _restore_file(path: str, arguments: RestoreArguments) -> None:
     before = preview.current or b""
     if arguments.diff:
         print_diff(before, preview.original, f"{path} (now)", f"{path} (original)")
+    if arguments.explain:
+        _say_files(preview.saved.original, preview.saved.record)
     if arguments.dry_run or not arguments.yes:
         say(f"{path}: its original would be restored: {_change_text(before, preview.original)}")
     if arguments.dry_run:
@@ -87,6 +91,11 @@ def _restore_file(path: str, arguments: RestoreArguments) -> None:
         ask(f"Restore {path}?")
     restore_original(path)
     say(f"{path}: restored, equal to its original")
+
+
+def _say_files(original: Path, record: Path) -> None:
+    say(f"original  {original}")
+    say(f"record    {record}")
 
 
 def _change_text(before: bytes, after: bytes) -> str:
@@ -160,6 +169,9 @@ def _preview(virsh: Virsh, state: DomainState, arguments: RestoreArguments) -> t
             return tuple(lines)
     preview = preview_restore(virsh, state.uuid, root, keep_edits=arguments.keep_edits)
     if preview.is_changed:
+        if arguments.explain:
+            store = DomainStore(root, virsh.connect, state.uuid)
+            _say_files(store.document_path(preview.entry.before), store.folder / JOURNAL)
         if arguments.diff:
             now, restored = f"{name} (now)", f"{name} (restored)"
             print_diff(preview.definition, preview.original, now, restored)

@@ -167,15 +167,17 @@ def check_can_ask(*, asks: bool) -> None:
         )
 
 
-def confirm(question: str) -> bool:
-    """Ask on the terminal; anything but yes is no."""
-    print(f"{_plain(question)} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
 def ask(question: str) -> None:
-    """Ask before a change; exits if the answer is no."""
-    if not confirm(question):
+    """Ask on the terminal before a change; exits unless the answer is yes."""
+    print(f"{_plain(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    try:
+        answer = sys.stdin.readline()
+    except KeyboardInterrupt:
+        note("")
+        raise KeyboardInterrupt("nothing was changed") from None
+    if answer.strip().lower() not in ("y", "yes"):
+        if not answer.endswith("\n"):  # Ctrl-D leaves the cursor behind the question
+            note("")
         note("nothing was changed")
         raise SystemExit(FINDINGS)
 
@@ -362,7 +364,7 @@ def _check_place(path: Path) -> None:
     except OSError as error:  # a folder above it that we may not enter
         raise HostError(f"{path}: cannot write: {error.strerror}") from None
     if is_folder:
-        raise UsageError(f"{path}: a directory, not a regular file")
+        raise UsageError(f"{path}: a directory, not a regular file", hint=f"{path / 'FILE'}")
     if not has_parent:
         raise HostError(f"{path.parent}: no such directory", hint=f"mkdir -p {path.parent}")
 

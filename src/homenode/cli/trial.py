@@ -22,9 +22,9 @@ from homenode.cli.bench_options import check as check_options
 from homenode.cli.bench_options import check_access, static_probe, trial_request
 from homenode.cli.plan import hosts_after
 from homenode.cli.terminal import (
+    ask,
     check_can_ask,
     check_can_write,
-    confirm,
     console,
     interruptible,
     note,
@@ -36,7 +36,6 @@ from homenode.cli.terminal import (
 )
 from homenode.doc import Doc
 from homenode.errors import (
-    FINDINGS,
     NOT_KNOWN,
     UNPLANNABLE,
     HomenodeError,
@@ -76,6 +75,7 @@ from homenode.measure.trial.runner import (
 from homenode.measure.trial.trial_config import BARE
 from homenode.objective import Objective
 from homenode.plan.auto import suggested_objective
+from homenode.show.explain import explain
 from homenode.show.plan_text import reserved_lines
 from homenode.show.trial_text import boot_line, outcomes_table, schedule_text, status_text
 from homenode.text import command_line, plural
@@ -161,13 +161,15 @@ def begin_trial(arguments: TrialArguments) -> None:
         for line in reserved_lines(host.without_domains(arguments.options.replaces), state.name):
             note(f"kept: {line}")
         _show(checked, Pace(boot_s), diagnose(host, document).findings, host.gaps)
+        tunings = [layout.tuning for layout in checked.fitted if layout.tuning is not None]
+        for tuning in tunings if arguments.explain else ():
+            console().print(explain(tuning.plan_to_show, host))
         if arguments.dry_run:
             say("dry run: nothing was started")
             return
         times = plural(len(steps_of(checked.head)), "time")
-        if not (arguments.yes or confirm(f"Boot {checked.head.domain} {times}?")):
-            note("nothing was changed")
-            raise SystemExit(FINDINGS)
+        if not arguments.yes:
+            ask(f"Boot {checked.head.domain} {times}?")
         journal = TrialJournal(default_root(), checked.head.id)
         with journal.hold() as lock:
             if arguments.report is not None:
@@ -336,8 +338,7 @@ def _run(
         try:
             run_trial(trial, lock)
         except KeyboardInterrupt:
-            note(f"interrupted; {again(head.argument, 'resume')} continues")
-            raise
+            raise KeyboardInterrupt(f"{again(head.argument, 'resume')} continues") from None
         except HomenodeError as error:
             resume, undo, status = (
                 again(head.argument, action) for action in ("resume", "undo", "status")

@@ -12,7 +12,7 @@ from homenode.check.verify.verification import Verification, VerifyRequest
 from homenode.check.verify.verification import verify as verify_wanted
 from homenode.cli.arguments.check import VerifyArguments
 from homenode.cli.terminal import (
-    confirm,
+    ask,
     exit_by,
     interruptible,
     is_interactive,
@@ -20,7 +20,7 @@ from homenode.cli.terminal import (
     print_findings,
     working,
 )
-from homenode.errors import FINDINGS, UsageError, exclusive, requires
+from homenode.errors import UsageError, exclusive, requires
 from homenode.findings import Findings, Severity, are_bad, in_order
 from homenode.machine.topology import Host
 from homenode.plan.stored import read_plan
@@ -169,10 +169,8 @@ def _start_paused(verified: Verification, request: VerifyRequest, *, yes: bool) 
     assert request.domain is not None, "only a domain is started"
     look = startable(request.connect, request.domain)
     name, before = look.state.name, verified.findings
-    if not yes and not confirm(
-        f"Start {name} paused, with its real devices and libvirt's hooks, and end it at once?"
-    ):
-        raise SystemExit(FINDINGS)
+    if not yes:
+        ask(f"Start {name} paused, with its real devices and libvirt's hooks, and end it at once?")
     with (
         changing_host("verify", (name, "--start"), request.connect) as locks,
         interruptible(),

@@ -305,14 +305,14 @@ def _busy(record: RunRecord, read: Sequence[_Read], marks: list[str]) -> Iterato
         return
     calm = {busy_step.step.test for busy_step in read if not busy_step.reading.busy}
     never = sorted({busy_step.step.test for busy_step in busy} - calm)
-    observed = f"others ran during {len(busy)} of {plural(len(read), 'step')}"
+    observed = f"other processes ran during {len(busy)} of {plural(len(read), 'step')}"
     marks += [f"{observed}; no calm round of {', '.join(never)}"] if never else []
     yield finding(
         "bench-disturbed",
         f"CPUs {record.head.pus or 'of this machine'}",
-        expected="no one else on them",
+        expected="no other process on them",
         observed=f"{observed}; {busy[0].reading.busy}",
-        source="the probe, which counts the time of others while it measures",
+        source="the probe, which counts the time of other processes while it measures",
     )
 
 

@@ -337,7 +337,7 @@ def _load(looks: Looks) -> Iterator[Finding]:
             "bench-load-unknown",
             cpus_text(looks.pus),
             expected="to be idle",
-            observed="no one counts their time",
+            observed="/proc/stat does not count their time",
             source="/proc/stat",
         )
         return

@@ -71,7 +71,7 @@ def read_file(
             return _standard_input(max_bytes)
         return read_plain(path, max_bytes)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        if getattr(error, "errno", None) == errno.ENXIO:
+        if getattr(error, "errno", None) in NO_PLAIN_FILE:
             hint = f"name a regular file, or pipe it in and name {STANDARD_INPUT}"
         raise of_os(error, str(path), expected, hint) from None
 

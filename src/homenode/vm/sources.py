@@ -255,6 +255,9 @@ def _text(path: Path) -> str:
             hint="was the command that should have filled it not found, or not run as root?",
         )
     if b"\0" in data:
-        raise InputError(f"{path}: expected {_KINDS}; found binary data of no known kind")
+        raise InputError(
+            f"{path}: expected {_KINDS}; found binary data of no known kind",
+            hint="homenode capture -o host.tar.gz writes one",
+        )
     text = data.decode("utf-8", "surrogateescape")
     return dedent(text) if text[:1].isspace() else text  # a quotation in a forum is indented

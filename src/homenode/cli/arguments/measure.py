@@ -274,6 +274,7 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
       id: Name of the trial. Default: the domain and the time.
       yes: Boot the copies without a prompt; needed without a terminal.
       dry_run: Print the plans and the schedule; boot nothing.
+      explain: Print also the plan of each layout with its costs, pins and addresses.
       host: The host to plan for; it must be the host of the libvirt daemon, or an equal machine.
         Default: this machine.
 
@@ -301,6 +302,7 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
     id: Annotated[str | None, Opt("--name", "ID", rare=True)] = None
     yes: Annotated[bool, Flag("--yes -y")] = False
     dry_run: Annotated[bool, Flag("--dry-run -n")] = False
+    explain: Annotated[bool, Flag("--explain", rare=True)] = False
     connect: ConnectOption = DEFAULT
     host: HostOption = None
 

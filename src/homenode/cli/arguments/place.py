@@ -157,6 +157,7 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
       keep_edits: Remove only what the layout set from a domain that was edited since.
       dry_run: Print what would be restored; change nothing.
       diff: Print the whole change of the definition.
+      explain: Print also the files of the saved original and of its record.
       list_open: List what is open on this host or can be undone, each with the command that undoes
         it.
       yes: Restore without a prompt; needed without a terminal.
@@ -172,6 +173,7 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
     keep_edits: Annotated[bool, Flag("--keep-edits")] = False
     dry_run: Annotated[bool, Flag("--dry-run -n")] = False
     diff: Annotated[bool, Flag("--diff")] = False
+    explain: Annotated[bool, Flag("--explain")] = False
     list_open: Annotated[bool, Flag("--list")] = False
     yes: Annotated[bool, Flag("--yes -y")] = False
 

@@ -29,6 +29,7 @@ class SlurmAuditArguments(Struct, frozen=True, kw_only=True):
       records: Check ended jobs by their records; needs no host.
       hooks: Write the scripts that keep records, and stop.
       spool: With --hooks: directory on each node for the records.
+      explain: Print each finding separately with its source, and the jobs that are local.
 
     Examples:
       homenode slurm audit
@@ -44,7 +45,7 @@ class SlurmAuditArguments(Struct, frozen=True, kw_only=True):
     records: Annotated[Path | None, Opt("--records", "DIR")] = None
     hooks: Annotated[Path | None, Opt("--hooks", "DIR")] = None
     spool: Annotated[str, Opt("--spool", "DIR")] = SPOOL
-    explain: ExplainOption = False
+    explain: Annotated[bool, Flag("--explain")] = False
     json: JsonOption = False
 
 

@@ -37,14 +37,14 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
     checked, not_checked = [], []
     if judged:
         checked.append(
-            f"{plural(judged, 'place')} of GPU jobs on {plural(len(nodes), 'node')}: "
-            f"{judged - far} near all of their GPUs, {far} not"
+            f"{plural(judged, 'allocation')} of GPU jobs on {plural(len(nodes), 'node')}: "
+            f"{judged - far} local to all of their GPUs, {far} not"
         )
     if without:
-        not_checked.append(f"{plural(without, 'place')} of jobs without GPUs")
+        not_checked.append(f"{plural(without, 'allocation')} of jobs without GPUs")
     if unknown:
         count = sum(map(len, unknown.values()))
-        not_checked.append(f"{plural(count, 'place')} of jobs, for lack of facts")
+        not_checked.append(f"{plural(count, 'allocation')} of jobs with unknown facts")
         findings += [_unjudged_finding(*cause, ones) for cause, ones in unknown.items()]
     if unreadable:
         not_checked.append(f"{plural(len(unreadable), 'job')} whose records cannot be trusted")

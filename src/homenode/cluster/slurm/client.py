@@ -189,7 +189,10 @@ def read_records(
     none or holds no record, and where none is of a job asked for.
     """
     if not folder.is_dir():
-        raise InputError(f"{folder}: no such directory")
+        kind = "not a directory" if folder.exists() else "no such directory"
+        raise InputError(
+            f"{folder}: {kind}", hint="homenode slurm audit --hooks DIR writes records"
+        )
     paths = sorted(path for path in folder.rglob("*.rec") if path.is_file())
     if not paths:
         next(folder.iterdir(), None)  # a folder that cannot be read is not an empty one

@@ -70,7 +70,7 @@ def audit(arguments: SlurmAuditArguments) -> None:
         arguments.jobs_file is not None or arguments.nodes_file is not None
     ):
         raise exclusive("--records", "--jobs or --nodes")
-    judged: set[str] = set()
+    judged: dict[str, str] = {}  # the job of each allocation
     with working("reading the jobs"):
         if arguments.records is not None:
             records = read_records(arguments.records, arguments.jobs, order)
@@ -86,16 +86,23 @@ def audit(arguments: SlurmAuditArguments) -> None:
             findings = replace(findings, not_checked=(*findings.not_checked, *not_checked))
             hosts = dict.fromkeys(machine.host for machine in machines.values())
             findings = with_gaps(findings, [gap for host in hosts for gap in host.gaps])
-    subject = plural(len(judged), "GPU job")
+    if arguments.explain:
+        far = {finding.subject for finding in findings.findings if finding.id == "job-gpu-far"}
+        local = ", ".join(subject for subject in judged if subject not in far)
+        if local:
+            findings = replace(findings, checked=(*findings.checked, f"local: {local}"))
+    subject = plural(len(set(judged.values())), "GPU job")
     print_findings(findings, subject, as_json=arguments.json, explain=arguments.explain)
     exit_by(findings)
 
 
-def _add_judged(allocations: Iterable[JobAllocation], judged: set[str]) -> Iterator[JobAllocation]:
-    """Pass allocations on, and add the jobs that can be judged to a set."""
+def _add_judged(
+    allocations: Iterable[JobAllocation], judged: dict[str, str]
+) -> Iterator[JobAllocation]:
+    """Pass allocations on, and add the subjects and jobs that can be judged."""
     for allocation in allocations:
         if allocation.gpus and allocation.unknown is None:
-            judged.add(allocation.job)
+            judged[allocation.subject] = allocation.job
         yield allocation
 
 

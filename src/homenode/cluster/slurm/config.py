@@ -262,7 +262,13 @@ def _words(text: str, source: str, first: int) -> tuple[tuple[str, str], ...]:
     while at < end:
         match = _WORD.match(text, at)
         if match is None:
-            raise ParseError(source, "Key=value", text[at:].strip()[:80], line=first)
+            raise ParseError(
+                source,
+                "Key=value",
+                text[at:].strip()[:80],
+                line=first,
+                hint="homenode slurm check gres.conf slurm.conf",
+            )
         value = match[4] if match[3] is None else match[3]
         words.append((match[1].lower(), value))
         at = match.end()

@@ -62,7 +62,10 @@ class SshHost(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not _HOST.fullmatch(self.url):
-            raise UsageError(f"--on: expected ssh://[USER@]HOST[:PORT], found {self.url[:80]!r}")
+            raise UsageError(
+                f"--on: expected ssh://[USER@]HOST[:PORT], found {self.url[:80]!r}",
+                hint="--on ssh://root@gpu7",
+            )
 
     @property
     def name(self) -> str:

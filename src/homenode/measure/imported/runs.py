@@ -214,7 +214,7 @@ def _logs(
 ) -> _Draft:
     vantage = options.vantage or (Vantage.JOB if _is_bound(figures) else Vantage.HOST)
     if options.vantage is None:
-        reason = f"no one said where the tools ran; taken for a {vantage} (--context)"
+        reason = f"not recorded; assumed to be a {vantage} (--context)"
         figures = replace(figures, gaps=(*figures.gaps, Gap("vantage", reason)))
     head = RunHead(
         group,
@@ -250,7 +250,7 @@ def _finish(
         head = structs.replace(head, unusable=tuple(contradictions(texts, head.switches)))
     gaps = draft.figures.gaps
     if head.switches.name == "unknown":
-        gaps = (*gaps, Gap("layout", "no one said which it was (--layout NAME=PRESET)"))
+        gaps = (*gaps, Gap("layout", "not recorded (--layout NAME=PRESET)"))
     gaps += tuple(Gap("unusable", reason) for reason in head.unusable)
     gaps += tuple(
         Gap(finding.id, f"{finding.subject}: {finding.observed}")

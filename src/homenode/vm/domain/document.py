@@ -182,6 +182,7 @@ def parse_document(xml: bytes, source: str) -> Document:
             source,
             f"text in {codec}, as the definition says",
             f"byte {error.start}: {error.reason}",
+            hint="virsh dumpxml --inactive NAME > VM.xml",
         ) from None
     document = _index(text.encode("utf-8", "surrogatepass"), source, codec, mark)
     if document.to_bytes() != xml:

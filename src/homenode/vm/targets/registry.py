@@ -60,7 +60,8 @@ def kind_of(content: bytes, source: str, named: str | None = None) -> str:
         return named
     raise InputError(
         f"{source}: not a VM: neither libvirt's XML nor a configuration of qm or xl nor a script "
-        "of homenode"
+        "of homenode",
+        hint="virsh dumpxml --inactive NAME > VM.xml",
     )
 
 

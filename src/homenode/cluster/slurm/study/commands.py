@@ -157,8 +157,8 @@ def _run_study(folder: StudyFolder, study: Study, is_new: bool, patience: WaitPo
         try:
             progress = run_tasks(queue, observe, patience, retry=not is_new)
         except KeyboardInterrupt:
-            note("the jobs go on without homenode; the same command continues the study")
-            raise
+            text = "the jobs go on without homenode; the same command continues the study"
+            raise KeyboardInterrupt(text) from None
     sources = read_study(folder.path, queue.study)
     for gap in sources.gaps[:_MOST_SHOWN]:
         note(f"open: {gap}")

@@ -234,7 +234,13 @@ def parse_scontrol_jobs(
         raise ParseError(source, f"at most {MAX_TEXT_CHARS} characters", str(len(text)))
     blocks = tuple(_blocks(text))
     if not blocks and text.strip() and "No jobs in the system" not in text:
-        raise ParseError(source, "jobs that begin with JobId=", text.strip()[:80], line=1)
+        raise ParseError(
+            source,
+            "jobs that begin with JobId=",
+            text.strip()[:80],
+            line=1,
+            hint="scontrol show job -d > jobs.txt",
+        )
     if blocks and f"\n{_STATE}" not in text and " JobState=" in text:
         raise ParseError(
             source,

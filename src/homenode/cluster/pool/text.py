@@ -122,6 +122,7 @@ _DECIDED = {
     "given_up_for_nearness": "relaxed",
     "packages_spanned": "packages",
     "gpus_away_from_home": "GPUs",
+    "gpu_sets_lost": "GPU sets",
     "nodes_spanned": "nodes",
     "llcs_spanned": "LLCs",
     "free_cores": "cores",
@@ -159,6 +160,9 @@ def places_text(
         parts.append(Text(f"{plural(len(hosts) - len(shown), 'host')} more: --explain", "dim"))
     if everything:
         parts += map(refusal_text, refusing)
+    elif refusing:
+        names = [name for refused in refusing for name in refused.names]
+        parts.append(Text(f"it does not fit {first_few(names, 3)}: --explain", "dim"))
     return Doc(head, (*parts, *planned))
 
 

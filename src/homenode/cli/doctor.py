@@ -216,7 +216,7 @@ def _vm_of_file(name: str) -> _VmSource:
         raise InputError(
             f"{name}: neither a VM (libvirt's XML, a configuration of qm or xl, a command line of "
             "QEMU) nor a host (a capture, a tree of /sys, hwloc's XML, host.toml, host.json, "
-            "output of lspci -vvv, numactl -H, lscpu -e or nvidia-smi topo -m)",
+            "output of lspci -vvv, numactl -H, lscpu -e, xl info -n or nvidia-smi topo -m)",
             hint="virsh dumpxml --inactive NAME > VM.xml",
         )
     return _VmSource(name, None, vm)

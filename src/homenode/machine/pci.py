@@ -311,6 +311,7 @@ def has_verbs(nic: PciDevice) -> bool:
 
 
 PCI_BRIDGE_CLASS = 0x0604
+UNASSIGNED_CLASS = 0xFF0000  # "does not fit any class"
 
 _GPU_VENDORS = {NVIDIA, AMD, INTEL}
 _GPU_CLASSES = {

@@ -29,8 +29,8 @@ _ARCHIVE_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
 _TAR_MAGIC_AT = 257
 _KINDS = (
     "a capture or a tree of /sys (directory or tar), an hwloc XML, the output of lspci -vvv, "
-    "numactl -H, lscpu -e or nvidia-smi topo -m, a host.toml, a homenode.host JSON, or a shipped "
-    "host's name"
+    "numactl -H, lscpu -e, xl info -n or nvidia-smi topo -m, a host.toml, a homenode.host JSON, "
+    "or a shipped host's name"
 )
 
 
@@ -216,7 +216,7 @@ def _listings() -> Iterator[tuple[Callable[[str], bool], Callable[[str, str], Ho
     """(is a text of this tool, host of such a text) of each tool that shows a part of a host."""
     from homenode.machine.discover import listings
     from homenode.machine.discover.lspci import host_from_lspci
-    from homenode.machine.tools import lscpu, numactl, nvidia_smi
+    from homenode.machine.tools import lscpu, numactl, nvidia_smi, xl_info
     from homenode.machine.tools.lspci import looks_like_lspci
 
     yield looks_like_lspci, host_from_lspci
@@ -227,6 +227,10 @@ def _listings() -> Iterator[tuple[Callable[[str], bool], Callable[[str, str], Ho
     yield (
         lscpu.looks_like_lscpu,
         lambda text, name: listings.host_from_lscpu(lscpu.parse(text), name),
+    )
+    yield (
+        xl_info.looks_like_xl_info,
+        lambda text, name: listings.host_from_xl(xl_info.parse(text), name),
     )
     yield (
         nvidia_smi.looks_like_topology,

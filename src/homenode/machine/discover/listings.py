@@ -1,4 +1,5 @@
-"""Listings: hosts of which one tool shows a part: numactl -H, lscpu -e, nvidia-smi topo -m.
+"""Listings: hosts of which one tool shows a part: numactl -H, lscpu -e, nvidia-smi topo -m,
+xl info -n.
 
 What the tool does not show is a gap. Two listings of one machine complement each other.
 """
@@ -12,9 +13,12 @@ from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError
 from homenode.findings import NO_VMS, Gap
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
+from homenode.machine.discover.pci_nodes import root_complexes
+from homenode.machine.pci import UNASSIGNED_CLASS, DeviceKind, PciDevice
 from homenode.machine.tools.lscpu import LscpuCpu, LscpuTable
 from homenode.machine.tools.numactl import NumactlHardware
 from homenode.machine.tools.nvidia_smi import TopoMatrix
+from homenode.machine.tools.xl_info import TOOL, XlInfo
 from homenode.machine.topology import (
     Core,
     CoreId,
@@ -116,6 +120,29 @@ def host_from_lscpu(read: LscpuTable, name: str) -> Host:
         ),
     )
     return _with_missing(host, "lscpu -e")
+
+
+def host_from_xl(read: XlInfo, name: str) -> Host:
+    """The host that `xl info -n` shows: CPUs, nodes, and nodes of functions that lspci names."""
+    nodes = host_from_numactl(read.nodes, name)
+    host = complement(host_from_lscpu(read.cpus, name), nodes)
+    devices = tuple(
+        PciDevice(
+            bdf=bdf,
+            kind=DeviceKind.OTHER,
+            class_code=UNASSIGNED_CLASS,
+            vendor_id=None,
+            device_id=None,
+            root_complex=f"pci{bdf.domain:04x}:{bdf.bus:02x}",
+            parent=None,
+            node=node,
+            local_pus=nodes.node_at[node].pus,
+        )
+        for bdf, node in read.node_of_function.items()
+    )
+    roots, _ = root_complexes(devices)
+    gaps = (*_missing(host, TOOL), *read.gaps)
+    return replace(host, root_complexes=roots, pci_devices=devices, gaps=gaps)
 
 
 def host_from_topology(read: TopoMatrix, name: str) -> Host:

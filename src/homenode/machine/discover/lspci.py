@@ -16,6 +16,7 @@ from homenode.indices import NodeIndex
 from homenode.machine.discover.pci_nodes import Locality, root_complexes
 from homenode.machine.pci import (
     PCI_BRIDGE_CLASS,
+    UNASSIGNED_CLASS,
     PciBridge,
     PciDevice,
     PciRegisters,
@@ -32,8 +33,6 @@ AFTER_A_CUT = "PCI functions after"
 
 NO_ANSWER = "configuration space of"
 """How the subject of a function's gap begins that does not answer; its address follows."""
-
-_UNASSIGNED_CLASS = 0xFF0000  # "does not fit any class"
 
 
 def host_from_lspci(text: str, name: str) -> Host:
@@ -69,6 +68,10 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
         _merge_device(device, device_of.get(device.bdf), gaps)
         for device in _devices(functions, locality, pus_of_node, gaps)
     )
+    nodeless = [device.bdf for device in devices if device.node is None]
+    if nodeless:
+        subject = f"node of {len(nodeless)} PCI functions ({nodeless[0]}, ...)"
+        gaps.append(Gap(subject, "lspci prints no NUMA node for them"))
     lost = sorted(set(device_of) - {device.bdf for device in devices})
     if lost:
         reason = f"{host.name} has them, {source} does not; omitted"
@@ -196,12 +199,8 @@ def _devices(
         name = by_bdf[unclassed[0]].class_name
         reason = f"lspci names a class that is not known here ({name!r}); use lspci -nn"
         gaps.append(Gap(f"class of {len(unclassed)} PCI functions ({unclassed[0]}, ...)", reason))
-    nodeless = [f.bdf for f in functions if f.numa_node is None]
-    if nodeless:
-        subject = f"node of {len(nodeless)} PCI functions ({nodeless[0]}, ...)"
-        gaps.append(Gap(subject, "lspci prints no NUMA node for them"))
     for bdf, function in by_bdf.items():
-        code = function.class_code if function.class_code is not None else _UNASSIGNED_CLASS
+        code = function.class_code if function.class_code is not None else UNASSIGNED_CLASS
         node = None if function.numa_node is None else NodeIndex(function.numa_node)
         firmware_node = locality.firmware_node(node)
         if firmware_node is not None:
@@ -276,7 +275,8 @@ def _merge_device(device: PciDevice, present: PciDevice | None, gaps: list[Gap])
     if present is None:
         return device
     ids = ((device.vendor_id, present.vendor_id), (device.device_id, present.device_id))
-    if device.class_code >> 8 != present.class_code >> 8 or any(
+    is_other = device.class_code >> 8 != present.class_code >> 8
+    if (is_other and present.class_code != UNASSIGNED_CLASS) or any(
         a is not None and b is not None and a != b for a, b in ids
     ):
         reason = f"the host's own source has another device there (class {present.class_code:06x})"

@@ -1,9 +1,12 @@
 """Files are written whole, under no name that could be guessed, and through no one's link."""
 
+import contextlib
 import fcntl
 import os
 import resource
+import signal
 import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from homenode.measure.trial.journal import TrialJournal
 from homenode.safe import durable
 from homenode.safe.record_folder import RecordFolder
 from homenode.vm.domain.restore import restore, write_tuned
+from tests.processes import code_of, start_child
 from tests.report_runs import full_run
 
 NOBODY = 65534
@@ -205,6 +209,38 @@ def test_a_file_that_must_be_new_is_made_through_no_link(tmp_path: Path) -> None
     with pytest.raises(FileExistsError):
         durable.create_file(tmp_path / "overlay", b"qcow2")
     assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root writes into other users' folders")
+def test_root_writes_through_no_link_that_is_swapped_in_for_a_folder() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as text:
+        victim, theirs = Path(text, "victim"), Path(text, "theirs")
+        Path(text).chmod(0o755)
+        victim.mkdir()
+        theirs.mkdir()
+        os.chown(theirs, NOBODY, NOBODY)
+
+        def swap() -> None:
+            os.setuid(NOBODY)
+            folder, moved = theirs / "a", theirs / "b"
+            folder.mkdir()
+            while True:
+                folder.rename(moved)
+                folder.symlink_to(victim)
+                folder.unlink()
+                moved.rename(folder)
+
+        child = start_child(swap)
+        written = 0
+        for _ in range(4000):
+            with contextlib.suppress(OSError):
+                durable.replace_file(theirs / "a" / "out", b"x", synced=False)
+                written += 1
+        os.kill(child, signal.SIGKILL)
+        code_of(child)
+        assert written
+        assert not list(victim.iterdir())
 
 
 def test_a_tuned_document_and_its_original_are_as_private_as_what_was_read(tmp_path: Path) -> None:

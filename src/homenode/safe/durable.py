@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from homenode.safe.trusted_path import on_the_way
+from homenode.safe.input_files import open_path
 
 _ACL = "system.posix_acl_access"
 _OWN_FILES = "/proc/self/fd"
@@ -189,10 +189,9 @@ def _remove(name: str, folder: int) -> None:
 def open_lock(path: Path, mode: int = PRIVATE, *, folder: int | None = None) -> int:
     """A descriptor of a file to lock or append to, made where it is not there; a link under its
     name is not followed."""
-    if folder is None:
-        check_links(path.parent)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return os.open(path if folder is None else path.name, flags, mode, dir_fd=folder)
+    with _open_parent(path, folder) as place:
+        return os.open(path.name, flags, mode, dir_fd=place)
 
 
 def open_to_lock(folder: Path) -> int:
@@ -211,8 +210,7 @@ def open_folder(root: Path, *names: str) -> int:
     """A descriptor of root/names…, made where it is not there. `root` may be a link, below it none
     is followed; the descriptor stays with the folder whatever becomes of the names."""
     root.mkdir(parents=True, exist_ok=True)
-    check_links(root)
-    descriptor = os.open(root, _FOLDER)
+    descriptor = open_path(root)
     for name in names:
         try:
             with contextlib.suppress(FileExistsError):
@@ -225,24 +223,12 @@ def open_folder(root: Path, *names: str) -> int:
 
 
 def check_links(path: Path) -> None:
-    """For root: raises OSError where a link on the way is another user's, who may point it at
-    anything, /etc included. Other users can only harm themselves."""
-    user = os.geteuid()
-    if user != 0:
-        return
-    for link, owner in _links(path):
-        if owner != user:
-            reason = f"a link of user {owner}, which root does not follow"
-            raise OSError(errno.ELOOP, reason, str(link))
-
-
-def _links(path: Path) -> Iterator[tuple[Path, int]]:
-    """Links on the way, those to which other ones lead too, and whose they are."""
-    with contextlib.suppress(OSError):  # whoever opens it says why
-        for part in on_the_way(path):
-            status = part.lstat()
-            if stat.S_ISLNK(status.st_mode):
-                yield part, status.st_uid
+    """Raises OSError where root would follow another user's link."""
+    try:
+        os.close(open_path(path))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise  # of anything else whoever opens it says why
 
 
 def write_and_close(
@@ -275,8 +261,7 @@ def _open_parent(path: Path, folder: int | None) -> Iterator[int]:
     if folder is not None:
         yield folder
         return
-    check_links(path.parent)
-    place = os.open(path.parent, _FOLDER)
+    place = open_path(path.parent)
     try:
         yield place
     finally:

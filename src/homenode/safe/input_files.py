@@ -8,6 +8,7 @@ before may be another one by then. Standard input, the kernel's own files and th
 guests are the exceptions, each with a function of its own. Texts of the package: package_data.
 """
 
+import contextlib
 import errno
 import os
 import stat
@@ -35,6 +36,9 @@ holds us no longer."""
 _PLAIN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _LOOK = os.O_PATH | os.O_CLOEXEC
 _FOLDER = _LOOK | os.O_DIRECTORY
+_MOST_LINKS = 40
+"""On the way of one path, as the kernel follows them."""
+
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a pipe"),
@@ -103,15 +107,69 @@ def open_plain(path: str | Path) -> BinaryIO:
 
 def open_disk(path: str) -> int:
     """A descriptor of a regular file or a block device of this host. Raises OSError, also for what
-    is neither, which is not opened."""
-    handle = os.open(path, _LOOK)
+    is neither or is a file of the kernel's, which is not opened."""
+    handle = open_path(path)
     try:
+        if str(Path(f"/proc/self/fd/{handle}").readlink()).startswith(("/proc/", "/sys/")):
+            raise OSError(errno.ENXIO, "a file of the kernel's", path)
         mode = os.fstat(handle).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
             raise OSError(errno.ENXIO, f"{_kind(mode)}, which is neither", path)
         return os.open(f"/proc/self/fd/{handle}", _PLAIN)
     finally:
         os.close(handle)
+
+
+def open_path(path: str | Path) -> int:
+    """An O_PATH descriptor of what a path leads to, last link included. Raises OSError.
+
+    Root follows no link of another user, who may point it at anything, /etc included: each part is
+    opened before it is looked at, so that it cannot be exchanged in between. Other users can only
+    harm themselves.
+    """
+    if os.geteuid() != 0:
+        return os.open(path, _LOOK)
+    try:
+        return _open_parts(Path(path))
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _open_parts(path: Path) -> int:
+    pending, links = [*path.absolute().parts[:0:-1]], 0
+    with contextlib.ExitStack() as opened:
+
+        def hold(descriptor: int) -> int:
+            opened.callback(os.close, descriptor)
+            return descriptor
+
+        place = hold(os.open("/", _LOOK))
+        while pending:
+            name = pending.pop()
+            part = hold(_open_part(name, place))
+            status = os.fstat(part)
+            if not stat.S_ISLNK(status.st_mode):
+                place = part
+                continue
+            links += 1
+            if status.st_uid != 0:
+                reason = f"{name} is a link of user {status.st_uid}, which root does not follow"
+                raise OSError(errno.ELOOP, reason)
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            target = Path(os.readlink("", dir_fd=part))
+            place = hold(os.open("/", _LOOK)) if target.is_absolute() else place
+            pending += [name for name in target.parts[::-1] if name != target.anchor]
+        return os.dup(place)
+
+
+def _open_part(name: str, place: int) -> int:
+    """A folder is opened as one first: that mounts what an automounter has there."""
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=place)
+    except NotADirectoryError:
+        return os.open(name, _LOOK | os.O_NOFOLLOW, dir_fd=place)
 
 
 def read_below(

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.rendered.machine import render
 
 from homenode.machine.description.parse import load_shipped, parse_description
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.discover.hwloc import host_from_hwloc
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.show.host_text import host_tree

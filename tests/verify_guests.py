@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.machine.description.parse import parse_description
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.topology import Host
 from tests.rendered.machine import render
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.topology import Host
 from tests.conformance import libvirt
 from tests.conformance.builds import absent, folder

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.topology import Host

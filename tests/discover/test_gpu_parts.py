@@ -10,7 +10,7 @@ from homenode.bdf import Bdf
 from homenode.errors import InputError, ParseError
 from homenode.formats import decode, encode
 from homenode.machine.description.parse import parse_description
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.pci import DeviceKind, GpuPart, PartKind, PciDevice
 from homenode.machine.snapshot.gather import gather
 from homenode.machine.snapshot.memory import MemorySnapshot

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.indices import NodeIndex
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.discover.hwloc import host_from_hwloc
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.store import open_snapshot

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.discover.pci_tree import parse_config
 from homenode.machine.pci import DeviceKind, PciBar, PciLink, PortType, device_kind
 from homenode.machine.snapshot.memory import MemorySnapshot

@@ -8,7 +8,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import NO_VMS, UNREAD_VMS
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.pci import DeviceLink, LinkKind
 from homenode.machine.topology import Host, MemoryKind, RunningDomain
 from homenode.vm.domain.read import read_running_domain

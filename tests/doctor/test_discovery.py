@@ -8,7 +8,7 @@ from homenode.check.doctor.diagnosis import diagnose
 from homenode.check.doctor.host_settings import layout_findings
 from homenode.cpuset import CpuSet
 from homenode.machine.description.parse import load_shipped
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.discover.lspci import add_lspci, host_from_lspci
 from homenode.machine.discover.pci_tree import parse_config
 from homenode.machine.pci import PciErrors, PciInterrupt

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.check.doctor.peer_paths import peer_findings
 from homenode.findings import Severity
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import DeviceKind
 from homenode.machine.peer_route import PeerRoute, RouteWay, peer_routes

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import Vm
 from tests.domain.test_libvirt import URI, libvirt, virsh

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from homenode.cluster.kubevirt.placing import answer
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.store import FolderSnapshot
 from tests.kubevirt.test_grace import grace_vm

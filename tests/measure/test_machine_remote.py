@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.errors import ToolError, UsageError
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.topology import summarise
 from homenode.measure.access import remote, ssh
 from homenode.measure.access.guest_agent import GuestAgent

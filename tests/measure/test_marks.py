@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.measure import runner
-from homenode.measure.progress import Progress
+from homenode.measure.experiment import Progress
 from homenode.measure.results.model import Origin
 from tests import probe_documents
 from tests.bench_machines import FakeMachine

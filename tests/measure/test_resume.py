@@ -14,13 +14,12 @@ from msgspec.structs import replace
 
 from homenode.errors import HomenodeError, HostError, UsageError
 from homenode.measure import runner
+from homenode.measure.experiment import Progress, left_of, schedule
 from homenode.measure.model import Group, SuiteOptions
 from homenode.measure.options import BenchOptions
-from homenode.measure.progress import Progress
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import load_runs, read_run
 from homenode.measure.run_folder import RunFolder, StepRecord
-from homenode.measure.schedule import left_of, schedule
 from tests.bench_machines import FakeMachine
 from tests.measure.test_runner import ORDERS, QUICK, run
 from tests.memory_folder import memory_folder

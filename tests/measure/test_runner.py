@@ -13,9 +13,9 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ToolError, UsageError
 from homenode.measure import runner
 from homenode.measure.access.machine import Machine
+from homenode.measure.experiment import Progress
 from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
 from homenode.measure.options import AppOrder, BenchOptions, BenchOutcome
-from homenode.measure.progress import Progress
 from homenode.measure.results.model import UNSETTLED, Run, Sample
 from homenode.measure.results.store import load_runs, read_run
 from homenode.measure.results.vantage import Vantage

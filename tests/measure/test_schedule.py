@@ -8,10 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.errors import NoAnswerError, UsageError
-from homenode.measure.experiment import AT_ONCE, WaitPolicy, run_tasks
+from homenode.measure.experiment import (
+    AT_ONCE,
+    UNSETTLED,
+    Pace,
+    Progress,
+    TaskState,
+    TaskStatus,
+    WaitPolicy,
+    left_of,
+    moved_rounds,
+    run_tasks,
+    schedule,
+    seeded_order,
+)
 from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
-from homenode.measure.progress import UNSETTLED, Pace, Progress, TaskState, TaskStatus
-from homenode.measure.schedule import left_of, moved_rounds, schedule, seeded_order
 from homenode.measure.suite import suite_for
 from tests.small_hosts import DeviceSpec, even_host
 

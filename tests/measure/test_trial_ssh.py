@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.measure.progress import Progress
+from homenode.measure.experiment import Progress
 from homenode.measure.trial import guest
 from homenode.measure.trial.guest import GuestReach
 from homenode.measure.trial.journal import EntryKind

@@ -13,7 +13,7 @@ from homenode.check.domain.devices import devices_on_host
 from homenode.check.domain.verification import as_planned
 from homenode.errors import HomenodeError
 from homenode.machine.description.parse import load_shipped, parse_description
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.pipeline import PlannedFile, plan_file

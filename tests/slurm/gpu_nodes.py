@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from homenode.machine.description.parse import parse_description
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.topology import Host
 from homenode.vm.domain.read import read_running_domain
 from tests.rendered.machine import render

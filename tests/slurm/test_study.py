@@ -30,7 +30,7 @@ from homenode.cluster.slurm.study.run import find_unrecorded, statuses
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode, parse_nodes
 from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_somebody, parse_states
 from homenode.errors import UsageError
-from homenode.measure.progress import Progress, TaskState, TaskStatus
+from homenode.measure.experiment import Progress, TaskState, TaskStatus
 from homenode.show.terminal_text import PrintableConsole
 from homenode.show.trial_text import missing_lines, progress_view
 from homenode.vm.sources import load_host

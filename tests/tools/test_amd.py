@@ -7,7 +7,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.pci import DeviceLink, LinkKind
 from homenode.machine.tools import amd_smi
 from homenode.machine.tools.amd_smi import AmdLink

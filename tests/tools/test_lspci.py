@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import HomenodeError, InputError, ParseError
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.discover.lspci import host_from_lspci, overlay_lspci
 from homenode.machine.pci import DeviceKind, PciBar, PciLink, PortType
 from homenode.machine.tools.lspci import looks_like_lspci, parse

@@ -31,7 +31,7 @@ from homenode.text import command_line, plural
 
 if TYPE_CHECKING:
     from homenode.measure.access.machine import Machine
-    from homenode.measure.progress import Progress
+    from homenode.measure.experiment import Progress
     from homenode.measure.tool_setup import SetupPlan, SetupStep, Vendor
 
 

@@ -37,7 +37,7 @@ from homenode.errors import (
     out_of_range,
 )
 from homenode.findings import Finding, Findings
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.protocol import QuietSnapshot
 from homenode.safe.input_files import read_input

@@ -46,8 +46,8 @@ from homenode.errors import (
 from homenode.findings import Finding, Gap, in_order
 from homenode.formats import encode
 from homenode.machine.pci import DeviceKind
+from homenode.measure.experiment import Pace, Progress
 from homenode.measure.model import PROBE
-from homenode.measure.progress import Pace, Progress
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import read_run
 from homenode.measure.suite import suite_for

@@ -18,13 +18,13 @@ from homenode.errors import ParseError
 from homenode.findings import Finding, Gap, finding, in_order
 from homenode.machine.topology import Host
 from homenode.measure.environment import Environment, changes, conditions_of
+from homenode.measure.experiment import Schedule, moved_rounds, schedule
 from homenode.measure.figures.probe import StepReading
 from homenode.measure.figures.sample import number_samples, sample
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.results.model import UNSETTLED, Condition, Origin, Run, Sample
 from homenode.measure.results.placement_states import Bracket, States, states_of
 from homenode.measure.run_folder import LookRecord, RunRecord, StepRecord, StepStatus
-from homenode.measure.schedule import Schedule, moved_rounds, schedule
 from homenode.measure.step_reading import REPLAYED, mark_disturbed, read_app, read_step
 from homenode.metrics import POWER, metric_of
 from homenode.text import plural

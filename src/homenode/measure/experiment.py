@@ -1,21 +1,224 @@
-"""Experiment: a schedule of tasks on an executor: its journal, and the loop that runs it. [I/O]
+"""Experiment: variants in seeded rounds, how far each task is, and the loop that runs them. [I/O]
 
 `bench` is one command after the other on a machine, `trial` one boot after the other of a VM,
 `slurm study` jobs in a queue (decision 0019). What differs lies in their executors.
+
+Variants are tests, layouts of a VM or bindings of jobs. A round holds each of them once. What
+drifts (heat, neighbours) then meets every variant alike, and what one leaves behind meets another
+one each round. Controls stand before the first round and after every round, so that a round is
+bracketed by them.
 """
 
+import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode import formats
-from homenode.errors import NoAnswerError
-from homenode.measure.progress import UNSETTLED, Progress, TaskState, TaskStatus
+from homenode.errors import NoAnswerError, UsageError, out_of_range
 from homenode.safe.record_folder import JOURNAL, RecordFolder
+
+MAX_ROUNDS = 1000
+
+CONTROL_MOVES = 0.03
+"""A control that differs by more than this between its two sides of a round marks the round."""
+
+
+class ScheduledTask(Struct, frozen=True, order=True):
+    """One variant in one round."""
+
+    number: int  # the task's place in the schedule, from 0
+    round: int  # from 0; a control of round -1 stands before the first
+    variant: str
+    is_control: bool = False
+
+
+class Schedule(Struct, frozen=True):
+    """What is run, in order. The same variants, rounds and seed give the same schedule."""
+
+    seed: int
+    tasks: tuple[ScheduledTask, ...]
+
+
+def schedule(
+    variants: Sequence[str],
+    controls: Sequence[str],
+    rounds: int,
+    seed: int,
+    *,
+    called: str = "tests",
+    option: str = "--repeat",
+    limit: int = MAX_ROUNDS,
+) -> Schedule:
+    """Every variant once in each round, in an order of its own; controls in theirs around it.
+
+    >>> [s.variant for s in schedule(["a", "b"], ["c"], 1, seed=1).tasks].count("c")
+    2
+
+    called, option: how the user names variants and rounds. Raises UsageError for a name twice, none
+    at all, or rounds out of range.
+    """
+    names = [*variants, *controls]
+    if not names or len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        problem = f"{', '.join(twice)} twice" if twice else "none"
+        raise UsageError(f"{called}: expected one or more, each once, found {problem}")
+    if not 1 <= rounds <= limit:
+        raise out_of_range(option, str(rounds), 1, limit)
+    order: list[tuple[int, str, bool]] = [(-1, name, True) for name in controls]
+    for number in range(rounds):
+        order += [(number, name, False) for name in seeded_order(variants, seed, number)]
+        order += [(number, name, True) for name in controls]
+    return Schedule(seed, tuple(ScheduledTask(at, *task) for at, task in enumerate(order)))
+
+
+def seeded_order(names: Iterable[str], seed: int, round: int) -> tuple[str, ...]:
+    """The names in an order that depends on nothing but them, the seed and the round.
+
+    The same on every machine and Python: a schedule can be computed again to resume it.
+    """
+    return tuple(
+        sorted(names, key=lambda n: hashlib.sha256(f"{seed}\0{round}\0{n}".encode()).digest())
+    )
+
+
+def left_of(schedule: Schedule, done: Collection[tuple[int, str]]) -> tuple[ScheduledTask, ...]:
+    """What a run that was cut short has still to do. done: (round, variant) of what is measured."""
+    scheduled = {(task.round, task.variant) for task in schedule.tasks}
+    foreign = sorted(set(done) - scheduled)
+    if foreign:
+        raise UsageError(
+            f"--resume: expected a run of this schedule, found {foreign[0][1]} "
+            f"of round {foreign[0][0]}",
+            hint="give the same --tests, --repeat and --seed, or start a new run",
+        )
+    return tuple(task for task in schedule.tasks if (task.round, task.variant) not in done)
+
+
+def moved_rounds(
+    schedule: Schedule, values: dict[tuple[int, str], float]
+) -> tuple[tuple[int, str, float], ...]:
+    """Rounds whose controls moved: (round, control, ratio after to before).
+
+    values: median of each control by (round, test). A round without both sides is not judged.
+    """
+    moves = []
+    controls = dict.fromkeys(task.variant for task in schedule.tasks if task.is_control)
+    rounds = dict.fromkeys(task.round for task in schedule.tasks if task.round >= 0)
+    for number in rounds:
+        for control in controls:
+            before, after = values.get((number - 1, control)), values.get((number, control))
+            if before is None or after is None or before <= 0 or after <= 0:
+                continue
+            ratio = after / before
+            if max(ratio, 1 / ratio) > 1 + CONTROL_MOVES:
+                moves.append((number, control, ratio))
+    return tuple(moves)
+
+
+class TaskState(StrEnum):
+    """How far a task is: a command of the suite, a boot of a trial, a job of a study."""
+
+    WAITING = "waiting"
+    REFUSED = "refused"  # by libvirt, or by a queue
+    PENDING = "pending"  # in a queue
+    RUNNING = "running"
+    DONE = "done"
+    INCOMPLETE = "incomplete"  # measured, but a test failed in every round
+    MISMATCHED = "mismatched"  # the guest was not as planned: nothing was measured
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"  # with its node, or by its queue
+
+
+UNSETTLED = frozenset({TaskState.WAITING, TaskState.PENDING, TaskState.RUNNING})
+
+
+class TaskStatus(Struct, frozen=True):
+    """One task."""
+
+    id: str
+    part: int  # of several that one job measures at once, from 0
+    state: TaskState
+    job: str | None = None  # its number in the queue
+    reason: str = ""  # why it is not done, "" where nothing gives one
+    needs_somebody: bool = False  # it does not begin by itself
+    is_behind: bool = False  # it waits for others of this experiment
+
+    @property
+    def name(self) -> str:
+        return self.id if self.part == 0 else f"{self.id} task {self.part}"
+
+
+class Progress(Struct, frozen=True):
+    """Every task, in order."""
+
+    tasks: tuple[TaskStatus, ...]
+    now: str = ""  # what runs
+    seconds_left: float | None = None  # as far as is known, None where nothing is
+    silent_s: float = 0.0  # how long the queue has not answered, 0 where it does
+
+    def count(self, state: TaskState) -> int:
+        return sum(task.state is state for task in self.tasks)
+
+    @property
+    def ended_count(self) -> int:
+        """Tasks that came to an end, whichever."""
+        return sum(task.state not in UNSETTLED for task in self.tasks)
+
+    @property
+    def total(self) -> int:
+        return len(self.tasks)
+
+    @property
+    def is_settled(self) -> bool:
+        """True where nothing more happens by itself."""
+        return self.ended_count == self.total
+
+    @property
+    def is_blocked(self) -> bool:
+        """True where everything that is left waits for somebody: a drained node, a hold."""
+        unsettled = [task for task in self.tasks if task.state in UNSETTLED]
+        stuck = [task for task in unsettled if task.needs_somebody]
+        # What waits is not submitted: the queue takes no more before some have ended.
+        behind = [task for task in unsettled if task.is_behind or task.state is TaskState.WAITING]
+        return bool(stuck) and len(unsettled) == len(stuck) + len(behind)
+
+    def missing(self) -> tuple[TaskStatus, ...]:
+        """Tasks without results."""
+        return tuple(task for task in self.tasks if task.state is not TaskState.DONE)
+
+
+class Pace:
+    """How long tasks take, by variant: as the last one of it took, before that as planned.
+
+    >>> pace = Pace({"stream": 2.0})
+    >>> pace.took("stream", 3.0)
+    >>> pace.seconds_for(["stream", "stream", "latency"])
+    9.0
+    """
+
+    def __init__(self, planned: Mapping[str, float] | None = None) -> None:
+        self._seconds = dict(planned or {})
+
+    def took(self, variant: str, seconds: float) -> None:
+        self._seconds[variant] = seconds
+
+    def seconds_for(self, variants: Iterable[str]) -> float | None:
+        """Of these, one after the other; one that is unknown takes the mean of the others. None
+        where nothing is known of any."""
+        planned = [self._seconds.get(variant) for variant in variants]
+        if planned and not self._seconds:
+            return None
+        mean = fmean(self._seconds.values()) if self._seconds else 0.0
+        return sum(mean if seconds is None else seconds for seconds in planned) + 0.0
+
 
 H = TypeVar("H")
 L = TypeVar("L")

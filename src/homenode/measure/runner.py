@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from homenode.errors import ParseError, ToolError, UsageError
 from homenode.findings import Finding, gap_lines
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.capture import capture
 from homenode.machine.snapshot.protocol import Snapshot
@@ -30,13 +30,20 @@ from homenode.measure.app_metric import MAX_KEPT as MAX_APP_OUTPUT
 from homenode.measure.app_metric import check_metric, figure_of
 from homenode.measure.derived_run import DerivedRun, derive_run, reading_of, schedule_of
 from homenode.measure.environment import Environment, Looks, preflight, read_environment
-from homenode.measure.experiment import run_tasks
+from homenode.measure.experiment import (
+    Pace,
+    Progress,
+    ScheduledTask,
+    TaskState,
+    TaskStatus,
+    left_of,
+    run_tasks,
+)
 from homenode.measure.figures.probe import StepReading
 from homenode.measure.gpu.power import GpuPower, power_sampled
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.options import BenchOptions, BenchOutcome, check_name
 from homenode.measure.preparation import PreparedRun, affinity, allowed_nodes, prepare_run
-from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_folder import (
     DOMAIN,
@@ -53,7 +60,6 @@ from homenode.measure.run_folder import (
     kept_output,
     open_run,
 )
-from homenode.measure.schedule import ScheduledTask, left_of
 from homenode.measure.tools_installed import (
     boot_identity,
     gpus_shown_by,

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from homenode.doc import Cell, Doc, Span, Table, Text
 from homenode.findings import Finding
-from homenode.measure.progress import Progress, TaskState, TaskStatus
-from homenode.measure.schedule import ScheduledTask
+from homenode.measure.experiment import Progress, ScheduledTask, TaskState, TaskStatus
 from homenode.measure.trial.journal import (
     BOOT,
     COPY,

@@ -154,7 +154,7 @@ def host_over_ssh(server: str, timeout_s: float | None = None) -> Host:
 
     Raises HostError.
     """
-    from homenode.machine.discover import discover
+    from homenode.machine.discover.host import discover
     from homenode.machine.snapshot.capture import SSH_TIMEOUT_S, collect_over_ssh
     from homenode.vm.domain.read import read_running_domain
 

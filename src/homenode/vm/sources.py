@@ -73,7 +73,7 @@ def _this_machine() -> Host:
 
 def _discover_host(snapshot: Snapshot) -> Host:
     """The host of a snapshot, with the libvirt domains that it shows."""
-    from homenode.machine.discover import discover
+    from homenode.machine.discover.host import discover
     from homenode.vm.domain.read import read_running_domain
 
     return discover(snapshot, read_running_domain)

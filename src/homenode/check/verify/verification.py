@@ -213,7 +213,7 @@ def load_guest(source: str) -> Host:
     """
     if not source.startswith(_SSH):
         return load_host(source)
-    from homenode.machine.discover import discover
+    from homenode.machine.discover.host import discover
     from homenode.machine.snapshot.capture import collect_over_ssh
 
     host = source if source.startswith(f"{_SSH}//") else source.removeprefix(_SSH)

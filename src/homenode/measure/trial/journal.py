@@ -18,8 +18,7 @@ from msgspec import Struct
 from homenode.change.journal import Journal
 from homenode.change.step import ChangeEntry, ChangeHead
 from homenode.errors import HostError, InputError
-from homenode.measure.experiment import ExperimentJournal
-from homenode.measure.progress import TaskState
+from homenode.measure.experiment import ExperimentJournal, TaskState
 from homenode.objective import Objective
 from homenode.safe.record_folder import JOURNAL, LOCK, RecordFolder
 from homenode.text import command_line

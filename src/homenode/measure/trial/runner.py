@@ -14,19 +14,24 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.pci import AMD, DeviceKind
 from homenode.machine.topology import Host
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.machine import Machine
 from homenode.measure.derived_run import TEST_FAILED
-from homenode.measure.experiment import run_tasks
+from homenode.measure.experiment import (
+    Pace,
+    Progress,
+    ScheduledTask,
+    TaskState,
+    TaskStatus,
+    run_tasks,
+)
 from homenode.measure.model import Group, SuiteOptions
 from homenode.measure.options import BenchOptions
-from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
 from homenode.measure.results.store import read_finished, run_named
 from homenode.measure.runner import run_bench
-from homenode.measure.schedule import ScheduledTask
 from homenode.measure.trial.boot_steps import (
     ORIGINAL,
     BootStep,

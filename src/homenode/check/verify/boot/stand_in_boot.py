@@ -50,7 +50,7 @@ from homenode.check.verify.boot.initramfs import (
 from homenode.check.verify.boot.stand_in import StandInGuest, choose_cpu, stand_in_of
 from homenode.errors import HostError
 from homenode.findings import Finding
-from homenode.machine.discover import discover
+from homenode.machine.discover.host import discover
 from homenode.machine.snapshot.collector import parse_collected
 from homenode.machine.topology import Host
 from homenode.process import ToolMissingError, ToolTimeoutError, run

@@ -28,8 +28,7 @@ from homenode.cluster.slurm.tools.slurm_nodes import expand_hostlist
 from homenode.cpuset import CpuSet
 from homenode.errors import FINDINGS, HostError, InputError, UsageError, exclusive
 from homenode.formats import encode
-from homenode.measure.experiment import WaitPolicy, run_tasks
-from homenode.measure.progress import Progress
+from homenode.measure.experiment import Progress, WaitPolicy, run_tasks
 from homenode.show.html import html_page
 from homenode.show.trial_text import missing_lines
 from homenode.text import plural

@@ -25,8 +25,8 @@ from homenode.errors import UsageError, unknown
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, NumaNode
 from homenode.measure.app_metric import check_metric
+from homenode.measure.experiment import seeded_order
 from homenode.measure.model import Group
-from homenode.measure.schedule import seeded_order
 from homenode.package_data import package_text
 from homenode.text import plural
 

@@ -29,7 +29,7 @@ from homenode.cluster.slurm.study.folder import StudyEntry, StudyFolder, attempt
 from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_somebody
 from homenode.errors import InputError, NoAnswerError, ToolError, UsageError
 from homenode.machine.topology import Host
-from homenode.measure.progress import UNSETTLED, Pace, Progress, TaskState, TaskStatus
+from homenode.measure.experiment import UNSETTLED, Pace, Progress, TaskState, TaskStatus
 from homenode.vm.sources import load_host
 
 MAX_ATTEMPTS = 3

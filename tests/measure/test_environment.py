@@ -10,6 +10,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Severity
+from homenode.machine.discover.system import read_settings
 from homenode.machine.pci import DeviceKind, PciDevice, PciLink
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.tools import proc_stat
@@ -63,7 +64,12 @@ def host(**changed: object) -> Host:
 
 
 def look(at: Host | None = None, changed: Mapping[str, str] = NOTHING) -> Environment:
-    return read_environment(MemorySnapshot("guest", files(changed)), at or host())
+    snapshot, made = MemorySnapshot("guest", files(changed)), at or host()
+    read = read_settings(snapshot, made.online_pus, None, None)
+    settings = structs.replace(
+        made.settings, turbo=read.turbo, frequency_limits=read.frequency_limits
+    )
+    return read_environment(snapshot, structs.replace(made, settings=settings))
 
 
 def with_link(gt_per_s: float, state: str | None) -> Host:

@@ -203,7 +203,7 @@ def _plan(machine: "Machine", prefix: str, architecture: str | None) -> "SetupPl
     if "python3" in installed and architecture is None:
         answer = ask_for_torch(machine, "python3", 60).stdout.strip()
         installed |= {TORCH_PYTHON} if answer == "True" else set()
-    return setup_plan(vendor, architectures, installed, prefix, SOURCES, _cuda_home())
+    return setup_plan(vendor, architectures, installed, prefix, cuda_home=_cuda_home())
 
 
 def _cuda_home() -> str | None:

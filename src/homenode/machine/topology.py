@@ -10,6 +10,7 @@ Documentation/admin-guide/cputopology.rst of the Linux kernel.
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -403,12 +404,12 @@ def assemble_pus(
     numbers: CpuSet,
     online: CpuSet,
     *,
-    cores: Sequence[Core],
-    llcs: Sequence[Llc],
     nodes: Sequence[NumaNode],
-    packages: Sequence[Package],
-    die_of_pu: Mapping[PuIndex, int],
-    disallowed: CpuSet,
+    cores: Sequence[Core] = (),
+    llcs: Sequence[Llc] = (),
+    packages: Sequence[Package] = (),
+    die_of_pu: Mapping[PuIndex, int] = MappingProxyType({}),
+    disallowed: CpuSet = CpuSet(),
     isolated: CpuSet = CpuSet(),
     nohz_full: CpuSet = CpuSet(),
 ) -> tuple[Pu, ...]:

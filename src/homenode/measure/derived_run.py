@@ -8,8 +8,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
@@ -108,7 +107,7 @@ def derive_run(
     origin = _origin(record, looks, read)
     if origin is None:
         gaps.append(_EMULATION_UNKNOWN)
-    head = structs.replace(
+    head = replace(
         record.head,
         origin=origin or record.head.origin,
         conditions=tuple(conditions),
@@ -191,7 +190,7 @@ def _samples(record: RunRecord, read: Sequence[_Read]) -> tuple[tuple[Sample, ..
             if placed.bracket is not None:
                 state = states.labels[place_of[number, placed.at_ns, placed.bracket]]
             samples.append(
-                msgspec.structs.replace(
+                replace(
                     placed.sample,
                     state=state,
                     device=_on_host(placed.sample.device, on_host),

@@ -16,7 +16,8 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Gap, Severity, finding, in_order
-from homenode.machine.discover.system import read_cpu_fields, read_turbo
+from homenode.machine.discover.readings import read_word
+from homenode.machine.discover.system import read_cpu_fields
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.proc_stat import PATH as PROC_STAT
@@ -87,6 +88,7 @@ def read_environment(snapshot: Snapshot, host: Host) -> Environment:
     for pool in (pool for node in host.nodes for pool in node.page_pools):
         pools[pool.page_bytes] = pools.get(pool.page_bytes, 0) + pool.total_pages
     settings = host.settings
+    limits = settings.frequency_limits or ()
     return Environment(
         online=online,
         memory_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
@@ -96,7 +98,7 @@ def read_environment(snapshot: Snapshot, host: Host) -> Environment:
         transparent_hugepages=settings.transparent_hugepages,
         numa_balancing=settings.numa_balancing,
         kernel_release=settings.kernel_release,
-        turbo=read_turbo(snapshot),
+        turbo=settings.turbo,
         throttles=tuple(_throttles(snapshot, online)),
         links=tuple(
             LinkState(
@@ -110,7 +112,7 @@ def read_environment(snapshot: Snapshot, host: Host) -> Environment:
         times=times,
         gaps=tuple(gaps),
         microcode=_microcode(snapshot),
-        clock_limits_hz=_clock_limits_hz(snapshot, online),
+        clock_limits_hz=tuple(sorted({limit.limit_khz * 1000 for limit in limits})) or None,
         emulated=is_emulated(snapshot, host),
     )
 
@@ -212,10 +214,10 @@ def _throttles(snapshot: Snapshot, online: CpuSet) -> Iterator[tuple[str, int]]:
     """Sums over PUs. Source: Documentation/admin-guide/thermal of Linux; x86 Intel only."""
     for name in _THROTTLE_FILES:
         words = [
-            _word(snapshot, f"/sys/devices/system/cpu/cpu{pu}/thermal_throttle/{name}")
+            read_word(snapshot, f"/sys/devices/system/cpu/cpu{pu}/thermal_throttle/{name}")
             for pu in online
         ]
-        counts = [int(word) for word in words if word and word.isascii() and word.isdigit()]
+        counts = [int(word) for word in words if word is not None and _is_count(word)]
         if counts:
             yield name, sum(counts)
 
@@ -233,20 +235,8 @@ def _microcode(snapshot: Snapshot) -> tuple[str, ...] | None:
     return tuple(sorted(revisions)) or None
 
 
-def _clock_limits_hz(snapshot: Snapshot, online: CpuSet) -> tuple[int, ...] | None:
-    """Source: Documentation/admin-guide/pm/cpufreq.rst, in kHz; guests have none."""
-    words = {
-        _word(snapshot, f"/sys/devices/system/cpu/cpu{pu}/cpufreq/scaling_max_freq")
-        for pu in online
-    }
-    limits = {int(word) * 1000 for word in words if word and word.isascii() and word.isdigit()}
-    return tuple(sorted(limits)) or None
-
-
-def _word(snapshot: Snapshot, path: str) -> str | None:
-    text = snapshot.read_text(path)
-    word = None if text is None else text.strip()
-    return word if word and len(word) < 20 else None
+def _is_count(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) < 20
 
 
 _PRODUCT = "/sys/devices/virtual/dmi/id/product_name"
@@ -272,9 +262,8 @@ def is_emulated(snapshot: Snapshot, host: Host) -> bool | None:
     product = (snapshot.read_text(_PRODUCT) or "").strip()
     if product in ("QEMU Virtual Machine", "KVM Virtual Machine"):
         return product == "QEMU Virtual Machine"
-    if host.pci_devices and not _has_devices_of_qemu(host):
-        return False
-    return None
+    has_devices_of_qemu = any(device.vendor_id in _OF_QEMU for device in host.pci_devices)
+    return False if host.pci_devices and not has_devices_of_qemu else None
 
 
 def says_tcg(host: Host) -> bool:
@@ -290,10 +279,6 @@ def is_virtual(snapshot: Snapshot) -> bool:
     product = (snapshot.read_text(_PRODUCT) or "").strip()
     tree = (snapshot.read_text(_TREE) or "").replace("\0", " ").split()
     return product.endswith("Virtual Machine") or "linux,dummy-virt" in tree
-
-
-def _has_devices_of_qemu(host: Host) -> bool:
-    return any(device.vendor_id in _OF_QEMU for device in host.pci_devices)
 
 
 BUSY_SHARE = 0.05

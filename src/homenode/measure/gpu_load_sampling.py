@@ -22,7 +22,7 @@ from homenode.machine.topology import Host
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.gpu.machine import COPIES
 from homenode.measure.tools_installed import ask_for_torch, run_program
-from homenode.process import ProgramResult, ToolMissingError, find_program, run
+from homenode.process import ProgramResult, find_program, run
 
 LOADS: tuple[tuple[str, ...], ...] = (
     ("nvbandwidth", "-t", "host_to_device_memcpy_ce", "-b", "1024", "-i", "20"),
@@ -94,7 +94,7 @@ def reached_by(program: LoadProgram, output: str) -> LoadCopies:
 def _has_torch() -> bool:
     try:
         return ask_for_torch(LocalMachine(), PYTHON, _ASK_S).stdout.strip() == "True"
-    except (ToolMissingError, ToolError):
+    except ToolError:
         return False
 
 

@@ -7,7 +7,7 @@ machine. What lies outside of it is not measured, and no test is bound to it.
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from msgspec import Struct, structs
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
@@ -101,7 +101,7 @@ def prepare_run(
         suite = _bind_suite(suite, usable, orders.nodes, installed)
     bus_ids = _bus_ids(expected, host)
     record = RunRecord(
-        head=structs.replace(_head(orders, host, usable, facts, bus_ids), boots=(boot,)),
+        head=replace(_head(orders, host, usable, facts, bus_ids), boots=(boot,)),
         tests=suite.tests,
         controls=tuple(test.id for test in suite.tests if test.is_control),
         repeats=orders.repeats,
@@ -156,9 +156,7 @@ def _with_memory(
             f"--nodes: expected nodes that a cpuset leaves us, found {kept_out[0]}",
             hint="ask for memory of that node, in the job or the cgroup",
         )
-    return structs.replace(
-        host, nodes=tuple(node for node in host.nodes if node.index in memory_nodes)
-    )
+    return replace(host, nodes=tuple(node for node in host.nodes if node.index in memory_nodes))
 
 
 def _bind_suite(
@@ -314,9 +312,9 @@ def kept_to(host: Host, pus: CpuSet | None) -> Host:
     """The machine of which only these PUs are allowed; None = as it is."""
     if pus is None:
         return host
-    return structs.replace(
+    return replace(
         host,
-        pus=tuple(structs.replace(pu, allowed=pu.allowed and pu.index in pus) for pu in host.pus),
+        pus=tuple(replace(pu, allowed=pu.allowed and pu.index in pus) for pu in host.pus),
     )
 
 
@@ -348,13 +346,11 @@ def confine(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Ho
         pus_wanted &= CpuSet.union(node_of_index[number].pus for number in nodes)
     if not pus_wanted:
         raise UsageError("--cpus, --nodes: no CPU is in both")
-    return structs.replace(
+    return replace(
         host,
-        pus=tuple(
-            structs.replace(pu, allowed=pu.allowed and pu.index in pus_wanted) for pu in host.pus
-        ),
+        pus=tuple(replace(pu, allowed=pu.allowed and pu.index in pus_wanted) for pu in host.pus),
         nodes=tuple(
-            structs.replace(node, pus=node.pus & pus_wanted)
+            replace(node, pus=node.pus & pus_wanted)
             for node in host.nodes
             if nodes is None or int(node.index) in nodes
         ),

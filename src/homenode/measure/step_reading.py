@@ -11,8 +11,6 @@ from functools import cache
 from importlib import import_module
 from itertools import pairwise
 
-import msgspec
-from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
@@ -107,7 +105,7 @@ def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
     )
     how = "the driver gave" if test.gpus else "CUDA_DEVICE_ORDER=PCI_BUS_ID gave"
     reason = f"nvbandwidth gives numbers alone; {how} their order"
-    return structs.replace(run, devices=devices, gaps=(*run.gaps, Gap("GPU addresses", reason)))
+    return replace(run, devices=devices, gaps=(*run.gaps, Gap("GPU addresses", reason)))
 
 
 def _nccl(test: BenchTest, text: str, host: Host) -> Figures:
@@ -143,7 +141,7 @@ def _collective(figures: Figures, run: NcclTests, test: BenchTest) -> Figures:
 
 
 def _with_variant(sample: Sample, *words: str | None) -> Sample:
-    return msgspec.structs.replace(sample, variant=", ".join(filter(None, words)) or None)
+    return replace(sample, variant=", ".join(filter(None, words)) or None)
 
 
 def _rocm(test: BenchTest, text: str, host: Host) -> Figures:
@@ -207,7 +205,7 @@ def mark_disturbed(reading: StepReading) -> StepReading:
     return replace(
         reading,
         placed=tuple(
-            replace(placed, sample=msgspec.structs.replace(placed.sample, disturbed=True))
+            replace(placed, sample=replace(placed.sample, disturbed=True))
             for placed in reading.placed
         ),
     )
@@ -260,7 +258,7 @@ def _with_binding(figures: Figures, binding: Binding | None) -> Figures:
     if binding is None:
         return figures
     samples = (
-        msgspec.structs.replace(sample, node=binding.node)
+        replace(sample, node=binding.node)
         if sample.node is None and sample.metric.startswith(("h2d-", "d2h-", "memory-"))
         else sample
         for sample in figures.samples

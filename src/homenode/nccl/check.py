@@ -63,8 +63,6 @@ _OF_A_DUMP = ("gpu", "nic", "net")
 _FEW_CHILDREN = 40
 """MAX_SUBS of NCCL 2.20."""
 
-Found = Iterator[Finding]
-
 
 def check_topology(
     data: bytes, source: str, flavour: NcclVariant | None = None
@@ -89,7 +87,7 @@ def flavour_of(read: ReadTopology) -> NcclVariant:
     return NcclVariant.RCCL if versions == {NcclVariant.RCCL.version} else NcclVariant.NCCL
 
 
-def _check_whole(read: ReadTopology, flavour: NcclVariant | None) -> Found:
+def _check_whole(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Finding]:
     if len(read.systems) != 1:
         yield finding(
             "nccl-system", "file", expected="one <system>", observed=str(len(read.systems))
@@ -139,7 +137,7 @@ def _check_whole(read: ReadTopology, flavour: NcclVariant | None) -> Found:
     yield from _of_versions(read, flavour or flavour_of(read))
 
 
-def _of_versions(read: ReadTopology, flavour: NcclVariant) -> Found:
+def _of_versions(read: ReadTopology, flavour: NcclVariant) -> Iterator[Finding]:
     """What some versions do not read."""
     if read.single_quotes:
         is_rccl = flavour is NcclVariant.RCCL
@@ -161,7 +159,7 @@ def _of_versions(read: ReadTopology, flavour: NcclVariant) -> Found:
             )
 
 
-def _overlaps(read: ReadTopology) -> Found:
+def _overlaps(read: ReadTopology) -> Iterator[Finding]:
     masks = [
         (node, CpuSet.parse_mask(node.get("affinity") or ""))
         for node in read.walk("cpu")
@@ -178,18 +176,18 @@ def _overlaps(read: ReadTopology) -> Found:
                 )
 
 
-def _elements(read: ReadTopology, flavour: NcclVariant | None) -> Found:
+def _elements(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Finding]:
     flavour = flavour or flavour_of(read)
     yield from _of_a_dump(read, flavour)
     for node in read.walk():
-        yield from _attributes(read, node)
+        yield from _attributes(node)
         if node.name == "cpu":
-            yield from _cpu_checks(read, node)
+            yield from _cpu_checks(node)
         if node.name == "pci":
-            yield from _pci_checks(read, node, flavour)
+            yield from _pci_checks(node, flavour)
 
 
-def _of_a_dump(read: ReadTopology, flavour: NcclVariant) -> Found:
+def _of_a_dump(read: ReadTopology, flavour: NcclVariant) -> Iterator[Finding]:
     for name in _OF_A_DUMP:
         lines = [node.line for node in read.walk(name)]
         if lines:
@@ -204,7 +202,7 @@ def _of_a_dump(read: ReadTopology, flavour: NcclVariant) -> Found:
             )
 
 
-def _attributes(read: ReadTopology, node: XmlNode) -> Found:
+def _attributes(node: XmlNode) -> Iterator[Finding]:
     subject = f"<{node.name}> in line {node.line}"
     if node.surplus:
         yield finding(
@@ -238,7 +236,7 @@ def _attributes(read: ReadTopology, node: XmlNode) -> Found:
         )
 
 
-def _cpu_checks(read: ReadTopology, cpu: XmlNode) -> Found:
+def _cpu_checks(cpu: XmlNode) -> Iterator[Finding]:
     if read_number(cpu.get("numaid")) is None:
         yield finding(
             "nccl-numaid",
@@ -280,7 +278,7 @@ def _cpu_checks(read: ReadTopology, cpu: XmlNode) -> Found:
         )
 
 
-def _pci_checks(read: ReadTopology, pci: XmlNode, flavour: NcclVariant) -> Found:
+def _pci_checks(pci: XmlNode, flavour: NcclVariant) -> Iterator[Finding]:
     bus_id = pci.get("busid")
     if bus_id is None or not _BUS_ID.match(bus_id):
         yield finding(
@@ -289,7 +287,7 @@ def _pci_checks(read: ReadTopology, pci: XmlNode, flavour: NcclVariant) -> Found
             expected="busid as the guest's kernel prints it: dddd:bb:dd.f, lower case",
             observed=repr(bus_id),
         )
-    is_switch = any(child.name == "pci" for child in pci.children)
+    is_switch = _is_switch(pci)
     subject = _pci(pci)
     missing = [name for name in ("class", "link_speed", "link_width") if pci.get(name) is None]
     if is_switch and missing:
@@ -319,10 +317,10 @@ def _pci_checks(read: ReadTopology, pci: XmlNode, flavour: NcclVariant) -> Found
             expected="a vendor other than 0x1000",
             observed="0x1000, Broadcom's",
         )
-    yield from _link(read, pci, subject)
+    yield from _link(pci, subject)
 
 
-def _link(read: ReadTopology, pci: XmlNode, subject: str) -> Found:
+def _link(pci: XmlNode, subject: str) -> Iterator[Finding]:
     speed, width = pci.get("link_speed"), pci.get("link_width")
     if speed is not None and read_link_speed(speed) is None:
         yield finding(
@@ -377,7 +375,7 @@ def compare_topology(read: ReadTopology, expected: NcclTopology) -> tuple[Findin
     return in_order(add_source(findings, read.source))
 
 
-def _cpu_differences(read: ReadTopology, expected: ReadTopology) -> Found:
+def _cpu_differences(read: ReadTopology, expected: ReadTopology) -> Iterator[Finding]:
     """What NCCL computes the bandwidth between CPUs from."""
     cpus = {read_number(cpu.get("numaid")): cpu for cpu in reversed([*read.walk("cpu")])}
     for planned in expected.walk("cpu"):
@@ -396,7 +394,7 @@ def _cpu_differences(read: ReadTopology, expected: ReadTopology) -> Found:
                 )
 
 
-def _differences(places: dict[str, _Place], planned: dict[str, _Place]) -> Found:
+def _differences(places: dict[str, _Place], planned: dict[str, _Place]) -> Iterator[Finding]:
     missing, strange = planned.keys() - places.keys(), sorted(places.keys() - planned.keys())
     is_misnamed = len(missing) == len(strange) == 1
     instead = f"; {strange[0]} is not a device of the guest" if is_misnamed else ""

@@ -49,16 +49,7 @@ def host_from_numactl(read: NumactlHardware, name: str) -> Host:
         host_of_nothing(name, read.gaps),
         nodes=nodes,
         distances=read.distances,
-        pus=assemble_pus(
-            pus,
-            pus,
-            cores=(),
-            llcs=(),
-            nodes=nodes,
-            packages=(),
-            die_of_pu={},
-            disallowed=CpuSet(),
-        ),
+        pus=assemble_pus(pus, pus, nodes=nodes),
     )
     return _with_missing(host, "numactl -H")
 
@@ -111,12 +102,10 @@ def host_from_lscpu(read: LscpuTable, name: str) -> Host:
         pus=assemble_pus(
             CpuSet(cpu.index for cpu in read.cpus),
             CpuSet(cpu.index for cpu in online),
+            nodes=nodes,
             cores=cores,
             llcs=llcs,
-            nodes=nodes,
             packages=packages,
-            die_of_pu={},
-            disallowed=CpuSet(),
         ),
     )
     return _with_missing(host, "lscpu -e")

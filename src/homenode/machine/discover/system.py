@@ -328,11 +328,11 @@ def read_settings(
         qemu_version=qemu,
         frequency_limits=_frequency_limits(snapshot, online),
         firmware=_firmware(snapshot),
-        turbo=read_turbo(snapshot),
+        turbo=_turbo(snapshot),
     )
 
 
-def read_turbo(snapshot: Snapshot) -> str | None:
+def _turbo(snapshot: Snapshot) -> str | None:
     """ "on" or "off": Intel's driver says no_turbo, all others boost."""
     for path, on in (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1")):
         word = read_word(snapshot, f"{CPU}/{path}")

@@ -392,15 +392,6 @@ def _word_pattern(*words: str) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, words)))
 
 
-_NUMBER = re.compile(r"\s*\+?\d{1,19}\s*", re.ASCII)
-_PART_OF_ADDRESS = re.compile(r"0[xX][0-9a-fA-F]{1,8}|\d{1,10}", re.ASCII)
-_SET = re.compile(r"\s*\^?\d{1,7}(?:\s*[,-]\s*\^?\d{1,7})*\s*", re.ASCII)
-_UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}", re.ASCII)
-_SWITCH = _word_pattern("yes", "no", "on", "off")
-_UNIT = re.compile(r"b|bytes?|[kKMGTPE](?:B|iB)?", re.ASCII)
-_PLACEMENT = _word_pattern("static", "auto")
-_MODE = _word_pattern("strict", "interleave", "preferred", "restrictive")
-_ACCESS = _word_pattern("shared", "private")
 _ARCHITECTURES = tuple(
     """
     aarch64 alpha armv6l armv7l i686 loongarch64 mips mips64 mips64el mipsel ppc ppc64
@@ -421,15 +412,15 @@ _EMULATOR = re.compile(
 
 
 _FORMS = {
-    "access": _ACCESS,
-    "address": _PART_OF_ADDRESS,
-    "mode": _MODE,
-    "number": _NUMBER,
-    "placement": _PLACEMENT,
-    "set": _SET,
-    "switch": _SWITCH,
-    "unit": _UNIT,
-    "uuid": _UUID,
+    "access": _word_pattern("shared", "private"),
+    "address": re.compile(r"0[xX][0-9a-fA-F]{1,8}|\d{1,10}", re.ASCII),
+    "mode": _word_pattern("strict", "interleave", "preferred", "restrictive"),
+    "number": re.compile(r"\s*\+?\d{1,19}\s*", re.ASCII),
+    "placement": _word_pattern("static", "auto"),
+    "set": re.compile(r"\s*\^?\d{1,7}(?:\s*[,-]\s*\^?\d{1,7})*\s*", re.ASCII),
+    "switch": _word_pattern("yes", "no", "on", "off"),
+    "unit": re.compile(r"b|bytes?|[kKMGTPE](?:B|iB)?", re.ASCII),
+    "uuid": re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}", re.ASCII),
     "arch": _word_pattern(*_ARCHITECTURES),
     "machine": _MACHINE,
     "emulator": _EMULATOR,

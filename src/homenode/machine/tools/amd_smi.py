@@ -167,10 +167,8 @@ def parse_partitions(text: str) -> tuple[AmdPartitions, ...]:
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 10_000:
             raise ParseError(_PARTITIONS, "the number of a GPU", str(number)[:80])
         ids = _ids(row.get("partition_id"))
-        compute, memory = (
-            _partition_mode(row.get("accelerator_type")),
-            _partition_mode(row.get("memory")),
-        )
+        compute = _partition_mode(row.get("accelerator_type"))
+        memory = _partition_mode(row.get("memory"))
         if partitions and compute is None and ids and ids[0] == partitions[-1].count:
             last = partitions.pop()
             count = last.count + len(ids)

@@ -113,13 +113,11 @@ def _object(element: etree._Element, source: str) -> HwlocObject:
     type_name = attributes.get("type")
     if type_name is None:
         raise ParseError(source, "an object with a type", str(attributes), line=_line(element))
-    infos: dict[str, str] = {}
+    infos = _infos(element)
     children: list[HwlocObject] = []
     for child in element:
         if child.tag == "object":
             children.append(_object(child, source))
-        elif child.tag == "info":
-            infos.setdefault(child.get("name", ""), child.get("value", ""))
         # page_type, userdata: sizes of pages are kept as an info of their own
         elif child.tag == "page_type":
             infos[f"pages of {child.get('size', '')}"] = child.get("count", "")

@@ -12,7 +12,7 @@ from msgspec import Struct
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Gap, finding
-from homenode.machine.tools.homenode_probe import SOURCE, BandwidthRun, Pages, ProbeDocument
+from homenode.machine.tools.homenode_probe import SOURCE, Pages, ProbeDocument
 from homenode.measure.figures.sample import sample
 from homenode.measure.results.model import Condition, Sample
 from homenode.measure.results.placement_states import Bracket, with_passing
@@ -117,7 +117,7 @@ def _bandwidth(document: ProbeDocument) -> Iterator[BracketedSample]:
     is_matrix = len(document.runs) > 1 or any(run.node is not None for run in document.runs)
     for run in document.runs:
         _check_pages(run.pages, run.node)
-        node = _node_of(document, run) if is_matrix else None
+        node = _node_of(document, _pus(run.pus)) if is_matrix else None
         peer = run.node if is_matrix else None
         for kernel in run.kernels:
             suffix = "" if kernel.stores == "regular" else " non-temporal"
@@ -152,7 +152,7 @@ def _latency(document: ProbeDocument) -> Iterator[BracketedSample]:
         variant = f"{curve.order}, {pages} pages"
         if is_matrix:
             cell = "dram" if is_plain else f"dram {variant}"
-            node = _node_of_pu(document, curve.pu)
+            node = _node_of(document, CpuSet((curve.pu,)))
             for value in curve.points[0].samples_ns:
                 yield _sample_of(metric, "ns", value, node=node, peer_node=curve.node, variant=cell)
             continue
@@ -247,16 +247,8 @@ def _check_pages(pages: Pages, node: int | None) -> None:
         )
 
 
-def _node_of(document: ProbeDocument, run: BandwidthRun) -> int | None:
-    threads = _pus(run.pus)
-    for node in document.machine.nodes:
-        if threads <= _pus(node.pus):
-            return node.node
-    return None
-
-
-def _node_of_pu(document: ProbeDocument, pu: int) -> int | None:
-    return next((node.node for node in document.machine.nodes if pu in _pus(node.pus)), None)
+def _node_of(document: ProbeDocument, pus: CpuSet) -> int | None:
+    return next((node.node for node in document.machine.nodes if pus <= _pus(node.pus)), None)
 
 
 def _pus(text: str) -> CpuSet:

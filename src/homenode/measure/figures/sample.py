@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.errors import ParseError
 from homenode.findings import Finding, Gap
@@ -22,7 +22,7 @@ class Figures(Struct, frozen=True):
     samples: tuple[Sample, ...] = ()
     conditions: tuple[Condition, ...] = ()  # what must be equal for these samples to be comparable
     gpu_names: tuple[str, ...] = ()  # as printed; gpus decide under which system
-    gaps: tuple[Gap, ...] = field(default=())
+    gaps: tuple[Gap, ...] = ()
     findings: tuple[Finding, ...] = ()  # what the figures say is wrong with the machine
 
 
@@ -112,7 +112,7 @@ def number_samples(samples: Iterable[Sample]) -> tuple[Sample, ...]:
         )
         number = seen.get(series, 0)
         seen[series] = number + 1
-        numbered_samples.append(msgspec.structs.replace(sample, number=number))
+        numbered_samples.append(replace(sample, number=number))
     return tuple(numbered_samples)
 
 

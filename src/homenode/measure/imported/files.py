@@ -6,7 +6,7 @@ Folders of others are untrusted: links are not followed, sizes and numbers are b
 import codecs
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -249,10 +249,6 @@ def import_all(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
         for gap in names.get(folder.path, ())
         if gap.subject in folder.texts
     ]
-    empty = [path for path in paths if not path.exists() or not any(_below(path))]
+    empty = [path for path in paths if not path.is_file() and not any(path.rglob("*"))]
     skipped += [f"{path}: not a run of homenode's: no file in it" for path in empty]
     return runs, skipped
-
-
-def _below(path: Path) -> Iterator[Path]:
-    return iter((path,)) if path.is_file() else path.rglob("*")

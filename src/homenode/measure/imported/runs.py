@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct, field, structs
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from homenode.errors import InputError, ParseError
@@ -234,7 +234,7 @@ def _finish(
 ) -> RunWithSources:
     """The run under the layout that the user names, else the one that its folder is named for."""
     times = [draft.folder.times[name] for name in draft.files if name in draft.folder.times]
-    head = structs.replace(
+    head = replace(
         draft.head,
         switches=draft.head.switches if layout is None else layout,
         host_kind=options.host_kind,
@@ -247,7 +247,7 @@ def _finish(
     )
     if draft.is_study:
         texts = draft.folder.texts
-        head = structs.replace(head, unusable=tuple(contradictions(texts, head.switches)))
+        head = replace(head, unusable=tuple(contradictions(texts, head.switches)))
     gaps = draft.figures.gaps
     if head.switches.name == "unknown":
         gaps = (*gaps, Gap("layout", "not recorded (--layout NAME=PRESET)"))
@@ -304,7 +304,7 @@ def _by_folder(draft: _Draft, *, is_whole_path: bool) -> _Draft:
     """With the folder in its name, or the path to it: two folders hold files of one name."""
     folder = draft.folder.path.replace("/", "-") if is_whole_path else draft.folder.name
     name = folder if draft.head.name == draft.folder.name else f"{folder}-{draft.head.name}"
-    return replace(draft, head=structs.replace(draft.head, name=_name(name)))
+    return replace(draft, head=replace(draft.head, name=_name(name)))
 
 
 FILES = frozenset(
@@ -435,7 +435,7 @@ def _guest_conditions(files: Mapping[str, str]) -> Iterator[Condition]:
         yield Condition("huge pages", "none" if count == "0" else f"{count} of {size}")
 
 
-def _hardware(files: Mapping[str, str]) -> "numactl.NumactlHardware | None":
+def _hardware(files: Mapping[str, str]) -> numactl.NumactlHardware | None:
     try:
         return numactl.parse_hardware(files["numa_topology.txt"])
     except (KeyError, ParseError):
@@ -444,10 +444,9 @@ def _hardware(files: Mapping[str, str]) -> "numactl.NumactlHardware | None":
 
 def _or_gap(reader: Callable[[str], Figures], name: str, text: str) -> Figures:
     try:
-        figures = reader(text)
+        return reader(text)
     except ParseError as error:
         return Figures(gaps=(Gap(name, error.message_with_hint),))
-    return figures
 
 
 def _metadata(text: str) -> Figures:

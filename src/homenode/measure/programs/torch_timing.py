@@ -12,7 +12,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 FORMAT = "homenode.torch/1"
@@ -55,29 +56,24 @@ class Report:
         figures = [figure for figure in self.document["figures"] if figure["device"] != device]
         self.document["figures"] = figures
 
-    def guard(self, name: str) -> _Guard:
-        """While inside, a figure that takes far too long ends the program with what there is."""
-        return _Guard(self, name, self._limit_s)
+    @contextmanager
+    def guard(self, name: str) -> Iterator[None]:
+        """While inside, a figure that takes far too long ends the program with what there is.
 
+        A call that hangs in the driver cannot be interrupted: another thread ends the program.
+        """
+        timer = threading.Timer(self._limit_s, self._leave, [name])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
-class _Guard:
-    """A call that hangs in the driver cannot be interrupted: another thread ends the program."""
-
-    def __init__(self, report: Report, name: str, limit_s: float) -> None:
-        self._timer = threading.Timer(limit_s, self._leave)
-        self._timer.daemon = True
-        self._report, self._name = report, name
-
-    def _leave(self) -> None:
-        self._report.document["stalled"] = self._name
-        self._report.print()
+    def _leave(self, name: str) -> None:
+        self.document["stalled"] = name
+        self.print()
         os._exit(0)
-
-    def __enter__(self) -> None:
-        self._timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
 
 
 def steady(batch: Callable[[int], float], seconds: float) -> dict[str, Any]:

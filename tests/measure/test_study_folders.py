@@ -14,7 +14,7 @@ from homenode.decide.recommendation import (
     RecommendedComparison,
     decide_for_machines,
 )
-from homenode.decide.sentences import MachineAdvice, effect_text, first_line, ground_of
+from homenode.decide.sentences import effect_text, first_line, ground_of, review_text
 from homenode.formats import decode
 from homenode.measure.imported.files import find_sources
 from homenode.measure.imported.runs import ImportOptions, imported_runs
@@ -123,7 +123,7 @@ def test_the_rtx_4080_is_to_have_its_pins_reviewed(
     verdicts: dict[tuple[str, Objective], Recommendation],
 ) -> None:
     own = [one for one in verdicts.values() if one.system == "RTX 4080"]
-    assert MachineAdvice("RTX 4080", tuple(own), ()).review.startswith("check the pins of pin")
+    assert review_text(own).startswith("check the pins of pin")
 
 
 def test_compare_and_report_name_files_of_a_run_that_could_not_be_read(root: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
+from homenode.decide.sentences import review_text
 from homenode.decide.switch_effects import StudySwitch
 from homenode.doc import Doc, plain
 from homenode.errors import HostError
@@ -22,7 +23,7 @@ from homenode.measure.results.vantage import Vantage
 from homenode.plan.pipeline import plan_file
 from homenode.plan.stored import encode_plan
 from homenode.show.html import html_for_paper, html_page
-from homenode.show.report.answer import answers_table, machine_advice, stop_of
+from homenode.show.report.answer import answers_table, stop_of
 from homenode.show.report.document import document_of
 from homenode.show.report.inputs import gather
 from homenode.show.report.machine import ReportedMachine, machines_of
@@ -101,7 +102,7 @@ def parsed(html: str) -> _Html:
 def test_systems_under_review_are_named_and_others_are_not(
     published: dict[str, ReportedMachine],
 ) -> None:
-    reviews = {name: machine_advice(one).review for name, one in published.items()}
+    reviews = {name: review_text(one.recommendations) for name, one in published.items()}
     assert [name for name, review in reviews.items() if review] == ["RTX 4080", "RTX 5090"]
     assert "check the pins of pin" in reviews["RTX 4080"]
     stop = stop_of(published["RTX 5090"])

@@ -1,12 +1,11 @@
 """Sentences: recommendations in words, for people. Nothing reads them back."""
 
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import Struct, structs
+from msgspec import structs
 
-from homenode.decide.comparison import FEW_BOOTS, PRINTED, EvidenceLevel, Outcome
+from homenode.decide.comparison import FEW_BOOTS, PRINTED, EvidenceLevel
 from homenode.decide.machine_facts import facts_of_host, of_host
 from homenode.decide.ranking import Position, RankedResult
 from homenode.decide.recommendation import (
@@ -16,11 +15,10 @@ from homenode.decide.recommendation import (
     decide,
     titles_of,
 )
-from homenode.decide.switch_effects import StudySwitch, SwitchEffect
 from homenode.decide.words import change_text, range_text
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run
-from homenode.metrics import METRICS, primaries
+from homenode.metrics import METRICS
 from homenode.objective import Objective
 from homenode.plan.auto import Choose, LayoutChoice, LayoutInputs, layout_for
 from homenode.text import plural
@@ -64,6 +62,13 @@ def _slow_pins(answers: Sequence[Recommendation]) -> str:
             change = change_text(reason.ratio or 1.0, "default")
             return f"check the pins of {reason.alternative}: {change}"
     return ""
+
+
+def review_text(answers: Sequence[Recommendation]) -> str:
+    """Why a machine's results are to be checked first, and give no advice for other machines; ""
+    where they need not be."""
+    blocked = any(answer.is_blocked for answer in answers)
+    return stop_text(answers) if blocked else _slow_pins(answers)
 
 
 def _run_line(system: str, answers: Sequence[Recommendation]) -> str:
@@ -291,141 +296,6 @@ def by_results(runs: Sequence[Run]) -> Choose:
         )
 
     return choose
-
-
-MOST = 3
-"""Lines of advice from several machines: what somebody reads in a minute."""
-
-
-class AdviceLine(Struct, frozen=True, kw_only=True):
-    """One line: for an objective, or of a machine under review, what to do and on what ground."""
-
-    subject: str
-    action: str  # the layout to type, "pin, not pin-numa", "repair it first"
-    ground: str
-    machine: str | None = None  # None: several
-
-    @property
-    def is_review(self) -> bool:
-        """Whether it is about a machine whose results are not used."""
-        return self.subject == self.machine
-
-
-class MachineAdvice(Struct, frozen=True):
-    """What is known of one machine."""
-
-    name: str
-    answers: tuple[Recommendation, ...]
-    effects: tuple[SwitchEffect, ...]
-
-    @property
-    def review(self) -> str:
-        """Why its results are to be checked first, and give no advice for other machines; ""."""
-        if any(answer.is_blocked for answer in self.answers):
-            return stop_text(self.answers)
-        return _slow_pins(self.answers)
-
-
-def advise(machines: Sequence[MachineAdvice]) -> tuple[AdviceLine, ...]:
-    """Return at most MOST answers, the one that most machines support first, then as many machines
-    under review. Of one machine a line for each objective."""
-    if len(machines) == 1:
-        (machine,) = machines
-        is_sound = not machine.review or any(answer.choice for answer in machine.answers)
-        return tuple(_of_one(machine)) if is_sound else (_review(machine),)
-    reviewed = [_review(machine) for machine in machines if machine.review]
-    sound = [machine for machine in machines if not machine.review]
-    lines = _of_several([effect for machine in sound for effect in machine.effects])
-    if not lines:  # layouts that differ in several steps have no effect of one step
-        for machine in sound:
-            better = tuple(answer for answer in machine.answers if answer.tells and not answer.also)
-            for line in _of_one(structs.replace(machine, answers=better)):
-                subject = f"{machine.name}, {line.subject}"
-                lines.append(structs.replace(line, subject=subject))
-    reviewed.sort(key=lambda one: not one.action.startswith("repair"))
-    return (*lines[:MOST], *reviewed[:MOST])
-
-
-def _review(machine: MachineAdvice) -> AdviceLine:
-    action = "review first"
-    if any(answer.is_blocked for answer in machine.answers):
-        has_findings = any(answer.findings for answer in machine.answers)
-        action = "repair first" if has_findings else "measure again first"
-    name = machine.name
-    return AdviceLine(subject=name, action=action, ground=machine.review, machine=name)
-
-
-def _of_several(effects: Sequence[SwitchEffect]) -> list[AdviceLine]:
-    """One for each objective at most: the switch that moves it on most machines, and furthest."""
-    weighted: list[tuple[tuple[bool, int, float], AdviceLine]] = []
-    decided: set[frozenset[str]] = set()
-    for objective in Objective:
-        metrics = frozenset(metric.id for metric in primaries(objective))
-        if metrics in decided:
-            continue  # density is decided by the figures of throughput
-        decided.add(metrics)
-        ranked = []
-        for switch in StudySwitch:
-            of_switch = [e for e in effects if e.switch is switch and e.effect.metric in metrics]
-            if moved := [e for e in of_switch if e.outcome in (Outcome.BETTER, Outcome.WORSE)]:
-                ranked.append((_weight(moved), _advice(objective, of_switch, moved)))
-        if ranked:
-            weighted.append(max(ranked, key=lambda one: one[0]))
-    return [advice for _, advice in sorted(weighted, key=lambda one: one[0], reverse=True)]
-
-
-def _weight(moved: Sequence[SwitchEffect]) -> tuple[bool, int, float]:
-    one_way = len({effect.outcome for effect in moved}) == 1
-    furthest = max(abs(math.log(effect.effect.gain)) for effect in moved)
-    return one_way, len({effect.machine for effect in moved}), furthest
-
-
-def _advice(
-    objective: Objective, all_effects: Sequence[SwitchEffect], moved: Sequence[SwitchEffect]
-) -> AdviceLine:
-    """What a step from one layout to another changed, and on how many of the machines."""
-    ways = {effect.outcome for effect in moved}
-    layout, than = (
-        " or ".join(dict.fromkeys(getattr(effect.effect, side) for effect in moved))
-        for side in ("alternative", "baseline")
-    )
-    if len(ways) > 1:
-        worst, best = (pick(moved, key=lambda one: one.effect.gain) for pick in (min, max))
-        changes = (f"{_change_of(effect, than)} on {effect.machine}" for effect in (worst, best))
-        ground = f"{layout} is {', '.join(changes)}"
-        return AdviceLine(subject=objective, action=f"measure {layout}", ground=ground)
-    order = sorted(moved, key=lambda one: abs(math.log(one.effect.gain)))
-    is_better = Outcome.BETTER in ways
-    name = than if is_better else ""
-    ratios = (order[0].effect.ratio, order[-1].effect.ratio)
-    lower = order[0].effect.lower_is_better
-    change = range_text(min(ratios), max(ratios), name, lower_is_better=lower)
-    measured, named = (len({effect.machine for effect in group}) for group in (all_effects, moved))
-    place = f"on {named} of {measured} machines" if measured > 1 else f"on {moved[0].machine}"
-    if is_better:
-        return AdviceLine(subject=objective, action=layout, ground=f"{change} {place}")
-    ground = f"{layout} is {change} {place}"
-    return AdviceLine(subject=objective, action=f"{than}, not {layout}", ground=ground)
-
-
-def _change_of(effect: SwitchEffect, name: str) -> str:
-    compared = effect.effect
-    return change_text(compared.ratio, name, lower_is_better=compared.lower_is_better)
-
-
-def _of_one(machine: MachineAdvice) -> Iterator[AdviceLine]:
-    """A line for each objective that results decide; where none does, what the rule has."""
-    decided = [answer for answer in machine.answers if answer.choice is not None and answer.tells]
-    ruled = [answer for answer in machine.answers if answer.layout is not None]
-    for answer in decided or ruled:
-        assert answer.level is not None
-        ground = f"{effect_text(answer)} ({STRENGTHS[answer.level]})".lstrip()
-        yield AdviceLine(
-            subject=answer.objective,
-            action=layout_named(answer) if decided else answer.layout or "",
-            ground=ground if decided else "no result decides: the rule of auto",
-            machine=machine.name,
-        )
 
 
 def _join_texts(parts: Iterable[str]) -> str:

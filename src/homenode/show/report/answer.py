@@ -1,21 +1,23 @@
 """Answer: the first screen of a report, and what to run on each machine, from recommendations."""
 
+import math
 from collections.abc import Iterator, Sequence
 
-from homenode.decide.comparison import EvidenceLevel
+from msgspec import Struct, structs
+
+from homenode.decide.comparison import EvidenceLevel, Outcome
 from homenode.decide.recommendation import ANY_MACHINE, LEAST_GPUS, Recommendation, titles_of
 from homenode.decide.sentences import (
     STRENGTHS,
-    AdviceLine,
-    MachineAdvice,
-    advise,
     effect_text,
     ground_of,
     layout_named,
+    review_text,
     sentence_of,
     stop_text,
 )
-from homenode.decide.words import change_text
+from homenode.decide.switch_effects import StudySwitch, SwitchEffect
+from homenode.decide.words import change_text, range_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, Words
 from homenode.machine.pci import DeviceKind
 from homenode.measure.results.model import UNKNOWN_SWITCHES
@@ -32,17 +34,126 @@ from homenode.vm.layout import PRESETS, SUMMARIES
 MOST_ROWS = 14
 """Of the picture, which is a part of the first screen; all is in the charts of the evidence."""
 
+MOST_LINES = 3
+"""Of advice from several machines: what somebody reads in a minute."""
+
 _NOTHING = "No result decides which layout to run: homenode trial VM measures it."
 
 
+class AdviceLine(Struct, frozen=True, kw_only=True):
+    """One line: for an objective, or of a machine under review, what to do and on what ground."""
+
+    subject: str
+    action: str  # the layout to type, "pin, not pin-numa", "repair it first"
+    ground: str
+    machine: str | None = None  # None: several
+
+    @property
+    def is_review(self) -> bool:
+        """Whether it is about a machine whose results are not used."""
+        return self.subject == self.machine
+
+
 def advice_of(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
-    """What these machines' evidence says to do."""
-    return advise(list(map(machine_advice, machines)))
+    """Return at most MOST_LINES answers, the one that most machines support first, then as many
+    machines under review. Of one machine a line for each objective."""
+    reviewed = [machine for machine in machines if review_text(machine.recommendations)]
+    if len(machines) == 1:
+        (machine,) = machines
+        answers = machine.recommendations
+        is_sound = not reviewed or any(answer.choice for answer in answers)
+        return tuple(_of_one(machine.name, answers)) if is_sound else (_review(machine),)
+    sound = [machine for machine in machines if not review_text(machine.recommendations)]
+    lines = _of_several([effect for machine in sound for effect in machine.effects])
+    if not lines:  # layouts that differ in several steps have no effect of one step
+        for machine in sound:
+            better = [a for a in machine.recommendations if a.tells and not a.also]
+            for line in _of_one(machine.name, better):
+                subject = f"{machine.name}, {line.subject}"
+                lines.append(structs.replace(line, subject=subject))
+    reviewed.sort(key=lambda machine: not any(a.findings for a in machine.recommendations))
+    return (*lines[:MOST_LINES], *map(_review, reviewed[:MOST_LINES]))
 
 
-def machine_advice(machine: ReportedMachine) -> MachineAdvice:
-    """The machine as advice is drawn from it."""
-    return MachineAdvice(machine.name, machine.recommendations, machine.effects)
+def _review(machine: ReportedMachine) -> AdviceLine:
+    answers, action, name = machine.recommendations, "review first", machine.name
+    if any(answer.is_blocked for answer in answers):
+        has_findings = any(answer.findings for answer in answers)
+        action = "repair first" if has_findings else "measure again first"
+    return AdviceLine(subject=name, action=action, ground=review_text(answers), machine=name)
+
+
+def _of_several(effects: Sequence[SwitchEffect]) -> list[AdviceLine]:
+    """One for each objective at most: the switch that moves it on most machines, and furthest."""
+    weighted: list[tuple[tuple[bool, int, float], AdviceLine]] = []
+    decided: set[frozenset[str]] = set()
+    for objective in Objective:
+        metrics = frozenset(metric.id for metric in primaries(objective))
+        if metrics in decided:
+            continue  # density is decided by the figures of throughput
+        decided.add(metrics)
+        ranked = []
+        for switch in StudySwitch:
+            of_switch = [e for e in effects if e.switch is switch and e.effect.metric in metrics]
+            if moved := [e for e in of_switch if e.outcome in (Outcome.BETTER, Outcome.WORSE)]:
+                ranked.append((_weight(moved), _advice(objective, of_switch, moved)))
+        if ranked:
+            weighted.append(max(ranked, key=lambda one: one[0]))
+    return [advice for _, advice in sorted(weighted, key=lambda one: one[0], reverse=True)]
+
+
+def _weight(moved: Sequence[SwitchEffect]) -> tuple[bool, int, float]:
+    one_way = len({effect.outcome for effect in moved}) == 1
+    furthest = max(abs(math.log(effect.effect.gain)) for effect in moved)
+    return one_way, len({effect.machine for effect in moved}), furthest
+
+
+def _advice(
+    objective: Objective, all_effects: Sequence[SwitchEffect], moved: Sequence[SwitchEffect]
+) -> AdviceLine:
+    """What a step from one layout to another changed, and on how many of the machines."""
+    ways = {effect.outcome for effect in moved}
+    layout, than = (
+        " or ".join(dict.fromkeys(getattr(effect.effect, side) for effect in moved))
+        for side in ("alternative", "baseline")
+    )
+    if len(ways) > 1:
+        worst, best = (pick(moved, key=lambda one: one.effect.gain) for pick in (min, max))
+        changes = (f"{_change_of(effect, than)} on {effect.machine}" for effect in (worst, best))
+        ground = f"{layout} is {', '.join(changes)}"
+        return AdviceLine(subject=objective, action=f"measure {layout}", ground=ground)
+    order = sorted(moved, key=lambda one: abs(math.log(one.effect.gain)))
+    is_better = Outcome.BETTER in ways
+    name = than if is_better else ""
+    ratios = (order[0].effect.ratio, order[-1].effect.ratio)
+    lower = order[0].effect.lower_is_better
+    change = range_text(min(ratios), max(ratios), name, lower_is_better=lower)
+    measured, named = (len({effect.machine for effect in group}) for group in (all_effects, moved))
+    place = f"on {named} of {measured} machines" if measured > 1 else f"on {moved[0].machine}"
+    if is_better:
+        return AdviceLine(subject=objective, action=layout, ground=f"{change} {place}")
+    ground = f"{layout} is {change} {place}"
+    return AdviceLine(subject=objective, action=f"{than}, not {layout}", ground=ground)
+
+
+def _change_of(effect: SwitchEffect, name: str) -> str:
+    compared = effect.effect
+    return change_text(compared.ratio, name, lower_is_better=compared.lower_is_better)
+
+
+def _of_one(machine: str, answers: Sequence[Recommendation]) -> Iterator[AdviceLine]:
+    """A line for each objective that results decide; where none does, what the rule has."""
+    decided = [answer for answer in answers if answer.choice is not None and answer.tells]
+    ruled = [answer for answer in answers if answer.layout is not None]
+    for answer in decided or ruled:
+        assert answer.level is not None
+        ground = f"{effect_text(answer)} ({STRENGTHS[answer.level]})".lstrip()
+        yield AdviceLine(
+            subject=answer.objective,
+            action=layout_named(answer) if decided else answer.layout or "",
+            ground=ground if decided else "no result decides: the rule of auto",
+            machine=machine,
+        )
 
 
 def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) -> Section:
@@ -92,8 +203,9 @@ def answer_text(machines: Sequence[ReportedMachine]) -> Doc:
 def counts_text(machines: Sequence[ReportedMachine]) -> str:
     """The result of a report in a line: "9 machines; 2 answers, 1 machine to repair first"."""
     lines = advice_of(machines)
-    reviewed = [machine for machine in map(machine_advice, machines) if machine.review]
-    blocked = sum(any(answer.is_blocked for answer in machine.answers) for machine in reviewed)
+    answers = [machine.recommendations for machine in machines]
+    reviewed = [group for group in answers if review_text(group)]
+    blocked = sum(any(answer.is_blocked for answer in group) for group in reviewed)
     parts = [plural(sum(not line.is_review for line in lines), "answer")]
     counts = {"repair": blocked, "review": len(reviewed) - blocked}
     parts += [f"{count} to {action} first" for action, count in counts.items() if count]
@@ -146,7 +258,7 @@ def _groups(machines: Sequence[ReportedMachine], decided: Sequence[str]) -> Iter
 def _row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
     """None where the machine has no two layouts' results, or they are to be checked first."""
     comparison = machine.comparison
-    if comparison is None or machine_advice(machine).review:
+    if comparison is None or review_text(machine.recommendations):
         return None
     if comparison.baseline not in PRESETS:
         return None  # queues and policies: of a chart of their own
@@ -185,7 +297,7 @@ def machines_table(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
 def _machine_row(machine: ReportedMachine, anchor: str) -> tuple[Cell, ...]:
     lines: list[Words] = [Span(machine.name, "name", anchor)]
     lines.append(Span(machine_line(machine), "dim small"))
-    if review := machine_advice(machine).review:
+    if review := review_text(machine.recommendations):
         lines.append(Span(f"review first: {review}", "bold small"))
     stop = stop_of(machine)
     if stop:

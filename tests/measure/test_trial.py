@@ -97,11 +97,11 @@ def test_known_effects_come_to_the_right_verdict(
         one for one in found.recommendations if one.objective is Objective.MEMORY_BANDWIDTH
     )
     assert str(verdict.choice).split(", ")[0] == best, sentence_of(verdict)
-    advice = next(one for one in found.advice if one.objective is Objective.MEMORY_BANDWIDTH)
     assert (verdict.level is EvidenceLevel.NO_DIFFERENCE) is (effects is EQUAL)
     bound = "pin-numa" if best == "pin-numa" else "pin-bound"
-    assert (verdict.layout, advice.layout) == (bound, bound)
-    assert advice.command == f"homenode apply {UUID} --policy spread --layout {bound}"
+    assert verdict.layout == bound
+    command = found.commands[Objective.MEMORY_BANDWIDTH]
+    assert command == f"homenode apply {UUID} --policy spread --layout {bound}"
     assert daemon.definition() == ORIGINAL
     comparison = compare(alternatives_of([("trial", runs_of(head, journal))]))
     effect = next(
@@ -496,4 +496,4 @@ def test_figures_of_emulated_guests_come_to_no_verdict(daemon: StandIn, tmp_path
     found = conclusion(head, journal)
     assert found.emulated
     assert found.recommendations == ()
-    assert found.advice == ()
+    assert found.commands == {}

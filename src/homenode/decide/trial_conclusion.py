@@ -1,7 +1,7 @@
 """Conclusion: what a trial's boots show: effects, recommendations, and what to do."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
@@ -21,21 +21,13 @@ from homenode.text import command_line
 from homenode.vm.hypervisor.connection import DEFAULT
 
 
-class Advice(Struct, frozen=True, kw_only=True):
-    """For an objective: the layout to make permanent, and the command."""
-
-    objective: Objective
-    layout: str
-    command: str
-
-
 class Conclusion(Struct, frozen=True, kw_only=True):
     """What a trial comes to."""
 
     # each layout against the host itself, None where that was not measured
     of_bare: Comparison | None
     recommendations: tuple[Recommendation, ...]
-    advice: tuple[Advice, ...]
+    commands: Mapping[Objective, str]  # each makes the objective's layout permanent
     emulated: bool  # no figure means anything, and there are no answers
 
 
@@ -61,16 +53,14 @@ def conclude(
 
     at = () if connect == DEFAULT else ("--connect", connect)
     words = ["homenode", "apply", domain, *at, *apply_words]
-    advice = tuple(
-        Advice(
-            objective=answer.objective,
-            layout=answer.layout,
-            command=shlex.join([*words, *answer.words]),
-        )
+    commands = {
+        answer.objective: shlex.join([*words, *answer.words])
         for answer in answers
         if answer.this_machine and answer.layout is not None
+    }
+    return Conclusion(
+        of_bare=of_bare, recommendations=answers, commands=commands, emulated=emulated
     )
-    return Conclusion(of_bare=of_bare, recommendations=answers, advice=advice, emulated=emulated)
 
 
 class TrialAnswer(Struct, frozen=True, kw_only=True):
@@ -91,7 +81,7 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
     if conclusion.emulated:
         reason = "nothing is decided: it is emulated, and its results mean nothing"
         return TrialAnswer(sentence=f"{head.source}: {reason}")
-    commands = {advice.objective: advice.command for advice in conclusion.advice}
+    commands = conclusion.commands
     answers = {answer.objective: answer for answer in conclusion.recommendations}
     answer = answers[head.objective]
     obstacle = _obstacle(answer)

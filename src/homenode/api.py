@@ -121,10 +121,8 @@ def compare(folders: Sequence[str], objective: Objective | None = None) -> Compa
 
     named = load_sources(folders)
     skipped = [reason for source in named for reason in source.skipped]
-    chosen = alternatives_of(
-        [(source.argument, source.runs) for source in named], first_alone=False
-    )
-    return compare_alternatives(chosen, objective, skipped=skipped)
+    chosen = alternatives_of([(source.argument, source.runs) for source in named])
+    return replace(compare_alternatives(chosen, objective), skipped=tuple(skipped))
 
 
 def load_results(*folders: str) -> tuple[Run, ...]:

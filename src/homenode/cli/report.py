@@ -62,17 +62,18 @@ def compare(arguments: CompareArguments) -> None:
         machines = alternatives_by_machine(by_argument)
         is_brief = len(machines) > MOST_IN_FULL and not (arguments.json or arguments.everything)
         objective = arguments.objective
-        compared = compare_machines(machines, objective, skipped=skipped, is_brief=is_brief)
+        compared = compare_machines(machines, objective, is_brief=is_brief)
     else:
         chosen = alternatives_of(by_argument, first_alone=True)
-        compared = compare_alternatives(chosen, arguments.objective, bare=True, skipped=skipped)
+        compared = compare_alternatives(chosen, arguments.objective, bare=True)
     answers = _decide(runs, objectives, arguments.host, machines)
     files = [
         structs.replace(effect, system=name if len(machines) > 1 else "")
         for name, alternatives in machines.items()
         for effect in file_effects(alternatives)
     ]
-    compared = structs.replace(compared, effects=(*compared.effects, *files))
+    effects, skipped = (*compared.effects, *files), [*skipped, *compared.skipped]
+    compared = structs.replace(compared, effects=effects, skipped=tuple(skipped))
     comparison = RecommendedComparison(**asdict(compared), recommendations=answers)
     if arguments.json:
         print_json(encode("comparison", comparison))

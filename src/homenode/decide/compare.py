@@ -43,7 +43,6 @@ def compare(
     objective: Objective | None = None,
     *,
     bare: bool = False,
-    skipped: Sequence[str] = (),
 ) -> Comparison:
     """Compare every alternative with the first.
 
@@ -61,7 +60,7 @@ def compare(
         raise InputError(f"--bare-metal: expected a run on the host itself, found {baseline.label}")
     joined = with_joint_states(chosen)
     series_by_label = {alternative.label: alternative.series for alternative in joined}
-    comparison = compare_series(joined, series_by_label, objective, bare=bare, skipped=skipped)
+    comparison = compare_series(joined, series_by_label, objective, bare=bare)
     by_test = {label: power_by_test(series) for label, series in series_by_label.items()}
     power = {label: watts for label, watts in by_test.items() if watts}
     doubts = once([*_sick(chosen), *comparison.doubts])
@@ -86,7 +85,6 @@ def compare_machines(
     machines: Mapping[str, Sequence[Alternative]],
     objective: Objective | None = None,
     *,
-    skipped: Sequence[str] = (),
     is_brief: bool = False,
 ) -> Comparison:
     """Compare the layouts of each machine. is_brief: without effects, which take longest.
@@ -109,7 +107,7 @@ def compare_machines(
         )
     first = next(iter(by_machine.values()))
     if len(machines) == 1:
-        return structs.replace(first, skipped=tuple(skipped))
+        return first
     return structs.replace(
         first,
         effects=tuple(
@@ -122,7 +120,7 @@ def compare_machines(
             for name, comparison in by_machine.items()
             for doubt in comparison.doubts
         ),
-        skipped=(*skipped, *single),
+        skipped=tuple(single),
         power={
             f"{name}: {label}": drawn
             for name, comparison in by_machine.items()
@@ -142,7 +140,6 @@ def compare_series(
     objective: Objective | None = None,
     *,
     bare: bool = False,
-    skipped: Sequence[str] = (),
     metrics: Metrics = None,
 ) -> Comparison:
     """Two alternatives or more on these of their series, whose states are named alike already.
@@ -164,7 +161,6 @@ def compare_series(
         alternatives=tuple(other.label for other in alternatives),
         effects=tuple(judge_effects(candidates)),
         doubts=once(doubts),
-        skipped=tuple(skipped),
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from homenode.cluster.kubevirt.arguments import NATIVE_GATE, ManifestOptions
 from homenode.cluster.kubevirt.check import RULES, Cluster, check, read_cluster
-from homenode.cluster.kubevirt.manifest_options import NATIVE_GATE, ManifestOptions
 from homenode.cluster.kubevirt.manifests import GATES as WRITTEN
 from homenode.cluster.kubevirt.manifests import virtual_machine
 from homenode.cluster.kubevirt.object import parse_quantity, read_manifest, yaml_text

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.cluster.kubevirt.manifest_options import ManifestOptions
+from homenode.cluster.kubevirt.arguments import ManifestOptions
 from homenode.cluster.kubevirt.manifests import manifests
 from homenode.cluster.kubevirt.object import yaml_text
 from homenode.errors import UsageError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cluster.kubevirt.manifest_options import HookVersion, ManifestOptions
+from homenode.cluster.kubevirt.arguments import HookVersion, ManifestOptions
 from homenode.cluster.kubevirt.manifests import (
     GATES,
     guest_job,

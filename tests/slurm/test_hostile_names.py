@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from homenode.cluster.slurm.arguments import Shape, StudyOptions
 from homenode.cluster.slurm.config import config_word, parse_config, with_words
 from homenode.cluster.slurm.gres import gres_lines
-from homenode.cluster.slurm.options import Shape, StudyOptions
 from homenode.cluster.slurm.record import hooks
 from homenode.cluster.slurm.study.experiments import (
     Experiment,

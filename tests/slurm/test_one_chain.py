@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from homenode.cli import bench, main
-from homenode.cluster.slurm.options import StudyOptions
+from homenode.cluster.slurm.arguments import StudyOptions
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
     Mode,

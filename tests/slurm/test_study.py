@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from homenode.cluster.slurm.arguments import Shape, StudyOptions
 from homenode.cluster.slurm.client import will_pass
-from homenode.cluster.slurm.options import Shape, StudyOptions
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
     Mode,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.cluster.slurm.options import Shape, StudyOptions
+from homenode.cluster.slurm.arguments import Shape, StudyOptions
 from homenode.cluster.slurm.study.experiments import Study, experiments_for
 from homenode.cluster.slurm.study.folder import StudyFolder, read_sources
 from homenode.cluster.slurm.study.report import StudyReport, study_report

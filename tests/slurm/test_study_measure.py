@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cluster.slurm.options import StudyOptions
+from homenode.cluster.slurm.arguments import StudyOptions
 from homenode.cluster.slurm.study.evidence import StudySources, collective_of, parse_record
 from homenode.cluster.slurm.study.experiments import Experiment, Mode, Study, script_of
 from homenode.cluster.slurm.study.folder import read_study

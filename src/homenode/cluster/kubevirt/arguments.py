@@ -1,14 +1,96 @@
 """Arguments of the commands of kubevirt. [I/O]"""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Struct
 
 from homenode.cli.arguments import ExplainOption, JsonOption
-from homenode.cluster.kubevirt.manifest_options import ManifestOptions, OnError
-from homenode.option import Arg, Opt
+from homenode.errors import UsageError
+from homenode.option import Arg, Opt, size_bytes
+from homenode.units import GIB
 from homenode.vm.plan_options import PciGranularity
+
+
+class OnError(StrEnum):
+    """What becomes of a VM whose devices could not be placed, as options and annotations say it."""
+
+    FAIL = "fail"  # it does not start, and KubeVirt tries again
+    PASSTHROUGH = "passthrough"  # it starts as KubeVirt made it
+
+
+NATIVE_GATE = "PCINUMAAwareTopology"
+"""KubeVirt's own placement of devices, Alpha in 1.8 and 1.9."""
+NATIVE_SINCE = (1, 8)
+
+
+class HookVersion(StrEnum):
+    """Versions of the hook's protocol. v1alpha3 ends the sidecar with the VM."""
+
+    V1ALPHA1 = "v1alpha1"
+    V1ALPHA2 = "v1alpha2"
+    V1ALPHA3 = "v1alpha3"
+
+
+def parse_version(value: object) -> tuple[int, int] | None:
+    """Return (major, minor) of a version such as v1.9.0, None for another text.
+
+    >>> parse_version("v1.9.0"), parse_version("latest")
+    ((1, 9), None)
+    """
+    parts = str(value or "").removeprefix("v").split(".")
+    if len(parts) < 2 or not all(part.isdecimal() and len(part) < 6 for part in parts[:2]):
+        return None
+    return int(parts[0]), int(parts[1])
+
+
+def whole_gib(text: str, option: str) -> int:
+    """GiB of a size. Raises UsageError for a fraction of one."""
+    gib, remainder = divmod(size_bytes(text, option), GIB)
+    if remainder or not gib:
+        raise UsageError(f"{option} {text}: expected whole GiB, such as 64GiB")
+    return gib
+
+
+class ManifestOptions(Struct, frozen=True, kw_only=True):
+    """What the manifests of a cluster are made from.
+
+    Options:
+      image: The hook's image in your registry. Default: a ConfigMap.
+      bench_image: The image of the measuring jobs in your registry.
+      vm: Name of the example VM.
+      namespace: Namespace of the VM, the ConfigMap and the jobs.
+      gpu: The GPU's resource name in the cluster.
+      gpu_id: The GPU's PCI ids (lspci -n), for permittedHostDevices. Default: the A100's, for the
+        default --gpu.
+      gpus: Number of GPUs of the VM.
+      vcpus: Number of vCPUs of the VM.
+      memory_gib: Memory of the VM in GiB.
+      hook_version: Version of the hook's interface: v1alpha1, v1alpha2, v1alpha3. Default:
+        v1alpha3, which ends the sidecar with the VM.
+      kubevirt: KubeVirt's version in the cluster; from v1.8 on the steps name its own gate too.
+      guest: The guest to measure in, over ssh.
+      node: The node to measure on. Default: any.
+    """
+
+    image: Annotated[str | None, Opt("--image", "IMAGE")] = None
+    bench_image: Annotated[str, Opt("--bench-image", "IMAGE")] = (
+        "registry.example/homenode-bench:latest"
+    )
+    vm: Annotated[str, Opt("--vm", "NAME")] = "gpu-vm"
+    namespace: Annotated[str, Opt("--namespace", "NAME")] = "default"
+    gpu: Annotated[str, Opt("--gpu", "RESOURCE")] = "nvidia.com/GA100_A100_SXM4_40GB"
+    gpu_id: Annotated[str | None, Opt("--gpu-id", "VENDOR:DEVICE")] = None
+    gpus: Annotated[int, Opt("--gpus", "N")] = 8
+    vcpus: Annotated[int, Opt("--vcpus", "N")] = 96
+    memory_gib: Annotated[
+        int, Opt("--memory", "SIZE", parse=whole_gib, show=lambda gib: f"{gib}GiB")
+    ] = 512
+    hook_version: Annotated[HookVersion, Opt("--hook-version", "NAME")] = HookVersion.V1ALPHA3
+    kubevirt: Annotated[str, Opt("--kubevirt", "VERSION")] = "v1.6.0"
+    guest: Annotated[str, Opt("--guest", "USER@HOST")] = "cloud@gpu-vm"
+    node: Annotated[str | None, Opt("--node", "NAME")] = None
 
 
 class OnDefineDomainArguments(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from typing import TypeGuard
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cluster.kubevirt.manifest_options import (
+from homenode.cluster.kubevirt.arguments import (
     NATIVE_GATE,
     NATIVE_SINCE,
     HookVersion,

@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-from homenode.cluster.kubevirt.manifest_options import (
+from homenode.cluster.kubevirt.arguments import (
     NATIVE_GATE,
     NATIVE_SINCE,
     ManifestOptions,

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cluster.kubevirt.manifest_options import OnError
+from homenode.cluster.kubevirt.arguments import OnError
 from homenode.cluster.kubevirt.needed_host import needed_host
 from homenode.cluster.kubevirt.vmi import Vmi, read_vmi
 from homenode.cpuset import CpuSet

@@ -17,8 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.cluster.slurm.arguments import SPOOL
 from homenode.cluster.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
-from homenode.cluster.slurm.options import SPOOL
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError, UsageError
 from homenode.indices import NodeIndex

@@ -13,8 +13,12 @@ from homenode import __version__
 from homenode.cli.bench import shown_progress
 from homenode.cli.terminal import check_can_write, console, note, print_json, say, write_text
 from homenode.cluster.slurm import client
-from homenode.cluster.slurm.arguments import SlurmReportArguments, SlurmStudyArguments
-from homenode.cluster.slurm.options import Shape, StudyOptions
+from homenode.cluster.slurm.arguments import (
+    Shape,
+    SlurmReportArguments,
+    SlurmStudyArguments,
+    StudyOptions,
+)
 from homenode.cluster.slurm.study.experiments import (
     NO_PARTITION,
     Study,

@@ -17,8 +17,8 @@ from jinja2 import Environment, StrictUndefined, select_autoescape
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homenode.cluster.slurm.arguments import StudyOptions
 from homenode.cluster.slurm.numbering import bindable_nodes, gpu_memory_nodes
-from homenode.cluster.slurm.options import StudyOptions
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError, unknown

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from msgspec.structs import replace
 
 from homenode.cluster.slurm import client
-from homenode.cluster.slurm.options import StudyOptions
+from homenode.cluster.slurm.arguments import StudyOptions
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
     Study,

@@ -94,7 +94,7 @@ class SimulatedGuest(FakeMachine):
         if argv[1:2] in (["bandwidth"], ("bandwidth",)) and self.stream_fails:
             return ProgramResult(tuple(argv), 1, "", "homenode-probe: not enough memory")
         if argv[0] == "poweroff":
-            return ProgramResult(tuple(argv), 0, "", "")
+            return ProgramResult(tuple(argv), 1, "", "Interactive authentication required.")
         if argv[1:2] in (["bandwidth"], ("bandwidth",)) and not self.code:
             return ProgramResult(tuple(argv), 0, self._bandwidth(argv), "")
         return super().run(argv, timeout_s, input, environment=environment)

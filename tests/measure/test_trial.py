@@ -325,7 +325,8 @@ def test_a_guest_that_does_not_shut_down_is_ended(daemon: StandIn, tmp_path: Pat
     _, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
     ends = [one.facts["how"] for one in journal.changes.entries() if "how" in one.facts]
     assert len(ends) == len(LAYOUTS)
-    assert all("did not shut down" in detail for detail in ends)
+    denied = "and poweroff: exit status 1: Interactive authentication required."
+    assert all("did not shut down" in detail and denied in detail for detail in ends)
     assert not (daemon.state / "id").exists()
     assert daemon.definition() == ORIGINAL
 

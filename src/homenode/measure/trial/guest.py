@@ -165,9 +165,12 @@ def stop(
         virsh.shut_down(uuid)
     if virsh.is_off_within(uuid, timeout_s / 2):
         return "shut down"
+    reason = None
     if machine is not None:
-        with suppress(ToolError):  # the way breaks while it goes down
-            machine.run(("poweroff",), _POWER_OFF_S)
+        try:
+            reason = machine.run(("poweroff",), _POWER_OFF_S).failure()
+        except ToolError as error:  # the way breaks while it goes down
+            reason = error.message
         if virsh.is_off_within(uuid, timeout_s / 2):
             return "powered off from inside"
     try:
@@ -175,7 +178,8 @@ def stop(
     except HostError:
         if virsh.domain(uuid).is_active:
             raise
-    return f"ended: it did not shut down within {timeout_s:g} s"
+    denied = "" if reason is None else f", and {reason}"
+    return f"ended: it did not shut down within {timeout_s:g} s{denied}"
 
 
 def retry_while_unavailable(

@@ -84,8 +84,9 @@ def audit(arguments: SlurmAuditArguments) -> None:
                 _add_judged(running, judged), [job for job in listed if job.unreadable is not None]
             )
             findings = replace(findings, not_checked=(*findings.not_checked, *not_checked))
-            hosts = dict.fromkeys(machine.host for machine in machines.values())
-            findings = with_gaps(findings, [gap for host in hosts for gap in host.gaps])
+            if arguments.host or order is None:  # else gres.conf is the machine
+                hosts = dict.fromkeys(machine.host for machine in machines.values())
+                findings = with_gaps(findings, [gap for host in hosts for gap in host.gaps])
     if arguments.explain:
         far = {finding.subject for finding in findings.findings if finding.id == "job-gpu-far"}
         local = ", ".join(subject for subject in judged if subject not in far)

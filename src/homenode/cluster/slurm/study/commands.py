@@ -111,7 +111,7 @@ def _write_described(folder: StudyFolder, options: StudyOptions, host: str) -> N
     names = ", ".join(
         dict.fromkeys(node.name for node in (*described_study.exclusive, *described_study.shared))
     )
-    note(f"no answer from Slurm: nodes {names} are taken from --host and --nodelist")
+    note(f"no answer from Slurm: nodes from --host and --nodelist: {names}")
     if options.partition_exclusive is None:
         note(f"{NO_PARTITION} stands for the partition (--partition-exclusive)")
     note("on the cluster the same command without --dry-run begins a study")

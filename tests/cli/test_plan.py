@@ -50,19 +50,8 @@ def test_a_tuned_document_is_as_private_as_the_one_that_was_read(
     read, out = tmp_path / "vm.xml", tmp_path / "out.xml"
     read.write_bytes(secret)
     read.chmod(mode or 0o644)
-    done = homenode(
-        "plan",
-        "-" if mode is None else read,
-        "--host",
-        "hgx-h100",
-        "--gpus",
-        "8",
-        "--layout",
-        "pin-numa",
-        "-o",
-        out,
-        input=secret,
-    )
+    words = "--host hgx-h100 --gpus 8 --layout pin-numa -o".split()
+    done = homenode("plan", "-" if mode is None else read, *words, out, input=secret)
     assert done.exit_code == 0, done.stderr
     written = sorted(tmp_path.glob("out.xml*"))
     assert [path.name for path in written] == ["out.xml", "out.xml.orig", "out.xml.orig.sha256"]
@@ -78,23 +67,8 @@ def test_planning_a_tuned_document_again_changes_nothing(tmp_path: Path) -> None
 
 
 def test_the_diff_shows_what_changes() -> None:
-    done = homenode(
-        "plan",
-        "-",
-        "--host",
-        "xapi-2n16c2t",
-        "--layout",
-        "pin",
-        "--vcpus",
-        "8",
-        "--memory",
-        "8GiB",
-        "--page-size",
-        "2MiB",
-        "--diff",
-        "--quiet",
-        input=DOCUMENT.read_bytes(),
-    )
+    words = "--host xapi-2n16c2t --layout pin --vcpus 8 --memory 8GiB --page-size 2MiB".split()
+    done = homenode("plan", "-", *words, "--diff", "--quiet", input=DOCUMENT.read_bytes())
     assert done.exit_code == 0, done.stderr
     assert "+    <vcpupin vcpu='0'" in done.stdout
     assert not done.stdout.startswith("\x1b")
@@ -123,27 +97,9 @@ def test_explicit_pu_lists_give_the_studys_listings(
         "  <vcpu placement='static'>4</vcpu>\n  <os><type arch='x86_64'>hvm</type></os>\n"
         "  <cpu mode='host-passthrough' check='none' migratable='on'/>\n</domain>\n"
     )
-    done = homenode(
-        "plan",
-        vm,
-        "--node-cpus",
-        "0-27",
-        "--node-cpus",
-        "32-59",
-        "--sibling-cpus",
-        "64-91",
-        "--sibling-cpus",
-        "96-123",
-        "--emulator-cpus",
-        emulator,
-        "--memory",
-        "1572864MiB",
-        "--layout",
-        layout,
-        "--quiet",
-        "-o",
-        out,
-    )
+    lists = "--node-cpus 0-27 --node-cpus 32-59 --sibling-cpus 64-91 --sibling-cpus 96-123".split()
+    words = f"--emulator-cpus {emulator} --memory 1572864MiB --layout {layout} --quiet -o".split()
+    done = homenode("plan", vm, *lists, *words, out)
     assert done.exit_code == 0, done.stderr
     root = etree.parse(out).getroot()
     cores = [*range(28), *range(32, 60)]
@@ -176,13 +132,6 @@ def _rows(root: etree._Element, path: str) -> list[tuple[str, dict[str, str]]]:
     return [(str(e.tag), {str(k): str(v) for k, v in e.attrib.items()}) for e in found]
 
 
-def test_json_is_a_plan_and_nothing_else() -> None:
-    done = homenode("plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin", "--json")
-    assert done.exit_code == 0, done.stderr
-    plan = json.loads(done.stdout)
-    assert len(plan["vm"]["vcpu_pins"]) == 88
-
-
 def test_what_cannot_be_planned_exits_with_4_and_writes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out.xml"
     done = homenode("plan", DOCUMENT, "--host", "xapi-2n16c2t", "--layout", "pin-numa", "-o", out)
@@ -213,26 +162,14 @@ def test_the_94_vcpus_of_the_study_are_planned_with_unequal_cells_and_no_flag() 
 
 
 def test_auto_prints_the_figures_it_follows() -> None:
-    done = homenode(
-        "plan",
-        DOCUMENT,
-        "--host",
-        "h200-xeon8558",
-        "--gpus",
-        "8",
-        "--layout",
-        "auto",
-        "--objective",
-        "multi-gpu",
-    )
-    assert done.exit_code == 0, done.stderr
-    assert "pin-bound (auto, multi-gpu): all-reduce with pin is 2.1x" in done.stdout
+    words = "--host h200-xeon8558 --gpus 8".split()
+    for layout in ("--layout auto --objective multi-gpu".split(), ()):
+        done = homenode("plan", DOCUMENT, *words, *layout)
+        assert done.exit_code == 0, done.stderr
+        assert "pin-bound (auto, multi-gpu): all-reduce with pin is 2.1x" in done.stdout
 
 
-def test_a_layout_need_not_be_named_and_slow_links_are_warned_of() -> None:
-    done = homenode("plan", DOCUMENT, "--host", "h200-xeon8558", "--gpus", "8")
-    assert done.exit_code == 0, done.stderr
-    assert "pin-bound (auto, multi-gpu)" in done.stdout
+def test_slow_links_are_warned_of_where_the_layout_is_chosen() -> None:
     sick = homenode("plan", DOCUMENT, "--host", "rtx5090-epyc7702")
     assert sick.exit_code == 0, sick.stderr
     assert "warning" in sick.stderr and "pcie-link-slow" in sick.stderr
@@ -356,19 +293,9 @@ def test_a_host_is_filled_by_saved_plans(tmp_path: Path) -> None:
 
 
 def test_explicit_cells_lie_where_they_are_asked_for() -> None:
-    done = homenode(
-        "plan",
-        DOCUMENT,
-        "--host",
-        "hgx-h100",
-        "--layout",
-        "pin-numa",
-        "--json",
-        "--guest-node",
-        "vcpus=8,memory=32GiB,node=1",
-        "--guest-node",
-        "vcpus=4,memory=8GiB,node=0",
-    )
+    nodes = "--guest-node vcpus=8,memory=32GiB,node=1 --guest-node vcpus=4,memory=8GiB,node=0"
+    words = "--host hgx-h100 --layout pin-numa --json".split()
+    done = homenode("plan", DOCUMENT, *words, *nodes.split())
     assert done.exit_code == 0, done.stderr
     plan = json.loads(done.stdout)
     found = [(c["host_nodes"], c["vcpus"], c["memory_bytes"] >> 30) for c in plan["vm"]["cells"]]
@@ -377,22 +304,8 @@ def test_explicit_cells_lie_where_they_are_asked_for() -> None:
 
 def test_a_critical_plan_is_written_and_exits_with_1(tmp_path: Path) -> None:
     out = tmp_path / "vm.xml"
-    done = homenode(
-        "plan",
-        DOCUMENT,
-        "--host",
-        "hgx-h100",
-        "--layout",
-        "pin-numa-pci",
-        "--gpus",
-        "8",
-        "--vcpus",
-        "104",
-        "--memory",
-        "2040GiB",
-        "-o",
-        out,
-    )
+    words = "--host hgx-h100 --layout pin-numa-pci --gpus 8 --vcpus 104 --memory 2040GiB".split()
+    done = homenode("plan", DOCUMENT, *words, "-o", out)
     assert done.exit_code == 1, done.stderr
     assert out.exists() and "critical  hgx-h100" in done.stdout
 

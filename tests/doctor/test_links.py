@@ -19,8 +19,6 @@ from tests.doctor_cases import arc, changed, is_gpu, port
 from tests.seeds import THOROUGH
 from tests.shared_data import needs_shared, shared
 
-GPUS = ("19", "3b", "4c", "5d", "9b", "bb", "cb", "db")
-
 
 @cache
 def listing() -> str:
@@ -56,11 +54,10 @@ def test_downgraded_links_of_a_sound_machine_are_no_findings() -> None:
 
 
 @needs_shared
-@pytest.mark.parametrize("bus", GPUS)
-def test_one_gpu_at_5_gt_is_one_critical_finding_with_gpu_port_and_loss(bus: str) -> None:
-    host = edited(f"{bus}:00.0", "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 5GT/s (downgraded)")
+def test_one_gpu_at_5_gt_is_one_critical_finding_with_gpu_port_and_loss() -> None:
+    host = edited("9b:00.0", "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 5GT/s (downgraded)")
     (finding,) = found(host)
-    gpu = host.device(Bdf.parse(f"{bus}:00.0"))
+    gpu = host.device(Bdf.parse("9b:00.0"))
     assert gpu is not None and gpu.parent is not None
     assert finding.severity is Severity.CRITICAL and finding.id == "pcie-link-slow"
     assert finding.subject == f"GPU {gpu.bdf}" and str(gpu.parent) in finding.source

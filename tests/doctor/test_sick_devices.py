@@ -50,8 +50,8 @@ def named(findings: tuple[Finding, ...], sound: tuple[Finding, ...]) -> set[tupl
     return {(one.id, str(bdf)) for one in added for bdf in one.devices or ("",)}
 
 
-GPU, PORT, NIC, SWITCH, DRIVE = "4c:00.0", "4a:01.0", "5e:00.0", "84:00.0", "ca:00.0"
-"""A GPU and the port above it, a ConnectX-7, an NVSwitch and an NVMe drive of the listing."""
+GPU, PORT, SWITCH, DRIVE = "4c:00.0", "4a:01.0", "84:00.0", "ca:00.0"
+"""A GPU and the port above it, an NVSwitch and an NVMe drive of the listing."""
 
 LISTED: dict[str, tuple[str, str, str, str]] = {
     # address, what it says, what it says when it is sick, the finding
@@ -69,16 +69,7 @@ LISTED: dict[str, tuple[str, str, str, str]] = {
         "Speed 32GT/s, Width x8",
         "device-odd",
     ),
-    "a NIC has x8": (NIC, "Width x16 (ok)", "Width x8 (downgraded)", "pcie-link-narrow"),
-    "a GPU has x8": (GPU, "Width x16 (ok)", "Width x8 (downgraded)", "pcie-link-narrow"),
-    "a GPU is slow": (GPU, "Speed 32GT/s (ok)", "Speed 8GT/s (downgraded)", "pcie-link-slow"),
     "a drive is slow": (DRIVE, "Speed 16GT/s (ok)", "Speed 2.5GT/s (downgraded)", "pcie-link-slow"),
-    "a GPU has left the bus": (
-        GPU,
-        "Device 2330 (rev a1)",
-        "Device 2330 (rev ff)\n\t!!! Unknown header type 7f",
-        "device-silent",
-    ),
     "a GPU's driver is gone": (GPU, "\tKernel driver in use: nvidia\n", "", "device-odd"),
 }
 

@@ -27,7 +27,7 @@ from homenode.check.verify.live.capture import observe_running_domain
 from homenode.check.verify.live.checks import verify_live
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError, UsageError
-from homenode.findings import Finding, Findings, add_source, finding, in_order
+from homenode.findings import Finding, Findings, Severity, add_source, finding, in_order
 from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.topology import Host
 from homenode.text import command_line, plural
@@ -291,11 +291,22 @@ def view_findings(expected: Vm, view: MonitorView, host: Host | None) -> Iterato
 def _memory(expected: Vm, view: MonitorView) -> Iterator[Finding]:
     backends = {backend.id: backend for backend in view.backends}
     for cell in expected.cells_or_whole:
+        if not cell.memory_bytes:
+            continue
         names = (f"ram-node{cell.id}",) if expected.cells else _FLAT
         backend = next((backends[name] for name in names if name in backends), None)
-        if backend is None or not cell.memory_bytes:
-            continue
         subject = f"memory of cell {cell.id}" if expected.cells else "memory"
+        if backend is None:  # an old machine type has its memory without one
+            yield finding(
+                "start-backend",
+                subject,
+                expected=format_bytes(cell.memory_bytes),
+                observed=f"not known: QEMU lists no backend {' or '.join(names)}",
+                severity=Severity.INCONCLUSIVE,
+                cost=None,
+                fix=None,
+            )
+            continue
         if backend.size != cell.memory_bytes:
             yield finding(
                 "start-backend",

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from homenode.check.verify.boot import boot_folder as boot_folders
-from homenode.check.verify.boot.boot_folder import GuestSaid, boot_folder, let_qemu_in
+from homenode.check.verify.boot.boot_folder import GuestOutput, boot_folder, let_qemu_in
 from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.libvirt import answering, user_of_capabilities
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
@@ -51,34 +51,34 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def said(tmp_path: Path) -> Iterator[GuestSaid]:
+def said(tmp_path: Path) -> Iterator[GuestOutput]:
     folder = tmp_path / "boot"
     folder.mkdir(mode=0o700)
-    made = GuestSaid(folder / "report", os.geteuid())
+    made = GuestOutput(folder / "report", os.geteuid())
     made.path.write_bytes(b"sound")
     yield made
     made.close()
 
 
-def test_what_the_guest_said_is_read_and_forgotten(said: GuestSaid) -> None:
+def test_what_the_guest_said_is_read_and_forgotten(said: GuestOutput) -> None:
     assert said.content() == b"sound" and said.text() == "sound"
     assert stat.S_IMODE(said.path.stat().st_mode) == 0o600
     said.clear()
     assert said.content() == b""
 
 
-def _replaced(said: GuestSaid) -> None:
+def _replaced(said: GuestOutput) -> None:
     other = said.path.with_name("other")
     other.write_bytes(b"forged")
     other.replace(said.path)
 
 
-def _linked(said: GuestSaid) -> None:
+def _linked(said: GuestOutput) -> None:
     said.path.rename(said.path.with_name("moved"))
     said.path.symlink_to("moved")
 
 
-def _another_folder(said: GuestSaid) -> None:
+def _another_folder(said: GuestOutput) -> None:
     folder = said.path.parent
     folder.rename(folder.with_name("moved"))
     folder.mkdir()
@@ -100,7 +100,7 @@ def _another_folder(said: GuestSaid) -> None:
     ],
 )
 def test_a_report_that_another_user_could_have_written_is_none(
-    said: GuestSaid, change: Callable[[GuestSaid], None], found: str
+    said: GuestOutput, change: Callable[[GuestOutput], None], found: str
 ) -> None:
     change(said)
     with pytest.raises(HostError, match="is not known") as raised:
@@ -110,7 +110,7 @@ def test_a_report_that_another_user_could_have_written_is_none(
 
 @pytest.mark.root
 @as_root
-def test_a_report_of_another_user_is_none(said: GuestSaid) -> None:
+def test_a_report_of_another_user_is_none(said: GuestOutput) -> None:
     os.chown(said.path, ATTACKER, -1)
     with pytest.raises(HostError, match=f"belongs to user {ATTACKER}"):
         said.content()
@@ -122,7 +122,7 @@ def test_a_folder_that_qemu_may_enter_is_closed_to_everybody_else(place: Path) -
     with boot_folder() as folder:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         let_qemu_in(folder, QEMU)
-        said = GuestSaid(folder / "report", QEMU)
+        said = GuestOutput(folder / "report", QEMU)
         boot_folders.copy_for_qemu(folder / "kernel", b"kernel", QEMU)
         try:
             assert as_user(QEMU, 'echo x >>"$1/report"', str(folder)).returncode
@@ -326,7 +326,7 @@ def test_an_attacker_at_every_moment_of_making_a_folder_gets_nothing(
             with boot_folder() as folder:
                 let_qemu_in(folder, QEMU)
                 boot_folders.copy_for_qemu(folder / "kernel", b"kernel", QEMU)
-                said = GuestSaid(folder / "report", QEMU)
+                said = GuestOutput(folder / "report", QEMU)
                 try:
                     time.sleep(0.001)
                     assert said.content() == b""

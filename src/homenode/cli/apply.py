@@ -199,9 +199,9 @@ def tuned_together(
     chosen = {}
     for name, original in originals.items():
         guest = read_vm(original, name)
-        kept = ResolvedLayout(options) if results else _as_recorded(guest, options, machine)
-        resolved = resolve_layout(guest, kept.options, machine, choose)
-        chosen[name] = replace(resolved, reasons=kept.reasons or resolved.reasons)
+        recorded = ResolvedLayout(options) if results else _as_recorded(guest, options, machine)
+        resolved = resolve_layout(guest, recorded.options, machine, choose)
+        chosen[name] = replace(resolved, reasons=recorded.reasons or resolved.reasons)
     requests = [
         FileRequest(name=name, original=original, options=chosen[name].options)
         for name, original in originals.items()

@@ -35,23 +35,23 @@ from homenode.vm.layout import AUTO_SUMMARY, PRESETS, STUDY_NAMES, SUMMARIES, La
 from homenode.vm.sources import load_host
 
 
-def show(asked: ShowArguments) -> None:
+def show(arguments: ShowArguments) -> None:
     """Print the host, or draw it."""
-    if asked.plan is not None and asked.svg is None:
+    if arguments.plan is not None and arguments.svg is None:
         raise requires("--plan", "--svg", "--svg FILE")
-    if asked.json and asked.svg == STANDARD_OUTPUT:
+    if arguments.json and arguments.svg == STANDARD_OUTPUT:
         raise exclusive("--json", "--svg -", "--svg FILE")
-    check_can_write(asked.svg, force=asked.force)
-    host = load_host(asked.host, lspci=asked.lspci)
-    if asked.svg is not None:
-        write_text(asked.svg, _draw(host, asked))
-        note_written(asked.svg)
-    if asked.json:
+    check_can_write(arguments.svg, force=arguments.force)
+    host = load_host(arguments.host, lspci=arguments.lspci)
+    if arguments.svg is not None:
+        write_text(arguments.svg, _draw(host, arguments))
+        note_written(arguments.svg)
+    if arguments.json:
         print_json(encode("host", host, {"summary": summarise(host)}))
-    elif asked.svg is None:
+    elif arguments.svg is None:
         from homenode.show.host_text import host_text, host_tree
 
-        console().print(host_tree(host) if asked.explain else host_text(host))
+        console().print(host_tree(host) if arguments.explain else host_text(host))
 
 
 OVERVIEW = """
@@ -82,48 +82,49 @@ def print_overview() -> None:
     say(f"this machine: {', '.join(parts)}; {vms}\n{OVERVIEW}")
 
 
-def _draw(host: Host, asked: ShowArguments) -> str:
+def _draw(host: Host, arguments: ShowArguments) -> str:
     from homenode.plan.stored import read_plan_for
     from homenode.show.topology_map import topology_map
 
-    if asked.plan is None:
+    if arguments.plan is None:
         return topology_map(host, None)
-    saved = read_input(asked.plan, "a saved plan")
-    return topology_map(host, read_plan_for(host, saved, str(asked.plan)))
+    saved = read_input(arguments.plan, "a saved plan")
+    return topology_map(host, read_plan_for(host, saved, str(arguments.plan)))
 
 
-def capture(asked: CaptureArguments) -> None:
+def capture(arguments: CaptureArguments) -> None:
     """Write the snapshot, and say what is in it."""
     from homenode.machine.snapshot.capture import capture_host
 
-    check_can_write(asked.output, force=asked.force)
-    with working(f"reading {asked.ssh or 'this machine'}"):
-        captured = capture_host(asked.ssh, redacted=not asked.no_redact)
-    write_bytes(asked.output, captured.content, captured.mode)
+    check_can_write(arguments.output, force=arguments.force)
+    with working(f"reading {arguments.ssh or 'this machine'}"):
+        captured = capture_host(arguments.ssh, redacted=not arguments.no_redact)
+    write_bytes(arguments.output, captured.content, captured.mode)
     manifest = captured.manifest
     note(
-        f"wrote {asked.output} ({format_bytes(len(captured.content))}): {manifest.files} files, "
-        f"{manifest.links} links, tools: {', '.join(manifest.commands) or 'none'}"
+        f"wrote {arguments.output} ({format_bytes(len(captured.content))}): "
+        f"{manifest.files} files, {manifest.links} links, "
+        f"tools: {', '.join(manifest.commands) or 'none'}"
     )
     for path, reason in manifest.left_out:
         note(f"  omitted {path}: {reason}")
-    if asked.output != STANDARD_OUTPUT:
-        note_gaps(load_host(str(asked.output)).gaps)
+    if arguments.output != STANDARD_OUTPUT:
+        note_gaps(load_host(str(arguments.output)).gaps)
     note(
         "redacted: serials, UUIDs, MACs, addresses, host, user and domain names"
         if manifest.redacted
         else "NOT redacted: do not publish it"
     )
-    for what in manifest.not_everywhere:
+    for noun in manifest.not_everywhere:
         note(
-            f"the {what} is a short or common word and may remain in some files: check the archive "
+            f"the {noun} is a short or common word and may remain in some files: check the archive "
             "before you publish it"
         )
 
 
-def layouts(asked: LayoutsArguments) -> None:
+def layouts(arguments: LayoutsArguments) -> None:
     """Print each layout with its switches."""
-    if asked.json:
+    if arguments.json:
         _print_rows([_layout_row(preset) for preset in PRESETS.values()])
         return
     rows = tuple(
@@ -164,32 +165,33 @@ def _study_names(name: str) -> list[str]:
     return [study for study, preset in STUDY_NAMES.items() if preset == name]
 
 
-def hosts(asked: HostsArguments) -> None:
+def hosts(arguments: HostsArguments) -> None:
     """Print the names of shipped hosts, and what each is."""
     named = shipped_hosts()
-    shown = [name for name in named if asked.everything or not is_made_up(name)]
-    more = "" if asked.everything else f"; --all adds {len(named) - len(shown)} synthetic hosts"
-    title = f"{plural(len(shown), 'host')} for --host{more}"
-    if not (asked.json or asked.explain):
+    shown = [name for name in named if arguments.everything or not is_made_up(name)]
+    title = f"{plural(len(shown), 'host')} for --host"
+    if not arguments.everything:
+        title += f"; --all adds {len(named) - len(shown)} synthetic hosts"
+    if not (arguments.json or arguments.explain):
         say(f"{title}; --explain says what each is\n\n{_format_columns(shown)}")
         return
     rows = tuple((name, load_shipped(name).about) for name in shown)
-    if asked.json:
+    if arguments.json:
         _print_rows([{"name": name, "about": about} for name, about in rows])
         return
     heads = ("name", "what it is")
     console().print(Doc(title, (Table(heads=heads, rows=rows, folds=heads[-1:]),)))
 
 
-def findings(asked: FindingsArguments) -> None:
+def findings(arguments: FindingsArguments) -> None:
     """Print the page of a finding, the findings of a group, or the groups."""
     texts_by_id = catalogue()
-    group = GROUPS.get(asked.finding or "")
-    if asked.finding is None or group is not None:
-        ids = page(asked.finding) if asked.finding else sorted(texts_by_id)
-        if asked.json:
+    group = GROUPS.get(arguments.finding or "")
+    if arguments.finding is None or group is not None:
+        ids = page(arguments.finding) if arguments.finding else sorted(texts_by_id)
+        if arguments.json:
             _print_rows([{"id": key, "text": _page(key)} for key in ids])
-        elif asked.finding is None:
+        elif arguments.finding is None:
             title = f"{len(texts_by_id)} findings; homenode list findings GROUP lists their ids"
             rows = [(name, str(len(page(name))), about) for name, about in GROUPS.items()]
             heads = ("group", "findings", "about")
@@ -198,11 +200,11 @@ def findings(asked: FindingsArguments) -> None:
             title = f"{plural(len(ids), 'finding')}; homenode list findings ID explains one"
             say(f"{title}\n\n{_format_columns(list(ids))}")
         return
-    if asked.finding not in texts_by_id:
-        raise unknown("finding", asked.finding, texts_by_id, "homenode list findings")
-    text = _page(asked.finding)
-    if asked.json:
-        _print_rows([{"id": asked.finding, "text": text}])
+    if arguments.finding not in texts_by_id:
+        raise unknown("finding", arguments.finding, texts_by_id, "homenode list findings")
+    text = _page(arguments.finding)
+    if arguments.json:
+        _print_rows([{"id": arguments.finding, "text": text}])
     elif console().is_terminal:
         from rich.markdown import Markdown
 

@@ -409,7 +409,7 @@ class _Naming:
 
 
 def _stars(pairs: set[frozenset[Bdf]]) -> list[tuple[frozenset[Bdf], frozenset[Bdf]]]:
-    """Pairs as (these, each linked to all of those): every pair once, in few sentences."""
+    """Pairs as (devices, each linked to all of the others): every pair once, in few sentences."""
     mates: dict[Bdf, set[Bdf]] = {}
     for pair in pairs:
         for bdf in pair:
@@ -417,14 +417,14 @@ def _stars(pairs: set[frozenset[Bdf]]) -> list[tuple[frozenset[Bdf], frozenset[B
     stars: list[tuple[frozenset[Bdf], frozenset[Bdf]]] = []
     while any(mates.values()):
         first = min(bdf for bdf, partners in mates.items() if partners)
-        those = frozenset(mates[first])
-        # No link inside `these`, as they would have each other as mates.
-        these = frozenset(bdf for bdf, partners in mates.items() if frozenset(partners) == those)
-        stars.append((these, those))
-        for bdf in these:
+        peers = frozenset(mates[first])
+        # No link inside `ends`, as they would have each other as mates.
+        ends = frozenset(bdf for bdf, partners in mates.items() if frozenset(partners) == peers)
+        stars.append((ends, peers))
+        for bdf in ends:
             mates[bdf] = set()
-        for bdf in those:
-            mates[bdf] -= these
+        for bdf in peers:
+            mates[bdf] -= ends
     return stars
 
 

@@ -122,7 +122,7 @@ def _lanes(row: EffectRow, x_of: Callable[[float], float]) -> list[list[EffectDo
     """Dots that would overlap with their numbers, each in a lane of its own."""
     lanes: list[list[EffectDot]] = []
     ends: list[float] = []
-    for dot in sorted(row.dots, key=lambda one: one.ratio):
+    for dot in sorted(row.dots, key=lambda dot: dot.ratio):
         start, end = _span(dot, x_of)
         lane = next((n for n, taken in enumerate(ends) if taken < start), len(lanes))
         if lane == len(lanes):

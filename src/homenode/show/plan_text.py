@@ -141,10 +141,10 @@ def finding_lines(findings: Sequence[Finding]) -> tuple[str, ...]:
 
 def findings_of(plan: Plan, severity: Severity) -> list[Finding]:
     """The findings of a severity, without those that a relaxation or `before` says."""
-    stated = {id_ for name in _relaxations(plan) for id_ in _RELAXED[name][2]} | {
+    covered = {id_ for name in _relaxations(plan) for id_ in _RELAXED[name][2]} | {
         "huge-pages-short"
     }
-    return [f for f in plan.findings if f.severity is severity and f.id not in stated]
+    return [f for f in plan.findings if f.severity is severity and f.id not in covered]
 
 
 def refusal_text(error: Unplannable, prefix: str = "") -> Doc:

@@ -187,12 +187,12 @@ def _skipped_texts(skipped: Iterable[str]) -> Iterator[str]:
 
 def _objective_rows(answers: Sequence[Recommendation], everything: bool) -> Table | None:
     """A row for each objective with results of two layouts, a column for each; None without."""
-    layouts = sorted(_labels(answers), key=lambda one: [*PRESETS, one].index(one))
+    layouts = sorted(_labels(answers), key=lambda name: [*PRESETS, name].index(name))
     is_pair = len(layouts) == 2  # then values have their units, and the change has a column
     rows: list[tuple[str | Cell, ...]] = []
     for answer, metric in _shown_results(answers, everything):
         results = {result.alternative: result for result in answer.results_on(metric)}
-        texts = {name: figure_text(one.value, one.unit) for name, one in results.items()}
+        texts = {name: figure_text(result.value, result.unit) for name, result in results.items()}
         unit = next(iter(texts.values())).partition(" ")[2]
         cells = [texts.get(layout, "-") for layout in layouts]
         title = METRICS[metric].title.partition(",")[0].removeprefix("memory ")
@@ -220,7 +220,7 @@ def _shown_results(
     """Objectives with metrics that have two results, those with an answer first; without everything
     no open objective whose metrics another one has."""
     seen: set[str] = set()
-    for answer in sorted(answers, key=lambda one: not one.tells):
+    for answer in sorted(answers, key=lambda answer: not answer.tells):
         metrics = [metric for metric in answer.metrics if len(answer.results_on(metric)) > 1]
         for metric in metrics:
             if everything or answer.tells or metric not in seen:
@@ -235,7 +235,7 @@ def _reasons(
     lines: list[tuple[str, str, str]] = []
     blocked = [answer for answer in answers if answer.is_blocked]
     shown = {answer.objective for answer, _ in _shown_results(answers, everything)}
-    for answer in sorted(answers, key=lambda one: not one.tells):
+    for answer in sorted(answers, key=lambda answer: not answer.tells):
         is_listed = everything or answer.objective in shown or not answer.results
         if answer in blocked[1:] or not is_listed or not (answer.results or answer.reasons):
             continue

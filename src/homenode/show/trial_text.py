@@ -220,16 +220,16 @@ def outcomes_table(state: State, steps: Sequence[ScheduledTask]) -> Table:
     groups: dict[tuple[str, str, str], list[ScheduledTask]] = {}
     for step in steps:
         entry = state.outcomes.get(step.number)
-        what = "" if entry is None else entry.what
+        outcome = "" if entry is None else entry.what
         detail = "" if entry is None else "; ".join(entry.findings) or entry.detail
-        groups.setdefault((step.variant, what, detail), []).append(step)
+        groups.setdefault((step.variant, outcome, detail), []).append(step)
     rows: list[tuple[str | Cell, ...]] = []
-    for (layout, what, detail), boots in groups.items():
-        entries = [state.outcomes[step.number] for step in boots if what]
+    for (layout, outcome, detail), boots in groups.items():
+        entries = [state.outcomes[step.number] for step in boots if outcome]
         samples = sum(entry.samples or 0 for entry in entries)
         numbers = number_list(step.number + 1 for step in boots)
-        outcome = Cell((_OUTCOMES[EntryKind(what)] if what else Span("to be done"),))
+        cell = Cell((_OUTCOMES[EntryKind(outcome)] if outcome else Span("to be done"),))
         counted = f"{samples:,} samples" if samples else ""
-        rows.append((layout, numbers, outcome, "; ".join(filter(None, (counted, detail)))))
+        rows.append((layout, numbers, cell, "; ".join(filter(None, (counted, detail)))))
     heads = ("layout", "boots", "came to", "detail")
     return Table(heads=heads, rows=tuple(rows), folds=heads[-1:])

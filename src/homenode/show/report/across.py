@@ -145,7 +145,7 @@ def _series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None
     """
     keys = headline(series, metric) or only_variant(series, metric)
     candidates = [series[key] for key in keys if key.unit == metric.unit]
-    return max(candidates, key=lambda one: one.samples, default=None)
+    return max(candidates, key=lambda shown: shown.samples, default=None)
 
 
 def _parts(series: Mapping[SeriesKey, Series], metric: Metric) -> list[Series]:
@@ -193,7 +193,7 @@ def _effect_cell(effects: Sequence[SwitchEffect]) -> Cell:
         )
     ]
     if losses:
-        worst = min(losses, key=lambda one: one.effect.gain)
+        worst = min(losses, key=lambda loss: loss.effect.gain)
         loss = change_text(worst.effect.ratio, lower_is_better=is_lower_better)
         lines.append(Span(f"risk: {loss} on {worst.machine}", "risk small"))
     else:

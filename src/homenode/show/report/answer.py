@@ -192,8 +192,10 @@ def strength_of(machines: Sequence[ReportedMachine]) -> str:
 
 def answer_text(machines: Sequence[ReportedMachine]) -> Doc:
     """The same lines for a terminal."""
-    advice = ((line.subject, line.action.split(","), line.ground) for line in advice_of(machines))
-    lines = [(subject, names[0].removesuffix(" first"), why) for subject, names, why in advice]
+    lines = [
+        (line.subject, line.action.split(",")[0].removesuffix(" first"), line.ground)
+        for line in advice_of(machines)
+    ]
     widths = [max((len(line[column]) for line in lines), default=0) + 2 for column in (0, 1)]
     texts = (f"  {line[0]:<{widths[0]}}{line[1]:<{widths[1]}}{line[2]}" for line in lines)
     shown = tuple(Text(text, hang=sum(widths) + 2) for text in texts)
@@ -249,7 +251,7 @@ def _groups(machines: Sequence[ReportedMachine], decided: Sequence[str]) -> Iter
                 place = objective not in decided, -len(rows)
                 groups[metric.id] = place, EffectGroup(metric.title, better_text(metric), rows)
     rows_left = MOST_ROWS
-    for _, group in sorted(groups.values(), key=lambda one: one[0]):
+    for _, group in sorted(groups.values(), key=lambda item: item[0]):
         if len(group.rows) <= rows_left:
             rows_left -= len(group.rows)
             yield group

@@ -99,7 +99,7 @@ def machines_of(
     """
     neighbours = {id(run): neighbour for run, neighbour in zip(runs, stored, strict=True)}
     groups = runs_by_machine(runs)
-    unnamed = [name for name, those in groups.items() if not _hosts_of(those)]
+    unnamed = [name for name, own_runs in groups.items() if not _hosts_of(own_runs)]
     if len(unnamed) > 1:  # it is unknown which of them the user's host is
         hosts = {name: host for name, host in hosts.items() if name != UNNAMED}
     collects = gc.isenabled()
@@ -108,7 +108,7 @@ def machines_of(
     gc.disable()
     try:
         return tuple(
-            _machine(name, tuple(those), neighbours, hosts) for name, those in groups.items()
+            _machine(name, tuple(own_runs), neighbours, hosts) for name, own_runs in groups.items()
         )
     finally:
         if collects:
@@ -126,13 +126,13 @@ def _machine(
     measured = tuple(run for run in named_runs if on_host is None or run not in on_host.runs)
     all_alternatives = alternatives(measured)
     ordered = sorted(all_alternatives, key=_order)
-    chosen = tuple(one for one in ordered if not _is_unknown(one))
-    of_any = (replace(one, label=ANY_LAYOUT) for one in ordered if _is_unknown(one))
+    chosen = tuple(choice for choice in ordered if not _is_unknown(choice))
+    of_any = (replace(choice, label=ANY_LAYOUT) for choice in ordered if _is_unknown(choice))
     others_of_machine = (*of_any, *(() if on_host is None else (on_host,)))
     host = _host(runs, hosts)
     # Of the runs as they are stored: their names are nothing that could be chosen.
     verdicts = _verdicts(name, runs, all_alternatives, host)
-    series = {one.label: one.series for one in (*chosen, *others_of_machine)}
+    series = {choice.label: choice.series for choice in (*chosen, *others_of_machine)}
     comparison = compare_series(chosen, series) if len(chosen) > 1 else None
     bare = None
     if on_host is not None and chosen:

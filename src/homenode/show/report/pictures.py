@@ -91,7 +91,7 @@ def forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         charts: dict[str, list[ForestRow]] = {}
         for label in comparison.alternatives:
             effects = [effect for effect in comparison.effects if effect.alternative == label]
-            shown = sorted(filter(is_whole, effects), key=lambda one: not one.primary)
+            shown = sorted(filter(is_whole, effects), key=lambda effect: not effect.primary)
             if shown:
                 charts[label] = [_forest_row(e, comparison.bare) for e in shown[:MOST_EFFECTS]]
         if machine.is_published and not any(r.low for rows in charts.values() for r in rows):
@@ -151,8 +151,8 @@ def mean_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         means = [mean.value for by_key in series if (mean := headline_series(by_key, metric))]
         if len(set(means)) < 2 or len(nodes) < 2:
             continue
-        near, far = means
-        rows = tuple(tuple(near if c.node == node else far for c in cards) for node in nodes)
+        local, remote = means
+        rows = tuple(tuple(local if c.node == node else remote for c in cards) for node in nodes)
         names = tuple(map(str, range(len(cards))))
         drawn = Matrix("node", "GPU", tuple(map(str, nodes)), names, rows)
         title = f"{metric.title}, node and GPU"

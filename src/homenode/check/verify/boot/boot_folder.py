@@ -42,7 +42,7 @@ _ASK_S = 30
 _MOST_BYTES = 64 << 20
 
 
-class GuestSaid:
+class GuestOutput:
     """A file into which QEMU writes what a guest says: only QEMU and we can have written it.
 
     user: QEMU's. It is held open: no other file takes its place. It stays ours where libvirt's

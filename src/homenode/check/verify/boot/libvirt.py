@@ -7,7 +7,7 @@ import re
 import time
 from pathlib import Path
 
-from homenode.check.verify.boot.boot_folder import GuestSaid
+from homenode.check.verify.boot.boot_folder import GuestOutput
 from homenode.check.verify.boot.initramfs import refusal, silence
 from homenode.errors import InputError, ToolError
 from homenode.findings import Finding, finding
@@ -75,7 +75,7 @@ def user_of_capabilities(text: str) -> int | None:
 
 
 def boot(
-    uri: str, document: Path, name: str, console: GuestSaid, limit_s: float, source: str
+    uri: str, document: Path, name: str, console: GuestOutput, limit_s: float, source: str
 ) -> tuple[Finding, ...]:
     """Starts a test guest and waits until it is gone. Leaves nothing behind, whatever happens.
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from homenode.check.verify.boot import libvirt as libvirt_boot
 from homenode.check.verify.boot.boot_folder import (
-    GuestSaid,
+    GuestOutput,
     boot_folder,
     copy_for_qemu,
     domain_name,
@@ -224,8 +224,8 @@ class _Guest(Struct, frozen=True):
     source: str  # what findings of it name
     folder: Path
     argv: tuple[str, ...]
-    console: GuestSaid  # what it says
-    report: GuestSaid  # what it says
+    console: GuestOutput  # what it says
+    report: GuestOutput  # what it says
 
 
 def _guest(
@@ -237,7 +237,7 @@ def _guest(
     ends: contextlib.ExitStack,
 ) -> _Guest:
     """A guest whose texts are closed with `ends`. user: QEMU's."""
-    console, report = (GuestSaid(folder / name, user) for name in ("console", "report"))
+    console, report = (GuestOutput(folder / name, user) for name in ("console", "report"))
     for text in (console, report):
         ends.callback(text.close)
     return _Guest(stand_in, source, folder, argv, console, report)

@@ -368,7 +368,7 @@ def _neighbours(
             floats=host.online <= members[0][0].thread.allowed,
             busy_ratio=round(sum(busy for _, busy in members), 3),
         )
-        for (process, is_vcpu, _), members in sorted(grouped.items(), key=lambda one: one[0][:2])
+        for (process, is_vcpu, _), members in sorted(grouped.items(), key=lambda item: item[0][:2])
     )
 
 

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from homenode.change.step import ChangeHead
-from homenode.errors import HomenodeError, HostError, InputError, ToolError
+from homenode.errors import HomenodeError, HostError, InputError, ParseError, ToolError
 from homenode.formats import decode, decode_head, decode_journal
 from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.description.parse import parse_description
+from homenode.machine.discover.host import discover
+from homenode.machine.tools import lspci, numactl
 from homenode.machine.topology import Host
 from homenode.measure.access.guest_agent import GuestAgent
+from homenode.measure.imported.runs import vcpus_of
 from homenode.measure.results.received import MAX_BYTES, receive_run
 from homenode.measure.results.store import parse_run, run_text
 from homenode.measure.tool_setup import FOLDER, setup_journal
@@ -26,6 +29,7 @@ from homenode.safe.record_folder import JOURNAL
 from homenode.vm.sources import load_host
 from tests.report_runs import full_run
 from tests.source_trees import FILES, nodes
+from tests.sysfs_trees import PCI, cpu_files, pci_function, snapshot
 
 DEEP = "[" * 200_000
 HOSTILE = (
@@ -64,6 +68,28 @@ def test_hostile_json_is_a_message_wherever_it_is_read(text: str, tmp_path: Path
     for reader in readers:
         with pytest.raises(HomenodeError):
             reader()
+
+
+LONG = "9" * 5000
+"""More digits than int() takes."""
+FUNCTION = "3b:00.0 3D controller [0302]: NVIDIA Corporation Device [10de:2330]\n"
+
+
+def test_a_number_of_thousands_of_digits_is_no_traceback() -> None:
+    (function,) = lspci.parse(f"{FUNCTION}\tRegion {LONG}: Memory at 0 (64-bit) [size=16M]\n")
+    assert not function.bars
+    for text in (LONG, "--5"):
+        with pytest.raises(ParseError, match="NUMA node: a number"):
+            lspci.parse(f"{FUNCTION}\tNUMA node: {text}\n")
+    with pytest.raises(ParseError):
+        numactl.parse_hardware(f"available: {LONG} nodes (0-1)\n")
+    assert vcpus_of({"cpu_topology.txt": f"CPU(s): {LONG}"}) is None
+    files = cpu_files() | pci_function("0000:3b:00.0", "030200", "10de:2330")
+    files["/proc/cpuinfo"] = f"vendor_id : GenuineIntel\ncpu family : {LONG}\n"
+    files[f"{PCI}/0000:3b:00.0/numa_node"] = LONG
+    host = discover(snapshot(files))
+    assert host.cpu.family is None
+    assert any("a node that is not online" in gap.reason for gap in host.gaps)
 
 
 def test_deep_toml_is_a_message() -> None:

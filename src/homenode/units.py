@@ -51,6 +51,19 @@ _SECONDS_OF_UNIT = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d{1,7}(?:\.\d{1,3})?) ?(s|min|m|h|d)", re.ASCII)
 
 
+def whole_number(text: str | None, digits: int = 20) -> int | None:
+    """The number that a text of so many ASCII digits is, or of fewer; None of any other text.
+
+    int() takes "1_0" and other scripts' digits too, and raises ValueError beyond 4,300 of them.
+
+    >>> whole_number("0012"), whole_number("-1"), whole_number("1_0"), whole_number("123", digits=2)
+    (12, None, None, None)
+    """
+    if text is None or not (text.isascii() and text.isdigit() and len(text) <= digits):
+        return None
+    return int(text)
+
+
 def parse_duration(text: str, name: str) -> float:
     """Seconds of "90s", "30m" or "1h30m". Raises InputError. name: of the option.
 

@@ -25,7 +25,7 @@ from homenode.machine.tools.proc_stat import PuTimes, parse
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Condition
 from homenode.text import cpus_text
-from homenode.units import MIB, format_bytes
+from homenode.units import MIB, format_bytes, whole_number
 from homenode.vm.plan import Plan
 
 STOLEN_SHARE = 0.02
@@ -213,11 +213,11 @@ def _link(link: LinkState) -> tuple[float | None, int | None]:
 def _throttles(snapshot: Snapshot, online: CpuSet) -> Iterator[tuple[str, int]]:
     """Sums over PUs. Source: Documentation/admin-guide/thermal of Linux; x86 Intel only."""
     for name in _THROTTLE_FILES:
-        words = [
+        words = (
             read_word(snapshot, f"/sys/devices/system/cpu/cpu{pu}/thermal_throttle/{name}")
             for pu in online
-        ]
-        counts = [int(word) for word in words if word is not None and _is_count(word)]
+        )
+        counts = [count for count in map(whole_number, words) if count is not None]
         if counts:
             yield name, sum(counts)
 
@@ -233,10 +233,6 @@ def _microcode(snapshot: Snapshot) -> tuple[str, ...] | None:
     words = {value.strip() for _, _, value in fields}
     revisions = {word for word in words if _REVISION.fullmatch(word)} - _INVENTED_REVISIONS
     return tuple(sorted(revisions)) or None
-
-
-def _is_count(word: str) -> bool:
-    return word.isascii() and word.isdigit() and len(word) < 20
 
 
 _PRODUCT = "/sys/devices/virtual/dmi/id/product_name"
@@ -401,12 +397,16 @@ def _links(host: Host) -> Iterator[Finding]:
         yield finding(
             "bench-link",
             f"GPU {device.bdf}",
-            expected=f"{link.max_gt_per_s:g} GT/s x{link.max_width}",
-            observed=f"{link.current_gt_per_s:g} GT/s x{link.current_width}"
+            expected=_link_text(link.max_gt_per_s, link.max_width),
+            observed=_link_text(link.current_gt_per_s, link.current_width)
             + ("" if is_busy else ", perhaps at rest"),
             severity=Severity.WARNING if is_busy else Severity.INCONCLUSIVE,
             source="link state of the function",
         )
+
+
+def _link_text(gt_per_s: float, width: int | None) -> str:
+    return f"{gt_per_s:g} GT/s" + ("" if width is None else f" x{width}")
 
 
 def _neighbours(host: Host, pus: CpuSet) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import ToolError, UsageError
-from homenode.machine.discover.pci_files import parse_link_speed
+from homenode.machine.discover.pci_files import parse_link_speed, read_link_width
 from homenode.machine.pci import PciDevice, PciLink
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools import torch_report
@@ -147,7 +147,5 @@ def _with_link(device: PciDevice, fastest: dict[Bdf, tuple[float, int]]) -> PciD
 def _current(snapshot: Snapshot, bdf: Bdf) -> tuple[float, int] | None:
     folder = f"/sys/bus/pci/devices/{bdf}"
     speed = parse_link_speed((snapshot.read_text(f"{folder}/current_link_speed") or "").strip())
-    width = (snapshot.read_text(f"{folder}/current_link_width") or "").strip()
-    if speed is None or not width.isdecimal() or int(width) in (0, 255):
-        return None
-    return speed, int(width)
+    width = read_link_width(snapshot, f"{folder}/current_link_width")
+    return None if speed is None or width is None else (speed, width)

@@ -11,6 +11,7 @@ from homenode.machine.description.cores import NodeSlot
 from homenode.machine.description.tables import HostDocument, Size, TomlTable, VmTable, decode_value
 from homenode.machine.pci import is_uuid
 from homenode.machine.topology import DEFAULT_HOST_RESERVE, HostReserve, RunningDomain
+from homenode.units import whole_number
 
 
 def parse_reserve(file: HostDocument) -> HostReserve | None:
@@ -137,9 +138,10 @@ def _memory(
     if isinstance(value, dict):
         sizes: dict[int, int] = {}
         for key, size in value.items():
-            if not (key.isascii() and key.isdigit() and len(key) < 6 and int(key) in host_nodes):
+            node = whole_number(key)
+            if node is None or node not in host_nodes:
                 raise table.refusal("memory", f"nodes of the host ({CpuSet(host_nodes)})", key)
-            sizes[int(key)] = int(decode_value(size, Size, table.source, f"{key_name}.{key}"))
+            sizes[node] = int(decode_value(size, Size, table.source, f"{key_name}.{key}"))
         return sum(sizes.values()), {node: size for node, size in sizes.items() if size}
     total = 0 if value is None else int(decode_value(value, Size, table.source, key_name))
     if not nodes or not total:

@@ -16,7 +16,6 @@ from homenode.machine.tools.hwloc_xml import (
     HwlocCpuKind,
     HwlocDistances,
     HwlocObject,
-    number,
     os_index,
     parse,
     pus_of,
@@ -37,6 +36,7 @@ from homenode.machine.topology import (
     assemble_pus,
 )
 from homenode.text import cpus_text
+from homenode.units import whole_number
 
 _BASE_PAGE_BYTES = 65536  # the largest base page of any architecture; huge pages are larger
 
@@ -77,7 +77,7 @@ def read_hwloc_nodes(
     nodes: list[NumaNode] = []
     for obj, _ in sorted(objects, key=lambda pair: os_index(pair[0], source)):
         index = os_index(obj, source)
-        memory = number(obj.attributes.get("local_memory"))
+        memory = whole_number(obj.attributes.get("local_memory"))
         if memory is None and not any(key.startswith("pages of ") for key in obj.infos):
             gaps.append(Gap(f"node {index} memory", "the XML does not say"))
         elif memory is None:
@@ -127,7 +127,7 @@ def _pools(obj: HwlocObject) -> tuple[tuple[PagePool, ...], tuple[int, ...]]:
     empty: list[PagePool] = []
     unknown: list[int] = []
     for key, count in obj.infos.items():
-        size, total = number(key.removeprefix("pages of ")), number(count)
+        size, total = whole_number(key.removeprefix("pages of ")), whole_number(count)
         if not key.startswith("pages of ") or not size or size <= _BASE_PAGE_BYTES:
             continue
         if total == 0:
@@ -246,16 +246,17 @@ def _walk(obj: HwlocObject, objects: _MachineObjects, source: str) -> None:
         if kind == "NUMANode":
             objects.nodes.append((child, pus))
         elif kind == "Package":
-            objects.packages.append((number(child.attributes.get("os_index")), pus))
+            objects.packages.append((whole_number(child.attributes.get("os_index")), pus))
         elif kind == "Die":
-            die = number(child.attributes.get("os_index"))
+            die = whole_number(child.attributes.get("os_index"))
             if die is not None:
                 objects.dies.append((die, pus))
         elif kind == "Core":
-            objects.cores.append((number(child.attributes.get("os_index")), pus))
+            objects.cores.append((whole_number(child.attributes.get("os_index")), pus))
         elif kind in _DATA_CACHES:
-            size = number(child.attributes.get("cache_size"))
-            objects.caches.append((number(child.attributes.get("depth")) or 0, size or None, pus))
+            size = whole_number(child.attributes.get("cache_size"))
+            depth = whole_number(child.attributes.get("depth")) or 0
+            objects.caches.append((depth, size or None, pus))
         _walk(child, objects, source)
 
 
@@ -317,7 +318,7 @@ def _kind_of_pu(kinds: tuple[HwlocCpuKind, ...], source: str) -> dict[PuIndex, C
         chosen = tuple(_KIND_OF_CORE_TYPE[str(core_type)] for core_type in types)
     else:
         for info in ("LinuxCapacity", "FrequencyMaxMHz", "FrequencyBaseMHz"):
-            speeds = [speed for kind in kinds if (speed := number(kind.infos.get(info)))]
+            speeds = [speed for kind in kinds if (speed := whole_number(kind.infos.get(info)))]
             if speeds and len(speeds) == len(kinds):
                 chosen = kinds_by_speed(speeds)
                 break
@@ -330,8 +331,8 @@ def _cpu_model(machine: HwlocObject, infos: dict[str, str]) -> CpuModel:
     return CpuModel(
         vendor=values.get("CPUVendor"),
         name=(values.get("CPUModel") or "").strip() or None,
-        family=number(values.get("CPUFamilyNumber")),
-        model=number(values.get("CPUModelNumber")),
+        family=whole_number(values.get("CPUFamilyNumber")),
+        model=whole_number(values.get("CPUModelNumber")),
     )
 
 

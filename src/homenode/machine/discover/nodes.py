@@ -16,7 +16,6 @@ from homenode.findings import Gap
 from homenode.indices import NodeIndex, PackageIndex
 from homenode.machine.discover.readings import (
     address_of,
-    is_index,
     list_numbers,
     list_readable,
     read_lines,
@@ -34,7 +33,7 @@ from homenode.machine.topology import (
     PagePool,
 )
 from homenode.text import cpus_text
-from homenode.units import KIB
+from homenode.units import KIB, whole_number
 
 NODE = "/sys/devices/system/node"
 _MOST_NODES = 1024
@@ -216,10 +215,10 @@ def parse_distances(text: str, source: str = "distance") -> tuple[int, ...]:
     >>> parse_distances("10 21 31")
     (10, 21, 31)
     """
-    fields = text.split()
-    if not fields or not all(is_index(field) for field in fields):
+    distances = [whole_number(field, digits=5) for field in text.split()]
+    if not distances or None in distances:
         raise ParseError(source, "distances such as 10 21", text)
-    return tuple(int(field) for field in fields)
+    return tuple(distance for distance in distances if distance is not None)
 
 
 def read_distances(
@@ -272,10 +271,10 @@ def read_driver_gpus(snapshot: Snapshot) -> tuple[dict[NodeIndex, Bdf], tuple[Bd
         for line in read_lines(snapshot, f"{_GPUS}/{name}/numa_status"):
             key, _, value = line.partition(":")
             fields[key.strip()] = value.strip()
-        node = fields.get("Node", "")
+        node = whole_number(fields.get("Node"), digits=6)
         is_online = fields.get("Status", "online").lower() == "online"
-        if is_online and is_index(node):
-            gpu_of_node[NodeIndex(int(node))] = bdf
+        if is_online and node is not None:
+            gpu_of_node[NodeIndex(node)] = bdf
     return gpu_of_node, tuple(sorted(gpus))
 
 
@@ -319,9 +318,8 @@ def name_memory(
 
 def _dax_nodes(snapshot: Snapshot) -> set[int]:
     """Nodes whose memory came online from a DAX device: persistent, CXL or high-bandwidth."""
-    nodes: set[int] = set()
-    for device in snapshot.list(_DAX) or ():
-        word = read_word(snapshot, f"{_DAX}/{device}/target_node")
-        if word is not None and is_index(word):
-            nodes.add(int(word))
-    return nodes
+    words = (
+        read_word(snapshot, f"{_DAX}/{device}/target_node") for device in snapshot.list(_DAX) or ()
+    )
+    nodes = (whole_number(word, digits=6) for word in words)
+    return {node for node in nodes if node is not None}

@@ -14,6 +14,7 @@ from homenode.machine.discover.readings import (
 )
 from homenode.machine.pci import PciBar, PciErrors, PciInterrupt, PciRegisters
 from homenode.machine.snapshot.protocol import Snapshot
+from homenode.units import whole_number
 
 _SPEED = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s(?: PCIe)?", re.ASCII)
 _REGION = re.compile(r"(0x[0-9a-f]{1,16}) (0x[0-9a-f]{1,16}) (0x[0-9a-f]{1,16})", re.ASCII)
@@ -106,11 +107,12 @@ def _counts(snapshot: Snapshot, path: str) -> tuple[tuple[str, int], ...]:
     """The lines "RxErr 3" of what has happened at all."""
     counts: list[tuple[str, int]] = []
     for number, line in enumerate(read_lines(snapshot, path), start=1):
-        name, _, count = line.strip().rpartition(" ")
-        if not name or not (count.isascii() and count.isdecimal() and len(count) <= 20):
+        name, _, word = line.strip().rpartition(" ")
+        count = whole_number(word)
+        if not name or count is None:
             raise ParseError(f"{snapshot.name}: {path}", "a name and a count", line, line=number)
-        if int(count) and not name.startswith("TOTAL_"):
-            counts.append((name, int(count)))
+        if count and not name.startswith("TOTAL_"):
+            counts.append((name, count))
     return tuple(counts)
 
 

@@ -13,6 +13,9 @@ from homenode.machine.discover.readings import address_of
 from homenode.machine.pci import DeviceKind, PciDevice, RootComplex
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import MemoryKind, NumaNode, nearest_cpu_nodes
+from homenode.units import whole_number
+
+_LONGEST_NUMBER = 20
 
 
 class Locality(Struct, frozen=True):
@@ -101,13 +104,12 @@ class Locality(Struct, frozen=True):
         content = snapshot.read_text(f"/sys/bus/pci/devices/{bdf}/numa_node")
         if content is None:
             return "no numa_node file, and its local CPUs are not those of one node"
-        if content.strip().startswith("-"):
-            return f"the firmware gives none: numa_node says {content.strip()}"
-        if content.strip().isdecimal() and NodeIndex(int(content)) in self.cpu_node:
-            return (
-                f"numa_node says {content.strip()}, a node without CPUs that is as near to several"
-            )
-        return f"numa_node says {content.strip()}, a node that is not online"
+        word = content.strip()[:_LONGEST_NUMBER]
+        if word.startswith("-"):
+            return f"the firmware gives none: numa_node says {word}"
+        if whole_number(word) in self.cpu_node:
+            return f"numa_node says {word}, a node without CPUs that is as near to several"
+        return f"numa_node says {word}, a node that is not online"
 
 
 def _is_of_a_device(node: NumaNode) -> bool:

@@ -33,7 +33,6 @@ from homenode.machine.discover.pci_nodes import (
 from homenode.machine.discover.readings import (
     address_of,
     is_hidden,
-    is_index,
     link_name,
     read_number,
     read_pus,
@@ -51,6 +50,7 @@ from homenode.machine.pci import (
     port_types_by_structure,
 )
 from homenode.machine.snapshot.protocol import Snapshot
+from homenode.units import whole_number
 
 _PCIE_CAPABILITY = 0x10
 _LINK_CONTROL_2 = 0x30
@@ -399,7 +399,7 @@ def _device(tree: _Read, bdf: Bdf) -> PciDevice:
         link=attempt("link width", lambda _: _link(snapshot, folder)),
         bridge=bridge,
         driver=link_name(snapshot, f"{folder}/driver"),
-        iommu_group=int(group) if group is not None and is_index(group) else None,
+        iommu_group=whole_number(group),
         physical_function=None
         if physical_function is None
         else attempt("physfn", lambda path: Bdf.parse(physical_function, path)),

@@ -7,6 +7,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError
 from homenode.machine.snapshot.protocol import Snapshot
+from homenode.units import whole_number
 
 PADDING = " \t\r\n\0"
 """What may stand around the content of a file."""
@@ -91,8 +92,9 @@ def list_numbers(names: tuple[str, ...] | None, prefix: str) -> tuple[int, ...]:
     >>> list_numbers(("cpu10", "cpu2", "cpufreq", "cpuidle"), "cpu")
     (2, 10)
     """
-    rests = (name.removeprefix(prefix) for name in names or () if name.startswith(prefix))
-    return tuple(sorted(int(suffix) for suffix in rests if is_index(suffix)))
+    suffixes = (name.removeprefix(prefix) for name in names or () if name.startswith(prefix))
+    numbers = (whole_number(suffix, digits=6) for suffix in suffixes)
+    return tuple(sorted(number for number in numbers if number is not None))
 
 
 def address_of(name: str) -> Bdf | None:
@@ -101,8 +103,3 @@ def address_of(name: str) -> Bdf | None:
         return Bdf.parse(name)
     except ParseError:
         return None
-
-
-def is_index(text: str) -> bool:
-    """Whether a text is a number as the kernel gives PUs, nodes and groups."""
-    return text.isascii() and text.isdigit() and len(text) <= 6

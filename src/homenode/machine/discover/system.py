@@ -20,11 +20,8 @@ from homenode.machine.discover.readings import (
 )
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.versions import Version, parse_qemu_version, parse_virsh_version
-from homenode.machine.topology import (
-    CpuModel,
-    FrequencyLimit,
-    HostSettings,
-)
+from homenode.machine.topology import CpuModel, FrequencyLimit, HostSettings
+from homenode.units import whole_number
 
 CPU = "/sys/devices/system/cpu"
 
@@ -264,8 +261,8 @@ def cpu_model(fields: Mapping[str, str]) -> CpuModel:
         return CpuModel(
             vendor=fields["vendor_id"] or None,
             name=fields.get("model name") or None,
-            family=_number(fields.get("cpu family")),
-            model=_number(fields.get("model")),
+            family=whole_number(fields.get("cpu family")),
+            model=whole_number(fields.get("model")),
         )
     if "CPU implementer" in fields:
         implementer = fields["CPU implementer"].lower()
@@ -397,7 +394,3 @@ def _idle_exit_latency_us(snapshot: Snapshot, pu: int) -> int | None:
         if read_number(snapshot, f"{folder}/{state}/disable") != 1
     ]
     return max((latency for latency in latencies if latency is not None), default=None)
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from homenode.errors import InputError, of_os
 from homenode.safe.input_files import open_plain
+from homenode.units import whole_number
 
 MAX_MEMBERS = 80_000
 MAX_FILE_BYTES = 8 << 20
@@ -391,9 +392,10 @@ def _number(field: bytes) -> int:
 
 
 def _size(digits: str) -> int:
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+    size = whole_number(digits)
+    if size is None:
         raise _DamagedError(f"a size of {digits[:40]!r}")
-    return int(digits)
+    return size
 
 
 def _pax_records(content: bytes) -> dict[str, str]:

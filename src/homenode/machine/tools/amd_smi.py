@@ -40,6 +40,7 @@ from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.indices import NodeIndex
 from homenode.machine.tools.lines import first_json
+from homenode.units import whole_number
 
 MAX_GPUS = 512
 
@@ -147,8 +148,8 @@ def _link(number: int, other: int | None, kind: object, hops: int | None) -> tup
 
 
 def _number(value: Any) -> int | None:
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
-        return int(value)
+    if isinstance(value, str):
+        return whole_number(value, digits=9)
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and 0 <= value < 10**9 else None
 
@@ -187,7 +188,5 @@ def _partition_mode(value: Any) -> str | None:
 
 def _ids(value: Any) -> tuple[int, ...]:
     words = str(value).split(",") if isinstance(value, int | str) else []
-    numbers = [word.strip() for word in words]
-    if not all(word.isascii() and word.isdigit() and len(word) < 4 for word in numbers):
-        return ()
-    return tuple(map(int, numbers))
+    numbers = [whole_number(word.strip(), digits=3) for word in words]
+    return () if None in numbers else tuple(number for number in numbers if number is not None)

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.machine.tools.xml_text import parse_xml
+from homenode.units import whole_number
 
 COMMAND = ("lstopo-no-graphics", "--disallowed", "--filter", "io:all", "--of", "xml")
 
@@ -146,9 +147,10 @@ def _distances(element: etree._Element, source: str) -> HwlocDistances:
         if child.tag == "indexes":
             indices += words
         elif child.tag == "u64values":
-            if not all(word.isascii() and word.isdigit() and len(word) <= 20 for word in words):
+            numbers = [whole_number(word) for word in words]
+            if None in numbers:
                 raise ParseError(source, "whole numbers", child.text or "", line=_line(child))
-            values += [int(word) for word in words]
+            values += [number for number in numbers if number is not None]
     count = len(indices)
     if str(count) != element.get("nbobjs") or len(values) != count * count:
         counts = f"{count} indices and {len(values)} values"
@@ -244,14 +246,7 @@ def pus_of(obj: HwlocObject, attribute: str, source: str) -> CpuSet:
 
 def os_index(obj: HwlocObject, source: str) -> int:
     """The OS index of an object that must have one. Raises ParseError."""
-    index = number(obj.attributes.get("os_index"))
+    index = whole_number(obj.attributes.get("os_index"))
     if index is None:
         raise ParseError(source, f"{obj.type} with an os_index", str(obj.attributes))
     return index
-
-
-def number(text: str | None) -> int | None:
-    """The whole number of a text; None where there is none."""
-    if text is None or not (text.isascii() and text.isdigit() and len(text) <= 20):
-        return None
-    return int(text)

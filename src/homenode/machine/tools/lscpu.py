@@ -15,6 +15,7 @@ from homenode.cpuset import MAX_PU_INDEX, PuIndex
 from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
+from homenode.units import whole_number
 
 _SOURCE = "lscpu -e"
 _HEAD_LINES = 8
@@ -80,7 +81,7 @@ def parse(text: str) -> LscpuTable:
     return LscpuTable(
         cpus=tuple(cpus[index] for index in sorted(cpus)),
         columns=columns,
-        llc_level=int(level) if level.isdecimal() else None,
+        llc_level=whole_number(level),
         gaps=tuple(lines.gaps),
     )
 

@@ -21,7 +21,7 @@ from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.machine.pci import PciBar, PciLink, PciRegisters, PortType
 from homenode.package_data import package_text
-from homenode.units import KIB
+from homenode.units import KIB, whole_number
 
 COMMAND = ("lspci", "-D", "-nn", "-vvv")
 
@@ -53,6 +53,7 @@ _WINDOW = re.compile(r"([0-9a-f]{8,16})-([0-9a-f]{8,16})(?! *\[(?:disabled|empty
 _SIZE = re.compile(r"\[size=(\d{1,4})([KMGTP]?)\]", re.ASCII)
 _VFS = re.compile(r"Total VFs: (\d{1,5}), Number of VFs: (\d{1,5})", re.ASCII)
 _ENABLED = re.compile(r"\b(\w+)\+", re.ASCII)
+_SIGNED = re.compile(r"-?\d{1,5}", re.ASCII)
 _WINDOWS = ("Memory behind bridge", "Prefetchable memory behind bridge")
 _ONES_ONLY = "!!! Unknown header type 7f"
 """Also printed as "(rev ff)". Source: show_verbose in lspci.c of pciutils."""
@@ -323,7 +324,7 @@ def _fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
             vendor, device, _ = _ids(value)
             fields["subsystem_vendor_id"], fields["subsystem_device_id"] = vendor, device
         elif key in ("NUMA node", "IOMMU group"):
-            if not value.lstrip("-").isdecimal() or len(value) > 6:
+            if not _SIGNED.fullmatch(value):
                 raise ParseError(source, f"{key}: a number", line, line=header_line + offset)
             number = int(value)
             field = "numa_node" if key == "NUMA node" else "iommu_group"
@@ -373,12 +374,13 @@ def _bar(index: str, text: str) -> list[PciBar]:
     """The region of "Memory at 214042000000 (64-bit, prefetchable) [size=16M]"; [] without a size,
     as where it is "[ignored]" or belongs to virtual functions."""
     size = _SIZE.search(text)
-    if size is None or not index.isdecimal() or int(index) >= _ROM_INDEX:
+    number = whole_number(index, digits=1)
+    if size is None or number is None or number >= _ROM_INDEX:
         return []
     is_memory = "Memory at " in text
     return [
         PciBar(
-            index=int(index),
+            index=number,
             size_bytes=int(size[1]) * _BYTES_OF_UNIT[size[2]],
             is_64bit="64-bit" in text,
             is_prefetchable="non-prefetchable" not in text and "prefetchable" in text,

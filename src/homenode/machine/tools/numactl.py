@@ -29,7 +29,7 @@ Key = TypeVar("Key")
 
 _HARDWARE = "numactl --hardware"
 _SHOW = "numactl --show"
-_AVAILABLE = re.compile(r"available: (\d+) nodes \(([0-9,-]+)\)", re.ASCII)
+_AVAILABLE = re.compile(r"available: (\d{1,6}) nodes \(([0-9,-]+)\)", re.ASCII)
 _CPUS = re.compile(r"node (\d+) cpus:((?: \d+)*) ?", re.ASCII)
 _MEMORY = re.compile(r"node (\d+) (size|free): (\d+|<not available>) ?(?:MB)?", re.ASCII)
 _DISTANCE_HEADER = re.compile(r"node((?: +\d+)+) *", re.ASCII)

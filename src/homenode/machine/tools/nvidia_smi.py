@@ -41,7 +41,7 @@ from homenode.errors import ParseError
 from homenode.indices import NodeIndex
 from homenode.machine.tools.lines import Line, Lines
 from homenode.machine.tools.xml_text import parse_xml
-from homenode.units import MIB
+from homenode.units import MIB, whole_number
 
 _SOURCE = "nvidia-smi -q -x"
 _MIB = re.compile(r"(\d{1,9}) MiB", re.ASCII)
@@ -303,9 +303,10 @@ def _affinities(
 def _node(line: Line, text: str) -> NodeIndex | None:
     if text == "-1":
         return None
-    if not (text.isascii() and text.isdigit() and len(text) < 6):
+    node = whole_number(text, digits=5)
+    if node is None:
         raise line.error("a node or N/A", text)
-    return NodeIndex(int(text))
+    return NodeIndex(node)
 
 
 MAX_ROWS = 4096
@@ -374,4 +375,4 @@ def parse_list(text: str) -> tuple[MigDevice, ...]:
 
 
 def _small_number(word: str) -> int | None:
-    return int(word) if word.isascii() and word.isdigit() and len(word) < 6 else None
+    return whole_number(word, digits=5)

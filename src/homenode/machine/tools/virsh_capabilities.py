@@ -12,6 +12,7 @@ from homenode.cpuset import MAX_PU_INDEX, CpuSet, PuIndex
 from homenode.errors import ParseError
 from homenode.indices import NodeIndex
 from homenode.machine.tools.xml_text import parse_xml
+from homenode.units import whole_number
 
 COMMAND = ("virsh", "-r", "capabilities")
 MAX_CELLS = 1024
@@ -71,9 +72,7 @@ def _cpu(cpu: etree._Element) -> CapabilitiesCpu:
 
 def _number(element: etree._Element, name: str) -> int:
     text, subject = str(element.get(name, "")), f"{element.tag} {name}"
-    digits = text.strip()
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
-        raise ParseError(_SOURCE, f"a number for {subject}", text)
-    if int(digits) > _MAX_NUMBER:
+    number = whole_number(text.strip())
+    if number is None or number > _MAX_NUMBER:
         raise ParseError(_SOURCE, f"a number below 2^60 for {subject}", text)
-    return int(digits)
+    return number

@@ -44,7 +44,7 @@ from homenode.measure.results.model import (
 )
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import figures_of, lenient, tool_of
-from homenode.units import MIB
+from homenode.units import MIB, whole_number
 from homenode.vm.layout import PRESETS, GuestCells, Siblings
 
 _REPEATED = re.compile(r"[_-]?(?:run|rep)[_-]?\d+\Z", re.I | re.A)
@@ -386,9 +386,9 @@ def vcpus_of(files: Mapping[str, str]) -> int | None:
     hardware = _hardware(files)
     if hardware is not None:
         return sum(len(node.pus) for node in hardware.nodes) or None
-    cpus = _fields(files, _LSCPU).get("CPU(s)", "")
-    if cpus.isdecimal():
-        return int(cpus)
+    cpus = whole_number(_fields(files, _LSCPU).get("CPU(s)"), digits=6)
+    if cpus is not None:
+        return cpus
     try:
         vcpus = lines.json_object(files.get("metadata.json", ""), "metadata.json").get("vcpus")
     except ParseError:

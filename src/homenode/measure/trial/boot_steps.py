@@ -34,6 +34,7 @@ from homenode.measure.trial.guest import (
 )
 from homenode.measure.trial.journal import BOOT, COPY, LAYOUT, TrialHead, TrialJournal
 from homenode.text import command_line
+from homenode.units import whole_number
 from homenode.vm.domain.merge import same_definition
 from homenode.vm.hypervisor.virsh import Virsh
 
@@ -305,5 +306,4 @@ def _with_fact(entry: ChangeEntry, name: str, fact: str, state: ChangeState) -> 
 
 
 def _run_id(entry: ChangeEntry) -> int | None:
-    text = entry.facts.get("run_id", "")
-    return int(text) if text.isdecimal() else None
+    return whole_number(entry.facts.get("run_id"))

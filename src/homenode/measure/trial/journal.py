@@ -22,6 +22,7 @@ from homenode.measure.experiment import ExperimentJournal, TaskState
 from homenode.objective import Objective
 from homenode.safe.record_folder import JOURNAL, LOCK, RecordFolder
 from homenode.text import command_line
+from homenode.units import whole_number
 from homenode.vm.hypervisor.domain_state import domain_argument
 
 KIND = "trial"
@@ -122,8 +123,7 @@ class State(Struct, frozen=True):
     def running(self) -> int | None:
         """The number of the boot whose guest may be running."""
         entry = self.change(BOOT)
-        number = "" if entry is None else entry.facts.get("number", "")
-        return int(number) if number.isdecimal() else None
+        return None if entry is None else whole_number(entry.facts.get("number"))
 
     @property
     def measured_boots(self) -> frozenset[int]:

@@ -252,13 +252,6 @@ def test_what_waits_for_somebody_is_waited_for_no_longer_than_patience_lasts() -
     assert ended.is_blocked
 
 
-def test_no_longer_is_waited_than_asked_for() -> None:
-    place = Place({"a": [PENDING]})
-    ended = run_tasks(place, lambda progress: None, WaitPolicy(poll_s=0.001, wait_s=0.01))
-    assert not ended.is_settled
-    assert not ended.is_blocked
-
-
 def test_an_interrupt_is_nobodys_failure() -> None:
     def stop(progress: Progress) -> None:
         if progress.ended_count:

@@ -281,7 +281,6 @@ class WaitPolicy(Struct, frozen=True):
     poll_s: float = 5.0  # between two looks
     # how long an experiment waits where everything waits for somebody, or the queue is silent
     blocked_s: float = 600.0
-    wait_s: float | None = None  # in all; None = as long as it takes
 
 
 AT_ONCE = WaitPolicy(poll_s=0.0)
@@ -300,7 +299,6 @@ def run_tasks(
     retry: also what failed before. Raises NoAnswerError where a queue stays silent, and whatever
     the executor cannot go on after.
     """
-    begun = time.monotonic()
     blocked_since: float | None = None
     silent_since: float | None = None
     progress = Progress(())
@@ -324,8 +322,6 @@ def run_tasks(
             on_progress(progress)
         blocked_since = (blocked_since or now) if progress.is_blocked else None
         if blocked_since is not None and now - blocked_since > patience.blocked_s:
-            return progress
-        if patience.wait_s is not None and now - begun > patience.wait_s:
             return progress
         if patience.poll_s:
             time.sleep(patience.poll_s)

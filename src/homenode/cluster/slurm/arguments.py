@@ -168,7 +168,6 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
       mig: Also submit jobs of one MIG slice each, such as gpu:1g.10gb; may be repeated.
       app: Also run this program under each binding, in the directory that the command is started
         in; split as a shell would split it, started without a shell.
-      wait: Time limit for the jobs. Default: no limit.
       patience: Time limit while every remaining job is blocked (a drained node, a hold), or the
         controller does not answer.
       poll: Time between two polls of the queue.
@@ -188,7 +187,6 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
     shared: Annotated[tuple[str, ...], Opt("--shared", "GPUSxJOBS")] = ()
     mig: Annotated[tuple[str, ...], Opt("--mig", "GRES", rare=True)] = ()
     app: Annotated[str | None, Opt("--app", "CMD", rare=True)] = None
-    wait: Annotated[float | None, Opt("--wait", "MINUTES", ge=0, le=MAX_TIME, rare=True)] = None
     patience: Annotated[float, Opt("--patience", "MINUTES", ge=0, le=MAX_TIME, rare=True)] = 10.0
     poll: Annotated[float, Opt("--poll", "SECONDS", ge=0.001, le=MAX_TIME, rare=True)] = 5
     dry_run: Annotated[bool, Flag("--dry-run -n")] = False

@@ -67,8 +67,7 @@ def study(arguments: SlurmStudyArguments) -> None:
                 note("these capture the nodes; the other jobs follow from that, or from --host")
             note("the same command without --dry-run submits them")
             return
-        wait_s = None if arguments.wait is None else arguments.wait * 60
-        patience = WaitPolicy(arguments.poll, arguments.patience * 60, wait_s)
+        patience = WaitPolicy(arguments.poll, arguments.patience * 60)
         _run_study(folder, opened, is_new, patience)
     finally:
         folder.close()

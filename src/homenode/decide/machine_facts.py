@@ -211,20 +211,17 @@ def runs_by_machine(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def machines_in(runs: Sequence[Run], this_host: Host | None = None) -> tuple[MachineFacts, ...]:
-    """The machines of runs. here: this machine, whose links count where runs name it."""
-    machines = []
-    for name, those in runs_by_machine(runs).items():
-        facts = facts_of_runs(name, those)
-        if this_host is not None:
-            facts = facts_of_measured(those, this_host)
-        machines.append(replace(facts, name=name))
-    return tuple(machines)
+    """The machines of runs. this_host: its links count where runs name it."""
+    return tuple(
+        replace(facts_of_measured(group, this_host), name=name)
+        for name, group in runs_by_machine(runs).items()
+    )
 
 
-def facts_of_measured(runs: Sequence[Run], host: Host) -> MachineFacts:
+def facts_of_measured(runs: Sequence[Run], host: Host | None) -> MachineFacts:
     """The facts of the machine of some runs, with those of a host if it is the one they name."""
-    machine = facts_of_host(host)
-    if any(run.head.host == machine.fingerprint for run in runs):
+    machine = None if host is None else facts_of_host(host)
+    if machine is not None and any(run.head.host == machine.fingerprint for run in runs):
         return machine
     return facts_of_runs(runs[0].head.system, runs)
 

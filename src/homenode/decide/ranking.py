@@ -65,10 +65,6 @@ class Ranking(Struct, frozen=True):
     results: tuple[RankedResult, ...]
     doubts: tuple[Doubt, ...]
 
-    def results_on(self, metric: str) -> tuple[RankedResult, ...]:
-        """RankedResults on one metric, best first."""
-        return tuple(result for result in self.results if result.metric == metric)
-
     def like(self) -> tuple[str, ...]:
         """Alternatives that are like the best on every metric; empty where nothing can be compared.
 

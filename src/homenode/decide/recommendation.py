@@ -300,7 +300,15 @@ def _choose(
     floating: tuple[Reason, ...] = ()
     if _pins_are_worse(choice, used, like):
         floating = (Reason(id=ReasonId.FLOATING, alternative=choice.label),)
-    doubts, regressions = _pin_regressions(ranking, used)
+    regressions = tuple(_pin_regressions(ranking, used))
+    doubts = (
+        make_doubt(
+            "pin-regression",
+            regression.alternative or "",
+            f"{1 - (regression.ratio or 1.0):.0%} below the unpinned guest's throughput",
+        )
+        for regression in regressions
+    )
     return replace(
         empty,
         level=level,
@@ -372,33 +380,21 @@ def _place(
     return objective is Objective.DENSITY and not is_exposed, place
 
 
-def _pin_regressions(
-    ranking: Ranking, used: Sequence[Alternative]
-) -> tuple[tuple[Doubt, ...], tuple[Reason, ...]]:
+def _pin_regressions(ranking: Ranking, used: Sequence[Alternative]) -> Iterator[Reason]:
     """Pinning that costs processor throughput is a wrong pin, not a property of pinning."""
     pinning = {alternative.label: alternative.switches.pinning for alternative in used}
-    results = ranking.results_on("cpu-throughput")
+    results = [result for result in ranking.results if result.metric == "cpu-throughput"]
     if not results or pinning[results[0].alternative] is not Pinning.NONE:
-        return (), ()
-    worse = (result for result in results if result.position is Position.WORSE)
-    slow = [result for result in worse if pinning[result.alternative] is Pinning.ONE_PER_CORE]
-    doubts = tuple(
-        make_doubt(
-            "pin-regression",
-            result.alternative,
-            f"{1 - result.ratio:.0%} below the unpinned guest's throughput",
-        )
-        for result in slow
-    )
-    return doubts, tuple(
-        Reason(
-            id=ReasonId.PIN_REGRESSION,
-            alternative=result.alternative,
-            metric=result.metric,
-            ratio=result.ratio,
-        )
-        for result in slow
-    )
+        return
+    for result in results:
+        is_pinned = pinning[result.alternative] is Pinning.ONE_PER_CORE
+        if is_pinned and result.position is Position.WORSE:
+            yield Reason(
+                id=ReasonId.PIN_REGRESSION,
+                alternative=result.alternative,
+                metric=result.metric,
+                ratio=result.ratio,
+            )
 
 
 def _next_layout(

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.cluster.slurm.job_allocation import NodeMachine
-from homenode.cluster.slurm.study.experiments import Experiment, Mode
+from homenode.cluster.slurm.study.experiments import Experiment, Mode, job_size
 from homenode.cluster.slurm.study.locality import JobLocality, Locality, place_by_homes, place_of
 from homenode.cluster.slurm.tools.scontrol import Job, parse_scontrol_jobs
 from homenode.errors import ParseError
@@ -29,7 +29,6 @@ from homenode.measure.imported.runs import ImportOptions, SourceFolder, imported
 from homenode.measure.results.model import Condition, Origin, Run, Sample
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import REPLAYED, REPLAYED_LINE
-from homenode.text import plural
 
 CLEARLY = 1.2
 """A node is a GPU's home by measuring where its copies are this many times the next best."""
@@ -102,7 +101,7 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
         "1 GPU, alone", "2 GPUs, together", "slice gpu:1g.10gb, together"; "1 GPU, 2 of 4 together"
         where the others came too late.
         """
-        size = f"slice {self.gres}" if self.gres != "gpu" else plural(self.gpus, "GPU")
+        size = job_size(self.gpus, self.gres)
         match = _MET.fullmatch(self.record.met or "")
         if self.mode is Mode.TOGETHER and match is not None and match[1] != match[2]:
             return f"{size}, {self.record.met} together"

@@ -73,10 +73,13 @@ class Experiment(Struct, frozen=True):
     def arrangement(self) -> str:
         """How its jobs are bound and share their node, for the runs that they measure."""
         if self.mode is Mode.EXCLUSIVE:
-            return f"exclusive, bound to node {self.numa}"
-        size = plural(self.gpus, "GPU") if self.gres == "gpu" else f"{self.gres} slice"
-        company = "alone" if self.jobs == 1 else f"{self.jobs} at once"
-        return f"shared, {size} a job, {company}"
+            return f"bound to node {self.numa}"
+        return f"{job_size(self.gpus, self.gres)}, {self.mode}"
+
+
+def job_size(gpus: int, gres: str) -> str:
+    """What a job has: "2 GPUs", "slice gpu:1g.10gb"."""
+    return plural(gpus, "GPU") if gres == "gpu" else f"slice {gres}"
 
 
 class Study(Struct, frozen=True, omit_defaults=True):

@@ -35,7 +35,7 @@ from homenode.decide.comparison import Comparison, Outcome
 from homenode.decide.recommendation import recommend
 from homenode.decide.sentences import ground_of, sentence_of
 from homenode.decide.summary import power_by_test
-from homenode.decide.words import multiple_text
+from homenode.decide.words import figure_text, multiple_text
 from homenode.findings import Gap
 from homenode.measure.results.model import CPU_ONLY, GPU_UNKNOWN, Run, Sample
 from homenode.objective import Objective
@@ -255,10 +255,10 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
 
 
 def _on_node(matrix: StudyMatrix) -> str:
-    text = f"{matrix.node}: host to device {_rate(matrix.local or 0.0)} local"
-    if matrix.remote is not None and matrix.ratio is not None:
-        text += f", {_rate(matrix.remote)} remote: {matrix.ratio:.2f}x"
-    return text
+    means = (("local", matrix.local), ("remote", matrix.remote))
+    texts = (f"{figure_text(m, 'bytes_per_s')} {side}" for side, m in means if m is not None)
+    text = f"{matrix.node}: host to device {', '.join(texts)}"
+    return text if matrix.ratio is None else f"{text}: {matrix.ratio:.2f}x"
 
 
 def _side_of(metric: str, job: JobEvidence, sample: Sample) -> str | None:
@@ -340,10 +340,6 @@ def _places(places: list[JobLocality]) -> str:
         f"{places.count(locality)} {locality}" for locality in JobLocality if locality in places
     ]
     return f"locality of {len(places)} shared jobs: {', '.join(counts)}"
-
-
-def _rate(value: float) -> str:
-    return f"{value / 1e9:.1f} GB/s"
 
 
 class JobLine(Struct, frozen=True, kw_only=True):

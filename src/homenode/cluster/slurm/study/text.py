@@ -226,10 +226,10 @@ def _job_name(name: str) -> str:
 def _collective(report: StudyReport) -> Section:
     collective = report.collective
     assert collective is not None
-    rows = [(f"{node} alone", f"{value / 1e9:.1f} GB/s") for node, value in collective.nodes]
-    rows += [(f"{a} with {b}", f"{value / 1e9:.1f} GB/s") for a, b, value in collective.pairs]
-    if collective.all is not None:
-        rows.append(("all nodes", f"{collective.all / 1e9:.1f} GB/s"))
+    values = [(f"{node} alone", value) for node, value in collective.nodes]
+    values += [(f"{a} with {b}", value) for a, b, value in collective.pairs]
+    values += [] if collective.all is None else [("all nodes", collective.all)]
+    rows = [(name, figure_text(value, "bytes_per_s")) for name, value in values]
     return Section("all-reduce", (Table(heads=("nodes", "peak bus bandwidth"), rows=tuple(rows)),))
 
 

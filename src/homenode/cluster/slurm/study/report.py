@@ -32,7 +32,7 @@ from homenode.cluster.slurm.study.maps import (
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Comparison, Outcome
-from homenode.decide.recommendation import recommend
+from homenode.decide.recommendation import Recommendation, recommend
 from homenode.decide.sentences import ground_of, sentence_of
 from homenode.decide.summary import power_by_test
 from homenode.decide.words import figure_text, multiple_text
@@ -226,7 +226,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
     recommendation = recommend(
         "", alternatives(copies_as_runs(gpu_jobs, COPIES[:2])), Objective.GPU_COPY
     )
-    evidence.append(f"{ground_of(recommendation)}: {sentence_of(recommendation)}")
+    evidence.append(_evidence_of(recommendation))
     shared = [
         job
         for job in gpu_jobs
@@ -252,6 +252,11 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
         "here, but nothing holds their memory there"
     )
     return Queue.EXCLUSIVE, reason, evidence, True
+
+
+def _evidence_of(recommendation: Recommendation) -> str:
+    sentence = sentence_of(recommendation)
+    return sentence if recommendation.is_blocked else f"{ground_of(recommendation)}: {sentence}"
 
 
 def _on_node(matrix: StudyMatrix) -> str:
@@ -299,7 +304,7 @@ def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     if len({run.head.arrangement for run in runs}) < 2:
         return _unknown("copies between GPUs were measured under one binding, or none")
     recommendation = recommend("", alternatives(runs), Objective.MULTI_GPU)
-    evidence = f"{ground_of(recommendation)}: {sentence_of(recommendation)}"
+    evidence = _evidence_of(recommendation)
     if recommendation.choice is None:
         return _unknown(sentence_of(recommendation), evidence)
     if not recommendation.avoid:

@@ -61,7 +61,7 @@ def test_published_capabilities_are_read() -> None:
     [
         ("<host>", "<hosts>", "well-formed"),
         ("id='8'><", "id='0'><", "each cell once"),
-        ("id='5'", "id='five'", "a number below 2^60 for cpu id"),
+        ("id='5'", "id='five'", r"a number below 2\^60 for cpu id"),
         ("id='5'", "id='70000'", "CPUs up to"),
         ("siblings='0,128'", "siblings='x'", "a list"),
         ("capabilities>", "domain>", "expected <capabilities>"),

@@ -327,9 +327,7 @@ def test_threads_that_were_moved_twice_go_back_to_where_they_were_first(
     assert pins(daemon) == before
 
 
-def test_live_pins_leave_offline_vcpus_and_say_where_memory_stays(
-    daemon: StandIn, root: Path
-) -> None:
+def test_live_pins_leave_offline_vcpus_and_say_where_memory_stays(daemon: StandIn) -> None:
     wide = b"<numatune><memory mode='strict' nodeset='0-3'/></numatune>\n  <iothreads>"
     (daemon.state / "definition.xml").write_bytes(ORIGINAL.replace(b"<iothreads>", wide))
     run_with_pins(daemon)
@@ -408,7 +406,7 @@ def test_threads_that_somebody_else_moved_stay(daemon: StandIn, root: Path) -> N
 
 
 def test_a_missing_virsh_and_a_daemon_that_is_down_say_what_to_do(
-    daemon: StandIn, root: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon.put("down", "")
     with pytest.raises(HostError, match=r"failed to connect.*\n  hint: systemctl start libvirtd"):

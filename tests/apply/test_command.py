@@ -154,9 +154,7 @@ def test_without_a_layout_the_evidence_chooses_one(
     assert b"<vcpupin" in daemon.definition()
 
 
-def test_a_domain_that_is_gone_is_brought_back_by_what_is_said(
-    daemon: StandIn, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_domain_that_is_gone_is_brought_back_by_what_is_said(daemon: StandIn) -> None:
     apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
     daemon.put("undefined", "")
     with pytest.raises(InputError, match="no VM named") as gone:
@@ -169,7 +167,7 @@ def test_a_domain_that_is_gone_is_brought_back_by_what_is_said(
 
 
 def test_restore_says_what_it_can_do_for_a_running_domain_and_quotes_a_snapshots_name(
-    daemon: StandIn, capsys: pytest.CaptureFixture[str]
+    daemon: StandIn,
 ) -> None:
     apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
     daemon.put("id", "3")

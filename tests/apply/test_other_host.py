@@ -172,7 +172,7 @@ WITH_GPU = ORIGINAL.replace(b"</devices>", b"  " + HOSTDEV + b"</devices>")
 
 
 def test_a_domain_of_another_host_gets_a_plan_for_this_one_and_keeps_its_first_original(
-    daemon: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    daemon: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
     before = daemon.definition()
@@ -200,9 +200,7 @@ def test_a_dry_run_changes_nothing_and_the_same_host_has_the_same_plan(
     assert "has this definition already" in capsys.readouterr().out
 
 
-def test_a_device_that_the_host_lacks_is_named_with_the_gpus_that_it_has(
-    daemon: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_the_host_lacks_is_named_with_the_gpus_that_it_has(daemon: StandIn) -> None:
     daemon.put_definition(WITH_GPU)
     apply([NAME], yes=True, layout="pin-numa-pci", host=HOST, quiet=True)
     before = daemon.definition().replace(b"bus='0x11'", b"bus='0x21'")
@@ -216,9 +214,7 @@ def test_a_device_that_the_host_lacks_is_named_with_the_gpus_that_it_has(
     assert daemon.definition() == before
 
 
-def test_another_layout_is_that_of_the_command_and_not_of_the_record(
-    daemon: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_layout_is_that_of_the_command_and_not_of_the_record(daemon: StandIn) -> None:
     apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
     tuned = daemon.definition()
     pinning = PlanOptions(pinning=Pinning.ALL_PUS)

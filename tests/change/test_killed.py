@@ -345,9 +345,7 @@ class Outputs:
         "plan -o",
     ]
 )
-def world(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with memory_folder() as folder:
         if request.param == "apply":
             yield Domain(folder, monkeypatch)

@@ -74,7 +74,7 @@ def test_help_breaks_no_word_at_a_narrow_width(words: tuple[str, ...], width: in
         assert len(line) <= max(width, 62), line
 
 
-def test_commands_stand_in_their_groups(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_stand_in_their_groups() -> None:
     shown = "\n".join(_help(("homenode",), 79))
     order = [shown.index(f"{title}:") for title in ("Place", "Check", "Measure", "Conclude")]
     assert order == sorted(order)

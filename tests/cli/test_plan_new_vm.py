@@ -36,7 +36,7 @@ def text(path: Path, place: str) -> str | None:
     return etree.fromstring(path.read_bytes()).findtext(place)
 
 
-def test_a_plan_needs_no_file_and_writes_none_unless_asked(tmp_path: Path) -> None:
+def test_a_plan_needs_no_file_and_writes_none_unless_asked() -> None:
     done = planned(*VM)
     assert done.exit_code == 0, done.output
     assert "vm fits hgx-h100: 16 vCPUs" in done.output
@@ -85,7 +85,7 @@ def test_options_alone_are_written_for_every_target(target: str, tmp_path: Path)
     assert b"trainer" in path.read_bytes()
 
 
-def test_cells_say_the_size_too(tmp_path: Path) -> None:
+def test_cells_say_the_size_too() -> None:
     cells = (
         "--guest-node",
         "vcpus=8,memory=8GiB,node=0",

@@ -190,7 +190,7 @@ def test_what_a_source_does_not_tell_is_neither_recorded_nor_drift() -> None:
     assert {one.severity for one in found_bare} == {Severity.INCONCLUSIVE}
 
 
-def test_findings_about_a_document_name_the_line(tmp_path: Path) -> None:
+def test_findings_about_a_document_name_the_line() -> None:
     lines = [
         "<domain type='kvm'><name>vm</name><memory unit='GiB'>4</memory>",
         "<vcpu>4</vcpu>",

@@ -44,7 +44,7 @@ def test_csv_and_json_carry_the_same_rows(
     assert {row["outcome"] for row in stored["rows"]} >= {"better", None}
 
 
-def test_a_cell_that_a_spreadsheet_would_run_is_quoted_off(tmp_path: Path) -> None:
+def test_a_cell_that_a_spreadsheet_would_run_is_quoted_off() -> None:
     for start in ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1"):
         run = full_run("pin", 1)
         named = Run(replace(run.head, system=start), run.samples[:1])
@@ -54,7 +54,7 @@ def test_a_cell_that_a_spreadsheet_would_run_is_quoted_off(tmp_path: Path) -> No
         assert cells[COLUMNS.index("system")] == "'" + start.replace("\t", "?")
 
 
-def test_a_cell_cannot_steer_the_terminal_it_is_printed_on(tmp_path: Path) -> None:
+def test_a_cell_cannot_steer_the_terminal_it_is_printed_on() -> None:
     run = full_run("pin", 1)
     named = Run(replace(run.head, arrangement="\x1b]0;x\x07a\u202eb\n,c"), run.samples[:1])
     (one,) = machines_of([named], [StoredRun()], {})

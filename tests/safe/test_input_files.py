@@ -120,9 +120,7 @@ def test_a_device_is_refused_without_being_opened(
     assert not opened
 
 
-def test_what_is_read_is_counted_and_never_taken_from_its_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_read_is_counted_and_never_taken_from_its_size(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"a" * 100)
     assert read_plain(path, 100) == b"a" * 100

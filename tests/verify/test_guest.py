@@ -62,6 +62,14 @@ def test_a_difference_is_named(guest: Host, id: str, subject: str, observed: str
     assert found[0].severity in (Severity.CRITICAL, Severity.WARNING)
 
 
+def test_memory_that_the_guest_does_not_give_is_unknown_and_not_0_bytes() -> None:
+    guest = guest_host()
+    nodes = (structs.replace(guest.nodes[0], memory_bytes=None), guest.nodes[1])
+    (found,) = seen(structs.replace(guest, nodes=nodes)).findings
+    assert (found.subject, found.observed) == ("memory of cell 0", "not given")
+    assert found.severity is Severity.INCONCLUSIVE
+
+
 def without_l3(guest: Host) -> Host:
     """The guest with the L2 of each core as its last cache."""
     return structs.replace(guest, llcs=tuple(structs.replace(llc, level=2) for llc in guest.llcs))

@@ -38,7 +38,7 @@ DOCUMENT = b"""<domain type='kvm'><name>a</name><memory unit='GiB'>2</memory><vc
 def view(
     *,
     nodes: Sequence[int] = (0, 1),
-    cells: Sequence[int] = (0, 1),
+    cells: Sequence[int | None] = (0, 1),
     tree: str = TREE,
     size: int = GIB,
     running: bool = False,
@@ -48,7 +48,7 @@ def view(
         for cell, node in enumerate(nodes)
     ]
     cpus = [
-        {"cpu-index": cpu, "thread-id": 7 + cpu, "props": {"node-id": cell}}
+        {"cpu-index": cpu, "thread-id": 7 + cpu, "props": {} if cell is None else {"node-id": cell}}
         for cpu, cell in enumerate(cells)
     ]
     said = {
@@ -82,6 +82,7 @@ def test_a_vm_as_it_was_planned_has_nothing_wrong() -> None:
         (view(cells=(1, 1)), ("start-cpus", "vCPU 0")),
         (view(nodes=(0,)), ("start-backend", "memory of cell 1")),
         (view(cells=(0,)), ("start-cpus", "a")),
+        (view(cells=(0, None)), ("start-cpus", "vCPU 1")),
         (view(tree=""), ("start-function", "0000:18:00.0")),
         (
             view(tree=TREE.replace("0x381fffffffff", "0x38000fffffff")),

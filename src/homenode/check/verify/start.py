@@ -335,9 +335,10 @@ def _check_cpus(expected: Vm, view: MonitorView) -> Iterator[Finding]:
     for cpu in view.cpus:
         node = cpu.props.get("node-id")
         planned_cell = cell_of.get(cpu.cpu_index)
-        if planned_cell is not None and node is not None and node != planned_cell:
+        if planned_cell is not None and node != planned_cell:
             subject = f"vCPU {cpu.cpu_index}"
-            yield finding("start-cpus", subject, f"cell {planned_cell}", f"cell {node}")
+            observed = "no cell" if node is None else f"cell {node}"
+            yield finding("start-cpus", subject, f"cell {planned_cell}", observed)
 
 
 def _devices(expected: Vm, view: MonitorView, host: Host | None) -> Iterator[Finding]:

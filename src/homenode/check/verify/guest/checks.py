@@ -147,9 +147,11 @@ class GuestComparison(Struct, frozen=True):
         unknown = {f"memory of cell {cell}" for cell, n in nodes if n.memory_bytes is None}
         facts = (*_KERNEL_FACTS, _memory(self.kernel_bytes))
         for comparison in compare(_promised_vm(self.expected), self._shown_vm(), facts):
-            if comparison.fact.id != "node-memory" or comparison.observed != _NO_NODE:
-                severity = Severity.INCONCLUSIVE if comparison.title in unknown else None
-                yield _line(comparison.fact.id, comparison, severity)
+            if comparison.title in unknown:
+                comparison = replace(comparison, observed="not given", agree=False)
+                yield _line(comparison, Severity.INCONCLUSIVE)
+            elif comparison.fact.id != "node-memory" or comparison.observed != _NO_NODE:
+                yield _line(comparison)
         yield from self._cpu_groups()
 
     def _shown_vm(self) -> Vm:
@@ -361,9 +363,9 @@ def _rate(gt_per_s: float | None, width: int | None) -> float | None:
     return None if gt_per_s is None or width is None else gt_per_s * width
 
 
-def _line(id: str, comparison: VmComparison, severity: Severity | None = None) -> Check:
+def _line(comparison: VmComparison, severity: Severity | None = None) -> Check:
     return check(
-        id,
+        comparison.fact.id,
         comparison.title,
         comparison.expected,
         comparison.observed,

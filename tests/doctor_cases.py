@@ -44,8 +44,8 @@ class Case(NamedTuple):
     silent: Callable[[], Sequence[Finding]]
 
 
-def of_host(there: Host, circumstances: MeasuredRates | None = None) -> tuple[Finding, ...]:
-    return diagnose(there, None, circumstances).findings
+def of_host(there: Host, rates: MeasuredRates | None = None) -> tuple[Finding, ...]:
+    return diagnose(there, None, rates).findings
 
 
 def changed(there: Host, which: Callable[[PciDevice], bool], **fields: Any) -> Host:

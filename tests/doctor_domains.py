@@ -90,11 +90,11 @@ def binding(nodes: Sequence[int], mode: str = "strict", cell_mode: str | None = 
 
 
 def diagnosed(
-    xml: bytes, on: Host | str, circumstances: MeasuredRates | None = None
+    xml: bytes, on: Host | str, rates: MeasuredRates | None = None
 ) -> tuple[Finding, ...]:
     """What the doctor finds in a domain on a host."""
     there = host(on) if isinstance(on, str) else on
-    return diagnose(there, open_domain(xml, NAME), circumstances).findings
+    return diagnose(there, open_domain(xml, NAME), rates).findings
 
 
 def planned(xml: bytes, on: str, layout: str) -> bytes:

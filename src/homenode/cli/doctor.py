@@ -75,7 +75,7 @@ def doctor(arguments: DoctorArguments) -> None:
     files = [name for name in arguments.files if name not in (*domains, *sources)]
     if sources and arguments.host is not None:
         raise exclusive("--host", sources[0], command_line("homenode", "doctor", *sources))
-    rates = _circumstances(arguments.h2d, arguments.known_width)
+    rates = _parse_rates(arguments.h2d, arguments.known_width)
     loaded = (
         load_host_of(sources, lspci=arguments.lspci)
         if sources
@@ -235,7 +235,7 @@ _HEAD_BYTES = 1 << 16
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
 
 
-def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> MeasuredRates:
+def _parse_rates(h2d: Sequence[str], known_width: Sequence[str]) -> MeasuredRates:
     rates: dict[Bdf, float] = {}
     everyone: float | None = None
     for text in h2d:

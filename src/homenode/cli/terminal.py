@@ -252,11 +252,11 @@ def print_findings(
     console().print(text)
 
 
-def exit_if_bad(findings: "Iterable[Finding]", *, otherwise: bool = False) -> None:
-    """End the program with status 1 where a finding is bad, or `otherwise` says that it failed."""
+def exit_if_bad(findings: "Iterable[Finding]") -> None:
+    """End the program with status 1 where a finding is bad."""
     from homenode.findings import are_bad
 
-    if otherwise or are_bad(findings):
+    if are_bad(findings):
         raise SystemExit(FINDINGS)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class MeasuredRates(Struct, frozen=True, kw_only=True):
-    """What the user knows beyond host and domain."""
+    """Rates and widths that the user, or a load, gives beyond host and domain."""
 
     is_loaded: bool = False
     # the GPUs that the load copied to; None where that is not known
@@ -51,7 +51,7 @@ CHECKS = (
 def diagnose(
     host: Host,
     document: "Document | None" = None,
-    circumstances: MeasuredRates | None = None,
+    rates: MeasuredRates | None = None,
     vm: "Vm | None" = None,
 ) -> Findings:
     """Everything that is wrong, the worst first, and what was looked at.
@@ -60,7 +60,7 @@ def diagnose(
     that another hypervisor's file describes.
     Raises ParseError or InputError where the document cannot be read.
     """
-    rates = circumstances or MeasuredRates()
+    rates = rates or MeasuredRates()
     findings = [
         *link_findings(host, rates.is_loaded, rates.known_widths, rates.reached),
         *copy_findings(host, rates.h2d, rates.h2d_all, rates.known_widths),

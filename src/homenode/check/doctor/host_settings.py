@@ -125,7 +125,7 @@ def _nodes_without(host: Host) -> Iterator[Finding]:
             observed="cores and no memory",
             source=_FIRMWARE,
         )
-    if len([node for node in host.nodes if node.pus]) < 2:
+    if len(with_pus) < 2:
         return
     gpus = [d for d in host.devices_of_kind(DeviceKind.GPU) if d.node is None]
     for named in sorted(
@@ -268,17 +268,16 @@ def _idle(host: Host, facts: Vm) -> Iterator[Finding]:
 
 def _small_pages(host: Host, facts: Vm, memory_is_bound: bool) -> Iterator[Finding]:
     """Only ordinary pages are merged, moved or made huge behind the VM's back."""
-    settings, guest = host.settings, facts
-    size = format_bytes(guest.memory_bytes)
-    if settings.transparent_hugepages == "never" and guest.memory_bytes >= _LARGE_GUEST_BYTES:
+    settings = host.settings
+    if settings.transparent_hugepages == "never" and facts.memory_bytes >= _LARGE_GUEST_BYTES:
         yield finding(
             "pages-small",
-            f"{size} of ordinary pages",
+            f"{format_bytes(facts.memory_bytes)} of ordinary pages",
             expected="huge pages: <hugepages>, or transparent ones",
             observed="transparent_hugepage is never",
             source=_SYSFS,
         )
-    if settings.ksm_run == 1 and not guest.hostdevs:
+    if settings.ksm_run == 1 and not facts.hostdevs:
         yield finding(
             "ksm-on",
             "ksm",

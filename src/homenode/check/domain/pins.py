@@ -238,8 +238,6 @@ _KIND_WORDS = {CoreKind.PERFORMANCE: "P", CoreKind.EFFICIENCY: "E"}
 
 def pin_findings(facts: Vm, host: Host) -> Iterator[Finding]:
     """Straddled LLCs, mixed kinds of core, nodes under a flat guest, helpers, isolation."""
-    if not host.pus:
-        return
     if facts.is_pinned:
         yield from _check_llcs(facts, host)
         yield from _check_kinds(facts, host)

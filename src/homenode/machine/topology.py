@@ -331,6 +331,11 @@ class Host(Struct, frozen=True, dict=True):
         return CpuSet(pu.index for pu in self.pus if pu.online and pu.allowed)
 
     @cached_property
+    def isolated_pus(self) -> CpuSet:
+        """PUs in isolcpus= or nohz_full=, usable or not."""
+        return CpuSet(pu.index for pu in self.pus if pu.isolated or pu.nohz_full)
+
+    @cached_property
     def nearest_cpu_nodes(self) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
         """Of each node without PUs the nodes with PUs that are nearest to it, ascending."""
         return nearest_cpu_nodes(self.nodes, self.distances)
@@ -344,6 +349,11 @@ class Host(Struct, frozen=True, dict=True):
     def pu_at(self) -> dict[int, Pu]:
         """The PUs by index."""
         return {pu.index: pu for pu in self.pus}
+
+    @cached_property
+    def core_at(self) -> dict[int, Core]:
+        """The cores by PU."""
+        return {pu: core for core in self.cores for pu in core.pus}
 
     def device(self, bdf: Bdf) -> PciDevice | None:
         """The function at that address, or None."""

@@ -7,7 +7,7 @@ UUID, holds nothing, and neither do those that the user says it replaces: planni
 it back what it has. Of a redacted capture no domain is known by its name.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import or_
 
@@ -121,8 +121,6 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
         gaps.append(unknown)
     counted = list(other_domains(host, request))
     gaps += _copies(host, request, counted)
-    named = CpuSet.union(pin for domain in counted for pin in domain.pins).bits
-    core_of = {pu: core for core in cores if core & named for pu in members(core)}
     of_vcpus, of_threads, ranges = 0, 0, []
     for domain in counted:
         devices += [(bdf, domain.name) for bdf in domain.devices]
@@ -136,8 +134,8 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
             # Emulators of such domains float over the same PUs.
             threads = 0
             ranges.append((domain.name, over))
-        mine = _cores_of_pus(core_of, pinned)
-        all_cores = mine | _cores_of_pus(core_of, threads)
+        mine = _cores_of_pus(host, pinned)
+        all_cores = mine | _cores_of_pus(host, threads)
         if all_cores:
             by_domain.append(DomainCores(domain.name, _cpu_set(mine), _cpu_set(all_cores)))
         of_vcpus |= mine
@@ -218,14 +216,10 @@ def _shares_of_ranges(cores: Sequence[int], in_use: int, over: Sequence[int]) ->
     return shares
 
 
-def _cores_of_pus(core_of: Mapping[int, int], pus: int) -> int:
-    """The cores of these PUs. core_of: by each PU."""
-    cores = 0
-    while pus:
-        first = pus & -pus
-        cores |= core_of.get(first.bit_length() - 1, 0)
-        pus &= ~(cores | first)
-    return cores
+def _cores_of_pus(host: Host, pus: int) -> int:
+    """The cores of these PUs (bits)."""
+    used = [host.core_at[pu].pus.bits for pu in members(pus) if pu in host.core_at]
+    return reduce(or_, used, 0)
 
 
 def _cpu_set(bits: int) -> CpuSet:

@@ -325,7 +325,7 @@ def _is_spread(interrupts: tuple[PciInterrupt, ...], host: Host) -> bool:
 
 def _host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
     passed = {hostdev.bdf for hostdev in facts.hostdevs}
-    quiet = CpuSet(pu.index for pu in host.pus if pu.isolated or pu.nohz_full)
+    quiet = host.isolated_pus
     on_vcpus: list[tuple[PciDevice, PciInterrupt]] = []
     for device in host.pci_devices:
         interrupts = device.interrupts or ()

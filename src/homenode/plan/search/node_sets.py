@@ -39,24 +39,28 @@ class NodeSets:
 
         A group is so many nodes of a package that holds the VM alone, or of all packages, which
         are at least as many as hold it together. Policies that compare no packages first have no
-        groups of packages; where vCPUs share cores, or nodes are too many, all sets are one group.
+        groups of packages. Where nodes are too many, sets of two and more are one group; where
+        vCPUs share cores, all sets are.
         """
         problem = self.problem
         lots: list[tuple[tuple[int, ...], int]] = [((), problem.eligible)]
         if problem.first[:2] == ("device_class", "packages_spanned"):
             lots = list(self._of_packages())
         bounded: list[tuple[tuple[int, ...], int, int]] = []
-        by_number = "vcpus_beyond_cores" not in problem.first
         for bound, nodes in lots:
-            if not by_number or nodes.bit_count() > MOST_LISTED_NODES:
+            if "vcpus_beyond_cores" in problem.first:
                 bounded.append((bound, nodes, 0))
                 continue
-            terms = problem.first[len(bound) :]
-            for number, _ in self.counts(nodes):
-                of_number = {"nodes_spanned": number, "minus_nodes_spanned": -number}
-                of_number["gpus_away_from_home"] = 0
-                terms_of_number = [of_number[name] for name in terms[:2] if name in of_number]
-                bounded.append(((*bound, *terms_of_number), nodes, number))
+            terms = problem.first[len(bound) :][:2]
+            numbers = [number for number, _ in self.counts(nodes)]
+            groups = [[number] for number in numbers]
+            if nodes.bit_count() > MOST_LISTED_NODES and numbers[-1:] > [1]:
+                groups = [numbers[:1], numbers[1:]] if numbers[0] == 1 else [numbers]
+            for group in groups:
+                least = {"nodes_spanned": group[0], "minus_nodes_spanned": -group[-1]}
+                least["gpus_away_from_home"] = 0
+                least_terms = [least[name] for name in terms if name in least]
+                bounded.append(((*bound, *least_terms), nodes, group[0]))
         for bound, nodes, number in sorted(bounded):
             yield bound, self._sets(nodes, number)
 
@@ -184,20 +188,18 @@ class NodeSets:
         if self.problem.shares and self._most_cores(nodes) == nodes and self.holds(nodes):
             yield nodes  # no other set has as many whole cores
             return
-        if nodes.bit_count() > MOST_LISTED_NODES:
+        if nodes.bit_count() > MOST_LISTED_NODES and number != 1:
             yield from self._grow_sets(nodes)
             return
         # Of nodes that are alike the first ones are chosen: others cost the same but for the index.
         earlier_equals = self.problem.earlier_equals
-        equals = [(1 << node, twin) for node in members(nodes) if (twin := earlier_equals[node])]
+        equals = {1 << node: twin for node in members(nodes) if (twin := earlier_equals[node])}
         for size, able in self.counts(nodes):
             if number not in (0, size):
                 continue
             for chosen in combinations([1 << node for node in members(able)], size):
                 some = sum(chosen)
-                if any(some & node and not some & earlier for node, earlier in equals):
-                    continue
-                if self.holds(some):
+                if all(some & equals.get(node, some) for node in chosen) and self.holds(some):
                     yield some
 
     def _most_cores(self, nodes: int) -> int:

@@ -28,7 +28,7 @@ from homenode.vm.plan_options import DeviceLocality
 
 def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
     """Nodes and PUs that can take no vCPU, whatever is free: one rejection per reason."""
-    homeless = CpuSet(pu.index for pu in host.pus if pu.online and pu.node is None)
+    homeless = host.online_pus - CpuSet.union(node.pus for node in host.nodes)
     if homeless:
         yield Rejection(
             "no-node", (), f"CPUs {homeless}: on no node that the source of the host names"

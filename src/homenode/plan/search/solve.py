@@ -77,13 +77,12 @@ def _prefer_equal(problem: SearchProblem, uneven: "_Search") -> Solution | None:
         solution = uneven.solution()
         is_sure = not problem.equal or equal.knows_refusal
         return solution if is_sure or solution is None else replace(solution, optimal=None)
+    least, nodes = equal.node_sets_by_terms[0]
+    if nodes.bit_count() == 1 and least[: len(uneven.bound)] <= uneven.bound:
+        return equal.solution()  # any split over one node is equal, and none over several is nearer
     is_sure = uneven.node_sets.exact
-    first = (
-        uneven.node_sets_by_terms[0][0]
-        if uneven.node_sets_by_terms
-        else equal.node_sets_by_terms[0][0]
-    )
-    costs = zip(problem.first, equal.node_sets_by_terms[0][0], first, strict=True)
+    first = uneven.node_sets_by_terms[0][0] if uneven.node_sets_by_terms else least
+    costs = zip(problem.first, least, first, strict=True)
     if all(mine <= other for name, mine, other in costs if name in _COSTS_OF_EQUALITY):
         preferred = equal.solution()
         return preferred if is_sure or preferred is None else replace(preferred, optimal=None)
@@ -204,8 +203,13 @@ class _Search:
         """Whether no split could cost fewer packages, nearer devices or more homes; a few sums."""
         if cost.get("gpus_away_from_home"):
             return False
-        bound, _ = next(self.node_sets.groups(), ((), ()))
-        return bound[:2] == tuple([cost.get(n) for n in ("device_class", "packages_spanned")])
+        classes = tuple([cost.get(n) for n in ("device_class", "packages_spanned")])
+        return self.bound[:2] == classes
+
+    @cached_property
+    def bound(self) -> tuple[int, ...]:
+        """What the first terms cannot undercut, without a search."""
+        return next(self.node_sets.groups(), ((), ()))[0]
 
     # The rest: the split and the GPUs of one set of nodes.
 

@@ -10,7 +10,7 @@ Where PUs are counted and not cores, each core gives a group before any gives it
 cores first, then those of which others have a part. Second groups are shared out over the LLCs.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -62,26 +62,6 @@ class FreeCpus(Struct, frozen=True):
     cores_without_vcpus: int  # cores of the host, whosever, on which no vCPU is pinned
 
 
-HostCore = tuple[int, NodeIndex | None, CoreShape]
-"""A core of the host, whosever it is: PUs as bits, node, its shape while all of them are free."""
-
-
-def _host_cores(host: Host, isolated: int) -> Iterator[HostCore]:
-    """All cores; node None where the host's nodes do not have it. isolated: PUs, as bits."""
-    shapes: dict[tuple[object, ...], CoreShape] = {}
-    nodes, pu_at = {node.index for node in host.nodes}, host.pu_at
-    sizes = {int(llc.index): llc.size_bytes or 0 for llc in host.llcs}
-    for core in host.cores:
-        bits = core.pus.bits
-        first = pu_at[(bits & -bits).bit_length() - 1]
-        llc = UNKNOWN_LLC if first.llc is None else first.llc
-        key = (bits.bit_count(), True, not bits & ~isolated, llc, core.id.package, core.kind)
-        shape = shapes.get(key)
-        if shape is None:
-            shape = shapes[key] = CoreShape(*key, sizes.get(llc, 0))
-        yield bits, first.node if first.node in nodes else None, shape
-
-
 def free_cpus(
     host: Host, request: GuestRequest, allocations: Allocations, *, service_cores: bool = False
 ) -> FreeCpus:
@@ -90,46 +70,43 @@ def free_cpus(
 
     service_cores: with the cores on which others have emulators or IOThreads only.
     """
-    isolated = sum([1 << pu.index for pu in host.pus if pu.isolated or pu.nohz_full])
-    vcpu_cores = allocations.vcpu_cores.bits
+    isolated, vcpu_cores = host.isolated_pus.bits, allocations.vcpu_cores.bits
     barred = request.options.reserved_pus.bits | request.housekeeping_pus.bits | vcpu_cores
     if not service_cores:
         barred |= allocations.service_cores.bits
     if request.options.emulator_pus is not None:
         barred |= request.options.emulator_pus.bits
     open_pus = host.usable_pus.bits & ~barred
-    by_node: dict[NodeIndex | None, list[FreeCore]] = {node.index: [] for node in host.nodes}
-    partial_shapes: dict[CoreShape, CoreShape] = {}
-    free_of_vcpus = 0
-    for bits, node, shape in _host_cores(host, isolated):
-        if not bits & vcpu_cores:
-            free_of_vcpus += 1
-        free = bits & open_pus
-        if node is None:
-            continue
-        if free == bits:
-            by_node[node].append((free, shape))
-        elif free:
-            partly = shape._replace(
-                pus=free.bit_count(), is_whole=False, isolated=not free & ~isolated
+    cores_of_node: dict[NodeIndex | None, list[FreeCore]] = {node.index: [] for node in host.nodes}
+    sizes, pu_at = {int(llc.index): llc.size_bytes or 0 for llc in host.llcs}, host.pu_at
+    cores_without_vcpus = 0
+    for core in host.cores:
+        pus = core.pus.bits
+        cores_without_vcpus += not pus & vcpu_cores
+        free, first = pus & open_pus, pu_at[(pus & -pus).bit_length() - 1]
+        if free and first.node in cores_of_node:
+            llc = UNKNOWN_LLC if first.llc is None else first.llc
+            shape = CoreShape(
+                pus=free.bit_count(),
+                is_whole=free == pus,
+                isolated=not free & ~isolated,
+                llc=llc,
+                package=core.id.package,
+                kind=core.kind,
+                llc_bytes=sizes.get(llc, 0),
             )
-            by_node[node].append((free, partial_shapes.setdefault(partly, partly)))
+            cores_of_node[first.node].append((free, shape))
     nodes = tuple(
-        _node_cores(position, node, by_node[node.index])
+        _node_cores(position, node, cores_of_node[node.index])
         for position, node in enumerate(host.nodes)
         if node.pus
     )
-    return FreeCpus(CpuSet.from_bits(open_pus), CpuSet.from_bits(isolated), nodes, free_of_vcpus)
+    return FreeCpus(CpuSet.from_bits(open_pus), host.isolated_pus, nodes, cores_without_vcpus)
 
 
 def _node_cores(position: int, node: NumaNode, cores: list[FreeCore]) -> NodeCores:
-    shapes: dict[int, CoreShape] = {}
-    counts: dict[int, int] = defaultdict(int)
-    for _, shape in cores:
-        shapes[id(shape)] = shape
-        counts[id(shape)] += 1
-    numbers = tuple([(shapes[key], count) for key, count in counts.items()])
-    return NodeCores(position, node.index, node.pus, tuple(cores), numbers)
+    shapes = Counter([shape for _, shape in cores])
+    return NodeCores(position, node.index, node.pus, tuple(cores), tuple(shapes.items()))
 
 
 Rank = tuple[int, bool, bool]

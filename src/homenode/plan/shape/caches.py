@@ -219,7 +219,7 @@ def _ways(
     emulated L3, else the host's leaf, which counts off LLCs of which the last is not filled."""
     pins = [pin for pin in placement.vcpu_pins if len(pin) == 1]
     used = CpuSet.union(pins)
-    threads = {len(core.pus) for core in host.cores if not core.pus.isdisjoint(used)}
+    threads = {len(host.core_at[pu].pus) for pu in used}
     llcs = [llc for llc in host.llcs if shared is not None and llc.index in shared.llcs]
     can_pass = (
         guest.cpu_mode in PASSTHROUGH_MODES

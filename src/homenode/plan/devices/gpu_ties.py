@@ -1,7 +1,6 @@
 """GpuTies: which of GPUs that are equally near are chosen, by the GPU sets that they break."""
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from heapq import nsmallest
 from operator import itemgetter
 
@@ -29,7 +28,7 @@ class _EqualGpus(Struct, frozen=True):
     firsts: tuple[tuple[int, int], ...]  # (rank, bits) of none, the first, the first two …
 
 
-class GpuTies(Struct, frozen=True, dict=True):
+class GpuTies(Struct, frozen=True):
     """GPUs are bits."""
 
     sets: tuple[int, ...]  # of which a VM should take all or none
@@ -43,16 +42,6 @@ class GpuTies(Struct, frozen=True, dict=True):
         best goes on. So the work grows with the square of the GPUs where the sets are a tree, as
         those of switches and nodes are.
         """
-        key = sure, tuple(tied)
-        if key not in self._picks:
-            self._picks[key] = self._compare(*key)
-        return self._picks[key]
-
-    @cached_property
-    def _picks(self) -> dict[tuple[int, tuple[tuple[int, int], ...]], tuple[int, bool]]:
-        return {}
-
-    def _compare(self, sure: int, tied: tuple[tuple[int, int], ...]) -> tuple[int, bool]:
         reach = sum(gpus for gpus, _ in tied)
         if all(gpus.bit_count() == number for gpus, number in tied):
             return reach, True

@@ -37,14 +37,12 @@ def least_uneven(limits: Sequence[int], groups: int, *, whole_sockets: bool) -> 
     """
     step = _largest_socket(limits, groups) if whole_sockets else 1
     limits, groups = [limit // step for limit in limits], groups // step
-    low, over = divmod(groups, len(limits))
-    if min(limits) < low + (over > 0):
-        low = fill_level([0] * len(limits), limits, groups)
-        over = groups - sum([min(limit, low) for limit in limits])
-    squares = sum([min(top, low) ** 2 for top in limits]) + over * (2 * low + 1)
-    level = low + (over > 0)
+    split = even_split([GroupRange(0, limit) for limit in limits], groups)
+    level = low = max(split)
+    if any(number < min(top, level) for number, top in zip(split, limits, strict=True)):
+        low -= 1
     ranges = [GroupRange(min(top, low) * step, min(top, level) * step, step) for top in limits]
-    return CellSplits(squares * step * step, tuple(ranges))
+    return CellSplits(sum([number**2 for number in split]) * step * step, tuple(ranges))
 
 
 def _largest_socket(limits: Sequence[int], groups: int) -> int:

@@ -199,19 +199,12 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         return tuple({id(pull.home): pull.home for pull in self.named if pull.pulls}.values())
 
     @cached_property
-    def _least(self) -> dict[int, int]:
-        return {}
-
-    @cached_property
     def _near_groups(self) -> dict[tuple[int, int], tuple[int, tuple[GpuGroup, ...]]]:
         return {}
 
     def least_class(self, packages: int) -> int:
         """The least class of the worst device that nodes of these packages (bits) can come to."""
-        if packages not in self._least:
-            classes = [(group, group.classes(packages)) for group in self.groups]
-            self._least[packages] = self._class(classes, packages)
-        return self._least[packages]
+        return self._class([(group, group.classes(packages)) for group in self.groups], packages)
 
     def _class(self, classes: Sequence[tuple[GpuGroup, list[int]]], packages: int) -> int:
         """The least that one of these groups, with its classes, can come to."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property
 from math import gcd
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
@@ -340,11 +340,12 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
 
     def problem(self, fallback: Fallback) -> SearchProblem:
         """The problem of a fallback."""
-        host, request = self.host, self.request
+        host, request, options = self.host, self.request, self.options
+        even_splits = not (fallback.shares or request.options.unequal_cells)
         first, later = order(
             request.options.policy,
             shows_pcie=request.layout.pcie is GuestPcie.HOST,
-            even_splits=not (fallback.shares or request.options.unequal_cells),
+            even_splits=even_splits,
             # Cells of mixed kinds are two for each node. Where PUs are counted, fewer sockets would
             # give more vCPUs fewer cores: those of the node with the smaller share.
             counts_sockets=request.layout.cells is GuestCells.HOST
@@ -352,8 +353,8 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             and not (fallback.grouping.counts_pus or fallback.idle_siblings(request)),
             shares=fallback.shares,
         )
-        pages, memory = cell_pages_wanted(request), self.memory_on(fallback)
-        devices = device_pages(request)
+        page_bytes, memory = page_size_bytes(request), self.memory_on(fallback)
+        pages, devices = cell_pages_wanted(request), device_pages(request)
         by_cell = (
             fallback.memory is not MemoryRule.ELSEWHERE
             and request.layout.cells is GuestCells.HOST
@@ -362,9 +363,19 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         if not by_cell:
             pages += sum(pages for _, pages in devices)
         if fallback.keeps_memory and request.page_bytes is None:
-            pages += -(-overhead_bytes(request) // self._bare.page_bytes)
-        return structs.replace(
-            self._bare,
+            pages += -(-overhead_bytes(request) // page_bytes)
+        return SearchProblem(
+            pack=request.options.balance is Balance.PACK
+            or (request.options.balance is None and options.has_gpus),
+            first=first,
+            later=later,
+            even_splits=even_splits,
+            huge=request.page_bytes is not None,
+            page_bytes=page_bytes,
+            most_nodes=self._most_nodes,
+            distances=self._between,
+            hosts_isolation=bool(self.free[0].isolated),
+            devices=self._devices,
             supplies=self.supplies(fallback),
             memory=tuple([memory[cores.index] for cores in self.free[0].nodes]),
             groups=fallback.groups,
@@ -377,38 +388,17 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             pages_anywhere=pages if fallback.memory is MemoryRule.ELSEWHERE else 0,
             device_pages=devices if by_cell else (),
             shares=fallback.shares,
-            even_splits=self._bare.even_splits and not fallback.shares,
-            first=first,
-            later=later,
         )
 
-    @cached_property
-    def _bare(self) -> SearchProblem:
-        """What the problems of all fallbacks have in common."""
-        request, options, nodes = self.request, self.options, self.free[0].nodes
-        page_bytes = page_size_bytes(request)
-        most_nodes = min(len(nodes), request.options.max_nodes or len(nodes))
+    @property
+    def _most_nodes(self) -> int:
+        """As the user allows; each guest cell has a huge page at least."""
+        request, node_count = self.request, len(self.free[0].nodes)
+        most_nodes = min(node_count, request.options.max_nodes or node_count)
         has_cells = request.layout.cells is GuestCells.HOST and not request.options.explicit_cells
         if has_cells and request.page_bytes is not None:
-            # Each guest cell has a huge page at least.
-            most_nodes = min(most_nodes, max(1, request.memory_bytes // page_bytes))
-        return SearchProblem(
-            pack=request.options.balance is Balance.PACK
-            or (request.options.balance is None and options.has_gpus),
-            first=(),
-            later=(),
-            even_splits=not request.options.unequal_cells,
-            huge=request.page_bytes is not None,
-            page_bytes=page_bytes,
-            most_nodes=most_nodes,
-            distances=self._between,
-            hosts_isolation=bool(self.free[0].isolated),
-            devices=self._devices,
-            supplies=(),
-            memory=(),
-            groups=0,
-            equal=False,
-        )
+            return min(most_nodes, max(1, request.memory_bytes // request.page_bytes))
+        return most_nodes
 
     @cached_property
     def _between(self) -> DistanceMatrix:

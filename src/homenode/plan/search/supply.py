@@ -20,6 +20,7 @@ from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex, PackageIndex
 from homenode.machine.topology import CoreKind, Host, NumaNode
 from homenode.plan.allocations import Allocations
+from homenode.plan.bit_sets import members
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.cell_sizes import GroupRange, even_split
 
@@ -145,23 +146,18 @@ class Grouping(NamedTuple):
         for free, shape in cores:
             first = free & -free
             for number in range(self.of_core(shape)):
-                pus = lowest(free, self.threads)
+                pus = sum([1 << pu for pu in members(free)[: self.threads]])
                 free &= ~pus
                 rank = _rank(shape, number)
                 yield SiblingGroup(pus, first, shape.llc, shape.package, shape.kind, rank)
 
 
 class Tier(NamedTuple):
-    """Groups of one kind in a node: (LLC, groups), ascending by LLC."""
+    """Groups of one kind in a node."""
 
     rank: Rank  # order of use
     total: int
-    llcs: tuple[tuple[int, int], ...]
-    sizes: tuple[int, ...] = ()  # bytes of each LLC, in the same order
-
-    @property
-    def size_of_llc(self) -> dict[int, int]:
-        return {llc: size for (llc, _), size in zip(self.llcs, self.sizes, strict=True)}
+    llcs: tuple[tuple[int, int, int], ...]  # (LLC, groups, bytes of the LLC), ascending
 
 
 class AllocationCost(NamedTuple):
@@ -188,32 +184,29 @@ class Part(NamedTuple):
         missing = count
         for tier in self.tiers:
             if missing >= tier.total:
-                for llc, groups in tier.llcs:
+                for llc, groups, _ in tier.llcs:
                     used[llc] = used.get(llc, 0) + groups
                     drawn[tier.rank, llc] = groups
                 missing -= tier.total
                 continue
-            outside = [llc_groups for llc_groups in tier.llcs if llc_groups[0] not in used]
-            inside = [llc_groups for llc_groups in tier.llcs if llc_groups[0] in used]
-            inside_groups = sum(groups for _, groups in inside)
-            size_of = tier.size_of_llc
-            tightest = _largest(outside, size_of, missing - inside_groups)
+            outside = [row for row in tier.llcs if row[0] not in used]
+            inside = [row for row in tier.llcs if row[0] in used]
+            tightest = _largest(outside, missing - sum(groups for _, groups, _ in inside))
             per_llc = _per_llc(count, len(used) + len(tightest), used, tier)
             if per_llc:
-                wide = sorted(
-                    (-size_of[llc], groups, llc) for llc, groups in outside if groups >= per_llc
-                )
-                for llc, _ in inside:
+                wide = sorted((-size, groups, llc) for llc, groups, size in outside)
+                wide = [row for row in wide if row[1] >= per_llc]
+                for llc, _, _ in inside:
                     drawn[tier.rank, llc] = per_llc - used[llc]
                 for _, _, llc in wide[: len(tightest)]:
                     drawn[tier.rank, llc] = per_llc
                 break
             if tier.rank[0] >= _SECOND:
-                parts = even_split([GroupRange(0, groups) for _, groups in tier.llcs], missing)
-                for (llc, _), groups in zip(tier.llcs, parts, strict=True):
+                parts = even_split([GroupRange(0, groups) for _, groups, _ in tier.llcs], missing)
+                for (llc, _, _), groups in zip(tier.llcs, parts, strict=True):
                     drawn[tier.rank, llc] = groups
                 break
-            for llc, groups in (*inside, *(outside[i] for i in tightest)):
+            for llc, groups, _ in (*inside, *(outside[i] for i in tightest)):
                 drawn[tier.rank, llc] = min(missing, groups)
                 missing -= min(missing, groups)
             break
@@ -236,10 +229,10 @@ def _per_llc(count: int, llcs: int, used: Mapping[int, int], tier: Tier) -> int:
     per_llc, remainder = divmod(count, llcs) if llcs else (0, 0)
     if remainder:
         return 0
-    sizes = dict(tier.llcs)
-    if any(not groups <= per_llc <= groups + sizes.get(llc, 0) for llc, groups in used.items()):
+    more = {llc: groups for llc, groups, _ in tier.llcs}
+    if any(not groups <= per_llc <= groups + more.get(llc, 0) for llc, groups in used.items()):
         return 0
-    wide = sum(groups >= per_llc for llc, groups in sizes.items() if llc not in used)
+    wide = sum(groups >= per_llc for llc, groups in more.items() if llc not in used)
     return per_llc if len(used) + wide >= llcs else 0
 
 
@@ -257,14 +250,11 @@ class Supply(Struct, frozen=True):
         """Equal for nodes of which as many groups come to the same cost."""
         if len(self.parts) > 1:
             return (self.cores.position,)
-        if len(self.node_part.tiers) == 1:
-            rank, total, llcs, sizes = self.node_part.tiers[0]
-            return rank, total, tuple([groups for _, groups in llcs]), sizes
-        llc_numbers = sorted({llc for tier in self.node_part.tiers for llc, _ in tier.llcs})
-        number = {llc: i for i, llc in enumerate(llc_numbers)}
+        tiers = self.node_part.tiers
+        llcs = sorted({llc for tier in tiers for llc, *_ in tier.llcs})
+        number = {llc: i for i, llc in enumerate(llcs)}
         return tuple(
-            (tier.rank, tuple((number[llc], groups) for llc, groups in tier.llcs), tier.sizes)
-            for tier in self.node_part.tiers
+            [(tier.rank, *[(number[llc], *row) for llc, *row in tier.llcs]) for tier in tiers]
         )
 
     def allocate(self, count: int) -> tuple[SiblingGroup, ...]:
@@ -332,20 +322,6 @@ def supply(cores: NodeCores, grouping: Grouping) -> Supply:
     return Supply(cores, grouping, parts, node_part, node_part.total, whole_cores)
 
 
-def lowest(bits: int, count: int) -> int:
-    """The lowest `count` bits of a set.
-
-    >>> bin(lowest(0b101100, 2))
-    '0b1100'
-    """
-    result = 0
-    for _ in range(count):
-        bit = bits & -bits
-        result |= bit
-        bits ^= bit
-    return result
-
-
 _SECOND = 2
 """The turn in which whole cores give their second group."""
 
@@ -369,22 +345,19 @@ def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int, i
         Tier(
             rank,
             sum(tiers[rank].values()),
-            tuple(sorted(tiers[rank].items())),
-            tuple([sizes[llc] for llc in sorted(tiers[rank])]),
+            tuple([(llc, groups, sizes[llc]) for llc, groups in sorted(tiers[rank].items())]),
         )
         for rank in sorted(tiers)
     ]
     return Part(package, sum([tier.total for tier in tier_list]), tuple(tier_list))
 
 
-def _largest(
-    llcs: Sequence[tuple[int, int]], size_of: Mapping[int, int], count: int
-) -> tuple[int, ...]:
-    """Positions of the fewest (LLC, groups) that together hold `count`: of the largest LLCs of
+def _largest(llcs: Sequence[tuple[int, int, int]], count: int) -> tuple[int, ...]:
+    """Positions of the fewest LLCs of a tier that together hold `count`: of the largest LLCs of
     which as few do."""
-    positions = fewest([groups for _, groups in llcs], count)
-    for size in sorted({size_of[llc] for llc, _ in llcs}, reverse=True)[:-1]:
-        large = [i for i, (llc, _) in enumerate(llcs) if size_of[llc] >= size]
+    positions = fewest([groups for _, groups, _ in llcs], count)
+    for size in sorted({llc_bytes for *_, llc_bytes in llcs}, reverse=True)[:-1]:
+        large = [i for i, (*_, llc_bytes) in enumerate(llcs) if llc_bytes >= size]
         some = fewest([llcs[i][1] for i in large], count)
         if some and len(some) == len(positions):
             return tuple(large[i] for i in some)

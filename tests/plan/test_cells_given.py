@@ -9,12 +9,12 @@ from homenode.machine.topology import Host
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
-from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.gpu_choice import NearestGpus
 from homenode.plan.search.ladder import fallbacks
 from homenode.plan.search.place import search_for
 from homenode.plan.search.problem import SearchProblem
 from homenode.plan.search.split import pages_within, splits_of_cells
+from homenode.plan.search.supply import GroupRange
 from homenode.units import GIB
 from homenode.vm.plan_options import cell_asked
 from tests.small_hosts import DeviceSpec, asking, even_host, small_request

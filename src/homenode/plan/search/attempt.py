@@ -145,9 +145,7 @@ class Attempt:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the solution has its memory, and leaves the host its core."""
-        if self._memory_nodes is None:
-            return False
+        """Whether the solution leaves the host its core, of fallbacks on which PUs are counted."""
         if not self.fallback.grouping.counts_pus or not self.fallback.keeps_core:
             return True
         if self.request.layout.pinning is Pinning.NONE:
@@ -163,7 +161,7 @@ class Attempt:
         """The placement of the solution, without what only explains it."""
         request, problem, best = self.request, self.problem, self.best
         floats = request.layout.pinning is Pinning.NONE
-        assert self.solution is not None and self._memory_nodes is not None
+        assert self.solution is not None
         return Placement(
             nodes=tuple(problem.supplies[cell.node].cores.index for cell in self._cells),
             vcpu_pins=() if floats else self._pins,
@@ -184,7 +182,6 @@ class Attempt:
     def with_explanation(self, rejections: Sequence[Rejection]) -> Placement:
         """The placement with its runners-up, findings and gaps, and these rejections."""
         search, placement = self.search, self.placement
-        assert self._memory_nodes is not None
         findings = placement_findings(
             self.host,
             self.request,
@@ -348,9 +345,9 @@ class Attempt:
     # Memory.
 
     @cached_property
-    def _memory_nodes(self) -> tuple[NodeIndex, ...] | None:
+    def _memory_nodes(self) -> tuple[NodeIndex, ...]:
         """Nodes that hold the memory: the VM's own and the fewest others that it takes, of these
-        the nearest. None where even all that are allowed hold too little."""
+        the nearest. The search has seen that they hold it (holds_memory)."""
         search, own_nodes = self.search, self._own_nodes
         memory = search.memory_on(self.fallback)
         chosen = list(own_nodes)
@@ -371,12 +368,7 @@ class Attempt:
             def largest(nodes: Sequence[NodeIndex], count: int) -> int:
                 return sum(sorted((pages[node] for node in nodes), reverse=True)[:count])
 
-            number = next(
-                (n for n in range(limit + 1) if largest(farther, n) >= needed),
-                None,
-            )
-            if number is None:
-                return None
+            number = next(n for n in range(limit + 1) if largest(farther, n) >= needed)
             for position, node in enumerate(farther):
                 if number and pages[node] + largest(farther[position + 1 :], number - 1) >= needed:
                     chosen.append(node)

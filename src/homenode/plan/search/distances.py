@@ -26,7 +26,6 @@ class DistanceMatrix:
     # here. What has been asked for is remembered.
     packages: tuple[int, ...]
     _spreads: dict[int, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
-    _spanned: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def nodes_of_package(self) -> dict[int, int]:
@@ -79,12 +78,8 @@ class DistanceMatrix:
         """Packages (bits) of a set of nodes, where packages are numbered from 0."""
         if len(self.nodes_of_package) == len(self.packages):
             return nodes
-        packages = self._spanned.get(nodes)
-        if packages is None:
-            of_package = self.nodes_of_package.items()
-            packages = sum([1 << package for package, mask in of_package if mask & nodes])
-            self._spanned[nodes] = packages
-        return packages
+        of_package = self.nodes_of_package.items()
+        return sum([1 << package for package, mask in of_package if mask & nodes])
 
     def spread(self, nodes: int) -> tuple[int, int]:
         """(the worst distance between two nodes of a set, 10 for one node; the sum over all pairs,

@@ -12,9 +12,9 @@ from operator import itemgetter, mul
 from typing import NamedTuple
 
 from homenode.plan.bit_sets import members
-from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.devices import HomeGpus
 from homenode.plan.search.problem import SearchProblem
+from homenode.plan.search.supply import GroupRange
 
 MOST_EQUAL = 100  # numbers of GPUs by home that are equally near and are kept
 MOST_NUMBERS = 5_000  # of GPUs by home that are tried for one set of nodes

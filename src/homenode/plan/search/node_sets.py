@@ -9,15 +9,54 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from itertools import combinations
+from typing import NamedTuple
 
 from homenode.plan.bit_sets import members
-from homenode.plan.search.cell_sizes import CellSplits, GroupRange, even_split, least_uneven
 from homenode.plan.search.problem import SearchProblem
+from homenode.plan.search.supply import GroupRange, even_split
 
 MOST_LISTED_NODES = 16
 
 Bounded = tuple[tuple[int, ...], Iterable[int]]
 """Lower bound of the first terms of the sets that follow, and the sets."""
+
+
+class CellSplits(NamedTuple):
+    """Splits that are as uneven as each other: all ways in which the ranges, one for each node,
+    come to the groups of the VM."""
+
+    unevenness: int  # as in the cost; 0 if the devices come first
+    ranges: tuple[GroupRange, ...]
+
+
+def least_uneven(limits: Sequence[int], groups: int, *, whole_sockets: bool) -> CellSplits:
+    """The least uneven splits over nodes that hold so many groups each, together as many as the
+    groups at least: all nodes filled to one level, as far as they go. whole_sockets: of those that
+    make the fewest sockets, in steps of one. Where no cell may share a socket with another, a
+    socket has as many cores as divide each cell: cells of 11 and 10 make 21 sockets of one core,
+    cells of 14 and 7 three of seven.
+
+    >>> [tuple(one) for one in least_uneven((16, 4, 16), 21, whole_sockets=False).ranges]
+    [(8, 9, 1), (4, 4, 1), (8, 9, 1)]
+    >>> [tuple(one) for one in least_uneven((24, 16, 24), 56, whole_sockets=True).ranges]
+    [(16, 24, 8), (16, 16, 8), (16, 24, 8)]
+    """
+    step = _largest_socket(limits, groups) if whole_sockets else 1
+    limits, groups = [limit // step for limit in limits], groups // step
+    split = even_split([GroupRange(0, limit) for limit in limits], groups)
+    level = low = max(split)
+    if any(number < min(top, level) for number, top in zip(split, limits, strict=True)):
+        low -= 1
+    ranges = [GroupRange(min(top, low) * step, min(top, level) * step, step) for top in limits]
+    return CellSplits(sum([number**2 for number in split]) * step * step, tuple(ranges))
+
+
+def _largest_socket(limits: Sequence[int], groups: int) -> int:
+    """The most groups of a socket if each node gets whole ones, one at least."""
+    for size in range(min(groups // len(limits), *limits), 1, -1):
+        if groups % size == 0 and sum([limit // size for limit in limits]) * size >= groups:
+            return size
+    return 1
 
 
 class NodeSets:

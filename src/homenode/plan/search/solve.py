@@ -17,12 +17,12 @@ from msgspec.structs import replace
 
 from homenode.plan.bit_sets import members
 from homenode.plan.devices.options import GpuChoice
-from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.cost import Cost
 from homenode.plan.search.gpu_choice import Choice, NearestGpus
 from homenode.plan.search.node_sets import NodeSets
 from homenode.plan.search.problem import SearchProblem, Split
 from homenode.plan.search.split import least_split
+from homenode.plan.search.supply import GroupRange
 
 MOST_RUNNERS_UP = 3
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 
 from homenode.errors import UsageError
-from homenode.plan.search.cell_sizes import GroupRange, even_split
 from homenode.plan.search.problem import SearchProblem, Split
+from homenode.plan.search.supply import GroupRange, even_split
 from homenode.vm.model import VmCell
 
 MOST_ASSIGNMENTS = 5_040  # of cells to nodes: all of seven unlike cells to seven nodes

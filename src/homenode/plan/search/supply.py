@@ -10,6 +10,7 @@ Where PUs are counted and not cores, each core gives a group before any gives it
 cores first, then those of which others have a part. Second groups are shared out over the LLCs.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -22,7 +23,6 @@ from homenode.machine.topology import CoreKind, Host, NumaNode
 from homenode.plan.allocations import Allocations
 from homenode.plan.bit_sets import members
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.cell_sizes import GroupRange, even_split
 
 UNKNOWN_LLC = 1 << 20
 """Cores whose LLC is unknown are one pool, after all others; never one LLC per core."""
@@ -399,3 +399,46 @@ def fewest(counts: Sequence[int], total: int) -> tuple[int, ...]:
             chosen.append(i)
             target -= count
     return tuple(chosen)
+
+
+class GroupRange(NamedTuple):
+    """At least and at most so many groups on a node, in steps of so many."""
+
+    lowest: int
+    highest: int
+    step: int = 1
+
+
+def fill_level(least: Sequence[int], limits: Sequence[int], total: int, step: int = 1) -> int:
+    """The highest level, in steps, to which all can be filled at least, each from its least to its
+    most, that comes to no more than the total.
+
+    >>> fill_level((0, 0, 4), (8, 1, 8), 8)
+    3
+    """
+
+    def total_at(level: int) -> int:
+        return sum([min(max(low, level), high) for low, high in zip(least, limits, strict=True)])
+
+    levels = range(0, max(limits, default=0) + 1, step)
+    return levels[bisect_right(levels, total, key=total_at) - 1]
+
+
+def even_split(ranges: Sequence[GroupRange], total: int) -> tuple[int, ...]:
+    """The even-most split: all filled to one level as far as they go, extras on the first.
+
+    >>> even_split([GroupRange(0, 8), GroupRange(0, 1), GroupRange(0, 8)], 8)
+    (4, 1, 3)
+    """
+    least, limits = [bounds.lowest for bounds in ranges], [bounds.highest for bounds in ranges]
+    if sum(least) == total:
+        return tuple(least)
+    step = ranges[0].step
+    level = fill_level(least, limits, total, step)
+    split = [min(max(low, level), high) for low, high in zip(least, limits, strict=True)]
+    over = total - sum(split)
+    for i, high in enumerate(limits):
+        if over and split[i] == level and level < high:
+            split[i] += step
+            over -= step
+    return tuple(split)

@@ -54,8 +54,7 @@ class ImportedRuns(Struct, frozen=True, kw_only=True):
 
 def import_results(arguments: ImportArguments) -> None:
     """Read the outputs, and write runs."""
-    sources_ = find_sources(arguments.folders)
-    sources = sources_.folders
+    sources = find_sources(arguments.folders)
     host = None if arguments.machine is None else load_host(arguments.machine)
     note_gaps(() if host is None else host.gaps)
     options = ImportOptions(
@@ -66,23 +65,25 @@ def import_results(arguments: ImportArguments) -> None:
         layouts=_layouts(arguments.layout),
         order=tuple(filter(None, (arguments.order or "").split(","))),
     )
-    runs = imported_runs(sources, options)
-    skipped = list(sources_.skipped)
-    skipped += [gap for folder in sources for gap in unread_files(folder)]
+    runs = imported_runs(sources.folders, options)
+    skipped = list(sources.skipped)
+    skipped += [gap for folder in sources.folders for gap in unread_files(folder)]
     with_figures = tuple(run for run in runs if run.run.samples)
     if with_figures:
         _check_places(with_figures, arguments.output)
-        counts = [plural(len(with_figures), "run"), plural(_count_samples(with_figures), "sample")]
+        samples = sum(len(run.run.samples) for run in with_figures)
+        counts = [plural(len(with_figures), "run"), plural(samples, "sample")]
         if not arguments.dry_run:
             for run in with_figures:
                 write_run(arguments.output, run.run)
         verb = "would write" if arguments.dry_run else "wrote"
         note(f"{verb} {arguments.output}: {', '.join(counts)}")
-    if not arguments.json:
+    if arguments.json:
+        is_written = bool(with_figures) and not arguments.dry_run
+        print_json(encode("imported-runs", _answer(runs, skipped, arguments, written=is_written)))
+    else:
         _print(runs, skipped, everything=arguments.everything)
     if not with_figures:
-        if arguments.json:
-            print_json(encode("imported-runs", _answer(runs, skipped, arguments, written=False)))
         named = ", ".join(map(str, arguments.folders))
         if runs:
             raise InputError(
@@ -93,16 +94,6 @@ def import_results(arguments: ImportArguments) -> None:
             f"{named}: no outputs of measuring tools",
             hint="homenode import logs/ -o results",
         )
-    if arguments.json:
-        print_json(
-            encode(
-                "imported-runs", _answer(runs, skipped, arguments, written=not arguments.dry_run)
-            )
-        )
-
-
-def _count_samples(runs: Sequence[RunWithSources]) -> int:
-    return sum(len(run.run.samples) for run in runs)
 
 
 def _answer(

@@ -73,7 +73,8 @@ def power_sampled(machine: Machine) -> Iterator[list[GpuPower]]:
     """Asks the machine again and again; the list has the medians once the block has ended."""
     powers: list[GpuPower] = []
     taken: dict[tuple[Bdf | None, int | None], list[float]] = {}
-    tool = next((name for name in COMMANDS if name in machine.find_installed(COMMANDS)), None)
+    installed = machine.find_installed(COMMANDS)
+    tool = next((name for name in COMMANDS if name in installed), None)
     if tool is None:
         yield powers
         return

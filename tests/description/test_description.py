@@ -264,6 +264,11 @@ def test_virtual_functions_follow_their_physical_function() -> None:
         ("[model.g]\nclass = 'gpu'\nbars = ['3MiB']", "expected a power of two"),
         ("[model.g]\nclass = 'gpu'\nfunctions = ['x']", "model.g.functions: expected models"),
         ("[[link]]\nbetween = 'gpu'\ncount = 2", "link[0].between: expected a model or names"),
+        (
+            "[[root]]\nports = [{ model = 'gpu', driver = 'vfio-pci' }]\n"
+            "[[link]]\nbetween = 'gpu'\ncount = 2",
+            "expected GPUs that the driver nvidia has",
+        ),
         ("[facts]\nassumed = 'all'", "facts.assumed: expected array, found 'all'"),
         ("cpu = { nam = 'x' }", "cpu.nam: unknown key"),
         ("[expect]\ncoers = 3", "did you mean cores?"),

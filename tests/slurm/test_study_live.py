@@ -273,7 +273,8 @@ def test_nodes_that_no_one_described_are_looked_at_first(slurm: Testbed, tmp_pat
     dry = start(slurm, folder, *options, "--nodelist", "gpu02", "--tests", "none", "--dry-run")
     code, said = ended(dry, folder)
     assert code == 0
-    assert "jobs/look-gpu02.sbatch" in said
+    assert "jobs: 1 job, none submitted" in said
+    assert (folder / "jobs/look-gpu02.sbatch").exists()
     assert not list((folder / "raw").iterdir())
     code, said = ended(start(slurm, folder), folder)
     assert code == 0, said

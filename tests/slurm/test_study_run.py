@@ -165,7 +165,7 @@ def test_a_job_that_is_submitted_again_waits_for_those_behind_it(queue: StandIn)
     for job in (again, behind):
         for done in (queue.study / f"raw/{job['experiment']}").glob("*/*/done"):
             done.unlink()
-    queue.run("--wait", "0")
+    queue.run_killed("squeue before 3")
     last = queue.jobs()[-1]
     assert (last["experiment"], last["after"]) == ("shared-1gpu-n1-alone-r1", [behind["id"]])
 

@@ -34,6 +34,11 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
     # fewer than three boots, and printed ones, are distinguished only beyond it
     boot_variation: float = 1.30
 
+    @property
+    def better(self) -> str:
+        """Which way is better."""
+        return "less is better" if self.lower_is_better else "more is better"
+
 
 TWO_STATES = 1.8
 """Memory bandwidth of one layout has been 47 GB/s in one boot and 79 in the next, 1.68 times, as

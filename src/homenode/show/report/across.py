@@ -19,7 +19,7 @@ from homenode.show.bars import (
     short_figure,
 )
 from homenode.show.report.machine import ReportedMachine
-from homenode.show.report.pictures import SeriesOf, better_text, metric_bars
+from homenode.show.report.pictures import SeriesOf, metric_bars
 from homenode.text import plural
 
 _TONES = {"better": "\u25b2 ", "worse": "\u25bc ", "mixed": "\u25b2\u25bc "}
@@ -97,7 +97,7 @@ def effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
     rows = []
     for metric in METRICS.values():
         title: list[Words] = [metric.title]
-        title.append(Span(f"{'less' if metric.lower_is_better else 'more'} is better", "dim small"))
+        title.append(Span(metric.better, "dim small"))
         if any((metric.id, switch) in effects_by_key for switch in StudySwitch):
             cells = (_effect_cell(effects_by_key.get((metric.id, s), ())) for s in StudySwitch)
             rows.append((Cell(tuple(title)), *cells))
@@ -234,7 +234,7 @@ def across_pictures(machines: Sequence[ReportedMachine]) -> Iterator[Picture]:
         ]
         if len(groups) < 2 or sum(len(bars) for _, bars in groups) > MOST_BARS:
             continue
-        note = f"{better_text(metric)}; against the machine's first layout"
+        note = f"{metric.better}; against the machine's first layout"
         title = metric.title
         if metric.id == _COLLECTIVE:
             groups.sort(key=lambda pair: len(_gpu_nodes(pair[0])) > 1)
@@ -326,7 +326,7 @@ def _against_reference(machines: Sequence[ReportedMachine], metric: Metric) -> P
         )
     title = f"{metric.title}: machines against {name}"
     variants = ", ".join(dict.fromkeys(s.key.variant or "" for _, s in measured)).strip(", ")
-    note = f"{better_text(metric)}; throughput against {name}; {variants or metric.about}"
+    note = f"{metric.better}; throughput against {name}; {variants or metric.about}"
     svg = bar_chart(title, metric.unit, [BarGroup("", tuple(bars))])
     return Picture(title, svg, (note,))
 

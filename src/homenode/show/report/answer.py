@@ -25,7 +25,6 @@ from homenode.metrics import Metric, primaries
 from homenode.objective import Objective
 from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, effect_dots, has_lines
 from homenode.show.report.machine import ReportedMachine
-from homenode.show.report.pictures import better_text
 from homenode.show.results_text import doubts_of
 from homenode.show.svg_canvas import series_number
 from homenode.text import plural
@@ -249,7 +248,7 @@ def _groups(machines: Sequence[ReportedMachine], decided: Sequence[str]) -> Iter
             rows = tuple(filter(None, (_row(machine, metric) for machine in machines)))
             if rows and metric.id not in groups:
                 place = objective not in decided, -len(rows)
-                groups[metric.id] = place, EffectGroup(metric.title, better_text(metric), rows)
+                groups[metric.id] = place, EffectGroup(metric.title, metric.better, rows)
     rows_left = MOST_ROWS
     for _, group in sorted(groups.values(), key=lambda item: item[0]):
         if len(group.rows) <= rows_left:

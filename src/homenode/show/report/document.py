@@ -32,7 +32,6 @@ from homenode.show.report.machine import (
 )
 from homenode.show.report.pictures import (
     bar_pictures,
-    better_text,
     curve_pictures,
     device_pictures,
     fairness_picture,
@@ -283,7 +282,7 @@ def _tests(machines: Sequence[ReportedMachine]) -> Section:
         (
             metric.title,
             metric.about + ("; a control" if metric.control else ""),
-            better_text(metric).partition(" ")[0],
+            metric.better.partition(" ")[0],
             metric.rise,
             metric.fall,
             f"{metric.matters * 100:g} %",

@@ -73,16 +73,11 @@ def bar_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     for metric in METRICS.values():
         bars, unit = metric_bars(machine, metric)
         if bars:
-            note = f"{better_text(metric)}; {metric.about}"
+            note = f"{metric.better}; {metric.about}"
             if any(bar.note for bar in bars):
                 note += f"; against {bars[0].label}"
             svg = bar_chart(metric.title, unit, [BarGroup("", bars)])
             yield Picture(metric.title, svg, (note,))
-
-
-def better_text(metric: Metric) -> str:
-    """Which way is better."""
-    return "less is better" if metric.lower_is_better else "more is better"
 
 
 def forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
@@ -156,7 +151,7 @@ def mean_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         names = tuple(map(str, range(len(cards))))
         drawn = Matrix("node", "GPU", tuple(map(str, nodes)), names, rows)
         title = f"{metric.title}, node and GPU"
-        note = f"{better_text(metric)}; the source prints the two means, and no single cell"
+        note = f"{metric.better}; the source prints the two means, and no single cell"
         yield Picture(title, heat_map(title, metric.unit, drawn), (note,))
 
 
@@ -173,7 +168,7 @@ def locality_pictures(localities: Sequence[CopyLocality]) -> Iterator[Picture]:
         metric = metric_of(key.metric)
         name = key.metric if metric is None else metric.title
         title = ", ".join(filter(None, (name, key.variant)))
-        note = "" if metric is None else better_text(metric)
+        note = "" if metric is None else metric.better
         svg = bar_chart(title, key.unit, [BarGroup("", tuple(bars))])
         yield Picture(f"{title}: near and far", svg, (note,) if note else ())
 
@@ -246,7 +241,7 @@ def _heat_picture(label: str, matrix: FigureMatrix, ends: tuple[float, float]) -
     name = matrix.key.metric if metric is None else metric.title
     parts = (name, matrix.key.variant, "" if label == ANY_LAYOUT else label)
     title = ", ".join(filter(None, parts))
-    better = "" if metric is None else f"{better_text(metric)}; "
+    better = "" if metric is None else f"{metric.better}; "
     axes = f"{_axis(matrix, rows=True)} down, {_axis(matrix, rows=False)} across"
     drawn = Matrix(
         _axis(matrix, rows=True),
@@ -415,7 +410,7 @@ def device_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         if groups and sum(len(group.bars) for group in groups) <= 2 * MOST_DEVICES:
             title = f"{metric.title}, GPU by GPU"
             svg = bar_chart(title, metric.unit, groups)
-            yield Picture(title, svg, (better_text(metric),))
+            yield Picture(title, svg, (metric.better,))
 
 
 _BY_DEVICE = frozenset(m.id for m in METRICS.values() if m.worst_device and not m.control)

@@ -301,7 +301,7 @@ def _drawn_maps(matrices: Sequence[StudyMatrix]) -> Iterator[Picture]:
             tuple(map(_short_address, matrix.columns)),
             matrix.cells,
         )
-        caption = "less is better" if metric.lower_is_better else "more is better"
+        caption = metric.better
         if matrix.local is not None and matrix.remote is not None and matrix.ratio is not None:
             caption += (
                 f"; local {figure_text(matrix.local, metric.unit)}, remote "
@@ -338,6 +338,5 @@ def _bars(spreads: Sequence[CopySpread]) -> Iterator[Picture]:
             ]
             groups.append(BarGroup(f"by {method}", tuple(bars)))
         facts = METRICS[metric]
-        caption = "less is better" if facts.lower_is_better else "more is better"
         title = f"{facts.title}, mean \u00b1 deviation"
-        yield Picture(title, bar_chart(title, facts.unit, groups), (caption,))
+        yield Picture(title, bar_chart(title, facts.unit, groups), (facts.better,))

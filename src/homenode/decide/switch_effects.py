@@ -46,8 +46,11 @@ class SwitchEffect(Struct, frozen=True, kw_only=True):
     switch: StudySwitch
     machine: str
     effect: Effect  # as compared
-    # better or worse by as much as matters, no difference that does, or cannot tell
-    outcome: Outcome
+
+    @property
+    def outcome(self) -> Outcome:
+        """Better or worse by as much as matters, no difference that does, or cannot tell."""
+        return judged_outcome(self.effect)
 
 
 def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchEffect, ...]:
@@ -65,14 +68,7 @@ def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchE
             for effect in sorted(filter(_is_headline, effects), key=lambda one: not one.primary):
                 if effect.metric not in seen:
                     seen.add(effect.metric)
-                    changes.append(
-                        SwitchEffect(
-                            switch=switch,
-                            machine=machine,
-                            effect=effect,
-                            outcome=judged_outcome(effect),
-                        )
-                    )
+                    changes.append(SwitchEffect(switch=switch, machine=machine, effect=effect))
     return tuple(changes)
 
 

@@ -291,20 +291,23 @@ def experiments_for(
     hosts: by cluster node. Raises UsageError as nodes_to_bind_to, and for shapes that fit no node.
     """
     experiments: list[Experiment] = []
-    names = tuple(dict.fromkeys(node.name for node in (*shared, *exclusive)))
-    of_nodes = {name: tuple(_of_node(name, exclusive, shared, hosts, options)) for name in names}
+    of_nodes: dict[str, list[Experiment]] = {}
+    for node in shared:
+        of_nodes.setdefault(node.name, []).extend(_shared_experiments(node, options))
+    for node in exclusive:
+        whole = _exclusive_experiments(node, hosts[node.name], options)
+        of_nodes.setdefault(node.name, []).extend(whole)
     for number in range(options.rounds):
         experiments += _round(of_nodes, number, experiments)
     if options.between_nodes and len(exclusive) > 1:
         ends = tuple({experiment.nodes: experiment.id for experiment in experiments}.values())
         gpus = min(node.gpus or 0 for node in exclusive)
         types = {node.gpu_type for node in exclusive}
-        names = tuple(node.name for node in exclusive)
         experiments.append(
             Experiment(
                 "collective",
                 Mode.COLLECTIVE,
-                names,
+                tuple(node.name for node in exclusive),
                 exclusive[0].partition,
                 gpus,
                 after=ends,
@@ -330,22 +333,6 @@ def _round(
             )
             last[name] = (experiment.id,)
             yield experiment
-
-
-def _of_node(
-    name: str,
-    exclusive: tuple[ClusterNode, ...],
-    shared: tuple[ClusterNode, ...],
-    hosts: Mapping[str, Host],
-    options: StudyOptions,
-) -> Iterator[Experiment]:
-    """The jobs of one round on one node."""
-    for node in shared:
-        if node.name == name:
-            yield from _shared_experiments(node, options)
-    for node in exclusive:
-        if node.name == name:
-            yield from _exclusive_experiments(node, hosts[name], options)
 
 
 def _exclusive_experiments(

@@ -22,7 +22,7 @@ from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.trial.journal import BOOT, TrialHead, TrialJournal
 from homenode.measure.trial.prepare import TrialRequest, preflight, prepare, reopen
 from homenode.measure.trial.runner import Trial, run_trial
-from homenode.measure.trial.trial_config import Measuring
+from homenode.measure.trial.trial_config import MeasureOptions
 from homenode.process import ProgramResult
 from homenode.vm.hypervisor.connection import GuestAccess
 from homenode.vm.hypervisor.virsh import Virsh
@@ -186,7 +186,7 @@ def wanted(
     repeats: int = 1,
     id: str = "trial",
 ) -> TrialRequest:
-    measuring = Measuring(
+    measuring = MeasureOptions(
         SuiteOptions(GROUPS, Depth.QUICK), repeats=repeats, answer_s=answer_s, stop_s=0.2
     )
     return TrialRequest(

@@ -118,7 +118,7 @@ std::string run(const Options& options) {
 std::vector<OptionSpec> options() {
   auto specs = common_options("1");
   specs.push_back({"node", "N", "", "bind memory to this node; without it, where first touch puts it"});
-  specs.push_back({"matrix", "", "", "PUs of each node against the memory of each node; --seconds per cell"});
+  specs.push_back({"matrix", "", "", "CPUs of each node against the memory of each node; --seconds per cell"});
   specs.push_back({"kernels", "LIST", "all", "read, write, copy, scale, add, triad"});
   specs.push_back({"stores", "KIND", "both", "both, regular or non-temporal"});
   specs.push_back({"pages", "KIND", "auto", "auto (huge if allowed), huge, base, hugetlb; all but auto demand"});

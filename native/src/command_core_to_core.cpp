@@ -38,9 +38,9 @@ void measure_pair(Pair& pair, const Session& session, const StopRule& rule) {
       }
     });
     if (samples.empty()) {
-      throw measure_failure("PUs " + std::to_string(pair.one) + " and " + std::to_string(pair.other) +
+      throw measure_failure("CPUs " + std::to_string(pair.one) + " and " + std::to_string(pair.other) +
                                 ": no cache line was handed over within 10 s",
-                            "are both PUs really running? Something else may hold one of them");
+                            "are both CPUs really running? Something else may hold one of them");
     }
     // The first chunk of the first round still warms up clocks and the line.
     pair.samples_ns.insert(pair.samples_ns.end(), samples.begin() + (round == 0 ? 1 : 0), samples.end());
@@ -54,7 +54,7 @@ std::string run(const Options& options) {
   Session session("core-to-core", options);
   const auto& pus = session.pus().indices();
   if (pus.size() < 2) {
-    throw measure_failure("core-to-core: expected two PUs or more, found " + session.pus().text(),
+    throw measure_failure("core-to-core: expected two CPUs or more, found " + session.pus().text(),
                           "choose with --pus, such as --pus 0-3");
   }
   const double seconds = options.number("seconds", 0.01, 3600);
@@ -96,7 +96,7 @@ std::string run(const Options& options) {
 }  // namespace
 
 Command core_to_core_command() {
-  return {"core-to-core", "latency between each pair of PUs", [] { return common_options("5"); }, run};
+  return {"core-to-core", "latency between each pair of CPUs", [] { return common_options("5"); }, run};
 }
 
 }  // namespace homenode

@@ -237,7 +237,7 @@ std::string run(const Options& options) {
 std::vector<OptionSpec> options() {
   auto specs = common_options("8");
   specs.push_back({"node", "N", "", "bind memory to this node"});
-  specs.push_back({"matrix", "", "", "first PU of each node against the memory of each node, at --max-bytes"});
+  specs.push_back({"matrix", "", "", "first CPU of each node against the memory of each node, at --max-bytes"});
   specs.push_back({"pages", "LIST", "auto,base", "page sizes: auto, huge, base, hugetlb"});
   specs.push_back({"orders", "LIST", "local,random", "local (within 256 KiB: no page walks), random"});
   specs.push_back({"max-bytes", "SIZE", "512M", "largest buffer; without it, more if the LLC asks for it"});

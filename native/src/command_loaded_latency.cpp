@@ -100,9 +100,9 @@ class LoadedLatency {
     require_latency("loaded latency", median(point.pooled(point.latency_ns)), session_.clock_hz());
     if (point.from_disturbed()) {
       session_.doubt({"load-not-steady",
-                      "the chase or an injector was off its PU in " + std::to_string(point.disturbed_count()) +
+                      "the chase or an injector was off its CPU in " + std::to_string(point.disturbed_count()) +
                           " of " + std::to_string(point.disturbed.size()) + " samples of one point",
-                      "stop what runs on PUs " + session_.pus().text() + ", or allow more --seconds"});
+                      "stop what runs on CPUs " + session_.pus().text() + ", or allow more --seconds"});
     }
     return point;
   }
@@ -181,7 +181,7 @@ class LoadedLatency {
 std::string run(const Options& options) {
   Session session("loaded-latency", options);
   if (session.pus().size() < 2) {
-    throw measure_failure("loaded-latency: expected two PUs or more (one chases, the others load), found " +
+    throw measure_failure("loaded-latency: expected two CPUs or more (one chases, the others load), found " +
                               session.pus().text(), "choose with --pus, such as --pus 0-3");
   }
   std::vector<std::optional<std::uint64_t>> delays{std::nullopt};
@@ -228,7 +228,7 @@ std::vector<OptionSpec> options() {
 }  // namespace
 
 Command loaded_latency_command() {
-  return {"loaded-latency", "load latency while other PUs draw bandwidth", options, run};
+  return {"loaded-latency", "load latency while other CPUs draw bandwidth", options, run};
 }
 
 }  // namespace homenode

@@ -173,7 +173,7 @@ void doubt_topology(Session& session, const Watch& watch, const StateSeries& ser
       for (std::size_t i = 0; i < watch.brackets.size(); ++i) {
         if (series.labels[i].state == state) latencies.push_back(*watch.brackets[i].before_ns[pair]);
       }
-      const std::string names = "PUs " + std::to_string(pus[pair]) + " and " + std::to_string(pus[pair + 1]);
+      const std::string names = "CPUs " + std::to_string(pus[pair]) + " and " + std::to_string(pus[pair + 1]);
       if (median(latencies) < sibling_ns && !shown_as_siblings(session.host(), pus[pair], pus[pair + 1])) {
         session.doubt({"siblings-not-shown",
                        "the kernel shows " + names + " as cores of their own, but a line takes " +
@@ -223,7 +223,7 @@ std::string run(const Options& options) {
   if (options.given("replay")) return replay(options.text("replay"));
   Session session("placement", options);
   if (session.pus().size() < 2) {
-    throw measure_failure("placement: expected two PUs or more, found " + session.pus().text(),
+    throw measure_failure("placement: expected two CPUs or more, found " + session.pus().text(),
                           "choose with --pus, such as --pus 0-3");
   }
   const Watch seen = watch(options, session);
@@ -253,7 +253,7 @@ std::vector<OptionSpec> options() {
 }  // namespace
 
 Command placement_command() {
-  return {"placement", "do the PUs stand where they seem to, and do they stay there", options, run};
+  return {"placement", "do the CPUs stand where they seem to, and do they stay there", options, run};
 }
 
 }  // namespace homenode

@@ -15,9 +15,9 @@ constexpr double sample_s = 0.03;
 std::vector<PuSet> chosen_cores(const Options& options, const Session& session) {
   if (options.given("core")) {
     const auto core = options.pus("core");
-    if (core->size() < 2) options.reject("core", "two PUs or more, such as 0,32");
+    if (core->size() < 2) options.reject("core", "two CPUs or more, such as 0,32");
     if (core->intersection(session.pus()).size() != core->size()) {
-      options.reject("core", "PUs among " + session.pus().text());
+      options.reject("core", "CPUs among " + session.pus().text());
     }
     return {*core};
   }
@@ -99,7 +99,7 @@ std::vector<OptionSpec> options() {
   auto specs = common_options("3");
   specs.push_back({"work", "LIST", "primes,saturate", "primes (leaves room), saturate (leaves none)"});
   specs.push_back({"cores", "N", "4", "measure at most so many cores, the first ones"});
-  specs.push_back({"core", "LIST", "", "measure these PUs as if they were siblings"});
+  specs.push_back({"core", "LIST", "", "measure these CPUs as if they were siblings"});
   return specs;
 }
 

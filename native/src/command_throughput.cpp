@@ -89,7 +89,7 @@ std::vector<OptionSpec> options() {
 }  // namespace
 
 Command throughput_command() {
-  return {"throughput", "CPU events per second on one PU and on all, per thread", options, run};
+  return {"throughput", "CPU events per second on one CPU and on all, per thread", options, run};
 }
 
 }  // namespace homenode

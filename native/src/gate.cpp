@@ -57,7 +57,7 @@ std::optional<std::string> bandwidth_doubt(double bytes_per_s, double clock_hz, 
   const double bound = static_cast<double>(lines * line_bytes * pus) * clock_hz;
   if (bytes_per_s <= bound) return std::nullopt;
   return "expected at most " + figure(bound / 1e9, "GB/s") + " (" + std::to_string(lines * line_bytes) +
-         " bytes per cycle and PU at " +
+         " bytes per cycle and CPU at " +
          figure(clock_hz / 1e9, "GHz") + "), found " + figure(bytes_per_s / 1e9, "GB/s");
 }
 

@@ -110,7 +110,7 @@ std::optional<int> Options::node(const std::string& name) const {
 std::optional<PuSet> Options::pus(const std::string& name) const {
   if (!given(name)) return std::nullopt;
   const auto pus = PuSet::parse(text(name));
-  if (!pus || pus->empty()) reject(name, "PUs such as 0-3,8");
+  if (!pus || pus->empty()) reject(name, "CPUs such as 0-3,8");
   return pus;
 }
 

@@ -13,7 +13,7 @@ namespace homenode {
 
 void pin_to(int pu) {
   cpu_set_t* mask = CPU_ALLOC(static_cast<std::size_t>(pu) + 1);
-  if (mask == nullptr) throw measure_failure("PU " + std::to_string(pu) + ": no memory for its mask");
+  if (mask == nullptr) throw measure_failure("CPU " + std::to_string(pu) + ": no memory for its mask");
   const std::size_t bytes = CPU_ALLOC_SIZE(static_cast<std::size_t>(pu) + 1);
   CPU_ZERO_S(bytes, mask);
   CPU_SET_S(static_cast<std::size_t>(pu), bytes, mask);
@@ -21,15 +21,15 @@ void pin_to(int pu) {
   const int error = errno;
   CPU_FREE(mask);
   if (result != 0) {
-    throw measure_failure("PU " + std::to_string(pu) + ": expected to pin a thread there, found: " +
+    throw measure_failure("CPU " + std::to_string(pu) + ": expected to pin a thread there, found: " +
                               std::strerror(error),
-                          "is the PU online, and allowed by this cgroup?");
+                          "is the CPU online, and allowed by this cgroup?");
   }
   const int found = sched_getcpu();
   if (found != pu) {
-    throw measure_failure("PU " + std::to_string(pu) + ": expected to run there after pinning, found PU " +
+    throw measure_failure("CPU " + std::to_string(pu) + ": expected to run there after pinning, found CPU " +
                               std::to_string(found),
-                          "a sandbox that ignores affinity cannot be measured per PU");
+                          "a sandbox that ignores affinity cannot be measured per CPU");
   }
 }
 
@@ -39,8 +39,8 @@ void require_pus(const Host& host, const PuSet& pus) {
   const PuSet offline = missing.minus(host.online);
   const std::string why = offline.empty() ? "not allowed by affinity or cgroup: " + missing.text()
                                           : "not online: " + offline.text();
-  throw measure_failure("expected PUs among " + host.allowed.text() + ", found " + pus.text() + " (" + why + ")",
-                        "choose with --pus, or start the probe with those PUs (taskset, cpuset)");
+  throw measure_failure("expected CPUs among " + host.allowed.text() + ", found " + pus.text() + " (" + why + ")",
+                        "choose with --pus, or start the probe with those CPUs (taskset, cpuset)");
 }
 
 }  // namespace homenode

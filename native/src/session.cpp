@@ -92,8 +92,8 @@ std::string Session::finish() {
   if (contention.busy_neighbour()) {
     doubt({"busy-neighbour",
            "others used " + percent(contention.others_ratio) +
-               " of these PUs, and the hypervisor took " + percent(contention.steal_ratio),
-           "stop what runs on PUs " + pus_.text() + " and measure again"});
+               " of these CPUs, and the hypervisor took " + percent(contention.steal_ratio),
+           "stop what runs on CPUs " + pus_.text() + " and measure again"});
   }
   json_.array("doubts");
   for (const auto& doubt : doubts_) {
@@ -104,7 +104,7 @@ std::string Session::finish() {
 }
 
 std::vector<OptionSpec> common_options(const std::string& seconds) {
-  return {{"pus", "LIST", "", "PUs to run on, such as 0-3,8; without it, all that are allowed"},
+  return {{"pus", "LIST", "", "CPUs to run on, such as 0-3,8; without it, all that are allowed"},
           {"seconds", "S", seconds, "time for measuring; stops earlier when intervals are tight"},
           {"tolerance", "RATIO", "0.01", "tight enough: half the interval of the median, over the median"},
           {"seed", "N", "1", "of orders and permutations"}};

@@ -85,7 +85,7 @@ RateSample measure_rates(Team& team, const std::vector<std::size_t>& active, Wor
     if (wrong > 0) {
       throw measure_failure("work " + name_of(work) + ": expected the result " + std::to_string(expected) +
                                 ", found another " + std::to_string(wrong) + " times",
-                            "the processor of PU " + std::to_string(team.pus().indices()[rank]) + " is at fault");
+                            "the processor of CPU " + std::to_string(team.pus().indices()[rank]) + " is at fault");
     }
     sample.events[place] = events;
     const Nanoseconds elapsed = std::max<Nanoseconds>(stints[place].end_ns - stints[place].start_ns, 1);

@@ -162,7 +162,7 @@ def _document(domain: Domain) -> tuple[bytes, str]:
 
     if isinstance(domain, bytes):
         return domain, "domain"
-    return read_input(domain, "a domain document"), str(domain)
+    return read_input(domain, "a domain XML"), str(domain)
 
 
 def _host(source: HostSource) -> Host:

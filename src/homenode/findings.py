@@ -110,7 +110,7 @@ def gap_lines(gaps: Iterable[Gap]) -> tuple[str, ...]:
     if len(lines) > _MOST_REASONS + 1:
         groups = list(subjects.values())[_MOST_REASONS:]
         shared = "; ".join(map(subjects_text, groups))
-        lines[_MOST_REASONS:] = [f"{shared}: homenode show --explain gives the reasons"]
+        lines[_MOST_REASONS:] = [f"{shared}: homenode show --explain prints the reasons"]
     return tuple(lines)
 
 

@@ -193,7 +193,7 @@ def test_published_figures_are_compared_by_name() -> None:
     machine = FOLDER / "rtx-pro-6000"
     printed = call("compare", machine / "default", machine / "pin", "--explain")
     assert "2.4x" in printed
-    assert "better (provisional, one figure each)" in printed
+    assert "better (provisional, one result each)" in printed
     assert "against unknown" not in call("compare", machine), "figures of no layout are omitted"
 
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.decide.alternative import alternatives
-from homenode.decide.compare import _within
+from homenode.decide.compare import _imbalance_ratio
 from homenode.decide.comparison import Effect, Outcome, holm
 from homenode.decide.distributions import (
     f_upper_p,
@@ -282,7 +282,7 @@ def test_the_slowest_device_counts_by_its_nearest_boots(
     metric: str, first: Sequence[float], second: Sequence[float], factor: float
 ) -> None:
     series = [replace(_series(_QUIET), shares=tuple(shares)) for shares in (first, second)]
-    assert _within(series[0], series[1], METRICS[metric]) == pytest.approx(factor)
+    assert _imbalance_ratio(series[0], series[1], METRICS[metric]) == pytest.approx(factor)
 
 
 def test_a_pair_of_several_is_tested_with_each_subset_that_it_is_in() -> None:

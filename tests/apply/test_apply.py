@@ -246,7 +246,7 @@ def test_a_saved_original_that_was_damaged_is_not_defined(daemon: StandIn, root:
     entry = store.definition()
     assert entry is not None and entry.what is ChangeState.DONE
     store.document_path(entry.before).write_bytes(b"<domain/>")
-    with pytest.raises(InputError, match="expected the document with that sha256"):
+    with pytest.raises(InputError, match="expected the definition with that sha256"):
         restore_definition(Virsh(URI), NAME, root)
     assert daemon.definition() == owned
 
@@ -268,7 +268,7 @@ def test_a_user_and_root_get_the_hint_that_each_can_follow_about_a_folder_that_i
     (tmp_path / "file").write_text("")
     for user, hint in (
         (1000, "with XDG_STATE_HOME naming"),
-        (0, "make /var/lib/homenode a folder"),
+        (0, "make /var/lib/homenode a directory"),
     ):
         monkeypatch.setattr("os.geteuid", lambda user=user: user)
         with pytest.raises(HostError, match=hint):
@@ -401,7 +401,7 @@ def test_threads_that_somebody_else_moved_stay(daemon: StandIn, root: Path) -> N
     run_with_pins(daemon)
     apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)
     daemon.put("pins/vcpu.1", "5")
-    with pytest.raises(InputError, match="somebody moved vcpu 1 to CPUs 5 since"):
+    with pytest.raises(InputError, match="another program moved vcpu 1 to CPUs 5"):
         restore_live_pins(Virsh(URI), NAME, root)
 
 
@@ -430,7 +430,7 @@ def test_what_names_a_domain_on_a_command_line_is_no_option_id_or_file(daemon: S
 
 def test_a_number_that_virsh_takes_for_an_id_is_no_name(daemon: StandIn) -> None:
     daemon.put("id", "4")
-    with pytest.raises(InputError, match="'4' is no name of a domain, but the id of '-vm 7'"):
+    with pytest.raises(InputError, match="'4' is not the name of a domain, but the id of '-vm 7'"):
         Virsh(URI).domain("4")
 
 

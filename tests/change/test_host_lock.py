@@ -228,7 +228,7 @@ def test_who_waits_names_the_holder_and_gives_up(
             with pytest.raises(HostError, match=r"homenode apply other.*0\.2 s") as refused:
                 change()
             assert f"process {holder}" in refused.value.message
-            assert "waiting until this host" in terminal.getvalue()
+            assert "to finish changing this host" in terminal.getvalue()
             terminal.truncate(0)
         assert host.pins() == []
         # A dry run does not wait.

@@ -110,7 +110,7 @@ def test_an_online_pu_without_a_folder_is_an_incomplete_tree() -> None:
     ("without", "named"),
     [
         ("/cpu3/topology", r"no .*/topology for online CPUs 3"),
-        ("/node1/", "lists nodes 0-1, but nodes 1 have no folder"),
+        ("/node1/", "lists nodes 0-1, but nodes 1 have no directory"),
         ("/node1/cpulist", "node1/cpulist or cpumap"),
     ],
 )
@@ -254,7 +254,7 @@ def test_an_unreadable_folder_of_nodes_or_cpus_is_refused_and_not_mistaken_for_a
 def test_a_folder_of_an_impossible_number_is_named(number: int) -> None:
     for folder, name in ((NODE, "node"), (CPU, "cpu")):
         files = cpu_files() | {f"{folder}/{name}{number}/cpulist": "\n"}
-        with pytest.raises(ParseError, match=f"folders {name}0 to {name}65535.*{name}{number}"):
+        with pytest.raises(ParseError, match=f"directories {name}0 to {name}65535.*{name}{number}"):
             discover(snapshot(files))
 
 

@@ -243,5 +243,5 @@ def test_what_keeps_runs_from_counting_is_what_is_said() -> None:
     said = {one.subject: (one.id, one.detail) for one in of_no_machine(runs, machine)}
     assert said["other"][0] == "other-machine" and "NVIDIA A100" in said["other"][1]
     assert said["lab-a; lab-b"][0] == "machine-unknown"
-    assert "several folders" in said["lab-a; lab-b"][1]
+    assert "several directories" in said["lab-a; lab-b"][1]
     assert "no model" in said["cpu-only"][1]

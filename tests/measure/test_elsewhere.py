@@ -52,7 +52,7 @@ def test_a_run_elsewhere_is_a_run_like_any_other(on: str, tmp_path: Path) -> Non
 
 @pytest.mark.lab
 def test_what_runs_since_a_kill_is_ended_by_who_continues(on: str, tmp_path: Path) -> None:
-    first = host_at(on, str(tmp_path)).holding(os.open(os.devnull, os.O_RDONLY))
+    first = host_at(on, str(tmp_path)).with_descriptor(os.open(os.devnull, os.O_RDONLY))
     pid_file = tmp_path / "pid"
 
     ended: list[int] = []
@@ -67,7 +67,7 @@ def test_what_runs_since_a_kill_is_ended_by_who_continues(on: str, tmp_path: Pat
         assert time.monotonic() < deadline
         time.sleep(0.02)
     pid = int(pid_file.read_text())
-    again = host_at(on, str(tmp_path)).holding(os.open(os.devnull, os.O_RDONLY))
+    again = host_at(on, str(tmp_path)).with_descriptor(os.open(os.devnull, os.O_RDONLY))
     assert is_gone(pid)
     thread.join()
     assert ended == [-signal.SIGKILL]
@@ -87,7 +87,7 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.lab
 def test_a_process_of_another_start_is_not_ended(on: str, tmp_path: Path) -> None:
-    host = host_at(on, str(tmp_path)).holding(os.open(os.devnull, os.O_RDONLY))
+    host = host_at(on, str(tmp_path)).with_descriptor(os.open(os.devnull, os.O_RDONLY))
     folder = host.run(("sh", "-c", f"dirname $(command -v {PROBE} || echo $0)"), 20)
     assert folder.returncode == 0
     other = subprocess.Popen(("sleep", "60"), start_new_session=True)

@@ -103,7 +103,7 @@ def test_two_equal_looks_are_no_change() -> None:
             "core_throttle_count rose by 7",
         ),
         ({f"{CPU}/intel_pstate/no_turbo": "1"}, "turbo changed"),
-        ({"/proc/stat": stat(1500, 1400, 100)}, "gave 10.0% of the CPUs' time to others"),
+        ({"/proc/stat": stat(1500, 1400, 100)}, "took 10.0% of the CPUs' time for other guests"),
     ],
 )
 def test_a_change_in_between_is_the_reason_to_mark_a_run(after: dict[str, str], says: str) -> None:
@@ -222,7 +222,7 @@ def test_a_neighbour_on_one_of_many_pus_is_found(
 
 def test_what_is_stolen_from_pus_that_do_not_measure_marks_nothing() -> None:
     after = look(changed={"/proc/stat": spread((0, 100, 300), 4)})
-    assert any("gave" in one for one in changes(look(), after))
+    assert any("took" in one for one in changes(look(), after))
     assert not changes(look(), after, CpuSet.parse("0-2"))
 
 

@@ -378,7 +378,7 @@ def test_texts_that_are_too_large_are_refused(
         (tmp_path / f"{number}/log.txt").write_text("x\n" * 500)
     with pytest.raises(InputError, match="MiB of text, found more") as refused:
         find_folders(tmp_path)
-    assert "name the folders" in str(refused.value)
+    assert "name the directories" in str(refused.value)
 
 
 def test_a_folder_that_may_not_be_read_is_reported(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_a_busy_neighbour_marks_the_run(tmp_path: Path) -> None:
     outcome = run(tmp_path, FakeMachine(answer=busy))
     assert all(one.disturbed for one in measured(outcome).samples)
     assert "bench-disturbed" in ids(outcome)
-    assert any("others ran during" in reason for reason in measured(outcome).head.unusable)
+    assert any("other processes ran during" in reason for reason in measured(outcome).head.unusable)
 
 
 def test_a_neighbour_who_came_and_went_marks_his_steps_alone(tmp_path: Path) -> None:

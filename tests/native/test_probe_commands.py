@@ -273,8 +273,8 @@ MISSING_PU = str(max(allowed_pus(), default=0) + 7000)
         (("bandwidth", "--puss", "0"), 2, 'found "--puss"'),
         (("bandwidth", "0-3"), 2, 'found "0-3"'),
         (("bandwidth", "--pus"), 2, "expected a value after --pus"),
-        (("bandwidth", "--pus", "3-1"), 2, "expected PUs such as"),
-        (("bandwidth", "--pus", ""), 2, "expected PUs such as"),
+        (("bandwidth", "--pus", "3-1"), 2, "expected CPUs such as"),
+        (("bandwidth", "--pus", ""), 2, "expected CPUs such as"),
         (("bandwidth", "--seed", "1", "--seed", "2"), 2, "found it twice"),
         (("bandwidth", "--seconds", "nan"), 2, "expected a number"),
         (("bandwidth", "--seconds", "-1"), 2, "expected a number"),
@@ -294,9 +294,9 @@ MISSING_PU = str(max(allowed_pus(), default=0) + 7000)
         (("bandwidth", "--pus", MISSING_PU), 3, "not online"),
         (("bandwidth", "--pus", one_pu(), "--array-bytes", "900000G"), 3, "MiB of memory"),
         (("bandwidth", "--pus", one_pu(), *FEW_BYTES, "--node", "1023"), 3, "node"),
-        (("core-to-core", "--pus", one_pu()), 3, "two PUs or more"),
-        (("placement", "--pus", one_pu()), 3, "two PUs or more"),
-        (("loaded-latency", "--pus", one_pu()), 3, "two PUs or more"),
+        (("core-to-core", "--pus", one_pu()), 3, "two CPUs or more"),
+        (("placement", "--pus", one_pu()), 3, "two CPUs or more"),
+        (("loaded-latency", "--pus", one_pu()), 3, "two CPUs or more"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_what_was_expected_and_found(

@@ -372,11 +372,11 @@ def test_a_node_that_holds_two_cells_of_mixed_kinds_is_reported_once() -> None:
 
 def test_gaps_of_one_reason_are_reported_once() -> None:
     gaps = (
-        Gap("node of 0000:17:00.0", "the firmware gives none"),
-        Gap("node of 0000:65:00.0", "the firmware gives none"),
+        Gap("node of 0000:17:00.0", "the firmware reports none"),
+        Gap("node of 0000:65:00.0", "the firmware reports none"),
         Gap("free memory", "no meminfo"),
     )
     assert _section(replace(_plan(), gaps=gaps), None, "Unknown").lines == (
-        "node of 0000:17:00.0 and 0000:65:00.0: the firmware gives none",
+        "node of 0000:17:00.0 and 0000:65:00.0: the firmware reports none",
         "free memory: no meminfo",
     )

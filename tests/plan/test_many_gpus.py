@@ -73,7 +73,7 @@ def lowest_first(gpus: int) -> tuple[int, ...]:
 def test_choosing_among_four_times_the_gpus_takes_no_more_than_sixteen_times_the_work() -> None:
     def work(gpus: int) -> int:
         ties = GpuTies(tree(gpus, 2, 4, 8, 16), lowest_first(gpus))
-        return calls_of(lambda: ties.least(0, (((1 << gpus) - 1, gpus // 2 + 1),)))
+        return calls_of(lambda: ties.fewest_broken(0, (((1 << gpus) - 1, gpus // 2 + 1),)))
 
     assert work(64) < 16 * work(16)
     assert work(256) < 16 * work(64)
@@ -105,14 +105,14 @@ def test_no_choice_among_equally_near_gpus_breaks_fewer_sets() -> None:
         parts = [order[a:b] for a, b in pairwise(bounds)]
         tied = [(sum(1 << n for n in part), draw.randint(1, len(part))) for part in parts]
         sure = sum(1 << n for n in order[: bounds[0]] if draw.random() < 0.5)
-        assert ties.least(sure, tied) == (trying_all(ties, sure, tied), True), seed
+        assert ties.fewest_broken(sure, tied) == (trying_all(ties, sure, tied), True), seed
 
 
 def test_of_too_many_overlapping_sets_a_choice_is_made_that_is_not_called_the_best() -> None:
     rows = tree(64, 8)
     columns = tuple(sum(1 << 8 * row + column for row in range(8)) for column in range(8))
     ties = GpuTies((*rows, *columns), lowest_first(64))
-    chosen, is_complete = ties.least(0, (((1 << 64) - 1, 32),))
+    chosen, is_complete = ties.fewest_broken(0, (((1 << 64) - 1, 32),))
     assert chosen.bit_count() == 32 and not is_complete
 
 

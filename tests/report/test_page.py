@@ -121,7 +121,7 @@ def test_effects_and_risks_say_what_each_switch_did_and_where_it_hurt(document: 
     assert cell.startswith("\u25bc ") and "risk: 63 % slower on RTX PRO 6000" in cell
     cell = cells["memory bandwidth", StudySwitch.PINNING]
     assert cell.startswith("cannot tell (") and " slower to " in cell, (
-        "as compare has it: one figure each"
+        "as compare has it: one result each"
     )
     cell = cells["all threads", StudySwitch.SIBLINGS]
     assert cell.startswith("cannot tell (2 to 3 % faster)")

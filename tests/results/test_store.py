@@ -134,7 +134,7 @@ def test_a_run_is_not_written_over_another(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/etc", "a\x00b"])
 def test_a_name_that_leaves_the_results_folder_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="one folder's name"):
+    with pytest.raises(InputError, match="one directory's name"):
         write_run(tmp_path, replace(RUN, head=replace(HEAD, name=name)))
 
 

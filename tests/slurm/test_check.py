@@ -170,8 +170,8 @@ def test_a_type_that_jobs_may_ask_for_stays_in_slurm_conf() -> None:
 @pytest.mark.parametrize(
     ("gres", "words", "headline"),
     [
-        ("AutoDetect=nvml\n", " Gres=gpu:9", "slurm.conf gives n 9 GPUs instead of 8"),
-        ("AutoDetect=nvml\n", "", "slurm.conf gives n no GPUs"),
+        ("AutoDetect=nvml\n", " Gres=gpu:9", "slurm.conf assigns n 9 GPUs instead of 8"),
+        ("AutoDetect=nvml\n", "", "slurm.conf assigns n no GPUs"),
         ("", " Gres=gpu:8", "gres.conf has no line for the GPUs of n"),
         (
             "Name=gpu File=/dev/nvidia[0-6]\n",

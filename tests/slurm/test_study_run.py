@@ -224,7 +224,7 @@ def test_without_sbatch_every_job_is_refused_by_name(queue: StandIn) -> None:
 def test_a_program_that_gave_no_figure_in_any_job_is_no_result(queue: StandIn) -> None:
     code, said = queue.run(*NEW, "--app", "nosuch", "--metric", r"(\d+) img/s")
     assert code == 1
-    total = said.count("no figure of nosuch")
+    total = said.count("no result of nosuch")
     assert total > 1
     assert f"0 of {total} jobs have results" in said
 

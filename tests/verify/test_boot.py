@@ -14,7 +14,7 @@ import pytest
 
 from homenode.check.verify.boot.guest_files import find_guest_files, kvm_works
 from homenode.check.verify.boot.initramfs import initramfs
-from homenode.check.verify.boot.libvirt import answering
+from homenode.check.verify.boot.libvirt import find_uri
 from homenode.check.verify.boot.stand_in import APART
 from homenode.check.verify.boot.stand_in_boot import BootOptions, BootOutcome, boot_stand_in
 from homenode.check.verify.guest.checks import GuestView, view_of_stand_in
@@ -272,7 +272,7 @@ def test_a_libvirt_whose_guest_never_ends_leaves_the_boot_to_qemu(
 
 @pytest.mark.libvirt
 def test_libvirt_boots_the_stand_in_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    uri = answering(os.environ.get("HOMENODE_LIBVIRT_URI"))
+    uri = find_uri(os.environ.get("HOMENODE_LIBVIRT_URI"))
     if uri is None:
         pytest.skip("no libvirtd answers at qemu:///system")
     tuning = tuned("pin-numa-pci")

@@ -19,7 +19,7 @@ import pytest
 from homenode.check.verify.boot import boot_folder as boot_folders
 from homenode.check.verify.boot.boot_folder import GuestOutput, boot_folder, let_qemu_in
 from homenode.check.verify.boot.guest_files import find_guest_files
-from homenode.check.verify.boot.libvirt import answering, user_of_capabilities
+from homenode.check.verify.boot.libvirt import find_uri, user_of_capabilities
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import HomenodeError, HostError
 from homenode.safe.trusted_path import changeable, let_in, private_folder
@@ -95,8 +95,8 @@ def _another_folder(said: GuestOutput) -> None:
         (lambda said: os.link(said.path, said.path.with_name("more")), "2 names"),
         (lambda said: said.path.chmod(0o666), "mode 666"),
         (lambda said: said.path.chmod(0o620), "mode 620"),
-        (lambda said: said.path.parent.chmod(0o711), "its folder open to others"),
-        (lambda said: said.path.parent.chmod(0o770), "its folder open to others"),
+        (lambda said: said.path.parent.chmod(0o711), "its directory open to others"),
+        (lambda said: said.path.parent.chmod(0o770), "its directory open to others"),
     ],
 )
 def test_a_report_that_another_user_could_have_written_is_none(
@@ -349,7 +349,7 @@ def test_other_users_change_no_verdict_of_a_boot(place: Path, tmp_path: Path) ->
         find_guest_files()
     except HomenodeError as error:
         pytest.skip(str(error))
-    uri = answering(os.environ.get("HOMENODE_LIBVIRT_URI"))
+    uri = find_uri(os.environ.get("HOMENODE_LIBVIRT_URI"))
     if uri is None:
         pytest.skip("no libvirtd answers at qemu:///system")
     document = tmp_path / "vm.xml"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from homenode.check.verify.boot.libvirt import SYSTEM, answering
+from homenode.check.verify.boot.libvirt import SYSTEM, find_uri
 from homenode.check.verify.live.capture import verify_running_domain
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings
@@ -61,7 +61,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, lis
     pus = sorted(os.sched_getaffinity(0))
     if len(pus) < 2 or os.geteuid() != 0:
         pytest.skip("needs root and 2 PUs")
-    if answering(None) is None:
+    if find_uri(None) is None:
         pytest.skip(f"no libvirtd answers at {SYSTEM}")
     name = f"homenode-test-{uuid.uuid4().hex[:8]}"
     path = tmp_path_factory.mktemp("live") / "vm.xml"

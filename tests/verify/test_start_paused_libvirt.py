@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from homenode.change.journal import default_root
-from homenode.check.verify.boot.libvirt import SYSTEM, answering
+from homenode.check.verify.boot.libvirt import SYSTEM, find_uri
 from homenode.check.verify.start import startable, verify_paused
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
@@ -46,7 +46,7 @@ def virsh(*words: str, input: str | None = None) -> ProgramResult:
 @pytest.fixture
 def name() -> Iterator[str]:
     """A domain that is shut off."""
-    if os.geteuid() != 0 or answering(None) is None or (os.cpu_count() or 1) < 2:
+    if os.geteuid() != 0 or find_uri(None) is None or (os.cpu_count() or 1) < 2:
         pytest.skip(f"needs root, 2 PUs and a libvirtd at {SYSTEM}")
     if not Path("/usr/share/OVMF/OVMF_CODE_4M.fd").exists():
         pytest.skip("no OVMF here")

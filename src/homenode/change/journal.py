@@ -52,8 +52,8 @@ def state_hint(number: int | None) -> str | None:
     if number not in _NOT_WRITABLE:
         return None
     if os.geteuid() == 0:
-        return f"make {default_root()} a folder on a file system that can be written and stays"
-    return "as root, or with XDG_STATE_HOME naming a folder that this user may write to"
+        return f"make {default_root()} a directory on a file system that can be written and stays"
+    return "as root, or with XDG_STATE_HOME naming a directory that this user may write to"
 
 
 class Journal:

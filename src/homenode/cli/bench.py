@@ -99,16 +99,18 @@ def _run(
                 return run_bench(machine, orders, results, on_progress, resume=resume, notify=note)
         except KeyboardInterrupt:
             if begun:
-                text = f"measurements so far are kept. Continue: {_resuming(orders.name)}"
+                text = f"measurements so far are kept. Continue: {_resume_command(orders.name)}"
                 raise KeyboardInterrupt(text) from None
             raise
         except ToolError as error:
             if error.hint is None and begun:
-                error.hint = f"measurements so far are kept. Continue: {_resuming(orders.name)}"
+                error.hint = (
+                    f"measurements so far are kept. Continue: {_resume_command(orders.name)}"
+                )
             raise
 
 
-def _resuming(name: str) -> str:
+def _resume_command(name: str) -> str:
     """The command line that continues the run of this name."""
     words = [word for word in sys.argv[1:] if word != "--resume"]
     if "--name" not in words:

@@ -26,7 +26,7 @@ from homenode.measure.options import AppOrder, BenchOptions, check_name
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Switches
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.trial.prepare import TrialRequest
-from homenode.measure.trial.trial_config import Measuring
+from homenode.measure.trial.trial_config import MeasureOptions
 from homenode.objective import Objective
 from homenode.plan.stored import read_plan
 from homenode.process import find_program
@@ -156,8 +156,8 @@ def _marks(typed: RunArguments, elsewhere: "Snapshot | None") -> tuple[str, ...]
         return ()
     if not typed.force:
         raise UsageError(
-            "--context host: expected a machine that is no virtual one, found a virtual machine",
-            hint="omit it: the run is of a guest; --force measures, and marks the run",
+            "--context host: expected bare metal, found a virtual machine",
+            hint="omit it to measure as a guest, or add --force: the run is then marked",
         )
     return ("measured in a virtual machine, and called a host (--context host --force)",)
 
@@ -230,7 +230,7 @@ def trial_request(
     run = bench_options(
         trial_id, arguments.suite, arguments.own, RunArguments(vantage=Vantage.GUEST)
     )
-    measuring = Measuring(
+    measuring = MeasureOptions(
         run.suite,
         run.repeats,
         run.seed,
@@ -238,7 +238,7 @@ def trial_request(
         arguments.access.answer_within,
         arguments.access.stop_within,
     )
-    placing, words = _placing(arguments, layouts[0])
+    placing, words = _placement_options(arguments, layouts[0])
     few = 3 if len(layouts) <= 2 else 4  # docs/developer/statistics.md
     return TrialRequest(
         id=trial_id,
@@ -256,7 +256,9 @@ def trial_request(
     )
 
 
-def _placing(arguments: TrialArguments, first: str) -> tuple[PlanOptions, tuple[str, ...]]:
+def _placement_options(
+    arguments: TrialArguments, first: str
+) -> tuple[PlanOptions, tuple[str, ...]]:
     """The placement, and the same as options of `homenode apply`."""
     # The GPUs are those that the VM has, whatever NVLink is between them.
     options = structs.replace(arguments.options, layout=first, without_nvlink=True)

@@ -179,7 +179,7 @@ def _under_load(
     if words == []:
         raise UsageError("--load-command: missing program", hint=_LOAD)
     program = load_program(words)
-    note(f"running {' '.join(program.argv)} and reading links meanwhile")
+    note(f"running {' '.join(program.argv)} and reading links during the copy")
     busy, reached = sample_under_load(host, LiveSnapshot(), program)
     # What the user says was measured goes before what we measured on the side.
     h2d = {gpu: rate for gpu, rate in reached.h2d.items() if rates.h2d_all is None}

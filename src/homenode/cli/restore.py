@@ -176,7 +176,7 @@ def _preview(virsh: Virsh, state: DomainState, arguments: RestoreArguments) -> t
             now, restored = f"{name} (now)", f"{name} (restored)"
             print_diff(preview.definition, preview.original, now, restored)
         for device in preview.moved:
-            note(f"{device}: its address was on a bus of the layout; libvirt gives it another")
+            note(f"{device}: its address was on a bus of the layout; libvirt assigns another")
         lines.append(
             f"{name}: homenode apply of "
             + preview.applied_at.strftime("%Y-%m-%d %H:%M would be undone")
@@ -198,7 +198,7 @@ def _restore_domain(virsh: Virsh, state: DomainState, *, keep_edits: bool) -> No
     if not restored.changed:
         say(f"{name}: has its original definition already")
     elif not restored.exact and not keep_edits:
-        say(f"{name}: restored; this libvirt prints it otherwise than the one before")
+        say(f"{name}: restored; this libvirt prints it differently from the previous version")
     else:
         equal = "without the layout" if keep_edits else "equal to its original"
         say(f"{name}: restored, {equal}; its next start uses it")
@@ -248,7 +248,7 @@ def changing_host(
 
     def waiting(holder: str) -> None:
         if sys.stderr.isatty():
-            note(f"waiting until this host is no longer changed by {holder}")
+            note(f"waiting for {holder} to finish changing this host")
 
     words = command_line("homenode", command, *names)
     with host_locked(journal.default_root(), connect, words, waiting) as locks:

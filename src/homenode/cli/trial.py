@@ -249,7 +249,7 @@ def show_status(arguments: TrialStatusArguments) -> None:
         raise InputError(f"no trial of {name}", hint="homenode trial status")
     shown = trials if name is None else trials[-1:]
     if arguments.json:
-        print_json(encode("trial-status", TrialStatus(trials=tuple(map(_standing, shown)))))
+        print_json(encode("trial-status", TrialStatus(trials=tuple(map(_trial_standing, shown)))))
         return
     for trial in shown:
         if trial.head is None:
@@ -270,7 +270,7 @@ def _name_of(trial: StoredTrial) -> str:
     return trial.head.argument if last.folder == trial.folder else trial.head.id
 
 
-def _standing(trial: StoredTrial) -> TrialStanding:
+def _trial_standing(trial: StoredTrial) -> TrialStanding:
     head, state = trial.head, trial.state
     if head is None:
         return TrialStanding(folder=str(trial.folder), reason=trial.reason)

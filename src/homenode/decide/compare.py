@@ -172,7 +172,7 @@ def _sick(chosen: Sequence[Alternative]) -> Iterator[Doubt]:
             finding.subject,
             f"{finding.observed}; expected {finding.expected}",
             blocks=False,
-            cause="a link that trained low, or shares its lanes: every layout is slow alike",
+            cause="a link that trained low, or shares its lanes: every layout is equally slow",
             remedy=finding.fix or "homenode doctor",
         )
 
@@ -288,7 +288,9 @@ def _interval_between(
         outcome=Outcome.CANNOT_TELL,
         doubts=blocking,
     )
-    return UnjudgedEffect(effect, bounds, _apart(first, second), _within(first, second, metric))
+    return UnjudgedEffect(
+        effect, bounds, _apart(first, second), _imbalance_ratio(first, second, metric)
+    )
 
 
 TIMES_THE_SPREAD = 6.0
@@ -296,7 +298,7 @@ TIMES_THE_SPREAD = 6.0
 is 1.4 of the latter below their mean, and so far apart in 1 of 1,000 pairs of boots."""
 
 
-def _within(first: Series, second: Series, metric: Metric) -> float:
+def _imbalance_ratio(first: Series, second: Series, metric: Metric) -> float:
     """How far the slowest device is from the others of its boot in the one, over the same in the
     other; 1.0 where that is no more than chance, or what matters. Eight devices in two boots with
     3 % of their own: docs/developer/statistics.md."""
@@ -363,7 +365,7 @@ def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]
         yield make_doubt(
             PRINTED,
             subject,
-            "figures that were printed without their samples: one each, n unknown or 1",
+            "results that were published without samples: one value each, n unknown or 1",
         )
         return
     counts = len(first.medians), len(second.medians)
@@ -413,7 +415,7 @@ def _devices(first: Series, second: Series) -> Iterator[Doubt]:
 _GUEST_ADDRESSES = make_doubt(
     "guest-addresses",
     "single GPUs",
-    "addresses are the guest's, and the layouts give the guest another PCIe tree",
+    "addresses are the guest's, and the layouts build different PCIe trees in the guest",
 )
 
 

@@ -62,11 +62,11 @@ def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Dou
             yield make_doubt("unusable", f"{head.system}/{head.name}", reason)
         if head.origin in (Origin.EMULATED, Origin.SYNTHESISED):
             yield make_doubt(
-                "no-real-machine", f"{head.system}/{head.name}", f"its figures are {head.origin}"
+                "no-real-machine", f"{head.system}/{head.name}", f"its results are {head.origin}"
             )
         refused = sorted(_among({sample.metric for sample in run.impossible_samples}, metrics))
         if refused:
-            detail = f"zero, negative or impossible figures of {', '.join(refused)} were omitted"
+            detail = f"zero, negative or impossible results of {', '.join(refused)} were omitted"
             yield make_doubt("refused-figures", f"{head.system}/{head.name}", detail)
     yield from _gpus_without_node(alternative, metrics)
     yield from _far_copies(alternative, metrics)

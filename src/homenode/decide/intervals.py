@@ -223,7 +223,7 @@ def _by_time(first: Series, second: Series, neighbours: Iterable[Series]) -> _Tr
     variance = max(math.fsum(rests) / freedom, _inner(compared), RESOLUTION**2)
     part = freedom / (freedom + 1)
     variances = _of_rests(rests, [part * (len(pairs) - 1.0) for pairs in off])
-    wider, freedom_left = _widening(compared, variances)
+    wider, freedom_left = _variance_factor(compared, variances)
     later = middle[1] - middle[0]
     counts = len(first.medians), len(second.medians)
     spread = 1 / counts[0] + 1 / counts[1]
@@ -303,7 +303,9 @@ def _drawn_together(variances: Sequence[_Variance]) -> list[_Variance]:
     return drawn
 
 
-def _widening(compared: Sequence[Series], variances: Sequence[_Variance]) -> tuple[float, float]:
+def _variance_factor(
+    compared: Sequence[Series], variances: Sequence[_Variance]
+) -> tuple[float, float]:
     """What the pooled error of the first two of several is multiplied by, as each has a variance of
     its own; and the freedom that is left."""
     pooled = _pool(variances)
@@ -371,7 +373,7 @@ def _by_blocks(first: Series, second: Series, neighbours: Iterable[Series]) -> "
     between = count * math.fsum((level - overall_mean) ** 2 for level in of_round) / (rounds - 1)
     if f_upper_p(between / variance, rounds - 1.0, freedom) >= BLOCKS_DIFFER:
         return None
-    wider, freedom_left = _widening(compared, _of_rests(rests, [freedom / count] * count))
+    wider, freedom_left = _variance_factor(compared, _of_rests(rests, [freedom / count] * count))
     return _Blocks(math.sqrt(2 * variance / rounds) * wider, freedom_left, variance, freedom)
 
 

@@ -116,9 +116,9 @@ def _stranger(head: RunHead, machine: MachineFacts) -> Doubt:
             "homenode compare without --host says what they show of their own machine",
         ),
         MachineMatch.SHOWN: (
-            "runs of several folders name this machine's hardware and no host: none counts here",
+            "runs in several directories name this hardware and no host: none counts here",
             "they may be of several machines of one kind",
-            "give the folder of this machine alone, or homenode import --machine",
+            "name the directory of this machine alone, or homenode import --machine",
         ),
         MachineMatch.UNKNOWN: (
             "these runs name no host and no model of a processor or GPU: they do not count here",

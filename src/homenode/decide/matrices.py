@@ -265,7 +265,7 @@ def _known_sides(
         return {}, ""
     by_host = all(gpu.address in node_of for _, gpu in figures if gpu.address is not None)
     by_host = by_host and all(gpu.address is not None for _, gpu in figures)
-    basis = "by the host's topology" if by_host else "by the figures: the node with fastest copies"
+    basis = "by the host's topology" if by_host else "by the results: the node with fastest copies"
     return {place: nearest[place[1]] == place[0] for place in figures}, basis
 
 

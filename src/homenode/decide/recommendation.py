@@ -478,7 +478,10 @@ def _strongest(
     silent = (answer for answer in answers if answer not in chosen)
     passed = [
         *(_passed_reason(machine.name, _obstacle(answer)) for answer in silent),
-        *(_passed_reason(host, "under review: it gives no advice for others") for host in reviewed),
+        *(
+            _passed_reason(host, "under review: it recommends nothing for other machines")
+            for host in reviewed
+        ),
     ]
     rule = _by_rule(machine, objective, inputs)
     best = chosen[0] if chosen else rule

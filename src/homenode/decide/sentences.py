@@ -129,7 +129,9 @@ def _obstacle(answers: Sequence[Recommendation]) -> str:
 def sentence_of(answer: Recommendation) -> str:
     """An answer as a sentence, with its multiples."""
     if answer.choice is None:
-        return "; ".join(_nothing(reason, answer) for reason in answer.reasons) or "no answer"
+        return (
+            "; ".join(_no_answer_text(reason, answer) for reason in answer.reasons) or "no answer"
+        )
     compared = (_compare(answer, metric, len(answer.metrics) > 1) for metric in answer.metrics)
     parts = list(filter(None, compared))
     rule = [reason for reason in answer.reasons if reason.id is ReasonId.RULE]
@@ -245,13 +247,13 @@ def boots_text(low: int, high: int) -> str:
 def _rest_text(reason: Reason) -> str | None:
     match reason.id:
         case ReasonId.NO_LAYOUT:
-            return f"that is no layout of a VM; the rule of auto chooses {reason.alternative}"
+            return f"which a VM cannot use; the rule of auto chooses {reason.alternative}"
         case ReasonId.PIN_REGRESSION:
             return f"check the pins of {reason.alternative}"
     return None
 
 
-def _nothing(reason: Reason, answer: Recommendation) -> str:
+def _no_answer_text(reason: Reason, answer: Recommendation) -> str:
     match reason.id:
         case ReasonId.HEALTH:
             first = answer.findings[0]

@@ -75,7 +75,7 @@ class LinkRate(Struct, frozen=True):
         return f"{self} ({gigabytes(self.bytes_per_s)})"
 
 
-def least(a: LinkRate, b: LinkRate) -> LinkRate:
+def slower_rate(a: LinkRate, b: LinkRate) -> LinkRate:
     """What both can: the lower speed and the lower width."""
     return LinkRate(min(a.gt_per_s, b.gt_per_s), min(a.width, b.width))
 
@@ -123,7 +123,7 @@ class Link(Struct, frozen=True, kw_only=True):
         a, b = most_of(self.upper.link), most_of(self.lower.link)
         if a is None or b is None:
             return None
-        both = least(a, b)
+        both = slower_rate(a, b)
         lanes = both.width if self.known_width is None else min(both.width, self.known_width)
         return LinkRate(both.gt_per_s, lanes)
 
@@ -133,7 +133,7 @@ class Link(Struct, frozen=True, kw_only=True):
         a, b = current_of(self.upper.link), current_of(self.lower.link)
         if a is None or b is None:
             return a or b
-        return least(a, b)
+        return slower_rate(a, b)
 
     @property
     def target_gt_per_s(self) -> float | None:

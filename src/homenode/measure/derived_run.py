@@ -42,7 +42,7 @@ TEST_FAILED = "bench-test-failed"
 
 _EMULATION_UNKNOWN = Gap(
     "whether QEMU emulates this machine's processor (TCG)",
-    "no source says; figures of an emulated one mean nothing",
+    "unknown; results of an emulated machine mean nothing",
 )
 
 
@@ -54,7 +54,7 @@ class DerivedRun(Struct, frozen=True):
     gaps: tuple[Gap, ...]
 
 
-class _Read(Struct, frozen=True):
+class _ReadStep(Struct, frozen=True):
     """A step that gave figures."""
 
     step: StepRecord
@@ -102,7 +102,7 @@ def derive_run(
         if finding.id in ("bench-control-moved", "bench-changed")
     ]
     if not samples:
-        marks.append("no figure was taken")
+        marks.append("nothing was measured")
     conditions = dict.fromkeys(_conditions(record, looks, read))
     origin = _origin(record, looks, read)
     if origin is None:
@@ -125,7 +125,9 @@ def _times_of(steps: Sequence[tuple[StepRecord, str]], *, ended: bool) -> Iterat
             yield step.started_s + (step.seconds if ended else 0.0)
 
 
-def _origin(record: RunRecord, looks: Sequence[LookRecord], read: Sequence[_Read]) -> Origin | None:
+def _origin(
+    record: RunRecord, looks: Sequence[LookRecord], read: Sequence[_ReadStep]
+) -> Origin | None:
     """None where nothing shows whether the machine is emulated."""
     answers = {look.environment.emulated for look in looks}
     answers |= {read_step.reading.emulated for read_step in read}
@@ -142,7 +144,7 @@ def _read(
     host: Host,
     gaps: list[Gap],
     readings: Mapping[int, StepReading],
-) -> Iterator[_Read]:
+) -> Iterator[_ReadStep]:
     attempts = {attempt.id: attempt for test in record.tests for attempt in test.attempts}
     for step, output in steps:
         gaps += [Gap(f"{step.test}, round {step.round + 1}", reason) for reason in step.said]
@@ -155,7 +157,7 @@ def _read(
         except ParseError as error:
             gaps.append(Gap(f"{step.test}, round {step.round + 1}", error.message))
             continue
-        yield _Read(step, mark_disturbed(reading) if reading.busy else reading)
+        yield _ReadStep(step, mark_disturbed(reading) if reading.busy else reading)
 
 
 def reading_of(
@@ -170,7 +172,7 @@ def reading_of(
     return read_step(test, output, host)
 
 
-def _samples(record: RunRecord, read: Sequence[_Read]) -> tuple[tuple[Sample, ...], States]:
+def _samples(record: RunRecord, read: Sequence[_ReadStep]) -> tuple[tuple[Sample, ...], States]:
     """Samples with the states that all brackets of the run tell together."""
     brackets: list[Bracket] = []
     place_of: dict[tuple[int, int, Bracket], int] = {}
@@ -242,7 +244,7 @@ def _failed_tests(steps: Sequence[tuple[StepRecord, str]]) -> Iterator[Finding]:
         )
 
 
-def _moved_controls(record: RunRecord, read: Sequence[_Read]) -> Iterator[Finding]:
+def _moved_controls(record: RunRecord, read: Sequence[_ReadStep]) -> Iterator[Finding]:
     values: dict[tuple[str, str | None, Bdf | None], dict[tuple[int, str], list[float]]] = {}
     for step in read:
         if step.step.test not in record.controls:
@@ -297,7 +299,7 @@ def _without_times(environment: Environment) -> Environment:
     return replace(environment, times=())
 
 
-def _busy(record: RunRecord, read: Sequence[_Read], marks: list[str]) -> Iterator[Finding]:
+def _busy(record: RunRecord, read: Sequence[_ReadStep], marks: list[str]) -> Iterator[Finding]:
     """Steps during which others ran; where no round of a test was calm, the run is marked."""
     busy = [busy_step for busy_step in read if busy_step.reading.busy]
     if not busy:
@@ -335,7 +337,7 @@ def _times(count: int) -> str:
 
 
 def _conditions(
-    record: RunRecord, looks: Sequence[LookRecord], read: Iterable[_Read]
+    record: RunRecord, looks: Sequence[LookRecord], read: Iterable[_ReadStep]
 ) -> Iterator[Condition]:
     yield from record.head.conditions
     if looks:

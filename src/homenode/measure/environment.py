@@ -203,7 +203,7 @@ def _events(before: Environment, after: Environment, pus: CpuSet) -> Iterator[st
         yield f"GPU {device} went away while it was measured"
     share = share_between(before, after, pus)
     if share is not None and share.stolen > STOLEN_SHARE:
-        yield f"the hypervisor gave {share.stolen:.1%} of the CPUs' time to others"
+        yield f"the hypervisor took {share.stolen:.1%} of the CPUs' time for other guests"
 
 
 def _link(link: LinkState) -> tuple[float | None, int | None]:
@@ -335,7 +335,7 @@ def _crowded_pus(looks: Looks) -> Iterator[Finding]:
     if busy:
         yield _of_others("bench-busy", looks.pus, f"{expected} busy", f"{cpus_text(busy)} busy")
     if stolen:
-        observed = f"{cpus_text(stolen)} given to other guests"
+        observed = f"{cpus_text(stolen)} used by other guests"
         yield _of_others("bench-stolen", looks.pus, f"{expected} stolen", observed)
 
 
@@ -345,7 +345,7 @@ def _busy(pus: CpuSet, share: Share) -> Iterator[Finding]:
         yield _of_others("bench-busy", pus, expected, f"{share.busy:.0%} busy")
     if share.stolen > STOLEN_SHARE:
         expected = f"at most {STOLEN_SHARE:.0%} stolen"
-        yield _of_others("bench-stolen", pus, expected, f"{share.stolen:.1%} given to other guests")
+        yield _of_others("bench-stolen", pus, expected, f"{share.stolen:.1%} used by other guests")
 
 
 def _of_others(id: str, pus: CpuSet, expected: str, observed: str) -> Finding:

@@ -96,7 +96,7 @@ def left_of(schedule: Schedule, done: Collection[tuple[int, str]]) -> tuple[Sche
         raise UsageError(
             f"--resume: expected a run of this schedule, found {foreign[0][1]} "
             f"of round {foreign[0][0]}",
-            hint="give the same --tests, --repeat and --seed, or start a new run",
+            hint="use the same --tests, --repeat and --seed, or start a new run",
         )
     return tuple(task for task in schedule.tasks if (task.round, task.variant) not in done)
 

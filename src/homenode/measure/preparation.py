@@ -360,10 +360,10 @@ def confine(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Ho
 def as_bound(test: BenchTest) -> BenchTest:
     """A test that stays where its job is: nvbandwidth else moves itself to the GPU's PUs."""
     alternatives = tuple(as_bound(other) for other in test.alternatives)
-    return replace(test, argv=_staying(test.argv), alternatives=alternatives)
+    return replace(test, argv=_with_no_affinity_change(test.argv), alternatives=alternatives)
 
 
-def _staying(argv: tuple[str, ...]) -> tuple[str, ...]:
+def _with_no_affinity_change(argv: tuple[str, ...]) -> tuple[str, ...]:
     if "nvbandwidth" not in argv or "-d" in argv:
         return argv
     at = argv.index("nvbandwidth") + 1
@@ -393,7 +393,7 @@ def _bound_argv(
         if nodes is not None and len(nodes) == 1 and takes_node and "--matrix" not in test.argv:
             return (*test.argv, "--node", str(nodes[0]))
         return test.argv
-    argv = _staying(test.argv)
+    argv = _with_no_affinity_change(test.argv)
     if argv[0] == "numactl" and test.node is not None:
         # numactl takes all PUs of the node: what it starts is kept to ours.
         at = next(n for n, word in enumerate(argv) if n > 0 and not word.startswith("-"))

@@ -108,7 +108,7 @@ def run_bench(
         record = _order_of(folder, ready.record)
         if isinstance(machine, LocalMachine | RemoteHost):
             # What it starts holds the lock too: if we are killed, the next run waits for it.
-            machine = machine.holding(folder.tool_lock)
+            machine = machine.with_descriptor(folder.tool_lock)
         _keep_context(folder, orders, record, snapshot)
         session = _Session(machine, folder, record, ready.host)
         if not session.poll().is_settled:
@@ -156,7 +156,7 @@ def _order_of(folder: RunFolder, now: RunRecord) -> RunRecord:
         raise UsageError(
             f"--resume: expected the machine and the orders that {folder.path} was begun with, "
             f"found {'; '.join(differing)}",
-            hint="give the same orders; after a reboot, start a new run under another name",
+            hint="use the same orders; after a reboot, start a new run under another name",
         )
     return stored
 

@@ -62,7 +62,7 @@ def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:
     figures = tools()[test.reads].of_step(test, output, host)
     if not figures.samples:
         reasons = "; ".join(map(str, figures.gaps)) or "none"
-        raise ParseError(str(test.reads), f"figures of {test.id}", reasons)
+        raise ParseError(str(test.reads), f"results of {test.id}", reasons)
     return _of_this_machine(figures, host)
 
 
@@ -104,7 +104,7 @@ def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
         for number, gpu in enumerate(gpus)
     )
     how = "the driver gave" if test.gpus else "CUDA_DEVICE_ORDER=PCI_BUS_ID gave"
-    reason = f"nvbandwidth gives numbers alone; {how} their order"
+    reason = f"nvbandwidth prints numbers alone; {how} their order"
     return replace(run, devices=devices, gaps=(*run.gaps, Gap("GPU addresses", reason)))
 
 

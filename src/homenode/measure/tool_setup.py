@@ -368,7 +368,7 @@ def take_back(prefix: Path) -> tuple[str, ...]:
             if not is_ours:
                 raise HostError(
                     f"{path}: expected it as homenode built it, found another file",
-                    hint="remove it by hand if it may go",
+                    hint="remove it manually if it may go",
                 )
         removed = [entry.subject for entry in journal.undo(lambda entry: step)]
         try:

@@ -104,7 +104,7 @@ def tuned_elsewhere(record: LayoutRecord | None, host: Host, source: str) -> Ite
         yield finding(
             "tuned-for-other-host",
             source,
-            expected=f"a document tuned for host {host.name!r} (topology {fingerprint[:12]})",
+            expected=f"a definition tuned for host {host.name!r} (topology {fingerprint[:12]})",
             observed=f"one tuned for another (topology {record.host[:12]})",
             case="of a topology file",
             source=source,
@@ -169,7 +169,7 @@ def cpu_unknown(host: Host) -> Iterator[Finding]:
             "nccl-cpu-unknown",
             "CPU",
             expected="vendor, family and model of the host's CPU",
-            observed="the host's source does not give all three",
+            observed="the host's source does not contain all three",
             source="host",
         )
 
@@ -240,7 +240,7 @@ def assemble_topology(
     for node in used:
         below_node = [device for device in placed if device.node == node]
         affinity = vcpus_of_node.get(node) or nearest_vcpus(host, node, vcpus_of_node)
-        cpus.append(_cpu(host, numbers[node], affinity, tree.below(node, below_node)))
+        cpus.append(_cpu(host, numbers[node], affinity, tree.child_elements(node, below_node)))
     topology = NcclTopology(flavour, tuple(cpus))
     findings += cpu_unknown(host)
     _refuse_too_many(topology, source)
@@ -270,7 +270,7 @@ def _devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:
     if not devices:
         raise InputError(
             f"{source}: no passed-through GPU or NIC",
-            hint="homenode plan VM --gpus N -o FILE gives it GPUs; a guest without one needs no "
+            hint="homenode plan VM --gpus N -o FILE adds GPUs; a guest without one needs no "
             "topology file; vGPUs (mdev) have no place of their own on the host's PCIe tree",
         )
     return devices
@@ -284,13 +284,13 @@ def _refuse_other_flavour(devices: Iterable[PciDevice], flavour: NcclVariant, so
         if is_amd and flavour is NcclVariant.NCCL:
             raise InputError(
                 f"{source}: expected NVIDIA GPUs for NCCL, found AMD's {device.bdf}",
-                hint="--rccl writes the version that RCCL takes; it refuses NCCL's",
+                hint="--rccl writes the version for RCCL, which rejects NCCL's",
             )
         if not is_amd and flavour is NcclVariant.RCCL:
             raise InputError(
                 f"{source}: expected AMD GPUs for RCCL, found {device.bdf} of vendor "
                 f"{device.vendor_id:04x}",
-                hint="leave out --rccl: NCCL refuses RCCL's version",
+                hint="omit --rccl: NCCL rejects RCCL's version",
             )
 
 
@@ -320,7 +320,7 @@ class _Tree(Struct, kw_only=True):
     placed: list[PlacedDevice] = field(default_factory=list)
     switches: int = 0
 
-    def below(self, node: NodeIndex, devices: Sequence[PciDevice]) -> tuple[NcclPci, ...]:
+    def child_elements(self, node: NodeIndex, devices: Sequence[PciDevice]) -> tuple[NcclPci, ...]:
         paths = [(_switches(self.host, device), device) for device in devices]
         return self._group(node, paths, 0, None)
 

@@ -248,7 +248,7 @@ def _observe_bus_ids(vm: Vm, guest: Host, source: str) -> dict[Bdf, Bdf]:
             raise InputError(
                 f"{source}: expected device {hostdev.bdf} at {path} in guest {guest.name!r}, "
                 "found no function there",
-                hint="the capture must be made inside this very guest, from the document it runs "
+                hint="the capture must be made inside this very guest, from the definition it runs "
                 "with: virsh dumpxml NAME",
             )
         addresses[hostdev.bdf] = at[path]
@@ -271,7 +271,7 @@ def _derive_bus_ids(vm: Vm, loose: PendingDevice | None) -> dict[Bdf, Bdf]:
                 f"{vm.source}:{loose.line}: expected an address on every device, so that "
                 f"the bus number of {hostdev.bdf} on the root bus follows; found {loose.gap_text}: "
                 "the hypervisor may add ports, and the guest's firmware counts them",
-                hint="virsh define it and give the document of virsh dumpxml NAME, or a capture "
+                hint="virsh define it and give the definition of virsh dumpxml NAME, or a capture "
                 "made inside the guest with --guest",
             )
         address = kernel_address(hostdev.address, buses)
@@ -279,7 +279,7 @@ def _derive_bus_ids(vm: Vm, loose: PendingDevice | None) -> dict[Bdf, Bdf]:
             raise InputError(
                 f"{vm.source}: expected a bus number for device {hostdev.bdf} at {path}, "
                 "found more bridges than 256 buses have space for",
-                hint="give a capture made inside the guest with --guest",
+                hint="use a capture made inside the guest with --guest",
             )
         addresses[hostdev.bdf] = address
     _refuse_twice(addresses, vm.source)

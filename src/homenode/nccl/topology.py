@@ -104,7 +104,9 @@ def write_topology(topology: NcclTopology) -> str:
     lines = [f'<system version="{topology.flavour.version}">']
     vcpus = max((cpu.affinity.bits.bit_length() for cpu in topology.cpus), default=0)
     for cpu in topology.cpus:
-        lines += _element("  ", "cpu", _cpu_attributes(cpu, vcpus), _below(cpu.children, "    "))
+        lines += _element(
+            "  ", "cpu", _cpu_attributes(cpu, vcpus), _child_lines(cpu.children, "    ")
+        )
     lines.append("</system>")
     return "\n".join(lines) + "\n"
 
@@ -144,9 +146,9 @@ def _cpu_attributes(cpu: NcclCpu, vcpus: int) -> Iterator[tuple[str, str]]:
         yield "modelid", str(cpu.model)
 
 
-def _below(children: tuple[NcclPci, ...], indent: str) -> Iterator[str]:
+def _child_lines(children: tuple[NcclPci, ...], indent: str) -> Iterator[str]:
     for child in children:
-        inside = _below(child.children, indent + "  ")
+        inside = _child_lines(child.children, indent + "  ")
         yield from _element(indent, "pci", _pci_attributes(child), inside)
 
 

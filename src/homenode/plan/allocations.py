@@ -185,7 +185,7 @@ def _copies(host: Host, request: GuestRequest, counted: Sequence[RunningDomain])
             yield Gap(
                 f"CPUs of domain {domain.name!r}",
                 "it is a copy of a VM that homenode placed, so what it names counts as free; "
-                f"{command_line('homenode', 'apply', domain.name)} gives it a place of its own",
+                f"{command_line('homenode', 'apply', domain.name)} gives it separate CPUs",
             )
 
 

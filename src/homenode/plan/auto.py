@@ -40,7 +40,7 @@ LAYOUTS = {  # a test compares the numbers with demo/published
     ),
     Objective.GPU_COPY: (
         TREE,
-        "copies to GPUs of another node rise from 12.6 to 15.6 GB/s once the guest knows their "
+        "copies to GPUs of another node rise from 12.6 to 15.6 GB/s once the guest sees their "
         "nodes (IBM)",
     ),
     Objective.DENSITY: (
@@ -92,7 +92,7 @@ def layout_for(objective: Objective, inputs: LayoutInputs) -> LayoutChoice:
     elif inputs.nodes == 1:
         layout, reason = FLAT, "the host has one NUMA node: there are none to show to the guest"
     if PRESETS[layout].pcie is GuestPcie.HOST and not inputs.expander_buses:
-        layout, reason = FLAT, "the VM's machine type takes no expander bus"
+        layout, reason = FLAT, "the VM's machine type does not support expander buses"
     layout, reason = needed_layout(layout, objective, inputs) or (layout, reason)
     keeps = objective is Objective.DENSITY and PRESETS[layout].siblings is Siblings.EXPOSED
     return LayoutChoice(layout=layout, reason=reason, keep_vcpus=keeps)

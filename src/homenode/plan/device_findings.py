@@ -196,7 +196,7 @@ def _without_vgpu(
             str(bdf),
             observed="it has no vGPU type, so the VM's start fails"
             if part is None
-            else f"VFIO gives its mediated device {part.uuid}, not the function: the start fails",
+            else f"VFIO exposes its mediated device {part.uuid}, not the function: the start fails",
             case=None if part is None else "mediated device",
             values={"uuid": "" if part is None else part.uuid},
         )

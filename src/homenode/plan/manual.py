@@ -23,7 +23,7 @@ def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
     layout = request.layout
     if layout.pinning is Pinning.NONE:
         raise UsageError(
-            f"layout {layout.name!r} pins nothing, but CPU lists were given",
+            f"layout {layout.name!r} pins nothing, but CPU lists were set",
             hint="choose a layout that pins, such as pin-numa, or omit the lists",
         )
     pins_all = layout.pinning is Pinning.ALL_PUS
@@ -34,7 +34,7 @@ def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
         raise UsageError(
             f"layout {layout.name!r}: expected as many CPUs on each node, found "
             f"{' and '.join(map(str, sizes))}",
-            hint="give equal lists, or allow guest NUMA nodes of unequal size with "
+            hint="use equal lists, or allow guest NUMA nodes of unequal size with "
             "--allow-unequal-nodes",
         )
     pins: list[CpuSet] = []
@@ -60,7 +60,7 @@ def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
         gaps=(
             Gap(
                 "host",
-                "CPU lists were given manually: that guest NUMA node i is node i, and that the "
+                "CPU lists were set manually: that guest NUMA node i is node i, and that the "
                 "CPUs are there "
                 "and free, was not checked",
             ),
@@ -72,13 +72,13 @@ def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
     if not ranges.node_pus or not all(ranges.node_pus):
         raise UsageError(
             "CPU lists: missing CPUs of a node",
-            hint="give --node-cpus once for each node, such as --node-cpus 0-27 --node-cpus 32-59",
+            hint="use --node-cpus once for each node, such as --node-cpus 0-27 --node-cpus 32-59",
         )
     if pins_all and len(ranges.sibling_pus) != len(ranges.node_pus):
         raise UsageError(
             f"sibling lists: expected {len(ranges.node_pus)}, one for each node, found "
             f"{len(ranges.sibling_pus)}",
-            hint="give --sibling-cpus once for each --node-cpus, in the same order",
+            hint="use --sibling-cpus once for each --node-cpus, in the same order",
         )
     for number, (pus, siblings) in enumerate(
         zip(ranges.node_pus, ranges.sibling_pus, strict=False)
@@ -95,7 +95,7 @@ def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
         if twice:
             raise UsageError(
                 f"CPU lists: expected each CPU once, found {twice} in two lists",
-                hint="take them out of one list",
+                hint="remove them from one list",
             )
         seen |= pus
 

@@ -300,7 +300,7 @@ def _without_addresses(guest: Vm, target: Target, source: str) -> Vm:
     if guest.has_dimms:
         raise InputError(
             f"{source}: expected a VM without memory devices for target {target.title}, found some",
-            hint="count their memory in with --memory, in a copy of the definition without them",
+            hint="add their memory to --memory, in a copy of the definition without them",
         )
     # A file of ours names the host's CPU, or all that TCG has, where the VM's names none.
     mode = guest.cpu_mode or ("host-passthrough" if guest.domain_type == "kvm" else "maximum")

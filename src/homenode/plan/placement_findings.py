@@ -167,7 +167,7 @@ def _host_share(
         yield finding(
             "host-core-taken",
             host.name,
-            observed=f"the VM takes the host's last core without vCPUs{also}",
+            observed=f"the VM uses the host's last core without vCPUs{also}",
             case="of a plan" if fewer > 0 else "of one core",
             values={"vcpus": fewer},
         )
@@ -197,8 +197,7 @@ def _away_from_home(
             yield finding(
                 "gpu-away-from-home",
                 str(gpu.bdf),
-                observed=f"its node {gpu.node} gives the VM no vCPU: no guest NUMA node is next "
-                f"to it",
+                observed=f"its node {gpu.node} has none of the VM's vCPUs, and no guest NUMA node",
             )
 
 
@@ -219,7 +218,7 @@ def _nics_in_other_packages(
                 "nic-away-from-vm",
                 str(nic.bdf),
                 observed=f"paired with GPU {pair.bdf}, but its node {nic.node} is in a package "
-                "that gives the VM no vCPU",
+                "without a vCPU of the VM",
             )
 
 
@@ -241,7 +240,7 @@ def _bound_elsewhere(request: GuestRequest, nodes: Sequence[NodeIndex]) -> Itera
 
 _COSTS_OF_CORES = {
     Relaxation.SHARED_CORES: "not suffice",
-    Relaxation.HOST_CORE: "take the host's last core",
+    Relaxation.HOST_CORE: "use the host's last core",
     Relaxation.MIXED_KINDS: "mix performance and efficiency cores",
 }
 
@@ -259,7 +258,7 @@ def whole_core_costs(host: Host, request: GuestRequest, placement: Placement) ->
     used = CpuSet.union(placement.vcpu_pins) | vcpu_cores
     idle = sum(core.pus.isdisjoint(used) for core in host.cores)
     if idle <= request.host_reserve.cores and Relaxation.HOST_CORE not in placement.relaxations:
-        yield f"leave the host no more than the {plural(idle, 'core')} that it keeps"
+        yield f"leave the host only the {plural(idle, 'core')} that it keeps"
 
 
 def document_siblings(

@@ -113,7 +113,7 @@ def _refuse_contradictions(layout: Layout) -> None:
     clashes = (
         (
             layout.pinning is Pinning.NONE and layout.siblings is not Siblings.KEEP,
-            "siblings can only be hidden or exposed where vCPUs are pinned",
+            "siblings can only be hidden or exposed if vCPUs are pinned",
             "add --pinning one-cpu-per-core or all-cpus",
         ),
         (
@@ -191,7 +191,7 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     if options.keep_vcpus and layout.pinning is not Pinning.ALL_PUS:
         raise UsageError(
             f"--keep-vcpus: expected a layout that pins all CPUs, found {layout.name}",
-            hint="omit it, or take an -smt layout",
+            hint="omit it, or use an -smt layout",
         )
     guest = with_mediated(guest, host)
     _check_profile(options, host)
@@ -262,7 +262,7 @@ def _as_document(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:
     if layout.pinning in (Pinning.NONE, Pinning.NODE):
         raise UsageError(
             f"--siblings keep: expected a layout that pins each vCPU, found {layout.name}",
-            hint="take pin-bound, or --pinning all-cpus",
+            hint="use pin-bound, or --pinning all-cpus",
         )
     return (
         with_siblings(layout)
@@ -354,7 +354,7 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
         raise UsageError(
             f"--guest-node: expected a layout with guest NUMA nodes, found {layout.name}, which "
             f"is flat",
-            hint="take pin-numa or pin-numa-pci, or add --guest-nodes host",
+            hint="use pin-numa or pin-numa-pci, or add --guest-nodes host",
         )
     sums = size_of_cells(cells)
     for option, value, total in (

@@ -191,7 +191,7 @@ def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | 
             tooltip = f"{matrix.row_title} {label}, {matrix.column_title} {matrix.columns[column]}"
             shade = None if value is None else _shade(value, low, high)
             text = "" if shade is None else next(texts)
-            title = f"{tooltip}: no figure" if shade is None else f"{tooltip}: {text} {name}"
+            title = f"{tooltip}: no result" if shade is None else f"{tooltip}: {text} {name}"
             _cell(canvas, place, shade, text, title)
     y = top + height * len(matrix.rows) + 10
     _legend(canvas, y, label_edge, (low / divisor, high / divisor), name)

@@ -235,7 +235,7 @@ def _pages(plan: Plan, host: Host | None) -> Section:
     lines: tuple[str, ...] = ()
     if commands:
         lines = (
-            "Reserve before the VM starts, as root, and check: the kernel reserves fewer where "
+            "Reserve before the VM starts, as root, and check: the kernel reserves fewer if "
             "memory is fragmented, without an error. A reboot ends it: the kernel parameters below "
             "reserve them at every boot.",
         )
@@ -269,7 +269,7 @@ def _kernel_parameters(plan: Plan, host: Host | None) -> Section:
         isolated = f"isolcpus=managed_irq,domain,{pus} nohz_full={pus} rcu_nocbs={pus}"
         parameters += [f"{isolated} irqaffinity={host_pus}"] if host_pus else []
     lines = (
-        "For the bootloader's kernel command line, where the VM has its CPUs for good; "
+        "For the bootloader's kernel command line, if the VM keeps these CPUs; "
         "hugepages= by node needs Linux 5.16:",
     )
     return _section("Kernel parameters", lines if parameters else (), commands=parameters)

@@ -123,7 +123,7 @@ def plan_parts(
 def unread_lines(plan: Plan) -> tuple[str, ...]:
     """VMs that were not read: the plan may give away what they have."""
     return tuple(
-        f"{gap.subject}: {gap.reason}; their CPUs, memory and devices may be given to this VM"
+        f"{gap.subject}: {gap.reason}; their CPUs, memory and devices may be assigned to this VM"
         for gap in unread_vms(plan.gaps)
     )
 

@@ -425,7 +425,7 @@ def _outcome(effect: Effect) -> str:
         text += ", less than matters"
     if effect.outcome is not Outcome.CANNOT_TELL and effect.level is not EvidenceLevel.MEASURED:
         is_printed = PRINTED in effect.doubts
-        counts = "one figure each" if is_printed else boots_text(*sorted(effect.boots))
+        counts = "one result each" if is_printed else boots_text(*sorted(effect.boots))
         return f"{text} ({effect.level}, {counts})"
     if effect.doubts:
         return f"{text}: {', '.join(effect.doubts)}"

@@ -186,7 +186,7 @@ class TableOrList:
             stacked = self._width(console, unfolded, stacked=False) + folded > space
             yield self._drawn_table(self._heads, stacked=stacked)
         elif table.folds == self._heads[-1:] and needed <= space:
-            yield self._fitting(console, unfolded, space)
+            yield self._fit_heads(console, unfolded, space)
             for row in self._rows:
                 yield Line.assemble(row[0], ": ", row[-1])
         elif table.least or set(self._heads[1:]) <= set(table.numeric):
@@ -217,7 +217,7 @@ class TableOrList:
                 drawn = TableOrList(replace(table, rows=tuple((name, *r[1:]) for name, r in rows)))
                 excess = drawn._width(console, drawn._heads) - space
             if excess <= 0:
-                yield drawn._fitting(console, drawn._heads, space)
+                yield drawn._fit_heads(console, drawn._heads, space)
                 if table is fewer:
                     left_out = " and ".join(whole_table.least)
                     about = f"No columns for {left_out}: the terminal is too narrow."
@@ -227,7 +227,7 @@ class TableOrList:
             named = zip(self._heads[1:], row[1:], strict=True)
             yield Line.assemble(row[0], ": ", ", ".join(f"{name} {text}" for name, text in named))
 
-    def _fitting(self, console: Console, heads: Sequence[str], space: int) -> RichTable:
+    def _fit_heads(self, console: Console, heads: Sequence[str], space: int) -> RichTable:
         """Each head on one line where that fits, else its words below each other."""
         stacked = self._width(console, heads, stacked=False) > space
         return self._drawn_table(heads, stacked=stacked)

@@ -56,8 +56,8 @@ def mediated_gaps(guest: Vm, host: Host | None) -> tuple[Gap, ...]:
     return tuple(
         Gap(
             f"mediated device {uuid}",
-            "the host shows none of that UUID: its GPU and node are unknown, and it counts for "
-            "nothing; virsh nodedev-list --cap mdev lists those that are there",
+            "the host has no mediated device with this UUID: its GPU and node are unknown, and "
+            "it is ignored; virsh nodedev-list --cap mdev lists the existing ones",
         )
         for uuid in unknown_mediated(guest, host)
     )

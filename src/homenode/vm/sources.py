@@ -187,7 +187,7 @@ def load_host_of(sources: Sequence[str], *, lspci: Path | None = None) -> Host:
     if len(overlays) > 1:
         raise InputError(
             f"{overlays[0]}, {overlays[1]}: two outputs of lspci for one host",
-            hint="homenode doctor --pool FOLDER compares hosts",
+            hint="homenode doctor --pool DIR compares hosts",
         )
     return _overlaid(reduce(complement, map(_load_named, bases)), *overlays)
 

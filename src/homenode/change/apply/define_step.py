@@ -291,7 +291,7 @@ def renamed_domain_error(
         f"{state.name} was {name} when homenode applied a layout: it was renamed"
         + ("" if is_name_alone else " and edited"),
         hint=command_line(*restore)
-        + " takes the layout out and keeps the name; or give the old name back first: "
+        + " removes the layout and keeps the name; or rename it back first: "
         + command_line(*back, "--new-name", name),
     )
 
@@ -308,8 +308,8 @@ def dropped_fields(tuned: bytes, printed: bytes) -> tuple[str, ...]:
 
     Raises ParseError or InputError.
     """
-    planned = vm_of(open_domain(tuned, "the tuned document"))
-    stored = vm_of(open_domain(printed, "libvirt's document"))
+    planned = vm_of(open_domain(tuned, "the tuned definition"))
+    stored = vm_of(open_domain(printed, "libvirt's definition"))
     return tuple(
         f"{comparison.subject}: {comparison.expected} became {comparison.observed}"
         for comparison in diff(planned, stored)
@@ -397,7 +397,7 @@ def passwords_lost(original: bytes, tuned: bytes) -> tuple[str, ...]:
     `virsh dumpxml` omits passwords without --security-info.
     """
     before = _displays(original, "the definition")
-    after = dict(_displays(tuned, "the tuned document"))
+    after = dict(_displays(tuned, "the tuned definition"))
     return tuple(kind for kind, has in before if has and not after.get(kind, True))
 
 

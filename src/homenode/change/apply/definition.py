@@ -209,7 +209,7 @@ def _keep_edits(store: DomainStore, restorable: "RestorePreview") -> "RestorePre
     if merged.conflicts:
         raise InputError(
             f"{name}: the layout and an edit changed: {'; '.join(merged.conflicts)}",
-            hint="virsh edit: give each its original or its applied value, then restore again",
+            hint="virsh edit: set each to its original or its applied value, then restore again",
         )
     return replace(restorable, original=merged.document.to_bytes(), moved=merged.moved)
 
@@ -256,9 +256,9 @@ def _way_back_named(virsh: Virsh, state: DomainState) -> Iterator[None]:
             raise
         words = with_connection(virsh.connect, "homenode", "restore", state.argument)
         raise HostError(
-            f"{error.message}: {state.name} has the definition from before, or the new one",
+            f"{error.message}: {state.name} has either the previous or the new definition",
             hint="when libvirt answers again, the same command goes on, and "
-            f"{command_line(*words)} gives the original back",
+            f"{command_line(*words)} restores the original",
         ) from None
 
 
@@ -314,18 +314,18 @@ def forget_original(virsh: Virsh, name: str, root: Path) -> Path:
 
 
 def _check_identity(state: DomainState, tuned: bytes, original: bytes) -> None:
-    guest = read_vm(tuned, "the tuned document")
+    guest = read_vm(tuned, "the tuned definition")
     uuid = guest.uuid.lower() if guest.uuid else None
     if guest.name != state.name or uuid != state.uuid:
         raise UsageError(
-            f"the tuned document is for {guest.name} ({guest.uuid or 'no UUID'}), not for "
+            f"the tuned definition is for {guest.name} ({guest.uuid or 'no UUID'}), not for "
             f"{state.name} ({state.uuid})",
             hint=f"virsh dumpxml --inactive {state.uuid} > VM.xml, then plan that",
         )
     lost = passwords_lost(original, tuned)
     if lost:
         raise UsageError(
-            f"the tuned document lacks the passwords of {', '.join(lost)}",
+            f"the tuned definition lacks the passwords of {', '.join(lost)}",
             hint=f"virsh dumpxml --inactive --security-info {state.uuid} > VM.xml, then plan that",
         )
 

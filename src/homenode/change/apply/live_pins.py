@@ -42,9 +42,9 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
     if not state.is_active:
         raise UsageError(
             f"{state.name} is {state.state}: --live-pins moves the threads of a running VM",
-            hint="leave --live-pins out: then the definition changes",
+            hint="omit --live-pins to change the definition",
         )
-    facts = vm_of(open_domain(tuned, "the tuned document"))
+    facts = vm_of(open_domain(tuned, "the tuned definition"))
     running = vm_of(open_domain(virsh.live_document(state.uuid), state.name))
     planned = _pins(facts)
     current = {(pin.kind, pin.number): pin for pin in virsh.live_pins(state.uuid)}
@@ -59,7 +59,7 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
     if missing:
         raise UsageError(
             f"{state.name}: {missing[0].kind} {missing[0].number} is not running",
-            hint="shut it down and apply the document",
+            hint="shut it down and apply the definition",
         )
     moves = [
         (current[pin.kind, pin.number], pin)
@@ -141,8 +141,8 @@ def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[Live
     for pin in virsh.live_pins(state.uuid):
         if (pin.kind, pin.number) in moved and pin not in ours:
             raise InputError(
-                f"{state.name}: somebody moved {pin.kind} {pin.number} to CPUs {pin.pus} since",
-                hint=f"virsh {pin.kind}pin moves it back by hand",
+                f"{state.name}: another program moved {pin.kind} {pin.number} to CPUs {pin.pus}",
+                hint=f"virsh {pin.kind}pin moves it back manually",
             )
     return before
 

@@ -30,7 +30,7 @@ DOMAINS = "domains"
 _SUM = re.compile(r"[0-9a-f]{64}\Z")
 _UUID = re.compile(r"[0-9a-f-]{36}\Z")
 _DAMAGED = (
-    "the documents next to it are whole: virsh define the right one, then move the folder away"
+    "the definitions in it are complete: virsh define the right one, then move the directory away"
 )
 
 
@@ -95,9 +95,9 @@ class DomainStore:
         content = self._files.read(f"{name}.xml") if _SUM.match(name) else None
         if content is None or sha256(content) != name:
             raise InputError(
-                f"{self.document_path(name)}: expected the document with that sha256, found "
+                f"{self.document_path(name)}: expected the definition with that sha256, found "
                 f"{'none' if content is None else sha256(content)}",
-                hint="take the definition from a backup; nothing was changed",
+                hint="restore the definition from a backup; nothing was changed",
             )
         return content
 

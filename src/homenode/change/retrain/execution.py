@@ -72,7 +72,7 @@ def explain_interrupted(entry: ChangeEntry, now: LinkRegisters) -> Finding:
     elif now.target_code == old_target:
         state = "nothing had been written yet, or it was restored"
     else:
-        state = "somebody else has written the target since"
+        state = "another program has changed the target speed since"
     device = entry.facts["device"]
     return finding(
         "retrain-interrupted",

@@ -156,8 +156,8 @@ def describe(plan: RetrainPlan) -> tuple[str, ...]:
         f"target speed {plan.target_gt_per_s:g} GT/s",
         f"  Link Control (CAP_EXP+0x10.w): {before.control:#06x} -> {trained:#06x}, "
         "mask 0x0020: Retrain Link",
-        f"expected: {plan.target_gt_per_s:g} GT/s x{plan.expected_width}; what was found is put "
-        "back where it does not come",
+        f"expected: {plan.target_gt_per_s:g} GT/s x{plan.expected_width}; the previous values "
+        "are restored if it fails",
     )
 
 

@@ -256,7 +256,7 @@ def drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
             "drift-topology",
             ", ".join(thing or fact.label for fact, thing in unread),
             expected=", ".join(fact.text(record[fact, thing]) for fact, thing in unread),
-            observed=f"{host.name} does not give them",
+            observed=f"{host.name} does not report them",
             severity=Severity.INCONCLUSIVE,
             case="not given",
             source=source,

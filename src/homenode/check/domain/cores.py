@@ -91,7 +91,7 @@ def _threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
         yield finding(
             "threads-not-siblings",
             f"vCPUs {CpuSet(lying)}",
-            expected=f"each {threads} vCPUs that the guest takes for siblings on one core",
+            expected=f"each {threads} vCPUs that the guest treats as siblings on one core",
             observed="on several cores",
         )
     elif not facts.is_pinned:
@@ -147,7 +147,7 @@ def _check_topoext(facts: Vm, host: Host) -> Iterator[Finding]:
     yield finding(
         "topoext-missing",
         "<cpu>",
-        expected="<feature policy='require' name='topoext'/>: AMD gives siblings through it",
+        expected="<feature policy='require' name='topoext'/>: AMD CPUs expose siblings through it",
         observed="no such feature" if facts.topoext is None else "policy disable",
     )
 

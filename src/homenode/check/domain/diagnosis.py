@@ -99,7 +99,7 @@ def domain_checked(facts: Vm, host: Host) -> list[str]:
         f"{facts.name} on {host.name}"
         if host.pus
         else f"{facts.source}: references, devices and limits of {facts.name}; "
-        f"{host.name} gives no CPUs to hold its pins against"
+        f"{host.name} reports no CPUs to compare its pins with"
     ]
     pus = facts.pinned_pus
     if floats(facts) and host.pus:

@@ -311,7 +311,7 @@ def _check_kinds(facts: Vm, host: Host) -> Iterator[Finding]:
     yield finding(
         "core-kinds-mixed",
         "vCPUs",
-        expected="cores of one kind: the guest's scheduler takes all vCPUs for equal",
+        expected="cores of one kind: the guest's scheduler treats all vCPUs as equal",
         observed=text + cache,
     )
 

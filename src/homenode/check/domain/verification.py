@@ -129,7 +129,7 @@ def schema_findings(errors: Sequence[SchemaError], parsed: ParseResult | None) -
         for path in parsed.dropped[:8]:
             parent, _, name = path.rpartition("/")
             place = f"<{parent}> with {name[1:]}=" if name[0] == "@" else f"<{name}> in <{parent}>"
-            yield departs(place, "one that libvirt does not know there", "dropped")
+            yield departs(place, "an element that libvirt does not accept there", "dropped")
     else:
         message = "; ".join(dict.fromkeys(error.message for error in errors[:3]))
         yield departs(document_name, message, "taken", Severity.INFO)
@@ -266,7 +266,7 @@ def _difference(
         # The facts name every controller, this only the first one in the way.
         path = "/domain/devices/controller" if step is edit_controllers else "/domain"
         tag = path.rpartition("/")[2]
-        return [(path, tag, "a definition that takes the plan")], [(path, tag, error.message)]
+        return [(path, tag, "a definition that accepts the plan")], [(path, tag, error.message)]
     if after.text == document.text:
         return [], []
     before, later = Counter(_parts(document.root, "")), Counter(_parts(after.root, ""))
@@ -314,7 +314,7 @@ def throttle_findings(document: Document) -> Iterator[Finding]:
             yield finding(
                 "scheduler-yields",
                 f"<{element.name}>",
-                expected="a scheduler that gives the VM its turn",
+                expected="a scheduler that schedules the VM",
                 observed=f"{scheduler}, after every other program",
             )
     yield from transfer_findings(document)

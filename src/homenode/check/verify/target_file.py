@@ -64,7 +64,7 @@ def verify_target(
     if not findings and plan.kept is not None and plan.kept_of == target:
         now = settings_of(module, content)
         findings += changed_settings(
-            plan.kept, now, subject="lines that no plan sets", source=source
+            plan.kept, now, subject="lines that plans do not set", source=source
         )
     findings += lost_findings(module, lost, source)
     return Findings(
@@ -201,5 +201,5 @@ def _refuse_plan_of_others(plan: Plan, target: Target, name: str, lost: frozense
     raise InputError(
         f"--target {name}: expected a plan for {title}, found one with {feature}, which no plan "
         f"for {title} has",
-        hint="leave --target out for a plan of a domain document",
+        hint="omit --target for a plan of a domain XML",
     )

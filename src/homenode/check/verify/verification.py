@@ -81,7 +81,7 @@ def verify(request: VerifyRequest) -> Verification:
             document = open_domain(content, str(request.document))
         elif request.guest is not None:
             raise UsageError(
-                f"{request.document}: expected a domain document with --guest, found a file of "
+                f"{request.document}: expected a domain XML with --guest, found a file of "
                 "another kind",
                 hint="homenode verify --plan P.json --guest SOURCE --target NAME",
             )
@@ -245,5 +245,5 @@ def _host(
 
 def _expectation(plan: Plan | None, facts: Vm | None, host: Host | None) -> Expectation:
     vm = facts if plan is None else vm_as_it_runs(plan, facts)
-    assert vm is not None, "a document or a plan is given"
+    assert vm is not None, "it names a definition or a plan"
     return expectation_of(vm, host=host, document=facts)

@@ -143,8 +143,8 @@ def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str
     vm_hook = ("--type", "merge", "--patch-file", f"{at}vm-hook.yaml")
     logs = command_line("kubectl", "logs", *namespace, "-l", f"vm.kubevirt.io/name={options.vm}")
     return (
-        ("HCO", f"where HyperConverged owns the CR, it reverts these patches: {operator}"),
-        ("GPUs", f"where NVIDIA's operator announces {options.gpu}, set $external in the file:"),
+        ("HCO", f"if HyperConverged owns the CR, it reverts these patches: {operator}"),
+        ("GPUs", f"if NVIDIA's operator announces {options.gpu}, set $external in the file:"),
         ("", patch_cr(DEVICES_FILE)),
         *(native if has_native(options) else ()),
         ("gates", patch_cr(GATES_FILE)),

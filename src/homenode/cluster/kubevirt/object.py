@@ -62,7 +62,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("found an alias; write the value out")
         if self.peek_event().tag is not None:
-            raise yaml.YAMLError("found a tag, which Kubernetes does not take")
+            raise yaml.YAMLError("found a tag, which Kubernetes does not accept")
         self.depth += 1
         self.nodes += 1
         if self.depth > _MAX_DEPTH or self.nodes > _MAX_NODES:

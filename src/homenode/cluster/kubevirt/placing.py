@@ -115,7 +115,7 @@ def place_devices(
             (
                 f"warning: the guest's one cell stands for host nodes {several}, so that a device "
                 "on it would have a wrong node: KubeVirt adds such a cell for memory hotplug; set "
-                "spec.domain.cpu.numa.guestMappingPassthrough and leave maxGuest out",
+                "spec.domain.cpu.numa.guestMappingPassthrough and omit maxGuest",
             ),
         )
     by_bdf = host.device_at
@@ -143,7 +143,7 @@ def place_devices(
         if rewritten == xml:
             return PlacedXml(xml, (*notes, "no device is left to place: nothing to do"))
         return PlacedXml(rewritten, (*notes, "added the distances of the cells; no device moved"))
-    refuse_machine(guest, source, "take the hook off this VM")
+    refuse_machine(guest, source, "remove the hook from this VM")
     request = GuestRequest(
         guest=guest, layout=LAYOUT, options=PlanOptions(LAYOUT.name, pci_granularity=granularity)
     )
@@ -289,7 +289,7 @@ def _unplaceable(device: PciDevice, nodes: CellNodes) -> str | None:
         have = ", ".join(map(str, sorted(nodes.cell_of_node))) or "none"
         return (
             f"warning: {device.bdf}: expected its host node {device.node} among the guest's "
-            f"({have}): it stays on pcie.0; kubelet gave CPUs and devices of different nodes, "
+            f"({have}): it stays on pcie.0; kubelet assigned CPUs and devices of different nodes, "
             "which Topology Manager prevents (homenode kubevirt check)"
         )
     return None
@@ -456,7 +456,7 @@ def _failure(domain: bytes, policy: OnError, message: str, exit_code: int) -> Do
     if policy is OnError.FAIL:
         return DomainAnswer(None, exit_code, (f"error: {message}",))
     return DomainAnswer(
-        domain, 0, (f"error: {message}", "the document is passed on unchanged (on-error)")
+        domain, 0, (f"error: {message}", "the definition is passed on unchanged (on-error)")
     )
 
 

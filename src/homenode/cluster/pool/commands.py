@@ -92,7 +92,7 @@ def place(arguments: PoolPlaceArguments) -> None:
     check_can_write(output, force=True)
     check_can_write(arguments.save_plan)
     check_tuned_output(output)
-    original = read_input(document, "a domain document", hint="virsh dumpxml NAME > VM.xml")
+    original = read_input(document, "a domain XML", hint="virsh dumpxml NAME > VM.xml")
     guest = read_vm(original, document)
     choose = choose_by(arguments.results)
     with counting("reading hosts") as progress:

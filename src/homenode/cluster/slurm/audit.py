@@ -13,7 +13,7 @@ from homenode.plan.allocations import MOST_NAMED
 from homenode.text import first_few, number_list, plural
 
 _SLURM = "what Slurm and the host report"
-_RECORD = "what the job's record gives"
+_RECORD = "the job's record"
 
 
 def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) -> Findings:
@@ -131,7 +131,7 @@ def _blind(owned: JobAllocation, gpus: Sequence[AllocatedGpu]) -> Finding:
     return finding(
         "job-unjudged",
         owned.subject,
-        expected="GPUs whose node the host gives",
+        expected="GPUs whose node the host reports",
         observed=f"{_gpus(gpus)} without a node",
         case="gpu-node-unknown",
         source=_SLURM if owned.memory_nodes is None else _RECORD,

@@ -158,7 +158,7 @@ def _check_counts(group: NodeClass, gpu_count: int, source: str, command: str) -
 
     subject = group.subject
     in_gres = f"gres.conf lists {plural(listed, 'GPU')} of {subject} instead of {gpu_count}"
-    in_slurm = f"slurm.conf gives {subject} {plural(promised, 'GPU')} instead of"
+    in_slurm = f"slurm.conf assigns {subject} {plural(promised, 'GPU')} instead of"
 
     if group.is_sliced:
         # How many slices there are is a setting of the driver: the files must agree.
@@ -190,7 +190,7 @@ def _check_counts(group: NodeClass, gpu_count: int, source: str, command: str) -
     types = listed_types(group.lines) if by_hand and listed == gpu_count else {"": gpu_count}
     expected = f"Gres={gres_text(types)} on the NodeName= line in slurm.conf, as the machine has"
     if not promised:
-        yield count(expected, _NOT_SET, "not promised", f"slurm.conf gives {subject} no GPUs")
+        yield count(expected, _NOT_SET, "not promised", f"slurm.conf assigns {subject} no GPUs")
     elif promised != gpu_count and not (by_hand and promised == listed):
         yield count(expected, f"Gres= with {promised}", None, f"{in_slurm} {gpu_count}")
 
@@ -263,7 +263,7 @@ def _check_detector(group: NodeClass, gpus: Sequence[GpuCores], source: str) -> 
         "gres-autodetect",
         group.subject,
         f"AutoDetect={fitting[0]}, which reads cores and links from the driver",
-        "lines by hand alone" if by_hand else f"AutoDetect={group.autodetect}",
+        "manually written lines alone" if by_hand else f"AutoDetect={group.autodetect}",
         source,
         severity=Severity.INFO if by_hand else Severity.CRITICAL,
         case="by hand" if by_hand else "other detector",
@@ -298,7 +298,7 @@ def _check_cores(
         place = f"{line.line.source.rpartition('/')[2]}:{line.line.first}"
         unknown = [gpu for gpu in members if gpu.cores is None]
         if unknown:
-            expected, observed = "a GPU whose node is known", "the host gives no node"
+            expected, observed = "a GPU whose node is known", "the host reports no node"
             yield finding("gres-unjudged", _subject_of(group, unknown), expected, observed, place)
         wrong = [
             gpu
@@ -400,7 +400,7 @@ def _check_settings(slurm: SlurmConfig) -> Iterator[Finding]:
         yield finding(name, "the cluster", expected, observed, source, values=values)
     key = "SelectTypeParameters"
     if "ENFORCE_BINDING_GRES" not in {word.upper() for word in _words(slurm, key)}:
-        expected = "GPUs given with cores of their own socket, by default"
+        expected = "GPUs assigned with cores of their own socket, by default"
         observed = _setting_text(slurm, key)
         name, severity = "slurm-binding-optional", Severity.INFO
         yield finding(name, "the cluster", expected, observed, source, severity=severity)

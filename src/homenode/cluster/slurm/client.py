@@ -220,7 +220,7 @@ def _record_allocation(path: Path, order: DeviceOrder | None) -> JobAllocation:
         )
     except InputError as error:
         job, _, node = path.name.removesuffix(".rec").partition(".")
-        remedy = error.hint or "it may be cut off, or changed by hand: leave it out"
+        remedy = error.hint or "it may be cut off, or edited: omit it"
         return JobAllocation(job=job, node=node, unknown=error.message, remedy=remedy)
 
 
@@ -249,7 +249,7 @@ def read_config(path: Path) -> SlurmConfig:
             paths = sorted(other.parent.glob(other.name)) if "*" in name else [other]
             top = folder.resolve()
             if not all(target.resolve().is_relative_to(top) for target in [other, *paths]):
-                return f"it lies outside the folder of {path.name}"
+                return f"it lies outside the directory of {path.name}"
             if not paths or not all(target.is_file() for target in paths):
                 return "there is no such file"
             return tuple(ConfigFile(str(target), _included_text(top, target)) for target in paths)

@@ -79,7 +79,7 @@ def audit(arguments: SlurmAuditArguments) -> None:
             listed, not_checked = _jobs_to_audit(arguments.jobs, arguments.jobs_file)
             shapes = _shapes(arguments.jobs_file, arguments.nodes_file)
             machines = _machines(arguments.host)
-            running = _running(listed, shapes, machines, order, look=arguments.look)
+            running = _running_allocations(listed, shapes, machines, order, look=arguments.look)
             findings = judge_jobs(
                 _add_judged(running, judged), [job for job in listed if job.unreadable is not None]
             )
@@ -140,7 +140,7 @@ def _shapes(jobs_file: Path | None, nodes_file: Path | None) -> Mapping[str, Nod
     return ask_shapes() if jobs_file is None else {}
 
 
-def _running(
+def _running_allocations(
     jobs: Sequence[Job],
     shapes: Mapping[str, NodeShape | None],
     machines: Mapping[str, NodeMachine],
@@ -261,14 +261,14 @@ def _write(folder: Path, texts: Mapping[str, str], parents: tuple[Path, ...]) ->
     """Write all files, over nothing; parents: of the two files that the user named."""
     written: dict[Path, str] = {}
     for source, text in texts.items():
-        path = folder / _below(Path(source), parents)
+        path = folder / _relative_path(Path(source), parents)
         if path in written:
             raise UsageError(f"{path}: expected files of different names, found one")
         written[path] = text
     write_new_files(folder, written)
 
 
-def _below(path: Path, parents: tuple[Path, ...]) -> Path:
+def _relative_path(path: Path, parents: tuple[Path, ...]) -> Path:
     """The path as it lies in the folder of the file that includes it; never one outside."""
     for parent in parents:
         if path.resolve().is_relative_to(parent.resolve()):

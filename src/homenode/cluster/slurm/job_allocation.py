@@ -143,7 +143,7 @@ def allocation_on(
         return unknown("no host is given for this node")
     if shape is not None and not machine.order.fits(shape):
         return unknown(
-            f"Slurm takes the node for {shape} (sockets x cores x threads), and the host "
+            f"Slurm lists the node as {shape} (sockets x cores x threads), and the host "
             f"{machine.host.name} has {plural(len(machine.order.pus), 'core')} of "
             f"{plural(machine.order.threads, 'CPU')}"
         )
@@ -160,7 +160,7 @@ def allocation_on(
     if share.gpus.sliced and numbers is None:
         return unknown(
             "MIG slices, which have numbers of their own in Slurm's list of devices",
-            "--gres gres.conf where it has a line for each slice; else records: --hooks DIR",
+            "--gres gres.conf if it has a line for each slice; else records: --hooks DIR",
         )
     indices = share.gpus.indices
     if numbers is not None and indices and max(indices) < len(numbers):
@@ -172,7 +172,7 @@ def allocation_on(
         )
     if share.cores is not None and shape is None and machine.has_nodes_in_packages:
         return unknown(
-            f"Slurm gives cores by socket, and a socket of {machine.host.name} may be a package "
+            f"Slurm assigns cores by socket, and a socket of {machine.host.name} may be a package "
             "or a NUMA node to it",
             "--nodes FILE with `scontrol show node`, which says how many sockets there are",
         )

@@ -199,15 +199,15 @@ def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None)
     if gpus is None:
         return replace(
             owned,
-            unknown=f"the record gives no address of GPU {max(record.owned)}",
-            remedy="--gres gres.conf, where its lines name the GPUs' files",
+            unknown=f"the record has no address of GPU {max(record.owned)}",
+            remedy="--gres gres.conf, if its lines name the GPUs' files",
         )
     if any(other is None or _nodes(other) != _nodes(gpus) for other in candidates[1:]):
         return replace(
             owned,
             unknown="the driver's order of GPUs is not that of their addresses, or some are cut "
             "into slices: which of them Slurm means depends on gres.conf",
-            remedy="--gres gres.conf, where its lines name the GPUs' files",
+            remedy="--gres gres.conf, if its lines name the GPUs' files",
         )
     if record.owned and not record.tasks:
         return replace(

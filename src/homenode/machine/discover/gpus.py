@@ -331,7 +331,7 @@ def _read_mediated(
         real = snapshot.real_path(f"{_MEDIATED}/{uuid}")
         function = None if real is None else address_of(real.rpartition("/")[0].rpartition("/")[2])
         if not is_uuid(uuid) or function is None:
-            reason = f"{_MEDIATED} gives no PCI function that it is on"
+            reason = f"{_MEDIATED} reports no PCI function below it"
             division.gaps.append(Gap(f"mediated device {uuid[:60]!r}", reason))
             continue
         division.carriers.add(function)

@@ -60,7 +60,7 @@ def read_hwloc_pci(
 ) -> Pci:
     """Root complexes, functions, links and gaps of a document."""
     walked = _Walk(source)
-    walked.below(machine, machine, None, None)
+    walked.read_children(machine, machine, None, None)
     functions = walked.functions
     if not functions:
         return (), (), (), (Gap("PCI functions", "the XML holds none"),)
@@ -118,14 +118,14 @@ class _Walk:
         self.repeated: set[Bdf] = set()
         self._source = source
 
-    def below(
+    def read_children(
         self, obj: HwlocObject, place: HwlocObject, root_complex: str | None, parent: Bdf | None
     ) -> None:
         """place: the object with PUs around `obj`. parent: the function directly above, to which
         OS devices belong."""
         for child in obj.children:
             if child.type not in ("Bridge", "PCIDev", "OSDev"):
-                self.below(child, child, None, None)
+                self.read_children(child, child, None, None)
                 continue
             gp_index = child.attributes.get("gp_index")
             busid = child.attributes.get("pci_busid")
@@ -136,7 +136,7 @@ class _Walk:
             if busid is None:  # a host bridge is no function of its own
                 buses = _buses(child, self._source)
                 name = None if buses is None else f"pci{buses[0]}:{buses[1]:02x}"
-                self.below(child, place, name, None)
+                self.read_children(child, place, name, None)
                 continue
             bdf = Bdf.parse(busid, self._source)
             root = root_complex or f"pci{bdf.domain:04x}:{bdf.bus:02x}"
@@ -152,7 +152,7 @@ class _Walk:
                 self.functions[bdf] = replace(function, nearest_pus=nearest_pus)
             if gp_index is not None:
                 self.bdf_of_object[f"PCIDev:{gp_index}"] = bdf
-            self.below(child, place, root, bdf)
+            self.read_children(child, place, root, bdf)
 
 
 def _buses(obj: HwlocObject, source: str) -> tuple[str, int, int] | None:

@@ -130,7 +130,7 @@ def host_from_xl(read: XlInfo, name: str) -> Host:
         for bdf, node in read.node_of_function.items()
     )
     roots, _ = root_complexes(devices)
-    gaps = (*_missing(host, TOOL), *read.gaps)
+    gaps = (*_missing_facts(host, TOOL), *read.gaps)
     return replace(host, root_complexes=roots, pci_devices=devices, gaps=gaps)
 
 
@@ -156,7 +156,7 @@ def complement(first: Host, second: Host) -> Host:
     if first.cores and second.cores:
         raise InputError(
             f"{first.name} and {second.name} both show cores: each would be a host of its own",
-            hint="homenode doctor --pool FOLDER compares hosts",
+            hint="homenode doctor --pool DIR compares hosts",
         )
     is_first = bool(first.cores) or (bool(first.nodes) and not second.cores)
     base, other = (first, second) if is_first else (second, first)
@@ -167,7 +167,7 @@ def complement(first: Host, second: Host) -> Host:
         if ours != theirs:
             raise InputError(
                 f"CPUs of node {index}: {ours} in {base.name}, {theirs} in {other.name}",
-                hint="give listings of one machine, made at the same time",
+                hint="use listings of one machine, made at the same time",
             )
     for node in other.nodes:  # lscpu shows no node without CPUs
         shown = nodes.get(node.index)
@@ -183,7 +183,7 @@ def complement(first: Host, second: Host) -> Host:
         distances=base.distances or other.distances,
         nodes_assumed=base.nodes_assumed and (other.nodes_assumed or not other.nodes),
     )
-    missing = {gap.subject for gap in _missing(host, "")}
+    missing = {gap.subject for gap in _missing_facts(host, "")}
     gaps = (
         gap
         for gap in (*base.gaps, *other.gaps)
@@ -197,7 +197,7 @@ _DEVICES = "PCI functions"
 _PARTS = (_CORES, _MEMORY, _DISTANCES, _DEVICES, NO_VMS)
 
 
-def _missing(host: Host, tool: str) -> Iterator[Gap]:
+def _missing_facts(host: Host, tool: str) -> Iterator[Gap]:
     has_memory = any(node.memory_bytes is not None for node in host.nodes)
     is_there = (
         bool(host.cores),
@@ -212,7 +212,7 @@ def _missing(host: Host, tool: str) -> Iterator[Gap]:
 
 
 def _with_missing(host: Host, tool: str) -> Host:
-    return replace(host, gaps=(*_missing(host, tool), *host.gaps))
+    return replace(host, gaps=(*_missing_facts(host, tool), *host.gaps))
 
 
 def _groups(numbered: Iterable[tuple[Key | None, LscpuCpu]]) -> list[tuple[Key, CpuSet]]:

@@ -101,7 +101,7 @@ def _signs_of_a_cut(functions: tuple[LspciFunction, ...], text: str, source: str
     if ends_within_a_line(text) or ends_early:
         position = "in the entry of a bridge" if ends_early else "within a line"
         subject = f"{AFTER_A_CUT} {last.bdf}, and the end of its own entry"
-        gaps.append(Gap(subject, f"{source} ends {position}, so it was cut: take it again"))
+        gaps.append(Gap(subject, f"{source} ends {position}, so it was cut: run it again"))
     listed = {(function.bdf.domain, function.bdf.bus) for function in functions}
     bare = [
         function.bdf

@@ -67,7 +67,7 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
     if not folders:
         return _single_node(snapshot, online, packages)
     if folders[-1] > MAX_PU_INDEX or len(folders) > _MOST_NODES:
-        expected = f"folders node0 to node{MAX_PU_INDEX}, and as Linux at most {_MOST_NODES}"
+        expected = f"directories node0 to node{MAX_PU_INDEX}, and as Linux at most {_MOST_NODES}"
         raise ParseError(
             f"{snapshot.name}: {NODE}", expected, f"{len(folders)} up to node{folders[-1]}"
         )
@@ -119,13 +119,13 @@ def package_of(pus: CpuSet, packages: tuple[Package, ...]) -> PackageIndex | Non
 def _online_nodes(snapshot: Snapshot, folders: tuple[int, ...], gaps: list[Gap]) -> tuple[int, ...]:
     online = read_pus(snapshot, f"{NODE}/online")
     if online is None:
-        gaps.append(Gap("online nodes", f"{NODE}/online is absent; taken from the folders"))
+        gaps.append(Gap("online nodes", f"{NODE}/online is absent; taken from the directories"))
         return folders
     missing = online - CpuSet(folders)
     if missing:
         raise InputError(
             f"{snapshot.name}: {NODE}/online lists nodes {online}, but nodes {missing} have no "
-            "folder there",
+            "directory there",
             hint="the tree is incomplete: capture the host again",
         )
     for file in ("has_cpu", "has_memory"):

@@ -106,7 +106,7 @@ class Locality(Struct, frozen=True):
             return "no numa_node file, and its local CPUs are not those of one node"
         word = content.strip()[:_LONGEST_NUMBER]
         if word.startswith("-"):
-            return f"the firmware gives none: numa_node says {word}"
+            return f"the firmware reports none: numa_node says {word}"
         if whole_number(word) in self.cpu_node:
             return f"numa_node says {word}, a node without CPUs that is as near to several"
         return f"numa_node says {word}, a node that is not online"
@@ -135,7 +135,7 @@ def with_stated_nodes(
     for i, device in enumerate(placed):
         statement = node_of_bdf.get(device.bdf)
         if device.node is None and statement is not None:
-            reason = f"the firmware gives none; {statement.tool} says {statement.node}: used"
+            reason = f"the firmware reports none; {statement.tool} says {statement.node}: used"
             gaps.append(Gap(f"node of {device.bdf}", reason))
             placed[i] = replace(device, node=statement.node, node_source=statement.tool)
             tools[device.root_complex] = statement.tool
@@ -151,7 +151,9 @@ def with_stated_nodes(
             placed[i] = replace(device, node=node_of_root[root], node_source=tools[root])
             below.setdefault(root, []).append(device.bdf)
     for root, bdfs in below.items():
-        reason = f"the firmware gives none; node {node_of_root[root]}, as the GPUs of {root}: used"
+        reason = (
+            f"the firmware reports none; node {node_of_root[root]}, as the GPUs of {root}: used"
+        )
         gaps.append(Gap(f"node of {several(bdfs)}", reason))
     return tuple(placed), tuple(gaps)
 
@@ -229,5 +231,5 @@ def functions_off_the_bus(
                 stray.append(bdf)
     if not stray:
         return ()
-    reason = "has a folder in /sys/devices, but is not in /sys/bus/pci/devices: omitted"
+    reason = "has a directory in /sys/devices, but is not in /sys/bus/pci/devices: omitted"
     return (Gap(several(sorted(stray)), reason),)

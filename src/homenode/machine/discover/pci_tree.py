@@ -189,7 +189,7 @@ def read_pci_tree(
     if without:
         reason = "config space is not readable beyond 64 bytes (it needs root); taken from the tree"
         gaps.append(Gap(f"port types of {len(without)} PCI bridges", reason))
-    tree = _Read(
+    tree = _FunctionSources(
         snapshot=snapshot,
         locality=locality,
         nvidia_gpus=nvidia_gpus,
@@ -318,7 +318,7 @@ def _last_buses(parent_of: dict[Bdf, Bdf | None]) -> dict[Bdf, int]:
     return last
 
 
-class _Read(Struct, frozen=True, kw_only=True):
+class _FunctionSources(Struct, frozen=True, kw_only=True):
     """What functions are made of."""
 
     snapshot: Snapshot
@@ -332,7 +332,7 @@ class _Read(Struct, frozen=True, kw_only=True):
     last_bus: Mapping[Bdf, int]
 
 
-def _bridge(tree: _Read, bdf: Bdf) -> PciBridge | None:
+def _bridge(tree: _FunctionSources, bdf: Bdf) -> PciBridge | None:
     """Bus numbers by sysfs, else the config header, else what was found below. A bridge with
     nothing below it and no numbers has not been given a bus: (0, 0), as its registers say."""
     if bdf not in tree.guessed:
@@ -359,7 +359,7 @@ def _first_bus_below(snapshot: Snapshot, folder: str) -> int:
     return next((bdf.bus for bdf in bdfs if bdf is not None), 0)
 
 
-def _device(tree: _Read, bdf: Bdf) -> PciDevice:
+def _device(tree: _FunctionSources, bdf: Bdf) -> PciDevice:
     snapshot, place, class_code = tree.snapshot, tree.places[bdf], tree.classes[bdf]
     folder, config = place.folder, tree.configs.get(bdf)
     bridge = _bridge(tree, bdf)

@@ -297,7 +297,7 @@ def _read_package_of_pu(
     if unknown or not groups:
         gaps.append(Gap("packages", "the kernel numbers none; all CPUs count as package 0"))
         return dict.fromkeys(pus, PackageIndex(0))
-    gaps.append(Gap("package numbers", "the kernel gives none; numbered by their lowest CPU"))
+    gaps.append(Gap("package numbers", "the kernel reports none; numbered by their lowest CPU"))
     return {pu: PackageIndex(i) for i, group in enumerate(groups) for pu in group}
 
 

@@ -40,7 +40,7 @@ _FILES_OF_TYPE = {
     "cgroup": ("cpuset.cpus", "cpuset.effective_cpus"),
     "cpuset": ("cpuset.cpus", "cpus"),
 }
-_EXPECTED_FOLDERS = f"folders cpu0 to cpu{MAX_PU_INDEX}"
+_EXPECTED_FOLDERS = f"directories cpu0 to cpu{MAX_PU_INDEX}"
 _ISOLCPUS_FLAGS = {"nohz", "domain", "managed_irq"}
 
 

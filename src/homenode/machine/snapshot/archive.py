@@ -125,7 +125,7 @@ def _read(file: BinaryIO, source: str) -> ArchiveTree:
         if head.startswith(magic):
             raise InputError(
                 f"{source}: expected a tar (plain, gzip, bzip2 or xz), found {name}",
-                hint="unpack it and give the folder, or pack it with tar -czf",
+                hint="unpack it and name the directory, or pack it with tar -czf",
             )
     compression = next((kind for kind in _COMPRESSIONS if head.startswith(kind.magic)), None)
     tar = _Tar(_UnpackedStream(file, head, compression, source), source)
@@ -420,7 +420,7 @@ def _text(content: bytes) -> str:
 def _too_much(source: str, expected: str, excess: str) -> InputError:
     return InputError(
         f"{source}: expected {expected}, found {excess}",
-        hint="unpack what is needed of it and give the folder",
+        hint="unpack what is needed of it and name the directory",
     )
 
 

@@ -96,9 +96,7 @@ def collect_over_ssh(
     HostError if ssh or the shell there fails, ParseError if what came back is not a collector's.
     """
     if not _HOST.fullmatch(host):
-        raise UsageError(
-            f"{host[:80]!r} is not a host name", hint="HOST or USER@HOST, as ssh takes it"
-        )
+        raise UsageError(f"{host[:80]!r} is not a host name", hint="HOST or USER@HOST, as for ssh")
     asking = ("-o", "BatchMode=yes") if batch else ()
     completed = run(
         ["ssh", *CLOSED, *asking, "-o", "ConnectTimeout=20", "--", host, "sh"],

@@ -112,7 +112,7 @@ class _Reader:
                 (_SAYS_NOTHING, None),
                 (_SIZES, None),
                 (_MATRIX, self._matrix),
-                (_OTHER_MATRIX, self._other),
+                (_OTHER_MATRIX, self._open_other),
                 (_PAIR, self._pair),
                 (_VERSION, self._version),
                 (_DEVICE, self._device),
@@ -142,7 +142,7 @@ class _Reader:
     def _matrix(self, line: Line, match: "re.Match[str]") -> None:
         self._open("one way" if match[1] == "Unidirectional" else "both ways")
 
-    def _other(self, line: Line, match: "re.Match[str]") -> None:
+    def _open_other(self, line: Line, match: "re.Match[str]") -> None:
         self._open("other")
 
     def _pair(self, line: Line, match: "re.Match[str]") -> None:

@@ -24,7 +24,7 @@ class LocalMachine:
     def __init__(self, kept_open: Sequence[int] = ()) -> None:
         self._kept_open = tuple(kept_open)
 
-    def holding(self, descriptor: int) -> Self:
+    def with_descriptor(self, descriptor: int) -> Self:
         """The same machine, of which every program inherits this descriptor too."""
         return type(self)((*self._kept_open, descriptor))
 

@@ -75,7 +75,7 @@ class SshHost(Struct, frozen=True):
     def most_input_bytes(self) -> int | None:
         return None
 
-    def holding(self, descriptor: int) -> "SshHost":
+    def with_descriptor(self, descriptor: int) -> "SshHost":
         """The same, of which every program here inherits this descriptor."""
         return replace(self, kept_open=(*self.kept_open, descriptor))
 
@@ -112,12 +112,12 @@ class RemoteHost(RemoteMachine):
         """As of what `holding` will have put there."""
         return super().find_installed(frozenset(names) - {PROBE}) | (frozenset(names) & {PROBE})
 
-    def holding(self, descriptor: int) -> Self:
+    def with_descriptor(self, descriptor: int) -> Self:
         """The same machine, equipped to measure; only who has the run's locks may call this.
 
         Programs inherit the descriptor here; there, what runs since a kill is ended.
         """
-        self._channel = self._host = self._host.holding(descriptor)
+        self._channel = self._host = self._host.with_descriptor(descriptor)
         self._end_what_runs()
         self.put_program(PROBE, self._probe)
         self._prefix = (self.put_program(_STEP, _STEP_TEXT),)

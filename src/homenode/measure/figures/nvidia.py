@@ -113,7 +113,7 @@ def binding_in(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
         return Binding(pus, memory or pus), ()
     if at < 0:
         if not pinned:
-            return None, (Gap("binding", "the log has no numactl --show before its figures"),)
+            return None, (Gap("binding", "the log has no numactl --show before its results"),)
         return Binding((pinned[-1],), (pinned[-1],)), ()
     try:
         show = parse_show(head[at:])
@@ -244,7 +244,7 @@ def of_nccl(run: NcclTests, collective: str | None) -> Figures:
     if name is None:
         figures.gap("collective", "neither the output nor the file's name says which it was")
     if run.is_correct is False:
-        figures.gap(f"{name} data", "wrong values: no figure of it is kept")
+        figures.gap(f"{name} data", "wrong values: its results are omitted")
         return Figures(gaps=figures.figures().gaps)
     if run.is_correct is None:
         figures.gap(f"{name} data", "not checked by the run (-c 1 checks)")

@@ -59,7 +59,7 @@ def probe_figures(document: ProbeDocument) -> StepReading:
         raise ParseError(SOURCE, f"samples of {document.command}", "none")
     busy = next((doubt.detail for doubt in document.doubts if doubt.id == "busy-neighbour"), None)
     if busy is None and document.contention.busy_neighbour:
-        busy = f"others ran on CPUs {document.pus}"
+        busy = f"other processes ran on CPUs {document.pus}"
     return StepReading(
         placed,
         tuple(dict.fromkeys(_conditions(document))),
@@ -81,7 +81,7 @@ def _doubts(document: ProbeDocument) -> Iterator[Finding]:
             f"{document.command}: {doubt.id}",
             expected="caches and siblings as the kernel shows them"
             if bad
-            else "figures without a doubt",
+            else "results without a caveat",
             observed=doubt.detail,
             fix=doubt.remedy,
             source=SOURCE,

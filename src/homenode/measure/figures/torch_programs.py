@@ -29,7 +29,7 @@ def _of_run(run: TorchRun) -> Figures:
     if run.stalled is not None:
         gaps.append(Gap(run.stalled, "did not end: the program stopped itself there"))
     if any(device.address is None for device in run.devices):
-        gaps.append(Gap("GPU addresses", "PyTorch gives none: figures cannot be paired"))
+        gaps.append(Gap("GPU addresses", "PyTorch reports none: results cannot be paired"))
     samples = tuple(figures for figure in run.figures for figures in _samples(figure, run))
     gaps += [gap for figure in run.figures for gap in _doubts(figure, run)]
     if run.bound_node is not None and any(_lies_unseen(figure) for figure in run.figures):

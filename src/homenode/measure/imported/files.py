@@ -101,7 +101,7 @@ def find_folders(root: Path) -> FoundFolders:
         if seen > MAX_FILES:
             raise InputError(
                 f"{root}: expected at most {MAX_FILES} files, found more",
-                hint="name the folders of the results themselves",
+                hint="name the directories of the results themselves",
             )
         texts, times = _texts(
             [path / name for name in sorted(names)], skipped, folder_name, bytes_left
@@ -110,7 +110,7 @@ def find_folders(root: Path) -> FoundFolders:
         if bytes_left < 0:
             raise InputError(
                 f"{root}: expected at most {MAX_BYTES >> 20} MiB of text, found more",
-                hint="name the folders of the results themselves",
+                hint="name the directories of the results themselves",
             )
         if texts:
             folders.append(_folder(root.resolve(), path.resolve(), texts, times))

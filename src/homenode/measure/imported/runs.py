@@ -502,9 +502,7 @@ def _collective(text: str) -> Figures:
             Figures(
                 conditions=(
                     Condition("tool collective transport", "P2P off, ring, simple"),
-                    Condition(
-                        "tool collective binding", "GPUs' nodes; node 0 where they have none"
-                    ),
+                    Condition("tool collective binding", "GPUs' nodes; node 0 if they have none"),
                 )
             ),
         )

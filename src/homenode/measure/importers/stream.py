@@ -158,7 +158,7 @@ def _arrays_bytes(lines: Lines) -> int | None:
     if 0 in (elements, element_bytes):
         raise lines.error("arrays of some size", f"{elements} x {element_bytes} bytes")
     if elements is None or element_bytes is None:
-        reason = "it is not given how large they are; small ones fit into caches"
+        reason = "the output does not say how large they are; small ones fit into caches"
         lines.gaps.append(Gap("STREAM arrays", reason))
         return None
     return 3 * elements * element_bytes
@@ -181,10 +181,10 @@ less, what was measured is a cache, whatever the machine."""
 def of_stream(run: StreamRun, node: int | None = None) -> Figures:
     """The best rate of each kernel. node: what its memory was bound to."""
     if run.is_valid is False:
-        reason = "its own check failed: no figure of it is kept"
+        reason = "its own check failed: its results are omitted"
         return Figures(gaps=(*run.gaps, Gap("STREAM", reason)))
     if run.arrays_bytes is not None and run.arrays_bytes < 3 * LEAST_ARRAY_BYTES:
-        reason = f"arrays of {run.arrays_bytes // 3} bytes fit into caches: no figure of memory"
+        reason = f"arrays of {run.arrays_bytes // 3} bytes fit into caches: not a result of memory"
         return Figures(gaps=(*run.gaps, Gap("STREAM", reason)))
     is_known = run.arrays_bytes is not None
     size = f"{run.arrays_bytes} bytes in three arrays" if is_known else "arrays of unknown size"

@@ -167,7 +167,7 @@ def host_copies(bench: Bench) -> None:
         def check(d: int = device, b: HostBuffers = host_buffers) -> None:
             if not b.is_right():
                 bench.report.drop(d)
-                raise RuntimeError("wrong data came: no figure of this GPU is kept")
+                raise RuntimeError("wrong data came: this GPU's results are omitted")
 
         bench.attempt(f"data of {bench.name(device)}", check)
     for device, host_buffers in buffers.items():

@@ -53,7 +53,7 @@ def numbers_of(text: str) -> set[int]:
     return numbers
 
 
-def _read(path: str) -> str | None:
+def _read_text(path: str) -> str | None:
     try:
         return Path(path).read_text()
     except OSError:
@@ -63,11 +63,11 @@ def _read(path: str) -> str | None:
 def nodes_to_bind() -> list[int]:
     """Nodes with PUs that we may use and with memory, ascending; [] where the kernel is silent."""
     allowed = os.sched_getaffinity(0)
-    with_memory = _read(_NODES + "/has_memory") or _read(_NODES + "/online") or ""
+    with_memory = _read_text(_NODES + "/has_memory") or _read_text(_NODES + "/online") or ""
     return [
         node
         for node in sorted(numbers_of(with_memory))
-        if numbers_of(_read(f"{_NODES}/node{node}/cpulist") or "") & allowed
+        if numbers_of(_read_text(f"{_NODES}/node{node}/cpulist") or "") & allowed
     ]
 
 
@@ -76,7 +76,7 @@ def bind(node: int) -> None:
 
     Raises OSError where the node has no PU that we may use or the kernel refuses.
     """
-    cpus = numbers_of(_read(f"{_NODES}/node{node}/cpulist") or "") & os.sched_getaffinity(0)
+    cpus = numbers_of(_read_text(f"{_NODES}/node{node}/cpulist") or "") & os.sched_getaffinity(0)
     if not cpus:
         raise OSError(f"node {node}: no CPU that this process may use")
     os.sched_setaffinity(0, cpus)
@@ -97,7 +97,7 @@ def free_bytes(node: int | None) -> int | None:
     """
     path = "/proc/meminfo" if node is None else f"{_NODES}/node{node}/meminfo"
     names = "MemAvailable" if node is None else r"MemFree|Active\(file\)|Inactive\(file\)"
-    sizes = re.findall(rf"(?<!\w)(?:{names}):\s+(\d+) kB", _read(path) or "")
+    sizes = re.findall(rf"(?<!\w)(?:{names}):\s+(\d+) kB", _read_text(path) or "")
     return 1024 * sum(map(int, sizes)) if sizes else None
 
 
@@ -129,7 +129,7 @@ def node_of_memory(pointer: int, size_bytes: int) -> int | None:
     status = (ctypes.c_int * len(starts))()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(call[1], 0, ctypes.c_ulong(len(starts)), pages, None, status, 0) != 0:
-        return node_of_mapping(pointer, _read("/proc/self/numa_maps") or "")
+        return node_of_mapping(pointer, _read_text("/proc/self/numa_maps") or "")
     nodes = set(status)
     return nodes.pop() if len(nodes) == 1 and min(nodes) >= 0 else None
 
@@ -171,7 +171,7 @@ def devices(torch: Any) -> list[dict[str, Any]]:
 
 def node_of_gpu(address: str) -> int | None:
     """The node that the kernel gives a GPU; None for -1, and where it gives none."""
-    text = (_read(f"/sys/bus/pci/devices/{address}/numa_node") or "").strip()
+    text = (_read_text(f"/sys/bus/pci/devices/{address}/numa_node") or "").strip()
     return int(text) if text.isdigit() else None
 
 
@@ -184,7 +184,7 @@ def _address(properties: Any) -> str | None:
 
 def _address_by_runtime(index: int) -> str | None:
     """cudaDeviceGetPCIBusId or hipDeviceGetPCIBusId of the runtime that PyTorch has loaded."""
-    loaded = _read("/proc/self/maps") or ""
+    loaded = _read_text("/proc/self/maps") or ""
     for name, call in (("cudart", "cudaDeviceGetPCIBusId"), ("amdhip64", "hipDeviceGetPCIBusId")):
         path = re.search(rf"(?<!\S)\S*/lib{name}[^/\s]*\.so[^/\s]*", loaded)
         if path is None:

@@ -115,11 +115,11 @@ def _states_of_team(brackets: Sequence[Bracket]) -> States:
     names = _names(brackets, signatures)
     labels = tuple(UNSETTLED if signature is None else names[signature] for signature in signatures)
     if pairs >= MANY_PAIRS:
-        labels = _moving(labels)
+        labels = _join_moving(labels)
     return States(labels, tuple(transitions))
 
 
-def _moving(labels: tuple[str, ...]) -> tuple[str, ...]:
+def _join_moving(labels: tuple[str, ...]) -> tuple[str, ...]:
     """With all that does not last as one state, where what lasts is the smaller part."""
     counts = Counter(label for label in labels if label != UNSETTLED)
     lasting = {label for label, count in counts.items() if count >= LASTING_SHARE * len(labels)}

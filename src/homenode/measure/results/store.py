@@ -126,7 +126,7 @@ def _check(sample: Sample, place: str) -> None:
 def _cut_short(source: str, state: str) -> InputError:
     return InputError(
         f"{source}: expected a finished run, found {state}",
-        hint="it was cut short, or is still running: finish it, or remove the folder",
+        hint="it was cut short, or is still running: finish it, or remove the directory",
     )
 
 
@@ -153,7 +153,7 @@ def run_folder(root: Path, system: str, name: str) -> Path:
     for part in (system, name):
         if not part or part[0] == "." or "/" in part or not part.isprintable():
             raise InputError(
-                f"run name: expected one folder's name, without a dot in front, found {part!r}"
+                f"run name: expected one directory's name, without a dot in front, found {part!r}"
             )
     return root / system / name
 
@@ -241,7 +241,7 @@ def _leaves(root: Path, skipped: list[Gap]) -> Iterator[Path]:
         folder, depth = queue.pop(0)
         seen += 1
         if seen > MAX_FOLDERS:
-            skipped.append(Gap(str(root), f"more than {MAX_FOLDERS} folders: the rest"))
+            skipped.append(Gap(str(root), f"more than {MAX_FOLDERS} directories: the rest"))
             return
         if (folder / FILE).exists():
             yield folder
@@ -257,6 +257,6 @@ def _leaves(root: Path, skipped: list[Gap]) -> Iterator[Path]:
         if not below:
             yield folder
         elif depth == MAX_DEPTH:
-            skipped.append(Gap(str(folder), f"more than {MAX_DEPTH} folders deep"))
+            skipped.append(Gap(str(folder), f"more than {MAX_DEPTH} directories deep"))
         else:
             queue += [(child, depth + 1) for child in below]

@@ -100,7 +100,7 @@ class TrialDomain(Struct, frozen=True):
             self.root,
             self.head.connect,
             command_line("homenode", "trial", self.head.source),
-            lambda holder: self.notify(f"waiting until this host is no longer changed by {holder}"),
+            lambda holder: self.notify(f"waiting for {holder} to finish changing this host"),
         )
 
     @property
@@ -265,7 +265,9 @@ class BootStep(Struct, frozen=True):
         except HostError as error:
             if any(phrase in error.message for phrase in _ALREADY):
                 # It is not ours: somebody else started it.
-                note(_with_fact(entry, "how", "somebody else had started it", ChangeState.REFUSED))
+                note(
+                    _with_fact(entry, "how", "another program had started it", ChangeState.REFUSED)
+                )
             raise
         done = _with_fact(entry, "run_id", str(virsh.domain(uuid).run_id), ChangeState.DONE)
         note(done)

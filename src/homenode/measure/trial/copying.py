@@ -102,7 +102,7 @@ def _check_nvram(before: str, after: str, name: str) -> None:
     if os.path.lexists(after):
         raise UsageError(
             f"copy: {after} exists, the NVRAM that domain {name} would get",
-            hint="remove that file if it is of no use, or boot the VM itself: --in-place",
+            hint="remove that file if it is not needed, or boot the VM itself: --in-place",
         )
     if not before.startswith("/") or os.path.lexists(before):
         with host_file(before, _NVRAM):

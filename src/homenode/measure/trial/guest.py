@@ -90,13 +90,13 @@ class GuestReach(Struct, frozen=True):
         if not addresses:
             raise ToolError(
                 "no address of the guest is known to libvirt",
-                hint="--address gives it; --guest-access agent needs none",
+                hint="--address sets it; --guest-access agent needs none",
             )
         key = None if how.key is None else Path(how.key)
         return [SshChannel(ip, how.user, self.known_hosts, how.port, key, uuid) for ip in addresses]
 
 
-def answering(
+def wait_for_answer(
     virsh: Virsh,
     uuid: str,
     reach: Reach,

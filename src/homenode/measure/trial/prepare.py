@@ -24,7 +24,7 @@ from homenode.measure.trial.journal import (
     names_of,
 )
 from homenode.measure.trial.runner import TrialSetup, TunedCopy, is_emulated
-from homenode.measure.trial.trial_config import Measuring, TrialConfig
+from homenode.measure.trial.trial_config import MeasureOptions, TrialConfig
 from homenode.objective import Objective
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.process import find_program, install_hint
@@ -52,7 +52,7 @@ class TrialRequest(Struct, frozen=True):
     results: Path
     placing: PlanOptions  # of the placement; the layout in it is replaced
     apply_words: tuple[str, ...]  # `placing` as options of homenode apply
-    measuring: Measuring
+    measuring: MeasureOptions
     reaching: GuestAccess
     objective: Objective = Objective.MEMORY_BANDWIDTH  # what is to be decided
 
@@ -184,7 +184,7 @@ def latest(root: Path, name: str) -> StoredTrial:
     if trials and not readable:
         raise InputError(
             f"{trials[-1].reason}",
-            hint="correct that line, or take the VM's definition back without the journal: "
+            hint="correct that line, or restore the VM's definition without the journal: "
             "homenode restore NAME, or "
             + command_line("virsh", "define", trials[-1].folder / ORIGINAL),
         )
@@ -244,7 +244,7 @@ def _missing_here(request: TrialRequest, copy: PreparedCopy | None) -> Iterator[
         if free < size:
             yield (
                 f"{folder}: needs {format_bytes(size)} of free disk, {format_bytes(free)} free; "
-                "free some, or give another folder: --results"
+                "free some, or choose another directory with --results"
             )
 
 

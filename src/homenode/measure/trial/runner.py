@@ -43,7 +43,7 @@ from homenode.measure.trial.boot_steps import (
 )
 from homenode.measure.trial.copying import PreparedCopy
 from homenode.measure.trial.fitting import host_without, no_longer_fits
-from homenode.measure.trial.guest import Reach, again, answering, boot_of
+from homenode.measure.trial.guest import Reach, again, boot_of, wait_for_answer
 from homenode.measure.trial.journal import (
     BOOT,
     COPY,
@@ -56,7 +56,7 @@ from homenode.measure.trial.journal import (
 )
 from homenode.measure.trial.trial_config import (
     BARE,
-    Measuring,
+    MeasureOptions,
     TrialConfig,
     boot_orders,
     run_name,
@@ -306,7 +306,9 @@ class _BootedVm:
                 return None
             entry = BootStep(domain, step.number, (self._lock, *host_lock)).do(note)
         answer_s = trial.config.measuring.answer_s
-        machine = answering(trial.virsh, trial.head.uuid, trial.reach, answer_s, trial.on_wait)
+        machine = wait_for_answer(
+            trial.virsh, trial.head.uuid, trial.reach, answer_s, trial.on_wait
+        )
         note(with_boot(entry, boot_of(machine)))
         trial.reach.equip(machine)
         return machine
@@ -399,7 +401,7 @@ def _orders(trial: Trial, step: ScheduledTask, machine: Machine) -> BenchOptions
     return boot_orders(config, trial.head.id, step, plan, boot_of(machine), document)
 
 
-def _with_topology(trial: Trial, plan: Plan, machine: Machine) -> Measuring:
+def _with_topology(trial: Trial, plan: Plan, machine: Machine) -> MeasureOptions:
     """With the guest's NCCL file, where its all-reduces are measured."""
     suite, host = trial.config.measuring.suite, trial.host
     if suite.topology is not None or host is None or not reduces_all(suite, plan, host):

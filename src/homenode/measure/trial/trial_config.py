@@ -37,7 +37,7 @@ def trial_schedule(layouts: Sequence[str], boots: int, seed: int) -> tuple[Sched
     return plan.tasks
 
 
-class Measuring(Struct, frozen=True):
+class MeasureOptions(Struct, frozen=True):
     """What is measured in each boot."""
 
     suite: SuiteOptions
@@ -51,7 +51,7 @@ class Measuring(Struct, frozen=True):
 class TrialConfig(Struct, frozen=True):
     """Everything but the documents and the plans."""
 
-    measuring: Measuring
+    measuring: MeasureOptions
     reaching: GuestAccess
     host_kind: str | None
     versions: tuple[Condition, ...]

@@ -228,7 +228,7 @@ class Fabric(Struct, frozen=True):
             "no-nvlink-partition",
             str(self.board),
             f"a partition of the NVSwitch fabric ({expected or f'{sizes} GPUs'})",
-            f"{observed}: the GPUs have no NVLink to each other where Fabric Manager "
+            f"{observed}: the GPUs have no NVLink to each other if Fabric Manager "
             "partitions the board",
             case="other sets" if allowed else None,
             values={"sizes": sizes},

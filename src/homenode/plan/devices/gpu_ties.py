@@ -34,7 +34,7 @@ class GpuTies(Struct, frozen=True):
     sets: tuple[int, ...]  # of which a VM should take all or none
     ranks: tuple[int, ...]  # of each GPU; of equals the least sum counts
 
-    def least(self, sure: int, tied: Sequence[tuple[int, int]]) -> tuple[int, bool]:
+    def fewest_broken(self, sure: int, tied: Sequence[tuple[int, int]]) -> tuple[int, bool]:
         """(so many of each of the `tied` sets (GPUs, number), whether all choices were compared).
 
         Fewest sets broken, with the GPUs `sure`. A choice is made for some GPUs after the others;

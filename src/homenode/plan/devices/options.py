@@ -106,7 +106,7 @@ class DeviceOptions(Struct, frozen=True, dict=True):
     def least_lost(self, sure: int, tied: Sequence[tuple[int, int]]) -> "GpuChoice":
         """The GPUs `sure` and so many of each of the `tied` sets: those of which the rest of the
         host loses the fewest sets; of equals the first."""
-        picked, is_complete = self._ties.least(sure | self.named_gpus, tied)
+        picked, is_complete = self._ties.fewest_broken(sure | self.named_gpus, tied)
         gpus = sure | picked
         return GpuChoice(gpus, self.sets_lost(gpus), is_complete)
 
@@ -121,7 +121,8 @@ class DeviceOptions(Struct, frozen=True, dict=True):
         if not self.count:
             return 0
         picks = (
-            self._ties.least(self.named_gpus, ((group, self.count),))[0] for group in self.groups
+            self._ties.fewest_broken(self.named_gpus, ((group, self.count),))[0]
+            for group in self.groups
         )
         return min(picks, key=lambda gpus: (self.sets_lost(gpus), self.positions(gpus)))
 

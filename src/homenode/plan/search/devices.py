@@ -195,7 +195,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         return count_of_node
 
     @cached_property
-    def _pulling(self) -> tuple[Home, ...]:
+    def _pulling_homes(self) -> tuple[Home, ...]:
         return tuple({id(pull.home): pull.home for pull in self.named if pull.pulls}.values())
 
     @cached_property
@@ -208,7 +208,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
 
     def _class(self, classes: Sequence[tuple[GpuGroup, list[int]]], packages: int) -> int:
         """The least that one of these groups, with its classes, can come to."""
-        worst = max([home.class_to(packages) for home in self._pulling], default=0)
+        worst = max([home.class_to(packages) for home in self._pulling_homes], default=0)
         least_classes = [group.least_class(self.options.count, levels) for group, levels in classes]
         return max(worst, min([least for least in least_classes if least is not None], default=0))
 

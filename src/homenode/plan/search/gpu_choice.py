@@ -77,7 +77,7 @@ class _Splits(NamedTuple):
     wide: tuple[int, ...]  # the nodes with room
 
     @classmethod
-    def within(cls, ranges: Ranges, groups: int) -> "_Splits":
+    def from_ranges(cls, ranges: Ranges, groups: int) -> "_Splits":
         low = tuple([bounds.lowest for bounds in ranges])
         room = tuple([bounds.highest - bounds.lowest for bounds in ranges])
         wide = tuple([i for i, space in enumerate(room) if space])
@@ -189,7 +189,7 @@ class NearestGpus:
     def _cases(self, nodes: int, ranges: Ranges) -> Iterator[_Case]:
         """What is asked of each group of GPUs of which all may be chosen."""
         positions, named = tuple(members(nodes)), self.problem.devices.named_rows
-        splits = _Splits.within(ranges, self.problem.groups)
+        splits = _Splits.from_ranges(ranges, self.problem.groups)
         for certain, open_homes, missing in self._homes(nodes):
             rows = [(home.weight, home.home.to_node) for home in certain if home.home is not None]
             row = tuple(map(_add_rows(named, rows).__getitem__, positions))

@@ -87,7 +87,7 @@ def check_layout(layout: Layout, policy: Policy) -> None:
         raise UsageError(
             f"policy memory-first leaves cores uncounted, but layout {layout.name!r} needs a core "
             "for each vCPU",
-            hint="take a layout that pins all CPUs, such as pin-numa-smt with --keep-vcpus, or the "
+            hint="use a layout that pins all CPUs, such as pin-numa-smt with --keep-vcpus, or the "
             "policy cores-first",
         )
     bound = layout.memory is MemoryBinding.BOUND_PER_CELL

@@ -373,7 +373,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             huge=request.page_bytes is not None,
             page_bytes=page_bytes,
             most_nodes=self._most_nodes,
-            distances=self._between,
+            distances=self._node_distances,
             hosts_isolation=bool(self.free[0].isolated),
             devices=self._devices,
             supplies=self.supplies(fallback),
@@ -401,7 +401,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         return most_nodes
 
     @cached_property
-    def _between(self) -> DistanceMatrix:
+    def _node_distances(self) -> DistanceMatrix:
         """The distances between the nodes with PUs."""
         return self.distances.among([cores.position for cores in self.free[0].nodes])
 
@@ -438,7 +438,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             gpu_nodes=sum(bit.get(node, 0) for node in of_gpus),
             requires_home=request.options.device_locality is DeviceLocality.REQUIRE,
             compares_classes=request.options.policy is not Policy.ANY,
-            distances=self._between,
+            distances=self._node_distances,
         )
 
     def _homes(self, nodes: set[NodeIndex], bit: dict[NodeIndex, int]) -> dict[NodeIndex, Home]:

@@ -106,7 +106,7 @@ def whole_host(attempt: Attempt) -> Rejection:
             "request fewer vCPUs or GPUs",
         )
     if request.options.explicit_cells:
-        detail = "no nodes hold the guest NUMA nodes as they are given"
+        detail = "no nodes hold the guest NUMA nodes as specified"
         return Rejection("cells", (), detail, "omit node=, or make the guest NUMA nodes smaller")
     indices = tuple(supply.cores.index for supply in problem.supplies)
     memory = memory_text(request)
@@ -156,7 +156,7 @@ def whole_host(attempt: Attempt) -> Rejection:
         )
     elsewhere = ""
     if request.layout.memory is MemoryBinding.BOUND_PER_CELL:
-        elsewhere = ", or take --layout pin-bound: memory of other nodes helps there"
+        elsewhere = ", or use --layout pin-bound: memory of other nodes helps there"
     owned = sum(problem.capacities)
     if owned < problem.groups:
         return _of_memory(

@@ -35,10 +35,10 @@ def least_split(
     choices = [range(bounds.lowest, bounds.highest + 1, bounds.step) for bounds in ranges]
     if sum(map(len, choices)) * (spread + 1) > MOST_SUMS:
         return tuple(zip(nodes, even, strict=True)), False
-    return tuple(zip(nodes, _least(problem, nodes, choices), strict=True)), True
+    return tuple(zip(nodes, _cheapest_split(problem, nodes, choices), strict=True)), True
 
 
-def _least(
+def _cheapest_split(
     problem: SearchProblem, nodes: Sequence[int], choices: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
     """The groups of each node that come to the groups of the VM at the least cost; each node gets

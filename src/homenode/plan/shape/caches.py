@@ -277,7 +277,7 @@ def _no_l3(shared: SharedLlcs | None, *, is_told: bool) -> Finding:
         reason += f"({some}{f' and {unlisted} more' if unlisted > 0 else ''})"
     shown = "so it is shown no L3"
     if is_told:
-        shown = "and siblings of AMD need the feature topoext, with which Linux takes each guest "
+        shown = "and siblings of AMD need the feature topoext, with which Linux treats each guest "
         shown += "socket for one L3"
     return finding(
         "guest-l3-not-mirrored",

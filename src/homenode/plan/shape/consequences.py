@@ -73,7 +73,7 @@ def _cells(
     sentences = [f"The guest sees {plural(len(cells), 'NUMA node')}: {sizes}."]
     if len(cells) > 1 and host is not None and not cells[0].distances:
         sentences.append(
-            "The guest is shown no distances and takes all its NUMA nodes for equally far."
+            "The guest sees no distances and treats all its NUMA nodes as equally far."
         )
     return sentences
 

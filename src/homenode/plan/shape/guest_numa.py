@@ -361,11 +361,13 @@ def initiator_cells(
     nodes_of_gpu = initiator_nodes_of(host, grace)
     shows = request.layout.pcie is GuestPcie.HOST
     if not nodes_of_gpu or not shows or not _can_give(host):
-        return InitiatorCells(cells, {}, (_missing(host, grace, nodes_of_gpu, shows=shows),))
+        return InitiatorCells(
+            cells, {}, (_missing_initiators(host, grace, nodes_of_gpu, shows=shows),)
+        )
     gaps: list[Gap] = []
     grown, cells_of_gpu = with_initiator_cells(cells, placement.nodes, nodes_of_gpu, host, gaps)
     without = tuple(gpu for gpu in grace if gpu.bdf not in nodes_of_gpu)
-    findings = (_missing(host, without, {}, shows=shows),) if without else ()
+    findings = (_missing_initiators(host, without, {}, shows=shows),) if without else ()
     return InitiatorCells(grown, cells_of_gpu, findings, tuple(gaps))
 
 
@@ -377,7 +379,7 @@ def _can_give(host: Host) -> bool:
     return qemu is None or qemu >= QEMU_WITH_INITIATORS
 
 
-def _missing(
+def _missing_initiators(
     host: Host,
     gpus: Sequence[PciDevice],
     nodes_of_gpu: dict[Bdf, tuple[NodeIndex, ...]],

@@ -458,7 +458,7 @@ class _PcieBuild:
             raise Unplannable(
                 "pcie.0: no free slot for an expander bus",
                 hint="move devices of the definition behind root ports, pass fewer devices, allow "
-                "fewer nodes with --max-nodes, or take --layout pin-numa",
+                "fewer nodes with --max-nodes, or use --layout pin-numa",
             )
         return self._root_slots.pop(0)
 
@@ -520,7 +520,7 @@ def refuse_machine(guest: Vm, subject: str, hint: str) -> None:
         return
     name = guest.machine
     if name is None:
-        name = "none named, which libvirt takes for i440fx on x86_64"
+        name = "none named, which libvirt treats as i440fx on x86_64"
     elif guest.architecture == "x86_64" and not guest.is_q35:
         name = f"{name} (i440fx)" if name == "pc" or "i440fx" in name else name
     machine = {"x86_64": "q35", "aarch64": "virt"}.get(guest.architecture)

@@ -156,7 +156,7 @@ def unguarded_ports(
         finding(
             "empty-ports-unguarded",
             f"{len(empty)} empty ports",
-            observed="the definition has not been defined yet: libvirt will give them to devices "
+            observed="the definition has not been defined yet: libvirt will assign them to devices "
             "that have no "
             "PCI address, a virtual NIC or disk, say",
         ),

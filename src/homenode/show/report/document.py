@@ -54,7 +54,7 @@ _EFFECTS = (
 )
 _INTERVALS = (
     "Intervals: 95 %, over boots (t, on the logarithms of their medians); primary metrics are "
-    "corrected for their number. Published figures are one run each and have no interval."
+    "corrected for their number. Published results are one run each and have no interval."
 )
 
 
@@ -339,8 +339,8 @@ def _locality_table(localities: Sequence[CopyLocality], name: str) -> Section:
         rows=tuple(rows),
         numeric=figures,
         name=f"Local and remote of {name}",
-        caption="Means over copies of nodes and GPUs; in brackets how many figures. The ratio is "
-        "what being near is worth.",
+        caption="Means over copies of nodes and GPUs, with the number of results in brackets. The "
+        "ratio is the gain of local over remote.",
     )
     return Section("Local and remote", (table,))
 

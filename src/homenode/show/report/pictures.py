@@ -95,7 +95,7 @@ def forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         for label, rows in charts.items():
             note = f"effects, with {comparison.confidence:.0%} intervals"
             if any(row.low is None for row in rows):
-                note += "; hollow: one figure each, no interval"
+                note += "; hollow: one result each, no interval"
             title = f"{label} against {comparison.baseline}"
             yield Picture(title, forest_chart(title, rows, end), (note,))
 

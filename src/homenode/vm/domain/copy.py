@@ -104,7 +104,7 @@ def _find_sharing(element: Element) -> Finding | None:
         detail = "both domains write it: running both at once destroys its file system"
     elif is_pci_function(element):
         kind = "copy-shares-device"
-        detail = "both domains are given this host device: only one of them can run"
+        detail = "both domains have this host device: only one of them can run"
     elif element.name == "interface" and element.all("target"):
         if name.startswith(("vnet", "macvtap", "on line")):
             return None  # libvirt chooses these again
@@ -334,7 +334,7 @@ def _disk(document: Document, element: Element) -> WritableDisk:
     elif path is None or element.get("device") == "lun":
         obstacle = f"{element.get('device') or 'disk'} of {kind}"
     elif not path.startswith("/"):  # qemu-img would take it for a protocol and connect, say
-        obstacle = f"{path[:200]!r}, which is no absolute path"
+        obstacle = f"{path[:200]!r}, which is not an absolute path"
     elif content not in _FORMATS:
         obstacle = f"one of format {content[:40]}"
     elif under is not None and under.child("slices") is not None:

@@ -186,7 +186,7 @@ def read_vcpus(document: Document) -> tuple[int, int]:
     if element is None:
         raise InputError(
             f"{document.source}: missing <vcpu> with the number of vCPUs",
-            hint="libvirt would take 1; say how many the VM has: <vcpu>8</vcpu>",
+            hint="libvirt defaults to 1; set the number: <vcpu>8</vcpu>",
         )
     vcpus = decimal(element, element.text, "the number of vCPUs")
     current = element.get("current")

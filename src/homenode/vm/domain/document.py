@@ -170,7 +170,7 @@ def parse_document(xml: bytes, source: str) -> Document:
     if len(xml) > MAX_BYTES:
         raise InputError(
             f"{source}: expected a domain XML of at most {MAX_BYTES} bytes, found {len(xml)}",
-            hint="libvirt itself takes no larger one; is this the right file?",
+            hint="libvirt accepts no larger definition; check that this is the right file",
         )
     if not xml.strip():
         raise InputError(f"{source}: the file is empty", hint="try: virsh dumpxml NAME")
@@ -187,7 +187,7 @@ def parse_document(xml: bytes, source: str) -> Document:
     document = _index(text.encode("utf-8", "surrogatepass"), source, codec, mark)
     if document.to_bytes() != xml:
         raise InputError(
-            f"{source}: expected an encoding that reads and writes alike, found {codec}",
+            f"{source}: expected an encoding that keeps each byte, found {codec}",
             hint="convert the definition to UTF-8",
         )
     return document

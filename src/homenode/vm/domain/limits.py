@@ -123,7 +123,7 @@ def check_vcpus(
             finding(
                 "vcpu-limit-unknown",
                 "<vcpu>",
-                observed=f"{vcpus} vCPUs, and how many machine type {machine} takes is not known",
+                observed=f"{vcpus} vCPUs, and the maximum of machine type {machine} is unknown",
             ),
         )
     if vcpus <= limit:

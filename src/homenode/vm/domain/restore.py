@@ -89,7 +89,7 @@ def preview_restore(output: str | Path) -> RestorableFile:
     if _sum(original) != sums.original:
         raise InputError(
             f"{saved.original} was edited since it was saved, with sha256 {sums.original}",
-            hint="take it from a backup; nothing was written",
+            hint="restore it from a backup; nothing was written",
         )
     if current is not None and _sum(current) not in (sums.tuned, sums.before, sums.original):
         raise InputError(

@@ -69,7 +69,7 @@ class Virsh:
         state = parse_dominfo(self._say("dominfo", "--domain", uuid))
         if name.strip() != state.name and lower != state.uuid:
             raise InputError(
-                f"{name!r} is no name of a domain, but the id of {state.name!r}",
+                f"{name!r} is not the name of a domain, but the id of {state.name!r}",
                 hint="give its UUID: virsh list --all --uuid --name",
             )
         return state

@@ -65,7 +65,7 @@ class Row(Struct, frozen=True, kw_only=True):
     is_compared: bool = True
 
 
-def _nothing(*_: Any) -> Iterable[Finding]:
+def _no_findings(*_: Any) -> Iterable[Finding]:
     return ()
 
 
@@ -79,7 +79,7 @@ class Codec(Struct, frozen=True, kw_only=True):
     edited: Callable[[Any, Mapping[str, Any]], str]  # that of a writing's file with entries in it
     refuse: Callable[[Any], None] = lambda _: None
     # what only this plan or this file has, of the same as companions
-    findings: Callable[[Any, Any], Iterable[Finding]] = _nothing
+    findings: Callable[[Any, Any], Iterable[Finding]] = _no_findings
     # (suffix, content) of files next to it, of the same. refuse raises InputError for what the
     # target cannot take safely.
     companions: Callable[[Any, Mapping[str, Any]], tuple[tuple[str, bytes], ...]] = lambda *_: ()

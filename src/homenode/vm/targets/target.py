@@ -150,7 +150,7 @@ def indirect(how: str, loses: str) -> Support:
     return Support(Level.INDIRECT, how, loses)
 
 
-def lost(how: str, loses: str) -> Support:
+def lost_feature(how: str, loses: str) -> Support:
     return Support(Level.LOST, how, loses)
 
 
@@ -160,7 +160,7 @@ _SUPPORT = toml.decode(package_text("vm", "targets", "support.toml"), type=dict[
 
 def lost_by(target: str) -> dict[Feature, Support]:
     """Features that a target lacks."""
-    return {Feature[name]: lost(*texts) for name, texts in _SUPPORT["lost"][target].items()}
+    return {Feature[name]: lost_feature(*texts) for name, texts in _SUPPORT["lost"][target].items()}
 
 
 def indirect_by(target: str) -> dict[Feature, Support]:
@@ -320,7 +320,7 @@ def refuse_arm(guest: Vm, target: str, purpose: str) -> None:
     if guest.architecture != "x86_64":
         raise InputError(
             f"{target}: expected a guest of x86_64 for {purpose}, found {guest.architecture}",
-            hint="choose the target qemu, which takes aarch64",
+            hint="choose the target qemu, which supports aarch64",
         )
 
 

@@ -37,7 +37,7 @@ _OF_LIBVIRT = "domain"
 _NEW_S = 60.0
 """A folder is locked within this time of being made."""
 
-_ELSEWHERE = "TMPDIR=DIR names another folder for it"
+_ELSEWHERE = "TMPDIR=DIR names another directory for it"
 _ASK_S = 30
 _MOST_BYTES = 64 << 20
 
@@ -106,7 +106,7 @@ class GuestOutput:
         if opened.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return f"that others may write it (mode {stat.S_IMODE(opened.st_mode):o})"
         if folder.st_uid != os.geteuid() or folder.st_mode & (stat.S_IWGRP | stat.S_IRWXO):
-            return f"its folder open to others (mode {stat.S_IMODE(folder.st_mode):o})"
+            return f"its directory open to others (mode {stat.S_IMODE(folder.st_mode):o})"
         return None
 
 

@@ -138,7 +138,7 @@ def silence(console: str, limit_s: float, source: str) -> ToolTimeoutError:
     return ToolTimeoutError(
         f"{source}: expected the test guest to power off within {limit_s:g} s, found it running; "
         f"last line of its console: {last_line(console)!r}",
-        hint=f"give it longer with --timeout, or {CONSOLE_HINT}",
+        hint=f"raise --timeout, or {CONSOLE_HINT}",
     )
 
 

@@ -21,7 +21,7 @@ _LABEL = re.compile(r"\+(\d{1,10}):\+\d{1,10}\Z", re.ASCII)
 _ABOUT_THE_DOCUMENT = ("XML ", "unsupported configuration", "requested operation is not valid")
 
 
-def answering(connect: str | None) -> str | None:
+def find_uri(connect: str | None) -> str | None:
     """The URI of a libvirt that answers; None where there is none.
 
     connect: asked for by name: then raises ToolError where it does not answer.

@@ -271,13 +271,13 @@ def stand_in_of(
         raise HostError(
             f"{facts.source}: expected an x86_64 guest to boot a test guest for, found "
             f"{facts.architecture}",
-            hint="verify the document alone, without --boot, and the real guest with --guest",
+            hint="verify the definition alone, without --boot, and the real guest with --guest",
         )
     if facts.vcpus > MOST_VCPUS:
         raise HostError(
             f"{facts.source}: expected at most {MOST_VCPUS} vCPUs to boot a test guest for, found "
             f"{facts.vcpus}",
-            hint="verify the document alone, and the real guest with --guest",
+            hint="verify the definition alone, and the real guest with --guest",
         )
     ratio = memory_ratio([c.memory_bytes for c in facts.cells] or [facts.memory_bytes])
     controllers, devices = _tree(document, facts)

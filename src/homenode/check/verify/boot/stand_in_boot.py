@@ -111,7 +111,7 @@ def boot_stand_in(
     boot guests, each with what to install or to try.
     """
     _check_can_keep(options.keep)
-    uri = None if options.connect == "none" else libvirt_boot.answering(options.connect)
+    uri = None if options.connect == "none" else libvirt_boot.find_uri(options.connect)
     program = _qemu()
     files = find_guest_files(options.kernel)
     image = initramfs(files.busybox)

@@ -267,7 +267,7 @@ class GuestComparison(Struct, frozen=True):
         return self._unknown(device, reason)
 
     def _unknown(self, device: ExpectedDevice, reason: str) -> Check:
-        fix = "name the running domain's document too: virsh dumpxml NAME > VM.xml"
+        fix = "name the running domain's definition too: virsh dumpxml NAME > VM.xml"
         if not self.expected.has_device_cells:
             fix = "name the plan's host: --host"
         return check(

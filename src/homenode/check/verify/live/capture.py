@@ -398,7 +398,7 @@ def verify_running_domain(name: str, connect: str, plan: Plan | None = None) -> 
     another machine; HostError and InputError as Virsh does.
     """
     live = verify_live(*observe_running_domain(name, connect, plan))
-    document = open_domain(Virsh(connect).live_document(name), f"the document of {name}")
+    document = open_domain(Virsh(connect).live_document(name), f"the definition of {name}")
     findings = (*live.findings, *transfer_findings(document))
     return Findings(checked=live.checked, findings=in_order(findings))
 
@@ -422,8 +422,8 @@ def observe_running_domain(
     if plan is not None and plan.vm.name != state.name:
         raise UsageError(
             f"{state.name}: expected a plan for it, found one for {plan.vm.name}",
-            hint="leave --plan out to hold it against its own document",
+            hint="omit --plan to compare it with its own definition",
         )
-    running = vm_of(open_domain(virsh.live_document(state.uuid), f"the document of {state.name}"))
+    running = vm_of(open_domain(virsh.live_document(state.uuid), f"the definition of {state.name}"))
     expected = running if plan is None else vm_as_it_runs(plan, running)
     return expected, capture_running_vm(state.uuid, expected)

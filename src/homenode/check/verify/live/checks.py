@@ -229,7 +229,7 @@ def limit_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             f"nice {limit.nice} more" if limit.nice > 0 else None
         )
         if policy is not None:
-            fair = "a scheduler that gives it its turn"
+            fair = "a scheduler that schedules it"
             yield finding("live-scheduler", subject, fair, policy, vm.name)
         for folder, share in limit.quotas:
             is_thread = folder.rpartition("/")[2].startswith(("vcpu", "iothread", "emulator"))
@@ -269,7 +269,7 @@ def group_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             yield finding("live-io-limit", vm.name, "the devices' own rates", f"{text}, by {by}")
         elif limit.file == "cpu.weight" and value == "0":
             fair, idle = (
-                "a scheduler that gives it its turn",
+                "a scheduler that schedules it",
                 f"cpu.idle of cgroup {limit.folder}",
             )
             yield finding("live-scheduler", vm.name, fair, idle, by)

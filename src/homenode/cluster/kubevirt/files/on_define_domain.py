@@ -77,11 +77,11 @@ class PciControllers:
         text = None if target is None else target.findtext(name) or target.get(name)
         return None if text is None else int(text, 0)
 
-    def above(self, place):  # the expander bus above an address; None on pcie.0
+    def bus_above(self, place):  # the expander bus above an address; None on pcie.0
         bus = place[1] if place else None
         if bus in self.cell_of or bus not in self.by_index:
             return bus if bus in self.cell_of else None
-        return self.above(address_of(self.by_index[bus]))
+        return self.bus_above(address_of(self.by_index[bus]))
 
     def places(self):
         return {at[1:3] for at in map(address_of, self.devices) if at}
@@ -119,7 +119,7 @@ class PciControllers:
 
     def number_buses(self):  # the highest that are free; those of the document if they do
         ours = sorted((cell, i) for i, cell in self.cell_of.items() if cell is not None)
-        below = [self.above(address_of(controller)) for controller in self.by_index.values()]
+        below = [self.bus_above(address_of(controller)) for controller in self.by_index.values()]
         root = max(self.by_index) + 1 - len(self.cell_of) - sum(bus is not None for bus in below)
         need = {i: 1 + below.count(i) for i in self.cell_of}
         numbered = {i: nr for i in self.cell_of if (nr := self.value(i, "busNr")) is not None}
@@ -176,7 +176,7 @@ def place_devices(root, by_name, base):
         return "warning: the guest is flat: set numa.guestMappingPassthrough, and no maxGuest"
     tree = PciControllers(devices, len(cells))
     for index in tree.lost:  # KubeVirt before 1.8 loses <target> between two definitions
-        below = {cell_of.get(f.node) for f in functions if tree.above(f.place) == index}
+        below = {cell_of.get(f.node) for f in functions if tree.bus_above(f.place) == index}
         tree.cell_of[index] = below.pop() if len(below) == 1 else None
     free = [cell for cell in range(len(cells)) if cell not in tree.cell_of.values()]
     tree.cell_of.update(zip([i for i in tree.lost if tree.cell_of[i] is None], free))
@@ -185,7 +185,7 @@ def place_devices(root, by_name, base):
         is_chosen = f.place and (f.place in by_name or f.place[1] == 0)
         if f.node not in cell_of:
             notes.append(f"warning: {f.name}: its host node {f.node} has no cell: it stays")
-        elif not is_chosen and tree.above(f.place) in (None, *tree.lost):
+        elif not is_chosen and tree.bus_above(f.place) in (None, *tree.lost):
             moving.append(f)
     homes = [[node for node in nodes if cell_of.get(node) == i] for i in range(len(cells))]
     if len(cells) > 1 and cells[0].find("distances") is None and all(len(h) == 1 for h in homes):
@@ -200,7 +200,7 @@ def place_devices(root, by_name, base):
     machine = root.find("os/type").get("machine", "none")
     if "q35" not in machine and "virt" not in machine:
         raise ValueError(f"expected machine q35 or virt, found {machine}")
-    wrong = [f for f in moving if tree.cell_of.get(tree.above(f.place), -1) != cell_of[f.node]]
+    wrong = [f for f in moving if tree.cell_of.get(tree.bus_above(f.place), -1) != cell_of[f.node]]
     for element in [f.element for f in wrong if f.place]:
         element.remove(element.find("address"))
     for cell in range(len(cells)):

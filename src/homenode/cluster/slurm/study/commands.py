@@ -39,7 +39,7 @@ from homenode.text import plural
 from homenode.vm.sources import load_host
 
 _MOST_SHOWN = 20
-_OPTIONS = {"node_list": "nodelist", "shapes": "shared", "app_folder": "app in another folder"}
+_OPTIONS = {"node_list": "nodelist", "shapes": "shared", "app_folder": "app in another directory"}
 GRACE_POLLS = 18
 """So many looks long a job's files may take: 90 s; NFS shows a folder's new files within 60."""
 
@@ -124,7 +124,7 @@ def _open_study(folder: StudyFolder, options: StudyOptions, host: str | None) ->
             raise UsageError(
                 f"{folder.path}: expected the options of the study that is there, found others: "
                 f"{', '.join(differing)}",
-                hint="leave them out to continue it, or choose another folder with -o",
+                hint="omit them to continue it, or choose another directory with -o",
             )
         return existing, False
 
@@ -191,7 +191,7 @@ def _end(folder: StudyFolder, progress: Progress, unmeasured: tuple[tuple[str, s
 
 
 def _say_scripts(folder: StudyFolder, study: Study) -> None:
-    jobs = plural(len(study.everything()), "job")
+    jobs = plural(len(study.all_experiments()), "job")
     say(f"wrote {folder.path / 'jobs'}: {jobs}, none submitted")
 
 

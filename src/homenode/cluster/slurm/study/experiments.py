@@ -99,7 +99,7 @@ class Study(Struct, frozen=True, omit_defaults=True):
     # experiments whose earlier jobs do not count any more, once for each time
     repeated: tuple[str, ...] = ()
 
-    def everything(self) -> tuple[Experiment, ...]:
+    def all_experiments(self) -> tuple[Experiment, ...]:
         return (*self.looks, *self.experiments)
 
     def latest_jobs(self) -> dict[str, str]:

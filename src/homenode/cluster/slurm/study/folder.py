@@ -119,7 +119,7 @@ class StudyFolder(ExperimentJournal[Study, StudyEntry]):
         self._open()
         if self.has_journal:
             raise HostError(f"{self.path}: another study has just begun in it")
-        self.write_scripts(study, study.everything())
+        self.write_scripts(study, study.all_experiments())
         if described is not None:
             self.write(DESCRIBED, formats.encode("host", described).encode(), 0o644)
         self.begin_with(study)
@@ -134,7 +134,7 @@ class StudyFolder(ExperimentJournal[Study, StudyEntry]):
         study = self.study()
         absent = (
             experiment
-            for experiment in study.everything()
+            for experiment in study.all_experiments()
             if not (self.path / script_name(experiment)).exists()
         )
         self.write_scripts(study, tuple(absent))
@@ -144,7 +144,7 @@ class StudyFolder(ExperimentJournal[Study, StudyEntry]):
         """The scripts of a study that is not begun. Raises HostError."""
         with self.errors():
             os.close(open_folder(self.path, "jobs"))
-        self.write_scripts(study, study.everything())
+        self.write_scripts(study, study.all_experiments())
 
     def write_scripts(self, study: Study, experiments: tuple[Experiment, ...]) -> None:
         """Write the scripts of these experiments. Raises HostError."""
@@ -165,7 +165,7 @@ class StudyFolder(ExperimentJournal[Study, StudyEntry]):
         """Tasks whose files are complete, with the seconds that they took, and exit statuses of the
         others' latest attempts."""
         exits: dict[tuple[str, int], str] = {}
-        for experiment in study.everything():
+        for experiment in study.all_experiments():
             for task in range(experiment.jobs):
                 if (experiment.id, task) in self._done:
                     continue  # what is done stays done: a large study is not walked each time
@@ -184,7 +184,7 @@ class StudyFolder(ExperimentJournal[Study, StudyEntry]):
         """The study as its journal gives it, without holding it. Raises InputError."""
         study, entries = self.contents()
         source = str(self.journal_path)
-        _check(study.everything(), f"{source}:1")
+        _check(study.all_experiments(), f"{source}:1")
         for entry in entries:
             study = _apply(study, entry, source)
         return study
@@ -330,12 +330,12 @@ def read_study(folder: Path, study: Study) -> StudySources:
             jobs.append(evidence)
             app = study.options.app
             if app and not any(s.metric.startswith("app-") for s in evidence.samples):
-                unmeasured.append((name, f"no figure of {Path(app[0]).name}"))
+                unmeasured.append((name, f"no result of {Path(app[0]).name}"))
     gaps += _shared_gaps(jobs)
     return StudySources(
         jobs=tuple(jobs),
         collective=collective,
-        missing=tuple(_missing(folder, study)),
+        missing=tuple(_missing_results(folder, study)),
         gaps=tuple(gaps),
         unmeasured=tuple(unmeasured),
     )
@@ -420,11 +420,11 @@ def _texts(attempt: Path) -> dict[str, str]:
     return texts
 
 
-def _missing(folder: Path, study: Study) -> list[str]:
+def _missing_results(folder: Path, study: Study) -> list[str]:
     """Tasks without results."""
     lines = []
     refused, jobs = dict(study.refused), study.latest_jobs()
-    for experiment in study.everything():
+    for experiment in study.all_experiments():
         for task in range(experiment.jobs):
             if done_attempt(folder, experiment.id, task) is not None:
                 continue

@@ -68,7 +68,7 @@ def verdicts(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> tupl
     """One for each kind of work, in the study's order."""
     answers = {
         "memory-bound GPU codes": _copies(jobs, maps),
-        "compute-bound GPU codes": _computing(jobs),
+        "compute-bound GPU codes": _compute_answer(jobs),
         "multi-GPU (NVLink)": _between_gpus(jobs),
         "development, testing": _development(jobs),
     }
@@ -234,7 +234,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
         and any(sample.metric == "h2d-bandwidth" for sample in job.samples)
     ]
     if not shared:
-        reason = "bound to the GPUs' nodes it gets the local figure; shared jobs were not measured"
+        reason = "bound to the GPUs' nodes it gets the local result; shared jobs were not measured"
         return Queue.EXCLUSIVE, reason, evidence, True
     places = [job.locality[0] for job in shared]
     evidence.append(_places(places))
@@ -273,7 +273,7 @@ def _side_of(metric: str, job: JobEvidence, sample: Sample) -> str | None:
     return WHOLE if job.mode is Mode.EXCLUSIVE else PARTS
 
 
-def _computing(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
+def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     """By the user's own program alone: copies and products inside a GPU do not feel its host."""
     app_metrics = sorted(
         {s.metric for job in jobs for s in job.samples if s.metric.startswith("app-")}
@@ -295,7 +295,7 @@ def _computing(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
         queue = Queue.SHARED if effect.outcome is Outcome.BETTER else Queue.EXCLUSIVE
         return queue, "your program runs at another speed next to other jobs", (evidence,), True
     reason = "acceptable: what never leaves the GPU does not depend on the host's nodes"
-    nothing = "no figure of this study computes; --app measures your own program"
+    nothing = "no result of this study is of computing; --app measures your own program"
     return Queue.SHARED, reason, (nothing,), False
 
 

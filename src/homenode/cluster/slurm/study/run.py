@@ -115,7 +115,7 @@ class SlurmQueue:
         # Slurm refuses to wait for a job that it has forgotten; such a job has ended.
         alive = self._jobs_in(JobState.PENDING, JobState.RUNNING)
         behind = self._behind(alive)
-        for experiment in self.study.everything():
+        for experiment in self.study.all_experiments():
             if experiment.id in waiting:
                 try:
                     job = self._submit(experiment, alive, behind(experiment))
@@ -151,7 +151,7 @@ class SlurmQueue:
                 pace.took(_variant(name), seconds)
         unsettled = {task.id for task in tasks if task.state in UNSETTLED}
         variants_of_node: dict[str, list[str]] = {}
-        for experiment in self.study.everything():
+        for experiment in self.study.all_experiments():
             for node in experiment.nodes if experiment.id in unsettled else ():
                 variants_of_node.setdefault(node, []).append(_variant(experiment.id))
         estimates = [pace.seconds_for(of_node) for of_node in variants_of_node.values()]
@@ -230,8 +230,10 @@ class SlurmQueue:
 
         One that is submitted again finds them in the queue, and is not alone before they end.
         """
-        places = {experiment.id: place for place, experiment in enumerate(self.study.everything())}
-        nodes = {experiment.id: experiment.nodes for experiment in self.study.everything()}
+        places = {
+            experiment.id: place for place, experiment in enumerate(self.study.all_experiments())
+        }
+        nodes = {experiment.id: experiment.nodes for experiment in self.study.all_experiments()}
         on_node: dict[str, list[str]] = {}
         for name in sorted(set(alive) & places.keys(), key=lambda name: places[name]):
             for node in nodes[name]:
@@ -262,7 +264,7 @@ def statuses(
         # By name too: a controller that lost its state gives numbers again, to other jobs.
         of_job.setdefault((entry.job, entry.name), []).append(entry)
     refused, jobs = dict(study.refused), study.latest_jobs()
-    for experiment in study.everything():
+    for experiment in study.all_experiments():
         name = experiment.id
         job = jobs.get(name)
         for part in range(experiment.jobs):
@@ -318,7 +320,7 @@ def find_unrecorded(study: Study, queued: tuple[QueuedJob, ...]) -> Iterator[tup
 
     sbatch was asked, and homenode ended, or the answer was lost, before the id was written down.
     """
-    names = {job_name(study.id, planned.id): planned.id for planned in study.everything()}
+    names = {job_name(study.id, planned.id): planned.id for planned in study.all_experiments()}
     recorded = {job for _, job in study.jobs}
     alive = (JobState.PENDING, JobState.RUNNING)
     queued_jobs = {

@@ -49,13 +49,13 @@ def slurm_study_page(report: StudyReport, stamp: str) -> Doc:
         table = Table(heads=("what", "which"), rows=report.setup)
         parts.append(Section("Hardware and tools", (table,), "setup", "Hardware and tools"))
     all_parts = (*_figures(report, everything=True), *_open(report, everything=True))
-    parts.append(Section("Every figure and job", all_parts, "every", "Every figure and job"))
+    parts.append(Section("Every result and job", all_parts, "every", "Every result and job"))
     return Doc(f"Slurm study {report.source}", tuple(parts), footer=stamp)
 
 
 def _warnings(report: StudyReport) -> Iterator[Part]:
     for notice in report.replayed:
-        text = f"REPLAYED: {notice}. GPU figures here say nothing about any machine."
+        text = f"REPLAYED: {notice}. GPU results here do not describe any machine."
         yield Text(text, "critical")
     if len(report.systems) > 1:
         kinds = ", ".join(report.systems)
@@ -114,7 +114,7 @@ def _map(matrix: StudyMatrix) -> Section:
     if matrix.local is not None and matrix.remote is not None:
         local, remote = (_number(value, matrix.metric) for value in (matrix.local, matrix.remote))
         parts.append(Text(f"local {local}, remote {remote}: {matrix.ratio:.2f}x"))
-    how = " ([ ] is local, derived from these figures)" if matrix.homes_measured else ""
+    how = " ([ ] is local, derived from these results)" if matrix.homes_measured else ""
     how = how or (" ([ ] is local)" if any(h is not None for h in matrix.homes) else "")
     title = f"{matrix.node}: {metric.title}, {_unit(matrix.metric)}{how}"
     return Section(title, tuple(parts))
@@ -239,7 +239,7 @@ def _outliers(outliers: tuple[Outlier, ...], report: StudyReport) -> Section:
         sentence = (
             "no node is slower than the others"
             if enough
-            else "slow nodes: three nodes at least show them; fewer were measured whole"
+            else "slow nodes: unknown, since fewer than three whole nodes were measured"
         )
         return Section("", (Text(sentence),))
     lines = tuple(
@@ -308,7 +308,7 @@ def _drawn_maps(matrices: Sequence[StudyMatrix]) -> Iterator[Picture]:
                 f"{figure_text(matrix.remote, metric.unit)}: {matrix.ratio:.2f}x"
             )
         if matrix.homes_measured:
-            caption += "; which node is local is derived from these figures"
+            caption += "; which node is local is derived from these results"
         yield Picture(title, heat_map(title, metric.unit, drawn, ends[matrix.metric]), (caption,))
 
 

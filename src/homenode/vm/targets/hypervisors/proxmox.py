@@ -59,7 +59,7 @@ from homenode.vm.targets.target import (
     indirect,
     indirect_by,
     is_vgpu,
-    lost,
+    lost_feature,
     native,
     refuse_arm,
 )
@@ -105,7 +105,7 @@ def _refuse(writing: Writing[Conf]) -> None:
     if any("memory" in word for word in conf.values.get("hotplug", "").split(",")):
         raise InputError(
             f"{source}: expected no memory hotplug: Proxmox rejects it next to numaN lines",
-            hint="take memory out of hotplug:",
+            hint="remove memory from hotplug:",
         )
     if plan.vm.page_bytes not in (None, 0, 2 * MIB, GIB):
         raise InputError(
@@ -482,7 +482,7 @@ ROWS = (
     Row(says=indirect_by("proxmox"), read=_read_fields("pcihole64_bytes"), write=_write_args),
     Row(
         says={
-            Feature.IOTHREAD_PINS: lost(
+            Feature.IOTHREAD_PINS: lost_feature(
                 "Proxmox names IOThreads by their disk, and the plan by number",
                 "IOThreads run wherever the emulator may",
             )

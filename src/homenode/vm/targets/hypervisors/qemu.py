@@ -115,7 +115,7 @@ def _render_script(writing: Writing[Script], options: Mapping[str, Pairs]) -> st
         host=printable(plan.host_name or "unknown"),
         layout=plan.layout.name,
         file="SCRIPT",
-        words="\n#     ".join(_words_of_user(plan, guest)),
+        words="\n#     ".join(_user_arguments(plan, guest)),
     )
     values = f"{plan_values(plan)}locked_kib={locked}\n{_qemu_array(command)}"
     return f"{head}{values}{PREPARE}{PIN}{_TAIL}"
@@ -132,7 +132,7 @@ def _qemu_array(words: tuple[str, ...]) -> str:
     return "qemu=(\n" + "".join(f"  {line}\n" for line in lines) + ")\n"
 
 
-def _words_of_user(plan: Plan, guest: Vm) -> tuple[str, ...]:
+def _user_arguments(plan: Plan, guest: Vm) -> tuple[str, ...]:
     """A disk, a NIC and a display as this command takes them, an option each."""
     bus = f"bus={_root(guest)}"
     thread = ",iothread=iothread1" if plan.iothread_pus else ""
@@ -153,7 +153,7 @@ def _root(guest: Vm) -> str:
 
 
 def _findings(writing: Writing[Script], _: object) -> Iterator[Finding]:
-    words = _words_of_user(writing.plan, writing.guest)
+    words = _user_arguments(writing.plan, writing.guest)
     yield finding(
         "target-not-carried",
         writing.guest.name,
@@ -367,7 +367,7 @@ ROWS = (
     Row(
         says={
             Feature.DEVICES: indirect(
-                "-device vfio-pci; the script's `prepare` gives them to vfio-pci",
+                "-device vfio-pci; the script's `prepare` binds them to vfio-pci",
                 "nothing keeps another VM from taking the same device",
             ),
             Feature.DEVICE_CELLS: native("-device pxb-pcie,numa_node="),
@@ -400,7 +400,7 @@ ROWS = (
         says={
             Feature.IOTHREAD_PINS: indirect(
                 "taskset after the start, of threads named iothreadN",
-                "disks must be given to an IOThread by hand",
+                "disks must be assigned to an IOThread manually",
             )
         },
         write=_write_iothreads,

@@ -20,8 +20,8 @@ from homenode.vm.targets.codec import Codec, Entry, Row, Writing, text_of, with_
 from homenode.vm.targets.target import (
     Feature,
     indirect,
-    lost,
     lost_by,
+    lost_feature,
     native,
     one_node_each,
     passed_through,
@@ -309,11 +309,11 @@ ROWS = (
     Row(says={Feature.DEVICES: native('`pci=["BDF"]`')}, read=_read_devices, write=_write_devices),
     Row(
         says={
-            Feature.TOPOLOGY: lost(
+            Feature.TOPOLOGY: lost_feature(
                 "xl has no key for sockets and cores", "the guest sees what libxl derives"
             ),
-            Feature.THREADS: lost(
-                "xl has no key for threads", "the guest's scheduler takes siblings for cores"
+            Feature.THREADS: lost_feature(
+                "xl has no key for threads", "the guest's scheduler treats siblings as cores"
             ),
         },
         read=_read_siblings,

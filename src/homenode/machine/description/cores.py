@@ -211,20 +211,6 @@ def _dealt(slots: Sequence[CoreSlot], row: Sequence[int]) -> list[int]:
     return [i for turn in zip_longest(*hands.values()) for i in turn if i is not None]
 
 
-class NodeSlot(Struct, frozen=True):
-    """One node."""
-
-    index: int
-    package: int | None  # whose memory it is, None = unknown
-    has_cores: bool
-    memory_bytes: int
-    free_bytes: int
-    page_pools: tuple[PagePool, ...]
-    is_device_memory: bool  # CXL, persistent or high-bandwidth memory, online from a DAX device
-    gpu: str | None  # a device's name
-    generic_initiator: bool
-
-
 def tables_of_nodes(file: HostDocument) -> dict[int, NodeTable]:
     """The [[node]] of each node number that one names."""
     tables: dict[int, NodeTable] = {}
@@ -243,40 +229,38 @@ def tables_of_nodes(file: HostDocument) -> dict[int, NodeTable]:
     return tables
 
 
-def parse_nodes(
-    file: HostDocument, tables: Mapping[int, NodeTable], cores: Sequence[CoreSlot]
-) -> tuple[NodeSlot, ...]:
-    """Every node, ascending: those with cores, and those that only a [[node]] names."""
-    packages: dict[int, set[int]] = {}
+def packages_of_nodes(
+    tables: Mapping[int, NodeTable], cores: Sequence[CoreSlot]
+) -> dict[int, PackageIndex | None]:
+    """Whose memory each node is, None = unknown: of those with cores, and those that only a
+    [[node]] names; ascending."""
+    of_cores: dict[int, set[int]] = {index: set() for index in tables}
     for core in cores:
-        packages.setdefault(core.node, set()).add(core.package)
-    plain = NodeTable(index=())
-    plain.locate(file.source, "node")
-    return tuple(
-        _node(file, tables.get(index, plain), index, packages.get(index, set()), cores)
-        for index in sorted(packages.keys() | tables.keys())
-    )
+        of_cores.setdefault(core.node, set()).add(core.package)
+    everywhere = {core.package for core in cores}
+    packages: dict[int, PackageIndex | None] = {}
+    for index, own in sorted(of_cores.items()):
+        named = None if index not in tables else tables[index].package
+        if named is not None and named not in (own or everywhere):
+            expected = f"one of the packages {sorted(own or everywhere)}"
+            raise tables[index].refusal("package", expected, named)
+        package = next(iter(own)) if named is None and len(own) == 1 else named
+        packages[index] = None if package is None else PackageIndex(package)
+    return packages
 
 
-def _node(
+def parse_node(
     file: HostDocument,
     table: NodeTable,
     index: int,
-    of_cores: Collection[int],
-    cores: Sequence[CoreSlot],
-) -> NodeSlot:
-    package = next(iter(of_cores)) if len(of_cores) == 1 else None
-    packages = {core.package for core in cores}
-    chosen_package = table.package
-    if chosen_package is not None and (
-        chosen_package not in packages or (of_cores and chosen_package not in of_cores)
-    ):
-        raise table.refusal(
-            "package", f"one of the packages {sorted(of_cores or packages)}", chosen_package
-        )
+    package: PackageIndex | None,
+    pus: CpuSet | None,
+    bdf_of_name: Mapping[str, Bdf],
+) -> NumaNode:
+    """One node. pus: the online ones of its cores, None = it has no cores."""
     memory: int | None = table.memory
     if memory is None:
-        memory = file.memory_per_node if of_cores else 0
+        memory = 0 if pus is None else file.memory_per_node
     if memory is None:
         raise file.refusal("memory_per_node", f"the memory of each node, node {index} too", None)
     own_pools = table.hugepages is not None
@@ -290,21 +274,33 @@ def _node(
     free = table.memory_free
     if free is not None and free > memory - reserved:
         raise table.refusal("memory_free", f"at most {memory - reserved} bytes", int(free))
-    if table.gpu is not None and of_cores:
+    if table.gpu is not None and pus is not None:
         raise table.refusal("gpu", "a node without cores", f"node {index} with cores")
     # The kernel shows what memory is only of a DAX device's node ("other") and of a GPU's.
     if table.kind and table.gpu is not None:
         raise table.refusal("kind", "no kind next to gpu", table.kind)
-    return NodeSlot(
-        index=index,
-        package=package if chosen_package is None else chosen_package,
-        has_cores=bool(of_cores),
+    gpu = None if table.gpu is None else bdf_of_name.get(table.gpu)
+    if table.gpu is not None and gpu is None:
+        names = ", ".join(sorted(bdf_of_name)[:20]) or "none"
+        raise InputError(
+            f"{file.source}: node {index}.gpu: expected the name of a device, one of {names}, "
+            f"found {table.gpu!r}"
+        )
+    kind = MemoryKind.DRAM if pus else None  # nothing by itself of a CPU-less node
+    if gpu is not None:
+        kind = MemoryKind.GPU
+    elif table.kind:
+        kind = MemoryKind.OTHER
+    return NumaNode(
+        index=NodeIndex(index),
+        pus=pus or CpuSet(),
         memory_bytes=int(memory),
-        free_bytes=memory - reserved if free is None else int(free),
+        memory_free_bytes=memory - reserved if free is None else int(free),
         page_pools=pools,
-        is_device_memory=bool(table.kind),
-        gpu=table.gpu,
+        memory_kind=kind,
+        gpu=gpu,
         generic_initiator=table.generic_initiator,
+        package=package if pus else None,
     )
 
 
@@ -331,12 +327,18 @@ def _page_pools(
 
 
 def parse_distances(
-    file: HostDocument, nodes: Sequence[NodeSlot]
+    file: HostDocument, nodes: Mapping[int, PackageIndex | None], cores: Sequence[CoreSlot]
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Shape (nodes, nodes), [from][to] ascending; None for a host of several that gives none."""
+    """Shape (nodes, nodes), [from][to] ascending; None for a host of several that gives none.
+
+    nodes: the package of each.
+    """
     matrix = file.distances
     if isinstance(matrix, DistancesTable):
-        return tuple(tuple(_distance(a, b, matrix) for b in nodes) for a in nodes)
+        with_cores = {core.node for core in cores}
+        return tuple(
+            tuple(_distance(a, b, nodes, with_cores, matrix) for b in nodes) for a in nodes
+        )
     if isinstance(matrix, str):
         return ((LOCAL_DISTANCE,),) if len(nodes) == 1 else None
     for i, row in enumerate(matrix):
@@ -351,13 +353,19 @@ def parse_distances(
     return matrix
 
 
-def _distance(a: NodeSlot, b: NodeSlot, classes: DistancesTable) -> int:
-    if a.index == b.index:
+def _distance(
+    a: int,
+    b: int,
+    packages: Mapping[int, PackageIndex | None],
+    with_cores: Collection[int],
+    classes: DistancesTable,
+) -> int:
+    if a == b:
         return LOCAL_DISTANCE
-    if not a.has_cores and not b.has_cores:
+    if a not in with_cores and b not in with_cores:
         return classes.between_memory
-    is_same_package = a.package is not None and a.package == b.package
-    if a.has_cores and b.has_cores:
+    is_same_package = packages[a] is not None and packages[a] == packages[b]
+    if a in with_cores and b in with_cores:
         return classes.same_package if is_same_package else classes.other_package
     return classes.memory_same_package if is_same_package else classes.memory_other_package
 
@@ -406,49 +414,6 @@ def packages_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Package, ...
         for index, pus in sorted(members.items())
         if pus & online
     )
-
-
-def numa_nodes(
-    source: str,
-    nodes: Sequence[NodeSlot],
-    local: Mapping[int | None, CpuSet],
-    bdf_of_name: Mapping[str, Bdf],
-) -> tuple[NumaNode, ...]:
-    described = []
-    for node in nodes:
-        gpu = None
-        if node.gpu is not None:
-            gpu = bdf_of_name.get(node.gpu)
-            if gpu is None:
-                names = ", ".join(sorted(bdf_of_name)[:20]) or "none"
-                raise InputError(
-                    f"{source}: node {node.index}.gpu: expected the name of a device, one of "
-                    f"{names}, found {node.gpu!r}"
-                )
-        pus = local.get(node.index, CpuSet())
-        described.append(
-            NumaNode(
-                index=NodeIndex(node.index),
-                pus=pus,
-                memory_bytes=node.memory_bytes,
-                memory_free_bytes=node.free_bytes,
-                page_pools=node.page_pools,
-                memory_kind=_memory_kind(node, pus),
-                gpu=gpu,
-                generic_initiator=node.generic_initiator,
-                package=PackageIndex(node.package) if pus and node.package is not None else None,
-            )
-        )
-    return tuple(described)
-
-
-def _memory_kind(node: NodeSlot, pus: CpuSet) -> MemoryKind | None:
-    """What the kernel shows a node's memory: of a CPU-less node, nothing by itself."""
-    if node.gpu is not None:
-        return MemoryKind.GPU
-    if node.is_device_memory:
-        return MemoryKind.OTHER
-    return MemoryKind.DRAM if pus else None
 
 
 def _union_by_key(pairs: Iterable[tuple[int, tuple[int, ...]]]) -> dict[int, CpuSet]:

@@ -13,20 +13,25 @@ from homenode.errors import InputError, unknown
 from homenode.findings import NO_VMS, Gap
 from homenode.machine.description.buses import DescribedPci, address, parse_links
 from homenode.machine.description.cores import (
-    NodeSlot,
     cores_of,
     llcs_of,
-    numa_nodes,
     online_pus,
     packages_of,
+    packages_of_nodes,
     parse_cores,
     parse_distances,
-    parse_nodes,
+    parse_node,
     pus_of_node,
     tables_of_nodes,
 )
 from homenode.machine.description.devices import parse_models, parse_roots
-from homenode.machine.description.tables import VERSION, HostDescription, HostDocument, decode_toml
+from homenode.machine.description.tables import (
+    VERSION,
+    HostDescription,
+    HostDocument,
+    NodeTable,
+    decode_toml,
+)
 from homenode.machine.description.vms import parse_housekeeping, parse_reserve, parse_vms
 from homenode.machine.discover.pci_nodes import NAMED_KINDS, Locality
 from homenode.machine.topology import (
@@ -100,22 +105,29 @@ def parse_description(text: str, source: str) -> HostDescription:
     cpu = CpuModel(file.cpu.vendor, file.cpu.name, file.cpu.family, file.cpu.model)
     node_tables = tables_of_nodes(file)
     slots = parse_cores(file, node_tables)
-    nodes = parse_nodes(file, node_tables, slots)
+    package_of_node = packages_of_nodes(node_tables, slots)
     online = online_pus(file, slots)
     local = pus_of_node(slots, online)
-    tree = _tree(file, cpu.vendor, nodes, local)
+    tree = _tree(file, cpu.vendor, tuple(package_of_node), local)
     cores = cores_of(slots, online)
     llcs = llcs_of(slots, online, file.llc_level, _llc_sizes(file))
     packages = packages_of(slots, online)
-    host_nodes = numa_nodes(source, nodes, local, tree.bdf_of_name)
+    plain = NodeTable(index=())
+    plain.locate(source, "node")
+    nodes = tuple(
+        parse_node(
+            file, node_tables.get(index, plain), index, package, local.get(index), tree.bdf_of_name
+        )
+        for index, package in package_of_node.items()
+    )
     _check_pus(file, online)
     host = Host(
         name=file.name,
         architecture=file.architecture,
         cpu=cpu,
         packages=packages,
-        nodes=host_nodes,
-        distances=parse_distances(file, nodes),
+        nodes=nodes,
+        distances=parse_distances(file, package_of_node, slots),
         llcs=llcs,
         cores=cores,
         pus=assemble_pus(
@@ -123,7 +135,7 @@ def parse_description(text: str, source: str) -> HostDescription:
             online,
             cores=cores,
             llcs=llcs,
-            nodes=host_nodes,
+            nodes=nodes,
             packages=packages,
             die_of_pu={PuIndex(pu): slot.die for slot in slots for pu in slot.pus if pu in online},
             disallowed=file.disallowed_pus,
@@ -134,7 +146,7 @@ def parse_description(text: str, source: str) -> HostDescription:
         pci_devices=tree.devices,
         links=parse_links(file, tree),
         settings=parse_settings(file, online, smt=any(len(core.pus) > 1 for core in cores)),
-        domains=parse_vms(file, nodes, online, local, tree),
+        domains=parse_vms(file, tuple(package_of_node), online, local, tree),
         reserve=parse_reserve(file),
         housekeeping_pus=parse_housekeeping(file, online),
         assumed=tuple(file.facts.assumed),
@@ -203,14 +215,13 @@ def _bytes(size: int | None) -> int | None:
 def _tree(
     file: HostDocument,
     cpu_vendor: str | None,
-    nodes: Sequence[NodeSlot],
+    nodes: Sequence[int],
     local: Mapping[int | None, CpuSet],
 ) -> DescribedPci:
     models = parse_models(file, cpu_vendor)
-    indices = [node.index for node in nodes]
-    roots = parse_roots(file, models, indices)
+    roots = parse_roots(file, models, nodes)
     # A node without cores has no local PUs, and says so.
-    everywhere: dict[int | None, CpuSet] = {index: CpuSet() for index in indices}
+    everywhere: dict[int | None, CpuSet] = {index: CpuSet() for index in nodes}
     everywhere |= local
     return address(file.source, roots, models, everywhere, iommu=file.iommu)
 

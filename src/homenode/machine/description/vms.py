@@ -7,7 +7,6 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
 from homenode.machine.description.buses import DescribedPci
-from homenode.machine.description.cores import NodeSlot
 from homenode.machine.description.tables import HostDocument, Size, TomlTable, VmTable, decode_value
 from homenode.machine.pci import is_uuid
 from homenode.machine.topology import DEFAULT_HOST_RESERVE, HostReserve, RunningDomain
@@ -32,7 +31,7 @@ def parse_housekeeping(file: HostDocument, online: CpuSet) -> CpuSet:
 
 def parse_vms(
     file: HostDocument,
-    nodes: Sequence[NodeSlot],
+    nodes: Sequence[int],
     online: CpuSet,
     pus_of_node: Mapping[int | None, CpuSet],
     tree: DescribedPci,
@@ -40,7 +39,7 @@ def parse_vms(
     """The [[vm]] tables, in order. Raises InputError where two have one name or one device."""
     vms: list[RunningDomain] = []
     for table in file.vm:
-        vm = _vm(table, [node.index for node in nodes], online, pus_of_node, tree)
+        vm = _vm(table, nodes, online, pus_of_node, tree)
         for other in vms:
             if other.name == vm.name:
                 raise table.refusal("name", "a name that no other [[vm]] has", vm.name)

@@ -241,8 +241,8 @@ def recommend(
 ) -> Recommendation:
     """The answer of one machine's results alone. inputs: of the rule; None: of a common machine."""
     runs = [run for alternative in all_alternatives for run in alternative.runs]
-    usable = alternatives([run for run in runs if not run.head.unusable])
-    if len(usable) > 1 and any(run.head.unusable for run in runs):
+    usable_runs = [run for run in runs if not run.head.unusable]
+    if len(usable_runs) < len(runs) and len(usable := alternatives(usable_runs)) > 1:
         answer = recommend(system, usable, objective, inputs)
         all_doubts = (doubt for alternative in all_alternatives for doubt in doubts_of(alternative))
         unused = (replace(doubt, blocks=False) for doubt in all_doubts if doubt.id == "unusable")

@@ -269,7 +269,7 @@ def _restored_file(name: str) -> str:
         host = document.with_name("host.toml")
         host.write_text(_ARM_HOST if "aarch64" in name else _CORPUS_HOST)
         before = document.read_bytes()
-        words = ("--host", host, "--layout", "pin-numa", "-o", document, "-q")
+        words = ("--host", host, "--layout", "pin-numa", "-o", document, "--force", "-q")
         planned = homenode("plan", document, *words, whole=True)
         changed = document.read_bytes() != before
         homenode("restore", document, "--yes", whole=True)

@@ -124,15 +124,11 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("open", "fdopen", "os.O_RDWR"), "/dev/null"),
     },
     "vm/domain/document.py": {"xml.parsers": "expat, which is given a text"},
-    "vm/domain/restore.py": {"unlink": _OWN},
     "vm/domain/schema.py": {
         "etree.parse": "libvirt's schema below /usr, whose parts libxml2 opens"
     },
     "measure/trial/runner.py": {"shutil.move": "a run's folder, by its name"},
-    "measure/tool_setup.py": {
-        "unlink": "a program whose way and sum were looked at",
-        "rmtree": "its own sources, on a way without links of others",
-    },
+    "measure/tool_setup.py": {"unlink": "a program whose way and sum were looked at"},
     "cluster/kubevirt/object.py": {"yaml": "it is given a text"},
     "cluster/kubevirt/files/on_define_domain.py": {
         "xml.etree": "a text of KubeVirt's",

@@ -167,7 +167,9 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     write_tuned(link, ORIGINAL, TUNED)
     assert link.is_symlink()
     assert real.read_bytes() == TUNED
+    real.unlink()  # the tuned document is gone, and the link leads nowhere
     assert restore(link) == real
+    assert link.is_symlink()
     assert real.read_bytes() == ORIGINAL
 
 

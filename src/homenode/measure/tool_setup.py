@@ -22,7 +22,7 @@ from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
 from homenode.errors import HostError, InputError, ToolError, UsageError, of_os
 from homenode.measure.access.machine import Machine
 from homenode.package_data import package_text
-from homenode.safe.durable import check_links
+from homenode.safe.durable import check_links, remove_file, remove_tree
 from homenode.safe.input_files import read_plain
 from homenode.safe.record_folder import RecordFolder
 from homenode.text import command_line
@@ -372,12 +372,11 @@ def take_back(prefix: Path) -> tuple[str, ...]:
                 )
         removed = [entry.subject for entry in journal.undo(lambda entry: step)]
         try:
-            check_links(sources)
             if sources.is_dir():
-                shutil.rmtree(sources)
+                remove_tree(sources)
                 removed.append(str(sources))
             for part in (prefix / FOLDER).glob("*.part"):
-                part.unlink()
+                remove_file(part)
         except OSError as error:
             raise of_os(error, str(sources), "the directory") from None
         return tuple(removed)

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,6 +180,12 @@ def remove_file(path: Path) -> None:
     """Remove a file, where it is there. Root follows no other user's link to it. Raises OSError."""
     with contextlib.suppress(FileNotFoundError), _open_parent(path, None) as place:
         os.unlink(path.name, dir_fd=place)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with all that is in it. Root follows no other user's link. Raises OSError."""
+    with _open_parent(path, None) as place:
+        shutil.rmtree(path.name, dir_fd=place)
 
 
 def _remove(name: str, folder: int) -> None:

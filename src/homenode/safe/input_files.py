@@ -136,6 +136,36 @@ def open_path(path: str | Path) -> int:
         raise
 
 
+def resolve_links(path: Path) -> Path:
+    """Where a path leads, also through a link to what is not there. Raises as `open_path`."""
+    with contextlib.ExitStack() as opened:
+
+        def hold(descriptor: int) -> int:
+            opened.callback(os.close, descriptor)
+            return descriptor
+
+        with contextlib.suppress(FileNotFoundError):
+            return Path(f"/proc/self/fd/{hold(open_path(path))}").readlink()
+        try:
+            folder = hold(open_path(path.parent))
+        except FileNotFoundError:
+            return path.absolute()
+        place = Path(f"/proc/self/fd/{folder}").readlink()
+        try:
+            link = hold(os.open(path.name, _LOOK | os.O_NOFOLLOW, dir_fd=folder))
+        except FileNotFoundError:
+            return place / path.name
+        return resolve_links(place / _read_link(link, path.name))
+
+
+def _read_link(link: int, name: str) -> str:
+    """Where an opened link points, if this user may follow it. Raises OSError."""
+    owner = os.fstat(link).st_uid
+    if os.geteuid() == 0 and owner != 0:
+        raise OSError(errno.ELOOP, f"{name} is a link of user {owner}, which root does not follow")
+    return os.readlink("", dir_fd=link)
+
+
 def _open_parts(path: Path) -> int:
     pending, links = [*path.absolute().parts[:0:-1]], 0
     with contextlib.ExitStack() as opened:
@@ -148,17 +178,13 @@ def _open_parts(path: Path) -> int:
         while pending:
             name = pending.pop()
             part = hold(_open_part(name, place))
-            status = os.fstat(part)
-            if not stat.S_ISLNK(status.st_mode):
+            if not stat.S_ISLNK(os.fstat(part).st_mode):
                 place = part
                 continue
             links += 1
-            if status.st_uid != 0:
-                reason = f"{name} is a link of user {status.st_uid}, which root does not follow"
-                raise OSError(errno.ELOOP, reason)
+            target = Path(_read_link(part, name))
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-            target = Path(os.readlink("", dir_fd=part))
             place = hold(os.open("/", _LOOK)) if target.is_absolute() else place
             pending += [name for name in target.parts[::-1] if name != target.anchor]
         return os.dup(place)

@@ -6,7 +6,6 @@ between the two writes leaves a known file.
 """
 
 import hashlib
-import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +13,8 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from homenode.errors import HostError, InputError, not_found
-from homenode.safe.durable import PRIVATE, check_links, replace_file
-from homenode.safe.input_files import MAX_BYTES, read_below
+from homenode.safe.durable import PRIVATE, remove_file, replace_file
+from homenode.safe.input_files import MAX_BYTES, read_below, resolve_links
 from homenode.text import command_line
 
 _LINE = re.compile(r"(# before: )?([0-9a-f]{64}) [ *](.+)\Z")
@@ -112,8 +111,8 @@ def restore(output: str | Path) -> Path:
         replace_file(
             saved.output, restorable.original, original_mode if permissions is None else permissions
         )
-        saved.record.unlink()
-        saved.original.unlink()
+        remove_file(saved.record)
+        remove_file(saved.original)
     except OSError as error:
         raise _not_restored(error, output) from None
     return saved.output
@@ -126,8 +125,7 @@ def _not_restored(error: OSError, output: str | Path) -> HostError:
 def saved_original(output: str | Path) -> SavedOriginal:
     """Where the original of a tuned document lies, or would."""
     # A link stays a link: the files lie next to what it points at.
-    check_links(Path(output))
-    path = Path(os.path.realpath(output))
+    path = resolve_links(Path(output))
     return SavedOriginal(
         path, path.with_name(path.name + ".orig"), path.with_name(path.name + ".orig.sha256")
     )

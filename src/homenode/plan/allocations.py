@@ -137,7 +137,8 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
         mine = _cores_of_pus(host, pinned)
         all_cores = mine | _cores_of_pus(host, threads)
         if all_cores:
-            by_domain.append(DomainCores(domain.name, _cpu_set(mine), _cpu_set(all_cores)))
+            of_domain = CpuSet.from_bits(mine), CpuSet.from_bits(all_cores)
+            by_domain.append(DomainCores(domain.name, *of_domain))
         of_vcpus |= mine
         of_threads |= all_cores
         if floats:
@@ -158,7 +159,7 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
         shares = _shares_of_ranges(cores, of_vcpus | of_threads, over)
         of_vcpus |= shares
         of_threads |= shares
-        by_domain.append(DomainCores(name, _cpu_set(shares), _cpu_set(shares)))
+        by_domain.append(DomainCores(name, CpuSet.from_bits(shares), CpuSet.from_bits(shares)))
         gaps.append(
             Gap(
                 f"load of domain {name!r}",
@@ -167,8 +168,8 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
             )
         )
     return Allocations(
-        _cpu_set(of_vcpus),
-        _cpu_set(of_threads & ~of_vcpus),
+        CpuSet.from_bits(of_vcpus),
+        CpuSet.from_bits(of_threads & ~of_vcpus),
         tuple(by_domain),
         tuple(sorted(devices)),
         tuple(gaps),
@@ -220,7 +221,3 @@ def _cores_of_pus(host: Host, pus: int) -> int:
     """The cores of these PUs (bits)."""
     used = [host.core_at[pu].pus.bits for pu in members(pus) if pu in host.core_at]
     return reduce(or_, used, 0)
-
-
-def _cpu_set(bits: int) -> CpuSet:
-    return CpuSet.from_bits(bits)

@@ -11,8 +11,8 @@ from homenode.findings import Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, RunningDomain
 from homenode.vm.fingerprint import host_fingerprint
-from homenode.vm.model import MAX_VCPUS, GuestCache, PortModel, Vm, VmCell
-from homenode.vm.plan import PageReservation, Plan, Unplannable
+from homenode.vm.model import MAX_VCPUS, GuestCache, PortModel, Vm
+from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import MemoryMode
 
 
@@ -99,28 +99,18 @@ def domain_of_plan(plan: Plan) -> RunningDomain:
 
 def _memory_by_node(plan: Plan) -> tuple[tuple[NodeIndex, int], ...]:
     """Bytes on each node: as the pages are reserved, else as the cells are bound."""
-    placed = bool(plan.vcpu_pins) or plan.memory_mode is not None
-    return _bytes_of_nodes(
-        plan.page_reservations,
-        plan.cells if placed else (),
-        plan.vm.memory_device_bytes if placed else 0,
-    )
-
-
-def _bytes_of_nodes(
-    reservations: Sequence[PageReservation], cells: Sequence[VmCell], device_bytes: int
-) -> tuple[tuple[NodeIndex, int], ...]:
     sizes: dict[NodeIndex, int] = {}
-    if reservations:
-        for node, page_bytes, pages, _ in reservations:
+    if plan.page_reservations:
+        for node, page_bytes, pages, _ in plan.page_reservations:
             sizes[node] = sizes.get(node, 0) + page_bytes * pages
         return tuple(sorted(sizes.items()))
-    nodes_of_cell = [cell.host_nodes for cell in cells]
-    bytes_of_cell = [cell.memory_bytes for cell in cells]
-    if device_bytes:
-        # A stored plan has their sum only.
-        nodes_of_cell.append(tuple(sorted({node for cell in nodes_of_cell for node in cell})))
-        bytes_of_cell.append(device_bytes)
+    if not plan.vcpu_pins and plan.memory_mode is None:
+        return ()
+    nodes_of_cell = [cell.host_nodes for cell in plan.cells]
+    bytes_of_cell = [cell.memory_bytes for cell in plan.cells]
+    # A stored plan has the sum of memory devices only.
+    nodes_of_cell.append(tuple(sorted({node for cell in nodes_of_cell for node in cell})))
+    bytes_of_cell.append(plan.vm.memory_device_bytes)
     for nodes, size in zip(nodes_of_cell, bytes_of_cell, strict=True):
         for position, node in enumerate(nodes if size else ()):
             share = size // len(nodes) + (position < size % len(nodes))

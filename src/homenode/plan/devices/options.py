@@ -36,8 +36,7 @@ class GpuCandidate(Struct, frozen=True):
     home: NodeIndex | None  # its node, None where the firmware gives none
     weight: int  # functions that come with it
     companions: tuple[Bdf, ...]
-    nics: tuple[Bdf, ...]  # the VM's NICs that are paired with it
-    nic_nodes: frozenset[NodeIndex]  # those of their nodes that are known
+    nic_nodes: frozenset[NodeIndex]  # of the VM's NICs that are paired with it, where known
 
 
 class GpuChoice(NamedTuple):
@@ -173,7 +172,6 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
             home=gpu.node if gpu.node in node_indices else None,
             weight=1 + sum(by_bdf[b].node in node_indices for b in companions),
             companions=companions,
-            nics=nics_of[gpu.bdf],
             nic_nodes=frozenset(
                 node
                 for nic in nics_of[gpu.bdf]

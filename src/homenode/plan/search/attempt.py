@@ -16,6 +16,7 @@ from homenode.findings import Gap, Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind
+from homenode.plan.bit_sets import members
 from homenode.plan.memory import page_size_bytes
 from homenode.plan.placement import Placement
 from homenode.plan.placement_findings import placement_findings
@@ -306,7 +307,7 @@ class Attempt:
         """idle: the last so many PUs get no vCPU."""
         if self.request.layout.pinning is Pinning.NODE:
             return PinnedCell(node=node, groups=part, pins=(self._node_pus(node),) * len(part))
-        pins = tuple(_pins(part))
+        pins = tuple([CpuSet([pu]) for group in part for pu in members(group.pus)])
         return PinnedCell(node=node, groups=part, pins=pins[: len(pins) - idle])
 
     @cached_property
@@ -468,11 +469,3 @@ class Attempt:
             if (device := self.host.device(bdf)) and device.kind is DeviceKind.GPU
         )
         return max(0, spare - free_gpus * (of_node // total))
-
-
-def _pins(groups: Sequence[SiblingGroup]) -> Iterator[CpuSet]:
-    for group in groups:
-        bits = group.pus
-        while bits:
-            yield CpuSet.from_bits(bits & -bits)
-            bits &= bits - 1

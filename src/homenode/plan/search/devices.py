@@ -90,7 +90,10 @@ class GpuGroup(Struct, frozen=True, kw_only=True):
             if home.home is not None:
                 count_of_node[home.home.node] = count_of_node.get(home.home.node, 0) + home.count
         homeless = sum(home.count for home in home_gpus if home.home is None)
-        return cls(homes=home_gpus, homeless=homeless, nodes=_by_count(count_of_node))
+        nodes_of_count: dict[int, int] = {}
+        for node, count in count_of_node.items():
+            nodes_of_count[count] = nodes_of_count.get(count, 0) | node
+        return cls(homes=home_gpus, homeless=homeless, nodes=tuple(nodes_of_count.items()))
 
     def away(self, count: int, nodes: int) -> int:
         """How many are away from home, at least, if `count` are chosen for these nodes (bits)."""
@@ -260,11 +263,3 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         return away + min(
             [group.away(self.options.count, nodes) for group in self.near_groups(nodes)]
         )
-
-
-def _by_count(count_of_node: dict[int, int]) -> tuple[tuple[int, int], ...]:
-    """(count, nodes with so many) from the count of each node (a bit)."""
-    nodes: dict[int, int] = {}
-    for node, count in count_of_node.items():
-        nodes[count] = nodes.get(count, 0) | node
-    return tuple(nodes.items())

@@ -93,9 +93,9 @@ class NodeSets:
             terms = problem.first[len(bound) :][:2]
             numbers = [number for number, _ in self.counts(nodes)]
             groups = [[number] for number in numbers]
-            if nodes.bit_count() > MOST_LISTED_NODES and numbers[-1:] > [1]:
-                groups = [numbers[:1], numbers[1:]] if numbers[0] == 1 else [numbers]
-            for group in groups:
+            if nodes.bit_count() > MOST_LISTED_NODES:
+                groups = [[n for n in numbers if n == 1], [n for n in numbers if n > 1]]
+            for group in filter(None, groups):
                 least = {"nodes_spanned": group[0], "minus_nodes_spanned": -group[-1]}
                 least["gpus_away_from_home"] = 0
                 least_terms = [least[name] for name in terms if name in least]

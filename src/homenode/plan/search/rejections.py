@@ -136,7 +136,7 @@ def whole_host(attempt: Attempt) -> Rejection:
         return Rejection(
             "max-nodes",
             indices,
-            f"{_count(number)} needed, {allowed} allowed",
+            f"{plural(number, 'node')} needed, {allowed} allowed",
             f"--max-nodes {number}",
         )
     if problem.devices.requires_home and fits(problem):
@@ -173,7 +173,7 @@ def whole_host(attempt: Attempt) -> Rejection:
     return _of_memory(
         attempt,
         indices,
-        f"each node gets a core of the VM: {_count(number)} do not hold {memory}",
+        f"each node gets a core of the VM: {plural(number, 'node')} do not hold {memory}",
         f"{_memory_hint(attempt)}, or more --vcpus{elsewhere}",
     )
 
@@ -308,7 +308,3 @@ def _owners_text(attempt: Attempt, supply: Supply) -> str:
             f"{plural(len(broken), 'CPU')} on cores that are not free as a whole ({broken})"
         )
     return "; ".join(parts)
-
-
-def _count(nodes: int) -> str:
-    return "1 node" if nodes == 1 else f"{nodes} nodes"

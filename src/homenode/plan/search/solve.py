@@ -90,7 +90,7 @@ def _prefer_equal(problem: SearchProblem, uneven: "_Search") -> Solution | None:
     assert solution is not None, "the nodes of equal guest NUMA nodes hold the VM"
 
     def runners_up() -> tuple[Candidate, ...]:
-        equal_candidate = equal.any_candidate()  # it may be the same where a search ended
+        equal_candidate = equal.best_on(nodes)  # it may be the same where a search ended
         unequal = [
             candidate
             for candidate in solution.runners_up()
@@ -236,10 +236,6 @@ class _Search:
             optimal=True if is_exact else None,
             runners_up=lambda: self._runners_up(candidates, untried),
         )
-
-    def any_candidate(self) -> Candidate:
-        """On nodes of the least first terms."""
-        return self.best_on(self.node_sets_by_terms[0][1])
 
     @cached_property
     def _key(self) -> Callable[[Cost], tuple[Any, ...]]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import reduce
+from itertools import groupby
 from operator import or_
 
 from msgspec import structs
@@ -83,12 +84,10 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
 
     by_bdf = {} if host is None else host.device_at
     pcie = _pcie(host, request, placement)
-    devices = _devices(host, request, placement, cells, by_bdf, pcie)
     initiators = initiator_cells(host, request, placement, cells)
-    nothing = CpuSet()
     devices = tuple(
-        structs.replace(device, initiator_cells=initiators.cells_of_gpu.get(device.bdf, nothing))
-        for device in devices
+        structs.replace(device, initiator_cells=initiators.cells_of_gpu.get(device.bdf, CpuSet()))
+        for device in _devices(host, request, placement, cells, by_bdf, pcie)
     )
     has_iommu = request.guest.has_iommu or (is_x86 and vcpus > MOST_VCPUS_WITHOUT_IOMMU)
     window = _aperture(host, request, placement, has_iommu)
@@ -356,35 +355,16 @@ def _shared_cores(
 
 def _package_vcpus(host: Host | None, placement: Placement) -> tuple[int, ...]:
     """vCPUs on each host package, in vCPU order; () where they are not one after the other."""
-    if host is None:
+    packages = [
+        next((p.index for p in (host.packages if host else ()) if pins and pins <= p.pus), None)
+        for pins in placement.vcpu_pins
+    ]
+    runs = [(package, len(list(vcpus))) for package, vcpus in groupby(packages)]
+    if None in packages or len({package for package, _ in runs}) < len(runs):
         return ()
-    packages = [package.pus.bits for package in host.packages]
-    counts: list[int] = []
-    package = 0
-    for pins in placement.vcpu_pins:
-        bits = pins.bits
-        if not bits or bits & ~package:
-            package = next(
-                (
-                    bits_of_package
-                    for bits_of_package in packages
-                    if bits and not bits & ~bits_of_package
-                ),
-                0,
-            )
-            if not package:
-                return ()
-            packages.remove(package)
-            counts.append(0)
-        counts[-1] += 1
-    return tuple(counts)
+    return tuple(count for _, count in runs)
 
 
 def _llcs(host: Host | None, placement: Placement) -> tuple[LlcIndex, ...]:
-    if host is None:
-        return ()
-    bits = 0
-    for pins in placement.vcpu_pins:
-        bits |= pins.bits
-    used = CpuSet.from_bits(bits)
-    return tuple(llc.index for llc in host.llcs if not llc.pus.isdisjoint(used))
+    used = CpuSet.union(placement.vcpu_pins)
+    return tuple(llc.index for llc in (host.llcs if host else ()) if not llc.pus.isdisjoint(used))

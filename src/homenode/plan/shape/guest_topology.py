@@ -274,9 +274,7 @@ def _flat(
     """What a flat guest is shown: nothing new, unless what it was given is no longer true, or
     nothing was and its layout is chosen for it: without a topology each vCPU is a socket."""
     documented = request.guest.cpu_topology
-    fits = (
-        documented is None or documented[0] * documented[1] * documented[2] * documented[3] == vcpus
-    )
+    fits = documented is None or documented.vcpus == vcpus
     siblings = request.layout.siblings
     sockets = _sockets(package_vcpus, vcpus, threads)
     if siblings is Siblings.EXPOSED and threads > 1:

@@ -61,8 +61,7 @@ def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
             Gap(
                 "host",
                 "CPU lists were set manually: that guest NUMA node i is node i, and that the "
-                "CPUs are there "
-                "and free, was not checked",
+                "CPUs are there and free, was not checked",
             ),
         ),
     )

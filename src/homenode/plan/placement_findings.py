@@ -102,8 +102,7 @@ def placement_findings(
             "unequal-cells",
             nodes_text(nodes),
             observed="no number of equal guest NUMA nodes fits without a further package, a "
-            "further node or a "
-            "GPU away from its node",
+            "further node or a GPU away from its node",
         )
     shows = request.layout.siblings is Siblings.EXPOSED or fallback.shares
     if shows and threads == 1 and request.layout.pinning is not Pinning.NODE:

@@ -352,8 +352,8 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
         return
     if layout.cells is not GuestCells.HOST:
         raise UsageError(
-            f"--guest-node: expected a layout with guest NUMA nodes, found {layout.name}, which "
-            f"is flat",
+            "--guest-node: expected a layout with guest NUMA nodes, found "
+            f"{layout.name}, which is flat",
             hint="use pin-numa or pin-numa-pci, or add --guest-nodes host",
         )
     sums = size_of_cells(cells)
@@ -387,8 +387,7 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
     if len(cells) > len(node_indices):
         raise UsageError(
             f"--guest-node: expected at most {len(node_indices)} guest NUMA nodes, one for each "
-            f"node of "
-            f"{host.name} with CPUs, found {len(cells)}"
+            f"node of {host.name} with CPUs, found {len(cells)}"
         )
 
 

@@ -90,12 +90,6 @@ def check_layout(layout: Layout, policy: Policy) -> None:
             hint="use a layout that pins all CPUs, such as pin-numa-smt with --keep-vcpus, or the "
             "policy cores-first",
         )
-    bound = layout.memory is MemoryBinding.BOUND_PER_CELL
-    if bound and layout.cells is GuestCells.SINGLE:
-        raise UsageError(
-            f"layout {layout.name!r}: memory is bound per guest NUMA node, but the guest has one",
-            hint="use --memory-binding bound, or --guest-nodes host",
-        )
 
 
 def fallbacks(request: GuestRequest, free: FreeCpus) -> Iterator[Fallback]:

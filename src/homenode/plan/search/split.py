@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 
-from homenode.errors import UsageError
 from homenode.plan.search.problem import SearchProblem, Split
 from homenode.plan.search.supply import GroupRange, even_split
 from homenode.vm.model import VmCell
@@ -86,15 +85,8 @@ def splits_of_cells(
     these are all). Cells that name no node get nodes of their own, those near devices first; of
     equal cells the first ones get the lower nodes."""
     number = {supply.cores.index: i for i, supply in enumerate(problem.supplies)}
-    node_of_cell = {i: node for i, cell in enumerate(cells) for node in cell.host_nodes}
-    for home in node_of_cell.values():
-        if home not in number:
-            raise UsageError(
-                f"--guest-node node={home}: expected a node with CPUs "
-                f"({', '.join(map(str, number))})"
-            )
     pages = [-(-cell.memory_bytes // page_bytes) for cell in cells]
-    named = {i: number[home] for i, home in node_of_cell.items()}
+    named = {i: number[node] for i, cell in enumerate(cells) for node in cell.host_nodes}
 
     def holds(node: int, cell_numbers: Iterable[int]) -> bool:
         some, space = list(cell_numbers), problem.memory[node].pages

@@ -144,8 +144,8 @@ def _off_nodes(free: FreeCpus, emulator: CpuSet, nodes: Sequence[int]) -> tuple[
             "emulator-off-memory-node",
             nodes_text(without),
             observed="QEMU's own threads may run on no CPU there, and they allocate that node's "
-            "huge pages: "
-            'libvirt 9.0 and newer may fail to start the VM ("Setting CPU affinity failed")',
+            "huge pages: libvirt 9.0 and newer may fail to start the VM "
+            '("Setting CPU affinity failed")',
         ),
     )
 

@@ -82,8 +82,7 @@ def cell_counts(request: GuestRequest, placement: Placement) -> tuple[int, ...]:
         if cells == 0 or total % cells:
             raise InputError(
                 f"{total} vCPUs on {cells} guest NUMA nodes: expected equal guest NUMA nodes "
-                f"where vCPUs are "
-                f"not pinned",
+                "where vCPUs are not pinned",
                 hint="pin the vCPUs, or choose a number of vCPUs that the guest NUMA nodes divide",
             )
         return (total // cells,) * cells

@@ -87,9 +87,7 @@ def cells_without_bus(cells: int, with_bus: Iterable[int]) -> tuple[Finding, ...
             "cells-without-bus",
             f"guest cells {without}",
             observed=f"pcie.0 has no slots for {cells} expander buses, so guest NUMA nodes "
-            f"without devices "
-            "have none: "
-            "a device that is plugged in later has no port there",
+            "without devices have none: a device that is plugged in later has no port there",
         ),
     )
 
@@ -157,7 +155,6 @@ def unguarded_ports(
             "empty-ports-unguarded",
             f"{len(empty)} empty ports",
             observed="the definition has not been defined yet: libvirt will assign them to devices "
-            "that have no "
-            "PCI address, a virtual NIC or disk, say",
+            "that have no PCI address, a virtual NIC or disk, say",
         ),
     )

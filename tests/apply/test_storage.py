@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_happens(
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     with pytest.raises(HostError, match="Read-only file system") as refused:
         apply(disk / "state")
-    assert "make /var/lib/homenode a folder" in (refused.value.hint or "")  # for root
+    assert "make /var/lib/homenode a directory" in (refused.value.hint or "")  # for root
     assert daemon.definition() == ORIGINAL
     assert not [word for word in daemon.commands() if word.startswith("define")]
     would = preview_definition(Virsh(URI), NAME, tuned(), Virsh(URI).definition(NAME), disk)

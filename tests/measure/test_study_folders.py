@@ -65,7 +65,7 @@ def test_one_run_per_configuration_gives_the_articles_answer_as_provisional(
         assert (made.level, ground_of(made)) == (EvidenceLevel.RULE, "cannot tell")
         return
     assert (made.level, made.boots) == (EvidenceLevel.PROVISIONAL, (1, 1))
-    assert ground_of(made) == "provisional, 1 boot each, on a host not named"
+    assert ground_of(made) == "provisional, 1 boot each, on an unnamed host"
 
 
 def test_raw_folders_are_decided_compared_and_reported_as_imported_ones(

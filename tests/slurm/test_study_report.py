@@ -295,9 +295,9 @@ def test_figures_of_a_stand_in_are_marked_in_every_output(tmp_path: Path) -> Non
     path.write_text(log.replace("nvbandwidth V", "replayed: made up\nnvbandwidth V"))
     report = of_folder(tmp_path)
     assert json.loads(encode("slurm-report", report))["replayed"] == ["made up"]
-    assert "REPLAYED: made up. GPU figures here say nothing" in text_of(report)
+    assert "REPLAYED: made up. GPU results here do not describe" in text_of(report)
     page = html_page(slurm_study_page(report, "now"))
-    assert "REPLAYED: made up. GPU figures here say nothing" in page
+    assert "REPLAYED: made up. GPU results here do not describe" in page
     said = (Condition("replayed", "made up"),)
     one = judged(run_of("a", origin=Origin.SYNTHESISED, conditions=said), {})
     assert one.replay_notice == "made up"

@@ -231,7 +231,7 @@ def ground_of(answer: Recommendation) -> str:
 def _place_text(answer: Recommendation) -> str:
     """Runs that name no host are of the machine that they stand under, not of one that is known."""
     if any(doubt.id == "host-unknown" for doubt in answer.doubts):
-        return "on a host not named"
+        return "on an unnamed host"
     return "here" if answer.this_machine else "on this kind of machine"
 
 

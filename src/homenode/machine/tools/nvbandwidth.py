@@ -252,7 +252,7 @@ class _Text:
         self.matrices.append(NvbandwidthMatrix(self.part, self.unit, tuple(self.rows)))
         self._open_matrix(None, None)
 
-    def _took_of_run(self, line: Line) -> bool:
+    def _read_run_line(self, line: Line) -> bool:
         """Read what stands between tests: the version, blank lines and all before it, names."""
         if match := VERSION_LINE.fullmatch(line.text):
             if self.version is not None:
@@ -345,7 +345,7 @@ class _Text:
     def run(self) -> NvbandwidthRun:
         """Read all lines. Raises ParseError."""
         for line in self.lines:
-            if not self._took_of_run(line) and not (self.name and self._took_of_test(line)):
+            if not self._read_run_line(line) and not (self.name and self._took_of_test(line)):
                 self._take_other(line)
         self._open(None)
         if self.version is None and not self.is_bare:

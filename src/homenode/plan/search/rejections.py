@@ -150,8 +150,8 @@ def whole_host(attempt: Attempt) -> Rejection:
         return _of_memory(
             attempt,
             indices,
-            f"{memory} needed, and the memory devices of a guest node find no node with "
-            "space for them beside its share",
+            f"{memory} needed, and no node has space for both the share and the memory devices "
+            "of a guest node",
             "spread the memory devices over the guest nodes, or make them smaller",
         )
     elsewhere = ""

@@ -409,7 +409,7 @@ def observe_running_domain(
     """What is expected of a running domain, and what its host's kernel shows. Raises as above."""
     if not is_local(connect):
         raise UsageError(
-            f"--live with --connect {connect}: expected a daemon on this machine, found another's",
+            f"--live with --connect {connect}: the daemon is on another machine",
             hint="run homenode on the VM's own host: /proc shows where its threads and pages are",
         )
     virsh = Virsh(connect)

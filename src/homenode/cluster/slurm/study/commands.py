@@ -105,7 +105,7 @@ def _write_described(folder: StudyFolder, options: StudyOptions, host: str) -> N
     """The scripts alone, for reading: a study begins where Slurm can be asked."""
     described = load_host(host)
     described_study = make_study(options, host, described, secrets.token_hex(3), is_described=True)
-    folder.write_dry(described_study)
+    folder.write_dry_run(described_study)
     _say_scripts(folder, described_study)
     names = ", ".join(
         dict.fromkeys(node.name for node in (*described_study.exclusive, *described_study.shared))

@@ -140,7 +140,7 @@ class StudyFolder(ExperimentJournal[Study, StudyEntry]):
         self.write_scripts(study, tuple(absent))
         return study
 
-    def write_dry(self, study: Study) -> None:
+    def write_dry_run(self, study: Study) -> None:
         """The scripts of a study that is not begun. Raises HostError."""
         with self.errors():
             os.close(open_folder(self.path, "jobs"))

@@ -247,7 +247,7 @@ def boots_text(low: int, high: int) -> str:
 def _rest_text(reason: Reason) -> str | None:
     match reason.id:
         case ReasonId.NO_LAYOUT:
-            return f"which a VM cannot use; the rule of auto chooses {reason.alternative}"
+            return f"it is not a VM layout; the rule of auto chooses {reason.alternative}"
         case ReasonId.PIN_REGRESSION:
             return f"check the pins of {reason.alternative}"
     return None

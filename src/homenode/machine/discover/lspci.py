@@ -13,7 +13,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.findings import NO_VMS, Gap
 from homenode.indices import NodeIndex
-from homenode.machine.discover.pci_nodes import Locality, root_complexes
+from homenode.machine.discover.pci_nodes import Locality, root_complexes, several
 from homenode.machine.pci import (
     PCI_BRIDGE_CLASS,
     UNASSIGNED_CLASS,
@@ -70,12 +70,12 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
     )
     nodeless = [device.bdf for device in devices if device.node is None]
     if nodeless:
-        subject = f"node of {len(nodeless)} PCI functions ({nodeless[0]}, ...)"
+        subject = f"node of {several(nodeless)}"
         gaps.append(Gap(subject, "lspci prints no NUMA node for them"))
     lost = sorted(set(device_of) - {device.bdf for device in devices})
     if lost:
         reason = f"{host.name} has them, {source} does not; omitted"
-        gaps.append(Gap(f"{len(lost)} PCI functions ({lost[0]}, ...)", reason))
+        gaps.append(Gap(several(lost), reason))
     bdfs = {device.bdf for device in devices}
     roots, root_gaps = root_complexes(devices)
     return replace(
@@ -149,8 +149,7 @@ def add_lspci(
         (set(listed), {device.bdf for device in devices}, "lspci"),
     ):
         if missing := sorted(theirs - ours):
-            subject = f"{len(missing)} PCI functions ({missing[0]}, ...)"
-            gaps.append(Gap(subject, f"{place} does not have them"))
+            gaps.append(Gap(several(missing), f"{place} does not have them"))
     named: list[PciDevice] = []
     for device in devices:
         function = listed.get(device.bdf)
@@ -198,7 +197,7 @@ def _devices(
     if unclassed:
         name = by_bdf[unclassed[0]].class_name
         reason = f"lspci names a class that is not known here ({name!r}); use lspci -nn"
-        gaps.append(Gap(f"class of {len(unclassed)} PCI functions ({unclassed[0]}, ...)", reason))
+        gaps.append(Gap(f"class of {several(unclassed)}", reason))
     for bdf, function in by_bdf.items():
         code = function.class_code if function.class_code is not None else UNASSIGNED_CLASS
         node = None if function.numa_node is None else NodeIndex(function.numa_node)

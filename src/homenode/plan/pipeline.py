@@ -15,6 +15,7 @@ from homenode.machine.topology import Host
 from homenode.plan.manual import manual_placement
 from homenode.plan.planner import plan
 from homenode.plan.request import request_for, with_vcpus
+from homenode.plan.shape.aperture import QEMU_VERSION
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
 from homenode.vm.domain.codec import refuse_older
@@ -59,12 +60,27 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
     def plan_to_show(self) -> Plan:
         """The plan with the file's findings of severity info, which `notes` lacks."""
         infos = (f for f in self.findings if f.severity is Severity.INFO)
-        return structs.replace(self.plan, findings=(*self.plan.findings, *infos))
+        shown = structs.replace(self.plan, findings=(*self.plan.findings, *infos))
+        if self.target == LIBVIRT or target_named(self.target).runs_qemu:
+            return shown
+        return _without_qemu(shown)
 
     @property
     def libvirt(self) -> Version | None:
         """The host's libvirt; None = unknown."""
         return None if self.host is None else self.host.settings.libvirt_version
+
+
+def _without_qemu(plan: Plan) -> Plan:
+    """The plan without what only a host with QEMU does: its threads, its locked memory, and huge
+    pages that someone reserves."""
+    return structs.replace(
+        plan,
+        vm=structs.replace(plan.vm, emulator_pus=None, iothread_pins=()),
+        page_reservations=(),
+        aperture=None,
+        gaps=tuple(gap for gap in plan.gaps if gap.subject != QEMU_VERSION),
+    )
 
 
 def plan_file(

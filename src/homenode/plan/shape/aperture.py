@@ -29,6 +29,9 @@ VIRT_WINDOW_BYTES = 512 * GIB
 DEFAULT_ADDRESS_BITS = 40
 """Physical address bits of QEMU's x86 models other than host and max."""
 
+QEMU_VERSION = "QEMU's version"
+"""The subject of its gap."""
+
 _HOST_BITS_MODES = frozenset({"host-passthrough", "maximum"})
 _HOST_BITS_QEMU = (6, 0, 0)
 _LOW_WINDOW_BYTES = 4 * GIB
@@ -159,12 +162,7 @@ def _address_bits(
         return needed if guest.physical_address_bits < needed else None
     if guest.domain_type == "kvm" and guest.cpu_mode in _HOST_BITS_MODES:
         if settings.qemu_version is None:
-            gaps.append(
-                Gap(
-                    "QEMU's version",
-                    "6.0 or newer is assumed",
-                )
-            )
+            gaps.append(Gap(QEMU_VERSION, "6.0 or newer is assumed"))
             return None
         if settings.qemu_version >= _HOST_BITS_QEMU:
             return None

@@ -161,7 +161,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             *window.findings,
             *initiators.findings,
         ),
-        consequences=consequences(host, request, vm, cells, window.aperture),
+        consequences=consequences(host, request, vm, cells),
         gaps=(
             *placement.gaps,
             *memory.gaps,

@@ -8,7 +8,7 @@ from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_topology import online_text
 from homenode.text import plural
-from homenode.units import format_bytes, format_limit
+from homenode.units import format_bytes
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import (
     GuestAddress,
@@ -19,15 +19,10 @@ from homenode.vm.model import (
     Vm,
     VmCell,
 )
-from homenode.vm.plan import Aperture
 
 
 def consequences(
-    host: Host | None,
-    request: GuestRequest,
-    vm: Vm,
-    cells: tuple[VmCell, ...],
-    window: Aperture | None,
+    host: Host | None, request: GuestRequest, vm: Vm, cells: tuple[VmCell, ...]
 ) -> tuple[str, ...]:
     """Sentences in the order in which a user would meet them. vm: as planned; cells: its own, also
     of a flat guest."""
@@ -51,11 +46,6 @@ def consequences(
         sentences.append(
             f"{plural(empty, 'empty PCIe port')} wait{'s' if empty == 1 else ''} for devices: the "
             "next one of a guest node takes one."
-        )
-    if window is not None:
-        sentences.append(
-            f"Starting the VM locks {format_limit(window.memlock_bytes)} of memory and makes at "
-            f"most {window.dma_map_entries:,} IOMMU entries."
         )
     return tuple(sentences)
 

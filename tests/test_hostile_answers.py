@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 
 from homenode.change.step import ChangeHead
+from homenode.check.verify.live.capture import _bytes_of
+from homenode.cluster.kubevirt.arguments import parse_version
+from homenode.cluster.slurm.tools.slurm_nodes import parse_nodes
+from homenode.cluster.slurm.tools.squeue import parse_states
 from homenode.errors import HomenodeError, HostError, InputError, ParseError, ToolError
 from homenode.formats import decode, decode_head, decode_journal
 from homenode.json_text import NotJsonError, decode_json
@@ -26,6 +30,7 @@ from homenode.measure.tool_setup import FOLDER, setup_journal
 from homenode.measure.trial.journal import TrialEntry, TrialHead
 from homenode.plan.stored import read_plan_for
 from homenode.safe.record_folder import JOURNAL
+from homenode.vm.hypervisor.domain_state import parse_dominfo, pins_of_text
 from homenode.vm.sources import load_host
 from tests.report_runs import full_run
 from tests.source_trees import FILES, nodes
@@ -90,6 +95,21 @@ def test_a_number_of_thousands_of_digits_is_no_traceback() -> None:
     host = discover(snapshot(files))
     assert host.cpu.family is None
     assert any("a node that is not online" in gap.reason for gap in host.gaps)
+
+
+@pytest.mark.parametrize("number", [LONG, "\u00b2"], ids=["long", "superscript"])
+def test_a_number_that_int_refuses_is_none(number: str) -> None:
+    with pytest.raises(ParseError, match="Id: a number or -"):
+        parse_dominfo(f"Id: {number}\nName: a\nUUID: b\nState: running\nPersistent: yes\n")
+    with pytest.raises(ParseError):
+        pins_of_text(f"vcpu {number} 0-1")
+    assert parse_nodes(f"n1|p|idle|{number}|1000|gpu:8\n") == ()
+    assert parse_nodes(f"n1|p|idle|64|{number}|gpu:8\n") == ()
+    (job,) = parse_states(f"7|{number}|RUNNING@name@None", "@")
+    assert job.task is None
+    assert parse_states(f"{number}|1|RUNNING@name@None", "@") == ()
+    assert parse_version(f"v1.{number}") is None
+    assert _bytes_of(f"Hugepagesize: {number} kB\n", "Hugepagesize") is None
 
 
 def test_deep_toml_is_a_message() -> None:

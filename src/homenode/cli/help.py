@@ -21,6 +21,7 @@ from homenode.cli.terminal import print_own, say
 from homenode.errors import unknown
 from homenode.option import Arg, Flag
 from homenode.package_data import package_text
+from homenode.units import whole_number
 
 _WIDEST = 100
 _COLUMN = 28
@@ -200,8 +201,7 @@ def answer_completion(request: str, program: Command) -> None:
     """Print the candidates for the word that is typed, as a shell takes them."""
     shell = request.removeprefix("complete_")
     words = os.environ.get("COMP_WORDS", "").split("\n")
-    number = os.environ.get("COMP_CWORD", "0")
-    at = int(number) if number.isdecimal() else 0
+    at = whole_number(os.environ.get("COMP_CWORD")) or 0
     typed = words[at] if at < len(words) else ""
     for name, about in _with_texts(find_candidates(program, words[1:at], typed)):
         if shell == "fish":

@@ -16,6 +16,7 @@ from homenode.measure.results.sweep import (
     flat_fit,
 )
 from homenode.objective import Objective
+from homenode.units import whole_number
 
 LOW_COPY_BYTES_PER_S = 8e9
 """Copies between host and GPU below this: what PCIe Gen 2 x16, or Gen 3 x8, can carry at most.
@@ -70,7 +71,7 @@ def sweeps_of(runs: Sequence[Run]) -> dict[str, tuple[_Points, float]]:
 def _count_gpus(head: RunHead) -> int:
     """Of a collective: imported runs have no list of GPUs, but the tool's own count."""
     counts = (condition.value for condition in head.conditions if condition.name == COLLECTIVE_GPUS)
-    return max(len(head.gpus), *(int(count) for count in counts if count.isdecimal()), 0)
+    return max(len(head.gpus), *(whole_number(count) or 0 for count in counts), 0)
 
 
 def sweep_fits(runs: Sequence[Run]) -> dict[str, SweepFit]:

@@ -17,6 +17,7 @@ from homenode.findings import (
     texts_of,
 )
 from homenode.text import first_few, number_list
+from homenode.units import whole_number
 
 _LOOKS = {
     Severity.CRITICAL: "critical",
@@ -115,8 +116,8 @@ def subjects_of(group: Group) -> str:
     if not noun or " " in noun:
         return _some(subjects)
     names = [subject.rpartition(" ")[2] for subject in subjects]
-    are_numbers = all(name.isascii() and name.isdecimal() for name in names)
-    text = number_list(map(int, names)) if are_numbers else _some(names)
+    numbers = [number for number in map(whole_number, names) if number is not None]
+    text = number_list(numbers) if len(numbers) == len(names) else _some(names)
     return f"{len(names)} {noun}s: {text}"
 
 

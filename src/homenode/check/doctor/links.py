@@ -26,6 +26,7 @@ from homenode.machine.link_path import (
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.text import first_few
+from homenode.units import whole_number
 
 IDLE_SPEED = 2.5
 
@@ -257,7 +258,7 @@ def _idle_reason(
         state, power = path.device.performance_state, path.device.power_state
         if power is not None and power.startswith("D3"):
             return f"{path.device.bdf} sleeps ({power})"
-        if state is not None and state[1:].isdecimal() and int(state[1:]) >= 5:
+        if state is not None and (whole_number(state[1:]) or 0) >= 5:
             return f"nvidia-smi shows {state}: idle"
     if current.gt_per_s > IDLE_SPEED:
         return None

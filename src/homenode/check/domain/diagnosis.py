@@ -39,6 +39,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, add_source
 from homenode.machine.topology import Host
 from homenode.text import cpus_text, nodes_text, plural
+from homenode.units import whole_number
 from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.hostdevs import hostdev_elements
@@ -133,8 +134,7 @@ def locate(findings: Iterable[Finding], document: Document) -> Iterator[Finding]
     for element in document.root.walk():
         lines.setdefault((element.name, None), element.line)
         if element.name in numbers:
-            text = element.get(numbers[element.name]) or ""
-            number = int(text) if text.isascii() and text.isdigit() else None
+            number = whole_number(element.get(numbers[element.name]))
             if element.name == "cell":
                 number, cells = cells if number is None else number, cells + 1
             lines.setdefault((element.name, number), element.line)

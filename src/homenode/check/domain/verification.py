@@ -14,6 +14,7 @@ from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, add_source, finding, in_order
 from homenode.machine.topology import Host
 from homenode.text import first_few
+from homenode.units import whole_number
 from homenode.vm.domain.codec import ROWS, SINCE, STEPS, UNSAID, older_than
 from homenode.vm.domain.controllers import edit_aperture, edit_controllers
 from homenode.vm.domain.cpu import edit_cpu
@@ -350,8 +351,7 @@ def _share(tune: Element, quota: str, period: str) -> float | None:
 
 def _number(text: str | None) -> int | None:
     """Return a number, or None: a negative one means no limit, libvirt rejects other texts."""
-    is_number = text is not None and text.isascii() and text.isdecimal()
-    return int(text) if text is not None and is_number and len(text) <= _MAX_DIGITS else None
+    return whole_number(text, digits=_MAX_DIGITS)
 
 
 def transfer_findings(document: Document) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from homenode.cli.arguments import ExplainOption, JsonOption
 from homenode.errors import UsageError
 from homenode.option import Arg, Opt, size_bytes
-from homenode.units import GIB
+from homenode.units import GIB, whole_number
 from homenode.vm.plan_options import PciGranularity
 
 
@@ -40,9 +40,10 @@ def parse_version(value: object) -> tuple[int, int] | None:
     ((1, 9), None)
     """
     parts = str(value or "").removeprefix("v").split(".")
-    if len(parts) < 2 or not all(part.isdecimal() and len(part) < 6 for part in parts[:2]):
-        return None
-    return int(parts[0]), int(parts[1])
+    match [whole_number(part, digits=5) for part in parts[:2]]:
+        case [int(major), int(minor)]:
+            return major, minor
+    return None
 
 
 def whole_gib(text: str, option: str) -> int:

@@ -404,7 +404,8 @@ def _pax_records(content: bytes) -> dict[str, str]:
     at = 0
     while at < len(content) and content[at]:  # GNU tar fills up with zeros
         length, space, _ = content[at : at + 8].partition(b" ")
-        end = at + int(length) if space and length.isdigit() else 0
+        size = whole_number(length.decode("latin-1")) if space else None
+        end = 0 if size is None else at + size
         key, equals, value = content[at + len(length) + 1 : end - 1].partition(b"=")
         if end > len(content) or not equals or content[end - 1 : end] != b"\n":
             raise _DamagedError("a pax header of another form")

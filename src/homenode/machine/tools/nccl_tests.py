@@ -30,6 +30,7 @@ from msgspec import Meta, Struct
 from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Figure, Line, Lines, Whole, json_object, value_at
+from homenode.units import whole_number
 
 SOURCE = "nccl-tests"
 MAX_ROWS = 4096
@@ -188,7 +189,7 @@ class _Table:
 
     def _row(self, line: Line, match: "re.Match[str]") -> bool:
         words = line.text.split()
-        if not self.half or len(words) < 5 or not (words[0].isdigit() and words[1].isdigit()):
+        if not self.half or len(words) < 5 or None in map(whole_number, words[:2]):
             return False
         words = [word for word in words if not _TIMESTAMP.fullmatch(word)]
         width = len(self.half)

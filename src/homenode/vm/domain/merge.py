@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from homenode.cpuset import CpuSet
-from homenode.units import KIB
+from homenode.units import KIB, whole_number
 from homenode.vm.domain.controllers import pci_controllers
 from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.document import Document, Element, parse_document
@@ -358,11 +358,9 @@ def _unplug(merged: Document, now: Document) -> tuple[Document, tuple[str, ...]]
 
 
 def _buses(document: Document) -> frozenset[int]:
-    return frozenset(
-        int(index)
-        for controller in document.root.all("devices/controller")
-        if controller.get("type") == "pci" and (index := controller.get("index") or "").isdecimal()
-    )
+    controllers = document.root.all("devices/controller")
+    indices = (whole_number(c.get("index")) for c in controllers if c.get("type") == "pci")
+    return frozenset(index for index in indices if index is not None)
 
 
 Tree = tuple[str, tuple[tuple[str, str], ...], str, tuple["Tree", ...]]

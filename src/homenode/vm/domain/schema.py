@@ -15,6 +15,7 @@ from homenode.errors import HomenodeError, InputError, ToolError
 from homenode.findings import Gap
 from homenode.machine.tools.versions import Version
 from homenode.process import find_program, run
+from homenode.units import whole_number
 from homenode.vm.domain.cells import cells_bytes
 from homenode.vm.domain.copy import copy_domain
 from homenode.vm.domain.document import Document, Element, parse_document
@@ -90,10 +91,10 @@ def _installed_version() -> Version | None:
         output = run(("virsh", "--version"), 10)
     except ToolError:
         return None
-    numbers = output.stdout.strip().split(".")
-    if len(numbers) != 3 or not all(number.isascii() and number.isdigit() for number in numbers):
-        return None
-    return int(numbers[0][:9]), int(numbers[1][:9]), int(numbers[2][:9])
+    match [whole_number(word) for word in output.stdout.strip().split(".")]:
+        case [int(major), int(minor), int(release)]:
+            return major, minor, release
+    return None
 
 
 def _text(version: Version) -> str:

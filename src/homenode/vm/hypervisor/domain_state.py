@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
+from homenode.units import whole_number
 
 _PLAIN_NAME = re.compile(r"(?![0-9]+\Z)[A-Za-z0-9_][A-Za-z0-9_.-]*\Z", re.ASCII)
 _PIN_ROW = re.compile(r"\s*(?:(?:(?P<number>\d{1,6})|\*):?\s+)?(?P<pus>\d[\d,^-]*)\s*\Z", re.ASCII)
@@ -73,9 +74,10 @@ def pins_of_text(text: str) -> tuple[LivePin, ...]:
     pins = []
     for part in filter(None, text.split("; ")):
         words = part.split(" ")
-        if len(words) != 3 or not (words[1].isascii() and words[1].isdecimal()):
+        number = whole_number(words[1]) if len(words) == 3 else None
+        if number is None:
             raise ParseError("pins", "KIND NUMBER PUS; ...", text)
-        pins.append(LivePin(words[0], int(words[1]), CpuSet.parse(words[2], "pins")))
+        pins.append(LivePin(words[0], number, CpuSet.parse(words[2], "pins")))
     return tuple(pins)
 
 
@@ -93,12 +95,13 @@ def parse_dominfo(text: str) -> DomainState:
         return values[label]
 
     id_text = value("Id")
-    if id_text != "-" and not id_text.isdecimal():
+    run_id = whole_number(id_text)
+    if id_text != "-" and run_id is None:
         raise ParseError("virsh dominfo", "Id: a number or -", id_text)
     return DomainState(
         name=value("Name"),
         uuid=value("UUID"),
-        run_id=None if id_text == "-" else int(id_text),
+        run_id=run_id,
         state=value("State"),
         persistent=value("Persistent") == "yes",
         # The test driver and session daemons of old leave it out.

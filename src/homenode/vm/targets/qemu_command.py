@@ -17,7 +17,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.pci import canonical_uuid
-from homenode.units import GIB, KIB, MIB, TIB
+from homenode.units import GIB, KIB, MIB, TIB, whole_number
 from homenode.vm.model import (
     PORTS,
     QEMU_DEVICE,
@@ -382,9 +382,10 @@ def read_command(options: Options, source: str) -> dict[str, Any]:
 
 def _number(keys: Mapping[str, str], key: str, source: str) -> int:
     text = keys.get(key, "")
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
+    number = whole_number(text, digits=9)
+    if number is None:
         raise ParseError(f"{source}: {key}", "a number", text)
-    return int(text)
+    return number
 
 
 def _topology(smp: Mapping[str, str], source: str) -> GuestTopology | None:

@@ -20,7 +20,7 @@ from homenode.errors import InputError, ParseError
 from homenode.machine.topology import Host
 from homenode.package_data import package_text
 from homenode.text import command_line
-from homenode.units import MIB
+from homenode.units import MIB, whole_number
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestTopology, Vm
 from homenode.vm.plan import Plan, with_vm
 from homenode.vm.targets.codec import Entry, number_of, text_of, with_entries
@@ -178,17 +178,19 @@ def start_timeout_s(keys: Collection[str], memory_bytes: int) -> int:
 
 def count_of(values: Mapping[str, str], key: str, source: str) -> int:
     text = values.get(key, "1")
-    if not (text.isascii() and text.isdigit() and 0 < len(text) < 6 and int(text)):
+    count = whole_number(text, digits=5)
+    if not count:
         raise ParseError(f"{source}: {key}", "a number above 0", text)
-    return int(text)
+    return count
 
 
 def _memory_mib(values: Mapping[str, str], source: str) -> int:
     text = dict(pairs_of(values.get("memory", "512")))
     size = text.get("", text.get("current", ""))
-    if not (size.isascii() and size.isdigit() and 0 < len(size) < 12 and int(size)):
+    mib = whole_number(size, digits=11)
+    if not mib:
         raise ParseError(f"{source}: memory", "MiB above 0", values.get("memory", ""))
-    return int(size)
+    return mib
 
 
 def page_bytes_of(values: Mapping[str, str], source: str) -> int | None:

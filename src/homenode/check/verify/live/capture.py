@@ -48,7 +48,7 @@ from homenode.indices import NodeIndex
 from homenode.process import arguments_after
 from homenode.safe.input_files import read_kernel_file
 from homenode.text import command_line
-from homenode.units import KIB
+from homenode.units import KIB, whole_number
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.virsh import Virsh
@@ -96,9 +96,9 @@ def capture_running_vm(
         default_huge_bytes=_bytes_of(proc.text("/proc/meminfo") or "", "Hugepagesize"),
         interrupts=tuple(_interrupts(proc, devices, gaps)),
         node_of_device=tuple(
-            (bdf, NodeIndex(int(text)))
+            (bdf, NodeIndex(node))
             for bdf, text in nodes
-            if text is not None and text.strip().isdecimal()
+            if text is not None and (node := whole_number(text.strip())) is not None
         ),
         neighbours=_neighbours(proc, process, expected.pinned_pus, watched_s),
         watched_s=watched_s,
@@ -134,7 +134,8 @@ class ProcFiles:
         except OSError:
             return ()
         ends = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
-        return tuple(sorted(int(end) for end in ends if end.isdecimal()))
+        numbers = map(whole_number, ends)
+        return tuple(sorted(number for number in numbers if number is not None))
 
     def ourselves(self) -> tuple[int, ...]:
         """Our own process; () below another root, where its number is somebody else's."""
@@ -231,17 +232,21 @@ def _limits(proc: ProcFiles, process: int) -> Iterator[ThreadLimit]:
 _CGROUPS = "/sys/fs/cgroup"
 
 
+_QUOTA = ("quota", "period")
+
+
 def _quota(proc: ProcFiles, folder: str) -> float | None:
     """A cgroup's share of PUs, 1.0 = one; None where nothing limits it. Of version 2, then 1."""
     for root in (_CGROUPS, f"{_CGROUPS}/unified"):
         words = (proc.text(f"{root}{folder}/cpu.max") or "").split()
-        if len(words) == 2 and all(word.isdecimal() for word in words):
-            return int(words[0]) / max(1, int(words[1]))
+        match [whole_number(word) for word in words]:
+            case [int(quota), int(period)]:
+                return quota / max(1, period)
     for root in (f"{_CGROUPS}/cpu", f"{_CGROUPS}/cpu,cpuacct"):
-        quota = (proc.text(f"{root}{folder}/cpu.cfs_quota_us") or "").strip()
-        period = (proc.text(f"{root}{folder}/cpu.cfs_period_us") or "").strip()
-        if quota.isdecimal() and period.isdecimal():
-            return int(quota) / max(1, int(period))
+        texts = (proc.text(f"{root}{folder}/cpu.cfs_{name}_us") or "" for name in _QUOTA)
+        match [whole_number(text.strip()) for text in texts]:
+            case [int(quota), int(period)]:
+                return quota / max(1, period)
     return None
 
 
@@ -291,7 +296,8 @@ def _is_memory(area: Area, policy: MappedMemory, sizes: Iterable[int]) -> bool:
 
 def _bytes_of(text: str, label: str) -> int | None:
     kib = (status_field(text, label) or "").removesuffix(" kB").strip()
-    return int(kib) * KIB if kib.isdecimal() else None
+    number = whole_number(kib)
+    return None if number is None else number * KIB
 
 
 def _interrupts(

@@ -18,7 +18,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings, Severity, finding, in_order
 from homenode.indices import NodeIndex
 from homenode.text import cpus_text, plural
-from homenode.units import KIB, format_bytes
+from homenode.units import KIB, format_bytes, whole_number
 from homenode.vm.facts import FactValues, VmComparison, VmFact, diff
 from homenode.vm.model import MemoryDevice, Vm, VmCell
 
@@ -261,9 +261,10 @@ def group_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     for limit in vm.group_limits:
         text, by = limit.text.replace("\n", "; "), f"{limit.file} of cgroup {limit.folder}"
         value = text.split()[-1]
+        number = whole_number(value)
         if limit.file.startswith("memory."):
-            if value.isdecimal() and int(value) < memory:
-                fair, size = f"{format_bytes(memory)} or more", format_bytes(int(value))
+            if number is not None and number < memory:
+                fair, size = f"{format_bytes(memory)} or more", format_bytes(number)
                 yield finding("live-memory-limit", vm.name, fair, f"{size}, by {by}", vm.name)
         elif (usual := _USUAL.get(limit.file)) is None:
             yield finding("live-io-limit", vm.name, "the devices' own rates", f"{text}, by {by}")
@@ -273,7 +274,7 @@ def group_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
                 f"cpu.idle of cgroup {limit.folder}",
             )
             yield finding("live-scheduler", vm.name, fair, idle, by)
-        elif value.isdecimal() and int(value) < usual:
+        elif number is not None and number < usual:
             yield finding("live-shares", vm.name, f"{usual} as others", f"{value}, by {by}")
 
 

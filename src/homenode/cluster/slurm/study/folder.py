@@ -50,6 +50,7 @@ from homenode.measure.run_folder import HOST, gaps_of_run
 from homenode.safe.durable import open_folder, replace_file
 from homenode.safe.input_files import open_below
 from homenode.text import command_line
+from homenode.units import whole_number
 from homenode.vm.sources import load_host
 
 JOURNAL = "study.jsonl"
@@ -233,7 +234,7 @@ def _apply(study: Study, entry: StudyEntry, place: str) -> Study:
         case StudyEntry(experiments=planned) if planned:
             _check(planned, place)
             return replace(study, experiments=planned)
-        case StudyEntry(submitted=str(experiment), job=str(job)) if job.isdigit():
+        case StudyEntry(submitted=str(experiment), job=str(job)) if whole_number(job) is not None:
             return replace(study, jobs=(*study.jobs, (experiment, job)))
         case StudyEntry(refused=str(experiment), reason=str(reason)):
             return replace(study, refused=(*study.refused, (experiment, reason)))

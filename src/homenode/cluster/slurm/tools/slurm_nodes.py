@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from homenode.errors import ParseError
 from homenode.machine.tools.lines import json_object
+from homenode.units import whole_number
 
 MAX_NAMES = 65_536
 """More names than this are refused, so that a hostile n[0-999999999] costs nothing."""
@@ -247,10 +248,10 @@ def node_shape(values: dict[str, str], source: str, line: int | None) -> NodeSha
         text = next((values[key] for key in keys if values.get(key)), None)
         if text is None:
             return None
-        is_number = text.isascii() and text.isdigit() and len(text) < 10
-        if not is_number or not 0 < int(text) <= 65_536:
+        count = whole_number(text)
+        if count is None or not 0 < count <= 65_536:
             raise ParseError(source, f"{keys[0]}= with a number from 1", text, line=line)
-        return int(text)
+        return count
 
     sockets = number("sockets")
     if sockets is None and (of_board := number("socketsperboard")) is not None:
@@ -307,7 +308,8 @@ def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
         if len(fields) != 6 or not _NODE_NAME.fullmatch(fields[0]):
             continue
         name, partition, state, cpus, memory, offered = fields
-        if not (cpus.isdigit() and memory.rstrip("+").isdigit()):
+        cpu_count, memory_mib = whole_number(cpus), whole_number(memory.rstrip("+"))
+        if cpu_count is None or memory_mib is None:
             continue
         gpus, gpu_type = _gpus(offered)
         nodes.append(
@@ -316,8 +318,8 @@ def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
                 partition=partition.rstrip("*"),
                 is_default=partition.endswith("*"),
                 state=state.rstrip(_MARKS).lower(),
-                cpus=int(cpus),
-                memory_mib=int(memory.rstrip("+")),
+                cpus=cpu_count,
+                memory_mib=memory_mib,
                 gpus=gpus,
                 gpu_type=gpu_type,
             )

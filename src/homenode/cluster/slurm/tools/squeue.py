@@ -22,6 +22,7 @@ from homenode.cluster.slurm.tools.scontrol import RUNNING, Job, NodeShare, Owned
 from homenode.cluster.slurm.tools.slurm_nodes import expand_hostlist, plain_number
 from homenode.errors import ParseError
 from homenode.machine.tools.lines import json_object
+from homenode.units import whole_number
 
 NUMBERS_COMMAND = ("squeue", "--all", "--noheader", "--states=all", "--format=%A")
 MAX_STATES = 1_000_000
@@ -164,9 +165,9 @@ def _index_entries(entries: Any) -> Iterator[tuple[int, Any]]:
     else:
         return
     for index, entry in pairs:
-        text = str(index)
-        if text.isascii() and text.isdigit() and len(text) < 6:
-            yield int(text), entry
+        number = whole_number(str(index), digits=5)
+        if number is not None:
+            yield number, entry
 
 
 class JobState(StrEnum):
@@ -216,12 +217,12 @@ def _states(text: str, mark: str) -> Iterator[QueuedJob]:
     columns = text.split(mark, 3 * MAX_STATES)
     for head, name, reason in zip(columns[::3], columns[1::3], columns[2::3], strict=False):
         fields = head.strip().split("|")
-        if len(fields) != 3 or not fields[0].isdigit():
+        if len(fields) != 3 or whole_number(fields[0]) is None:
             continue
         job, task, state_name = fields
         state = _STATES.get(state_name.partition(" ")[0], JobState.FAILED)
         shown = "" if reason in ("None", "") else reason
-        yield QueuedJob(job, int(task) if task.isdigit() else None, state, state_name, name, shown)
+        yield QueuedJob(job, whole_number(task), state, state_name, name, shown)
 
 
 _NEEDS_SOMEBODY = re.compile(

@@ -12,7 +12,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.findings import Finding, finding
-from homenode.units import MIB
+from homenode.units import MIB, whole_number
 from homenode.vm.layout import Pinning
 from homenode.vm.model import Vm, VmCell
 from homenode.vm.plan import Plan
@@ -111,7 +111,8 @@ def _value(
     if kind == "string":
         return word[1:-1], index + 1
     if kind == "word":
-        return (int(word) if word.isdigit() and len(word) < 19 else word), index + 1
+        number = whole_number(word, digits=18)
+        return (word if number is None else number), index + 1
     if kind != "open":
         raise _wrong(text, start, "a string, a number or a list", source)
     values: list[Value] = []
@@ -225,7 +226,7 @@ def _cell(number: int, node: Value, source: str) -> VmCell:
         raise ParseError(source, f"{', '.join(sorted(missing))} in each node", "none")
     rows = keys["vdistances"].replace(" ", "").split(",")
     numbers = (keys["pnode"], keys["size"], *rows)
-    if not all(text.strip().isdigit() and len(text) < 12 for text in numbers):
+    if any(whole_number(text.strip(), digits=11) is None for text in numbers):
         raise ParseError(source, "numbers", " ".join(numbers))
     return VmCell(
         id=number,

@@ -17,6 +17,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from homenode.cli.command import REQUIRED, find_call
 from homenode.cli.main import PROGRAM
@@ -143,6 +144,10 @@ def _judge_python(block: Block) -> None:
         ast.parse(example.source)
 
 
+def _judge_yaml(block: Block) -> None:
+    assert isinstance(yaml.safe_load(block.text), dict | list)
+
+
 def _judge_text(block: Block) -> None:
     """Output, pictures and files of no language; a synopsis is held to its command's options."""
     for line in _lines(re.sub(r"\n\s+", " ", block.text)):
@@ -175,11 +180,12 @@ JUDGES: dict[str, Callable[[Block], None]] = {
     "xml": _judge_xml,
     "ini": _judge_ini,
     "python": _judge_python,
+    "yaml": _judge_yaml,
     "text": _judge_text,
 }
 """Readers by the language of a block."""
 
-_FAULTS = (AssertionError, HomenodeError, KeyError, SyntaxError, ValueError)
+_FAULTS = (AssertionError, HomenodeError, KeyError, SyntaxError, ValueError, yaml.YAMLError)
 
 
 def _judge(page: Page) -> None:
@@ -205,7 +211,9 @@ def test_every_block_is_taken_by_the_reader_of_its_language(
     "block",
     [
         "\nhomenode show",
-        "yaml\na: 1",
+        "yml\na: 1",
+        "yaml\na: [1",
+        "yaml\na word",
         "console\nhomenode show",
         "console\n$ homenode show --hots x",
         "console\n$ homenode list hosts | grep 'x",

@@ -234,3 +234,13 @@ def test_what_gpus_bring_is_written_for_every_target(
         assert len(etree.fromstring(text).findall("devices/hostdev")) == sum(expected)
     else:
         assert all(bdf.removeprefix("0000:") in text for bdf in devices)
+
+
+def test_a_gpu_is_named_by_its_number_of_show() -> None:
+    words = "plan --name v --host hgx-h100 --vcpus 8 --memory 16GiB --json".split()
+    by_number = homenode(*words, "--device", "gpu5", "--device", "gpu7")
+    gpus = load_host("hgx-h100").devices_of_kind(DeviceKind.GPU)
+    by_address = homenode(*words, "--device", str(gpus[5].bdf), "--device", str(gpus[7].bdf))
+    assert json.loads(by_number.stdout)["vm"] == json.loads(by_address.stdout)["vm"]
+    refused = homenode(*words, "--device", "gpu8")
+    assert "the host has 8 GPUs" in str(refused.exception)

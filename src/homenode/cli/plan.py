@@ -249,7 +249,7 @@ def _refuse_with_ranges(arguments: PlanArguments) -> None:
         ("--gpus", options.gpu_count is not None),
         ("--with-nics", options.with_nics),
         ("--with-nvswitches", options.with_nvswitches),
-        ("--device UUID", any(isinstance(device, str) for device in options.devices)),
+        ("--device UUID or gpuN", any(isinstance(device, str) for device in options.devices)),
         ("--ignore-domain", bool(options.replaces)),
         ("--after", bool(arguments.after)),
         ("--guest-node", bool(options.explicit_cells)),

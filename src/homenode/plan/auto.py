@@ -13,6 +13,7 @@ from homenode.plan.planner import plan
 from homenode.plan.request import request_for
 from homenode.plan.search.ladder import Relaxation
 from homenode.plan.shape.guest_numa import is_grace
+from homenode.vm.gpu_parts import named_device
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan, Unplannable
@@ -185,8 +186,9 @@ def refuse_auto(options: PlanOptions) -> None:
         )
 
 
-def _named_devices(guest: Vm, options: PlanOptions) -> set[Bdf]:
-    named = {device for device in options.devices if isinstance(device, Bdf)}
+def _named_devices(guest: Vm, options: PlanOptions, host: Host) -> set[Bdf]:
+    devices = (named_device(host, name) for name in options.devices)
+    named = {device for device in devices if isinstance(device, Bdf)}
     return named | {hostdev.bdf for hostdev in guest.hostdevs}
 
 
@@ -195,12 +197,12 @@ def _gpu_count(guest: Vm, options: PlanOptions, host: Host) -> int:
     if options.gpu_count is not None:
         return options.gpu_count
     gpus = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
-    return len(_named_devices(guest, options) & gpus)
+    return len(_named_devices(guest, options, host) & gpus)
 
 
 def _has_pairs(guest: Vm, options: PlanOptions, host: Host) -> bool:
     """Whether the VM gets, or may get, a GPU and an RDMA NIC that share a switch of the host."""
-    named = _named_devices(guest, options)
+    named = _named_devices(guest, options, host)
 
     def switches(kind: DeviceKind, brought: object) -> set[Bdf | None]:
         return {

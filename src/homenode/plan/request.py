@@ -14,6 +14,7 @@ from homenode.machine.topology import DEFAULT_HOST_RESERVE, Host, HostReserve
 from homenode.units import KIB, MIB, format_bytes, parse_bytes
 from homenode.vm.gpu_parts import (
     function_of_uuid,
+    named_device,
     profiles_text,
     refuse_second,
     same_profile,
@@ -203,8 +204,9 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
         page_bytes = default_huge_page_bytes(host)
     mediated = {device.bdf: device.uuid for device in guest.hostdevs if device.uuid is not None}
     mediated = {bdf: uuid for bdf, uuid in mediated.items() if bdf in documented}
-    named_bdfs = {device for device in options.devices if isinstance(device, Bdf)}
-    for uuid in (device for device in options.devices if isinstance(device, str)):
+    named = [named_device(host, name) for name in options.devices]
+    named_bdfs = {device for device in named if isinstance(device, Bdf)}
+    for uuid in (device for device in named if isinstance(device, str)):
         function = function_of_uuid(host, uuid)
         if mediated.setdefault(function, uuid) != uuid or function in named_bdfs:
             refuse_second(function, [GuestHostdev(function, None)])

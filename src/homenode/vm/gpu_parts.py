@@ -12,7 +12,7 @@ from homenode.errors import InputError
 from homenode.findings import Gap
 from homenode.machine.pci import DeviceKind, GpuPart, PartKind, PciDevice
 from homenode.machine.topology import Host
-from homenode.text import printable
+from homenode.text import plural, printable
 from homenode.vm.model import GuestHostdev, Vm
 
 
@@ -81,6 +81,23 @@ def function_of_uuid(host: Host | None, uuid: str) -> Bdf:
             hint="homenode show --json lists them under `parts`; virsh nodedev-list --cap mdev",
         )
     return function_of_part[uuid]
+
+
+def named_device(host: Host | None, name: Bdf | str) -> Bdf | str:
+    """What --device names: gpu0, the first GPU of show, by its address, others as they are.
+
+    Raises InputError for a number that the host does not have.
+    """
+    if isinstance(name, Bdf) or not name.startswith("gpu"):
+        return name
+    gpus = () if host is None else host.devices_of_kind(DeviceKind.GPU)
+    number = int(name[3:])
+    if number >= len(gpus):
+        raise InputError(
+            f"--device {name}: the host has {plural(len(gpus), 'GPU')}",
+            hint="homenode show lists them, from gpu0 on",
+        )
+    return gpus[number].bdf
 
 
 def parts_at(by_bdf: Mapping[Bdf, PciDevice], function: Bdf) -> tuple[GpuPart, ...]:

@@ -1,5 +1,6 @@
 """PlanOptions: what a user may ask of a placement, with how each is typed on a command line."""
 
+import re
 from collections.abc import Collection
 from enum import StrEnum
 from functools import partial
@@ -148,7 +149,7 @@ def reserve_text(reserve: PartialReserve) -> str:
 
 
 def host_device(text: str, option: str = "--device") -> Bdf | str:
-    """An address, or the UUID of a mediated device. Raises UsageError and ParseError."""
+    """An address, the UUID of a mediated device, or gpu0. Raises UsageError and ParseError."""
     from homenode.machine.pci import canonical_uuid  # the records of PCI devices, for a UUID alone
 
     if text.startswith("MIG-"):
@@ -156,6 +157,8 @@ def host_device(text: str, option: str = "--device") -> Bdf | str:
             f"{option} {text}: a MIG instance serves processes of the host, not VMs",
             hint="create a vGPU on it, and name that: virsh nodedev-list --cap mdev",
         )
+    if re.fullmatch("gpu[0-9]{1,4}", text):
+        return text
     return canonical_uuid(text) or Bdf.parse(text, option)
 
 
@@ -172,8 +175,8 @@ class PlanOptions(Struct, frozen=True):
       vcpus: Number of vCPUs. Default: the definition's.
       memory_bytes: Memory of the VM, with a unit: 64GiB. Default: the definition's.
       page_bytes: Size of the VM's huge pages: 2MiB, 1GiB. Default: the definition's.
-      devices: Pass through this host function or mediated device; may be repeated. The definition's
-        devices stay.
+      devices: Pass through this host function or mediated device, or a GPU by its number (gpu0);
+        may be repeated. The definition's devices stay.
       gpu_count: Choose N GPUs of the host; they replace the definition's GPUs. Whole nodes,
         switches and NVSwitch groups stay together. Default: the definition's GPUs.
       gpu_profile: With --gpus: parts of GPUs of this vGPU type (NVIDIA A40-12Q, A40-12Q,
@@ -239,7 +242,7 @@ class PlanOptions(Struct, frozen=True):
         int | None, _of_vm("--page-size", "SIZE", parse=size_bytes, show=size_text)
     ] = None
     devices: Annotated[
-        tuple[Bdf | str, ...], _of_vm("--device", "BDF|UUID", parse=host_device)
+        tuple[Bdf | str, ...], _of_vm("--device", "BDF|UUID|gpuN", parse=host_device)
     ] = ()
     gpu_count: Annotated[int | None, _of_vm("--gpus", "N")] = None
     gpu_profile: Annotated[str | None, _of_vm("--gpu-profile", "NAME", rare=True)] = None

@@ -535,4 +535,4 @@ def test_a_machine_under_review_gives_no_advice_for_others_of_its_kind() -> None
     reviewed = decided(0.6e5)
     passed = reviewed.reason_of(ReasonId.PASSED)
     assert reviewed.level is EvidenceLevel.RULE
-    assert passed is not None and "no advice for others" in passed.detail
+    assert passed is not None and "recommends nothing for other machines" in passed.detail

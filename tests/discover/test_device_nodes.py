@@ -126,7 +126,7 @@ def test_where_the_firmware_gives_no_node_that_of_nvidia_smi_is_used() -> None:
     gaps = {gap.subject: gap.reason for gap in host.gaps}
     said = "the firmware reports none; nvidia-smi topo -m says 0: used"
     assert gaps["node of 0000:19:00.0"] == said
-    assert any("node 1 of GPUs of pci0000:97" in reason for reason in gaps.values())
+    assert any("node 1, as the GPUs of pci0000:97" in reason for reason in gaps.values())
     assert not any("numa_node says -1" in reason for reason in gaps.values())
 
 

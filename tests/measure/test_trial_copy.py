@@ -133,7 +133,7 @@ HOSTILE = (
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_disk_with_a_name_that_is_no_path_is_refused(name: str) -> None:
     disk = f"<disk type='file'><source file='{name}'/><target dev='vda'/></disk>"
-    with pytest.raises(InputError, match="no absolute path"):
+    with pytest.raises(InputError, match="not an absolute path"):
         writable_disks(domain(disk), "vm")
 
 

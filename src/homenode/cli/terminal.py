@@ -169,8 +169,8 @@ def check_can_ask(*, asks: bool) -> None:
 
 def ask(question: str) -> None:
     """Ask on the terminal before a change; exits unless the answer is yes."""
-    print(f"{_plain(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     try:
+        print(f"{_plain(question)} [y/N] ", end="", file=sys.stderr, flush=True)
         answer = sys.stdin.readline()
     except KeyboardInterrupt:
         note("")

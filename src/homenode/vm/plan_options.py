@@ -175,8 +175,8 @@ class PlanOptions(Struct, frozen=True):
       vcpus: Number of vCPUs. Default: the definition's.
       memory_bytes: Memory of the VM, with a unit: 64GiB. Default: the definition's.
       page_bytes: Size of the VM's huge pages: 2MiB, 1GiB. Default: the definition's.
-      devices: Pass through this host function or mediated device, or a GPU by its number (gpu0);
-        may be repeated. The definition's devices stay.
+      devices: Pass through a function, mediated device, or gpu0; may be repeated. gpu0 is the first
+        GPU of the host. The definition's devices stay.
       gpu_count: Choose N GPUs of the host; they replace the definition's GPUs. Whole nodes,
         switches and NVSwitch groups stay together. Default: the definition's GPUs.
       gpu_profile: With --gpus: parts of GPUs of this vGPU type (NVIDIA A40-12Q, A40-12Q,

@@ -204,7 +204,7 @@ class Command(NamedTuple):
     """A command, a group of commands, or both."""
 
     name: str
-    record: str = ""  # its options: "module:name" below homenode.cli, or ".module:name" beside it
+    record: str = ""  # its options: "module:name" below homenode.cli, or ".module:name" next to it
     work: str = ""  # the function that does it, likewise
     panel: str = "Commands"
     about: str = ""  # the help of a group; a command's is its record's docstring

@@ -1,6 +1,7 @@
 """homenode slurm study as a program, against a stand-in for Slurm's clients that records it all."""
 
 import contextlib
+import fcntl
 import io
 import itertools
 import json
@@ -68,8 +69,11 @@ class StandIn:
         return done.returncode
 
     def jobs(self) -> list[dict[str, Any]]:
-        file = self.base / "queue.json"
-        found: list[dict[str, Any]] = json.loads(file.read_text() or "[]") if file.exists() else []
+        """The jobs of the queue; a client that killed the study may still write them."""
+        with (self.base / "queue.json").open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            file.seek(0)
+            found: list[dict[str, Any]] = json.loads(file.read() or "[]")
         return found
 
     def submissions(self) -> Counter[str]:

@@ -77,15 +77,15 @@ check: style types counts
 # One process more than there are cores: tests of daemons and of machines that boot mostly wait.
 WORKERS := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8)))
 test: check probe
-	$(BIN)/pytest -m "not lab" -n $(WORKERS) --dist loadgroup
+	$(BIN)/pytest -m "not (lab or nightly)" -n $(WORKERS) --dist loadgroup
 
 # Without a daemon, a machine that boots, or a program that takes long; and without tests/slow.txt.
-QUICK = not (slow or lab or root or libvirt or qemu or slurm or browser or pdf or gpu or ansible)
+QUICK = not (slow or lab or nightly or root or libvirt or qemu or slurm or browser or pdf or gpu or ansible)
 PATHS = tests
 quick: $(CHECKS) probe
 	$(BIN)/pytest -m "$(QUICK)" -n auto --maxprocesses 8 --dist worksteal $(PATHS)
 
-# Parts: frozen fuzz kills conformance without-cluster lab. All are run with one seed, which is printed.
+# Parts: frozen fuzz kills conformance more-cases without-cluster lab. All are run with one seed, which is printed.
 nightly: $(CHECKS) probe
 	$(BIN)/python -m tests.nightly $(SEED:%=--seed %) $(PART:%=--part %)
 

@@ -33,6 +33,7 @@ PARTS = {
         f"HOMENODE_KILLS=100 {_PYTEST} -s -n0 -m libvirt tests/change/test_real_daemon.py",
     ),
     "conformance": ("python -m tests.conformance --seed {seed}",),
+    "more-cases": (f"{_PYTEST} -n 3 --dist loadgroup -m 'nightly and not lab'",),
     "without-cluster": ("python -m tests.without_cluster",),
     "lab": (f"{_PYTEST} -m lab",),
 }
@@ -46,6 +47,7 @@ ROOMS = {
     "fuzz": ("plan", "check", "decide", "machine"),
     "kills": ("change", "safe"),
     "conformance": ("vm", "cluster"),
+    "more-cases": ("machine", "vm", "check", "change", "measure"),
     "without-cluster": ("cluster", "cli"),
     "lab": ("measure", "machine", "cluster", "change"),
 }

@@ -117,13 +117,21 @@ class Domain:
         restore_definition(self.virsh, NAME, self.root, keep_edits=keep_edits)
 
 
+FIRST = {"no device", "i440fx", "GPU with address", "hidden balloon, pinned emulator"}
+"""What make test restores."""
+
+
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[TwoNodes]:
     with two_nodes() as started:
         yield started
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[pytest.mark.nightly] * (name not in FIRST)) for name in DEVICES
+    ]
+)
 def domain(daemon: TwoNodes, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Domain]:
     yield Domain(daemon, tmp_path, *DEVICES[request.param])
     daemon.virsh("undefine", NAME, "--nvram")

@@ -61,7 +61,11 @@ class RealHost(SmallHost):
         return {uuid: virsh.definition(uuid) for uuid in uuids}
 
 
-@pytest.mark.parametrize("is_at_once", [False, True], ids=["in a row", "at once"])
+@pytest.mark.parametrize(
+    "is_at_once",
+    [pytest.param(False, marks=pytest.mark.nightly), True],
+    ids=["in a row", "at once"],
+)
 def test_applies_on_a_real_daemon_give_no_core_gpu_or_page_twice(
     daemon: TwoNodes, tmp_path: Path, is_at_once: bool
 ) -> None:

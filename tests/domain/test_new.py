@@ -139,6 +139,7 @@ def test_libvirt_finds_firmware_and_a_command_line_for_a_new_domain(
     assert "OVMF" in command.stdout and "q35" in command.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.qemu
 def test_qemu_starts_a_new_domain_with_stand_ins_of_its_devices() -> None:
     if shutil.which("qemu-system-x86_64") is None:

@@ -137,6 +137,7 @@ def test_disks_and_nics_without_an_address_stay_off_the_expander_buses(
     assert not [at for at in others if expander_above(controllers, at.bus) is not None]
 
 
+@pytest.mark.nightly
 @pytest.mark.qemu
 def test_a_booted_guest_reports_the_node_of_each_of_ibms_eight_gpus() -> None:
     """The article's tree and devices; 4 vCPUs for its 200, which say nothing of where GPUs are."""

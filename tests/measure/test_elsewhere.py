@@ -34,6 +34,7 @@ def host_at(on: str, run: str, probe: bytes = HELD) -> RemoteHost:
     return RemoteHost(SshHost(on), run, probe)
 
 
+@pytest.mark.nightly
 def test_a_run_elsewhere_is_a_run_like_any_other(on: str, tmp_path: Path) -> None:
     words = (
         *"bench --name far --on".split(),

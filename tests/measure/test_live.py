@@ -57,6 +57,7 @@ def busy(pu: int) -> Iterator[None]:
         neighbour.communicate()
 
 
+@pytest.mark.nightly
 def test_two_pus_of_this_machine_are_measured(tmp_path: Path) -> None:
     pus = allowed_pus()[:2]
     if len(pus) < 2:

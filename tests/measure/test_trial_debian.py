@@ -98,6 +98,7 @@ def when_measuring(folder: Path, work: Callable[[], str]) -> Iterator[list[str]]
         thread.join()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("words", "timeout_s"),
     [("", 3), pytest.param("systemd.mask=ssh.service", 120, marks=pytest.mark.lab)],

@@ -56,6 +56,7 @@ def test_a_guest_is_equipped_and_looked_at_and_a_wrong_key_is_named(
     assert daemon.definition() == ORIGINAL
 
 
+@pytest.mark.nightly
 def test_a_guest_that_has_another_host_key_at_its_second_boot_is_refused_and_named(
     daemon: StandIn, tmp_path: Path
 ) -> None:

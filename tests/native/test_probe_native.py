@@ -101,6 +101,7 @@ def guest_kernel() -> Path:
         pytest.skip(f"needs a guest kernel: {error.message}")
 
 
+@pytest.mark.nightly
 @pytest.mark.qemu
 def test_as_init_of_a_guest_with_two_nodes_every_page_of_every_cell_is_on_its_node(
     tmp_path: Path,

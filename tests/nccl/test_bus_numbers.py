@@ -235,7 +235,9 @@ def test_a_plan_of_another_document_is_refused_by_the_device() -> None:
 
 
 @pytest.mark.qemu
-@pytest.mark.parametrize("what", ["pin-numa-pci", "odd tree"])
+@pytest.mark.parametrize(
+    "what", [pytest.param("pin-numa-pci", marks=pytest.mark.nightly), "odd tree"]
+)
 def test_a_booted_stand_in_has_the_bus_numbers_that_were_derived(what: str) -> None:
     xml = ODD if what == "odd tree" else tuned(what).document
     outcome = _boot(xml)

@@ -64,6 +64,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.nightly
 def test_ansible_lint_passes(tmp_path: Path) -> None:
     lint = program("ansible-lint")
     done = run(tmp_path, lint, "--offline", "--nocolor", "--profile", "production", str(ROLE))
@@ -132,6 +133,7 @@ def checked_by_the_role(
     return run(folder, program("ansible-playbook"), f"--inventory={inventory}", str(play), *words)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("inventory", "variable"),
     [

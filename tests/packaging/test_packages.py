@@ -58,6 +58,7 @@ def test_programs_for_guests_are_python_of_3_9(program: Path) -> None:
     assert modules <= sys.stdlib_module_names | {"homenode", "torch", "__future__"}
 
 
+@pytest.mark.nightly
 def test_manual_pages_are_formatted_without_a_warning(tmp_path: Path) -> None:
     sphinx = ROOT / "build/tools/bin/sphinx-build"
     if not sphinx.exists() or shutil.which("man") is None:

@@ -46,6 +46,7 @@ def words(path: Path) -> str:
     return " ".join(word.text or "" for page in pages(path) for word in page.iter("word"))
 
 
+@pytest.mark.nightly
 @pytest.mark.pdf
 @needs_paper
 @needs_poppler

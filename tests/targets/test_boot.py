@@ -76,6 +76,7 @@ def test_the_command_of_the_readme_boots_and_every_gpu_has_its_node(vcpus: int |
     assert len(plan.vm.hostdevs) == 8
 
 
+@pytest.mark.nightly
 def test_a_configuration_of_proxmox_boots_and_shows_its_nodes_and_a_wrong_distance() -> None:
     planned = written("proxmox", SMALL, options("pin-numa-pci", gpu_count=2))
     conf = planned.rendering.document.replace(b"src=0,dst=1,val=20", b"src=0,dst=1,val=42")
@@ -85,6 +86,7 @@ def test_a_configuration_of_proxmox_boots_and_shows_its_nodes_and_a_wrong_distan
     assert list(node_of_device(view).values()) == ["numa_node 0", "numa_node 1"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("layout", "targets"), [("pin-numa", ("xen",)), ("pin-numa-pci", ("qemu", "proxmox"))]
 )

@@ -54,6 +54,7 @@ def test_devices_without_large_bars_need_no_map() -> None:
     assert address_map(document, vm_of(document), small_host()) is None
 
 
+@pytest.mark.nightly
 @pytest.mark.qemu
 def test_gpus_that_would_vanish_are_named_before_they_do() -> None:
     if shutil.which("qemu-system-x86_64") is None or find_ovmf() is None:

@@ -121,6 +121,7 @@ def named(seen: GuestView) -> set[tuple[str, str]]:
     return {(f.id, f.subject) for f in seen.findings if f.severity in ("critical", "warning")}
 
 
+@pytest.mark.nightly
 def test_without_an_expander_bus_the_guest_sees_no_node_for_any_device(
     booted: dict[str, Future[BootOutcome]],
 ) -> None:
@@ -138,6 +139,7 @@ def test_with_an_expander_bus_per_cell_the_guest_sees_the_right_node_for_each_de
     assert len(seen.observation.nodes) == 2
 
 
+@pytest.mark.nightly
 def test_a_guest_with_an_offline_vcpu_and_three_cores_a_socket_comes_up(
     booted: dict[str, Future[BootOutcome]],
 ) -> None:
@@ -178,6 +180,7 @@ def test_swapped_cells_put_each_device_on_the_other_node(
     }
 
 
+@pytest.mark.nightly
 def test_a_window_without_a_bus_for_its_port_loses_the_device_also_in_a_guest_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -247,6 +250,7 @@ def test_what_qemu_refuses_is_named_also_where_the_other_guest_never_ends(
     assert "Bus 240 is already in use" in outcome.findings[0].observed
 
 
+@pytest.mark.nightly
 def test_a_libvirt_whose_guest_never_ends_leaves_the_boot_to_qemu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

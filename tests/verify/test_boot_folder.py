@@ -336,6 +336,7 @@ def test_an_attacker_at_every_moment_of_making_a_folder_gets_nothing(
     assert won == ["nothing"]
 
 
+@pytest.mark.nightly
 @pytest.mark.root
 @pytest.mark.qemu
 @pytest.mark.libvirt
@@ -369,6 +370,7 @@ def test_other_users_change_no_verdict_of_a_boot(place: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.root
 @as_root
 def test_a_boot_in_a_folder_of_another_user_is_not_known(tmp_path: Path) -> None:

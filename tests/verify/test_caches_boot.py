@@ -181,9 +181,19 @@ CASES = {
 LAB = {"two-llcs-a-cell-intel", "3-and-2-amd", "3-and-2-intel", "half-an-llc-at-a-time-amd"}
 """Of a vendor and a cache that another case boots with."""
 
+FIRST = "siblings-amd"
+"""What make test boots."""
+
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[pytest.mark.lab] * (one in LAB)) for one in CASES]
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=[pytest.mark.lab] if name in LAB else [pytest.mark.nightly] * (name != FIRST),
+        )
+        for name in CASES
+    ],
 )
 def test_a_guest_sees_its_pins_caches_or_none_and_a_cpu_in_each_cell(
     name: str, tmp_path: Path
@@ -201,6 +211,7 @@ def test_a_guest_sees_its_pins_caches_or_none_and_a_cpu_in_each_cell(
     assert seen.warnings == ()
 
 
+@pytest.mark.nightly
 def test_with_topoext_amd_has_an_l3_that_was_switched_off(tmp_path: Path) -> None:
     host, request, _ = CASES["3-and-2-amd"]
     made = plan(host, request)
@@ -216,6 +227,7 @@ def test_with_topoext_amd_has_an_l3_that_was_switched_off(tmp_path: Path) -> Non
     assert told is not None and seen.l3 == set(told) == {CpuSet(range(5))}
 
 
+@pytest.mark.nightly
 def test_a_cell_that_cuts_a_socket_of_amd_is_among_the_warnings_looked_for(tmp_path: Path) -> None:
     host, request, _ = CASES["two-llcs-a-cell-amd"]
     made = with_vm(plan(host, request), cpu_topology=GuestTopology(1, 1, 8, 1))

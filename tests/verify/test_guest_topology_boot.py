@@ -68,6 +68,7 @@ def console(model: str, topology: GuestTopology, cells: tuple[int, ...]) -> str:
     return said
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("vendor", VENDORS)
 @pytest.mark.parametrize(("cells", "threads"), [((4, 3), 1), ((8, 4, 6), 2)])
 def test_a_guest_with_unequal_cells_boots_without_a_warning_of_its_topology(
@@ -84,6 +85,7 @@ def test_a_guest_with_unequal_cells_boots_without_a_warning_of_its_topology(
     assert "is not on the same node" not in said and "smpboot.c" not in said
 
 
+@pytest.mark.nightly
 def test_cells_that_cut_a_socket_of_an_amd_guest_do_make_it_warn() -> None:
     said = console("EPYC-Milan", GuestTopology(1, 1, 7, 1), (4, 3))
     assert "is not on the same node" in said

@@ -14,7 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOM = "src/homenode/cluster/"
-QUICK = "not (slow or lab or nightly or root or libvirt or qemu or slurm or browser or pdf or ansible)"
+QUICK = (
+    "not (slow or lab or nightly or root or libvirt or qemu or slurm or browser or pdf or ansible)"
+)
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ class FakeMachine:
     answer: Answer = answer  # standard output of a program, or raises
     programs: frozenset[str] = frozenset({PROBE, "taskset", "numactl"})
     boot: str = "first boot"
-    busy_ticks: int = 0  # of each PU between two looks at it, of 100
+    busy_ticks: int = 0  # of each CPU between two looks at it, of 100
     code: int = 0
     calls: list[tuple[str, ...]] = field(default_factory=list)  # what was run
     inputs: list[str | None] = field(default_factory=list)

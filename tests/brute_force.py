@@ -15,7 +15,7 @@ Where the record leaves a choice, this is how it is read here:
   allows, before any node gives more, and of more as much as the others.
 * What QEMU needs is a part of what is reserved: a VM that fits without it is on the last fallback.
 * Memory of other nodes is a node set, too, which `max_nodes` limits.
-* The host's cores are any cores without a PU that a vCPU is pinned to: reserved and disallowed
+* The host's cores are any cores without a CPU that a vCPU is pinned to: reserved and disallowed
   ones count. Where vCPUs may lie on siblings, only the best candidate is asked whether it leaves
   one, and every core gives a group before any gives its second.
 * A VM over mixed kinds has two cells on some nodes, and one whose vCPUs leave a sibling idle has
@@ -131,7 +131,7 @@ class Best:
 
 @dataclass(frozen=True)
 class _Group:
-    """One sibling group: the PUs of it do not matter here."""
+    """One sibling group: the CPUs of it do not matter here."""
 
     core: int
     llc: object
@@ -323,7 +323,7 @@ class _Step:
     # Candidates
 
     def best(self) -> Best | None:
-        """The best candidate. Where vCPUs lie on any PUs, it alone is asked for the host's core."""
+        """The best candidate. If vCPUs use any CPUs, only it must leave the host a core."""
         best = self._preferred()
         if best is not None and self.counts_pus and not self._keeps_core(best.nodes, best.split):
             return None
@@ -400,7 +400,7 @@ class _Step:
             space += sorted(others, key=lambda limit: -(pages if limit is None else limit))[:more]
         return None in space or sum(filter(None, space)) >= pages
 
-    # PUs and cores
+    # CPUs and cores
 
     def _is_shared_evenly(self, nodes: tuple[int, ...], split: tuple[int, ...]) -> bool:
         """Whether all whole cores are used before any node gives more, and of more no node could
@@ -444,7 +444,7 @@ class _Step:
 
     @cached_property
     def pins_of_others(self) -> tuple[set[int], set[int]]:
-        """PUs that vCPUs of others are pinned to, and that only their other threads are."""
+        """CPUs that vCPUs of others are pinned to, and that only their other threads are."""
         online = {pu for core in self.host.cores for pu in core.pus}
         vcpus: set[int] = set()
         rest: set[int] = set()
@@ -490,7 +490,7 @@ class _Step:
 
     @cached_property
     def have(self) -> dict[int, list[_Group]]:
-        """Sibling groups of each node with PUs, by position."""
+        """Sibling groups of each node with CPUs, by position."""
         llc_of = {int(pu.index): pu.llc for pu in self.host.pus}
         have: dict[int, list[_Group]] = {}
         for position, node in enumerate(self.host.nodes):
@@ -579,7 +579,7 @@ class _Step:
 
     @cached_property
     def space(self) -> dict[int, int | None]:
-        """Pages that each node with PUs can give; None = unknown."""
+        """Pages that each node with CPUs can give; None = unknown."""
         space: dict[int, int | None] = {}
         for position in self.have:
             sizes = [self._ordinary(self.host.nodes[at]) for at in self._attached(position)]
@@ -593,7 +593,7 @@ class _Step:
         return space
 
     def _attached(self, position: int) -> list[int]:
-        """The node itself, and allowed nodes without PUs that are nearer to it than to others."""
+        """The node itself, and allowed nodes without CPUs that are nearer to it than to others."""
         homes = [p for p, node in enumerate(self.host.nodes) if node.pus]
         return [position] + [
             p

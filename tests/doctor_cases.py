@@ -461,7 +461,7 @@ HEALTH_CASES: dict[str, Case] = {
         lambda: of_host(with_node_memory(0.98)),
     ),
     "frequency-capped": Case(
-        "rtx4080-i9-14900k with all PUs capped at 2000 MHz of 6000",
+        "rtx4080-i9-14900k with all CPUs capped at 2000 MHz of 6000",
         lambda: of_host(_capped(2_000_000)),
         lambda: of_host(_capped(6_000_000)),
     ),
@@ -483,7 +483,7 @@ NIC = host(HGX).devices_of_kind(DeviceKind.NIC)[0].bdf
 
 
 def set_apart(there: Host, pus: Iterable[int], *, nohz: bool = True) -> Host:
-    """The host with just these PUs in isolcpus=, and in nohz_full= too."""
+    """The host with just these CPUs in isolcpus=, and in nohz_full= too."""
     wanted = CpuSet(pus)
     return replace(
         there,
@@ -495,13 +495,13 @@ def set_apart(there: Host, pus: Iterable[int], *, nohz: bool = True) -> Host:
 
 
 def interrupting(there: Host, bdf: Bdf, pus: Sequence[str], driver: str = "mlx5_core") -> Host:
-    """The host with a device that has an interrupt on each of these sets of PUs."""
+    """The host with a device that has an interrupt on each of these sets of CPUs."""
     interrupts = tuple(PciInterrupt(100 + i, CpuSet.parse(each)) for i, each in enumerate(pus))
     return changed(there, lambda d: d.bdf == bdf, driver=driver, interrupts=interrupts)
 
 
 def quiet(there: Host, *, node: int = 0, first: int = 8, **more: str) -> tuple[Finding, ...]:
-    """A VM on 4 PUs of the HGX host, with a GPU of node 0."""
+    """A VM on 4 CPUs of the HGX host, with a GPU of node 0."""
     xml = domain(
         4,
         gpus(HGX, 1),
@@ -522,7 +522,7 @@ def on_isolated(there: Host, pins: Sequence[int] = (4, 5)) -> tuple[Finding, ...
 
 
 def _mixed(second: str) -> tuple[Finding, ...]:
-    """The desktop, PUs 4 and 6 with another governor."""
+    """The desktop, CPUs 4 and 6 with another governor."""
     by_governor: dict[str, list[int]] = {"performance": [0, 2]}
     by_governor.setdefault(second, []).extend((4, 6))
     there = settings(
@@ -545,22 +545,22 @@ QUIET_CASES: dict[str, Case] = {
         lambda: on_isolated(host(ISOLATED)),
     ),
     "sibling-not-isolated": Case(
-        "PUs 4-7 isolated without their siblings 20-23",
+        "CPUs 4-7 isolated without their siblings 20-23",
         lambda: on_isolated(set_apart(host(ISOLATED), range(4, 8))),
         lambda: on_isolated(set_apart(host(ISOLATED), range(4, 8)), (4, 20)),
     ),
     "irq-on-isolated": Case(
-        "a NIC of hgx-h100 that interrupts isolated PU 9, where a vCPU is",
+        "a NIC of hgx-h100 that interrupts isolated CPU 9, where a vCPU is",
         lambda: quiet(interrupting(set_apart(host(HGX), range(8, 12)), NIC, ["9", "0"])),
         lambda: quiet(interrupting(set_apart(host(HGX), range(8, 12)), NIC, _every_pu(host(HGX)))),
     ),
     "irqbalance-on-vcpus": Case(
-        "irqbalance running, and an interrupt of a NIC on a vCPU's PU",
+        "irqbalance running, and an interrupt of a NIC on a vCPU's CPU",
         lambda: quiet(settings(interrupting(host(HGX), NIC, ["9", "0"]), irqbalance=True)),
         lambda: quiet(settings(interrupting(host(HGX), NIC, ["0", "1"]), irqbalance=True)),
     ),
     "irq-far": Case(
-        "the GPU's interrupts on PU 60, in the package without vCPUs",
+        "the GPU's interrupts on CPU 60, in the package without vCPUs",
         lambda: quiet(interrupting(host(HGX), gpus(HGX, 1)[0], ["60"], "vfio-pci")),
         lambda: quiet(interrupting(host(HGX), gpus(HGX, 1)[0], ["60", "2"], "vfio-pci")),
     ),
@@ -575,7 +575,7 @@ QUIET_CASES: dict[str, Case] = {
         ),
     ),
     "emulator-on-sibling": Case(
-        "the emulator on PU 1 of rtx4080-i9-14900k, sibling of a vCPU's PU 0",
+        "the emulator on CPU 1 of rtx4080-i9-14900k, sibling of a vCPU's CPU 0",
         lambda: diagnosed(domain(2, pins=[0, 2], cputune="<emulatorpin cpuset='1'/>"), DESKTOP),
         lambda: diagnosed(domain(2, pins=[0, 2], cputune="<emulatorpin cpuset='16'/>"), DESKTOP),
     ),

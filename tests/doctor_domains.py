@@ -44,7 +44,7 @@ def domain(
     machine: str = "q35",
     managed: str = "yes",
 ) -> bytes:
-    """A domain document. pins: PUs of each vCPU. cputune: more of it. more: other elements."""
+    """A domain document. pins: CPUs of each vCPU. cputune: more of it. more: other elements."""
     hostdevs = "".join(
         f"<hostdev mode='subsystem' type='pci' managed='{managed}'><source><address "
         f"domain='0x{b.domain:04x}' bus='0x{b.bus:02x}' slot='0x{b.device:02x}' "

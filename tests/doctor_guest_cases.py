@@ -119,7 +119,7 @@ def in_use(pus: str) -> Host:
 
 
 def siblings(pins: Sequence[int]) -> tuple[Finding, ...]:
-    """Two guest cores of two threads on the desktop, whose P cores are PUs 0-1, 2-3, ..."""
+    """Two guest cores of two threads on the desktop, whose P cores are CPUs 0-1, 2-3, ..."""
     return diagnosed(domain(4, pins=pins, cpu=topology(1, 2, 2)), DESKTOP)
 
 
@@ -195,7 +195,7 @@ GUEST_CASES: dict[str, Case] = {
         two_cells,
     ),
     "iothread-on-vcpu": Case(
-        "an IOThread pinned to a vCPU's PU",
+        "an IOThread pinned to a vCPU's CPU",
         lambda: small(
             2,
             [0, 1],
@@ -215,7 +215,7 @@ GUEST_CASES: dict[str, Case] = {
         lambda: small(2, [0, 1], cputune="<emulatorpin cpuset='2-3'/>"),
     ),
     "emulator-on-vcpu": Case(
-        "the emulator pinned to a vCPU's PU",
+        "the emulator pinned to a vCPU's CPU",
         lambda: small(2, [0, 1], cputune="<emulatorpin cpuset='1-2'/>"),
         lambda: small(2, [0, 1], cputune="<emulatorpin cpuset='2-3'/>"),
     ),
@@ -225,12 +225,12 @@ GUEST_CASES: dict[str, Case] = {
         lambda: diagnosed(domain(2, pins=[4, 5]), ISOLATED),
     ),
     "emulator-on-isolated": Case(
-        "the emulator pinned to isolated PUs 6-7",
+        "the emulator pinned to isolated CPUs 6-7",
         lambda: diagnosed(domain(2, pins=[4, 5], cputune="<emulatorpin cpuset='6-7'/>"), ISOLATED),
         lambda: diagnosed(domain(2, pins=[4, 5], cputune="<emulatorpin cpuset='0-1'/>"), ISOLATED),
     ),
     "isolated-unused": Case(
-        "vCPUs on PUs 0-1 where 4-7 are isolated",
+        "vCPUs on CPUs 0-1 where 4-7 are isolated",
         lambda: diagnosed(domain(2, pins=[0, 1]), ISOLATED),
         lambda: diagnosed(domain(2, pins=[4, 5]), ISOLATED),
     ),
@@ -255,7 +255,7 @@ GUEST_CASES: dict[str, Case] = {
         two_cells,
     ),
     "threads-not-siblings": Case(
-        "threads='2' on PUs 0, 2, 4, 6 of rtx4080-i9-14900k",
+        "threads='2' on CPUs 0, 2, 4, 6 of rtx4080-i9-14900k",
         lambda: siblings([0, 2, 4, 6]),
         lambda: siblings([0, 1, 2, 3]),
     ),
@@ -381,32 +381,32 @@ GUEST_CASES: dict[str, Case] = {
         lambda: small(3, [0, 1, 2]),
     ),
     "pu-shared": Case(
-        "two vCPUs on PU 1",
+        "two vCPUs on CPU 1",
         lambda: small(2, [1, 1]),
         lambda: small(2, ["0-1", "0-1"]),
     ),
     "core-shared": Case(
-        "vCPUs on PUs 0 and 1 of rtx4080-i9-14900k, one P core",
+        "vCPUs on CPUs 0 and 1 of rtx4080-i9-14900k, one P core",
         lambda: diagnosed(domain(2, pins=[0, 1]), DESKTOP),
         lambda: diagnosed(domain(2, pins=[0, 1], cpu=topology(1, 1, 2)), DESKTOP),
     ),
     "core-taken": Case(
-        "a vCPU on a PU of running domain 'other'",
+        "a vCPU on a CPU of running domain 'other'",
         lambda: small(2, [0, 1], on=in_use("1")),
         lambda: small(2, [0, 1], on=in_use("2")),
     ),
     "pin-of-no-pu": Case(
-        "a vCPU on PU 8 of small-2n8c-2gpu",
+        "a vCPU on CPU 8 of small-2n8c-2gpu",
         lambda: small(2, [0, 8]),
         lambda: small(2, [0, 7]),
     ),
     "pin-of-offline-pu": Case(
-        "a vCPU on PU 3 of x86-2p2n8c16t-offline-pus",
+        "a vCPU on CPU 3 of x86-2p2n8c16t-offline-pus",
         lambda: diagnosed(domain(1, pins=[3]), "x86-2p2n8c16t-offline-pus"),
         lambda: diagnosed(domain(1, pins=[2]), "x86-2p2n8c16t-offline-pus"),
     ),
     "pin-of-disallowed-pu": Case(
-        "a vCPU on PU 0 of x86-2p2n8c16t-disallowed-pus",
+        "a vCPU on CPU 0 of x86-2p2n8c16t-disallowed-pus",
         lambda: diagnosed(domain(1, pins=[0]), "x86-2p2n8c16t-disallowed-pus"),
         lambda: diagnosed(domain(1, pins=[2]), "x86-2p2n8c16t-disallowed-pus"),
     ),
@@ -436,7 +436,7 @@ GUEST_CASES: dict[str, Case] = {
         lambda: two_cells(more="<features><acpi/></features>"),
     ),
     "vcpus-above-pus": Case(
-        "9 vCPUs on the 8 PUs of small-2n8c-2gpu",
+        "9 vCPUs on the 8 CPUs of small-2n8c-2gpu",
         lambda: small(9, []),
         lambda: small(8, []),
     ),

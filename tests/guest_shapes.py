@@ -33,7 +33,7 @@ def placed(
     threads: int = 1,
     bound: bool = True,
 ) -> Placement:
-    """A placement with so many vCPUs on each node; pins: one PU after the other unless given."""
+    """A placement with so many vCPUs on each node; pins: one CPU after the other unless given."""
     where = tuple(NodeIndex(node) for node in (range(len(counts)) if nodes is None else nodes))
     return Placement(
         nodes=where,

@@ -54,7 +54,7 @@ def document(
 ) -> str:
     """A domain on one line, as KubeVirt marshals it before it is defined.
 
-    pins: PUs of the vCPUs of each cell, () for a flat guest. nodes: <memnode> of each cell, None
+    pins: CPUs of the vCPUs of each cell, () for a flat guest. nodes: <memnode> of each cell, None
     for none. addresses: guest address of some devices, as XML attributes.
     """
     numbers: list[list[int]] = []

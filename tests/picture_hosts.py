@@ -40,7 +40,7 @@ def busy_host() -> Host:
 
 
 def wide_host() -> Host:
-    """8 nodes in 2 packages with 256 PUs each, a GPU and a NIC on each behind a switch."""
+    """8 nodes in 2 packages with 256 CPUs each, a GPU and a NIC on each behind a switch."""
     specs = [
         DeviceSpec(f"{0x10 * node + 0x0A + function:02x}:00.0", node, kind, node, 0)
         for node in range(8)
@@ -56,7 +56,7 @@ def tiny_host() -> Host:
 
 
 def odd_host() -> Host:
-    """Hostile names, SMT4, offline and disallowed PUs, a memory-less node, an unknown node."""
+    """Hostile names, SMT4, offline and disallowed CPUs, a memory-less node, an unknown node."""
     nodes = [
         NodeSpec(((4, 4), (4,)), 0, memory_bytes=0),
         NodeSpec(((4, 4, 4),), 1, memory_bytes=8 * GIB),

@@ -82,9 +82,9 @@ def allowed_pus() -> list[int]:
 
 
 def two_pus() -> str:
-    """The first two PUs that this process may use, as an argument; skips where there is one."""
+    """The first two CPUs that this process may use, as an argument; skips where there is one."""
     if len(allowed_pus()) < 2:
-        pytest.skip("needs two PUs")
+        pytest.skip("needs two CPUs")
     return ",".join(str(pu) for pu in allowed_pus()[:2])
 
 

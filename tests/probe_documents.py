@@ -8,7 +8,7 @@ from homenode.cpuset import CpuSet
 
 End = float | None
 Ends = tuple[tuple[End, ...], tuple[End, ...]]
-"""Hand-over latencies of each pair of PUs before and after one sample."""
+"""Hand-over latencies of each pair of CPUs before and after one sample."""
 NEAR: Ends = ((27.0,), (27.4,))
 FAR: Ends = ((108.0,), (109.0,))
 KERNELS = (("triad", "regular", 24, 32), ("copy", "regular", 16, 24), ("read", "regular", 8, 8))
@@ -30,7 +30,7 @@ def document(
         found.append(
             {
                 "id": "busy-neighbour",
-                "detail": "others used 48 % of these PUs",
+                "detail": "others used 48 % of these CPUs",
                 "remedy": "stop what runs there",
             }
         )

@@ -14,7 +14,7 @@ BARE = Vm(name="bare", vcpus=1, memory_bytes=0)
 
 
 class ProcTree:
-    """2 nodes of 4 cores with 2 PUs each: node 0 has PUs 0-3 and 8-11, node 1 the others."""
+    """2 nodes of 4 cores with 2 CPUs each: node 0 has CPUs 0-3 and 8-11, node 1 the others."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -38,7 +38,7 @@ class ProcTree:
     def process(
         self, pid: int, threads: dict[str, str], argv: tuple[str, ...] = (), *, flags: int = 0
     ) -> None:
-        """threads: name -> the PUs it may run on; the first is the process itself."""
+        """threads: name -> the CPUs it may run on; the first is the process itself."""
         self.put(f"proc/{pid}/cmdline", "".join(f"{word}\0" for word in argv))
         self.put(f"proc/{pid}/status", "Name: x\nVmSwap:\t       0 kB\n")
         for i, (name, allowed) in enumerate(threads.items()):
@@ -85,7 +85,7 @@ class ProcTree:
 
 
 def stat_fields(flags: int) -> str:
-    """Fields 4 to 52 of a stat line of a task that ran on PU 0 for a second."""
+    """Fields 4 to 52 of a stat line of a task that ran on CPU 0 for a second."""
     fields = ["0"] * 49
     fields[5], fields[10], fields[35] = str(flags), "100", "0"
     return " ".join(fields)

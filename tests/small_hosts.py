@@ -1,6 +1,6 @@
 """Hosts, guests and requests as values, in a line or two each, for tests of the planner.
 
-`even_host` makes regular machines, `host_of` odd ones. PUs are numbered as Linux numbers x86: the
+`even_host` makes regular machines, `host_of` odd ones. CPUs are numbered as Linux numbers x86: the
 first thread of every core, core by core, then the second threads, and so on.
 """
 
@@ -41,7 +41,7 @@ class NodeSpec:
     """A NUMA node to build."""
 
     # threads of each core of each LLC: ((2, 2), (2, 1)) is two LLCs of two cores, of which the last
-    # has one thread; () has no PUs
+    # has one thread; () has no CPUs
     llcs: tuple[tuple[int, ...], ...] = ((2, 2, 2, 2),)
     package: int = 0
     index: int | None = None
@@ -159,7 +159,7 @@ def host_of(
 ) -> Host:
     """The host of these nodes. distances: None = by package, unless tells_distances is False.
 
-    offline PUs belong to no core, LLC or node, as in sysfs.
+    offline CPUs belong to no core, LLC or node, as in sysfs.
     """
     layout: list[tuple[int, int, int, int]] = []  # node, LLC, package, threads of each core
     kinds: list[CoreKind | None] = []
@@ -295,7 +295,7 @@ def pinned_domain(
     devices: tuple[str, ...] = (),
     page_bytes: int | None = None,
 ) -> RunningDomain:
-    """A domain with one vCPU on each of these PUs."""
+    """A domain with one vCPU on each of these CPUs."""
     return RunningDomain(
         name=name,
         running=running,

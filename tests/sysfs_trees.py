@@ -10,7 +10,7 @@ PCI = "/sys/devices/pci0000:00"
 
 
 def cpu_files(packages: int = 2, cores: int = 2, threads: int = 2) -> dict[str, str]:
-    """Packages with one node and one L3 each; PU = thread * all cores + core, as on x86 servers."""
+    """Packages with a node and an L3 each; CPU = thread * all cores + core, as on x86 servers."""
     count = packages * cores * threads
     every = packages * cores
     files = {

@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 
-PUS = st.sets(st.integers(0, 1100))
+CPUS = st.sets(st.integers(0, 1100))
 
 
-@given(PUS)
+@given(CPUS)
 def test_a_list_reads_back(pus: set[int]) -> None:
     assert set(CpuSet.parse(str(CpuSet(pus)))) == pus
 
 
-@given(PUS)
+@given(CPUS)
 def test_a_mask_reads_back(pus: set[int]) -> None:
     bits = CpuSet(pus).bits
     groups: list[str] = []
@@ -25,7 +25,7 @@ def test_a_mask_reads_back(pus: set[int]) -> None:
     assert set(CpuSet.parse_mask(",".join(reversed(groups)))) == pus
 
 
-@given(PUS, PUS)
+@given(CPUS, CPUS)
 def test_it_behaves_as_a_set(a: set[int], b: set[int]) -> None:
     x, y = CpuSet(a), CpuSet(b)
     assert set(x & y) == a & b

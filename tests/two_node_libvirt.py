@@ -1,7 +1,7 @@
 """A libvirtd of the tests' own that believes to have two NUMA nodes, on a machine that has one.
 
 A session daemon of user no one, in a mount namespace in which /sys/devices/system/node shows two
-nodes of a PU each. What only a kernel with two nodes can do, bind memory to the second one, a
+nodes of a CPU each. What only a kernel with two nodes can do, bind memory to the second one, a
 wrapper gives its QEMU to do on the first. All else is libvirt's own: definitions, pins, guests.
 """
 

@@ -2,7 +2,7 @@
 
 Rules, not code, of xapi-project/xen-api, ocaml/xenopsd/lib/topology.ml and softaffinity.ml: all
 sets of nodes (of up to 16) by their worst and then their mean distance; the first that together
-has memory, PUs and (best effort) cores; of those with the same mean distance the one whose nodes
+has memory, CPUs and (best effort) cores; of those with the same mean distance the one whose nodes
 have been used least.
 """
 
@@ -35,7 +35,7 @@ def xapi_nodes(
 ) -> tuple[int, ...] | None:
     """The nodes of one VM; None where XAPI would let it float over the whole host.
 
-    best_effort: as many cores as vCPUs; else only memory and PUs count (prio_mem_only).
+    best_effort: as many cores as vCPUs; else only memory and CPUs count (prio_mem_only).
     """
     valid = [node for node in range(len(nodes)) if distances[node][node] < _UNREACHABLE]
     most = len(valid) if len(valid) <= MOST_NODES_FOR_SETS else 1

@@ -23,9 +23,9 @@ double nanoseconds() {
 
 }  // namespace
 
-// chase PU BYTES huge|base [SAMPLES]: prints the ns of one load, random order.
+// chase CPU BYTES huge|base [SAMPLES]: prints the ns of one load, random order.
 int main(int count, char** values) {
-  if (count < 4) return std::fprintf(stderr, "usage: chase PU BYTES huge|base [SAMPLES]\n"), 2;
+  if (count < 4) return std::fprintf(stderr, "usage: chase CPU BYTES huge|base [SAMPLES]\n"), 2;
   cpu_set_t mask;
   CPU_ZERO(&mask);
   CPU_SET(static_cast<std::size_t>(std::atoi(values[1])), &mask);

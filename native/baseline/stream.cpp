@@ -44,7 +44,7 @@ void pin(int pu) {
 
 }  // namespace
 
-// stream THREADS [MIB_PER_ARRAY] [RUNS]: threads on PUs 0 to THREADS - 1. Prints "kernel best median", GB/s.
+// stream THREADS [MIB_PER_ARRAY] [RUNS]: threads on CPUs 0 to THREADS - 1. Prints "kernel best median", GB/s.
 int main(int count, char** values) {
   const int threads = count > 1 ? std::max(1, std::atoi(values[1])) : 1;
   const std::size_t mib = count > 2 ? static_cast<std::size_t>(std::max(1, std::atoi(values[2]))) : 256;

@@ -1,4 +1,4 @@
-// One bandwidth run: kernels on a set of PUs with memory on one node, interleaved, bracketed, labelled.
+// One bandwidth run: kernels on a set of CPUs with memory on one node, interleaved, bracketed, labelled.
 //
 // Inside the timed region: one kernel over one window of each thread's arrays, as many times as make it
 // last 50 us (once beyond the caches), from the last thread's start to the last one's end. One pass over
@@ -27,7 +27,7 @@ struct BandwidthSample {
   Nanoseconds at_ns;   // since the run's first sample
   Nanoseconds elapsed_ns;
   Nanoseconds start_spread_ns;
-  Nanoseconds away_ns;  // the longest that a thread was off its PU
+  Nanoseconds away_ns;  // the longest that a thread was off its CPU
   double bytes_per_s;  // reported bytes
   bool disturbed;
 };

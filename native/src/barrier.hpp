@@ -2,7 +2,7 @@
 // It lies before and after timed regions, never in one.
 //
 // A sleeping barrier wakes its threads tens of microseconds apart: as long as a short sample. Where
-// there are more threads than PUs, it yields instead of starving the thread that it waits for.
+// there are more threads than CPUs, it yields instead of starving the thread that it waits for.
 #pragma once
 
 #include <sched.h>

@@ -19,7 +19,7 @@ inline Nanoseconds now_ns() {
   return static_cast<Nanoseconds>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
 }
 
-// Time that this thread was really on a PU: short of the wall clock, something else ran there.
+// Time that this thread was really on a CPU: short of the wall clock, something else ran there.
 inline Nanoseconds thread_cpu_ns() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);

@@ -1,4 +1,4 @@
-// The command "core-to-core": latency of a handed-over cache line for every pair of PUs.
+// The command "core-to-core": latency of a handed-over cache line for every pair of CPUs.
 // The timed region is in handoff.cpp.
 #include <memory>
 
@@ -21,7 +21,7 @@ struct Pair {
 
 // A team for the pair alone: threads spinning elsewhere would take power and siblings' cycles.
 void measure_pair(Pair& pair, const Session& session, const StopRule& rule) {
-  // Long: a neighbour may have one of the PUs for a while, and a median bears that.
+  // Long: a neighbour may have one of the CPUs for a while, and a median bears that.
   constexpr HandoffPlan plan{.chunks = 5, .round_trips = 200, .patience_ns = 10'000'000'000};
   constexpr std::size_t most_rounds = 40;
   Team team(PuSet({pair.one, pair.other}));
@@ -78,7 +78,7 @@ std::string run(const Options& options) {
     write_summary(json, "ns", pair.samples_ns, false);
     json.field("stop", name_of(pair.stop)).field("samples_ns", pair.samples_ns).end();
   }
-  json.end().object("matrix_ns");  // rows and columns in the order of the PUs; one way, median
+  json.end().object("matrix_ns");  // rows and columns in the order of the CPUs; one way, median
   json.field("pus", pus).array("rows");
   std::vector<std::vector<std::optional<double>>> rows(pus.size());
   for (auto& row : rows) row.resize(pus.size());

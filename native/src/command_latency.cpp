@@ -79,7 +79,7 @@ class LatencyRun {
     const double seconds = quick_ && !options.given("seconds") ? quick_s : asked_s;
     const double points = static_cast<double>(sizes_between(first_bytes, max_bytes_, !quick_).size());
     const double curves = static_cast<double>(plans(options).size());
-    effort_.sample_s = 0.001;  // short enough to fit between a neighbour's turns on the PU
+    effort_.sample_s = 0.001;  // short enough to fit between a neighbour's turns on the CPU
     effort_.warm_s = quick_ ? 0.01 : 0.04;
     effort_.point_s = seconds / 2.0 / points / curves;  // the other half goes into linking and warming
     effort_.more_points_s = quick_ ? 1 : 3;
@@ -103,7 +103,7 @@ class LatencyRun {
     return plans;
   }
 
-  // All curves on one PU with memory on one node. One buffer per page size, mapped once.
+  // All curves on one CPU with memory on one node. One buffer per page size, mapped once.
   std::vector<Curve> curves(int pu, std::optional<int> node, const std::vector<CurvePlan>& plans,
                             const std::vector<std::uint64_t>& sizes) {
     std::vector<Curve> curves;

@@ -1,6 +1,6 @@
-// The command "loaded-latency": what a load waits while other PUs draw bandwidth.
+// The command "loaded-latency": what a load waits while other CPUs draw bandwidth.
 //
-// Inside the timed region: one chase, on the first PU, of some milliseconds; the injectors' counters are
+// Inside the timed region: one chase, on the first CPU, of some milliseconds; the injectors' counters are
 // read by the chasing thread itself at its start and end. So latency and bandwidth are of the same
 // interval; rates added from the threads' own, different intervals overstate the load. Injectors run
 // non-stop and wait a number of dependent additions (cycles) between blocks of 4 KiB.
@@ -29,7 +29,7 @@ struct LoadedPoint {
   std::optional<std::uint64_t> delay_cycles;  // nothing: no injectors
   std::vector<double> latency_ns;
   std::vector<double> bytes_per_s;
-  std::vector<bool> disturbed;  // the chase was off its PU, or some injector did nothing
+  std::vector<bool> disturbed;  // the chase was off its CPU, or some injector did nothing
   Stop stop = Stop::go_on;
 
   std::size_t disturbed_count() const {

@@ -1,7 +1,7 @@
-// The command "placement": do the PUs stand where they seem to stand, and do they stay there?
+// The command "placement": do the CPUs stand where they seem to stand, and do they stay there?
 //
 // Inside the timed regions: the handoffs of bracket.cpp, and streaming stores over 16 MiB by one thread,
-// then by two at once. In a guest whose vCPUs are not pinned, the same two PUs share a cache link in
+// then by two at once. In a guest whose vCPUs are not pinned, the same two CPUs share a cache link in
 // one second (27 ns, no more bandwidth than one) and have one each in the next (110 ns, twice as much),
 // and the kernel always shows one shared LLC. No single figure shows that; the two together do.
 #include <algorithm>
@@ -22,7 +22,7 @@ constexpr std::size_t array_bytes = std::size_t{32} << 20U;  // two windows of 1
 constexpr double far_ns = 90.0;      // beyond every known latency within one LLC
 constexpr double sibling_ns = 14.0;  // below every known latency between two cores
 
-// One look: fill by the pair's first PU alone, then by both, between two brackets.
+// One look: fill by the pair's first CPU alone, then by both, between two brackets.
 struct Look {
   Nanoseconds at_ns = 0;
   std::size_t pair = 0;
@@ -164,7 +164,7 @@ bool shown_as_siblings(const Host& host, int one, int other) {
   });
 }
 
-// Says where the cores and LLCs that the kernel shows cannot be what these PUs stand on.
+// Says where the cores and LLCs that the kernel shows cannot be what these CPUs stand on.
 void doubt_topology(Session& session, const Watch& watch, const StateSeries& series) {
   const auto& pus = session.pus().indices();
   for (std::size_t state = 0; state < series.signatures.size(); ++state) {

@@ -1,4 +1,4 @@
-// The command "throughput": CPU events per second on one PU and on all, per thread, with fairness.
+// The command "throughput": CPU events per second on one CPU and on all, per thread, with fairness.
 // The timed region is in work.cpp.
 #include <algorithm>
 #include <numeric>

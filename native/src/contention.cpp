@@ -1,4 +1,4 @@
-// Contention: who else ran on our PUs while we measured. Nothing is timed here.
+// Contention: who else ran on our CPUs while we measured. Nothing is timed here.
 #include "contention.hpp"
 
 #include <sys/resource.h>

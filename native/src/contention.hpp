@@ -1,6 +1,6 @@
-// Contention: who else ran on our PUs while we measured. Nothing is timed here.
+// Contention: who else ran on our CPUs while we measured. Nothing is timed here.
 //
-// The kernel's own account of each PU (/proc/stat) against this process's own time. A run with a busy
+// The kernel's own account of each CPU (/proc/stat) against this process's own time. A run with a busy
 // neighbour is marked, never averaged away. Steal is time that the hypervisor gave to others.
 #pragma once
 
@@ -18,11 +18,11 @@ struct PuAccount {
   double steal_s = 0.0;
 };
 
-// Summed over the PUs; nothing if the text does not list them all.
+// Summed over the CPUs; nothing if the text does not list them all.
 std::optional<PuAccount> parse_proc_stat(const std::string& text, const PuSet& pus, long ticks_per_s);
 
 struct Contention {
-  std::optional<double> others_ratio;  // PU time of others over (wall time x PUs)
+  std::optional<double> others_ratio;  // CPU time of others over (wall time x CPUs)
   std::optional<double> steal_ratio;
   double wall_s = 0.0;
 

@@ -2,7 +2,7 @@
 //
 // A loop that the compiler deleted, a buffer that was not there or a clock that stood still gives a
 // wonderful bandwidth. No core takes more than one line of 64 bytes per cycle from beyond its L1; so
-// 64 bytes x clock x PUs bounds every figure here from above, or three lines within the L1: two that are
+// 64 bytes x clock x CPUs bounds every figure here from above, or three lines within the L1: two that are
 // loaded and one that is stored. Nothing is ever zero.
 //
 // Inside the timed region of measure_clock_hz(): additions, each of which needs the one before, one

@@ -1,4 +1,4 @@
-// The handoff: one cache line passed to and fro between two PUs by compare-and-swap.
+// The handoff: one cache line passed to and fro between two CPUs by compare-and-swap.
 //
 // Inside the timed region: the round trips of one chunk, first to last. Half a round trip is the
 // core-to-core latency. One long run would hide a migration in its mean; so the chunks are short and
@@ -23,7 +23,7 @@ struct alignas(256) HandoffLine {
 struct HandoffPlan {
   std::uint32_t chunks = 5;
   std::uint32_t round_trips = 100;             // per chunk
-  Nanoseconds patience_ns = 20'000'000;        // for one turn: the other thread may be off its PU
+  Nanoseconds patience_ns = 20'000'000;        // for one turn: the other thread may be off its CPU
 };
 
 // One-way latency in ns of each chunk, on the side that leads; the other side gets none. Both sides

@@ -37,7 +37,7 @@ PuSet read_pus(const std::string& path) {
 }
 
 PuSet read_allowed(const PuSet& online) {
-  // The kernel wants a mask as wide as its own; 8192 PUs is the widest that it can be built with.
+  // The kernel wants a mask as wide as its own; 8192 CPUs is the widest that it can be built with.
   constexpr int widest = 8192;
   cpu_set_t* mask = CPU_ALLOC(widest);
   if (mask == nullptr) return online;
@@ -69,7 +69,7 @@ std::uint64_t meminfo_bytes(const std::string& path, const std::string& field) {
 
 std::vector<HostNode> read_nodes() {
   std::vector<HostNode> nodes;
-  const PuSet online = read_pus(node_folder + "online");  // the same list form as PUs
+  const PuSet online = read_pus(node_folder + "online");  // the same list form as CPUs
   for (const int index : online.indices()) {
     const std::string folder = node_folder + "node" + std::to_string(index) + "/";
     const std::string meminfo = folder + "meminfo";
@@ -99,7 +99,7 @@ std::vector<HostLlc> read_llcs(const PuSet& online) {
       const int level = static_cast<int>(parse_number(*level_text).value_or(0));
       if (read_line(folder + "type").value_or("") == "Instruction") continue;
       if (last && last->level >= level) continue;
-      // Grouped by shared_cpu_list, never by id: some hypervisors number each PU's LLC apart.
+      // Grouped by shared_cpu_list, never by id: some hypervisors number each CPU's LLC apart.
       last = HostLlc{cache_bytes(read_line(folder + "size").value_or("")), level,
                      read_pus(folder + "shared_cpu_list")};
     }

@@ -1,4 +1,4 @@
-// The host as the kernel shows it to this process: PUs, nodes, caches, pages. Nothing is timed here.
+// The host as the kernel shows it to this process: CPUs, nodes, caches, pages. Nothing is timed here.
 //
 // In a guest every one of these may be invented (a 16 MiB LLC that is not there, one node for two).
 // They choose defaults and are printed; what they are worth is for the measurements to say.
@@ -32,7 +32,7 @@ struct Host {
   PuSet allowed;                // by affinity and cgroup
   std::vector<HostNode> nodes;  // empty where the kernel has no NUMA
   std::vector<HostLlc> llcs;    // empty where the kernel shows no caches
-  std::vector<PuSet> siblings;  // one per core with more than one allowed PU
+  std::vector<PuSet> siblings;  // one per core with more than one allowed CPU
   std::string thp_mode;         // always, madvise, never; "" where the kernel has none
   std::uint64_t page_bytes;
   std::optional<std::uint64_t> huge_page_bytes;
@@ -45,7 +45,7 @@ struct Host {
   const HostNode* node(int index) const;
   std::optional<int> node_of(int pu) const;
   std::optional<PuSet> llc_of(int pu) const;
-  std::uint64_t llc_bytes_of(const PuSet& pus) const;  // summed over the LLCs that the PUs touch
+  std::uint64_t llc_bytes_of(const PuSet& pus) const;  // summed over the LLCs that the CPUs touch
 };
 
 Host read_host();

@@ -36,7 +36,7 @@ struct LatencyPoint {
   ChainShape shape;
   std::uint64_t loads_per_sample = 0;
   std::vector<double> samples_ns;
-  std::size_t disturbed = 0;  // samples in which something else ran on the PU: kept, not in `calm_ns`
+  std::size_t disturbed = 0;  // samples in which something else ran on the CPU: kept, not in `calm_ns`
   std::vector<double> calm_ns;
   Stop stop = Stop::go_on;
 

@@ -1,4 +1,4 @@
-// Pinning: a thread on exactly one PU, proved by asking where it runs. Nothing is timed here.
+// Pinning: a thread on exactly one CPU, proved by asking where it runs. Nothing is timed here.
 #include "pinning.hpp"
 
 #include <sched.h>

@@ -1,4 +1,4 @@
-// Pinning: a thread on exactly one PU, proved by asking where it runs. Nothing is timed here.
+// Pinning: a thread on exactly one CPU, proved by asking where it runs. Nothing is timed here.
 #pragma once
 
 #include "host.hpp"
@@ -6,10 +6,10 @@
 
 namespace homenode {
 
-// Puts the calling thread on one PU. Throws Failure if the kernel refuses or runs it elsewhere.
+// Puts the calling thread on one CPU. Throws Failure if the kernel refuses or runs it elsewhere.
 void pin_to(int pu);
 
-// Throws Failure naming the PUs that are offline or not allowed, before anything is measured.
+// Throws Failure naming the CPUs that are offline or not allowed, before anything is measured.
 void require_pus(const Host& host, const PuSet& pus);
 
 }  // namespace homenode

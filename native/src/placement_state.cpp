@@ -37,7 +37,7 @@ bool complete(const PairClasses& classes) {
 }
 
 // A class that is never seen twice in a row, between two ends that agree, is a disturbed handoff and no
-// place to stand: a PU was taken away for a moment. Such ends become gaps.
+// place to stand: a CPU was taken away for a moment. Such ends become gaps.
 void drop_lone_ends(const std::vector<std::size_t>& ends, const std::vector<std::size_t>& classes,
                     std::vector<PairClasses>& classes_of_end, std::size_t pair) {
   std::vector<bool> lasting(classes.size() + 1, false);

@@ -1,6 +1,6 @@
-// Placement states: from core-to-core latencies over time, when the same PUs stood differently.
+// Placement states: from core-to-core latencies over time, when the same CPUs stood differently.
 //
-// A hypervisor may move a vCPU to another LLC at any moment; the guest sees the same PU numbers and
+// A hypervisor may move a vCPU to another LLC at any moment; the guest sees the same CPU numbers and
 // twice or half the bandwidth (27 against 110 ns, one cache link against two). Nothing is timed here: a
 // series goes in, labels come out, so that a recorded series can be replayed.
 #pragma once
@@ -12,9 +12,9 @@
 
 namespace homenode {
 
-// Latencies of each pair of PUs, in the order of the pairs, before and after one sample.
+// Latencies of each pair of CPUs, in the order of the pairs, before and after one sample.
 struct Bracket {
-  std::vector<std::optional<double>> before_ns;  // nothing: not measured (a PU was taken away)
+  std::vector<std::optional<double>> before_ns;  // nothing: not measured (a CPU was taken away)
   std::vector<std::optional<double>> after_ns;
 };
 
@@ -35,7 +35,7 @@ struct StateSeries {
 // `most_span` from its least to its greatest. The class of each value, 0 for the least.
 std::vector<std::size_t> classes_of(const std::vector<double>& latencies_ns, double most_span = 1.6);
 
-// Labels each bracket with the classes of all its pairs. Each pair has classes of its own: PUs far
+// Labels each bracket with the classes of all its pairs. Each pair has classes of its own: CPUs far
 // apart in a mesh differ for good. A bracket whose two ends differ, or with a gap, has no state; so has
 // one with an end whose class is seen at no other moment in a row, between two ends that agree.
 StateSeries label_states(const std::vector<Bracket>& brackets);

@@ -1,4 +1,4 @@
-// Sets of PUs: parsing and printing of Linux's list form. Nothing is timed here.
+// Sets of CPUs: parsing and printing of Linux's list form. Nothing is timed here.
 #include "pu_set.hpp"
 
 #include <algorithm>

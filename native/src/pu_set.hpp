@@ -1,4 +1,4 @@
-// Sets of PUs: Linux's list form, "0-3,8,10-11". Nothing is timed here.
+// Sets of CPUs: Linux's list form, "0-3,8,10-11". Nothing is timed here.
 #pragma once
 
 #include <optional>

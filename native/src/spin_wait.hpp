@@ -1,4 +1,4 @@
-// The instruction that tells a PU it is spinning: frees the sibling, saves power. Nothing is timed here.
+// The instruction that tells a CPU it is spinning: frees the sibling, saves power. Nothing is timed here.
 #pragma once
 
 namespace homenode {

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t offset_bytes[3] = {0, 1344, 2752};  // lines apart, none a multiple of 4096
 constexpr std::size_t offset_room_bytes = 4096;
-// Samples of about a millisecond: where a neighbour shares the PU, some still fit between its turns.
+// Samples of about a millisecond: where a neighbour shares the CPU, some still fit between its turns.
 constexpr std::size_t most_windows = 16;
 constexpr std::size_t least_window_bytes = std::size_t{16} << 20U;
 constexpr std::size_t period = 256;  // values repeat: small integers, exact in every sum

@@ -1,7 +1,7 @@
-// A team of threads, each pinned to its PU before it touches anything, asleep between tasks.
+// A team of threads, each pinned to its CPU before it touches anything, asleep between tasks.
 //
 // Threads live as long as the team: creating and joining them inside a timed window, as some tools
-// do, adds tens of microseconds and lets the first run on a PU that is not its own. The timed
+// do, adds tens of microseconds and lets the first run on a CPU that is not its own. The timed
 // regions are in the tasks; a task aligns its threads with barrier().
 #pragma once
 
@@ -29,7 +29,7 @@ class Team {
   const PuSet& pus() const { return pus_; }
   Barrier& barrier() { return barrier_; }
 
-  // Runs the task on every thread with its rank, 0 to size - 1, in the order of the PUs. Returns
+  // Runs the task on every thread with its rank, 0 to size - 1, in the order of the CPUs. Returns
   // when all are done; a failure of any thread breaks the barrier for the others and is rethrown.
   void run(const std::function<void(std::size_t)>& task);
 
@@ -51,19 +51,19 @@ class Team {
 struct alignas(128) Stint {
   Nanoseconds start_ns = 0;
   Nanoseconds end_ns = 0;
-  Nanoseconds cpu_ns = 0;  // time on the PU within the stint
+  Nanoseconds cpu_ns = 0;  // time on the CPU within the stint
 };
 
 // Times `work` on the calling thread. The clock reads are innermost: the CPU time that tells whether
-// something else ran on the PU (a system call) is read outside of start_ns to end_ns.
+// something else ran on the CPU (a system call) is read outside of start_ns to end_ns.
 Stint timed(const std::function<void()>& align, const std::function<void()>& work);
 
 // What a team's stints say together: from the last start to the last end, never a sum of threads.
 struct TeamTime {
   Nanoseconds elapsed_ns;
   Nanoseconds start_spread_ns;
-  Nanoseconds away_ns;  // the longest that a thread was off its PU
-  bool disturbed;       // some thread was off its PU for over 1 % of its time, or started late
+  Nanoseconds away_ns;  // the longest that a thread was off its CPU
+  bool disturbed;       // some thread was off its CPU for over 1 % of its time, or started late
 };
 TeamTime team_time(const std::vector<Stint>& stints);
 

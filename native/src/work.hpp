@@ -1,4 +1,4 @@
-// CPU work: two fixed events whose results are known, and their rate on a team of PUs.
+// CPU work: two fixed events whose results are known, and their rate on a team of CPUs.
 //
 // Inside the timed region: whole events, from a thread's own start to its own end; the clock is read
 // once per event of about a millisecond. A simpler loop counts events within a common window: then each

@@ -1,4 +1,4 @@
-"""CpuSet: an immutable set of PU indices with the kernel's two spellings, list and mask."""
+"""CpuSet: an immutable set of CPU indices with the kernel's two spellings, list and mask."""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -7,7 +7,7 @@ from typing import NewType
 from homenode.errors import ParseError
 
 PuIndex = NewType("PuIndex", int)
-"""The kernel's number of a PU (a logical CPU): N of /sys/devices/system/cpu/cpuN."""
+"""The kernel's number of a logical CPU (hwloc's PU): N of /sys/devices/system/cpu/cpuN."""
 
 MAX_PU_INDEX = 65_535
 """Larger indices are refused, so that a hostile list such as 0-4000000000 costs nothing."""
@@ -15,14 +15,14 @@ MAX_PU_INDEX = 65_535
 MAX_CHARS = 1 << 16
 MAX_PARTS = 4096
 MAX_STRIDES = 64
-"""Of a list or a mask: 8,192 PUs have at most so many runs, and nothing prints strides. What says
+"""Of a list or a mask: 8,192 CPUs have at most so many runs, and nothing prints strides. What says
 the same over megabytes costs nothing either."""
 
 _REMEMBERED_CHARS = 4096
 
 
 class CpuSet:
-    """A set of PUs. Immutable, hashable, ordered by content; backed by one integer.
+    """A set of CPUs. Immutable, hashable, ordered by content; backed by one integer.
 
     >>> CpuSet.parse("0-3,8")
     CpuSet('0-3,8')
@@ -34,7 +34,7 @@ class CpuSet:
 
     __slots__ = ("bits",)
     bits: int
-    """Bit N is set where PU N is in the set."""
+    """Bit N is set where CPU N is in the set."""
 
     def __init__(self, pus: Iterable[int] = ()) -> None:
         bits = 0
@@ -49,14 +49,14 @@ class CpuSet:
 
     @classmethod
     def from_bits(cls, bits: int) -> "CpuSet":
-        """The set whose bit N says that PU N is in it."""
+        """The set whose bit N says that CPU N is in it."""
         new = cls.__new__(cls)
         object.__setattr__(new, "bits", bits)
         return new
 
     @classmethod
     def union(cls, sets: "Iterable[CpuSet | None]") -> "CpuSet":
-        """All PUs of these sets; of None, which is no set, none.
+        """All CPUs of these sets; of None, which is no set, none.
 
         >>> CpuSet.union([CpuSet.parse("0-1"), None, CpuSet.parse("4")])
         CpuSet('0-1,4')
@@ -105,11 +105,11 @@ class CpuSet:
         return cls.from_bits(bits)
 
     def first(self) -> PuIndex | None:
-        """The lowest PU, or None in the empty set."""
+        """The lowest CPU, or None in the empty set."""
         return PuIndex((self.bits & -self.bits).bit_length() - 1) if self.bits else None
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """Runs of consecutive PUs as (first, last), ascending."""
+        """Runs of consecutive CPUs as (first, last), ascending."""
         bits, base = self.bits, 0
         while bits:
             zeros = (bits & -bits).bit_length() - 1
@@ -150,7 +150,7 @@ class CpuSet:
         return CpuSet.from_bits(self.bits & ~other.bits)
 
     def __le__(self, other: "CpuSet") -> bool:
-        """True where every PU is also in `other`."""
+        """True where every CPU is also in `other`."""
         return self.bits & ~other.bits == 0
 
     def isdisjoint(self, other: "CpuSet") -> bool:
@@ -170,7 +170,7 @@ class _ListError(Exception):
 
 
 def _bits(text: str) -> int:
-    """The PUs of a stripped list, as bits. Raises _ListError."""
+    """The CPUs of a stripped list, as bits. Raises _ListError."""
     if len(text) > MAX_CHARS:
         raise _ListError(f"a list of at most {MAX_CHARS} characters", text)
     parts = text.split(",") if text else []

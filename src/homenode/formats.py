@@ -1,8 +1,8 @@
 """Formats: the one codec of everything that homenode stores, as JSON with a kind and a version.
 
 A document opens with "format": "homenode.<kind>/<version>"; of a file of lines the first line does.
-Fields are the record's own, sets of PUs are lists such as "0-3,8", PCI addresses are texts. Records
-of lines omit fields at their defaults.
+Fields are the record's own, sets of CPUs are lists such as "0-3,8", PCI addresses are texts.
+Records of lines omit fields at their defaults.
 docs/reference/formats documents each kind.
 """
 
@@ -196,5 +196,5 @@ def _from_text(value_type: type, value: Any) -> Any:
 
 @lru_cache(4096)
 def _parse_value(value_type: Any, text: str) -> Any:
-    """A set of PUs or an address: a file has few of them, many times each."""
+    """A set of CPUs or an address: a file has few of them, many times each."""
     return value_type.parse(text)

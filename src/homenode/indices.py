@@ -9,7 +9,7 @@ PackageIndex = NewType("PackageIndex", int)
 """physical_package_id. May be sparse."""
 
 CoreIndex = NewType("CoreIndex", int)
-"""Position in Host.cores: ascending lowest PU. Unique on the host, unlike the core's OS index."""
+"""Position in Host.cores: ascending lowest CPU. Unique on the host, unlike the core's OS index."""
 
 LlcIndex = NewType("LlcIndex", int)
-"""Position in Host.llcs: ascending lowest PU."""
+"""Position in Host.llcs: ascending lowest CPU."""

@@ -200,7 +200,7 @@ def nodes_text(nodes: Iterable[int]) -> str:
 
 
 def cpus_text(pus: CpuSet) -> str:
-    """CPUs with the word, as options and output call PUs.
+    """A list of CPUs, with the word in the right number.
 
     >>> cpus_text(CpuSet([4])), cpus_text(CpuSet.parse("0-3,8"))
     ('CPU 4', 'CPUs 0-3,8')

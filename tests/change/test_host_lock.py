@@ -143,7 +143,7 @@ class SmallHost:
         assert pages.total() == vms and max(pages.values()) <= 5, pages
 
     def pins(self) -> list[str]:
-        """PUs of the vCPUs of every domain that is pinned."""
+        """CPUs of the vCPUs of every domain that is pinned."""
         text = b"".join(self.definitions().values()).decode()
         return re.findall(r"<vcpupin vcpu='\d+' cpuset='([^']*)'", text)
 

@@ -193,7 +193,7 @@ def test_slow_links_are_warned_of_where_the_layout_is_chosen() -> None:
         ([str(DOCUMENT), "--layout", "pin", "--memory", "64"], 2, "64GiB"),
         ([str(DOCUMENT), "--layout", "pin", "--memory", "0GiB"], 2, "is out of range"),
         ([str(DOCUMENT), "--layout", "pin", "--page-size", "3MiB"], 2, "2MiB or 1GiB"),
-        ([str(DOCUMENT), "--layout", "pin", "--emulator-cpus", ""], 2, "missing PUS"),
+        ([str(DOCUMENT), "--layout", "pin", "--emulator-cpus", ""], 2, "missing CPUS"),
         (
             [str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--emulator-cpus", "900"],
             2,

@@ -43,7 +43,7 @@ def _missing(version: str) -> Callable[[], str | None]:
 
 
 def _pus(draw: Random, host: Host, nodes: set[int]) -> list[int]:
-    """What a kubelet gives: whole cores of these nodes, and a PU of the last for the emulator."""
+    """What a kubelet gives: whole cores of these nodes, and a CPU of the last for the emulator."""
     pus: list[int] = []
     for index in sorted(nodes):
         cores = [core.pus for core in host.cores if core.pus <= host.nodes[index].pus]
@@ -87,7 +87,7 @@ def _answer(programs: Path, name: str) -> Answer:
             f"distances of definition {number}": rows if len(cells) > 1 else [[]],
             f"addresses of definition {number}": read["addresses of definition 1"],
         }
-    return Answer(case=name, about=f"{len(gpus)} GPUs, PUs {pus}", planned=planned, read=read)
+    return Answer(case=name, about=f"{len(gpus)} GPUs, CPUs {pus}", planned=planned, read=read)
 
 
 def _ask(version: str) -> Callable[[Sequence[str]], Iterator[Answer]]:

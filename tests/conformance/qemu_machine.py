@@ -42,7 +42,7 @@ class Machine:
     roots: dict[str, int]
     functions: Counter[int]  # device ids of PCI
     memory_bytes: int
-    pins: dict[str, str]  # PUs by the name of a thread, or "launch"
+    pins: dict[str, str]  # CPUs by the name of a thread, or "launch"
 
     @property
     def topology(self) -> tuple[int, int, int, int]:

@@ -1,4 +1,4 @@
-"""Isolation, interrupts, idle states and governors are judged for the PUs of the vCPUs alone."""
+"""Isolation, interrupts, idle states and governors are judged for the CPUs of the vCPUs alone."""
 
 import pytest
 
@@ -28,7 +28,7 @@ DESKTOP = "rtx4080-i9-14900k"
 
 
 def idling(deep: CpuSet) -> Host:
-    """The desktop with deep idle states on some PUs and shallow ones on the others."""
+    """The desktop with deep idle states on some CPUs and shallow ones on the others."""
     others = CpuSet(pu.index for pu in host(DESKTOP).pus) - deep
     return settings(
         host(DESKTOP),
@@ -112,7 +112,7 @@ def test_interrupts_of_ports_and_on_other_pus_are_nothing() -> None:
     port = next(d.bdf for d in apart.pci_devices if d.kind is DeviceKind.BRIDGE)
     assert "irq-on-isolated" not in ids(quiet(interrupting(apart, port, ["9"], "pcieport")))
     assert "irq-on-isolated" not in ids(quiet(interrupting(apart, NIC, ["0", "1"])))
-    # One that may go to many PUs is not bound to the vCPU's.
+    # One that may go to many CPUs is not bound to the vCPU's.
     assert "irq-on-isolated" not in ids(quiet(interrupting(apart, NIC, ["0-55"])))
 
 
@@ -168,7 +168,7 @@ def test_vcpus_that_float_over_a_node_are_not_judged() -> None:
 
 
 def test_a_well_placed_vm_on_a_well_kept_host_gets_nothing() -> None:
-    """One interrupt a PU for drives, the NIC's on the host's own PUs, and idle states of 2 µs."""
+    """One interrupt a CPU for drives, the NIC's on the host's own CPUs, and idle states of 2 µs."""
     xml = planned(domain(88, board(HGX), gib=1024), HGX, "pin-numa-pci")
     everywhere = [str(pu.index) for pu in host(HGX).pus]
     drive = host(HGX).devices_of_kind(DeviceKind.NVME)

@@ -2,7 +2,7 @@
 
 The hosts are the shipped descriptions, which say what of them is published and what assumed. The
 domains are assumed throughout: the study publishes counts of vCPUs and GPUs, and one pair of
-listings; pins follow the listings' style (one PU for each core, in ascending order).
+listings; pins follow the listings' style (one CPU for each core, in ascending order).
 """
 
 import pytest

@@ -43,7 +43,7 @@ def attributes(**values: str) -> tuple[tuple[str, str], ...]:
 
 
 def expected_pins(listing: str) -> Iterator[tuple[int, int]]:
-    """(vCPU, PU): cores 0-27 of node 0, then 32-59 of node 1; in C each followed by its sibling."""
+    """(vCPU, CPU): cores 0-27 of node 0, then 32-59 of node 1; in C each before its sibling."""
     vcpu = 0
     for core in (*range(28), *range(32, 60)):
         for pu in (core, core + 64) if listing == "C" else (core,):

@@ -35,7 +35,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def pins_text(pins: Iterable[str | None]) -> str:
-    """PUs by vCPU: single ones as ranges, a set in brackets with how many vCPUs have it in turn."""
+    """CPUs by vCPU: single ones as ranges, a set in brackets with the count of its vCPUs."""
     parts = []
     for is_single, group in groupby((pus or "any" for pus in pins), str.isdigit):
         if is_single:

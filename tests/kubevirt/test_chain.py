@@ -118,7 +118,7 @@ def vmi(gpus: int, vcpus: int, interfaces: int) -> dict[str, Any]:
 def definitions(
     chain: Path, pus: list[int], gpus: tuple[str, ...], interfaces: int = 1
 ) -> list[Definition]:
-    """Every definition of the VM with those PUs of the node and those GPUs."""
+    """Every definition of the VM with those CPUs of the node and those GPUs."""
     host = discover(shipped(IBM))
     assert host.distances is not None
     siblings = {pu: list(map(int, core.pus)) for core in host.cores for pu in core.pus}

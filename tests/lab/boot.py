@@ -78,7 +78,7 @@ def boot(
 
     files: by name, for /payload/files of the machine. A machine that does not end in time is booted
     once more: with threads of its own for each vCPU an emulated one may stop in its own boot where
-    the host has fewer PUs and others use them. What it said is printed.
+    the host has fewer CPUs and others use them. What it said is printed.
     """
     lab = need_lab()
     image = payload(program, work, files)

@@ -120,7 +120,7 @@ def process_of(name: str) -> str:
 
 
 def threads(pid: str) -> dict[str, str]:
-    """Name -> PUs of each thread, read without homenode."""
+    """Name -> CPUs of each thread, read without homenode."""
     found: dict[str, str] = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         name = (task / "comm").read_text().strip()

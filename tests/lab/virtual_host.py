@@ -2,7 +2,7 @@
 
 What QEMU cannot be is refused by name; what it cannot show is replaced: a GPU by an emulated ATI
 card, a NIC by an e1000e, an NVMe drive by one without a disk, anything else by QEMU's teaching
-device. PUs are numbered as QEMU does it, siblings side by side, whatever the description says.
+device. CPUs are numbered as QEMU does it, siblings side by side, whatever the description says.
 """
 
 from collections.abc import Iterator

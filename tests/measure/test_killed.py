@@ -38,7 +38,7 @@ echo "$1" >> "{folder}/ended"
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
-    """A folder with a probe that prints the same document for the same PUs."""
+    """A folder with a probe that prints the same document for the same CPUs."""
     folder = tmp_path / "tools"
     folder.mkdir()
     for command in ("throughput", "core-to-core", "placement"):

@@ -44,7 +44,7 @@ def run(root: Path, pus: list[int], groups: tuple[Group, ...] = GROUPS) -> Bench
 
 @contextmanager
 def busy(pu: int) -> Iterator[None]:
-    """Somebody who takes all that a PU has."""
+    """Somebody who takes all that a CPU has."""
     code = f"import os\nos.sched_setaffinity(0, {{{pu}}})\nprint(flush=True)\nwhile True: pass"
     neighbour = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
@@ -61,7 +61,7 @@ def busy(pu: int) -> Iterator[None]:
 def test_two_pus_of_this_machine_are_measured(tmp_path: Path) -> None:
     pus = allowed_pus()[:2]
     if len(pus) < 2:
-        pytest.skip("needs two PUs")
+        pytest.skip("needs two CPUs")
     outcome = run(tmp_path, pus)
     assert outcome.run is not None
     metrics = {one.metric for one in outcome.run.samples}

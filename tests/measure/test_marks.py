@@ -1,4 +1,4 @@
-"""What marks a run: others on its PUs, a control that moves, a machine that changes."""
+"""What marks a run: others on its CPUs, a control that moves, a machine that changes."""
 
 import itertools
 import json

@@ -27,7 +27,7 @@ def recorded(rng: random.Random, truth: list[tuple[State, State]]) -> list[probe
 
 
 def history(rng: random.Random) -> tuple[list[tuple[State, State]], list[int]]:
-    """(state before, after) of each sample, and the samples in or before which the PUs moved."""
+    """(state before, after) of each sample, and the samples in or before which the CPUs moved."""
     here = rng.choice(list(CAS_NS))
     truth: list[tuple[State, State]] = [(here, here)] * 2
     moves: list[int] = []

@@ -1,4 +1,4 @@
-"""A run of the suite: what is kept, what is omitted, and on which PUs it stays."""
+"""A run of the suite: what is kept, what is omitted, and on which CPUs it stays."""
 
 import itertools
 import json
@@ -101,7 +101,7 @@ def argv_of(record: dict[str, Any]) -> Sequence[str]:
 
 
 def test_states_are_distinguished_over_the_whole_run(tmp_path: Path) -> None:
-    """Each document alone is steady: only together do they show that the PUs were moved."""
+    """Each document alone is steady: only together do they show that the CPUs were moved."""
     places = itertools.cycle([NEAR, FAR])
 
     def moving(argv: Sequence[str]) -> str:

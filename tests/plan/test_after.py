@@ -134,7 +134,7 @@ GPU = "0000:3b:00.0"
 
 
 def _captured(names: tuple[str, ...]) -> Host:
-    """A host whose domains, of four PUs each, went through a redacted capture."""
+    """A host whose domains, of four CPUs each, went through a redacted capture."""
     texts = [
         f"<domain type='kvm' id='{i}'><name>{name}</name><memory unit='GiB'>4</memory>"
         "<vcpu>4</vcpu><cputune>"

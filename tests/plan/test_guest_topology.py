@@ -25,7 +25,7 @@ from tests.small_hosts import even_host, small_request
 
 
 def pins_of(host: Host, *parts: tuple[int, int], siblings: bool = False) -> list[CpuSet]:
-    """PUs of so many cores of each LLC: (LLC, cores), with all their threads or the first."""
+    """CPUs of so many cores of each LLC: (LLC, cores), with all their threads or the first."""
     pins: list[CpuSet] = []
     for llc, count in parts:
         cores = [core for core in host.cores if core.pus <= host.llcs[llc].pus]
@@ -294,7 +294,7 @@ def test_amds_own_leaf_counts_off_llcs_of_which_the_last_is_not_filled(
 
 
 def one_llc(host: Host) -> Host:
-    """The host with all PUs on one LLC, as sub-NUMA clusters have it."""
+    """The host with all CPUs on one LLC, as sub-NUMA clusters have it."""
     whole = structs.replace(host.llcs[0], pus=CpuSet.union(llc.pus for llc in host.llcs))
     return structs.replace(
         host, llcs=(whole,), pus=tuple(structs.replace(pu, llc=whole.index) for pu in host.pus)

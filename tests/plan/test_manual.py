@@ -1,4 +1,4 @@
-"""Manual PU lists, and pinning `node`."""
+"""Manual CPU lists, and pinning `node`."""
 
 import pytest
 from msgspec import structs

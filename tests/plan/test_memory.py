@@ -1,4 +1,4 @@
-"""Memory of the nodes: free, bound, huge, elsewhere, without PUs; what it makes of placements."""
+"""Memory of the nodes: free, bound, huge, elsewhere, without CPUs; what it makes of placements."""
 
 import pytest
 from msgspec import structs

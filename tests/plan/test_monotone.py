@@ -102,7 +102,7 @@ def check_ladder(
 
 
 def edges(host: Host) -> list[int]:
-    """Numbers of vCPUs about those of the cores of a node and of the host, and of the PUs."""
+    """Numbers of vCPUs about those of the cores of a node and of the host, and of the CPUs."""
     cores, pus = len(host.cores), len(host.pus)
     node = max(sum(core.pus <= one.pus for core in host.cores) for one in host.nodes)
     near = {edge + more for edge in (node, cores) for more in (-2, -1, 0, 1, 2)}

@@ -205,7 +205,7 @@ ALL_PUS = structs.replace(
 
 
 def dedicated(vcpus: int, *, isolate: bool = True) -> GuestRequest:
-    """isolate: a core for each vCPU; else every PU, as Nova's prefer packs them."""
+    """isolate: a core for each vCPU; else every CPU, as Nova's prefer packs them."""
     request = small_request(vcpus, GIB, layout="pin" if isolate else ALL_PUS)
     return asking(
         request, keep_vcpus=True, policy=Policy.CORES_FIRST if isolate else Policy.MEMORY_FIRST

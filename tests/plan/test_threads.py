@@ -130,7 +130,7 @@ def test_named_housekeeping_pus_serve_the_emulator_and_take_no_vcpu() -> None:
 
 
 def test_with_bound_huge_pages_the_emulator_has_a_pu_on_every_node() -> None:
-    # QEMU allocates the pages of a node on that node's PUs, of those that its threads may run on.
+    # QEMU allocates the pages of a node on that node's CPUs, of those that its threads may run on.
     gpus = [DeviceSpec(f"0000:9{i}:00.0", i % 2) for i in range(8)]
     host = even_host(2, 1, 1, 8, 2, devices=gpus)
     request = replace(small_request(12), page_bytes=2 * MIB)

@@ -49,7 +49,7 @@ def as_domain(name: str, placement: Placement, request: GuestRequest) -> Running
 
 
 def fill(host: Host, requests: list[GuestRequest]) -> list[Placement]:
-    """Place one after the other, each next to the ones before; QEMU's threads on the vCPUs' PUs."""
+    """Place the VMs in turn, each next to those before; QEMU's threads on the vCPUs' CPUs."""
     placements = []
     for number, request in enumerate(
         asking(r, emulator_policy=EmulatorPolicy.SHARE) for r in requests
@@ -65,7 +65,7 @@ def test_32_vcpus_take_32_cores_of_both_nodes_when_cores_count() -> None:
     placement = place(XAPI_HOST, small_request(32, 64 * GIB, layout="pin-numa"))
     assert placement.nodes == (0, 1)
     used = CpuSet(pu for pin in placement.vcpu_pins for pu in pin)
-    assert used == CpuSet.parse("0-31")  # one PU of each of the 32 cores
+    assert used == CpuSet.parse("0-31")  # one CPU of each of the 32 cores
     assert placement.threads_per_core == 1
 
 

@@ -18,7 +18,7 @@ _PMU_OF_KIND = {CoreKind.PERFORMANCE: "cpu_core", CoreKind.EFFICIENCY: "cpu_atom
 
 
 def render_cpus(host: Host) -> dict[str, str]:
-    """Files by path. An offline PU has a folder with nothing but `online` in it, as on x86."""
+    """Files by path. An offline CPU has a folder with nothing but `online` in it, as on x86."""
     every = CpuSet(pu.index for pu in host.pus)
     online = CpuSet(pu.index for pu in host.pus if pu.online)
     width = max(every) + 1
@@ -37,7 +37,7 @@ def render_cpus(host: Host) -> dict[str, str]:
         files[f"{CPU}/smt/active"] = f"{active}\n"
     governor = (host.settings.governors or (None,))[0]
     for pu in host.pus:
-        # The boot PU cannot be switched off and has no such file.
+        # The boot CPU cannot be switched off and has no such file.
         if pu.index or not pu.online:
             files[f"{CPU}/cpu{pu.index}/online"] = f"{int(pu.online)}\n"
         if pu.online and governor is not None:
@@ -64,7 +64,7 @@ def render_cpus(host: Host) -> dict[str, str]:
 
 
 def render_policy_links(host: Host) -> dict[str, str]:
-    """Targets by link: the frequency policy of each online PU, where the host gives governors."""
+    """Targets by link: the frequency policy of each online CPU, where the host gives governors."""
     if host.settings.governors is None:
         return {}
     return {
@@ -83,7 +83,7 @@ def _numbers(host: Host) -> dict[str, dict[int, int]]:
 
 
 def _sets(host: Host) -> dict[tuple[str, ...], Iterable[CpuSet]]:
-    """Sets of PUs by the names of their files, the older name second."""
+    """Sets of CPUs by the names of their files, the older name second."""
     dies: dict[tuple[int, int], list[int]] = {}
     for pu in host.pus:
         if pu.package is not None and pu.die is not None:
@@ -178,7 +178,7 @@ def render_system(host: Host) -> dict[str, str]:
 
 
 def _cpuinfo(host: Host, pu: Pu) -> str:
-    """The paragraph of one PU. Architectures other than x86 do not say of which package it is."""
+    """The paragraph of one CPU. Architectures other than x86 do not say of which package it is."""
     cpu = host.cpu
     fields: dict[str, object] = {"processor": pu.index}
     if host.architecture == "x86_64":

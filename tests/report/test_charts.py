@@ -175,7 +175,7 @@ def test_large_matrices_are_drawn_by_blocks_and_say_so() -> None:
     cells = tuple(
         tuple(30.0 if r // 50 == c // 50 else 90.0 for c in range(100)) for r in range(100)
     )
-    svg = heat_map("cores", "ns", Matrix("PU", "PU", names, names, cells))
+    svg = heat_map("cores", "ns", Matrix("CPU", "CPU", names, names, cells))
     assert "median of 4 each" in svg
     # Rows are 50 of one and 50 of the other: the block in the middle has both.
     assert 2 * 25 <= svg.count("<rect") - HEAT <= 3 * 25
@@ -184,7 +184,7 @@ def test_large_matrices_are_drawn_by_blocks_and_say_so() -> None:
 def test_a_map_of_two_hundred_and_forty_cores_is_small() -> None:
     names = tuple(map(str, range(240)))
     cells = tuple(tuple(30.0 + 40 * (r // 8 != c // 8) for c in range(240)) for r in range(240))
-    assert len(heat_map("cores", "ns", Matrix("PU", "PU", names, names, cells))) < 20_000
+    assert len(heat_map("cores", "ns", Matrix("CPU", "CPU", names, names, cells))) < 20_000
 
 
 def _fills(sheet: str) -> dict[str, str]:

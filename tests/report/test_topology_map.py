@@ -210,7 +210,7 @@ def test_the_emulator_on_a_vcpus_pu_is_marked() -> None:
     host = tiny_host()
     drawn = with_vm(planned(host, "pin", 1), emulator_pus=CpuSet([0]))
     outlines = [box for box in rects(_parsed(topology_map(host, drawn))) if "outline" in box.what]
-    assert len(outlines) == 2  # the PU and the legend's sample
+    assert len(outlines) == 2  # the CPU and the legend's sample
 
 
 def test_an_unpinned_plan_colours_no_pu_and_says_why() -> None:

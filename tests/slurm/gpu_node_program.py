@@ -75,7 +75,7 @@ class GpuNode(local.LocalMachine):
 
 
 def allowed_pus() -> str:
-    """The PUs that Slurm gave the job, which a cgroup would keep it to; all outside of one."""
+    """The CPUs that Slurm gave the job, which a cgroup would keep it to; all outside of one."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     task = os.environ.get("SLURM_ARRAY_TASK_ID")
     job = f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID")

@@ -146,7 +146,7 @@ def test_a_job_that_can_measure_nothing_fails_and_says_why(tmp_path: Path) -> No
 
 def test_how_far_a_benchmark_came_is_no_open_point_and_how_it_ended_is() -> None:
     progress = "".join(f"{n} of 12 steps done: stream, {60 - n} s left\n" for n in range(2, 9))
-    well = f"warning: PUs 0-3: expected x, found y (bench-busy)\n{progress}wrote results/g/x\n"
+    well = f"warning: CPUs 0-3: expected x, found y (bench-busy)\n{progress}wrote results/g/x\n"
     assert parse_record({"bench.txt.err": well}, 1).gaps == ()
     badly = f"{progress}homenode: no space\nhint: x\n"
     (gap,) = parse_record({"bench.txt.err": badly}, 1).gaps

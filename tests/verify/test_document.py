@@ -47,7 +47,7 @@ def test_without_a_plan_devices_off_their_cell_are_a_warning() -> None:
 
 
 FAULTS: dict[str, tuple[tuple[tuple[str, str], ...], str, set[str]]] = {
-    "pin to a PU that is not there": (
+    "pin to a CPU that is not there": (
         (("vcpu='3' cpuset='5'", "vcpu='3' cpuset='99'"),),
         "vCPU 3",
         {"pin-of-no-pu", "plan-pins"},
@@ -57,7 +57,7 @@ FAULTS: dict[str, tuple[tuple[tuple[str, str], ...], str, set[str]]] = {
         "<vcpupin> for 9",
         {"pin-of-no-vcpu", "vcpu-not-pinned", "plan-pins"},
     ),
-    "two vCPUs on one PU": (
+    "two vCPUs on one CPU": (
         (("vcpu='3' cpuset='5'", "vcpu='3' cpuset='4'"),),
         "vCPUs 2-3",
         {"pu-shared", "plan-pins"},

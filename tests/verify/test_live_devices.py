@@ -120,7 +120,7 @@ def test_a_thread_of_kvms_own_is_no_stray(tree: ProcTree) -> None:
     assert judged(tree).findings == ()
 
 
-# As Linux 6.8 prints them, but for 2 PUs.
+# As Linux 6.8 prints them, but for 2 CPUs.
 INTERRUPTS = """\
             CPU0       CPU1
    0:         44          0  IR-IO-APIC    2-edge      timer

@@ -57,10 +57,10 @@ def virsh(*words: str) -> str:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[int]]]:
-    """(name, two PUs): a paused VM of 4 vCPUs, 2 of them offline, with a memory device."""
+    """(name, two CPUs): a paused VM of 4 vCPUs, 2 of them offline, with a memory device."""
     pus = sorted(os.sched_getaffinity(0))
     if len(pus) < 2 or os.geteuid() != 0:
-        pytest.skip("needs root and 2 PUs")
+        pytest.skip("needs root and 2 CPUs")
     if find_uri(None) is None:
         pytest.skip(f"no libvirtd answers at {SYSTEM}")
     name = f"homenode-test-{uuid.uuid4().hex[:8]}"
@@ -91,7 +91,7 @@ def test_a_vm_as_its_document_has_it_has_nothing_wrong(running: tuple[str, list[
 def test_threads_that_are_not_where_the_plan_has_them_are_named(
     running: tuple[str, list[int]],
 ) -> None:
-    """vCPUs 0 and 1 are each on the PU of the other one; 2 and 3 are offline."""
+    """vCPUs 0 and 1 are each on the CPU of the other one; 2 and 3 are offline."""
     name, (first, second, *_) = running
     guest = read_vm(DOCUMENT.format(name=name, a=first, b=second).encode(), "vm.xml")
     pins = tuple(CpuSet([pu]) for pu in (second, first, second, first))

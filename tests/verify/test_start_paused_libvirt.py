@@ -47,7 +47,7 @@ def virsh(*words: str, input: str | None = None) -> ProgramResult:
 def name() -> Iterator[str]:
     """A domain that is shut off."""
     if os.geteuid() != 0 or find_uri(None) is None or (os.cpu_count() or 1) < 2:
-        pytest.skip(f"needs root, 2 PUs and a libvirtd at {SYSTEM}")
+        pytest.skip(f"needs root, 2 CPUs and a libvirtd at {SYSTEM}")
     if not Path("/usr/share/OVMF/OVMF_CODE_4M.fd").exists():
         pytest.skip("no OVMF here")
     own = f"homenode-test-{uuid.uuid4().hex[:8]}"

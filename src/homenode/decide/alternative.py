@@ -289,7 +289,7 @@ def _usual(states: frozenset[str | None], *, is_fixed: bool) -> str | None:
 
 
 def _is_fixed(run: Run) -> bool:
-    """Whether its PUs stand where somebody put them. On a host the probe itself does."""
+    """Whether its CPUs stand where somebody put them. On a host the probe itself does."""
     pinned = run.head.switches.pinning not in (None, Pinning.NONE)
     return pinned or run.head.vantage is not Vantage.GUEST
 

@@ -46,7 +46,7 @@ def compare(
 ) -> Comparison:
     """Compare every alternative with the first.
 
-    bare: the first is a host run on the PUs and nodes of the others' plan. Raises InputError for
+    bare: the first is a host run on the CPUs and nodes of the others' plan. Raises InputError for
     fewer than two alternatives and for a bare baseline that is not a host run.
     """
     if len(chosen) < 2:
@@ -241,7 +241,7 @@ def series_key(effect: Effect) -> SeriesKey:
 
 
 def is_whole(effect: Effect) -> bool:
-    """Whether an effect is over all: not of a single PU or a pair."""
+    """Whether an effect is over all: not of a single CPU or a pair."""
     if effect.metric == "core-to-core-latency" or (effect.variant or "").startswith("CPU "):
         return False
     return effect.slowest_device or series_key(effect).is_over_all
@@ -458,7 +458,7 @@ def _unpaired_doubts(
 
 
 def _other_ground(host: Alternative, guest: Alternative) -> Iterator[Doubt]:
-    """A host run that was not confined to the PUs and nodes that the guest has."""
+    """A host run that was not confined to the CPUs and nodes that the guest has."""
     for field in ("pus", "nodes"):
         host_values = {getattr(run.head, field) for run in host.runs}
         guest_values = {getattr(run.head, field) for run in guest.runs}

@@ -32,7 +32,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def nodes(self) -> int | None:
-        """With PUs; None = unknown."""
+        """With CPUs; None = unknown."""
         return self.inputs.nodes
 
 

@@ -1,4 +1,4 @@
-"""Matrices: figures by where they were taken: nodes and GPUs, nodes, GPUs, PUs."""
+"""Matrices: figures by where they were taken: nodes and GPUs, nodes, GPUs, CPUs."""
 
 import math
 import re
@@ -24,14 +24,14 @@ class Axis(StrEnum):
 
     NODE = "node"
     GPU = "GPU"
-    PU = "CPU"
+    CPU = "CPU"
 
 
 class MatrixPlace(NamedTuple):
     """A row or a column."""
 
     axis: Axis
-    number: int  # of a node or PU, or a GPU's in its tool's order
+    number: int  # of a node or CPU, or a GPU's in its tool's order
     address: Bdf | None
 
     @property
@@ -141,8 +141,8 @@ def _matrix_place(key: SampleKey) -> tuple[MatrixKey, tuple[MatrixPlace, MatrixP
     if key.metric == "core-to-core-latency" and key.variant is not None:
         match = _PAIR.fullmatch(key.variant)
         if match is not None:
-            pu, other = (MatrixPlace(Axis.PU, int(part), None) for part in match.groups())
-            return MatrixKey(key.metric, key.unit, None, Axis.PU, Axis.PU), (pu, other)
+            pu, other = (MatrixPlace(Axis.CPU, int(part), None) for part in match.groups())
+            return MatrixKey(key.metric, key.unit, None, Axis.CPU, Axis.CPU), (pu, other)
     return None
 
 
@@ -167,7 +167,7 @@ def _matrix(
     key: MatrixKey, cells: Mapping[tuple[MatrixPlace, MatrixPlace], list[float]]
 ) -> FigureMatrix:
     medians = {place: statistics.median(values) for place, values in cells.items()}
-    if key.rows is Axis.PU:  # a hand-over has no direction
+    if key.rows is Axis.CPU:  # a hand-over has no direction
         medians = {(b, a): value for (a, b), value in medians.items()} | medians
     return FigureMatrix(
         key=key,

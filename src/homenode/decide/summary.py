@@ -100,7 +100,7 @@ _Boots = dict[tuple[str, int], _Boot]
 def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
     """Every series of the runs of one alternative.
 
-    Omitted are figures that are refused, and those during which a PU was moved.
+    Omitted are figures that are refused, and those during which a CPU was moved.
     """
     names = Counter(run.head.name for run in runs)
     # Under plain tuples: a key of each is made once.

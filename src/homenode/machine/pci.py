@@ -73,7 +73,7 @@ class PciErrors(Struct, frozen=True):
 
 
 class PciInterrupt(Struct, frozen=True):
-    """An interrupt of a function: its number (/proc/irq/N) and the PUs that handle it."""
+    """An interrupt of a function: its number (/proc/irq/N) and the CPUs that handle it."""
 
     number: int
     pus: CpuSet
@@ -150,7 +150,7 @@ class PciDevice(Struct, frozen=True):
     # the node of the CPUs that are near to it; None where the firmware gives none (sysfs says -1)
     # or the source is silent
     node: NodeIndex | None
-    local_pus: CpuSet | None = None  # the PUs that the kernel calls local; None where unknown
+    local_pus: CpuSet | None = None  # the CPUs that the kernel calls local; None where unknown
     subsystem_vendor_id: int | None = None
     subsystem_device_id: int | None = None
     name: str | None = None

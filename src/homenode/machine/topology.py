@@ -1,4 +1,4 @@
-"""The host as a value: packages, NUMA nodes, LLCs, cores, PUs; its PCI tree is in pci.py.
+"""The host as a value: packages, NUMA nodes, LLCs, cores, CPUs; its PCI tree is in pci.py.
 
 A Host is immutable and complete: whatever could not be learnt is None, with its reason in
 `Host.gaps`. Names and their meaning: docs/reference/glossary.md.
@@ -69,7 +69,7 @@ class MemoryKind(StrEnum):
 class Pu(Struct, frozen=True):
     """One logical CPU.
 
-    core, node, llc, package, die are None where the source does not say, as for offline PUs.
+    core, node, llc, package, die are None where the source does not say, as for offline CPUs.
     """
 
     index: PuIndex
@@ -85,7 +85,7 @@ class Pu(Struct, frozen=True):
 
 
 class Core(Struct, frozen=True):
-    """The online PUs that share execution resources (SMT siblings), ascending."""
+    """The online CPUs that share execution resources (SMT siblings), ascending."""
 
     index: CoreIndex
     id: CoreId
@@ -94,7 +94,7 @@ class Core(Struct, frozen=True):
 
 
 class Llc(Struct, frozen=True):
-    """A last-level cache and the online PUs that share it, by shared_cpu_list, never by id."""
+    """A last-level cache and the online CPUs that share it, by shared_cpu_list, never by id."""
 
     index: LlcIndex
     pus: CpuSet
@@ -103,7 +103,7 @@ class Llc(Struct, frozen=True):
 
 
 class Package(Struct, frozen=True):
-    """A physical package (socket) and its online PUs."""
+    """A physical package (socket) and its online CPUs."""
 
     index: PackageIndex
     pus: CpuSet
@@ -118,7 +118,7 @@ class PagePool(Struct, frozen=True, order=True):
 
 
 class NumaNode(Struct, frozen=True):
-    """A host NUMA node; with no PUs it is CPU-less, with 0 bytes it is memory-less."""
+    """A host NUMA node; with no CPUs it is CPU-less, with 0 bytes it is memory-less."""
 
     index: NodeIndex
     pus: CpuSet
@@ -151,7 +151,7 @@ class RunningDomain(Struct, frozen=True):
 
     name: str  # as libvirt has it, or what a redacted capture calls it (see has_pseudonym)
     running: bool
-    # PUs of each vCPU in vCPU order; None for a vCPU that floats
+    # CPUs of each vCPU in vCPU order; None for a vCPU that floats
     vcpu_pins: tuple[CpuSet | None, ...]
     emulator_pus: CpuSet | None
     iothread_pus: tuple[CpuSet | None, ...]
@@ -200,7 +200,7 @@ class CpuModel(Struct, frozen=True):
 
 
 class FrequencyLimit(Struct, frozen=True):
-    """The clock that online PUs may have at most by their policy, and by their hardware, in kHz."""
+    """The highest clocks that the policy and the hardware of online CPUs allow, in kHz."""
 
     limit_khz: int
     hardware_khz: int | None  # None where it is not given
@@ -232,9 +232,9 @@ class HostSettings(Struct, frozen=True):
     scaling_drivers: tuple[str, ...] | None = None  # cpufreq drivers in use, sorted
     ksm_run: int | None = None  # 1 where KSM merges pages
     iommus: tuple[str, ...] | None = None  # names of the IOMMUs that are on, () = none
-    # of the deepest idle state that is enabled on the lowest PU
+    # of the deepest idle state that is enabled on the lowest CPU
     idle_exit_latency_us: int | None = None
-    # pus_of_governor, pus_of_idle_latency_us: the online PUs that have each governor, and each
+    # pus_of_governor, pus_of_idle_latency_us: the online CPUs that have each governor, and each
     # latency of their deepest enabled idle state; ascending
     pus_of_governor: tuple[tuple[str, CpuSet], ...] | None = None
     pus_of_idle_latency_us: tuple[tuple[int, CpuSet], ...] | None = None
@@ -258,10 +258,10 @@ class HostSettings(Struct, frozen=True):
 def nearest_cpu_nodes(
     nodes: Sequence[NumaNode], distances: Sequence[Sequence[int]] | None
 ) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
-    """Of each node without PUs the nodes with PUs that are nearest to it, ascending.
+    """Of each node without CPUs the nodes with CPUs that are nearest to it, ascending.
 
     distances: as in Host; a pair counts with the worse of its two directions. Without distances all
-    nodes are as near. Empty where no node has PUs.
+    nodes are as near. Empty where no node has CPUs.
     """
     homes = [(position, node.index) for position, node in enumerate(nodes) if node.pus]
     nearest: dict[NodeIndex, tuple[NodeIndex, ...]] = {}
@@ -288,7 +288,7 @@ class Host(Struct, frozen=True, dict=True):
     packages: tuple[Package, ...]  # each ascending by index, Bdf for devices
     nodes: tuple[NumaNode, ...]  # each ascending by index, Bdf for devices
     # shape (nodes, nodes), [from][to] in the order of `nodes`; SLIT, 10 = local; None where the
-    # source has none. cores and llcs hold online PUs only.
+    # source has none. cores and llcs hold online CPUs only.
     distances: tuple[tuple[int, ...], ...] | None
     llcs: tuple[Llc, ...]  # each ascending by index, Bdf for devices
     cores: tuple[Core, ...]  # each ascending by index, Bdf for devices
@@ -299,8 +299,8 @@ class Host(Struct, frozen=True, dict=True):
     domains: tuple[RunningDomain, ...] = ()
     settings: HostSettings = HostSettings()
     gaps: tuple[Gap, ...] = ()
-    # reserve, housekeeping_pus: what its operator keeps for the host, and the PUs for the emulators
-    # of several VMs, where the description of the host says so
+    # reserve, housekeeping_pus: what its operator keeps for the host, and the CPUs for the
+    # emulators of several VMs, where the description of the host says so
     reserve: HostReserve | None = None
     housekeeping_pus: CpuSet = CpuSet()
     assumed: tuple[str, ...] = ()  # what a description states without a source
@@ -327,17 +327,17 @@ class Host(Struct, frozen=True, dict=True):
 
     @cached_property
     def usable_pus(self) -> CpuSet:
-        """Online PUs that whoever read the host may use."""
+        """Online CPUs that whoever read the host may use."""
         return CpuSet(pu.index for pu in self.pus if pu.online and pu.allowed)
 
     @cached_property
     def isolated_pus(self) -> CpuSet:
-        """PUs in isolcpus= or nohz_full=, usable or not."""
+        """CPUs in isolcpus= or nohz_full=, usable or not."""
         return CpuSet(pu.index for pu in self.pus if pu.isolated or pu.nohz_full)
 
     @cached_property
     def nearest_cpu_nodes(self) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
-        """Of each node without PUs the nodes with PUs that are nearest to it, ascending."""
+        """Of each node without CPUs the nodes with CPUs that are nearest to it, ascending."""
         return nearest_cpu_nodes(self.nodes, self.distances)
 
     @cached_property
@@ -347,12 +347,12 @@ class Host(Struct, frozen=True, dict=True):
 
     @cached_property
     def pu_at(self) -> dict[int, Pu]:
-        """The PUs by index."""
+        """The CPUs by index."""
         return {pu.index: pu for pu in self.pus}
 
     @cached_property
     def core_at(self) -> dict[int, Core]:
-        """The cores by PU."""
+        """The cores by CPU."""
         return {pu: core for core in self.cores for pu in core.pus}
 
     def device(self, bdf: Bdf) -> PciDevice | None:
@@ -423,7 +423,7 @@ def assemble_pus(
     isolated: CpuSet = CpuSet(),
     nohz_full: CpuSet = CpuSet(),
 ) -> tuple[Pu, ...]:
-    """Every PU, ascending, with the core, LLC, node, package and die it is in."""
+    """Every CPU, ascending, with the core, LLC, node, package and die it is in."""
     core_of = {pu: core.index for core in cores for pu in core.pus}
     llc_of = {pu: llc.index for llc in llcs for pu in llc.pus}
     node_of = {pu: node.index for node in nodes for pu in node.pus}
@@ -446,7 +446,7 @@ def assemble_pus(
 
 
 class HostSummary(Struct, frozen=True):
-    """Counts of a host, as the `host` format opens with. Online PUs only, unless the name says.
+    """Counts of a host, as the `host` format opens with. Online CPUs only, unless the name says.
 
     gpus, nics and nvswitches do not count SR-IOV virtual functions; pci_functions does.
     """

@@ -74,7 +74,7 @@ def derive_run(
     host: Host,
     readings: Mapping[int, StepReading] | None = None,
 ) -> DerivedRun:
-    """The run of these records. host: what was measured, confined to the PUs that it was.
+    """The run of these records. host: what was measured, confined to the CPUs that it was.
 
     readings: of steps, by number, whose outputs have been read already.
     """

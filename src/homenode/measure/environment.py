@@ -29,7 +29,7 @@ from homenode.units import MIB, format_bytes, whole_number
 from homenode.vm.plan import Plan
 
 STOLEN_SHARE = 0.02
-"""More of the PUs' time than this given to other guests: somebody else ran."""
+"""More of the CPUs' time than this given to other guests: somebody else ran."""
 
 _REVISION = re.compile(r"0x[0-9a-f]{1,8}", re.ASCII)
 _INVENTED_REVISIONS = frozenset({"0x1", "0x1000065", "0xffffffff"})
@@ -57,18 +57,18 @@ class Environment(Struct, frozen=True):
     numa_balancing: int | None
     kernel_release: str | None
     turbo: str | None  # "on" or "off"
-    throttles: tuple[tuple[str, int], ...]  # counts since boot over PUs, by file
+    throttles: tuple[tuple[str, int], ...]  # counts since boot over CPUs, by file
     links: tuple[LinkState, ...]
-    times: tuple[PuTimes, ...]  # of each PU, () where unknown
+    times: tuple[PuTimes, ...]  # of each CPU, () where unknown
     gaps: tuple[Gap, ...] = ()
-    microcode: tuple[str, ...] | None = None  # revisions of the PUs ("0x2b000590"), sorted
-    # the highest clocks that PUs may take by cpufreq, ascending
+    microcode: tuple[str, ...] | None = None  # revisions of the CPUs ("0x2b000590"), sorted
+    # the highest clocks that CPUs may take by cpufreq, ascending
     clock_limits_hz: tuple[int, ...] | None = None
     emulated: bool | None = None  # see is_emulated
 
 
 class Share(Struct, frozen=True):
-    """Of the time of some PUs between two looks, from 0 to 1."""
+    """Of the time of some CPUs between two looks, from 0 to 1."""
 
     busy: float
     stolen: float
@@ -159,7 +159,7 @@ def changes(before: Environment, after: Environment, pus: CpuSet | None = None) 
 
 
 def share_between(before: Environment, after: Environment, pus: CpuSet) -> Share | None:
-    """What these PUs did between two looks; None where no time passed or no one counts it."""
+    """What these CPUs did between two looks; None where no time passed or no one counts it."""
     first = {times.pu: times for times in before.times}
     busy = idle = stolen = 0
     for times in after.times:
@@ -168,7 +168,7 @@ def share_between(before: Environment, after: Environment, pus: CpuSet) -> Share
             idle += times.idle - first[times.pu].idle
             stolen += times.stolen - first[times.pu].stolen
     total = busy + idle + stolen
-    # A PU that was unplugged in between counts from zero again.
+    # A CPU that was unplugged in between counts from zero again.
     if total <= 0 or min(busy, idle, stolen) < 0:
         return None
     return Share(busy / total, stolen / total)
@@ -211,7 +211,7 @@ def _link(link: LinkState) -> tuple[float | None, int | None]:
 
 
 def _throttles(snapshot: Snapshot, online: CpuSet) -> Iterator[tuple[str, int]]:
-    """Sums over PUs. Source: Documentation/admin-guide/thermal of Linux; x86 Intel only."""
+    """Sums over CPUs. Source: Documentation/admin-guide/thermal of Linux; x86 Intel only."""
     for name in _THROTTLE_FILES:
         words = (
             read_word(snapshot, f"/sys/devices/system/cpu/cpu{pu}/thermal_throttle/{name}")
@@ -278,10 +278,10 @@ def is_virtual(snapshot: Snapshot) -> bool:
 
 
 BUSY_SHARE = 0.05
-"""More than this of the PUs' time taken while nothing was measured: somebody else is there."""
+"""More than this of the CPUs' time taken while nothing was measured: somebody else is there."""
 
 ONE_PU_SHARE = 0.5
-"""Likewise of any single PU: among 448 PUs a neighbour on one of them is 0.2 % of their time. So
+"""Likewise of any single CPU: among 448 CPUs a neighbour on one of them is 0.2 % of their time. So
 high because a second holds the burst of some daemon on every large machine."""
 
 MEMORY_KEPT = 0.90
@@ -327,7 +327,7 @@ def _load(looks: Looks) -> Iterator[Finding]:
 
 
 def _crowded_pus(looks: Looks) -> Iterator[Finding]:
-    """Single PUs that belong to others, where all together hardly show it."""
+    """Single CPUs that belong to others, where all together hardly show it."""
     shares = [(pu, share_between(looks.first, looks.second, CpuSet((pu,)))) for pu in looks.pus]
     busy = CpuSet(pu for pu, share in shares if share is not None and share.busy > ONE_PU_SHARE)
     stolen = CpuSet(pu for pu, share in shares if share is not None and share.stolen > ONE_PU_SHARE)

@@ -81,7 +81,7 @@ class BenchTest(Struct, frozen=True):
     # a program of measure/programs that it gets on standard input (its argv ends "python3 - ..."),
     # None where it gets nothing
     program: str | None = None
-    # where its PUs and host memory are bound; None where the tool binds as it likes
+    # where its CPUs and host memory are bound; None where the tool binds as it likes
     node: NodeIndex | None = None
     # of a collective, what is bound where, in the user's words; None of other tests
     binding: str | None = None

@@ -1,6 +1,6 @@
 """Preparation: from orders and a machine to what will be run there, before anything is written.
 
-A job's cpuset, and PUs or nodes that were asked for, are the same thing to the suite: a smaller
+A job's cpuset, and CPUs or nodes that were asked for, are the same thing to the suite: a smaller
 machine. What lies outside of it is not measured, and no test is bound to it.
 """
 
@@ -72,7 +72,7 @@ def prepare_run(
     memory_nodes, own_pus: that a cpuset, and an affinity, leave us; None = all. shown: GPUs that
     the driver gives to us.
 
-    Raises UsageError for tests, PUs or nodes that the machine does not have, InputError for a
+    Raises UsageError for tests, CPUs or nodes that the machine does not have, InputError for a
     document that is none.
     """
     facts = _facts(orders)
@@ -162,7 +162,7 @@ def _with_memory(
 def _bind_suite(
     suite: Suite, host: Host, nodes: tuple[int, ...] | None, installed: Collection[str]
 ) -> Suite:
-    """The suite on some PUs: GPU tools and the user's program are kept to them by taskset, and
+    """The suite on some CPUs: GPU tools and the user's program are kept to them by taskset, and
     their memory to the nodes by numactl."""
     needed = {"taskset": "to keep it on its CPUs"}
     if nodes is not None:
@@ -293,7 +293,7 @@ def allowed_nodes(snapshot: Snapshot) -> tuple[int, ...] | None:
 
 
 def affinity(snapshot: Snapshot) -> CpuSet | None:
-    """PUs that our threads may be on: by the cpuset, and by taskset or srun; None as above.
+    """CPUs that our threads may be on: by the cpuset, and by taskset or srun; None as above.
 
     A host is discovered by its cgroups alone: where a VM may run, taskset does not say.
     """
@@ -309,7 +309,7 @@ def _listed_numbers(snapshot: Snapshot, field: str) -> CpuSet | None:
 
 
 def kept_to(host: Host, pus: CpuSet | None) -> Host:
-    """The machine of which only these PUs are allowed; None = as it is."""
+    """The machine of which only these CPUs are allowed; None = as it is."""
     if pus is None:
         return host
     return replace(
@@ -324,7 +324,7 @@ def keeps_to_nodes(test: BenchTest) -> bool:
 
 
 def confine(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Host:
-    """The machine with these PUs and nodes alone; None = all that may be used.
+    """The machine with these CPUs and nodes alone; None = all that may be used.
 
     Raises UsageError for what is not there, or is kept from us by a cpuset.
     """
@@ -358,7 +358,7 @@ def confine(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Ho
 
 
 def as_bound(test: BenchTest) -> BenchTest:
-    """A test that stays where its job is: nvbandwidth else moves itself to the GPU's PUs."""
+    """A test that stays where its job is: nvbandwidth else moves itself to the GPU's CPUs."""
     alternatives = tuple(as_bound(other) for other in test.alternatives)
     return replace(test, argv=_with_no_affinity_change(test.argv), alternatives=alternatives)
 
@@ -373,7 +373,7 @@ def _with_no_affinity_change(argv: tuple[str, ...]) -> tuple[str, ...]:
 def bind(
     test: BenchTest, pus: CpuSet, nodes: tuple[int, ...] | None, pus_of_node: Mapping[int, CpuSet]
 ) -> BenchTest:
-    """A test kept to these PUs and nodes. The probe pins its own threads; taskset keeps others,
+    """A test kept to these CPUs and nodes. The probe pins its own threads; taskset keeps others,
     and numactl their memory.
 
     pus_of_node: those of them that each node has.
@@ -395,7 +395,7 @@ def _bound_argv(
         return test.argv
     argv = _with_no_affinity_change(test.argv)
     if argv[0] == "numactl" and test.node is not None:
-        # numactl takes all PUs of the node: what it starts is kept to ours.
+        # numactl takes all CPUs of the node: what it starts is kept to ours.
         at = next(n for n, word in enumerate(argv) if n > 0 and not word.startswith("-"))
         ours = pus_of_node.get(int(test.node), pus)
         return (*argv[:at], "taskset", "-c", str(ours), *argv[at:])

@@ -397,5 +397,5 @@ def _probe(group: Group, command: str, seconds: float, *options: str) -> BenchTe
 
 
 def _with_pus_and_memory(host: Host) -> tuple[NumaNode, ...]:
-    """Nodes that a process can be bound to; GPU memory and CXL have no PUs."""
+    """Nodes that a process can be bound to; GPU memory and CXL have no CPUs."""
     return tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)

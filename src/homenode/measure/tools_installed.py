@@ -48,7 +48,7 @@ def boot_identity(machine: Machine) -> str:
 
 
 def pu_times(machine: Machine) -> tuple[PuTimes, ...]:
-    """Ticks of each PU since boot; () where the machine does not count. Raises ToolError."""
+    """Ticks of each CPU since boot; () where the machine does not count. Raises ToolError."""
     try:
         return parse(machine.run(["cat", PROC_STAT], _ASK_S).stdout)
     except (ParseError, ToolMissingError):

@@ -152,7 +152,7 @@ def _model_type(element: Element) -> str | None:
 class GuestSide(Struct, frozen=True, kw_only=True):
     """What a topology file needs of the guest."""
 
-    vcpu_pins: tuple[CpuSet | None, ...]  # PUs of each vCPU in vCPU order, None where it floats
+    vcpu_pins: tuple[CpuSet | None, ...]  # CPUs of each vCPU in vCPU order, None where it floats
     cells: tuple[VmCell, ...]  # () for a flat guest
     node_of_cell: tuple[int, ...]  # the guest kernel's node of each cell, in cell order
     # host function -> the guest kernel's address, for every passed-through PCI function
@@ -309,7 +309,7 @@ def _not_plugged_in(bdf: Bdf, source: str) -> InputError:
 def vcpus_of_nodes(host: Host, guest: GuestSide) -> dict[NodeIndex, CpuSet]:
     """Host node -> the vCPUs that run there: by their pins, else by their cell's memory.
 
-    vCPUs that float run on every node that has PUs.
+    vCPUs that float run on every node that has CPUs.
     """
     bound = {
         vcpu: tuple(NodeIndex(int(node)) for node in cell.nodes)

@@ -38,8 +38,8 @@ class DomainCores(Struct, frozen=True):
 class Allocations(Struct, frozen=True):
     """What others have."""
 
-    vcpu_cores: CpuSet  # PUs of cores with pinned vCPUs
-    service_cores: CpuSet  # PUs of cores with emulators or IOThreads only
+    vcpu_cores: CpuSet  # CPUs of cores with pinned vCPUs
+    service_cores: CpuSet  # CPUs of cores with emulators or IOThreads only
     by_domain: tuple[DomainCores, ...]
     devices: tuple[tuple[Bdf, str], ...]  # (function, domain), ascending
     gaps: tuple[Gap, ...]
@@ -131,7 +131,7 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
             if pin is not None and online & ~pin.bits:
                 threads |= pin.bits
         if over:
-            # Emulators of such domains float over the same PUs.
+            # Emulators of such domains float over the same CPUs.
             threads = 0
             ranges.append((domain.name, over))
         mine = _cores_of_pus(host, pinned)
@@ -191,8 +191,8 @@ def _copies(host: Host, request: GuestRequest, counted: Sequence[RunningDomain])
 
 
 def _vcpu_pins(domain: RunningDomain, widest: int, online: int) -> tuple[int, int, list[int]]:
-    """(PUs that the pins name, vCPUs that float anywhere, PUs of each vCPU that floats over the
-    cores that it shares with others of the domain). A pin to every PU is no pin. widest: PUs of
+    """(CPUs that the pins name, vCPUs that float anywhere, CPUs of each vCPU that floats over the
+    cores that it shares with others of the domain). A pin to every CPU is no pin. widest: CPUs of
     the largest core."""
     pins = [0 if pin is None else pin.bits & online for pin in domain.vcpu_pins]
     pinned, floats, over = 0, 0, []
@@ -218,6 +218,6 @@ def _shares_of_ranges(cores: Sequence[int], in_use: int, over: Sequence[int]) ->
 
 
 def _cores_of_pus(host: Host, pus: int) -> int:
-    """The cores of these PUs (bits)."""
+    """The cores of these CPUs (bits)."""
     used = [host.core_at[pu].pus.bits for pu in members(pus) if pu in host.core_at]
     return reduce(or_, used, 0)

@@ -55,7 +55,7 @@ LAYOUTS = {  # a test compares the numbers with demo/published
 class LayoutInputs(Struct, frozen=True, kw_only=True):
     """What counts besides the use. None = unknown."""
 
-    nodes: int | None  # of the host, with PUs
+    nodes: int | None  # of the host, with CPUs
     has_siblings: bool
     has_grace: bool  # Grace GPUs whose memory has NUMA nodes
     has_gpus: bool | None = None  # as the use suggests

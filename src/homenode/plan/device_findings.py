@@ -21,7 +21,7 @@ _CHIPSET_CLASSES = frozenset({0x0600, 0x0601})
 def device_findings(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
-    """Findings on the devices, and on a VM of more vCPUs than the host has PUs."""
+    """Findings on the devices, and on a VM of more vCPUs than the host has CPUs."""
     mediated = dict(request.mediated)
     for bdf in devices:
         device = mediated.get(bdf, bdf)

@@ -3,8 +3,8 @@
 What is allocated counts, touched or not: of a node's size, its page pools and what running domains
 have bound there are taken off, and never more counts as free than the kernel reports. The host
 keeps a share (HostReserve), and what QEMU and the IOMMU need for the VM comes on top of its memory.
-Memory of a GPU never counts; that of another node without PUs counts only when asked for, and then
-with the node of PUs that is nearest.
+Memory of a GPU never counts; that of another node without CPUs counts only when asked for, and then
+with the node of CPUs that is nearest.
 """
 
 from collections import defaultdict
@@ -36,7 +36,7 @@ _OVERHEAD_STEP_BYTES = 64 * MIB
 
 
 class NodeMemory(Struct, frozen=True):
-    """What one node of PUs can give, its attached nodes of memory included."""
+    """What one node of CPUs can give, its attached nodes of memory included."""
 
     pages: int | None  # pages that are free or can be made so; None = unknown, so no limit
     pool_pages: int  # of those, huge pages that are free already
@@ -107,8 +107,8 @@ def memory_text(request: GuestRequest) -> str:
 
 
 def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
-    """For each node of PUs, the nodes whose memory it may give: itself, then the allowed CPU-less
-    nodes that are nearer to it than to any other node of PUs (the lowest index among equals).
+    """For each node of CPUs, the nodes whose memory it may give: itself, then the allowed CPU-less
+    nodes that are nearer to it than to any other node of CPUs (the lowest index among equals).
 
     Raises InputError for an allowed node that the host has not, UsageError for memory of a GPU.
     """
@@ -136,7 +136,7 @@ def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[
 def node_memory(
     host: Host, request: GuestRequest, *, keeps_reserve: bool
 ) -> dict[NodeIndex, NodeMemory]:
-    """The memory of every node of PUs. keeps_reserve: without what the host keeps."""
+    """The memory of every node of CPUs. keeps_reserve: without what the host keeps."""
     page = page_size_bytes(request)
     result: dict[NodeIndex, NodeMemory] = {}
     by_index = host.node_at

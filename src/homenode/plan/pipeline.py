@@ -49,7 +49,7 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
     rendering: Rendering
     findings: tuple[Finding, ...]  # on the file, what the target cannot express included
     notes: tuple[str, ...]  # warnings and worse as lines, after what was wrong with the file before
-    host: Host | None = None  # on what it was planned; None: PU lists of the user
+    host: Host | None = None  # on what it was planned; None: CPU lists of the user
 
     @property
     def document(self) -> bytes:
@@ -106,7 +106,7 @@ def plan_manually(
     *,
     copy_name: str | None = None,
 ) -> PlannedFile:
-    """The same with PU lists that the user gives, and no host: the study's listings.
+    """The same with CPU lists that the user gives, and no host: the study's listings.
 
     The vCPU count follows the lists. Raises as plan_file does.
     """

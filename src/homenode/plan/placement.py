@@ -1,4 +1,4 @@
-"""Placement: which PUs of which nodes one VM gets. The planner's choice, before the guest's shape.
+"""Placement: which CPUs of which nodes one VM gets. The planner's choice, before the guest's shape.
 
 place.py and manual.py make placements; assemble.py turns one into a Plan.
 """
@@ -18,12 +18,12 @@ from homenode.vm.plan import CostTerm, RunnerUp
 
 
 class Placement(Struct, frozen=True):
-    """PUs and nodes for every thread of a VM."""
+    """CPUs and nodes for every thread of a VM."""
 
     # chosen host nodes in cell order (ascending); cell i of a mirrored guest lies on nodes[i]. ()
     # where nothing is pinned or bound.
     nodes: tuple[NodeIndex, ...]
-    # the PUs of each vCPU, in vCPU order: node by node, LLC by LLC, siblings adjacent; () = not
+    # the CPUs of each vCPU, in vCPU order: node by node, LLC by LLC, siblings adjacent; () = not
     # pinned
     vcpu_pins: tuple[CpuSet, ...]
     vcpu_nodes: tuple[int, ...]  # index into `nodes` per vCPU

@@ -61,7 +61,7 @@ class GuestRequest(Struct, frozen=True, kw_only=True):
     # whether siblings as the document shows them take the place of whole cores
     document_siblings: DocumentSiblings = DocumentSiblings.IGNORED
     host_reserve: HostReserve = DEFAULT_HOST_RESERVE  # what is left to the host
-    # the PUs that serve the emulators of several VMs, empty = the host names none
+    # the CPUs that serve the emulators of several VMs, empty = the host names none
     housekeeping_pus: CpuSet = CpuSet()
     # with siblings exposed, so many of a core at most; None = all that it has
     most_threads: int | None = None
@@ -454,10 +454,10 @@ def _check_page_size(options: PlanOptions, guest: Vm) -> None:
 
 
 def _check_pus(options: PlanOptions, layout: Layout, host: Host | None) -> None:
-    """PUs that the user names must be there: libvirt takes others and the VM fails to start."""
+    """CPUs that the user names must be there: libvirt takes others and the VM fails to start."""
     if options.emulator_pus is not None:
         if not options.emulator_pus:
-            raise UsageError("--emulator-cpus: missing PUS", hint="--emulator-cpus 0,64")
+            raise UsageError("--emulator-cpus: missing CPUS", hint="--emulator-cpus 0,64")
         if options.emulator_policy is not EmulatorPolicy.AUTO:
             raise UsageError(
                 f"--emulator-cpus and --emulator {options.emulator_policy} cannot be used together"

@@ -246,7 +246,7 @@ def _pages(plan: Plan, host: Host | None) -> Section:
 
 
 def _kernel_parameters(plan: Plan, host: Host | None) -> Section:
-    """Kernel parameters for what the plan needs from every boot on: huge pages, and PUs without
+    """Kernel parameters for what the plan needs from every boot on: huge pages, and CPUs without
     the host's own work.
 
     Source: Linux Documentation/admin-guide/kernel-parameters.txt (hugepages=NODE:COUNT since 5.16,

@@ -1,4 +1,4 @@
-"""HostGroups: cores by package, node and LLC, what runs on each PU, and a host in single lines."""
+"""HostGroups: cores by package, node and LLC, what runs on each CPU, and a host in single lines."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class CoreGroup(Struct, frozen=True):
 
 
 class NodeBlock(Struct, frozen=True):
-    """A node with PUs, or the PUs whose node is unknown (node None), and what hangs on it."""
+    """A node with CPUs, or the CPUs whose node is unknown (node None), and what hangs on it."""
 
     node: NumaNode | None
     groups: tuple[CoreGroup, ...]
@@ -66,7 +66,7 @@ class PackageFrame(Struct, frozen=True):
 
 
 def core_groups(host: Host, pus: CpuSet) -> tuple[CoreGroup, ...]:
-    """The cores with any of these PUs by package, LLC and kind, ascending by PU."""
+    """The cores with any of these CPUs by package, LLC and kind, ascending by CPU."""
     pu_of_index = {pu.index: pu for pu in host.pus}
     cores_of_llc: dict[int, int] = {}
     grouped: dict[tuple[int | None, int | None, CoreKind | None], list[Core]] = {}
@@ -92,7 +92,7 @@ def core_groups(host: Host, pus: CpuSet) -> tuple[CoreGroup, ...]:
 
 
 def package_frames(host: Host, devices: Sequence[NodeDevices]) -> tuple[PackageFrame, ...]:
-    """Every node that has PUs, by package; PUs of no known node in a block of their own."""
+    """Every node that has CPUs, by package; CPUs of no known node in a block of their own."""
     devices_of_node = {group.node: group for group in devices}
     by_package: dict[tuple[PackageIndex, ...], list[NodeBlock]] = {}
     placed = CpuSet()
@@ -115,10 +115,10 @@ def package_frames(host: Host, devices: Sequence[NodeDevices]) -> tuple[PackageF
 
 
 class PuUse(Struct, frozen=True):
-    """Who is on a PU. The empty use is a free PU.
+    """Who is on a CPU. The empty use is a free CPU.
 
-    beside_cell: free, but a sibling of a PU with vCPUs of that cell. taken_by: other domains that
-    have the PU or a sibling.
+    beside_cell: free, but a sibling of a CPU with vCPUs of that cell. taken_by: other domains that
+    have the CPU or a sibling.
     """
 
     vcpus: tuple[int, ...] = ()  # of the plan, in vCPU order
@@ -127,7 +127,7 @@ class PuUse(Struct, frozen=True):
     emulator: bool = False
     iothreads: tuple[int, ...] = ()  # their ids
     used_by: tuple[str, ...] = ()
-    barred: bool = False  # whoever looked at the host may not use the PU
+    barred: bool = False  # whoever looked at the host may not use the CPU
     isolated: bool = False
 
 
@@ -135,7 +135,7 @@ FREE = PuUse()
 
 
 def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
-    """The use of every online PU that has one; PUs that are not in it are free."""
+    """The use of every online CPU that has one; CPUs that are not in it are free."""
     uses = defaultdict[int, PuUse](lambda: FREE)
     for host_pu in host.pus:
         if host_pu.online and not host_pu.allowed:
@@ -169,7 +169,7 @@ def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
 
 
 def _in_use(domain: RunningDomain, siblings: Mapping[int, CpuSet]) -> CpuSet:
-    """The cores of its vCPUs and the PUs of its other threads. A thread that floats over the whole
+    """The cores of its vCPUs and the CPUs of its other threads. A thread that floats over the whole
     host takes no core from anyone."""
     bound = [pins for pins in domain.vcpu_pins if pins is not None and len(pins) < len(siblings)]
     other_pus = [pus for pus in (domain.emulator_pus, *domain.iothread_pus) if pus is not None]
@@ -229,7 +229,7 @@ def memory_nodes(host: Host) -> dict[Bdf, tuple[int, ...]]:
 
 
 def nodes_without_pus(host: Host) -> dict[str, list[int]]:
-    """Nodes without PUs by what is said of them, those that are alike together."""
+    """Nodes without CPUs by what is said of them, those that are alike together."""
     nodes_by_text: dict[str, list[int]] = {}
     for node in host.nodes:
         if not node.pus:

@@ -1,4 +1,4 @@
-"""MapNodes: packages as frames; in them nodes with their memory, LLCs, cores, PUs and devices."""
+"""MapNodes: packages as frames; in them nodes with their memory, LLCs, cores, CPUs and devices."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,7 +28,7 @@ _EDGE, _SPACE, _CORE_GAP = 5.0, 8.0, 3.0
 
 
 class CellSize(Struct, frozen=True):
-    """Size of one PU's box and of the text in it."""
+    """Size of one CPU's box and of the text in it."""
 
     width: float
     height: float
@@ -37,7 +37,7 @@ class CellSize(Struct, frozen=True):
 
 
 def cell_size(host: Host, uses: Mapping[int, PuUse], planned: bool, zoom: float) -> CellSize:
-    """The size at which every PU's number, and with a plan every vCPU's, fits its box."""
+    """The size at which every CPU's number, and with a plan every vCPU's, fits its box."""
     # Boxes may grow more than their text: large numbers are no easier to read.
     grown = min(zoom, 1.25)
     large, small = 11.0 * grown, (LEAST_TEXT_SIZE if planned else 9.5) * grown
@@ -50,7 +50,7 @@ def cell_size(host: Host, uses: Mapping[int, PuUse], planned: bool, zoom: float)
 
 
 def use_label(use: PuUse) -> str:
-    """What stands on a PU: the vCPU's number, or the thread of QEMU's that runs there."""
+    """What stands on a CPU: the vCPU's number, or the thread of QEMU's that runs there."""
     if len(use.vcpus) > 1:
         return f"{len(use.vcpus)}v"
     if use.vcpus:
@@ -215,7 +215,7 @@ def _core_box(threads: int, size: CellSize) -> tuple[float, float]:
 
 
 def _threads_grid(threads: int) -> tuple[int, int]:
-    """Columns and rows of a core's PUs: siblings below each other, two columns from SMT4 on."""
+    """Columns and rows of a core's CPUs: siblings below each other, two columns from SMT4 on."""
     across = 1 if threads <= 3 else 2
     return across, -(-threads // across)
 

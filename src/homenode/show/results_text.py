@@ -98,7 +98,7 @@ def _table(series: dict[SeriesKey, Series]) -> Table:
 
 
 def _other_series(series: dict[SeriesKey, Series], id: str) -> tuple[SeriesKey, ...]:
-    """Series of a metric without a headline: pairs of PUs, say; the first few."""
+    """Series of a metric without a headline: pairs of CPUs, say; the first few."""
     return tuple(key for key in series if key.metric == id and key.size_bytes is None)[:8]
 
 

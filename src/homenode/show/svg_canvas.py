@@ -159,7 +159,7 @@ def number(value: float) -> str:
 
 
 def _hatches(definitions: etree._Element) -> None:
-    """Patterns of lines: `taken` for other VMs' PUs, `barred` for PUs that may not be used."""
+    """Patterns of lines: `taken` for other VMs' CPUs, `barred` for CPUs that may not be used."""
     for name, paths in (("taken", ("M0 6L6 0",)), ("barred", ("M0 6L6 0", "M0 0L6 6"))):
         pattern = etree.SubElement(
             definitions,

@@ -40,7 +40,7 @@ _ZOOMS = (1.6, 1.5, 1.4, 1.3, 1.2, 1.15, 1.1, 1.05, 1.0)
 
 def topology_map(host: Host, plan: Plan | None = None) -> str:
     """The SVG document of a host: packages, nodes, LLCs, cores, memory, and the devices of each
-    node; with a plan also its vCPUs on their PUs, its memory, and its devices by guest cell."""
+    node; with a plan also its vCPUs on their CPUs, its memory, and its devices by guest cell."""
     uses = uses_of_pus(host, plan)
     keep = {bdf for domain in host.domains if domain.has_claim for bdf in domain.devices}
     if plan is not None:
@@ -90,7 +90,7 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
 
 
 def _cell_size(scene: Scene, frames: tuple[PackageFrame, ...]) -> CellSize:
-    """The largest PUs that need no more rows of cores than the smallest ones do."""
+    """The largest CPUs that need no more rows of cores than the smallest ones do."""
     planned = scene.plan is not None and bool(scene.plan.vcpu_pins)
     sizes = [cell_size(scene.host, scene.uses, planned, zoom) for zoom in _ZOOMS]
     if not frames:
@@ -138,7 +138,7 @@ def draw_lines(
 
 
 def draw_guest(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float]) -> float:
-    """One card for each guest cell, and the notes that no PU can show."""
+    """One card for each guest cell, and the notes that no CPU can show."""
     plan = scene.plan
     if plan is None:
         return 0.0
@@ -221,7 +221,7 @@ def _guest_notes(scene: Scene, plan: Plan) -> list[str]:
 
 
 def draw_other_nodes(canvas: SvgCanvas, host: Host, place: tuple[float, float, float]) -> float:
-    """Nodes without PUs, those that are alike together."""
+    """Nodes without CPUs, those that are alike together."""
     x, y, width = place
     nodes_by_text = nodes_without_pus(host)
     if not nodes_by_text:
@@ -248,7 +248,7 @@ def draw_loose_devices(
     facts: DeviceFacts,
     place: tuple[float, float, float],
 ) -> float:
-    """Devices whose node is unknown, has no PUs or is not described, in bands of their own."""
+    """Devices whose node is unknown, has no CPUs or is not described, in bands of their own."""
     x, y, width = place
     at_y = y
     for group in devices:
@@ -277,7 +277,7 @@ def draw_links(canvas: SvgCanvas, host: Host, place: tuple[float, float, float])
 
 
 def draw_distances(canvas: SvgCanvas, host: Host, place: tuple[float, float, float]) -> float:
-    """Distances between nodes with PUs as a small table; returns its height, 0 without one."""
+    """Distances between nodes with CPUs as a small table; returns its height, 0 without one."""
     x, y, _ = place
     shown = [(i, node.index) for i, node in enumerate(host.nodes) if node.pus]
     if host.distances is None or len(host.nodes) < 2 or not 1 < len(shown) <= _MOST_DISTANCES:

@@ -9,7 +9,7 @@ RECORDED = 16
 
 
 def host_fingerprint(host: Host) -> str:
-    """sha256 (hex) over PUs, nodes, LLCs, cores, distances and PCI functions with their nodes.
+    """sha256 (hex) over CPUs, nodes, LLCs, cores, distances and PCI functions with their nodes.
 
     Omitted is what changes from boot to boot or while the host runs: free memory, pages, domains,
     drivers, link states, names.

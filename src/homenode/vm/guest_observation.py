@@ -81,7 +81,7 @@ _L3 = 3
 
 
 class Observation(Struct, frozen=True):
-    """A guest's own discovery, read as what it says of its VM. PU numbers of the guest are vCPU
+    """A guest's own discovery, read as what it says of its VM. CPU numbers of the guest are vCPU
     numbers: QEMU lists them in order."""
 
     guest: Host

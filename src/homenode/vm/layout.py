@@ -10,7 +10,7 @@ from homenode.errors import UsageError, unknown
 
 class Pinning(StrEnum):
     NONE = "none"
-    NODE = "node"  # every vCPU may float over the PUs of its nodes: XAPI's and oVirt's way
+    NODE = "node"  # every vCPU may float over the CPUs of its nodes: XAPI's and oVirt's way
     ONE_PER_CORE = "one-cpu-per-core"
     ALL_PUS = "all-cpus"
 

@@ -210,13 +210,13 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Whether the feature is asked for or switched off; None = it is not named."""
     physical_address_bits: int | None = None
 
-    vcpu_pins: tuple[CpuSet | None, ...] = ()  # PUs of each vCPU, None where it floats
+    vcpu_pins: tuple[CpuSet | None, ...] = ()  # CPUs of each vCPU, None where it floats
     emulator_pus: CpuSet | None = None  # None = not pinned
     emulator_threads: tuple[tuple[str, tuple[CpuSet, ...]], ...] = ()
     """(name, where those of that name may run) of QEMU's other threads, by a process."""
     iothread_ids: tuple[int, ...] = ()
     iothread_pins: tuple[tuple[int, CpuSet], ...] = ()
-    """(IOThread, its PUs) of those that are pinned, ascending."""
+    """(IOThread, its CPUs) of those that are pinned, ascending."""
 
     memory_bytes: int  # Without the memory devices
     page_bytes: int | None = None  # Of the huge pages; 0 = the default size; None = ordinary pages
@@ -292,7 +292,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     @property
     def pinned_pus(self) -> CpuSet:
-        """Every PU that some vCPU is pinned to."""
+        """Every CPU that some vCPU is pinned to."""
         return CpuSet.union(self.vcpu_pins)
 
     @property

@@ -122,12 +122,12 @@ class Plan(Struct, frozen=True):
 
     @property
     def vcpu_pins(self) -> tuple[CpuSet, ...]:
-        """PUs of each vCPU, in vCPU order; () = not pinned. A plan pins all or none."""
+        """CPUs of each vCPU, in vCPU order; () = not pinned. A plan pins all or none."""
         return tuple(pin for pin in self.vm.vcpu_pins if pin is not None)
 
     @property
     def iothread_pus(self) -> tuple[CpuSet, ...]:
-        """PUs of each IOThread, ascending by its id; () = not pinned."""
+        """CPUs of each IOThread, ascending by its id; () = not pinned."""
         return tuple(pus for _, pus in self.vm.iothread_pins)
 
     @property

@@ -62,7 +62,7 @@ class EmulatorPolicy(StrEnum):
 
     AUTO = "auto"  # cores without vCPUs near the devices; idle siblings of vCPU cores last
     HOUSEKEEPING = "housekeeping"  # the host's named cores, shared by the emulators of several VMs
-    SHARE = "share"  # on the vCPUs' own PUs
+    SHARE = "share"  # on the vCPUs' own CPUs
     NONE = "none"  # not pinned
 
 
@@ -270,7 +270,7 @@ class PlanOptions(Struct, frozen=True):
         tuple[NodeIndex, ...], _placing("--allow-memory-node", "N")
     ] = ()
     reserved_pus: Annotated[
-        CpuSet, _placing("--reserved-cpus", "PUS", parse=CpuSet.parse, rare=False)
+        CpuSet, _placing("--reserved-cpus", "CPUS", parse=CpuSet.parse, rare=False)
     ] = CpuSet()
     reserve_defined: Annotated[bool, _placing_flag("--reserve-defined")] = False
     host_reserve: Annotated[
@@ -279,10 +279,10 @@ class PlanOptions(Struct, frozen=True):
     ] = PartialReserve()
     emulator_policy: Annotated[EmulatorPolicy, _placing("--emulator", "NAME")] = EmulatorPolicy.AUTO
     emulator_pus: Annotated[
-        CpuSet | None, _placing("--emulator-cpus", "PUS", parse=CpuSet.parse)
+        CpuSet | None, _placing("--emulator-cpus", "CPUS", parse=CpuSet.parse)
     ] = None
     housekeeping_pus: Annotated[
-        CpuSet, _placing("--housekeeping-cpus", "PUS", parse=CpuSet.parse)
+        CpuSet, _placing("--housekeeping-cpus", "CPUS", parse=CpuSet.parse)
     ] = CpuSet()
     pinning: Annotated[Pinning | None, _switch("--pinning", "NAME")] = None
     siblings: Annotated[Siblings | None, _switch("--siblings", "NAME")] = None
@@ -305,14 +305,16 @@ def refuse_objective(options: PlanOptions) -> None:
 
 
 class ManualRanges(Struct, frozen=True):
-    """PUs by host node, one of each core, instead of a host to plan for.
+    """CPUs by host node, one of each core, instead of a host to plan for.
 
     Options:
       node_pus: Pin to these CPUs of one node, one of each core; repeat for each node.
       sibling_pus: SMT siblings of the --node-cpus, in their order; repeat for each node.
     """
 
-    node_pus: Annotated[tuple[CpuSet, ...], _by_hand("--node-cpus", "PUS", parse=CpuSet.parse)] = ()
+    node_pus: Annotated[
+        tuple[CpuSet, ...], _by_hand("--node-cpus", "CPUS", parse=CpuSet.parse)
+    ] = ()
     sibling_pus: Annotated[
-        tuple[CpuSet, ...], _by_hand("--sibling-cpus", "PUS", parse=CpuSet.parse)
+        tuple[CpuSet, ...], _by_hand("--sibling-cpus", "CPUS", parse=CpuSet.parse)
     ] = ()

@@ -1,4 +1,4 @@
-"""Live pins: move the threads of a running domain to the PUs of a tuned document. [I/O]
+"""Live pins: move the threads of a running domain to the CPUs of a tuned document. [I/O]
 
 Memory and the definition stay as they are.
 """

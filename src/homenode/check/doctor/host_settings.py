@@ -187,7 +187,7 @@ def settings_findings(
 
 
 def _check_governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
-    """Of the VM's own PUs where it is pinned and they are known one by one, else of all."""
+    """Of the VM's own CPUs where it is pinned and they are known one by one, else of all."""
     ours = CpuSet() if facts is None else facts.pinned_pus
     slow, mixed = CpuSet(), CpuSet()
     governors, drivers = host.settings.governors or (), host.settings.scaling_drivers
@@ -196,7 +196,7 @@ def _check_governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
         governors = tuple(name for name, _ in of_ours)
         slow = CpuSet(pu for name, pus in of_ours if name == "powersave" for pu in pus)
         mixed = min((pus for _, pus in of_ours), key=len) if len(of_ours) > 1 else mixed
-    elif facts is None:  # most PUs are set to be fast, and some were forgotten
+    elif facts is None:  # most CPUs are set to be fast, and some were forgotten
         slow_sets = [pus for name, pus in host.settings.pus_of_governor or () if name != _FAST]
         mixed = CpuSet(pu for pus in slow_sets for pu in pus)
         mixed = mixed if 2 * len(mixed) <= len(host.online_pus) else CpuSet()
@@ -223,7 +223,7 @@ def _check_governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
 
 
 def _find_capped(host: Host, facts: Vm | None) -> Iterator[Finding]:
-    """PUs whose policy allows less than their hardware's clock: the VM's own where it is pinned."""
+    """CPUs whose policy allows less than their hardware's clock; if pinned, only the VM's."""
     ours = CpuSet() if facts is None else facts.pinned_pus
     for policy in host.settings.frequency_limits or ():
         pus = policy.pus & ours if ours else policy.pus
@@ -239,7 +239,7 @@ def _find_capped(host: Host, facts: Vm | None) -> Iterator[Finding]:
 
 
 def _idle(host: Host, facts: Vm) -> Iterator[Finding]:
-    """Of the VM's own PUs where they are known one by one, else of the lowest."""
+    """Of the VM's own CPUs where they are known one by one, else of the lowest."""
     if not facts.is_pinned:
         return
     ours, settings = facts.pinned_pus, host.settings

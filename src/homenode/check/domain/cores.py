@@ -1,8 +1,8 @@
 """Cores of a domain: what the guest is shown of them and what is true, and what else runs there.
 
 Source: Documentation/admin-guide/kernel-parameters.txt (isolcpus, nohz_full, rcu_nocbs),
-Documentation/timers/no_hz.rst: nohz_full= moves the RCU callbacks of its PUs away as well;
-Documentation/core-api/irq/irq-affinity.rst; irqbalance(1): it leaves PUs of isolcpus= and
+Documentation/timers/no_hz.rst: nohz_full= moves the RCU callbacks of its CPUs away as well;
+Documentation/core-api/irq/irq-affinity.rst; irqbalance(1): it leaves CPUs of isolcpus= and
 nohz_full= alone by itself.
 """
 
@@ -217,7 +217,7 @@ def _emulator_on_siblings(facts: Vm, host: Host) -> Iterator[Finding]:
     free -= CpuSet(pu for d in in_use for pin in d.vcpu_pins if pin is not None for pu in pin)
     is_bound = facts.binding is not None or any(cell.nodes for cell in facts.cells)
     if facts.page_bytes is not None and is_bound:
-        # QEMU allocates the huge pages of a node on PUs of that node.
+        # QEMU allocates the huge pages of a node on CPUs of that node.
         free &= CpuSet.union(n.pus for n in host.nodes if not n.pus.isdisjoint(emulator))
     if free:
         yield finding(
@@ -232,7 +232,7 @@ _ISOLATED = "/sys/devices/system/cpu/isolated and nohz_full; /proc/cmdline"
 
 
 def isolation_findings(facts: Vm, host: Host) -> Iterator[Finding]:
-    """Ticks and RCU callbacks on isolated PUs of vCPUs, and siblings that were not isolated."""
+    """Ticks and RCU callbacks on isolated CPUs of vCPUs, and siblings that were not isolated."""
     isolated = CpuSet(pu.index for pu in host.pus if pu.isolated)
     ours = facts.pinned_pus & isolated
     if not ours:
@@ -242,9 +242,9 @@ def isolation_findings(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def rcu_nocbs(host: Host) -> CpuSet | None:
-    """The PUs whose RCU callbacks run elsewhere; None where the command line is not known.
+    """The CPUs whose RCU callbacks run elsewhere; None where the command line is not known.
 
-    A list that only the kernel understands ("all", "N") counts as all PUs.
+    A list that only the kernel understands ("all", "N") counts as all CPUs.
     """
     line = host.settings.kernel_command_line
     if line is None:
@@ -300,7 +300,7 @@ def _check_siblings(
 
 _MOST_NAMED = 6
 _SPREAD_RATIO = 0.75
-"""A device whose interrupts reach this share of all PUs has one for each of them."""
+"""A device whose interrupts reach this share of all CPUs has one for each of them."""
 
 _INTERRUPTS = "/sys/bus/pci/devices/*/msi_irqs; /proc/irq/*/effective_affinity_list"
 

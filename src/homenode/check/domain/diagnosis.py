@@ -70,7 +70,7 @@ def domain_findings(facts: Vm, document: Document | None, host: Host) -> list[Fi
 
 
 def _fills(facts: Vm, host: Host) -> bool:
-    """Whether the vCPUs have a PU of every core: the emulator can be nowhere else."""
+    """Whether the vCPUs have a CPU of every core: the emulator can be nowhere else."""
     pus = facts.pinned_pus
     return bool(host.cores) and all(not core.pus.isdisjoint(pus) for core in host.cores)
 

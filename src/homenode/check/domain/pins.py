@@ -1,4 +1,4 @@
-"""Pins: each vCPU on PUs that exist, alone there, near its memory, apart from other VMs; and
+"""Pins: each vCPU on CPUs that exist, alone there, near its memory, apart from other VMs; and
 what pins cost that are not broken, compared with caches, kinds of core, nodes and isolation.
 """
 
@@ -14,7 +14,7 @@ from homenode.vm.model import Vm, vcpus_text
 
 
 def pins_alone(facts: Vm) -> Iterator[Finding]:
-    """What pins say without a host: all vCPUs or none, and no PU twice."""
+    """What pins say without a host: all vCPUs or none, and no CPU twice."""
     floating = CpuSet(i for i, pin in enumerate(facts.vcpu_pins) if not pin)
     if floating and facts.is_pinned:
         yield finding(
@@ -51,7 +51,7 @@ def pins_alone(facts: Vm) -> Iterator[Finding]:
 
 
 def pins_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
-    """What vCPUs and pins say of this host's PUs, cores and nodes, and of other VMs there."""
+    """What vCPUs and pins say of this host's CPUs, cores and nodes, and of other VMs there."""
     yield from _check_pin_counts(facts, host)
     yield from _check_existence(facts, host)
     yield from _cores(facts, host)
@@ -73,7 +73,7 @@ def _check_pin_counts(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def floats(facts: Vm) -> bool:
-    """Whether every vCPU is pinned to a set of PUs rather than to one."""
+    """Whether every vCPU is pinned to a set of CPUs rather than to one."""
     return bool(facts.vcpu_pins) and all(pin and len(pin) > 1 for pin in facts.vcpu_pins)
 
 
@@ -148,7 +148,7 @@ def _cells_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
     present = CpuSet(pu.index for pu in host.pus)
     for cell in facts.cells:
         near_pus = CpuSet.union(node.pus for node in host.nodes if node.index in cell.nodes)
-        if not near_pus:  # memory on nodes without PUs only
+        if not near_pus:  # memory on nodes without CPUs only
             continue
         far = [
             i
@@ -218,7 +218,7 @@ def _other_vms(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def _whole_cores(host: Host, pus: CpuSet) -> CpuSet:
-    """The whole cores of some PUs."""
+    """The whole cores of some CPUs."""
     return CpuSet(pu for core in host.cores if not core.pus.isdisjoint(pus) for pu in core.pus)
 
 
@@ -249,7 +249,7 @@ def pin_findings(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def nodes_of(pus: CpuSet, host: Host) -> CpuSet:
-    """The nodes that have any of these PUs."""
+    """The nodes that have any of these CPUs."""
     return CpuSet(node.index for node in host.nodes if not node.pus.isdisjoint(pus))
 
 
@@ -387,7 +387,7 @@ def _check_helpers(facts: Vm) -> Iterator[Finding]:
 
 
 def _check_isolation(facts: Vm, host: Host) -> Iterator[Finding]:
-    """isolcpus= takes PUs from the load balancer: what floats there stays on one PU."""
+    """isolcpus= takes CPUs from the load balancer: what floats there stays on one CPU."""
     isolated = CpuSet(pu.index for pu in host.pus if pu.isolated)
     if not isolated:
         return

@@ -1,5 +1,5 @@
 """A domain document against itself, the host that it is for, and its plan; and limits in it that
-slow the VM down whatever its placement: time of PUs, scheduler, I/O.
+slow the VM down whatever its placement: time of CPUs, scheduler, I/O.
 
 Source: <cputune>, <iotune> and <bandwidth> of https://libvirt.org/formatdomain.html; sched(7).
 """
@@ -342,7 +342,7 @@ def _slow(subject: str, share: float, element: str) -> Finding:
 
 
 def _share(tune: Element, quota: str, period: str) -> float | None:
-    """Of a PU; None where nothing limits it."""
+    """Of a CPU; None where nothing limits it."""
     quota_us = _number(tune.value(quota))
     if not quota_us:
         return None

@@ -75,7 +75,7 @@ class RunArguments(Struct, frozen=True, kw_only=True):
 
     Options:
       plan: Saved plan of this guest. The guest is verified first, as by verify --guest; one that
-        differs is not measured. With --context host: measure on the PUs that the plan pins.
+        differs is not measured. With --context host: measure on the CPUs that the plan pins.
       domain: Domain XML of this guest: stored, and used to find its GPUs.
       layout: Layout of this guest. Default: the plan's, else unknown.
       arrangement: Name of what else is compared, such as a queue or a policy.

@@ -358,7 +358,7 @@ def _summary(placed: tuple[Bdf, ...], mirrored: MirroredPcie) -> str:
 
 def cell_nodes(document: Document, host: Host) -> CellNodes:
     """Cells by node. A cell's <memnode> decides; where several cells name a node, or none does, it
-    is the cell with the most vCPUs pinned to the node's PUs, the lowest of equals."""
+    is the cell with the most vCPUs pinned to the node's CPUs, the lowest of equals."""
     cells = [vcpus for _, vcpus in read_cells(document)]
     bound = {
         cell: frozenset(int(node) for node in nodes)

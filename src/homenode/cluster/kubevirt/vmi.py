@@ -46,7 +46,7 @@ _TYPES: Mapping[str, type] = {
 
 HOOK_ANNOTATION = "hooks.kubevirt.io/hookSidecars"
 EVEN_ANNOTATION = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity"
-"""QEMU's own threads get two PUs where one would make the sum odd. KubeVirt puts it on VMIs itself
+"""QEMU's own threads get two CPUs where one would make the sum odd. KubeVirt puts it on VMIs itself
 where the gate AlignCPUs is on and the KubeVirt CR has it.
 
 Source: KubeVirt, virt-controller/services/renderresources.go, WithCPUPinning.
@@ -108,7 +108,7 @@ class Vmi(Struct, frozen=True):
 
     @property
     def dedicated_pus(self) -> int:
-        """PUs asked of kubelet, those of the emulator and of a pool of IOThreads included."""
+        """CPUs asked of kubelet, those of the emulator and of a pool of IOThreads included."""
         pool = self.get("domain", "ioThreads", "supplementalPoolThreadCount")
         has_pool = self.get("domain", "ioThreadsPolicy") == "supplementalPool" and pool is not None
         pus = guest_of(self).vcpus + (parse_quantity(pool, "ioThreads") if has_pool else 0)

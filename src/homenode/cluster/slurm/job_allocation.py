@@ -1,4 +1,4 @@
-"""JobAllocation: what a job has on a node, in the machine's own numbers: PUs, GPUs' nodes, memory.
+"""JobAllocation: what a job has on a node, in the machine's own numbers: CPUs, GPUs' nodes, memory.
 
 Made from what Slurm gives and a host (here), or from what a job's own record says (record.py).
 """
@@ -44,7 +44,7 @@ class NodeTree(Struct, frozen=True):
     gpu_memory: frozenset[NodeIndex]  # nodes that are a GPU's memory
     # (from, to) -> SLIT; empty where not given
     distances: Mapping[tuple[NodeIndex, NodeIndex], int]
-    # True where "nodes" are the sets of Cores= of gres.conf, and PUs Slurm's core numbers
+    # True where "nodes" are the sets of Cores= of gres.conf, and CPUs Slurm's core numbers
     is_of_gres: bool = False
 
     def names(self, nodes: Sequence[NodeIndex]) -> str:
@@ -240,7 +240,7 @@ def unknown_allocation(
 
 
 def _pus(share: NodeShare, machine: NodeMachine, shape: NodeShape | None) -> CpuSet | None:
-    """The PUs that a share names. Raises IndexError for cores that the machine has not."""
+    """The CPUs that a share names. Raises IndexError for cores that the machine has not."""
     if share.cpu_ids is not None:
         per_core = machine.order.threads if shape is None else shape.threads_per_core
         return machine.order.pus_of_ids(share.cpu_ids, per_core)

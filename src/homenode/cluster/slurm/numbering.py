@@ -66,18 +66,18 @@ class CoreOrder(Struct, frozen=True):
         return max((len(core) for core in self.pus), default=1)
 
     def numbers(self, pus: CpuSet) -> CpuSet:
-        """Numbers of the cores that have any of these PUs."""
+        """Numbers of the cores that have any of these CPUs."""
         return CpuSet(n for n, core in enumerate(self.pus) if not core.isdisjoint(pus))
 
     def pus_of_cores(self, numbers: Iterable[int]) -> CpuSet:
-        """All PUs of these cores. Raises IndexError for a number that is none."""
+        """All CPUs of these cores. Raises IndexError for a number that is none."""
         return CpuSet.union(self.pus[number] for number in numbers)
 
     def pus_of_ids(self, ids: CpuSet, ids_per_core: int) -> CpuSet:
-        """The PUs of abstract CPU ids. Raises IndexError for an id that is none.
+        """The kernel's CPUs of Slurm's abstract CPU ids. Raises IndexError for an unknown id.
 
         With one id per core (ThreadsPerCore=1) an id is the whole core. A core with fewer threads
-        than the others has ids that are no PU.
+        than the others has ids that are no CPU.
         """
         if ids_per_core == 1:
             return self.pus_of_cores(ids)
@@ -94,7 +94,7 @@ class CoreOrder(Struct, frozen=True):
 
 
 def core_order(host: Host) -> CoreOrder:
-    """The cores in Slurm's order. Offline PUs have no place in it: slurmd does not count them.
+    """The cores in Slurm's order. Offline CPUs have no place in it: slurmd does not count them.
 
     >>> from homenode.vm.sources import load_host
     >>> core_order(load_host("x86-2p2n8c16t-pus-interleaved")).pus[1]

@@ -114,7 +114,7 @@ _LISTS = {
 def parse_task(values: Sequence[str], source: str, line: int) -> TaskRecord:
     """The task of the values of a line. Raises ParseError that names the line."""
     if len(values) != 4:
-        raise ParseError(source, "task STEP.RANK PUS NODES POLICY", " ".join(values), line=line)
+        raise ParseError(source, "task STEP.RANK CPUS NODES POLICY", " ".join(values), line=line)
     try:
         pus, nodes = CpuSet.parse(values[1]), CpuSet.parse(values[2])
     except ParseError as error:

@@ -1,4 +1,4 @@
-"""The CPU and memory part of a host.toml: cores, caches, packages, numbers of PUs; nodes."""
+"""The CPU and memory part of a host.toml: cores, caches, packages, numbers of CPUs; nodes."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
@@ -46,7 +46,7 @@ class CoreSlot(Struct, frozen=True):
     llc: int | None  # position of its last-level cache on the host; None where it has none
     kind: CoreKind | None
     threads: int
-    pus: tuple[int, ...] = ()  # ascending by thread; a slot without PUs has not been numbered yet
+    pus: tuple[int, ...] = ()  # ascending by thread; a slot without CPUs has not been numbered yet
 
 
 def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[CoreSlot, ...]:
@@ -172,7 +172,7 @@ def _node_counts(
 
 
 def _number_pus(slots: Sequence[CoreSlot], numbering: str) -> tuple[CoreSlot, ...]:
-    """The cores, in the order given, with their PUs.
+    """The cores, in the order given, with their CPUs.
 
     >>> pair = [CoreSlot(0, 0, i, 0, None, None, 2) for i in range(2)]
     >>> [core.pus for core in _number_pus(pair, "siblings-far")]
@@ -371,7 +371,7 @@ def _distance(
 
 
 def online_pus(file: HostDocument, cores: Sequence[CoreSlot]) -> CpuSet:
-    """All PUs but `offline_pus`. Raises InputError where none is left or one does not exist."""
+    """All CPUs but `offline_pus`. Raises InputError where none is left or one does not exist."""
     pus = CpuSet(pu for core in cores for pu in core.pus)
     offline = file.offline_pus
     if not offline <= pus or offline == pus:
@@ -380,7 +380,7 @@ def online_pus(file: HostDocument, cores: Sequence[CoreSlot]) -> CpuSet:
 
 
 def pus_of_node(cores: Sequence[CoreSlot], online: CpuSet) -> dict[int | None, CpuSet]:
-    """Online PUs of each node that has cores; of None, which is no node, all of them."""
+    """Online CPUs of each node that has cores; of None, which is no node, all of them."""
     pus: dict[int | None, list[int]] = {}
     for core in cores:
         pus.setdefault(core.node, []).extend(core.pus)
@@ -388,7 +388,7 @@ def pus_of_node(cores: Sequence[CoreSlot], online: CpuSet) -> dict[int | None, C
 
 
 def cores_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Core, ...]:
-    """Cores that have an online PU, by their lowest one."""
+    """Cores that have an online CPU, by their lowest one."""
     alive = [(CpuSet(slot.pus) & online, slot) for slot in slots if CpuSet(slot.pus) & online]
     alive.sort(key=lambda pair: _lowest(pair[0]))
     return tuple(
@@ -400,7 +400,7 @@ def cores_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Core, ...]:
 def llcs_of(
     slots: Sequence[CoreSlot], online: CpuSet, level: int, sizes: Sequence[int | None]
 ) -> tuple[Llc, ...]:
-    """Last-level caches that an online PU uses, by their lowest one. sizes: in turn."""
+    """Last-level caches that an online CPU uses, by their lowest one. sizes: in turn."""
     sharers = _union_by_key((slot.llc, slot.pus) for slot in slots if slot.llc is not None)
     alive = [(pus & online, sizes[llc % len(sizes)]) for llc, pus in sorted(sharers.items())]
     shown = sorted((cache for cache in alive if cache[0]), key=lambda cache: _lowest(cache[0]))

@@ -47,7 +47,7 @@ from homenode.text import plural
 
 
 def _check_pus(file: HostDocument, online: CpuSet) -> None:
-    """Raise InputError where PUs of a setting are not online ones, or no PU is allowed."""
+    """Raise InputError where CPUs of a setting are not online ones, or no CPU is allowed."""
     table = file.settings
     for owner, key, pus in (
         (file, "disallowed_pus", file.disallowed_pus),
@@ -63,7 +63,7 @@ def _check_pus(file: HostDocument, online: CpuSet) -> None:
 def parse_settings(file: HostDocument, online: CpuSet, *, smt: bool) -> HostSettings:
     """The settings; SMT's and the kernel's command line follow from the rest where not given.
 
-    online: the PUs that have the governor. smt: whether some core has online siblings.
+    online: the CPUs that have the governor. smt: whether some core has online siblings.
     """
     table = file.settings
     governor = table.governor
@@ -220,7 +220,7 @@ def _tree(
 ) -> DescribedPci:
     models = parse_models(file, cpu_vendor)
     roots = parse_roots(file, models, nodes)
-    # A node without cores has no local PUs, and says so.
+    # A node without cores has no local CPUs, and says so.
     everywhere: dict[int | None, CpuSet] = {index: CpuSet() for index in nodes}
     everywhere |= local
     return address(file.source, roots, models, everywhere, iommu=file.iommu)

@@ -142,7 +142,7 @@ def _join(location: str, key: str) -> str:
 
 
 def _from_text(value_type: type, value: Any) -> Any:
-    """Sizes, sets of PUs, addresses and whatever else has `from_toml`. Raises ValueError."""
+    """Sizes, sets of CPUs, addresses and whatever else has `from_toml`. Raises ValueError."""
     read = getattr(value_type, "from_toml", None)
     if read is not None:
         return read(value)
@@ -209,7 +209,7 @@ class HostDescription(Struct, frozen=True):
 VERSION = 1
 """Newest version of the format that this program reads."""
 MAX_PUS = 8192
-"""Most PUs of a described host. Source: NR_CPUS_RANGE_END of arch/x86/Kconfig."""
+"""Most CPUs of a described host. Source: NR_CPUS_RANGE_END of arch/x86/Kconfig."""
 MAX_NODES = 1024
 """Source: NODES_SHIFT up to 10 in arch/x86/Kconfig."""
 LINK_SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
@@ -244,7 +244,7 @@ class LinkText:
 Numbering = Literal[
     "siblings-far", "siblings-adjacent", "siblings-far-in-package", "nodes-interleaved"
 ]
-"""How the firmware numbers PUs; docs/reference/formats/host-toml.md shows each."""
+"""How the firmware numbers CPUs; docs/reference/formats/host-toml.md shows each."""
 DeviceClass = Literal["gpu", "nic", "nvme", "nvswitch", "audio", "bmc", "other"]
 
 Positive = Annotated[int, Meta(ge=1, le=NO_LIMIT)]

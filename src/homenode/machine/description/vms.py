@@ -25,7 +25,7 @@ def parse_reserve(file: HostDocument) -> HostReserve | None:
 
 
 def parse_housekeeping(file: HostDocument, online: CpuSet) -> CpuSet:
-    """PUs for the emulators of several VMs."""
+    """CPUs for the emulators of several VMs."""
     return _online(file.reserve, "housekeeping_pus", file.reserve.housekeeping_pus, online)
 
 
@@ -96,7 +96,7 @@ def _pins(
     online: CpuSet,
     pus_of_node: Mapping[int | None, CpuSet],
 ) -> tuple[CpuSet | None, ...]:
-    """PUs of each vCPU: as pinned, or those of the VM's nodes, or None = anywhere."""
+    """CPUs of each vCPU: as pinned, or those of the VM's nodes, or None = anywhere."""
     count, pins = table.vcpus, table.pins
     if pins is not None:
         if isinstance(pins, str):

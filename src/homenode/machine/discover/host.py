@@ -46,7 +46,7 @@ from homenode.machine.topology import (
 
 
 def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
-    """Gaps for nodes, PUs of nodes, SMT siblings and distances that `virsh capabilities` gives
+    """Gaps for nodes, CPUs of nodes, SMT siblings and distances that `virsh capabilities` gives
     otherwise. Ours is kept: libvirt reads the same /sys, but when its daemon started or last
     looked. Nothing where virsh was not run. A host of one node is not checked: libvirtd may take
     seconds to answer, because it asks every emulator first, and could say little.
@@ -62,7 +62,7 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
         return (Gap("libvirt's view of the host", str(error)),)
     gaps: list[Gap] = []
     ours = host.node_at
-    # libvirt may leave out nodes with neither PUs nor memory, of which a GH200 has 28.
+    # libvirt may leave out nodes with neither CPUs nor memory, of which a GH200 has 28.
     expected = {n.index for n in host.nodes if n.pus or n.memory_bytes}
     if cells and (expected - set(cells) or set(cells) - set(ours)):
         cell_list = ", ".join(map(str, sorted(cells)))

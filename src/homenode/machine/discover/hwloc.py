@@ -47,8 +47,8 @@ def read_hwloc_nodes(
     packages: tuple[Package, ...],
     source: str,
 ) -> tuple[tuple[NumaNode, ...], tuple[Gap, ...]]:
-    """The nodes. hwloc gives a CPU-less node the PUs that are nearest to it; here such a node has
-    no PUs. Of the nodes that share PUs, the one with the fewest and then the lowest number has
+    """The nodes. hwloc gives a CPU-less node the CPUs that are nearest to it; here such a node has
+    no CPUs. Of the nodes that share CPUs, the one with the fewest and then the lowest number has
     them, nodes of special memory last."""
     gaps: list[Gap] = []
     order = sorted(
@@ -167,7 +167,7 @@ _NOT_IN_XML = (
 
 
 class _MachineObjects(Struct):
-    """What one walk over the objects collects. Sets of PUs are in the order of the document."""
+    """What one walk over the objects collects. Sets of CPUs are in the order of the document."""
 
     packages: list[tuple[int | None, CpuSet]] = field(default_factory=list)
     dies: list[tuple[int, CpuSet]] = field(default_factory=list)

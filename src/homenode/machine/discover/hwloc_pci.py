@@ -1,6 +1,6 @@
 """hwloc PCI: root complexes, functions and links between devices from hwloc's XML.
 
-Locality is where the host bridge hangs: the PUs of the object that it is attached to.
+Locality is where the host bridge hangs: the CPUs of the object that it is attached to.
 """
 
 import re
@@ -121,7 +121,7 @@ class _Walk:
     def read_children(
         self, obj: HwlocObject, place: HwlocObject, root_complex: str | None, parent: Bdf | None
     ) -> None:
-        """place: the object with PUs around `obj`. parent: the function directly above, to which
+        """place: the object with CPUs around `obj`. parent: the function directly above, to which
         OS devices belong."""
         for child in obj.children:
             if child.type not in ("Bridge", "PCIDev", "OSDev"):

@@ -36,7 +36,7 @@ NO_ANSWER = "configuration space of"
 
 
 def host_from_lspci(text: str, name: str) -> Host:
-    """A host of which only the PCI part is known: no PUs, no nodes. Raises ParseError."""
+    """A host of which only the PCI part is known: no CPUs, no nodes. Raises ParseError."""
     reason = "lspci shows PCI only"
     unshown = ("CPUs, cores, LLCs and NUMA nodes", "architecture", NO_VMS)
     gaps = tuple(Gap(subject, reason) for subject in unshown)

@@ -1,4 +1,4 @@
-"""Nodes: NUMA nodes of a host, their PUs, memory and huge pages, and how far they are apart.
+"""Nodes: NUMA nodes of a host, their CPUs, memory and huge pages, and how far they are apart.
 
 Source: Documentation/ABI/stable/sysfs-devices-node.
 """
@@ -58,8 +58,9 @@ class Nodes(Struct, frozen=True):
 def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]) -> Nodes:
     """The nodes of a snapshot; name_memory says what the memory of each is.
 
-    A kernel without NUMA has no node folder: the host then is one node, with a gap. A node with PUs
-    of a lower one is omitted, as hwloc does, with a gap: some firmware lists every PU in each.
+    A kernel without NUMA has no node folder: the host then is one node, with a gap. A node with
+    CPUs of a lower one is omitted, as hwloc does, with a gap: some firmware lists every CPU in
+    each.
     Raises InputError where a node that is said to be online has no folder, HostError where the
     folder cannot be read.
     """
@@ -110,7 +111,7 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
 
 
 def package_of(pus: CpuSet, packages: tuple[Package, ...]) -> PackageIndex | None:
-    """The package that holds all the PUs; None for no PUs and for PUs of several packages."""
+    """The package that holds all the CPUs; None for no CPUs and for CPUs of several packages."""
     if not pus:
         return None
     return next((package.index for package in packages if pus <= package.pus), None)
@@ -287,8 +288,8 @@ def name_memory(
     """The nodes with the kind of their memory. by_driver, by_tool: GPU by node, of numa_status and
     of nvidia-smi; the driver decides.
 
-    A node with PUs has DRAM unless something else is known of it. One without PUs may be anything:
-    its kind is unknown unless a GPU's driver or a DAX device names it.
+    A node with CPUs has DRAM unless something else is known of it. One without CPUs may be
+    anything: its kind is unknown unless a GPU's driver or a DAX device names it.
     """
     gaps: list[Gap] = []
     gpu_of_node = {**by_tool, **by_driver}

@@ -119,7 +119,7 @@ def _counts(snapshot: Snapshot, path: str) -> tuple[tuple[str, int], ...]:
 def read_interrupts(snapshot: Snapshot, folder: str) -> tuple[PciInterrupt, ...] | None:
     """The function's message-signalled interrupts, ascending; None where the source gives none.
 
-    The PUs are those that really get it, else those that may. Raises ParseError.
+    The CPUs are those that really get it, else those that may. Raises ParseError.
     """
     numbers = list_numbers(snapshot.list(f"{folder}/msi_irqs"), "")
     interrupts: list[PciInterrupt] = []

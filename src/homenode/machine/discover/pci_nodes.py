@@ -19,7 +19,7 @@ _LONGEST_NUMBER = 20
 
 
 class Locality(Struct, frozen=True):
-    """Says which node a function is on, by the nodes of the host and its online PUs."""
+    """Says which node a function is on, by the nodes of the host and its online CPUs."""
 
     # of each node, itself or the node of the CPUs next to it; None where several are
     cpu_node: dict[NodeIndex, NodeIndex | None]
@@ -54,7 +54,7 @@ class Locality(Struct, frozen=True):
 
     def node_of(self, numa_node: int | None, local_pus: CpuSet | None) -> NodeIndex | None:
         """The node that numa_node names, or the CPUs' node next to that; else, on a host of several
-        nodes with PUs, the one that has all local PUs (some firmware and old kernels give only
+        nodes with CPUs, the one that has all local CPUs (some firmware and old kernels give only
         these); else None."""
         named = None if numa_node is None else self.cpu_node.get(NodeIndex(numa_node))
         if named is not None:
@@ -68,7 +68,7 @@ class Locality(Struct, frozen=True):
 
     def node_listed(self, nodes: Iterable[int], pus: CpuSet | None) -> NodeIndex | None:
         """The one node with CPUs among those that a tool lists, as "0,5-11" on GH200; where it
-        lists none, the one of several that has all these PUs."""
+        lists none, the one of several that has all these CPUs."""
         cpu_nodes = set(self.node_of_pus.values())
         matches = cpu_nodes.intersection(NodeIndex(node) for node in nodes)
         if not matches and pus and len(cpu_nodes) > 1:

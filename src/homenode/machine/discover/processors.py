@@ -1,4 +1,4 @@
-"""Processors: packages, dies, cores with their kinds, and last-level caches of the online PUs.
+"""Processors: packages, dies, cores with their kinds, and last-level caches of the online CPUs.
 
 Cores are the sets of core_cpus_list, caches those of shared_cpu_list. The ids next to them are
 labels: core_id repeats, and cache ids are not unique on every machine.
@@ -119,7 +119,7 @@ _LOWEST_LLC_LEVEL = 2
 
 
 class Processors(Struct, frozen=True):
-    """What the online PUs share. die_of_pu holds only PUs whose die is known."""
+    """What the online CPUs share. die_of_pu holds only CPUs whose die is known."""
 
     packages: tuple[Package, ...]
     cores: tuple[Core, ...]
@@ -131,7 +131,7 @@ class Processors(Struct, frozen=True):
 def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
     """Packages, cores and LLCs of a snapshot.
 
-    Raises InputError where some online PUs have a topology folder and others have none, HostError
+    Raises InputError where some online CPUs have a topology folder and others have none, HostError
     where one cannot be read.
     """
     online = states.online
@@ -185,8 +185,9 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
 def _groups(
     pus: CpuSet, group_of: Callable[[int], CpuSet | None], subject: str, gaps: list[Gap]
 ) -> list[CpuSet]:
-    """The disjoint groups of PUs, by lowest PU. A PU's own file decides unless it disagrees with
-    that of the lowest PU in its group: then the lower one's counts, as in hwloc, and a gap says so.
+    """The disjoint groups of CPUs, by lowest CPU. A CPU's own file decides unless it disagrees with
+    that of the lowest CPU in its group: then the lower one's counts, as in hwloc, and a gap says
+    so.
     """
     groups: list[CpuSet] = []
     group_of_pu: dict[int, CpuSet] = {}
@@ -224,7 +225,7 @@ def _core_reader(snapshot: Snapshot) -> Callable[[int], CpuSet | None]:
 
 
 def _read_core_ids(snapshot: Snapshot, pus: CpuSet) -> dict[PuIndex, int]:
-    """core_id of each PU for which the kernel knows one."""
+    """core_id of each CPU for which the kernel knows one."""
     ids: dict[PuIndex, int] = {}
     for pu in pus:
         label = read_number(snapshot, f"{CPU}/cpu{pu}/topology/core_id")
@@ -236,9 +237,9 @@ def _read_core_ids(snapshot: Snapshot, pus: CpuSet) -> dict[PuIndex, int]:
 def _without_modules(
     groups: list[CpuSet], core_ids: dict[PuIndex, int], cpu: CpuModel, gaps: list[Gap]
 ) -> list[CpuSet]:
-    """The groups, but on AMD's families 15h and 16h one whose PUs all have core ids of their own is
-    not one core: its modules are two cores that share a front end and an FPU. hwloc and the vendor
-    count two. Elsewhere such ids are labels that some firmware or hypervisor made up.
+    """The groups, but on AMD's families 15h and 16h one whose CPUs all have core ids of their own
+    is not one core: its modules are two cores that share a front end and an FPU. hwloc and the
+    vendor count two. Elsewhere such ids are labels that some firmware or hypervisor made up.
     """
     has_modules = cpu.vendor == "AuthenticAMD" and cpu.family in _FAMILIES_OF_MODULES
     labelled = CpuSet()
@@ -268,17 +269,17 @@ def _core_id(
 ) -> CoreId:
     first = pus.first()
     assert first is not None
-    # The lowest PU stands in for a core_id that the kernel does not know.
+    # The lowest CPU stands in for a core_id that the kernel does not know.
     return CoreId(package_of_pu[first], core_ids.get(first, first))
 
 
 def _read_package_of_pu(
     snapshot: Snapshot, pus: CpuSet, gaps: list[Gap]
 ) -> dict[PuIndex, PackageIndex]:
-    """Package of each PU by physical_package_id.
+    """Package of each CPU by physical_package_id.
 
     Where the kernel has none (-1 on some arm64 and riscv), packages are the sets of
-    package_cpus_list, numbered by lowest PU; where there is not even that, all are in package 0.
+    package_cpus_list, numbered by lowest CPU; where there is not even that, all are in package 0.
     """
     numbers = {
         pu: read_number(snapshot, f"{CPU}/cpu{pu}/topology/physical_package_id") for pu in pus
@@ -316,7 +317,7 @@ def _read_die_of_pu(snapshot: Snapshot, pus: CpuSet, gaps: list[Gap]) -> dict[Pu
 
 
 def _clusters(snapshot: Snapshot, online: CpuSet, named: set[CpuSet]) -> CpuSet:
-    """PUs in clusters (arm64's groups of cores, x86's with one L2) that are no set of PUs with a
+    """CPUs in clusters (arm64's groups of cores, x86's with one L2) that are no set of CPUs with a
     name and have no cache: hwloc shows these as groups."""
     clusters = CpuSet()
     in_use = CpuSet()
@@ -342,7 +343,7 @@ def _clusters(snapshot: Snapshot, online: CpuSet, named: set[CpuSet]) -> CpuSet:
 def _read_llcs(
     snapshot: Snapshot, online: CpuSet, siblings_of_pu: dict[PuIndex, CpuSet], gaps: list[Gap]
 ) -> tuple[Llc, ...]:
-    """The last-level cache of each PU: the highest level that holds data.
+    """The last-level cache of each CPU: the highest level that holds data.
 
     LLCs may differ in level: the low-power E cores of a Meteor Lake lie outside the L3.
     """
@@ -381,8 +382,8 @@ def _read_llcs(
 
 
 def _highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int | None] | None:
-    """PUs that share it (none where its list is empty), level and bytes of the highest data or
-    unified cache of a PU."""
+    """CPUs that share it (none where its list is empty), level and bytes of the highest data or
+    unified cache of a CPU."""
     folder = f"{CPU}/cpu{pu}/cache"
     best: tuple[CpuSet, int, int | None] | None = None
     for index in reversed(list_numbers(snapshot.list(folder), "index")):
@@ -393,7 +394,7 @@ def _highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int | None
         if read_word(snapshot, f"{cache}/type") not in ("Unified", "Data"):
             continue
         pus = read_pus(snapshot, f"{cache}/shared_cpu_list", f"{cache}/shared_cpu_map")
-        if pus is not None and pu not in pus:  # a list that does not hold the PU itself is wrong
+        if pus is not None and pu not in pus:  # a list that does not hold the CPU itself is wrong
             pus = read_mask(snapshot, f"{cache}/shared_cpu_map")
         if pus is not None:
             best = pus, level, _cache_bytes(snapshot, f"{cache}/size")

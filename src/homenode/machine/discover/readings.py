@@ -42,9 +42,9 @@ def read_number(snapshot: Snapshot, path: str, radix: int = 10) -> int | None:
 
 
 def read_pus(snapshot: Snapshot, list_path: str, mask_path: str | None = None) -> CpuSet | None:
-    """The PUs of a list file such as "0-3,8", else of its mask file; None where both are absent.
+    """The CPUs of a list file such as "0-3,8", else of its mask file; None where both are absent.
 
-    An empty list file is the empty set: a node without PUs has one. Raises ParseError.
+    An empty list file is the empty set: a node without CPUs has one. Raises ParseError.
     """
     text = snapshot.read_text(list_path)
     if text is not None:
@@ -56,7 +56,7 @@ def read_pus(snapshot: Snapshot, list_path: str, mask_path: str | None = None) -
 
 
 def read_mask(snapshot: Snapshot, path: str) -> CpuSet | None:
-    """The PUs of a mask file such as "00000000,ff"; None where it is absent. Raises ParseError."""
+    """The CPUs of a mask file such as "00000000,ff"; None where it is absent. Raises ParseError."""
     mask = snapshot.read_text(path)
     if mask is None:
         return None

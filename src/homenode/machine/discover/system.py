@@ -1,4 +1,4 @@
-"""System: which PUs there are and their states; CPU model, architecture, settings of a host."""
+"""System: which CPUs there are and their states; CPU model, architecture, settings of a host."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ from homenode.units import whole_number
 
 CPU = "/sys/devices/system/cpu"
 
-# Where VMs of libvirt run under systemd. A PU outside is one that no pin can name.
+# Where VMs of libvirt run under systemd. A CPU outside is one that no pin can name.
 _MACHINES = "/sys/fs/cgroup/machine.slice/cpuset.cpus.effective"
 
 # In this order: cgroup v2; cgroup v1 as systemd mounts it; the cpuset file system of old kernels,
@@ -45,7 +45,7 @@ _ISOLCPUS_FLAGS = {"nohz", "domain", "managed_irq"}
 
 
 class PuStates(Struct, frozen=True):
-    """PUs by state; `online` and `offline` are disjoint and hold all that are present."""
+    """CPUs by state; `online` and `offline` are disjoint and hold all that are present."""
 
     online: CpuSet
     offline: CpuSet
@@ -56,10 +56,10 @@ class PuStates(Struct, frozen=True):
 
 
 def read_states(snapshot: Snapshot) -> PuStates:
-    """The PUs of a snapshot.
+    """The CPUs of a snapshot.
 
-    Raises InputError where there is no CPU tree, or where a PU that is said to be online has no
-    folder: a host with PUs missing must not pass for a smaller one. Raises HostError where the CPU
+    Raises InputError where there is no CPU tree, or where a CPU that is said to be online has no
+    folder: a host with CPUs missing must not pass for a smaller one. Raises HostError where the CPU
     tree cannot be read.
     """
     numbers = list_numbers(list_readable(snapshot, CPU), "cpu")
@@ -106,10 +106,10 @@ def read_states(snapshot: Snapshot) -> PuStates:
 
 
 def _read_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap, ...]]:
-    """The online PUs that the cgroup of whoever looked may run on.
+    """The online CPUs that the cgroup of whoever looked may run on.
 
     The cgroup comes first: the affinity in /proc/self/status is also narrowed by taskset, which
-    says nothing of where a VM may run. Where systemd keeps libvirt's machines from some PUs, these
+    says nothing of where a VM may run. Where systemd keeps libvirt's machines from some CPUs, these
     are not allowed either.
     """
     machines = read_pus(snapshot, _MACHINES) or online
@@ -127,7 +127,7 @@ def _read_own_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple
         while True:
             for file in _FILES_OF_TYPE[kind]:
                 pus = read_pus(snapshot, f"{mount.rstrip('/')}{folder}/{file}")
-                if pus:  # an empty set means "as the parent"; a cgroup without any PU runs nothing
+                if pus:  # an empty set means "as the parent"; a cgroup without any CPU runs nothing
                     return pus & online, ()
             if kind != "cgroup2" or not folder:
                 break
@@ -148,7 +148,7 @@ def _cgroups(snapshot: Snapshot) -> dict[str, str]:
     """Our cgroup by the type of the file system that it is in.
 
     /proc/self/cgroup has lines such as "9:cpuset:/jobs" (version 1) and "0::/user" (version 2);
-    /proc/self/cpuset has the one of either version that decides on PUs.
+    /proc/self/cpuset has the one of either version that decides on CPUs.
     """
     groups: dict[str, str] = {}
     for line in read_lines(snapshot, "/proc/self/cgroup"):
@@ -180,7 +180,7 @@ def _cpuset_mounts(snapshot: Snapshot) -> list[tuple[str, str]]:
 
 
 def _from_command_line(command_line: str, key: str, source: str) -> CpuSet:
-    """PUs of isolcpus= or nohz_full= for kernels without the files; empty where not given.
+    """CPUs of isolcpus= or nohz_full= for kernels without the files; empty where not given.
 
     Source: Documentation/admin-guide/kernel-parameters.txt: isolcpus=[flag-list,]<cpu-list>.
     """
@@ -246,7 +246,7 @@ def read_versions(
 
 
 def read_cpu_fields(snapshot: Snapshot) -> Mapping[str, str]:
-    """The first value of each key in /proc/cpuinfo; the PUs of a hybrid host differ in a few."""
+    """The first value of each key in /proc/cpuinfo; the CPUs of a hybrid host differ in a few."""
     fields: dict[str, str] = {}
     for line in read_lines(snapshot, "/proc/cpuinfo"):
         key, colon, value = line.partition(":")
@@ -377,7 +377,7 @@ def _cpufreq(snapshot: Snapshot, online: CpuSet, file: str) -> tuple[str, ...] |
 def _pus_of(
     online: CpuSet, value_of: Callable[[int], _Value | None]
 ) -> tuple[tuple[_Value, CpuSet], ...] | None:
-    """The PUs by what each of them has, ascending; None where none gives."""
+    """The CPUs by what each of them has, ascending; None where none gives."""
     pus_of_value: dict[_Value, list[int]] = {}
     for pu in online:
         value = value_of(pu)

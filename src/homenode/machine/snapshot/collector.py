@@ -13,7 +13,7 @@ nothing there. What it prints:
     C lspci                       a tool's output, each line after a space, then its exit status
     Z                             the end; without it the transfer was cut short
 
-One program reads many files: starting one for each would take a minute on a host of 1024 PUs, and
+One program reads many files: starting one for each would take a minute on a host of 1024 CPUs, and
 in an emulated guest it takes longer than to boot. The shell's own read will not do: dash and
 busybox read byte by byte, and /proc/sys and the bitmaps of /sys/devices/system/cpu end after the
 first byte then (seen on Linux 6.18).

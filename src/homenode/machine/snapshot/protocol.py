@@ -139,7 +139,7 @@ MAX_CHARS = 16 << 20
 MAX_COMMAS = 100_000
 MAX_NAMES = 10_000
 """Of one host; ASKED: with those that are not there; NAMES: of one folder. Linux has at most 8,192
-PUs. A machine of 384 takes 6,000 files of 0.3 MB; its lists, the dearest to read, have 600 parts.
+CPUs. A machine of 384 takes 6,000 files of 0.3 MB; its lists, the dearest to read, have 600 parts.
 """
 
 MAX_LINKS = 40

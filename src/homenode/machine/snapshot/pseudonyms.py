@@ -16,7 +16,7 @@ _UUID = re.compile(rf"(?<![{_HEX}])[{_HEX}]{{8}}(?:-[{_HEX}]{{4}}){{3}}-[{_HEX}]
 # /etc/machine-id, and UUIDs in vital product data. CPU masks have a comma after 8 digits.
 _LONG_HEX = re.compile(rf"(?<![{_HEX}x])[{_HEX}]{{32,}}(?![{_HEX}])")
 # From 6 pairs on: MACs, EUI-64s (a PCI serial number is one), InfiniBand hardware addresses.
-# A BDF has three pairs at most, and ranges of PUs (00-11-22) do not chain.
+# A BDF has three pairs at most, and ranges of CPUs (00-11-22) do not chain.
 _MAC = re.compile(
     rf"(?<![{_HEX}:-])[{_HEX}]{{2}}(?:(?::[{_HEX}]{{2}}){{5,19}}|(?:-[{_HEX}]{{2}}){{5,19}})"
     rf"(?![{_HEX}]|[:-][{_HEX}])"

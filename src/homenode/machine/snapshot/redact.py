@@ -5,7 +5,7 @@ format allows that: XML elements, kernel parameters, files that have their form.
 searched for everything that shows itself by its form (UUIDs, MACs, addresses) or is known by name
 (host, user, serials). Secrets get pseudonyms, the same everywhere (machine/snapshot/pseudonyms.py).
 
-PCI addresses, PU lists, masks and distances are no secrets and stay as they are.
+PCI addresses, CPU lists, masks and distances are no secrets and stay as they are.
 
 Of XML the lists say what stays, not what goes: an element that a later libvirt or driver brings
 may hold anything. Every value of a domain has a closed form: a number, a set, a size's unit, a word

@@ -32,7 +32,7 @@ class ProbeDoubt(Struct, frozen=True):
 
 
 class Contention(Struct, frozen=True):
-    """Who else ran on the PUs meanwhile."""
+    """Who else ran on the CPUs meanwhile."""
 
     busy_neighbour: bool | None = None  # None = unknown
 
@@ -60,7 +60,7 @@ class Pages(Struct, frozen=True):
 
 
 class BandwidthSample(Struct, frozen=True):
-    """One pass of one kernel. cas_*: of neighbouring PUs, around it; () where one thread ran."""
+    """One pass of one kernel. cas_*: of neighbouring CPUs, around it; () where one thread ran."""
 
     at_ns: int
     bytes_per_s: float
@@ -112,7 +112,7 @@ class LatencyLevel(Struct, frozen=True):
 
 
 class Handoffs(Struct, frozen=True):
-    """Of a pair of PUs: half a round trip of a line."""
+    """Of a pair of CPUs: half a round trip of a line."""
 
     pus: tuple[int, int]
     samples_ns: tuple[float, ...]
@@ -148,7 +148,7 @@ class LoadedPoint(Struct, frozen=True):
 
 
 class Look(Struct, frozen=True):
-    """One look at a pair of PUs."""
+    """One look at a pair of CPUs."""
 
     at_ns: int
     pair: int

@@ -1,6 +1,6 @@
 """hwloc XML: what `lstopo --of xml` (or hwloc-gather-topology) writes, as records.
 
-COMMAND needs --disallowed, or PUs outside the caller's cgroup are omitted; and io:all, or only
+COMMAND needs --disallowed, or CPUs outside the caller's cgroup are omitted; and io:all, or only
 "important" PCI functions are there. Versions 2 and 3 of the format (hwloc 2.0 and newer) are read,
 and version 1, whose records get the form of version 2: types, caches by level, a matrix of
 distances for the NUMA nodes, and a node for the memory of a machine that shows none.
@@ -239,7 +239,7 @@ def _latency(text: str, element: etree._Element, source: str) -> float:
 
 
 def pus_of(obj: HwlocObject, attribute: str, source: str) -> CpuSet:
-    """The PUs of an attribute such as cpuset; empty where it is absent. Raises ParseError."""
+    """The CPUs of an attribute such as cpuset; empty where it is absent. Raises ParseError."""
     text = obj.attributes.get(attribute)
     return CpuSet() if text is None else CpuSet.parse_mask(text, f"{source}: {attribute}")
 

@@ -6,7 +6,7 @@ Seen of 2.0.12 to 2.0.18. Source: numactl.c of numactl 2.0.16.
 
 * "MB" is 2^20 bytes. The sizes need not add up to the machine's memory: a guest with hot-plugged
   memory shows 13,530 of 24,105 MB. Nothing here adds them.
-* Nodes may be sparse (0-3,4,12,20,28 on a GH200), have no PUs (an empty list) or no memory (0 MB).
+* Nodes may be sparse (0-3,4,12,20,28 on a GH200), have no CPUs (an empty list) or no memory (0 MB).
 * Distances may be missing in guests ("No distance information available.").
 """
 
@@ -132,7 +132,7 @@ _COMMAND = re.compile(r"(?:^|[\s/])numactl ", re.ASCII)
 
 
 def bound_by_command(line: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Nodes of the PUs and of the memory of a command in a log; () where it does not say. None
+    """Nodes of the CPUs and of the memory of a command in a log; () where it does not say. None
     where numactl starts nothing there.
 
     >>> bound_by_command("+ numactl -N 0 --membind=0,1 ./stream")

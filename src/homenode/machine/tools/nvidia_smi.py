@@ -164,7 +164,7 @@ class TopoDevice(Struct, frozen=True):
     """One row. None where the tool says N/A or nothing."""
 
     name: str  # "GPU0", "NIC0", or the name of a NIC ("mlx5_0", drivers before 510)
-    cpus: CpuSet | None  # PUs near the GPU; only those that the caller's cpuset allows
+    cpus: CpuSet | None  # CPUs near the GPU; only those that the caller's cpuset allows
     # NUMA nodes near the GPU. On GH200 these are many: its CPU's and those kept for MIG.
     nodes: tuple[NodeIndex, ...] | None
     memory_node: NodeIndex | None  # the node that the GPU's own memory is
@@ -257,7 +257,7 @@ def _row(
         TopoDevice(
             name,
             None if cpus is None else CpuSet.parse(cpus, position),
-            # A list of nodes is written as one of PUs is: 0,5-11.
+            # A list of nodes is written as one of CPUs is: 0,5-11.
             None if nodes is None else tuple(map(NodeIndex, CpuSet.parse(nodes, position))),
             None if memory_node is None else _node(line, memory_node),
         ),

@@ -1,4 +1,4 @@
-"""/proc/stat: what each PU has done since boot, in ticks.
+"""/proc/stat: what each CPU has done since boot, in ticks.
 
     cpu0 2255 34 2290 22625563 6290 127 456 17 0 0
 
@@ -30,12 +30,12 @@ class PuTimes(Struct, frozen=True):
 
 
 def parse(text: str) -> tuple[PuTimes, ...]:
-    """The online PUs, ascending. Raises ParseError."""
+    """The online CPUs, ascending. Raises ParseError."""
     times_of_pu: dict[int, PuTimes] = {}
     for line in Lines(text, PATH, stripped=False):
         matched = _LINE.fullmatch(line.text)
         if matched is None:
-            continue  # the sum of all PUs, interrupts, context switches, forks
+            continue  # the sum of all CPUs, interrupts, context switches, forks
         pu = int(matched[1])
         if pu > MAX_PU_INDEX or pu in times_of_pu:
             raise line.error(f"each CPU once, up to {MAX_PU_INDEX}")

@@ -1,4 +1,4 @@
-"""virsh capabilities: the nodes and PUs of the host as libvirt sees them.
+"""virsh capabilities: the nodes and CPUs of the host as libvirt sees them.
 
 libvirt reads the same /sys that we read, on its own: the two must agree.
 
@@ -22,10 +22,10 @@ _MAX_NUMBER = 1 << 60
 
 
 class CapabilitiesCpu(Struct, frozen=True):
-    """One PU of a cell."""
+    """One CPU of a cell."""
 
     pu: PuIndex
-    siblings: CpuSet | None  # the PUs of its core; None for PUs that are offline
+    siblings: CpuSet | None  # the CPUs of its core; None for CPUs that are offline
 
 
 class CapabilitiesCell(Struct, frozen=True):

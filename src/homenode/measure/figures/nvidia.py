@@ -38,7 +38,7 @@ _PINNED = re.compile(r"\bPINNED to (\d{1,5})\b", re.ASCII)
 
 
 class Binding(Struct, frozen=True):
-    """Nodes of the PUs and of the memory that the process might use."""
+    """Nodes of the CPUs and of the memory that the process might use."""
 
     cpu_nodes: tuple[int, ...]
     memory_nodes: tuple[int, ...]
@@ -159,8 +159,8 @@ SMALL_MESSAGE_BYTES = 1024
 def of_nvbandwidth(run: NvbandwidthRun, binding: Binding | None) -> Figures:
     """Each cell of each test that passed. binding: of the process, where its log says it.
 
-    A host copy's node is the node that memory was bound to, else the one of the PUs. Where the tool
-    put its own thread is no setting: `peer_node`, over which figures are compared.
+    A host copy's node is the node that memory was bound to, else the one of the CPUs. Where the
+    tool put its own thread is no setting: `peer_node`, over which figures are compared.
     """
     address_of = {device.index: device.address for device in run.devices}
     gaps = list(run.gaps)

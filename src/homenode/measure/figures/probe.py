@@ -44,7 +44,7 @@ class StepReading(Struct, frozen=True):
 
 
 def probe_figures(document: ProbeDocument) -> StepReading:
-    """Samples of a document. Raises ParseError where its PU lists are none."""
+    """Samples of a document. Raises ParseError where its CPU lists are none."""
     read_samples = {
         "bandwidth": _bandwidth,
         "latency": _latency,
@@ -71,7 +71,7 @@ def probe_figures(document: ProbeDocument) -> StepReading:
 
 
 def _doubts(document: ProbeDocument) -> Iterator[Finding]:
-    """What the probe doubts. That others ran, or that PUs moved, the whole run says better."""
+    """What the probe doubts. That others ran, or that CPUs moved, the whole run says better."""
     for doubt in document.doubts:
         if doubt.id in _SAID_OF_THE_RUN:
             continue
@@ -172,7 +172,7 @@ def _latency(document: ProbeDocument) -> Iterator[BracketedSample]:
 
 
 def _core_to_core(document: ProbeDocument) -> Iterator[BracketedSample]:
-    """A sample is its own bracket: it shows where the two PUs stood when it was taken."""
+    """A sample is its own bracket: it shows where the two CPUs stood when it was taken."""
     for pair in document.handoffs:
         first, second = pair.pus
         team, name = str(CpuSet((first, second))), f"{first} to {second}"
@@ -183,7 +183,7 @@ def _core_to_core(document: ProbeDocument) -> Iterator[BracketedSample]:
 
 
 def _throughput(document: ProbeDocument) -> Iterator[BracketedSample]:
-    """One PU: how fast a core is. All: what they do together, each thread's part, and evenness."""
+    """One CPU: how fast a core is. All: what they do together, each thread's part, and evenness."""
     assert document.one is not None and document.all is not None, "parse asks for both"
     if len(document.all.threads) == 1:
         for value in document.one.threads[0].samples_events_per_s:
@@ -221,7 +221,7 @@ def _loaded_latency(document: ProbeDocument) -> Iterator[BracketedSample]:
 
 
 def _placement(document: ProbeDocument) -> Iterator[BracketedSample]:
-    """Fill rate of both PUs of a pair over that of one: 1 on one cache's link, 2 on two."""
+    """Fill rate of both CPUs of a pair over that of one: 1 on one cache's link, 2 on two."""
     names = {pair.pair: f"{pair.pus[0]} and {pair.pus[1]}" for pair in document.looked_pairs}
     for look in document.series:
         if look.fill_ratio is None or look.pair not in names:

@@ -26,7 +26,7 @@ MAX_BYTES = 256 << 20
 
 MAX_DEPTH = 6
 MAX_LINE = 16384
-"""Longest line of a text that is no JSON, in characters. The longest real ones list PUs."""
+"""Longest line of a text that is no JSON, in characters. The longest real ones list CPUs."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,16}[mK]")
 _TAG = re.compile(

@@ -9,8 +9,8 @@ The study's scripts write results/<gpu>/<config>/:
 Source: run_vcpu_benchmark.sh of revision 8476fab. What follows from it and not from the files:
 
 * "local" and "remote" are memory bound to node 0 and to node 1, with threads on all nodes.
-* Collectives ran with P2P switched off, ring and simple; where no GPU had a node, on PUs and memory
-  of node 0. A guest with cells and no expander buses is such a one.
+* Collectives ran with P2P switched off, ring and simple; where no GPU had a node, on CPUs and
+  memory of node 0. A guest with cells and no expander buses is such a one.
 * One sample of each CPU test; gpu_bandwidth.txt holds five runs under "# run N".
 * summary.csv is derived from the others, and may be stale: it is not read. hugepages.txt is the
   guest's own pool and not its backing.

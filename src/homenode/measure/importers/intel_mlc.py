@@ -8,8 +8,8 @@ Seen of v3.4 to v3.12; closed source, the format is that of published outputs.
     Numa node            0       1
            0          82.2   129.6
 
-* Rows are the nodes of the PUs, columns those of the memory. The words before them were "Memory
-  node" and "Socket" before v3.5. A node without PUs (CXL, HBM) has a column and no row.
+* Rows are the nodes of the CPUs, columns those of the memory. The words before them were "Memory
+  node" and "Socket" before v3.5. A node without CPUs (CXL, HBM) has a column and no row.
 * "MB/sec" is 10^6 bytes per second, as it says.
 * It switches prefetchers off through an MSR, as root, which a guest cannot do. Where it could not
   (`prefetchers_were_on`), a sequential idle latency is too low.
@@ -58,7 +58,7 @@ class MlcMatrix(Struct, frozen=True, kw_only=True):
 
     rows: tuple[NodeIndex, ...]
     columns: tuple[NodeIndex, ...]
-    # shape (rows, columns), [node of the PUs][node of the memory]; None where absent
+    # shape (rows, columns), [node of the CPUs][node of the memory]; None where absent
     cells: tuple[tuple[float | None, ...], ...]
 
 

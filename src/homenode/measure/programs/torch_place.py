@@ -61,7 +61,7 @@ def _read_text(path: str) -> str | None:
 
 
 def nodes_to_bind() -> list[int]:
-    """Nodes with PUs that we may use and with memory, ascending; [] where the kernel is silent."""
+    """Nodes with CPUs that we may use and with memory, ascending; [] where the kernel is silent."""
     allowed = os.sched_getaffinity(0)
     with_memory = _read_text(_NODES + "/has_memory") or _read_text(_NODES + "/online") or ""
     return [
@@ -72,9 +72,9 @@ def nodes_to_bind() -> list[int]:
 
 
 def bind(node: int) -> None:
-    """This process, and threads that it starts from now on: PUs and memory of one node.
+    """This process, and threads that it starts from now on: CPUs and memory of one node.
 
-    Raises OSError where the node has no PU that we may use or the kernel refuses.
+    Raises OSError where the node has no CPU that we may use or the kernel refuses.
     """
     cpus = numbers_of(_read_text(f"{_NODES}/node{node}/cpulist") or "") & os.sched_getaffinity(0)
     if not cpus:
@@ -102,7 +102,7 @@ def free_bytes(node: int | None) -> int | None:
 
 
 def thread_place() -> dict[str, int | None]:
-    """The PU that this thread runs on and its node, now; None where unknown."""
+    """The CPU that this thread runs on and its node, now; None where unknown."""
     cpu = ctypes.CDLL(None).sched_getcpu()
     if cpu < 0:
         return {"cpu": None, "node": None}

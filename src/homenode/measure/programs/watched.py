@@ -1,4 +1,4 @@
-"""Watched: runs a tool and gives on which PUs its busy threads ran. [I/O]
+"""Watched: runs a tool and gives on which CPUs its busy threads ran. [I/O]
 
     python3 - nvbandwidth -j -t host_to_device_memcpy_ce   < this
 
@@ -6,7 +6,7 @@ Runs in any Python from 3.6 on, RHEL 8's. The tool's output is its own; behind i
 
     # homenode watched: 3:41 67:2
 
-PUs with the number of looks, 20 ms apart, at which a thread of the tool was running there. A tool
+CPUs with the number of looks, 20 ms apart, at which a thread of the tool was running there. A tool
 that binds itself does so within: no one can ask it afterwards.
 """
 
@@ -20,7 +20,7 @@ _STATE, _PROCESSOR = 0, 36  # of /proc/PID/task/TID/stat, behind the name; proc(
 
 
 def busy_pus(process: int, root: str = "/") -> "list[int]":
-    """PUs of the threads that are running now; [] where the process has ended."""
+    """CPUs of the threads that are running now; [] where the process has ended."""
     pus = []
     try:
         for task in Path(root, f"proc/{process}/task").iterdir():

@@ -110,10 +110,10 @@ COLLECTIVE_GPUS = "tool collective GPUs"
 """Condition: how many GPUs a collective of another tool had."""
 
 UNSETTLED = "unsettled"
-"""State of a sample during which a PU was moved, or whose place is unknown: in no series."""
+"""State of a sample during which a CPU was moved, or whose place is unknown: in no series."""
 
 MOVING = "moving"
-"""State of many PUs that are never in one place for long: where they are is their moving."""
+"""State of many CPUs that are never in one place for long: where they are is their moving."""
 
 
 class Condition(Struct, frozen=True):

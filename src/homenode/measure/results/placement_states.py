@@ -1,9 +1,9 @@
-"""Placement states: which samples of a run were taken while the PUs stood where.
+"""Placement states: which samples of a run were taken while the CPUs stood where.
 
-A hypervisor may move a vCPU to another LLC at any moment: the same PU numbers, half or twice the
-bandwidth. The probe times a hand-over between neighbouring PUs right before and after a sample, and
-numbers the states it sees from 0; state 0 of one run of the probe need not be that of the next one.
-So all brackets of a run are judged together here, by the probe's own rule
+A hypervisor may move a vCPU to another LLC at any moment: the same CPU numbers, half or twice the
+bandwidth. The probe times a hand-over between neighbouring CPUs right before and after a sample,
+and numbers the states it sees from 0; state 0 of one run of the probe need not be that of the next
+one. So all brackets of a run are judged together here, by the probe's own rule
 (native/src/placement_state.cpp), and named by what was measured: "27 ns".
 """
 
@@ -24,7 +24,7 @@ MANY_PAIRS = 8
 """Pairs of neighbours from which on there are more places than samples."""
 
 LASTING_SHARE = 0.1
-"""Of its team's samples, at least, that a place of many PUs must have to be one."""
+"""Of its team's samples, at least, that a place of many CPUs must have to be one."""
 
 Latencies = tuple[float | None, ...]
 _Signature = tuple[int, ...]
@@ -36,7 +36,7 @@ class Bracket(Struct, frozen=True):
     None: not measured.
     """
 
-    team: str  # the PUs; () of latencies: one PU alone
+    team: str  # the CPUs; () of latencies: one CPU alone
     before_ns: Latencies  # of each pair of neighbours, in the order of the team
     after_ns: Latencies  # of each pair of neighbours, in the order of the team
 

@@ -20,7 +20,7 @@ from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Plan
 
 BARE = "bare"
-"""In the place of a layout: the host itself, on the plan's PUs and nodes, no guest."""
+"""In the place of a layout: the host itself, on the plan's CPUs and nodes, no guest."""
 
 MAX_BOOTS = 100
 
@@ -82,7 +82,7 @@ def boot_orders(
 ) -> BenchOptions:
     """The orders of one boot of a layout; the suite verifies the guest against the plan first.
 
-    document: None = of no guest, but of the host on the PUs and nodes of a plan that pins.
+    document: None = of no guest, but of the host on the CPUs and nodes of a plan that pins.
     """
     measuring = config.measuring
     orders = BenchOptions(

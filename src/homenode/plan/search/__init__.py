@@ -1,1 +1,1 @@
-"""Search: which nodes, cores, PUs and GPUs a VM gets. place.py is the way in."""
+"""Search: which nodes, cores, CPUs and GPUs a VM gets. place.py is the way in."""

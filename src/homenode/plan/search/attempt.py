@@ -1,7 +1,7 @@
 """Attempt: one fallback of a search, from its problem to the placement that comes of it.
 
 What a search for one VM works with is a PlacementSearch (problem.py), whatever the fallback. Here
-stand the solution of a fallback, and the PUs, the memory and QEMU's threads that follow from it.
+stand the solution of a fallback, and the CPUs, the memory and QEMU's threads that follow from it.
 """
 
 from collections import Counter
@@ -52,7 +52,7 @@ from homenode.vm.plan_options import EmulatorPolicy
 
 
 class PinnedCell(Struct, frozen=True, kw_only=True):
-    """A guest cell to be: the node's position, its sibling groups, and the PUs of each vCPU."""
+    """A guest cell to be: the node's position, its sibling groups, and the CPUs of each vCPU."""
 
     node: int
     groups: tuple[SiblingGroup, ...]
@@ -146,7 +146,7 @@ class Attempt:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the solution leaves the host its core, of fallbacks on which PUs are counted."""
+        """Whether the solution leaves the host its core, of fallbacks on which CPUs are counted."""
         if not self.fallback.grouping.counts_pus or not self.fallback.keeps_core:
             return True
         if self.request.layout.pinning is Pinning.NONE:
@@ -304,7 +304,7 @@ class Attempt:
             yield self._cell(node, part)
 
     def _cell(self, node: int, part: tuple[SiblingGroup, ...], idle: int = 0) -> PinnedCell:
-        """idle: the last so many PUs get no vCPU."""
+        """idle: the last so many CPUs get no vCPU."""
         if self.request.layout.pinning is Pinning.NODE:
             return PinnedCell(node=node, groups=part, pins=(self._node_pus(node),) * len(part))
         pins = tuple([CpuSet([pu]) for group in part for pu in members(group.pus)])
@@ -328,7 +328,7 @@ class Attempt:
         return counts.pop() if len(counts) == 1 else 1
 
     def _node_pus(self, node: int) -> CpuSet:
-        """The PUs of a node that its vCPUs may float over: all that are free, less a core for the
+        """The CPUs of a node that its vCPUs may float over: all that are free, less a core for the
         host where the VM has every other core of it."""
         free, fallback, split = self.free, self.fallback, self.best.split
         kinds = fallback.grouping.kinds

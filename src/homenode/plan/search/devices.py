@@ -19,7 +19,7 @@ from homenode.plan.search.distances import DistanceMatrix
 class Home(Struct, frozen=True, kw_only=True):
     """A node that devices lie on, seen from the nodes of the problem."""
 
-    node: int  # its bit, 0 where it has no PUs
+    node: int  # its bit, 0 where it has no CPUs
     to_package: tuple[int, ...]  # package-level SLIT distance to each package
     to_node: tuple[int, ...]  # SLIT distance to each node
     # (class, the packages (bits) at that distance or nearer), ascending
@@ -190,7 +190,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _named_gpus(self) -> dict[int, int]:
-        """GPUs that the VM gets in any case, by their node (a bit, 0 = none with PUs)."""
+        """GPUs that the VM gets in any case, by their node (a bit, 0 = none with CPUs)."""
         count_of_node: dict[int, int] = {}
         for device in self.named:
             if device.is_gpu:

@@ -64,7 +64,7 @@ class Fallback(Struct, frozen=True, kw_only=True):
     relaxations: tuple[Relaxation, ...]
 
     def idle_siblings(self, request: GuestRequest) -> int:
-        """PUs of the last sibling group that no vCPU is left for."""
+        """CPUs of the last sibling group that no vCPU is left for."""
         return -request.vcpus % self.grouping.threads if request.keep_vcpus else 0
 
     def is_like(self, other: "Fallback") -> bool:
@@ -160,7 +160,7 @@ def _ways(
 def _sharing_ways(
     request: GuestRequest, kinds: frozenset[CoreKind | None], *, mixed: bool
 ) -> Iterator[Fallback]:
-    """More vCPUs than cores. Where PUs are counted anyway, the layout's own groups were all."""
+    """More vCPUs than cores. Where CPUs are counted anyway, the layout's own groups were all."""
     if request.layout.pinning is not Pinning.NONE and not _counts_pus(request):
         grouping, shared = Grouping(1, kinds, counts_pus=True), (Relaxation.SHARED_CORES,)
         yield _way(request, grouping, request.vcpus, shared, mixed=mixed)

@@ -1,7 +1,7 @@
 """Place: from a host and a request to a placement, or to every reason why there is none.
 
 The fallbacks of the ladder (ladder.py) are attempted one after the other (attempt.py): the supply
-of each node (supply.py, memory.py), the search (solve.py), then the PUs and QEMU's own threads.
+of each node (supply.py, memory.py), the search (solve.py), then the CPUs and QEMU's own threads.
 Same input, same placement.
 """
 

@@ -313,7 +313,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _supplies(self) -> Callable[[bool, Grouping], tuple[Supply, ...]]:
-        """What each node with PUs gives, whether or not the host keeps its cores."""
+        """What each node with CPUs gives, whether or not the host keeps its cores."""
         free = self.free
         return cache(
             lambda keeps_core, grouping: tuple(
@@ -334,7 +334,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         return self._memory(fallback.keeps_memory)
 
     def supplies(self, fallback: Fallback) -> tuple[Supply, ...]:
-        """What each node with PUs gives on a fallback."""
+        """What each node with CPUs gives on a fallback."""
         has_service = self.free[0] is not self.free[1]
         return self._supplies(fallback.keeps_core or not has_service, fallback.grouping)
 
@@ -346,8 +346,8 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             request.options.policy,
             shows_pcie=request.layout.pcie is GuestPcie.HOST,
             even_splits=even_splits,
-            # Cells of mixed kinds are two for each node. Where PUs are counted, fewer sockets would
-            # give more vCPUs fewer cores: those of the node with the smaller share.
+            # Cells of mixed kinds are two for each node. Where CPUs are counted, fewer sockets
+            # would give more vCPUs fewer cores: those of the node with the smaller share.
             counts_sockets=request.layout.cells is GuestCells.HOST
             and not (may_share_sockets(host, request) or fallback.mixed)
             and not (fallback.grouping.counts_pus or fallback.idle_siblings(request)),
@@ -402,7 +402,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _node_distances(self) -> DistanceMatrix:
-        """The distances between the nodes with PUs."""
+        """The distances between the nodes with CPUs."""
         return self.distances.among([cores.position for cores in self.free[0].nodes])
 
     @cached_property
@@ -442,7 +442,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def _homes(self, nodes: set[NodeIndex], bit: dict[NodeIndex, int]) -> dict[NodeIndex, Home]:
-        """These nodes as those with PUs, which have these bits, see them."""
+        """These nodes as those with CPUs, which have these bits, see them."""
         distances, positions = self.distances, [cores.position for cores in self.free[0].nodes]
         packages = dict.fromkeys(distances.packages[position] for position in positions)
         homes = {}

@@ -27,7 +27,7 @@ from homenode.vm.plan_options import DeviceLocality
 
 
 def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
-    """Nodes and PUs that can take no vCPU, whatever is free: one rejection per reason."""
+    """Nodes and CPUs that can take no vCPU, whatever is free: one rejection per reason."""
     homeless = host.online_pus - CpuSet.union(node.pus for node in host.nodes)
     if homeless:
         yield Rejection(
@@ -83,7 +83,7 @@ def _of_memory(
 
 
 def _unasked_memory(host: Host, request: GuestRequest) -> tuple[NodeIndex, ...]:
-    """Nodes without PUs whose memory the user may allow, and has not."""
+    """Nodes without CPUs whose memory the user may allow, and has not."""
     return tuple(
         node.index
         for node in host.nodes
@@ -284,7 +284,7 @@ def _groups_text(fallback: Fallback, groups: int) -> str:
 
 
 def _owners_text(attempt: Attempt, supply: Supply) -> str:
-    """Who has the node's other PUs."""
+    """Who has the node's other CPUs."""
     request, allocations, pus = attempt.request, attempt.search.allocations, supply.cores.pus
     parts = []
     reserved = (request.options.reserved_pus | request.housekeeping_pus) & pus

@@ -1,12 +1,12 @@
 """Supply: the sibling groups that each node can give to a VM, by LLC.
 
-A sibling group is what one guest core gets: one PU of a core, or several. The tiers of a node are
+A sibling group is what one guest core gets: one CPU of a core, or several. The tiers of a node are
 used in order, each to its end before the next: performance cores before efficiency cores,
 and of either the isolated ones (isolcpus, nohz_full) first. Of the last tier: the fewest further
 LLCs; where these allow it, as many groups of each LLC in use; else the LLCs that are in use already
 to their ends. Further LLCs are the larger ones, of these the tightest.
 
-Where PUs are counted and not cores, each core gives a group before any gives its second: whole
+Where CPUs are counted and not cores, each core gives a group before any gives its second: whole
 cores first, then those of which others have a part. Second groups are shared out over the LLCs.
 """
 
@@ -41,24 +41,24 @@ class CoreShape(NamedTuple):
 
 
 FreeCore = tuple[int, CoreShape]
-"""A core with PUs that the VM may use: those that are free, as bits."""
+"""A core with CPUs that the VM may use: those that are free, as bits."""
 
 
 class NodeCores(Struct, frozen=True):
-    """A node of PUs."""
+    """A node of CPUs."""
 
     position: int
     index: NodeIndex
     pus: CpuSet
-    cores: tuple[FreeCore, ...]  # those with free PUs, ascending
+    cores: tuple[FreeCore, ...]  # those with free CPUs, ascending
     shapes: tuple[tuple[CoreShape, int], ...]  # how many there are of each
 
 
 class FreeCpus(Struct, frozen=True):
-    """The PUs that the VM may use."""
+    """The CPUs that the VM may use."""
 
     pus: CpuSet
-    isolated: CpuSet  # PUs in isolcpus or nohz_full, usable or not
+    isolated: CpuSet  # CPUs in isolcpus or nohz_full, usable or not
     nodes: tuple[NodeCores, ...]
     cores_without_vcpus: int  # cores of the host, whosever, on which no vCPU is pinned
 
@@ -66,8 +66,8 @@ class FreeCpus(Struct, frozen=True):
 def free_cpus(
     host: Host, request: GuestRequest, allocations: Allocations, *, service_cores: bool = False
 ) -> FreeCpus:
-    """What is left of the host: allowed PUs that are neither reserved, asked for by name for the
-    emulator, nor used by others. Nodes ascending; nodes without PUs are omitted.
+    """What is left of the host: allowed CPUs that are neither reserved, asked for by name for the
+    emulator, nor used by others. Nodes ascending; nodes without CPUs are omitted.
 
     service_cores: with the cores on which others have emulators or IOThreads only.
     """
@@ -115,10 +115,10 @@ Rank = tuple[int, bool, bool]
 
 
 class SiblingGroup(NamedTuple):
-    """PUs for one guest core, as bits; one vCPU is pinned to each, ascending."""
+    """CPUs for one guest core, as bits; one vCPU is pinned to each, ascending."""
 
     pus: int
-    core: int  # the lowest PU of its core that is free, as a bit
+    core: int  # the lowest CPU of its core that is free, as a bit
     llc: int
     package: PackageIndex
     kind: CoreKind | None
@@ -126,12 +126,12 @@ class SiblingGroup(NamedTuple):
 
 
 class Grouping(NamedTuple):
-    """How siblings are chosen: the lowest `threads` free PUs of a core of these kinds."""
+    """How siblings are chosen: the lowest `threads` free CPUs of a core of these kinds."""
 
     threads: int
     kinds: frozenset[CoreKind | None]
-    # of the free PUs of any core, and several groups of one core, turn by turn; else one group of
-    # each free whole core that has enough PUs
+    # of the free CPUs of any core, and several groups of one core, turn by turn; else one group of
+    # each free whole core that has enough CPUs
     counts_pus: bool
 
     def of_core(self, core: CoreShape) -> int:
@@ -258,7 +258,7 @@ class Supply(Struct, frozen=True):
         )
 
     def allocate(self, count: int) -> tuple[SiblingGroup, ...]:
-        """That many groups, by LLC and PU; LLCs of which more is drawn first, so that what is not
+        """That many groups, by LLC and CPU; LLCs of which more is drawn first, so that what is not
         filled comes last."""
         part = self._part(count)
         to_draw = part.draw(count)

@@ -1,16 +1,16 @@
-"""Threads: PUs for QEMU's own threads and the IOThreads, after the vCPUs have theirs.
+"""Threads: CPUs for QEMU's own threads and the IOThreads, after the vCPUs have theirs.
 
 Order of places for the emulator: cores without vCPUs on the chosen nodes that the node's free GPUs
 do not need, those nearest the devices first (on hybrid hosts efficiency cores first); cores that
 serve the emulators of other VMs; the host's own core, which is any other core without vCPUs, first
-on nodes whose free GPUs do not need it; the host's housekeeping PUs; free siblings of vCPU cores,
-with a finding; the vCPUs' own PUs, with a finding. Never isolated PUs. The emulator gets one core
+on nodes whose free GPUs do not need it; the host's housekeeping CPUs; free siblings of vCPU cores,
+with a finding; the vCPUs' own CPUs, with a finding. Never isolated CPUs. The emulator gets one core
 on each of at most EMULATOR_CORES chosen nodes: its main loop is one thread, and a second node's
 core keeps its workers near that node's memory.
 
-QEMU allocates the huge pages that are bound to a node on PUs of that node, and does not start where
-its own threads may run on none of these (libvirt 9.0, thread-context): then the emulator has a PU
-on every node of the VM.
+QEMU allocates the huge pages that are bound to a node on CPUs of that node, and does not start
+where its own threads may run on none of these (libvirt 9.0, thread-context): then the emulator has
+a CPU on every node of the VM.
 
 Each IOThread gets a core of its own after the emulator; where those run out a sibling there; then
 it shares with the emulator.
@@ -48,14 +48,14 @@ class ThreadRequest(Struct, frozen=True):
     emulator_pus: CpuSet | None
     # of a node (position), how many cores of its own an emulator may have there
     own_cores: Callable[[int], int]
-    service_cores: tuple[CpuSet, ...]  # PUs of cores that serve other emulators, the nearest first
+    service_cores: tuple[CpuSet, ...]  # CPUs of cores that serve other emulators, the nearest first
     housekeeping_pus: CpuSet
     housekeeping: bool  # the emulator goes to those or to the host's core, wherever it is
-    on_every_node: bool  # it needs a PU on each of the VM's nodes
+    on_every_node: bool  # it needs a CPU on each of the VM's nodes
 
 
 def shared_places(vcpu_pus: CpuSet, iothreads: int) -> ThreadPlaces:
-    """Everything on the vCPUs' own PUs."""
+    """Everything on the vCPUs' own CPUs."""
     return ThreadPlaces(vcpu_pus, (vcpu_pus,) * iothreads)
 
 
@@ -85,7 +85,7 @@ def thread_places(
     in_use = 0 if emulator is None else emulator.bits
     spare = chain(*spare_of_node.values(), _far_cores(free, node_order[chosen:], request.vcpu_pus))
     cores = list(islice((pus for pus in spare if not pus & in_use), request.iothreads))
-    # The first PU of every core before the second of any.
+    # The first CPU of every core before the second of any.
     turns = range(max((pus.bit_count() for pus in cores), default=0))
     singles = (
         tuple(members(pus))[turn] for turn in turns for pus in cores if turn < pus.bit_count()
@@ -94,7 +94,7 @@ def thread_places(
     if emulator is not None:
         places += [emulator] * (request.iothreads - len(places))
     elif len(places) < request.iothreads:
-        # Not pinned at all rather than some on PUs and some adrift.
+        # Not pinned at all rather than some on CPUs and some adrift.
         places = []
     return ThreadPlaces(emulator, tuple(places), findings)
 
@@ -181,7 +181,7 @@ def _far_cores(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> Iterat
 
 
 def _spare_cores(free: FreeCpus, node: int, vcpu_pus: CpuSet, llcs: frozenset[int]) -> list[int]:
-    """PUs of the whole cores of a node without vCPUs and without isolated PUs, in order of
+    """CPUs of the whole cores of a node without vCPUs and without isolated CPUs, in order of
     preference: efficiency cores, then these LLCs, then the fullest, so that free LLCs stay whole.
     """
     barred = vcpu_pus.bits | free.isolated.bits
@@ -197,7 +197,7 @@ def _spare_cores(free: FreeCpus, node: int, vcpu_pus: CpuSet, llcs: frozenset[in
 
 
 def _free_siblings(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> list[int]:
-    """Free PUs next to a vCPU on its core, core by core."""
+    """Free CPUs next to a vCPU on its core, core by core."""
     return [
         idle
         for node in nodes

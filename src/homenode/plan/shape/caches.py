@@ -117,7 +117,7 @@ def told_l3(
     cache: str, topology: GuestTopology, cpu: GuestCpu, host_threads: int | None = None
 ) -> Groups | None:
     """vCPUs that a Linux guest takes to share each L3; () where it is shown none, None where that
-    is not known. host_threads: PUs of each of the host's LLCs, for caches that are passed through.
+    is not known. host_threads: CPUs of each of the host's LLCs, for caches that are passed through.
 
     >>> zen = GuestCpu(is_amd=True, has_topoext=True, llc_bits=None)
     >>> told_l3(GuestCache.EMULATED, GuestTopology(1, 2, 2, 1), zen)
@@ -202,7 +202,7 @@ def guest_cache(
 
 
 def llc_threads(host: Host, shared: SharedLlcs | None) -> int | None:
-    """PUs of each LLC under the vCPUs; None where they differ or are not known."""
+    """CPUs of each LLC under the vCPUs; None where they differ or are not known."""
     used = () if shared is None else shared.llcs
     sizes = {len(llc.pus) for llc in host.llcs if llc.index in used}
     return sizes.pop() if len(sizes) == 1 else None
@@ -237,7 +237,7 @@ def _ways(
 
 
 def _is_known_leaf(host: Host, llc: Llc, threads: int) -> bool:
-    """Whether AMD's leaf surely counts the PUs of the LLC: of a core complex with all its cores, 4
+    """Whether AMD's leaf surely counts the CPUs of the LLC: of a core complex with all its cores, 4
     of Zen 2 and 8 or 16 since, and both threads of each. Others may count those that are off."""
     least = 4 if host.cpu.family == _ZEN_FAMILY else 8
     cores, remainder = divmod(len(llc.pus), 2)

@@ -213,9 +213,9 @@ def _shares(pages: int, vcpu_counts: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def memory_homes(host: Host | None, placement: Placement) -> tuple[tuple[NodeIndex, ...], ...]:
-    """Nodes that give each cell its memory: the cell's own, then nodes without PUs near to it.
+    """Nodes that give each cell its memory: the cell's own, then nodes without CPUs near to it.
 
-    A node of PUs without memory of its own is omitted where another gives the memory.
+    A node of CPUs without memory of its own is omitted where another gives the memory.
     """
     homes = [[node] for node in placement.nodes]
     if host is None:
@@ -419,8 +419,8 @@ def _missing_initiators(
 
 
 def initiator_nodes_of(host: Host, gpus: Sequence[PciDevice]) -> dict[Bdf, tuple[NodeIndex, ...]]:
-    """The generic initiator nodes without PUs of each of these Grace GPUs of the host; none for one
-    that has none."""
+    """The generic initiator nodes without CPUs of each of these Grace GPUs of the host; none for
+    one that has none."""
     grace_gpus = tuple((device.bdf, device.node) for device in host.pci_devices if is_grace(device))
     return initiator_nodes(host, grace_gpus, gpus)
 
@@ -428,7 +428,7 @@ def initiator_nodes_of(host: Host, gpus: Sequence[PciDevice]) -> dict[Bdf, tuple
 def initiator_nodes(
     host: Host, grace_gpus: Sequence[tuple[Bdf, int | None]], gpus: Sequence[PciDevice]
 ) -> dict[Bdf, tuple[NodeIndex, ...]]:
-    """The generic initiator nodes without PUs of each of these GPUs; none for one that has none.
+    """The generic initiator nodes without CPUs of each of these GPUs; none for one that has none.
 
     every: (function, node) of all Grace GPUs of the host, ascending. They share the nodes, each
     CPU's among the GPUs of that CPU: nothing in sysfs names the GPU of a node.
@@ -455,7 +455,7 @@ def with_initiator_cells(
     host: Host,
     gaps: list[Gap],
 ) -> tuple[tuple[VmCell, ...], dict[Bdf, CpuSet]]:
-    """The cells and, behind them, one without PUs or memory for each host node of each GPU; these
+    """The cells and, behind them, one without CPUs or memory for each host node of each GPU; these
     by GPU. homes: the node of each cell before.
 
     Distances are the host's. What the document gives between its own cells stays.

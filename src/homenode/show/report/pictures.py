@@ -121,7 +121,7 @@ def curve_pictures(machine: ReportedMachine) -> Iterator[Picture]:
 def heat_pictures(
     machine: ReportedMachine, matrices: Mapping[str, Sequence[FigureMatrix]]
 ) -> Iterator[Picture]:
-    """Matrices of nodes, GPUs and PUs; those of one metric have the same colours.
+    """Matrices of nodes, GPUs and CPUs; those of one metric have the same colours.
 
     matrices: of each alternative, by its label.
     """
@@ -261,7 +261,7 @@ def _axis(matrix: FigureMatrix, *, rows: bool) -> str:
     axis = matrix.key.rows if rows else matrix.key.columns
     if axis is Axis.NODE and matrix.key.columns is Axis.NODE:
         return "node of the threads" if rows else "node of the memory"
-    return {Axis.NODE: "node", Axis.GPU: "GPU", Axis.PU: "CPU"}[axis]
+    return {Axis.NODE: "node", Axis.GPU: "GPU", Axis.CPU: "CPU"}[axis]
 
 
 def _names(places: Sequence[MatrixPlace]) -> tuple[str, ...]:

@@ -303,18 +303,18 @@ def read_pins(document: Document) -> dict[Key, CpuSet]:
 
 
 def read_vcpu_pins(document: Document) -> tuple[CpuSet | None, ...]:
-    """PUs of each vCPU; None where it floats. Those of <vcpu> are everyone's without a pin."""
+    """CPUs of each vCPU; None where it floats. Those of <vcpu> are everyone's without a pin."""
     pins, everywhere = read_pins(document), _everywhere(document)
     return tuple(pins.get(("vcpupin", i), everywhere) for i in range(read_vcpus(document)[0]))
 
 
 def read_emulator(document: Document) -> CpuSet | None:
-    """PUs of QEMU's own threads; None = not pinned."""
+    """CPUs of QEMU's own threads; None = not pinned."""
     return read_pins(document).get(("emulatorpin", 0), _everywhere(document))
 
 
 def read_iothread_pins(document: Document) -> tuple[tuple[int, CpuSet], ...]:
-    """(IOThread, its PUs) of those that are pinned, ascending."""
+    """(IOThread, its CPUs) of those that are pinned, ascending."""
     pins = read_pins(document).items()
     return tuple(sorted((number, pus) for (name, number), pus in pins if name == "iothreadpin"))
 

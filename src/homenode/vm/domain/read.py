@@ -92,7 +92,7 @@ def vm_of(document: Document) -> Vm:
 
 
 def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> RunningDomain:
-    """PUs, memory by node and devices that a domain takes from the host.
+    """CPUs, memory by node and devices that a domain takes from the host.
 
     running: xml is that of `virsh dumpxml`. Memory bound to several nodes counts as spread evenly;
     memory_bound is False for mode preferred, which may spill. Raises ParseError or InputError.

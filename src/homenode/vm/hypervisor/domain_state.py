@@ -76,7 +76,7 @@ def pins_of_text(text: str) -> tuple[LivePin, ...]:
         words = part.split(" ")
         number = whole_number(words[1]) if len(words) == 3 else None
         if number is None:
-            raise ParseError("pins", "KIND NUMBER PUS; ...", text)
+            raise ParseError("pins", "KIND NUMBER CPUS; ...", text)
         pins.append(LivePin(words[0], number, CpuSet.parse(words[2], "pins")))
     return tuple(pins)
 
@@ -112,7 +112,7 @@ def parse_dominfo(text: str) -> DomainState:
 def parse_pins(text: str, kind: str) -> tuple[LivePin, ...]:
     """The pins in the table of `virsh vcpupin`, `emulatorpin` or `iothreadinfo`.
 
-    Each row is a number and a list of PUs: " 0      0-3,8", with a colon in old versions. The
+    Each row is a number and a list of CPUs: " 0      0-3,8", with a colon in old versions. The
     emulator's row has a star in place of the number, or with --quiet nothing. Raises ParseError.
     """
     pins = []

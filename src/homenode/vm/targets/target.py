@@ -207,7 +207,7 @@ class Target(Struct, frozen=True, kw_only=True):
     """A file that does not name x86_64 leaves the architecture to the host."""
     on_host: Callable[[Vm, bytes, str, Host], Vm] = lambda vm, *_: vm
     """The VM with the devices that the file names by something that is on the host."""
-    says_emulator: bool = False  # A file without PUs for the emulator says that it is not pinned
+    says_emulator: bool = False  # A file without CPUs for the emulator says that it is not pinned
     hook_suffix: str | None = None  # Of the script with the pins that is written next to the file
     users_own: str = ""  # Pattern of lines that a plan does not rely on, as `settings_of` has them
     words_of: Callable[[bytes, str], Sequence[str]] | None = None

@@ -222,7 +222,7 @@ def stand_in_argv(
 
 def boot_words(files: BootFiles, command: str, *, kvm: bool = False) -> tuple[str, ...]:
     """What starts the test guest's own kernel and has it report."""
-    # One thread for all vCPUs: with more vCPUs than PUs they only wait for each other.
+    # One thread for all vCPUs: with more vCPUs than CPUs they only wait for each other.
     return (
         *("-accel", "kvm" if kvm else "tcg,thread=single"),
         *_serial_words("console", files.console),

@@ -73,7 +73,7 @@ def capture_running_vm(
     uuid: str, expected: Vm, files: "ProcFiles | None" = None, *, watched_s: float = 0.5
 ) -> RunningVm:
     """The VM whose QEMU runs with that UUID. watched_s: how long to look at who else runs on the
-    PUs that it is expected on. files: None = this machine's.
+    CPUs that it is expected on. files: None = this machine's.
 
     Raises HostError where no process is that VM, or several say that they are.
     """
@@ -143,7 +143,7 @@ class ProcFiles:
 
     @cached_property
     def places(self) -> HostPlaces:
-        """PUs, nodes and cores."""
+        """CPUs, nodes and cores."""
         return _places(self)
 
     @cached_property
@@ -236,7 +236,7 @@ _QUOTA = ("quota", "period")
 
 
 def _quota(proc: ProcFiles, folder: str) -> float | None:
-    """A cgroup's share of PUs, 1.0 = one; None where nothing limits it. Of version 2, then 1."""
+    """A cgroup's share of CPUs, 1.0 = one; None where nothing limits it. Of version 2, then 1."""
     for root in (_CGROUPS, f"{_CGROUPS}/unified"):
         words = (proc.text(f"{root}{folder}/cpu.max") or "").split()
         match [whole_number(word) for word in words]:

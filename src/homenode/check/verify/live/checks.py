@@ -23,7 +23,7 @@ from homenode.vm.facts import FactValues, VmComparison, VmFact, diff
 from homenode.vm.model import MemoryDevice, Vm, VmCell
 
 _KVMS_OWN = "kvm-nx-lpage-re"
-"""A thread that Linux 6.13 and newer start in the VM's process, on the PUs of whichever vCPU ran
+"""A thread that Linux 6.13 and newer start in the VM's process, on the CPUs of whichever vCPU ran
 first; it wakes up once an hour and no one can pin it for good."""
 
 
@@ -279,8 +279,8 @@ def group_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
 
 
 BUSY_RATIO = 0.1
-"""Of one PU's time, over which an unpinned process on the VM's PUs is worth a finding: below, it is
-a daemon that woke up."""
+"""Of one CPU's time, over which an unpinned process on the VM's CPUs is worth a finding: below, it
+is a daemon that woke up."""
 
 
 def _swap_findings(vm: RunningVm) -> Iterator[Finding]:
@@ -332,7 +332,7 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Other VMs and processes on the cores of the VM's vCPUs.
 
     On most hosts every process may run everywhere: that alone is no finding. One that may run
-    nowhere else is, and so are another VM's vCPUs, and whatever keeps a PU of the VM busy.
+    nowhere else is, and so are another VM's vCPUs, and whatever keeps a CPU of the VM busy.
     """
     cores = vm.host.cores_of(expected.pinned_pus)
     busiest: list[tuple[float, str]] = []

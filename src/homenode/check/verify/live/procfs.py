@@ -37,7 +37,7 @@ class VmThread(Struct, frozen=True):
     name: str  # its comm
     kind: ThreadKind
     number: int | None  # of the vCPU or IOThread, None for the others
-    allowed: CpuSet  # PUs that the scheduler may use, after pins and cgroups alike
+    allowed: CpuSet  # CPUs that the scheduler may use, after pins and cgroups alike
 
 
 class ThreadLimit(Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class ThreadLimit(Struct, frozen=True, kw_only=True):
     number: int | None
     policy: int  # of the scheduler, by its number
     nice: int  # beyond that of the main thread
-    # of its cgroup and those above it, each with a quota: the cgroup and its share of PUs
+    # of its cgroup and those above it, each with a quota: the cgroup and its share of CPUs
     quotas: tuple[tuple[str, float], ...]
 
 
@@ -112,7 +112,7 @@ class DeviceInterrupt(Struct, frozen=True):
     device: Bdf
     irq: int
     name: str  # "vfio-msix[0]"
-    allowed: CpuSet | None  # PUs that may serve it
+    allowed: CpuSet | None  # CPUs that may serve it
     effective: CpuSet | None  # those that do, None where the kernel does not say
 
 
@@ -123,24 +123,24 @@ class Neighbour(Struct, frozen=True):
     name: str
     domain: str | None  # name of the VM where it is a QEMU
     threads: int  # how many of its threads these are
-    allowed: CpuSet  # PUs of them all
+    allowed: CpuSet  # CPUs of them all
     is_vcpu: bool  # they run another VM's vCPUs
     floats: bool  # each may run anywhere
-    busy_ratio: float  # CPU time on the VM's PUs over the time that was watched, 1.0 = one PU
+    busy_ratio: float  # CPU time on the VM's CPUs over the time that was watched, 1.0 = one CPU
 
 
 class HostPlaces(Struct, frozen=True):
-    """The host's PUs, as far as a running VM is judged by them. Ascending."""
+    """The host's CPUs, as far as a running VM is judged by them. Ascending."""
 
     online: CpuSet
-    nodes: tuple[tuple[NodeIndex, CpuSet], ...]  # (node, its PUs)
-    siblings: tuple[CpuSet, ...]  # PUs of each core
+    nodes: tuple[tuple[NodeIndex, CpuSet], ...]  # (node, its CPUs)
+    siblings: tuple[CpuSet, ...]  # CPUs of each core
 
     def pus_of_node(self, node: NodeIndex) -> CpuSet:
         return next((pus for index, pus in self.nodes if index == node), CpuSet())
 
     def cores_of(self, pus: CpuSet) -> CpuSet:
-        """The PUs and their siblings."""
+        """The CPUs and their siblings."""
         return CpuSet.from_bits(
             pus.bits | sum(core.bits for core in self.siblings if not core.isdisjoint(pus))
         )

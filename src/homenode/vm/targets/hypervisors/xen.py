@@ -198,7 +198,7 @@ def _read_pins(config: Config) -> Mapping[str, Any]:
 
 
 def _is_soft(writing: Writing[Config]) -> bool:
-    """Whether the file asks that vCPUs prefer PUs, and the layout lets them float."""
+    """Whether the file asks that vCPUs prefer CPUs, and the layout lets them float."""
     values = writing.file.values
     floats = writing.plan.layout.pinning is Pinning.NODE
     return floats and "cpus_soft" in values and "cpus" not in values

@@ -28,10 +28,10 @@ LISTED = Path(__file__).resolve().parents[2] / "shared/machines/lspci/gpud-hgx-h
 
 def main() -> None:
     host = str(CAPTURED) if CAPTURED.exists() else "epyc9654-2p-1node"
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         plan = ["plan", str(DOCUMENT), "--layout", "pin-numa", "--vcpus", "64"]
-        out = ["--output", str(Path(folder) / "out.xml"), "--quiet"]
-        capture, devices = _large_capture(Path(folder) / "large.tar.gz")
+        out = ["--output", str(Path(directory) / "out.xml"), "--quiet"]
+        capture, devices = _large_capture(Path(directory) / "large.tar.gz")
         homenode = [sys.executable, "-m", "homenode.cli.main"]
         commands = {
             "python -c pass": [sys.executable, "-c", "pass"],

@@ -87,11 +87,11 @@ def samples(rng: random.Random) -> Iterator[Sample]:
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     rng = random.Random(20261120)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         for number in range(count):
-            write_run(Path(folder), made_up(number, rng))
+            write_run(Path(directory), made_up(number, rng))
         start, processor = time.perf_counter(), time.process_time()
-        found = gather([folder], [])
+        found = gather([directory], [])
         read = time.perf_counter()
         machines = machines_of(found.runs, found.stored, found.hosts)
         analysed = time.perf_counter()

@@ -41,8 +41,8 @@ GPUS = "\n".join(
 def main(nodes: int) -> None:
     jobs = tuple(_jobs(nodes))
     audit = [sys.executable, "-m", "homenode.cli.main", "slurm", "audit", "--json"]
-    with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder)
+    with tempfile.TemporaryDirectory() as directory:
+        base = Path(directory)
         (base / "host.toml").write_text(TESTBED)
         (base / "jobs.txt").write_text(scontrol_text(jobs))
         (base / "jobs.json").write_text(squeue_2405(jobs))
@@ -75,9 +75,9 @@ def _jobs(nodes: int) -> Iterator[Listed]:
         )
 
 
-def _write_records(folder: Path, jobs: tuple[Listed, ...]) -> None:
+def _write_records(directory: Path, jobs: tuple[Listed, ...]) -> None:
     for job in jobs:
-        own = folder / job.nodes[0]
+        own = directory / job.nodes[0]
         own.mkdir(parents=True, exist_ok=True)
         first = job.cores[0]
         (own / f"{job.id}.{job.nodes[0]}.rec").write_text(

@@ -1,6 +1,6 @@
 """Files in the format of the published study of GH200 nodes under Slurm, made up and marked so.
 
-    demo/gh200_study.py FOLDER
+    demo/gh200_study.py DIRECTORY
 
 The study prints summary figures and no matrix. These logs
 have its layout: nvbandwidth 0.6 under `numactl --show`, one file for each node in the exclusive
@@ -66,11 +66,11 @@ def files() -> dict[str, str]:
     return found
 
 
-def write(folder: Path) -> None:
+def write(directory: Path) -> None:
     """Write the files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     for name, text in files().items():
-        (folder / name).write_text(text, encoding="utf-8")
+        (directory / name).write_text(text, encoding="utf-8")
 
 
 _TESTS = (

@@ -1,7 +1,7 @@
 """The demonstration behind `make demo`: this machine captured, two hosts planned, a report made.
 
 Everything is what the commands do; each step prints the command that does the same. Takes the
-folder to write into as its only argument.
+directory to write into as its only argument.
 """
 
 import os
@@ -109,9 +109,9 @@ def _plan_machine(
     console: Console, out: Path, name: str, gpus: int, options: tuple[str, ...]
 ) -> int:
     """Plan every preset on one machine; returns how many were refused or failed the schema."""
-    folder = out / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    directory = out / name
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
     host = load_host(name)
     console.print()
     console.rule(name, align="left")
@@ -120,7 +120,7 @@ def _plan_machine(
         f"$ homenode plan {DOCUMENT} --host {name} --gpus {gpus} "
         + "".join(f"{option} " for option in options)
         + "--layout PRESET "
-        f"-o {folder}/PRESET.xml",
+        f"-o {directory}/PRESET.xml",
         style="bold",
         soft_wrap=True,
     )
@@ -136,15 +136,15 @@ def _plan_machine(
         except Unplannable as refusal:
             plans[preset] = refusal
             failed += 1
-            _explain(folder / f"{preset}.txt", refusal_text(refusal))
+            _explain(directory / f"{preset}.txt", refusal_text(refusal))
             continue
         plans[preset] = tuning.plan
         errors, gap = validate(tuning.document)
         failed += bool(errors)
-        write_tuned(folder / f"{preset}.xml", original, tuning.document)
-        (folder / f"{preset}.json").write_text(encode_plan(tuning.plan), encoding="utf-8")
-        _explain(folder / f"{preset}.txt", explain(tuning.plan, host))
-    _draw(folder, host, plans)
+        write_tuned(directory / f"{preset}.xml", original, tuning.document)
+        (directory / f"{preset}.json").write_text(encode_plan(tuning.plan), encoding="utf-8")
+        _explain(directory / f"{preset}.txt", explain(tuning.plan, host))
+    _draw(directory, host, plans)
     console.print(plan_table(plans, host))
     if gap is not None:
         console.print(f"not checked against libvirt's schema: {gap}", style="dim")
@@ -153,10 +153,10 @@ def _plan_machine(
     return failed
 
 
-def _draw(folder: Path, host: Host, plans: dict[str, Plan | Unplannable]) -> None:
+def _draw(directory: Path, host: Host, plans: dict[str, Plan | Unplannable]) -> None:
     drawn = plans[DRAWN]
     picture = topology_map(host, drawn if isinstance(drawn, Plan) else None)
-    (folder / f"{DRAWN}.svg").write_text(picture, encoding="utf-8")
+    (directory / f"{DRAWN}.svg").write_text(picture, encoding="utf-8")
 
 
 def _explain(path: Path, text: object) -> None:

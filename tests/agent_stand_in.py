@@ -39,12 +39,12 @@ print(json.dumps({"return": answer}))
 """
 
 
-def agent_stand_in(folder: Path) -> Path:
-    """Makes it; put FOLDER/bin first on PATH. Gives the folder whose files change what it does."""
-    state = folder / "agent"
+def agent_stand_in(directory: Path) -> Path:
+    """Makes it; put DIRECTORY/bin first on PATH. Returns the directory of its settings."""
+    state = directory / "agent"
     state.mkdir()
-    (folder / "bin").mkdir()
-    program = folder / "bin" / "virsh"
+    (directory / "bin").mkdir()
+    program = directory / "bin" / "virsh"
     program.write_text(_PROGRAM.replace("@PYTHON@", sys.executable).replace("@STATE@", str(state)))
     program.chmod(0o755)
     return state

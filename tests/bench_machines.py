@@ -59,7 +59,7 @@ class FakeMachine:
     def snapshot(self) -> Snapshot:
         made = render(load_shipped(self.host))
         files = {**made.files, **self.changed}
-        return MemorySnapshot(made.name, files, made.links, made.commands, made.folders)
+        return MemorySnapshot(made.name, files, made.links, made.commands, made.directories)
 
     def _file(self, path: str) -> str:
         if path.endswith("boot_id"):

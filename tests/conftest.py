@@ -75,8 +75,8 @@ SLOW = frozenset((TESTS / "slow.txt").read_text().split())
 
 @pytest.fixture(autouse=True)
 def own_host_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests at once, and a homenode of this machine, do not wait for each other's hosts: the folder
-    that all users lock is not there, but where a test gives it."""
+    """Tests at once, and a homenode of this machine, do not wait for each other's hosts: the
+    directory that all users lock is not there, but where a test gives it."""
     monkeypatch.setattr("homenode.change.host_lock.SHARED", Path("/nowhere"))
 
 
@@ -112,7 +112,7 @@ def _turn(item: pytest.Item) -> int:
 
 def _group(path: Path, markers: set[str], module_names: Container[str]) -> str | None:
     """The group whose tests run one after the other, in one process. Groups share nothing: each
-    Slurm and each sshd has its own folder and ports, each installed package its own mounts."""
+    Slurm and each sshd has its own directory and ports, each installed package its own mounts."""
     if TESTS / "packaging" in path.parents:
         return "packages"  # a wheel takes long to build
     if "slurm" in markers:

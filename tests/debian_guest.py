@@ -31,8 +31,8 @@ _DOMAIN = """<domain type='qemu'>
   <vcpu>1</vcpu>
   <os>
     <type arch='x86_64' machine='q35'>hvm</type>
-    <kernel>{folder}/kernel</kernel>
-    <initrd>{folder}/initrd</initrd>
+    <kernel>{directory}/kernel</kernel>
+    <initrd>{directory}/initrd</initrd>
     <cmdline>quiet root=/dev/vda rw mitigations=off nowatchdog no_timer_check {words}</cmdline>
   </os>
   <features><acpi/><apic/></features>
@@ -40,7 +40,7 @@ _DOMAIN = """<domain type='qemu'>
   <devices>
     <disk type='file' device='disk'>
       <driver name='qemu' type='raw'/>
-      <source file='{folder}/disk.ext4'/>
+      <source file='{directory}/disk.ext4'/>
       <target dev='vda' bus='virtio'/>
     </disk>
     <controller type='usb' model='none'/>
@@ -60,14 +60,14 @@ _SLOW_HOST = "systemd.default_timeout_start_sec=900"
 class DebianVm:
     """The defined domain, which is shut off."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder  # of the files that it boots from
-        self.key = folder / "key"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory  # of the files that it boots from
+        self.key = directory / "key"
 
     def define(self, words: str = "") -> None:
         """Define the domain anew. words: more on the kernel's command line."""
-        document = self.folder / "vm.xml"
-        text = _DOMAIN.format(name=NAME, folder=self.folder, words=f"{_SLOW_HOST} {words}")
+        document = self.directory / "vm.xml"
+        text = _DOMAIN.format(name=NAME, directory=self.directory, words=f"{_SLOW_HOST} {words}")
         _drop_domains()
         for _ in range(2):  # only in its own print what libvirt adds stands in libvirt's order
             document.write_text(text)
@@ -93,7 +93,7 @@ class DebianVm:
         for name in domains:
             found[f"{name}: state"] = virsh("domstate", name).stdout
             found[f"{name}: snapshots"] = virsh("snapshot-list", "--name", name).stdout
-        for path in sorted(self.folder.rglob("*")):
+        for path in sorted(self.directory.rglob("*")):
             if path.is_file():
                 with path.open("rb") as file:
                     found[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
@@ -101,9 +101,9 @@ class DebianVm:
                 found[str(path)] = "directory"
         return found
 
-    def guest_files(self, folder: str) -> list[str]:
+    def guest_files(self, directory: str) -> list[str]:
         """Names in a directory of the guest's disk, which is shut off."""
-        argv = ["debugfs", "-R", f"ls -p {folder}", str(self.folder / "disk.ext4")]
+        argv = ["debugfs", "-R", f"ls -p {directory}", str(self.directory / "disk.ext4")]
         environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
         listed = subprocess.run(argv, capture_output=True, text=True, env=environment, check=True)
         return [line.split("/")[5] for line in listed.stdout.splitlines() if line.startswith("/")]
@@ -123,10 +123,10 @@ def guest_image() -> Path:
     """Where build-guest puts its files; skips the test where they are missing."""
     named = os.environ.get("HOMENODE_GUEST")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(named) if named else cache / "homenode/debian-guest"
-    if not (folder / "recipe").exists():
-        pytest.skip(f"no guest in {folder}: run tests/lab/build-guest (root, once)")
-    return folder
+    directory = Path(named) if named else cache / "homenode/debian-guest"
+    if not (directory / "recipe").exists():
+        pytest.skip(f"no guest in {directory}: run tests/lab/build-guest (root, once)")
+    return directory
 
 
 @contextmanager
@@ -136,21 +136,21 @@ def debian_vm() -> Iterator[DebianVm]:
     if virsh("uri").returncode:
         pytest.skip("no libvirtd of the system here: .ci/libvirtd starts one")
     _drop()  # what a test that was killed left
-    # Not below pytest's own folder, which QEMU's user may not enter.
+    # Not below pytest's own directory, which QEMU's user may not enter.
     with tempfile.TemporaryDirectory(prefix="homenode-debian-") as text:
-        folder = Path(text)
-        folder.chmod(0o755)
-        subprocess.run(["cp", "--sparse=always", image / "disk.ext4", folder], check=True)
-        shutil.copy2(image / "initrd", folder)
-        shutil.copy2(image / "key", folder)
-        (folder / "kernel").write_bytes(unpacked((image / "vmlinuz").read_bytes()))
-        (folder / "network.xml").write_text(_NETWORK)
+        directory = Path(text)
+        directory.chmod(0o755)
+        subprocess.run(["cp", "--sparse=always", image / "disk.ext4", directory], check=True)
+        shutil.copy2(image / "initrd", directory)
+        shutil.copy2(image / "key", directory)
+        (directory / "kernel").write_bytes(unpacked((image / "vmlinuz").read_bytes()))
+        (directory / "network.xml").write_text(_NETWORK)
         try:
-            virsh_or_fail("net-define", str(folder / "network.xml"))
+            virsh_or_fail("net-define", str(directory / "network.xml"))
             started = virsh("net-start", NAME)
             if started.returncode:
                 pytest.skip(f"no network of libvirt here (dnsmasq-base?): {started.stderr.strip()}")
-            vm = DebianVm(folder)
+            vm = DebianVm(directory)
             vm.define()
             yield vm
         finally:

@@ -15,7 +15,7 @@ DOCS = ROOT / "docs"
 ELISION = "…"
 """A line that stands for output that a page leaves out."""
 
-FOLDER_SHOWN = "/srv/vms"
+DIRECTORY_SHOWN = "/srv/vms"
 """Where the commands of the pages run, as far as a reader is concerned."""
 
 _OF_CLUSTER = re.compile(r"homenode (?:kubevirt|pool|slurm)\b")

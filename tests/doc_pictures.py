@@ -20,10 +20,10 @@ _SIZE = re.compile(r'(?<= )(width|height)="([\d.]+)"')
 _LARGER = 2
 
 
-def pictures(folder: Path) -> dict[str, str]:
-    """The text of each, by its file's name. folder: for what commands write."""
+def pictures(directory: Path) -> dict[str, str]:
+    """The text of each, by its file's name. directory: for what commands write."""
     return {
-        "hgx-h100-pin-numa-pci.svg": _planned(folder / "planned.svg"),
+        "hgx-h100-pin-numa-pci.svg": _planned(directory / "planned.svg"),
         "layouts-change.svg": _published(),
     }
 

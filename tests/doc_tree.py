@@ -1,6 +1,6 @@
 """The pages of docs/ with what is made from the source: findings, records, tables of options.
 
-`python -m tests.doc_tree FOLDER` writes them; `make docs` and `make deb` build from there.
+`python -m tests.doc_tree DIRECTORY` writes them; `make docs` and `make deb` build from there.
 """
 
 import re
@@ -88,11 +88,11 @@ def _meaning(each: Parameter, names: Collection[str]) -> str:
 
 
 def main() -> int:
-    folder = Path(sys.argv[1])
-    shutil.rmtree(folder / "docs", ignore_errors=True)
-    shutil.copytree(ROOT / "docs", folder / "docs")
+    directory = Path(sys.argv[1])
+    shutil.rmtree(directory / "docs", ignore_errors=True)
+    shutil.copytree(ROOT / "docs", directory / "docs")
     for path, text in made_pages().items():
-        (folder / path).write_text(text, encoding="utf-8")
+        (directory / path).write_text(text, encoding="utf-8")
     return 0
 
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "domains"
-CORPUS = tuple(sorted(FOLDER.glob("*.xml")))
+DIRECTORY = Path(__file__).parent / "domains"
+CORPUS = tuple(sorted(DIRECTORY.glob("*.xml")))
 NAMES = tuple(path.stem for path in CORPUS)
 
 
 def sample(name: str) -> bytes:
-    return (FOLDER / f"{name}.xml").read_bytes()
+    return (DIRECTORY / f"{name}.xml").read_bytes()

@@ -43,15 +43,15 @@ _MAKERS: tuple[tuple[str, dict[str, str]], ...] = (
     ("check/verify/guest", {"check": "guest-", "_groups": "guest-"}),
     ("cluster/kubevirt", {"_refused": ""}),
 )
-"""Folders, the functions there that make findings of an id, and what they put before it."""
+"""Directories, the functions there that make findings of an id, and what they put before it."""
 
 
 def all_ids() -> frozenset[str]:
     """Ids that the source gives to findings, as texts."""
     return frozenset(
         prefix + one
-        for folder, makers in _MAKERS
-        for path in (SOURCE / folder).rglob("*.py")
+        for directory, makers in _MAKERS
+        for path in (SOURCE / directory).rglob("*.py")
         for name, prefix in makers.items()
         for one in ids_given(path, {name})
     )

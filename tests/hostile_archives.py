@@ -49,7 +49,7 @@ def header(
 
 
 def signed_header(name: str) -> bytes:
-    """A folder's block as some old tars write it: bytes above 127 count as negative."""
+    """A directory's block as some old tars write it: bytes above 127 count as negative."""
     block = bytearray(header(name, 0, b"5"))
     block[345:360] = b"\xff" * 15
     block[148:156] = b" " * 8
@@ -152,9 +152,9 @@ def _functions(count: int) -> bytes:
     blocks = []
     for number in range(count):
         bdf = f"{number >> 16:04x}:{number >> 8 & 255:02x}:{number >> 3 & 31:02x}.{number & 7}"
-        folder = f"sys/devices/pci0000:00/{bdf}"
+        directory = f"sys/devices/pci0000:00/{bdf}"
         blocks += [
-            member(f"{folder}/class", b"0x030200"),
+            member(f"{directory}/class", b"0x030200"),
             header(f"sys/bus/pci/devices/{bdf}", 0, b"2", f"../../../devices/pci0000:00/{bdf}"),
         ]
     return gzip.compress(host_tar({}, {}, b"".join(blocks)), 1)
@@ -250,13 +250,13 @@ BOMBS: Mapping[str, Callable[[], bytes]] = {
     "a pax size that is negative": lambda: pax({"size": "-512"}) + header("sys/x") + END,
     "a pax size of 4,000 digits": lambda: pax({"size": "9" * 5000}) + header("sys/x") + END,
     "500,000 members": lambda: gzip.compress(header("sys/a", 0, b"5") * 500_000 + END, 1),
-    "79,000 folders of an old tar": lambda: gzip.compress(
+    "79,000 directories of an old tar": lambda: gzip.compress(
         b"".join(signed_header(f"sys/{n}") for n in range(79_000)) + END, 1
     ),
     "an lspci of 7 million lines": lambda: gzip.compress(
         host_tar({"commands/lspci": "\n" * (7 * MIB)}), 1
     ),
-    "75,000 folders": lambda: gzip.compress(
+    "75,000 directories": lambda: gzip.compress(
         b"".join(header(f"sys/{n}/{n}", 0, b"5") for n in range(75_000)) + END, 1
     ),
     "paths of 4,000 letters": lambda: gzip.compress(
@@ -269,7 +269,7 @@ BOMBS: Mapping[str, Callable[[], bytes]] = {
     "hard links in circles": lambda: header("sys/a", 0, b"1", "sys/b") + END,
     "chains of links": lambda: _chain(250, 400),
     "30,000 CPUs": lambda: _cpus(30_000),
-    "65,535 folders of CPUs": lambda: _many(65_535, lambda n: f"{CPU}/cpu{n}/x"),
+    "65,535 directories of CPUs": lambda: _many(65_535, lambda n: f"{CPU}/cpu{n}/x"),
     "35,000 functions": lambda: _functions(35_000),
     "1,000 nodes": lambda: _nodes(1000),
     "3,000 nodes": lambda: _nodes(3000),

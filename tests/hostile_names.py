@@ -101,13 +101,14 @@ def run_shell(
     return [call.split("\0")[:-1] for call in calls]
 
 
-def stub(folder: Path, *names: str) -> Path:
-    """A folder of programs that only write down what they were called with."""
-    folder.mkdir(exist_ok=True)
+def stub(directory: Path, *names: str) -> Path:
+    """A directory of programs that only write down what they were called with."""
+    directory.mkdir(exist_ok=True)
     for name in names:
-        path = folder / name
+        path = directory / name
         path.write_text(
-            f"#!/bin/sh\nprintf '%s\\0' {name} \"$@\" >>{folder}/log\nprintf '\\1' >>{folder}/log\n"
+            f"#!/bin/sh\nprintf '%s\\0' {name} \"$@\" >>{directory}/log\n"
+            f"printf '\\1' >>{directory}/log\n"
         )
         path.chmod(0o755)
-    return folder
+    return directory

@@ -75,9 +75,9 @@ def _has_vcpus(node: ast.ClassDef) -> bool:
     return any(isinstance(one, ast.Name) and one.id == "vcpus" for one in fields)
 
 
-def _texts(*folders: str) -> list[Path]:
-    """Files below these folders, without what Python compiled."""
-    paths = (path for folder in folders for path in (ROOT / folder).rglob("*"))
+def _texts(*directories: str) -> list[Path]:
+    """Files below these directories, without what Python compiled."""
+    paths = (path for directory in directories for path in (ROOT / directory).rglob("*"))
     return [path for path in paths if path.is_file() and "__pycache__" not in path.parts]
 
 

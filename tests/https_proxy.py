@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def certificate(folder: Path, host: str) -> Path:
+def certificate(directory: Path, host: str) -> Path:
     """A certificate for a host that is its own authority, and its key, in one file."""
-    key, cert, both = folder / "key.pem", folder / "cert.pem", folder / "both.pem"
+    key, cert, both = directory / "key.pem", directory / "cert.pem", directory / "both.pem"
     subprocess.run(
         [
             "openssl",

@@ -213,20 +213,20 @@ def small_host(
     files = {"/sys/devices/system/node/online": f"0-{len(pus) - 1}\n"}
     links: dict[str, str] = {}
     for node, (listed, row) in enumerate(zip(pus, distances, strict=True)):
-        folder = f"/sys/devices/system/node/node{node}"
-        files |= {f"{folder}/cpulist": f"{listed}\n", f"{folder}/distance": f"{row}\n"}
+        directory = f"/sys/devices/system/node/node{node}"
+        files |= {f"{directory}/cpulist": f"{listed}\n", f"{directory}/distance": f"{row}\n"}
     for number, (short, node) in enumerate(device_nodes.items()):
         bdf = f"0000:{short}"
         port = f"/sys/devices/pci0000:{0x40 + number:02x}/0000:{0x40 + number:02x}:01.0"
-        folder = f"{port}/{bdf}"
+        directory = f"{port}/{bdf}"
         local = pus[node] if node >= 0 else str(CpuSet.parse(",".join(pus)))
         files |= {
             f"{port}/class": "0x060400\n",
-            f"{folder}/class": "0x030200\n",
-            f"{folder}/vendor": "0x10de\n",
-            f"{folder}/device": "0x20b0\n",
-            f"{folder}/numa_node": f"{node}\n",
-            f"{folder}/local_cpulist": f"{local}\n",
+            f"{directory}/class": "0x030200\n",
+            f"{directory}/vendor": "0x10de\n",
+            f"{directory}/device": "0x20b0\n",
+            f"{directory}/numa_node": f"{node}\n",
+            f"{directory}/local_cpulist": f"{local}\n",
         }
-        links[f"/sys/bus/pci/devices/{bdf}"] = f"../../../devices/{folder.split('/', 3)[3]}"
+        links[f"/sys/bus/pci/devices/{bdf}"] = f"../../../devices/{directory.split('/', 3)[3]}"
     return MemorySnapshot("a small host", files, links)

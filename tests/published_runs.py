@@ -5,8 +5,8 @@ from pathlib import Path
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import load_runs
 
-FOLDER = Path(__file__).parents[1] / "demo" / "published"
-PUBLISHED_RUNS = load_runs(FOLDER).runs
+DIRECTORY = Path(__file__).parents[1] / "demo" / "published"
+PUBLISHED_RUNS = load_runs(DIRECTORY).runs
 
 
 def runs_of(system: str) -> list[Run]:

@@ -138,10 +138,10 @@ def nasty_results(root: Path) -> Path:
             source=NASTY,
         )
         extra = Sample(f"app-rate:{NASTY}", NASTY, 1.0 + seed, variant=NASTY, state=NASTY)
-        folder = root / "gpu" / layout
-        folder.mkdir(parents=True)
+        directory = root / "gpu" / layout
+        directory.mkdir(parents=True)
         text = run_text(Run(head, (*full_run(layout, seed).samples, extra)))
-        (folder / "results.jsonl").write_text(text, encoding="utf-8")
+        (directory / "results.jsonl").write_text(text, encoding="utf-8")
     return root
 
 

@@ -23,15 +23,15 @@ _TESTS = (
 _WOBBLE = (0.4, -0.1, -0.4, 0.1)
 
 
-def write_study(folder: Path) -> None:
+def write_study(directory: Path) -> None:
     """The ten files of data/transfer."""
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     for node in range(4):
-        (folder / f"exclusive_4gpu_node{node}.txt").write_text(exclusive(node))
-        (folder / f"shared_array_1gpu_node{node}.txt").write_text(shared((node,)))
+        (directory / f"exclusive_4gpu_node{node}.txt").write_text(exclusive(node))
+        (directory / f"shared_array_1gpu_node{node}.txt").write_text(shared((node,)))
     for node in range(2):
         text = shared((2 * node, 2 * node + 1))
-        (folder / f"shared_array_2gpu_node{node}.txt").write_text(text)
+        (directory / f"shared_array_2gpu_node{node}.txt").write_text(text)
 
 
 def exclusive(node: int) -> str:

@@ -14,5 +14,5 @@ needs_shared = pytest.mark.skipif(
 
 
 def shared(path: str) -> Path:
-    """One of them, by its path below the folder."""
+    """One of them, by its path below the directory."""
     return SHARED / path

@@ -66,7 +66,7 @@ def guest_snapshot(text: str, definition: bytes) -> MemorySnapshot:
         {path: said for path, said in made.files.items() if shows_l3 or "/index3/" not in path},
         made.links,
         made.commands,
-        made.folders,
+        made.directories,
     )
 
 
@@ -166,9 +166,9 @@ class SimulatedReach:
         machine.run(("true",), 1)
 
 
-def daemon_in(folder: Path) -> StandIn:
+def daemon_in(directory: Path) -> StandIn:
     """A stand-in whose only domain is that of apply_documents."""
-    return StandIn(folder, NAME, ORIGINAL)
+    return StandIn(directory, NAME, ORIGINAL)
 
 
 def host() -> Host:

@@ -12,11 +12,11 @@ from tests.ssh_targets import ssh_target
 
 
 @contextmanager
-def ssh_daemon(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def ssh_daemon(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The port of a running sshd that takes the key of the `ssh` now first on PATH."""
     client = shutil.which("ssh")
-    with ssh_target(folder) as target:
-        stand_in = folder / "bin" / "ssh"
+    with ssh_target(directory) as target:
+        stand_in = directory / "bin" / "ssh"
         stand_in.parent.mkdir()
         stand_in.write_text(
             f"#!/bin/sh\nexec {client} -F none -i {target.key} -o BatchMode=yes "

@@ -22,9 +22,9 @@ def new_key(path: Path, kind: str = "ed25519") -> None:
 
 @contextmanager
 def ssh_target(
-    folder: Path, inside: tuple[str, ...] = (), config: str = ""
+    directory: Path, inside: tuple[str, ...] = (), config: str = ""
 ) -> Iterator[SshChannel]:
-    """The target of a running sshd. `other_key` in the folder is one that it does not take.
+    """The target of a running sshd. `other_key` in the directory is one that it does not take.
 
     inside: words of a command before sshd's, which starts it in namespaces of its own, say. config:
     more lines of sshd_config.
@@ -35,14 +35,16 @@ def ssh_target(
     if os.geteuid() != 0:
         pytest.skip("needs root, to run sshd")
     for name in ("host_key", "user_key", "other_key"):
-        new_key(folder / name)
-    (folder / "config").write_text(
-        f"HostKey {folder}/host_key\nUsePAM no\n"
-        f"AuthorizedKeysFile {folder}/user_key.pub\nStrictModes no\nPidFile none\n" + config
+        new_key(directory / name)
+    (directory / "config").write_text(
+        f"HostKey {directory}/host_key\nUsePAM no\n"
+        f"AuthorizedKeysFile {directory}/user_key.pub\nStrictModes no\nPidFile none\n" + config
     )
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    with _served((*inside, daemon, "-i", "-f", str(folder / "config"))) as port:
-        yield SshChannel("127.0.0.1", "root", folder / "known 100%h", port, folder / "user_key")
+    with _served((*inside, daemon, "-i", "-f", str(directory / "config"))) as port:
+        yield SshChannel(
+            "127.0.0.1", "root", directory / "known 100%h", port, directory / "user_key"
+        )
 
 
 @contextmanager

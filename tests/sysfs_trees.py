@@ -61,12 +61,12 @@ def cpu_files(packages: int = 2, cores: int = 2, threads: int = 2) -> dict[str, 
 def pci_function(path: str, class_code: str, ids: str, node: int = 0) -> dict[str, str]:
     """Files of one function; path below PCI ("0000:00:01.0/0000:01:00.0"), ids "10de:2330"."""
     vendor, _, device = ids.partition(":")
-    folder = f"{PCI}/{path}"
+    directory = f"{PCI}/{path}"
     return {
-        f"{folder}/class": f"0x{class_code}\n",
-        f"{folder}/vendor": f"0x{vendor}\n",
-        f"{folder}/device": f"0x{device}\n",
-        f"{folder}/numa_node": f"{node}\n",
+        f"{directory}/class": f"0x{class_code}\n",
+        f"{directory}/vendor": f"0x{vendor}\n",
+        f"{directory}/device": f"0x{device}\n",
+        f"{directory}/numa_node": f"{node}\n",
     }
 
 
@@ -82,6 +82,9 @@ def snapshot(
     without: files whose paths hold any of these are omitted.
     """
     kept = {path: text for path, text in files.items() if not any(part in path for part in without)}
-    folders = {path.rpartition("/")[0] for path in kept if path.endswith("/class")}
-    pci_links = {f"/sys/bus/pci/devices/{folder.rpartition('/')[2]}": folder for folder in folders}
+    directories = {path.rpartition("/")[0] for path in kept if path.endswith("/class")}
+    pci_links = {
+        f"/sys/bus/pci/devices/{directory.rpartition('/')[2]}": directory
+        for directory in directories
+    }
     return MemorySnapshot("a tree", kept, {**pci_links, **(links or {})}, commands or {})

@@ -1,6 +1,6 @@
 """A systemd of its own, as PID 1 of namespaces: it runs units as they are shipped.
 
-What it is shown of this machine is this machine, but for /run, /tmp, the folders named, and its
+What it is shown of this machine is this machine, but for /run, /tmp, the directories named, and its
 processes; those of this machine are at OUTSIDE.
 """
 
@@ -37,9 +37,9 @@ mount -t proc none /proc
 mount -t tmpfs -o mode=755 none /run
 mkdir /run/libvirt /run/units
 mount --move /mnt/libvirt /run/libvirt
-for folder; do
-  mkdir -p "$folder"
-  mount -t tmpfs -o mode=755 none "$folder"
+for directory; do
+  mkdir -p "$directory"
+  mount -t tmpfs -o mode=755 none "$directory"
 done
 mount -t tmpfs -o mode=1777 none /tmp
 for target in basic empty multi-user shutdown sysinit; do
@@ -70,11 +70,11 @@ class Systemd:
     def start(self, unit: str, text: str, settings: str = "") -> tuple[str, int, str]:
         """Run a oneshot unit to its end, with a drop-in: its result, its exit status and what it
         said."""
-        folder = self.root / UNITS[1:]
-        (folder / unit).write_text(text)
-        (folder / f"{unit}.d").mkdir(exist_ok=True)
+        directory = self.root / UNITS[1:]
+        (directory / unit).write_text(text)
+        (directory / f"{unit}.d").mkdir(exist_ok=True)
         output = "StandardOutput=truncate:/run/said"
-        (folder / f"{unit}.d/test.conf").write_text(f"[Service]\n{output}\n{settings}")
+        (directory / f"{unit}.d/test.conf").write_text(f"[Service]\n{output}\n{settings}")
         self.run("systemctl", "daemon-reload")
         self.run("systemctl", "start", unit)
         shown = self.run("systemctl", "show", "-P", "Result", "-P", "ExecMainStatus", unit)
@@ -83,8 +83,8 @@ class Systemd:
 
 
 @contextmanager
-def systemd(*folders: str) -> Iterator[Systemd]:
-    """folders: empty ones of its own. Skips where it cannot be started."""
+def systemd(*directories: str) -> Iterator[Systemd]:
+    """directories: empty ones of its own. Skips where it cannot be started."""
     if os.geteuid() != 0 or not SYSTEMD.exists() or shutil.which("nsenter") is None:
         pytest.skip("needs root, systemd and util-linux")
     hierarchies = [
@@ -97,7 +97,7 @@ def systemd(*folders: str) -> Iterator[Systemd]:
         group.mkdir(exist_ok=True)
     enter = "".join(f"echo $$ > {group}/cgroup.procs; " for group in own)
     unshare = "exec unshare --mount --pid --cgroup --ipc --uts --fork --kill-child"
-    argv = ["sh", "-euc", f'{enter} {unshare} sh -euc "$0" sh "$@"', _PREPARE, *folders]
+    argv = ["sh", "-euc", f'{enter} {unshare} sh -euc "$0" sh "$@"', _PREPARE, *directories]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield _started(process)

@@ -75,11 +75,11 @@ NAMES = {
     "setxattr": "changes a file",
     "mktemp": "names a temporary file",
     "mkstemp": "makes a temporary file",
-    "mkdtemp": "makes a temporary folder",
+    "mkdtemp": "makes a temporary directory",
     "NamedTemporaryFile": "makes a temporary file",
     "TemporaryFile": "makes a temporary file",
     "SpooledTemporaryFile": "makes a temporary file",
-    "TemporaryDirectory": "makes a temporary folder",
+    "TemporaryDirectory": "makes a temporary directory",
 }
 """What opens, copies or removes a file, as a method, a function or an imported name."""
 
@@ -114,7 +114,7 @@ MODULES = {
 }
 """Modules that open files by their names."""
 
-_OWN = "in homenode's own state folder, or of a file that it has just looked at"
+_OWN = "in homenode's own state directory, or of a file that it has just looked at"
 _HELD = "below a descriptor that is held"
 EXCEPTIONS: dict[str, dict[str, str]] = {
     "change/apply/store.py": {"unlink": _OWN, "rmtree": _OWN},
@@ -127,7 +127,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "vm/domain/schema.py": {
         "etree.parse": "libvirt's schema below /usr, whose parts libxml2 opens"
     },
-    "measure/trial/runner.py": {"shutil.move": "a run's folder, by its name"},
+    "measure/trial/runner.py": {"shutil.move": "a run's directory, by its name"},
     "measure/tool_setup.py": {"unlink": "a program whose way and sum were looked at"},
     "cluster/kubevirt/object.py": {"yaml": "it is given a text"},
     "cluster/kubevirt/files/on_define_domain.py": {
@@ -136,7 +136,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "package_data.py": {"importlib.resources": "of the package", "read_text": "of the package"},
     "process.py": {"Popen": "the one way to start a program"},
-    "safe/record_folder.py": {"unlink": _OWN},
+    "safe/record_directory.py": {"unlink": _OWN},
     "measure/results/received.py": {
         "TemporaryFile": "without a name",
         "rename": _HELD,
@@ -147,18 +147,18 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "measure/importers/__init__.py": {"pkgutil": "names of its own modules"},
     "vm/targets/hypervisors/__init__.py": {"pkgutil": "names of its own modules"},
     "safe/trusted_path.py": {
-        "TemporaryDirectory": "the one way to a folder of this user alone",
+        "TemporaryDirectory": "the one way to a directory of this user alone",
         "setxattr": "of a descriptor",
     },
-    "check/verify/boot/boot_folder.py": dict.fromkeys(
+    "check/verify/boot/boot_directory.py": dict.fromkeys(
         ("open", "fdopen", "rmtree", "os.O_RDONLY", "os.O_DIRECTORY", "os.O_NOFOLLOW"),
-        "its own folder, and a file that durable has made",
+        "its own directory, and a file that durable has made",
     ),
     "check/verify/boot/forms.py": {"xml.sax.saxutils": "quotes"},
 }
 """file -> what it uses -> why it may."""
 
-SNAPSHOTS = {"Snapshot", "LiveSnapshot", "FolderSnapshot", "MemorySnapshot"}
+SNAPSHOTS = {"Snapshot", "LiveSnapshot", "DirectorySnapshot", "MemorySnapshot"}
 """Their read_text is a method of ours: it reads through the door, or of a mapping."""
 
 

@@ -26,10 +26,10 @@ from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.imported.runs import vcpus_of
 from homenode.measure.results.received import MAX_BYTES, receive_run
 from homenode.measure.results.store import parse_run, run_text
-from homenode.measure.tool_setup import FOLDER, setup_journal
+from homenode.measure.tool_setup import DIRECTORY, setup_journal
 from homenode.measure.trial.journal import TrialEntry, TrialHead
 from homenode.plan.stored import read_plan_for
-from homenode.safe.record_folder import JOURNAL
+from homenode.safe.record_directory import JOURNAL
 from homenode.vm.hypervisor.domain_state import parse_dominfo, pins_of_text
 from homenode.vm.sources import load_host
 from tests.report_runs import full_run
@@ -58,8 +58,8 @@ HOSTILE = (
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:24]))
 def test_hostile_json_is_a_message_wherever_it_is_read(text: str, tmp_path: Path) -> None:
     content = text.encode("utf-8", "surrogateescape")
-    (tmp_path / FOLDER).mkdir(parents=True)
-    (tmp_path / FOLDER / JOURNAL).write_bytes((content or b"x") + b"\n")
+    (tmp_path / DIRECTORY).mkdir(parents=True)
+    (tmp_path / DIRECTORY / JOURNAL).write_bytes((content or b"x") + b"\n")
     (tmp_path / "host").write_bytes(content)
     readers = (
         lambda: decode(content, "host", Host, "x"),
@@ -209,10 +209,10 @@ def sent(*members: tuple[str, bytes | None], name: str = NAME, run: bool = True)
 
 
 def test_a_run_that_a_guest_sends_is_kept_whole(tmp_path: Path) -> None:
-    folder = receive_run(sent((f"h100/{NAME}/raw/0001-x.txt", b"\xffraw")), tmp_path, NAME)
-    assert folder == tmp_path / "h100" / NAME
-    assert (folder / "raw" / "0001-x.txt").read_bytes() == b"\xffraw"
-    assert parse_run((folder / "results.jsonl").read_bytes(), "x").head.name == NAME
+    directory = receive_run(sent((f"h100/{NAME}/raw/0001-x.txt", b"\xffraw")), tmp_path, NAME)
+    assert directory == tmp_path / "h100" / NAME
+    assert (directory / "raw" / "0001-x.txt").read_bytes() == b"\xffraw"
+    assert parse_run((directory / "results.jsonl").read_bytes(), "x").head.name == NAME
     assert sorted(path.name for path in tmp_path.iterdir()) == ["h100"]
 
 

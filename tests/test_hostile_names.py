@@ -66,7 +66,9 @@ def test_bash_reads_every_script_of_a_target(target: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_systemd_starts_the_program_of_a_unit_whatever_its_folder_is_called(tmp_path: Path) -> None:
+def test_systemd_starts_the_program_of_a_unit_whatever_its_directory_is_called(
+    tmp_path: Path,
+) -> None:
     units = {}
     for number, name in enumerate(SHELL_NAMES):
         if "/" in name or name in ("", ".", "..") or len(name) > 250:

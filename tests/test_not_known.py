@@ -13,7 +13,7 @@ from homenode.machine.snapshot.memory import MemorySnapshot
 from tests.command_line import NEEDS_CLUSTER, has_cluster, homenode
 from tests.discover.test_listings import NUMACTL, TOPOLOGY
 from tests.measure.importers.test_stream import OUTPUT as STREAM
-from tests.published_runs import FOLDER
+from tests.published_runs import DIRECTORY
 from tests.rendered.machine import render
 from tests.slurm.gpu_nodes import Listed, scontrol_text
 from tests.tree_writer import write_tree
@@ -214,7 +214,7 @@ def test_an_answer_names_what_was_not_read_of_its_host(gap: str, here: Be) -> No
     for command, code in COMMANDS.items():
         if command.startswith(CLUSTER) and not has_cluster():
             continue
-        answer = homenode(*command.replace("RESULTS", str(FOLDER / "gh200-x4")).split())
+        answer = homenode(*command.replace("RESULTS", str(DIRECTORY / "gh200-x4")).split())
         expected = DECIDED.get(gap, {}).get(command, code)
         named = re.search(gap, answer.output + str(answer.exception))
         if not named or answer.exit_code != expected:

@@ -61,8 +61,8 @@ def words_of(call: ast.Call, path: Path) -> list[str | None]:
     words: list[str | None] = []
     for argument in call.args:
         if isinstance(argument, ast.Starred):
-            folder = constants(path).get(getattr(argument.value, "id", ""))
-            words += folder if isinstance(folder, tuple) else [None]
+            directory = constants(path).get(getattr(argument.value, "id", ""))
+            words += directory if isinstance(directory, tuple) else [None]
         else:
             is_text = isinstance(argument, ast.Constant)
             words.append(str(argument.value) if is_text else None)  # type: ignore[attr-defined]
@@ -82,21 +82,21 @@ READERS = [path for path in FILES if next(calls(path, "package_text"), None) is 
 
 @pytest.mark.parametrize("path", READERS, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_every_packaged_file_that_a_module_names_is_there(path: Path) -> None:
-    folders = []
+    directories = []
     for call in calls(path, "package_text"):
         words = words_of(call, path)
         certain = [word for word in words if word is not None]
         if certain == words:
             assert PACKAGE.joinpath(*certain).is_file(), certain
-            folders.append(PACKAGE.joinpath(*certain[:-1]))
+            directories.append(PACKAGE.joinpath(*certain[:-1]))
         elif words[0] is not None:
-            folders.append(PACKAGE.joinpath(*certain))
+            directories.append(PACKAGE.joinpath(*certain))
     for name in filter(PACKAGED.fullmatch, strings(path)):
-        assert any((folder / name).is_file() for folder in folders), name
+        assert any((directory / name).is_file() for directory in directories), name
 
 
 def test_every_packaged_file_is_named_by_a_module() -> None:
-    folders = {
+    directories = {
         "/".join(filter(None, words_of(call, path)))
         for path in FILES
         for call in calls(path, "package_names")
@@ -109,7 +109,7 @@ def test_every_packaged_file_is_named_by_a_module() -> None:
         if path.is_file()
         and path.suffix not in (".py", ".pyc")
         and path.name != "py.typed"
-        and str(path.parent.relative_to(PACKAGE)) not in folders
+        and str(path.parent.relative_to(PACKAGE)) not in directories
         and path.name not in said
         and not {path.stem, path.suffix[1:]} & said
     ]

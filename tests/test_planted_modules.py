@@ -1,4 +1,4 @@
-"""Nothing that lies in the current folder is run: root stands in folders that others write to."""
+"""Nothing in the current directory is run: root works in directories that others write to."""
 
 import ast
 import os
@@ -28,19 +28,19 @@ NAMES = (*sorted(sys.stdlib_module_names), "torch", "numpy", "sitecustomize", "u
 
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: a module for every name that anybody imports, and libraries' names. A
+    """The current directory: a module for every name that anybody imports, and libraries' names. A
     module that is run leaves a file."""
-    folder = tmp_path / "planted"
-    folder.mkdir()
+    directory = tmp_path / "planted"
+    directory.mkdir()
     marks = tmp_path / "marks"
     marks.mkdir()
     for name in NAMES:
         if name not in ("__future__",):
             mark = marks / name
-            (folder / f"{name}.py").write_text(
+            (directory / f"{name}.py").write_text(
                 f"open({str(mark)!r}, 'w').close()\nraise ImportError('planted')\n"
             )
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(directory)
     for variable in ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH"):
         monkeypatch.setenv(variable, f":.:{os.environ.get(variable, '')}")
     return marks
@@ -80,7 +80,7 @@ MACHINES: tuple[Callable[[], Machine], ...] = (LocalMachine, _guest)
 
 @pytest.mark.parametrize("machine", MACHINES, ids=["here", "in a guest"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_no_program_of_ours_imports_from_the_current_folder(
+def test_no_program_of_ours_imports_from_the_current_directory(
     planted: Path, program: str, machine: Callable[[], Machine]
 ) -> None:
     words = {
@@ -94,7 +94,7 @@ def test_no_program_of_ours_imports_from_the_current_folder(
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=["here", "in a guest"])
-def test_pytorch_is_not_looked_for_in_the_current_folder(
+def test_pytorch_is_not_looked_for_in_the_current_directory(
     planted: Path, machine: Callable[[], Machine]
 ) -> None:
     said = ask_for_torch(machine(), sys.executable, 60.0)
@@ -109,7 +109,7 @@ def test_pytorch_is_not_looked_for_in_the_current_folder(
     assert not list(planted.iterdir())
 
 
-def test_the_load_of_the_doctor_imports_nothing_from_the_current_folder(planted: Path) -> None:
+def test_the_load_of_the_doctor_imports_nothing_from_the_current_directory(planted: Path) -> None:
     try:
         load_program(None).run(60.0)
     except (UsageError, ToolError) as error:
@@ -142,7 +142,7 @@ def test_the_load_of_the_doctor_imports_nothing_from_the_current_folder(planted:
     ],
     ids=" ".join,
 )
-def test_no_command_imports_from_the_current_folder(planted: Path, words: Sequence[str]) -> None:
+def test_no_command_imports_from_the_current_directory(planted: Path, words: Sequence[str]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(HOMENODE), *words],
@@ -185,7 +185,7 @@ def test_a_python_named_by_a_relative_path_is_started(
 
 
 def test_a_python_is_started_in_one_way_only() -> None:
-    """A program for a Python is given to run_program; -c stands where the folder is omitted."""
+    """A program for a Python is given to run_program; -c stands where the directory is omitted."""
     broken = []
     for path in FILES:
         inside = str(path.relative_to(SOURCE))

@@ -19,10 +19,10 @@ def test_every_command_has_a_row() -> None:
 @pytest.mark.parametrize(
     ("line", "does"),
     [
-        ("compare a b", lambda folder: subprocess.run(["true"], check=True)),
-        ("compare a b", lambda folder: (folder / "file").write_text("text")),
-        ("list hosts", lambda folder: (folder / "directory").mkdir()),
-        ("slurm audit", lambda folder: subprocess.run(["sh", "-c", ":"], check=True)),
+        ("compare a b", lambda directory: subprocess.run(["true"], check=True)),
+        ("compare a b", lambda directory: (directory / "file").write_text("text")),
+        ("list hosts", lambda directory: (directory / "directory").mkdir()),
+        ("slurm audit", lambda directory: subprocess.run(["sh", "-c", ":"], check=True)),
     ],
 )
 def test_what_the_row_of_a_command_does_not_allow_fails(

@@ -100,7 +100,7 @@ def test_the_environment_is_built_and_not_inherited(monkeypatch: pytest.MonkeyPa
     assert not [line for line in said if line.startswith(("SECRET", "LANG="))]
 
 
-def test_a_relative_folder_on_path_is_not_searched(
+def test_a_relative_directory_on_path_is_not_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "planted"
@@ -142,13 +142,13 @@ def test_ctrl_c_while_a_program_starts_does_not_leave_it_running(
     assert not Path(f"/proc/{started[0]}").exists()
 
 
-def test_empty_and_relative_folders_of_libraries_are_not_passed_on(
+def test_empty_and_relative_directories_of_libraries_are_not_passed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They mean the current folder, in which somebody may have put a libcuda.so.1."""
+    """They mean the current directory, in which somebody may have put a libcuda.so.1."""
     monkeypatch.setenv("LD_LIBRARY_PATH", ":/opt/cuda/lib64:.:lib::")
     assert run(["printenv", "LD_LIBRARY_PATH"], 10).stdout == "/opt/cuda/lib64\n"
 
 
 def test_a_program_stands_where_it_is_asked_to(tmp_path: Path) -> None:
-    assert run(["pwd"], 10, folder=tmp_path).stdout.strip() == str(tmp_path)
+    assert run(["pwd"], 10, directory=tmp_path).stdout.strip() == str(tmp_path)

@@ -41,7 +41,7 @@ def test_this_machine_is_the_default() -> None:
     assert summarise(load_host(None)).pus >= 1
 
 
-def test_a_folder_and_a_tar_of_the_same_tree_are_the_same_host(tmp_path: Path) -> None:
+def test_a_directory_and_a_tar_of_the_same_tree_are_the_same_host(tmp_path: Path) -> None:
     _write_tree(tmp_path / "tree")
     _write_tar(tmp_path / "tree.txt", "w:xz")
     _write_tar(tmp_path / "plain", "w")

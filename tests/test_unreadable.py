@@ -22,13 +22,13 @@ VM = (
 
 @pytest.fixture
 def dark(tmp_path: Path) -> Iterator[Path]:
-    """A folder that no one may read, write or enter, with a file in it."""
-    folder = tmp_path / "dark"
-    folder.mkdir()
-    (folder / "vm.xml").write_text(VM)
-    folder.chmod(0)
-    yield folder
-    folder.chmod(0o700)
+    """A directory that no one may read, write or enter, with a file in it."""
+    directory = tmp_path / "dark"
+    directory.mkdir()
+    (directory / "vm.xml").write_text(VM)
+    directory.chmod(0)
+    yield directory
+    directory.chmod(0o700)
 
 
 def _run(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
@@ -69,7 +69,7 @@ def _assert_refused(ended: "subprocess.CompletedProcess[str]", path: Path) -> No
         "restore DARK/vm.xml",
     ],
 )
-def test_an_unreadable_folder_is_a_message_and_exit_code_3(
+def test_an_unreadable_directory_is_a_message_and_exit_code_3(
     dark: Path, tmp_path: Path, arguments: str
 ) -> None:
     vm = tmp_path / "vm.xml"
@@ -88,16 +88,16 @@ def _tree(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "folder", ["/sys", "/sys/devices", CPU, NODE, f"{NODE}/node1", f"{CPU}/cpu3/topology"]
+    "directory", ["/sys", "/sys/devices", CPU, NODE, f"{NODE}/node1", f"{CPU}/cpu3/topology"]
 )
-def test_a_tree_with_an_unreadable_folder_of_cpus_or_nodes_is_refused(
-    tmp_path: Path, folder: str
+def test_a_tree_with_an_unreadable_directory_of_cpus_or_nodes_is_refused(
+    tmp_path: Path, directory: str
 ) -> None:
     tree = _tree(tmp_path)
-    hidden = tree / folder.lstrip("/")
+    hidden = tree / directory.lstrip("/")
     hidden.chmod(0)
     try:
         ended = _run("show", "--host", tree, "--json")
     finally:
         hidden.chmod(0o700)
-    _assert_refused(ended, Path(folder))
+    _assert_refused(ended, Path(directory))

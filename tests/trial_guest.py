@@ -63,13 +63,15 @@ def trial_initrd(programs: Mapping[str, bytes]) -> bytes:
     return initramfs(find_guest_files().busybox, _INIT + LOOP + _IDLE, programs)
 
 
-def trial_guest(folder: Path, emulator: Path, programs: Mapping[str, bytes], socket: Path) -> Path:
+def trial_guest(
+    directory: Path, emulator: Path, programs: Mapping[str, bytes], socket: Path
+) -> Path:
     """A domain document, with the files that it boots. programs: more in the guest's /bin. socket:
     where it answers."""
-    kernel, initrd = folder / "kernel", folder / "initrd"
+    kernel, initrd = directory / "kernel", directory / "initrd"
     kernel.write_bytes(find_guest_files().kernel.read_bytes())
     initrd.write_bytes(trial_initrd(programs))
-    document = folder / "vm.xml"
+    document = directory / "vm.xml"
     document.write_text(
         _DOMAIN.format(
             name=NAME,

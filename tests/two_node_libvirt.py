@@ -42,10 +42,10 @@ numa_nodes = 2
 """
 
 _START = """
-mount --bind '{folder}/node' /sys/devices/system/node
-[ -e /dev/kvm ] && mount --bind '{folder}/no-kvm' /dev/kvm
+mount --bind '{directory}/node' /sys/devices/system/node
+[ -e /dev/kvm ] && mount --bind '{directory}/no-kvm' /dev/kvm
 exec setpriv --reuid {user} --regid nogroup --clear-groups \\
-  env XDG_RUNTIME_DIR='{folder}/run' HOME='{folder}/home' libvirtd --timeout 600
+  env XDG_RUNTIME_DIR='{directory}/run' HOME='{directory}/home' libvirtd --timeout 600
 """
 
 _WRAPPER = """#!/bin/bash
@@ -62,22 +62,22 @@ exec {qemu} "${{words[@]}}"
 class TwoNodes:
     """The running daemon. uri: of it. host: a description of what it shows. emulator: its QEMU."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.uri = f"qemu+unix:///session?socket={folder}/run/libvirt/libvirt-sock"
-        self.host = folder / "host.toml"
-        self.emulator = folder / "qemu"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.uri = f"qemu+unix:///session?socket={directory}/run/libvirt/libvirt-sock"
+        self.host = directory / "host.toml"
+        self.emulator = directory / "qemu"
         self.reaper: subprocess.Popen[bytes] | None = None
         self.pid = 0
 
     def start(self) -> None:
         """Also after it was killed: its domains and their guests are still there."""
-        script = _START.format(folder=self.folder, user=USER)
+        script = _START.format(directory=self.directory, user=USER)
         reaper = (sys.executable, Path(__file__).with_name("reaper.py"))
         self.reaper = subprocess.Popen(
             [*reaper, "unshare", "--mount", "--propagation", "private", "bash", "-c", script],
             stdout=subprocess.PIPE,
-            stderr=(self.folder / "log").open("ab"),
+            stderr=(self.directory / "log").open("ab"),
         )
         assert self.reaper.stdout is not None
         self.pid = int(self.reaper.stdout.readline())
@@ -86,7 +86,7 @@ class TwoNodes:
             if self.virsh("uri").returncode == 0:
                 return
             time.sleep(0.1)
-        pytest.skip(f"no libvirtd of our own: {(self.folder / 'log').read_text()[-300:]}")
+        pytest.skip(f"no libvirtd of our own: {(self.directory / 'log').read_text()[-300:]}")
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -106,20 +106,20 @@ class TwoNodes:
 
 @contextmanager
 def two_nodes() -> Iterator[TwoNodes]:
-    """The daemon in a folder of its own, for as long as it is needed."""
-    # Not below pytest's own folder, which others may not enter.
+    """The daemon in a directory of its own, for as long as it is needed."""
+    # Not below pytest's own directory, which others may not enter.
     with tempfile.TemporaryDirectory(prefix="homenode-two-nodes-") as text:
         Path(text).chmod(0o755)
         yield from _running(Path(text))
 
 
-def _running(folder: Path) -> Iterator[TwoNodes]:
+def _running(directory: Path) -> Iterator[TwoNodes]:
     for program in ("libvirtd", "virsh", "unshare", "setpriv", QEMU):
         if shutil.which(program) is None:
             pytest.skip(f"no {program} here")
     if os.geteuid() != 0:
         pytest.skip("needs root, for a mount namespace")
-    nodes = folder / "node"
+    nodes = directory / "node"
     for node, distances in ((0, "10 21"), (1, "21 10")):
         there = nodes / f"node{node}"
         there.mkdir(parents=True)
@@ -132,10 +132,10 @@ def _running(folder: Path) -> Iterator[TwoNodes]:
     for name in ("online", "possible", "has_cpu", "has_memory", "has_normal_memory"):
         (nodes / name).write_text("0-1\n")
     for name in ("run", "home"):
-        (folder / name).mkdir()
-        shutil.chown(folder / name, USER)
-    subprocess.run(["mknod", "-m", "000", folder / "no-kvm", "c", "1", "3"], check=True)
-    found = TwoNodes(folder)
+        (directory / name).mkdir()
+        shutil.chown(directory / name, USER)
+    subprocess.run(["mknod", "-m", "000", directory / "no-kvm", "c", "1", "3"], check=True)
+    found = TwoNodes(directory)
     found.host.write_text(HOST)
     found.emulator.write_text(_WRAPPER.format(qemu=QEMU))
     found.emulator.chmod(0o755)

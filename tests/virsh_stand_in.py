@@ -1,4 +1,4 @@
-"""A stand-in for virsh: a shell script that keeps one domain in a folder and behaves as virsh does.
+"""A stand-in for virsh: a shell script that keeps one domain in a directory, and behaves alike.
 
 It serves where a real daemon is too slow for hundreds of kills. As libvirt it drops comments from a
 document and replaces a definition whole or not at all; unlike libvirt it dawdles before and after.
@@ -107,9 +107,9 @@ esac
 class StandIn:
     """One stand-in and its only domain. Put `bin` first on PATH."""
 
-    def __init__(self, folder: Path, name: str, definition: bytes, uuid: str = UUID) -> None:
-        self.bin = folder / "bin"
-        self.state = folder / "state"
+    def __init__(self, directory: Path, name: str, definition: bytes, uuid: str = UUID) -> None:
+        self.bin = directory / "bin"
+        self.state = directory / "state"
         (self.state / "snapshots").mkdir(parents=True)
         (self.state / "pins").mkdir()
         self.bin.mkdir()

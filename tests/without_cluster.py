@@ -23,17 +23,17 @@ def main() -> int:
     names = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split("\0")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         for name in filter(None, names):
             if not name.startswith(ROOM) and (ROOT / name).exists():
-                copy = Path(folder) / name
+                copy = Path(directory) / name
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, copy)
         words = sys.argv[1:] or ["-m", QUICK, "-n", "auto"]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *words],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": f"{folder}/src"},
+            cwd=directory,
+            env={**os.environ, "PYTHONPATH": f"{directory}/src"},
             check=False,
         )
     return done.returncode

@@ -20,8 +20,8 @@
 namespace homenode {
 namespace {
 
-const std::string cpu_folder = "/sys/devices/system/cpu/";
-const std::string node_folder = "/sys/devices/system/node/";
+const std::string cpu_directory = "/sys/devices/system/cpu/";
+const std::string node_directory = "/sys/devices/system/node/";
 constexpr int max_cache_indices = 16;
 
 std::optional<std::uint64_t> parse_number(std::string_view text) {
@@ -69,11 +69,11 @@ std::uint64_t meminfo_bytes(const std::string& path, const std::string& field) {
 
 std::vector<HostNode> read_nodes() {
   std::vector<HostNode> nodes;
-  const PuSet online = read_pus(node_folder + "online");  // the same list form as CPUs
+  const PuSet online = read_pus(node_directory + "online");  // the same list form as CPUs
   for (const int index : online.indices()) {
-    const std::string folder = node_folder + "node" + std::to_string(index) + "/";
-    const std::string meminfo = folder + "meminfo";
-    nodes.push_back({index, read_pus(folder + "cpulist"), meminfo_bytes(meminfo, "MemTotal"),
+    const std::string directory = node_directory + "node" + std::to_string(index) + "/";
+    const std::string meminfo = directory + "meminfo";
+    nodes.push_back({index, read_pus(directory + "cpulist"), meminfo_bytes(meminfo, "MemTotal"),
                      meminfo_bytes(meminfo, "MemFree") + meminfo_bytes(meminfo, "Active(file)") +
                          meminfo_bytes(meminfo, "Inactive(file)")});
   }
@@ -92,16 +92,16 @@ std::vector<HostLlc> read_llcs(const PuSet& online) {
   for (const int pu : online.indices()) {
     std::optional<HostLlc> last;
     for (int index = 0; index < max_cache_indices; ++index) {
-      const std::string folder = cpu_folder + "cpu" + std::to_string(pu) + "/cache/index" +
+      const std::string directory = cpu_directory + "cpu" + std::to_string(pu) + "/cache/index" +
                                  std::to_string(index) + "/";
-      const auto level_text = read_line(folder + "level");
+      const auto level_text = read_line(directory + "level");
       if (!level_text) break;
       const int level = static_cast<int>(parse_number(*level_text).value_or(0));
-      if (read_line(folder + "type").value_or("") == "Instruction") continue;
+      if (read_line(directory + "type").value_or("") == "Instruction") continue;
       if (last && last->level >= level) continue;
       // Grouped by shared_cpu_list, never by id: some hypervisors number each CPU's LLC apart.
-      last = HostLlc{cache_bytes(read_line(folder + "size").value_or("")), level,
-                     read_pus(folder + "shared_cpu_list")};
+      last = HostLlc{cache_bytes(read_line(directory + "size").value_or("")), level,
+                     read_pus(directory + "shared_cpu_list")};
     }
     if (last && last->bytes > 0 && !last->pus.empty()) {
       by_pus.emplace(last->pus.indices(), *last);
@@ -115,7 +115,7 @@ std::vector<HostLlc> read_llcs(const PuSet& online) {
 std::vector<PuSet> read_siblings(const PuSet& allowed) {
   std::vector<PuSet> cores;
   for (const int pu : allowed.indices()) {
-    const PuSet core = read_pus(cpu_folder + "cpu" + std::to_string(pu) +
+    const PuSet core = read_pus(cpu_directory + "cpu" + std::to_string(pu) +
                                 "/topology/thread_siblings_list")
                            .intersection(allowed);
     if (core.size() > 1 && std::ranges::find(cores, core) == cores.end()) cores.push_back(core);
@@ -138,9 +138,9 @@ std::uint64_t read_available_bytes() {
   std::stringstream text;
   text << file.rdbuf();
   // In a container the limit stands at the mount, whatever the path in front of it says.
-  auto folders = limit_folders(text.str(), "/sys/fs/cgroup");
-  folders.insert(folders.end(), {"/sys/fs/cgroup", "/sys/fs/cgroup/memory"});
-  return std::min(available, limit_left(folders).value_or(available));
+  auto directories = limit_directories(text.str(), "/sys/fs/cgroup");
+  directories.insert(directories.end(), {"/sys/fs/cgroup", "/sys/fs/cgroup/memory"});
+  return std::min(available, limit_left(directories).value_or(available));
 }
 
 std::optional<std::string> read_hypervisor() {
@@ -173,9 +173,9 @@ std::optional<std::string> read_line(const std::string& path) {
 
 std::uint64_t free_hugetlb_pages(std::optional<int> node, std::uint64_t page_bytes) {
   const std::string size = "hugepages-" + std::to_string(page_bytes >> 10U) + "kB/";
-  const std::string folder =
-      node ? node_folder + "node" + std::to_string(*node) + "/hugepages/" : "/sys/kernel/mm/hugepages/";
-  const auto line = read_line(folder + size + "free_hugepages");
+  const std::string directory =
+      node ? node_directory + "node" + std::to_string(*node) + "/hugepages/" : "/sys/kernel/mm/hugepages/";
+  const auto line = read_line(directory + size + "free_hugepages");
   return line ? parse_number(*line).value_or(0) : 0;
 }
 
@@ -206,7 +206,7 @@ std::uint64_t Host::llc_bytes_of(const PuSet& pus) const {
 
 Host read_host() {
   Host host{};
-  host.online = read_pus(cpu_folder + "online");
+  host.online = read_pus(cpu_directory + "online");
   host.allowed = read_allowed(host.online);
   if (host.online.empty()) host.online = host.allowed;  // no /sys in this container
   host.nodes = read_nodes();

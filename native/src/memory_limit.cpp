@@ -32,8 +32,8 @@ std::optional<std::uint64_t> number_in(const std::string& path) {
   return value;
 }
 
-std::uint64_t file_bytes(const std::string& folder, const Files& files) {
-  std::ifstream stat(folder + "/memory.stat");
+std::uint64_t file_bytes(const std::string& directory, const Files& files) {
+  std::ifstream stat(directory + "/memory.stat");
   std::string line;
   std::uint64_t bytes = 0;
   while (std::getline(stat, line)) {
@@ -57,8 +57,8 @@ bool names_memory(std::string_view controllers) {
 
 }  // namespace
 
-std::vector<std::string> limit_folders(const std::string& text, const std::string& mounts) {
-  std::vector<std::string> folders;
+std::vector<std::string> limit_directories(const std::string& text, const std::string& mounts) {
+  std::vector<std::string> directories;
   std::istringstream lines(text);
   std::string line;
   while (std::getline(lines, line)) {
@@ -72,22 +72,22 @@ std::vector<std::string> limit_folders(const std::string& text, const std::strin
     const std::string mount = mounts + (controllers.empty() ? "" : "/memory");
     for (std::size_t level = 0; level < most_levels; ++level) {
       while (!path.empty() && path.back() == '/') path.pop_back();
-      folders.push_back(mount + path);
+      directories.push_back(mount + path);
       if (path.empty()) break;
       path.erase(path.rfind('/'));
     }
   }
-  return folders;
+  return directories;
 }
 
-std::optional<std::uint64_t> limit_left(const std::vector<std::string>& folders) {
+std::optional<std::uint64_t> limit_left(const std::vector<std::string>& directories) {
   std::optional<std::uint64_t> least;
-  for (const auto& folder : folders) {
+  for (const auto& directory : directories) {
     for (const auto& files : versions) {
-      const auto limit = number_in(folder + "/" + files.limit);
-      const auto used = number_in(folder + "/" + files.used);
+      const auto limit = number_in(directory + "/" + files.limit);
+      const auto used = number_in(directory + "/" + files.used);
       if (!limit || !used) continue;
-      const std::uint64_t kept = *used - std::min(*used, file_bytes(folder, files));
+      const std::uint64_t kept = *used - std::min(*used, file_bytes(directory, files));
       const std::uint64_t left = *limit - std::min(*limit, kept);
       least = std::min(least.value_or(left), left);
     }

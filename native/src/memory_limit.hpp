@@ -11,12 +11,12 @@
 
 namespace homenode {
 
-// Folders below `mounts` (/sys/fs/cgroup) that may hold a limit, the process's own first. `text` is
-// /proc/self/cgroup. Of a path that leaves the mount (a container's), the mount alone.
-std::vector<std::string> limit_folders(const std::string& text, const std::string& mounts);
+// Directories below `mounts` (/sys/fs/cgroup) that may hold a limit, the process's own first. `text`
+// is /proc/self/cgroup. Of a path that leaves the mount (a container's), the mount alone.
+std::vector<std::string> limit_directories(const std::string& text, const std::string& mounts);
 
-// The least that one of these folders leaves: its limit without what is used, file pages that the kernel
-// can drop not counted as used. Nothing where none has a limit.
-std::optional<std::uint64_t> limit_left(const std::vector<std::string>& folders);
+// The least that one of these directories leaves: its limit without what is used; file pages that
+// the kernel can drop do not count as used. Nothing where none has a limit.
+std::optional<std::uint64_t> limit_left(const std::vector<std::string>& directories);
 
 }  // namespace homenode

@@ -58,9 +58,9 @@ void limits_of_a_job_are_found_in_its_own_cgroup_and_above() {
   const std::vector<std::string> expected{
       "/m/system.slice/job_7/step_0", "/m/system.slice/job_7", "/m/system.slice", "/m",
       "/m/memory/slurm/job_7", "/m/memory/slurm", "/m/memory"};
-  CHECK(limit_folders(text, "/m") == expected);
-  CHECK(limit_folders("0::/../../x\n", "/m") == std::vector<std::string>{"/m"});
-  CHECK(limit_folders("nothing\n0::\n", "/m") == std::vector<std::string>{"/m"});
+  CHECK(limit_directories(text, "/m") == expected);
+  CHECK(limit_directories("0::/../../x\n", "/m") == std::vector<std::string>{"/m"});
+  CHECK(limit_directories("nothing\n0::\n", "/m") == std::vector<std::string>{"/m"});
 }
 
 void a_cgroup_leaves_its_limit_without_what_cannot_be_dropped() {

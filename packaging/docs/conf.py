@@ -69,12 +69,12 @@ CONTENTS = (
 
 def _without_dead_links(name: str, text: str) -> str:
     """The page with links that lead nowhere as their words alone: those to what is no page
-    (native/README.md, a folder), and in a manual page all."""
-    folder = (DOCS / name).parent
+    (native/README.md, a directory), and in a manual page all."""
+    directory = (DOCS / name).parent
 
     def shown(link: re.Match[str]) -> str:
         words, target = link.groups()
-        path = (folder / target).resolve()
+        path = (directory / target).resolve()
         inside = path.is_file() and path.is_relative_to(DOCS)
         lives = ":" in target or (inside and not MANUAL)
         return link.group() if lives else words

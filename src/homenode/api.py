@@ -103,7 +103,7 @@ def diagnose(host: HostSource = None, domain: Domain | None = None) -> Findings:
 def decide(host: HostSource, objective: Objective, results: Sequence[str] = ()) -> Recommendation:
     """Which layout to run on a host for an objective, and on what evidence.
 
-    results: folders that overrule the table.
+    results: directories that overrule the table.
     """
     from homenode.decide.machine_facts import facts_of_host, of_host
     from homenode.decide.recommendation import decide as decide_on
@@ -113,32 +113,32 @@ def decide(host: HostSource, objective: Objective, results: Sequence[str] = ()) 
     return decide_on(runs, facts_of_host(machine), objective)
 
 
-def compare(folders: Sequence[str], objective: Objective | None = None) -> Comparison:
-    """Effects with intervals between layouts; the first folder's layout is the baseline."""
+def compare(directories: Sequence[str], objective: Objective | None = None) -> Comparison:
+    """Effects with intervals between layouts; the first directory's layout is the baseline."""
     from homenode.decide.alternative import alternatives_of
     from homenode.decide.compare import compare as compare_alternatives
     from homenode.measure.imported.files import load_sources
 
-    named = load_sources(folders)
+    named = load_sources(directories)
     skipped = [reason for source in named for reason in source.skipped]
     chosen = alternatives_of([(source.argument, source.runs) for source in named])
     return replace(compare_alternatives(chosen, objective), skipped=tuple(skipped))
 
 
-def load_results(*folders: str) -> tuple[Run, ...]:
-    """Runs of results folders."""
+def load_results(*directories: str) -> tuple[Run, ...]:
+    """Runs of results directories."""
     from homenode.measure.imported.files import load_sources
 
-    return tuple(run for source in load_sources(folders) for run in source.runs)
+    return tuple(run for source in load_sources(directories) for run in source.runs)
 
 
-def result_rows(*folders: str) -> list[dict[str, Any]]:
+def result_rows(*directories: str) -> list[dict[str, Any]]:
     """Every figure as a row for pandas.DataFrame, as docs/reference/formats/rows.md says."""
     from homenode.show.report.inputs import gather
     from homenode.show.report.machine import machines_of
     from homenode.show.report.rows import rows_of
 
-    inputs = gather(list(folders), ())
+    inputs = gather(list(directories), ())
     machines = machines_of(inputs.runs, inputs.stored, inputs.hosts)
     return [row for machine in machines for row in rows_of(machine)]
 

@@ -5,10 +5,10 @@ from importlib.resources import files
 _PACKAGE = "homenode"
 
 
-def package_names(*folder: str, package: str = _PACKAGE) -> tuple[str, ...]:
-    """The names in a folder of the package, sorted; none where there is no such folder."""
-    directory = files(package).joinpath(*folder)
-    entries = directory.iterdir() if directory.is_dir() else ()
+def package_names(*directory: str, package: str = _PACKAGE) -> tuple[str, ...]:
+    """The names in a directory of the package, sorted; none where there is no such directory."""
+    top = files(package).joinpath(*directory)
+    entries = top.iterdir() if top.is_dir() else ()
     return tuple(sorted(entry.name for entry in entries))
 
 

@@ -120,8 +120,8 @@ class ProgramResult(Struct, frozen=True):
 def find_program(name: str) -> str | None:
     """Where a program lies; None where it is not installed.
 
-    The system's folders are searched too: lspci is in /usr/sbin, which is not on every user's
-    PATH. Relative folders on PATH are not: "." would run what lies in a folder of captures.
+    The system's directories are searched too: lspci is in /usr/sbin, which is not on every user's
+    PATH. Relative directories on PATH are not: "." would run what lies in a directory of captures.
     """
     return shutil.which(name, path=_search_path())
 
@@ -134,7 +134,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     on_terminal: bool = False,
     kept_open: Sequence[int] = (),
-    folder: Path | None = None,
+    directory: Path | None = None,
     ends_with_us: bool = False,
     stop: threading.Event | None = None,
 ) -> ProgramResult:
@@ -145,7 +145,7 @@ def run(
     on_terminal: it may ask the user for a password, on the terminal and not through us.
     kept_open:   file descriptors that it inherits: a lock on one holds until it ends, even where
     we are killed before.
-    folder:      where it stands; None = where we do. A path in argv must be absolute then.
+    directory:      where it stands; None = where we do. A path in argv must be absolute then.
     ends_with_us: it is killed also where we are killed and cannot end it: see setpriv(1).
     stop:        set by another thread, it ends the program as a timeout does.
 
@@ -169,7 +169,7 @@ def run(
                 # terminal belongs to our group.
                 start_new_session=not on_terminal,
                 pass_fds=tuple(kept_open),
-                cwd=folder,
+                cwd=directory,
             )
         stdout, stderr = _exchange(process, tuple(argv), timeout_s, input, stop)
         returncode = process.wait(timeout=max(1.0, timeout_s))
@@ -302,17 +302,17 @@ def _end(process: "subprocess.Popen[bytes]", *, group: bool) -> None:
 def _environment() -> dict[str, str]:
     passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     if _LIBRARIES in passed_on:
-        passed_on[_LIBRARIES] = ":".join(_absolute_folders(passed_on[_LIBRARIES]))
+        passed_on[_LIBRARIES] = ":".join(_absolute_directories(passed_on[_LIBRARIES]))
     return {**passed_on, "PATH": _search_path(), "LC_ALL": "C", "LANGUAGE": ""}
 
 
 def _search_path() -> str:
-    folders = _absolute_folders(os.environ.get("PATH", ""))
-    return ":".join(dict.fromkeys((*folders, *_SYSTEM_PATH)))
+    directories = _absolute_directories(os.environ.get("PATH", ""))
+    return ":".join(dict.fromkeys((*directories, *_SYSTEM_PATH)))
 
 
-def _absolute_folders(listed: str) -> list[str]:
-    """Those of a list with colons. Empty and relative ones mean the folder that we stand in."""
+def _absolute_directories(listed: str) -> list[str]:
+    """Those of a list with colons. Empty and relative ones mean the directory that we stand in."""
     return [part for part in listed.split(":") if part.startswith("/")]
 
 

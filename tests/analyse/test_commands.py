@@ -13,7 +13,7 @@ from homenode.formats import decode
 from homenode.measure.results.model import Condition, Run
 from homenode.measure.results.store import FILE, run_text, write_run
 from tests.command_line import homenode
-from tests.published_runs import FOLDER
+from tests.published_runs import DIRECTORY
 from tests.simulated_runs import simulated_run
 
 FIGURES = {
@@ -50,10 +50,10 @@ def call(*arguments: object, width: int = 160) -> str:
 
 
 def test_compare_exits_with_what_it_could_judge(results: Path) -> None:
-    machine = FOLDER / "h200"
+    machine = DIRECTORY / "h200"
     for code, arguments in (
         (0, [results]),
-        (1, [FOLDER / "rtx-5090"]),
+        (1, [DIRECTORY / "rtx-5090"]),
         (5, [machine / "default", machine / "pin"]),
     ):
         assert homenode("compare", *map(str, arguments)).exit_code == code
@@ -96,20 +96,20 @@ next              homenode trial VM --layouts default,pin,pin-numa,pin-numa-pci
 }
 
 
-@pytest.mark.parametrize("folders", SCREENS)
-def test_compare_answers_in_line_1_then_a_table_then_labels(folders: tuple[str, ...]) -> None:
-    text = call("compare", *(FOLDER / folder for folder in folders), width=80)
-    assert [line.rstrip() for line in text.splitlines()] == SCREENS[folders].splitlines()
+@pytest.mark.parametrize("directories", SCREENS)
+def test_compare_answers_in_line_1_then_a_table_then_labels(directories: tuple[str, ...]) -> None:
+    text = call("compare", *(DIRECTORY / directory for directory in directories), width=80)
+    assert [line.rstrip() for line in text.splitlines()] == SCREENS[directories].splitlines()
 
 
 def test_of_many_machines_compare_prints_a_line_each() -> None:
-    *lines, following = call("compare", FOLDER, width=80).splitlines()
+    *lines, following = call("compare", DIRECTORY, width=80).splitlines()
     assert len(lines) == 9 and max(map(len, lines)) <= 80 and following.startswith("next  ")
     assert not [line for line in lines if line.startswith("any machine")], "a rule of thumb"
     assert lines[6] == (
         "RTX 5090: repair first: host to device and 1 more: 5.2 GB/s, expected 8 GB/s"
     )
-    sick = call("compare", FOLDER / "rtx-5090")
+    sick = call("compare", DIRECTORY / "rtx-5090")
     assert sick.startswith("RTX 5090: repair first: ") and "\nrepair  not ready: " in sick
     assert "\nnext" not in sick, "no trial before the repair"
 
@@ -190,7 +190,7 @@ def test_a_certain_difference_that_is_small_says_that_it_does_not_matter(tmp_pat
 
 
 def test_published_figures_are_compared_by_name() -> None:
-    machine = FOLDER / "rtx-pro-6000"
+    machine = DIRECTORY / "rtx-pro-6000"
     printed = call("compare", machine / "default", machine / "pin", "--explain")
     assert "2.4x" in printed
     assert "better (provisional, one result each)" in printed
@@ -207,15 +207,15 @@ def test_compare_prints_one_verdict_per_objective_and_says_on_what_it_rests(
     for text in ("[measured, 3 boots each, here]", "pin-numa against default", "better (p"):
         assert text in explained
     assert "zz-broken" in explained and "half-written" in explained
-    published = call("compare", FOLDER, "--objective", "multi-gpu", "--explain")
+    published = call("compare", DIRECTORY, "--objective", "multi-gpu", "--explain")
     assert "[provisional, one printed value each, here]" in published
 
 
 def test_compare_says_of_which_gpu_a_figure_is_and_what_a_doubt_may_come_from() -> None:
-    copies = " ".join(call("compare", FOLDER / "hgx-a100", "--explain").split())
+    copies = " ".join(call("compare", DIRECTORY / "hgx-a100", "--explain").split())
     assert "expander buses is 1.2x GPUs on the root complex" in copies
     assert "host to device, slowest GPU 14.8 GB/s 12.6 GB/s" in copies
-    pins = " ".join(call("compare", FOLDER / "rtx-4080", "--explain").split())
+    pins = " ".join(call("compare", DIRECTORY / "rtx-4080", "--explain").split())
     assert "likely cause: pins on slower cores, on siblings of one core" in pins
 
 

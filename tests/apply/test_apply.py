@@ -253,7 +253,7 @@ def test_a_saved_original_that_was_damaged_is_not_defined(daemon: StandIn, root:
 
 def test_a_damaged_journal_says_what_to_do(daemon: StandIn, root: Path) -> None:
     apply(root)
-    journal = DomainStore(root, URI, UUID).folder / "journal.jsonl"
+    journal = DomainStore(root, URI, UUID).directory / "journal.jsonl"
     whole = journal.read_bytes()
     for damage in (b"{}\n", b"[1]\n", b'{"format": "homenode.apply/9"}\n', whole + b"nothing\n"):
         journal.write_bytes(damage)
@@ -262,7 +262,7 @@ def test_a_damaged_journal_says_what_to_do(daemon: StandIn, root: Path) -> None:
         assert "virsh define the right one" in (caught.value.hint or "")
 
 
-def test_a_user_and_root_get_the_hint_that_each_can_follow_about_a_folder_that_is_none(
+def test_a_user_and_root_get_the_hint_that_each_can_follow_about_a_directory_that_is_none(
     daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")

@@ -63,7 +63,7 @@ AFTERWARDS: tuple[tuple[Work, ...], ...] = (
 
 
 class Start:
-    """A daemon and a state folder as they were before the work, as often as is asked."""
+    """A daemon and a state directory as they were before the work, as often as is asked."""
 
     def __init__(self, daemon: StandIn, root: Path, layout: str | None) -> None:
         self.daemon, self.root, self._kept = daemon, root, root.with_name("kept")

@@ -161,8 +161,8 @@ def test_kills_and_edits_in_between_lose_neither_the_original_nor_an_edit(tmp_pa
     names = choose.sample(tunable, max(1, min(len(tunable), KILLS // 12)))
     with two_nodes() as daemon:
         for number, name in enumerate(names, start=1):
-            (folder := tmp_path / str(number)).mkdir()
-            both = Operators(Domain(daemon, folder, *DEVICES[name]), choose, counts)
+            (directory := tmp_path / str(number)).mkdir()
+            both = Operators(Domain(daemon, directory, *DEVICES[name]), choose, counts)
             assert both.domain.apply("pin", 1, both.host)
             while counts["killed"] < KILLS * number // len(names):
                 both.run_and_kill()

@@ -32,7 +32,7 @@ exec {virsh} "$@"
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes]:
     monkeypatch.setattr("homenode.change.journal.default_root", lambda: tmp_path / "state")
     with two_nodes() as found:
-        document = found.folder / "vm.xml"
+        document = found.directory / "vm.xml"
         document.write_text(DOCUMENT)
         defined = found.virsh("define", str(document))
         assert defined.returncode == 0, defined.stderr

@@ -28,13 +28,13 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 128 KiB, nothing of it used."""
     if shutil.which("mount") is None:
         pytest.skip("needs mount")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={PAGES * PAGE}", "homenode-test", str(folder)]
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={PAGES * PAGE}", "homenode-test", str(directory)]
     if subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("needs root that may mount")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    yield directory
+    subprocess.run(["umount", directory], check=True)
 
 
 def apply(root: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_disk_that_is_full_at_any_write_of_restore_loses_nothing(
     assert daemon.definition() == ORIGINAL
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_happens(
+def test_a_directory_that_cannot_be_written_is_refused_before_anything_happens(
     disk: Path, daemon: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)

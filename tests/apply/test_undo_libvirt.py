@@ -86,9 +86,9 @@ CHOSEN = random.Random(SEED).choice(ALL)
 class Domain:
     """A domain of the daemon, and homenode's record of it."""
 
-    def __init__(self, daemon: TwoNodes, folder: Path, machine: str, devices: str) -> None:
-        self.daemon, self.virsh, self.root = daemon, Virsh(daemon.uri), folder / "records"
-        self._file = folder / "domain.xml"
+    def __init__(self, daemon: TwoNodes, directory: Path, machine: str, devices: str) -> None:
+        self.daemon, self.virsh, self.root = daemon, Virsh(daemon.uri), directory / "records"
+        self._file = directory / "domain.xml"
         text = DEFINITION.format(name=NAME, machine=machine, devices=devices)
         self.define(text.encode())
         # Again from its own print: only then are the controllers that libvirt added in its order.

@@ -53,8 +53,8 @@ ports = ["gpu", "gpu", "gpu", "gpu", "gpu"]
 """
 
 _VIRSH = r"""#!/bin/sh
-# virsh --connect URI --quiet COMMAND ARGUMENTS...: domains as files, which the host's folder shows.
-state=@STATE@; host=@HOST@
+# virsh --connect URI --quiet COMMAND ARGUMENTS...: domains as files, which the host's directory
+shows. state=@STATE@; host=@HOST@
 shift 3
 command=$1; shift
 argument() { wanted=$1; shift
@@ -87,19 +87,23 @@ def uuid_of(number: int) -> str:
 
 
 class SmallHost:
-    """One node of a few cores, and a daemon whose domains the host's folder shows at once."""
+    """One node of a few cores, and a daemon whose domains the host's directory shows at once."""
 
     connect = URI
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.state, self.bin = folder / "host", folder / "state", folder / "bin"
-        write_tree(render(parse_description(HOST, "small")), self.folder)
-        (self.folder / "commands/virsh-domains").write_text("<domains></domains>")
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.state, self.bin = (
+            directory / "host",
+            directory / "state",
+            directory / "bin",
+        )
+        write_tree(render(parse_description(HOST, "small")), self.directory)
+        (self.directory / "commands/virsh-domains").write_text("<domains></domains>")
         self.state.mkdir()
         self.bin.mkdir()
         script = _VIRSH.replace("@STATE@", shlex.quote(str(self.state)))
         virsh = self.bin / "virsh"
-        virsh.write_text(script.replace("@HOST@", shlex.quote(str(self.folder))))
+        virsh.write_text(script.replace("@HOST@", shlex.quote(str(self.directory))))
         virsh.chmod(0o755)
         for number in range(VMS):
             name, uuid = f"vm{number}", uuid_of(number)
@@ -110,7 +114,7 @@ class SmallHost:
             (self.state / f"{name}.uuid").write_text(uuid)
 
     def apply(self, *numbers: int) -> None:
-        with patch("homenode.vm.daemon_host._this_machine", lambda: load_host(str(self.folder))):
+        with patch("homenode.vm.daemon_host._this_machine", lambda: load_host(str(self.directory))):
             self._apply(numbers)
 
     def _apply(self, numbers: Sequence[int]) -> None:
@@ -123,7 +127,7 @@ class SmallHost:
                 memory_binding=MemoryBinding.BOUND,
             ),
             yes=True,
-            host=str(self.folder),
+            host=str(self.directory),
             quiet=True,
             connect=self.connect,
         )
@@ -232,7 +236,7 @@ def test_who_waits_names_the_holder_and_gives_up(
             terminal.truncate(0)
         assert host.pins() == []
         # A dry run does not wait.
-        with patch("homenode.vm.daemon_host._this_machine", lambda: load_host(str(host.folder))):
+        with patch("homenode.vm.daemon_host._this_machine", lambda: load_host(str(host.directory))):
             apply(["vm0"], dry_run=True, layout="pin", quiet=True)
     host.apply(0)
     assert len(host.pins()) == 1
@@ -258,7 +262,7 @@ def test_daemons_of_one_machine_share_the_lock_and_other_machines_have_their_own
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_two_users_have_one_lock_where_both_can_reach_libvirts_folder(
+def test_two_users_have_one_lock_where_both_can_reach_libvirts_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_shared: bool
 ) -> None:
     run = tmp_path / "run"

@@ -16,7 +16,7 @@ from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
 from homenode.errors import HostError, InputError
 from homenode.measure.tool_setup import setup_journal
 from homenode.measure.trial.journal import BOOT, TrialHead, TrialJournal
-from homenode.safe.record_folder import RecordFolder
+from homenode.safe.record_directory import RecordDirectory
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.command_line import homenode
@@ -67,7 +67,7 @@ def step_of(entry: ChangeEntry) -> Word:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
-    return Journal(RecordFolder(tmp_path / "record"), HEAD)
+    return Journal(RecordDirectory(tmp_path / "record"), HEAD)
 
 
 def test_a_full_disk_and_a_full_quota_have_the_same_hint() -> None:

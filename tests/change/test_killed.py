@@ -31,7 +31,7 @@ from tests.change.test_host_lock import SmallHost, uuid_of
 from tests.doctor.test_retrain import planned, sick
 from tests.kills import Target, in_child
 from tests.measure.test_setup import plan_of, tools  # noqa: F401 - a fixture
-from tests.memory_folder import memory_folder
+from tests.memory_directory import memory_directory
 from tests.simulated_config import LINK_CONTROL_2, NoTime, SimulatedConfig
 from tests.virsh_stand_in import URI, UUID, StandIn
 
@@ -62,8 +62,8 @@ class World(Protocol):
         """Undoes all, and looks that nothing is lost and nothing left."""
 
 
-def parts_in(*folders: Path) -> list[Path]:
-    return [path for folder in folders for path in folder.rglob("*.part")]
+def parts_in(*directories: Path) -> list[Path]:
+    return [path for directory in directories for path in directory.rglob("*.part")]
 
 
 class Domain:
@@ -71,10 +71,10 @@ class Domain:
 
     kills = 16
 
-    def __init__(self, folder: Path, patched: pytest.MonkeyPatch) -> None:
-        self.folder, self.episode, self.is_edited = folder, 0, False
-        patched.setenv("PATH", f"{folder / 'daemon/bin'}:/usr/bin:/bin")
-        self.daemon = StandIn(folder / "daemon", NAME, ORIGINAL)
+    def __init__(self, directory: Path, patched: pytest.MonkeyPatch) -> None:
+        self.directory, self.episode, self.is_edited = directory, 0, False
+        patched.setenv("PATH", f"{directory / 'daemon/bin'}:/usr/bin:/bin")
+        self.daemon = StandIn(directory / "daemon", NAME, ORIGINAL)
         self.works: dict[str, Callable[[], object]] = {
             "pin": lambda: self.apply("pin"),
             "pin-numa": lambda: self.apply("pin-numa"),
@@ -86,7 +86,7 @@ class Domain:
 
     @property
     def root(self) -> Path:
-        return self.folder / f"state{self.episode}"
+        return self.directory / f"state{self.episode}"
 
     def begin(self) -> None:
         self.episode += 1
@@ -143,7 +143,7 @@ class Domain:
             with suppress(InputError):
                 restore_definition(Virsh(URI), NAME, self.root)
         assert self.daemon.definition() == wanted
-        assert parts_in(self.folder) == []
+        assert parts_in(self.directory) == []
         self.begin()
 
 
@@ -152,8 +152,8 @@ class Several:
 
     kills = 6
 
-    def __init__(self, folder: Path, patched: pytest.MonkeyPatch) -> None:
-        self.host, self.root, self.edited = SmallHost(folder), folder / "records", set[str]()
+    def __init__(self, directory: Path, patched: pytest.MonkeyPatch) -> None:
+        self.host, self.root, self.edited = SmallHost(directory), directory / "records", set[str]()
         patched.setenv("PATH", f"{self.host.bin}:/usr/bin:/bin")
         self.names = ("vm0", "vm1", "vm2")
         self.before = self.host.definitions()
@@ -211,7 +211,7 @@ class Link:
 
     kills = 16
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         self.space = SimulatedConfig(sick())
         for bdf, content in self.space.spaces.items():
             shared = mmap.mmap(-1, len(content))  # which outlives the process that writes it
@@ -219,7 +219,7 @@ class Link:
             self.space.spaces[bdf] = shared  # type: ignore[assignment]
         self.at_first = {bdf: bytes(content) for bdf, content in self.space.spaces.items()}
         self.port = planned(self.space.host, self.space).port
-        self.folder, self.episode = folder, 0
+        self.directory, self.episode = directory, 0
         self.works: dict[str, Callable[[], object]] = {"retrain": self.retrain}
 
     @property
@@ -227,7 +227,7 @@ class Link:
         return ((self.space, "write"),)
 
     def retrain(self) -> None:
-        journal = retrain_journal(self.port, str(self.folder / f"run{self.episode}"))
+        journal = retrain_journal(self.port, str(self.directory / f"run{self.episode}"))
         with journal.files.hold_lock("in use"):
             plan = planned(self.space.host, self.space)
             RetrainStep(plan, self.space, NoTime(), open_retrain(journal)).do(journal.write)
@@ -235,7 +235,7 @@ class Link:
     look = None
 
     def check(self) -> None:
-        journal = retrain_journal(self.port, str(self.folder / f"run{self.episode}"))
+        journal = retrain_journal(self.port, str(self.directory / f"run{self.episode}"))
         entry = open_retrain(journal)
         is_written = self.space.read(self.port, LINK_CONTROL_2, 2) != 0x1042
         assert not is_written or entry is not None or journal.to_undo(), "no record of it"
@@ -249,9 +249,9 @@ class Link:
         self.retrain()
         target = self.space.read(self.port, LINK_CONTROL_2, 2)
         assert target == (0x1044 if can else 0x1042) or not can
-        journal = retrain_journal(self.port, str(self.folder / f"run{self.episode}"))
+        journal = retrain_journal(self.port, str(self.directory / f"run{self.episode}"))
         assert open_retrain(journal) is None
-        assert parts_in(self.folder) == []
+        assert parts_in(self.directory) == []
         for bdf, content in self.at_first.items():
             self.space.spaces[bdf][:] = content
         self.space.reaches.clear()
@@ -263,8 +263,12 @@ class Tools:
 
     kills = 4
 
-    def __init__(self, folder: Path, programs: Path) -> None:
-        self.prefix, self.state, self.theirs = folder / "prefix", folder / "state", set[Path]()
+    def __init__(self, directory: Path, programs: Path) -> None:
+        self.prefix, self.state, self.theirs = (
+            directory / "prefix",
+            directory / "state",
+            set[Path](),
+        )
         plan = plan_of(programs, self.prefix)
         self.works: dict[str, Callable[[], object]] = {
             "setup": lambda: carry_out(plan, LocalMachine(), self.state, lambda step: None),
@@ -301,13 +305,13 @@ class Tools:
 
 
 class Outputs:
-    """A document in a folder of the user's: written, written over, and restored."""
+    """A document in a directory of the user's: written, written over, and restored."""
 
     kills = 16
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.out = folder / "user", folder / "user/out.xml"
-        self.folder.mkdir()
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.out = directory / "user", directory / "user/out.xml"
+        self.directory.mkdir()
         self.new = ORIGINAL.replace(b"</name>", b"</name>" + TITLE)
         self.over = self.new.replace(b"theirs", b"again")
         self.whole = {ORIGINAL, self.new, self.over}
@@ -320,19 +324,19 @@ class Outputs:
     """A part is there for two calls, whole, and only while a file is replaced."""
 
     def check(self) -> None:
-        assert len(parts_in(self.folder)) <= 1
-        there = {one.name for one in self.folder.iterdir() if one.suffix != ".part"}
+        assert len(parts_in(self.directory)) <= 1
+        there = {one.name for one in self.directory.iterdir() if one.suffix != ".part"}
         assert there <= {"out.xml", "out.xml.orig", "out.xml.orig.sha256", "theirs"}
         assert not self.out.exists() or self.out.read_bytes() in self.whole
 
     def edit(self, number: int) -> None:
-        (self.folder / "theirs").write_text("theirs")
+        (self.directory / "theirs").write_text("theirs")
 
     def undo(self) -> None:
         self.works["plan"]()
         restore(str(self.out))
         assert self.out.read_bytes() == ORIGINAL
-        assert {one.name for one in self.folder.iterdir()} <= {"out.xml", "theirs"}
+        assert {one.name for one in self.directory.iterdir()} <= {"out.xml", "theirs"}
         self.out.unlink()
 
 
@@ -346,17 +350,17 @@ class Outputs:
     ]
 )
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with memory_folder() as folder:
+    with memory_directory() as directory:
         if request.param == "apply":
-            yield Domain(folder, monkeypatch)
+            yield Domain(directory, monkeypatch)
         elif request.param == "apply several":
-            yield Several(folder, monkeypatch)
+            yield Several(directory, monkeypatch)
         elif request.param == "retrain":
-            yield Link(folder)
+            yield Link(directory)
         elif request.param == "setup":
-            yield Tools(folder, request.getfixturevalue("tools"))
+            yield Tools(directory, request.getfixturevalue("tools"))
         else:
-            yield Outputs(folder)
+            yield Outputs(directory)
 
 
 def test_what_is_killed_at_any_call_is_undone_whole(world: World) -> None:

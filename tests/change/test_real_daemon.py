@@ -49,8 +49,8 @@ def define(daemon: TwoNodes, document: Path) -> None:
 class RealHost(SmallHost):
     """The described host, on which a real daemon runs that is not the system's."""
 
-    def __init__(self, folder: Path, daemon: TwoNodes) -> None:
-        super().__init__(folder)
+    def __init__(self, directory: Path, daemon: TwoNodes) -> None:
+        super().__init__(directory)
         self.connect = daemon.uri
         for document in sorted(self.state.glob("*.xml")):
             define(daemon, document)

@@ -143,10 +143,10 @@ def test_apply_names_what_stands_against_it(daemon: StandIn) -> None:
 
 
 def test_imported_runs_name_what_was_left_out(tmp_path: Path) -> None:
-    folder = tmp_path / "h200" / "default"
-    folder.mkdir(parents=True)
+    directory = tmp_path / "h200" / "default"
+    directory.mkdir(parents=True)
     for file, text in STUDY.items():
-        (folder / file).write_text(text)
+        (directory / file).write_text(text)
     (tmp_path / "other").write_text("nothing that is known")
     words = ("import", tmp_path, "-o", tmp_path / "out", "--dry-run")
     found = _json("imported-runs", *words)

@@ -82,13 +82,13 @@ def test_json_is_plain_letters_and_means_the_same(value: object) -> None:
     assert json.loads(out.getvalue()) == value
 
 
-def hostile_document(folder: Path) -> Path:
+def hostile_document(directory: Path) -> Path:
     """The demo's VM, called after escapes wherever a document may say anything."""
     named = "".join(one for one in STEERING if one >= " " and one != "\x7f")  # as XML allows
     text = DOCUMENT.read_text().replace("<name>", f"<name>{named}", 1)
     text = text.replace("</name>", f"</name><title>{named}</title>", 1)
     text = text.replace("</devices>", f"<!-- {named} --></devices>", 1)
-    path = folder / f"vm{STEERING.replace('/', '')}.xml"
+    path = directory / f"vm{STEERING.replace('/', '')}.xml"
     path.write_text(text)
     return path
 
@@ -222,7 +222,7 @@ def test_a_name_makes_no_line_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Whoever names a file in a folder that root looks at could give root a command to copy."""
+    """Whoever names a file in a directory that root looks at could give root a command to copy."""
     # A long name may be wrapped anywhere; what it may not is end a line.
     monkeypatch.setenv("COLUMNS", "2000")
     for console in (terminal.console, terminal.error_console):

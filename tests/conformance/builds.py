@@ -11,8 +11,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 
 @cache
-def folder() -> Path:
-    """A folder for what one run makes; it is gone after it."""
+def directory() -> Path:
+    """A directory for what one run makes; it is gone after it."""
     made = Path(tempfile.mkdtemp(prefix="homenode-conformance-"))
     atexit.register(shutil.rmtree, made, True)
     return made
@@ -21,7 +21,7 @@ def folder() -> Path:
 @cache
 def library(name: str) -> Path:
     """programs/NAME.c as a library to load before others."""
-    made = folder() / f"{name}.so"
+    made = directory() / f"{name}.so"
     argv = ["cc", "-shared", "-fPIC", "-O1", "-o", str(made), str(PROGRAMS / f"{name}.c")]
     subprocess.run(argv, check=True, capture_output=True)
     return made

@@ -12,7 +12,7 @@ import pytest
 from homenode.cluster.kubevirt.check import check, read_cluster
 from homenode.cluster.kubevirt.vmi import vmi_of
 from homenode.errors import ParseError
-from tests.conformance.builds import absent, folder
+from tests.conformance.builds import absent, directory
 from tests.conformance.judge import Answer, Judge
 from tests.kubevirt.kubevirt_code import PINNED, build
 from tests.kubevirt.vmis import Case, random_case
@@ -22,10 +22,10 @@ from tests.kubevirt.vmis import Case, random_case
 def _program() -> Path | str:
     """The webhooks; words where they cannot be built."""
     try:
-        build(folder(), oracle=".")
+        build(directory(), oracle=".")
     except pytest.skip.Exception as reason:
         return str(reason)
-    return folder() / "oracle"
+    return directory() / "oracle"
 
 
 def missing() -> str | None:

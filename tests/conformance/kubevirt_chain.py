@@ -14,7 +14,7 @@ import pytest
 from homenode.machine.discover.host import discover
 from homenode.machine.topology import Host
 from tests.conformance import libvirt
-from tests.conformance.builds import absent, folder
+from tests.conformance.builds import absent, directory
 from tests.conformance.judge import Answer, Judge
 from tests.kubevirt.test_chain import VERSIONS, build_chain, definitions, sidecar
 from tests.kubevirt_documents import IBM, IBM_GPUS, shipped
@@ -23,7 +23,7 @@ from tests.kubevirt_documents import IBM, IBM_GPUS, shipped
 @cache
 def _programs(version: str) -> Path | str:
     """virt-launcher's chain and the shim of that version; words where they cannot be built."""
-    made = folder() / f"chain-{version}"
+    made = directory() / f"chain-{version}"
     made.mkdir()
     try:
         return build_chain(made, version)
@@ -94,7 +94,7 @@ def _ask(version: str) -> Callable[[Sequence[str]], Iterator[Answer]]:
     def ask(names: Sequence[str]) -> Iterator[Answer]:
         programs = _programs(version)
         assert isinstance(programs, Path), programs
-        work = Path(tempfile.mkdtemp(dir=folder()))
+        work = Path(tempfile.mkdtemp(dir=directory()))
         with sidecar(programs, work, subprocess.DEVNULL):
             for name in names:
                 yield _answer(programs, name)

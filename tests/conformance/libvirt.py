@@ -23,7 +23,7 @@ from homenode.vm.layout import PRESETS, GuestCells, GuestPcie
 from homenode.vm.model import VmCell
 from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import PlanOptions
-from tests.conformance.builds import absent, folder
+from tests.conformance.builds import absent, directory
 from tests.conformance.judge import Answer, Facts, Judge
 from tests.conformance.qemu import planned_facts, read_facts
 from tests.conformance.qemu_machine import QemuError, for_this_machine, machine_of
@@ -210,7 +210,7 @@ def _stand_in(text: str) -> str:
 
 def command_of(text: str) -> list[str]:
     """libvirt's own QEMU command, without its monitor, its key and its cage."""
-    path = folder() / "stand-in.xml"
+    path = directory() / "stand-in.xml"
     path.write_text(_stand_in(text))
     done = _virsh("domxml-to-native", "qemu-argv", "--xml", str(path))
     if done.returncode:
@@ -246,7 +246,7 @@ def _started(printed: str, devices: int) -> Facts:
 
 def _answer(name: str, tuning: PlannedFile, given: bytes, about: str) -> tuple[Answer, str]:
     plan = tuning.plan
-    path = folder() / "vm.xml"
+    path = directory() / "vm.xml"
     path.write_bytes(re.sub(rb"type=(['\"])kvm\1", rb"type='qemu'", tuning.document, count=1))
     answer = Answer(case=name, about=about, planned=planned_of_document(plan, given))
     try:

@@ -45,7 +45,7 @@ sockets: 2
 )
 
 VARIABLE = "HOMENODE_PVE"
-"""A folder with checkouts of qemu-server and what it imports."""
+"""A directory with checkouts of qemu-server and what it imports."""
 _CHECKOUTS = ("qemu-server", "pve-common", "pve-guest-common", "pve-storage", "pve-access-control")
 _FILE = re.sub(rb"(agent: 1\n|,\+foo)", b"", EXAMPLE.file).replace(b"65536", b"8192")
 """One of the tests of targets, as far as Proxmox's schema and this machine take it."""
@@ -65,7 +65,7 @@ def _sources() -> Path:
 def missing() -> str | None:
     lacking = [name for name in _CHECKOUTS if not (_sources() / name).is_dir()]
     return absent("perl", "cc", QEMU) or (
-        f"{VARIABLE} names no folder with {', '.join(lacking)}" if lacking else None
+        f"{VARIABLE} names no directory with {', '.join(lacking)}" if lacking else None
     )
 
 

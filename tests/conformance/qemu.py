@@ -10,7 +10,7 @@ from msgspec import structs
 from homenode.cpuset import CpuSet
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan
-from tests.conformance.builds import absent, first_line, folder
+from tests.conformance.builds import absent, directory, first_line
 from tests.conformance.judge import Answer, Example, Facts, Judge
 from tests.conformance.qemu_machine import QEMU, Machine, QemuError, for_this_machine, machine_of
 from tests.conformance.vms import Planned, cells_of, planned_cases
@@ -107,7 +107,7 @@ def planned_of_script(plan: Plan) -> Facts:
 
 def read_of_script(text: str, devices: int) -> Facts:
     """What QEMU says when this script starts it. Raises QemuError."""
-    script = folder() / "vm.sh"
+    script = directory() / "vm.sh"
     script.write_text(re.sub(r"\nlocked_kib=.*", "\nlocked_kib=0", for_this_machine(text)))
     words = [word.replace("127.0.0.1:0", "unix:vnc") for word in advised_words(text)]
     words += ["-vga", "cirrus", "-nic", "user,model=e1000"]  # which QEMU makes first

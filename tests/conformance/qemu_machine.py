@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.builds import PROGRAMS, folder, library
+from tests.conformance.builds import PROGRAMS, directory, library
 
 QEMU = "qemu-system-x86_64"
 _DIRECTORY = 0x19
@@ -242,7 +242,7 @@ def machine_of(argv: Sequence[str | Path], devices: Sequence[str]) -> Machine:
 
     Raises QemuError with its words where it does not start.
     """
-    work = folder() / "machine"
+    work = directory() / "machine"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     (work / "disk.qcow2").write_bytes(bytes(1 << 16))

@@ -15,7 +15,7 @@ from homenode.cluster.slurm.config import parse_config
 from homenode.cluster.slurm.correction import correct
 from homenode.cpuset import CpuSet
 from homenode.findings import Severity
-from tests.conformance.builds import first_line, folder
+from tests.conformance.builds import directory, first_line
 from tests.conformance.judge import Answer, Judge
 from tests.slurm import testbed
 from tests.slurm.gpu_nodes import machine
@@ -61,7 +61,7 @@ _MOST_GPUS = 8
 
 @cache
 def device_files() -> Path:
-    base = folder() / "slurm"
+    base = directory() / "slurm"
     base.mkdir()
     for gpu in range(_MOST_GPUS):
         os.mknod(base / f"gpu{gpu}", stat.S_IFCHR | 0o600, os.makedev(4, 70 + gpu))

@@ -10,7 +10,7 @@ from typing import Any
 
 from homenode.machine.topology import Host
 from homenode.units import KIB
-from tests.conformance.builds import absent, folder, library
+from tests.conformance.builds import absent, directory, library
 from tests.conformance.judge import Answer, Example, Facts, Judge
 from tests.conformance.vms import Planned, bdfs_of, cells_of, planned_cases
 
@@ -32,7 +32,7 @@ vif = [ 'mac=00:16:3e:00:00:01,bridge=xenbr0' ]
 )
 
 VARIABLE = "HOMENODE_XEN"
-"""A folder with the files of Debian's xen-utils and its libraries; / where it is not set."""
+"""A directory with the files of Debian's xen-utils and its libraries; / where it is not set."""
 
 
 def _xl() -> Path | None:
@@ -40,11 +40,13 @@ def _xl() -> Path | None:
 
 
 def missing() -> str | None:
-    return absent("cc") or (None if _xl() else f"no xl; {VARIABLE} names a folder with xen-utils")
+    return absent("cc") or (
+        None if _xl() else f"no xl; {VARIABLE} names a directory with xen-utils"
+    )
 
 
 def version() -> str:
-    """xl says it only to who has a hypervisor; Debian's folder and library are named by it."""
+    """xl says it only to who has a hypervisor; Debian's directory and library are named by it."""
     found = _xl()
     assert found is not None
     return found.parents[1].name.removeprefix("xen-")
@@ -54,7 +56,7 @@ def _printed(document: bytes, host: Host) -> tuple[dict[str, Any] | None, str]:
     xl = _xl()
     assert xl is not None
     root = xl.parents[4]
-    path = folder() / "vm.cfg"
+    path = directory() / "vm.cfg"
     path.write_bytes(document)
     libraries = [root / "usr/lib/x86_64-linux-gnu", *root.glob("usr/lib/xen-*/lib")]
     environment = {

@@ -12,8 +12,8 @@ from homenode.machine.description.parse import load_shipped, parse_description, 
 from homenode.machine.discover.host import discover
 from homenode.machine.snapshot.contents import PATHS, Kind
 from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.snapshot.store import FolderSnapshot
-from tests.memory_folder import memory_folder
+from homenode.machine.snapshot.store import DirectorySnapshot
+from tests.memory_directory import memory_directory
 from tests.rendered.machine import render
 from tests.shared_data import SHARED
 from tests.small_hosts import as_described
@@ -113,9 +113,9 @@ def _by_real_path_pattern(snapshot: MemorySnapshot) -> Mapping[str, Mapping[str,
     """Files by their name, with PCI functions under the path by which they are read."""
     named: dict[str, dict[str, str]] = {}
     for path, text in snapshot.files.items():
-        folder, _, name = path.rpartition("/")
-        if folder.startswith("/sys/devices/pci"):
-            path = f"/sys/bus/pci/devices/{folder.rpartition('/')[2]}/{name}"
+        directory, _, name = path.rpartition("/")
+        if directory.startswith("/sys/devices/pci"):
+            path = f"/sys/bus/pci/devices/{directory.rpartition('/')[2]}/{name}"
         named.setdefault(name, {})[path] = text
     return named
 
@@ -137,7 +137,7 @@ def test_cpu_and_cache_files_are_named_as_on_a_real_machine() -> None:
 @pytest.mark.parametrize("name", ["hgx-h100", "x86-1p1n4c8t-vmd", "x86-2p2n8c16t-sriov-nic"])
 def test_a_written_tree_is_read_as_the_rendered_one(name: str) -> None:
     description = load_shipped(name)
-    with memory_folder() as folder:
-        write_tree(render(description), folder / "tree")
-        found = discover(FolderSnapshot(name, str(folder / "tree")))
+    with memory_directory() as directory:
+        write_tree(render(description), directory / "tree")
+        found = discover(DirectorySnapshot(name, str(directory / "tree")))
     assert as_described(found, description.host) == description.host

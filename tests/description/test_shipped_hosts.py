@@ -19,7 +19,7 @@ from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import HostSummary, summarise
 from homenode.package_data import package_text
-from tests.memory_folder import memory_folder
+from tests.memory_directory import memory_directory
 from tests.rendered.machine import render
 from tests.shared_data import SHARED
 from tests.small_hosts import as_described
@@ -93,17 +93,17 @@ def test_the_hgx_h100_is_where_a_captured_one_has_its_functions() -> None:
             assert ours.bars == theirs.bars
 
 
-def _lstopo(description: HostDescription, folder: Path) -> etree._Element:
+def _lstopo(description: HostDescription, directory: Path) -> etree._Element:
     """hwloc's view of the rendered tree."""
     assert LSTOPO is not None
-    write_tree(render(description), folder)
-    xml = folder.parent / f"{folder.name}.xml"
+    write_tree(render(description), directory)
+    xml = directory.parent / f"{directory.name}.xml"
     subprocess.run(
         [LSTOPO, "--of", "xml", "--disallowed", "--whole-io", str(xml)],
         check=True,
         env={
             **os.environ,
-            "HWLOC_FSROOT": str(folder),
+            "HWLOC_FSROOT": str(directory),
             "HWLOC_COMPONENTS": "-gl,-x86,linux",
             # By default hwloc hides the nodes that NVIDIA's driver names.
             "HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES": "1",
@@ -121,8 +121,8 @@ def _lstopo(description: HostDescription, folder: Path) -> etree._Element:
 def test_hwloc_sees_the_same_host(name: str) -> None:
     description = load_shipped(name)
     host = description.host
-    with memory_folder() as folder:
-        seen = _lstopo(description, folder / "tree")
+    with memory_directory() as directory:
+        seen = _lstopo(description, directory / "tree")
 
     def indices(kind: str) -> list[int]:
         return sorted(

@@ -26,19 +26,19 @@ OWN_NODES = {"0": "4", "1": "12", "2": "20", "3": "28"}
 def with_nodes(
     name: str, below: str, node: Callable[[str], str], commands: dict[str, str] | None = None
 ) -> MemorySnapshot:
-    """A shipped host with other numa_node files in the folders that match, and the local CPUs that
-    the kernel gives then: all for -1. lspci, which reads these, is omitted."""
+    """A shipped host with other numa_node files in the directories that match, and the local CPUs
+    that the kernel gives then: all for -1. lspci, which reads these, is omitted."""
     whole = shipped(name)
     files = dict(whole.files)
     for path, text in whole.files.items():
         if path.endswith("/numa_node") and re.search(below, path):
-            named, folder = node(text.strip()), path.removesuffix("numa_node")
+            named, directory = node(text.strip()), path.removesuffix("numa_node")
             where = (
                 "/sys/devices/system/cpu/online" if named == "-1" else f"{NODE}/node{named}/cpulist"
             )
             files[path] = f"{named}\n"
-            files[f"{folder}local_cpulist"] = whole.files[where]
-            files.pop(f"{folder}local_cpus", None)
+            files[f"{directory}local_cpulist"] = whole.files[where]
+            files.pop(f"{directory}local_cpus", None)
     said = {tool: text for tool, text in whole.commands.items() if tool != "lspci"}
     return MemorySnapshot(name, files, whole.links, {**said, **(commands or {})})
 

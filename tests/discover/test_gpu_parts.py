@@ -170,7 +170,11 @@ def changed(
 ) -> MemorySnapshot:
     whole = render(parse_description(HOST, "parts.toml"))
     return MemorySnapshot(
-        "h", files or whole.files, links or whole.links, commands or whole.commands, whole.folders
+        "h",
+        files or whole.files,
+        links or whole.links,
+        commands or whole.commands,
+        whole.directories,
     )
 
 

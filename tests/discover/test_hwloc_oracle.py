@@ -17,12 +17,12 @@ from homenode.machine.discover.hwloc import host_from_hwloc
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.store import open_snapshot
 from homenode.machine.topology import Host, summarise
-from tests.memory_folder import memory_folder
+from tests.memory_directory import memory_directory
 from tests.shared_data import SHARED
 
 LSTOPO = shutil.which("lstopo-no-graphics")
 TREES = {
-    # name: archive and folder in it
+    # name: archive and directory in it
     "hybrid-1p6c2t-8c": "20em64t-hybrid-1p6c2t+2ca4co1t",
     "x86-4p4n40c-pcilocality": "40intel64-2g2n4c+pcilocality",
     "x86-4p8n64-modules": "64amd64-4s2n4ca2co",
@@ -43,10 +43,10 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def unpacked() -> Iterator[Path]:
-    """A folder for trees, which are unpacked as they are asked for."""
+    """A directory for trees, which are unpacked as they are asked for."""
     if not (SHARED / "machines" / "sysfs").is_dir():
         pytest.skip("no shared trees")
-    with memory_folder() as top:
+    with memory_directory() as top:
         yield top
 
 
@@ -68,10 +68,10 @@ def _unpack(tar: tarfile.TarFile, top: Path) -> None:
     for member in filter(_is_read, tar):
         assert ".." not in member.name.split("/"), member.name
         path = f"{top}/{member.name}"
-        folder = path if member.isdir() else path.rpartition("/")[0]
-        if folder not in made:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            made.add(folder)
+        directory = path if member.isdir() else path.rpartition("/")[0]
+        if directory not in made:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+            made.add(directory)
         if member.issym():
             Path(path).symlink_to(member.linkname)
         elif member.isfile():
@@ -81,11 +81,11 @@ def _unpack(tar: tarfile.TarFile, top: Path) -> None:
 
 
 def _both(unpacked: Path, name: str) -> tuple[Host, Host]:
-    archive, _, folder = TREES[name].partition("#")
+    archive, _, directory = TREES[name].partition("#")
     if not (unpacked / archive).exists():
         with tarfile.open(SHARED / "machines" / "sysfs" / f"{archive}.tar.bz2") as tar:
             _unpack(tar, unpacked / archive)
-    below = unpacked / archive / folder
+    below = unpacked / archive / directory
     root = next(
         path.parent
         for path in (below, *below.iterdir())

@@ -30,7 +30,7 @@ def _host(
     return discover(snapshot({**cpu_files(), **files}, links=links, commands=commands))
 
 
-def test_the_tree_is_read_from_where_the_folders_lie() -> None:
+def test_the_tree_is_read_from_where_the_directories_lie() -> None:
     host = _host(SWITCHED)
     gpu = Bdf.parse("03:00.0")
     assert [str(b.bdf) for b in host.bridges_above(gpu)] == [
@@ -139,7 +139,7 @@ def test_buses_that_nothing_tells_are_those_found_below() -> None:
 
 
 def test_links_bars_driver_group_and_sriov_are_read() -> None:
-    folder = f"{PCI}/{GPU}"
+    directory = f"{PCI}/{GPU}"
     resource = "\n".join(
         [
             "0x0000214042000000 0x0000214042ffffff 0x000000000014220c",
@@ -151,19 +151,19 @@ def test_links_bars_driver_group_and_sriov_are_read() -> None:
     )
     files = {
         **SWITCHED,
-        f"{folder}/current_link_speed": "16.0 GT/s PCIe\n",
-        f"{folder}/current_link_width": "16\n",
-        f"{folder}/max_link_speed": "32.0 GT/s PCIe\n",
-        f"{folder}/max_link_width": "16\n",
-        f"{folder}/resource": resource,
-        f"{folder}/sriov_totalvfs": "32\n",
-        f"{folder}/sriov_numvfs": "0\n",
-        f"{folder}/subsystem_vendor": "0x10de\n",
-        f"{folder}/local_cpulist": "0-1,4-5\n",
+        f"{directory}/current_link_speed": "16.0 GT/s PCIe\n",
+        f"{directory}/current_link_width": "16\n",
+        f"{directory}/max_link_speed": "32.0 GT/s PCIe\n",
+        f"{directory}/max_link_width": "16\n",
+        f"{directory}/resource": resource,
+        f"{directory}/sriov_totalvfs": "32\n",
+        f"{directory}/sriov_numvfs": "0\n",
+        f"{directory}/subsystem_vendor": "0x10de\n",
+        f"{directory}/local_cpulist": "0-1,4-5\n",
     }
     links = {
-        f"{folder}/driver": "../../../../../../bus/pci/drivers/vfio-pci",
-        f"{folder}/iommu_group": "../../../../../../kernel/iommu_groups/17",
+        f"{directory}/driver": "../../../../../../bus/pci/drivers/vfio-pci",
+        f"{directory}/iommu_group": "../../../../../../kernel/iommu_groups/17",
     }
     gpu = _host(files, links=links).device(Bdf.parse("03:00.0"))
     assert gpu is not None
@@ -180,13 +180,13 @@ def test_links_bars_driver_group_and_sriov_are_read() -> None:
 
 @pytest.mark.parametrize("width", ["0", "255"])
 def test_a_link_that_is_down_or_unknown_has_no_speed_and_width(width: str) -> None:
-    folder = f"{PCI}/0000:00:01.0"
+    directory = f"{PCI}/0000:00:01.0"
     files = {
         **pci_function("0000:00:01.0", "060400", "8086:352a"),
-        f"{folder}/current_link_speed": "Unknown\n",
-        f"{folder}/current_link_width": f"{width}\n",
-        f"{folder}/max_link_speed": "8 GT/s\n",
-        f"{folder}/max_link_width": "4\n",
+        f"{directory}/current_link_speed": "Unknown\n",
+        f"{directory}/current_link_width": f"{width}\n",
+        f"{directory}/max_link_speed": "8 GT/s\n",
+        f"{directory}/max_link_width": "4\n",
     }
     assert _host(files).pci_devices[0].link == PciLink(None, None, 8.0, 4)
 
@@ -282,9 +282,9 @@ def test_root_complexes_on_two_nodes_have_no_node() -> None:
 
 
 def test_a_function_without_a_class_is_of_no_known_kind() -> None:
-    folder = f"{PCI}/0000:00:02.0"
-    link = {"/sys/bus/pci/devices/0000:00:02.0": folder}
-    host = _host({**SWITCHED, f"{folder}/vendor": "0x8086\n"}, links=link)
+    directory = f"{PCI}/0000:00:02.0"
+    link = {"/sys/bus/pci/devices/0000:00:02.0": directory}
+    host = _host({**SWITCHED, f"{directory}/vendor": "0x8086\n"}, links=link)
     assert len(host.pci_devices) == len(_host(SWITCHED).pci_devices) + 1
     odd = host.device(Bdf.parse("00:02.0"))
     assert odd is not None and odd.kind is DeviceKind.OTHER and odd.vendor_id == 0x8086
@@ -292,11 +292,11 @@ def test_a_function_without_a_class_is_of_no_known_kind() -> None:
 
 
 def test_configuration_space_stands_in_for_a_class_that_is_missing_or_malformed() -> None:
-    folder = f"{PCI}/{GPU}"
+    directory = f"{PCI}/{GPU}"
     config = bytearray(64)
     config[0x09:0x0C] = bytes((0x00, 0x02, 0x03))
-    files = {**SWITCHED, f"{folder}/config": config.decode("utf-8", "surrogateescape")}
-    gpu = _host({**files, f"{folder}/class": "banana\n"}).device(Bdf.parse("03:00.0"))
+    files = {**SWITCHED, f"{directory}/config": config.decode("utf-8", "surrogateescape")}
+    gpu = _host({**files, f"{directory}/class": "banana\n"}).device(Bdf.parse("03:00.0"))
     assert gpu is not None and gpu.kind is DeviceKind.GPU
 
 
@@ -350,7 +350,7 @@ def test_a_malformed_file_of_one_function_is_a_gap(file: str) -> None:
     assert any(f"/{file}" in gap.reason and "found 'what 0x'" in gap.reason for gap in host.gaps)
 
 
-def test_an_unreadable_folder_of_pci_functions_is_not_called_absent() -> None:
+def test_an_unreadable_directory_of_pci_functions_is_not_called_absent() -> None:
     host = discover(MemorySnapshot("a tree", {**cpu_files(), "/sys/bus/pci/devices": ""}))
     (gap,) = (gap for gap in host.gaps if gap.subject == "PCI functions")
     assert "cannot be read" in gap.reason
@@ -380,7 +380,7 @@ def test_lspci_of_the_same_host_adds_names_and_finds_differences() -> None:
     assert reasons["3 PCI functions (0000:01:00.0, ...)"] == "lspci does not have them"
 
 
-def test_the_node_folder_may_be_absent_on_a_host_with_pci() -> None:
+def test_the_node_directory_may_be_absent_on_a_host_with_pci() -> None:
     host = discover(snapshot({**cpu_files(), **SWITCHED}, without=(NODE,)))
     assert {device.node for device in host.pci_devices} == {0}
 

@@ -100,7 +100,7 @@ def test_cpu_and_node_numbers_may_have_holes() -> None:
     assert host.pus[1].node == 8 and host.distances == ((10,),)
 
 
-def test_an_online_pu_without_a_folder_is_an_incomplete_tree() -> None:
+def test_an_online_pu_without_a_directory_is_an_incomplete_tree() -> None:
     with pytest.raises(InputError, match="lists CPUs 0-7, but CPUs 5 have no directory") as error:
         discover(snapshot(cpu_files(), without=("/cpu5/",)))
     assert error.value.hint
@@ -162,7 +162,7 @@ def test_a_file_that_is_no_list_is_named() -> None:
         discover(snapshot(files))
 
 
-def test_without_a_node_folder_the_host_is_one_node_and_says_so() -> None:
+def test_without_a_node_directory_the_host_is_one_node_and_says_so() -> None:
     files = cpu_files() | {"/proc/meminfo": "MemTotal:       2048 kB\nMemFree:        1024 kB\n"}
     host = discover(snapshot(files, without=("/sys/devices/system/node",)))
     assert [(n.index, len(n.pus), n.memory_bytes) for n in host.nodes] == [(0, 8, 2 << 20)]
@@ -242,18 +242,18 @@ def test_zeros_at_the_end_of_any_file_change_nothing() -> None:
     assert discover(snapshot(only_masks)).nodes == expected.nodes
 
 
-def test_an_unreadable_folder_of_nodes_or_cpus_is_refused_and_not_mistaken_for_absent() -> None:
-    for folder in (NODE, CPU):
-        files = {path: text for path, text in cpu_files().items() if not path.startswith(folder)}
-        hidden = MemorySnapshot("a tree", {**files, folder: ""})  # there, and gives no names
-        with pytest.raises(HostError, match=f"{folder}: permission denied"):
+def test_an_unreadable_directory_of_nodes_or_cpus_is_refused_and_not_mistaken_for_absent() -> None:
+    for directory in (NODE, CPU):
+        files = {path: text for path, text in cpu_files().items() if not path.startswith(directory)}
+        hidden = MemorySnapshot("a tree", {**files, directory: ""})  # there, and gives no names
+        with pytest.raises(HostError, match=f"{directory}: permission denied"):
             discover(hidden)
 
 
 @pytest.mark.parametrize("number", [99_999, 65_536, 999_999])
-def test_a_folder_of_an_impossible_number_is_named(number: int) -> None:
-    for folder, name in ((NODE, "node"), (CPU, "cpu")):
-        files = cpu_files() | {f"{folder}/{name}{number}/cpulist": "\n"}
+def test_a_directory_of_an_impossible_number_is_named(number: int) -> None:
+    for directory, name in ((NODE, "node"), (CPU, "cpu")):
+        files = cpu_files() | {f"{directory}/{name}{number}/cpulist": "\n"}
         with pytest.raises(ParseError, match=f"directories {name}0 to {name}65535.*{name}{number}"):
             discover(snapshot(files))
 

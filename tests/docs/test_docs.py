@@ -27,7 +27,7 @@ from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import PlanOptions, Policy
 from tests.command_line import NEEDS_CLUSTER, every_command, has_room, homenode
 from tests.doc_pages import (
-    FOLDER_SHOWN,
+    DIRECTORY_SHOWN,
     ROOT,
     Page,
     all_pages,
@@ -280,6 +280,6 @@ def test_a_page_shows_what_its_commands_print(
             notes = [
                 line for line in done.stderr.splitlines() if not line.startswith("not checked: ")
             ]
-            printed = "\n".join((out, *notes)).replace(str(tmp_path), FOLDER_SHOWN)
+            printed = "\n".join((out, *notes)).replace(str(tmp_path), DIRECTORY_SHOWN)
             lacking = missing_output(command.shown, printed)
             assert lacking is None, f"{where} shows {lacking!r} but the command prints:\n{printed}"

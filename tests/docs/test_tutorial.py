@@ -28,18 +28,18 @@ def _on_any_machine(text: str) -> str:
 def test_the_commands_of_the_tutorial_print_what_it_shows() -> None:
     tutorial = read_page("docs/tutorial.md")
     with two_nodes() as daemon:
-        folder = daemon.folder / "tutorial"
-        folder.mkdir()
+        directory = daemon.directory / "tutorial"
+        directory.mkdir()
         emulator = f"<devices><emulator>{daemon.emulator}</emulator></devices>"
         for name, text in tutorial.files():
             text = text.replace("'kvm'", "'qemu'").replace("<devices/>", emulator)
-            (folder / name).write_text(text)
-        virsh = folder / "virsh"
+            (directory / name).write_text(text)
+        virsh = directory / "virsh"
         virsh.write_text(_VIRSH.format(uri=daemon.uri))
         virsh.chmod(0o755)
-        programs = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        settings = (f"PATH={programs}", f"XDG_STATE_HOME={folder}", "COLUMNS=100")
-        inside = ("nsenter", "-m", "-t", str(daemon.pid), "env", "-C", str(folder), *settings)
+        programs = f"{directory}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        settings = (f"PATH={programs}", f"XDG_STATE_HOME={directory}", "COLUMNS=100")
+        inside = ("nsenter", "-m", "-t", str(daemon.pid), "env", "-C", str(directory), *settings)
         for command in tutorial.commands():
             finished = subprocess.run(
                 [*inside, *command.arguments],
@@ -50,7 +50,7 @@ def test_the_commands_of_the_tutorial_print_what_it_shows() -> None:
             )
             printed = _on_any_machine(finished.stdout + finished.stderr)
             if command.redirected:
-                (folder / command.redirected).write_text(finished.stdout)
+                (directory / command.redirected).write_text(finished.stdout)
                 continue
             if not command.checked:
                 assert "memory of cell 0 (node 0)" in printed

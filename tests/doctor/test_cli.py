@@ -278,19 +278,19 @@ def test_a_program_that_somebody_else_can_change_gets_no_unit_and_no_hook(
     part: str, change: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/root") as text:
-        folder = Path(text)
-        (folder / "opt").mkdir()
-        (folder / "elsewhere").mkdir()
-        (folder / "elsewhere" / "homenode").write_text("#!/bin/sh\n")
-        (folder / "opt" / "homenode").write_text("#!/bin/sh\n")
-        (folder / "opt" / "link").symlink_to("../elsewhere/homenode")
-        named = [folder / "opt" / "homenode", folder / "opt" / "link"]
+        directory = Path(text)
+        (directory / "opt").mkdir()
+        (directory / "elsewhere").mkdir()
+        (directory / "elsewhere" / "homenode").write_text("#!/bin/sh\n")
+        (directory / "opt" / "homenode").write_text("#!/bin/sh\n")
+        (directory / "opt" / "link").symlink_to("../elsewhere/homenode")
+        named = [directory / "opt" / "homenode", directory / "opt" / "link"]
         assert trusted_path.changeable(named) is None
-        change(folder / part)
+        change(directory / part)
         why = trusted_path.changeable(named)
-        assert why is not None and str(folder / part) in why
-        (folder / "opt" / "homenode").chmod(0o777)
-        monkeypatch.setattr(sys, "argv", [str(folder / "opt" / "homenode")])
+        assert why is not None and str(directory / part) in why
+        (directory / "opt" / "homenode").chmod(0o777)
+        monkeypatch.setattr(sys, "argv", [str(directory / "opt" / "homenode")])
         for asked in (
             RetrainArguments(devices=GPU, print_unit=True),
             RetrainArguments(devices=GPU, print_hook=True),

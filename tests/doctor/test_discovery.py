@@ -57,7 +57,7 @@ class Overlaid:
 
 
 def overlaid(**files: str) -> Overlaid:
-    """The desktop's tree; keywords: files of the GPU's folder."""
+    """The desktop's tree; keywords: files of the GPU's directory."""
     texts = {REAL + name: text for name, text in files.items()}
     return Overlaid(render(load_shipped("rtx4080-i9-14900k")), texts)
 
@@ -207,8 +207,8 @@ def test_interrupts_idle_states_and_governors_are_read_pu_by_pu() -> None:
 
 def test_a_host_without_an_iommu_has_none_in_its_capture_too() -> None:
     below = render(load_shipped("rtx4080-i9-14900k"))
-    folders = ("/sys/class/iommu", "/sys/bus/pci/devices")
-    tree = MemorySnapshot("no iommu", below.files, below.links, below.commands, folders)
+    directories = ("/sys/class/iommu", "/sys/bus/pci/devices")
+    tree = MemorySnapshot("no iommu", below.files, below.links, below.commands, directories)
     assert discover(gather(tree).snapshot).settings.iommus == ()
     assert discover(gather(below).snapshot).settings.iommus is None
 

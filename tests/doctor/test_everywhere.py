@@ -103,9 +103,9 @@ SICK = {
 
 
 @needs_shared
-@pytest.mark.parametrize("folder", ["hwloc", "sysfs", "lspci"])
-def test_published_captures_of_sound_machines_give_no_alarm(folder: str) -> None:
-    for path in sorted(shared("machines").joinpath(folder).iterdir()):
+@pytest.mark.parametrize("directory", ["hwloc", "sysfs", "lspci"])
+def test_published_captures_of_sound_machines_give_no_alarm(directory: str) -> None:
+    for path in sorted(shared("machines").joinpath(directory).iterdir()):
         try:
             captured = load_host(str(path))
         except InputError:  # an archive of several machines

@@ -30,12 +30,12 @@ pins = "0"
 """
 
 
-def doctor(folder: Path, *texts: str) -> tuple[int, str]:
+def doctor(directory: Path, *texts: str) -> tuple[int, str]:
     """Exit code and output for files of these texts, whose names say nothing."""
     for number, text in enumerate(texts):
-        (folder / f"file{number}").write_text(text)
+        (directory / f"file{number}").write_text(text)
     done = homenode(
-        "doctor", *(folder / f"file{number}" for number in range(len(texts))), whole=True
+        "doctor", *(directory / f"file{number}" for number in range(len(texts))), whole=True
     )
     return done.exit_code, done.stdout + done.stderr
 

@@ -79,7 +79,7 @@ def test_the_majority_is_field_by_field() -> None:
     assert [one.id for one in drift(common, slow(0), "HGX")] == ["drift-link"]
 
 
-def test_the_commands_read_a_folder_of_hosts(
+def test_the_commands_read_a_directory_of_hosts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = (ROOT / "src/homenode/machine/hosts/hgx-h100.toml").read_text()

@@ -60,9 +60,9 @@ def test_systemd_finds_no_circle_in_the_unit_next_to_libvirts(tmp_path: Path) ->
     for name, text in (*_LIBVIRT.items(), (UNIT_NAME, unit)):
         (tmp_path / name).write_text(text)
         wants = "sockets" if name.endswith("socket") else "multi-user"
-        folder = tmp_path / f"{wants}.target.wants"
-        folder.mkdir(exist_ok=True)
-        (folder / name).symlink_to(tmp_path / name)
+        directory = tmp_path / f"{wants}.target.wants"
+        directory.mkdir(exist_ok=True)
+        (directory / name).symlink_to(tmp_path / name)
     said = subprocess.run(
         ["systemd-analyze", "verify", str(tmp_path / UNIT_NAME), "multi-user.target"],
         env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:", "PATH": "/usr/bin:/bin"},

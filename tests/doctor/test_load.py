@@ -68,12 +68,12 @@ def idle() -> Host:
     return changed(host(SOUND), lambda d: d.bdf == GPU_4080, link=link, driver="nvidia")
 
 
-def python_with_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def python_with_torch(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A python3 on PATH that has the stand-in for PyTorch."""
-    program = folder / "python3"
+    program = directory / "python3"
     program.write_text(f'#!/bin/sh\nPYTHONPATH={STAND_IN} exec {sys.executable} "$@"\n')
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
 
 
 def test_links_are_taken_at_their_fastest_while_the_load_runs(tmp_path: Path) -> None:

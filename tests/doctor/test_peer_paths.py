@@ -213,8 +213,10 @@ def test_only_the_nics_of_mellanox_are_told_to_use_mlxconfig() -> None:
 def test_routes_of_ten_thousand_functions_are_looked_for_below_one_root_port_each() -> None:
     files = {"/sys/devices/system/cpu/cpu0/topology/core_id": "0"}
     for number in range(10_000):
-        folder = f"/sys/bus/pci/devices/0000:{number >> 8:02x}:{number >> 3 & 31:02x}.{number & 7}"
-        files |= {f"{folder}/{name}": word for name, word in GPU_FILES.items()}
+        directory = (
+            f"/sys/bus/pci/devices/0000:{number >> 8:02x}:{number >> 3 & 31:02x}.{number & 7}"
+        )
+        files |= {f"{directory}/{name}": word for name, word in GPU_FILES.items()}
     with cpu_time_below(20):
         many = discover(BoundedSnapshot(MemorySnapshot("many", files)))
         assert len(many.devices_of_kind(DeviceKind.GPU)) == 10_000

@@ -40,9 +40,9 @@ VM = """<domain type='kvm'><name>db</name><memory unit='GiB'>16</memory><vcpu>4<
 PINS = "".join(f"<vcpupin vcpu='{one}' cpuset='{one}'/>" for one in range(4))
 
 
-def doctor(folder: Path, *texts: str) -> tuple[list[tuple[str, str, str]], str]:
+def doctor(directory: Path, *texts: str) -> tuple[list[tuple[str, str, str]], str]:
     """(id, severity, subject) of each finding, and what was checked."""
-    files = [folder / f"{number}.txt" for number, _ in enumerate(texts)]
+    files = [directory / f"{number}.txt" for number, _ in enumerate(texts)]
     for file, text in zip(files, texts, strict=True):
         file.write_text(text)
     answer = json.loads(homenode("doctor", *map(str, files), "--json").stdout)

@@ -240,13 +240,13 @@ def test_somebody_elses_target_after_an_interruption_is_said(space: SimulatedCon
 
 
 def test_a_journal_on_disk_keeps_what_was_found_and_refuses_rubbish(tmp_path: Path) -> None:
-    space, folder = SimulatedConfig(sick(), cut_at=2), str(tmp_path / "retrain")
+    space, directory = SimulatedConfig(sick(), cut_at=2), str(tmp_path / "retrain")
     plan = planned(space.host, space)
-    journal = retrain_journal(plan.port, folder)
+    journal = retrain_journal(plan.port, directory)
     assert open_retrain(journal) is None
     with pytest.raises(PowerCutError):
         RetrainStep(plan, space, NoTime()).do(journal.write)
-    (kept,) = retrain_journals(folder)
+    (kept,) = retrain_journals(directory)
     entry = open_retrain(kept)
     assert entry is not None and (entry.subject, entry.before) == (str(plan.port), "0x1042")
     assert "CAP_EXP+30.w=0002:000f" in entry.by_hand
@@ -272,11 +272,11 @@ def test_a_gpu_behind_a_switch_of_its_own_is_trained_at_the_slot() -> None:
 
 def test_processes_that_hold_a_group_are_found(tmp_path: Path) -> None:
     def process(pid: int, name: str, *files: str) -> None:
-        folder = tmp_path / str(pid) / "fd"
-        folder.mkdir(parents=True)
+        directory = tmp_path / str(pid) / "fd"
+        directory.mkdir(parents=True)
         (tmp_path / str(pid) / "comm").write_text(f"{name}\n")
         for number, file in enumerate(files):
-            (folder / str(number)).symlink_to(file)
+            (directory / str(number)).symlink_to(file)
 
     (tmp_path / "self" / "ns").mkdir(parents=True)
     (tmp_path / "self" / "ns" / "pid").symlink_to("pid:[4026531836]")

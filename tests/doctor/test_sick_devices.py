@@ -123,18 +123,20 @@ def with_edit(
     files, commands = dict(there.files), dict(there.commands)
     change(files)
     tools(commands)
-    edited_host = MemorySnapshot(name, files, there.links, commands, there.folders)
+    edited_host = MemorySnapshot(name, files, there.links, commands, there.directories)
     return diagnose(discover(edited_host)).findings
 
 
 def functions(files: Mapping[str, str], vendor: str, device: str) -> list[str]:
-    """Folders of the functions with these ids, ascending by address."""
-    folders = [path.removesuffix("/device") for path in files if path.endswith("/device")]
+    """Directories of the functions with these ids, ascending by address."""
+    directories = [path.removesuffix("/device") for path in files if path.endswith("/device")]
     ids = (f"0x{vendor}", f"0x{device}")
     found = [
-        f for f in folders if (files[f"{f}/vendor"].strip(), files[f"{f}/device"].strip()) == ids
+        f
+        for f in directories
+        if (files[f"{f}/vendor"].strip(), files[f"{f}/device"].strip()) == ids
     ]
-    return sorted(found, key=lambda folder: folder.rpartition("/")[2])
+    return sorted(found, key=lambda directory: directory.rpartition("/")[2])
 
 
 def bar(first: int, size: int) -> str:
@@ -217,8 +219,8 @@ RENDERED: dict[str, tuple[str, str, str, int, str, Text, str]] = {
 
 
 def with_counters(files: Files, gpus: list[str]) -> None:
-    for folder in gpus:
-        files.setdefault(f"{folder}/aer_dev_correctable", "BadTLP 3")
+    for directory in gpus:
+        files.setdefault(f"{directory}/aer_dev_correctable", "BadTLP 3")
 
 
 @pytest.mark.parametrize("fault", RENDERED)
@@ -265,16 +267,16 @@ def test_faults_of_nodes_are_named() -> None:
 
     def cap(files: Files) -> None:
         for pu in range(8):
-            folder = f"/sys/devices/system/cpu/cpu{pu}/cpufreq"
-            files[f"{folder}/scaling_max_freq"] = "2000000\n"
-            files[f"{folder}/cpuinfo_max_freq"] = "3800000\n"
+            directory = f"/sys/devices/system/cpu/cpu{pu}/cpufreq"
+            files[f"{directory}/scaling_max_freq"] = "2000000\n"
+            files[f"{directory}/cpuinfo_max_freq"] = "3800000\n"
 
     def forget(files: Files) -> None:
         for pu in range(224):
-            folder = f"/sys/devices/system/cpu/cpu{pu}/cpufreq"
-            files[f"{folder}/scaling_driver"] = "intel_pstate\n"
+            directory = f"/sys/devices/system/cpu/cpu{pu}/cpufreq"
+            files[f"{directory}/scaling_driver"] = "intel_pstate\n"
             slow = pu in (8, 9)
-            files[f"{folder}/scaling_governor"] = "powersave\n" if slow else "performance\n"
+            files[f"{directory}/scaling_governor"] = "powersave\n" if slow else "performance\n"
 
     for change, expected in (
         (fewer_dimms, "node-memory-unequal"),

@@ -14,8 +14,8 @@ ORIGINAL = b"<domain type='kvm'>\r\n<!-- mine --></domain>"
 TUNED = b"<domain type='kvm'><vcpu>4</vcpu></domain>\n"
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
 
 
 def checked_by_sha256sum(record: Path) -> int | None:
@@ -39,7 +39,7 @@ def test_the_original_comes_back_and_nothing_else_stays(tmp_path: Path) -> None:
 
 
 def test_nothing_is_read_through_a_link_next_to_the_document(tmp_path: Path) -> None:
-    """Whoever owns the folder could have a file of root's printed by its sum, or published."""
+    """Whoever owns the directory could have a file of root's printed by its sum, or published."""
     secret, out = tmp_path / "secret", tmp_path / "in" / "out.xml"
     secret.write_bytes(ORIGINAL)
     out.parent.mkdir()
@@ -173,7 +173,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert real.read_bytes() == ORIGINAL
 
 
-def test_a_folder_that_is_not_there_is_said_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="cannot write"):
         write_tuned(tmp_path / "none" / "out.xml", ORIGINAL, TUNED)
     assert names(tmp_path) == []

@@ -110,10 +110,10 @@ def test_the_listing_is_equal_element_for_element(listing: str) -> None:
 
 @pytest.mark.parametrize("listing", LAYOUTS)
 def test_every_element_that_the_study_prints_is_in_the_document(listing: str) -> None:
-    folder = SHARED / "seeds"
-    texts = sorted(folder.glob("000_*.txt")) if folder.is_dir() else []
+    directory = SHARED / "seeds"
+    texts = sorted(directory.glob("000_*.txt")) if directory.is_dir() else []
     if not texts:
-        pytest.skip(f"the study's text is not in {folder}")
+        pytest.skip(f"the study's text is not in {directory}")
     text = texts[0].read_text()
     part = re.split(r"\nConfig ([ABC]) — ", text)
     block = dict(zip(part[1::2], part[2::2], strict=True))[listing].split("Issues Found")[0]

@@ -18,7 +18,7 @@ from homenode.decide.machine_facts import (
     of_no_machine,
 )
 from homenode.errors import ParseError
-from homenode.measure.imported.files import find_folders
+from homenode.measure.imported.files import find_directories
 from homenode.measure.imported.runs import ImportOptions, imported_runs
 from homenode.measure.importers import stream
 from homenode.measure.results.model import Origin, Run, hardware_of
@@ -216,11 +216,11 @@ def test_memory_that_numactl_bound_is_that_node_s_and_no_headline() -> None:
 def test_tags_of_mpirun_are_removed(tag: str, tmp_path: Path) -> None:
     text = STREAM.format(rate=200000)
     (tmp_path / "x.log").write_text("".join(f"{tag}{line}\n" for line in text.splitlines()))
-    (run,) = imported_runs(find_folders(tmp_path).folders, ImportOptions())
+    (run,) = imported_runs(find_directories(tmp_path).directories, ImportOptions())
     assert run.run.samples
 
 
-def test_folders_of_other_tools_are_compared_as_they_are(logs: Path) -> None:
+def test_directories_of_other_tools_are_compared_as_they_are(logs: Path) -> None:
     said = homenode("compare", "logs/pin", "logs/pin-numa")
     assert said.exit_code == 5, said.exception
     assert "bandwidth" in said.stdout

@@ -166,8 +166,8 @@ def placed_with(command: str, document: Path, host: str, objective: Objective) -
 COMMANDS = ("plan", "plan --target", "pool place", "apply", "Python")
 
 
-def check_commands(system: str, objectives: tuple[Objective, ...], folder: Path) -> None:
-    document = folder / "vm.xml"
+def check_commands(system: str, objectives: tuple[Objective, ...], directory: Path) -> None:
+    document = directory / "vm.xml"
     is_arm = host_of(system).architecture == "aarch64"
     small = SMALL.replace(b"x86_64' machine='q35'", b"aarch64' machine='virt'") if is_arm else SMALL
     document.write_bytes(small)
@@ -197,7 +197,7 @@ def test_commands_that_place_a_vm_take_every_answer(
 def test_logs_whose_layout_is_unknown_have_one_answer(tmp_path: Path) -> None:
     """The names of such runs are no layouts: nothing is chosen among them."""
     write_study(tmp_path / "transfer")
-    for one in imported_runs(find_sources([tmp_path / "transfer"]).folders, ImportOptions()):
+    for one in imported_runs(find_sources([tmp_path / "transfer"]).directories, ImportOptions()):
         write_run(tmp_path / "results", one.run)
     assert recommended(*map(str, sorted((tmp_path / "results").glob("*/*")))) == {}
     assert reported(str(tmp_path / "results")) == {}

@@ -82,8 +82,8 @@ _PRIVATE = "<launchSecurity type='sev-snp'><policy>0x30000</policy></launchSecur
 
 
 def _in_file(content: str | bytes, name: str, use: Callable[[Path], str]) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / name
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / name
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return use(path)
 
@@ -221,7 +221,7 @@ def _definition(name: str) -> bytes:
 
 
 def _rewritten(name: str, words: tuple[str, ...]) -> str:
-    def in_folder(document: Path) -> str:
+    def in_directory(document: Path) -> str:
         host = document.with_name("host.toml")
         host.write_text(_ARM_HOST if "aarch64" in name else _CORPUS_HOST)
         output = document.with_name("tuned.xml")
@@ -230,7 +230,7 @@ def _rewritten(name: str, words: tuple[str, ...]) -> str:
             return _error_text(result)
         return projection.domain_text(output.read_bytes())
 
-    return _in_file(_definition(name), "vm.xml", in_folder)
+    return _in_file(_definition(name), "vm.xml", in_directory)
 
 
 def rewritten() -> Iterator[Request]:
@@ -265,7 +265,7 @@ memory_per_node = "32GiB"
 
 
 def _restored_file(name: str) -> str:
-    def in_folder(document: Path) -> str:
+    def in_directory(document: Path) -> str:
         host = document.with_name("host.toml")
         host.write_text(_ARM_HOST if "aarch64" in name else _CORPUS_HOST)
         before = document.read_bytes()
@@ -280,17 +280,17 @@ def _restored_file(name: str) -> str:
             f"{'original back' if same else 'not the original'}; {' '.join(others)}"
         )
 
-    return _in_file(_definition(name), "vm.xml", in_folder)
+    return _in_file(_definition(name), "vm.xml", in_directory)
 
 
 @contextmanager
-def _daemon(folder: Path) -> Iterator[StandIn]:
-    stand_in = StandIn(folder / "daemon", "vm", _DEFINED.encode())
-    host = folder / "host.toml"
+def _daemon(directory: Path) -> Iterator[StandIn]:
+    stand_in = StandIn(directory / "daemon", "vm", _DEFINED.encode())
+    host = directory / "host.toml"
     host.write_text(_FOUR_CORES)
     environment = {
         "PATH": f"{stand_in.bin}:/usr/bin:/bin",
-        "XDG_STATE_HOME": str(folder / "state"),
+        "XDG_STATE_HOME": str(directory / "state"),
     }
     with (
         patch.dict(os.environ, environment),
@@ -361,8 +361,8 @@ def published() -> Iterator[Request]:
 
 
 def _published_samples() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    folder = Path(__file__).parents[2] / "demo/published"
-    for path in sorted(folder.rglob("*.json*")):
+    directory = Path(__file__).parents[2] / "demo/published"
+    for path in sorted(directory.rglob("*.json*")):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         for fields in lines[1:]:
             if "metric" in fields:
@@ -429,12 +429,12 @@ def _switches_of(layout: str) -> dict[str, str]:
 
 def _compared(number: int) -> str:
     for version in reversed(RESULTS_FORMATS):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as directory:
             for layout, content in _results(random.Random(number), number, version):
-                path = Path(folder) / layout / "results.jsonl"
+                path = Path(directory) / layout / "results.jsonl"
                 path.parent.mkdir()
                 path.write_text(content)
-            compared = homenode("compare", folder, "--json", whole=True)
+            compared = homenode("compare", directory, "--json", whole=True)
             if compared.stdout.startswith("{"):
                 comparison = json.loads(compared.stdout)
                 return (
@@ -445,7 +445,7 @@ def _compared(number: int) -> str:
 
 
 def compared() -> Iterator[Request]:
-    """Made result folders: recommendations, ratios and outcomes."""
+    """Made result directories: recommendations, ratios and outcomes."""
     for number in range(30):
         yield Request(f"made-{number}", partial(_compared, number))
 

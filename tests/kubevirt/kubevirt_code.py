@@ -29,19 +29,19 @@ _STUBS = {
 """v1.9 imports these modules for VM templates, which the proxy refuses; nothing here calls them."""
 
 
-def build(folder: Path, version: str = PINNED, **packages: str) -> None:
-    """Programs in the folder, by name the package that each is made of."""
+def build(directory: Path, version: str = PINNED, **packages: str) -> None:
+    """Programs in the directory, by name the package that each is made of."""
     go = shutil.which("go")
     if go is None:
         pytest.skip("no go here: KubeVirt's code cannot be built")
     module, environment = ORACLE, _ENVIRONMENT
     if version != PINNED:
-        module = folder / "module"
+        module = directory / "module"
         _write_module(go, module, version)
         environment = environment | {"GOFLAGS": "-buildvcs=false -mod=mod"}
     tags = "libvirt_dlopen" + (",kubevirt1_6" if version.startswith("v1.6.") else "")
     for name, package in packages.items():
-        argv = [go, "build", "-tags", tags, "-o", str(folder / name), package]
+        argv = [go, "build", "-tags", tags, "-o", str(directory / name), package]
         built = subprocess.run(
             argv,
             cwd=module,

@@ -32,11 +32,11 @@ Definition = dict[str, str]
 NAME = f"gpu-vm-{os.getpid()}"
 
 
-def build_chain(folder: Path, version: str) -> Path:
+def build_chain(directory: Path, version: str) -> Path:
     """virt-launcher's way to a domain as `chain`, its sidecar's shim as `shim`."""
-    build(folder, version, chain="./chain", shim="kubevirt.io/kubevirt/cmd/sidecars")
-    (folder / "version").write_text(version)
-    return folder
+    build(directory, version, chain="./chain", shim="kubevirt.io/kubevirt/cmd/sidecars")
+    (directory / "version").write_text(version)
+    return directory
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -45,12 +45,12 @@ def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @contextmanager
-def sidecar(programs: Path, folder: Path, log: int | None = None) -> Iterator[None]:
+def sidecar(programs: Path, directory: Path, log: int | None = None) -> Iterator[None]:
     """A sidecar with the image's hook: its shim, with the socket where virt-launcher looks for it.
     log: where the shim's go, as subprocess has it; None = to standard error."""
     sockets = Path("/var/run/kubevirt-hooks/hook-sidecar-0")
     sockets.mkdir(parents=True, exist_ok=True)
-    tree, hook = folder / "tree", folder / "bin"
+    tree, hook = directory / "tree", directory / "bin"
     write_tree(shipped(IBM), tree)
     hook.mkdir()
     caller = hook / "onDefineDomain"

@@ -76,11 +76,11 @@ def test_the_check_says_what_it_cannot_read(tmp_path: Path) -> None:
 
 
 def test_manifests_are_written_once_and_never_over_what_is_there(tmp_path: Path) -> None:
-    folder = tmp_path / "sidecar"
-    assert run("manifest", "-o", folder, "--vm", "big").exit_code == 0
-    assert len(list(folder.iterdir())) == 8
-    assert "name: big" in (folder / "vm.yaml").read_text()
-    (folder / "vm.yaml").write_text("mine\n")
-    again = run("manifest", "-o", folder)
+    directory = tmp_path / "sidecar"
+    assert run("manifest", "-o", directory, "--vm", "big").exit_code == 0
+    assert len(list(directory.iterdir())) == 8
+    assert "name: big" in (directory / "vm.yaml").read_text()
+    (directory / "vm.yaml").write_text("mine\n")
+    again = run("manifest", "-o", directory)
     assert isinstance(again.exception, UsageError)
-    assert (folder / "vm.yaml").read_text() == "mine\n"
+    assert (directory / "vm.yaml").read_text() == "mine\n"

@@ -64,9 +64,9 @@ HEAVY = ("lxml", "typer", "rich", "subprocess")
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The /sys of IBM's host, as files."""
-    folder = tmp_path_factory.mktemp("ibm")
-    write_tree(shipped(IBM), folder)
-    return folder
+    directory = tmp_path_factory.mktemp("ibm")
+    write_tree(shipped(IBM), directory)
+    return directory
 
 
 @pytest.fixture

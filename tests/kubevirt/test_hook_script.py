@@ -14,7 +14,7 @@ import pytest
 from homenode.cluster.kubevirt.placing import answer
 from homenode.machine.discover.host import discover
 from homenode.machine.pci import DeviceKind
-from homenode.machine.snapshot.store import FolderSnapshot
+from homenode.machine.snapshot.store import DirectorySnapshot
 from tests.kubevirt.test_grace import grace_vm
 from tests.kubevirt_documents import (
     IBM,
@@ -40,10 +40,10 @@ pytestmark = pytest.mark.xdist_group("hook script")
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folders = {name: tmp_path_factory.mktemp(name) for name in (*HOSTS, "gh200x4")}
-    for name, folder in folders.items():
-        write_tree(shipped(name), folder)
-    return folders
+    directories = {name: tmp_path_factory.mktemp(name) for name in (*HOSTS, "gh200x4")}
+    for name, directory in directories.items():
+        write_tree(shipped(name), directory)
+    return directories
 
 
 def pythons() -> list[str]:
@@ -73,7 +73,7 @@ def tree(text: str) -> str:
 
 def same_answer(python: str, vmi_text: str, domain: str, root: Path) -> bool:
     """Whether both hooks give the same tree, the very document, or an error."""
-    given = answer(vmi_text, domain.encode(), lambda: FolderSnapshot("a tree", str(root)))
+    given = answer(vmi_text, domain.encode(), lambda: DirectorySnapshot("a tree", str(root)))
     done = run(python, vmi_text, domain, root)
     if given.document is None:
         return done.returncode != 0 and not done.stdout

@@ -316,8 +316,8 @@ def test_virtual_functions_have_a_port_each_on_their_nodes_cell() -> None:
     whole = small_host(functions)
     links = dict(whole.links)
     for bdf in functions:
-        folder = whole.real_path(f"/sys/bus/pci/devices/0000:{bdf}")
-        links[f"{folder}/physfn"] = f"../0000:{bdf[:2]}:00.0"
+        directory = whole.real_path(f"/sys/bus/pci/devices/0000:{bdf}")
+        links[f"{directory}/physfn"] = f"../0000:{bdf[:2]}:00.0"
     host = MemorySnapshot("virtual functions", whole.files, links)
     placed = place(document(sorted(functions)), host)
     assert cell_of_device(placed) == functions

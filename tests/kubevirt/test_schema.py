@@ -116,8 +116,8 @@ def test_names_that_are_more_than_names_are_refused_by_option(options: dict[str,
 def run_job(script: str, tmp_path: Path, code: int) -> subprocess.CompletedProcess[str]:
     """A job's script with stand-ins for homenode and ssh; its volume is tmp_path/results."""
     programs, guest = tmp_path / "bin", tmp_path / "guest"
-    for folder in (programs, guest, tmp_path / "results"):
-        folder.mkdir(exist_ok=True)
+    for directory in (programs, guest, tmp_path / "results"):
+        directory.mkdir(exist_ok=True)
     for name, text in (("homenode", STAND_IN), ("ssh", SSH)):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)

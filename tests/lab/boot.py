@@ -29,7 +29,7 @@ START_S = 300.0
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
-def lab_folder() -> Path:
+def lab_directory() -> Path:
     """Where build-image puts image and kernel."""
     named = os.environ.get("HOMENODE_LAB")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -37,18 +37,18 @@ def lab_folder() -> Path:
 
 
 def need_lab() -> Path:
-    """The folder; skips the test where something is missing."""
+    """The directory; skips the test where something is missing."""
     for program in ("qemu-system-x86_64", "mkfs.ext4"):
         if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
             pytest.skip(f"no {program} here: apt-get install qemu-system-x86 e2fsprogs")
-    folder = lab_folder()
-    if not (folder / "recipe").exists():
-        pytest.skip(f"no image in {folder}: run tests/lab/build-image (root, once)")
-    inside = (folder / "python").read_text().strip()
+    directory = lab_directory()
+    if not (directory / "recipe").exists():
+        pytest.skip(f"no image in {directory}: run tests/lab/build-image (root, once)")
+    inside = (directory / "python").read_text().strip()
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if inside != here:
         pytest.skip(f"the image has Python {inside}, the installed packages are for {here}")
-    return folder
+    return directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +124,10 @@ def boot(
 
 
 @functools.cache
-def two_nodes(folder: Path) -> tuple[Host, BootOutcome]:
+def two_nodes(directory: Path) -> tuple[Host, BootOutcome]:
     """A machine of two nodes, and what it said of itself and of two VMs in it: booted once."""
     host = load_host("small-2n8c-2gpu")
-    work = folder / "two-nodes"
+    work = directory / "two-nodes"
     work.mkdir()
     done = boot(virtual_host(host, node_mib=1024), "program_two_domains", work, timeout_s=1800)
     print(done.console)
@@ -160,12 +160,12 @@ def run_to_its_end(argv: Sequence[str], console: Path, timeout_s: float) -> floa
 
 def payload(program: str, work: Path, files: Mapping[str, bytes]) -> Path:
     """An ext4 image with homenode, the packages it needs, and a module of tests.lab to run."""
-    folder = work / "payload"
-    site = folder / "site"
+    directory = work / "payload"
+    site = directory / "site"
     site.mkdir(parents=True)
-    (folder / "files").mkdir()
+    (directory / "files").mkdir()
     for name, content in files.items():
-        (folder / "files" / name).write_bytes(content)
+        (directory / "files" / name).write_bytes(content)
     skip = shutil.ignore_patterns("*.pyi", "*.so.dbg")
     shutil.copytree(SOURCE / "homenode", site / "homenode", ignore=skip)
     for name in _needed():
@@ -181,16 +181,16 @@ def payload(program: str, work: Path, files: Mapping[str, bytes]) -> Path:
         [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", site],
         check=True,
     )
-    (folder / "run").write_text(
+    (directory / "run").write_text(
         f"PYTHONPATH=/payload/site exec python3 -B -m tests.lab.{program}\n"
     )
     image = work / "payload.ext4"
-    size_mib = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) // (1 << 20) + 48
+    size_mib = sum(p.stat().st_size for p in directory.rglob("*") if p.is_file()) // (1 << 20) + 48
     with image.open("wb") as file:
         file.truncate(size_mib << 20)
     environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
     subprocess.run(
-        ["mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-d", folder, image],
+        ["mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-d", directory, image],
         check=True,
         env=environment,
     )

@@ -185,8 +185,8 @@ def main() -> None:
     start_libvirtd()
     Path("/tmp/agent").mkdir()
     os.environ["HOMENODE_EMULATED_TRIALS"] = "1"
-    folder = agent_virsh(Path("/tmp/agent"), AGENT, answer_s=170)
-    os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+    directory = agent_virsh(Path("/tmp/agent"), AGENT, answer_s=170)
+    os.environ["PATH"] = f"{directory}:{os.environ['PATH']}"
     step("libvirtd")
     host = json.loads(homenode("show", "--json"))
     disks = sorted(

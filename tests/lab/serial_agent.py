@@ -102,12 +102,12 @@ print(json.dumps({"return": answer}))
 """
 
 
-def agent_virsh(folder: Path, socket: Path, answer_s: int = 120) -> Path:
-    """The folder to put first on PATH: its `virsh` asks the guest at this socket. answer_s: for one
-    line, however slowly it is emulated."""
+def agent_virsh(directory: Path, socket: Path, answer_s: int = 120) -> Path:
+    """The directory to put first on PATH: its `virsh` asks the guest at this socket. answer_s: for
+    one line, however slowly it is emulated."""
     virsh = shutil.which("virsh")
     assert virsh is not None, "virsh"
-    program, asker = folder / "bin" / "virsh", folder / "asker.py"
+    program, asker = directory / "bin" / "virsh", directory / "asker.py"
     program.parent.mkdir()
     asker.write_text(_ASKER.replace("@SOCKET@", str(socket)).replace("@SECONDS@", str(answer_s)))
     program.write_text(_VIRSH.format(python=sys.executable, asker=asker, virsh=virsh))

@@ -29,17 +29,17 @@ SHORT = (*"--quick --repeat 1 --tests cpu-single,core-to-core --context host --f
 
 @pytest.fixture
 def probe(tmp_path: Path) -> Path:
-    """A folder with a probe that answers at once, whatever it is asked."""
-    folder = tmp_path / "tools"
-    folder.mkdir()
+    """A directory with a probe that answers at once, whatever it is asked."""
+    directory = tmp_path / "tools"
+    directory.mkdir()
     for name in ("throughput", "core-to-core"):
         pus = "0" if name == "throughput" else "0-1"
         text = probe_documents.answer(["homenode-probe", name, "--pus", pus])
-        (folder / f"{name}.json").write_text(text)
-    script = folder / "homenode-probe"
-    script.write_text(f'#!/bin/sh\nexec cat "{folder}/$1.json"\n')
+        (directory / f"{name}.json").write_text(text)
+    script = directory / "homenode-probe"
+    script.write_text(f'#!/bin/sh\nexec cat "{directory}/$1.json"\n')
     script.chmod(0o755)
-    return folder
+    return directory
 
 
 def environment(probe: Path) -> dict[str, str]:
@@ -64,8 +64,8 @@ def test_a_run_is_shown_stored_and_refused_a_second_time(probe: Path) -> None:
     assert done.returncode in (0, 1), done.stderr  # 1: this machine is busy, say
     assert "one thread" in done.stdout
     assert "wrote results/cpu-only/mine" in done.stderr or "wrote results/" in done.stderr
-    (folder,) = (probe.parent / "results").glob("*/mine")
-    head = read_run(folder).head
+    (directory,) = (probe.parent / "results").glob("*/mine")
+    head = read_run(directory).head
     assert (head.vantage, head.boots, head.arrangement) == (Vantage.HOST, ("b1",), "q")
     assert head.switches.name == "pin"
     assert "\x1b" not in done.stdout + done.stderr
@@ -107,11 +107,11 @@ def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
         "--lower-is-better",
     )
     assert done.returncode in (0, 1), done.stderr
-    (folder,) = (probe.parent / "results").glob("*/mine")
-    assert read_run(folder).head.switches == Switches(None, None, None, None, None)
-    samples = [one for one in read_run(folder).samples if one.metric == "app-time:echo"]
+    (directory,) = (probe.parent / "results").glob("*/mine")
+    assert read_run(directory).head.switches == Switches(None, None, None, None, None)
+    samples = [one for one in read_run(directory).samples if one.metric == "app-time:echo"]
     assert [one.value for one in samples] == [2.5e9]
-    (output,) = (folder / "raw").glob("*-app.txt")
+    (output,) = (directory / "raw").glob("*-app.txt")
     assert output.read_text() == "took $HOME 2.5 s\n"
 
 
@@ -182,8 +182,8 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(probe: Path) -> None:
     script.write_text(fast)
     done = bench(probe, "it's mine", *SHORT, "--resume")
     assert done.returncode in (0, 1), done.stderr
-    (folder,) = (probe.parent / "results").glob("*/it's mine")
-    assert {one.metric for one in read_run(folder).samples} == {
+    (directory,) = (probe.parent / "results").glob("*/it's mine")
+    assert {one.metric for one in read_run(directory).samples} == {
         "cpu-single",
         "core-to-core-latency",
     }

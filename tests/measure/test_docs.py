@@ -4,7 +4,7 @@ import pytest
 
 from homenode.machine.tools.homenode_probe import parse
 from homenode.measure.figures.probe import probe_figures
-from homenode.measure.run_folder import LookRecord, RunRecord, StepRecord
+from homenode.measure.run_directory import LookRecord, RunRecord, StepRecord
 from tests import probe_documents
 from tests.doc_pages import first_column, read_page
 

@@ -46,8 +46,8 @@ def test_a_run_elsewhere_is_a_run_like_any_other(on: str, tmp_path: Path) -> Non
     program = (sys.executable, "-m", "homenode.cli.main", *words, "--probe", str(probe))
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode in (0, 1), done.stderr
-    (folder,) = (tmp_path / "results").glob("*/far")
-    run = read_run(folder)
+    (directory,) = (tmp_path / "results").glob("*/far")
+    run = read_run(directory)
     assert run.samples
 
 
@@ -89,8 +89,8 @@ def is_gone(pid: int) -> bool:
 @pytest.mark.lab
 def test_a_process_of_another_start_is_not_ended(on: str, tmp_path: Path) -> None:
     host = host_at(on, str(tmp_path)).with_descriptor(os.open(os.devnull, os.O_RDONLY))
-    folder = host.run(("sh", "-c", f"dirname $(command -v {PROBE} || echo $0)"), 20)
-    assert folder.returncode == 0
+    directory = host.run(("sh", "-c", f"dirname $(command -v {PROBE} || echo $0)"), 20)
+    assert directory.returncode == 0
     other = subprocess.Popen(("sleep", "60"), start_new_session=True)
     step = Path(host.put_program(PROBE, HELD)).with_name("step.running")
     step.write_text(f"{other.pid} {other.pid} 1\n")

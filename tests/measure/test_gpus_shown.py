@@ -135,12 +135,12 @@ def driver(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, int]:
 
 
 def test_the_driver_is_asked_itself(driver: tuple[Path, int]) -> None:
-    folder, code = driver
+    directory, code = driver
     ended = LocalMachine().run(
         (sys.executable, "-", "cuda"),
         60,
         program_text("gpus_shown"),
-        environment={"LD_LIBRARY_PATH": str(folder)},
+        environment={"LD_LIBRARY_PATH": str(directory)},
     )
     expected = ShownGpus((Bdf.parse("0001:9b:00.0"), Bdf.parse("0001:19:00.0")))
     none = ShownGpus((), "cuInit says error 802")

@@ -1,4 +1,4 @@
-"""Importing what other tools wrote: the study's folders, logs under pinning, outputs."""
+"""Importing what other tools wrote: the study's directories, logs under pinning, outputs."""
 
 import json
 
@@ -11,7 +11,7 @@ from homenode.measure.figures.nvidia import sections
 from homenode.measure.imported.runs import (
     ImportOptions,
     RunWithSources,
-    SourceFolder,
+    SourceDirectory,
     contradictions,
     figures_of_study,
     imported_runs,
@@ -110,8 +110,10 @@ def shared_job(node: int) -> str:
     )
 
 
-def folder(texts: dict[str, str], name: str = "vcpu_pin_numa", above: str = "h200") -> SourceFolder:
-    return SourceFolder(f"{above}/{name}", name, above, texts)
+def directory(
+    texts: dict[str, str], name: str = "vcpu_pin_numa", above: str = "h200"
+) -> SourceDirectory:
+    return SourceDirectory(f"{above}/{name}", name, above, texts)
 
 
 def only(runs: tuple[RunWithSources, ...]) -> RunWithSources:
@@ -127,8 +129,8 @@ def chosen(one: RunWithSources, metric: str, **fields: object) -> list[Sample]:
     ]
 
 
-def test_a_study_folder_is_one_run_under_the_layout_of_its_name() -> None:
-    one = only(imported_runs([folder(STUDY)], ImportOptions()))
+def test_a_study_directory_is_one_run_under_the_layout_of_its_name() -> None:
+    one = only(imported_runs([directory(STUDY)], ImportOptions()))
     head = one.run.head
     assert (head.system, head.name, head.vcpus) == ("h200", "vcpu_pin_numa", 8)
     assert head.switches == Switches.of_layout(PRESETS["pin-numa"])
@@ -137,7 +139,7 @@ def test_a_study_folder_is_one_run_under_the_layout_of_its_name() -> None:
 
 
 def test_every_test_of_the_study_has_its_metric_and_unit() -> None:
-    one = only(imported_runs([folder(STUDY)], ImportOptions()))
+    one = only(imported_runs([directory(STUDY)], ImportOptions()))
     found = {sample.metric: sample.unit for sample in one.run.samples}
     assert found == {
         "cpu-single": "events_per_s",
@@ -159,13 +161,13 @@ def test_every_test_of_the_study_has_its_metric_and_unit() -> None:
 
 
 def test_the_peak_is_of_bus_bandwidth_and_the_stale_summary_is_not_read() -> None:
-    one = only(imported_runs([folder(STUDY)], ImportOptions()))
+    one = only(imported_runs([directory(STUDY)], ImportOptions()))
     assert chosen(one, "allreduce-busbw-peak")[0].value == 375.81e9
     assert not [path for path in one.files if "summary" in path]
 
 
 def test_local_and_remote_are_node_0_and_node_1_and_no_verdict() -> None:
-    one = only(imported_runs([folder(STUDY)], ImportOptions()))
+    one = only(imported_runs([directory(STUDY)], ImportOptions()))
     triads = chosen(one, "memory-bandwidth", variant="triad")
     assert [(sample.node, sample.value) for sample in triads] == [
         (None, 263.2087e9),
@@ -175,18 +177,18 @@ def test_local_and_remote_are_node_0_and_node_1_and_no_verdict() -> None:
 
 
 def test_each_run_of_a_copy_is_a_sample_and_none_is_picked() -> None:
-    one = only(imported_runs([folder(STUDY)], ImportOptions()))
+    one = only(imported_runs([directory(STUDY)], ImportOptions()))
     assert [(s.number, s.value) for s in chosen(one, "h2d-bandwidth")] == [(0, 55.3e9), (1, 54.3e9)]
 
 
 def test_the_slow_gpu_is_not_hidden_behind_the_fast_one() -> None:
     texts = {**STUDY, "gpu_bandwidth.txt": f"# run 1\n{COPIES}"}
-    one = only(imported_runs([folder(texts)], ImportOptions()))
+    one = only(imported_runs([directory(texts)], ImportOptions()))
     assert [(s.index, s.value) for s in chosen(one, "h2d-bandwidth")] == [(0, 55.12e9), (1, 31e9)]
 
 
 def test_a_rate_cut_to_zero_is_left_out_and_the_time_of_a_small_message_kept() -> None:
-    one = only(imported_runs([folder(STUDY)], ImportOptions()))
+    one = only(imported_runs([directory(STUDY)], ImportOptions()))
     assert not chosen(one, "allreduce-busbw", size_bytes=8)
     assert chosen(one, "allreduce-latency")[0].value == 21530
 
@@ -200,7 +202,7 @@ def test_the_end_of_the_curve_is_memory_only_where_it_is_large() -> None:
 
 def test_all_nodes_count_and_not_only_the_first() -> None:
     texts = {**STUDY, "metadata.json": json.dumps({"vcpus": 4})}
-    assert only(imported_runs([folder(texts)], ImportOptions())).run.head.vcpus == 8
+    assert only(imported_runs([directory(texts)], ImportOptions())).run.head.vcpus == 8
 
 
 @pytest.mark.parametrize(
@@ -208,12 +210,12 @@ def test_all_nodes_count_and_not_only_the_first() -> None:
 )
 def test_a_guest_that_cannot_have_had_its_layout_is_unusable(name: str, is_wrong: bool) -> None:
     assert bool(list(contradictions(STUDY, switches_of(name)))) is is_wrong
-    one = only(imported_runs([folder(STUDY, name)], ImportOptions()))
+    one = only(imported_runs([directory(STUDY, name)], ImportOptions()))
     assert bool(one.run.head.unusable) is is_wrong
 
 
 def test_the_guests_processor_threads_and_pages_are_read() -> None:
-    one = only(imported_runs([folder(STUDY)], ImportOptions()))
+    one = only(imported_runs([directory(STUDY)], ImportOptions()))
     assert one.run.head.hardware == ("INTEL(R) XEON(R) PLATINUM 8558", "NVIDIA H200")
     conditions = {one.name: one.value for one in one.run.head.conditions}
     assert conditions["guest threads per core"] == "1"
@@ -221,7 +223,7 @@ def test_the_guests_processor_threads_and_pages_are_read() -> None:
     lscpu = LSCPU.replace("per core:   1", "per core:   2")
     two = {"cpu_topology.txt": lscpu, "hugepages.txt": ""}
     metadata = {**two, "stream.txt": stream.OUTPUT}
-    assert only(imported_runs([folder(metadata)], ImportOptions())).run.head.vcpus == 8
+    assert only(imported_runs([directory(metadata)], ImportOptions())).run.head.vcpus == 8
     (reason,) = contradictions(two, switches_of("vcpu_pin"))
     assert reason == "layout pin hides siblings, the guest showed 2 a core"
     assert not list(contradictions(two, switches_of("vcpu_pin_numa_smt")))
@@ -229,14 +231,14 @@ def test_the_guests_processor_threads_and_pages_are_read() -> None:
 
 def test_a_broken_file_is_a_gap_that_names_it_and_the_others_are_kept() -> None:
     texts = {**STUDY, "stream.txt": "./stream: not found\n", "cpu_all.txt": ""}
-    one = only(imported_runs([folder(texts)], ImportOptions()))
+    one = only(imported_runs([directory(texts)], ImportOptions()))
     subjects = {gap.subject for gap in one.gaps}
     assert {"stream.txt", "cpu_all.txt"} <= subjects
     assert chosen(one, "cpu-single")
 
 
 def test_conditions_say_how_the_study_ran_its_collectives() -> None:
-    one = only(imported_runs([folder(STUDY)], ImportOptions()))
+    one = only(imported_runs([directory(STUDY)], ImportOptions()))
     conditions = {condition.name: condition.value for condition in one.run.head.conditions}
     assert conditions["tool collective transport"] == "P2P off, ring, simple"
     assert conditions["tool sysbench"] == "1.0.20"
@@ -244,13 +246,13 @@ def test_conditions_say_how_the_study_ran_its_collectives() -> None:
 
 def test_a_layout_that_the_name_does_not_tell_can_be_said() -> None:
     options = ImportOptions(layouts={"try7": Switches.of_layout(PRESETS["pin-numa-pci"])})
-    one = only(imported_runs([folder(STUDY, "try7")], options))
+    one = only(imported_runs([directory(STUDY, "try7")], options))
     assert one.run.head.switches.name == "pin-numa-pci"
-    unknown = only(imported_runs([folder(STUDY, "try7")], ImportOptions()))
+    unknown = only(imported_runs([directory(STUDY, "try7")], ImportOptions()))
     assert unknown.run.head.switches.name == "unknown"
     assert any(gap.subject == "layout" for gap in unknown.gaps)
     with pytest.raises(InputError, match="no run named"):
-        imported_runs([folder(STUDY)], options)
+        imported_runs([directory(STUDY)], options)
 
 
 def test_a_collective_that_meets_a_ceiling_is_said() -> None:
@@ -259,45 +261,47 @@ def test_a_collective_that_meets_a_ceiling_is_said() -> None:
         half = f"{size / 530.0:.1f} 0.53 0.53 0"
         rows += f"  {size} {size // 4} float sum -1 {half} {half}\n"
     flat = {"flat.log": nccl.HEAD + nccl.COLUMNS + rows + nccl.FOOT}
-    one = only(imported_runs([folder(flat)], ImportOptions()))
+    one = only(imported_runs([directory(flat)], ImportOptions()))
     assert any(
         gap.subject == "collective-flat-curve" and "0.53 GB/s, knee at" in gap.reason
         for gap in one.gaps
     )
-    sound = only(imported_runs([folder({"all.log": nccl.TEXT})], ImportOptions()))
+    sound = only(imported_runs([directory({"all.log": nccl.TEXT})], ImportOptions()))
     assert not any(gap.subject == "collective-flat-curve" for gap in sound.gaps)
 
 
 def test_a_layout_reaches_logs_of_tools_by_the_name_that_their_run_has() -> None:
     options = ImportOptions(layouts={"run1": Switches.of_layout(PRESETS["pin"])})
-    one = only(imported_runs([folder({"run1.log": nccl.TEXT})], options))
+    one = only(imported_runs([directory({"run1.log": nccl.TEXT})], options))
     assert (one.run.head.name, one.run.head.switches.name) == ("run1", "pin")
     assert not any(gap.subject == "layout" for gap in one.gaps)
 
 
 def test_a_layout_is_of_one_of_two_runs_that_had_to_be_renamed() -> None:
     logs = {"run1.log": nccl.TEXT}
-    folders = [folder(logs, "first", "a"), folder(logs, "second", "a")]
-    names = [one.run.head.name for one in imported_runs(folders, ImportOptions())]
+    directories = [directory(logs, "first", "a"), directory(logs, "second", "a")]
+    names = [one.run.head.name for one in imported_runs(directories, ImportOptions())]
     assert len(set(names)) == 2
     layouts = {names[1]: Switches.of_layout(PRESETS["pin-numa"])}
-    runs = imported_runs(folders, ImportOptions(layouts=layouts))
+    runs = imported_runs(directories, ImportOptions(layouts=layouts))
     assert [one.run.head.switches.name for one in runs] == ["unknown", "pin-numa"]
     with pytest.raises(InputError, match="no run named") as refused:
-        imported_runs(folders, ImportOptions(layouts={"run1": Switches.of_layout(PRESETS["pin"])}))
+        imported_runs(
+            directories, ImportOptions(layouts={"run1": Switches.of_layout(PRESETS["pin"])})
+        )
     assert refused.value.hint == f"runs: {', '.join(sorted(names))}"
 
 
-def test_a_layout_that_a_study_folder_cannot_have_had_is_seen_when_the_user_names_it() -> None:
+def test_a_layout_that_a_study_directory_cannot_have_had_is_seen_when_the_user_names_it() -> None:
     options = ImportOptions(layouts={"try7": Switches.of_layout(PRESETS["pin"])})
     files = {**STUDY, "numa_topology.txt": TWO_NODES}
-    one = only(imported_runs([folder(files, "try7")], options))
+    one = only(imported_runs([directory(files, "try7")], options))
     assert one.run.head.unusable == ("layout pin has no guest cells, but the guest showed 2 nodes",)
 
 
 def test_logs_under_numa_pinning_give_the_matrix_of_nodes_and_gpus() -> None:
     texts = {f"exclusive_4gpu_node{n}.txt": pinned(n) for n in range(4)}
-    one = only(imported_runs([folder(texts, "transfer", "data")], ImportOptions()))
+    one = only(imported_runs([directory(texts, "transfer", "data")], ImportOptions()))
     assert (one.run.head.system, one.run.head.name) == ("nvidia-gh200-120gb", "exclusive_4gpu")
     assert one.run.head.vantage is Vantage.JOB
     cells = {(s.node, s.device): s.value for s in chosen(one, "h2d-bandwidth")}
@@ -310,7 +314,7 @@ def test_logs_under_numa_pinning_give_the_matrix_of_nodes_and_gpus() -> None:
 
 def test_shared_jobs_are_placed_by_their_pus_where_memory_may_be_anywhere() -> None:
     texts = {f"shared_array_1gpu_node{n}.txt": shared_job(n) for n in range(4)}
-    one = only(imported_runs([folder(texts)], ImportOptions()))
+    one = only(imported_runs([directory(texts)], ImportOptions()))
     assert sorted({sample.node for sample in one.run.samples if sample.node is not None}) == [
         0,
         1,
@@ -322,9 +326,9 @@ def test_shared_jobs_are_placed_by_their_pus_where_memory_may_be_anywhere() -> N
     ]
 
 
-def test_exclusive_and_shared_files_of_one_folder_are_two_runs() -> None:
+def test_exclusive_and_shared_files_of_one_directory_are_two_runs() -> None:
     texts = {"exclusive_4gpu_node0.txt": pinned(0), "shared_array_1gpu_node0.txt": shared_job(0)}
-    runs = imported_runs([folder(texts)], ImportOptions())
+    runs = imported_runs([directory(texts)], ImportOptions())
     assert [one.run.head.name for one in runs] == ["exclusive_4gpu", "shared_array_1gpu"]
 
 
@@ -345,10 +349,10 @@ def test_a_scripts_own_word_stands_against_a_numactl_that_was_asked_outside() ->
 
 def test_files_of_several_nodes_without_a_binding_are_not_repeats_of_each_other() -> None:
     bare = {f"gpu_node{n}.txt": nvbandwidth.TEXT for n in range(2)}
-    runs = imported_runs([folder(bare)], ImportOptions())
+    runs = imported_runs([directory(bare)], ImportOptions())
     assert [one.run.head.name for one in runs] == ["gpu_node0", "gpu_node1"]
     repeats = {f"gpu_run{n}.txt": nvbandwidth.TEXT for n in range(2)}
-    one = only(imported_runs([folder(repeats)], ImportOptions()))
+    one = only(imported_runs([directory(repeats)], ImportOptions()))
     device = chosen(one, "h2d-bandwidth")[0].device
     assert [s.number for s in chosen(one, "h2d-bandwidth", device=device)] == [0, 1]
 
@@ -357,13 +361,13 @@ def test_pairs_of_gpus_keep_both_addresses() -> None:
     text = nvbandwidth.TEXT.replace(
         "device_to_device_bidirectional_memcpy_read_ce", "device_to_device_memcpy_read_ce"
     )
-    one = only(imported_runs([folder({"a.txt": text})], ImportOptions()))
+    one = only(imported_runs([directory({"a.txt": text})], ImportOptions()))
     pair = chosen(one, "p2p-bandwidth", variant="total")[0]
     assert (pair.peer, pair.device) == (Bdf.parse("9:01:00.0".rjust(12, "0")), Bdf.parse("3b:00.0"))
 
 
 def test_matrices_of_mlc_are_threads_by_memory() -> None:
-    one = only(imported_runs([folder({"mlc_v3.9.txt": mlc.OUTPUT})], ImportOptions()))
+    one = only(imported_runs([directory({"mlc_v3.9.txt": mlc.OUTPUT})], ImportOptions()))
     assert one.run.head.name == "mlc_v3.9"
     assert one.run.head.system == "cpu-only"
     far = chosen(one, "memory-latency", node=0, peer_node=2)
@@ -374,27 +378,27 @@ def test_matrices_of_mlc_are_threads_by_memory() -> None:
 
 def test_several_collectives_of_one_log_are_all_read() -> None:
     gather = nccl.TEXT.replace("all_reduce_perf", "all_gather_perf")
-    one = only(imported_runs([folder({"nccl.log": nccl.TEXT + gather})], ImportOptions()))
+    one = only(imported_runs([directory({"nccl.log": nccl.TEXT + gather})], ImportOptions()))
     assert chosen(one, "allreduce-busbw-peak") and chosen(one, "all-gather-busbw-peak")
 
 
 def test_a_collective_that_old_versions_do_not_name_is_named_by_the_file() -> None:
-    one = only(imported_runs([folder({"rccl_all_reduce.log": nccl.RCCL})], ImportOptions()))
+    one = only(imported_runs([directory({"rccl_all_reduce.log": nccl.RCCL})], ImportOptions()))
     assert chosen(one, "allreduce-busbw-peak")[0].value == 289.16e9
-    nameless = only(imported_runs([folder({"rccl.log": nccl.RCCL})], ImportOptions()))
+    nameless = only(imported_runs([directory({"rccl.log": nccl.RCCL})], ImportOptions()))
     assert not chosen(nameless, "allreduce-busbw-peak")
     assert any(gap.subject == "collective" for gap in nameless.gaps)
 
 
 def test_wrong_data_give_no_figures() -> None:
     wrong = nccl.TEXT.replace("372.75       0", "372.75       3")
-    one = only(imported_runs([folder({"nccl.log": wrong})], ImportOptions()))
+    one = only(imported_runs([directory({"nccl.log": wrong})], ImportOptions()))
     assert not one.run.samples
     assert any("wrong values" in gap.reason for gap in one.gaps)
 
 
 def test_a_pair_of_nodes_and_gpus_of_amd_are_read() -> None:
-    one = only(imported_runs([folder({"rbt.txt": rocm.MATRICES})], ImportOptions()))
+    one = only(imported_runs([directory({"rbt.txt": rocm.MATRICES})], ImportOptions()))
     assert chosen(one, "h2d-bandwidth", variant=None)[0].value == 55.177e9
     assert chosen(one, "d2h-bandwidth", variant=None)[0].value == 56.151e9
     assert chosen(one, "d2d-bandwidth")[0].device == Bdf.parse("0d:00.0")

@@ -1,4 +1,4 @@
-"""homenode import, and folders of others as they are found."""
+"""homenode import, and directories of others as they are found."""
 
 import os
 import shutil
@@ -13,8 +13,8 @@ import pytest
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import Gap
 from homenode.machine.tools import study_programs
-from homenode.measure.imported import files as import_folder
-from homenode.measure.imported.files import find_folders
+from homenode.measure.imported import files as import_directory
+from homenode.measure.imported.files import find_directories
 from homenode.measure.imported.runs import ImportOptions, imported_runs
 from homenode.measure.results.store import load_runs
 from tests.command_line import homenode
@@ -22,7 +22,7 @@ from tests.measure.importers import test_cuda_bandwidth_test as cuda
 from tests.measure.importers import test_intel_mlc as mlc
 from tests.measure.importers import test_stream as stream
 from tests.measure.importers import test_sysbench as sysbench
-from tests.measure.test_import import CHASE, COPIES, STUDY, folder, pinned
+from tests.measure.test_import import CHASE, COPIES, STUDY, directory, pinned
 from tests.mutations import MUTATIONS, mutations, survives
 from tests.shared_data import needs_shared, shared
 from tests.tools import test_amd as rocm
@@ -74,14 +74,14 @@ def test_a_dry_run_writes_nothing(tree: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_folders_of_others_are_not_trusted(tree: Path, tmp_path: Path) -> None:
+def test_directories_of_others_are_not_trusted(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(stream.OUTPUT)
     (tree / "link.txt").symlink_to(tmp_path / "secret")
-    (tree / "folder").symlink_to(tmp_path)
+    (tree / "directory").symlink_to(tmp_path)
     (tree / "binary").write_bytes(b"\0\1")
     (tree / "h200" / "strange\nname.txt").write_text("nothing")
-    found = find_folders(tree)
-    assert [one.path for one in found.folders] == [
+    found = find_directories(tree)
+    assert [one.path for one in found.directories] == [
         "in/h200",
         "in/h200/default",
         "in/h200/vcpu_pin_numa",
@@ -93,7 +93,7 @@ def test_folders_of_others_are_not_trusted(tree: Path, tmp_path: Path) -> None:
 
 def test_a_file_with_lines_without_end_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text(stream.OUTPUT + "x" * 20_000)
-    assert "a line of more than" in find_folders(tmp_path).skipped[0].reason
+    assert "a line of more than" in find_directories(tmp_path).skipped[0].reason
 
 
 @pytest.mark.parametrize("unit", [" ", "1.1 ", "1.1s ", "1.1k ", "a: ", "=", "node 0 "])
@@ -102,7 +102,7 @@ def test_no_line_costs_more_than_its_length(unit: str) -> None:
     texts = (sysbench.CPU, stream.OUTPUT, nvbandwidth.TEXT, nccl.TEXT, mlc.OUTPUT)
     for text in (*texts, rocm.MATRICES, cuda.OUTPUT):
         hostile = f"{text}rsa {unit * (16_000 // len(unit))}!\n"
-        imported_runs([folder({"log.txt": hostile})], ImportOptions())
+        imported_runs([directory({"log.txt": hostile})], ImportOptions())
     # Linear ones take some milliseconds; squares of 16,000 took seconds each.
     assert time.process_time() - started < 3
 
@@ -140,12 +140,12 @@ def test_the_published_outputs_are_imported(tmp_path: Path) -> None:
     assert not [s for run in runs.runs for s in run.samples if s.value <= 0]
 
 
-def test_no_damaged_study_folder_or_log_stops_an_import() -> None:
+def test_no_damaged_study_directory_or_log_stops_an_import() -> None:
     for name, text in STUDY.items():
         for damaged in mutations(text, MUTATIONS // 10):
-            imported_runs([folder({**STUDY, name: damaged})], ImportOptions())
+            imported_runs([directory({**STUDY, name: damaged})], ImportOptions())
     for damaged in mutations(pinned(1), MUTATIONS):
-        imported_runs([folder({"log.txt": damaged})], ImportOptions())
+        imported_runs([directory({"log.txt": damaged})], ImportOptions())
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_files_of_one_name_below_two_layouts_are_two_layouts(tmp_path: Path) -> 
     assert layouts_of(tmp_path / "results") == expected
 
 
-def test_files_of_one_name_below_two_folders_are_two_runs(tmp_path: Path) -> None:
+def test_files_of_one_name_below_two_directories_are_two_runs(tmp_path: Path) -> None:
     paths = logs(tmp_path, "before/run1", "after/run1")
     assert _run(*paths, "-o", str(tmp_path / "a"))[0] == 0
     assert set(layouts_of(tmp_path / "a")) == {"before-run1", "after-run1"}
@@ -265,7 +265,7 @@ def test_two_tables_of_one_text_are_repeats_of_each_other(tmp_path: Path) -> Non
 def test_the_studys_names_are_known_with_a_number_of_cores_or_a_repeat(
     name: str, layout: str
 ) -> None:
-    (one,) = imported_runs([folder(STUDY, name)], ImportOptions())
+    (one,) = imported_runs([directory(STUDY, name)], ImportOptions())
     assert one.run.head.switches.name == layout
     assert one.run.head.name == name
 
@@ -315,7 +315,7 @@ def test_each_run_of_a_paste_is_bound_as_the_numactl_line_above_it_says(
         f"{command.format(node)}\n{output.format(rate, unit)}" for node, rate in ((0, 12), (1, 3))
     ]
     (tmp_path / "paste.txt").write_text("\n".join(parts))
-    (made,) = imported_runs(find_folders(tmp_path).folders, ImportOptions())
+    (made,) = imported_runs(find_directories(tmp_path).directories, ImportOptions())
     rates = {
         (one.node, round(one.value / 1e9))
         for one in made.run.samples
@@ -332,7 +332,7 @@ def test_texts_that_a_windows_shell_redirected_are_read(encoding: str, tmp_path:
     mark = "\ufeff" if encoding == "utf-16-be" else ""
     text = (mark + mlc.OUTPUT).replace("\n", "\r\n")
     (tmp_path / "mlc.txt").write_bytes(text.encode(encoding))
-    (run,) = imported_runs(find_folders(tmp_path).folders, ImportOptions())
+    (run,) = imported_runs(find_directories(tmp_path).directories, ImportOptions())
     assert run.run.samples
 
 
@@ -343,7 +343,7 @@ def test_labels_of_srun_and_colours_are_removed(text: str, tmp_path: Path) -> No
     for number, said in enumerate((text, labelled, f"\x1b[32m{text}\x1b[0m")):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}/x.log").write_text(said)
-    runs = imported_runs(find_folders(tmp_path).folders, ImportOptions())
+    runs = imported_runs(find_directories(tmp_path).directories, ImportOptions())
     assert len(runs) == 3
     assert runs[0].run.samples == runs[1].run.samples == runs[2].run.samples
 
@@ -358,36 +358,36 @@ def test_labels_of_srun_and_colours_are_removed(text: str, tmp_path: Path) -> No
 )
 def test_lines_of_each_task_are_together(said: str, text: str, tmp_path: Path) -> None:
     (tmp_path / "x.log").write_text(said)
-    (folder,) = find_folders(tmp_path).folders
-    assert folder.texts["x.log"] == text
+    (directory,) = find_directories(tmp_path).directories
+    assert directory.texts["x.log"] == text
 
 
 def test_a_file_with_zero_bytes_is_binary_under_a_mark_too(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("nvbandwidth\0".encode("utf-16"))
-    found = find_folders(tmp_path)
-    assert not found.folders
+    found = find_directories(tmp_path)
+    assert not found.directories
     assert [gap.reason for gap in found.skipped] == ["binary"]
 
 
 def test_texts_that_are_too_large_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_folder, "MAX_BYTES", 5000)
+    monkeypatch.setattr(import_directory, "MAX_BYTES", 5000)
     for number in range(6):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}/log.txt").write_text("x\n" * 500)
     with pytest.raises(InputError, match="MiB of text, found more") as refused:
-        find_folders(tmp_path)
+        find_directories(tmp_path)
     assert "name the directories" in str(refused.value)
 
 
-def test_a_folder_that_may_not_be_read_is_reported(tmp_path: Path) -> None:
+def test_a_directory_that_may_not_be_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0)
     looking = (
-        "import sys, pathlib; from homenode.measure.imported.files import find_folders; "
-        "print([gap.reason for gap in find_folders(pathlib.Path(sys.argv[1])).skipped])"
+        "import sys, pathlib; from homenode.measure.imported.files import find_directories; "
+        "print([gap.reason for gap in find_directories(pathlib.Path(sys.argv[1])).skipped])"
     )
-    # Root may read every folder, but for what it gave up.
+    # Root may read every directory, but for what it gave up.
     given_up = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
     before = given_up if os.geteuid() == 0 else ()
     done = subprocess.run(
@@ -399,12 +399,12 @@ def test_a_folder_that_may_not_be_read_is_reported(tmp_path: Path) -> None:
     assert "Permission denied" in done.stdout
 
 
-def test_a_folder_that_goes_away_meanwhile_is_reported(
+def test_a_directory_that_goes_away_meanwhile_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gone").mkdir()
     (tmp_path / "log.txt").write_text(mlc.OUTPUT)
-    read = import_folder._texts
+    read = import_directory._texts
 
     def slow(
         paths: list[Path], skipped: list[Gap], here: str, left: int
@@ -413,9 +413,9 @@ def test_a_folder_that_goes_away_meanwhile_is_reported(
             (tmp_path / "gone").rmdir()
         return read(paths, skipped, here, left)
 
-    monkeypatch.setattr(import_folder, "_texts", slow)
-    found = find_folders(tmp_path)
-    assert len(found.folders) == 1
+    monkeypatch.setattr(import_directory, "_texts", slow)
+    found = find_directories(tmp_path)
+    assert len(found.directories) == 1
     assert [gap.subject for gap in found.skipped] == [str(tmp_path / "gone")]
 
 
@@ -423,13 +423,13 @@ def test_a_link_that_is_named_is_followed_and_no_other_one(tmp_path: Path) -> No
     (tmp_path / "run").mkdir()
     (tmp_path / "run/mlc.txt").write_text(mlc.OUTPUT)
     (tmp_path / "latest").symlink_to("run/mlc.txt")
-    (named,) = find_folders(tmp_path / "latest").folders
+    (named,) = find_directories(tmp_path / "latest").directories
     assert list(named.texts) == ["mlc.txt"]
-    assert any("not a regular file" in gap.reason for gap in find_folders(tmp_path).skipped)
+    assert any("not a regular file" in gap.reason for gap in find_directories(tmp_path).skipped)
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert not find_folders(tmp_path).folders
+    assert not find_directories(tmp_path).directories
     with pytest.raises(InputError, match="neither a file nor a directory"):
-        find_folders(tmp_path / "pipe")
+        find_directories(tmp_path / "pipe")

@@ -24,32 +24,32 @@ ENDS_S = 300
 STAND_IN = """#!/bin/sh
 # Takes a moment, so that it can be killed while it runs, and says that it did.
 sleep 0.03
-cat "{folder}/$1-$5.json"
-echo "$1" >> "{folder}/ended"
+cat "{directory}/$1-$5.json"
+echo "$1" >> "{directory}/ended"
 """
 HELD = """#!/bin/sh
 # Says that it began, and ends when it may.
-touch "{folder}/began"
-until [ -e "{folder}/go" ]; do sleep 0.05; done
-cat "{folder}/$1-$5.json"
-echo "$1" >> "{folder}/ended"
+touch "{directory}/began"
+until [ -e "{directory}/go" ]; do sleep 0.05; done
+cat "{directory}/$1-$5.json"
+echo "$1" >> "{directory}/ended"
 """
 
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
-    """A folder with a probe that prints the same document for the same CPUs."""
-    folder = tmp_path / "tools"
-    folder.mkdir()
+    """A directory with a probe that prints the same document for the same CPUs."""
+    directory = tmp_path / "tools"
+    directory.mkdir()
     for command in ("throughput", "core-to-core", "placement"):
         for pus in ("0", "0-3"):
             if command == "throughput" or pus == "0-3":
                 text = probe_documents.answer(["homenode-probe", command, "--pus", pus])
-                (folder / f"{command}-{pus}.json").write_text(text)
-    probe = folder / "homenode-probe"
-    probe.write_text(STAND_IN.format(folder=folder))
+                (directory / f"{command}-{pus}.json").write_text(text)
+    probe = directory / "homenode-probe"
+    probe.write_text(STAND_IN.format(directory=directory))
     probe.chmod(0o755)
-    return folder
+    return directory
 
 
 def start(root: Path, tools: Path, *words: str) -> "subprocess.Popen[str]":
@@ -64,8 +64,8 @@ def start(root: Path, tools: Path, *words: str) -> "subprocess.Popen[str]":
     )
 
 
-def folder_of(root: Path) -> str:
-    """What a run's folder on another host is called."""
+def directory_of(root: Path) -> str:
+    """What a run's directory on another host is called."""
     return f"homenode-{hashlib.sha256(str(root).encode()).hexdigest()[:12]}"
 
 
@@ -103,7 +103,7 @@ def where(
     else:
         with ssh_daemon(tmp_path, monkeypatch) as port:
             yield ("--on", f"ssh://root@127.0.0.1:{port}", *probe)
-    for name in map(folder_of, tmp_path.glob("cut after *")):
+    for name in map(directory_of, tmp_path.glob("cut after *")):
         assert not list(Path("/").glob(f"run/{name}")) + list(Path("/tmp").glob(name))
 
 
@@ -136,13 +136,13 @@ def test_killed_many_times_it_comes_to_what_it_would_have(
 def test_a_test_that_outlives_the_run_is_waited_for(tools: Path, tmp_path: Path) -> None:
     """Else two tests would measure at once after a crash, and both would be wrong."""
     probe = tools / "homenode-probe"
-    probe.write_text(HELD.format(folder=tools))
+    probe.write_text(HELD.format(directory=tools))
     child = start(tmp_path, tools)
     until_there(tools / "began")
     child.kill()
     child.communicate(timeout=ENDS_S)
     # Another file in its place: the shell still reads the old one.
-    (tools / "new").write_text(STAND_IN.format(folder=tools))
+    (tools / "new").write_text(STAND_IN.format(directory=tools))
     (tools / "new").chmod(0o755)
     (tools / "new").rename(probe)
     again = start(tmp_path, tools, "--resume")

@@ -73,7 +73,7 @@ def machine(
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What this test names its folders there: other tests make theirs next to it."""
+    """What this test names its directories there: other tests make theirs next to it."""
     made: list[str] = []
     random = secrets.token_hex
 
@@ -88,7 +88,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def there(names: Sequence[str]) -> list[Path]:
-    paths = (Path(folder) / name for folder in ("/run", "/tmp", "/dev/shm") for name in names)
+    paths = (Path(directory) / name for directory in ("/run", "/tmp", "/dev/shm") for name in names)
     return [path for path in paths if path.exists()]
 
 
@@ -324,13 +324,13 @@ def test_a_machine_that_lets_no_one_in_is_not_the_first_login(sshd: SshChannel) 
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[Path]:
     """A directory of a disk that has room for little more than another directory."""
-    folder = tmp_path / "full"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    directory = tmp_path / "full"
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(directory)]
     if os.geteuid() or subprocess.run(mount, check=False).returncode:
         pytest.skip("needs root, to mount a small file system")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    yield directory
+    subprocess.run(["umount", directory], check=True)
 
 
 @pytest.mark.root
@@ -340,7 +340,7 @@ def test_programs_are_put_where_there_is_room_for_them(
 ) -> None:
     roomy = tmp_path / "roomy"
     roomy.mkdir()
-    monkeypatch.setattr(remote, "_FOLDERS", (str(full), str(roomy)))
+    monkeypatch.setattr(remote, "_DIRECTORIES", (str(full), str(roomy)))
     machine = RemoteMachine(Shell(shell))
     path = Path(machine.put_program("homenode-test-probe", secrets.token_bytes(256 << 10)))
     assert path.parent.parent == roomy
@@ -354,7 +354,7 @@ def test_a_program_that_cannot_be_put_there_leaves_no_directory(
     def fail(machine: RemoteMachine, *words: object) -> None:
         raise ToolError("no space", hint="is its disk full?")
 
-    monkeypatch.setattr(remote, "_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(remote, "_DIRECTORIES", (str(tmp_path),))
     monkeypatch.setattr(RemoteMachine, "_put_file", fail)
     virsh = Virsh("qemu:///system")
     reach = GuestReach(virsh, GuestAccess(), tmp_path / "known_hosts", b"probe")

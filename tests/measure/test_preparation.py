@@ -15,7 +15,7 @@ from homenode.measure.options import AppOrder, BenchOptions, restricted_to
 from homenode.measure.preparation import prepare_run
 from homenode.measure.results.model import Condition, Origin, Switches
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.run_folder import DOMAIN, PLAN
+from homenode.measure.run_directory import DOMAIN, PLAN
 from homenode.plan.stored import read_plan
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import PRESETS
@@ -69,7 +69,7 @@ def test_a_guest_that_is_another_is_not_measured_unless_forced(
     machine = FakeMachine()
     orders = replace(guest_orders(), repeats=1)
     refused = runner.run_bench(machine, orders, tmp_path, lambda progress: None)
-    assert (refused.folder, refused.run) == (None, None)
+    assert (refused.directory, refused.run) == (None, None)
     assert refused.findings
     assert machine.calls == []
     assert not list(tmp_path.iterdir())
@@ -77,10 +77,10 @@ def test_a_guest_that_is_another_is_not_measured_unless_forced(
     outcome = runner.run_bench(machine, forced, tmp_path, lambda progress: None)
     assert outcome.run is not None
     assert any("not as planned" in reason for reason in outcome.run.head.unusable)
-    assert outcome.folder is not None
-    stored = read_plan((Path(outcome.folder) / PLAN).read_bytes(), PLAN)
+    assert outcome.directory is not None
+    stored = read_plan((Path(outcome.directory) / PLAN).read_bytes(), PLAN)
     assert stored == orders.plan
-    assert (Path(outcome.folder) / DOMAIN).read_bytes() == orders.domain_xml
+    assert (Path(outcome.directory) / DOMAIN).read_bytes() == orders.domain_xml
 
 
 def test_a_host_is_distinguished_from_every_other_one() -> None:
@@ -92,7 +92,7 @@ def test_a_host_is_distinguished_from_every_other_one() -> None:
     assert head.system == "cpu-only"
 
 
-def test_the_folder_is_the_gpus() -> None:
+def test_the_directory_is_the_gpus() -> None:
     host = even_host(devices=(DeviceSpec("0000:19:00.0"),))
     named = structs.replace(
         host,

@@ -19,10 +19,10 @@ from homenode.measure.model import Group, SuiteOptions
 from homenode.measure.options import BenchOptions
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import load_runs, read_run
-from homenode.measure.run_folder import RunFolder, StepRecord
+from homenode.measure.run_directory import RunDirectory, StepRecord
 from tests.bench_machines import FakeMachine
 from tests.measure.test_runner import ORDERS, QUICK, run
-from tests.memory_folder import memory_folder
+from tests.memory_directory import memory_directory
 
 
 def untimed(run: Run | None) -> Run:
@@ -53,7 +53,7 @@ def test_a_run_of_that_name_is_never_overwritten(tmp_path: Path) -> None:
     assert read_run(tmp_path / "cpu-only" / "x") == first.run
 
 
-def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
+def test_two_runs_do_not_write_into_one_directory(tmp_path: Path) -> None:
     def inside(progress: Progress) -> None:
         if progress.ended_count == 1:
             with pytest.raises(HostError, match="another homenode bench"):
@@ -129,11 +129,11 @@ def test_killed_at_any_write_or_command_no_sample_is_lost_or_doubled(
     monkeypatch.setattr(os, "fsync", dying(os.fsync))
     monkeypatch.setattr(os, "replace", dying(os.replace))
     monkeypatch.setattr(FakeMachine, "run", dying(FakeMachine.run))
-    with memory_folder() as folder:
-        whole = untimed(run(folder / "whole", orders=orders).run)
+    with memory_directory() as directory:
+        whole = untimed(run(directory / "whole", orders=orders).run)
         places = 0
         for place in itertools.count(1):
-            root = folder / str(place)
+            root = directory / str(place)
             left[0] = place
             try:
                 run(root, orders=orders)
@@ -149,20 +149,20 @@ def test_killed_at_any_write_or_command_no_sample_is_lost_or_doubled(
 
 
 def test_killed_again_and_again_it_still_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    with memory_folder() as folder:
-        whole = untimed(run(folder / "whole").run)
+    with memory_directory() as directory:
+        whole = untimed(run(directory / "whole").run)
         steps = []
-        write = RunFolder.write_step
+        write = RunDirectory.write_step
 
-        def write_and_die(self: RunFolder, record: StepRecord, output: str) -> None:
+        def write_and_die(self: RunDirectory, record: StepRecord, output: str) -> None:
             write(self, record, output)
             steps.append((record.round, record.test))
             raise Killed
 
-        monkeypatch.setattr(RunFolder, "write_step", write_and_die)
+        monkeypatch.setattr(RunDirectory, "write_step", write_and_die)
         for resume in itertools.chain([False], itertools.repeat(True)):
             try:
-                outcome = run(folder / "cut", resume=resume)
+                outcome = run(directory / "cut", resume=resume)
             except Killed:
                 continue
             break

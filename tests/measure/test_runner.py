@@ -19,7 +19,7 @@ from homenode.measure.options import AppOrder, BenchOptions, BenchOutcome
 from homenode.measure.results.model import UNSETTLED, Run, Sample
 from homenode.measure.results.store import load_runs, read_run
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.run_folder import RunFolder, StepRecord
+from homenode.measure.run_directory import RunDirectory, StepRecord
 from homenode.process import ProgramResult, ToolTimeoutError
 from homenode.vm.sources import load_host
 from tests import probe_documents
@@ -62,17 +62,17 @@ def ids(outcome: BenchOutcome) -> set[str]:
     return {finding.id for finding in outcome.findings}
 
 
-def test_a_run_is_a_folder_that_others_can_read(tmp_path: Path) -> None:
+def test_a_run_is_a_directory_that_others_can_read(tmp_path: Path) -> None:
     outcome = run(tmp_path)
-    folder = tmp_path / "cpu-only" / "x"
-    assert outcome.folder == str(folder)
-    assert read_run(folder) == outcome.run
+    directory = tmp_path / "cpu-only" / "x"
+    assert outcome.directory == str(directory)
+    assert read_run(directory) == outcome.run
     loaded = load_runs(tmp_path)
     assert loaded.runs == (outcome.run,)
     assert loaded.skipped == ()
-    kept = {path.name for path in folder.iterdir()}
+    kept = {path.name for path in directory.iterdir()}
     assert {"journal.jsonl", "host.tar.gz", "results.jsonl", "raw"} <= kept
-    assert load_host(str(folder / "host.tar.gz")).pus
+    assert load_host(str(directory / "host.tar.gz")).pus
 
 
 def test_every_test_runs_once_a_round_in_a_seeded_order(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_a_machine_out_of_reach_stops_the_run_and_loses_nothing(tmp_path: Path) 
 
 
 def outcome_steps(outcome: BenchOutcome) -> list[StepRecord]:
-    assert outcome.folder is not None
-    return [record for record, _ in RunFolder(Path(outcome.folder)).steps()]
+    assert outcome.directory is not None
+    return [record for record, _ in RunDirectory(Path(outcome.directory)).steps()]
 
 
 def test_the_users_own_program_is_measured_with_the_controls(tmp_path: Path) -> None:
@@ -278,8 +278,8 @@ def test_a_test_that_hangs_says_what_that_tells(tmp_path: Path) -> None:
 def test_secrets_in_an_output_are_not_stored(tmp_path: Path) -> None:
     text = '{"nccl_version": 22809, "env": ["TOKEN=hunter2"], "args": ["--key", "hunter2"]}'
     outcome = run(tmp_path, FakeMachine(answer=lambda argv: text))
-    assert outcome.folder is not None
-    for path in Path(outcome.folder).rglob("*"):
+    assert outcome.directory is not None
+    for path in Path(outcome.directory).rglob("*"):
         assert path.is_dir() or b"hunter2" not in path.read_bytes()
 
 
@@ -295,7 +295,7 @@ def test_several_threads_have_a_state_and_one_alone_has_none(tmp_path: Path) -> 
     assert {one.state for one in of(outcome, "memory-bandwidth", "triad, one thread")} == {None}
 
 
-def test_a_program_that_never_stops_talking_does_not_fill_the_folder(
+def test_a_program_that_never_stops_talking_does_not_fill_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the end is kept: bytes that are no text grow to three each, past what can be read."""
@@ -338,7 +338,7 @@ def test_looks_are_never_written_over_each_other(tmp_path: Path) -> None:
     step = next(line for line in lines if line.startswith(b'{"step"'))
     journal.write_bytes(b"".join(line for line in lines if line is not step))
     run(tmp_path, resume=True)
-    looks = RunFolder(journal.parent).looks()
+    looks = RunDirectory(journal.parent).looks()
     assert [(look.number, look.is_before) for look in looks] == [
         (0, True),
         (1, False),

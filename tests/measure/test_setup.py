@@ -35,9 +35,9 @@ from tests.command_line import homenode
 from tests.mutations import MUTATIONS, survives
 
 
-def script(folder: Path, name: str, text: str) -> None:
-    folder.mkdir(exist_ok=True)
-    path = folder / name
+def script(directory: Path, name: str, text: str) -> None:
+    directory.mkdir(exist_ok=True)
+    path = directory / name
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
 
@@ -45,25 +45,25 @@ def script(folder: Path, name: str, text: str) -> None:
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stand-ins for the network, the compilers and a driver; sha256sum and tar are real."""
-    folder = tmp_path / "tools"
+    directory = tmp_path / "tools"
     archive = tmp_path / "archive.tar.gz"
     inside = tmp_path / "nvbandwidth-0.9"
     inside.mkdir()
     (inside / "CMakeLists.txt").write_text("")
     with tarfile.open(archive, "w:gz") as made:
         made.add(inside, "nvbandwidth-0.9")
-    script(folder, "nvidia-smi", "echo 9.0; echo 9.0")
-    script(folder, "nvcc", "exit 0")
+    script(directory, "nvidia-smi", "echo 9.0; echo 9.0")
+    script(directory, "nvcc", "exit 0")
     copy = f'while [ "$1" != --output ]; do shift; done; cp {archive} "$2"'
-    script(folder, "curl", copy)
+    script(directory, "curl", copy)
     script(
-        folder,
+        directory,
         "cmake",
         'if [ "$1" = --build ]; then echo "#!/bin/true" > "$2/nvbandwidth"; else mkdir -p "$4"; fi',
     )
-    script(folder, "c++", "exit 0")
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    return folder
+    script(directory, "c++", "exit 0")
+    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+    return directory
 
 
 def carried_out(

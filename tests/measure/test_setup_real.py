@@ -69,11 +69,11 @@ def source(name: str) -> ToolSource:
     return found
 
 
-def archive_of(folder: str, files: dict[str, str]) -> bytes:
+def archive_of(directory: str, files: dict[str, str]) -> bytes:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:
         for name, text in files.items():
-            member = tarfile.TarInfo(f"{folder}/{name}")
+            member = tarfile.TarInfo(f"{directory}/{name}")
             member.size = len(text.encode())
             archive.addfile(member, io.BytesIO(text.encode()))
     return gzip.compress(made.getvalue(), mtime=0)

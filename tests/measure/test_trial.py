@@ -224,7 +224,7 @@ def test_a_layout_whose_cores_another_vm_got_meanwhile_is_not_booted(
     trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL))
     pins = trial.layouts["pin"].plan.vcpu_pins
     other = RunningDomain("other", True, pins[:1], None, (), 0, False, (), None, ())
-    now = [load_host("hgx-h100")]  # the state folder of another machine
+    now = [load_host("hgx-h100")]  # the state directory of another machine
     with journal.hold() as lock:
         run_trial(replace(trial, read_host=lambda: now[0]), lock)
         assert {one.what for one in journal.load().state.outcomes.values()} == {EntryKind.REFUSED}
@@ -335,7 +335,7 @@ def test_a_full_disk_is_named_and_the_vm_is_as_it_was(
     daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocked = tmp_path / "results"
-    blocked.write_text("not a folder: nothing can be written below it")
+    blocked.write_text("not a directory: nothing can be written below it")
     head, journal = begun(tmp_path / "state", wanted(blocked, boots=1))
     run_whole(trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL)))
     state = journal.load().state
@@ -426,7 +426,7 @@ def test_ctrl_c_puts_the_vm_back_and_resume_completes(daemon: StandIn, tmp_path:
     state = journal.load().state
     assert len(state.measured_boots) == 2
     assert not state.to_undo
-    assert latest(root, NAME).folder == journal.path
+    assert latest(root, NAME).directory == journal.path
     with pytest.raises(UsageError, match="is unfinished") as raised:
         preflight(Virsh(URI), NAME, wanted(tmp_path / "results", id="other"), host(), root)
     assert "trial resume" in str(raised.value.hint)

@@ -154,7 +154,7 @@ def test_a_disk_that_qemu_img_would_take_for_more_than_a_file_is_refused(
         writable_disks(domain(f"<disk type='file'>{disk}{target}</disk>"), "vm")
 
 
-def test_a_folder_of_the_hosts_that_the_guest_writes_is_no_throw_away_disk() -> None:
+def test_a_directory_of_the_hosts_that_the_guest_writes_is_no_throw_away_disk() -> None:
     share = "<filesystem type='mount'><source dir='/home'/><target dir='home'/>{0}</filesystem>"
     with pytest.raises(InputError, match="the guest may write") as raised:
         writable_disks(domain(RAW, share.format("")), "vm")
@@ -338,13 +338,13 @@ def test_a_throw_away_disk_is_for_those_who_may_use_the_original(
 def test_a_throw_away_disk_has_the_originals_access_control_list_and_no_other(
     tmp_path: Path, defined: list[str]
 ) -> None:
-    """The folder's list, which new files inherit, lets user 12345 in; the original's does not."""
+    """New files inherit the directory's list, which lets user 12345 in; the original's does not."""
     disk = tmp_path / "vm.img"
     disk.write_bytes(bytes(4096))
-    folder = os.open(tmp_path, os.O_RDONLY)
-    let_in(folder, 12345, 7)
-    os.setxattr(folder, f"{ACL}_default", os.getxattr(folder, f"{ACL}_access"))
-    os.close(folder)
+    directory = os.open(tmp_path, os.O_RDONLY)
+    let_in(directory, 12345, 7)
+    os.setxattr(directory, f"{ACL}_default", os.getxattr(directory, f"{ACL}_access"))
+    os.close(directory)
     disk.chmod(0o660)
     overlay, prepared = prepared_for(disk)
     make_copy(Virsh(URI), prepared)

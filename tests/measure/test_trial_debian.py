@@ -47,7 +47,7 @@ def vm(debian: DebianVm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deb
 
 def begin(
     vm: DebianVm,
-    folder: Path,
+    directory: Path,
     *more: str,
     user: str = "root",
     layout: str = "pin",
@@ -58,33 +58,33 @@ def begin(
     return homenode(
         *f"trial {NAME} --within 1h --ssh-user {user} --ssh-key {vm.key} --yes".split(),
         *f"--layouts {layout} --boots 1 --tests cpu-single --quick --repeat 1".split(),
-        *f"--boot-timeout {boot_s} --shutdown-timeout {stop_s} --results {folder}/results".split(),
-        *("--probe", str(make("homenode-probe-static")), *more),
+        *f"--boot-timeout {boot_s} --shutdown-timeout {stop_s}".split(),
+        *(f"--results={directory}/results", "--probe", str(make("homenode-probe-static")), *more),
     )
 
 
-def outcome(folder: Path) -> tuple[str, str]:
+def outcome(directory: Path) -> tuple[str, str]:
     """What the only boot came to."""
-    (trial,) = known_trials(folder / "state")
+    (trial,) = known_trials(directory / "state")
     (entry,) = trial.state.outcomes.values()
     return entry.what, entry.detail
 
 
-def check_ended(vm: DebianVm, folder: Path, before: dict[str, str]) -> None:
+def check_ended(vm: DebianVm, directory: Path, before: dict[str, str]) -> None:
     assert vm.traces() == before
-    assert not any(trial.state.to_undo for trial in known_trials(folder / "state"))
-    assert not list((folder / "temporary").iterdir())
+    assert not any(trial.state.to_undo for trial in known_trials(directory / "state"))
+    assert not list((directory / "temporary").iterdir())
 
 
 @contextmanager
-def when_measuring(folder: Path, work: Callable[[], str]) -> Iterator[list[str]]:
+def when_measuring(directory: Path, work: Callable[[], str]) -> Iterator[list[str]]:
     """Do the work in a thread as soon as the first guest is measured; gives what it returned."""
     results: list[str] = []
     ended = threading.Event()
 
     def wait() -> None:
         while not ended.wait(0.2):
-            trials = known_trials(folder / "state")
+            trials = known_trials(directory / "state")
             if trials and any(entry.what == EntryKind.MEASURING for entry in trials[0].entries):
                 results.append(work())
                 return
@@ -147,7 +147,7 @@ def test_programs_are_taken_out_of_a_guest_without_python_again(
     assert "homenode-" in seen[0]
     for directory in ("/tmp", "/var/tmp", "/root", "/home/tcsh"):
         assert not [name for name in vm.guest_files(directory) if name.startswith("homenode")]
-    disk = str(vm.folder / "disk.ext4")
+    disk = str(vm.directory / "disk.ext4")
     check_ended(vm, tmp_path, before | {disk: vm.traces()[disk]})
 
 

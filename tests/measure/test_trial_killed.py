@@ -54,10 +54,10 @@ def keys_of(run: Run) -> Keys:
 class Trials:
     """One trial after the other, each cut and continued until it is done."""
 
-    def __init__(self, daemon: StandIn, folder: Path) -> None:
+    def __init__(self, daemon: StandIn, directory: Path) -> None:
         self.daemon = daemon
-        self.root = folder / "state"
-        self.results = folder / "results"
+        self.root = directory / "state"
+        self.results = directory / "results"
         self.reach = SimulatedReach(daemon, EFFECTS)
         self.number = 0
 
@@ -149,9 +149,9 @@ def check_done(trials: Trials, samples: dict[str, Keys]) -> None:
             e for e in known.entries if e.what == EntryKind.MEASURED and e.number == step.number
         ]
         assert len(said) == 1
-        folders = list(trials.results.glob(f"*/{said[0].run}"))
-        assert len(folders) == 1
-        run = read_run(folders[0])
+        directories = list(trials.results.glob(f"*/{said[0].run}"))
+        assert len(directories) == 1
+        run = read_run(directories[0])
         assert len(run.samples) == said[0].samples
         assert keys_of(run) == samples[step.variant]
         assert {sample.boot for sample in run.samples} == {0}

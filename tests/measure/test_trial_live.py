@@ -29,24 +29,24 @@ def daemon() -> Iterator[TwoNodes]:
     """A libvirt of two nodes with one domain, whose guest has the probe and a shell."""
     probe = make("homenode-probe-static")
     with two_nodes() as found:
-        folder = found.folder
+        directory = found.directory
         # The very same program: one that was built again meanwhile would be sent over the line.
-        (folder / "probe").write_bytes(probe.read_bytes())
-        programs, socket = {"homenode-probe": probe.read_bytes()}, folder / "run" / "agent"
-        document = trial_guest(folder, found.emulator, programs, socket)
-        agent_virsh(folder, socket)
+        (directory / "probe").write_bytes(probe.read_bytes())
+        programs, socket = {"homenode-probe": probe.read_bytes()}, directory / "run" / "agent"
+        document = trial_guest(directory, found.emulator, programs, socket)
+        agent_virsh(directory, socket)
         defined = found.virsh("define", str(document))
         assert defined.returncode == 0, defined.stderr
         # From its own print, in which what libvirt added stands in its order.
-        (folder / "printed.xml").write_text(definition(found))
-        assert found.virsh("define", str(folder / "printed.xml")).returncode == 0
+        (directory / "printed.xml").write_text(definition(found))
+        assert found.virsh("define", str(directory / "printed.xml")).returncode == 0
         yield found
 
 
 @pytest.fixture
 def state(daemon: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "state"
-    monkeypatch.setenv("PATH", f"{daemon.folder}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{daemon.directory}/bin:{os.environ['PATH']}")
     monkeypatch.setattr(trial_work, "default_root", lambda: root)
     be_host(monkeypatch, str(daemon.host))
     return root
@@ -56,7 +56,7 @@ def definition(daemon: TwoNodes) -> str:
     return daemon.virsh("dumpxml", "--inactive", "--security-info", NAME).stdout
 
 
-def options(daemon: TwoNodes, folder: Path, layouts: str, boots: int, *how: str) -> list[str]:
+def options(daemon: TwoNodes, directory: Path, layouts: str, boots: int, *how: str) -> list[str]:
     return [
         "trial",
         NAME,
@@ -71,11 +71,11 @@ def options(daemon: TwoNodes, folder: Path, layouts: str, boots: int, *how: str)
         "--connect",
         daemon.uri,
         *"--tests cpu-single,core-to-core --quick --repeat 1 --probe".split(),
-        str(daemon.folder / "probe"),
+        str(daemon.directory / "probe"),
         *"--boot-timeout 600 --shutdown-timeout 1 --results".split(),
-        str(folder / "results"),
+        str(directory / "results"),
         "--report",
-        str(folder / "report.html"),
+        str(directory / "report.html"),
     ]
 
 
@@ -86,7 +86,7 @@ def only(state: Path) -> StoredTrial:
 
 def boots(state: Path) -> set[str | None]:
     """libvirt's numbers of the instances that were started."""
-    changes = TrialJournal(state, only(state).folder.name).changes.entries()
+    changes = TrialJournal(state, only(state).directory.name).changes.entries()
     return {one.facts.get("run_id") for one in changes if one.kind == BOOT} - {None}
 
 
@@ -110,8 +110,8 @@ def test_three_layouts_come_to_their_report(daemon: TwoNodes, state: Path, tmp_p
     assert len({run.head.boots for run in runs}) == 3, "each boot has an identity of its own"
     for step in steps_of(known.head):
         name = known.state.outcomes[step.number].run
-        (folder,) = (tmp_path / "results").glob(f"*/{name}")
-        (capture,) = folder.glob("host*")
+        (directory,) = (tmp_path / "results").glob(f"*/{name}")
+        (capture,) = directory.glob("host*")
         guest = load_host(str(capture))
         assert len(guest.nodes) == (2 if step.variant == "pin-numa" else 1)
     assert "its results mean nothing" in done.output
@@ -155,7 +155,7 @@ def test_a_killed_tool_leaves_a_boot_that_is_measured_on(
     assert only(state).state.to_undo
     status = homenode("trial", "status")
     assert "left to undo" in status.output
-    done = homenode("trial", "resume", NAME, "--probe", str(daemon.folder / "probe"))
+    done = homenode("trial", "resume", NAME, "--probe", str(daemon.directory / "probe"))
     assert done.exit_code == 0, done.output
     assert definition(daemon) == before
     whats = [entry.what for entry in only(state).entries]
@@ -194,7 +194,7 @@ def test_a_guest_and_a_libvirtd_that_die_cost_a_boot_and_no_more(
 
     thread = threading.Thread(target=kill_daemon)
     thread.start()
-    resume = ["trial", "resume", NAME, "--probe", str(daemon.folder / "probe")]
+    resume = ["trial", "resume", NAME, "--probe", str(daemon.directory / "probe")]
     homenode(*resume)
     thread.join(700)
     assert killed

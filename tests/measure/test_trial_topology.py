@@ -105,7 +105,7 @@ def shown_by(definition: bytes) -> MemorySnapshot:
         {at_0(path): at_0(text) for path, text in made.files.items()},
         {at_0(path): at_0(target) for path, target in made.links.items()},
         made.commands,
-        tuple(map(at_0, made.folders)),
+        tuple(map(at_0, made.directories)),
     )
 
 

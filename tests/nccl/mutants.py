@@ -144,17 +144,17 @@ _CHANGES = (
 )
 
 
-def parsed(folder: Path, files: list[bytes]) -> list[list[str | None]]:
+def parsed(directory: Path, files: list[bytes]) -> list[list[str | None]]:
     """For each version, of each file the tree that is kept, as text; None where it is refused.
 
-    folder: a program for each of VERSIONS, NCCL's own parser compiled with a main function that
+    directory: a program for each of VERSIONS, NCCL's own parser compiled with a main function that
     reads files from standard input, each after its length in decimal and a newline, and writes a
     line for each: the result, a space, the tree.
     """
     asked = b"".join(b"%d\n%s" % (len(data), data) for data in files)
     found: list[list[str | None]] = []
     for version in VERSIONS:
-        done = subprocess.run([folder / version], input=asked, capture_output=True, check=True)
+        done = subprocess.run([directory / version], input=asked, capture_output=True, check=True)
         answers = done.stdout.decode("latin-1")
         lines = answers.removesuffix("\n").split("\n\x1e")
         results = [line.removeprefix("\x1e").partition(" ") for line in lines]

@@ -404,12 +404,12 @@ def as_text(node: XmlNode) -> str:
 
 @pytest.mark.lab
 def test_files_are_read_as_by_nccls_parser() -> None:
-    folder = os.environ.get("HOMENODE_NCCL_PARSERS")
-    if folder is None:
-        pytest.skip("HOMENODE_NCCL_PARSERS names no folder of parsers: see mutants.parsed")
-    assert marks(parsed(Path(folder), mutants(SEED, COUNT))) == RECORDED.read_text().strip()
+    directory = os.environ.get("HOMENODE_NCCL_PARSERS")
+    if directory is None:
+        pytest.skip("HOMENODE_NCCL_PARSERS names no directory of parsers: see mutants.parsed")
+    assert marks(parsed(Path(directory), mutants(SEED, COUNT))) == RECORDED.read_text().strip()
     files = mutants(1, 20_000)
-    found = parsed(Path(folder), files)
+    found = parsed(Path(directory), files)
     accepted = [
         frozenset(v for v, tree in zip(VERSIONS, of_file, strict=True) if tree is not None)
         for of_file in zip(*found, strict=True)

@@ -23,7 +23,7 @@ DEVICES = ("0000:03:00.0", "0000:04:00.0", "0000:83:00.0", "0000:84:00.0")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     (tmp_path / "vm.xml").write_bytes(tuned_for(HOST, DEVICES, vcpus=16))
     return tmp_path
 
@@ -38,10 +38,10 @@ def run(*arguments: str) -> int:
 
 
 def test_a_file_and_its_snippet_are_written_and_stand_the_check(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, snippet = folder / "topo.xml", folder / "user-data"
-    given = ("--host", HOST, "--domain", str(folder / "vm.xml"))
+    file, snippet = directory / "topo.xml", directory / "user-data"
+    given = ("--host", HOST, "--domain", str(directory / "vm.xml"))
     assert run(*given, "-o", str(file), "--cloud-init", str(snippet)) == 0
     shown = capsys.readouterr()
     assert "0000:83:00.0" in shown.out and f"wrote {file}" in shown.err
@@ -56,9 +56,9 @@ def test_a_file_and_its_snippet_are_written_and_stand_the_check(
 
 
 def test_a_device_under_another_bus_id_is_one_finding_with_the_command_that_mends_it(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(directory)
     given = ("--domain", "vm.xml", "--host", HOST)
     assert run(*given, "-o", "topo.xml") == 0
     text = Path("topo.xml").read_text()
@@ -78,9 +78,9 @@ def test_a_device_under_another_bus_id_is_one_finding_with_the_command_that_mend
 
 
 def test_without_output_the_file_alone_is_on_standard_output(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("--host", HOST, "--domain", str(folder / "vm.xml")) == 0
+    assert run("--host", HOST, "--domain", str(directory / "vm.xml")) == 0
     assert not check_topology(capsys.readouterr().out.encode(), "stdout")
 
 
@@ -112,10 +112,10 @@ def test_findings_of_a_file_are_in_the_documented_format(
 
 
 def test_json_tells_the_findings_of_a_file_that_was_written(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = folder / "topo.xml"
-    given = ("--host", HOST, "--domain", str(folder / "vm.xml"), "-o", str(file), "--json")
+    file = directory / "topo.xml"
+    given = ("--host", HOST, "--domain", str(directory / "vm.xml"), "-o", str(file), "--json")
     assert run(*given) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["checked"] == ["8 CPUs, 2 switches, 2 GPUs, 2 NICs"]
@@ -202,12 +202,12 @@ def test_a_host_that_tells_its_modules_says_itself_which_gpus_are_a_partition(
 
 
 def test_a_document_that_was_tuned_for_another_host_is_a_warning(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host = load_host(HOST)
     other = replace(host, cores=host.cores[:-1])
-    (folder / "host.json").write_text(encode("host", other))
-    given = ("--host", str(folder / "host.json"), "--domain", str(folder / "vm.xml"))
+    (directory / "host.json").write_text(encode("host", other))
+    given = ("--host", str(directory / "host.json"), "--domain", str(directory / "vm.xml"))
     assert run(*given) == 1
     assert "tuned-for-other-host" in capsys.readouterr().err
 

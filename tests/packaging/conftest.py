@@ -13,19 +13,19 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="session")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The /src of the container's build: what it sees of the repository."""
-    folder = tmp_path_factory.mktemp("src")
+    directory = tmp_path_factory.mktemp("src")
     for source in copied():
         if (ROOT / source).is_dir():
             left_out = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / source, folder / source, ignore=left_out)
+            shutil.copytree(ROOT / source, directory / source, ignore=left_out)
         else:
-            shutil.copy(ROOT / source, folder)
-    return folder
+            shutil.copy(ROOT / source, directory)
+    return directory
 
 
 @pytest.fixture(scope="session")
 def wheel(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    build_wheel(context, folder)
-    (path,) = folder.glob("homenode-*.whl")
+    directory = tmp_path_factory.mktemp("wheel")
+    build_wheel(context, directory)
+    (path,) = directory.glob("homenode-*.whl")
     return path

@@ -28,35 +28,37 @@ exec "$@"
 
 
 _OVERLAY = """
-folder=$1
-mount -t tmpfs none "$folder"
-mkdir "$folder/upper" "$folder/work" "$folder/root"
-mount -t overlay -o "lowerdir=/,upperdir=$folder/upper,workdir=$folder/work" none "$folder/root"
-for each in proc sys dev dev/pts tmp; do mount --bind "/$each" "$folder/root/$each"; done
-mount -t tmpfs none "$folder/root/run"
-mkdir "$folder/root/run/sshd"
+directory=$1
+mount -t tmpfs none "$directory"
+mkdir "$directory/upper" "$directory/work" "$directory/root"
+mount -t overlay -o "lowerdir=/,upperdir=$directory/upper,workdir=$directory/work" none
+"$directory/root" for each in proc sys dev dev/pts tmp; do mount --bind "/$each"
+"$directory/root/$each"; done mount -t tmpfs none "$directory/root/run"
+mkdir "$directory/root/run/sshd"
 echo ready
 exec sleep infinity
 """
 
 
 def program(name: str) -> str:
-    folder = os.environ.get("HOMENODE_ANSIBLE_BIN")
-    if folder is None:
-        pytest.skip("HOMENODE_ANSIBLE_BIN names no folder with ansible-playbook and ansible-lint")
-    return f"{folder}/{name}"
+    directory = os.environ.get("HOMENODE_ANSIBLE_BIN")
+    if directory is None:
+        pytest.skip(
+            "HOMENODE_ANSIBLE_BIN names no directory with ansible-playbook and ansible-lint"
+        )
+    return f"{directory}/{name}"
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(words[0]).parent}:{os.environ['PATH']}"
     environment = {
         **os.environ,
         "PATH": path,
-        "HOME": str(folder),
+        "HOME": str(directory),
         "LC_ALL": "C.UTF-8",
         "ANSIBLE_CONFIG": str(ROLE / "ansible.cfg"),
         "ANSIBLE_NOCOLOR": "1",
-        "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
+        "ANSIBLE_LOCAL_TEMP": str(directory / "tmp"),
         "ANSIBLE_SSH_CONTROL_PATH_DIR": f"/tmp/homenode-{os.getpid()}",  # sockets: a short path
     }
     return subprocess.run(
@@ -71,7 +73,7 @@ def test_ansible_lint_passes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def address(target: SshChannel, folder: Path) -> dict[str, object]:
+def address(target: SshChannel, directory: Path) -> dict[str, object]:
     """A host of an inventory."""
     return {
         "ansible_host": target.address,
@@ -79,7 +81,7 @@ def address(target: SshChannel, folder: Path) -> dict[str, object]:
         "ansible_user": target.user,
         "ansible_ssh_private_key_file": str(target.key),
         "ansible_ssh_common_args": "-F none -o StrictHostKeyChecking=no "
-        f"-o UserKnownHostsFile={folder}/known",
+        f"-o UserKnownHostsFile={directory}/known",
         "ansible_python_interpreter": "/usr/bin/python3",
     }
 
@@ -92,8 +94,8 @@ def hosts(tmp_path: Path) -> Iterator[Path]:
     inventory: dict[str, dict[str, object]] = {}
     with ExitStack() as daemons:
         for name in ("gpu-a", "gpu-b"):
-            folder = tmp_path / name
-            (folder / "bin").mkdir(parents=True)
+            directory = tmp_path / name
+            (directory / "bin").mkdir(parents=True)
             inside = (
                 "unshare",
                 "--mount",
@@ -105,10 +107,10 @@ def hosts(tmp_path: Path) -> Iterator[Path]:
                 _IN_NAMESPACES,
                 "sh",
                 name,
-                str(folder),
+                str(directory),
             )
-            target = daemons.enter_context(ssh_target(folder, inside))
-            inventory[name] = address(target, folder)
+            target = daemons.enter_context(ssh_target(directory, inside))
+            inventory[name] = address(target, directory)
         path = tmp_path / "inventory.yml"
         both = {
             "ansible_become": False,
@@ -123,14 +125,16 @@ def hosts(tmp_path: Path) -> Iterator[Path]:
 
 
 def checked_by_the_role(
-    folder: Path, inventory: str, variables: dict[str, str]
+    directory: Path, inventory: str, variables: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    play = folder / "play.yml"
+    play = directory / "play.yml"
     play.write_text(
         yaml.safe_dump([{"hosts": "all", "gather_facts": False, "roles": ["homenode"]}])
     )
     words = ("-c", "local", "--tags", "never", "-e", json.dumps(variables))
-    return run(folder, program("ansible-playbook"), f"--inventory={inventory}", str(play), *words)
+    return run(
+        directory, program("ansible-playbook"), f"--inventory={inventory}", str(play), *words
+    )
 
 
 @pytest.mark.nightly
@@ -170,9 +174,9 @@ def test_two_hosts_are_captured_and_reported_on(hosts: Path, tmp_path: Path) -> 
     assert "expected present or absent, found gone" in wrong.stdout
 
 
-def package(folder: Path) -> Path:
+def package(directory: Path) -> Path:
     """A Debian package named homenode, with this checkout's program."""
-    tree = folder / "package"
+    tree = directory / "package"
     launcher = tree / "usr/bin/homenode"
     launcher.parent.mkdir(parents=True)
     launcher.write_text(f'#!/bin/sh\nexec {Path(sys.executable).parent}/homenode "$@"\n')
@@ -183,7 +187,7 @@ def package(folder: Path) -> Path:
         "Package: homenode\nVersion: 0.1\nArchitecture: all\nDescription: a test\n"
         "Maintainer: the homenode authors <maintainers@homenode.invalid>\n"
     )
-    path = folder / "homenode.deb"
+    path = directory / "homenode.deb"
     subprocess.run(["dpkg-deb", "--build", str(tree), str(path)], check=True, capture_output=True)
     return path
 

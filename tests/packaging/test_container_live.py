@@ -59,9 +59,9 @@ def image() -> Iterator[str]:
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    folder = tmp_path / "results"
-    folder.mkdir()
-    return folder
+    directory = tmp_path / "results"
+    directory.mkdir()
+    return directory
 
 
 def ran(image: str, results: Path, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -112,7 +112,7 @@ def test_the_static_probe_needs_nothing_of_it(image: str, results: Path) -> None
     assert outside.stdout.startswith("homenode-probe ")
 
 
-def test_a_run_lands_in_the_mounted_folder(image: str, results: Path) -> None:
+def test_a_run_lands_in_the_mounted_directory(image: str, results: Path) -> None:
     argv = "homenode bench --name boxed --quick --repeat 1 --tests cpu-single".split()
     done = ran(image, results, *argv)
     assert done.returncode in (0, 1), done.stderr

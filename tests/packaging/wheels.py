@@ -23,10 +23,19 @@ def copied() -> list[str]:
     return [one for rest in texts if not rest.startswith("--from") for one in rest.split()[:-1]]
 
 
-def build_wheel(source: Path, folder: Path) -> None:
-    """Build the wheel of a source tree into a folder."""
+def build_wheel(source: Path, directory: Path) -> None:
+    """Build the wheel of a source tree into a directory."""
     options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(folder), str(source)],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            *options,
+            "--wheel-dir",
+            str(directory),
+            str(source),
+        ],
         check=True,
     )

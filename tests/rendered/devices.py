@@ -66,42 +66,42 @@ class RenderedDevices(Struct, frozen=True):
 
 
 def render_devices(host: Host) -> RenderedDevices:
-    """Every function's folder, at the place in the tree that it has on a real machine."""
+    """Every function's directory, at the place in the tree that it has on a real machine."""
     files: dict[str, str] = {}
     links: dict[str, str] = {}
-    folder_of: dict[Bdf, str] = {}
+    directory_of: dict[Bdf, str] = {}
     width = max(pu.index for pu in host.pus) + 1
     regions = _regions(host.pci_devices)
     for device in sorted(host.pci_devices, key=lambda each: _depth(host, each)):
         parent = device.parent
-        above = f"/sys/devices/{device.root_complex}" if parent is None else folder_of[parent]
-        folder_of[device.bdf] = folder = f"{above}/{device.bdf}"
-        files |= {f"{folder}/{name}": text for name, text in _texts(device, width).items()}
-        files[f"{folder}/resource"] = _resource(device, regions)
-        _link(links, f"{PCI}/devices/{device.bdf}", folder)
+        above = f"/sys/devices/{device.root_complex}" if parent is None else directory_of[parent]
+        directory_of[device.bdf] = directory = f"{above}/{device.bdf}"
+        files |= {f"{directory}/{name}": text for name, text in _texts(device, width).items()}
+        files[f"{directory}/resource"] = _resource(device, regions)
+        _link(links, f"{PCI}/devices/{device.bdf}", directory)
         if device.driver is not None:
-            _link(links, f"{folder}/driver", f"{PCI}/drivers/{device.driver}")
-            _link(links, f"{PCI}/drivers/{device.driver}/{device.bdf}", folder)
+            _link(links, f"{directory}/driver", f"{PCI}/drivers/{device.driver}")
+            _link(links, f"{PCI}/drivers/{device.driver}/{device.bdf}", directory)
         if device.iommu_group is not None:
             group = f"/sys/kernel/iommu_groups/{device.iommu_group}"
-            _link(links, f"{folder}/iommu_group", group)
-            _link(links, f"{group}/devices/{device.bdf}", folder)
+            _link(links, f"{directory}/iommu_group", group)
+            _link(links, f"{group}/devices/{device.bdf}", directory)
     following: dict[Bdf, int] = {}
     for device in host.pci_devices:
         physical = device.physical_function
         if physical is not None:
             position = following.setdefault(physical, 0)
             following[physical] += 1
-            _link(links, f"{folder_of[device.bdf]}/physfn", folder_of[physical])
-            _link(links, f"{folder_of[physical]}/virtfn{position}", folder_of[device.bdf])
-    _render_parts(host, folder_of, files, links)
+            _link(links, f"{directory_of[device.bdf]}/physfn", directory_of[physical])
+            _link(links, f"{directory_of[physical]}/virtfn{position}", directory_of[device.bdf])
+    _render_parts(host, directory_of, files, links)
     return RenderedDevices(files, links)
 
 
 def _render_parts(
-    host: Host, folder_of: Mapping[Bdf, str], files: dict[str, str], links: dict[str, str]
+    host: Host, directory_of: Mapping[Bdf, str], files: dict[str, str], links: dict[str, str]
 ) -> None:
-    """Mediated devices, and what the drivers add to the folders of divided GPUs."""
+    """Mediated devices, and what the drivers add to the directories of divided GPUs."""
     for gpu in host.pci_devices:
         parts = gpu.parts
         mediated = [part for part in parts if part.kind is PartKind.MEDIATED]
@@ -113,10 +113,10 @@ def _render_parts(
         names = sorted({part.profile for part in parts if part.profile and part.bdf})
         number_of = {name: str(number) for number, name in enumerate(names, start=100)}
         for bdf in (virtual or [gpu.bdf]) if mediated else ():
-            _link(links, f"/sys/class/mdev_bus/{bdf}", folder_of[bdf])
+            _link(links, f"/sys/class/mdev_bus/{bdf}", directory_of[bdf])
         for part in mediated:
             assert part.bdf is not None and part.profile is not None
-            function = folder_of[part.bdf]
+            function = directory_of[part.bdf]
             types = f"{function}/mdev_supported_types/nvidia-{number_of[part.profile]}"
             _link(links, f"/sys/bus/mdev/devices/{part.uuid}", f"{function}/{part.uuid}")
             _link(links, f"{function}/{part.uuid}/mdev_type", types)
@@ -128,15 +128,15 @@ def _render_parts(
                 )
         type_of = {one.bdf: one.profile for one in parts if one.profile} if not mediated else {}
         for bdf in virtual if any(type_of) else ():
-            vgpu = f"{folder_of[bdf]}/nvidia"
+            vgpu = f"{directory_of[bdf]}/nvidia"
             files[f"{vgpu}/current_vgpu_type"] = f"{number_of.get(type_of.get(bdf) or '', '0')}\n"
             listed = "".join(f"{number:<5} : {name}\n" for name, number in number_of.items())
             files[f"{vgpu}/creatable_vgpu_types"] = f"ID    : vGPU Name\n{listed}"
         if gpu.partition_mode is not None and gpu.partition_mode != "mig":
-            files[f"{folder_of[gpu.bdf]}/current_compute_partition"] = f"{gpu.partition_mode}\n"
+            files[f"{directory_of[gpu.bdf]}/current_compute_partition"] = f"{gpu.partition_mode}\n"
         if gpu.memory_partition_mode is not None:
             mode = f"{gpu.memory_partition_mode}\n"
-            files[f"{folder_of[gpu.bdf]}/current_memory_partition"] = mode
+            files[f"{directory_of[gpu.bdf]}/current_memory_partition"] = mode
 
 
 def _depth(host: Host, device: PciDevice) -> tuple[int, Bdf]:

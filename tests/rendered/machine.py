@@ -18,7 +18,7 @@ _PMU_OF_KIND = {CoreKind.PERFORMANCE: "cpu_core", CoreKind.EFFICIENCY: "cpu_atom
 
 
 def render_cpus(host: Host) -> dict[str, str]:
-    """Files by path. An offline CPU has a folder with nothing but `online` in it, as on x86."""
+    """Files by path. An offline CPU has a directory with nothing but `online` in it, as on x86."""
     every = CpuSet(pu.index for pu in host.pus)
     online = CpuSet(pu.index for pu in host.pus if pu.online)
     width = max(every) + 1
@@ -217,17 +217,17 @@ def render_memory(host: Host) -> dict[str, str]:
     }
     pools: dict[int, list[PagePool]] = {}
     for row, node in enumerate(host.nodes):
-        folder = f"{NODE}/node{node.index}"
-        files[f"{folder}/cpulist"] = f"{node.pus}\n"
-        files[f"{folder}/cpumap"] = f"{mask(node.pus, width)}\n"
+        directory = f"{NODE}/node{node.index}"
+        files[f"{directory}/cpulist"] = f"{node.pus}\n"
+        files[f"{directory}/cpumap"] = f"{mask(node.pus, width)}\n"
         if host.distances is not None:
-            files[f"{folder}/distance"] = " ".join(map(str, host.distances[row])) + "\n"
+            files[f"{directory}/distance"] = " ".join(map(str, host.distances[row])) + "\n"
         if node.memory_bytes is not None:
-            files[f"{folder}/meminfo"] = _meminfo(
+            files[f"{directory}/meminfo"] = _meminfo(
                 f"Node {node.index} ", node.memory_bytes, node.memory_free_bytes
             )
         for pool in node.page_pools:
-            files |= _pool(f"{folder}/hugepages", pool)
+            files |= _pool(f"{directory}/hugepages", pool)
             pools.setdefault(pool.page_bytes, []).append(pool)
         files |= _kind(node)
     for page_bytes, same in pools.items():
@@ -250,8 +250,8 @@ def _meminfo(prefix: str, total_bytes: int, free_bytes: int | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _pool(folder: str, pool: PagePool) -> dict[str, str]:
-    name = f"{folder}/hugepages-{pool.page_bytes // KIB}kB"
+def _pool(directory: str, pool: PagePool) -> dict[str, str]:
+    name = f"{directory}/hugepages-{pool.page_bytes // KIB}kB"
     return {
         f"{name}/nr_hugepages": f"{pool.total_pages}\n",
         f"{name}/free_hugepages": f"{pool.free_pages}\n",
@@ -287,5 +287,5 @@ def render(description: HostDescription) -> MemorySnapshot:
         },
         {**devices.links, **render_policy_links(host)},
         render_tools(host),
-        folders=(f"{PCI}/devices",),
+        directories=(f"{PCI}/devices",),
     )

@@ -20,7 +20,7 @@ from homenode.show.report.inputs import gather
 from homenode.show.report.machine import ReportedMachine, StoredRun, machines_of
 from homenode.show.report.pictures import bar_pictures, forest_pictures
 from homenode.show.terminal_text import PrintableConsole
-from tests.published_runs import FOLDER
+from tests.published_runs import DIRECTORY
 from tests.simulated_runs import simulated_run
 
 HOSTS = ("a" * 64, "b" * 64, None)
@@ -29,7 +29,7 @@ BANDWIDTH = ("memory-bandwidth", "bytes_per_s")
 
 @pytest.fixture(scope="module")
 def published() -> tuple[ReportedMachine, ...]:
-    found = gather([str(FOLDER)], [])
+    found = gather([str(DIRECTORY)], [])
     return machines_of(found.runs, found.stored, found.hosts)
 
 
@@ -52,8 +52,8 @@ def sentences(machines: tuple[ReportedMachine, ...]) -> list[str]:
     return [f"{one.subject}: {one.action}; {one.ground}" for one in advice_of(machines)]
 
 
-def test_machines_of_one_folder_have_the_same_names_everywhere() -> None:
-    """A run that names no host is of the folder's only one, and of none where there are two."""
+def test_machines_of_one_directory_have_the_same_names_everywhere() -> None:
+    """A run that names no host is of the directory's only one, and of none where there are two."""
     one, other, nameless = (
         structs.replace(run, head=structs.replace(run.head, host=host, host_kind=None))
         for run, host in zip(made("A", pin=100, default=90, pin_numa=80), HOSTS, strict=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.chromium import Tab, needs_chromium, opened_tab
-from tests.published_runs import FOLDER
+from tests.published_runs import DIRECTORY
 from tests.report_runs import NASTY, nasty_results, report
 
 pytestmark = [pytest.mark.browser, needs_chromium]
@@ -21,7 +21,7 @@ MOST_BYTES = 3_000_000
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything that was published: the six systems of the study in four layouts, and more."""
     path = tmp_path_factory.mktemp("report") / "report.html"
-    assert report(FOLDER, "-o", path) == 0
+    assert report(DIRECTORY, "-o", path) == 0
     return path
 
 

@@ -23,17 +23,17 @@ from tests.report_runs import report
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The logs, imported."""
-    folder = tmp_path_factory.mktemp("gh200")
-    gh200_study.write(folder / "logs")
+    directory = tmp_path_factory.mktemp("gh200")
+    gh200_study.write(directory / "logs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "sys.argv",
-            ["homenode", "import", str(folder / "logs"), "-o", str(folder / "results")],
+            ["homenode", "import", str(directory / "logs"), "-o", str(directory / "results")],
         )
         with pytest.raises(SystemExit) as end:
             main()
         assert end.value.code in (None, 0)
-    return folder / "results"
+    return directory / "results"
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +70,8 @@ def test_logs_that_name_no_layout_say_what_to_do_and_are_found_next_to_runs(
     assert len(gather([str(real)], []).runs) == 1 + 3, "the logs, too"
 
 
-def _machines(folders: list[Path]) -> tuple[ReportedMachine, ...]:
-    found = gather([str(folder) for folder in folders], [])
+def _machines(directories: list[Path]) -> tuple[ReportedMachine, ...]:
+    found = gather([str(directory) for directory in directories], [])
     return machines_of(found.runs, found.stored, found.hosts)
 
 

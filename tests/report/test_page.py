@@ -32,12 +32,12 @@ from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.explained import pictures, rows, section
-from tests.published_runs import FOLDER
+from tests.published_runs import DIRECTORY
 from tests.report_runs import NASTY, full_results, full_run, nasty_results, report
 from tests.simulated_runs import simulated_run
-from tests.study_folders import write_study_folders
+from tests.study_directories import write_study_directories
 
-PUBLISHED = [FOLDER]
+PUBLISHED = [DIRECTORY]
 
 
 def machines(*arguments: object) -> tuple[ReportedMachine, ...]:
@@ -254,7 +254,7 @@ def test_doubts_of_a_layout_that_stands_alone_are_said(tmp_path: Path) -> None:
     assert [(doubt.id, doubt.detail) for doubt in one.doubts] == [("unusable", "throttled")]
 
 
-def test_broken_half_written_and_foreign_folders_are_skipped_with_their_reasons(
+def test_broken_half_written_and_foreign_directories_are_skipped_with_their_reasons(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = full_results(tmp_path / "results")
@@ -265,9 +265,9 @@ def test_broken_half_written_and_foreign_folders_are_skipped_with_their_reasons(
         ("broken", "<html>\n"),
         ("newer", re.sub(r"results/\d", "results/9", whole, count=1)),
     ):
-        folder = results / "H200" / name
-        folder.mkdir()
-        (folder / "results.jsonl").write_text(text, encoding="utf-8")
+        directory = results / "H200" / name
+        directory.mkdir()
+        (directory / "results.jsonl").write_text(text, encoding="utf-8")
     (results / "foreign").mkdir()
     (results / "foreign/photo.jpg").write_bytes(b"\xff\xd8")
     bad_plan = results / "H200/pin/plan.json"
@@ -291,7 +291,7 @@ def test_broken_half_written_and_foreign_folders_are_skipped_with_their_reasons(
     assert "MI350X" in html
 
 
-def test_nothing_but_broken_folders_is_an_error_that_says_why(
+def test_nothing_but_broken_directories_is_an_error_that_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "results").mkdir()
@@ -371,7 +371,7 @@ def test_without_the_extra_the_command_says_how_to_get_it(
 
 def test_published_figures_alone_make_a_whole_report(tmp_path: Path) -> None:
     path = tmp_path / "published.html"
-    assert report(FOLDER, "-o", path) == 0
+    assert report(DIRECTORY, "-o", path) == 0
     html = path.read_text(encoding="utf-8")
     order = [
         html.index(f'id="{name}"')
@@ -394,10 +394,10 @@ def test_the_details_of_a_machine_compare_its_layouts(
     assert "expander buses is 1.2x GPUs on the root complex" in why["HGX A100", "gpu-copy"]
 
 
-def test_without_arguments_it_reports_on_the_studys_own_folder_in_one_step(
+def test_without_arguments_it_reports_on_the_studys_own_directory_in_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    systems = write_study_folders(tmp_path / "results")
+    systems = write_study_directories(tmp_path / "results")
     monkeypatch.chdir(tmp_path)
     for _ in range(2):  # the page that is there is homenode's, and no run
         assert report() == 0
@@ -413,7 +413,7 @@ def test_without_arguments_it_reports_on_the_studys_own_folder_in_one_step(
 def test_logs_next_to_runs_are_read_and_raw_outputs_of_a_run_are_not(tmp_path: Path) -> None:
     file = write_run(tmp_path, full_run("pin", 1))
     study = tmp_path / "study"
-    write_study_folders(study)
+    write_study_directories(study)
     raw = file.parent / "raw"
     raw.mkdir()
     stream = (study / "H200/default/stream.txt").read_text()

@@ -11,7 +11,7 @@ import pytest
 from homenode.errors import HostError
 from homenode.process import run
 from homenode.show.html import pdf_pages
-from tests.published_runs import FOLDER
+from tests.published_runs import DIRECTORY
 from tests.report_runs import NASTY, full_results, nasty_results, report
 
 try:
@@ -27,10 +27,10 @@ needs_poppler = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no
 @pytest.fixture(scope="module")
 def pdf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything that the report draws, what was published, and names that mean harm."""
-    folder = tmp_path_factory.mktemp("pdf")
-    path = folder / "report.pdf"
-    results = [full_results(folder / "full"), nasty_results(folder / "nasty")]
-    published = [FOLDER / name for name in ("h200", "rtx-5090")]
+    directory = tmp_path_factory.mktemp("pdf")
+    path = directory / "report.pdf"
+    results = [full_results(directory / "full"), nasty_results(directory / "nasty")]
+    published = [DIRECTORY / name for name in ("h200", "rtx-5090")]
     assert report(*results, *published, "--appendix", "-o", path) == 0
     return path
 
@@ -108,7 +108,7 @@ def test_no_page_is_half_empty_and_a_machine_takes_few(pdf: Path) -> None:
 @needs_poppler
 def test_what_was_published_is_a_paper_of_eight_pages(tmp_path: Path) -> None:
     path = tmp_path / "published.pdf"
-    assert report(FOLDER, "-o", path) == 0
+    assert report(DIRECTORY, "-o", path) == 0
     assert len(pages(path)) <= 8
     text = words(path)
     for stated in ("What to run", "2.6x to 7.5x", "Xen, 2 nodes", "Sources", "Intervals: 95 %"):
@@ -120,10 +120,10 @@ def test_what_was_published_is_a_paper_of_eight_pages(tmp_path: Path) -> None:
 @needs_poppler
 def test_a_paper_is_made_again_in_place_and_another_program_s_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "report.pdf"
-    assert report(FOLDER / "rtx-4080", "-o", path) == 0
-    assert report(FOLDER / "rtx-4080", "-o", path) == 0
+    assert report(DIRECTORY / "rtx-4080", "-o", path) == 0
+    assert report(DIRECTORY / "rtx-4080", "-o", path) == 0
     path.write_bytes(b"%PDF-1.7\n" + bytes(9000) + b"%%EOF\n")
-    assert report(FOLDER / "rtx-4080", "-o", path) == 2
+    assert report(DIRECTORY / "rtx-4080", "-o", path) == 2
 
 
 @pytest.mark.pdf

@@ -1,4 +1,4 @@
-"""Runs as lines and in folders: what is written is read back, what is broken is omitted."""
+"""Runs as lines and in directories: what is written is read back, what is broken is omitted."""
 
 import os
 import random
@@ -97,7 +97,7 @@ def test_times_and_the_block_of_an_experiment_are_kept() -> None:
     assert parse_run(run_text(run).encode(), "run") == run
 
 
-def test_broken_half_written_and_foreign_folders_are_skipped_with_their_reason(
+def test_broken_half_written_and_foreign_directories_are_skipped_with_their_reason(
     tmp_path: Path,
 ) -> None:
     write_run(tmp_path, RUN)
@@ -133,7 +133,7 @@ def test_a_run_is_not_written_over_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/etc", "a\x00b"])
-def test_a_name_that_leaves_the_results_folder_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_leaves_the_results_directory_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="one directory's name"):
         write_run(tmp_path, replace(RUN, head=replace(HEAD, name=name)))
 

@@ -15,10 +15,10 @@ import pytest
 from homenode.cli.terminal import write_text
 from homenode.errors import HostError, InputError
 from homenode.measure.results.store import read_run, write_run
-from homenode.measure.run_folder import RAW, open_run
+from homenode.measure.run_directory import RAW, open_run
 from homenode.measure.trial.journal import TrialJournal
 from homenode.safe import durable
-from homenode.safe.record_folder import RecordFolder
+from homenode.safe.record_directory import RecordDirectory
 from homenode.vm.domain.restore import restore, write_tuned
 from tests.processes import code_of, start_child
 from tests.report_runs import full_run
@@ -27,23 +27,23 @@ NOBODY = 65534
 SECRET = "<domain><graphics type='vnc' passwd='hunter2'/></domain>"
 
 
-def planted(folder: Path, *names: str) -> Path:
+def planted(directory: Path, *names: str) -> Path:
     """Links of these names, and of every name that homenode once wrote under, to one victim."""
-    victim = folder.parent / "victim"
+    victim = directory.parent / "victim"
     victim.write_text("as it was")
     for name in names:
-        for link in (folder / f".{name}.part", folder / name):
+        for link in (directory / f".{name}.part", directory / name):
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(victim)
     return victim
 
 
-def _text(folder: Path) -> None:
-    write_text(folder / "out", "new")
+def _text(directory: Path) -> None:
+    write_text(directory / "out", "new")
 
 
-def _bytes(folder: Path) -> None:
-    durable.replace_file(folder / "out", b"new")
+def _bytes(directory: Path) -> None:
+    durable.replace_file(directory / "out", b"new")
 
 
 WRITERS: tuple[tuple[Callable[[Path], None], str], ...] = (
@@ -56,15 +56,15 @@ WRITERS: tuple[tuple[Callable[[Path], None], str], ...] = (
 def test_a_link_under_the_names_that_are_written_is_replaced_and_not_followed(
     tmp_path: Path, write: Callable[[Path], None], name: str
 ) -> None:
-    folder = tmp_path / "folder"
-    victim = planted(folder, name)
-    write(folder)
+    directory = tmp_path / "directory"
+    victim = planted(directory, name)
+    write(directory)
     assert victim.read_text() == "as it was"
-    assert (folder / name).read_bytes() == b"new"
-    assert not (folder / name).is_symlink()
+    assert (directory / name).read_bytes() == b"new"
+    assert not (directory / name).is_symlink()
 
 
-def test_a_run_is_written_into_no_folder_that_a_link_leads_to(tmp_path: Path) -> None:
+def test_a_run_is_written_into_no_directory_that_a_link_leads_to(tmp_path: Path) -> None:
     run = full_run("pin", 1)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -81,7 +81,7 @@ def test_a_run_is_written_into_no_folder_that_a_link_leads_to(tmp_path: Path) ->
     assert not list(elsewhere.iterdir())
 
 
-def test_the_results_folder_itself_may_be_a_link(tmp_path: Path) -> None:
+def test_the_results_directory_itself_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "results").symlink_to(tmp_path / "shared")
     path = write_run(tmp_path / "results", full_run("pin", 1))
@@ -90,9 +90,9 @@ def test_the_results_folder_itself_may_be_a_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lock", [".lock", ".tool-lock"])
 def test_a_lock_is_made_through_no_link(tmp_path: Path, lock: str) -> None:
-    folder = tmp_path / "results" / "host" / "run"
-    folder.mkdir(parents=True)
-    (folder / lock).symlink_to(tmp_path / "nologin")
+    directory = tmp_path / "results" / "host" / "run"
+    directory.mkdir(parents=True)
+    (directory / lock).symlink_to(tmp_path / "nologin")
     with (
         pytest.raises(HostError),
         open_run(tmp_path / "results", "host", "run", resume=False, notify=print),
@@ -101,30 +101,30 @@ def test_a_lock_is_made_through_no_link(tmp_path: Path, lock: str) -> None:
     assert not (tmp_path / "nologin").exists()
 
 
-def test_what_a_bench_writes_follows_no_link_in_its_folder(tmp_path: Path) -> None:
-    with open_run(tmp_path / "results", "host", "run", resume=False, notify=print) as folder:
-        victim = planted(folder.path, "order.json")
-        folder.write("order.json", b"{}")
+def test_what_a_bench_writes_follows_no_link_in_its_directory(tmp_path: Path) -> None:
+    with open_run(tmp_path / "results", "host", "run", resume=False, notify=print) as directory:
+        victim = planted(directory.path, "order.json")
+        directory.write("order.json", b"{}")
         assert victim.read_text() == "as it was"
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
-        (folder.path / RAW).symlink_to(elsewhere)
+        (directory.path / RAW).symlink_to(elsewhere)
         with pytest.raises(HostError):
-            folder.write(f"{RAW}/0001.txt", b"{}")
+            directory.write(f"{RAW}/0001.txt", b"{}")
         assert not list(elsewhere.iterdir())
 
 
-def test_a_folder_that_is_swapped_for_a_link_meanwhile_is_not_written_through(
+def test_a_directory_that_is_swapped_for_a_link_meanwhile_is_not_written_through(
     tmp_path: Path,
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    with open_run(tmp_path / "results", "host", "run", resume=False, notify=print) as folder:
-        folder.path.rename(tmp_path / "moved")
-        folder.path.symlink_to(elsewhere)
-        folder.write("order.json", b"{}")
-        folder.begin("{}\n")
-        folder.append("{}\n")
+    with open_run(tmp_path / "results", "host", "run", resume=False, notify=print) as directory:
+        directory.path.rename(tmp_path / "moved")
+        directory.path.symlink_to(elsewhere)
+        directory.write("order.json", b"{}")
+        directory.begin("{}\n")
+        directory.append("{}\n")
     assert not list(elsewhere.iterdir())
     assert (tmp_path / "moved" / "order.json").read_text() == "{}"
 
@@ -212,8 +212,8 @@ def test_a_file_that_must_be_new_is_made_through_no_link(tmp_path: Path) -> None
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root writes into other users' folders")
-def test_root_writes_through_no_link_that_is_swapped_in_for_a_folder() -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root writes into other users' directories")
+def test_root_writes_through_no_link_that_is_swapped_in_for_a_directory() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as text:
         victim, theirs = Path(text, "victim"), Path(text, "theirs")
         Path(text).chmod(0o755)
@@ -223,13 +223,13 @@ def test_root_writes_through_no_link_that_is_swapped_in_for_a_folder() -> None:
 
         def swap() -> None:
             os.setuid(NOBODY)
-            folder, moved = theirs / "a", theirs / "b"
-            folder.mkdir()
+            directory, moved = theirs / "a", theirs / "b"
+            directory.mkdir()
             while True:
-                folder.rename(moved)
-                folder.symlink_to(victim)
-                folder.unlink()
-                moved.rename(folder)
+                directory.rename(moved)
+                directory.symlink_to(victim)
+                directory.unlink()
+                moved.rename(directory)
 
         child = start_child(swap)
         written = 0
@@ -251,7 +251,7 @@ def test_a_tuned_document_and_its_original_are_as_private_as_what_was_read(tmp_p
     assert stat.S_IMODE(saved.output.stat().st_mode) == 0o640
 
 
-def test_a_pipe_in_a_folder_of_somebody_elses_holds_no_reader(tmp_path: Path) -> None:
+def test_a_pipe_in_a_directory_of_somebody_elses_holds_no_reader(tmp_path: Path) -> None:
     for name in ("out.xml.orig", "out.xml.orig.sha256", "results.jsonl", "journal.jsonl"):
         os.mkfifo(tmp_path / name)
     (tmp_path / "out.xml").write_text("<domain/>")
@@ -261,11 +261,11 @@ def test_a_pipe_in_a_folder_of_somebody_elses_holds_no_reader(tmp_path: Path) ->
         write_tuned(tmp_path / "out.xml", b"<domain/>", b"<domain></domain>")
     with pytest.raises(InputError, match="a pipe, not a regular file"):
         read_run(tmp_path)
-    folder = RecordFolder(tmp_path)
+    directory = RecordDirectory(tmp_path)
     with pytest.raises(HostError, match="not a regular file"):
-        folder.journal()
+        directory.journal()
     with pytest.raises(HostError, match="not a regular file"):
-        assert folder.has_journal
+        assert directory.has_journal
 
 
 def test_what_a_kill_left_goes_and_what_is_being_written_or_is_anothers_stays(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HomenodeError, InputError
-from homenode.measure.imported.files import find_folders
+from homenode.measure.imported.files import find_directories
 from homenode.measure.results.store import load_runs
 from homenode.safe import input_files
 from homenode.safe.input_files import (
@@ -24,7 +24,7 @@ from homenode.safe.input_files import (
     read_plain,
     read_start,
 )
-from homenode.safe.record_folder import LOCK, RecordFolder
+from homenode.safe.record_directory import LOCK, RecordDirectory
 from homenode.vm.host_sources import read_hosts
 from tests.command_line import NEEDS_CLUSTER, homenode
 
@@ -68,12 +68,12 @@ def device(path: Path) -> Path:
     return path
 
 
-def folder(path: Path) -> Path:
+def directory(path: Path) -> Path:
     path.mkdir()
     return path
 
 
-KINDS = (pipe, unix_socket, device, folder)
+KINDS = (pipe, unix_socket, device, directory)
 each_kind = pytest.mark.parametrize("make", KINDS, ids=lambda one: one.__name__)
 Make = Callable[[Path], Path]
 
@@ -173,17 +173,19 @@ def test_a_few_lines_that_come_while_a_journal_is_read_are_no_growth(
 
 
 @pytest.mark.parametrize("name", ["", "..", "../x", "a/../../x", "/etc/passwd", "a/b/../../../x"])
-def test_a_stored_name_that_leads_out_of_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_stored_name_that_leads_out_of_its_directory_is_refused(
+    tmp_path: Path, name: str
+) -> None:
     (tmp_path / "x").write_text("x")
-    inner = folder(tmp_path / "inner")
+    inner = directory(tmp_path / "inner")
     with pytest.raises(OSError, match="leads out") as caught:
         read_below(inner, name, 10)
     assert caught.value.errno == errno.EXDEV
 
 
-def test_below_a_folder_no_link_is_followed_and_the_folder_may_be_one(tmp_path: Path) -> None:
+def test_below_a_directory_no_link_is_followed_and_the_directory_may_be_one(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("secret")
-    inner = folder(tmp_path / "inner")
+    inner = directory(tmp_path / "inner")
     (inner / "out").symlink_to(tmp_path)
     (inner / "x").symlink_to("../x")
     (inner / "deep").mkdir()
@@ -195,12 +197,12 @@ def test_below_a_folder_no_link_is_followed_and_the_folder_may_be_one(tmp_path: 
     assert read_below(tmp_path / "way", "deep/y", 10) == b"y"
 
 
-def test_a_folder_that_is_held_is_not_looked_up_again(tmp_path: Path) -> None:
-    inner = folder(tmp_path / "inner")
+def test_a_directory_that_is_held_is_not_looked_up_again(tmp_path: Path) -> None:
+    inner = directory(tmp_path / "inner")
     (inner / "x").write_text("ours")
     held = os.open(inner, os.O_PATH)
     inner.rename(tmp_path / "moved")
-    (folder(inner) / "x").write_text("theirs")
+    (directory(inner) / "x").write_text("theirs")
     assert read_below(inner, "x", 10, descriptor=held) == b"ours"
     os.close(held)
     with pytest.raises(FileNotFoundError):
@@ -270,8 +272,8 @@ def test_no_command_waits_for_what_is_no_plain_file(tmp_path: Path, command: str
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Path:
-    """A folder of others: three hosts, and whatever else can lie in a folder."""
-    path = folder(tmp_path / "p")
+    """A directory of others: three hosts, and whatever else can lie in a directory."""
+    path = directory(tmp_path / "p")
     for number in range(3):
         text = HOST.read_text().replace("\nname = ", f'\nname = "{number}"\n#', 1)
         (path / f"host-{number}.toml").write_text(text)
@@ -295,26 +297,26 @@ def test_a_pool_of_others_answers_at_once_and_names_what_it_left_out(
     assert not was_opened(pool / "a.toml")
 
 
-def test_folders_of_results_may_hold_anything(tmp_path: Path) -> None:
+def test_directories_of_results_may_hold_anything(tmp_path: Path) -> None:
     for make in KINDS:
-        inner = folder(tmp_path / f"run-{make.__name__}")
+        inner = directory(tmp_path / f"run-{make.__name__}")
         make(inner / "results.jsonl")
         make(inner / "log.txt")
     assert len(load_runs(tmp_path).skipped) >= 3
     for make in KINDS[:3]:
         (tmp_path / f"run-{make.__name__}" / "results.jsonl").unlink()
-        (gap,) = find_folders(tmp_path / f"run-{make.__name__}").skipped
+        (gap,) = find_directories(tmp_path / f"run-{make.__name__}").skipped
         assert "not a regular file" in gap.reason
     assert not was_opened(tmp_path / "run-pipe/log.txt")
 
 
 @each_kind
-def test_a_record_folder_of_others_is_refused_and_never_waited_for(
+def test_a_record_directory_of_others_is_refused_and_never_waited_for(
     tmp_path: Path, make: Make
 ) -> None:
     for name in ("journal.jsonl", LOCK, "x"):
         make(tmp_path / name)
-    record = RecordFolder(tmp_path)
+    record = RecordDirectory(tmp_path)
     assert not record.is_locked
     for read in (record.journal, lambda: record.read("x"), lambda: record.has_journal):
         with pytest.raises(HomenodeError, match="not a regular file"):
@@ -323,10 +325,10 @@ def test_a_record_folder_of_others_is_refused_and_never_waited_for(
 
 def test_a_record_is_read_through_no_link(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret\n")
-    inner = folder(tmp_path / "inner")
+    inner = directory(tmp_path / "inner")
     (inner / "journal.jsonl").symlink_to("../secret")
     with pytest.raises(HomenodeError, match="a link, not a regular file"):
-        RecordFolder(inner).journal()
+        RecordDirectory(inner).journal()
 
 
 def test_the_limit_has_a_unit_where_it_has_a_round_one() -> None:

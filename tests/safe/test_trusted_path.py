@@ -17,7 +17,7 @@ USER, OTHER = 23456, 12345
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def directory() -> Iterator[Path]:
     """Below /tmp, whose sticky bit keeps its name from others."""
     with tempfile.TemporaryDirectory(dir="/tmp") as text:
         path = Path(text)
@@ -28,19 +28,19 @@ def folder() -> Iterator[Path]:
         yield path
 
 
-def test_a_folder_as_tmp_is_safe_for_now_but_not_for_the_next_boot(folder: Path) -> None:
-    path = folder / "tree/a/b"
+def test_a_directory_as_tmp_is_safe_for_now_but_not_for_the_next_boot(directory: Path) -> None:
+    path = directory / "tree/a/b"
     assert changeable((path,), user=USER, sticky=True) is None
     assert changeable((path,), user=USER) == "/tmp can be written by everybody"
-    assert changeable((path,), sticky=True) == f"{folder} belongs to user {USER}"
-    assert "No such file" in (changeable((folder / "none",), user=USER, sticky=True) or "")
+    assert changeable((path,), sticky=True) == f"{directory} belongs to user {USER}"
+    assert "No such file" in (changeable((directory / "none",), user=USER, sticky=True) or "")
 
 
-def test_a_folder_that_an_access_control_list_opens_to_another_user_is_changeable(
-    folder: Path,
+def test_a_directory_that_an_access_control_list_opens_to_another_user_is_changeable(
+    directory: Path,
 ) -> None:
     """By its mode, only its group of root's could write there."""
-    shared = folder / "tree"
+    shared = directory / "tree"
     os.chown(shared, 0, 0)
     shared.chmod(0o770)
     assert changeable((shared,), user=USER, sticky=True) is None
@@ -50,9 +50,9 @@ def test_a_folder_that_an_access_control_list_opens_to_another_user_is_changeabl
     assert "access control list" in (changeable((shared,), user=USER, sticky=True) or "")
 
 
-def test_links_are_followed_as_the_kernel_does(folder: Path) -> None:
-    """A link of root's in the folder of another user is another user's choice."""
-    others = folder / "others"
+def test_links_are_followed_as_the_kernel_does(directory: Path) -> None:
+    """A link of root's in the directory of another user is another user's choice."""
+    others = directory / "others"
     others.mkdir()
     os.chown(others, OTHER, OTHER)
     for name, target in (
@@ -61,15 +61,15 @@ def test_links_are_followed_as_the_kernel_does(folder: Path) -> None:
         ("chained", "upwards"),
         ("through", "tree/others/../tree"),
     ):
-        (folder / name).symlink_to(target)
-    (folder / "tree/others").symlink_to(others)
+        (directory / name).symlink_to(target)
+    (directory / "tree/others").symlink_to(others)
     (others / "x").write_text("")
     (others / "tree").mkdir()
     for name in ("direct", "upwards", "chained", "through"):
         expected = f"{others} belongs to user {OTHER}"
-        assert changeable((folder / name,), user=USER, sticky=True) == expected
-    (folder / "ring").symlink_to("ring")
-    assert "Too many levels" in (changeable((folder / "ring",), user=USER, sticky=True) or "")
-    os.lchown(folder / "chained", OTHER, OTHER)
-    why = changeable((folder / "chained",), user=USER, sticky=True)
-    assert why == f"{folder / 'chained'} belongs to user {OTHER}"
+        assert changeable((directory / name,), user=USER, sticky=True) == expected
+    (directory / "ring").symlink_to("ring")
+    assert "Too many levels" in (changeable((directory / "ring",), user=USER, sticky=True) or "")
+    os.lchown(directory / "chained", OTHER, OTHER)
+    why = changeable((directory / "chained",), user=USER, sticky=True)
+    assert why == f"{directory / 'chained'} belongs to user {OTHER}"

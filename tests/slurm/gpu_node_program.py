@@ -43,7 +43,7 @@ class GpuNode(local.LocalMachine):
         files["/proc/self/status"] = (
             f"Cpus_allowed_list:\t{allowed_pus()}\nMems_allowed_list:\t0-1\n"
         )
-        return MemorySnapshot(made.name, files, made.links, made.commands, made.folders)
+        return MemorySnapshot(made.name, files, made.links, made.commands, made.directories)
 
     def find_installed(self, names: Collection[str]) -> frozenset[str]:
         there = {"numactl", "taskset"} | {name for name in names if find_program(name) is not None}

@@ -52,7 +52,7 @@ PIECES = (
 )
 """Of which a hostile value is made."""
 
-FIELDS = ("name", "mcs", "account", "network", "command", "folder", "comment", "errors")
+FIELDS = ("name", "mcs", "account", "network", "command", "directory", "comment", "errors")
 """Where a user's words stand in a listing. Seen of each with 22.05.8: newlines are printed."""
 
 
@@ -102,7 +102,7 @@ JobId={self.number} JobName={self.word("name", "train")}
    Features=(null) DelayBoot=00:00:00
    OverSubscribe=OK Contiguous=0 Licenses=(null) Network={self.word("network")}
    Command={self.word("command")}
-   WorkDir={self.word("folder", "/home/ada")}
+   WorkDir={self.word("directory", "/home/ada")}
    Comment={self.word("comment")}{SPACE}
    StdErr={self.word("errors", "/dev/null")}
    StdIn=/dev/null
@@ -125,7 +125,7 @@ JobId={self.number} JobName={self.word("name", "train")}
             "name": self.word("name", "train"),
             "account": self.word("account", ""),
             "comment": self.word("comment", ""),
-            "current_working_directory": self.word("folder", "/home/ada"),
+            "current_working_directory": self.word("directory", "/home/ada"),
             "job_state": "RUNNING",
             "user_name": "ada",
             "nodes": "gpu02",

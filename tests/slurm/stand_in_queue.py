@@ -1,11 +1,11 @@
 """A stand-in for Slurm's client programs, with the queue in one file: what is asked is recorded.
 
-    stand_in_queue.py FOLDER PROGRAM WORDS…
+    stand_in_queue.py DIRECTORY PROGRAM WORDS…
 
 Each look at the queue moves it on by one: a job whose dependencies have ended runs, one that ran
-ends and leaves its last file. FOLDER/kill says when the program that asks is killed: "sbatch before
-1" is the first time that it asks sbatch, before the job is taken; "any after 3" the third time that
-it asks anything, when it was done and not yet answered.
+ends and leaves its last file. DIRECTORY/kill says when the program that asks is killed: "sbatch
+before 1" is the first time that it asks sbatch, before the job is taken; "any after 3" the third
+time that it asks anything, when it was done and not yet answered.
 """
 
 import fcntl
@@ -45,15 +45,15 @@ user's size and/or time limits)
 
 def main() -> int:
     """Answer one question, holding the queue's file meanwhile."""
-    folder, program, words = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    order = kill_order(folder, program)
+    directory, program, words = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    order = kill_order(directory, program)
     if order == "before":
         kill(program)
-    with (folder / "queue.json").open("a+") as file:
+    with (directory / "queue.json").open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         jobs: list[dict[str, Any]] = json.loads(file.read() or "[]")
-        code, said = answer(folder, jobs, program, words)
+        code, said = answer(directory, jobs, program, words)
         file.seek(0)
         file.truncate()
         json.dump(jobs, file)
@@ -63,9 +63,9 @@ def main() -> int:
     return code
 
 
-def kill_order(folder: Path, program: str) -> str | None:
+def kill_order(directory: Path, program: str) -> str | None:
     """Whether to kill who asked: "before" or "after" doing it; None = not now."""
-    file = folder / "kill"
+    file = directory / "kill"
     if not file.exists():
         return None
     which, when, count = file.read_text().split()
@@ -85,14 +85,14 @@ def kill(program: str) -> None:
 
 
 def answer(
-    folder: Path, jobs: list[dict[str, Any]], program: str, words: list[str]
+    directory: Path, jobs: list[dict[str, Any]], program: str, words: list[str]
 ) -> tuple[int, str]:
     """The exit code, and what is printed."""
     if program == "sinfo":
-        own = folder / "sinfo"
+        own = directory / "sinfo"
         return 0, own.read_text() if own.exists() else SINFO
     if program == "sbatch":
-        return submit(folder, jobs, words)
+        return submit(directory, jobs, words)
     if program == "squeue":
         move_on(jobs)
         columns = next(word for word in words if word.startswith("--format="))[9:] + "\n"
@@ -111,8 +111,8 @@ def answer(
     return 0, ""
 
 
-def submit(folder: Path, jobs: list[dict[str, Any]], words: list[str]) -> tuple[int, str]:
-    most = folder / "most"
+def submit(directory: Path, jobs: list[dict[str, Any]], words: list[str]) -> tuple[int, str]:
+    most = directory / "most"
     alive = [job for job in jobs if job["state"] in ("PENDING", "RUNNING")]
     if most.exists() and len(alive) >= int(most.read_text()):
         return 1, LIMIT

@@ -73,15 +73,15 @@ def test_its_files_are_found_good_but_for_what_a_testbed_lacks(slurm: Testbed) -
 
 
 def test_the_hooks_keep_what_a_job_had(slurm: Testbed) -> None:
-    spool, folder = slurm.base / "records", slurm.base / "hooks"
-    folder.mkdir()
-    for name, text in hooks(str(spool), str(folder)).items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
+    spool, directory = slurm.base / "records", slurm.base / "hooks"
+    directory.mkdir()
+    for name, text in hooks(str(spool), str(directory)).items():
+        (directory / name).write_text(text)
+        (directory / name).chmod(0o755)
     with (slurm.base / "slurm.conf").open("a") as file:
         file.write(
-            f"Prolog={folder}/prolog.sh\nEpilog={folder}/epilog.sh\n"
-            f"TaskProlog={folder}/task_prolog.sh\nPrologFlags=Alloc\n"
+            f"Prolog={directory}/prolog.sh\nEpilog={directory}/epilog.sh\n"
+            f"TaskProlog={directory}/task_prolog.sh\nPrologFlags=Alloc\n"
         )
     slurm.client("scontrol", "reconfigure")
     job = _kept_job(slurm, spool)

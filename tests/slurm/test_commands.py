@@ -23,7 +23,7 @@ JOBS = (
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command in a folder with a machine and jobs; exit code, output, notes."""
+    """Runs a command in a directory with a machine and jobs; exit code, output, notes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     Path("gpu8.toml").write_text(TESTBED)
@@ -139,11 +139,11 @@ def test_a_job_that_slurm_does_not_know_is_not_slurms_fault(
     assert code == exit_code and stated in err
 
 
-def test_records_of_a_folder_are_audited(run: Run) -> None:
-    folder = Path("collected/node1")
-    folder.mkdir(parents=True)
-    (folder / "7.gh01.rec").write_text(RECORD)
-    (folder / "8.gh01.rec").write_text(
+def test_records_of_a_directory_are_audited(run: Run) -> None:
+    directory = Path("collected/node1")
+    directory.mkdir(parents=True)
+    (directory / "7.gh01.rec").write_text(RECORD)
+    (directory / "8.gh01.rec").write_text(
         RECORD.replace("job 7", "job 8").replace("1 bind:1", "0-1,4 default")
     )
     code, out, err = run("audit", "--records", "collected")
@@ -151,8 +151,8 @@ def test_records_of_a_folder_are_audited(run: Run) -> None:
     assert "info  1: job-memory-open" in out
     assert run("audit", "7", "--records", "collected")[0] == 0
     assert "job-memory-open" in run("audit", "--records", "collected", "--explain")[1]
-    (folder / "9.gh01.rec").write_text("homenode-slurm-record 9\n")
-    (folder / "10.gh01.rec").write_text(RECORD.replace("72-79", "9-1"))
+    (directory / "9.gh01.rec").write_text("homenode-slurm-record 9\n")
+    (directory / "10.gh01.rec").write_text(RECORD.replace("72-79", "9-1"))
     code, out, _ = run("audit", "--records", "collected", "--explain")
     assert code == 1 and "job 8 (train)" in out
     assert "9.gh01.rec:1: expected homenode-slurm-record up to version 1" in " ".join(out.split())
@@ -191,17 +191,17 @@ def test_files_are_checked_shown_and_written(run: Run) -> None:
     assert run(*files, "--nodes", "other")[0] == 2
 
 
-def cluster_in_parts(folder: Path) -> tuple[str, ...]:
+def cluster_in_parts(directory: Path) -> tuple[str, ...]:
     """Files of a cluster whose GPU lines and nodes stand in included files; the command."""
-    (folder / "conf.d").mkdir(parents=True)
-    (folder / "gres.conf").write_text("Include conf.d/gpus.conf\n")
-    (folder / "conf.d/gpus.conf").write_text("Name=gpu File=/dev/nvidia[0-7] Cores=0-15\n")
-    (folder / "slurm.conf").write_text("ClusterName=hpc\nInclude conf.d/%c-nodes.conf\n")
-    (folder / "conf.d/hpc-nodes.conf").write_text(
+    (directory / "conf.d").mkdir(parents=True)
+    (directory / "gres.conf").write_text("Include conf.d/gpus.conf\n")
+    (directory / "conf.d/gpus.conf").write_text("Name=gpu File=/dev/nvidia[0-7] Cores=0-15\n")
+    (directory / "slurm.conf").write_text("ClusterName=hpc\nInclude conf.d/%c-nodes.conf\n")
+    (directory / "conf.d/hpc-nodes.conf").write_text(
         "SelectType=select/linear\nGresTypes=gpu\n"
         "NodeName=n[1-2] Sockets=2 CoresPerSocket=16 ThreadsPerCore=2 Gres=gpu:8\n"
     )
-    return ("check", f"{folder}/gres.conf", f"{folder}/slurm.conf", "--host", "gpu8.toml")
+    return ("check", f"{directory}/gres.conf", f"{directory}/slurm.conf", "--host", "gpu8.toml")
 
 
 def test_included_files_are_checked_with_their_names_and_written(run: Run) -> None:
@@ -220,7 +220,7 @@ def test_included_files_are_checked_with_their_names_and_written(run: Run) -> No
     assert "gres-cores-wrong" not in again and "slurm-select-type" not in again
 
 
-def test_files_outside_the_folder_are_not_read(run: Run) -> None:
+def test_files_outside_the_directory_are_not_read(run: Run) -> None:
     files = cluster_in_parts(Path("etc"))
     Path("secret").write_text("no line of Slurm's\n")
     Path("etc/link.conf").symlink_to(Path("secret").resolve())
@@ -238,7 +238,7 @@ def test_files_outside_the_folder_are_not_read(run: Run) -> None:
     assert "Include conf.d/none*: there is no such file" in stated
     Path("etc/gres.conf").write_text("Include conf.d/gp*.conf\n")
     assert "gres-cores-wrong" in run(*files)[1]
-    # A whole path into the folder is one of the folder.
+    # A whole path into the directory is one of the directory.
     absolute = Path("etc/conf.d/gpus.conf").resolve()
     Path("etc/gres.conf").write_text(f"Include {absolute}\n")
     assert "gres-cores-wrong" in run(*files)[1]

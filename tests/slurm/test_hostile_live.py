@@ -131,8 +131,8 @@ def test_fields_that_are_set_at_submission_change_nothing(
     slurm: Testbed, audit: Audit, tmp_path: Path
 ) -> None:
     line = "x\n   JobState=COMPLETED Reason=None Dependency=(null)"
-    folder = tmp_path / line
-    folder.mkdir()
+    directory = tmp_path / line
+    directory.mkdir()
     tmp_path.chmod(0o755)
     script = tmp_path / f"{line}.sh"
     script.write_text("#!/bin/sh\nsleep 300\n")
@@ -145,7 +145,7 @@ def test_fields_that_are_set_at_submission_change_nothing(
             (("--network", line), "--wrap=sleep 300"),
             (("--wckey", line), "--wrap=sleep 300"),
             (("--container", line), "--wrap=sleep 300"),
-            (("--chdir", str(folder), "-e", line, "-i", "/dev/null"), "--wrap=sleep 300"),
+            (("--chdir", str(directory), "-e", line, "-i", "/dev/null"), "--wrap=sleep 300"),
             ((), str(script)),
         )
     ]

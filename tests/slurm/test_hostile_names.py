@@ -26,7 +26,7 @@ from tests.hostile_names import NAMES, SHELL_NAMES, run_shell, stub
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_the_hooks_of_slurm_take_a_plain_folder_alone(name: str) -> None:
+def test_the_hooks_of_slurm_take_a_plain_directory_alone(name: str) -> None:
     try:
         written_hooks = hooks(f"/{name}")
     except UsageError:
@@ -62,7 +62,7 @@ def test_a_studys_script_passes_on_words_as_they_are(tmp_path: Path) -> None:
         (stubs / tool).symlink_to(str(shutil.which(tool)))
     words = tuple(SHELL_NAMES)
     app = StudyOptions(
-        tests=(), app=words, metric="".join(words), app_folder=str(tmp_path), homenode="homenode"
+        tests=(), app=words, metric="".join(words), app_directory=str(tmp_path), homenode="homenode"
     )
     text = script_of(ALONE, app, "abc")
     assert len([line for line in text.split("\n") if line.startswith("#SBATCH")]) == 12

@@ -11,6 +11,7 @@ import pytest
 
 from homenode.cli import bench, main
 from homenode.cluster.slurm.arguments import StudyOptions
+from homenode.cluster.slurm.study.directory import StudyDirectory, read_sources
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
     Mode,
@@ -18,7 +19,6 @@ from homenode.cluster.slurm.study.experiments import (
     experiments_for,
     script_of,
 )
-from homenode.cluster.slurm.study.folder import StudyFolder, read_sources
 from homenode.cluster.slurm.study.report import study_report
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
 from homenode.decide.alternative import alternatives
@@ -119,12 +119,12 @@ class Node(FakeMachine):
         return super().run(argv, timeout_s, input, environment=environment)
 
 
-def bench_words(one: Experiment, options: StudyOptions, folder: Path) -> list[str]:
+def bench_words(one: Experiment, options: StudyOptions, directory: Path) -> list[str]:
     """The words of the command in a job's script, as bash makes them."""
     text = script_of(one, options, "abc")
     source = text[text.index('"$homenode" bench') : text.index(' >"$here/bench.txt"')]
     given = f"homenode=homenode experiment={one.id} task=0 attempt=5.0"
-    given += f" results={shlex.quote(str(folder / 'results'))}"
+    given += f" results={shlex.quote(str(directory / 'results'))}"
     shown = subprocess.run(
         ["bash", "-c", f"{given}\nprintf '%s\\0' {source}"],
         capture_output=True,
@@ -135,12 +135,12 @@ def bench_words(one: Experiment, options: StudyOptions, folder: Path) -> list[st
 
 
 def effect_of_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Effect:
-    folder = tmp_path / "study"
+    directory = tmp_path / "study"
     node = (ClusterNode("n1", "p", True, "idle", 16, 65536, 8),)
     options = StudyOptions(rounds=len(DRIFT), tests=("stream",), shapes=())
     planned = experiments_for(node, node, {"n1": load_host(HOST)}, options)
     assert len(planned) == 2 * len(DRIFT)
-    owned = StudyFolder(folder)
+    owned = StudyDirectory(directory)
     owned.create(Study("abc", options, node, node, HOST, (), planned))
     owned.close()
     for one in planned:
@@ -149,14 +149,14 @@ def effect_of_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Effect:
         machine = Node(HOST)
         machine.place = (one.numa, one.block)
         monkeypatch.setattr(bench, "LocalMachine", lambda machine=machine: machine)
-        monkeypatch.setattr(sys, "argv", bench_words(one, options, folder))
+        monkeypatch.setattr(sys, "argv", bench_words(one, options, directory))
         with pytest.raises(SystemExit) as end:
             main.main()
         assert end.value.code in (None, 0, 1)
-        attempt = folder / f"raw/{one.id}/task-0/5.0"
+        attempt = directory / f"raw/{one.id}/task-0/5.0"
         attempt.mkdir(parents=True)
         (attempt / "done").touch()
-    found = read_sources([folder])
+    found = read_sources([directory])
     report = study_report("x", found)
     return only(effect for one in report.comparisons for effect in one.effects)
 

@@ -33,9 +33,9 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[testbed.Testbed]:
     assert CORES in node
     monkeypatch.setattr(testbed, "_NODE", node)
     monkeypatch.setattr(testbed, "_GRES", GRES)
-    with tempfile.TemporaryDirectory(prefix="homenode-") as folder:
-        Path(folder).chmod(0o755)
-        with testbed.running(Path(folder) / "slurm") as running:
+    with tempfile.TemporaryDirectory(prefix="homenode-") as directory:
+        Path(directory).chmod(0o755)
+        with testbed.running(Path(directory) / "slurm") as running:
             yield running
 
 

@@ -129,10 +129,10 @@ def test_hooks_take_only_plain_paths() -> None:
 def fake_machine(root: Path) -> None:
     """What the hooks read of a machine of two nodes and two GPUs."""
     for node, cpus in enumerate(("0-3", "4-7")):
-        folder = root / f"sys/devices/system/node/node{node}"
-        folder.mkdir(parents=True)
-        (folder / "cpulist").write_text(f"{cpus}\n")
-        (folder / "distance").write_text("10 21\n" if node == 0 else "21 10\n")
+        directory = root / f"sys/devices/system/node/node{node}"
+        directory.mkdir(parents=True)
+        (directory / "cpulist").write_text(f"{cpus}\n")
+        (directory / "distance").write_text("10 21\n" if node == 0 else "21 10\n")
         gpu = f"0000:{node + 1}0:00.0"
         of_gpu = root / "proc/driver/nvidia/gpus" / gpu
         of_gpu.mkdir(parents=True)
@@ -146,14 +146,16 @@ def fake_machine(root: Path) -> None:
 
 
 def run_hook(
-    name: str, folder: Path, shell: str = "/bin/sh", waits_s: str = "200", **environment: str
+    name: str, directory: Path, shell: str = "/bin/sh", waits_s: str = "200", **environment: str
 ) -> str:
     """Run one script as slurmd does; what it prints.
 
     waits_s: instead of its own limit, within which a busy machine may not get it done.
     """
-    script = folder / name
-    text = hooks(str(folder / "spool"))[name].replace("\nroot=\n", f"\nroot={folder / 'root'}\n")
+    script = directory / name
+    text = hooks(str(directory / "spool"))[name].replace(
+        "\nroot=\n", f"\nroot={directory / 'root'}\n"
+    )
     assert name == "task_prolog.sh" or text.count("    sleep 5 &\n") == 1
     script.write_text(text.replace("    sleep 5 &\n", f"    sleep {waits_s} &\n"))
     done = subprocess.run(
@@ -200,8 +202,8 @@ def test_a_task_that_writes_other_letters_hides_no_task(tmp_path: Path, words: b
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": str(os.getuid())}
 
 
-def done(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "spool/done").iterdir())
+def done(directory: Path) -> list[str]:
+    return sorted(path.name for path in (directory / "spool/done").iterdir())
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash --posix", "busybox sh"])
@@ -242,21 +244,21 @@ def test_names_of_jobs_are_for_root_alone(tmp_path: Path) -> None:
     assert (spool / "live").stat().st_mode & 0o777 == 0o711
 
 
-@pytest.mark.parametrize("folder", ["spool", "spool/live", "spool/done"])
-def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path, folder: str) -> None:
+@pytest.mark.parametrize("directory", ["spool", "spool/live", "spool/done"])
+def test_a_directory_that_others_may_write_to_is_not_used(tmp_path: Path, directory: str) -> None:
     fake_machine(tmp_path / "root")
-    (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / folder).chmod(0o777)
+    (tmp_path / directory).mkdir(parents=True)
+    (tmp_path / directory).chmod(0o777)
     run_hook("prolog.sh", tmp_path, **JOB)
     assert not list((tmp_path / "spool").rglob("7.*"))
 
 
-@pytest.mark.parametrize("folder", ["spool", "spool/live", "spool/done"])
-def test_a_link_in_the_folders_place_leads_nowhere(tmp_path: Path, folder: str) -> None:
+@pytest.mark.parametrize("directory", ["spool", "spool/live", "spool/done"])
+def test_a_link_in_the_directories_place_leads_nowhere(tmp_path: Path, directory: str) -> None:
     fake_machine(tmp_path / "root")
     (tmp_path / "etc").mkdir()
-    (tmp_path / folder).parent.mkdir(exist_ok=True)
-    (tmp_path / folder).symlink_to(tmp_path / "etc")
+    (tmp_path / directory).parent.mkdir(exist_ok=True)
+    (tmp_path / directory).symlink_to(tmp_path / "etc")
     for name in ("prolog.sh", "epilog.sh"):
         run_hook(name, tmp_path, **JOB)
     assert list((tmp_path / "etc").iterdir()) == []
@@ -279,9 +281,9 @@ def test_a_mig_slice_is_on_the_node_of_its_gpu(tmp_path: Path) -> None:
     root = tmp_path / "root"
     fake_machine(root)
     for place in ("gpu0/mig/gi7/ci0", "gpu0/mig/gi8/ci0", "gpu0/mig/gi8/ci1", "gpu1/mig/gi1/ci0"):
-        folder = root / "proc/driver/nvidia/capabilities" / place
-        folder.mkdir(parents=True)
-        (folder / "access").write_text("DeviceFileMinor: 12\n")
+        directory = root / "proc/driver/nvidia/capabilities" / place
+        directory.mkdir(parents=True)
+        (directory / "access").write_text("DeviceFileMinor: 12\n")
     run_hook("prolog.sh", tmp_path, **JOB, SLURM_JOB_GPUS="2,3")
     run_hook("task_prolog.sh", tmp_path, **JOB)
     run_hook("epilog.sh", tmp_path, **JOB)

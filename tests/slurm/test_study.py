@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from homenode.cluster.slurm.arguments import Shape, StudyOptions
 from homenode.cluster.slurm.client import will_pass
+from homenode.cluster.slurm.study.directory import StudyDirectory
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
     Mode,
@@ -25,7 +26,6 @@ from homenode.cluster.slurm.study.experiments import (
     script_name,
     script_of,
 )
-from homenode.cluster.slurm.study.folder import StudyFolder
 from homenode.cluster.slurm.study.run import find_unrecorded, statuses
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode, parse_nodes
 from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_somebody, parse_states
@@ -218,10 +218,10 @@ def test_scripts_pass_bash_and_quote_what_came_from_outside(one: Experiment) -> 
 def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
-    folder = StudyFolder(tmp_path / "study")
+    directory = StudyDirectory(tmp_path / "study")
     # Not the hostile words: it asks whether those are meant to stay as they are.
-    made = folder.create(study(replace(HOSTILE, app=("gmx", "mdrun", "-s", "my input.tpr"))))
-    folder.close()
+    made = directory.create(study(replace(HOSTILE, app=("gmx", "mdrun", "-s", "my input.tpr"))))
+    directory.close()
     kinds = {one.mode: script_name(one) for one in made.experiments}
     subprocess.run(
         ["shellcheck", "-e", "SC1091", *kinds.values()], cwd=tmp_path / "study", check=True

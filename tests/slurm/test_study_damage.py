@@ -1,4 +1,4 @@
-"""Reports of study folders that are half done, damaged or hostile: read or refused, never worse."""
+"""Reports of half done, damaged or hostile study directories: read or refused, never worse."""
 
 import io
 import json
@@ -10,8 +10,8 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.cluster.slurm.arguments import Shape, StudyOptions
+from homenode.cluster.slurm.study.directory import StudyDirectory, read_sources
 from homenode.cluster.slurm.study.experiments import Study, experiments_for
-from homenode.cluster.slurm.study.folder import StudyFolder, read_sources
 from homenode.cluster.slurm.study.report import StudyReport, study_report
 from homenode.cluster.slurm.study.text import slurm_study_text
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
@@ -51,23 +51,23 @@ RESULTS = "results.jsonl"
 NAME = "exclusive-n1-numa0-r1-task0-7.0"
 
 
-def a_study(folder: Path) -> Study:
+def a_study(directory: Path) -> Study:
     """Two nodes, every kind of job, everything done."""
     nodes = tuple(ClusterNode(n, "p", True, "idle", 64, 512_000, 8) for n in ("n1", "n2"))
     options = StudyOptions(nodes=2, rounds=1, between_nodes=True, shapes=(Shape(1, 1), Shape(2, 2)))
     host = load_host(GPU_NODE)
     planned = experiments_for(nodes, nodes, {"n1": host, "n2": host}, options)
     made = Study("abc", options, nodes, nodes, GPU_NODE, (), planned)
-    owned = StudyFolder(folder)
+    owned = StudyDirectory(directory)
     owned.create(made)
     owned.close()
     for one in made.experiments:
         for task in range(one.jobs):
-            attempt = folder / f"raw/{one.id}/task-{task}/7.0"
+            attempt = directory / f"raw/{one.id}/task-{task}/7.0"
             attempt.mkdir(parents=True)
             for name, text in {**FILES, "done": ""}.items():
                 (attempt / name).write_text(text)
-            write_run(folder / "results", a_run(f"{one.id}-task{task}-7.0", one.block))
+            write_run(directory / "results", a_run(f"{one.id}-task{task}-7.0", one.block))
     return made
 
 
@@ -89,9 +89,9 @@ def a_run(name: str, block: int | None, said: str = "made up") -> Run:
     return Run(head, (Sample("h2d-bandwidth", "bytes_per_s", 50e9, device=gpu),))
 
 
-def shown(folder: Path, width: int = 40) -> str:
+def shown(directory: Path, width: int = 40) -> str:
     """The report in both of its forms."""
-    found = read_sources([folder])
+    found = read_sources([directory])
     made: StudyReport = study_report("x", found)
     json.loads(encode("slurm-report", made))
     out = io.StringIO()

@@ -42,18 +42,18 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
 
 
 def start(
-    slurm: Testbed, folder: Path, *options: str, holds: Path | None = None
+    slurm: Testbed, directory: Path, *options: str, holds: Path | None = None
 ) -> "subprocess.Popen[str]":
     """A study of three nodes that goes on alone.
 
-    holds: a folder: jobs whose names have the name of a file in it wait before they measure.
+    holds: a directory: jobs whose names have the name of a file in it wait before they measure.
     """
     argv = (
         slurm.environment["STAND_IN_HOMENODE"],
         "slurm",
         "study",
         "-o",
-        str(folder),
+        str(directory),
         "--poll",
         "0.3",
         *options,
@@ -61,7 +61,7 @@ def start(
     environment = {**slurm.environment, "COLUMNS": "200"}
     if holds is not None:
         environment["STAND_IN_HOLDS"] = str(holds)
-    said = folder.with_name("said.txt").open("w")
+    said = directory.with_name("said.txt").open("w")
     with said:
         return subprocess.Popen(argv, env=environment, stdout=said, stderr=said, text=True)
 
@@ -69,9 +69,11 @@ def start(
 NEW = ("--partition-exclusive", "whole", "--partition-shared", "parts", "--nodes", "3", *HOST)
 
 
-def ended(process: "subprocess.Popen[str]", folder: Path, seconds: float = 400) -> tuple[int, str]:
+def ended(
+    process: "subprocess.Popen[str]", directory: Path, seconds: float = 400
+) -> tuple[int, str]:
     """The exit code, and all that it said."""
-    said = folder.with_name("said.txt")
+    said = directory.with_name("said.txt")
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -81,9 +83,9 @@ def ended(process: "subprocess.Popen[str]", folder: Path, seconds: float = 400) 
     return process.returncode, said.read_text()
 
 
-def report(slurm: Testbed, folder: Path) -> dict[str, Any]:
+def report(slurm: Testbed, directory: Path) -> dict[str, Any]:
     done = subprocess.run(
-        (HOMENODE, "slurm", "report", str(folder), "--json"),
+        (HOMENODE, "slurm", "report", str(directory), "--json"),
         env=slurm.environment,
         capture_output=True,
         text=True,
@@ -121,17 +123,17 @@ def fill_first_socket(slurm: Testbed, node: str, until_file: str) -> None:
 
 
 def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Path) -> None:
-    folder = tmp_path / "study"
-    fill_first_socket(slurm, "gpu01", f"{folder}/raw/shared-6gpu-gpu01-alone-r1/task-0/*/done")
+    directory = tmp_path / "study"
+    fill_first_socket(slurm, "gpu01", f"{directory}/raw/shared-6gpu-gpu01-alone-r1/task-0/*/done")
     options = "--shared 6x1 --cpus-per-gpu 1 --tests none --between-nodes".split()
     app = ("--app", "seq 41 42", "--metric", "^([0-9]+)$")
-    process = start(slurm, folder, *NEW, *options, *app)
-    code, said = ended(process, folder)
+    process = start(slurm, directory, *NEW, *options, *app)
+    code, said = ended(process, directory)
     assert code == 0, said
     assert "7 of 7 jobs have results" in said
     assert "REPLAYED: figures made up by homenode's tests" in said
 
-    found = report(slurm, folder)
+    found = report(slurm, directory)
     assert found["nodes"] == ["gpu01", "gpu02", "gpu03"]
     assert found["missing"] == []
     assert found["replayed"] == ["figures made up by homenode's tests; no GPU was measured"]
@@ -158,7 +160,7 @@ def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Pat
     ]
     assert {round(effect["value"], 6) for effect in own} == {42.0}
 
-    runs = load_runs(folder / "results").runs
+    runs = load_runs(directory / "results").runs
     assert len(runs) == 6
     assert {run.head.vantage for run in runs} == {Vantage.JOB}
     # Their figures are replayed.
@@ -168,24 +170,24 @@ def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Pat
 
 @pytest.mark.lab
 def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> None:
-    folder, holds = tmp_path / "study", tmp_path / "holds"
+    directory, holds = tmp_path / "study", tmp_path / "holds"
     holds.mkdir()
     for name in ("gpu01-together", "gpu02-together"):
         (holds / name).touch()
-    raw = folder / "raw"
+    raw = directory / "raw"
     options = ("--shared", "1x2", "--tests", "none")
     slurm.client("scontrol", "update", "nodename=gpu03", "state=drain", "reason=fan")
-    first = start(slurm, folder, *NEW, *options, holds=holds)
+    first = start(slurm, directory, *NEW, *options, holds=holds)
     pairs = "shared-1gpu-gpu0[12]-together-r1/task-*/*/started"
     until(lambda: len(list(raw.glob(pairs))) == 4, "pairs on gpu01 and gpu02")
 
     # homenode is killed: no one watches, the jobs go on.
     first.kill()
     first.wait()
-    second = start(slurm, folder, holds=holds)
+    second = start(slurm, directory, holds=holds)
 
     def said() -> str:
-        return folder.with_name("said.txt").read_text()
+        return directory.with_name("said.txt").read_text()
 
     # What is cancelled before its first look is submitted again.
     until(lambda: " pending" in said(), "a first look at the queue")
@@ -209,27 +211,27 @@ def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> 
         return counts and "Dependency; ReqNodeNotAvail, " in last
 
     until(shows_what_it_waits_for, "a view of what is left")
-    assert len(report(slurm, folder)["missing"]) == 6
+    assert len(report(slurm, directory)["missing"]) == 6
     slurm.client("scontrol", "update", "nodename=gpu03", "state=resume")
-    code, text = ended(second, folder)
+    code, text = ended(second, directory)
     assert code == 1, text
     assert "10 of 12 jobs have results" in text
     assert f"missing: 2 cancelled: CANCELLED: {pair} (job" in text
 
     # What was cancelled is submitted again; its node is drained, and patience ends.
     slurm.client("scontrol", "update", "nodename=gpu02", "state=drain", "reason=fan")
-    code, text = ended(start(slurm, folder, "--patience", "0.02", holds=holds), folder)
+    code, text = ended(start(slurm, directory, "--patience", "0.02", holds=holds), directory)
     assert code == 1, text
     assert "missing: 2 pending: ReqNodeNotAvail, " in text
     slurm.client("scontrol", "update", "nodename=gpu02", "state=resume")
     (holds / "gpu02-together").unlink()
-    code, text = ended(start(slurm, folder), folder)
+    code, text = ended(start(slurm, directory), directory)
     assert code == 0, text
     assert "12 of 12 jobs have results" in text
     # Nothing was measured twice but the pair that was cancelled.
     tries = {task: len(list(task.iterdir())) for task in raw.glob("*/task-*")}
     assert {task.parent.name for task, count in tries.items() if count > 1} == {pair}
-    found = report(slurm, folder)
+    found = report(slurm, directory)
     assert found["missing"] == []
     met = [job["met"] for job in found["jobs"] if job["mode"] == "together"]
     assert met == ["2 of 2"] * 6
@@ -242,44 +244,44 @@ def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> 
 
 @pytest.mark.lab
 def test_slurmds_killed_while_jobs_run_lose_nothing(slurm: Testbed, tmp_path: Path) -> None:
-    folder, holds = tmp_path / "study", tmp_path / "holds"
+    directory, holds = tmp_path / "study", tmp_path / "holds"
     holds.mkdir()
     nodes = ("gpu01", "gpu02", "gpu03")
     for node in nodes:
         (holds / f"{node}-together").touch()
-    study = start(slurm, folder, *NEW, "--shared", "1x2", "--tests", "none", holds=holds)
-    raw = folder / "raw"
+    study = start(slurm, directory, *NEW, "--shared", "1x2", "--tests", "none", holds=holds)
+    raw = directory / "raw"
     until(lambda: len(list(raw.glob("*-together-r1/task-*/*/started"))) == 6, "pairs on all nodes")
     for node in nodes:
         slurm.kill_node(node)
     study.kill()
     study.wait()
-    study = start(slurm, folder, holds=holds)
+    study = start(slurm, directory, holds=holds)
     for node in nodes:
         slurm.kill_node(node)
         (holds / f"{node}-together").unlink()
-    code, text = ended(study, folder)
+    code, text = ended(study, directory)
     assert code == 0, text
     assert "12 of 12 jobs have results" in text
     assert {len(list(task.iterdir())) for task in raw.glob("*/task-*")} == {1}, "none ran twice"
-    runs = load_runs(folder / "results").runs
+    runs = load_runs(directory / "results").runs
     assert len(runs) == len({(run.head.name, run.head.block) for run in runs}) == 12
 
 
 def test_nodes_that_no_one_described_are_looked_at_first(slurm: Testbed, tmp_path: Path) -> None:
-    folder = tmp_path / "ada's study $(id) 1"  # as people call folders
+    directory = tmp_path / "ada's study $(id) 1"  # as people call directories
     partitions = "--partition-exclusive whole --partition-shared parts"
     options = f"{partitions} --shared 1x1 --rounds 1".split()
-    dry = start(slurm, folder, *options, "--nodelist", "gpu02", "--tests", "none", "--dry-run")
-    code, said = ended(dry, folder)
+    dry = start(slurm, directory, *options, "--nodelist", "gpu02", "--tests", "none", "--dry-run")
+    code, said = ended(dry, directory)
     assert code == 0
     assert "jobs: 1 job, none submitted" in said
-    assert (folder / "jobs/look-gpu02.sbatch").exists()
-    assert not list((folder / "raw").iterdir())
-    code, said = ended(start(slurm, folder), folder)
+    assert (directory / "jobs/look-gpu02.sbatch").exists()
+    assert not list((directory / "raw").iterdir())
+    code, said = ended(start(slurm, directory), directory)
     assert code == 0, said
-    assert (folder / "jobs" / "exclusive-gpu02-numa0-r1.sbatch").exists()
-    assert next(folder.glob("raw/look-gpu02/task-0/*/host.tar.gz")).stat().st_size > 1000
+    assert (directory / "jobs" / "exclusive-gpu02-numa0-r1.sbatch").exists()
+    assert next(directory.glob("raw/look-gpu02/task-0/*/host.tar.gz")).stat().st_size > 1000
 
 
 def test_a_study_is_refused_by_name_where_slurm_says_no(slurm: Testbed, tmp_path: Path) -> None:
@@ -288,10 +290,10 @@ def test_a_study_is_refused_by_name_where_slurm_says_no(slurm: Testbed, tmp_path
     assert code == 2
     assert "expected nodes with GPUs, found no such partition" in said
     assert "partitions with GPUs: parts, whole" in said
-    folder = tmp_path / "b"
+    directory = tmp_path / "b"
     bad = start(
         slurm,
-        folder,
+        directory,
         *HOST,
         "--partition-shared",
         "parts",
@@ -306,6 +308,6 @@ def test_a_study_is_refused_by_name_where_slurm_says_no(slurm: Testbed, tmp_path
         "--patience",
         "0.02",
     )
-    code, said = ended(bad, folder)
+    code, said = ended(bad, directory)
     assert code == 1, said
     assert "PartitionTimeLimit" in said or "time limit" in said.lower()

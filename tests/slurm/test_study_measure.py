@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.slurm.arguments import StudyOptions
+from homenode.cluster.slurm.study.directory import read_study
 from homenode.cluster.slurm.study.evidence import StudySources, collective_of, parse_record
 from homenode.cluster.slurm.study.experiments import Experiment, Mode, Study, script_of
-from homenode.cluster.slurm.study.folder import read_study
 from homenode.cluster.slurm.study.locality import CGROUP, VISIBLE, parse_gpus
 from homenode.cluster.slurm.study.maps import StudyMatrix, slow_copies
 from homenode.cluster.slurm.study.report import study_report
@@ -39,19 +39,19 @@ BOUND = replace(ALONE, id="exclusive-n1-numa1-r1", mode=Mode.EXCLUSIVE, numa=1, 
 TOGETHER = replace(ALONE, id="shared-2gpu-n1-together-r1", mode=Mode.TOGETHER, jobs=3)
 
 
-def program(folder: Path, name: str, text: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(text)
-    (folder / name).chmod(0o755)
-    return folder / name
+def program(directory: Path, name: str, text: str) -> Path:
+    directory.mkdir(exist_ok=True)
+    (directory / name).write_text(text)
+    (directory / name).chmod(0o755)
+    return directory / name
 
 
 def run_job(
     tmp_path: Path, one: Experiment, options: StudyOptions, measure: bool = True, **variables: str
 ) -> tuple[int, dict[str, str]]:
     """The exit status of a job, and the files of its attempt."""
-    folder = tmp_path / "study"
-    folder.mkdir(exist_ok=True)
+    directory = tmp_path / "study"
+    directory.mkdir(exist_ok=True)
     tools = tmp_path / "bin"
     program(tools, "scontrol", f"#!/bin/bash\ncat <<X\n{JOB}X\n")
     program(tools, "squeue", "#!/bin/bash\necho 5; echo 9\n")
@@ -67,9 +67,9 @@ def run_job(
     }
     script = script_of(one, replace(options, homenode=str(homenode)), "abc")
     done = subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=environment, capture_output=True, timeout=300
+        ["bash", "-c", script], cwd=directory, env=environment, capture_output=True, timeout=300
     )
-    attempt = folder / f"raw/{one.id}/task-0/5.{variables.get('SLURM_RESTART_COUNT', '0')}"
+    attempt = directory / f"raw/{one.id}/task-0/5.{variables.get('SLURM_RESTART_COUNT', '0')}"
     return done.returncode, {path.name: path.read_text() for path in attempt.iterdir()}
 
 
@@ -82,7 +82,7 @@ def test_a_job_leaves_an_ordinary_run_with_raw_output_and_time(tmp_path: Path) -
         tests=(),
         app=("sh", "-c", "echo speed $OMP_NUM_THREADS"),
         metric="speed ([0-9]+)",
-        app_folder=str(tmp_path),
+        app_directory=str(tmp_path),
     )
     for one in (ALONE, BOUND):
         code, files = run_job(
@@ -97,8 +97,8 @@ def test_a_job_leaves_an_ordinary_run_with_raw_output_and_time(tmp_path: Path) -
     assert (head.experiment, head.block, head.boots, head.nodes) == ("abc", 3, ("5.0",), (1,))
     assert head.started_s is not None
     assert head.origin is Origin.SYNTHESISED  # the stand-in says that it made its figures up
-    folder = tmp_path / "study/results" / head.system / head.name
-    assert len(list((folder / "raw").iterdir())) == 3
+    directory = tmp_path / "study/results" / head.system / head.name
+    assert len(list((directory / "raw").iterdir())) == 3
     assert {s.value for s in bound.samples if s.metric == "app-rate:sh"} == {7.0}
     # Of GPUs 3 and 4 the second is on node 1.
     rates = {
@@ -117,10 +117,10 @@ def test_a_job_leaves_an_ordinary_run_with_raw_output_and_time(tmp_path: Path) -
 def test_a_job_notes_which_gpus_its_cgroup_lets_it_open(tmp_path: Path) -> None:
     root = tmp_path / "root"
     for minor, (address, is_open) in enumerate((("0009:01:00.0", False), ("0019:01:00.0", True))):
-        folder = root / f"proc/driver/nvidia/gpus/{address}"
-        folder.mkdir(parents=True)
+        directory = root / f"proc/driver/nvidia/gpus/{address}"
+        directory.mkdir(parents=True)
         text = f"Model: \t NVIDIA GH200\nGPU UUID: \t GPU-{minor}a\nDevice Minor: \t {minor}\n"
-        (folder / "information").write_text(text)
+        (directory / "information").write_text(text)
         (root / "dev").mkdir(exist_ok=True)
         if is_open:
             (root / f"dev/nvidia{minor}").touch()

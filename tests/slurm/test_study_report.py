@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.slurm.job_allocation import node_machine
+from homenode.cluster.slurm.study.directory import read_sources
 from homenode.cluster.slurm.study.evidence import (
     AttemptRecord,
     JobEvidence,
@@ -23,7 +24,6 @@ from homenode.cluster.slurm.study.evidence import (
     parse_record,
 )
 from homenode.cluster.slurm.study.experiments import Experiment, Mode
-from homenode.cluster.slurm.study.folder import read_sources
 from homenode.cluster.slurm.study.locality import JobLocality
 from homenode.cluster.slurm.study.maps import matrices
 from homenode.cluster.slurm.study.report import (
@@ -70,8 +70,8 @@ def text_of(report: StudyReport, width: int = 100) -> str:
     return out.getvalue()
 
 
-def of_folder(folder: Path) -> StudyReport:
-    found = read_sources([folder])
+def of_directory(directory: Path) -> StudyReport:
+    found = read_sources([directory])
     return study_report("x", found)
 
 
@@ -82,7 +82,7 @@ def gh200(tmp_path: Path) -> Path:
 
 
 def test_the_gh200_studys_files_give_its_table(gh200: Path) -> None:
-    report = of_folder(gh200)
+    report = of_directory(gh200)
     by_metric = {one.metric: one for one in report.matrices}
     for metric, (local, remote), scale in (
         ("h2d-bandwidth", sdumont_study.H2D, 1e9),
@@ -103,7 +103,7 @@ def test_the_gh200_studys_files_give_its_table(gh200: Path) -> None:
 
 
 def test_the_gh200_studys_files_give_its_conclusions(gh200: Path) -> None:
-    report = of_folder(gh200)
+    report = of_directory(gh200)
     queues = {one.work: (one.queue, one.measured) for one in report.verdicts}
     assert queues == {
         "memory-bound GPU codes": (Queue.EXCLUSIVE, True),
@@ -140,7 +140,7 @@ def test_what_homenode_import_made_of_them_gives_the_same_table(
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_text_fits_any_terminal_and_marks_each_gpus_home(gh200: Path, width: int) -> None:
-    text = text_of(of_folder(gh200), width)
+    text = text_of(of_directory(gh200), width)
     assert max(map(len, text.splitlines())) <= width
     assert "[412.0]" in text
     assert "(not measured)" in " ".join(text.split())
@@ -293,7 +293,7 @@ def test_figures_of_a_stand_in_are_marked_in_every_output(tmp_path: Path) -> Non
     log = sdumont_study.exclusive(0)
     path = tmp_path / "exclusive_4gpu_node0.txt"
     path.write_text(log.replace("nvbandwidth V", "replayed: made up\nnvbandwidth V"))
-    report = of_folder(tmp_path)
+    report = of_directory(tmp_path)
     assert json.loads(encode("slurm-report", report))["replayed"] == ["made up"]
     assert "REPLAYED: made up. GPU results here do not describe" in text_of(report)
     page = html_page(slurm_study_page(report, "now"))
@@ -302,15 +302,15 @@ def test_figures_of_a_stand_in_are_marked_in_every_output(tmp_path: Path) -> Non
     one = judged(run_of("a", origin=Origin.SYNTHESISED, conditions=said), {})
     assert one.replay_notice == "made up"
     path.write_text(log)
-    assert "REPLAYED" not in text_of(of_folder(tmp_path))
+    assert "REPLAYED" not in text_of(of_directory(tmp_path))
 
 
 def test_gpus_of_several_kinds_are_said_to_be_mixed(gh200: Path) -> None:
-    assert of_folder(gh200).systems == ("nvidia-gh200-120gb",)
-    assert "MIXED" not in text_of(of_folder(gh200))
+    assert of_directory(gh200).systems == ("nvidia-gh200-120gb",)
+    assert "MIXED" not in text_of(of_directory(gh200))
     for log in (gh200 / "transfer").glob("shared_array_1gpu_*"):
         log.write_text(log.read_text().replace("GH200 120GB", "H100 PCIe"))
-    mixed = of_folder(gh200)
+    mixed = of_directory(gh200)
     assert mixed.systems == ("nvidia-gh200-120gb", "nvidia-h100-pcie")
     assert "MIXED: GPUs of several kinds (nvidia-gh200-120gb, nvidia-h100-pcie)" in text_of(mixed)
 
@@ -420,14 +420,14 @@ def test_a_home_is_not_guessed_where_no_node_is_clearly_faster() -> None:
     assert list(comparisons(jobs)) == []
 
 
-def test_a_folder_without_a_study_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_a_study_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing\n")
     done = homenode("slurm", "report", tmp_path, whole=True)
     assert done.exit_code == 2 and "no jobs of a study in it" in done.stderr
 
 
 def test_a_row_whose_interval_excludes_1_says_why_nothing_can_be_told(gh200: Path) -> None:
-    report = of_folder(gh200)
+    report = of_directory(gh200)
     (first, *_) = (e for c in report.comparisons for e in c.effects)
     effect = structs.replace(first, outcome=Outcome.CANNOT_TELL, low=0.5, high=0.76, ratio=0.62)
     assert effect_cells(structs.replace(effect, doubts=("unusable",)))[1].endswith(": unusable")
@@ -441,7 +441,7 @@ def test_the_report_is_a_page_of_its_own(gh200: Path, monkeypatch: pytest.Monkey
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "wrote study.html\n")
     page = Path("study.html").read_text()
     shown = html.unescape(re.sub(r"<[^>]*>", "", page)).replace("\u00a0", " ")
-    every = slurm_study_text(structs.replace(of_folder(gh200), source="data"), everything=True)
+    every = slurm_study_text(structs.replace(of_directory(gh200), source="data"), everything=True)
     cells = {plain(cell) for one in tables(every.parts) for row in one.rows for cell in row}
     assert "[412.0]" in cells
     assert not [cell for cell in cells if cell not in shown]
@@ -454,7 +454,7 @@ def test_the_report_is_a_page_of_its_own(gh200: Path, monkeypatch: pytest.Monkey
 
 def test_what_files_say_is_no_markup_of_the_page(gh200: Path) -> None:
     hostile = "<script>TITLE {x} <p>MADE</p>\x1b[31m"
-    found = structs.replace(of_folder(gh200), source=hostile, missing=("<b>job</b>",))
+    found = structs.replace(of_directory(gh200), source=hostile, missing=("<b>job</b>",))
     page = html_page(slurm_study_page(found, "then & there"))
     assert page.count("<script") == 1 and "<b>" not in page and "\x1b" not in page
     assert "{x}" in page and "&lt;b&gt;job&lt;/b&gt;" in page
@@ -564,7 +564,7 @@ def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
 
 
 def test_the_page_has_the_studys_figures_as_charts_and_tables(gh200: Path) -> None:
-    report = of_folder(gh200)
+    report = of_directory(gh200)
     page = html_page(slurm_study_page(report, "now"))
     drawn = re.findall(r'<svg class="chart" role="img" aria-label="([^"]*)"', page)
     assert drawn[:3] == [
@@ -585,7 +585,7 @@ def test_the_page_has_the_studys_figures_as_charts_and_tables(gh200: Path) -> No
 def test_spreads_are_means_with_deviations_over_gpus_near_and_far_and_in_shared_jobs(
     gh200: Path,
 ) -> None:
-    report = of_folder(gh200)
+    report = of_directory(gh200)
     found = {(one.metric, one.method, one.label): one for one in report.spreads}
     near = found["h2d-bandwidth", "CE", NEAR]
     far = found["h2d-bandwidth", "CE", FAR]

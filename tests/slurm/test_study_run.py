@@ -24,7 +24,7 @@ HOMENODE = str(Path(sys.executable).parent / "homenode")
 
 
 class StandIn:
-    """A queue in a folder, and a study that asks it."""
+    """A queue in a directory, and a study that asks it."""
 
     __test__ = False
 
@@ -210,7 +210,7 @@ def test_a_study_goes_on_with_its_own_options_and_names_others(queue: StandIn) -
     assert queue.run(*NEW, "--dry-run")[0] == 0
 
 
-def test_a_folder_that_cannot_be_written_is_said(queue: StandIn) -> None:
+def test_a_directory_that_cannot_be_written_is_said(queue: StandIn) -> None:
     queue.study.write_text("a file")
     code, said = queue.run(*NEW)
     assert code == 3

@@ -2,8 +2,8 @@
 
 Three nodes of 2 sockets x 16 cores x 2 threads with 8 GPUs are declared; the machine has what it
 has (`config_overrides`). GPUs are device files that no one opens. Nothing of
-an installed Slurm is touched: sockets, keys, states and logs lie in one folder, and every daemon is
-stopped by its own process id.
+an installed Slurm is touched: sockets, keys, states and logs lie in one directory, and every daemon
+is stopped by its own process id.
 """
 
 import contextlib
@@ -196,7 +196,8 @@ class Testbed:
         key = base / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o600)
-        # munged trusts no folder that others may write to, and its clients must reach the socket.
+        # munged trusts no directory that others may write to, and its clients must reach the
+        # socket.
         base.chmod(0o755)
         self._processes.append(
             self._daemon(
@@ -233,7 +234,7 @@ def missing() -> str | None:
 
 @contextlib.contextmanager
 def running(base: Path) -> Iterator[Testbed]:
-    """A testbed below a folder; skips the test where none can run."""
+    """A testbed below a directory; skips the test where none can run."""
     reason = missing()
     if reason is not None:
         pytest.skip(reason)

@@ -26,7 +26,7 @@ from homenode.machine.snapshot.gather import check_manifest, gather
 from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.machine.snapshot.store import FolderSnapshot, open_snapshot
+from homenode.machine.snapshot.store import DirectorySnapshot, open_snapshot
 from homenode.process import run
 from tests.command_line import homenode
 from tests.mutations import survives
@@ -74,13 +74,13 @@ def _write_tree(snapshot: MemorySnapshot, top: Path) -> None:
         link.symlink_to(target)
 
 
-def _tools(folder: Path, scripts: dict[str, str]) -> Path:
-    folder.mkdir(exist_ok=True)
+def _tools(directory: Path, scripts: dict[str, str]) -> Path:
+    directory.mkdir(exist_ok=True)
     for name, body in scripts.items():
-        tool = folder / name
+        tool = directory / name
         tool.write_text(f"#!/bin/sh\n{body}\n")
         tool.chmod(0o755)
-    return folder
+    return directory
 
 
 FAKE_TOOLS = {
@@ -100,14 +100,14 @@ FAKE_TOOLS = {
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Tools that answer at once, before all others on PATH."""
-    folder = _tools(tmp_path / "tools", FAKE_TOOLS)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return folder
+    directory = _tools(tmp_path / "tools", FAKE_TOOLS)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    return directory
 
 
-def opened(captured: CaptureArchive, folder: Path) -> Snapshot:
+def opened(captured: CaptureArchive, directory: Path) -> Snapshot:
     """A capture's archive as the host that it holds."""
-    archive = folder / "host.tar.gz"
+    archive = directory / "host.tar.gz"
     archive.write_bytes(captured.content)
     return open_snapshot(archive)
 
@@ -211,8 +211,8 @@ def test_a_live_capture_runs_the_tools_and_says_which_failed(tmp_path: Path, too
 def test_a_tool_runs_once_and_only_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = _tools(tmp_path / "tools", {"lspci": f"echo run >>{tmp_path}/count; echo out"})
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    directory = _tools(tmp_path / "tools", {"lspci": f"echo run >>{tmp_path}/count; echo out"})
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
     host = LiveSnapshot(str(tmp_path))
     assert not (tmp_path / "count").exists()
     assert host.command_output("lspci") == host.command_output("lspci") == "out\n"
@@ -222,8 +222,8 @@ def test_a_tool_runs_once_and_only_when_asked(
 
 
 def test_a_tool_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = _tools(tmp_path / "tools", {"uname": "sleep 60"})
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    directory = _tools(tmp_path / "tools", {"uname": "sleep 60"})
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
     command = COMMAND_OF_NAME["uname"]
     impatient = type(command)(command.name, command.spellings, command.purpose, timeout_s=0)
     monkeypatch.setitem(live_module.OF_NAME, "uname", impatient)
@@ -258,17 +258,17 @@ def test_the_collector_reads_what_a_live_capture_reads(shell: tuple[str, ...], t
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_collector_reads_a_tree_as_a_folder_is_read(
+def test_the_collector_reads_a_tree_as_a_directory_is_read(
     shell: tuple[str, ...], tmp_path: Path, tools: Path
 ) -> None:
     top = tmp_path / "it's a $tree; `with` odd name"
     _write_tree(HOST, top)
     printed = run(shell, 300, collector_script(str(top))).stdout_or_raise()
     there = gather(parse_collected(printed, "there")).snapshot
-    here = gather(FolderSnapshot("here", str(top))).snapshot
+    here = gather(DirectorySnapshot("here", str(top))).snapshot
     assert dict(there.files) == dict(here.files)
     assert dict(there.links) == dict(here.links)
-    assert there.folders == here.folders
+    assert there.directories == here.directories
 
 
 def test_the_collector_starts_no_grep_for_what_is_not_there(
@@ -362,7 +362,7 @@ def test_a_hostile_collector_cannot_add_files() -> None:
     with tarfile.open(fileobj=io.BytesIO(captured.content)) as tar:
         assert tar.getnames() == [
             "snapshot/manifest.json",
-            "snapshot/sys/class/iommu",  # the folder that the table names, and no link in it
+            "snapshot/sys/class/iommu",  # the directory that the table names, and no link in it
             "snapshot/sys/devices/system/cpu/cpu0/online",
         ]
 

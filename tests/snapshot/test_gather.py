@@ -156,7 +156,7 @@ def test_control_characters_and_odd_names_stay_behind() -> None:
     assert dict(gathered.snapshot.files) == {"/proc/device-tree/model": "Some Board\n"}
 
 
-def test_globs_go_one_folder_at_a_time() -> None:
+def test_globs_go_one_directory_at_a_time() -> None:
     host = MemorySnapshot("h", {"/sys/a1/b/x": "", "/sys/a2/b/x": "", "/sys/c/b/x": ""})
     assert list(paths_of(host, "/sys/a[0-9]*/b/x")) == ["/sys/a1/b/x", "/sys/a2/b/x"]
     assert list(paths_of(host, "/sys/*/b")) == ["/sys/a1/b", "/sys/a2/b", "/sys/c/b"]

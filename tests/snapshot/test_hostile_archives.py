@@ -143,7 +143,7 @@ def test_a_name_before_a_global_header_stays_with_its_member(tmp_path: Path) -> 
 
 
 def test_headers_of_old_tars_are_read(tmp_path: Path) -> None:
-    """Without "ustar", folders end with a slash; some count bytes above 127 as negative."""
+    """Without "ustar", directories end with a slash; some count bytes above 127 as negative."""
     old = bytearray(member("sys/\u00e9", b"1"))
     old[257:265] = bytes(8)
     old[156:157] = b"\0"

@@ -121,7 +121,7 @@ def _example(glob: str) -> str:
 
 def _texts(snapshot: MemorySnapshot) -> str:
     parts = [*snapshot.files.values(), *snapshot.links.values(), *snapshot.commands.values()]
-    return "\n".join((*parts, *snapshot.folders))
+    return "\n".join((*parts, *snapshot.directories))
 
 
 def _planted(secret: str, where: Form | None = None) -> MemorySnapshot:

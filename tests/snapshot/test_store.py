@@ -1,4 +1,4 @@
-"""Stored snapshots, and a host as mappings: folders, links, loops."""
+"""Stored snapshots, and a host as mappings: directories, links, loops."""
 
 import bz2
 import gzip
@@ -57,7 +57,7 @@ def _write(path: Path, content: bytes) -> Path:
     return path
 
 
-def _folder(top: Path, prefix: str = "") -> Path:
+def _directory(top: Path, prefix: str = "") -> Path:
     for name, text in FILES.items():
         path = top / prefix / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,12 +95,12 @@ def test_an_archive_is_recognised_by_content_and_its_top_found(
 
 
 @pytest.mark.parametrize("prefix", ["", "machine", "sysfs/machine"])
-def test_a_folder_is_read_in_place(tmp_path: Path, prefix: str) -> None:
-    _check(_folder(tmp_path, prefix))
+def test_a_directory_is_read_in_place(tmp_path: Path, prefix: str) -> None:
+    _check(_directory(tmp_path, prefix))
 
 
-def test_the_folder_may_be_sys_itself_or_its_content(tmp_path: Path) -> None:
-    _check(_folder(tmp_path) / "sys")
+def test_the_directory_may_be_sys_itself_or_its_content(tmp_path: Path) -> None:
+    _check(_directory(tmp_path) / "sys")
     (tmp_path / "sys").rename(tmp_path / "tree")
     _check(tmp_path / "tree")
     inner = {name.removeprefix("sys/"): text for name, text in FILES.items() if "sys" in name}
@@ -118,12 +118,12 @@ def test_several_machines_are_listed_and_one_can_be_named(tmp_path: Path) -> Non
     _check(Path(f"{source}#all/server"))
     with pytest.raises(InputError, match="named 'laptop'"):
         open_snapshot(Path(f"{source}#laptop"))
-    folder = tmp_path / "folder"
-    _folder(folder, "desktop")
-    _folder(folder, "server")
+    directory = tmp_path / "directory"
+    _directory(directory, "desktop")
+    _directory(directory, "server")
     with pytest.raises(InputError, match="found 2: desktop, server"):
-        open_snapshot(folder)
-    _check(Path(f"{folder}#server"))
+        open_snapshot(directory)
+    _check(Path(f"{directory}#server"))
 
 
 def test_a_file_with_a_hash_in_its_name_opens(tmp_path: Path) -> None:
@@ -138,22 +138,28 @@ def test_commands_of_a_capture_are_read(tmp_path: Path) -> None:
     assert host.command_output("nvidia-smi-topo") is None
 
 
-def test_a_link_never_leads_out_of_a_folder(tmp_path: Path) -> None:
+def test_a_link_never_leads_out_of_a_directory(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
-    top = _folder(tmp_path / "host")
+    top = _directory(tmp_path / "host")
     (top / "sys/absolute").symlink_to(secret)
     (top / "sys/upwards").symlink_to("../../secret")
-    (top / "sys/folder").symlink_to(tmp_path)
+    (top / "sys/directory").symlink_to(tmp_path)
     (top / "sys/loop").symlink_to("loop")
     host = open_snapshot(top)
-    for path in ("/sys/absolute", "/sys/upwards", "/sys/folder/secret", "/sys/loop", "/../secret"):
+    for path in (
+        "/sys/absolute",
+        "/sys/upwards",
+        "/sys/directory/secret",
+        "/sys/loop",
+        "/../secret",
+    ):
         assert host.read_text(path) is None
-    assert host.list("/sys/folder") is None
+    assert host.list("/sys/directory") is None
 
 
-def test_a_fifo_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
-    top = _folder(tmp_path)
+def test_a_fifo_in_a_directory_is_not_waited_for(tmp_path: Path) -> None:
+    top = _directory(tmp_path)
     os.mkfifo(top / "sys/fifo")
     assert open_snapshot(top).read_text("/sys/fifo") is None
 
@@ -238,7 +244,7 @@ def test_foreign_files_are_refused_with_what_was_found(
         open_snapshot(_write(tmp_path / "foreign", content))
 
 
-def test_nothing_there_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
+def test_nothing_there_and_an_empty_directory_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         open_snapshot(tmp_path / "missing.tar")
     with pytest.raises(InputError, match="no sys/devices"):
@@ -246,12 +252,12 @@ def test_nothing_there_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
 
 
 def test_published_trees_open() -> None:
-    folder = SHARED / "machines" / "sysfs"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there")
+    directory = SHARED / "machines" / "sysfs"
+    if not directory.is_dir():
+        pytest.skip(f"{directory} is not there")
     with pytest.raises(InputError, match=r"found 3: .*4-socket.*desktop.*server"):
-        open_snapshot(folder / "nri-topology-aware-sysfs.tar.bz2")
-    for path in sorted(folder.iterdir()):
+        open_snapshot(directory / "nri-topology-aware-sysfs.tar.bz2")
+    for path in sorted(directory.iterdir()):
         if "nri" not in path.name:
             host = open_snapshot(path)
             assert isinstance(host, MemorySnapshot)
@@ -262,7 +268,7 @@ def _host(files: dict[str, str], links: dict[str, str]) -> Snapshot:
     return MemorySnapshot("test", files, links)
 
 
-def test_folders_are_implied_and_listed_sorted() -> None:
+def test_directories_are_implied_and_listed_sorted() -> None:
     host = _host({"/sys/b/x": "1", "/sys/a/y": "2"}, {"/sys/c": "a"})
     assert host.list("/sys") == ("a", "b", "c")
     assert host.list("/") == ("sys",)
@@ -270,8 +276,10 @@ def test_folders_are_implied_and_listed_sorted() -> None:
     assert host.list("/sys/b/x") is None
 
 
-def test_empty_folders_are_there() -> None:
-    host = MemorySnapshot("test", {}, folders=("/sys/devices/empty", "/sys/devices/empty/deeper"))
+def test_empty_directories_are_there() -> None:
+    host = MemorySnapshot(
+        "test", {}, directories=("/sys/devices/empty", "/sys/devices/empty/deeper")
+    )
     assert host.list("/sys/devices") == ("empty",)
     assert host.list("/sys/devices/empty/deeper") == ()
 

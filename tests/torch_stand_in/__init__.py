@@ -1,1 +1,1 @@
-"""A stand-in for PyTorch, for its folder on PYTHONPATH: GPUs that are clocks and no arithmetic."""
+"""A stand-in for PyTorch, found by PYTHONPATH: GPUs that are clocks and no arithmetic."""

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from homenode.check.verify.boot.boot_folder import end_abandoned
+from homenode.check.verify.boot.boot_directory import end_abandoned
 from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.errors import HomenodeError
-from homenode.safe.record_folder import RecordFolder
+from homenode.safe.record_directory import RecordDirectory
 from tests.processes import wait_for
 from tests.verify_documents import tuned
 
@@ -107,13 +107,13 @@ def test_the_next_boot_ends_what_a_killed_one_left_in_libvirt_and_nothing_else(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     scratch = tmp_path / "scratch"
     left, running, fresh = (scratch / f"homenode-boot-{name}" for name in ("left", "runs", "new"))
-    for folder in (left, running, fresh):
-        folder.mkdir(parents=True)
-        (folder / "domain").touch()
+    for directory in (left, running, fresh):
+        directory.mkdir(parents=True)
+        (directory / "domain").touch()
     (scratch / "homenode-boot-link").symlink_to(tmp_path)
-    with RecordFolder(running).hold_lock("in use"):
-        for folder in (left, running):
-            os.utime(folder, (0, 0))
+    with RecordDirectory(running).hold_lock("in use"):
+        for directory in (left, running):
+            os.utime(directory, (0, 0))
         end_abandoned(scratch, None)
         assert left.exists()  # its domain may run, and no libvirt was given
         end_abandoned(scratch, "qemu:///system")

@@ -67,14 +67,14 @@ class Seen:
     warnings: tuple[str, ...]  # of the topology
 
 
-def booted(made: Plan, model: str, online: int, folder: Path) -> Seen:
+def booted(made: Plan, model: str, online: int, directory: Path) -> Seen:
     if shutil.which("qemu-system-x86_64") is None:
         pytest.skip("no qemu-system-x86_64 here")
     try:
         files = find_guest_files()
     except HomenodeError as error:
         pytest.skip(str(error))
-    (folder / "initramfs").write_bytes(initramfs(files.busybox, INIT))
+    (directory / "initramfs").write_bytes(initramfs(files.busybox, INIT))
     smp = smp_text(made).removeprefix(f"{made.vm.vcpus},")
     cells = (
         (
@@ -94,7 +94,7 @@ def booted(made: Plan, model: str, online: int, folder: Path) -> Seen:
             *("-m", f"{128 * len(made.cells)}M"),
             *chain.from_iterable(cells),
             *("-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
-            *("-kernel", str(files.kernel), "-initrd", str(folder / "initramfs")),
+            *("-kernel", str(files.kernel), "-initrd", str(directory / "initramfs")),
             *("-append", kernel_command(made.vm.vcpus, kvm=False)),
         ],
         capture_output=True,

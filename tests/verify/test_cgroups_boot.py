@@ -54,8 +54,8 @@ show() {{
     grep Cpus_allowed_list /proc/$one/status | sed 's/^/ /'
     N=$((N + 1))
   done
-  for folder in "" /libvirt /libvirt/emulator /libvirt/vcpu0 /libvirt/vcpu1; do
-    for file in $C{VM}$folder/cpu.* $C{VM}$folder/io.* $C{VM}$folder/memory.*; do
+  for directory in "" /libvirt /libvirt/emulator /libvirt/vcpu0 /libvirt/vcpu1; do
+    for file in $C{VM}$directory/cpu.* $C{VM}$directory/io.* $C{VM}$directory/memory.*; do
       case $file in *.max | *.high | *.weight | *.idle)
         echo "F ${{file#/}}"; sed 's/^/ /' $file ;;
       esac

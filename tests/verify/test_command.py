@@ -19,13 +19,13 @@ from tests.verify_guests import guest_host
 class Files:
     """A tuned document, its plan, and a guest as planned, on disk."""
 
-    folder: Path
+    directory: Path
     document: str
     plan: str
     guest: str
 
     def write(self, name: str, content: bytes) -> str:
-        path = self.folder / name
+        path = self.directory / name
         path.write_bytes(content)
         return str(path)
 

@@ -69,7 +69,7 @@ def test_a_kernel_that_another_user_could_have_put_there_is_not_booted(
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_no_kernel_is_fetched_into_a_folder_that_others_write_to(
+def test_no_kernel_is_fetched_into_a_directory_that_others_write_to(
     cache: Path, tmp_path: Path
 ) -> None:
     cache.mkdir(parents=True)

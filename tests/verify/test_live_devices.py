@@ -251,16 +251,16 @@ def test_a_running_vm_that_the_kernel_holds_back_is_named(
         ("cpu.weight", "1", [("live-shares", "1, by cpu.weight of cgroup {}")]),
     ],
 )
-@pytest.mark.parametrize("folder", ["/m/vm", "/m"])
+@pytest.mark.parametrize("directory", ["/m/vm", "/m"])
 def test_a_limit_of_a_cgroup_is_named_with_its_figure_and_one_that_is_none_is_not(
-    folder: str, file: str, text: str, named: list[tuple[str, str]], tmp_path: Path
+    directory: str, file: str, text: str, named: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     tree = ProcTree(tmp_path)
     tree.qemu({"CPU 0/KVM": "0", "CPU 1/KVM": "1"}, ((64, "0"), (64, "1")))
     tree.put(f"proc/{PID}/cgroup", "0::/m/vm/emulator\n")
-    tree.put(f"sys/fs/cgroup{folder}/{file}", f"{text}\n")
+    tree.put(f"sys/fs/cgroup{directory}/{file}", f"{text}\n")
     seen = capture_running_vm(UUID, BARE, ProcFiles(str(tmp_path)), watched_s=0)
     found = group_findings(read_vm(TWO, "vm.xml"), seen)
     assert [(one.id, one.observed) for one in found] == [
-        (id_, said.format(folder)) for id_, said in named
+        (id_, said.format(directory)) for id_, said in named
     ]

@@ -17,7 +17,7 @@ from homenode.change.journal import state_hint
 from homenode.errors import HostError, of_os
 from homenode.safe.durable import open_to_lock
 from homenode.safe.input_files import read_kernel_file
-from homenode.safe.record_folder import BusyError, RecordFolder, take_lock
+from homenode.safe.record_directory import BusyError, RecordDirectory, take_lock
 from homenode.vm.hypervisor.connection import machine_of
 
 WAIT_S = 300.0
@@ -78,7 +78,7 @@ def lock_of_one_user(connect: str) -> str | None:
 def _locked_record(
     root: Path, name: str, command: str, on_wait: Callable[[str], None], longest_s: float
 ) -> Iterator[int]:
-    files = RecordFolder(root / "domains", hint=state_hint)
+    files = RecordDirectory(root / "domains", hint=state_hint)
 
     def holder() -> str:
         return (files.read(name) or _SOMEBODY.encode()).decode("utf-8", "replace")[:400]
@@ -113,9 +113,9 @@ def _locked_directory(on_wait: Callable[[str], None], longest_s: float) -> Itera
         os.close(descriptor)
 
 
-def _holder_of(folder: Path) -> str:
-    """Which process has the folder locked, and whose it is."""
-    inode = str(folder.stat().st_ino)
+def _holder_of(directory: Path) -> str:
+    """Which process has the directory locked, and whose it is."""
+    inode = str(directory.stat().st_ino)
     for line in (read_kernel_file(_LOCKS) or b"").decode().splitlines():
         fields = line.split()  # 1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE START END
         if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode:

@@ -1,4 +1,4 @@
-"""Journal: the steps of one owner in one record folder, as lines; do, resume, undo. [I/O]
+"""Journal: the steps of one owner in one record directory, as lines; do, resume, undo. [I/O]
 
     journal.jsonl   a head, then a line before each act and one after it
     SHA256.xml      documents that the lines name
@@ -24,7 +24,7 @@ from homenode.change.step import (
     to_undo,
 )
 from homenode.errors import HomenodeError
-from homenode.safe.record_folder import RecordFolder
+from homenode.safe.record_directory import RecordDirectory
 from homenode.vm.hypervisor.domain_state import domain_argument
 
 KIND = "change"
@@ -37,12 +37,12 @@ _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
 def default_root() -> Path:
-    """/var/lib/homenode for root; for another user a folder below XDG_STATE_HOME."""
+    """/var/lib/homenode for root; for another user a directory below XDG_STATE_HOME."""
     if os.geteuid() == 0:
         return Path("/var/lib/homenode")
     state = os.environ.get("XDG_STATE_HOME", "")
-    folder = Path(state) if Path(state).is_absolute() else Path.home() / ".local/state"
-    return folder / "homenode"
+    directory = Path(state) if Path(state).is_absolute() else Path.home() / ".local/state"
+    return directory / "homenode"
 
 
 def state_hint(number: int | None) -> str | None:
@@ -57,14 +57,14 @@ def state_hint(number: int | None) -> str | None:
 
 
 class Journal:
-    """One folder's steps. Errors of the file system are HostErrors.
+    """One directory's steps. Errors of the file system are HostErrors.
 
     Whoever writes holds the host's lock. head: of a journal that is not there yet.
     """
 
     __slots__ = ("files", "head")
 
-    def __init__(self, files: RecordFolder, head: ChangeHead) -> None:
+    def __init__(self, files: RecordDirectory, head: ChangeHead) -> None:
         self.files = files
         self.head = head
 

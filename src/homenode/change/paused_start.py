@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from homenode.change.journal import Journal, state_hint
 from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
 from homenode.safe.durable import remove_file
-from homenode.safe.record_folder import RecordFolder
+from homenode.safe.record_directory import RecordDirectory
 from homenode.text import command_line
 from homenode.vm.hypervisor.connection import with_connection
 from homenode.vm.hypervisor.virsh import Virsh
@@ -21,7 +21,7 @@ from homenode.vm.hypervisor.virsh import Virsh
 T = TypeVar("T")
 
 START = "start-paused"
-_FOLDER = "paused"
+_DIRECTORY = "paused"
 _PAUSED = "paused"
 
 
@@ -86,19 +86,19 @@ def _written_at(path: str) -> str:
 
 
 def paused_journal(root: Path, virsh: Virsh, uuid: str, name: str) -> Journal:
-    """The journal of a domain's paused starts. root: homenode's own folder."""
+    """The journal of a domain's paused starts. root: homenode's own directory."""
     words = command_line("homenode", "verify", name, "--start")
     undo = command_line(*with_connection(virsh.connect, "homenode", "restore", name))
     head = ChangeHead(run=uuid, command=words, undo=undo, connect=virsh.connect)
-    return Journal(RecordFolder(root / _FOLDER / uuid, hint=state_hint), head)
+    return Journal(RecordDirectory(root / _DIRECTORY / uuid, hint=state_hint), head)
 
 
 def paused_journals(root: Path) -> Iterator[Journal]:
     """The journals of the paused starts of all domains."""
-    folder = root / _FOLDER
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    directory = root / _DIRECTORY
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         head = ChangeHead(run=path.name, command="homenode verify --start", undo="")
-        yield Journal(RecordFolder(path, hint=state_hint), head)
+        yield Journal(RecordDirectory(path, hint=state_hint), head)
 
 
 def end_paused(virsh: Virsh, root: Path, uuid: str, name: str) -> tuple[ChangeEntry, ...]:

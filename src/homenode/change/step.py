@@ -46,7 +46,7 @@ class ChangeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     before: str | None = None
     after: str | None = None
     part: str | None = None  # the file that a killed act leaves half-written
-    made: tuple[str, ...] = ()  # folders and files that a killed act leaves
+    made: tuple[str, ...] = ()  # directories and files that a killed act leaves
     by_hand: str = ""  # the command that undoes it without homenode, for who reads the journal
     facts: dict[str, str] = {}  # what else its kind needs
 

@@ -60,8 +60,8 @@ def bench(arguments: BenchArguments) -> None:
     _print(outcome, as_json=arguments.json)
     if outcome.run is not None and not outcome.run.samples:
         raise HostError(
-            f"{outcome.folder}: no test has a result: every test failed",
-            hint=command_line("ls", f"{outcome.folder}/raw"),
+            f"{outcome.directory}: no test has a result: every test failed",
+            hint=command_line("ls", f"{outcome.directory}/raw"),
         )
     exit_if_bad(outcome.findings)
 
@@ -134,10 +134,10 @@ def _print(outcome: BenchOutcome, *, as_json: bool) -> None:
     samples = plural(0 if outcome.run is None else len(outcome.run.samples), "sample")
     checked = () if outcome.run is None else (samples,)
     findings = Findings(checked=checked, findings=outcome.findings, unknown=outcome.unknown)
-    if outcome.folder is None:
+    if outcome.directory is None:
         note("nothing was measured: this guest is not the plan's (--force measures it anyway)")
     else:
-        note(f"wrote {outcome.folder}: {samples}")
+        note(f"wrote {outcome.directory}: {samples}")
     if not as_json:
         from homenode.show.results_text import bench_text
 

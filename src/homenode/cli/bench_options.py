@@ -271,12 +271,12 @@ def _placement_options(
 
 
 def _from_anywhere(source: str) -> str:
-    """A host's file, such that a command names it in whatever folder it is run."""
+    """A host's file, such that a command names it in whatever directory it is run."""
     return str(Path(source).absolute()) if Path(source).exists() else source
 
 
 def _word(domain: str) -> str:
-    """The domain's name as part of a folder's."""
+    """The domain's name as part of a directory's."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", domain).strip("-.")[:60] or "vm"
 
 

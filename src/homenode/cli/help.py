@@ -329,11 +329,11 @@ def _complete_list(incomplete: str, names: Iterable[str]) -> Candidates:
 
 def _list_files(incomplete: str) -> Iterator[str]:
     """Paths that begin like this, as a shell names them."""
-    folder, slash, name = incomplete.rpartition("/")
+    directory, slash, name = incomplete.rpartition("/")
     try:
-        for path in sorted(Path(folder or slash or ".").iterdir()):
+        for path in sorted(Path(directory or slash or ".").iterdir()):
             if path.name.startswith(name) and (name or not path.name.startswith(".")):
-                yield f"{folder}{slash}{path.name}" + ("/" if path.is_dir() else "")
+                yield f"{directory}{slash}{path.name}" + ("/" if path.is_dir() else "")
     except OSError:
         return
 

@@ -21,7 +21,7 @@ from homenode.measure.imported.runs import (
     unread_files,
 )
 from homenode.measure.results.model import Switches, host_kind
-from homenode.measure.results.store import FILE, run_folder, write_run
+from homenode.measure.results.store import FILE, run_directory, write_run
 from homenode.text import plural
 from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import PRESETS, preset_named
@@ -54,7 +54,7 @@ class ImportedRuns(Struct, frozen=True, kw_only=True):
 
 def import_results(arguments: ImportArguments) -> None:
     """Read the outputs, and write runs."""
-    sources = find_sources(arguments.folders)
+    sources = find_sources(arguments.directories)
     host = None if arguments.machine is None else load_host(arguments.machine)
     note_gaps(() if host is None else host.gaps)
     options = ImportOptions(
@@ -65,9 +65,9 @@ def import_results(arguments: ImportArguments) -> None:
         layouts=_layouts(arguments.layout),
         order=tuple(filter(None, (arguments.order or "").split(","))),
     )
-    runs = imported_runs(sources.folders, options)
+    runs = imported_runs(sources.directories, options)
     skipped = list(sources.skipped)
-    skipped += [gap for folder in sources.folders for gap in unread_files(folder)]
+    skipped += [gap for directory in sources.directories for gap in unread_files(directory)]
     with_figures = tuple(run for run in runs if run.run.samples)
     if with_figures:
         _check_places(with_figures, arguments.output)
@@ -84,7 +84,7 @@ def import_results(arguments: ImportArguments) -> None:
     else:
         _print(runs, skipped, everything=arguments.everything)
     if not with_figures:
-        named = ", ".join(map(str, arguments.folders))
+        named = ", ".join(map(str, arguments.directories))
         if runs:
             raise InputError(
                 f"{named}: no result of the tools can be used",
@@ -138,7 +138,7 @@ def _layouts(texts: Sequence[str]) -> dict[str, Switches]:
 
 def _check_places(runs: tuple[RunWithSources, ...], output: Path) -> None:
     """Nothing is written where one of them is there already, or two would be one."""
-    paths = [run_folder(output, run.run.head.system, run.run.head.name) / FILE for run in runs]
+    paths = [run_directory(output, run.run.head.system, run.run.head.name) / FILE for run in runs]
     for path in paths:
         if path.exists():
             raise HostError(

@@ -144,7 +144,7 @@ def _about_the_program(words: Sequence[str]) -> None:
 
 def main() -> None:
     """Run the command line and exit with the contract's code."""
-    # Libraries start programs too, and an empty or relative part is the current folder.
+    # Libraries start programs too, and an empty or relative part is the current directory.
     directories = [
         directory
         for directory in os.environ.get("PATH", "").split(":")
@@ -181,7 +181,7 @@ def code_of(words: Sequence[str]) -> int:
     except BrokenPipeError:
         discard_output()  # no traceback, and nothing more to flush at exit
     except OSError as error:
-        # A folder that cannot be entered, a disk that fails: wherever it was met.
+        # A directory that cannot be entered, a disk that fails: wherever it was met.
         prefix = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         sys.stdout.flush()
         note(f"homenode: {prefix}{error.strerror or error}")

@@ -148,14 +148,14 @@ def report(arguments: ReportArguments) -> None:
 
 
 def _neighbours(runs: Sequence[str]) -> Path:
-    """Where a page goes that no one gave a name: into the first folder of results, else here."""
-    folders = (Path(run) for run in runs)
-    return next((folder / PAGE for folder in folders if folder.is_dir()), Path(PAGE))
+    """Where a page goes that no one gave a name: into the first directory of results, else here."""
+    directories = (Path(run) for run in runs)
+    return next((directory / PAGE for directory in directories if directory.is_dir()), Path(PAGE))
 
 
-def write_page(folders: list[str], host: str | None, title: str, output: Path) -> None:
+def write_page(directories: list[str], host: str | None, title: str, output: Path) -> None:
     """The page of results of one host: that of a source, or this machine if it is theirs."""
-    machines, skipped = _machines(folders, [host])
+    machines, skipped = _machines(directories, [host])
     _write(machines, skipped, title, output)
     note_written(output)
 

@@ -32,7 +32,7 @@ from homenode.cli.terminal import (
 from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Table, Text
 from homenode.errors import UsageError, exclusive
-from homenode.safe.record_folder import JOURNAL
+from homenode.safe.record_directory import JOURNAL
 from homenode.show.change_text import line_counts
 from homenode.text import command_line, cpus_text, plural
 from homenode.vm.domain.restore import preview_restore as preview_restore_file
@@ -117,7 +117,7 @@ def _list_open() -> None:
         *paused_journals(root),
         *retrain_journals(),
         *setup_journals(root),
-        *(TrialJournal(root, trial.folder.name).changes for trial in known_trials(root)),
+        *(TrialJournal(root, trial.directory.name).changes for trial in known_trials(root)),
     )
     rows = []
     for change in journal.open_changes(journals):
@@ -171,7 +171,7 @@ def _preview(virsh: Virsh, state: DomainState, arguments: RestoreArguments) -> t
     if preview.is_changed:
         if arguments.explain:
             store = DomainStore(root, virsh.connect, state.uuid)
-            _say_files(store.document_path(preview.entry.before), store.folder / JOURNAL)
+            _say_files(store.document_path(preview.entry.before), store.directory / JOURNAL)
         if arguments.diff:
             now, restored = f"{name} (now)", f"{name} (restored)"
             print_diff(preview.definition, preview.original, now, restored)

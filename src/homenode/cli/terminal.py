@@ -332,8 +332,8 @@ SIGNED_END at the end of one that begins with binary data."""
 
 
 def check_can_write(*paths: Path | None, force: bool | None = None) -> None:
-    """Raises UsageError for the first path that is a folder, or a file that homenode did not
-    write; HostError where its folder is not there, or cannot be seen. force: overwrite it; None
+    """Raises UsageError for the first path that is a directory, or a file that homenode did not
+    write; HostError where its directory is not there, or cannot be seen. force: overwrite it; None
     where no option says so.
 
     Commands call it before they write anything, so that they write all of it or nothing.
@@ -360,10 +360,10 @@ def _check_place(path: Path) -> None:
     from homenode.errors import HostError, UsageError
 
     try:
-        is_folder, has_parent = path.is_dir() or not path.name, path.parent.is_dir()
-    except OSError as error:  # a folder above it that we may not enter
+        is_directory, has_parent = path.is_dir() or not path.name, path.parent.is_dir()
+    except OSError as error:  # a directory above it that we may not enter
         raise HostError(f"{path}: cannot write: {error.strerror}") from None
-    if is_folder:
+    if is_directory:
         raise UsageError(f"{path}: a directory, not a regular file", hint=f"{path / 'FILE'}")
     if not has_parent:
         raise HostError(f"{path.parent}: no such directory", hint=f"mkdir -p {path.parent}")
@@ -401,15 +401,15 @@ def write_text(path: Path, text: str, mode: int | None = None) -> None:
 
 
 def write_new_files(
-    folder: Path, written: Mapping[Path, str], mode_of: Mapping[Path, int] | None = None
+    directory: Path, written: Mapping[Path, str], mode_of: Mapping[Path, int] | None = None
 ) -> None:
-    """Write files below a folder, all or none. Raises UsageError where one is there already."""
+    """Write files below a directory, all or none. Raises UsageError where one is there already."""
     from homenode.errors import HostError, UsageError
 
-    if folder == STANDARD_OUTPUT:
+    if directory == STANDARD_OUTPUT:
         raise UsageError("-o -: several files need a directory, not standard output")
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder}: a file, not a directory")
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory}: a file, not a directory")
     for path in written:
         if path.exists():
             raise UsageError(f"{path}: file exists", hint="-o DIR that does not exist yet")
@@ -417,7 +417,7 @@ def write_new_files(
         for path in written:
             path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise HostError(f"{folder}: cannot write: {error.strerror}") from None
+        raise HostError(f"{directory}: cannot write: {error.strerror}") from None
     check_can_write(*written)
     for path, text in written.items():
         write_text(path, text, (mode_of or {}).get(path))

@@ -116,7 +116,7 @@ class TrialStanding(Struct, frozen=True, kw_only=True):
     """A trial."""
 
     folder: str
-    reason: str | None = None  # why its folder cannot be read; then the rest is not known
+    reason: str | None = None  # why its directory cannot be read; then the rest is not known
     id: str | None = None
     domain: str | None = None
     connect: str | None = None
@@ -253,13 +253,13 @@ def show_status(arguments: TrialStatusArguments) -> None:
         return
     for trial in shown:
         if trial.head is None:
-            note(f"{trial.folder}: {trial.reason}")
+            note(f"{trial.directory}: {trial.reason}")
             continue
         steps = steps_of(trial.head, trial.state)
         is_running = TrialJournal(default_root(), trial.head.id).is_locked
         console().print(status_text(trial, steps, _name_of(trial), is_running=is_running))
     if name is not None and len(trials) > 1:
-        earlier = ", ".join(trial.folder.name for trial in trials[:-1])
+        earlier = ", ".join(trial.directory.name for trial in trials[:-1])
         note(f"earlier: {earlier} (homenode trial status ID shows one)")
 
 
@@ -267,13 +267,13 @@ def _name_of(trial: StoredTrial) -> str:
     """What its commands call a trial: the VM's name, of any but its last trial the id."""
     assert trial.head is not None, "what cannot be read has no commands"
     last = known_trials(default_root(), trial.head.source_uuid or trial.head.source)[-1]
-    return trial.head.argument if last.folder == trial.folder else trial.head.id
+    return trial.head.argument if last.directory == trial.directory else trial.head.id
 
 
 def _trial_standing(trial: StoredTrial) -> TrialStanding:
     head, state = trial.head, trial.state
     if head is None:
-        return TrialStanding(folder=str(trial.folder), reason=trial.reason)
+        return TrialStanding(folder=str(trial.directory), reason=trial.reason)
     boots = []
     for step in steps_of(head, state):
         entry = state.outcomes.get(step.number)
@@ -289,7 +289,7 @@ def _trial_standing(trial: StoredTrial) -> TrialStanding:
             )
         )
     return TrialStanding(
-        folder=str(trial.folder),
+        folder=str(trial.directory),
         id=head.id,
         domain=head.source,
         connect=head.connect,
@@ -361,7 +361,7 @@ def _conclude(
     trial = journal.load()
     code = outcome_code(trial.state)
     steps = steps_of(head, trial.state)
-    runs, folders = _runs(head, journal)
+    runs, directories = _runs(head, journal)
     if not runs:
         say(f"{head.source}: nothing is decided: no boot was measured")
     else:
@@ -378,7 +378,7 @@ def _conclude(
         answer = answer_of(conclusion, head, trial.state.boots or head.boots)
         say(answer.sentence)
         page = report or journal.path / "report.html"
-        written = _report(folders, head, host, page)
+        written = _report(directories, head, host, page)
         for label, text in (("next", answer.command), ("report", page if written else None)):
             if text is not None:
                 say(f"{label:<{8 if written else 6}}{text}")
@@ -396,12 +396,12 @@ def _is_measured(outcome: TrialEntry | None) -> bool:
     return outcome is not None and outcome.what == EntryKind.MEASURED
 
 
-def _report(folders: list[str], head: TrialHead, host: str | None, path: Path) -> bool:
+def _report(directories: list[str], head: TrialHead, host: str | None, path: Path) -> bool:
     """Whether it could be written; without the extra, say, the trial is none the worse."""
     from homenode.cli.report import write_page
 
     try:
-        write_page(folders, host, f"Trial {head.id} of {head.source}", path)
+        write_page(directories, host, f"Trial {head.id} of {head.source}", path)
     except (HostError, UsageError) as error:
         note_error(error, "no report")
         return False
@@ -412,15 +412,15 @@ def _runs(head: TrialHead, journal: TrialJournal) -> tuple[list[Run], list[str]]
     """The measured boots, by layout in the order of the head, and where they lie."""
     state = journal.load().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
-    runs, folders = [], []
+    runs, directories = [], []
     steps = steps_of(head, state)
     for step in sorted(steps, key=lambda step: (order[step.variant], step.round)):
         outcome = state.outcomes.get(step.number)
         if step.number in state.with_figures and outcome is not None and outcome.run:
-            for folder in sorted(Path(head.results).glob(f"*/{outcome.run}")):
-                runs.append(read_run(folder))
-                folders.append(str(folder))
-    return runs, folders
+            for directory in sorted(Path(head.results).glob(f"*/{outcome.run}")):
+                runs.append(read_run(directory))
+                directories.append(str(directory))
+    return runs, directories
 
 
 def _host_of_guests(setup: TrialSetup, host: "Host | None") -> "Host | None":

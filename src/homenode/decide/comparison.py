@@ -141,7 +141,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     alternatives: tuple[str, ...]  # of the first machine; of others their effects name them
     effects: tuple[Effect, ...]
     doubts: tuple[Doubt, ...]
-    skipped: tuple[str, ...] = ()  # folders that were omitted, with the reason
+    skipped: tuple[str, ...] = ()  # directories that were omitted, with the reason
     power: Mapping[str, Mapping[str, float]] = {}  # median watts of a GPU, by alternative and test
     # of rates over sizes, by alternative and metric
     sweeps: Mapping[str, Mapping[str, SweepFit]] = {}

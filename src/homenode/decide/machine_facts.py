@@ -23,7 +23,8 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     name: str
     fingerprint: str | None  # as in the head of its runs; None = unknown
     kind: str | None  # as in the head of its runs; None = unknown
-    # the folder that its runs name, where they name no host; None where the machine itself is known
+    # the directory that its runs name, where they name no host; None where the machine itself is
+    # known
     results: str | None
     inputs: LayoutInputs  # of the table of layouts
     gpus: int | None
@@ -75,7 +76,7 @@ class MachineMatch(StrEnum):
 
 
 def match_machine(head: RunHead, names: Iterable[str]) -> MachineMatch:
-    """names: of the host's processor and GPUs. The folder of a run is named for its GPU."""
+    """names: of the host's processor and GPUs. The directory of a run is named for its GPU."""
     host = [models for name in names if (models := _models(name))]
     printed_models = [models for name in (*head.hardware, head.system) if (models := _models(name))]
     if not host or not printed_models:
@@ -193,7 +194,7 @@ _SHORT_HASH = 8
 
 
 def runs_by_machine(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by machine: by their folder's, unless they name several hosts, or kinds of host."""
+    """Runs by machine: by their directory's, unless they name several hosts, or kinds of host."""
     by_system: dict[str, list[Run]] = {}
     for run in runs:
         by_system.setdefault(run.head.system, []).append(run)
@@ -233,7 +234,7 @@ def guest_runs(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 
 def own_runs(runs: Sequence[Run], machine: MachineFacts) -> tuple[Run, ...]:
-    """Runs of the very machine; where no one named it, of the same folder and kind."""
+    """Runs of the very machine; where no one named it, of the same directory and kind."""
     if machine.fingerprint is not None:
         return tuple(run for run in runs if run.head.host == machine.fingerprint)
     return tuple(

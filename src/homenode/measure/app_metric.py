@@ -48,7 +48,7 @@ def figure_of(order: AppOrder, output: str) -> float:
     """The last match in an output. Raises ParseError: none, no number, or a search without end."""
     text = output[-MAX_KEPT:]
     try:
-        # isolated: nothing of the folder that we stand in is imported
+        # isolated: nothing of the directory that we stand in is imported
         argv = [sys.executable, "-I", "-c", _SEARCH, order.metric]
         ended = run(argv, SEARCH_S, text, environment={"PYTHONIOENCODING": "utf-8:surrogateescape"})
     except ToolTimeoutError:

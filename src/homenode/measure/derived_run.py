@@ -23,7 +23,7 @@ from homenode.measure.figures.sample import number_samples, sample
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.results.model import UNSETTLED, Condition, Origin, Run, Sample
 from homenode.measure.results.placement_states import Bracket, States, states_of
-from homenode.measure.run_folder import LookRecord, RunRecord, StepRecord, StepStatus
+from homenode.measure.run_directory import LookRecord, RunRecord, StepRecord, StepStatus
 from homenode.measure.step_reading import REPLAYED, mark_disturbed, read_app, read_step
 from homenode.metrics import POWER, metric_of
 from homenode.text import plural

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from homenode import formats
 from homenode.errors import NoAnswerError, UsageError, out_of_range
-from homenode.safe.record_folder import JOURNAL, RecordFolder
+from homenode.safe.record_directory import JOURNAL, RecordDirectory
 
 MAX_ROUNDS = 1000
 
@@ -224,10 +224,10 @@ H = TypeVar("H")
 L = TypeVar("L")
 
 
-class ExperimentJournal(RecordFolder, Generic[H, L]):
-    """The folder of an experiment: a head, what was ordered, and lines of one type.
+class ExperimentJournal(RecordDirectory, Generic[H, L]):
+    """The directory of an experiment: a head, what was ordered, and lines of one type.
 
-    A line is on the disk before what it says counts. Other arguments: of RecordFolder.
+    A line is on the disk before what it says counts. Other arguments: of RecordDirectory.
     """
 
     __slots__ = ("_head", "_kind", "_line")

@@ -145,7 +145,7 @@ def _with_link(device: PciDevice, fastest: dict[Bdf, tuple[float, int]]) -> PciD
 
 
 def _current(snapshot: Snapshot, bdf: Bdf) -> tuple[float, int] | None:
-    folder = f"/sys/bus/pci/devices/{bdf}"
-    speed = parse_link_speed((snapshot.read_text(f"{folder}/current_link_speed") or "").strip())
-    width = read_link_width(snapshot, f"{folder}/current_link_width")
+    directory = f"/sys/bus/pci/devices/{bdf}"
+    speed = parse_link_speed((snapshot.read_text(f"{directory}/current_link_speed") or "").strip())
+    width = read_link_width(snapshot, f"{directory}/current_link_width")
     return None if speed is None or width is None else (speed, width)

@@ -45,7 +45,7 @@ class BenchOptions(Struct, frozen=True):
     app: AppOrder | None = None
     pus: CpuSet | None = None  # measure on these alone
     nodes: tuple[int, ...] | None = None  # measure on these alone
-    system: str | None = None  # folder above the run; None = the GPU's name, or cpu-only
+    system: str | None = None  # directory above the run; None = the GPU's name, or cpu-only
     host: str | None = None  # of the machine below a guest, see RunHead
     host_kind: str | None = None  # of the machine below a guest, see RunHead
     arrangement: str | None = None
@@ -57,10 +57,10 @@ class BenchOptions(Struct, frozen=True):
 
 
 class BenchOutcome(Struct, frozen=True):
-    """What came of it. folder (a path), run: None where the guest is another: nothing is
+    """What came of it. directory (a path), run: None where the guest is another: nothing is
     measured."""
 
-    folder: str | None
+    directory: str | None
     run: Run | None
     findings: tuple[Finding, ...]  # of verifying and preflight, and of the run itself
     gaps: tuple[Gap, ...]  # tests that this machine does not get, failed, or ran out of time
@@ -68,7 +68,7 @@ class BenchOutcome(Struct, frozen=True):
 
 
 def check_name(name: str, option: str = "--name") -> None:
-    """Raises UsageError for what is no folder's name that results are found under."""
+    """Raises UsageError for what is no directory's name that results are found under."""
     sound = 0 < len(name) <= MAX_NAME and name.isprintable() and "/" not in name
     if not sound or name.startswith("."):
         raise UsageError(

@@ -36,7 +36,7 @@ from homenode.measure.results.model import (
     system_of,
 )
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.run_folder import RunRecord
+from homenode.measure.run_directory import RunRecord
 from homenode.measure.suite import ShownGpus, suite_for
 from homenode.process import install_hint
 from homenode.vm.domain.read import open_domain, vm_of

@@ -45,13 +45,13 @@ from homenode.measure.model import BenchTest, Reader
 from homenode.measure.options import BenchOptions, BenchOutcome, check_name
 from homenode.measure.preparation import PreparedRun, affinity, allowed_nodes, prepare_run
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.run_folder import (
+from homenode.measure.run_directory import (
     DOMAIN,
     HOST,
     MAX_KEPT,
     PLAN,
     LookRecord,
-    RunFolder,
+    RunDirectory,
     RunRecord,
     StepRecord,
     StepStatus,
@@ -96,30 +96,30 @@ def run_bench(
     on_progress: called before each step, and at the end. resume: continue the run that is there.
     notify: gets lines about what was found before the first step.
     Raises UsageError for orders that do not fit the machine or the run to continue, HostError
-    where the folder is not as expected, ToolError where the machine cannot be reached any more:
-    what was measured is kept. A guest that is not as planned is an answer: see `folder`.
+    where the directory is not as expected, ToolError where the machine cannot be reached any more:
+    what was measured is kept. A guest that is not as planned is an answer: see `directory`.
     """
     ready, snapshot = inspect(machine, orders)
     unknown = gap_lines(ready.host.gaps)
     if ready.mismatch and not orders.force:
         return BenchOutcome(None, None, ready.mismatch, ready.record.left_out, unknown)
     head = ready.record.head
-    with open_run(root, head.system, head.name, resume=resume, notify=notify) as folder:
-        record = _order_of(folder, ready.record)
+    with open_run(root, head.system, head.name, resume=resume, notify=notify) as directory:
+        record = _order_of(directory, ready.record)
         if isinstance(machine, LocalMachine | RemoteHost):
             # What it starts holds the lock too: if we are killed, the next run waits for it.
-            machine = machine.with_descriptor(folder.tool_lock)
-        _keep_context(folder, orders, record, snapshot)
-        session = _Session(machine, folder, record, ready.host)
+            machine = machine.with_descriptor(directory.tool_lock)
+        _keep_context(directory, orders, record, snapshot)
+        session = _Session(machine, directory, record, ready.host)
         if not session.poll().is_settled:
             plan = orders.plan if orders.vantage is Vantage.GUEST else None
             session.look_before(ready, plan, snapshot, notify)
             run_tasks(session, on_progress)
             session.look_after()
         result = session.derive_run()
-        folder.write_run(result.run)
+        directory.write_run(result.run)
         findings = (*ready.mismatch, *result.findings)
-        return BenchOutcome(str(folder.path), result.run, findings, result.gaps, unknown)
+        return BenchOutcome(str(directory.path), result.run, findings, result.gaps, unknown)
 
 
 def inspect(machine: Machine, orders: BenchOptions) -> tuple[PreparedRun, Snapshot]:
@@ -145,16 +145,16 @@ def inspect(machine: Machine, orders: BenchOptions) -> tuple[PreparedRun, Snapsh
     return ready, snapshot
 
 
-def _order_of(folder: RunFolder, now: RunRecord) -> RunRecord:
+def _order_of(directory: RunDirectory, now: RunRecord) -> RunRecord:
     """The record of the run: the one that is there, or this one from now on."""
-    stored = folder.order()
+    stored = directory.order()
     if stored is None:
-        folder.write_order(now)
+        directory.write_order(now)
         return now
     differing = differences(stored, now)
     if differing:
         raise UsageError(
-            f"--resume: expected the machine and the orders that {folder.path} was begun with, "
+            f"--resume: expected the machine and the orders that {directory.path} was begun with, "
             f"found {'; '.join(differing)}",
             hint="use the same orders; after a reboot, start a new run under another name",
         )
@@ -162,16 +162,16 @@ def _order_of(folder: RunFolder, now: RunRecord) -> RunRecord:
 
 
 def _keep_context(
-    folder: RunFolder, orders: BenchOptions, record: RunRecord, snapshot: Snapshot
+    directory: RunDirectory, orders: BenchOptions, record: RunRecord, snapshot: Snapshot
 ) -> None:
     """What the figures were taken under, next to them; what is there already stays."""
-    if not (folder.path / HOST).exists():
-        folder.write(HOST, capture(snapshot).content, 0o644)
+    if not (directory.path / HOST).exists():
+        directory.write(HOST, capture(snapshot).content, 0o644)
     if orders.plan is not None:
-        folder.write(PLAN, encode_plan(orders.plan).encode())
+        directory.write(PLAN, encode_plan(orders.plan).encode())
     if orders.domain_xml is not None:
-        folder.write(DOMAIN, orders.domain_xml, PRIVATE)  # it may hold a password
-    folder.write_head(record.head)
+        directory.write(DOMAIN, orders.domain_xml, PRIVATE)  # it may hold a password
+    directory.write_head(record.head)
 
 
 class _Session:
@@ -180,13 +180,15 @@ class _Session:
     readings: of the outputs of this call's steps, by number: each is read once.
     """
 
-    def __init__(self, machine: Machine, folder: RunFolder, record: RunRecord, host: Host) -> None:
-        """Raises UsageError where the folder holds steps of another schedule."""
-        self.machine, self.folder, self.record = machine, folder, record
+    def __init__(
+        self, machine: Machine, directory: RunDirectory, record: RunRecord, host: Host
+    ) -> None:
+        """Raises UsageError where the directory holds steps of another schedule."""
+        self.machine, self.directory, self.record = machine, directory, record
         self._host = host
         self._tests = {test.id: test for test in record.tests}
         self._schedule = schedule_of(record)
-        done = {(step.round, step.test) for step, _ in folder.steps()}
+        done = {(step.round, step.test) for step, _ in directory.steps()}
         self._left = {str(task.number): task for task in left_of(self._schedule, done)}
         self._pace = Pace({test.id: test.seconds for test in record.tests})
         self._readings: dict[int, StepReading] = {}
@@ -206,7 +208,7 @@ class _Session:
     def start(self, tasks: Sequence[TaskStatus]) -> None:
         task = self._left[tasks[0].id]
         record, output = self._step(task)
-        self.folder.write_step(record, output)
+        self.directory.write_step(record, output)
         self._pace.took(task.variant, record.seconds)
         del self._left[tasks[0].id]
 
@@ -236,11 +238,11 @@ class _Session:
     def _write_look(
         self, environment: Environment, findings: tuple[Finding, ...], *, is_before: bool
     ) -> None:
-        number = max((look.number for look in self.folder.looks()), default=-1) + 1
-        self.folder.write_look(LookRecord(number, is_before, environment, findings))
+        number = max((look.number for look in self.directory.looks()), default=-1) + 1
+        self.directory.write_look(LookRecord(number, is_before, environment, findings))
 
     def derive_run(self) -> DerivedRun:
-        steps, looks = self.folder.steps(), self.folder.looks()
+        steps, looks = self.directory.steps(), self.directory.looks()
         return derive_run(self.record, steps, looks, self._host, self._readings)
 
     def _step(self, task: ScheduledTask) -> tuple[StepRecord, str]:

@@ -24,7 +24,7 @@ from homenode.measure.access.machine import Machine
 from homenode.package_data import package_text
 from homenode.safe.durable import check_links, remove_file, remove_tree
 from homenode.safe.input_files import read_plain
-from homenode.safe.record_folder import RecordFolder
+from homenode.safe.record_directory import RecordDirectory
 from homenode.text import command_line
 
 TORCH_PYTHON = "homenode-torch-python"
@@ -47,7 +47,7 @@ class ToolSource(Struct, frozen=True, forbid_unknown_fields=True):
     # of an archive with this sha256, of a git repository at this commit, or of an index that has a
     # wheel of this version
     url: str
-    folder: str  # what the archive unpacks to
+    directory: str  # what the archive unpacks to
     program: str  # what is installed; the build leaves it in build/
     needs: tuple[str, ...]  # programs that build it
     packages: str  # Debian's, that have them and what has no program
@@ -134,7 +134,7 @@ def _steps(
     source: ToolSource, architectures: tuple[str, ...], prefix: str, cuda_home: str | None
 ) -> Iterator[SetupStep]:
     work = f"{prefix}/share/homenode/src"
-    tree = f"{work}/{source.folder}"
+    tree = f"{work}/{source.directory}"
 
     def step(timeout_s: float, *argv: str, input: str | None = None) -> SetupStep:
         return SetupStep(source.name, argv, timeout_s, input, timeout_s == _FETCH_S)
@@ -204,7 +204,7 @@ def _build(
 
 
 KIND = "install-program"
-FOLDER = "share/homenode"
+DIRECTORY = "share/homenode"
 _PREFIXES = "setups"
 _BUSY = "in use by another homenode bench setup"
 _WAIT_S = 10.0
@@ -229,14 +229,14 @@ def setup_journal(prefix: Path) -> Journal:
     """Of the programs below a prefix: the journal lies there as well."""
     undo = command_line("homenode", "bench", "setup", "--prefix", prefix, "--remove")
     head = ChangeHead(run=str(prefix), command="homenode bench setup --apply", undo=undo)
-    files = RecordFolder(prefix / FOLDER, private=False)
+    files = RecordDirectory(prefix / DIRECTORY, private=False)
     return Journal(files, head)
 
 
 def setup_journals(root: Path) -> Iterator[Journal]:
-    """Those of the prefixes that were built in. root: homenode's own folder."""
+    """Those of the prefixes that were built in. root: homenode's own directory."""
     for path in sorted((root / _PREFIXES).glob("[0-9a-f]*")):
-        prefix = (RecordFolder(root / _PREFIXES).read(path.name) or b"").decode(errors="replace")
+        prefix = (RecordDirectory(root / _PREFIXES).read(path.name) or b"").decode(errors="replace")
         if prefix.startswith("/"):
             yield setup_journal(Path(prefix.strip()))
 
@@ -247,8 +247,9 @@ def carry_out(
     """Run the steps on this machine; gives the programs of all setups there. A tool that fails ends
     it, with those before it kept.
 
-    root: homenode's own folder. notify: called before each step. Raises HostError where a program
-    is there that we did not put there, or nothing can be written; ToolError for a step that failed.
+    root: homenode's own directory. notify: called before each step. Raises HostError where a
+    program is there that we did not put there, or nothing can be written; ToolError for a step that
+    failed.
     """
     prefix = Path(plan.prefix)
     journal = setup_journal(prefix)
@@ -263,7 +264,7 @@ def carry_out(
                     hint="remove it, or choose another --prefix",
                 )
         if plan.steps:
-            prefixes = RecordFolder(root / _PREFIXES, hint=state_hint)
+            prefixes = RecordDirectory(root / _PREFIXES, hint=state_hint)
             with prefixes.hold_lock(_BUSY, wait_s=_WAIT_S):
                 name = hashlib.sha256(plan.prefix.encode()).hexdigest()[:8]
                 prefixes.write(name, plan.prefix.encode())
@@ -351,7 +352,7 @@ def take_back(prefix: Path) -> tuple[str, ...]:
     Raises HostError where there is neither, or a program was changed since: nothing is removed.
     """
     journal, step = setup_journal(prefix), InstallStep(prefix)
-    sources = prefix / FOLDER / "src"
+    sources = prefix / DIRECTORY / "src"
     if not list_installed(journal) and not sources.is_dir():
         raise HostError(
             f"{journal.files.path}: no record of a setup",
@@ -375,7 +376,7 @@ def take_back(prefix: Path) -> tuple[str, ...]:
             if sources.is_dir():
                 remove_tree(sources)
                 removed.append(str(sources))
-            for part in (prefix / FOLDER).glob("*.part"):
+            for part in (prefix / DIRECTORY).glob("*.part"):
                 remove_file(part)
         except OSError as error:
             raise of_os(error, str(sources), "the directory") from None
@@ -384,10 +385,10 @@ def take_back(prefix: Path) -> tuple[str, ...]:
 
 def list_installed(journal: Journal) -> tuple[ChangeEntry, ...]:
     """The programs that are there by us. Raises InputError for one that is not below bin."""
-    folder = Path(journal.head.run) / "bin"
+    directory = Path(journal.head.run) / "bin"
     for entry in journal.to_undo():
         path = Path(entry.subject)
-        if path.parent != folder or path.name in ("", ".", ".."):
+        if path.parent != directory or path.name in ("", ".", ".."):
             raise InputError(
                 f"{journal.files.path}: expected programs below bin, found {entry.subject!r}"
             )

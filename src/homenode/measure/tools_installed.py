@@ -5,9 +5,9 @@ one than ours, on another machine, from 3.8 on, without homenode: the text carri
 the program imports, each under its own name.
 
 A Python that reads its program from standard input or from -c looks for modules in the current
-folder first: root would run what somebody put there as json.py. PYTHONSAFEPATH keeps it from that,
-from 3.11 on; earlier ones look into no folder before the program's first line, which takes it away.
-The user's own packages stay where they are: PyTorch may be one of them.
+directory first: root would run what somebody put there as json.py. PYTHONSAFEPATH keeps it from
+that, from 3.11 on; earlier ones look into no directory before the program's first line, which takes
+it away. The user's own packages stay where they are: PyTorch may be one of them.
 """
 
 import hashlib
@@ -95,7 +95,7 @@ def gpus_shown_by(
 
 
 _PACKAGE = "homenode.measure.programs"
-_FOLDER = ("measure", "programs")
+_DIRECTORY = ("measure", "programs")
 _CARRIED = ("torch_place", "torch_timing", "torch_collectives", "watched")
 
 _SAFE = {"PYTHONSAFEPATH": "1"}
@@ -158,7 +158,7 @@ def program_text(name: str) -> str:
 
 def _source(name: str) -> str:
     try:
-        return package_text(*_FOLDER, f"{name}.py")
+        return package_text(*_DIRECTORY, f"{name}.py")
     except OSError as error:
         raise HostError(
             f"{name}: expected it in measure/programs, found: {error.strerror}",

@@ -188,13 +188,13 @@ def cloud_config(topology: str) -> str:
 
     NCCL and RCCL look at NCCL_TOPO_FILE, else at DEFAULT_PATH. That is on a tmpfs, so the file
     itself lies in /etc, and systemd-tmpfiles copies it at each boot. A copy, because a symbolic
-    link would lead nowhere in a container that mounts the folder.
+    link would lead nowhere in a container that mounts the directory.
 
     The text is indented, so it must have no tabs and no control characters: write_topology's has
     none.
     """
-    folder = _RUN_PATH.rpartition("/")[0]
-    rules = f"d {folder} 0755 root root -\nC {_RUN_PATH} 0644 root root - {KEPT_PATH}\n"
+    directory = _RUN_PATH.rpartition("/")[0]
+    rules = f"d {directory} 0755 root root -\nC {_RUN_PATH} 0644 root root - {KEPT_PATH}\n"
     return (
         "#cloud-config\n"
         "write_files:\n"

@@ -1,10 +1,10 @@
 """Durable: files that are whole or not there, and on the disk before anything goes on. [I/O]
 
 The one way in which homenode writes files; `input_files` is the one in which it reads them. Root
-writes into folders that others own: a new file has no name until it is whole, and one that replaces
-another gets a random name then, that must not exist yet, and is renamed into its place. So a kill
-leaves nothing, and no link that somebody put there is followed, neither under the file's name nor
-under a name that could be guessed.
+writes into directories that others own: a new file has no name until it is whole, and one that
+replaces another gets a random name then, that must not exist yet, and is renamed into its place. So
+a kill leaves nothing, and no link that somebody put there is followed, neither under the file's
+name nor under a name that could be guessed.
 
 What undoes a change must outlast a crash in the middle of it. All raise OSError.
 """
@@ -31,7 +31,7 @@ PRIVATE = 0o600
 """For what may hold a secret: its owner alone."""
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def replace_file(
@@ -39,16 +39,16 @@ def replace_file(
     content: bytes,
     mode: int | None = PRIVATE,
     *,
-    folder: int | None = None,
+    directory: int | None = None,
     synced: bool = True,
 ) -> None:
     """Put a file in place as a whole. What was there under its name is replaced, not written to.
 
     mode: its permissions; None = what the umask leaves of 0666, and no more than the file had that
-    it replaces. folder: descriptor of the folder that holds `path`, where it must not be looked up
-    again. synced: on the disk when this returns.
+    it replaces. directory: descriptor of the directory that holds `path`, where it must not be
+    looked up again. synced: on the disk when this returns.
     """
-    with _open_parent(path, folder) as place:
+    with _open_parent(path, directory) as place:
         _check_replaceable(path, place)
         part = part_name()
         permissions = 0o666 if mode is None else mode & PRIVATE
@@ -67,7 +67,7 @@ def replace_file(
             if unnamed is None or not _name(lock, path.name, part, place):
                 os.replace(part, path.name, src_dir_fd=place, dst_dir_fd=place)
     if synced:
-        sync_folder(path.parent)
+        sync_directory(path.parent)
 
 
 def _open_unnamed(place: int, permissions: int) -> int | None:
@@ -92,7 +92,7 @@ def _name(descriptor: int, name: str, part: str, place: int) -> bool:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file or folder; False where another process holds it. A file that is being
+    """Lock an open file or directory; False where another process holds it. A file that is being
     written is locked, so that it does not pass for what a kill left."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,9 +103,9 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def sweep_parts(folder: Path) -> None:
-    """Remove what killed processes of this user left half-written or half-named in a folder."""
-    for part in folder.glob(PARTS):
+def sweep_parts(directory: Path) -> None:
+    """Remove what killed processes of this user left half-written or half-named in a directory."""
+    for part in directory.glob(PARTS):
         with contextlib.suppress(OSError):  # gone, or a link
             descriptor = open_existing(part)
             try:
@@ -165,7 +165,7 @@ def _give_as(descriptor: int, like: int) -> int:
     rights = None
     with contextlib.suppress(OSError):  # it has none, or the file system knows none
         rights = os.getxattr(like, _ACL)
-    with contextlib.suppress(OSError):  # inherited from its folder
+    with contextlib.suppress(OSError):  # inherited from its directory
         os.removexattr(descriptor, _ACL)
     try:
         os.fchown(descriptor, status.st_uid, status.st_gid)
@@ -183,46 +183,46 @@ def remove_file(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with all that is in it. Root follows no other user's link. Raises OSError."""
+    """Remove a directory and its content. Root follows no other user's link. Raises OSError."""
     with _open_parent(path, None) as place:
         shutil.rmtree(path.name, dir_fd=place)
 
 
-def _remove(name: str, folder: int) -> None:
+def _remove(name: str, directory: int) -> None:
     with contextlib.suppress(OSError):  # the error that led here is raised
-        os.unlink(name, dir_fd=folder)
+        os.unlink(name, dir_fd=directory)
 
 
-def open_lock(path: Path, mode: int = PRIVATE, *, folder: int | None = None) -> int:
+def open_lock(path: Path, mode: int = PRIVATE, *, directory: int | None = None) -> int:
     """A descriptor of a file to lock or append to, made where it is not there; a link under its
     name is not followed."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with _open_parent(path, folder) as place:
+    with _open_parent(path, directory) as place:
         return os.open(path.name, flags, mode, dir_fd=place)
 
 
-def open_to_lock(folder: Path) -> int:
-    """A descriptor of a folder that whoever can read it can lock."""
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def open_to_lock(directory: Path) -> int:
+    """A descriptor of a directory that whoever can read it can lock."""
+    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def open_existing(path: str | Path, *, folder: int | None = None) -> int:
+def open_existing(path: str | Path, *, directory: int | None = None) -> int:
     """A descriptor of a file to read and to write, which is there; a link under its name is not
     followed."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return os.open(path, flags, dir_fd=folder)
+    return os.open(path, flags, dir_fd=directory)
 
 
-def open_folder(root: Path, *names: str) -> int:
+def open_directory(root: Path, *names: str) -> int:
     """A descriptor of root/names…, made where it is not there. `root` may be a link, below it none
-    is followed; the descriptor stays with the folder whatever becomes of the names."""
+    is followed; the descriptor stays with the directory whatever becomes of the names."""
     root.mkdir(parents=True, exist_ok=True)
     descriptor = open_path(root)
     for name in names:
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, dir_fd=descriptor)
-            below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+            below = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
         finally:
             os.close(descriptor)
         descriptor = below
@@ -251,9 +251,9 @@ def write_and_close(
             os.fsync(file.fileno())
 
 
-def sync_folder(folder: Path) -> None:
-    """Have names that came or went in a folder on the disk."""
-    descriptor = open_to_lock(folder)
+def sync_directory(directory: Path) -> None:
+    """Have names that came or went in a directory on the disk."""
+    descriptor = open_to_lock(directory)
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -264,9 +264,9 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _open_parent(path: Path, folder: int | None) -> Iterator[int]:
-    if folder is not None:
-        yield folder
+def _open_parent(path: Path, directory: int | None) -> Iterator[int]:
+    if directory is not None:
+        yield directory
         return
     place = open_path(path.parent)
     try:

@@ -1,8 +1,8 @@
 """Host files: whether a path of a document is a regular file or a block device of this host. [I/O]
 
 Programs that root starts take more than paths where they expect one: "nbd:10.0.0.1:10809" is a
-connection, "json:{…}" a tree of drivers, "fat:/root" a folder as a disk. What a document names goes
-to them only after it was found here.
+connection, "json:{…}" a tree of drivers, "fat:/root" a directory as a disk. What a document names
+goes to them only after it was found here.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Input files: regular files alone, whole, and no more of them than a limit. [I/O]
 
 The one way in which homenode reads files, as `durable` is the one in which it writes them. Whoever
-owns a folder that root reads may put anything there under any name. So what is under a name is
+owns a directory that root reads may put anything there under any name. So what is under a name is
 looked at before it is opened: a pipe would be waited for, and to open some devices is to use them
 (a watchdog starts). What is read is counted while it comes, since a size that was asked for
 before may be another one by then. Standard input, the kernel's own files and the serial lines of
@@ -35,7 +35,7 @@ holds us no longer."""
 
 _PLAIN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _LOOK = os.O_PATH | os.O_CLOEXEC
-_FOLDER = _LOOK | os.O_DIRECTORY
+_DIRECTORY = _LOOK | os.O_DIRECTORY
 _MOST_LINKS = 40
 """On the way of one path, as the kernel follows them."""
 
@@ -147,12 +147,12 @@ def resolve_links(path: Path) -> Path:
         with contextlib.suppress(FileNotFoundError):
             return Path(f"/proc/self/fd/{hold(open_path(path))}").readlink()
         try:
-            folder = hold(open_path(path.parent))
+            directory = hold(open_path(path.parent))
         except FileNotFoundError:
             return path.absolute()
-        place = Path(f"/proc/self/fd/{folder}").readlink()
+        place = Path(f"/proc/self/fd/{directory}").readlink()
         try:
-            link = hold(os.open(path.name, _LOOK | os.O_NOFOLLOW, dir_fd=folder))
+            link = hold(os.open(path.name, _LOOK | os.O_NOFOLLOW, dir_fd=directory))
         except FileNotFoundError:
             return place / path.name
         return resolve_links(place / _read_link(link, path.name))
@@ -191,43 +191,43 @@ def _open_parts(path: Path) -> int:
 
 
 def _open_part(name: str, place: int) -> int:
-    """A folder is opened as one first: that mounts what an automounter has there."""
+    """A directory is opened as one first: that mounts what an automounter has there."""
     try:
-        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=place)
+        return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
     except NotADirectoryError:
         return os.open(name, _LOOK | os.O_NOFOLLOW, dir_fd=place)
 
 
 def read_below(
-    folder: Path, inside: str, max_bytes: int, *, descriptor: int | None = None
+    directory: Path, inside: str, max_bytes: int, *, descriptor: int | None = None
 ) -> bytes:
-    """The content of a regular file in a folder or below; as `open_below`."""
-    with open_below(folder, inside, descriptor=descriptor) as file:
-        return _read_whole(file.fileno(), max_bytes, str(folder / inside))
+    """The content of a regular file in a directory or below; as `open_below`."""
+    with open_below(directory, inside, descriptor=descriptor) as file:
+        return _read_whole(file.fileno(), max_bytes, str(directory / inside))
 
 
-def open_below(folder: Path, inside: str, *, descriptor: int | None = None) -> BinaryIO:
-    """A regular file in a folder or below, such as one that something stored names.
+def open_below(directory: Path, inside: str, *, descriptor: int | None = None) -> BinaryIO:
+    """A regular file in a directory or below, such as one that something stored names.
 
-    The folder may be a link, below it none is followed. descriptor: of the folder, where it must
-    not be looked up again. Raises OSError, EXDEV for a name that leads out of the folder.
+    The directory may be a link, below it none is followed. descriptor: of the directory, where it
+    must not be looked up again. Raises OSError, EXDEV for a name that leads out of the directory.
     """
-    path = str(folder / inside)
+    path = str(directory / inside)
     parts = Path(inside).parts
     if not parts or Path(inside).is_absolute() or ".." in parts:
-        raise OSError(errno.EXDEV, f"a name that leads out of {folder}", inside)
-    directory = os.open(folder, _FOLDER) if descriptor is None else os.dup(descriptor)
+        raise OSError(errno.EXDEV, f"a name that leads out of {directory}", inside)
+    opened = os.open(directory, _DIRECTORY) if descriptor is None else os.dup(descriptor)
     try:
         for name in parts[:-1]:
-            below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=directory)
-            os.close(directory)
-            directory = below
-        handle = os.open(parts[-1], _LOOK | os.O_NOFOLLOW, dir_fd=directory)
+            below = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=opened)
+            os.close(opened)
+            opened = below
+        handle = os.open(parts[-1], _LOOK | os.O_NOFOLLOW, dir_fd=opened)
     except OSError as error:
         error.filename = path
         raise
     finally:
-        os.close(directory)
+        os.close(opened)
     try:
         return _open_handle(handle, path)
     finally:

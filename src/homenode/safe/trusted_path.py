@@ -1,7 +1,7 @@
-"""Trusted path: whether another user can change what a path leads to; folders of our own. [I/O]
+"""Trusted path: whether another user can change what a path leads to; directories of our own. [I/O]
 
 What root runs, and what root and the programs that it starts find again by a name, must be out of
-other users' reach: the file, every folder above it, and the same of every link on the way.
+other users' reach: the file, every directory above it, and the same of every link on the way.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ READ, ENTER = 4, 1
 def changeable(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) -> str | None:
     """Who else could change what one of these paths leads to, for a message; None = no one.
 
-    user: whose files and folders are trusted as root's are. sticky: folders like /tmp are trusted
-    too, in which all users may make files, and none rename or remove another's: for a path whose
-    last part belongs to `user`, or is about to be made.
+    user: whose files and directories are trusted as root's are. sticky: directories like /tmp are
+    trusted too, in which all users may make files, and none rename or remove another's: for a path
+    whose last part belongs to `user`, or is about to be made.
 
     It goes from / downwards, so that no other user can exchange what was looked at.
     """
@@ -59,7 +59,7 @@ def _changeable(
     if status.st_uid not in trusted:
         return f"belongs to user {status.st_uid}"
     if stat.S_ISLNK(status.st_mode):
-        return None  # its mode says nothing; its folder's does
+        return None  # its mode says nothing; its directory's does
     if sticky and stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
         return None
     if status.st_mode & stat.S_IWOTH:
@@ -86,11 +86,12 @@ def _is_group_of_one(group: int, user: int) -> bool:
 
 
 @contextlib.contextmanager
-def private_folder(prefix: str, above: Path | None = None) -> Iterator[Path]:
-    """A new folder under a name that cannot be guessed, which only we may enter; gone afterwards.
+def private_directory(prefix: str, above: Path | None = None) -> Iterator[Path]:
+    """A new directory under a name that cannot be guessed, which only we may enter; gone
+    afterwards.
 
-    above: where it is made; None = the folder of temporary files. Raises HostError where another
-    user could put a folder of theirs in its place.
+    above: where it is made; None = the directory of temporary files. Raises HostError where another
+    user could put a directory of theirs in its place.
     """
     import tempfile
 
@@ -101,14 +102,14 @@ def private_folder(prefix: str, above: Path | None = None) -> Iterator[Path]:
 
 
 def private_place() -> Path:
-    """Where folders of our own are made: $TMPDIR, else /tmp."""
+    """Where directories of our own are made: $TMPDIR, else /tmp."""
     import tempfile
 
     return Path(tempfile.gettempdir())
 
 
 def check_private(above: Path) -> None:
-    """Raises HostError where another user could rename what we make in a folder."""
+    """Raises HostError where another user could rename what we make in a directory."""
     reason = changeable((above,), user=os.geteuid(), sticky=True)
     if reason is not None:
         from homenode.errors import HostError
@@ -120,9 +121,9 @@ def check_private(above: Path) -> None:
 
 
 def let_in(descriptor: int, user: int, rights: int) -> None:
-    """Give one other user rights to a file or folder of ours, and everybody else none.
+    """Give one other user rights to a file or directory of ours, and everybody else none.
 
-    rights: READ for a file, ENTER for a folder, whose names that user cannot list then. Raises
+    rights: READ for a file, ENTER for a directory, whose names that user cannot list then. Raises
     OSError where the file system has no access control lists. Source: acl(5);
     include/uapi/linux/posix_acl_xattr.h.
     """
@@ -140,13 +141,13 @@ def let_in(descriptor: int, user: int, rights: int) -> None:
 
 
 def on_the_way(path: Path) -> Iterator[Path]:
-    """The folders above a path, then the path; at a link, those that it leads through instead."""
+    """The directories above a path, then the path; for a link, those of its target instead."""
     directory, links = Path("/"), 0
     pending = [*path.absolute().parts[:0:-1]]
     yield directory
     while pending:
         name = pending.pop()
-        if name == "..":  # of a folder that no link leads to: all of them were followed
+        if name == "..":  # of a directory that no link leads to: all of them were followed
             directory = directory.parent
             continue
         part = directory / name

@@ -38,7 +38,7 @@ from homenode.findings import Doubt
 from homenode.measure.derived_run import schedule_of
 from homenode.measure.gpu.collectives import TOPOLOGY_FILE
 from homenode.measure.options import BenchOutcome
-from homenode.measure.run_folder import RunRecord
+from homenode.measure.run_directory import RunRecord
 from homenode.metrics import METRICS, metric_of
 from homenode.text import command_line, duration_text, plural
 from homenode.units import format_bytes

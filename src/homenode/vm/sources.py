@@ -1,4 +1,4 @@
-"""Sources: a Host from whatever the user names: this machine, a folder, a file, a name. [I/O]
+"""Sources: a Host from whatever the user names: this machine, a directory, a file, a name. [I/O]
 
 What a file is, is decided by its content and never by its name.
 """
@@ -86,7 +86,7 @@ def _open(path: Path) -> Snapshot:
 
 
 def _holds_files(source: str, path: Path) -> tuple[bool, bool]:
-    """Whether a source is an archive or a folder, and whether there is a file of that name."""
+    """Whether a source is an archive or a directory, and whether there is a file of that name."""
     archive, is_part, _ = source.rpartition("#")
     try:
         is_archive = path.is_dir() or (is_part and not path.exists() and Path(archive).exists())
@@ -239,8 +239,8 @@ def _listings() -> Iterator[tuple[Callable[[str], bool], Callable[[str, str], Ho
 
 
 def shipped_host(name: str) -> Host:
-    """A host that comes with homenode, whatever lies under its name in the current folder. Raises
-    InputError for a name that none has."""
+    """A host that comes with homenode, whatever lies under its name in the current directory.
+    Raises InputError for a name that none has."""
     from homenode.machine.description.parse import load_shipped, shipped_hosts
 
     names = shipped_hosts()

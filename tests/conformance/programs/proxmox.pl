@@ -2,7 +2,7 @@
 # Proxmox's own parser, and config_to_command, without a Proxmox: what the machine would say is given.
 # Standard input: a JSON list of {"conf": TEXT, "devices": [BDF...]}. Standard output, for each, a
 # line: {"words": [...], "timeout": SECONDS}, or {"error": TEXT}; warnings count as errors.
-# HOMENODE_PVE: a folder with checkouts of qemu-server, pve-common, pve-guest-common, pve-storage,
+# HOMENODE_PVE: a directory with checkouts of qemu-server, pve-common, pve-guest-common, pve-storage,
 # pve-access-control. Modules of other parts of Proxmox, and any that is absent, are empty here.
 use v5.36;
 use JSON;

@@ -144,7 +144,7 @@ def preview_restore(
     entry = store.definition()
     if entry is None:
         raise InputError(
-            f"{state.name}: no saved original in {store.folder}",
+            f"{state.name}: no saved original in {store.directory}",
             hint=_where_else(virsh, state, root),
         )
     now, original = virsh.definition(state.uuid), store.document(entry.before)

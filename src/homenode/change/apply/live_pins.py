@@ -217,12 +217,12 @@ def run_mark(uuid: str, root: str = "/") -> str | None:
 
 def _processes(proc: Path, uuid: str) -> Iterator[tuple[int, int]]:
     """(start in ticks, number) of each process with that UUID on its command line."""
-    for folder in proc.iterdir() if proc.is_dir() else ():
-        argv = _text(folder / "cmdline").split("\0") if folder.name.isdecimal() else []
+    for directory in proc.iterdir() if proc.is_dir() else ():
+        argv = _text(directory / "cmdline").split("\0") if directory.name.isdecimal() else []
         if uuid in arguments_after(argv, "-uuid"):
-            fields = _text(folder / "stat").rpartition(")")[2].split()
+            fields = _text(directory / "stat").rpartition(")")[2].split()
             if len(fields) > _START and fields[_START].isdecimal():
-                yield int(fields[_START]), int(folder.name)
+                yield int(fields[_START]), int(directory.name)
 
 
 def _text(path: Path) -> str:

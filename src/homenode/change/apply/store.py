@@ -1,7 +1,7 @@
 """Store: the saved definitions and the journal of each domain, each file whole or not there. [I/O]
 
-One folder for each domain and daemon: journal.jsonl, and every document that homenode replaced or
-gave to libvirt as SHA256.xml, which are never deleted. They hold what the definition holds, VNC
+One directory for each domain and daemon: journal.jsonl, and every document that homenode replaced
+or gave to libvirt as SHA256.xml, which are never deleted. They hold what the definition holds, VNC
 passwords included: only their owner may read them, as in /etc/libvirt.
 
 A step "define" leads from the original (before) to what libvirt was given last (after); its facts
@@ -20,12 +20,12 @@ from pathlib import Path
 from homenode.change.journal import Journal, state_hint
 from homenode.change.step import ChangeEntry, ChangeHead
 from homenode.errors import InputError
-from homenode.safe.record_folder import JOURNAL, RecordFolder
+from homenode.safe.record_directory import JOURNAL, RecordDirectory
 from homenode.text import command_line
 from homenode.vm.hypervisor.connection import with_connection
 
 DOMAINS = "domains"
-"""The folder of what `apply` keeps."""
+"""The directory of what `apply` keeps."""
 
 _SUM = re.compile(r"[0-9a-f]{64}\Z")
 _UUID = re.compile(r"[0-9a-f-]{36}\Z")
@@ -52,7 +52,7 @@ class DomainStore:
         self.journal = Journal(self._files, head)
 
     @property
-    def folder(self) -> Path:
+    def directory(self) -> Path:
         """Where the files lie, for messages."""
         return self._files.path
 
@@ -66,7 +66,7 @@ class DomainStore:
 
     def written_at(self) -> datetime:
         """When the record was last written, in local time."""
-        return datetime.fromtimestamp((self.folder / JOURNAL).stat().st_mtime)
+        return datetime.fromtimestamp((self.directory / JOURNAL).stat().st_mtime)
 
     def sweep(self) -> None:
         """Remove what a killed homenode left half-written."""
@@ -74,12 +74,12 @@ class DomainStore:
 
     def drop(self) -> None:
         """Remove all of it, as far as it is there."""
-        if not self.folder.exists():
+        if not self.directory.exists():
             return
         with self._files.errors():
             # The journal first: documents that nothing names any more are no one's original.
-            (self.folder / JOURNAL).unlink(missing_ok=True)
-            shutil.rmtree(self.folder)
+            (self.directory / JOURNAL).unlink(missing_ok=True)
+            shutil.rmtree(self.directory)
 
     def save(self, document: bytes) -> str:
         """Saves a document; gives its sha256, by which it is found again."""
@@ -103,7 +103,7 @@ class DomainStore:
 
     def document_path(self, name: str | None) -> Path:
         """Where a saved document lies."""
-        return (self.folder / f"{name}.xml").absolute()
+        return (self.directory / f"{name}.xml").absolute()
 
     def _last(self, kind: str) -> ChangeEntry | None:
         try:
@@ -114,10 +114,10 @@ class DomainStore:
 
 def other_daemons(root: Path, connect: str, uuid: str) -> tuple[str, ...]:
     """Connections under which a record of the same domain lies, this one omitted."""
-    own_folder = DomainStore(root, connect, uuid).folder
+    own_directory = DomainStore(root, connect, uuid).directory
     connections = []
     for journal in journals_of_domains(root, f"{uuid}@*"):
-        entry = None if journal.files.path == own_folder else journal.last(DEFINE, uuid)
+        entry = None if journal.files.path == own_directory else journal.last(DEFINE, uuid)
         if entry is not None:
             connections.append(journal.stored_head().connect)
     return tuple(connections)
@@ -140,8 +140,8 @@ def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
 def journals_of_domains(root: Path, pattern: str = "*@*") -> Iterator[Journal]:
     """The journals of all domains."""
     with _files(root).errors():
-        folders = sorted(path for path in (root / DOMAINS).glob(pattern) if path.is_dir())
-    for path in folders:
+        directories = sorted(path for path in (root / DOMAINS).glob(pattern) if path.is_dir())
+    for path in directories:
         run = path.name.partition("@")[0]
         undo = command_line("homenode", "restore", run)
         head = ChangeHead(run=run, command="homenode apply", undo=undo)
@@ -152,8 +152,8 @@ def sha256(document: bytes) -> str:
     return hashlib.sha256(document).hexdigest()
 
 
-def _files(folder: Path) -> RecordFolder:
-    return RecordFolder(folder, hint=state_hint)
+def _files(directory: Path) -> RecordDirectory:
+    return RecordDirectory(directory, hint=state_hint)
 
 
 def _daemon(connect: str) -> str:

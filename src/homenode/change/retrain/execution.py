@@ -34,7 +34,7 @@ from homenode.findings import Finding, finding
 from homenode.machine.link_path import LinkRate
 from homenode.machine.pci import PciDevice
 from homenode.safe.input_files import read_kernel_file
-from homenode.safe.record_folder import RecordFolder
+from homenode.safe.record_directory import RecordDirectory
 from homenode.text import command_line, printable
 
 KIND = "train-link"
@@ -219,28 +219,28 @@ def _speed(code: int) -> str:
     return f"speed code {code}" if speed is None else f"{speed:g} GT/s"
 
 
-FOLDER = "/run/homenode/retrain"
+DIRECTORY = "/run/homenode/retrain"
 """Gone after a boot, which resets the registers as well."""
 
 _BY_HAND = "look at the port's Link Control 2 (setpci -s PORT CAP_EXP+30.w)"
 
-LINKS_FOLDER = "/run/homenode/links"
+LINKS_DIRECTORY = "/run/homenode/links"
 
 
-def retrain_journal(port: Bdf, folder: str = FOLDER) -> Journal:
+def retrain_journal(port: Bdf, directory: str = DIRECTORY) -> Journal:
     """The journal of the link below a port. Writers lock its directory: libvirt's hook trains links
     within a start, while another homenode may hold the host's lock.
     """
     undo = f"setpci, as {_BY_HAND}"
     head = ChangeHead(run=str(port), command="homenode doctor retrain", undo=undo)
-    return Journal(_files(f"{folder}/{port}"), head)
+    return Journal(_files(f"{directory}/{port}"), head)
 
 
-def retrain_journals(folder: str = FOLDER) -> Iterator[Journal]:
+def retrain_journals(directory: str = DIRECTORY) -> Iterator[Journal]:
     """The journals of all ports since the last boot."""
-    for path in sorted(Path(folder).glob("*")):
+    for path in sorted(Path(directory).glob("*")):
         if path.is_dir():
-            yield retrain_journal(Bdf.parse(path.name, str(path)), folder)
+            yield retrain_journal(Bdf.parse(path.name, str(path)), directory)
 
 
 def open_retrain(journal: Journal) -> ChangeEntry | None:
@@ -254,8 +254,8 @@ def open_retrain(journal: Journal) -> ChangeEntry | None:
 class LinkRecords:
     """Rates of the links at start/begin of a domain, to be compared at `started`."""
 
-    def __init__(self, folder: str = LINKS_FOLDER) -> None:
-        self._files = _files(folder)
+    def __init__(self, directory: str = LINKS_DIRECTORY) -> None:
+        self._files = _files(directory)
 
     def load(self, gpus: Iterable[Bdf]) -> dict[Bdf, LinkRate]:
         """The saved rates of those GPUs that have a readable record."""
@@ -276,8 +276,8 @@ class LinkRecords:
             self._files.write(f"{gpu}.json", formats.encode("link-rate", link).encode())
 
 
-def _files(folder: str) -> RecordFolder:
-    return RecordFolder(Path(folder), hint=lambda number: "run as root")
+def _files(directory: str) -> RecordDirectory:
+    return RecordDirectory(Path(directory), hint=lambda number: "run as root")
 
 
 class WallClock:
@@ -313,9 +313,9 @@ def device_holders(
 def _vfio_files(device: PciDevice, sys: str) -> tuple[str, ...]:
     number = device.iommu_group
     group = [] if number is None else [f"/dev/vfio/{number}", f"/dev/vfio/noiommu-{number}"]
-    folder = Path(sys) / "bus/pci/devices" / str(device.bdf) / "vfio-dev"
+    directory = Path(sys) / "bus/pci/devices" / str(device.bdf) / "vfio-dev"
     try:
-        names = sorted(entry.name for entry in folder.iterdir())
+        names = sorted(entry.name for entry in directory.iterdir())
     except OSError:
         names = []
     return (*group, *(f"/dev/vfio/devices/{name}" for name in names))

@@ -40,7 +40,7 @@ def error_findings(host: Host) -> Iterator[Finding]:
 
 def _judge_function(device: PciDevice) -> Iterator[Finding]:
     errors = device.errors or PciErrors(())
-    folder = f"/sys/bus/pci/devices/{device.bdf}"
+    directory = f"/sys/bus/pci/devices/{device.bdf}"
     lost = (*errors.fatal, *errors.nonfatal)
     if lost:
         harmless = {name for name, _ in errors.nonfatal} <= _OF_RESETS and not errors.fatal
@@ -51,7 +51,7 @@ def _judge_function(device: PciDevice) -> Iterator[Finding]:
             expected="no uncorrected errors",
             observed=_counts_text(lost),
             severity=Severity.INFO if harmless else None,
-            source=f"{folder}/aer_dev_nonfatal, aer_dev_fatal",
+            source=f"{directory}/aer_dev_nonfatal, aer_dev_fatal",
             devices=(device.bdf,),
             count=sum(count for _, count in lost),
         )
@@ -64,7 +64,7 @@ def _judge_function(device: PciDevice) -> Iterator[Finding]:
             str(device.bdf),
             expected=f"fewer than {_MANY} retries since boot",
             observed=_counts_text(counts),
-            source=f"{folder}/aer_dev_correctable; replay_counter of nvidia-smi -q",
+            source=f"{directory}/aer_dev_correctable; replay_counter of nvidia-smi -q",
             devices=(device.bdf,),
             count=max(retries, replays),
         )

@@ -42,7 +42,7 @@ class CompareArguments(Struct, frozen=True, kw_only=True):
 class ReportArguments(Struct, frozen=True, kw_only=True):
     """Write results as one page: verdicts, effects, charts, doubts.
 
-    Without arguments: of ./results, into results/report.html. Folders of the study's
+    Without arguments: of ./results, into results/report.html. Directories of the study's
     scripts and logs of other tools are read as they are. Only runs of the same hardware
     are compared. The page needs no network.
 

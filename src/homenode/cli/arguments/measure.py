@@ -211,7 +211,7 @@ class ImportArguments(Struct, frozen=True, kw_only=True):
     Files are recognised by their content, such as that of nvbandwidth, nccl-tests or STREAM.
 
     Options:
-      folders: Directories, searched six levels deep, or single files.
+      directories: Directories, searched six levels deep, or single files.
       output: Results directory to write to; an existing run is not replaced.
       layout: Set the layout of the run NAME; NAME may contain * and ?, and an exact name takes
         precedence over a pattern; may be repeated. Default: by the directory's name.
@@ -232,7 +232,7 @@ class ImportArguments(Struct, frozen=True, kw_only=True):
       homenode import logs --dry-run
     """
 
-    folders: Annotated[tuple[Path, ...], Arg("DIR...")]
+    directories: Annotated[tuple[Path, ...], Arg("DIR...")]
     output: Annotated[Path, Opt("--output -o", "DIR")] = Path("results")
     layout: Annotated[tuple[str, ...], Opt("--layout", "NAME=PRESET")] = ()
     system: Annotated[str | None, Opt("--system", "NAME")] = None

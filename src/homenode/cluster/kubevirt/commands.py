@@ -23,13 +23,13 @@ def on_define_domain(arguments: OnDefineDomainArguments) -> None:
     The container has 0.2 CPUs and 64 MiB while a VM waits: nothing else is imported.
     """
     from homenode.cluster.kubevirt.placing import answer
-    from homenode.machine.snapshot.store import FolderSnapshot
+    from homenode.machine.snapshot.store import DirectorySnapshot
 
     gc.disable()  # the process ends before there is anything to collect
     given = answer(
         arguments.vmi,
         os.fsencode(arguments.domain),
-        lambda: FolderSnapshot("this machine", arguments.root),
+        lambda: DirectorySnapshot("this machine", arguments.root),
         on_error=arguments.on_error,
         granularity=arguments.pci_granularity,
     )

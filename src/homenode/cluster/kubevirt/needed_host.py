@@ -42,7 +42,7 @@ def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
     for place in places.values():
         current = place
         while current.parent is not None and current.parent not in bridges and len(bridges) < 256:
-            above = place_by_path(current.folder.rpartition("/")[0])
+            above = place_by_path(current.directory.rpartition("/")[0])
             if above is None:
                 break
             bridges[current.parent] = above
@@ -50,7 +50,7 @@ def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
     all_places = bridges | places
     parent_of = {bdf: place.parent for bdf, place in all_places.items()}
     classes = {
-        bdf: read_number(snapshot, f"{place.folder}/class", 16) or PCI_BRIDGE_CLASS << 8
+        bdf: read_number(snapshot, f"{place.directory}/class", 16) or PCI_BRIDGE_CLASS << 8
         for bdf, place in bridges.items()
         if bdf not in places
     }
@@ -116,24 +116,24 @@ def _place(snapshot: Snapshot, bdf: Bdf) -> TreePlace:
             hint=_HINT,
         )
     place = place_by_path(real)
-    if place is None:  # a tree that holds folders where the links should be
+    if place is None:  # a tree that holds directories where the links should be
         name = f"pci{bdf.domain:04x}:{bdf.bus:02x}"
         return TreePlace(path, name, None, is_in_tree=False)
     return place
 
 
 def _function(snapshot: Snapshot, bdf: Bdf, place: TreePlace, locality: Locality) -> PciDevice:
-    code = read_number(snapshot, f"{place.folder}/class", 16)
+    code = read_number(snapshot, f"{place.directory}/class", 16)
     if code is None:
         raise HostError(
-            f"{snapshot.name}: {place.folder}/class: no such file",
+            f"{snapshot.name}: {place.directory}/class: no such file",
             hint=_HINT,
         )
-    vendor = read_number(snapshot, f"{place.folder}/vendor", 16)
-    device = read_number(snapshot, f"{place.folder}/device", 16)
-    number = read_number(snapshot, f"{place.folder}/numa_node")
-    pus = read_pus(snapshot, f"{place.folder}/local_cpulist")
-    link = snapshot.read_link(f"{place.folder}/physfn")
+    vendor = read_number(snapshot, f"{place.directory}/vendor", 16)
+    device = read_number(snapshot, f"{place.directory}/device", 16)
+    number = read_number(snapshot, f"{place.directory}/numa_node")
+    pus = read_pus(snapshot, f"{place.directory}/local_cpulist")
+    link = snapshot.read_link(f"{place.directory}/physfn")
     physical = None if link is None else link.rstrip("/").rpartition("/")[2]
     return PciDevice(
         bdf=bdf,
@@ -146,7 +146,7 @@ def _function(snapshot: Snapshot, bdf: Bdf, place: TreePlace, locality: Locality
         node=locality.node_of(number, pus),
         firmware_node=locality.firmware_node(number),
         local_pus=pus,
-        physical_function=None if not physical else Bdf.parse(physical, place.folder),
+        physical_function=None if not physical else Bdf.parse(physical, place.directory),
     )
 
 
@@ -170,13 +170,13 @@ def _grace_gpus(snapshot: Snapshot, locality: Locality) -> tuple[tuple[Bdf, Node
     """(function, node of CPUs) of every Grace GPU of the host, the VM's or not, ascending."""
     gpus: list[tuple[Bdf, NodeIndex | None]] = []
     for name in snapshot.list(PCI) or ():
-        folder = f"{PCI}/{name}"
-        if read_number(snapshot, f"{folder}/device", 16) not in GRACE_GPUS:
+        directory = f"{PCI}/{name}"
+        if read_number(snapshot, f"{directory}/device", 16) not in GRACE_GPUS:
             continue
-        if read_number(snapshot, f"{folder}/vendor", 16) != NVIDIA:
+        if read_number(snapshot, f"{directory}/vendor", 16) != NVIDIA:
             continue
         try:
-            node = locality.node_of(read_number(snapshot, f"{folder}/numa_node"), None)
+            node = locality.node_of(read_number(snapshot, f"{directory}/numa_node"), None)
             gpus.append((Bdf.parse(name), node))
         except ParseError:
             continue  # no name of a function

@@ -77,8 +77,8 @@ class StudyOptions(Struct, frozen=True):
     qos: Annotated[str | None, Opt("--qos", "Q", rare=True)] = None
     reservation: Annotated[str | None, Opt("--reservation", "R", rare=True)] = None
     tests: Annotated[tuple[str, ...], Opt("--tests", "TEST")] = ("stream", "mem-latency")
-    app: tuple[str, ...] = ()  # words of a command, which runs in app_folder
-    app_folder: str = "."
+    app: tuple[str, ...] = ()  # words of a command, which runs in app_directory
+    app_directory: str = "."
     metric: Annotated[str | None, Opt("--metric", "REGEX", rare=True)] = None
     lower_is_better: Annotated[bool, Flag("--lower-is-better", rare=True)] = False
     between_nodes: Annotated[bool, Flag("--between-nodes")] = False
@@ -195,11 +195,11 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
 class SlurmReportArguments(Struct, frozen=True, kw_only=True):
     """Report a study: maps of each node, shared and whole nodes, each job's locality, which queue.
 
-    Reads folders of homenode slurm study, also while it runs; folders that homenode import
+    Reads directories of homenode slurm study, also while it runs; directories that homenode import
     wrote; and logs of nvbandwidth named exclusive_… and shared_….
 
     Options:
-      folders: Directories of homenode slurm study, finished or not; directories that homenode
+      directories: Directories of homenode slurm study, finished or not; directories that homenode
         import wrote; logs of nvbandwidth whose names say exclusive or shared.
       everything: Print every map, job and unknown. Default: the first map, and all that differ.
       output: Write the report as one page, FILE.html, without external resources.
@@ -209,7 +209,7 @@ class SlurmReportArguments(Struct, frozen=True, kw_only=True):
       homenode slurm report study -o study.html
     """
 
-    folders: Annotated[tuple[Path, ...], Arg("DIR...")]
+    directories: Annotated[tuple[Path, ...], Arg("DIR...")]
     everything: Annotated[bool, Flag("--all")] = False
     output: Annotated[Path | None, Opt("--output -o", "FILE")] = None
     json: JsonOption = False

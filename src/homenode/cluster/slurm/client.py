@@ -1,8 +1,8 @@
 """Client: Slurm's own programs with the user's configuration, and files of Slurm's. [I/O]
 
 Files are programs' output, records, and configuration. An Include line is followed to files in the
-folder of the file that the user named, and below it: what another folder of this machine holds need
-not be the cluster's, and is not the user's choice.
+directory of the file that the user named, and below it: what another directory of this machine
+holds need not be the cluster's, and is not the user's choice.
 """
 
 import os
@@ -180,33 +180,33 @@ def is_json(text: str) -> bool:
 
 
 def read_records(
-    folder: Path, names: Sequence[str], order: DeviceOrder | None = None
+    directory: Path, names: Sequence[str], order: DeviceOrder | None = None
 ) -> Iterator[JobAllocation]:
-    """What the records (*.rec) of a folder and of those below it tell, by name.
+    """What the records (*.rec) of a directory and of those below it tell, by name.
 
     A record that cannot be read is one that says nothing: a full disk, or a user's own lines,
-    must not hide all others. order: as gres.conf gives it. Raises InputError for a folder that is
-    none or holds no record, and where none is of a job asked for.
+    must not hide all others. order: as gres.conf gives it. Raises InputError for a directory that
+    is none or holds no record, and where none is of a job asked for.
     """
-    if not folder.is_dir():
-        kind = "not a directory" if folder.exists() else "no such directory"
+    if not directory.is_dir():
+        kind = "not a directory" if directory.exists() else "no such directory"
         raise InputError(
-            f"{folder}: {kind}", hint="homenode slurm audit --hooks DIR writes records"
+            f"{directory}: {kind}", hint="homenode slurm audit --hooks DIR writes records"
         )
-    paths = sorted(path for path in folder.rglob("*.rec") if path.is_file())
+    paths = sorted(path for path in directory.rglob("*.rec") if path.is_file())
     if not paths:
-        next(folder.iterdir(), None)  # a folder that cannot be read is not an empty one
+        next(directory.iterdir(), None)  # a directory that cannot be read is not an empty one
         raise NotKnownError(
-            f"nothing was checked: no records (*.rec) in {folder}",
+            f"nothing was checked: no records (*.rec) in {directory}",
             hint="the hooks (homenode slurm audit --hooks DIR) write them to done/ on each node",
         )
     if len(paths) > MAX_RECORDS:
-        raise InputError(f"{folder}: expected at most {MAX_RECORDS} records, found {len(paths)}")
+        raise InputError(f"{directory}: expected at most {MAX_RECORDS} records, found {len(paths)}")
     if names:
         paths = [path for path in paths if path.name.partition(".")[0] in names]
     if not paths:
         raise InputError(
-            f"{folder}: no records of job {' or '.join(names)}",
+            f"{directory}: no records of job {' or '.join(names)}",
             hint="records are by the job's number: 4711 of 4711_3 is squeue's %A",
         )
     return (_record_allocation(path, order) for path in paths)
@@ -240,14 +240,14 @@ def read_config(path: Path) -> SlurmConfig:
 
     Raises InputError for a file that cannot be read, ParseError that names a line.
     """
-    folder = path.parent
+    directory = path.parent
 
     def include(name: str, neighbours: str) -> tuple[ConfigFile, ...] | str:
         # As Slurm does: next to the file that has the line; an absolute name stays as it is.
         other = Path(neighbours).parent / name
         try:
             paths = sorted(other.parent.glob(other.name)) if "*" in name else [other]
-            top = folder.resolve()
+            top = directory.resolve()
             if not all(target.resolve().is_relative_to(top) for target in [other, *paths]):
                 return f"it lies outside the directory of {path.name}"
             if not paths or not all(target.is_file() for target in paths):
@@ -282,18 +282,18 @@ def ask_queue() -> tuple[QueuedJob, ...]:
 
 
 def submit(
-    folder: Path, script: str, after: tuple[str, ...], kept_open: tuple[int, ...] = ()
+    directory: Path, script: str, after: tuple[str, ...], kept_open: tuple[int, ...] = ()
 ) -> str:
-    """Submit a script of a study, to run in the study's folder; the job's id.
+    """Submit a script of a study, to run in the study's directory; the job's id.
 
     after: ids of jobs that must have ended. kept_open: the study's lock: sbatch goes on where we
     are killed, and whoever continues the study must see its job. Raises NoAnswerError: then it
     may have been accepted all the same; and ToolError where Slurm refused it.
     """
-    words = ["sbatch", "--parsable", f"--chdir={folder}"]
+    words = ["sbatch", "--parsable", f"--chdir={directory}"]
     if after:
         words.append(f"--dependency=afterany:{':'.join(after)}")
-    text = ask((*words, f"{folder}/{script}"), _passed_to_jobs(), kept_open)
+    text = ask((*words, f"{directory}/{script}"), _passed_to_jobs(), kept_open)
     match = _SUBMITTED_ID.fullmatch(text.strip().splitlines()[-1] if text.strip() else "")
     if match is None:
         raise ToolError(f"sbatch: expected a job's id, found {text.strip()[:80]!r}")

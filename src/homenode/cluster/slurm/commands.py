@@ -208,10 +208,10 @@ def _text(path: Path, subject: str) -> str:
     return read_input(path, subject).decode("utf-8", "replace")
 
 
-def _write_hooks(folder: Path, spool: str) -> None:
-    written = {folder / name: text for name, text in hooks(spool).items()}
+def _write_hooks(directory: Path, spool: str) -> None:
+    written = {directory / name: text for name, text in hooks(spool).items()}
     modes = {path: 0o644 if path.name == "README" else 0o755 for path in written}
-    write_new_files(folder, written, modes)
+    write_new_files(directory, written, modes)
 
 
 def check(arguments: SlurmCheckArguments) -> None:
@@ -257,19 +257,19 @@ def _print_lines(before: Mapping[str, str], after: Mapping[str, str], *, explain
             say(f"{len(lines) - _MOST_LINES} more lines (--explain)")
 
 
-def _write(folder: Path, texts: Mapping[str, str], parents: tuple[Path, ...]) -> None:
+def _write(directory: Path, texts: Mapping[str, str], parents: tuple[Path, ...]) -> None:
     """Write all files, over nothing; parents: of the two files that the user named."""
     written: dict[Path, str] = {}
     for source, text in texts.items():
-        path = folder / _relative_path(Path(source), parents)
+        path = directory / _relative_path(Path(source), parents)
         if path in written:
             raise UsageError(f"{path}: expected files of different names, found one")
         written[path] = text
-    write_new_files(folder, written)
+    write_new_files(directory, written)
 
 
 def _relative_path(path: Path, parents: tuple[Path, ...]) -> Path:
-    """The path as it lies in the folder of the file that includes it; never one outside."""
+    """The path as it lies in the directory of the file that includes it; never one outside."""
     for parent in parents:
         if path.resolve().is_relative_to(parent.resolve()):
             return path.resolve().relative_to(parent.resolve())

@@ -373,13 +373,13 @@ def _script(name: str) -> str:
     return package_text("cluster", "slurm", "scripts", name)
 
 
-def hooks(spool: str = SPOOL, folder: str = "/etc/slurm/homenode") -> dict[str, str]:
+def hooks(spool: str = SPOOL, directory: str = "/etc/slurm/homenode") -> dict[str, str]:
     """The scripts by file name, and what to do with them.
 
-    spool: folder on each node for the records. folder: where the scripts will be.
+    spool: directory on each node for the records. directory: where the scripts will be.
     Raises UsageError for a path that a shell would read as something else.
     """
-    for path in (spool, folder):
+    for path in (spool, directory):
         plain = path.replace("/", "").replace("-", "").replace("_", "").replace(".", "")
         if not path.startswith("/") or not (plain.isascii() and plain.isalnum()):
             raise UsageError(
@@ -388,5 +388,5 @@ def hooks(spool: str = SPOOL, folder: str = "/etc/slurm/homenode") -> dict[str, 
     written = {}
     for name in _SCRIPTS:
         text = _script(name).replace("@ROOT@\n", _script("root.sh"))
-        written[name] = text.replace("@SPOOL@", spool).replace("@FOLDER@", folder)
+        written[name] = text.replace("@SPOOL@", spool).replace("@DIRECTORY@", directory)
     return written

@@ -240,13 +240,13 @@ def _llc_sizes(file: HostDocument) -> tuple[int | None, ...]:
     return tuple(map(_bytes, file.llc_sizes))
 
 
-_FOLDER, _SUFFIX = ("machine", "hosts"), ".toml"
+_DIRECTORY, _SUFFIX = ("machine", "hosts"), ".toml"
 _SHAPE = re.compile(r"-(?:\d+p)?\d+n\d+c|-2p-cpus\Z", re.ASCII)
 
 
 def shipped_hosts() -> tuple[str, ...]:
     """Names of the hosts that come with homenode, sorted."""
-    names = package_names(*_FOLDER)
+    names = package_names(*_DIRECTORY)
     return tuple(sorted(n.removesuffix(_SUFFIX) for n in names if n.endswith(_SUFFIX)))
 
 
@@ -261,4 +261,4 @@ def load_shipped(name: str) -> HostDescription:
     names = shipped_hosts()
     if name not in names:
         raise unknown("host", name, names, "homenode list hosts")
-    return parse_description(package_text(*_FOLDER, f"{name}{_SUFFIX}"), f"{name}{_SUFFIX}")
+    return parse_description(package_text(*_DIRECTORY, f"{name}{_SUFFIX}"), f"{name}{_SUFFIX}")

@@ -58,22 +58,22 @@ class Nodes(Struct, frozen=True):
 def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]) -> Nodes:
     """The nodes of a snapshot; name_memory says what the memory of each is.
 
-    A kernel without NUMA has no node folder: the host then is one node, with a gap. A node with
+    A kernel without NUMA has no node directory: the host then is one node, with a gap. A node with
     CPUs of a lower one is omitted, as hwloc does, with a gap: some firmware lists every CPU in
     each.
-    Raises InputError where a node that is said to be online has no folder, HostError where the
-    folder cannot be read.
+    Raises InputError where a node that is said to be online has no directory, HostError where the
+    directory cannot be read.
     """
-    folders = list_numbers(list_readable(snapshot, NODE), "node")
-    if not folders:
+    directories = list_numbers(list_readable(snapshot, NODE), "node")
+    if not directories:
         return _single_node(snapshot, online, packages)
-    if folders[-1] > MAX_PU_INDEX or len(folders) > _MOST_NODES:
+    if directories[-1] > MAX_PU_INDEX or len(directories) > _MOST_NODES:
         expected = f"directories node0 to node{MAX_PU_INDEX}, and as Linux at most {_MOST_NODES}"
         raise ParseError(
-            f"{snapshot.name}: {NODE}", expected, f"{len(folders)} up to node{folders[-1]}"
+            f"{snapshot.name}: {NODE}", expected, f"{len(directories)} up to node{directories[-1]}"
         )
     gaps: list[Gap] = []
-    numbers = _online_nodes(snapshot, folders, gaps)
+    numbers = _online_nodes(snapshot, directories, gaps)
     pus_of_node: dict[int, CpuSet] = {}
     in_use = CpuSet()
     for number in numbers:
@@ -117,12 +117,14 @@ def package_of(pus: CpuSet, packages: tuple[Package, ...]) -> PackageIndex | Non
     return next((package.index for package in packages if pus <= package.pus), None)
 
 
-def _online_nodes(snapshot: Snapshot, folders: tuple[int, ...], gaps: list[Gap]) -> tuple[int, ...]:
+def _online_nodes(
+    snapshot: Snapshot, directories: tuple[int, ...], gaps: list[Gap]
+) -> tuple[int, ...]:
     online = read_pus(snapshot, f"{NODE}/online")
     if online is None:
         gaps.append(Gap("online nodes", f"{NODE}/online is absent; taken from the directories"))
-        return folders
-    missing = online - CpuSet(folders)
+        return directories
+    missing = online - CpuSet(directories)
     if missing:
         raise InputError(
             f"{snapshot.name}: {NODE}/online lists nodes {online}, but nodes {missing} have no "
@@ -139,15 +141,15 @@ def _online_nodes(snapshot: Snapshot, folders: tuple[int, ...], gaps: list[Gap])
 
 
 def _pus_of_node(snapshot: Snapshot, number: int, online: CpuSet, gaps: list[Gap]) -> CpuSet:
-    folder = f"{NODE}/node{number}"
-    pus = read_pus(snapshot, f"{folder}/cpulist", f"{folder}/cpumap")
+    directory = f"{NODE}/node{number}"
+    pus = read_pus(snapshot, f"{directory}/cpulist", f"{directory}/cpumap")
     if pus is None:
-        list_readable(snapshot, folder)
+        list_readable(snapshot, directory)
         raise InputError(
-            f"{snapshot.name}: no {folder}/cpulist or cpumap",
+            f"{snapshot.name}: no {directory}/cpulist or cpumap",
             hint="the tree is incomplete: capture the host again",
         )
-    mask = read_mask(snapshot, f"{folder}/cpumap")
+    mask = read_mask(snapshot, f"{directory}/cpumap")
     if mask is not None and mask & online != pus & online:
         reason = f"cpulist says {pus & online}, cpumap says {mask & online}; used cpulist"
         gaps.append(Gap(f"node {number} CPUs", reason))
@@ -190,14 +192,14 @@ def _memory(snapshot: Snapshot, path: str) -> tuple[int | None, int | None]:
     return bytes_of_key.get("MemTotal"), free
 
 
-def _page_pools(snapshot: Snapshot, folder: str) -> tuple[PagePool, ...]:
+def _page_pools(snapshot: Snapshot, directory: str) -> tuple[PagePool, ...]:
     pools: list[PagePool] = []
-    for name in snapshot.list(folder) or ():
+    for name in snapshot.list(directory) or ():
         match = _POOL_NAME.fullmatch(name)
         if match is None:
             continue
-        total = read_number(snapshot, f"{folder}/{name}/nr_hugepages")
-        free = read_number(snapshot, f"{folder}/{name}/free_hugepages")
+        total = read_number(snapshot, f"{directory}/{name}/nr_hugepages")
+        free = read_number(snapshot, f"{directory}/{name}/free_hugepages")
         if total is not None and free is not None:
             pools.append(PagePool(int(match[1]) * KIB, total, free))
     return tuple(sorted(pools))

@@ -78,10 +78,10 @@ def read_resource(snapshot: Snapshot, path: str, *, is_bridge: bool) -> tuple[Pc
 _UNSET = 0x20000000  # the kernel found no place for it; include/linux/ioport.h
 
 
-def read_kernel_registers(snapshot: Snapshot, folder: str) -> PciRegisters | None:
+def read_kernel_registers(snapshot: Snapshot, directory: str) -> PciRegisters | None:
     """Memory BARs that have no address, as the kernel shows them, which wakes no device."""
     unplaced: list[int] = []
-    for index, line in enumerate(read_lines(snapshot, f"{folder}/resource")[:_ROM]):
+    for index, line in enumerate(read_lines(snapshot, f"{directory}/resource")[:_ROM]):
         match = _REGION.fullmatch(line.strip())
         first, last, flags = (
             (0, 0, 0) if match is None else (int(number, 16) for number in match.groups())
@@ -91,12 +91,12 @@ def read_kernel_registers(snapshot: Snapshot, folder: str) -> PciRegisters | Non
     return PciRegisters(unplaced_bars=tuple(unplaced)) if unplaced else None
 
 
-def read_errors(snapshot: Snapshot, folder: str) -> PciErrors | None:
+def read_errors(snapshot: Snapshot, directory: str) -> PciErrors | None:
     """What a function has counted; None where it has no AER. Totals of the kernel are omitted.
 
     Raises ParseError. Source: Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats.
     """
-    paths = [f"{folder}/aer_dev_{name}" for name in ("correctable", "nonfatal", "fatal")]
+    paths = [f"{directory}/aer_dev_{name}" for name in ("correctable", "nonfatal", "fatal")]
     texts = [snapshot.read_text(path) for path in paths]
     if all(text is None for text in texts):
         return None
@@ -116,12 +116,12 @@ def _counts(snapshot: Snapshot, path: str) -> tuple[tuple[str, int], ...]:
     return tuple(counts)
 
 
-def read_interrupts(snapshot: Snapshot, folder: str) -> tuple[PciInterrupt, ...] | None:
+def read_interrupts(snapshot: Snapshot, directory: str) -> tuple[PciInterrupt, ...] | None:
     """The function's message-signalled interrupts, ascending; None where the source gives none.
 
     The CPUs are those that really get it, else those that may. Raises ParseError.
     """
-    numbers = list_numbers(snapshot.list(f"{folder}/msi_irqs"), "")
+    numbers = list_numbers(snapshot.list(f"{directory}/msi_irqs"), "")
     interrupts: list[PciInterrupt] = []
     for number in numbers:
         for name in ("effective_affinity_list", "smp_affinity_list"):

@@ -220,12 +220,12 @@ def unknown_fields(devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
 
 
 def functions_off_the_bus(
-    snapshot: Snapshot, folders: Sequence[str], listed: frozenset[Bdf]
+    snapshot: Snapshot, directories: Sequence[str], listed: frozenset[Bdf]
 ) -> tuple[Gap, ...]:
-    """Functions with a folder below a root complex or bridge that /sys/bus/pci does not list."""
+    """Functions with a directory below a root complex or bridge that /sys/bus/pci does not list."""
     stray: list[Bdf] = []
-    for folder in folders:
-        for name in snapshot.list(folder) or ():
+    for directory in directories:
+        for name in snapshot.list(directory) or ():
             bdf = address_of(name)
             if bdf is not None and bdf not in listed:
                 stray.append(bdf)

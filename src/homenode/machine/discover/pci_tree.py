@@ -1,6 +1,6 @@
 """PCI tree: root complexes, bridges and functions of a snapshot, from sysfs.
 
-The tree is known by where each function's folder lies: /sys/devices/pci0000:15/0000:15:01.0/...
+The tree is known by where each function's directory lies: /sys/devices/pci0000:15/0000:15:01.0/...
 One function, or one of its files, that is not as it should be is a gap and stops nothing.
 
 Source: Documentation/ABI/testing/sysfs-bus-pci.
@@ -141,12 +141,12 @@ class PciTree(Struct, frozen=True):
 
 
 class TreePlace(Struct, frozen=True):
-    """Where a function is in the tree: its folder, root complex and the bridge above it."""
+    """Where a function is in the tree: its directory, root complex and the bridge above it."""
 
-    folder: str
+    directory: str
     root_complex: str
     parent: Bdf | None
-    is_in_tree: bool = True  # False of a folder that stands where a link should
+    is_in_tree: bool = True  # False of a directory that stands where a link should
 
 
 class _MalformedFiles(Struct):
@@ -184,7 +184,7 @@ def read_pci_tree(
     classes = _class_codes(snapshot, places, malformed, gaps)
     bridges = {bdf: code for bdf, code in classes.items() if code >> 8 == PCI_BRIDGE_CLASS}
     guessed = port_types_by_structure(bridges, parent_of)
-    configs = {bdf: _config(snapshot, places[bdf].folder) for bdf in bridges}
+    configs = {bdf: _config(snapshot, places[bdf].directory) for bdf in bridges}
     without = [bdf for bdf, config in configs.items() if config is None or not config.port_type]
     if without:
         reason = "config space is not readable beyond 64 bytes (it needs root); taken from the tree"
@@ -203,8 +203,8 @@ def read_pci_tree(
     devices = tuple(_device(tree, bdf) for bdf in sorted(places))
     roots, root_gaps = root_complexes(devices)
     # Only bridges and root complexes have functions below them.
-    above = {place.folder.rpartition("/")[0] for place in places.values() if place.is_in_tree}
-    above |= {places[bdf].folder for bdf in bridges}
+    above = {place.directory.rpartition("/")[0] for place in places.values() if place.is_in_tree}
+    above |= {places[bdf].directory for bdf in bridges}
     gaps += functions_off_the_bus(snapshot, sorted(above), frozenset(places))
     gaps += malformed.gaps()
     gaps += root_gaps + unknown_fields(devices) + locality.gaps(snapshot, devices)
@@ -232,7 +232,7 @@ def _places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, TreePlace]:
         if real is None:
             dangling.append(bdf)
             continue
-        if place is None:  # some trees hold the folders where the links should be
+        if place is None:  # some trees hold the directories where the links should be
             loose.append(bdf)
             place = TreePlace(path, f"pci{bdf.domain:04x}:{bdf.bus:02x}", None, is_in_tree=False)
         places[bdf] = place
@@ -258,7 +258,7 @@ def _bridges_not_listed(places: Mapping[Bdf, TreePlace]) -> dict[Bdf, TreePlace]
             parent = current.parent
             if parent in places or parent in bridges:
                 break
-            current = place_by_path(current.folder.rpartition("/")[0])
+            current = place_by_path(current.directory.rpartition("/")[0])
             if current is not None:
                 bridges[parent] = current
     return bridges
@@ -285,10 +285,10 @@ def _class_codes(
     unknown: list[Bdf] = []
     for bdf, place in places.items():
         code = malformed.attempt(
-            bdf, f"{place.folder}/class", lambda path: read_number(snapshot, path, 16)
+            bdf, f"{place.directory}/class", lambda path: read_number(snapshot, path, 16)
         )
         if code is None or not 0 <= code < 1 << 24:
-            header = _config(snapshot, place.folder)
+            header = _config(snapshot, place.directory)
             code = None if header is None else header.class_code
         if code is None and bdf not in above:
             unknown.append(bdf)
@@ -301,8 +301,8 @@ def _class_codes(
     return codes
 
 
-def _config(snapshot: Snapshot, folder: str) -> ConfigHeader | None:
-    text = snapshot.read_text(f"{folder}/config")
+def _config(snapshot: Snapshot, directory: str) -> ConfigHeader | None:
+    text = snapshot.read_text(f"{directory}/config")
     # Bytes that are no UTF-8 come as surrogates (PEP 383), see machine/snapshot/memory.py.
     return None if text is None else parse_config(text.encode("utf-8", "surrogateescape"))
 
@@ -337,10 +337,10 @@ def _bridge(tree: _FunctionSources, bdf: Bdf) -> PciBridge | None:
     nothing below it and no numbers has not been given a bus: (0, 0), as its registers say."""
     if bdf not in tree.guessed:
         return None
-    folder, config = tree.places[bdf].folder, tree.configs[bdf]
+    directory, config = tree.places[bdf].directory, tree.configs[bdf]
 
     def bus(name: str) -> int | None:
-        path = f"{folder}/{name}_bus_number"
+        path = f"{directory}/{name}_bus_number"
         return tree.malformed.attempt(bdf, path, lambda path: read_number(tree.snapshot, path))
 
     secondary, subordinate = bus("secondary"), bus("subordinate")
@@ -348,24 +348,24 @@ def _bridge(tree: _FunctionSources, bdf: Bdf) -> PciBridge | None:
         header = config or ConfigHeader(None)
         secondary, subordinate = header.secondary_bus, header.subordinate_bus
     if secondary is None or subordinate is None:
-        secondary = _first_bus_below(tree.snapshot, folder)
+        secondary = _first_bus_below(tree.snapshot, directory)
         subordinate = tree.last_bus.get(bdf, 0)
     port_type = config.port_type if config is not None and config.port_type else tree.guessed[bdf]
     return PciBridge(port_type, secondary, subordinate)
 
 
-def _first_bus_below(snapshot: Snapshot, folder: str) -> int:
-    bdfs = map(address_of, snapshot.list(folder) or ())
+def _first_bus_below(snapshot: Snapshot, directory: str) -> int:
+    bdfs = map(address_of, snapshot.list(directory) or ())
     return next((bdf.bus for bdf in bdfs if bdf is not None), 0)
 
 
 def _device(tree: _FunctionSources, bdf: Bdf) -> PciDevice:
     snapshot, place, class_code = tree.snapshot, tree.places[bdf], tree.classes[bdf]
-    folder, config = place.folder, tree.configs.get(bdf)
+    directory, config = place.directory, tree.configs.get(bdf)
     bridge = _bridge(tree, bdf)
 
     def attempt(file: str, read: Callable[[str], _Value]) -> _Value | None:
-        return tree.malformed.attempt(bdf, f"{folder}/{file}", read)
+        return tree.malformed.attempt(bdf, f"{directory}/{file}", read)
 
     def decimal(file: str) -> int | None:
         return attempt(file, lambda path: read_number(snapshot, path))
@@ -377,12 +377,12 @@ def _device(tree: _FunctionSources, bdf: Bdf) -> PciDevice:
     if vendor is None and bdf in tree.nvidia_gpus:
         vendor = NVIDIA
     local_pus = attempt(
-        "local_cpulist", lambda path: read_pus(snapshot, path, f"{folder}/local_cpus")
+        "local_cpulist", lambda path: read_pus(snapshot, path, f"{directory}/local_cpus")
     )
     numa_node = decimal("numa_node")
-    group = link_name(snapshot, f"{folder}/iommu_group")
-    physical_function = link_name(snapshot, f"{folder}/physfn")
-    power_state = read_word(snapshot, f"{folder}/power_state")
+    group = link_name(snapshot, f"{directory}/iommu_group")
+    physical_function = link_name(snapshot, f"{directory}/physfn")
+    power_state = read_word(snapshot, f"{directory}/power_state")
     return PciDevice(
         bdf=bdf,
         kind=device_kind(class_code, vendor, device),
@@ -396,9 +396,9 @@ def _device(tree: _FunctionSources, bdf: Bdf) -> PciDevice:
         local_pus=None if local_pus is None else tree.locality.online(local_pus),
         subsystem_vendor_id=hexadecimal("subsystem_vendor"),
         subsystem_device_id=hexadecimal("subsystem_device"),
-        link=attempt("link width", lambda _: _link(snapshot, folder)),
+        link=attempt("link width", lambda _: _link(snapshot, directory)),
         bridge=bridge,
-        driver=link_name(snapshot, f"{folder}/driver"),
+        driver=link_name(snapshot, f"{directory}/driver"),
         iommu_group=whole_number(group),
         physical_function=None
         if physical_function is None
@@ -415,17 +415,17 @@ def _device(tree: _FunctionSources, bdf: Bdf) -> PciDevice:
         iommu_domain=None
         if group is None
         else read_word(snapshot, f"/sys/kernel/iommu_groups/{group}/type"),
-        errors=attempt("aer_dev", lambda _: read_errors(snapshot, folder)),
-        interrupts=attempt("msi_irqs", lambda _: read_interrupts(snapshot, folder)),
-        registers=attempt("resource", lambda _: read_kernel_registers(snapshot, folder)),
+        errors=attempt("aer_dev", lambda _: read_errors(snapshot, directory)),
+        interrupts=attempt("msi_irqs", lambda _: read_interrupts(snapshot, directory)),
+        registers=attempt("resource", lambda _: read_kernel_registers(snapshot, directory)),
     )
 
 
-def _link(snapshot: Snapshot, folder: str) -> PciLink | None:
+def _link(snapshot: Snapshot, directory: str) -> PciLink | None:
     link = PciLink(
-        parse_link_speed(read_word(snapshot, f"{folder}/current_link_speed")),
-        read_link_width(snapshot, f"{folder}/current_link_width"),
-        parse_link_speed(read_word(snapshot, f"{folder}/max_link_speed")),
-        read_link_width(snapshot, f"{folder}/max_link_width"),
+        parse_link_speed(read_word(snapshot, f"{directory}/current_link_speed")),
+        read_link_width(snapshot, f"{directory}/current_link_width"),
+        parse_link_speed(read_word(snapshot, f"{directory}/max_link_speed")),
+        read_link_width(snapshot, f"{directory}/max_link_width"),
     )
     return None if link == PciLink(None, None, None, None) else link

@@ -131,8 +131,8 @@ class Processors(Struct, frozen=True):
 def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
     """Packages, cores and LLCs of a snapshot.
 
-    Raises InputError where some online CPUs have a topology folder and others have none, HostError
-    where one cannot be read.
+    Raises InputError where some online CPUs have a topology directory and others have none,
+    HostError where one cannot be read.
     """
     online = states.online
     with_topology = CpuSet(
@@ -328,9 +328,9 @@ def _clusters(snapshot: Snapshot, online: CpuSet, named: set[CpuSet]) -> CpuSet:
         in_use = in_use | members
         if len(members) < 2 or members in named:
             continue
-        folder = f"{CPU}/cpu{pu}/cache"
+        directory = f"{CPU}/cpu{pu}/cache"
         caches = [
-            f"{folder}/index{index}" for index in list_numbers(snapshot.list(folder), "index")
+            f"{directory}/index{index}" for index in list_numbers(snapshot.list(directory), "index")
         ]
         if not any(
             read_pus(snapshot, f"{cache}/shared_cpu_list", f"{cache}/shared_cpu_map") == cluster
@@ -384,10 +384,10 @@ def _read_llcs(
 def _highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int | None] | None:
     """CPUs that share it (none where its list is empty), level and bytes of the highest data or
     unified cache of a CPU."""
-    folder = f"{CPU}/cpu{pu}/cache"
+    directory = f"{CPU}/cpu{pu}/cache"
     best: tuple[CpuSet, int, int | None] | None = None
-    for index in reversed(list_numbers(snapshot.list(folder), "index")):
-        cache = f"{folder}/index{index}"
+    for index in reversed(list_numbers(snapshot.list(directory), "index")):
+        cache = f"{directory}/index{index}"
         level = read_number(snapshot, f"{cache}/level")
         if level is None or level < _LOWEST_LLC_LEVEL or (best is not None and level <= best[1]):
             continue

@@ -69,21 +69,21 @@ def link_name(snapshot: Snapshot, path: str) -> str | None:
     return None if target is None else target.rstrip("/").rpartition("/")[2] or None
 
 
-def list_readable(snapshot: Snapshot, folder: str) -> tuple[str, ...] | None:
-    """The names in a folder; None where there is none. Raises HostError where there is one, or may
-    be one, that cannot be read: what is hidden must not pass for what is absent."""
-    names = snapshot.list(folder)
-    if names is None and is_hidden(snapshot, folder):
+def list_readable(snapshot: Snapshot, directory: str) -> tuple[str, ...] | None:
+    """The names in a directory; None where there is none. Raises HostError where there is one, or
+    may be one, that cannot be read: what is hidden must not pass for what is absent."""
+    names = snapshot.list(directory)
+    if names is None and is_hidden(snapshot, directory):
         raise HostError(
-            f"{snapshot.name}: {folder}: permission denied",
+            f"{snapshot.name}: {directory}: permission denied",
             hint="run as root, or as the owner of the directory",
         )
     return names
 
 
-def is_hidden(snapshot: Snapshot, folder: str) -> bool:
-    """True of a folder whose names a snapshot cannot give although something is there."""
-    return snapshot.list(folder) is None and snapshot.real_path(folder) is not None
+def is_hidden(snapshot: Snapshot, directory: str) -> bool:
+    """True of a directory whose names a snapshot cannot give although something is there."""
+    return snapshot.list(directory) is None and snapshot.real_path(directory) is not None
 
 
 def list_numbers(names: tuple[str, ...] | None, prefix: str) -> tuple[int, ...]:

@@ -40,7 +40,7 @@ _FILES_OF_TYPE = {
     "cgroup": ("cpuset.cpus", "cpuset.effective_cpus"),
     "cpuset": ("cpuset.cpus", "cpus"),
 }
-_EXPECTED_FOLDERS = f"directories cpu0 to cpu{MAX_PU_INDEX}"
+_EXPECTED_DIRECTORIES = f"directories cpu0 to cpu{MAX_PU_INDEX}"
 _ISOLCPUS_FLAGS = {"nohz", "domain", "managed_irq"}
 
 
@@ -59,14 +59,14 @@ def read_states(snapshot: Snapshot) -> PuStates:
     """The CPUs of a snapshot.
 
     Raises InputError where there is no CPU tree, or where a CPU that is said to be online has no
-    folder: a host with CPUs missing must not pass for a smaller one. Raises HostError where the CPU
-    tree cannot be read.
+    directory: a host with CPUs missing must not pass for a smaller one. Raises HostError where the
+    CPU tree cannot be read.
     """
     numbers = list_numbers(list_readable(snapshot, CPU), "cpu")
     if numbers and numbers[-1] > MAX_PU_INDEX:
-        raise ParseError(f"{snapshot.name}: {CPU}", _EXPECTED_FOLDERS, f"cpu{numbers[-1]}")
-    folders = CpuSet(numbers)
-    if not folders:
+        raise ParseError(f"{snapshot.name}: {CPU}", _EXPECTED_DIRECTORIES, f"cpu{numbers[-1]}")
+    directories = CpuSet(numbers)
+    if not directories:
         raise InputError(
             f"{snapshot.name}: no directory {CPU}/cpuN",
             hint="mount /sys, or name a host with --host: a capture, or a shipped host",
@@ -74,12 +74,14 @@ def read_states(snapshot: Snapshot) -> PuStates:
     gaps: list[Gap] = []
     online = read_pus(snapshot, f"{CPU}/online")
     if online is None:
-        online = CpuSet(pu for pu in folders if read_word(snapshot, f"{CPU}/cpu{pu}/online") != "0")
+        online = CpuSet(
+            pu for pu in directories if read_word(snapshot, f"{CPU}/cpu{pu}/online") != "0"
+        )
         gaps.append(Gap("online CPUs", f"{CPU}/online is absent; taken from cpuN/online"))
-    if online - folders:
+    if online - directories:
         raise InputError(
-            f"{snapshot.name}: {CPU}/online lists CPUs {online}, but CPUs {online - folders} have "
-            "no directory there",
+            f"{snapshot.name}: {CPU}/online lists CPUs {online}, but CPUs {online - directories} "
+            "have no directory there",
             hint="the tree is incomplete: capture the host again",
         )
     if not online:
@@ -97,7 +99,7 @@ def read_states(snapshot: Snapshot) -> PuStates:
             nohz_full = _from_command_line(command_line, "nohz_full", source)
     return PuStates(
         online=online,
-        offline=(folders | present) - online,
+        offline=(directories | present) - online,
         allowed=allowed,
         isolated=isolated & online,
         nohz_full=nohz_full & online,
@@ -120,19 +122,19 @@ def _read_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap
 def _read_own_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap, ...]]:
     groups = _cgroups(snapshot)
     for kind, mount in (*_cpuset_mounts(snapshot), *_MOUNTS):
-        folder = groups.get(kind)
-        if folder is None or ".." in folder.split("/"):
+        directory = groups.get(kind)
+        if directory is None or ".." in directory.split("/"):
             continue  # a cgroup outside our namespace has no readable place
-        folder = folder.rstrip("/")
+        directory = directory.rstrip("/")
         while True:
             for file in _FILES_OF_TYPE[kind]:
-                pus = read_pus(snapshot, f"{mount.rstrip('/')}{folder}/{file}")
+                pus = read_pus(snapshot, f"{mount.rstrip('/')}{directory}/{file}")
                 if pus:  # an empty set means "as the parent"; a cgroup without any CPU runs nothing
                     return pus & online, ()
-            if kind != "cgroup2" or not folder:
+            if kind != "cgroup2" or not directory:
                 break
             # Version 2 has the file only in groups for which their parent turned cpusets on.
-            folder = folder.rpartition("/")[0]
+            directory = directory.rpartition("/")[0]
     for line in read_lines(snapshot, "/proc/self/status"):
         key, _, value = line.partition(":")
         if key == "Cpus_allowed_list":
@@ -349,10 +351,10 @@ def _firmware(snapshot: Snapshot) -> str | None:
 def _frequency_limits(snapshot: Snapshot, online: CpuSet) -> tuple[FrequencyLimit, ...] | None:
     pus_of_limit: dict[tuple[int, int | None], list[int]] = {}
     for pu in online:
-        folder = f"{CPU}/cpu{pu}/cpufreq"
-        limit = read_number(snapshot, f"{folder}/scaling_max_freq")
+        directory = f"{CPU}/cpu{pu}/cpufreq"
+        limit = read_number(snapshot, f"{directory}/scaling_max_freq")
         if limit is not None:
-            hardware = read_number(snapshot, f"{folder}/cpuinfo_max_freq")
+            hardware = read_number(snapshot, f"{directory}/cpuinfo_max_freq")
             pus_of_limit.setdefault((limit, hardware), []).append(pu)
     limits = (
         FrequencyLimit(limit, hardware, CpuSet(pus))
@@ -387,10 +389,10 @@ def _pus_of(
 
 
 def _idle_exit_latency_us(snapshot: Snapshot, pu: int) -> int | None:
-    folder = f"{CPU}/cpu{pu}/cpuidle"
+    directory = f"{CPU}/cpu{pu}/cpuidle"
     latencies = [
-        read_number(snapshot, f"{folder}/{state}/latency")
-        for state in snapshot.list(folder) or ()
-        if read_number(snapshot, f"{folder}/{state}/disable") != 1
+        read_number(snapshot, f"{directory}/{state}/latency")
+        for state in snapshot.list(directory) or ()
+        if read_number(snapshot, f"{directory}/{state}/disable") != 1
     ]
     return max((latency for latency in latencies if latency is not None), default=None)

@@ -101,7 +101,7 @@ class ArchiveTree(Struct, frozen=True):
 
     files: dict[str, str]  # path -> text (see MemorySnapshot for bytes that are no UTF-8)
     links: dict[str, str]  # path -> target
-    folders: frozenset[str]  # every folder, also those that only the paths below imply
+    directories: frozenset[str]  # every directory, also those that only the paths below imply
 
 
 def read_archive(path: Path) -> ArchiveTree:
@@ -139,7 +139,7 @@ def _read(file: BinaryIO, source: str) -> ArchiveTree:
         raise
     if not tar.members:
         raise InputError(f"{source}: expected a tar of a host's /sys, found one with no members")
-    return ArchiveTree(tar.files, tar.links, frozenset(tar.folders))
+    return ArchiveTree(tar.files, tar.links, frozenset(tar.directories))
 
 
 class _DamagedError(Exception):
@@ -237,7 +237,7 @@ class _Tar:
     def __init__(self, unpacked: _UnpackedStream, source: str) -> None:
         self.files: dict[str, str] = {}
         self.links: dict[str, str] = {}
-        self.folders: set[str] = {""}
+        self.directories: set[str] = {""}
         self.members = 0
         self._records = 0
         self._unpacked, self._source = unpacked, source
@@ -281,16 +281,16 @@ class _Tar:
     def _add(self, header: "_Header", name: str, link: str, size: int) -> None:
         if header.kind == b"S":
             raise self._sparse()
-        is_folder = header.kind == b"5" or (header.kind == b"\0" and header.name.endswith("/"))
+        is_directory = header.kind == b"5" or (header.kind == b"\0" and header.name.endswith("/"))
         text = None
-        if not is_folder and header.kind not in b"12346":
+        if not is_directory and header.kind not in b"12346":
             text = self._content(name, size)
         elif header.kind == b"1":
             text = self._hard_link(name, link)
         if not name:
             return
         self._keep(name, text or "")
-        self._add_folders(name if is_folder else name.rpartition("/")[0])
+        self._add_directories(name if is_directory else name.rpartition("/")[0])
         self.files.pop(name, None)
         self.links.pop(name, None)
         if text is not None:
@@ -328,11 +328,11 @@ class _Tar:
         if self._left < 0:
             raise self._too_much(f"at most {MAX_TOTAL_BYTES} bytes of names and texts", "more")
 
-    def _add_folders(self, folder: str) -> None:
-        while folder not in self.folders:
-            self._keep(folder)
-            self.folders.add(folder)
-            folder = folder.rpartition("/")[0]
+    def _add_directories(self, directory: str) -> None:
+        while directory not in self.directories:
+            self._keep(directory)
+            self.directories.add(directory)
+            directory = directory.rpartition("/")[0]
 
     def _inner_path(self, name: str) -> str:
         """A member's name as a clean path inside the archive; "" for the top itself."""

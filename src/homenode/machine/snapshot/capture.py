@@ -25,7 +25,7 @@ from homenode.safe.durable import PRIVATE
 from homenode.text import command_line
 
 TOP = "snapshot"
-"""The folder at the top of an archive, so that unpacking one leaves no mess."""
+"""The directory at the top of an archive, so that unpacking one leaves no mess."""
 
 SSH_TIMEOUT_S = 600.0
 """Of a whole capture over ssh, the typing of a password included."""
@@ -128,13 +128,13 @@ def _archive(snapshot: MemorySnapshot, manifest: Manifest) -> bytes:
     files[MANIFEST] = encode_manifest(manifest)
     links = {path.lstrip("/"): target for path, target in snapshot.links.items()}
     # Others are implied by what is in them.
-    folders = {path.lstrip("/") for path in snapshot.folders if not snapshot.list(path)}
+    directories = {path.lstrip("/") for path in snapshot.directories if not snapshot.list(path)}
     packed = io.BytesIO()
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as stream,
         tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
-        for path in sorted(files.keys() | links.keys() | folders):
+        for path in sorted(files.keys() | links.keys() | directories):
             member = tarfile.TarInfo(f"{TOP}/{path}")
             if path in files:
                 content = files[path].encode("utf-8", "surrogateescape")

@@ -8,7 +8,7 @@ nothing there. What it prints:
      0-3
     G sys/.../online sys/.../*/x  many files: lines "path:line", as grep prints them
     H sys/bus/.../config          a binary file, then its bytes in hexadecimal
-    D sys/class/iommu             a folder
+    D sys/class/iommu             a directory
     L                             then lines of "ls -l" that give links, each after a space
     C lspci                       a tool's output, each line after a space, then its exit status
     Z                             the end; without it the transfer was cut short
@@ -65,7 +65,7 @@ def collector_script(root: str = "/") -> str:
             better = f'set -- {_relative(rule.unless)}; [ -e "$1" ] || {{'
             lines += [better, *_reading_lines(rule), "}"]
     lines.append("echo L")
-    # In a bare tree, folders may stand where a host has links.
+    # In a bare tree, directories may stand where a host has links.
     lines.append(f"ls -ld {' '.join(links)} </dev/null | sed -n 's/^l/ l/p'")
     lines.append("set -f")
     for command in (*IDENTITY_COMMANDS, *COMMANDS):
@@ -90,7 +90,7 @@ def parse_collected(text: str, name: str) -> MemorySnapshot:
     files: dict[str, str] = {}
     links: dict[str, str] = {}
     commands: dict[str, str] = {}
-    folders: list[str] = []
+    directories: list[str] = []
     for number, mark, body in _blocks(lines, first):
         kind, _, subject = mark.partition(" ")
         if kind == "F":
@@ -100,7 +100,7 @@ def parse_collected(text: str, name: str) -> MemorySnapshot:
         elif kind == "H":
             files[f"/{subject}"] = _binary(body, name, number)
         elif kind == "D":
-            folders.append(f"/{subject}")
+            directories.append(f"/{subject}")
         elif kind == "L":
             links.update(_links(body))
         elif kind == "C":
@@ -117,12 +117,12 @@ def parse_collected(text: str, name: str) -> MemorySnapshot:
         {_resolve(path, links): text for path, text in files.items()},
         {_resolve(path, links): target for path, target in links.items()},
         commands,
-        tuple(_resolve(path, links) for path in folders),
+        tuple(_resolve(path, links) for path in directories),
     )
 
 
 def _relative(glob: str) -> str:
-    """A glob of the table below the current folder; it goes to the shell unquoted."""
+    """A glob of the table below the current directory; it goes to the shell unquoted."""
     assert _SAFE_GLOB.match(glob), glob
     return glob.lstrip("/")
 
@@ -134,7 +134,7 @@ def _is_text(rule: PathRule) -> bool:
 
 def _reading_lines(rule: PathRule) -> Iterator[str]:
     glob = _relative(rule.glob)
-    if rule.kind is Kind.FOLDER:
+    if rule.kind is Kind.DIRECTORY:
         yield f'for p in {glob}; do d "$p"; done'
     elif rule.kind is Kind.CONFIG:
         classes = glob.removesuffix("config") + "class"
@@ -246,6 +246,6 @@ def _links(body: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _resolve(path: str, links: dict[str, str]) -> str:
     """Where a path really lies, following links above its last part; /sys has no other links."""
-    folder, _, name = path.rpartition("/")
-    real = follow("/", folder.split("/"), links.get, lambda path: True)
+    directory, _, name = path.rpartition("/")
+    real = follow("/", directory.split("/"), links.get, lambda path: True)
     return path if real is None else join(real, name)

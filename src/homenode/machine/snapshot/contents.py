@@ -22,7 +22,7 @@ class Kind(StrEnum):
 
     FILE = "file"
     LINK = "link"
-    FOLDER = "folder"  # only that it is there
+    DIRECTORY = "directory"  # only that it is there
     CONFIG = "config"  # PCI configuration space, binary; of bridges only
 
 
@@ -114,7 +114,7 @@ _LINES = re.compile(r'"([^"]+)"')
 
 
 def table(name: str) -> list[str]:
-    """The rows of one of this folder's tables."""
+    """The rows of one of this directory's tables."""
     lines = package_text("machine", "snapshot", name).splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -140,8 +140,8 @@ def _paths() -> Iterator[PathRule]:
             continue
         head, _, purpose = row.partition(" | ")
         kind, form, path, *options = head.split()
-        folder, better = path.rpartition("/")[0], options[1] if options else None
-        unless = better and (better if better.startswith("/") else f"{folder}/{better}")
+        directory, better = path.rpartition("/")[0], options[1] if options else None
+        unless = better and (better if better.startswith("/") else f"{directory}/{better}")
         keep = tuple(_LINES.findall(below.replace("\\t", "\t"))) if below[:1] == " " else ()
         for glob in _expand_braces(path):
             yield PathRule(glob, Kind(kind), Form[form], purpose, keep, unless)

@@ -1,6 +1,6 @@
 """Gather: what of the contents table a snapshot holds, and what of PCI config space is kept.
 
-What a live host, a folder, or another machine's collector offers passes through here on its way
+What a live host, a directory, or another machine's collector offers passes through here on its way
 into a capture: a file that is not in the table, or not of its form, stays behind. What a capture
 says of itself is in manifest.json at its top.
 """
@@ -97,7 +97,7 @@ def gather(snapshot: Snapshot) -> GatheredFiles:
             {**in_use[Kind.FILE], **in_use[Kind.CONFIG]},
             in_use[Kind.LINK],
             {name: output for name, output in outputs.items() if output is not None},
-            tuple(sorted(in_use[Kind.FOLDER])),
+            tuple(sorted(in_use[Kind.DIRECTORY])),
         ),
         tuple(dict.fromkeys(absent)),
         tuple(sorted(unlike)),
@@ -107,22 +107,22 @@ def gather(snapshot: Snapshot) -> GatheredFiles:
 
 def paths_of(snapshot: Snapshot, glob: str) -> Iterator[str]:
     """Paths that a glob names, sorted; a literal last part is given without looking for it."""
-    folders = [""]
+    directories = [""]
     *above, last = glob.strip("/").split("/")
     for part in above:
-        folders = [f"{at}/{name}" for at in folders for name in _names(snapshot, at, part)]
-    for at in folders:
+        directories = [f"{at}/{name}" for at in directories for name in _names(snapshot, at, part)]
+    for at in directories:
         for name in _names(snapshot, at, last):
             yield f"{at}/{name}"
 
 
-def _names(snapshot: Snapshot, folder: str, part: str) -> tuple[str, ...]:
+def _names(snapshot: Snapshot, directory: str, part: str) -> tuple[str, ...]:
     if not any(sign in part for sign in "*?["):
         return (part,)
     pattern = _pattern(part)
     return tuple(
         name
-        for name in snapshot.list(folder or "/") or ()
+        for name in snapshot.list(directory or "/") or ()
         if pattern.fullmatch(name) and _NAME_IN_PATH.fullmatch(name)
     )
 
@@ -133,14 +133,14 @@ def _pattern(part: str) -> "re.Pattern[str]":
 
 
 def _place(snapshot: Snapshot, path: str) -> str | None:
-    """Where a capture holds it: below the real path of its folder.
+    """Where a capture holds it: below the real path of its directory.
 
     Not under /proc: there /proc/self would become the number of our own process.
     """
     if not path.startswith("/sys/"):
         return path
-    folder, _, name = path.rpartition("/")
-    real = snapshot.real_path(folder)
+    directory, _, name = path.rpartition("/")
+    real = snapshot.real_path(directory)
     return None if real is None else f"{real}/{name}"
 
 
@@ -169,7 +169,7 @@ def _link(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
     return target
 
 
-def _folder(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
+def _directory(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
     return None if snapshot.list(path) is None else ""
 
 
@@ -190,7 +190,7 @@ def _config(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
 _READERS = {
     Kind.FILE: _file,
     Kind.LINK: _link,
-    Kind.FOLDER: _folder,
+    Kind.DIRECTORY: _directory,
     Kind.CONFIG: _config,
 }
 

@@ -1,11 +1,11 @@
-"""A host's files in a folder, and the running machine, read as they are asked for. [I/O]"""
+"""A host's files in a directory, and the running machine, read as they are asked for. [I/O]"""
 
 from collections.abc import Sequence
 
 from homenode.errors import ToolError
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME, IDENTITY_COMMANDS, ToolCommand
 from homenode.machine.snapshot.protocol import QuietSnapshot
-from homenode.machine.snapshot.store import FolderSnapshot
+from homenode.machine.snapshot.store import DirectorySnapshot
 from homenode.process import ProgramResult, ToolMissingError, run
 
 _MAX_DOMAINS = 4096
@@ -21,7 +21,7 @@ class LiveSnapshot(QuietSnapshot):
     __slots__ = ("_failures", "_outputs")
 
     def __init__(self, root: str = "/") -> None:
-        super().__init__(FolderSnapshot("this machine", root))
+        super().__init__(DirectorySnapshot("this machine", root))
         self._outputs: dict[str, str | None] = {}
         self._failures: dict[str, str] = {}
 

@@ -12,13 +12,13 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class MemorySnapshot:
-    """A snapshot kept in memory. Folders are implied by the paths of files and links.
+    """A snapshot kept in memory. Directories are implied by the paths of files and links.
 
     files:    path -> text. Bytes that are no UTF-8 appear as surrogates (PEP 383), so
               text.encode("utf-8", "surrogateescape") is what the file contained.
-    links:    path -> target, relative to the link's folder or absolute within the host.
+    links:    path -> target, relative to the link's directory or absolute within the host.
     commands: name of a tool in machine/snapshot/contents.py -> its output.
-    folders:  folders that would not be there otherwise, because they are empty.
+    directories:  directories that would not be there otherwise, because they are empty.
 
     >>> host = MemorySnapshot(
     ...     "two nodes",
@@ -33,7 +33,15 @@ class MemorySnapshot:
     '/sys/devices/a'
     """
 
-    __slots__ = ("_commands", "_files", "_links", "_listed", "_name", "_names_of_folder", "_real")
+    __slots__ = (
+        "_commands",
+        "_files",
+        "_links",
+        "_listed",
+        "_name",
+        "_names_of_directory",
+        "_real",
+    )
 
     def __init__(
         self,
@@ -41,13 +49,13 @@ class MemorySnapshot:
         files: Mapping[str, str],
         links: Mapping[str, str] = _NOTHING,
         commands: Mapping[str, str] = _NOTHING,
-        folders: tuple[str, ...] = (),
+        directories: tuple[str, ...] = (),
     ) -> None:
         self._name = name
         self._files = dict(files)
         self._links = dict(links)
         self._commands = dict(commands)
-        self._names_of_folder = _names_of_folder(self._files, self._links, folders)
+        self._names_of_directory = _names_of_directory(self._files, self._links, directories)
         self._listed: dict[str, tuple[str, ...]] = {}
         self._real: dict[str, str | None] = {"": "/", "/": "/"}
 
@@ -62,7 +70,7 @@ class MemorySnapshot:
 
     @property
     def links(self) -> Mapping[str, str]:
-        """Every link by the real path of its folder, with the target as stored."""
+        """Every link by the real path of its directory, with the target as stored."""
         return MappingProxyType(self._links)
 
     @property
@@ -71,9 +79,11 @@ class MemorySnapshot:
         return MappingProxyType(self._commands)
 
     @property
-    def folders(self) -> tuple[str, ...]:
-        """Every folder but the top, sorted."""
-        return tuple(sorted(folder for folder in self._names_of_folder if folder != "/"))
+    def directories(self) -> tuple[str, ...]:
+        """Every directory but the top, sorted."""
+        return tuple(
+            sorted(directory for directory in self._names_of_directory if directory != "/")
+        )
 
     def read_text(self, path: str) -> str | None:
         text = self._files.get(path)
@@ -83,28 +93,28 @@ class MemorySnapshot:
         return None if real is None else self._files.get(real)
 
     def list(self, path: str) -> tuple[str, ...] | None:
-        real = path if path in self._names_of_folder else self.real_path(path)
-        if real is None or real not in self._names_of_folder:
+        real = path if path in self._names_of_directory else self.real_path(path)
+        if real is None or real not in self._names_of_directory:
             return None
         if real not in self._listed:
-            self._listed[real] = tuple(sorted(self._names_of_folder[real]))
+            self._listed[real] = tuple(sorted(self._names_of_directory[real]))
         return self._listed[real]
 
     def read_link(self, path: str) -> str | None:
         target = self._links.get(path)
         if target is not None:
             return target
-        folder, _, name = path.rpartition("/")
-        real = self.real_path(folder or "/")
+        directory, _, name = path.rpartition("/")
+        real = self.real_path(directory or "/")
         return None if real is None else self._links.get(join(real, name))
 
     def real_path(self, path: str) -> str | None:
         if path not in self._real:
-            folder, _, name = path.rpartition("/")
-            if folder not in self._real:
-                # Kept, because the files of one folder are asked for one after the other.
-                self._real[folder] = self._follow("/", folder.split("/"))
-            real = self._real[folder]
+            directory, _, name = path.rpartition("/")
+            if directory not in self._real:
+                # Kept, because the files of one directory are asked for one after the other.
+                self._real[directory] = self._follow("/", directory.split("/"))
+            real = self._real[directory]
             plain = None if real is None else join(real, name)
             if plain is None or plain in self._links or name in ("", ".", ".."):
                 self._real[path] = None if real is None else self._follow(real, [name])
@@ -115,30 +125,30 @@ class MemorySnapshot:
     def command_output(self, command: str) -> str | None:
         return self._commands.get(command)
 
-    def _follow(self, folder: str, names: Sequence[str]) -> str | None:
-        return follow(folder, names, self._links.get, self._is_there)
+    def _follow(self, directory: str, names: Sequence[str]) -> str | None:
+        return follow(directory, names, self._links.get, self._is_there)
 
     def _is_there(self, path: str) -> bool:
-        return path in self._names_of_folder or path in self._files
+        return path in self._names_of_directory or path in self._files
 
 
-def _names_of_folder(
-    files: Mapping[str, str], links: Mapping[str, str], folders: tuple[str, ...]
+def _names_of_directory(
+    files: Mapping[str, str], links: Mapping[str, str], directories: tuple[str, ...]
 ) -> dict[str, set[str]]:
-    """Every folder that the paths imply, with the names in it."""
+    """Every directory that the paths imply, with the names in it."""
     names: dict[str, set[str]] = {"/": set()}
-    for folder in folders:
-        names.setdefault(folder, set())
-    for paths in (files, links, folders):
+    for directory in directories:
+        names.setdefault(directory, set())
+    for paths in (files, links, directories):
         for path in paths:
             below = path
             while below not in ("", "/"):
-                folder, _, name = below.rpartition("/")
-                folder = folder or "/"
-                siblings = names.get(folder)
+                directory, _, name = below.rpartition("/")
+                directory = directory or "/"
+                siblings = names.get(directory)
                 if siblings is not None:
                     siblings.add(name)
                     break
-                names[folder] = {name}
-                below = folder
+                names[directory] = {name}
+                below = directory
     return names

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Snapshot(Protocol):
-    """Files, folders, links and tool outputs of one host.
+    """Files, directories, links and tool outputs of one host.
 
     A live machine, a capture archive, a bare tree of /sys, and a rendered host.toml all are one.
     Paths are absolute, of the host ("/sys/devices/system/cpu/online"), without "." or "..".
@@ -24,7 +24,7 @@ class Snapshot(Protocol):
         """The text of a file; None where it is absent or unreadable (the kernel may refuse)."""
 
     def list(self, path: str) -> tuple[str, ...] | None:
-        """Names in a folder, sorted; None where there is no such folder."""
+        """Names in a directory, sorted; None where there is no such directory."""
 
     def read_link(self, path: str) -> str | None:
         """Where a symbolic link points, as stored; None where the path is no link."""
@@ -138,8 +138,9 @@ MAX_ASKED = 1_000_000
 MAX_CHARS = 16 << 20
 MAX_COMMAS = 100_000
 MAX_NAMES = 10_000
-"""Of one host; ASKED: with those that are not there; NAMES: of one folder. Linux has at most 8,192
-CPUs. A machine of 384 takes 6,000 files of 0.3 MB; its lists, the dearest to read, have 600 parts.
+"""Of one host; ASKED: with those that are not there; NAMES: of one directory. Linux has at most
+8,192 CPUs. A machine of 384 takes 6,000 files of 0.3 MB; its lists, the dearest to read, have 600
+parts.
 """
 
 MAX_LINKS = 40
@@ -150,18 +151,18 @@ _MAX_NAMES = 256
 
 
 def follow(
-    folder: str,
+    directory: str,
     names: Sequence[str],
     target_of: Callable[[str], str | None],
     is_there: Callable[[str], bool],
 ) -> str | None:
-    """The real path of names below a real folder; None where nothing is there, or a loop.
+    """The real path of names below a real directory; None where nothing is there, or a loop.
 
     target_of: a link's target, None where the path is no link. Too many ".." end at the top. Links
     are counted over the whole path, as the kernel does: links that each name the next one twice
     would otherwise cost 2^n steps.
     """
-    real = folder
+    real = directory
     pending = list(reversed(names))
     links_left = MAX_LINKS
     names_left = _MAX_NAMES
@@ -192,6 +193,6 @@ def follow(
     return real
 
 
-def join(folder: str, name: str) -> str:
-    """A name below a folder, the top included."""
-    return f"{folder}{name}" if folder == "/" else f"{folder}/{name}"
+def join(directory: str, name: str) -> str:
+    """A name below a directory, the top included."""
+    return f"{directory}{name}" if directory == "/" else f"{directory}/{name}"

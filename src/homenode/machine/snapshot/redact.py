@@ -131,7 +131,7 @@ def redact(
                 for path, target in sorted(snapshot.links.items())
             },
             commands,
-            tuple(names.scrub_forms(path) for path in snapshot.folders),
+            tuple(names.scrub_forms(path) for path in snapshot.directories),
         ),
         (*((subject, names.scrub(remark)) for subject, remark in notes), *left_out),
         names.not_everywhere,

@@ -1,6 +1,6 @@
-"""Store: opens what holds a host's files: a folder or a tar, a capture of ours or bare /sys. [I/O]
+"""Store: opens a host's files, in a directory or a tar, of a capture of ours or bare /sys. [I/O]
 
-A source may hold several machines; "ARCHIVE#desktop" names the one in the folder "desktop".
+A source may hold several machines; "ARCHIVE#desktop" names the one in the directory "desktop".
 """
 
 import os
@@ -16,27 +16,27 @@ from homenode.safe.input_files import read_kernel_file
 from homenode.text import command_line
 
 _MARKS = ("devices", "bus", "class", "kernel")
-"""A folder named sys that holds one of these counts as a /sys."""
+"""A directory named sys that holds one of these counts as a /sys."""
 
 _MAX_ROOT_DEPTH = 3
-"""Folders above a machine's sys/ in which it is looked for: archive/machine/fsroot/sys."""
+"""Directories above a machine's sys/ in which it is looked for: archive/machine/fsroot/sys."""
 
-_MAX_FOLDERS_SEARCHED = 2000
-"""At each depth, so that a home folder named by mistake does not take minutes."""
+_MAX_DIRECTORIES_SEARCHED = 2000
+"""At each depth, so that a home directory named by mistake does not take minutes."""
 
 
 def open_snapshot(path: Path) -> Snapshot:
-    """The host in a folder or a tar (plain, gzip, bzip2, xz).
+    """The host in a directory or a tar (plain, gzip, bzip2, xz).
 
-    The top may be sys/ itself (or its content), or have sys/ below it by a few folders. Archives
-    are read whole into memory, folders when asked.
+    The top may be sys/ itself (or its content), or have sys/ below it by a few directories.
+    Archives are read whole into memory, directories when asked.
 
     Raises InputError where nothing of the kind is found, where several machines are and none is
     named, or where an archive is damaged or hostile.
     """
     source, machine = _split(path)
     if source.is_dir():
-        return _open_folder(source, machine)
+        return _open_directory(source, machine)
     if not source.exists():
         raise not_found(str(source), hint=command_line("homenode", "capture", "-o", source))
     tree = read_archive(source)
@@ -58,57 +58,57 @@ def _name(source: Path, machine: str | None) -> str:
     return source.name if machine is None else f"{source.name}#{machine}"
 
 
-def _open_folder(source: Path, machine: str | None) -> Snapshot:
-    top = os.path.realpath(source)  # the folder that was named may itself be a link
+def _open_directory(source: Path, machine: str | None) -> Snapshot:
+    top = os.path.realpath(source)  # the directory that was named may itself be a link
     prefix, below_sys = _choose(_roots_in(top), source, machine)
     root = f"{top}/{prefix}" if prefix else top
     manifest = read_kernel_file(f"{root}/{MANIFEST}")
     if manifest is not None:
         check_manifest(manifest.decode("utf-8", "replace"), str(source))
-    return FolderSnapshot(_name(source, machine), root, "" if below_sys else "/sys")
+    return DirectorySnapshot(_name(source, machine), root, "" if below_sys else "/sys")
 
 
 def _roots_of(tree: ArchiveTree) -> list[tuple[str, bool]]:
-    """Each machine in an archive: its folder, and whether that is the inside of a /sys."""
-    folders = tree.folders
+    """Each machine in an archive: its directory, and whether that is the inside of a /sys."""
+    directories = tree.directories
     roots = {
-        (folder.removesuffix("sys").rstrip("/"), False)
-        for folder in folders
-        if (folder == "sys" or folder.endswith("/sys"))
-        and folder.count("/") <= _MAX_ROOT_DEPTH
-        and _is_sys(mark for mark in _MARKS if f"{folder}/{mark}" in folders)
+        (directory.removesuffix("sys").rstrip("/"), False)
+        for directory in directories
+        if (directory == "sys" or directory.endswith("/sys"))
+        and directory.count("/") <= _MAX_ROOT_DEPTH
+        and _is_sys(mark for mark in _MARKS if f"{directory}/{mark}" in directories)
     }
-    if not roots and "devices/system" in folders:
+    if not roots and "devices/system" in directories:
         roots = {("", True)}
     return sorted(_outermost(roots))
 
 
 def _roots_in(top: str) -> list[tuple[str, bool]]:
-    """Each machine in a folder, as `_roots_of` gives them. Links are not followed.
+    """Each machine in a directory, as `_roots_of` gives them. Links are not followed.
 
-    Raises HostError where the folder itself, or the sys in it, cannot be read.
+    Raises HostError where the directory itself, or the sys in it, cannot be read.
     """
-    for folder in (top, f"{top}/sys"):
+    for directory in (top, f"{top}/sys"):
         try:
-            os.scandir(folder).close()
+            os.scandir(directory).close()
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            raise of_os(error, folder, "the directory") from None
-    if Path(top).name == "sys" and _is_sys(_subfolders(top)):
+            raise of_os(error, directory, "the directory") from None
+    if Path(top).name == "sys" and _is_sys(_subdirectories(top)):
         return [("", True)]
-    if not _is_sys(_subfolders(f"{top}/sys")) and Path(top, "devices/system").is_dir():
+    if not _is_sys(_subdirectories(f"{top}/sys")) and Path(top, "devices/system").is_dir():
         return [("", True)]
     roots: set[tuple[str, bool]] = set()
     level = [""]
     for _ in range(_MAX_ROOT_DEPTH + 1):
         deeper: list[str] = []
-        for folder in level[:_MAX_FOLDERS_SEARCHED]:
-            names = _subfolders(f"{top}/{folder}")
-            if "sys" in names and _is_sys(_subfolders(f"{top}/{folder}/sys")):
-                roots.add((folder, False))
+        for directory in level[:_MAX_DIRECTORIES_SEARCHED]:
+            names = _subdirectories(f"{top}/{directory}")
+            if "sys" in names and _is_sys(_subdirectories(f"{top}/{directory}/sys")):
+                roots.add((directory, False))
             else:
-                deeper += [f"{folder}/{name}".lstrip("/") for name in names]
+                deeper += [f"{directory}/{name}".lstrip("/") for name in names]
         level = deeper
     return sorted(roots)
 
@@ -117,9 +117,9 @@ def _is_sys(names: Iterable[str]) -> bool:
     return any(name in _MARKS for name in names)
 
 
-def _subfolders(folder: str) -> list[str]:
+def _subdirectories(directory: str) -> list[str]:
     try:
-        with os.scandir(folder) as entries:
+        with os.scandir(directory) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
@@ -186,18 +186,18 @@ def _from_tree(name: str, tree: ArchiveTree, prefix: str, below_sys: bool) -> Me
             for path, text in tree.files.items()
             if path.startswith(commands)
         },
-        tuple(inner for path, inner in move_paths(tree.folders).items() if path != prefix),
+        tuple(inner for path, inner in move_paths(tree.directories).items() if path != prefix),
     )
 
 
-class FolderSnapshot:
-    """A folder that holds /sys and /proc, as a snapshot; nothing outside of it is ever read.
+class DirectorySnapshot:
+    """A directory that holds /sys and /proc, as a snapshot; nothing outside of it is ever read.
 
     Links are resolved here and not by the kernel: an absolute link, or one with too many "..",
-    leads to the folder's own top. Tool outputs are the files commands/NAME.
+    leads to the directory's own top. Tool outputs are the files commands/NAME.
 
-    sysfs: where /sys lies below the folder; "" where the folder is a /sys itself (and no /proc
-    is there), "/sys" elsewhere.
+    sysfs: where /sys lies below the directory; "" where the directory is a /sys itself (and no
+    /proc is there), "/sys" elsewhere.
     """
 
     __slots__ = ("_name", "_real", "_root", "_sysfs")
@@ -229,17 +229,17 @@ class FolderSnapshot:
             return None
 
     def read_link(self, path: str) -> str | None:
-        folder, _, name = path.rpartition("/")
-        real = self.real_path(folder or "/")
+        directory, _, name = path.rpartition("/")
+        real = self.real_path(directory or "/")
         return None if real is None else self._target(join(real, name))
 
     def real_path(self, path: str) -> str | None:
         if path not in self._real:
-            folder, _, name = path.rpartition("/")
-            if folder not in self._real:
-                # Kept, because the files of one folder are asked for one after the other.
-                self._real[folder] = self._follow("/", folder.split("/"))
-            real = self._real[folder]
+            directory, _, name = path.rpartition("/")
+            if directory not in self._real:
+                # Kept, because the files of one directory are asked for one after the other.
+                self._real[directory] = self._follow("/", directory.split("/"))
+            real = self._real[directory]
             if real is None:
                 return None
             # The files themselves are not kept: on a live host they come and go.
@@ -254,8 +254,8 @@ class FolderSnapshot:
             return self._root + self._sysfs + real.removeprefix("/sys")
         return self._root + real
 
-    def _follow(self, folder: str, names: Sequence[str]) -> str | None:
-        return follow(folder, names, self._target, self._is_there)
+    def _follow(self, directory: str, names: Sequence[str]) -> str | None:
+        return follow(directory, names, self._target, self._is_there)
 
     def _target(self, path: str) -> str | None:
         try:
@@ -267,7 +267,7 @@ class FolderSnapshot:
         try:
             os.lstat(self._on_disk(path))
         except PermissionError:
-            return True  # behind a folder that we may not enter: it may be there
+            return True  # behind a directory that we may not enter: it may be there
         except (OSError, ValueError):
             return False
         return True

@@ -107,7 +107,7 @@ def returncode_of(status: int) -> int:
     return 128 - status if 128 < status <= 128 + 64 else status
 
 
-_FOLDERS = ("/run", "/tmp", "/var/tmp", "/dev/shm", "/root")  # noqa: S108 - a random name is made there
+_DIRECTORIES = ("/run", "/tmp", "/var/tmp", "/dev/shm", "/root")  # noqa: S108 - a random name is made there
 _IS_OURS = '[ -n "$(find $d -prune -type d -user "$(id -u)" -perm 700 2>/dev/null)" ]'
 _ROOM = "dd if=/dev/zero of=$d/try bs=64k count=64 2>/dev/null"
 """4 MiB: the probe has 2.5 MiB, and a disk that is full takes a directory and a few bytes."""
@@ -124,17 +124,17 @@ _SUM = re.compile(r"[0-9a-f]{64}")
 class RemoteMachine:
     """Programs run in a guest, each in a shell of its own.
 
-    Files that must be there lie in a folder that only its owner can read. A program that was put
+    Files that must be there lie in a directory that only its owner can read. A program that was put
     there is found by its name.
-    folder: its name, where one that is there is used again; None = a new one.
+    directory: its name, where one that is there is used again; None = a new one.
     """
 
-    __slots__ = ("_channel", "_folder", "_name", "_prefix", "_programs")
+    __slots__ = ("_channel", "_directory", "_name", "_prefix", "_programs")
 
-    def __init__(self, channel: Channel, folder: str | None = None) -> None:
+    def __init__(self, channel: Channel, directory: str | None = None) -> None:
         self._channel = channel
-        self._name = folder
-        self._folder: str | None = None
+        self._name = directory
+        self._directory: str | None = None
         self._prefix: tuple[str, ...] = ()
         self._programs: dict[str, str] = {}
 
@@ -189,7 +189,7 @@ class RemoteMachine:
     def put_program(self, name: str, content: bytes) -> str:
         """Put a program there, unless the very same is on its PATH; gives its path.
 
-        From then on `run` starts it by its name. Raises ToolError where no folder there can hold
+        From then on `run` starts it by its name. Raises ToolError where no directory there can hold
         it (a full disk, all mounted noexec), or where what arrived is not what was sent.
         """
         checksum = hashlib.sha256(content).hexdigest()
@@ -197,7 +197,7 @@ class RemoteMachine:
         if installed_path.startswith("/") and self._sum(installed_path) == checksum:
             self._programs[name] = installed_path
             return installed_path
-        path = f"{self._own_folder()}/{name}"
+        path = f"{self._own_directory()}/{name}"
         actual = None if self._name is None else self._sum(path)
         if actual != checksum:
             self._put_file(content, path)
@@ -212,9 +212,9 @@ class RemoteMachine:
 
     def clean_up(self) -> None:
         """Remove what was put there. Raises ToolError where the machine cannot be reached."""
-        if self._folder is not None:
-            self._line(f"rm -rf {quote(self._folder)}")
-            self._folder = None
+        if self._directory is not None:
+            self._line(f"rm -rf {quote(self._directory)}")
+            self._directory = None
             self._programs.clear()
         self._channel.close()
 
@@ -232,30 +232,30 @@ class RemoteMachine:
         match = _SUM.search(self._line(f"sha256sum {quote(path)} || openssl sha256 {quote(path)}"))
         return None if match is None else match[0]
 
-    def _own_folder(self) -> str:
-        """A folder there whose programs may run: /tmp is noexec on many a machine."""
-        if self._folder is None:
+    def _own_directory(self) -> str:
+        """A directory there whose programs may run: /tmp is noexec on many a machine."""
+        if self._directory is None:
             name = self._name or f"homenode-{secrets.token_hex(6)}"
             is_ours = "false" if self._name is None else _IS_OURS
             tries = "; ".join(
-                f"d={folder}/{name}; {{ mkdir -m 700 $d 2>/dev/null || {is_ours}; }} && "
+                f"d={directory}/{name}; {{ mkdir -m 700 $d 2>/dev/null || {is_ours}; }} && "
                 f'{{ {_ROOM} && echo "exit 0" >$d/try && chmod 700 $d/try && '
                 f"sh -c $d/try 2>/dev/null && rm $d/try && echo $d && exit; rm -rf $d; }}"
-                for folder in _FOLDERS
+                for directory in _DIRECTORIES
             )
-            own_folder = self._line(f"({tries})")
-            if not own_folder.endswith(name):
+            own_directory = self._line(f"({tries})")
+            if not own_directory.endswith(name):
                 raise ToolError(
                     f"{self.name}: no directory for the probe: programs cannot be written to and "
-                    f"run from {', '.join(_FOLDERS)}",
+                    f"run from {', '.join(_DIRECTORIES)}",
                     hint="is its disk full?",
                 )
-            self._folder = own_folder
-        return self._folder
+            self._directory = own_directory
+        return self._directory
 
     def _stage(self, text: str) -> str:
         """A file there with this text, sent in pieces."""
-        path = f"{self._own_folder()}/input-{secrets.token_hex(4)}"
+        path = f"{self._own_directory()}/input-{secrets.token_hex(4)}"
         limit = self._channel.most_input_bytes or len(text)
         content = text.encode()
         deadline = time.monotonic() + _SHORT_S + len(content) / _LEAST_BYTES_PER_S

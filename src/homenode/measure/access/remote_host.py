@@ -97,8 +97,8 @@ class SshHost(Struct, frozen=True):
 class RemoteHost(RemoteMachine):
     """A machine on which one run is measured, and continued after a kill. See RemoteMachine.
 
-    run: identifies the run among all: its folder there is found again by it. probe: the program to
-    put there.
+    run: identifies the run among all: its directory there is found again by it. probe: the program
+    to put there.
     """
 
     __slots__ = ("_host", "_probe")
@@ -124,9 +124,9 @@ class RemoteHost(RemoteMachine):
         return self
 
     def clean_up(self) -> None:
-        if self._folder is not None:
+        if self._directory is not None:
             self._end_what_runs()
         super().clean_up()
 
     def _end_what_runs(self) -> None:
-        self._line(_END.format(running=quote(f"{self._own_folder()}/{_STEP}.running")))
+        self._line(_END.format(running=quote(f"{self._own_directory()}/{_STEP}.running")))

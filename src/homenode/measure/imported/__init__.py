@@ -1,1 +1,1 @@
-"""Imported runs: folders of other tools' files, found and read as runs."""
+"""Imported runs: directories of other tools' files, found and read as runs."""

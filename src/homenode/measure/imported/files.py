@@ -1,6 +1,6 @@
 """Files of other tools: found below what the user names, and read as runs. [I/O]
 
-Folders of others are untrusted: links are not followed, sizes and numbers are bounded.
+Directories of others are untrusted: links are not followed, sizes and numbers are bounded.
 """
 
 import codecs
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from homenode.errors import InputError, not_found, of_os
 from homenode.findings import Gap
-from homenode.measure.imported.runs import ImportOptions, SourceFolder, imported_runs
+from homenode.measure.imported.runs import ImportOptions, SourceDirectory, imported_runs
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import FILE, load_runs
 from homenode.safe.input_files import read_below
@@ -22,7 +22,7 @@ from homenode.safe.input_files import read_below
 MAX_FILE_BYTES = 16 << 20
 MAX_FILES = 5000
 MAX_BYTES = 256 << 20
-"""Of all texts of a folder and those below it together: they are held at once."""
+"""Of all texts of a directory and those below it together: they are held at once."""
 
 MAX_DEPTH = 6
 MAX_LINE = 16384
@@ -34,42 +34,42 @@ _TAG = re.compile(
 )
 
 
-class FoundFolders(Struct, frozen=True):
-    """Folders with texts, in the order of their paths, and what was omitted."""
+class FoundDirectories(Struct, frozen=True):
+    """Directories with texts, in the order of their paths, and what was omitted."""
 
-    folders: tuple[SourceFolder, ...]
+    directories: tuple[SourceDirectory, ...]
     skipped: tuple[Gap, ...]
 
 
-def find_sources(paths: Sequence[Path]) -> FoundFolders:
-    """What the user named, in that order: files of one folder are one folder, as a shell's `DIR/*`
-    names them. Raises as find_folders."""
-    by_path: dict[Path, SourceFolder] = {}
-    folders: list[SourceFolder | Path] = []
+def find_sources(paths: Sequence[Path]) -> FoundDirectories:
+    """What the user named, in that order: files of one directory are one directory, as a shell's
+    `DIR/*` names them. Raises as find_directories."""
+    by_path: dict[Path, SourceDirectory] = {}
+    directories: list[SourceDirectory | Path] = []
     skipped: list[Gap] = []
     for path in paths:
-        found_below = find_folders(path)
+        found_below = find_directories(path)
         skipped += found_below.skipped
         if not path.is_file():
-            folders += found_below.folders
+            directories += found_below.directories
             continue
         parent = path.resolve().parent
-        for source in found_below.folders:
+        for source in found_below.directories:
             if parent not in by_path:
                 by_path[parent] = source
-                folders.append(parent)
+                directories.append(parent)
             texts = {**by_path[parent].texts, **source.texts}
             times = {**by_path[parent].times, **source.times}
             by_path[parent] = replace(by_path[parent], texts=texts, times=times)
-    merged = [by_path[place] if isinstance(place, Path) else place for place in folders]
-    return FoundFolders(tuple(merged), tuple(skipped))
+    merged = [by_path[place] if isinstance(place, Path) else place for place in directories]
+    return FoundDirectories(tuple(merged), tuple(skipped))
 
 
-def find_folders(root: Path) -> FoundFolders:
-    """The folders at and below a path; a file stands for itself alone.
+def find_directories(root: Path) -> FoundDirectories:
+    """The directories at and below a path; a file stands for itself alone.
 
     Raises InputError where nothing is there, or more than MAX_FILES or MAX_BYTES, and HostError
-    where the folder cannot be read.
+    where the directory cannot be read.
     """
     if not root.exists():
         raise not_found(str(root))
@@ -79,9 +79,9 @@ def find_folders(root: Path) -> FoundFolders:
     if root.is_file():
         named = root.resolve()  # a link that the user names is followed
         texts, times = _texts([named], skipped, str(root.parent), MAX_BYTES)
-        folder = _folder(named.parent, named.parent, texts, times)
-        return FoundFolders((folder,) if texts else (), tuple(skipped))
-    folders: list[SourceFolder] = []
+        directory = _directory(named.parent, named.parent, texts, times)
+        return FoundDirectories((directory,) if texts else (), tuple(skipped))
+    directories: list[SourceDirectory] = []
     seen, bytes_left = 0, MAX_BYTES
 
     def skip_unreadable(error: OSError) -> None:
@@ -89,13 +89,13 @@ def find_folders(root: Path) -> FoundFolders:
             raise of_os(error, str(root), "the directory") from None
         skipped.append(Gap(str(error.filename), error.strerror or str(error)))
 
-    for folder_name, below, names in os.walk(root, onerror=skip_unreadable, followlinks=False):
+    for directory_name, below, names in os.walk(root, onerror=skip_unreadable, followlinks=False):
         below.sort()
-        path = Path(folder_name)
+        path = Path(directory_name)
         depth = len(path.relative_to(root).parts)
         below[:] = [name for name in below if not name.startswith(".") and depth < MAX_DEPTH]
         if FILE in names:
-            skipped.append(Gap(folder_name, f"a run of homenode already ({FILE})"))
+            skipped.append(Gap(directory_name, f"a run of homenode already ({FILE})"))
             continue
         seen += len(names)
         if seen > MAX_FILES:
@@ -104,7 +104,7 @@ def find_folders(root: Path) -> FoundFolders:
                 hint="name the directories of the results themselves",
             )
         texts, times = _texts(
-            [path / name for name in sorted(names)], skipped, folder_name, bytes_left
+            [path / name for name in sorted(names)], skipped, directory_name, bytes_left
         )
         bytes_left -= sum(map(len, texts.values()))
         if bytes_left < 0:
@@ -113,14 +113,16 @@ def find_folders(root: Path) -> FoundFolders:
                 hint="name the directories of the results themselves",
             )
         if texts:
-            folders.append(_folder(root.resolve(), path.resolve(), texts, times))
-    return FoundFolders(tuple(folders), tuple(skipped))
+            directories.append(_directory(root.resolve(), path.resolve(), texts, times))
+    return FoundDirectories(tuple(directories), tuple(skipped))
 
 
-def _folder(root: Path, path: Path, texts: dict[str, str], times: dict[str, float]) -> SourceFolder:
-    """Called from the named folder on: results do not carry where a user keeps them."""
+def _directory(
+    root: Path, path: Path, texts: dict[str, str], times: dict[str, float]
+) -> SourceDirectory:
+    """Called from the named directory on: results do not carry where a user keeps them."""
     inside = path.relative_to(root).parts
-    return SourceFolder(
+    return SourceDirectory(
         "/".join(_printable(part) for part in (root.name, *inside)),
         _printable(path.name),
         _printable(path.parent.name),
@@ -130,7 +132,7 @@ def _folder(root: Path, path: Path, texts: dict[str, str], times: dict[str, floa
 
 
 def _texts(
-    paths: list[Path], skipped: list[Gap], folder: str, bytes_left: int
+    paths: list[Path], skipped: list[Gap], directory: str, bytes_left: int
 ) -> tuple[dict[str, str], dict[str, float]]:
     """The texts by name, and when each was written; it ends with the first that makes
     them more than bytes_left characters."""
@@ -143,15 +145,15 @@ def _texts(
             text = _decode(read_below(path.parent, path.name, MAX_FILE_BYTES))
             written_s = path.lstat().st_mtime
         except OSError as error:
-            skipped.append(Gap(f"{folder}/{path.name}", error.strerror or str(error)))
+            skipped.append(Gap(f"{directory}/{path.name}", error.strerror or str(error)))
             continue
         if "\0" in text:
-            skipped.append(Gap(f"{folder}/{path.name}", "binary"))
+            skipped.append(Gap(f"{directory}/{path.name}", "binary"))
             continue
         is_json = text.lstrip().startswith("{")
         if not is_json and max(map(len, text.split("\n"))) > MAX_LINE:
             skipped.append(
-                Gap(f"{folder}/{path.name}", f"a line of more than {MAX_LINE} characters")
+                Gap(f"{directory}/{path.name}", f"a line of more than {MAX_LINE} characters")
             )
             continue
         texts[_printable(path.name)] = text
@@ -233,21 +235,21 @@ def import_all(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     if not paths:
         return [], []
     sources = find_sources(paths)
-    all_imported = imported_runs(sources.folders, ImportOptions())
+    all_imported = imported_runs(sources.directories, ImportOptions())
     runs = [entry.run for entry in all_imported if entry.run.samples]
     read = {run.head.source for run in runs}
     skipped = [str(gap) for gap in sources.skipped]
     skipped += [
-        f"{folder.path}: not a run of homenode's, nor the output of a tool that is read"
-        for folder in sources.folders
-        if folder.path not in read and not all(name.endswith(_PAGES) for name in folder.texts)
+        f"{directory.path}: not a run of homenode's, nor the output of a tool that is read"
+        for directory in sources.directories
+        if directory.path not in read and not all(name.endswith(_PAGES) for name in directory.texts)
     ]
     names = {entry.run.head.source: entry.gaps for entry in all_imported if entry.run.samples}
     skipped += [
-        f"{folder.path}/{gap.subject}: {gap.reason}"
-        for folder in sources.folders
-        for gap in names.get(folder.path, ())
-        if gap.subject in folder.texts
+        f"{directory.path}/{gap.subject}: {gap.reason}"
+        for directory in sources.directories
+        for gap in names.get(directory.path, ())
+        if gap.subject in directory.texts
     ]
     empty = [path for path in paths if not path.is_file() and not any(path.rglob("*"))]
     skipped += [f"{path}: not a run of homenode's: no file in it" for path in empty]

@@ -1,4 +1,4 @@
-"""Imported: other tools' files as runs: a folder of the study's, or files of one series.
+"""Imported: other tools' files as runs: a directory of the study's, or files of one series.
 
 The study's scripts write results/<gpu>/<config>/:
 
@@ -53,15 +53,15 @@ _BINDING = "memory binding"
 _GPU_METRIC = re.compile(r"(?:allreduce|h2d|d2h|d2d|p2p|matmul|nvbandwidth:|.*-busbw)")
 _MAX_PATTERN = 120
 _MADE_UP = "# synthesised"
-_RESULTS_FOLDERS = frozenset({"results", "data", ""})
+_RESULTS_DIRECTORIES = frozenset({"results", "data", ""})
 
 
-class SourceFolder(Struct, frozen=True):
-    """One folder's files."""
+class SourceDirectory(Struct, frozen=True):
+    """One directory's files."""
 
-    path: str  # as people call it, from the named folder on, "/" between names
+    path: str  # as people call it, from the named directory on, "/" between names
     name: str
-    above: str  # the name of the folder above it
+    above: str  # the name of the directory above it
     texts: Mapping[str, str]  # by file name
     # when each was last written, seconds since 1970 (UTC), as far as it is known
     times: Mapping[str, float] = field(default_factory=dict)
@@ -88,23 +88,23 @@ class RunWithSources(Struct, frozen=True):
 
 
 def imported_runs(
-    folders: Iterable[SourceFolder], options: ImportOptions
+    directories: Iterable[SourceDirectory], options: ImportOptions
 ) -> tuple[RunWithSources, ...]:
-    """The runs of these folders, in order, each with a name of its own.
+    """The runs of these directories, in order, each with a name of its own.
 
     Raises InputError for a layout of a run that is not there, and for an order that does not name
     each run once.
     """
-    drafts = [draft for folder in folders for draft in _of_folder(folder, options)]
+    drafts = [draft for directory in directories for draft in _of_directory(directory, options)]
     places = [(draft.head.system, draft.head.name) for draft in drafts]
-    short = [_by_folder(draft, is_whole_path=False) for draft in drafts]
+    short = [_by_directory(draft, is_whole_path=False) for draft in drafts]
     names = [(draft.head.system, draft.head.name) for draft in short]
     drafts = [
         draft
         if places.count(place) == 1
         else run
         if names.count(name) == 1
-        else _by_folder(draft, is_whole_path=True)
+        else _by_directory(draft, is_whole_path=True)
         for draft, place, run, name in zip(drafts, places, short, names, strict=True)
     ]
     last = [draft.head.name for draft in drafts]
@@ -156,17 +156,17 @@ class _Draft(Struct, frozen=True):
     """A run before its last name and layout."""
 
     head: RunHead
-    folder: SourceFolder
+    directory: SourceDirectory
     files: tuple[str, ...]  # names that it was read from
     figures: Figures
     is_study: bool
 
 
-def _of_folder(folder: SourceFolder, options: ImportOptions) -> Iterator[_Draft]:
-    names = frozenset(folder.texts)
-    texts = dict(folder.texts)
-    if is_study_folder(names):
-        yield _study(folder, options)
+def _of_directory(directory: SourceDirectory, options: ImportOptions) -> Iterator[_Draft]:
+    names = frozenset(directory.texts)
+    texts = dict(directory.texts)
+    if is_study_directory(names):
+        yield _study(directory, options)
         texts = {n: t for n, t in texts.items() if n not in FILES}
     groups: dict[str, dict[str, Figures]] = {}
     for name in sorted(texts):
@@ -175,38 +175,38 @@ def _of_folder(folder: SourceFolder, options: ImportOptions) -> Iterator[_Draft]
             figures = lenient(tool, texts[name], name)
             groups.setdefault(_group(name, _is_bound(figures)), {})[name] = figures
     for group, parts in groups.items():
-        yield _logs(folder, group, tuple(parts), join_figures(parts.values()), options)
+        yield _logs(directory, group, tuple(parts), join_figures(parts.values()), options)
 
 
-def unread_files(folder: SourceFolder) -> Iterator[Gap]:
+def unread_files(directory: SourceDirectory) -> Iterator[Gap]:
     """Files that were not imported, and why."""
-    is_study = is_study_folder(frozenset(folder.texts))
-    for name, text in sorted(folder.texts.items()):
+    is_study = is_study_directory(frozenset(directory.texts))
+    for name, text in sorted(directory.texts.items()):
         if is_study and (name in FILES or name in NOT_READ):
             continue
         if tool_of(text) is None:
-            yield Gap(f"{folder.path}/{name}", "not the output of a tool that is read")
+            yield Gap(f"{directory.path}/{name}", "not the output of a tool that is read")
 
 
-def _study(folder: SourceFolder, options: ImportOptions) -> _Draft:
-    figures = figures_of_study(folder.texts)
-    above = "" if folder.above in _RESULTS_FOLDERS else folder.above
+def _study(directory: SourceDirectory, options: ImportOptions) -> _Draft:
+    figures = figures_of_study(directory.texts)
+    above = "" if directory.above in _RESULTS_DIRECTORIES else directory.above
     head = RunHead(
-        folder.name,
+        directory.name,
         options.system or above or _system(figures),
-        _origin(folder.texts.values()),
+        _origin(directory.texts.values()),
         options.vantage or Vantage.GUEST,
-        switches_of(folder.name),
-        vcpus=vcpus_of(folder.texts),
+        switches_of(directory.name),
+        vcpus=vcpus_of(directory.texts),
         conditions=figures.conditions,
-        source=folder.path,
+        source=directory.path,
     )
-    read = tuple(sorted(set(folder.texts) & FILES))
-    return _Draft(head, folder, read, figures, is_study=True)
+    read = tuple(sorted(set(directory.texts) & FILES))
+    return _Draft(head, directory, read, figures, is_study=True)
 
 
 def _logs(
-    folder: SourceFolder,
+    directory: SourceDirectory,
     group: str,
     files: tuple[str, ...],
     figures: Figures,
@@ -219,21 +219,21 @@ def _logs(
     head = RunHead(
         group,
         options.system or _system(figures),
-        _origin(folder.texts[name] for name in files),
+        _origin(directory.texts[name] for name in files),
         vantage,
-        switches_of(folder.name),
+        switches_of(directory.name),
         host_addresses=vantage is not Vantage.GUEST,
         conditions=figures.conditions,
-        source=folder.path,
+        source=directory.path,
     )
-    return _Draft(head, folder, files, figures, is_study=False)
+    return _Draft(head, directory, files, figures, is_study=False)
 
 
 def _finish(
     draft: _Draft, layout: Switches | None, place: int | None, options: ImportOptions
 ) -> RunWithSources:
-    """The run under the layout that the user names, else the one that its folder is named for."""
-    times = [draft.folder.times[name] for name in draft.files if name in draft.folder.times]
+    """The run under the layout that the user names, else that of its directory's name."""
+    times = [draft.directory.times[name] for name in draft.files if name in draft.directory.times]
     head = replace(
         draft.head,
         switches=draft.head.switches if layout is None else layout,
@@ -243,10 +243,10 @@ def _finish(
         ended_s=max(times, default=None),
         of_files=bool(times),
         place=place,
-        hardware=(*_processors(draft.folder.texts), *draft.figures.gpu_names),
+        hardware=(*_processors(draft.directory.texts), *draft.figures.gpu_names),
     )
     if draft.is_study:
-        texts = draft.folder.texts
+        texts = draft.directory.texts
         head = replace(head, unusable=tuple(contradictions(texts, head.switches)))
     gaps = draft.figures.gaps
     if head.switches.name == "unknown":
@@ -256,12 +256,12 @@ def _finish(
         Gap(finding.id, f"{finding.subject}: {finding.observed}")
         for finding in draft.figures.findings
     )
-    paths = tuple(f"{draft.folder.path}/{name}" for name in draft.files)
+    paths = tuple(f"{draft.directory.path}/{name}" for name in draft.files)
     return RunWithSources(Run(head, draft.figures.samples), paths, gaps)
 
 
 def _system(figures: Figures) -> str:
-    """The folder's name of the machine: its GPU."""
+    """The directory's name of the machine: its GPU."""
     if figures.gpu_names:
         return system_of(figures.gpu_names[0])
     has_gpu = any(_GPU_METRIC.match(sample.metric) for sample in figures.samples)
@@ -300,10 +300,12 @@ def _name(text: str) -> str:
     return "".join(c if c.isprintable() and c != "/" else "-" for c in text).strip(".")[:120] or "-"
 
 
-def _by_folder(draft: _Draft, *, is_whole_path: bool) -> _Draft:
-    """With the folder in its name, or the path to it: two folders hold files of one name."""
-    folder = draft.folder.path.replace("/", "-") if is_whole_path else draft.folder.name
-    name = folder if draft.head.name == draft.folder.name else f"{folder}-{draft.head.name}"
+def _by_directory(draft: _Draft, *, is_whole_path: bool) -> _Draft:
+    """With the directory in its name, or the path to it: two directories hold files of one name."""
+    directory = draft.directory.path.replace("/", "-") if is_whole_path else draft.directory.name
+    name = (
+        directory if draft.head.name == draft.directory.name else f"{directory}-{draft.head.name}"
+    )
     return replace(draft, head=replace(draft.head, name=_name(name)))
 
 
@@ -324,7 +326,7 @@ LAYOUTS = {
     "vcpu-pin-numa-smt": "pin-numa-smt",
     **{name: name for name in PRESETS},
 }
-"""Presets of folder names: the study's and our own, in small letters, with dashes."""
+"""Presets of directory names: the study's and our own, in small letters, with dashes."""
 
 _SUFFIX = re.compile(
     r"[-. ]?(?:\(\d{1,4}\)|(?<=[-. ])(?:\d{1,4}(?:-?(?:c|vcpus?|cores?))?|"
@@ -336,14 +338,14 @@ _SUFFIX = re.compile(
 _RUN = re.compile(r"(?m)^# run \d+\s*$", re.ASCII)
 
 
-def is_study_folder(names: frozenset[str]) -> bool:
-    """Whether these files are a folder of the study's: its metadata, or two others of its names."""
+def is_study_directory(names: frozenset[str]) -> bool:
+    """Whether a directory of these files is a study's: its metadata, or two of its other names."""
     study_files = names & FILES
     return "metadata.json" in study_files or len(study_files) >= 2
 
 
 def switches_of(name: str) -> Switches:
-    """The layout that a folder's name stands for; unknown where it stands for none.
+    """The layout that a directory's name stands for; unknown where it stands for none.
 
     >>> switches_of("vcpu_pin_60c").name, switches_of("VCPU-Pin_NUMA.run2 (1)").name
     ('pin', 'pin-numa')
@@ -356,7 +358,7 @@ def switches_of(name: str) -> Switches:
 
 
 def figures_of_study(files: Mapping[str, str]) -> Figures:
-    """All figures of a folder. files: text by name; unknown names are not looked at.
+    """All figures of a directory. files: text by name; unknown names are not looked at.
 
     What cannot be read is a gap that names its file: the others are kept.
     """
@@ -397,7 +399,7 @@ def vcpus_of(files: Mapping[str, str]) -> int | None:
 
 
 def contradictions(files: Mapping[str, str], switches: Switches) -> Iterator[str]:
-    """Why the guest cannot have had the layout that its folder is named for."""
+    """Why the guest cannot have had the layout that its directory is named for."""
     threads = _fields(files, _LSCPU).get("Thread(s) per core", "1")
     if switches.siblings is Siblings.HIDDEN and threads != "1":
         yield f"layout {switches.name} hides siblings, the guest showed {threads} a core"

@@ -33,13 +33,13 @@ KILLED_S = 10.0
 
 
 class Rank:
-    """One process: its number, its folder, and what all ranks were asked for."""
+    """One process: its number, its directory, and what all ranks were asked for."""
 
-    def __init__(self, number: int, folder: Path, options: argparse.Namespace) -> None:
-        self.number, self.folder, self.options = number, folder, options
+    def __init__(self, number: int, directory: Path, options: argparse.Namespace) -> None:
+        self.number, self.directory, self.options = number, directory, options
 
     def write(self, name: str, value: Any) -> None:
-        with (self.folder / name).open("a") as file:
+        with (self.directory / name).open("a") as file:
             file.write(json.dumps(value) + "\n")
 
     def run(self, home: int | None) -> None:
@@ -54,7 +54,7 @@ class Rank:
         torch.cuda.set_device(self.number)
         dist.init_process_group(
             "nccl",
-            init_method=f"file://{self.folder}/store",
+            init_method=f"file://{self.directory}/store",
             rank=self.number,
             world_size=options.gpus,
             timeout=datetime.timedelta(seconds=120),
@@ -110,8 +110,8 @@ def _all_reduce(torch: Any, dist: Any, rank: Rank, size: int) -> dict[str, Any]:
 class Crew:
     """Forked processes that end together: one that fails or stops ends all."""
 
-    def __init__(self, folder: Path, stall_s: float) -> None:
-        self._folder, self._stall_s = folder, stall_s
+    def __init__(self, directory: Path, stall_s: float) -> None:
+        self._directory, self._stall_s = directory, stall_s
         self._children: dict[int, int] = {}
 
     def start(self, number: int, work: Callable[[], None]) -> None:
@@ -163,14 +163,14 @@ class Crew:
     def _progress(self) -> int:
         """Changes while ranks write rows."""
         size = 0
-        for path in self._folder.iterdir():
+        for path in self._directory.iterdir():
             with contextlib.suppress(OSError):  # removed since it was listed
                 size += path.stat().st_size
         return size
 
 
-def _lines(folder: Path, name: str) -> list[Any]:
-    path = folder / name
+def _lines(directory: Path, name: str) -> list[Any]:
+    path = directory / name
     if not path.exists():
         return []
     with path.open() as file:
@@ -198,24 +198,24 @@ def _homes(machine: dict[str, Any], options: argparse.Namespace) -> list[int | N
     return nodes
 
 
-def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """The document. Raises SystemExit where nothing was measured."""
-    crew = Crew(folder, options.stall)
-    crew.start(0, lambda: _inspect(Rank(0, folder, options)))
+    crew = Crew(directory, options.stall)
+    crew.start(0, lambda: _inspect(Rank(0, directory, options)))
     if crew.wait() is not None:
         raise SystemExit("torch_collectives: PyTorch could not be asked for its GPUs")
-    machine = _lines(folder, "machine")[0]
+    machine = _lines(directory, "machine")[0]
     if len(machine["devices"]) < options.gpus:
         raise SystemExit(f"--gpus {options.gpus}: PyTorch sees {len(machine['devices'])}")
     homes = _homes(machine, options)
     for number, home in enumerate(homes):
 
         def work(n: int = number, h: int | None = home) -> None:
-            Rank(n, folder, options).run(h)
+            Rank(n, directory, options).run(h)
 
         crew.start(number, work)
     reason = crew.wait()
-    rows = _lines(folder, "rows")
+    rows = _lines(directory, "rows")
     if not rows:
         raise SystemExit(f"torch_collectives: {reason or 'no figures'}")
     return dict(
@@ -226,7 +226,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         warmups=options.warmups,
         gpus=options.gpus,
         rows=rows,
-        ranks=sorted(_lines(folder, "ranks"), key=lambda one: int(one["rank"])),
+        ranks=sorted(_lines(directory, "ranks"), key=lambda one: int(one["rank"])),
         figures=[],
         gaps=[],
         stalled=reason,
@@ -242,8 +242,8 @@ def main(words: list[str]) -> None:
     parser.add_argument("--bind", default="none")
     parser.add_argument("--no-peers", dest="peers", action="store_false")
     parser.add_argument("--stall", type=float, default=120.0)
-    with tempfile.TemporaryDirectory(prefix="homenode-") as folder:
-        sys.stdout.write(json.dumps(run(parser.parse_args(words), Path(folder))) + "\n")
+    with tempfile.TemporaryDirectory(prefix="homenode-") as directory:
+        sys.stdout.write(json.dumps(run(parser.parse_args(words), Path(directory))) + "\n")
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ CPU_ONLY, GPU_UNKNOWN = "cpu-only", "gpu-unknown"
 
 
 def system_of(gpu_name: str | None) -> str:
-    """The folder of a machine: its GPU's name, as a folder can have it.
+    """The directory of a machine: its GPU's name, as a directory can have it.
 
     >>> system_of("NVIDIA GH200 480GB"), system_of(None)
     ('nvidia-gh200-480gb', 'gpu-unknown')
@@ -135,7 +135,7 @@ class GpuPlace(Struct, frozen=True):
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One figure, in its metric's own unit (homenode.metrics).
 
-    A Struct, because a results folder has millions: read in a seventh of a dataclass's time.
+    A Struct, because a results directory has millions: read in a seventh of a dataclass's time.
     device, peer: the GPU, and the other one of a pair: host addresses where the run says
     `host_addresses`, else those that the suite saw. index: position in a tool's own order where
     nothing better is known; never used to pair. node, peer_node: where the memory or the thread
@@ -167,8 +167,8 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class RunHead(Struct, frozen=True, omit_defaults=True):
     """Everything of a run but its samples."""
 
-    name: str  # the folder's
-    system: str  # the folder above: the GPU, or `cpu-only`
+    name: str  # the directory's
+    system: str  # the directory above: the GPU, or `cpu-only`
     origin: Origin
     vantage: Vantage
     switches: Switches
@@ -190,7 +190,7 @@ class RunHead(Struct, frozen=True, omit_defaults=True):
     conditions: tuple[Condition, ...] = ()
     # why nothing must be concluded from this run, as the suite noted it
     unusable: tuple[str, ...] = ()
-    source: str | None = None  # the document or folder
+    source: str | None = None  # the document or directory
     # started_s, ended_s: of the first and the last step, in seconds since 1970 (UTC); None where
     # unknown
     started_s: float | None = None
@@ -241,7 +241,7 @@ _LEAST, _MOST = 1e-12, 1e30
 
 
 class Run(Struct, frozen=True, dict=True):
-    """One results folder."""
+    """One results directory."""
 
     head: RunHead
     samples: tuple[Sample, ...]

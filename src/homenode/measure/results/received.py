@@ -1,7 +1,7 @@
 """Received: a run that a guest sent as a tar, treated as what a stranger sent. [I/O]
 
 Nothing is unpacked where others keep theirs: the tar is read within limits, laid out in a new
-folder, and that is moved into its place where none is there.
+directory, and that is moved into its place where none is there.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 from homenode.errors import HostError, InputError
 from homenode.machine.snapshot.archive import ArchiveTree, read_archive
-from homenode.measure.results.store import FILE, parse_run, run_folder
-from homenode.safe.durable import open_folder, replace_file
+from homenode.measure.results.store import FILE, parse_run, run_directory
+from homenode.safe.durable import open_directory, replace_file
 
 MAX_BYTES = 64 << 20
 """Of a run with all of its raw outputs; the suite's are a few MiB."""
@@ -25,14 +25,14 @@ _SOURCE = "what the guest sent"
 
 
 def receive_run(stream: BinaryIO, root: Path, name: str) -> Path:
-    """Keep the run of this name from a tar of SYSTEM/NAME/…; gives its folder.
+    """Keep the run of this name from a tar of SYSTEM/NAME/…; gives its directory.
 
     Raises InputError where it is no tar or holds anything but that run, HostError where a run of
     this name is there already or nothing can be written.
     """
     tree = _read(stream)
     system, files = _one_run(tree, name)
-    target = run_folder(root, system, name)
+    target = run_directory(root, system, name)
     run = parse_run(files[FILE], _SOURCE)
     if (run.head.system, run.head.name) != (system, name):
         raise InputError(
@@ -61,7 +61,7 @@ def _read(stream: BinaryIO) -> ArchiveTree:
 
 
 def _one_run(tree: ArchiveTree, name: str) -> tuple[str, dict[str, bytes]]:
-    """The system that a run is of, and its files by their path in its folder. Raises InputError."""
+    """A run's system, and its files by their path in its directory. Raises InputError."""
     if tree.links:
         raise InputError(f"{_SOURCE}: expected files, found the link {min(tree.links)!r}")
     systems = {path.split("/")[0] for path in tree.files}
@@ -73,8 +73,8 @@ def _one_run(tree: ArchiveTree, name: str) -> tuple[str, dict[str, bytes]]:
     files = {}
     for path, text in tree.files.items():
         _, _, inner_path = path.partition("/")
-        folder, _, inside = inner_path.partition("/")
-        if folder != name or not inside or inside.count("/") > 1 or not inside.isprintable():
+        directory, _, inside = inner_path.partition("/")
+        if directory != name or not inside or inside.count("/") > 1 or not inside.isprintable():
             raise InputError(f"{_SOURCE}: expected files of the run {name}, found {path[:200]!r}")
         files[inside] = text.encode("utf-8", "surrogateescape")
     if FILE not in files:
@@ -86,25 +86,25 @@ def _lay_out(root: Path, system: str, name: str, files: dict[str, bytes]) -> Non
     """Raises OSError where something is in the run's place."""
     aside = f".received-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as ends, contextlib.ExitStack() as undo:
-        top = _open_folder(root, ends=ends)
+        top = _open_directory(root, ends=ends)
         os.mkdir(aside, dir_fd=top)
         undo.callback(_discard, aside, top)
         within = Path(f"/proc/self/fd/{top}")
         for path, content in files.items():
             with contextlib.ExitStack() as written:
-                folder = _open_folder(within, aside, *Path(path).parts[:-1], ends=written)
-                replace_file(Path(path), content, 0o644, folder=folder, synced=False)
-        place = _open_folder(within, system, ends=ends)
-        # Over a folder that holds anything, or a link, this fails.
+                directory = _open_directory(within, aside, *Path(path).parts[:-1], ends=written)
+                replace_file(Path(path), content, 0o644, directory=directory, synced=False)
+        place = _open_directory(within, system, ends=ends)
+        # Over a directory that holds anything, or a link, this fails.
         os.rename(aside, name, src_dir_fd=top, dst_dir_fd=place)
         undo.pop_all()
 
 
-def _open_folder(root: Path, *parts: str, ends: contextlib.ExitStack) -> int:
-    """The descriptor of a folder, closed with `ends`."""
-    folder = open_folder(root, *parts)
-    ends.callback(os.close, folder)
-    return folder
+def _open_directory(root: Path, *parts: str, ends: contextlib.ExitStack) -> int:
+    """The descriptor of a directory, closed with `ends`."""
+    directory = open_directory(root, *parts)
+    ends.callback(os.close, directory)
+    return directory
 
 
 def _discard(name: str, top: int) -> None:

@@ -1,7 +1,7 @@
-"""Store: runs in folders, results/<system>/<NAME>/results.jsonl. [I/O]
+"""Store: runs in directories, results/<system>/<NAME>/results.jsonl. [I/O]
 
-Plain files that a person can read and a shared file system can hold. A folder that cannot be read
-is skipped with its reason; the rest is used.
+Plain files that a person can read and a shared file system can hold. A directory that cannot be
+read is skipped with its reason; the rest is used.
 """
 
 import math
@@ -16,7 +16,7 @@ from homenode import formats
 from homenode.errors import HomenodeError, HostError, InputError, not_found
 from homenode.findings import Gap
 from homenode.measure.results.model import Run, RunHead, Sample
-from homenode.safe.durable import open_folder, replace_file
+from homenode.safe.durable import open_directory, replace_file
 from homenode.safe.input_files import read_file
 from homenode.text import command_line, plural
 
@@ -133,9 +133,9 @@ def _cut_short(source: str, state: str) -> InputError:
 FILE = "results.jsonl"
 MAX_BYTES = 512 << 20
 MAX_DEPTH = 4
-"""Folders below the one that was named in which runs are looked for."""
+"""Directories below the one that was named in which runs are looked for."""
 
-MAX_FOLDERS = 20_000
+MAX_DIRECTORIES = 20_000
 
 
 class StoredRuns(Struct, frozen=True):
@@ -143,13 +143,13 @@ class StoredRuns(Struct, frozen=True):
 
     runs: tuple[Run, ...]
     skipped: tuple[Gap, ...]
-    folders: tuple[str, ...] = ()  # of the runs, in order
-    # folders among those omitted that hold no run of homenode's, whole or broken
+    directories: tuple[str, ...] = ()  # of the runs, in order
+    # directories among those omitted that hold no run of homenode's, whole or broken
     foreign: tuple[str, ...] = ()
 
 
-def run_folder(root: Path, system: str, name: str) -> Path:
-    """Where a run belongs below a results folder. Raises InputError for names that leave it."""
+def run_directory(root: Path, system: str, name: str) -> Path:
+    """Where a run belongs below a results directory. Raises InputError for names that leave it."""
     for part in (system, name):
         if not part or part[0] == "." or "/" in part or not part.isprintable():
             raise InputError(
@@ -163,17 +163,17 @@ def write_run(root: Path, run: Run) -> Path:
 
     Raises HostError where that fails, and where there is such a run already.
     """
-    folder = run_folder(root, run.head.system, run.head.name)
-    path = folder / FILE
+    directory = run_directory(root, run.head.system, run.head.name)
+    path = directory / FILE
     if path.exists():
         raise HostError(
             f"{path}: a run of this name exists",
             hint="choose another name, or remove the directory",
         )
     try:
-        opened = open_folder(root, run.head.system, run.head.name)
+        opened = open_directory(root, run.head.system, run.head.name)
         try:
-            replace_file(path, run_text(run).encode(), None, folder=opened, synced=False)
+            replace_file(path, run_text(run).encode(), None, directory=opened, synced=False)
         finally:
             os.close(opened)
     except OSError as error:
@@ -182,32 +182,33 @@ def write_run(root: Path, run: Run) -> Path:
 
 
 def run_named(results: Path, name: str) -> Path | None:
-    """The folder of a run, whatever system it is of."""
+    """The directory of a run, whatever system it is of."""
     try:
         return next((path for path in sorted(results.glob(f"*/{name}")) if path.is_dir()), None)
     except OSError as error:
         raise HostError(f"{results}: cannot read: {error.strerror}") from None
 
 
-def read_finished(folder: Path) -> Run | None:
+def read_finished(directory: Path) -> Run | None:
     """A run that is finished and has samples; None for any other."""
     try:
-        run = read_run(folder)
+        run = read_run(directory)
     except InputError:
         return None
     return run if run.samples else None
 
 
 def read_run(path: Path) -> Run:
-    """The run in a folder or a results.jsonl. Raises InputError."""
+    """The run in a directory or a results.jsonl. Raises InputError."""
     file = path / FILE if path.is_dir() else path
     return parse_run(read_file(file, f"a run's {FILE}", max_bytes=MAX_BYTES), str(file))
 
 
 def load_runs(path: Path) -> StoredRuns:
-    """Every run at or below a path, a few folders deep.
+    """Every run at or below a path, a few directories deep.
 
-    A folder without subfolders in which no results.jsonl lies is foreign, and skipped as such.
+    A directory without subdirectories in which no results.jsonl lies is foreign, and skipped as
+    such.
     Raises InputError where nothing is there.
     """
     if path.is_file():
@@ -218,45 +219,45 @@ def load_runs(path: Path) -> StoredRuns:
         )
     runs: list[Run] = []
     skipped: list[Gap] = []
-    folders: list[str] = []
+    directories: list[str] = []
     foreign: list[str] = []
-    for folder in _leaves(path, skipped):
-        if not (folder / FILE).exists():
-            foreign.append(str(folder))
-            skipped.append(Gap(str(folder), f"no {FILE}: not a run of homenode's"))
+    for directory in _leaves(path, skipped):
+        if not (directory / FILE).exists():
+            foreign.append(str(directory))
+            skipped.append(Gap(str(directory), f"no {FILE}: not a run of homenode's"))
             continue
         try:
-            runs.append(read_run(folder))
-            folders.append(str(folder))
+            runs.append(read_run(directory))
+            directories.append(str(directory))
         except HomenodeError as error:
-            skipped.append(Gap(str(folder), error.message))
-    return StoredRuns(tuple(runs), tuple(skipped), tuple(folders), tuple(foreign))
+            skipped.append(Gap(str(directory), error.message))
+    return StoredRuns(tuple(runs), tuple(skipped), tuple(directories), tuple(foreign))
 
 
 def _leaves(root: Path, skipped: list[Gap]) -> Iterator[Path]:
-    """Folders that hold a run, or could: those without folders below. Links are not followed."""
+    """The directories without subdirectories: they may hold a run. Links are not followed."""
     queue: list[tuple[Path, int]] = [(root, 0)]
     seen = 0
     while queue:
-        folder, depth = queue.pop(0)
+        directory, depth = queue.pop(0)
         seen += 1
-        if seen > MAX_FOLDERS:
-            skipped.append(Gap(str(root), f"more than {MAX_FOLDERS} directories: the rest"))
+        if seen > MAX_DIRECTORIES:
+            skipped.append(Gap(str(root), f"more than {MAX_DIRECTORIES} directories: the rest"))
             return
-        if (folder / FILE).exists():
-            yield folder
+        if (directory / FILE).exists():
+            yield directory
             continue
         try:
             below = sorted(
-                child for child in folder.iterdir() if child.is_dir() and not child.is_symlink()
+                child for child in directory.iterdir() if child.is_dir() and not child.is_symlink()
             )
         except OSError as error:
-            skipped.append(Gap(str(folder), f"cannot be listed: {error.strerror}"))
+            skipped.append(Gap(str(directory), f"cannot be listed: {error.strerror}"))
             continue
         below = [child for child in below if not child.name.startswith(".")]
         if not below:
-            yield folder
+            yield directory
         elif depth == MAX_DEPTH:
-            skipped.append(Gap(str(folder), f"more than {MAX_DEPTH} directories deep"))
+            skipped.append(Gap(str(directory), f"more than {MAX_DEPTH} directories deep"))
         else:
             queue += [(child, depth + 1) for child in below]

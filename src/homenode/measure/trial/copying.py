@@ -15,7 +15,7 @@ from homenode.process import run
 from homenode.safe.durable import create_file, create_like, remove_file
 from homenode.safe.host_files import HostFile, host_file
 from homenode.safe.input_files import MAX_BYTES, read_plain
-from homenode.safe.trusted_path import private_folder
+from homenode.safe.trusted_path import private_directory
 from homenode.vm.domain.copy import (
     WritableDisk,
     copied_uuid,
@@ -34,7 +34,7 @@ _NVRAM = "<nvram>"
 _SECTOR = 512
 _MOST_UNDER = 32
 _MOST_NVRAM_BYTES = 64 << 20
-_BLOCK_FOLDER = Path("/var/lib/libvirt/images")
+_BLOCK_DIRECTORY = Path("/var/lib/libvirt/images")
 
 
 class PreparedCopy(Struct, frozen=True):
@@ -93,9 +93,9 @@ def make_copy(virsh: Virsh, prepared: PreparedCopy, host_lock: Sequence[int] = (
         _make_overlay(disk, Path(overlay))
     if prepared.nvram is not None:
         _copy_nvram(*prepared.nvram)
-    with private_folder("homenode-copy-") as folder:
-        create_file(folder / "copy.xml", prepared.document)
-        virsh.define(str(folder / "copy.xml"), host_lock)
+    with private_directory("homenode-copy-") as directory:
+        create_file(directory / "copy.xml", prepared.document)
+        virsh.define(str(directory / "copy.xml"), host_lock)
 
 
 def _check_nvram(before: str, after: str, name: str) -> None:
@@ -125,15 +125,15 @@ def _copy_nvram(before: str, after: str) -> None:
 
 def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
     """Raises HostError. The file is made by us, and exclusively: qemu-img would write to whatever a
-    link of that name points at, in a folder that may be another user's. It has no data yet.
+    link of that name points at, in a directory that may be another user's. It has no data yet.
 
     qemu-img opens nothing but the new file: the size of what is under it is given.
     """
     with host_file(disk.path, f"disk {disk.target}") as original:
         try:
             size = _size_of(disk, original)
-            with private_folder("homenode-overlay-") as folder:
-                image = folder / "overlay"
+            with private_directory("homenode-overlay-") as directory:
+                image = directory / "overlay"
                 under = ("-u", "-b", disk.path, "-F", disk.format)
                 argv = ("qemu-img", "create", "-q", "-f", "qcow2", *under, str(image), str(size))
                 failure = run(argv, _IMAGE_S).failure()
@@ -213,5 +213,5 @@ def _overlay(disk: WritableDisk, id: str) -> Path:
     """By the original, where QEMU's user gets in; of a block device where libvirt has files."""
     with host_file(disk.path, f"disk {disk.target}") as original:
         _size_of(disk, original)
-        folder = _BLOCK_FOLDER if original.is_block else Path(disk.path).parent
-    return folder / f"{id}-{disk.target}{_SUFFIX}"
+        directory = _BLOCK_DIRECTORY if original.is_block else Path(disk.path).parent
+    return directory / f"{id}-{disk.target}{_SUFFIX}"

@@ -1,8 +1,8 @@
 """Journal: what came of each boot of a trial, and the steps by which its domain is undone. [I/O]
 
-One folder for each trial: journal.jsonl (a head, then what came of each boot), changes.jsonl (the
-steps of a boot, see boot_steps), .lock, known_hosts, and the plan and document of each layout. Only
-their owner may read them: documents hold passwords.
+One directory for each trial: journal.jsonl (a head, then what came of each boot), changes.jsonl
+(the steps of a boot, see boot_steps), .lock, known_hosts, and the plan and document of each layout.
+Only their owner may read them: documents hold passwords.
 """
 
 import re
@@ -20,7 +20,7 @@ from homenode.change.step import ChangeEntry, ChangeHead
 from homenode.errors import HostError, InputError
 from homenode.measure.experiment import ExperimentJournal, TaskState
 from homenode.objective import Objective
-from homenode.safe.record_folder import JOURNAL, LOCK, RecordFolder
+from homenode.safe.record_directory import JOURNAL, LOCK, RecordDirectory
 from homenode.text import command_line
 from homenode.units import whole_number
 from homenode.vm.hypervisor.domain_state import domain_argument
@@ -77,7 +77,7 @@ class TrialHead(Struct, frozen=True, omit_defaults=True):
     layouts: tuple[str, ...]
     boots: int
     seed: int
-    results: str  # folder
+    results: str  # directory
     bare: bool = False
     copy: TrialCopy | None = None
     source_uuid: str = ""  # the domain that the user named
@@ -165,7 +165,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\Z", re.ASCII)
 class StoredTrial(Struct, frozen=True):
     """A trial that is on disk."""
 
-    folder: Path
+    directory: Path
     head: TrialHead | None
     entries: tuple[TrialEntry, ...]
     changes: tuple[ChangeEntry, ...] = ()
@@ -177,7 +177,7 @@ class StoredTrial(Struct, frozen=True):
 
 
 class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
-    """One trial's folder. Errors of the file system are HostErrors."""
+    """One trial's directory. Errors of the file system are HostErrors."""
 
     __slots__ = ("changes",)
 
@@ -189,14 +189,14 @@ class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
         head = ChangeHead(
             run=id, command="homenode trial", undo=command_line("homenode", "trial", "undo", id)
         )
-        files = RecordFolder(path, journal=CHANGES)
+        files = RecordDirectory(path, journal=CHANGES)
         self.changes = Journal(files, head)
 
     @contextmanager
     def hold(self) -> Iterator[int]:
         """Only one homenode at work on a trial: a descriptor for programs that must keep the lock
         to their end. Raises HostError where another is, or what one left behind."""
-        with _own_folder(self, "this trial") as lock:
+        with _own_directory(self, "this trial") as lock:
             yield lock
 
     def note(
@@ -229,25 +229,29 @@ def domain_locked(root: Path, uuid: str) -> Iterator[None]:
     other would boot it in turns. Raises HostError where another is, or InputError for no UUID."""
     if not _ID.match(uuid):
         raise InputError(f"domain: expected a UUID, found {uuid!r}")
-    with _own_folder(RecordFolder(root / "trials"), "a trial of this domain", f".{uuid}.lock"):
+    with _own_directory(
+        RecordDirectory(root / "trials"), "a trial of this domain", f".{uuid}.lock"
+    ):
         yield
 
 
 def known_trials(root: Path, domain: str | None = None) -> tuple[StoredTrial, ...]:
     """Trials on disk, the oldest first. domain: only those of this domain, or of this id."""
     try:
-        folders = [folder for folder in (root / "trials").iterdir() if (folder / JOURNAL).exists()]
+        directories = [
+            directory for directory in (root / "trials").iterdir() if (directory / JOURNAL).exists()
+        ]
     except OSError:
         return ()
-    trials = [TrialJournal(root, folder.name).load() for folder in folders]
+    trials = [TrialJournal(root, directory.name).load() for directory in directories]
     trials = [
         trial
         for trial in trials
         if domain is None
-        or trial.folder.name == domain
+        or trial.directory.name == domain
         or (trial.head is not None and domain in names_of(trial.head))
     ]
-    return tuple(sorted(trials, key=lambda trial: (trial.folder / JOURNAL).stat().st_mtime))
+    return tuple(sorted(trials, key=lambda trial: (trial.directory / JOURNAL).stat().st_mtime))
 
 
 def names_of(head: TrialHead) -> tuple[str, ...]:
@@ -256,7 +260,7 @@ def names_of(head: TrialHead) -> tuple[str, ...]:
 
 
 @contextmanager
-def _own_folder(files: RecordFolder, subject: str, lock: str = LOCK) -> Iterator[int]:
+def _own_directory(files: RecordDirectory, subject: str, lock: str = LOCK) -> Iterator[int]:
     message = f"another homenode is running {subject}"
     hint = "homenode trial status shows how far it is"
     with files.hold_lock(message, hint, lock=lock) as descriptor:

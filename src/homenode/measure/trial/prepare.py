@@ -186,7 +186,7 @@ def latest(root: Path, name: str) -> StoredTrial:
             f"{trials[-1].reason}",
             hint="correct that line, or restore the VM's definition without the journal: "
             "homenode restore NAME, or "
-            + command_line("virsh", "define", trials[-1].folder / ORIGINAL),
+            + command_line("virsh", "define", trials[-1].directory / ORIGINAL),
         )
     if not readable:
         raise InputError(f"no trial of {name}", hint="homenode trial status")
@@ -212,7 +212,7 @@ def _refuse_unfinished(state: DomainState, root: Path) -> None:
     for trial in unfinished:
         if trial.state.to_undo or trial.entries:
             raise UsageError(
-                f"{state.name}: trial {trial.folder.name} is unfinished",
+                f"{state.name}: trial {trial.directory.name} is unfinished",
                 hint=f"homenode trial resume {state.argument} continues it, homenode trial undo "
                 f"{state.argument} ends it",
             )
@@ -238,12 +238,12 @@ def _missing_here(request: TrialRequest, copy: PreparedCopy | None) -> Iterator[
     room = Counter({request.results.absolute(): _ROOM_OF_RESULTS})
     for overlay in () if copy is None else copy.copy.overlays:
         room[Path(overlay).parent] += _ROOM_OF_DISK
-    for folder, size in room.items():
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
+    for directory, size in room.items():
+        existing = next(path for path in (directory, *directory.parents) if path.exists())
         free = shutil.disk_usage(existing).free
         if free < size:
             yield (
-                f"{folder}: needs {format_bytes(size)} of free disk, {format_bytes(free)} free; "
+                f"{directory}: needs {format_bytes(size)} of free disk, {format_bytes(free)} free; "
                 "free some, or choose another directory with --results"
             )
 

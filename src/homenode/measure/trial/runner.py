@@ -93,7 +93,7 @@ class Trial(TrialSetup, frozen=True, kw_only=True):
 
     virsh: Virsh
     journal: TrialJournal
-    root: Path  # of the state folder
+    root: Path  # of the state directory
     reach: Reach
     on_boot: Callable[[Progress], None]  # called before each boot, and at the end
     on_progress: Callable[[Progress], None]  # before each step of what is measured in it
@@ -214,9 +214,9 @@ class _BootedVm:
         """What there was of a boot that is gone is kept apart: it is measured as a whole."""
         for task in tasks:
             step = self._steps[task.id]
-            folder = self._run_there(step)
-            if folder is not None:
-                _set_aside(self._trial, step, folder)
+            directory = self._run_there(step)
+            if directory is not None:
+                _set_aside(self._trial, step, directory)
             self._trial.journal.note(EntryKind.AGAIN, step.number)
 
     def start(self, tasks: Sequence[TaskStatus]) -> None:
@@ -261,15 +261,15 @@ class _BootedVm:
         machine: the guest, where it runs already."""
         trial = self._trial
         name = run_name(trial.head.id, step)
-        folder = self._run_there(step)
+        directory = self._run_there(step)
         is_alive = machine is not None
-        if folder is not None and not is_alive:
-            run = read_finished(folder)
+        if directory is not None and not is_alive:
+            run = read_finished(directory)
             if run is not None:  # it was killed after the last sample, before it said so
                 count = len(run.samples)
                 trial.journal.note(EntryKind.MEASURED, step.number, run=name, samples=count)
                 return
-            _set_aside(trial, step, folder)
+            _set_aside(trial, step, directory)
         try:
             if step.variant == BARE:
                 _measure(trial, step, LocalMachine(), _bare(trial, step), resume=False)
@@ -279,7 +279,7 @@ class _BootedVm:
             if machine is None:
                 return
             orders = _orders(trial, step, machine)
-            _measure(trial, step, machine, orders, resume=is_alive and folder is not None)
+            _measure(trial, step, machine, orders, resume=is_alive and directory is not None)
         except HomenodeError as error:
             trial.journal.note(EntryKind.FAILED, step.number, error.message_with_hint)
             trial.notify(f"{_name(step)}: {error.message_with_hint}")
@@ -386,9 +386,9 @@ def _refuse_rebooted(
         now = f"none: {error.message}"
     if now == orders.boot:
         return
-    folder = run_named(Path(trial.head.results), orders.name)
-    if folder is not None:
-        _set_aside(trial, step, folder)
+    directory = run_named(Path(trial.head.results), orders.name)
+    if directory is not None:
+        _set_aside(trial, step, directory)
     raise ToolError(
         f"expected the guest to stay in its boot {orders.boot} while it was measured, found {now}",
         hint="it restarted itself: look at its console",
@@ -439,15 +439,15 @@ def _stop(trial: Trial, machine: Machine | None) -> None:
     trial.domain.undo(BOOT, machine=machine)
 
 
-def _set_aside(trial: Trial, step: ScheduledTask, folder: Path) -> None:
+def _set_aside(trial: Trial, step: ScheduledTask, directory: Path) -> None:
     """A boot that is gone is measured again as a whole; what there was of it is kept apart."""
     number = 0
-    while (aside := trial.journal.path / "set-aside" / f"{folder.name}-{number}").exists():
+    while (aside := trial.journal.path / "set-aside" / f"{directory.name}-{number}").exists():
         number += 1
-    trial.journal.note(EntryKind.SET_ASIDE, step.number, str(aside), run=folder.name)
+    trial.journal.note(EntryKind.SET_ASIDE, step.number, str(aside), run=directory.name)
     try:
         aside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.move(folder, aside)
+        shutil.move(directory, aside)
     except OSError as error:
         raise HostError(f"{aside}: cannot move the run here: {error}") from None
 

@@ -64,7 +64,7 @@ class TrialConfig(Struct, frozen=True):
 
 
 def run_name(trial: str, step: ScheduledTask) -> str:
-    """The results folder's name of a boot.
+    """The results directory's name of a boot.
 
     >>> run_name("vm7", ScheduledTask(4, 1, "pin"))
     'vm7-pin-2'

@@ -52,21 +52,21 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
     Raises InputError if no run is left.
     """
     runs: list[Run] = []
-    folders: list[str | None] = []
+    directories: list[str | None] = []
     skipped: list[str] = []
     foreign_paths: list[Path] = []
     loose: list[Path] = []
     for argument in arguments:
-        argument_runs, argument_folders, reasons, foreign = _read_argument(argument)
+        argument_runs, argument_directories, reasons, foreign = _read_argument(argument)
         runs += argument_runs
-        folders += argument_folders
+        directories += argument_directories
         skipped += reasons
         foreign_paths += foreign
         loose += _loose(argument, foreign)
     of_others, reasons = import_all(foreign_paths)
     of_others += import_all(loose)[0]
     runs += of_others
-    folders += [None] * len(of_others)
+    directories += [None] * len(of_others)
     skipped += reasons
     if not runs:
         causes = "; ".join(skipped[:5]) or "nothing was named"
@@ -75,7 +75,7 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
     known_hosts = {host_fingerprint(host): host for host in map(load_host, hosts)}
     if len(hosts) == 1:
         known_hosts[UNNAMED] = next(iter(known_hosts.values()))
-    stored = _neighbours(runs, folders, known_hosts, skipped)
+    stored = _neighbours(runs, directories, known_hosts, skipped)
     return ReportInputs(tuple(runs), tuple(stored), known_hosts, tuple(skipped), len(of_others))
 
 
@@ -90,36 +90,39 @@ def _read_argument(argument: str) -> tuple[list[Run], list[str | None], list[str
         return [], [], [error.message], []
     foreign_paths = [Path(path) for path in loaded.foreign]
     if not loaded.runs and not any(gap.subject not in loaded.foreign for gap in loaded.skipped):
-        foreign_paths = [path]  # also files next to its folders
+        foreign_paths = [path]  # also files next to its directories
     skipped = [str(gap) for gap in loaded.skipped if gap.subject not in loaded.foreign]
-    return list(loaded.runs), list(loaded.folders), skipped, foreign_paths
+    return list(loaded.runs), list(loaded.directories), skipped, foreign_paths
 
 
 def _loose(argument: str, paths: Sequence[Path]) -> list[Path]:
     """Return files next to a directory's runs: logs of other tools are among them."""
-    folder = Path(argument)
-    if not folder.is_dir() or folder in paths or (folder / FILE).exists():
+    directory = Path(argument)
+    if not directory.is_dir() or directory in paths or (directory / FILE).exists():
         return []
-    return sorted(file for file in folder.iterdir() if file.is_file() and not file.is_symlink())
+    return sorted(file for file in directory.iterdir() if file.is_file() and not file.is_symlink())
 
 
 def _neighbours(
-    runs: Sequence[Run], folders: Sequence[str | None], hosts: dict[str, Host], skipped: list[str]
+    runs: Sequence[Run],
+    directories: Sequence[str | None],
+    hosts: dict[str, Host],
+    skipped: list[str],
 ) -> list[StoredRun]:
     """Plans and captures, each once for all runs of one machine under one choice."""
     seen: set[object] = set()
     guests: dict[object, int] = {}
     neighbours = []
-    for run, folder in zip(runs, folders, strict=True):
+    for run, directory in zip(runs, directories, strict=True):
         head = run.head
         machine = (head.system, head.host or head.host_kind)
         choice = (*machine, head.switches, head.arrangement, head.memory_mode, head.page_bytes)
-        if folder is None:
+        if directory is None:
             neighbours.append(StoredRun())
             continue
         plan: Plan | None = None
         guest: Host | None = None
-        plan_path, host_path = Path(folder) / PLAN, Path(folder) / HOST
+        plan_path, host_path = Path(directory) / PLAN, Path(directory) / HOST
         if ("plan", choice) not in seen and plan_path.is_file():
             seen.add(("plan", choice))
             plan = _read(_plan, plan_path, skipped)

@@ -143,7 +143,7 @@ def _machine(
         *(bare.doubts if bare is not None else ()),
         *(doubt for alternative in alone for doubt in doubts_of(alternative)),
     )
-    folders = _neighbours_of(chosen, runs, named_runs, neighbours)
+    directories = _neighbours_of(chosen, runs, named_runs, neighbours)
     return ReportedMachine(
         name=name,
         runs=named_runs,
@@ -156,8 +156,10 @@ def _machine(
         effects=switch_effects(name, chosen),
         doubts=once(dict.fromkeys(doubts)),
         host=host,
-        plans={label: results.plan for label, results in folders if results.plan is not None},
-        guests={label: results.guest for label, results in folders if results.guest is not None},
+        plans={label: results.plan for label, results in directories if results.plan is not None},
+        guests={
+            label: results.guest for label, results in directories if results.guest is not None
+        },
     )
 
 

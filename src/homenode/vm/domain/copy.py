@@ -168,10 +168,10 @@ def _firmware(document: Document, original: str, name: str) -> list[Edit]:
 
 def _own_path(path: str, original: str, name: str) -> str:
     """The file next to the original's: its name with the new domain's in it."""
-    folder, slash, file = path.rpartition("/")
+    directory, slash, file = path.rpartition("/")
     if re.match(rf"{re.escape(original)}(?![A-Za-z0-9])", file):
-        return folder + slash + name + file[len(original) :]
-    return f"{folder}{slash}{name}_{file}"
+        return directory + slash + name + file[len(original) :]
+    return f"{directory}{slash}{name}_{file}"
 
 
 def _devices(document: Document, original: str, name: str) -> list[Edit]:
@@ -272,10 +272,10 @@ def writable_disks(xml: bytes, source: str) -> tuple[WritableDisk, ...]:
 
     Raises InputError for one that cannot have one: on the network, from a pool, encrypted, a part
     of a file, of another format than raw and qcow2, or passed through as a LUN; for a name that is
-    no absolute path; and for a folder of the host's that the guest may write.
+    no absolute path; and for a directory of the host's that the guest may write.
     """
     document = open_domain(xml, source)
-    _refuse_folders(document)
+    _refuse_directories(document)
     return tuple(_disk(document, element) for element in _writable(document))
 
 
@@ -310,11 +310,11 @@ def _writable(document: Document) -> tuple[Element, ...]:
     )
 
 
-def _refuse_folders(document: Document) -> None:
-    for folder in document.root.all("devices/filesystem"):
-        if folder.child("readonly") is None and folder.get("type") != "ram":
+def _refuse_directories(document: Document) -> None:
+    for directory in document.root.all("devices/filesystem"):
+        if directory.child("readonly") is None and directory.get("type") != "ram":
             raise InputError(
-                f"{document.source}:{folder.line}: expected no directory of the host's that the "
+                f"{document.source}:{directory.line}: expected no directory of the host's that the "
                 f"guest "
                 "may write, found a <filesystem>: a copy would write the same one",
                 hint="--in-place works on the VM itself; or make it <readonly/>",

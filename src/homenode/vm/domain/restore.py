@@ -194,7 +194,7 @@ def _read_record(saved: SavedOriginal) -> _Sums:
 
 
 def _content(path: Path) -> bytes:
-    """A file's content. A link is not followed: whoever owns the folder may point it anywhere."""
+    """A file's content. Links are not followed: the directory's owner may point them anywhere."""
     return read_below(path.parent, path.name, MAX_BYTES)
 
 

@@ -276,8 +276,8 @@ def _numa_words(conf: Conf, memory: int) -> Iterator[tuple[str, str]]:
     pages = page_bytes_of(values, conf.source)
     kind, path = "memory-backend-ram", ""
     if pages is not None:
-        kind, folder = "memory-backend-file", (pages or 2 * MIB) // 1024
-        path = f",mem-path=/run/hugepages/kvm/{folder}kB,share=on,prealloc=yes"
+        kind, directory = "memory-backend-file", (pages or 2 * MIB) // 1024
+        path = f",mem-path=/run/hugepages/kvm/{directory}kB,share=on,prealloc=yes"
     for number, key in enumerate(conf.keys_like(NUMA) or [""] * sockets):
         properties = dict(pairs_of(values[key])) if key else {}
         size = properties.get("memory", "0") if key else str(memory // sockets)

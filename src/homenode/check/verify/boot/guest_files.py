@@ -15,7 +15,7 @@ from homenode.errors import HostError
 from homenode.process import ToolMissingError, ToolTimeoutError, find_program, run
 from homenode.safe.durable import create_file, replace_file
 from homenode.safe.input_files import MAX_BYTES, read_kernel_file, read_plain, read_start
-from homenode.safe.trusted_path import changeable, private_folder
+from homenode.safe.trusted_path import changeable, private_directory
 
 _KERNEL_PACKAGES = ("linux-image-cloud-amd64", "linux-image-virtual", "linux-image-amd64")
 """Each depends on the package of a kernel; smaller ones first."""
@@ -70,7 +70,7 @@ def find_ovmf() -> tuple[Path, Path] | None:
     return next((pair for pair in pairs if all(path.is_file() for path in pair)), None)
 
 
-def cache_folder() -> Path:
+def cache_directory() -> Path:
     """Where things are kept that can be had again."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "homenode"
@@ -92,8 +92,8 @@ def _is_kernel(path: Path) -> bool:
 def _kernel_here() -> Path | None:
     """The running kernel, else the one that was installed last."""
     candidates = [Path(f"/boot/vmlinuz-{os.uname().release}")]
-    for folder, pattern in (("/boot", "vmlinuz-*"), ("/lib/modules", "*/vmlinuz")):
-        images = [path for path in Path(folder).glob(pattern) if path.is_file()]
+    for directory, pattern in (("/boot", "vmlinuz-*"), ("/lib/modules", "*/vmlinuz")):
+        images = [path for path in Path(directory).glob(pattern) if path.is_file()]
         candidates += sorted(images, key=lambda path: path.stat().st_mtime, reverse=True)
     if os.uname().machine != "x86_64":
         return None
@@ -126,26 +126,26 @@ def _program(path: Path) -> bytes | None:
 
 def _fetch(kind: str, packages: tuple[str, ...], member: str, pattern: str) -> Path | None:
     """A file of the first package that there is, from the cache or fetched into it."""
-    folder = cache_folder() / "guest" / kind
-    for path in sorted(folder.glob(pattern)):
+    directory = cache_directory() / "guest" / kind
+    for path in sorted(directory.glob(pattern)):
         if path.is_file():
             return _check_unchanged(path)
     if any(find_program(tool) is None for tool in ("apt-get", "apt-cache", "dpkg-deb", "tar")):
         return None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise HostError(f"{folder}: cannot write: {error.strerror}") from None
+        raise HostError(f"{directory}: cannot write: {error.strerror}") from None
     for package in packages:
         for real in _dependencies(package) if kind == "vmlinuz" else (package,):
             # Aside, and whole into its place: another homenode may look for it meanwhile.
-            with private_folder(".fetched-", folder.parent) as aside:
+            with private_directory(".fetched-", directory.parent) as aside:
                 run(("sh", "-c", _FETCH, "sh", str(aside), real), _FETCH_S)
                 for archive in sorted(aside.glob(f"{real}_*.deb")):
                     run(("sh", "-c", _UNPACK, "sh", str(archive), str(aside), member), _FETCH_S)
                 for path in sorted(aside.glob(pattern)):
                     if path.is_file():
-                        target = folder / path.relative_to(aside)
+                        target = directory / path.relative_to(aside)
                         target.parent.mkdir(parents=True, exist_ok=True)
                         return path.replace(target)
     return None
@@ -192,7 +192,7 @@ def kvm_works(kernel: Path, initramfs: bytes) -> bool:
     """True where a guest comes up under KVM. The answer is kept until the machine boots again."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
-    note = cache_folder() / "kvm-probe"
+    note = cache_directory() / "kvm-probe"
     boot = (read_kernel_file(_BOOT_ID) or b"").decode().strip()
     try:
         noted = read_start(note, _MOST_NOTE_BYTES).decode("utf-8", "replace").split()
@@ -210,8 +210,8 @@ def kvm_works(kernel: Path, initramfs: bytes) -> bool:
 
 
 def _boots(kernel: Path, initramfs: bytes) -> bool:
-    with private_folder("homenode-kvm-") as folder:
-        image, console = folder / "initramfs", folder / "console"
+    with private_directory("homenode-kvm-") as directory:
+        image, console = directory / "initramfs", directory / "console"
         create_file(image, initramfs)
         argv = (
             qemu_program() or PROGRAM,
@@ -222,7 +222,7 @@ def _boots(kernel: Path, initramfs: bytes) -> bool:
             *("-display", "none", "-monitor", "none"),
         )
         try:
-            run(argv, _PROBE_S, folder=folder)
+            run(argv, _PROBE_S, directory=directory)
         except ToolTimeoutError:
             return False
         return console.is_file() and BEGIN.encode() in read_start(console, MAX_BYTES)

@@ -20,7 +20,7 @@ from homenode.findings import Finding, finding
 from homenode.machine.snapshot.collector import collector_script
 from homenode.process import ToolTimeoutError
 
-_FOLDER, _FILE, _CHARACTER_DEVICE = 0o040755, 0o100755, 0o020600
+_DIRECTORY, _FILE, _CHARACTER_DEVICE = 0o040755, 0o100755, 0o020600
 _TRAILER = "TRAILER!!!"
 _PT_INTERP = 3
 _EM_X86_64 = 62
@@ -69,7 +69,7 @@ def initramfs(busybox: bytes, init: str = _INIT, programs: Mapping[str, bytes] =
             hint="apt-get install busybox-static",
         )
     entries = (
-        *(ArchiveMember(folder, _FOLDER) for folder in ("bin", "dev", "proc", "sys")),
+        *(ArchiveMember(directory, _DIRECTORY) for directory in ("bin", "dev", "proc", "sys")),
         ArchiveMember("dev/console", _CHARACTER_DEVICE, device=(5, 1)),
         ArchiveMember("bin/busybox", _FILE, busybox),
         ArchiveMember("collector", _FILE, collector_script().encode()),

@@ -7,7 +7,7 @@ import re
 import time
 from pathlib import Path
 
-from homenode.check.verify.boot.boot_folder import GuestOutput
+from homenode.check.verify.boot.boot_directory import GuestOutput
 from homenode.check.verify.boot.initramfs import refusal, silence
 from homenode.errors import InputError, ToolError
 from homenode.findings import Finding, finding

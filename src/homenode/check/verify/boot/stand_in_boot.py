@@ -14,9 +14,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.check.verify.boot import libvirt as libvirt_boot
-from homenode.check.verify.boot.boot_folder import (
+from homenode.check.verify.boot.boot_directory import (
     GuestOutput,
-    boot_folder,
+    boot_directory,
     copy_for_qemu,
     domain_name,
     let_qemu_in,
@@ -86,7 +86,7 @@ class BootOptions(Struct, frozen=True):
     connect: str | None = None
     kernel: Path | None = None
     timeout_s: float | None = None  # None = by vCPU count
-    keep: Path | None = None  # folder for the guest's files and texts afterwards
+    keep: Path | None = None  # directory for the guest's files and texts afterwards
     # what an emulated guest of libvirt gets of it before QEMU is asked directly; None = half
     libvirt_timeout_s: float | None = None
 
@@ -131,28 +131,28 @@ def boot_stand_in(
     findings: tuple[Finding, ...] = ()
     through = None if stand_in.needs_qemu else uri
     started = time.monotonic()
-    with boot_folder(uri) as folder, contextlib.ExitStack() as ends:
+    with boot_directory(uri) as directory, contextlib.ExitStack() as ends:
         refused: tuple[Finding, ...] = ()
-        name = domain_name(folder)
+        name = domain_name(directory)
         user = os.geteuid()
         if through is not None:
             try:
-                user = _let_in(folder, through)
+                user = _let_in(directory, through)
             except OSError as error:
-                reason = f"{folder}: {error.strerror}: its QEMU cannot be let in alone"
+                reason = f"{directory}: {error.strerror}: its QEMU cannot be let in alone"
                 findings += (libvirt_boot.could_not_start(reason, through),)
                 through = None
         guests = []
         for part_guest, part, source in _parts(stand_in, facts.source):
-            part_folder = folder / part
+            part_directory = directory / part
             laid = _lay_out(
-                part_folder, files.kernel, image, ovmf if part_guest.uefi else None, user
+                part_directory, files.kernel, image, ovmf if part_guest.uefi else None, user
             )
             command = kernel_command(part_guest.vm.vcpus, kvm=kvm)
             argv = (program, *stand_in_argv(part_guest, name, laid, command, kvm=kvm)[1:])
-            guests.append(_guest(part_guest, source, part_folder, argv, user, ends))
+            guests.append(_guest(part_guest, source, part_directory, argv, user, ends))
         if through is not None:
-            xml = folder / "domain.xml"
+            xml = directory / "domain.xml"
             text = stand_in_xml(stand_in, name, laid, command, kvm=kvm)
             create_file(xml, text.encode())
             # libvirt cannot be asked for one thread for all vCPUs: with dozens of them on a busy
@@ -205,12 +205,12 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
     stand_in, rendered = stand_in_of_command(words, source, _machine(program, machine))
     limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vm.vcpus
     started = time.monotonic()
-    with boot_folder() as folder, contextlib.ExitStack() as ends:
+    with boot_directory() as directory, contextlib.ExitStack() as ends:
         user = os.geteuid()
-        laid = _lay_out(folder, files.kernel, initramfs(files.busybox), None, user)
+        laid = _lay_out(directory, files.kernel, initramfs(files.busybox), None, user)
         command = kernel_command(stand_in.vm.vcpus, kvm=False)
         argv = (program, *rendered, *boot_words(laid, command))
-        guest = _guest(stand_in, source, folder, argv, user, ends)
+        guest = _guest(stand_in, source, directory, argv, user, ends)
         refused = _run_qemu([guest], limit_s)
         seen, log_findings = _read_all([guest], refused, source, options.keep)
     how = f"QEMU without libvirt, TCG, {files.kernel_name}"
@@ -222,7 +222,7 @@ class _Guest(Struct, frozen=True):
 
     stand_in: StandInGuest
     source: str  # what findings of it name
-    folder: Path
+    directory: Path
     argv: tuple[str, ...]
     console: GuestOutput  # what it says
     report: GuestOutput  # what it says
@@ -231,31 +231,31 @@ class _Guest(Struct, frozen=True):
 def _guest(
     stand_in: StandInGuest,
     source: str,
-    folder: Path,
+    directory: Path,
     argv: tuple[str, ...],
     user: int,
     ends: contextlib.ExitStack,
 ) -> _Guest:
     """A guest whose texts are closed with `ends`. user: QEMU's."""
-    console, report = (GuestOutput(folder / name, user) for name in ("console", "report"))
+    console, report = (GuestOutput(directory / name, user) for name in ("console", "report"))
     for text in (console, report):
         ends.callback(text.close)
-    return _Guest(stand_in, source, folder, argv, console, report)
+    return _Guest(stand_in, source, directory, argv, console, report)
 
 
-def _let_in(folder: Path, uri: str) -> int:
-    """The user of a libvirt's QEMU, who may enter the folder from now on. Raises OSError."""
+def _let_in(directory: Path, uri: str) -> int:
+    """The user of a libvirt's QEMU, who may enter the directory from now on. Raises OSError."""
     if not is_local(uri):
         raise OSError(errno.EREMOTE, "on another machine than libvirt")
     user = libvirt_boot.qemu_user(uri)
     if user in (None, os.geteuid()):
         return os.geteuid()
-    let_qemu_in(folder, user)
+    let_qemu_in(directory, user)
     return user
 
 
 def _parts(stand_in: StandInGuest, source: str) -> Iterator[tuple[StandInGuest, str, str]]:
-    """(guest, its folder, what findings of it name) of each guest to boot."""
+    """(guest, its directory, what findings of it name) of each guest to boot."""
     if len(stand_in.guests) == 1:
         yield stand_in, "", source
         return
@@ -283,17 +283,17 @@ def kernel_command(vcpus: int, *, kvm: bool) -> str:
 
 
 def _lay_out(
-    folder: Path, kernel: Path, image: bytes, ovmf: tuple[Path, Path] | None, user: int
+    directory: Path, kernel: Path, image: bytes, ovmf: tuple[Path, Path] | None, user: int
 ) -> BootFiles:
     """Copies, since libvirt takes over what it is given. user: QEMU's."""
-    folder.mkdir(mode=0o700, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
     copies = {"kernel": read_plain(kernel, MOST_BYTES), "initramfs": image}
     for path, name in zip(ovmf or (), ("ovmf", "ovmf-variables"), strict=False):
         copies[name] = read_plain(path, MOST_BYTES)
     for name, content in copies.items():
-        copy_for_qemu(folder / name, content, user)
+        copy_for_qemu(directory / name, content, user)
     names = ("kernel", "initramfs", "console", "report", "ovmf", "ovmf-variables")
-    return BootFiles(*(str(folder / name) for name in names))
+    return BootFiles(*(str(directory / name) for name in names))
 
 
 def _machine(program: str, machine: str | None) -> str:
@@ -317,16 +317,16 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
             runs = []
             for guest in guests:
                 words = "".join(f"{word}\n" for word in guest.argv)
-                create_file(guest.folder / "argv", words.encode())
+                create_file(guest.directory / "argv", words.encode())
                 for text in (guest.console, guest.report):
                     text.clear()
-                # QEMU takes firmware from the folder that it stands in, before its own.
+                # QEMU takes firmware from the directory that it stands in, before its own.
                 runs.append(
                     pool.submit(
                         run,
                         guest.argv,
                         limit_s,
-                        folder=guest.folder,
+                        directory=guest.directory,
                         ends_with_us=True,
                         stop=stop,
                     )
@@ -413,7 +413,7 @@ def _read(guest: _Guest, name: str) -> tuple[Host | None, tuple[Finding, ...]]:
             return None, (crash(console, guest.source),)
         raise partial(len(guest.report.content()), guest.source)
     report, _, log = text.partition(f"\n{LOG}\n")
-    create_file(guest.folder / "kernel-log", log.encode())
+    create_file(guest.directory / "kernel-log", log.encode())
     host = discover(parse_collected(report, f"stand-in of {name}"))
     stand_in, paths = guest.stand_in, paths_of_guest(host)
     names = {
@@ -442,12 +442,12 @@ def _keep(guests: Sequence[_Guest], keep: Path) -> None:
     """Copies what a person may want to see; the kernel is the distribution's own."""
     try:
         for guest in guests:
-            into = keep if len(guests) == 1 else keep / guest.folder.name
+            into = keep if len(guests) == 1 else keep / guest.directory.name
             into.mkdir(exist_ok=True)
             content_of = {
                 text.path.name: text.read_unchecked() for text in (guest.console, guest.report)
             }
-            for path in sorted(guest.folder.iterdir()):
+            for path in sorted(guest.directory.iterdir()):
                 if not path.is_file() or path.name in _NOT_KEPT:
                     continue
                 with contextlib.suppress(PermissionError):  # libvirt gave it to root

@@ -128,7 +128,7 @@ class ProcFiles:
         return None if content is None else content.decode("utf-8", "replace")
 
     def numbers(self, path: str, prefix: str = "") -> tuple[int, ...]:
-        """Names in a folder that are a prefix and a number, as numbers, ascending."""
+        """Names in a directory that are a prefix and a number, as numbers, ascending."""
         try:
             names = [entry.name for entry in Path(self._root + path).iterdir()]
         except OSError:
@@ -192,13 +192,13 @@ def _threads(proc: ProcFiles, process: int) -> Iterator[VmThread]:
 
 
 def _thread(proc: ProcFiles, process: int, task: int, *, with_cgroup: bool) -> VmThread | None:
-    folder = f"/proc/{process}/task/{task}"
-    listed = status_field(proc.text(f"{folder}/status") or "", "Cpus_allowed_list")
+    directory = f"/proc/{process}/task/{task}"
+    listed = status_field(proc.text(f"{directory}/status") or "", "Cpus_allowed_list")
     if listed is None:
         return None
-    allowed = CpuSet.parse(listed, f"{folder}/status")
-    name = (proc.text(f"{folder}/comm") or "").rstrip("\n")
-    cgroup = proc.text(f"{folder}/cgroup") if with_cgroup else None
+    allowed = CpuSet.parse(listed, f"{directory}/status")
+    name = (proc.text(f"{directory}/comm") or "").rstrip("\n")
+    cgroup = proc.text(f"{directory}/cgroup") if with_cgroup else None
     kind, number = thread_kind(name, cgroup or "")
     return VmThread(task, name, kind, number, allowed)
 
@@ -215,11 +215,11 @@ def _limits(proc: ProcFiles, process: int) -> Iterator[ThreadLimit]:
             continue  # it ended meanwhile
         cgroup = proc.text(f"/proc/{process}/task/{thread.id}/cgroup") or ""
         quotas = []
-        for folder in cgroups_of(cgroup):
-            if folder not in quota_of:
-                quota_of[folder] = _quota(proc, folder)
-            if (share := quota_of[folder]) is not None:
-                quotas.append((folder, share))
+        for directory in cgroups_of(cgroup):
+            if directory not in quota_of:
+                quota_of[directory] = _quota(proc, directory)
+            if (share := quota_of[directory]) is not None:
+                quotas.append((directory, share))
         yield ThreadLimit(
             kind=thread.kind,
             number=thread.number,
@@ -235,15 +235,15 @@ _CGROUPS = "/sys/fs/cgroup"
 _QUOTA = ("quota", "period")
 
 
-def _quota(proc: ProcFiles, folder: str) -> float | None:
+def _quota(proc: ProcFiles, directory: str) -> float | None:
     """A cgroup's share of CPUs, 1.0 = one; None where nothing limits it. Of version 2, then 1."""
     for root in (_CGROUPS, f"{_CGROUPS}/unified"):
-        words = (proc.text(f"{root}{folder}/cpu.max") or "").split()
+        words = (proc.text(f"{root}{directory}/cpu.max") or "").split()
         match [whole_number(word) for word in words]:
             case [int(quota), int(period)]:
                 return quota / max(1, period)
     for root in (f"{_CGROUPS}/cpu", f"{_CGROUPS}/cpu,cpuacct"):
-        texts = (proc.text(f"{root}{folder}/cpu.cfs_{name}_us") or "" for name in _QUOTA)
+        texts = (proc.text(f"{root}{directory}/cpu.cfs_{name}_us") or "" for name in _QUOTA)
         match [whole_number(text.strip()) for text in texts]:
             case [int(quota), int(period)]:
                 return quota / max(1, period)
@@ -254,13 +254,13 @@ def _group_limits(proc: ProcFiles, process: int) -> Iterator[GroupLimit]:
     tasks = (f"/{process}/task/{task}" for task in proc.numbers(f"/proc/{process}/task"))
     cgroups = {proc.text(f"/proc{path}/cgroup") or "": None for path in (f"/{process}", *tasks)}
     for controller, files in GROUP_FILES:
-        for folder in dict.fromkeys(
+        for directory in dict.fromkeys(
             path for text in cgroups for path in cgroups_of(text, controller)
         ):
             for root in (_CGROUPS, f"{_CGROUPS}/unified", f"{_CGROUPS}/{controller}"):
                 for file in files:
-                    if text := (proc.text(f"{root}{folder}/{file}") or "").strip():
-                        yield GroupLimit(folder, file, text)
+                    if text := (proc.text(f"{root}{directory}/{file}") or "").strip():
+                        yield GroupLimit(directory, file, text)
 
 
 def _areas(
@@ -327,11 +327,11 @@ def _interrupts(
 
 
 def _places(proc: ProcFiles) -> HostPlaces:
-    node_folder, cpu_folder = "/sys/devices/system/node", "/sys/devices/system/cpu"
-    online = CpuSet.parse(proc.text(f"{cpu_folder}/online") or "")
-    indices, pus = proc.numbers(node_folder, "node"), proc.numbers(cpu_folder, "cpu")
-    nodes = ((NodeIndex(n), proc.text(f"{node_folder}/node{n}/cpulist")) for n in indices)
-    siblings = (proc.text(f"{cpu_folder}/cpu{pu}/topology/thread_siblings_list") for pu in pus)
+    node_directory, cpu_directory = "/sys/devices/system/node", "/sys/devices/system/cpu"
+    online = CpuSet.parse(proc.text(f"{cpu_directory}/online") or "")
+    indices, pus = proc.numbers(node_directory, "node"), proc.numbers(cpu_directory, "cpu")
+    nodes = ((NodeIndex(n), proc.text(f"{node_directory}/node{n}/cpulist")) for n in indices)
+    siblings = (proc.text(f"{cpu_directory}/cpu{pu}/topology/thread_siblings_list") for pu in pus)
     cores = {CpuSet.parse(text) for text in siblings if text}
     return HostPlaces(
         online,

@@ -231,16 +231,16 @@ def limit_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         if policy is not None:
             fair = "a scheduler that schedules it"
             yield finding("live-scheduler", subject, fair, policy, vm.name)
-        for folder, share in limit.quotas:
-            is_thread = folder.rpartition("/")[2].startswith(("vcpu", "iothread", "emulator"))
-            if folder in seen or share >= (1 if is_thread else expected.vcpus):
+        for directory, share in limit.quotas:
+            is_thread = directory.rpartition("/")[2].startswith(("vcpu", "iothread", "emulator"))
+            if directory in seen or share >= (1 if is_thread else expected.vcpus):
                 continue
-            seen.add(folder)
+            seen.add(directory)
             yield finding(
                 "live-quota",
                 subject if is_thread else vm.name,
                 expected=f"all time of {'a CPU' if is_thread else plural(expected.vcpus, 'CPU')}",
-                observed=f"{share:.0%} of a CPU, by cgroup {folder}",
+                observed=f"{share:.0%} of a CPU, by cgroup {directory}",
                 source=vm.name,
             )
 
@@ -259,7 +259,7 @@ def group_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Find limits of the VM's cgroups on memory and I/O, and shares below the usual ones."""
     memory = sum(piece.memory_bytes for piece in expected.memory_pieces.values())
     for limit in vm.group_limits:
-        text, by = limit.text.replace("\n", "; "), f"{limit.file} of cgroup {limit.folder}"
+        text, by = limit.text.replace("\n", "; "), f"{limit.file} of cgroup {limit.directory}"
         value = text.split()[-1]
         number = whole_number(value)
         if limit.file.startswith("memory."):
@@ -271,7 +271,7 @@ def group_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         elif limit.file == "cpu.weight" and value == "0":
             fair, idle = (
                 "a scheduler that schedules it",
-                f"cpu.idle of cgroup {limit.folder}",
+                f"cpu.idle of cgroup {limit.directory}",
             )
             yield finding("live-scheduler", vm.name, fair, idle, by)
         elif number is not None and number < usual:

@@ -57,7 +57,7 @@ _WAYS = ("read", "write")
 class GroupLimit(NamedTuple):
     """What a cgroup of the VM, or one above it, says of memory, I/O or shares."""
 
-    folder: str
+    directory: str
     file: str  # "io.max"
     text: str
 

@@ -40,15 +40,16 @@ def plug_in(element, *at):
 
 
 def function_of(at, element, base):  # what /sys has of it: its node and kind
-    folder = Path(base, "sys/bus/pci/devices", "{:04x}:{:02x}:{:02x}.{:x}".format(*at))
+    directory = Path(base, "sys/bus/pci/devices", "{:04x}:{:02x}:{:02x}.{:x}".format(*at))
     code, vendor, device, node = (
-        (folder / name).read_text().strip() for name in ("class", "vendor", "device", "numa_node")
+        (directory / name).read_text().strip()
+        for name in ("class", "vendor", "device", "numa_node")
     )
     if (vendor, device) in GRACE_GPUS:
-        raise ValueError(f"{folder.name}: a Grace GPU needs the hook of homenode's image")
-    kind, is_virtual = KINDS.get(int(code, 16) >> 8, 4), (folder / "physfn").is_symlink()
+        raise ValueError(f"{directory.name}: a Grace GPU needs the hook of homenode's image")
+    kind, is_virtual = KINDS.get(int(code, 16) >> 8, 4), (directory / "physfn").is_symlink()
     values = {"node": int(node), "place": address_of(element), "element": element}
-    return SimpleNamespace(at=at, name=folder.name, kind=kind, is_virtual=is_virtual, **values)
+    return SimpleNamespace(at=at, name=directory.name, kind=kind, is_virtual=is_virtual, **values)
 
 
 def ports_of(functions, cell_of):
@@ -167,9 +168,9 @@ def place_devices(root, by_name, base):
     named = [numbers(acpi.get("nodeset")) for acpi in devices.iterfind("*/acpi")]
     if not passed or any(max(cell_ids) < len(cells) for cell_ids in named if cell_ids):
         return "no PCI function, or GraceIOVirtualization has placed them: nothing to do"
-    folder = Path(base, "sys/devices/system/node")
-    online = sorted(numbers((folder / "online").read_text()))
-    nodes = {node: numbers((folder / f"node{node}/cpulist").read_text()) for node in online}
+    directory = Path(base, "sys/devices/system/node")
+    online = sorted(numbers((directory / "online").read_text()))
+    nodes = {node: numbers((directory / f"node{node}/cpulist").read_text()) for node in online}
     functions = [function_of(at, element, base) for at, element in sorted(passed.items())]
     cell_of = cells_of_nodes(root, cells, nodes)
     if not cell_of:
@@ -190,7 +191,7 @@ def place_devices(root, by_name, base):
     homes = [[node for node in nodes if cell_of.get(node) == i] for i in range(len(cells))]
     if len(cells) > 1 and cells[0].find("distances") is None and all(len(h) == 1 for h in homes):
         for i, cell in enumerate(cells):
-            distances = (folder / f"node{homes[i][0]}/distance").read_text().split()
+            distances = (directory / f"node{homes[i][0]}/distance").read_text().split()
             row, siblings = dict(zip(nodes, distances)), ElementTree.SubElement(cell, "distances")
             for j, (home,) in enumerate(homes):
                 value = 10 if i == j else min(max(int(row[home]), 11), 255)

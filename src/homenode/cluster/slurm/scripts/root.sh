@@ -2,7 +2,7 @@
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
 
-# A folder that others could have made, or may write to, is not used: links in it lead anywhere.
+# A directory that others could have made, or may write to, is not used: links in it lead anywhere.
 mine() {
   [ -d "$1" ] && [ ! -L "$1" ] &&
     [ -z "$(find "$1" -prune \( ! -user "$(id -u)" -o -perm -020 -o -perm -002 \))" ]

@@ -19,12 +19,12 @@ from homenode.cluster.slurm.arguments import (
     SlurmStudyArguments,
     StudyOptions,
 )
+from homenode.cluster.slurm.study.directory import StudyDirectory, read_sources, read_study
 from homenode.cluster.slurm.study.experiments import (
     NO_PARTITION,
     Study,
     check_options,
 )
-from homenode.cluster.slurm.study.folder import StudyFolder, read_sources, read_study
 from homenode.cluster.slurm.study.report import study_report
 from homenode.cluster.slurm.study.run import SlurmQueue, make_study
 from homenode.cluster.slurm.study.text import slurm_study_page, slurm_study_text
@@ -39,9 +39,13 @@ from homenode.text import plural
 from homenode.vm.sources import load_host
 
 _MOST_SHOWN = 20
-_OPTIONS = {"node_list": "nodelist", "shapes": "shared", "app_folder": "app in another directory"}
+_OPTIONS = {
+    "node_list": "nodelist",
+    "shapes": "shared",
+    "app_directory": "app in another directory",
+}
 GRACE_POLLS = 18
-"""So many looks long a job's files may take: 90 s; NFS shows a folder's new files within 60."""
+"""So many looks long a job's files may take: 90 s; NFS shows a directory's new files within 60."""
 
 
 def study(arguments: SlurmStudyArguments) -> None:
@@ -50,27 +54,27 @@ def study(arguments: SlurmStudyArguments) -> None:
     check_options(options)
     if options.setup is not None and not Path(options.setup).is_file():
         raise UsageError(f"--setup: {arguments.study.setup}: no such file")
-    folder = StudyFolder(arguments.output)
+    directory = StudyDirectory(arguments.output)
     try:
         if (
             arguments.dry_run
             and arguments.host is not None
-            and not folder.has_journal
+            and not directory.has_journal
             and not _has_slurm()
         ):
-            _write_described(folder, options, arguments.host)
+            _write_described(directory, options, arguments.host)
             return
-        opened, is_new = _open_study(folder, options, arguments.host)
+        opened, is_new = _open_study(directory, options, arguments.host)
         if arguments.dry_run:
-            _say_scripts(folder, opened)
+            _say_scripts(directory, opened)
             if not opened.experiments:
                 note("these capture the nodes; the other jobs follow from that, or from --host")
             note("the same command without --dry-run submits them")
             return
         patience = WaitPolicy(arguments.poll, arguments.patience * 60)
-        _run_study(folder, opened, is_new, patience)
+        _run_study(directory, opened, is_new, patience)
     finally:
-        folder.close()
+        directory.close()
 
 
 def _options(arguments: SlurmStudyArguments) -> StudyOptions:
@@ -87,7 +91,7 @@ def _options(arguments: SlurmStudyArguments) -> StudyOptions:
         shapes=_shapes(arguments.shared, arguments.mig),
         tests=tuple(test for test in arguments.study.tests if test != "none"),
         app=app,
-        app_folder=str(Path.cwd()) if arguments.app else ".",
+        app_directory=str(Path.cwd()) if arguments.app else ".",
         homenode=_program(),
         setup=None if setup is None else str(Path(setup).resolve()),
     )
@@ -101,12 +105,12 @@ def _has_slurm() -> bool:
     return True
 
 
-def _write_described(folder: StudyFolder, options: StudyOptions, host: str) -> None:
+def _write_described(directory: StudyDirectory, options: StudyOptions, host: str) -> None:
     """The scripts alone, for reading: a study begins where Slurm can be asked."""
     described = load_host(host)
     described_study = make_study(options, host, described, secrets.token_hex(3), is_described=True)
-    folder.write_dry_run(described_study)
-    _say_scripts(folder, described_study)
+    directory.write_dry_run(described_study)
+    _say_scripts(directory, described_study)
     names = ", ".join(
         dict.fromkeys(node.name for node in (*described_study.exclusive, *described_study.shared))
     )
@@ -116,13 +120,15 @@ def _write_described(folder: StudyFolder, options: StudyOptions, host: str) -> N
     note("on the cluster the same command without --dry-run begins a study")
 
 
-def _open_study(folder: StudyFolder, options: StudyOptions, host: str | None) -> tuple[Study, bool]:
+def _open_study(
+    directory: StudyDirectory, options: StudyOptions, host: str | None
+) -> tuple[Study, bool]:
     """The study that is there, or a new one; whether it is new."""
-    if folder.has_journal:
-        existing = folder.load()
+    if directory.has_journal:
+        existing = directory.load()
         if differing := _differing_options(existing, options, host):
             raise UsageError(
-                f"{folder.path}: expected the options of the study that is there, found others: "
+                f"{directory.path}: expected the options of the study that is there, found others: "
                 f"{', '.join(differing)}",
                 hint="omit them to continue it, or choose another directory with -o",
             )
@@ -133,7 +139,7 @@ def _open_study(folder: StudyFolder, options: StudyOptions, host: str | None) ->
     check_options(options)
     described = None if host is None else load_host(host)
     new = make_study(options, host, described, secrets.token_hex(3))
-    return folder.create(new, described), True
+    return directory.create(new, described), True
 
 
 def _differing_options(existing: Study, options: StudyOptions, host: str | None) -> list[str]:
@@ -152,27 +158,29 @@ def _differing_options(existing: Study, options: StudyOptions, host: str | None)
     )
 
 
-def _run_study(folder: StudyFolder, study: Study, is_new: bool, patience: WaitPolicy) -> None:
-    queue = SlurmQueue(folder, study, grace_s=GRACE_POLLS * patience.poll_s)
-    note(f"study {study.id} in {folder.path}")
+def _run_study(directory: StudyDirectory, study: Study, is_new: bool, patience: WaitPolicy) -> None:
+    queue = SlurmQueue(directory, study, grace_s=GRACE_POLLS * patience.poll_s)
+    note(f"study {study.id} in {directory.path}")
     with shown_progress("jobs") as observe:
         try:
             progress = run_tasks(queue, observe, patience, retry=not is_new)
         except KeyboardInterrupt:
             text = "the jobs go on without homenode; the same command continues the study"
             raise KeyboardInterrupt(text) from None
-    sources = read_study(folder.path, queue.study)
+    sources = read_study(directory.path, queue.study)
     for gap in sources.gaps[:_MOST_SHOWN]:
         note(f"open: {gap}")
     if len(sources.gaps) > _MOST_SHOWN:
         note(f"{len(sources.gaps) - _MOST_SHOWN} more open (homenode slurm report --all)")
-    note(f"{plural(len(sources.jobs), 'run')} below {folder.path / 'results'}")
+    note(f"{plural(len(sources.jobs), 'run')} below {directory.path / 'results'}")
     for remark in dict.fromkeys(job.replay_notice for job in sources.jobs if job.replay_notice):
         note(f"REPLAYED: {remark}")
-    _end(folder, progress, sources.unmeasured)
+    _end(directory, progress, sources.unmeasured)
 
 
-def _end(folder: StudyFolder, progress: Progress, unmeasured: tuple[tuple[str, str], ...]) -> None:
+def _end(
+    directory: StudyDirectory, progress: Progress, unmeasured: tuple[tuple[str, str], ...]
+) -> None:
     """Say what is missing and why; exit 1 where anything is."""
     missing = progress.missing()
     total = len(progress.tasks)
@@ -183,16 +191,16 @@ def _end(folder: StudyFolder, progress: Progress, unmeasured: tuple[tuple[str, s
         note(f"not measured: {name}: {lacking}")
     if len(unmeasured) > _MOST_SHOWN:
         note(f"not measured: {len(unmeasured) - _MOST_SHOWN} more jobs")
-    note(f"next: homenode slurm report {shlex.quote(str(folder.path))}")
+    note(f"next: homenode slurm report {shlex.quote(str(directory.path))}")
     if missing:
         note("the same command continues what is missing")
     if missing or unmeasured:
         raise SystemExit(FINDINGS)
 
 
-def _say_scripts(folder: StudyFolder, study: Study) -> None:
+def _say_scripts(directory: StudyDirectory, study: Study) -> None:
     jobs = plural(len(study.all_experiments()), "job")
-    say(f"wrote {folder.path / 'jobs'}: {jobs}, none submitted")
+    say(f"wrote {directory.path / 'jobs'}: {jobs}, none submitted")
 
 
 def _program() -> str:
@@ -228,8 +236,8 @@ def report(arguments: SlurmReportArguments) -> None:
     if output is not None and arguments.json:
         raise exclusive("--output", "--json")
     check_can_write(output)
-    source = ", ".join(map(str, arguments.folders))
-    sources = read_sources(arguments.folders)
+    source = ", ".join(map(str, arguments.directories))
+    sources = read_sources(arguments.directories)
     if not sources.jobs and not sources.missing:
         raise InputError(
             f"{source}: no jobs of a study in it",

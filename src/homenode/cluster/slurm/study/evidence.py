@@ -25,7 +25,7 @@ from homenode.findings import Gap
 from homenode.machine.tools import nccl_tests
 from homenode.machine.topology import Host
 from homenode.measure.figures.nvidia import Binding, sections
-from homenode.measure.imported.runs import ImportOptions, SourceFolder, imported_runs
+from homenode.measure.imported.runs import ImportOptions, SourceDirectory, imported_runs
 from homenode.measure.results.model import Condition, Origin, Run, Sample
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import REPLAYED, REPLAYED_LINE
@@ -235,13 +235,13 @@ def mode_of(name: str) -> Mode | None:
     return Mode.ALONE if "alone" in words else Mode.TOGETHER
 
 
-def evidence_of_logs(folders: Iterable[SourceFolder]) -> tuple[JobEvidence, ...]:
+def evidence_of_logs(directories: Iterable[SourceDirectory]) -> tuple[JobEvidence, ...]:
     """A job for each log of the two queues; other files are omitted."""
     jobs = []
-    for folder in folders:
-        for name, text in sorted(folder.texts.items()):
+    for directory in directories:
+        for name, text in sorted(directory.texts.items()):
             mode = mode_of(name.rpartition(".")[0])
-            alone = replace(folder, texts={name: text})
+            alone = replace(directory, texts={name: text})
             if mode is not None:
                 runs = imported_runs([alone], ImportOptions(vantage=Vantage.JOB))
                 jobs += [

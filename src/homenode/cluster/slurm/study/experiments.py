@@ -397,12 +397,12 @@ def job_name(study: str, experiment: str) -> str:
 
 
 def script_name(experiment: Experiment) -> str:
-    """The script's file, relative to the study's folder."""
+    """The script's file, relative to the study's directory."""
     return f"jobs/{experiment.id}.sbatch"
 
 
 def script_of(experiment: Experiment, options: StudyOptions, study: str) -> str:
-    """The text of a job's script. It runs in the study's folder.
+    """The text of a job's script. It runs in the study's directory.
 
     The neighbours of all-reduces are those of a ring: each node is in two pairs, so that the
     figures of a slow link and of a slow node differ.

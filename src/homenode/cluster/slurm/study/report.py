@@ -385,7 +385,7 @@ class StudyReport(Struct, frozen=True, kw_only=True):
 
 
 def study_report(source: str, sources: StudySources) -> StudyReport:
-    """The report of this evidence. source: the folder, in the user's words."""
+    """The report of this evidence. source: the directory, in the user's words."""
     jobs, collective = sources.jobs, sources.collective
     maps = matrices(jobs)
     notices = [job.replay_notice for job in jobs] + [collective.replayed if collective else None]

@@ -2,7 +2,7 @@
 
 The executor of `slurm study`: a task is one job, or one of a job array. Nothing depends on this
 process: jobs wait for each other through Slurm, and write their own files. It may be stopped and
-started again at any time. What counts is the folder: a task is done when its last file is there.
+started again at any time. What counts is the directory: a task is done when its last file is there.
 The queue forgets jobs after minutes, and a controller that is restarted may have none of them.
 """
 
@@ -14,6 +14,12 @@ from msgspec.structs import replace
 
 from homenode.cluster.slurm import client
 from homenode.cluster.slurm.arguments import StudyOptions
+from homenode.cluster.slurm.study.directory import (
+    StudyDirectory,
+    StudyEntry,
+    attempts,
+    done_attempt,
+)
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
     Study,
@@ -25,7 +31,6 @@ from homenode.cluster.slurm.study.experiments import (
     nodes_to_bind_to,
     script_name,
 )
-from homenode.cluster.slurm.study.folder import StudyEntry, StudyFolder, attempts, done_attempt
 from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_somebody
 from homenode.errors import InputError, NoAnswerError, ToolError, UsageError
 from homenode.machine.topology import Host
@@ -74,9 +79,9 @@ class SlurmQueue:
     grace_s: how long files of a job that has ended may take to arrive.
     """
 
-    def __init__(self, folder: StudyFolder, study: Study, grace_s: float) -> None:
+    def __init__(self, directory: StudyDirectory, study: Study, grace_s: float) -> None:
         self.study = study
-        self._folder = folder
+        self._directory = directory
         self._grace_s = grace_s
         self._has_looked = False
         self._ended_since: dict[str, float] = {}
@@ -125,12 +130,12 @@ class SlurmQueue:
                     alive[experiment.id] = job
 
     def _note(self, entry: StudyEntry) -> None:
-        self.study = self._folder.note(self.study, entry)
+        self.study = self._directory.note(self.study, entry)
 
     def _tasks(self) -> tuple[TaskStatus, ...]:
         """Every task. A job that has just ended is taken for running: its files may be on their
         way. What had ended before our first look has left all that it leaves."""
-        self._seconds, exits = self._folder.done_and_exits(self.study)
+        self._seconds, exits = self._directory.done_and_exits(self.study)
         now = time.monotonic()
         first = now if self._has_looked else -math.inf
         tasks = []
@@ -160,7 +165,7 @@ class SlurmQueue:
 
     def _attempts(self, task: TaskStatus) -> int:
         """Attempts that began to write, or that the journal knows."""
-        began = len(attempts(self._folder.path, task.id, task.part))
+        began = len(attempts(self._directory.path, task.id, task.part))
         return max(began, self.study.attempts_of(task.id))
 
     def _clear_finished(self, tasks: Iterable[TaskStatus]) -> None:
@@ -188,13 +193,13 @@ class SlurmQueue:
             return
         study = self.study
         planned = experiments_for(study.exclusive, study.shared, self._hosts(), study.options)
-        self._folder.write_scripts(study, planned)
+        self._directory.write_scripts(study, planned)
         self._note(StudyEntry(experiments=planned))
 
     def _hosts(self) -> Mapping[str, Host]:
         hosts = {}
         for look in self.study.looks:
-            done = done_attempt(self._folder.path, look.id, 0)
+            done = done_attempt(self._directory.path, look.id, 0)
             assert done is not None, "all looks are done"
             try:
                 hosts[look.nodes[0]] = load_host(str(done / "host.tar.gz"))
@@ -213,7 +218,7 @@ class SlurmQueue:
         after = tuple(alive[name] for name in names if name in alive)
         try:
             job = client.submit(
-                self._folder.path, script_name(experiment), after, self._folder.owned
+                self._directory.path, script_name(experiment), after, self._directory.owned
             )
         except NoAnswerError:
             raise

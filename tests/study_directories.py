@@ -1,4 +1,4 @@
-"""The study's results folder, results/<gpu>/<config>/, synthesised with the figures it printed.
+"""The study's results directory, results/<gpu>/<config>/, synthesised with the figures it printed.
 
 One run of each configuration, in the formats of its tools: what a user has who did what it did.
 """
@@ -17,10 +17,10 @@ SIZES = [8 << (2 * step) for step in range(14)]
 """8 B to 512 MiB."""
 
 
-def write_study_folders(
+def write_study_directories(
     root: Path, start_s: float | None = None, rate: float | None = None
 ) -> tuple[str, ...]:
-    """Folders of every system and configuration of the study; the systems' names.
+    """Directories of every system and configuration of the study; the systems' names.
 
     start_s: start-up time of the sweeps, which end at the printed peaks, or at this rate where none
     is printed; None: sweeps with a corner.
@@ -44,15 +44,15 @@ def write_study_folders(
             for sample in run.samples
             if sample.variant in (None, "dram")
         }
-        folder = root / run.head.system / run.head.name
-        folder.mkdir(parents=True)
+        directory = root / run.head.system / run.head.name
+        directory.mkdir(parents=True)
         ceiling = ceilings.get(run.head.system)
         files = _files(figures, copies[run.head.system], ceiling)
         peak = ceiling or figures.get("allreduce-busbw-peak", rate)
         if start_s is not None and peak is not None:
             files["nccl_allreduce.txt"] = _collective(_climbing(start_s, peak))
         for name, text in files.items():
-            (folder / name).write_text(text)
+            (directory / name).write_text(text)
     return tuple(dict.fromkeys(run.head.system for run in study))
 
 

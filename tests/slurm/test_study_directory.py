@@ -1,4 +1,4 @@
-"""A study's folder: its journal after a kill, and files that are not its own."""
+"""A study's directory: its journal after a kill, and files that are not its own."""
 
 import os
 import stat
@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import asdict, replace
 
-from homenode.cluster.slurm.study.folder import StudyEntry, StudyFolder, _Hosts, attempts
+from homenode.cluster.slurm.study.directory import StudyDirectory, StudyEntry, _Hosts, attempts
 from homenode.errors import HostError, InputError
 from homenode.safe import durable
 from homenode.vm.fingerprint import host_fingerprint
@@ -20,14 +20,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
-    folder = StudyFolder(tmp_path / "study")
-    made = folder.create(study())
-    made = folder.note(made, StudyEntry(submitted="collective", job="4"))
-    folder.close()
+    directory = StudyDirectory(tmp_path / "study")
+    made = directory.create(study())
+    made = directory.note(made, StudyEntry(submitted="collective", job="4"))
+    directory.close()
     journal = tmp_path / "study" / "study.jsonl"
     with journal.open("ab") as file:
         file.write(b'{"submitted": "exclusive-gh01-nu')
-    again = StudyFolder(tmp_path / "study")
+    again = StudyDirectory(tmp_path / "study")
     loaded = again.load()
     assert loaded == made
     for entry in (
@@ -37,16 +37,16 @@ def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
     ):
         loaded = again.note(loaded, entry)
     again.close()
-    assert StudyFolder(tmp_path / "study").study() == loaded
+    assert StudyDirectory(tmp_path / "study").study() == loaded
     assert (loaded.jobs, loaded.attempts_of("collective")) == ((), 1)
     script = tmp_path / "study/jobs/exclusive-gh01-numa0-r1.sbatch"
     assert script.stat().st_mode & stat.S_IXUSR
 
 
 def test_two_commands_on_one_study_are_refused(tmp_path: Path) -> None:
-    first = StudyFolder(tmp_path / "study")
+    first = StudyDirectory(tmp_path / "study")
     first.create(study())
-    second = StudyFolder(tmp_path / "study", held_s=0)
+    second = StudyDirectory(tmp_path / "study", held_s=0)
     with pytest.raises(HostError, match="in use by another homenode slurm study"):
         second.load()
     second.close()
@@ -56,17 +56,17 @@ def test_two_commands_on_one_study_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_study_that_was_killed_at_its_first_breath_is_begun_anew(tmp_path: Path) -> None:
-    folder = StudyFolder(tmp_path / "study")
+    directory = StudyDirectory(tmp_path / "study")
     (tmp_path / "study").mkdir()
     (tmp_path / "study/study.jsonl").touch()
-    assert not folder.has_journal
-    folder.create(study())
-    folder.close()
+    assert not directory.has_journal
+    directory.create(study())
+    directory.close()
     script = tmp_path / "study/jobs/collective.sbatch"
     (one, *_) = study().experiments
     (tmp_path / f"study/jobs/{one.id}.sbatch").unlink()
-    folder.load()
-    folder.close()
+    directory.load()
+    directory.close()
     assert (tmp_path / f"study/jobs/{one.id}.sbatch").exists()
     assert not script.exists()
 
@@ -74,7 +74,7 @@ def test_a_study_that_was_killed_at_its_first_breath_is_begun_anew(tmp_path: Pat
 def test_files_that_no_journal_lists_are_not_mistaken_for_results(tmp_path: Path) -> None:
     (tmp_path / "raw/exclusive-gh01-numa0/task-0/7.0").mkdir(parents=True)
     with pytest.raises(HostError, match="this directory is not empty"):
-        StudyFolder(tmp_path).create(study())
+        StudyDirectory(tmp_path).create(study())
 
 
 def test_a_full_disk_is_said_and_not_a_traceback(
@@ -85,7 +85,7 @@ def test_a_full_disk_is_said_and_not_a_traceback(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(HostError, match="cannot read and write: No space") as caught:
-        StudyFolder(tmp_path).create(study())
+        StudyDirectory(tmp_path).create(study())
     assert "the jobs go on" in (caught.value.hint or "")
 
 
@@ -96,7 +96,7 @@ def test_a_study_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
     }
     (tmp_path / "study.jsonl").write_bytes(msgspec.json.encode(head) + b"\n")
     with pytest.raises(InputError, match=r"expected homenode\.slurm-study/1"):
-        StudyFolder(tmp_path).study()
+        StudyDirectory(tmp_path).study()
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_study_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
         {"jobs": 0},
     ],
 )
-def test_a_journal_that_would_leave_its_folder_is_refused(
+def test_a_journal_that_would_leave_its_directory_is_refused(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
     made = study()
@@ -117,7 +117,7 @@ def test_a_journal_that_would_leave_its_folder_is_refused(
     head = {"format": "homenode.slurm-study/1", **asdict(replace(made, experiments=(one,)))}
     (tmp_path / "study.jsonl").write_bytes(msgspec.json.encode(head) + b"\n")
     with pytest.raises(InputError, match="expected an experiment, found"):
-        StudyFolder(tmp_path).study()
+        StudyDirectory(tmp_path).study()
 
 
 def test_files_of_any_name_next_to_attempts_are_passed_over(tmp_path: Path) -> None:
@@ -128,24 +128,24 @@ def test_files_of_any_name_next_to_attempts_are_passed_over(tmp_path: Path) -> N
     assert [path.name for path in attempts(tmp_path, "e", 0)] == ["9.1", "10.0"]
 
 
-def test_a_folder_without_a_journal_or_with_a_strange_one_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_a_journal_or_with_a_strange_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"study\.jsonl: no homenode\.slurm-study head"):
-        StudyFolder(tmp_path).study()
+        StudyDirectory(tmp_path).study()
     (tmp_path / "study.jsonl").write_text('{"format": "something/1"}\n')
     with pytest.raises(InputError, match=r"homenode\.slurm-study document, found 'something/1'"):
-        StudyFolder(tmp_path).study()
+        StudyDirectory(tmp_path).study()
     (tmp_path / "study.jsonl").write_text("[" * 100_000)
     with pytest.raises(InputError, match="no homenode"):
-        StudyFolder(tmp_path).study()
+        StudyDirectory(tmp_path).study()
     with pytest.raises(HostError, match="path without %"):
-        StudyFolder(tmp_path / "a%j").create(study())
+        StudyDirectory(tmp_path / "a%j").create(study())
 
 
 def test_a_study_opens_no_path_that_its_journal_names_as_the_host(tmp_path: Path) -> None:
     described = load_host("gh200x4")
-    folder = StudyFolder(tmp_path / "study")
-    made = folder.create(replace(study(), host="/some/where/gh200.toml"), described)
-    folder.close()
+    directory = StudyDirectory(tmp_path / "study")
+    made = directory.create(replace(study(), host="/some/where/gh200.toml"), described)
+    directory.close()
     kept = _Hosts(tmp_path / "study", made)._read_described()
     assert kept is not None and host_fingerprint(kept) == host_fingerprint(described)
     (tmp_path / "study/host.json").unlink()
@@ -162,12 +162,12 @@ def test_a_study_lays_itself_out_through_no_link(tmp_path: Path) -> None:
     study.mkdir()
     (study / "jobs").symlink_to(elsewhere)
     with pytest.raises(OSError, match="jobs"):
-        os.close(durable.open_folder(study, "jobs"))
+        os.close(durable.open_directory(study, "jobs"))
     (study / "study.jsonl").symlink_to(tmp_path / "nologin")
     with pytest.raises(HostError):
-        StudyFolder(study).load()
+        StudyDirectory(study).load()
     (study / ".lock").unlink()
     (study / ".lock").symlink_to(tmp_path / "nologin")
     with pytest.raises(HostError):
-        StudyFolder(study).load()
+        StudyDirectory(study).load()
     assert not (tmp_path / "nologin").exists()

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from homenode.check.verify.boot import boot_folder as boot_folders
-from homenode.check.verify.boot.boot_folder import GuestOutput, boot_folder, let_qemu_in
+from homenode.check.verify.boot import boot_directory as boot_directories
+from homenode.check.verify.boot.boot_directory import GuestOutput, boot_directory, let_qemu_in
 from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.libvirt import find_uri, user_of_capabilities
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import HomenodeError, HostError
-from homenode.safe.trusted_path import changeable, let_in, private_folder
+from homenode.safe.trusted_path import changeable, let_in, private_directory
 from homenode.vm.domain.read import open_domain, vm_of
 from tests.verify_documents import tuned
 
@@ -39,22 +39,22 @@ def as_user(user: int, script: str, *words: str) -> subprocess.CompletedProcess[
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for temporary files like /tmp: everybody may make files there."""
-    with private_folder("homenode-test-", Path("/tmp")) as above:
-        folder = above / "tmp"
-        folder.mkdir()
+    """A directory for temporary files like /tmp: everybody may make files there."""
+    with private_directory("homenode-test-", Path("/tmp")) as above:
+        directory = above / "tmp"
+        directory.mkdir()
         above.chmod(0o755)
-        folder.chmod(0o1777)
-        monkeypatch.setattr(boot_folders, "private_place", lambda: folder)
-        monkeypatch.setattr("homenode.safe.trusted_path.private_place", lambda: folder)
-        yield folder
+        directory.chmod(0o1777)
+        monkeypatch.setattr(boot_directories, "private_place", lambda: directory)
+        monkeypatch.setattr("homenode.safe.trusted_path.private_place", lambda: directory)
+        yield directory
 
 
 @pytest.fixture
 def said(tmp_path: Path) -> Iterator[GuestOutput]:
-    folder = tmp_path / "boot"
-    folder.mkdir(mode=0o700)
-    made = GuestOutput(folder / "report", os.geteuid())
+    directory = tmp_path / "boot"
+    directory.mkdir(mode=0o700)
+    made = GuestOutput(directory / "report", os.geteuid())
     made.path.write_bytes(b"sound")
     yield made
     made.close()
@@ -78,10 +78,10 @@ def _linked(said: GuestOutput) -> None:
     said.path.symlink_to("moved")
 
 
-def _another_folder(said: GuestOutput) -> None:
-    folder = said.path.parent
-    folder.rename(folder.with_name("moved"))
-    folder.mkdir()
+def _another_directory(said: GuestOutput) -> None:
+    directory = said.path.parent
+    directory.rename(directory.with_name("moved"))
+    directory.mkdir()
     said.path.write_bytes(b"forged")
 
 
@@ -90,7 +90,7 @@ def _another_folder(said: GuestOutput) -> None:
     [
         (_replaced, "another file in its place"),
         (_linked, "a link in its place"),
-        (_another_folder, "another file in its place"),
+        (_another_directory, "another file in its place"),
         (lambda said: said.path.unlink(), "No such file"),
         (lambda said: os.link(said.path, said.path.with_name("more")), "2 names"),
         (lambda said: said.path.chmod(0o666), "mode 666"),
@@ -118,16 +118,16 @@ def test_a_report_of_another_user_is_none(said: GuestOutput) -> None:
 
 @pytest.mark.root
 @as_root
-def test_a_folder_that_qemu_may_enter_is_closed_to_everybody_else(place: Path) -> None:
-    with boot_folder() as folder:
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        let_qemu_in(folder, QEMU)
-        said = GuestOutput(folder / "report", QEMU)
-        boot_folders.copy_for_qemu(folder / "kernel", b"kernel", QEMU)
+def test_a_directory_that_qemu_may_enter_is_closed_to_everybody_else(place: Path) -> None:
+    with boot_directory() as directory:
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        let_qemu_in(directory, QEMU)
+        said = GuestOutput(directory / "report", QEMU)
+        boot_directories.copy_for_qemu(directory / "kernel", b"kernel", QEMU)
         try:
-            assert as_user(QEMU, 'echo x >>"$1/report"', str(folder)).returncode
+            assert as_user(QEMU, 'echo x >>"$1/report"', str(directory)).returncode
             os.chown(said.path, QEMU, -1)  # as libvirt does
-            written = as_user(QEMU, 'cat "$1/kernel" && echo booted >>"$1/report"', str(folder))
+            written = as_user(QEMU, 'cat "$1/kernel" && echo booted >>"$1/report"', str(directory))
             assert (written.stdout, written.returncode) == ("kernel", 0), written.stderr
             for nothing in (
                 'ls "$1"',
@@ -135,7 +135,7 @@ def test_a_folder_that_qemu_may_enter_is_closed_to_everybody_else(place: Path) -
                 'mv "$1/report" "$1/r"',
                 'rm "$1/kernel"',
             ):
-                assert as_user(QEMU, nothing, str(folder)).returncode, nothing
+                assert as_user(QEMU, nothing, str(directory)).returncode, nothing
             for attack in (
                 'cat "$1/report"',
                 'echo forged >"$1/report"',
@@ -144,7 +144,7 @@ def test_a_folder_that_qemu_may_enter_is_closed_to_everybody_else(place: Path) -
                 'rm -rf "$1"',
                 'cat "$1/kernel"',
             ):
-                assert as_user(ATTACKER, attack, str(folder)).returncode, attack
+                assert as_user(ATTACKER, attack, str(directory)).returncode, attack
             assert said.text() == "booted\n"
         finally:
             said.close()
@@ -156,22 +156,25 @@ def test_a_folder_that_qemu_may_enter_is_closed_to_everybody_else(place: Path) -
 @pytest.mark.parametrize(
     "change",
     [
-        lambda folder: folder.chmod(0o777),
-        lambda folder: os.chown(folder, ATTACKER, -1),
-        lambda folder: os.chown(folder.parent, ATTACKER, -1),
-        lambda folder: folder.parent.chmod(0o777),
+        lambda directory: directory.chmod(0o777),
+        lambda directory: os.chown(directory, ATTACKER, -1),
+        lambda directory: os.chown(directory.parent, ATTACKER, -1),
+        lambda directory: directory.parent.chmod(0o777),
     ],
 )
-def test_no_guest_is_booted_where_others_could_put_a_folder_in_the_place_of_ours(
+def test_no_guest_is_booted_where_others_could_put_a_directory_in_the_place_of_ours(
     place: Path, change: Callable[[Path], None]
 ) -> None:
     change(place)
-    with pytest.raises(HostError, match="other users can replace files") as raised, boot_folder():
+    with (
+        pytest.raises(HostError, match="other users can replace files") as raised,
+        boot_directory(),
+    ):
         pytest.fail("it was made")
     assert "TMPDIR" in str(raised.value.hint)
     with (
         pytest.raises(HostError, match="other users can replace files"),
-        private_folder("x", place),
+        private_directory("x", place),
     ):
         pytest.fail("it was made")
 
@@ -189,16 +192,16 @@ def test_another_users_link_on_the_way_is_named(tmp_path: Path) -> None:
 @pytest.mark.root
 @as_root
 def test_others_rights_by_an_inherited_list_end_where_one_user_is_let_in(tmp_path: Path) -> None:
-    """A default access control list of the folder above is inherited by new files and folders."""
+    """New files and directories inherit the default access control list of the one above."""
     descriptor = os.open(tmp_path, os.O_RDONLY)
     let_in(descriptor, ATTACKER, 7)
     inherited = os.getxattr(descriptor, "system.posix_acl_access")
     os.setxattr(descriptor, "system.posix_acl_default", inherited)
     os.close(descriptor)
-    folder = tmp_path / "boot"
-    folder.mkdir(mode=0o700)
-    let_qemu_in(folder, QEMU)
-    assert as_user(ATTACKER, 'echo x >"$1/y"', str(folder)).returncode
+    directory = tmp_path / "boot"
+    directory.mkdir(mode=0o700)
+    let_qemu_in(directory, QEMU)
+    assert as_user(ATTACKER, 'echo x >"$1/y"', str(directory)).returncode
 
 
 def test_the_user_of_libvirts_qemu_is_in_its_capabilities() -> None:
@@ -250,7 +253,7 @@ def test_where_libvirts_qemu_cannot_be_let_in_alone_qemu_is_started_directly(
     def unsupported(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-    monkeypatch.setattr("homenode.check.verify.boot.boot_folder.let_in", unsupported)
+    monkeypatch.setattr("homenode.check.verify.boot.boot_directory.let_in", unsupported)
     monkeypatch.setattr("homenode.check.verify.boot.stand_in_boot.kvm_works", lambda *_: False)
     document = open_domain(tuned("default").document, "vm.xml")
     booted = boot_stand_in(document, vm_of(document), BootOptions(connect=uri))
@@ -288,7 +291,7 @@ while not os.path.exists(stop):
                 won.add(f"made {part}")
         with contextlib.suppress(OSError):
             os.rename(name, f"{name}-mine")
-            won.add("renamed the folder")
+            won.add("renamed the directory")
             os.mkdir(name)
 print(" ".join(sorted(won)) or "nothing")
 """
@@ -296,8 +299,8 @@ print(" ".join(sorted(won)) or "nothing")
 
 @contextmanager
 def attacked(place: Path) -> Iterator[list[str]]:
-    """An attacker who tries everything with every folder of homenode's as fast as it can. The list
-    says afterwards what came of it."""
+    """An attacker who tries everything with every directory of homenode's as fast as it can. The
+    list says afterwards what came of it."""
     loop, stop, forged = (place.parent / name for name in ("loop.py", "stop", "forged"))
     loop.write_text(_LOOP)
     forged.write_bytes(b"forged\n" * 100)
@@ -318,19 +321,19 @@ def attacked(place: Path) -> Iterator[list[str]]:
 
 @pytest.mark.root
 @as_root
-def test_an_attacker_at_every_moment_of_making_a_folder_gets_nothing(
+def test_an_attacker_at_every_moment_of_making_a_directory_gets_nothing(
     place: Path,
 ) -> None:
     with attacked(place) as won:
         for _ in range(200):
-            with boot_folder() as folder:
-                let_qemu_in(folder, QEMU)
-                boot_folders.copy_for_qemu(folder / "kernel", b"kernel", QEMU)
-                said = GuestOutput(folder / "report", QEMU)
+            with boot_directory() as directory:
+                let_qemu_in(directory, QEMU)
+                boot_directories.copy_for_qemu(directory / "kernel", b"kernel", QEMU)
+                said = GuestOutput(directory / "report", QEMU)
                 try:
                     time.sleep(0.001)
                     assert said.content() == b""
-                    assert (folder / "kernel").read_bytes() == b"kernel"
+                    assert (directory / "kernel").read_bytes() == b"kernel"
                 finally:
                     said.close()
     assert won == ["nothing"]
@@ -373,7 +376,7 @@ def test_other_users_change_no_verdict_of_a_boot(place: Path, tmp_path: Path) ->
 @pytest.mark.nightly
 @pytest.mark.root
 @as_root
-def test_a_boot_in_a_folder_of_another_user_is_not_known(tmp_path: Path) -> None:
+def test_a_boot_in_a_directory_of_another_user_is_not_known(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)

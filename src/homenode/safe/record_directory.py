@@ -1,6 +1,6 @@
-"""RecordFolder: a folder for one writer: whole files, and a journal of lines. [I/O]
+"""RecordDirectory: a directory for one writer: whole files, and a journal of lines. [I/O]
 
-Everything that homenode stores to undo, to resume or to conclude from is kept in such a folder:
+Everything that homenode stores to undo, to resume or to conclude from is kept in such a directory:
 
     .lock           held by the writer, and by the programs that it starts
     journal.jsonl   a head, then lines; each is on the disk before what it announces is done
@@ -19,12 +19,12 @@ from pathlib import Path
 from homenode.errors import HostError
 from homenode.safe.durable import (
     PRIVATE,
+    open_directory,
     open_existing,
-    open_folder,
     open_lock,
     replace_file,
     sweep_parts,
-    sync_folder,
+    sync_directory,
     try_lock,
     write_and_close,
 )
@@ -42,15 +42,16 @@ class BusyError(HostError):
     """Another process holds the lock."""
 
 
-class RecordFolder:
-    """One folder. Errors of the file system are HostErrors; `hint` names the next step by errno.
+class RecordDirectory:
+    """One directory. Errors of the file system are HostErrors; `hint` names the next step by errno.
 
     private: only its owner may read it (documents hold passwords). journal: the journal's name.
-    below: a folder that the user named: on the way from it to `path` no link is followed, and while
-    the lock is held, what is written goes to the folder that was locked, whatever its name is then.
+    below: a directory that the user named: on the way from it to `path` no link is followed, and
+    while the lock is held, what is written goes to the directory that was locked, whatever its name
+    is then.
     """
 
-    __slots__ = ("_below", "_folder", "_hint", "_journal", "_private", "path")
+    __slots__ = ("_below", "_directory", "_hint", "_journal", "_private", "path")
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class RecordFolder:
         self._private = private
         self._journal = journal
         self._below = below
-        self._folder: int | None = None
+        self._directory: int | None = None
         self._hint = hint
 
     @property
@@ -103,13 +104,13 @@ class RecordFolder:
         `message` where another process holds it longer than wait_s. A file system without locks
         keeps no two writers apart.
         """
-        is_first = self._folder is None
+        is_first = self._directory is None
         with self.errors():
             self.make()
             if is_first and self._below is not None:
                 names = self.path.relative_to(self._below).parts
-                self._folder = open_folder(self._below, *names)
-            descriptor = open_lock(self.path / lock, self._file_mode, folder=self._folder)
+                self._directory = open_directory(self._below, *names)
+            descriptor = open_lock(self.path / lock, self._file_mode, directory=self._directory)
         try:
             if not take_lock(descriptor, wait_s, on_wait):
                 raise BusyError(f"{self.path}: {message}", hint=hint)
@@ -122,60 +123,62 @@ class RecordFolder:
             yield descriptor
         finally:
             os.close(descriptor)
-            if is_first and self._folder is not None:
-                os.close(self._folder)
-                self._folder = None
+            if is_first and self._directory is not None:
+                os.close(self._directory)
+                self._directory = None
 
     def sweep(self) -> None:
         """Remove files that a killed writer left half-written. Only the lock's holder may."""
-        folder = self.path if self._folder is None else Path(f"/proc/self/fd/{self._folder}")
+        directory = (
+            self.path if self._directory is None else Path(f"/proc/self/fd/{self._directory}")
+        )
         with self.errors():
-            sweep_parts(folder)
+            sweep_parts(directory)
 
     def make(self) -> None:
-        """Create the folder where it is not there."""
-        if self._folder is not None:
+        """Create the directory where it is not there."""
+        if self._directory is not None:
             return
         with self.errors():
             if self._below is not None:
-                os.close(open_folder(self._below, *self.path.relative_to(self._below).parts))
+                os.close(open_directory(self._below, *self.path.relative_to(self._below).parts))
             elif not self.path.is_dir():
                 mode = 0o700 if self._private else 0o777
                 self.path.mkdir(mode=mode, parents=True, exist_ok=True)
-                sync_folder(self.path.parent)
+                sync_directory(self.path.parent)
 
     def read(self, name: str) -> bytes | None:
         """A file's content; None where there is none."""
         with self.errors():
             try:
-                return read_below(self.path, name, MAX_BYTES, descriptor=self._folder)
+                return read_below(self.path, name, MAX_BYTES, descriptor=self._directory)
             except FileNotFoundError:
                 return None
 
     def write(self, name: str, content: bytes, mode: int | None = None) -> Path:
         """Put a file in place, whole or not at all; it is on the disk when this returns.
 
-        mode: its permissions, where they are not the folder's.
+        mode: its permissions, where they are not the directory's.
         """
         path = self.path / name
         mode = PRIVATE if self._private else mode
         with self.errors():
-            if self._folder is None:
+            if self._directory is None:
                 replace_file(path, content, mode)
                 return path
-            owned = Path(f"/proc/self/fd/{self._folder}")
-            folder = open_folder(owned, *Path(name).parts[:-1])
+            owned = Path(f"/proc/self/fd/{self._directory}")
+            directory = open_directory(owned, *Path(name).parts[:-1])
             try:
-                replace_file(path, content, mode, folder=folder)
+                replace_file(path, content, mode, directory=directory)
             finally:
-                os.close(folder)
+                os.close(directory)
         return path
 
     def remove(self, name: str) -> None:
         """Remove a file, where it is there."""
         with self.errors():
             (self.path / name).unlink(missing_ok=True)
-            sync_folder(self.path)
+            sync_directory(self.path)
 
     def journal(self) -> bytes:
         """The journal's whole lines; empty where nothing was begun."""
@@ -192,8 +195,8 @@ class RecordFolder:
     def append(self, line: str) -> None:
         """Write a line; it is on the disk when this returns. Only the lock's holder may."""
         with self.errors():
-            name = self.journal_path if self._folder is None else self._journal
-            descriptor = open_existing(name, folder=self._folder)
+            name = self.journal_path if self._directory is None else self._journal
+            descriptor = open_existing(name, directory=self._directory)
             try:
                 end = os.lseek(descriptor, 0, os.SEEK_END)
                 if end and os.pread(descriptor, 1, end - 1) != b"\n":  # a kill cut a line short
@@ -211,8 +214,8 @@ class RecordFolder:
                 raise
 
     def _cut_journal(self, end: int) -> None:
-        name = self.journal_path if self._folder is None else self._journal
-        descriptor = open_existing(name, folder=self._folder)
+        name = self.journal_path if self._directory is None else self._journal
+        descriptor = open_existing(name, directory=self._directory)
         try:
             os.ftruncate(descriptor, end)
         finally:
@@ -235,7 +238,7 @@ class RecordFolder:
 
 
 def take_lock(descriptor: int, wait_s: float, on_wait: Callable[[], None]) -> bool:
-    """Lock an open file or folder; False where another process holds it for longer than wait_s.
+    """Lock an open file or directory; False where another process holds it for longer than wait_s.
 
     on_wait: called once, before it waits.
     """

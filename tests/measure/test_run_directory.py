@@ -1,4 +1,4 @@
-"""The folder of a run: whole files, in order, for one writer."""
+"""The directory of a run: whole files, in order, for one writer."""
 
 import os
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ from homenode.formats import line
 from homenode.measure import runner
 from homenode.measure.options import BenchOptions
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.run_folder import (
+from homenode.measure.run_directory import (
     RAW,
     BenchEntry,
-    RunFolder,
+    RunDirectory,
     StepRecord,
     StepStatus,
     digest,
@@ -27,7 +27,7 @@ ORDER = runner.inspect(FakeMachine(), BenchOptions("x", vantage=Vantage.HOST))[0
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[RunFolder]:
+def directory(tmp_path: Path) -> Iterator[RunDirectory]:
     with open_run(tmp_path, "cpu-only", "x", resume=False, notify=print) as opened:
         opened.write_order(ORDER)
         yield opened
@@ -47,20 +47,20 @@ def step(number: int, output: str = "text") -> StepRecord:
     )
 
 
-def test_steps_come_back_in_their_order_however_many(folder: RunFolder) -> None:
+def test_steps_come_back_in_their_order_however_many(directory: RunDirectory) -> None:
     for number in (10000, 2, 9999, 1):
-        folder.write_step(step(number), "text")
-    assert [record.number for record, _ in folder.steps()] == [1, 2, 9999, 10000]
+        directory.write_step(step(number), "text")
+    assert [record.number for record, _ in directory.steps()] == [1, 2, 9999, 10000]
 
 
-def test_an_output_comes_back_as_it_was(folder: RunFolder) -> None:
+def test_an_output_comes_back_as_it_was(directory: RunDirectory) -> None:
     odd = "é\r\n\x00\udcff\u2028no newline"
-    folder.write_step(step(1, odd), odd)
-    assert folder.steps() == ((step(1, odd), odd),)
+    directory.write_step(step(1, odd), odd)
+    assert directory.steps() == ((step(1, odd), odd),)
 
 
-def test_what_was_ordered_comes_back(folder: RunFolder) -> None:
-    assert folder.order() == ORDER
+def test_what_was_ordered_comes_back(directory: RunDirectory) -> None:
+    assert directory.order() == ORDER
 
 
 @pytest.mark.parametrize(
@@ -75,61 +75,63 @@ def test_what_was_ordered_comes_back(folder: RunFolder) -> None:
     ],
 )
 def test_a_journal_that_is_none_is_refused_by_its_line(
-    text: str, says: str, folder: RunFolder
+    text: str, says: str, directory: RunDirectory
 ) -> None:
-    folder.journal_path.write_text(f"{text}\n")
+    directory.journal_path.write_text(f"{text}\n")
     with pytest.raises(InputError) as caught:
-        folder.steps()
+        directory.steps()
     assert says in caught.value.message
 
 
-def test_a_step_that_is_none_is_refused_by_its_line(folder: RunFolder) -> None:
-    folder.append('{"step": {"number": "x"}}\n')
+def test_a_step_that_is_none_is_refused_by_its_line(directory: RunDirectory) -> None:
+    directory.append('{"step": {"number": "x"}}\n')
     with pytest.raises(InputError, match=r"journal\.jsonl:2: expected a line of homenode\.bench"):
-        folder.steps()
+        directory.steps()
 
 
-def test_a_step_whose_line_was_cut_short_has_not_ended(folder: RunFolder) -> None:
-    folder.write_step(step(1), "text")
-    folder.write_step(step(2), "text")
-    with folder.journal_path.open("r+b") as file:
-        file.truncate(folder.journal_path.stat().st_size - 9)
-    assert [record.number for record, _ in folder.steps()] == [1]
-    folder.write_step(step(3), "text")
-    assert [record.number for record, _ in folder.steps()] == [1, 3]
+def test_a_step_whose_line_was_cut_short_has_not_ended(directory: RunDirectory) -> None:
+    directory.write_step(step(1), "text")
+    directory.write_step(step(2), "text")
+    with directory.journal_path.open("r+b") as file:
+        file.truncate(directory.journal_path.stat().st_size - 9)
+    assert [record.number for record, _ in directory.steps()] == [1]
+    directory.write_step(step(3), "text")
+    assert [record.number for record, _ in directory.steps()] == [1, 3]
 
 
-def test_a_record_that_points_elsewhere_is_refused(folder: RunFolder) -> None:
-    folder.append(line(BenchEntry(step=replace(step(1), output="../../../secret"))))
+def test_a_record_that_points_elsewhere_is_refused(directory: RunDirectory) -> None:
+    directory.append(line(BenchEntry(step=replace(step(1), output="../../../secret"))))
     with pytest.raises(InputError, match="another path"):
-        folder.steps()
+        directory.steps()
 
 
-def test_an_output_that_is_gone_is_named(folder: RunFolder) -> None:
-    folder.write_step(step(1), "text")
-    (folder.path / RAW / "0001-x.txt").unlink()
+def test_an_output_that_is_gone_is_named(directory: RunDirectory) -> None:
+    directory.write_step(step(1), "text")
+    (directory.path / RAW / "0001-x.txt").unlink()
     with pytest.raises(InputError, match=r"0001-x\.txt: no such file"):
-        folder.steps()
+        directory.steps()
 
 
-def test_half_a_file_is_never_seen(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.write("a", b"whole")
+def test_half_a_file_is_never_seen(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.write("a", b"whole")
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(HostError, match="No space left") as caught:
-        folder.write("a", b"new")
+        directory.write("a", b"new")
     assert caught.value.hint is not None and "--resume" in caught.value.hint
-    assert (folder.path / "a").read_text() == "whole"
-    assert not list(folder.path.glob(".*.part"))
+    assert (directory.path / "a").read_text() == "whole"
+    assert not list(directory.path.glob(".*.part"))
 
 
-def test_no_one_else_writes_there(folder: RunFolder) -> None:
+def test_no_one_else_writes_there(directory: RunDirectory) -> None:
     with (
         pytest.raises(HostError, match="another homenode bench"),
-        open_run(folder.path.parents[1], "cpu-only", "x", resume=True, notify=print),
+        open_run(directory.path.parents[1], "cpu-only", "x", resume=True, notify=print),
     ):
         pass
 
@@ -143,14 +145,14 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_a_step_that_is_there_twice_is_refused(folder: RunFolder) -> None:
-    folder.write_step(step(1), "text")
-    folder.append(line(BenchEntry(step=step(1))))
+def test_a_step_that_is_there_twice_is_refused(directory: RunDirectory) -> None:
+    directory.write_step(step(1), "text")
+    directory.append(line(BenchEntry(step=step(1))))
     with pytest.raises(InputError, match="expected step 1 once, found it twice"):
-        folder.steps()
+        directory.steps()
 
 
-def test_a_disk_that_fills_up_with_the_first_folder_is_reported(
+def test_a_disk_that_fills_up_with_the_first_directory_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*words: object, **named: object) -> None:

@@ -44,10 +44,10 @@ from homenode.errors import HomenodeError, HostError, InputError, not_found
 from homenode.findings import Gap
 from homenode.machine.topology import Host
 from homenode.measure.experiment import ExperimentJournal
-from homenode.measure.imported.files import find_folders
+from homenode.measure.imported.files import find_directories
 from homenode.measure.results.store import FILE, load_runs, read_run
-from homenode.measure.run_folder import HOST, gaps_of_run
-from homenode.safe.durable import open_folder, replace_file
+from homenode.measure.run_directory import HOST, gaps_of_run
+from homenode.safe.durable import open_directory, replace_file
 from homenode.safe.input_files import open_below
 from homenode.text import command_line
 from homenode.units import whole_number
@@ -75,8 +75,8 @@ class StudyEntry(Struct, frozen=True, omit_defaults=True):
     again: str | None = None  # an experiment that is mistaken for not submitted
 
 
-class StudyFolder(ExperimentJournal[Study, StudyEntry]):
-    """The folder of one study, locked by this process until it is closed.
+class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
+    """The directory of one study, locked by this process until it is closed.
 
     owned: what a program inherits that must end before another homenode continues the study.
     """
@@ -100,16 +100,16 @@ class StudyFolder(ExperimentJournal[Study, StudyEntry]):
         self._done: dict[tuple[str, int], float | None] = {}
 
     def create(self, study: Study, described: Host | None = None) -> Study:
-        """Lay out the folder with its first lines. described: what a node is, where the user said
-        it. Raises HostError where it cannot.
+        """Lay out the directory with its first lines. described: what a node is, where the user
+        said it. Raises HostError where it cannot.
 
-        The journal's first line comes last: without it the folder is begun again.
+        The journal's first line comes last: without it the directory is begun again.
         """
         if "%" in str(self.path) or not str(self.path).isprintable():
             raise HostError(f"{self.path}: expected a path without % that can be printed")
         with self.errors():
             for name in ("jobs", "log", "raw", "results"):
-                os.close(open_folder(self.path, name))
+                os.close(open_directory(self.path, name))
             for name in ("raw", "results"):
                 if any((self.path / name).iterdir()):
                     raise HostError(
@@ -127,7 +127,7 @@ class StudyFolder(ExperimentJournal[Study, StudyEntry]):
         return study
 
     def load(self) -> Study:
-        """The study as its journal gives it; the folder is ours from now on.
+        """The study as its journal gives it; the directory is ours from now on.
 
         Raises InputError for a journal that is none, HostError where another process holds it.
         """
@@ -144,7 +144,7 @@ class StudyFolder(ExperimentJournal[Study, StudyEntry]):
     def write_dry_run(self, study: Study) -> None:
         """The scripts of a study that is not begun. Raises HostError."""
         with self.errors():
-            os.close(open_folder(self.path, "jobs"))
+            os.close(open_directory(self.path, "jobs"))
         self.write_scripts(study, study.all_experiments())
 
     def write_scripts(self, study: Study, experiments: tuple[Experiment, ...]) -> None:
@@ -249,7 +249,7 @@ def _apply(study: Study, entry: StudyEntry, place: str) -> Study:
 
 
 def _check(experiments: tuple[Experiment, ...], place: str) -> None:
-    """Raises InputError for names that would leave the folder, and for jobs without end."""
+    """Raises InputError for names that would leave the directory, and for jobs without end."""
     for experiment in experiments:
         if not (
             NAME.fullmatch(experiment.id)
@@ -260,38 +260,42 @@ def _check(experiments: tuple[Experiment, ...], place: str) -> None:
             raise InputError(f"{place}: expected an experiment, found {experiment.id[:60]!r}")
 
 
-def attempts(folder: Path, experiment: str, task: int) -> tuple[Path, ...]:
-    """Folders of a task's attempts, the oldest first."""
-    root = folder / "raw" / experiment / f"task-{task}"
+def attempts(directory: Path, experiment: str, task: int) -> tuple[Path, ...]:
+    """Directories of a task's attempts, the oldest first."""
+    root = directory / "raw" / experiment / f"task-{task}"
     try:
         entries = [
             (name, path) for path in root.iterdir() if (name := _ATTEMPT.fullmatch(path.name))
         ]
-        folders = [(int(name[1]), int(name[2]), path) for name, path in entries if path.is_dir()]
+        directories = [
+            (int(name[1]), int(name[2]), path) for name, path in entries if path.is_dir()
+        ]
     except OSError:
         return ()
-    return tuple(path for *_, path in sorted(folders))
+    return tuple(path for *_, path in sorted(directories))
 
 
 MAX_FILE_BYTES = 16 << 20
 
 
-def read_sources(folders: Iterable[Path]) -> StudySources:
+def read_sources(directories: Iterable[Path]) -> StudySources:
     """All of them together. Raises InputError for what is no study, runs or logs."""
     total = StudySources()
     seen = set()
-    for folder in folders:
-        if folder.resolve() in seen:
+    for directory in directories:
+        if directory.resolve() in seen:
             continue
-        seen.add(folder.resolve())
-        if not folder.exists():
+        seen.add(directory.resolve())
+        if not directory.exists():
             raise not_found(
-                str(folder), "directory", command_line("homenode", "slurm", "study", "-o", folder)
+                str(directory),
+                "directory",
+                command_line("homenode", "slurm", "study", "-o", directory),
             )
-        if (folder / JOURNAL).is_file():
-            sources = read_study(folder.resolve(), StudyFolder(folder).study())
+        if (directory / JOURNAL).is_file():
+            sources = read_study(directory.resolve(), StudyDirectory(directory).study())
         else:
-            sources = _foreign_sources(folder)
+            sources = _foreign_sources(directory)
         total = StudySources(
             jobs=total.jobs + sources.jobs,
             collective=sources.collective or total.collective,
@@ -302,19 +306,19 @@ def read_sources(folders: Iterable[Path]) -> StudySources:
     return total
 
 
-def read_study(folder: Path, study: Study) -> StudySources:
-    """The evidence of every task that is done, and what is missing by what the folder gives; the
+def read_study(directory: Path, study: Study) -> StudySources:
+    """The evidence of every task that is done, and what is missing by what the directory gives; the
     queue is not asked."""
     jobs: list[JobEvidence] = []
     gaps: list[Gap] = []
     collective = None
     unmeasured: list[tuple[str, str]] = []
-    hosts = _Hosts(folder, study)
-    paths = sorted((folder / "results").glob(f"*/*/{FILE}"))
+    hosts = _Hosts(directory, study)
+    paths = sorted((directory / "results").glob(f"*/*/{FILE}"))
     runs = {path.parent.name: path.parent for path in paths}
     for experiment in study.experiments:
         for task in range(experiment.jobs):
-            attempt = done_attempt(folder, experiment.id, task)
+            attempt = done_attempt(directory, experiment.id, task)
             if attempt is None:
                 continue
             texts = _texts(attempt)
@@ -336,7 +340,7 @@ def read_study(folder: Path, study: Study) -> StudySources:
     return StudySources(
         jobs=tuple(jobs),
         collective=collective,
-        missing=tuple(_missing_results(folder, study)),
+        missing=tuple(_missing_results(directory, study)),
         gaps=tuple(gaps),
         unmeasured=tuple(unmeasured),
     )
@@ -352,12 +356,12 @@ def _evidence(
     """Raises InputError where the run of a job that is done is not there or is none."""
     if name not in runs:
         raise InputError(f"results/*/{name}/{FILE}: no such file")
-    folder = runs[name]
-    run = read_run(folder)
-    host, machine = hosts.lookup(experiment, folder)
+    directory = runs[name]
+    run = read_run(directory)
+    host, machine = hosts.lookup(experiment, directory)
     record = parse_record(texts, experiment.gpus)
     evidence = evidence_of(experiment, run, record, host, machine)
-    return replace(evidence, gaps=(*evidence.gaps, *gaps_of_run(folder)))
+    return replace(evidence, gaps=(*evidence.gaps, *gaps_of_run(directory)))
 
 
 def _shared_gaps(jobs: Iterable[JobEvidence]) -> Iterable[Gap]:
@@ -375,8 +379,8 @@ class _Hosts:
     """What each cluster node is: as its jobs captured it when they measured; for what Slurm says,
     as the user described it."""
 
-    def __init__(self, folder: Path, study: Study) -> None:
-        self._folder, self._study = folder, study
+    def __init__(self, directory: Path, study: Study) -> None:
+        self._directory, self._study = directory, study
         self._known: dict[str, tuple[Host | None, NodeMachine | None]] = {}
 
     def lookup(self, experiment: Experiment, run: Path) -> tuple[Host | None, NodeMachine | None]:
@@ -392,17 +396,17 @@ class _Hosts:
 
     def _read_described(self) -> Host | None:
         """As it was when the study began."""
-        content = StudyFolder(self._folder).read(DESCRIBED)
+        content = StudyDirectory(self._directory).read(DESCRIBED)
         with contextlib.suppress(InputError):  # likewise
             if content is not None:
                 return formats.decode(content, "host", Host, DESCRIBED)
         return None
 
 
-def done_attempt(folder: Path, experiment: str, task: int) -> Path | None:
+def done_attempt(directory: Path, experiment: str, task: int) -> Path | None:
     """The latest attempt that wrote all of its files."""
     done = [
-        attempt for attempt in attempts(folder, experiment, task) if (attempt / "done").exists()
+        attempt for attempt in attempts(directory, experiment, task) if (attempt / "done").exists()
     ]
     return done[-1] if done else None
 
@@ -421,15 +425,15 @@ def _texts(attempt: Path) -> dict[str, str]:
     return texts
 
 
-def _missing_results(folder: Path, study: Study) -> list[str]:
+def _missing_results(directory: Path, study: Study) -> list[str]:
     """Tasks without results."""
     lines = []
     refused, jobs = dict(study.refused), study.latest_jobs()
     for experiment in study.all_experiments():
         for task in range(experiment.jobs):
-            if done_attempt(folder, experiment.id, task) is not None:
+            if done_attempt(directory, experiment.id, task) is not None:
                 continue
-            tries = attempts(folder, experiment.id, task)
+            tries = attempts(directory, experiment.id, task)
             name = experiment.id if experiment.jobs == 1 else f"{experiment.id} task {task}"
             if experiment.id in refused:
                 lines.append(f"{name}: refused: {refused[experiment.id]}")
@@ -443,12 +447,12 @@ def _missing_results(folder: Path, study: Study) -> list[str]:
     return lines
 
 
-def _foreign_sources(folder: Path) -> StudySources:
-    """Runs of jobs or of homenode import below a folder, or the logs themselves."""
-    jobs = evidence_of_logs(find_folders(folder).folders)
+def _foreign_sources(directory: Path) -> StudySources:
+    """Runs of jobs or of homenode import below a directory, or the logs themselves."""
+    jobs = evidence_of_logs(find_directories(directory).directories)
     gaps: tuple[Gap, ...] = ()
-    if folder.is_dir() and not jobs:
-        loaded = load_runs(folder)
+    if directory.is_dir() and not jobs:
+        loaded = load_runs(directory)
         gaps = loaded.skipped if loaded.runs else ()
         jobs = evidence_of_runs(loaded.runs)
     return StudySources(jobs=jobs, gaps=gaps)

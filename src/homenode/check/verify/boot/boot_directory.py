@@ -1,10 +1,10 @@
-"""BootFolder: a folder for the files of one boot, and the end of what killed boots left. [I/O]
+"""BootDirectory: the directory of one boot's files, and the end of what killed boots left. [I/O]
 
 What a test guest says counts only where no other user can have said it. So no other user gets into
-the folder: libvirt's QEMU, which is another one, may enter it and open what it was given by name.
+the directory: libvirt's QEMU runs as another user, who may enter it and open files by name.
 What the guest writes into is ours from before its start on, and looked at again when it is read.
 
-The folder is locked while it is in use. A homenode that is killed leaves it without a lock, and
+The directory is locked while it is in use. A homenode that is killed leaves it without a lock, and
 under libvirt a domain of its name: the next boot removes both.
 """
 
@@ -19,23 +19,23 @@ from pathlib import Path
 from homenode.errors import HostError
 from homenode.process import run
 from homenode.safe.durable import create_file, open_new
-from homenode.safe.record_folder import RecordFolder
+from homenode.safe.record_directory import RecordDirectory
 from homenode.safe.trusted_path import (
     ENTER,
     READ,
     check_private,
     let_in,
-    private_folder,
+    private_directory,
     private_place,
 )
 
 _PREFIX = "homenode-boot-"
 _DOMAIN = "homenode-verify-"
 _OF_LIBVIRT = "domain"
-"""A file that says that a domain of this folder's name may be there."""
+"""A file that says that a domain of this directory's name may be there."""
 
 _NEW_S = 60.0
-"""A folder is locked within this time of being made."""
+"""A directory is locked within this time of being made."""
 
 _ELSEWHERE = "TMPDIR=DIR names another directory for it"
 _ASK_S = 30
@@ -91,7 +91,7 @@ class GuestOutput:
         opened = os.fstat(self._descriptor)
         try:
             named = self.path.lstat()
-            folder = self.path.parent.lstat()
+            directory = self.path.parent.lstat()
         except OSError as error:
             return f"{error.strerror}"
         if stat.S_ISLNK(named.st_mode):
@@ -105,31 +105,31 @@ class GuestOutput:
             return f"that it belongs to user {opened.st_uid}"
         if opened.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return f"that others may write it (mode {stat.S_IMODE(opened.st_mode):o})"
-        if folder.st_uid != os.geteuid() or folder.st_mode & (stat.S_IWGRP | stat.S_IRWXO):
-            return f"its directory open to others (mode {stat.S_IMODE(folder.st_mode):o})"
+        if directory.st_uid != os.geteuid() or directory.st_mode & (stat.S_IWGRP | stat.S_IRWXO):
+            return f"its directory open to others (mode {stat.S_IMODE(directory.st_mode):o})"
         return None
 
 
 @contextlib.contextmanager
-def boot_folder(uri: str | None = None) -> Iterator[Path]:
-    """A new folder, gone afterwards. uri: the libvirt whose domains of killed boots end too.
+def boot_directory(uri: str | None = None) -> Iterator[Path]:
+    """A new directory, gone afterwards. uri: the libvirt whose domains of killed boots end too.
 
     Raises HostError where it cannot be kept from others.
     """
     check_private(private_place())
     end_abandoned(private_place(), uri)
     with (
-        private_folder(_PREFIX) as folder,
-        RecordFolder(folder).hold_lock("in use by another test guest"),
+        private_directory(_PREFIX) as directory,
+        RecordDirectory(directory).hold_lock("in use by another test guest"),
     ):
         if uri is not None:
-            create_file(folder / _OF_LIBVIRT, b"")
-        yield folder
+            create_file(directory / _OF_LIBVIRT, b"")
+        yield directory
 
 
-def let_qemu_in(folder: Path, user: int) -> None:
+def let_qemu_in(directory: Path, user: int) -> None:
     """Let QEMU's user enter a boot's directory, but not list it. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         let_in(descriptor, user, ENTER)
     finally:
@@ -137,7 +137,7 @@ def let_qemu_in(folder: Path, user: int) -> None:
 
 
 def copy_for_qemu(path: Path, content: bytes, user: int) -> None:
-    """A new file in a boot's folder that QEMU of this user may read. Raises HostError."""
+    """A new file in a boot's directory that QEMU of this user may read. Raises HostError."""
     try:
         with os.fdopen(open_new(path), "wb") as file:
             file.write(content)
@@ -150,24 +150,24 @@ def copy_for_qemu(path: Path, content: bytes, user: int) -> None:
         ) from None
 
 
-def domain_name(folder: Path) -> str:
-    """The name of a boot's domain, from which its folder is found again."""
-    return f"{_DOMAIN}{folder.name.removeprefix(_PREFIX)}"
+def domain_name(directory: Path) -> str:
+    """The name of a boot's domain, from which its directory is found again."""
+    return f"{_DOMAIN}{directory.name.removeprefix(_PREFIX)}"
 
 
 def end_abandoned(parent: Path, uri: str | None) -> None:
     """End and remove what killed runs left; a domain's directory stays if no libvirt is given."""
     now = time.time()
-    for folder in parent.glob(f"{_PREFIX}*"):
+    for directory in parent.glob(f"{_PREFIX}*"):
         try:
-            state = folder.lstat()
+            state = directory.lstat()
         except OSError:
             continue
-        is_ours = state.st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink()
-        if not is_ours or now - state.st_mtime < _NEW_S or RecordFolder(folder).is_locked:
+        is_ours = state.st_uid == os.getuid() and directory.is_dir() and not directory.is_symlink()
+        if not is_ours or now - state.st_mtime < _NEW_S or RecordDirectory(directory).is_locked:
             continue
-        if (folder / _OF_LIBVIRT).exists():
+        if (directory / _OF_LIBVIRT).exists():
             if uri is None:
                 continue
-            run(("virsh", "-q", "-c", uri, "destroy", domain_name(folder)), _ASK_S)
-        shutil.rmtree(folder, ignore_errors=True)
+            run(("virsh", "-q", "-c", uri, "destroy", domain_name(directory)), _ASK_S)
+        shutil.rmtree(directory, ignore_errors=True)

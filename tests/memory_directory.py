@@ -1,4 +1,4 @@
-"""A folder for trees of /sys: ten thousand tiny files, for which some disks take seconds."""
+"""A directory for trees of /sys: ten thousand tiny files, for which some disks take seconds."""
 
 import os
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ _ENOUGH_BYTES = 2 << 30
 
 
 @contextmanager
-def memory_folder() -> Iterator[Path]:
-    """A new folder, in memory where the machine has such a place with space; gone afterwards."""
+def memory_directory() -> Iterator[Path]:
+    """A new directory, in memory where the machine has such a place with space; gone afterwards."""
     shm = Path("/dev/shm")
     there = os.access(shm, os.W_OK)
     if there:
         space = os.statvfs(shm)
         there = space.f_bavail * space.f_frsize >= _ENOUGH_BYTES
-    with TemporaryDirectory(dir=shm if there else None) as folder:
-        yield Path(folder)
+    with TemporaryDirectory(dir=shm if there else None) as directory:
+        yield Path(directory)

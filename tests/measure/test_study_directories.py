@@ -24,7 +24,7 @@ from homenode.show.report.inputs import gather
 from homenode.show.report.machine import machines_of
 from tests.command_line import homenode
 from tests.seeds import draws
-from tests.study_folders import write_study_folders
+from tests.study_directories import write_study_directories
 
 RECOMMENDED = {
     ("H200", Objective.MULTI_GPU): "pin-bound",
@@ -46,7 +46,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def verdicts(root: Path) -> dict[tuple[str, Objective], Recommendation]:
-    systems = write_study_folders(root / "results")
+    systems = write_study_directories(root / "results")
     done = homenode("import", str(root / "results"), "-o", str(root / "imported"))
     assert done.exit_code == 0, done.output
     runs = load_runs(root / "imported").runs
@@ -68,7 +68,7 @@ def test_one_run_per_configuration_gives_the_articles_answer_as_provisional(
     assert ground_of(made) == "provisional, 1 boot each, on an unnamed host"
 
 
-def test_raw_folders_are_decided_compared_and_reported_as_imported_ones(
+def test_raw_directories_are_decided_compared_and_reported_as_imported_ones(
     verdicts: dict[tuple[str, Objective], Recommendation], root: Path
 ) -> None:
     expected = {key: (one.choice, one.layout, one.level) for key, one in verdicts.items()}
@@ -79,8 +79,8 @@ def test_raw_folders_are_decided_compared_and_reported_as_imported_ones(
     machines = machines_of(read.runs, read.stored, read.hosts)
     reported = [one for machine in machines for one in machine.recommendations]
     assert {(v.system, v.objective): (v.choice, v.layout, v.level) for v in reported} == expected
-    folders = (root / "results/H200", root / "imported/H200")
-    raw, imported = (json.loads(homenode("compare", one, "--json").output) for one in folders)
+    directories = (root / "results/H200", root / "imported/H200")
+    raw, imported = (json.loads(homenode("compare", one, "--json").output) for one in directories)
     for document in (raw, imported):
         assert all(one.pop("sources") for one in document["recommendations"])
     assert raw == imported
@@ -105,9 +105,9 @@ def test_sweeps_of_any_start_up_time_and_rate_change_no_recommendation(tmp_path:
     for number in range(draws(40)):
         root = tmp_path / str(number)
         start_s, rate = rng.uniform(10e-6, 100e-6), rng.uniform(2e9, 20e9)
-        write_study_folders(root, start_s, rate)
-        folders = find_sources([root]).folders
-        runs = [one.run for one in imported_runs(folders, ImportOptions())]
+        write_study_directories(root, start_s, rate)
+        directories = find_sources([root]).directories
+        runs = [one.run for one in imported_runs(directories, ImportOptions())]
         found = {(one.system, one.objective): one for one in decide_for_machines(runs, OBJECTIVES)}
         for key, layout in RECOMMENDED.items():
             assert found[key].layout == layout, (start_s, rate, key)
@@ -128,7 +128,7 @@ def test_the_rtx_4080_is_to_have_its_pins_reviewed(
 
 def test_compare_and_report_name_files_of_a_run_that_could_not_be_read(root: Path) -> None:
     study = root / "unread"
-    write_study_folders(study)
+    write_study_directories(study)
     (study / "H200/default/stream.txt").write_text("killed\n")
     for command in (("compare",), ("report", "-o", root / "unread.html")):
         done = homenode(command[0], study / "H200", *command[1:])
@@ -144,10 +144,10 @@ def test_the_ground_of_an_answer_names_what_is_worse_and_calls_5_percent_alike(
 
 def test_a_machine_with_zeroes_alone_is_not_ready(tmp_path: Path) -> None:
     for name in ("default", "vcpu_pin"):
-        folder = tmp_path / "results/gpu" / name
-        folder.mkdir(parents=True)
-        (folder / "metadata.json").write_text('{"vcpus": 8}')
-        (folder / "mem_latency.txt").write_text(f"4096 0\n{512 << 20} 0\n")
+        directory = tmp_path / "results/gpu" / name
+        directory.mkdir(parents=True)
+        (directory / "metadata.json").write_text('{"vcpus": 8}')
+        (directory / "mem_latency.txt").write_text(f"4096 0\n{512 << 20} 0\n")
     done = homenode("import", tmp_path / "results", "-o", tmp_path / "imported")
     assert done.exit_code == 0, done.output
     runs = load_runs(tmp_path / "imported").runs

@@ -1,4 +1,4 @@
-"""RunFolder: where a run is kept while it is measured: whole files only, one writer. [I/O]
+"""RunDirectory: where a run is kept while it is measured: whole files only, one writer. [I/O]
 
     results/<system>/<NAME>/
         journal.jsonl          what was ordered, then each look and each step
@@ -29,7 +29,7 @@ from homenode.measure.gpu.power import GpuPower
 from homenode.measure.model import BenchTest
 from homenode.measure.options import AppOrder
 from homenode.measure.results.model import Run, RunHead
-from homenode.measure.results.store import FILE, head_line, run_folder, run_text
+from homenode.measure.results.store import FILE, head_line, run_directory, run_text
 from homenode.text import command_line
 
 KIND = "bench"
@@ -176,7 +176,7 @@ TOOL_WAIT_S = 900.0
 """How long a test of a run that was killed may go on before we give up waiting for it."""
 
 
-class RunFolder(ExperimentJournal[RunRecord, BenchEntry]):
+class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
     """One run's files. Made by `open_run`, which holds its locks."""
 
     __slots__ = ("tool_lock",)
@@ -205,7 +205,7 @@ class RunFolder(ExperimentJournal[RunRecord, BenchEntry]):
     def steps(self) -> tuple[tuple[StepRecord, str], ...]:
         """Steps that ended, in order, each with its output. Raises InputError.
 
-        A record whose output is not what it was is refused: somebody changed the folder.
+        A record whose output is not what it was is refused: somebody changed the directory.
         """
         _, entries = self.records() or (None, ())
         records: dict[int, StepRecord] = {}
@@ -269,7 +269,7 @@ class RunFolder(ExperimentJournal[RunRecord, BenchEntry]):
 
 def gaps_of_run(path: Path) -> tuple[Gap, ...]:
     """Tests that a run did not get or that failed, as its journal says. Raises InputError."""
-    records = RunFolder(path).records()
+    records = RunDirectory(path).records()
     if records is None:
         return ()
     record, entries = records
@@ -281,24 +281,24 @@ def gaps_of_run(path: Path) -> tuple[Gap, ...]:
 @contextlib.contextmanager
 def open_run(
     root: Path, system: str, name: str, *, resume: bool, notify: Callable[[str], None]
-) -> Iterator[RunFolder]:
-    """The folder of a run, for one writer at a time.
+) -> Iterator[RunDirectory]:
+    """The directory of a run, for one writer at a time.
 
     resume: it must hold a run; else it must not. Waits for a test that a killed run left running:
     its figures are lost, and those of the next one would be too. Raises HostError.
     """
-    path = run_folder(root, system, name)
-    folder = RunFolder(path, root)
-    if resume and not folder.is_begun:
+    path = run_directory(root, system, name)
+    directory = RunDirectory(path, root)
+    if resume and not directory.is_begun:
         raise HostError(f"{path}: no run to continue", hint="omit --resume")
-    if not resume and (folder.is_begun or (path / FILE).exists()):
+    if not resume and (directory.is_begun or (path / FILE).exists()):
         raise HostError(
             f"{path}: a run of this name exists",
             hint="--resume continues it; or choose another name, or remove the directory",
         )
     with (
-        folder.hold_lock("in use by another homenode bench"),
-        folder.hold_lock(
+        directory.hold_lock("in use by another homenode bench"),
+        directory.hold_lock(
             f"a test of the interrupted run still runs after {TOOL_WAIT_S:g} s",
             f"{command_line('fuser', path / _TOOL_LOCK)} names it",
             lock=_TOOL_LOCK,
@@ -308,5 +308,5 @@ def open_run(
             ),
         ) as tool_lock,
     ):
-        folder.tool_lock = tool_lock
-        yield folder
+        directory.tool_lock = tool_lock
+        yield directory

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 # The same examples each time: what a change did not break does not fail next to it. Other ones, and
@@ -81,6 +82,13 @@ def own_host_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Examples in docstrings are those of src: no file of tests is imported to look for more."""
+    collectors = yield
+    return [collector for collector in collectors if not isinstance(collector, DoctestModule)]
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Modules and items of 12,000 tests stay: no collection of garbage looks through them."""
     gc.disable()
@@ -98,7 +106,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not SLOW.isdisjoint((name, name.partition("::")[0])):
             item.add_marker("slow")
         names = {marker.name for marker in item.iter_markers()}
-        group = _group(item.path, names, dir(getattr(item, "module", None)))
+        group = _group(
+            item.nodeid, names, vars(item.module) if isinstance(item, pytest.Function) else ()
+        )
         if group is not None:
             item.add_marker(pytest.mark.xdist_group(group))
     if config.getoption("loadgroup", False):  # what waits most, and in one process, begins first
@@ -110,16 +120,18 @@ def _turn(item: pytest.Item) -> int:
     return min((GROUPS.index(group) for group in groups if group in GROUPS), default=len(GROUPS))
 
 
-def _group(path: Path, markers: set[str], module_names: Container[str]) -> str | None:
+def _group(name: str, markers: set[str], module_names: Container[str]) -> str | None:
     """The group whose tests run one after the other, in one process. Groups share nothing: each
     Slurm and each sshd has its own directory and ports, each installed package its own mounts."""
-    if TESTS / "packaging" in path.parents:
+    if name.startswith("tests/packaging/"):
         return "packages"  # a wheel takes long to build
     if "slurm" in markers:
         return "slurm"
     if LIVE & markers or "two_nodes" in module_names:
         return "live"  # the pinned VMs of one libvirtd are neighbours to what watches another's
-    return next(iter({"browser", "pdf"} & markers), None)  # a page or a PDF takes long to make
+    if {"browser", "pdf"} & markers:  # a page or a PDF takes long to make
+        return next(iter({"browser", "pdf"} & markers))
+    return "source" if "nodes" in module_names else None  # all files of src are parsed once
 
 
 @pytest.hookimpl(trylast=True)

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-MAX_LINEAR_S = 0.25
-LENGTH = 50_000
-"""Times that a part is repeated: linear patterns take under 20 ms for it, the fastest of those that
-are quadratic 0.7 s."""
+MAX_LINEAR_S = 0.06
+LENGTH = 20_000
+"""Times that a part is repeated: linear patterns take under 10 ms for it, the fastest of those that
+are quadratic 0.11 s."""
 
 MANY = 16
 """A repeat that goes further is one that an input can make long."""

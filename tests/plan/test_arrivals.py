@@ -24,7 +24,7 @@ from tests.small_hosts import asking, small_request
 GPUS = 8
 PAIRS = ({1, 3}, {2, 4}, {5, 7}, {6, 8})
 FOURS = ({1, 2, 3, 4}, {5, 6, 7, 8})
-ARRIVALS = 500 if THOROUGH else 200
+ARRIVALS = 500 if THOROUGH else 100
 SEED = 12
 """One sequence of VMs for all: the rate of 500 arrivals varies by 0.6 % between sequences."""
 MOST_REFUSED = 0.022

@@ -45,10 +45,10 @@ from homenode.vm.model import PortModel
 from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import DeviceLocality, MemoryMode, PlanOptions
 from homenode.vm.sources import load_host
+from tests.seeds import part
 from tests.simulated_runs import simulated_run
 from tests.small_hosts import DeviceSpec, NodeSpec, host_of, small_guest
 
-EVERY_HOST = pytest.mark.parametrize("name", shipped_hosts())
 DOCUMENT = (
     (Path(__file__).parents[2] / "demo" / "gpu-vm.xml")
     .read_bytes()
@@ -139,7 +139,7 @@ def test_a_plan_without_results_loads_nothing_that_measures_or_decides(tmp_path:
     assert (tmp_path / "vm.xml").is_file()
 
 
-@EVERY_HOST
+@pytest.mark.parametrize("name", part(shipped_hosts(), 0))
 @pytest.mark.parametrize("with_nics", [True, False])
 def test_gpus_and_rdma_nics_of_one_switch_stay_pairs_in_the_guest_and_no_others_get_switches(
     name: str, with_nics: bool
@@ -171,7 +171,7 @@ def test_gpus_and_rdma_nics_of_one_switch_stay_pairs_in_the_guest_and_no_others_
     assert all(switch_of[gpu] == switch_of[nic] is not None for gpu, nic in pairs)
 
 
-@EVERY_HOST
+@pytest.mark.parametrize("name", shipped_hosts())
 def test_every_answer_binds_memory_and_shows_the_guest_what_the_table_chose(name: str) -> None:
     host = host_named(name)
     for objective in Objective:
@@ -342,7 +342,7 @@ def sizes(host: Host) -> Iterator[tuple[int, int, int]]:
         yield count, max(1, cores // 3), max(GIB, memory // 4 // GIB * GIB)
 
 
-@EVERY_HOST
+@pytest.mark.parametrize("name", part(shipped_hosts(), 1))
 def test_doctor_finds_nothing_in_pins_and_memory_of_the_layout(name: str) -> None:
     host = host_named(name)
     known = {one.id for one in diagnose(host).findings}
@@ -430,7 +430,7 @@ def test_a_vm_that_no_layout_holds_is_refused_in_the_layout_of_the_table() -> No
     assert options.layout == "pin-numa"
 
 
-@EVERY_HOST
+@pytest.mark.parametrize("name", part(shipped_hosts(), 2))
 def test_a_vm_that_the_node_of_its_gpus_holds_alone_is_placed_there(name: str) -> None:
     host = host_named(name)
     gpus = {gpu.bdf: gpu.node for gpu in whole_gpus(host)}

@@ -179,7 +179,7 @@ def test_cells_lie_next_to_gpus(
     request = asking(small_request(vcpus, 32 * GIB, layout="pin-numa-pci"), gpu_count=count or None)
     host = sub_nodes(homes)
     # By force, four GPUs take five seconds, and eight a minute; each is at home in one way alone.
-    by_force = count < (8 if THOROUGH else 4)
+    by_force = count < (8 if THOROUGH else 2)
     placement = agreed(host, request) if by_force else place(host, request)
     assert placement.nodes == nodes
     assert groups(placement) == split

@@ -22,6 +22,7 @@ from homenode.vm.plan import Unplannable
 from homenode.vm.sources import load_host
 from tests.figures import numbers
 from tests.plan.test_against_brute_force import compare
+from tests.seeds import seeds
 from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
 
 MOST_CALLS = 100_000
@@ -56,7 +57,7 @@ def without_nodes(host: Host, every: int) -> Host:
 def test_no_number_of_gpus_makes_a_plan_work_through_their_sets(layout: str, every: int) -> None:
     host = load_host(LARGEST)
     host = without_nodes(host, every) if every else host
-    for count in (1, 2, 4, 8, 16, 31, 33, 63, 64):
+    for count in (1, 2, 8, 31, 33, 64):
         request = asking(small_request(8, 64 * GIB, layout=layout), gpu_count=count)
         assert calls_of(partial(place, host, request)) < MOST_CALLS, count
 
@@ -147,7 +148,7 @@ def host_of_many(draw: random.Random) -> Host:
 
 
 def test_nor_does_any_other_set_of_many_gpus_make_a_better_placement() -> None:
-    for seed in range(40):
+    for seed in seeds(40, every=4):
         draw = random.Random(seed)
         host = host_of_many(draw)
         layout = draw.choice(("pin", "pin-numa", "pin-numa-pci"))

@@ -20,6 +20,7 @@ from homenode.plan.search.place import place
 from homenode.units import GIB
 from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import EmulatorPolicy, Policy
+from tests.seeds import seeds
 from tests.small_hosts import (
     asking,
     even_host,
@@ -195,7 +196,8 @@ def test_xapi_finds_no_fewer_packages_no_nearer_and_no_fewer_nodes(
     """
     seeded = random.Random(6763)
     several = 0
-    for _ in range(170):
+    tried = seeds(170, every=4)
+    for _ in tried:
         left = [seeded.randint(1, CORES) for _ in range(8)]
         in_use = CpuSet(
             pu for node in range(8) for pu in range(node * CORES + left[node], (node + 1) * CORES)
@@ -230,4 +232,4 @@ def test_xapi_finds_no_fewer_packages_no_nearer_and_no_fewer_nodes(
         ]
         assert len(ours) <= len(theirs) or sum(next_to[node] for node in theirs) < request.vcpus
         several += len(ours) > 1
-    assert several >= 50
+    assert several >= len(tried) * 0.3

@@ -16,48 +16,53 @@ state=@STATE@
 shift 3
 command=$1; shift
 echo "$command $*" >>"$state/log"
-value() { cat "$state/$1" 2>/dev/null; }
 fail() { echo "error: $*" >&2; exit 1; }
-argument() {  # the value of an option
-  wanted=$1; shift
-  while [ $# -gt 0 ]; do [ "$1" = "$wanted" ] && { printf '%s\n' "$2"; return; }; shift; done
+# Both set a variable: no process is started to read a file or an argument.
+read_value() { value=; { IFS= read -r value <"$state/$1"; } 2>/dev/null; }
+find_argument() {  # the value of an option
+  argument= option=$1; shift
+  while [ $# -gt 0 ]; do [ "$1" = "$option" ] && { argument=$2; return; }; shift; done
 }
 if [ -e "$state/at" ]; then  # NUMBER WHAT: what happens at which call
-  number=$(( $(value calls) + 1 )); echo "$number" >"$state/calls"
-  case "$(value at)" in
+  read_value calls; number=$((value + 1)); echo "$number" >"$state/calls"
+  read_value at
+  case "$value" in
     "$number edit") sed -i 's,</name>,</name><title>mine</title>,' "$state/definition.xml" ;;
     "$number kill-before") kill -9 $PPID; exit 1 ;;
     "$number kill-after") trap 'kill -9 $PPID' EXIT ;;
   esac
 fi
 [ -e "$state/down" ] && fail "failed to connect to the hypervisor"
-domain=$(argument --domain "$@")
+find_argument --domain "$@"; domain=$argument
+read_value id; id=$value
+read_value name; name=$value
 case $command in define|list) ;; *)
   [ -e "$state/undefined" ] && fail "failed to get domain '$domain'"
   case $domain in
-    "@UUID@"|"$(value name)"|"$(value id)") ;;
+    "@UUID@"|"$name"|"$id") ;;
     *) fail "failed to get domain '$domain'" ;;
   esac ;;
 esac
 case $command in
   domuuid) echo "@UUID@" ;;
   list)  # --all or not --uuid --name
-    [ "$1" = --all ] || [ "$(value id)" ] || exit 0
-    [ -e "$state/undefined" ] || echo "@UUID@ $(value name)" ;;
+    [ "$1" = --all ] || [ "$id" ] || exit 0
+    [ -e "$state/undefined" ] || echo "@UUID@ $name" ;;
   dominfo)
-    id=$(value id)
+    run_state='shut off'; [ "$id" ] && run_state=running
     printf 'Id:             %s\nName:           %s\nUUID:           %s\nState:          %s\n' \
-      "${id:--}" "$(value name)" "@UUID@" "$([ "$id" ] && echo running || echo 'shut off')"
-    printf 'Persistent:     %s\nManaged save:   %s\n' "$(value persistent)" "$(value saved)" ;;
+      "${id:--}" "$name" "@UUID@" "$run_state"
+    read_value persistent; printf 'Persistent:     %s\n' "$value"
+    read_value saved; printf 'Managed save:   %s\n' "$value" ;;
   dumpxml) cat "$state/definition.xml" && echo ;;
   define)
-    file=$(argument --file "$@")
+    find_argument --file "$@"; file=$argument
     [ -e "$state/refuses" ] && fail "Failed to define domain from $file"
-    [ -e "$state/slow" ] && sleep "$(value slow)"
-    sed '/<!--/d' "$file" >"$state/new.$$" || fail "Failed to open $file"
-    case $(value drops) in "") ;; *) sed -i "/$(value drops)/d" "$state/new.$$" ;; esac
+    [ -e "$state/slow" ] && { read_value slow; sleep "$value"; }
     # What libvirt prints ends in one newline, and virsh adds another.
-    sed -i -e '${/^$/d;}' "$state/new.$$"
+    read_value drops
+    sed -e '/<!--/d' ${value:+-e} ${value:+"/$value/d"} -e '${/^$/d;}' "$file" >"$state/new.$$" ||
+      fail "Failed to open $file"
     # As libvirtd, it goes on when its client is stopped; with "late" there, once that is gone. It
     # says itself that it was given: before, it could still be stopped with its client.
     if [ -e "$state/late" ]; then
@@ -69,36 +74,37 @@ case $command in
   undefine) touch "$state/undefined" ;;
   start)
     [ -e "$state/id" ] && fail "Requested operation is not valid: domain is already running"
-    [ -e "$state/start-fails" ] && fail "Failed to start domain: $(value start-fails)"
-    number=$(( $(value boots) + 1 )); echo "$number" >"$state/boots"
+    [ -e "$state/start-fails" ] && { read_value start-fails; fail "Failed to start domain: $value"; }
+    read_value boots; number=$((value + 1)); echo "$number" >"$state/boots"
     echo "$number" >"$state/new-id"; mv "$state/new-id" "$state/id" ;;
   shutdown|destroy)
     [ -e "$state/id" ] || fail "Requested operation is not valid: domain is not running"
-    [ "$command-$(value deaf)" = shutdown-yes ] || rm -f "$state/id" ;;
+    read_value deaf
+    [ "$command-$value" = shutdown-yes ] || rm -f "$state/id" ;;
   snapshot-list) ls "$state/snapshots" ;;
-  snapshot-dumpxml) cat "$state/snapshots/$(argument --snapshotname "$@")" ;;
+  snapshot-dumpxml) find_argument --snapshotname "$@"; cat "$state/snapshots/$argument" ;;
   vcpupin|emulatorpin|iothreadinfo|iothreadpin)
     case $command in
-      vcpupin) file=pins/vcpu.$(argument --vcpu "$@") ;;
+      vcpupin) find_argument --vcpu "$@"; file=pins/vcpu.$argument ;;
       emulatorpin) file=pins/emulator.0 ;;
-      *) file=pins/iothread.$(argument --iothread "$@") ;;
+      *) find_argument --iothread "$@"; file=pins/iothread.$argument ;;
     esac
-    list=$(argument --cpulist "$@")
-    if [ "$list" ]; then
+    find_argument --cpulist "$@"
+    if [ "$argument" ]; then
       [ -e "$state/$file" ] || fail "no such thread"
-      [ "$file" = "$(value refuses-pin)" ] && fail "cannot set affinity"
-      echo "$list" >"$state/$file"
+      read_value refuses-pin; [ "$file" = "$value" ] && fail "cannot set affinity"
+      echo "$argument" >"$state/$file"
     else
       for pin in "$state/${file%.*}".*; do
         [ -e "$pin" ] || continue
         number=" ${pin##*.}   "; [ "$command" = emulatorpin ] && number=
-        printf '%s%s\n' "$number" "$(cat "$pin")"
+        read_value "${pin#"$state/"}"; printf '%s%s\n' "$number" "$value"
       done
     fi ;;
   domifaddr)
-    source=$(argument --source "$@")
-    [ -e "$state/addresses-$source" ] || fail "Failed to query for interfaces addresses"
-    value "addresses-$source" ;;
+    find_argument --source "$@"
+    [ -e "$state/addresses-$argument" ] || fail "Failed to query for interfaces addresses"
+    cat "$state/addresses-$argument" ;;
   *) fail "unknown command: '$command'" ;;
 esac
 """

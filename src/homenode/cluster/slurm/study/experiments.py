@@ -12,8 +12,9 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import cache
 
-from jinja2 import Environment, StrictUndefined, select_autoescape
+from jinja2 import Environment, StrictUndefined, Template, select_autoescape
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -401,13 +402,8 @@ def script_name(experiment: Experiment) -> str:
     return f"jobs/{experiment.id}.sbatch"
 
 
-def script_of(experiment: Experiment, options: StudyOptions, study: str) -> str:
-    """The text of a job's script. It runs in the study's directory.
-
-    The neighbours of all-reduces are those of a ring: each node is in two pairs, so that the
-    figures of a slow link and of a slow node differ.
-    """
-    names = experiment.nodes
+@cache
+def _script_template() -> Template:
     environment = Environment(
         autoescape=select_autoescape(default_for_string=False),  # a shell reads it
         undefined=StrictUndefined,
@@ -416,9 +412,17 @@ def script_of(experiment: Experiment, options: StudyOptions, study: str) -> str:
         keep_trailing_newline=True,
     )
     environment.filters["quote"] = shlex.quote
-    return environment.from_string(
-        package_text("cluster", "slurm", "study", "study.sbatch.j2")
-    ).render(
+    return environment.from_string(package_text("cluster", "slurm", "study", "study.sbatch.j2"))
+
+
+def script_of(experiment: Experiment, options: StudyOptions, study: str) -> str:
+    """The text of a job's script. It runs in the study's directory.
+
+    The neighbours of all-reduces are those of a ring: each node is in two pairs, so that the
+    figures of a slow link and of a slow node differ.
+    """
+    names = experiment.nodes
+    return _script_template().render(
         one=experiment,
         about=_ABOUT[experiment.mode].format(
             nodes=", ".join(names), numa=experiment.numa, jobs=experiment.jobs

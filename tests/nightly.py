@@ -24,13 +24,16 @@ PARTS = {
     "fuzz": (
         "HOMENODE_FUZZ=10000 HOMENODE_FUZZ_MUTATIONS=10000 "
         f"{_PYTEST} --hypothesis-profile=thorough -k 'damaged or fuzz' tests",
-        f"HOMENODE_FUZZ=1 {_PYTEST} tests/plan tests/analyse tests/doctor tests/snapshot",
+        f"HOMENODE_FUZZ=1 {_PYTEST} tests/plan tests/analyse tests/doctor tests/snapshot "
+        "tests/report tests/apply/test_apply.py tests/apply/test_edits_in_between.py "
+        "tests/verify/test_single_edits.py tests/measure/test_study_folders.py",
         f"HOMENODE_FUZZ_SECONDS=200 {_PYTEST} -s tests/verify/test_fuzz_whole_way.py",
     ),
     "kills": (
         f"HOMENODE_KILLS=500 {_PYTEST} -s -n0 -m 'libvirt or not lab' tests/change/test_killed.py",
         f"HOMENODE_KILLS=200 {_PYTEST} -s -n0 -m libvirt tests/apply/test_killed.py",
         f"HOMENODE_KILLS=100 {_PYTEST} -s -n0 -m libvirt tests/change/test_real_daemon.py",
+        f"HOMENODE_KILLS=20 {_PYTEST} -s -n0 tests/measure/test_trial_killed.py",
     ),
     "conformance": ("python -m tests.conformance --seed {seed}",),
     "more-cases": (f"{_PYTEST} -n 3 --dist loadgroup -m 'nightly and not lab'",),

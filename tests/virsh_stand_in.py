@@ -74,7 +74,7 @@ case $command in
   undefine) touch "$state/undefined" ;;
   start)
     [ -e "$state/id" ] && fail "Requested operation is not valid: domain is already running"
-    [ -e "$state/start-fails" ] && { read_value start-fails; fail "Failed to start domain: $value"; }
+    read_value start-fails; [ "$value" ] && fail "Failed to start domain: $value"
     read_value boots; number=$((value + 1)); echo "$number" >"$state/boots"
     echo "$number" >"$state/new-id"; mv "$state/new-id" "$state/id" ;;
   shutdown|destroy)

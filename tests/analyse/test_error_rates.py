@@ -126,8 +126,8 @@ def test_of_four_equal_layouts_hardly_any_is_distinguished_from_the_first() -> N
 
 
 def test_the_one_that_is_five_percent_better_is_found_among_four() -> None:
-    _, better, *equal = _rates_of_several((0, 0.05, 0, 0), 1000)
-    assert better >= 0.92  # 93.6, and twice what chance adds in so few
+    _, better, *equal = _rates_of_several((0, 0.05, 0, 0), draws(2500))
+    assert better >= 0.90  # 93.6, less thrice what chance takes in so few
     assert max(equal) <= 0.065
 
 
@@ -368,7 +368,7 @@ def test_a_verdict_hardly_ever_avoids_one_of_several_equal_layouts(
     layouts: int, noise: float
 ) -> None:
     """The best one was chosen after looking: the intervals hold for any two of them."""
-    rng, avoided, count = random.Random(29), 0, 400
+    rng, avoided, count = random.Random(29), 0, draws(750)
     for _ in range(count):
         runs = [
             simulated_run(one, TRIAD, rng, between=noise, samples=3) for one in LAYOUTS[:layouts]
@@ -377,15 +377,15 @@ def test_a_verdict_hardly_ever_avoids_one_of_several_equal_layouts(
     assert avoided / count <= 0.085  # 6 % and twice what chance adds in so few
 
 
-def test_hundreds_of_layouts_are_compared_in_seconds() -> None:
+def test_a_hundred_layouts_are_compared_in_seconds() -> None:
     rng = random.Random(17)
-    runs = [simulated_run("pin", {**TRIAD, **LATENCY}, rng, samples=3) for _ in range(300)]
+    runs = [simulated_run("pin", {**TRIAD, **LATENCY}, rng, samples=3) for _ in range(100)]
     named = [
         Run(replace(run.head, arrangement=f"layout {place}"), run.samples)
         for place, run in enumerate(runs)
     ]
-    with cpu_time_below(8):
-        assert len(compared(*named).effects) == 2 * 299
+    with cpu_time_below(2):
+        assert len(compared(*named).effects) == 2 * 99
 
 
 @pytest.mark.parametrize("freedom", [0.3, 1, 1.3, 2, 7.7, 1e6])
@@ -393,9 +393,9 @@ def test_quantiles_of_t_invert_its_tails_and_are_quickly_found(freedom: float) -
     for confidence in (0.5, 0.95, 0.999999):
         tail = two_sided_p(t_quantile(confidence, freedom), freedom)
         assert tail == pytest.approx(1 - confidence, rel=1e-9)
-    with cpu_time_below(5):
-        for step in range(1000):
-            t_quantile(0.95, freedom + step / 1e4)
+    with cpu_time_below(0.5):
+        for step in range(100):
+            t_quantile(0.95, freedom + step / 1e3)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_quantiles_of_t_invert_its_tails_and_are_quickly_found(freedom: float) -
     ["equal, A B A B A B in rounds, 10% drift", "equal, A A B A B B, 5% drift"],
 )
 def test_a_drift_is_no_difference_in_an_order_that_leans(row: str) -> None:
-    assert share(row, 300) <= 0.08
+    assert share(row, draws(750)) <= 0.08
 
 
 def test_a_difference_is_found_under_a_drift_of_a_tenth() -> None:

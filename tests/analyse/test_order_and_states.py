@@ -105,8 +105,7 @@ def test_boots_in_two_states_never_give_a_confident_wrong_answer(
 ) -> None:
     """Fewer than five boots of each give no answer at all; five part the states in 0.2 %."""
     rng = random.Random(20261122)
-    repeats = 100
-    wrong = 0
+    repeats, wrong = draws(100), 0
     for _ in range(repeats):
         runs = []
         for layout in LAYOUTS[:count]:

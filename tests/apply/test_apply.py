@@ -5,6 +5,7 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from homenode.vm.hypervisor.connection import checked_uri
 from homenode.vm.hypervisor.domain_state import parse_dominfo, parse_pins
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
+from tests.seeds import part
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 
@@ -130,11 +132,13 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize("what", [ChangeState.BEGIN, ChangeState.UNDOING])
-@pytest.mark.parametrize("is_defined", [False, True])
+CUTS = list(product(EDITS, (ChangeState.BEGIN, ChangeState.UNDOING), (False, True)))
+"""What is edited, in which step that was cut short, and whether that had defined it."""
+
+
+@pytest.mark.parametrize(("edit", "what", "is_defined"), part(CUTS, 1))
 def test_edits_after_a_step_that_was_cut_short_are_never_dropped(
-    daemon: StandIn, root: Path, what: ChangeState, is_defined: bool, edit: str
+    daemon: StandIn, root: Path, edit: str, what: ChangeState, is_defined: bool
 ) -> None:
     printed = apply(root)
     store = DomainStore(root, URI, UUID)

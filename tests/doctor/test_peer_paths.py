@@ -210,16 +210,16 @@ def test_only_the_nics_of_mellanox_are_told_to_use_mlxconfig() -> None:
         assert [("mlxconfig -d 0000:03:00.0" in fix) is is_theirs for fix in fixes] == [True], fixes
 
 
-def test_routes_of_ten_thousand_functions_are_looked_for_below_one_root_port_each() -> None:
+def test_routes_of_thousands_of_functions_are_looked_for_below_one_root_port_each() -> None:
     files = {"/sys/devices/system/cpu/cpu0/topology/core_id": "0"}
-    for number in range(10_000):
+    for number in range(4_000):
         directory = (
             f"/sys/bus/pci/devices/0000:{number >> 8:02x}:{number >> 3 & 31:02x}.{number & 7}"
         )
         files |= {f"{directory}/{name}": word for name, word in GPU_FILES.items()}
-    with cpu_time_below(20):
+    with cpu_time_below(8):
         many = discover(BoundedSnapshot(MemorySnapshot("many", files)))
-        assert len(many.devices_of_kind(DeviceKind.GPU)) == 10_000
+        assert len(many.devices_of_kind(DeviceKind.GPU)) == 4_000
         assert not list(peer_findings(many))
 
 

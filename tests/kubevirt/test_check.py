@@ -293,17 +293,17 @@ def test_a_manifest_whose_keys_are_numbers_is_no_vmi() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "---\na: 1\n" * 180_000,
-        "---\n" * 1_000_000,
-        "items: [" + "1," * 400_000,
-        "- a: " + "1:" * 1_000_000 + "1",
-        'a: !!int "' + "1:" * 1_000_000 + '1"',
-        "- " * 1_000_000,
+        "---\na: 1\n" * 30_000,
+        "---\n" * 100_000,
+        "items: [" + "1," * 40_000,
+        "- a: " + "1:" * 300_000 + "1",
+        'a: !!int "' + "1:" * 300_000 + '1"',
+        "- " * 100_000,
         "a: &a [1]\nb: *a",
         "!!python/object/apply:os.getcwd []",
     ],
     ids=("documents", "empty documents", "values", "base 60", "tag", "depth", "alias", "object"),
 )
 def test_a_manifest_is_counted_before_it_is_built(text: str) -> None:
-    with cpu_time_below(5), pytest.raises(InputError):
+    with cpu_time_below(2), pytest.raises(InputError):
         read_manifest(text.encode(), "vm.yaml", "a VMI")

@@ -287,7 +287,7 @@ def test_kernel_lists_are_read() -> None:
 
 
 def test_a_watched_tool_keeps_its_output_and_tells_where_its_threads_ran() -> None:
-    busy = "import time; e = time.time() + 2\nwhile time.time() < e: pass\nprint('done')"
+    busy = "import time; e = time.time() + 1\nwhile time.time() < e: pass\nprint('done')"
     ended = run_program("watched", sys.executable, "-c", busy)
     said = ended.stdout_or_raise()
     assert said.startswith("done\n")

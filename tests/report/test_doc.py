@@ -6,7 +6,7 @@ from functools import cache
 from html import unescape
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.doc import (
@@ -28,6 +28,7 @@ from homenode.show.svg_canvas import SvgCanvas
 from homenode.show.terminal_text import PrintableConsole
 from homenode.text import printable
 from tests.report.test_page import parsed
+from tests.seeds import draws
 
 HOSTILE = st.text(st.sampled_from("ab <>&\"'{}%=/\\\x1b\u202e\n"), min_size=1, max_size=12)
 
@@ -60,6 +61,7 @@ def attributes_of_a_page() -> frozenset[str]:
     return frozenset(name for name, _ in parsed(html_page(doc_of("a"))).attributes)
 
 
+@settings(max_examples=draws(75))
 @given(HOSTILE)
 def test_no_text_is_markup_of_a_page_and_none_is_lost(text: str) -> None:
     doc = doc_of(text)

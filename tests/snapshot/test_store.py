@@ -16,6 +16,7 @@ from homenode.machine.snapshot import archive
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.snapshot.store import open_snapshot
+from tests.seeds import part
 from tests.shared_data import SHARED
 
 FILES = {
@@ -257,7 +258,7 @@ def test_published_trees_open() -> None:
         pytest.skip(f"{directory} is not there")
     with pytest.raises(InputError, match=r"found 3: .*4-socket.*desktop.*server"):
         open_snapshot(directory / "nri-topology-aware-sysfs.tar.bz2")
-    for path in sorted(directory.iterdir()):
+    for path in part(sorted(directory.iterdir()), 0):
         if "nri" not in path.name:
             host = open_snapshot(path)
             assert isinstance(host, MemorySnapshot)

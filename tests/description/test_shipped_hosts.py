@@ -21,6 +21,7 @@ from homenode.machine.topology import HostSummary, summarise
 from homenode.package_data import package_text
 from tests.memory_directory import memory_directory
 from tests.rendered.machine import render
+from tests.seeds import part
 from tests.shared_data import SHARED
 from tests.small_hosts import as_described
 from tests.tree_writer import write_tree
@@ -117,7 +118,7 @@ def _lstopo(description: HostDescription, directory: Path) -> etree._Element:
 
 @pytest.mark.hwloc
 @pytest.mark.skipif(LSTOPO is None, reason="lstopo is not installed")
-@EVERY
+@pytest.mark.parametrize("name", part(shipped_hosts(), 2))
 def test_hwloc_sees_the_same_host(name: str) -> None:
     description = load_shipped(name)
     host = description.host

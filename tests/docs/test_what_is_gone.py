@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import takewhile
 
-import pytest
-
 from homenode import formats
 from homenode.cli.command import Command
 from homenode.cli.help import help_text
@@ -28,7 +26,7 @@ HELPS = [
     Page(ROOT / " ".join(words), help_text(command, " ".join(words)))
     for words, command in every_command()
 ]
-EVERY = pytest.mark.parametrize("page", [*PAGES, *HELPS], ids=lambda page: str(page.path))
+EVERY = (*PAGES, *HELPS)
 
 COMMAND = re.compile(r"(?:^|[`$|(]|sudo|-- )[ \t]*homenode((?: [\w./:@*'=<>-]+)*)", re.MULTILINE)
 FORMAT = re.compile(r"homenode\.([a-z][a-z-]*)/")
@@ -61,37 +59,36 @@ def source_text() -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in read)
 
 
-@cache
 def vocabulary() -> frozenset[str]:
     """Words with a hyphen that the package has anywhere."""
     return frozenset(re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)+", source_text()))
 
 
-@EVERY
-def test_a_named_command_and_its_options_are_there(page: Page) -> None:
-    for words in calls(page):
-        command, call = PROGRAM, " ".join(words)
-        while words and re.fullmatch("[a-z][a-z-]*", words[0]):
-            below = command.subcommands
-            if words[0] not in below and (command.record or not below):
-                break
-            assert words[0] in below, f"no homenode {call}"
-            command = below[words.pop(0)].load_room()
-        given = {word.partition("=")[0] for word in words if word[:2] == "--"}
-        assert given <= {*COMMON, *options_of(command)}, f"no option of homenode {call}"
+def test_every_named_command_and_its_options_are_there() -> None:
+    for page in EVERY:
+        for words in calls(page):
+            command, call = PROGRAM, f"{page.path}: homenode {' '.join(words)}"
+            while words and re.fullmatch("[a-z][a-z-]*", words[0]):
+                below = command.subcommands
+                if words[0] not in below and (command.record or not below):
+                    break
+                assert words[0] in below, call
+                command = below[words.pop(0)].load_room()
+            options = {word.partition("=")[0] for word in words if word[:2] == "--"}
+            assert options <= {*COMMON, *options_of(command)}, call
 
 
-@EVERY
-def test_a_named_option_is_there(page: Page) -> None:
+def test_every_option_that_a_help_names_is_there() -> None:
     known = {name for _, command in every_command() for name in options_of(command)}
-    given = {word for word in re.findall(r"`(--[a-z][a-z-]+)`", page.prose()) if page in HELPS}
-    assert given <= known | COMMON, given - known
+    for page in HELPS:
+        named = set(re.findall(r"`(--[a-z][a-z-]+)`", page.prose()))
+        assert named <= known | COMMON, page.path
 
 
-@EVERY
-def test_a_named_format_is_there(page: Page) -> None:
+def test_every_named_format_is_there() -> None:
     known = formats.VERSIONS.keys() | set(FORMAT.findall(source_text()))
-    assert set(FORMAT.findall(page.text)) <= known
+    for page in EVERY:
+        assert set(FORMAT.findall(page.text)) <= known, page.path
 
 
 OF_OTHERS = {
@@ -108,11 +105,12 @@ MADE_UP = re.compile(r"(?:after|before)-run1|pin(?:-numa)?-x|slot-\d|nvidia-558|
 """Names in examples."""
 
 
-@EVERY
-def test_a_named_finding_is_there(page: Page) -> None:
+def test_every_named_finding_is_there() -> None:
     """And whatever else stands in backticks and looks as an id does."""
-    named = {word for word in ID.findall(page.prose()) if not MADE_UP.fullmatch(word)}
-    assert named <= vocabulary() | catalogue().keys() | OF_OTHERS
+    known = vocabulary() | catalogue().keys() | OF_OTHERS
+    for page in EVERY:
+        named = {word for word in ID.findall(page.prose()) if not MADE_UP.fullmatch(word)}
+        assert named <= known, page.path
 
 
 PATH = re.compile(r"(?<![\w./-])(?:bench|containers|demo|native|packaging|src|tests)/[\w./*-]+")
@@ -120,9 +118,9 @@ PATH_OF_OTHERS = re.compile("src/(graph|test)/|tests/qemu")
 """In NCCL, Proxmox and libvirt."""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.path))
-def test_a_named_path_of_the_repository_is_there(page: Page) -> None:
-    for word in PATH.findall(page.text):
-        if "NAME" not in word and not PATH_OF_OTHERS.match(word):
-            directories = (ROOT, (ROOT / page.path).parent)
-            assert any(any(each.glob(word.rstrip("./"))) for each in directories), word
+def test_every_named_path_of_the_repository_is_there() -> None:
+    for page in PAGES:
+        directories = (ROOT, (ROOT / page.path).parent)
+        for word in PATH.findall(page.text):
+            if "NAME" not in word and not PATH_OF_OTHERS.match(word):
+                assert any(any(each.glob(word.rstrip("./"))) for each in directories), word

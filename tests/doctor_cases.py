@@ -28,8 +28,9 @@ from homenode.machine.pci import (
     PciRegisters,
     PortType,
 )
+from homenode.machine.settings import FrequencyLimit
 from homenode.machine.tools.nvidia_smi import parse_topology
-from homenode.machine.topology import FrequencyLimit, Host, PagePool
+from homenode.machine.topology import Host, PagePool
 from homenode.units import GIB, MIB
 from tests.doctor_domains import binding, diagnosed, domain, gpus, host, topology
 from tests.doctor_domains import diagnosed as found_in
@@ -279,8 +280,8 @@ HOST_CASES: dict[str, Case] = {
     ),
     "idle-deep": Case(
         "idle states of 890 µs under a pinned VM",
-        lambda: found_in(domain(2, pins=[0, 2]), settings(host(DESKTOP), idle_exit_latency_us=890)),
-        lambda: found_in(domain(2, pins=[0, 2]), settings(host(DESKTOP), idle_exit_latency_us=133)),
+        lambda: found_in(domain(2, pins=[0, 2]), _idling(890)),
+        lambda: found_in(domain(2, pins=[0, 2]), _idling(133)),
     ),
     "retrain-failed": Case(
         "a link that trains to 5 GT/s whatever it is given",
@@ -528,10 +529,14 @@ def _mixed(second: str) -> tuple[Finding, ...]:
     there = settings(
         host(DESKTOP),
         scaling_drivers=("intel_pstate",),
-        governors=tuple(by_governor),
         pus_of_governor=tuple((name, CpuSet(pus)) for name, pus in by_governor.items()),
     )
     return diagnosed(domain(4, pins=[0, 2, 4, 6]), there)
+
+
+def _idling(exit_latency_us: int) -> Host:
+    there = host(DESKTOP)
+    return settings(there, pus_of_idle_latency_us=((exit_latency_us, there.online_pus),))
 
 
 def _every_pu(there: Host) -> list[str]:

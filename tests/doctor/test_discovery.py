@@ -94,7 +94,7 @@ def test_what_no_file_tells_is_unknown() -> None:
     assert unknown == (None, None, None, None)
     assert discover(overlaid(power_state="unknown\n")).device(GPU) == device
     settings = host("rtx4080-i9-14900k").settings
-    assert (settings.ksm_run, settings.idle_exit_latency_us) == (None, None)
+    assert (settings.ksm_run, settings.pus_of_idle_latency_us) == (None, None)
 
 
 def test_settings_of_idle_states_ksm_and_iommus_are_read() -> None:
@@ -112,7 +112,8 @@ def test_settings_of_idle_states_ksm_and_iommus_are_read() -> None:
         },
     )
     settings = discover(tree).settings
-    assert settings.idle_exit_latency_us == 127  # state2 is disabled
+    # state2 is disabled
+    assert settings.pus_of_idle_latency_us == ((127, CpuSet((0,))),)
     assert (settings.ksm_run, settings.iommus) == (1, ("dmar0",))
     assert settings.scaling_drivers == ("intel_pstate",)
 
@@ -201,7 +202,6 @@ def test_interrupts_idle_states_and_governors_are_read_pu_by_pu() -> None:
             (1034, CpuSet(range(8, 32))),
         )
         assert found.settings.irqbalance is True
-        assert found.settings.idle_exit_latency_us == 127
     assert discover(below).settings.irqbalance is None
 
 

@@ -32,7 +32,6 @@ def idling(deep: CpuSet) -> Host:
     others = CpuSet(pu.index for pu in host(DESKTOP).pus) - deep
     return settings(
         host(DESKTOP),
-        idle_exit_latency_us=890,
         pus_of_idle_latency_us=((2, others), (890, deep)),
     )
 
@@ -51,7 +50,6 @@ def test_a_governor_is_that_of_the_vcpus(slow: tuple[int, ...], found: bool) -> 
     there = settings(
         host(DESKTOP),
         scaling_drivers=("acpi-cpufreq",),
-        governors=("performance", "powersave"),
         pus_of_governor=(("performance", others), ("powersave", pus)),
     )
     names = ids(diagnosed(domain(2, pins=[0, 2]), there))

@@ -28,7 +28,6 @@ from homenode.plan.stored import read_plan
 from homenode.show.report.inputs import gather
 from homenode.show.report.machine import machines_of
 from homenode.vm.domain.read import read_vm
-from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import PRESETS, Layout, MemoryBinding, Pinning
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
@@ -101,7 +100,7 @@ def test_every_command_gives_one_answer_from_measured_figures(source: str, tmp_p
             rng,
             between=0.001,
             within=0.001,
-            host=host_fingerprint(host),
+            host=host.fingerprint,
         )
         for layout, value in STREAM.items()
     ]

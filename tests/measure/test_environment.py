@@ -12,9 +12,10 @@ from homenode.errors import ParseError
 from homenode.findings import Severity
 from homenode.machine.discover.system import read_settings
 from homenode.machine.pci import DeviceKind, PciDevice, PciLink
+from homenode.machine.settings import HostSettings
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.tools import proc_stat
-from homenode.machine.topology import CpuModel, Host, HostSettings
+from homenode.machine.topology import CpuModel, Host
 from homenode.measure.environment import (
     Environment,
     LinkState,
@@ -55,7 +56,7 @@ def host(**changed: object) -> Host:
     settings = HostSettings(
         kernel_release="6.8.0",
         smt_control="on",
-        governors=("performance",),
+        pus_of_governor=(("performance", CpuSet(range(4))),),
         transparent_hugepages="madvise",
         numa_balancing=0,
     )
@@ -117,7 +118,7 @@ def test_a_balloon_a_governor_and_a_pu_that_went_away_are_changes() -> None:
     smaller = structs.replace(
         made,
         nodes=tuple(structs.replace(node, memory_bytes=GIB) for node in made.nodes),
-        settings=structs.replace(made.settings, governors=("powersave",)),
+        settings=structs.replace(made.settings, pus_of_governor=(("powersave", CpuSet(range(4))),)),
         pus=(structs.replace(made.pus[0], online=False), *made.pus[1:]),
     )
     reasons = " ".join(changes(look(), look(smaller)))

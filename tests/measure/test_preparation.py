@@ -17,7 +17,6 @@ from homenode.measure.results.model import Condition, Origin, Switches
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_directory import DOMAIN, PLAN
 from homenode.plan.stored import read_plan
-from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan import with_vm
 from tests.bench_machines import FakeMachine
@@ -86,7 +85,7 @@ def test_a_guest_that_is_another_is_not_measured_unless_forced(
 def test_a_host_is_distinguished_from_every_other_one() -> None:
     host = even_host()
     head = prepare_run(HOST_ORDERS, host, INSTALLED, "b").record.head
-    assert head.host == host_fingerprint(host)
+    assert head.host == host.fingerprint
     assert head.host_kind is not None and head.host_kind.startswith("2x ")
     assert head.host_addresses
     assert head.system == "cpu-only"

@@ -31,7 +31,6 @@ from homenode.units import GIB
 from homenode.vm.domain.memory import read_binding
 from homenode.vm.domain.metadata import read_record
 from homenode.vm.domain.read import open_domain, read_vm
-from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import (
     PRESETS,
     GuestCells,
@@ -262,7 +261,7 @@ def test_results_overrule_the_table_and_where_pins_were_worse_vcpus_float() -> N
             layout,
             {"cpu-throughput": ("events_per_s", rate)},
             rng,
-            host=host_fingerprint(host),
+            host=host.fingerprint,
         )
         for layout, rate in rates.items()
     ]

@@ -7,7 +7,6 @@ from homenode.bdf import Bdf
 from homenode.machine.topology import Host
 from homenode.plan.planner import plan
 from homenode.plan.search.place import place
-from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.sources import load_host
 from tests.small_hosts import DeviceSpec, even_host, small_request
 
@@ -76,7 +75,7 @@ def test_a_device_without_a_node_is_placed_on_a_one_node_host() -> None:
     made = plan(host, small_request(4, layout="pin-numa-pci", devices=["0000:01:00.0"]))
     assert [(device.host_node, device.cell) for device in made.vm.hostdevs] == [(0, 0)]
     assert not [gap for gap in made.gaps if "01:00.0" in gap.subject]
-    assert made.host_fingerprint == host_fingerprint(host)
+    assert made.host_fingerprint == host.fingerprint
 
 
 def test_it_stays_unknown_where_there_are_two_nodes() -> None:

@@ -5,7 +5,8 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.machine.pci import PciBar
-from homenode.machine.topology import Host, HostSettings
+from homenode.machine.settings import HostSettings
+from homenode.machine.topology import Host
 from homenode.plan.shape.aperture import prefetchable_window_bytes
 from homenode.plan.shape.assemble import assemble
 from homenode.units import GIB, MIB, TIB

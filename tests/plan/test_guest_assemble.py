@@ -10,7 +10,6 @@ from homenode.findings import Gap, Rejection
 from homenode.machine.pci import PciLink
 from homenode.plan.placement import Placement
 from homenode.plan.shape.assemble import assemble
-from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import GuestHostdev
 from homenode.vm.plan import CostTerm, RunnerUp
@@ -128,7 +127,7 @@ def test_the_fingerprint_knows_topology_and_nothing_else() -> None:
         nodes=tuple(structs.replace(node, memory_free_bytes=7) for node in host.nodes),
         pci_devices=tuple(sorted((*others, idle), key=lambda d: d.bdf)),
     )
-    assert host_fingerprint(same) == host_fingerprint(host)
+    assert same.fingerprint == host.fingerprint
     moved = structs.replace(device, node=None)
     for other in (
         structs.replace(host, distances=None),
@@ -136,7 +135,7 @@ def test_the_fingerprint_knows_topology_and_nothing_else() -> None:
         structs.replace(host, cores=host.cores[1:]),
         structs.replace(host, pci_devices=tuple(sorted((*others, moved), key=lambda d: d.bdf))),
     ):
-        assert host_fingerprint(other) != host_fingerprint(host)
+        assert other.fingerprint != host.fingerprint
 
 
 def test_memory_first_states_the_price_of_shared_cores() -> None:

@@ -28,7 +28,6 @@ from homenode.show.report.document import document_of
 from homenode.show.report.inputs import gather
 from homenode.show.report.machine import ReportedMachine, machines_of
 from homenode.show.report.pictures import product_picture
-from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.explained import pictures, rows, section
@@ -192,7 +191,7 @@ def test_a_stored_plan_is_drawn_on_the_host(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "demo/gpu-vm.xml").read_bytes()
     plan = plan_file(text, "vm.xml", PlanOptions("pin-numa-pci", gpu_count=8), host).plan
     run = full_run("pin-numa-pci", 1)
-    head = replace(run.head, host=host_fingerprint(host))
+    head = replace(run.head, host=host.fingerprint)
     file = write_run(tmp_path, Run(head, run.samples))
     file.with_name("plan.json").write_text(encode_plan(plan), encoding="utf-8")
     found = gather([str(tmp_path)], ["hgx-h100"])

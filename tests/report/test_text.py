@@ -15,7 +15,8 @@ from homenode.findings import Gap, Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.description.parse import load_shipped, shipped_hosts
 from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind
-from homenode.machine.topology import HostSettings, summarise
+from homenode.machine.settings import HostSettings
+from homenode.machine.topology import summarise
 from homenode.measure import runner
 from homenode.measure.model import Depth, SuiteOptions
 from homenode.measure.options import BenchOptions, BenchOutcome

@@ -12,7 +12,6 @@ from msgspec.structs import asdict, replace
 from homenode.cluster.slurm.study.directory import StudyDirectory, StudyEntry, _Hosts, attempts
 from homenode.errors import HostError, InputError
 from homenode.safe import durable
-from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.sources import load_host
 from tests.slurm.test_study import study
 
@@ -147,7 +146,7 @@ def test_a_study_opens_no_path_that_its_journal_names_as_the_host(tmp_path: Path
     made = directory.create(replace(study(), host="/some/where/gh200.toml"), described)
     directory.close()
     kept = _Hosts(tmp_path / "study", made)._read_described()
-    assert kept is not None and host_fingerprint(kept) == host_fingerprint(described)
+    assert kept is not None and kept.fingerprint == described.fingerprint
     (tmp_path / "study/host.json").unlink()
     other = tmp_path / "other.toml"
     other.write_text((ROOT / "src/homenode/machine/hosts/hgx-h100.toml").read_text())

@@ -57,7 +57,6 @@ from homenode.text import command_line, cpus_text, first_few, plural
 from homenode.vm.daemon_host import load_daemon_host, refuse_tuned_for_other, refuse_unread_vms
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import refuse_new_errors
-from homenode.vm.fingerprint import is_made_for
 from homenode.vm.hypervisor.connection import DEFAULT, check_host, with_connection
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import PRESETS, Pinning, Siblings
@@ -233,7 +232,7 @@ def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> ResolvedLayout:
     record = guest.record
     if record is None or options.layout != AUTO or options.objective is not None:
         return ResolvedLayout(options)
-    is_same = record.host is not None and is_made_for(host, record.host)
+    is_same = record.host is not None and host.has_fingerprint(record.host)
     if not is_same and host.nodes_assumed:
         raise HostError(
             f"{host.name}: the NUMA nodes cannot be read",

@@ -23,7 +23,6 @@ from homenode.measure.imported.runs import (
 from homenode.measure.results.model import Switches, host_kind
 from homenode.measure.results.store import FILE, run_directory, write_run
 from homenode.text import plural
-from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.layout import PRESETS, preset_named
 from homenode.vm.sources import load_host
 
@@ -60,7 +59,7 @@ def import_results(arguments: ImportArguments) -> None:
     options = ImportOptions(
         system=arguments.system,
         host_kind=arguments.host_kind or (None if host is None else host_kind(host)),
-        host=None if host is None else host_fingerprint(host),
+        host=None if host is None else host.fingerprint,
         vantage=arguments.vantage,
         layouts=_layouts(arguments.layout),
         order=tuple(filter(None, (arguments.order or "").split(","))),

@@ -14,7 +14,6 @@ from homenode.machine.topology import Host
 from homenode.measure.results.model import Run, RunHead, hardware_of, host_kind
 from homenode.measure.results.vantage import Vantage
 from homenode.plan.auto import LayoutInputs, host_inputs
-from homenode.vm.fingerprint import host_fingerprint
 
 
 class MachineFacts(Struct, frozen=True, kw_only=True):
@@ -42,7 +41,7 @@ def facts_of_host(host: Host) -> MachineFacts:
     gpus = host.whole_gpus
     return MachineFacts(
         name=host.name,
-        fingerprint=host_fingerprint(host),
+        fingerprint=host.fingerprint,
         kind=host_kind(host),
         results=None,
         inputs=host_inputs(host),
@@ -93,7 +92,7 @@ def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
     shown = [run for run in nameless if match_machine(run.head, names) is MachineMatch.SHOWN]
     if len({(run.head.system, run.head.host_kind) for run in shown}) != 1:
         return tuple(runs)
-    fingerprint = host_fingerprint(host)
+    fingerprint = host.fingerprint
     return tuple(
         Run(structs.replace(run.head, host=fingerprint), run.samples) if run in shown else run
         for run in runs

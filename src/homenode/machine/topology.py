@@ -7,6 +7,7 @@ Source: the object types of hwloc (hwloc.h), Documentation/ABI/stable/sysfs-devi
 Documentation/admin-guide/cputopology.rst of the Linux kernel.
 """
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
@@ -22,6 +23,7 @@ from homenode.errors import NotKnownError
 from homenode.findings import Gap
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.pci import DeviceKind, DeviceLink, PciDevice, PortType, RootComplex
+from homenode.machine.settings import HostSettings
 
 
 class HostReserve(Struct, frozen=True):
@@ -199,62 +201,6 @@ class CpuModel(Struct, frozen=True):
     model: int | None = None
 
 
-class FrequencyLimit(Struct, frozen=True):
-    """The highest clocks that the policy and the hardware of online CPUs allow, in kHz."""
-
-    limit_khz: int
-    hardware_khz: int | None  # None where it is not given
-    pus: CpuSet
-
-
-_PLACEMENT_PARAMETERS = frozenset(
-    """
-    amd_iommu amd_pstate default_hugepagesz hugepages hugepagesz intel_idle.max_cstate intel_iommu
-    intel_pstate iommu irqaffinity isolcpus maxcpus mem memmap mitigations nohz_full nosmt nr_cpus
-    numa numa_balancing pci pcie_acs_override pcie_aspm processor.max_cstate rcu_nocbs
-    transparent_hugepage vfio-pci.ids vfio_iommu_type1.dma_entry_limit
-    """.split()
-)
-
-
-class HostSettings(Struct, frozen=True):
-    """Settings of the running system; None where the source does not say."""
-
-    kernel_release: str | None = None
-    kernel_command_line: str | None = None
-    # /sys/devices/system/cpu/smt/control ("on", "off", "forceoff", "notsupported")
-    smt_control: str | None = None
-    governors: tuple[str, ...] | None = None  # cpufreq governors in use, sorted
-    transparent_hugepages: str | None = None
-    numa_balancing: int | None = None  # kernel.numa_balancing
-    libvirt_version: tuple[int, int, int] | None = None  # (major, minor, micro)
-    qemu_version: tuple[int, int, int] | None = None  # (major, minor, micro)
-    scaling_drivers: tuple[str, ...] | None = None  # cpufreq drivers in use, sorted
-    ksm_run: int | None = None  # 1 where KSM merges pages
-    iommus: tuple[str, ...] | None = None  # names of the IOMMUs that are on, () = none
-    # of the deepest idle state that is enabled on the lowest CPU
-    idle_exit_latency_us: int | None = None
-    # pus_of_governor, pus_of_idle_latency_us: the online CPUs that have each governor, and each
-    # latency of their deepest enabled idle state; ascending
-    pus_of_governor: tuple[tuple[str, CpuSet], ...] | None = None
-    pus_of_idle_latency_us: tuple[tuple[int, CpuSet], ...] | None = None
-    irqbalance: bool | None = None  # True where its service runs
-    # mappings that VFIO allows a VM; None where its module is not loaded
-    dma_entry_limit: int | None = None
-    frequency_limits: tuple[FrequencyLimit, ...] | None = None
-    firmware: str | None = None  # its vendor, version and date
-    turbo: str | None = None  # "on" or "off"
-
-    @property
-    def placement_parameters(self) -> str | None:
-        """Parameters of the kernel that change where VMs run and how fast; others may name disks or
-        passwords. None where the command line is not known."""
-        if self.kernel_command_line is None:
-            return None
-        words = self.kernel_command_line.split()
-        return " ".join(w for w in words if w.partition("=")[0] in _PLACEMENT_PARAMETERS)
-
-
 def nearest_cpu_nodes(
     nodes: Sequence[NumaNode], distances: Sequence[Sequence[int]] | None
 ) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
@@ -354,6 +300,44 @@ class Host(Struct, frozen=True, dict=True):
     def core_at(self) -> dict[int, Core]:
         """The cores by CPU."""
         return {pu: core for core in self.cores for pu in core.pus}
+
+    def whole_cores(self, pus: CpuSet) -> CpuSet:
+        """These CPUs and their siblings, of CPUs in cores."""
+        return CpuSet(pu for core in self.cores if not core.pus.isdisjoint(pus) for pu in core.pus)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 (hex) over CPUs, nodes, LLCs, cores, distances and PCI functions with their nodes;
+        equal topologies have equal ones.
+
+        Omitted is what changes from boot to boot or while the host runs: free memory, pages,
+        domains, drivers, link states, names.
+        """
+        host = with_certain_nodes(self)
+        lines = [f"architecture {host.architecture}"]
+        lines += [f"package {package.index} {package.pus.bits:x}" for package in host.packages]
+        lines += [
+            f"node {node.index} {node.pus.bits:x} {node.memory_kind} {bool(node.memory_bytes)}"
+            for node in host.nodes
+        ]
+        lines += [f"llc {llc.level} {llc.pus.bits:x}" for llc in host.llcs]
+        lines += [f"core {core.pus.bits:x} {core.kind}" for core in host.cores]
+        lines += [f"distances {row}" for row in host.distances or ()]
+        # Virtual functions come and go with a setting of the driver.
+        lines += [
+            f"pci {device.bdf} {device.class_code:x} {device.node}"
+            for device in host.pci_devices
+            if device.physical_function is None
+        ]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def has_fingerprint(self, fingerprint: str) -> bool | None:
+        """Whether a fingerprint, or the start of one, is that of the host. None = unknown: it
+        differs, and the host's source shows no NUMA nodes or PCI functions, as in a container.
+        """
+        if self.fingerprint.startswith(fingerprint):
+            return True
+        return None if self.nodes_assumed or not self.pci_devices else False
 
     def device(self, bdf: Bdf) -> PciDevice | None:
         """The function at that address, or None."""

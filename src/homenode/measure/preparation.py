@@ -40,7 +40,6 @@ from homenode.measure.run_directory import RunRecord
 from homenode.measure.suite import ShownGpus, suite_for
 from homenode.process import install_hint
 from homenode.vm.domain.read import open_domain, vm_of
-from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.guest_observation import paths_of_guest
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan, vm_as_it_runs
@@ -202,7 +201,7 @@ def _head(
         vantage=orders.vantage,
         switches=switches,
         host_kind=orders.host_kind if in_guest else orders.host_kind or host_kind(host),
-        host=orders.host or (_host_of(plan) if in_guest else host_fingerprint(host)),
+        host=orders.host or (_host_of(plan) if in_guest else host.fingerprint),
         arrangement=orders.arrangement,
         memory_mode=None if plan is None or plan.memory_mode is None else str(plan.memory_mode),
         page_bytes=None if plan is None else plan.vm.page_bytes,
@@ -246,7 +245,7 @@ def plan_fingerprint(plan: Plan) -> str:
 
 def _machine(host: Host) -> str:
     """What is measured. A guest's own topology is all that distinguishes it from another."""
-    lines = (host_fingerprint(host), str(host.cpu), str(host.settings.kernel_release))
+    lines = (host.fingerprint, str(host.cpu), str(host.settings.kernel_release))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 

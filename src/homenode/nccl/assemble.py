@@ -32,7 +32,6 @@ from homenode.plan.devices.fabric import (
     partition_of,
     partitions_of_size,
 )
-from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.model import LayoutRecord
 
 _MOST_SHOWN = 4
@@ -99,7 +98,7 @@ _VENDOR = re.compile(r"[A-Za-z0-9 ]{1,12}\Z", re.ASCII)
 def tuned_elsewhere(record: LayoutRecord | None, host: Host, source: str) -> Iterator[Finding]:
     """A finding where homenode has tuned the document for another host: the same addresses may be
     other devices there."""
-    fingerprint = host_fingerprint(host)
+    fingerprint = host.fingerprint
     if record is not None and record.host is not None and not fingerprint.startswith(record.host):
         yield finding(
             "tuned-for-other-host",

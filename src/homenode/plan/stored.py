@@ -10,7 +10,6 @@ from homenode.errors import InputError, UsageError
 from homenode.findings import Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, RunningDomain
-from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.model import MAX_VCPUS, GuestCache, PortModel, Vm
 from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import MemoryMode
@@ -65,7 +64,7 @@ def _check_vm(vm: Vm) -> Iterator[tuple[str, bool]]:
 def read_plan_for(host: Host, text: bytes, source: str) -> Plan:
     """The plan of a document, made for this very host. Raises InputError for another host's."""
     plan = read_plan(text, source)
-    fingerprint = host_fingerprint(host)
+    fingerprint = host.fingerprint
     if plan.host_fingerprint != fingerprint:
         raise InputError(
             f"{source}: a plan for host {plan.host_name} (topology {plan.host_fingerprint[:12]}), "
@@ -124,7 +123,7 @@ def with_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tu
     A VM that the host runs already counts as it runs. Raises InputError for the plan of a host that
     is none of these, UsageError for two plans of one VM or of one device.
     """
-    prints = [host_fingerprint(host) for host in hosts]
+    prints = [host.fingerprint for host in hosts]
     added: list[list[RunningDomain]] = [[] for _ in hosts]
     for source, plan in plans:
         if plan.host_fingerprint not in prints:

@@ -64,10 +64,7 @@ def _placement(plan: Plan, host: Host | None) -> Section:
     elif host is not None:
         rows = [row for node in dict.fromkeys(plan.nodes) for row in _node_rows(host, node, used)]
     if plan.layout.pinning is Pinning.ONE_PER_CORE and plan.vcpu_pins and host is not None:
-        idle = CpuSet(
-            pu for core in host.cores if not core.pus.isdisjoint(used) for pu in core.pus - used
-        )
-        idle -= plan.vm.emulator_pus or CpuSet()
+        idle = host.whole_cores(used) - used - (plan.vm.emulator_pus or CpuSet())
         if idle:
             lines.append(f"Siblings kept idle: each vCPU gets a whole core ({cpus_text(idle)}).")
     if plan.vm.emulator_pus is not None and (shared := plan.vm.emulator_pus & used):

@@ -10,11 +10,11 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import PackageIndex
 from homenode.machine.pci import DeviceKind
+from homenode.machine.settings import HostSettings
 from homenode.machine.topology import (
     Core,
     CoreKind,
     Host,
-    HostSettings,
     Llc,
     MemoryKind,
     NumaNode,
@@ -142,11 +142,10 @@ def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
             uses[host_pu.index] = PuUse(barred=True)
         if host_pu.online and (host_pu.isolated or host_pu.nohz_full):
             uses[host_pu.index] = replace(uses[host_pu.index], isolated=True)
-    siblings: dict[int, CpuSet] = {pu: core.pus for core in host.cores for pu in core.pus}
     vm_name = None if plan is None else plan.vm.name
     for domain in host.domains:
         if domain.name != vm_name and domain.has_claim:
-            for pu in _in_use(domain, siblings):
+            for pu in _in_use(domain, host.core_at):
                 uses[pu] = replace(uses[pu], used_by=(*uses[pu].used_by, domain.name))
     if plan is None:
         return uses
@@ -158,7 +157,8 @@ def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
     for index, vcpus in vcpus_of_pu.items():
         home = cell_of_vcpu.get(vcpus[0], 0)
         uses[index] = replace(uses[index], vcpus=tuple(vcpus), cell=home)
-        for sibling in siblings.get(index, CpuSet()) - CpuSet(vcpus_of_pu):
+        pus = host.core_at[index].pus if index in host.core_at else CpuSet()
+        for sibling in pus - CpuSet(vcpus_of_pu):
             uses[sibling] = replace(uses[sibling], other_cell=home)
     for pu in plan.vm.emulator_pus or ():
         uses[pu] = replace(uses[pu], emulator=True)
@@ -168,13 +168,13 @@ def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
     return uses
 
 
-def _in_use(domain: RunningDomain, siblings: Mapping[int, CpuSet]) -> CpuSet:
+def _in_use(domain: RunningDomain, core_at: Mapping[int, Core]) -> CpuSet:
     """The cores of its vCPUs and the CPUs of its other threads. A thread that floats over the whole
     host takes no core from anyone."""
-    bound = [pins for pins in domain.vcpu_pins if pins is not None and len(pins) < len(siblings)]
+    bound = [pins for pins in domain.vcpu_pins if pins is not None and len(pins) < len(core_at)]
     other_pus = [pus for pus in (domain.emulator_pus, *domain.iothread_pus) if pus is not None]
-    cores = (siblings.get(pu) for pins in bound for pu in pins)
-    return CpuSet.union((*cores, *(pus for pus in other_pus if len(pus) < len(siblings))))
+    cores = (core_at[pu].pus for pins in bound for pu in pins if pu in core_at)
+    return CpuSet.union((*cores, *(pus for pus in other_pus if len(pus) < len(core_at))))
 
 
 def host_counts(host: Host) -> str:

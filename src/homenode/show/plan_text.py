@@ -223,9 +223,8 @@ def _cell_sizes(plan: Plan) -> str:
 def _shared_cores(plan: Plan, host: Host) -> list[tuple[CpuSet, list[int]]]:
     """(CPUs, vCPUs) of the cores on which several vCPUs are pinned."""
     vcpus_of_core: dict[CpuSet, list[int]] = {}
-    core_of_pu = {pu: core.pus for core in host.cores for pu in core.pus}
     for vcpu, pins in enumerate(plan.vcpu_pins):
-        vcpus_of_core.setdefault(core_of_pu[min(pins)], []).append(vcpu)
+        vcpus_of_core.setdefault(host.core_at[min(pins)].pus, []).append(vcpu)
     return [(pus, vcpus) for pus, vcpus in vcpus_of_core.items() if len(vcpus) > 1]
 
 

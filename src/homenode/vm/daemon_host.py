@@ -12,7 +12,6 @@ from homenode.machine.tools import virsh_capabilities
 from homenode.machine.topology import Host, summarise
 from homenode.text import command_line, plural
 from homenode.vm.domain.read import read_running_domain
-from homenode.vm.fingerprint import host_fingerprint, is_made_for
 from homenode.vm.hypervisor.connection import DEFAULT, check_host, is_local, machine_of
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
@@ -40,7 +39,7 @@ def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
     if source is not None:
         planned = load_host(source)
         has_fingerprint = bool(planned.pci_devices) and not planned.nodes_assumed
-        print_of_planned = host_fingerprint(planned) if has_fingerprint else ""
+        print_of_planned = planned.fingerprint if has_fingerprint else ""
         _refuse_other(_size_text(planned), print_of_planned, machine)
         machine = replace(machine, reserve=planned.reserve or machine.reserve)
     return machine if virsh.connect == DEFAULT else _with_domains(machine, virsh)
@@ -82,7 +81,7 @@ def refuse_tuned_for_other(vm: Vm, machine: Host) -> None:
     """Raise InputError for a tuned definition that is not shown to be for the daemon's host, or
     that has devices that this host lacks."""
     record = vm.record
-    if record is not None and record.host is not None and not is_made_for(machine, record.host):
+    if record is not None and record.host is not None and not machine.has_fingerprint(record.host):
         raise InputError(
             f"{vm.name} was planned for another host than {machine.name}, or for it before it "
             "changed; nothing was changed",
@@ -117,7 +116,7 @@ def _refuse_other(planned: str, fingerprint: str, machine: Host) -> None:
             f"{_size_text(machine)}, without NUMA nodes and PCI functions; nothing was changed",
             hint="without --host, the plan is made for this machine",
         )
-    if not is_made_for(machine, fingerprint):
+    if not machine.has_fingerprint(fingerprint):
         raise InputError(
             f"the plan is for {planned}, not for the daemon's host, {_size_text(machine)}; nothing "
             "was changed",

@@ -18,6 +18,9 @@ from homenode.vm.plan_options import MemoryMode
 LIBVIRT = "libvirt"
 """Stands for a domain document where a target's name stands for its file."""
 
+RECORDED_DIGITS = 16
+"""So much of the host's fingerprint is in the record of a domain."""
+
 
 class Aperture(Struct, frozen=True):
     """Sizes that the devices' BARs and the memory ask of the guest's address space."""

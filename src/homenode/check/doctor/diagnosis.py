@@ -18,7 +18,8 @@ from homenode.check.doctor.links import (
 from homenode.check.doctor.peer_paths import peer_findings
 from homenode.findings import Findings, in_order
 from homenode.machine.link_path import describe_paths
-from homenode.machine.topology import Host, HostSettings
+from homenode.machine.settings import HostSettings
+from homenode.machine.topology import Host
 
 if TYPE_CHECKING:
     from homenode.vm.domain.document import Document

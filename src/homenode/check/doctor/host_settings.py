@@ -239,28 +239,21 @@ def _find_capped(host: Host, facts: Vm | None) -> Iterator[Finding]:
 
 
 def _idle(host: Host, facts: Vm) -> Iterator[Finding]:
-    """Of the VM's own CPUs where they are known one by one, else of the lowest."""
     if not facts.is_pinned:
         return
-    ours, settings = facts.pinned_pus, host.settings
-    pus_of_latency = settings.pus_of_idle_latency_us
-    if pus_of_latency is None:
-        latency, deep = settings.idle_exit_latency_us, ours
-    else:
-        slow = [
-            (wake_us, pus & ours)
-            for wake_us, pus in pus_of_latency
-            if wake_us >= _SLOW_WAKE_US and pus & ours
-        ]
-        latency = max((wake_us for wake_us, _ in slow), default=None)
-        deep = CpuSet(pu for _, pus in slow for pu in pus)
-    if latency is None or latency < _SLOW_WAKE_US:
+    slow = [
+        (wake_us, pus & facts.pinned_pus)
+        for wake_us, pus in host.settings.pus_of_idle_latency_us or ()
+        if wake_us >= _SLOW_WAKE_US and pus & facts.pinned_pus
+    ]
+    if not slow:
         return
+    deep = CpuSet(pu for _, pus in slow for pu in pus)
     yield finding(
         "idle-deep",
         f"cpuidle of {cpus_text(deep)}",
         expected=f"idle states that end within {_SLOW_WAKE_US} µs",
-        observed=f"up to {latency} µs",
+        observed=f"up to {slow[-1][0]} µs",
         values={"pus": deep},
         source=_SYSFS,
     )

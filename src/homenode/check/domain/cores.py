@@ -78,13 +78,12 @@ def _sockets(facts: Vm, per_socket: int) -> Iterator[Finding]:
 
 
 def _threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
-    core_of = {pu: core.index for core in host.cores for pu in core.pus}
     lying: list[int] = []
     for group in groups_of(facts.vcpus, threads):
         pins = [facts.vcpu_pins[vcpu] for vcpu in group]
         if any(pin is None for pin in pins):
             continue
-        cores = {core_of.get(pu) for pin in pins if pin is not None for pu in pin}
+        cores = {host.core_at.get(pu) for pin in pins if pin is not None for pu in pin}
         if len(cores) > 1:
             lying += group
     if lying:
@@ -209,7 +208,7 @@ def _emulator_on_siblings(facts: Vm, host: Host) -> Iterator[Finding]:
     emulator, vcpus = facts.emulator_pus, facts.pinned_pus
     if emulator is None or not facts.is_pinned:
         return
-    used = CpuSet(pu for core in host.cores if not core.pus.isdisjoint(vcpus) for pu in core.pus)
+    used = host.whole_cores(vcpus)
     free = host.usable_pus - used
     if not free or not emulator <= used or not emulator.isdisjoint(vcpus):
         return

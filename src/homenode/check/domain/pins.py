@@ -9,7 +9,6 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.topology import DEFAULT_HOST_RESERVE, CoreKind, Host, RunningDomain
 from homenode.text import cpus_text, nodes_text, plural
-from homenode.vm.fingerprint import is_made_for
 from homenode.vm.model import Vm, vcpus_text
 
 
@@ -171,7 +170,7 @@ def _cells_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
 def _helpers_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find QEMU's threads off the memory's node, unless homenode planned them so."""
     record = facts.record
-    if record is not None and record.host is not None and is_made_for(host, record.host):
+    if record is not None and record.host is not None and host.has_fingerprint(record.host):
         return
     nodes = facts.memory_nodes or nodes_of(facts.pinned_pus, host)
     near_pus = CpuSet.union(node.pus for node in host.nodes if node.index in nodes)
@@ -204,22 +203,16 @@ def _other_vms(facts: Vm, host: Host) -> Iterator[Finding]:
         if not domain.running or domain.name == facts.name:
             continue
         theirs = CpuSet.union(domain.vcpu_pins)
-        both = [c for c in host.cores if not c.pus.isdisjoint(ours & _whole_cores(host, theirs))]
+        shared = host.whole_cores(ours & host.whole_cores(theirs))
         pinned = any(pin is not None for pin in domain.vcpu_pins)
-        if both and pinned and facts.is_pinned:
-            pus = CpuSet(pu for core in both for pu in core.pus)
+        if shared and pinned and facts.is_pinned:
             yield finding(
                 "core-taken",
-                cpus_text(pus),
+                cpus_text(shared),
                 expected="cores without other VMs",
                 observed=f"vCPUs of {neighbour(domain)}",
                 severity=severity_of_neighbour(domain),
             )
-
-
-def _whole_cores(host: Host, pus: CpuSet) -> CpuSet:
-    """The whole cores of some CPUs."""
-    return CpuSet(pu for core in host.cores if not core.pus.isdisjoint(pus) for pu in core.pus)
 
 
 def neighbour(domain: RunningDomain) -> str:
@@ -343,7 +336,7 @@ def is_flat_by_evidence(facts: Vm, host: Host) -> bool:
         and record.host is not None
         and len(facts.cells) < 2
         and len(nodes_of(facts.pinned_pus, host)) > 1
-        and is_made_for(host, record.host) is True
+        and host.has_fingerprint(record.host) is True
     )
 
 

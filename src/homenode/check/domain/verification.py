@@ -25,7 +25,6 @@ from homenode.vm.domain.metadata import edit_metadata
 from homenode.vm.domain.read import read_kept, vm_of
 from homenode.vm.domain.schema import ParseResult, SchemaError
 from homenode.vm.facts import diff
-from homenode.vm.fingerprint import host_fingerprint, is_made_for
 from homenode.vm.model import Vm
 from homenode.vm.plan import LIBVIRT, Plan
 
@@ -76,15 +75,14 @@ def verify_document(
 def _check_record(facts: Vm, host: Host) -> Iterator[Finding]:
     """Whether homenode has tuned the document for this host."""
     planned_for = None if facts.record is None else facts.record.host
-    is_ours = planned_for is None or is_made_for(host, planned_for)
+    is_ours = planned_for is None or host.has_fingerprint(planned_for)
     if planned_for is None or is_ours:
         return
     unread = "" if is_ours is False else "; not all of this host's nodes and devices could be read"
     yield finding(
         "tuned-for-other-host",
         facts.name,
-        expected=f"a definition tuned for host {host.name} (topology "
-        f"{host_fingerprint(host)[:12]})",
+        expected=f"a definition tuned for host {host.name} (topology {host.fingerprint[:12]})",
         observed=f"one tuned for another (topology {planned_for[:12]}){unread}",
         severity=Severity.INCONCLUSIVE if unread else None,
     )

@@ -27,7 +27,6 @@ from homenode.safe.input_files import read_file, read_input, read_subject
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.schema import parsed_by_libvirt, validate
-from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
@@ -229,7 +228,7 @@ def _host(
         if plan is not None and plan.host_fingerprint and request.plan is not None:
             read_plan_for(host, read_input(request.plan, "a saved plan"), str(request.plan))
         return host, ()
-    fingerprint = host_fingerprint(host)
+    fingerprint = host.fingerprint
     record = None if facts is None or facts.record is None else facts.record.host
     if plan is not None:
         other = plan.host_fingerprint != fingerprint

@@ -20,7 +20,6 @@ from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
 from homenode.text import plural
 from homenode.units import GIB, MIB, format_bytes
-from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.gpu_parts import is_divided, parts_at
 from homenode.vm.host_sources import NamedHosts, Progress
 from homenode.vm.model import MAX_VCPUS, Vm
@@ -147,7 +146,7 @@ def alike_key(host: Host, vm: str = "") -> object:
         (node.memory_free_bytes and node.memory_free_bytes // GIB, node.page_pools)
         for node in host.nodes
     )
-    return host_fingerprint(host), host.reserve, host.housekeeping_pus, tuple(domains), memory
+    return host.fingerprint, host.reserve, host.housekeeping_pus, tuple(domains), memory
 
 
 class VmSize(Struct, frozen=True, kw_only=True):

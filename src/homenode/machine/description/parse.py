@@ -34,14 +34,8 @@ from homenode.machine.description.tables import (
 )
 from homenode.machine.description.vms import parse_housekeeping, parse_reserve, parse_vms
 from homenode.machine.discover.pci_nodes import NAMED_KINDS, Locality
-from homenode.machine.topology import (
-    CpuModel,
-    Host,
-    HostSettings,
-    HostSummary,
-    assemble_pus,
-    summarise,
-)
+from homenode.machine.settings import HostSettings
+from homenode.machine.topology import CpuModel, Host, HostSummary, assemble_pus, summarise
 from homenode.package_data import package_names, package_text
 from homenode.text import plural
 
@@ -77,7 +71,6 @@ def parse_settings(file: HostDocument, online: CpuSet, *, smt: bool) -> HostSett
         kernel_command_line=table.kernel_command_line
         or " ".join(["BOOT_IMAGE=/boot/vmlinuz", "ro", *words]),
         smt_control=table.smt_control or ("on" if smt else "notsupported"),
-        governors=None if governor is None else (governor,),
         pus_of_governor=None if governor is None else ((governor, online),),
         transparent_hugepages=table.transparent_hugepages,
         numa_balancing=table.numa_balancing,

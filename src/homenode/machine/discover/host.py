@@ -67,18 +67,17 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
     if cells and (expected - set(cells) or set(cells) - set(ours)):
         cell_list = ", ".join(map(str, sorted(cells)))
         gaps.append(Gap("NUMA nodes", f"libvirt has {cell_list}; used those of sysfs"))
-    siblings_of = {pu: core.pus for core in host.cores for pu in core.pus}
     for index in sorted(set(cells) & set(ours)):
         cell, node = cells[index], ours[index]
         pus = CpuSet(cpu.pu for cpu in cell.cpus) & host.online_pus
         if pus != node.pus:
             gaps.append(_gap(f"CPUs of node {index}", pus, node.pus))
         for cpu in cell.cpus:
-            siblings = siblings_of.get(cpu.pu)
-            if cpu.siblings is None or siblings is None:
+            core = host.core_at.get(cpu.pu)
+            if cpu.siblings is None or core is None:
                 continue
-            if cpu.siblings & host.online_pus != siblings:
-                gaps.append(_gap(f"SMT siblings of CPU {cpu.pu}", cpu.siblings, siblings))
+            if cpu.siblings & host.online_pus != core.pus:
+                gaps.append(_gap(f"SMT siblings of CPU {cpu.pu}", cpu.siblings, core.pus))
                 break  # the first of a node says it; there may be hundreds
         for other, distance in cell.distances:
             own_distance = host.distance(index, other) if other in ours else None

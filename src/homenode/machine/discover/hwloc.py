@@ -12,6 +12,7 @@ from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.discover.hwloc_pci import read_hwloc_pci
 from homenode.machine.discover.nodes import Distances, package_of
 from homenode.machine.discover.processors import kinds_by_speed
+from homenode.machine.settings import HostSettings
 from homenode.machine.tools.hwloc_xml import (
     HwlocCpuKind,
     HwlocDistances,
@@ -27,7 +28,6 @@ from homenode.machine.topology import (
     CoreKind,
     CpuModel,
     Host,
-    HostSettings,
     Llc,
     MemoryKind,
     NumaNode,

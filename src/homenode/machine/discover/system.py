@@ -18,9 +18,10 @@ from homenode.machine.discover.readings import (
     read_pus,
     read_word,
 )
+from homenode.machine.settings import FrequencyLimit, HostSettings
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools.versions import Version, parse_qemu_version, parse_virsh_version
-from homenode.machine.topology import CpuModel, FrequencyLimit, HostSettings
+from homenode.machine.topology import CpuModel
 from homenode.units import whole_number
 
 CPU = "/sys/devices/system/cpu"
@@ -308,13 +309,11 @@ def read_settings(
         kernel_release=release,
         kernel_command_line=read_word(snapshot, "/proc/cmdline"),
         smt_control=read_word(snapshot, f"{CPU}/smt/control"),
-        governors=_cpufreq(snapshot, online, "scaling_governor"),
         transparent_hugepages=None if chosen is None else chosen[1],
         numa_balancing=read_number(snapshot, "/proc/sys/kernel/numa_balancing"),
-        scaling_drivers=_cpufreq(snapshot, online, "scaling_driver"),
+        scaling_drivers=_scaling_drivers(snapshot, online),
         ksm_run=read_number(snapshot, "/sys/kernel/mm/ksm/run"),
         iommus=snapshot.list("/sys/class/iommu"),
-        idle_exit_latency_us=_idle_exit_latency_us(snapshot, 0),
         pus_of_governor=_pus_of(
             online, lambda pu: read_word(snapshot, f"{CPU}/cpu{pu}/cpufreq/scaling_governor")
         ),
@@ -363,16 +362,18 @@ def _frequency_limits(snapshot: Snapshot, online: CpuSet) -> tuple[FrequencyLimi
     return tuple(sorted(limits, key=lambda frequency_limit: frequency_limit.pus.bits)) or None
 
 
-def _cpufreq(snapshot: Snapshot, online: CpuSet, file: str) -> tuple[str, ...] | None:
-    """The different words in a file of every frequency policy, sorted; None without any."""
+def _scaling_drivers(snapshot: Snapshot, online: CpuSet) -> tuple[str, ...] | None:
+    """The different drivers of all frequency policies, sorted; None without any."""
     policies = snapshot.list(f"{CPU}/cpufreq") or ()
     words = {
-        read_word(snapshot, f"{CPU}/cpufreq/{policy}/{file}")
+        read_word(snapshot, f"{CPU}/cpufreq/{policy}/scaling_driver")
         for policy in policies
         if policy.startswith("policy")
     } - {None}
     if not words:
-        words = {read_word(snapshot, f"{CPU}/cpu{pu}/cpufreq/{file}") for pu in online} - {None}
+        words = {read_word(snapshot, f"{CPU}/cpu{pu}/cpufreq/scaling_driver") for pu in online} - {
+            None
+        }
     return tuple(sorted(name for name in words if name is not None)) or None
 
 

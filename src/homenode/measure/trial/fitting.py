@@ -13,7 +13,6 @@ from homenode.measure.model import Group
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.units import MIB, format_bytes
 from homenode.vm.domain.read import open_domain
-from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import PlanOptions
 
@@ -99,7 +98,7 @@ def _fit(original: bytes, name: str, options: PlanOptions, host: Host) -> Planne
 
 def no_longer_fits(document: bytes, name: str, plan: Plan, host: Host) -> tuple[str, ...]:
     """What has come in the way of a layout since it was planned, on its host as it is now."""
-    if host_fingerprint(host) != plan.host_fingerprint:
+    if host.fingerprint != plan.host_fingerprint:
         return (f"the topology of {host.name}, not of {plan.host_name}, which the plan is for",)
     alone = host_without(host, name)
     against = _in_the_way(document, name, plan, alone)

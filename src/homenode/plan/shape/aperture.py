@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from homenode.findings import Finding, Gap, Severity, finding
 from homenode.machine.pci import PciDevice
-from homenode.machine.topology import HostSettings
+from homenode.machine.settings import HostSettings
 from homenode.plan.request import GuestRequest
 from homenode.text import first_few
 from homenode.units import GIB, KIB, MIB, format_bytes

@@ -37,7 +37,6 @@ from homenode.plan.shape.guest_topology import (
 )
 from homenode.plan.shape.pcie import MirroredPcie, PcieDocument, mirror_pcie
 from homenode.text import plural
-from homenode.vm.fingerprint import RECORDED, host_fingerprint
 from homenode.vm.gpu_parts import mediated_gaps, parts_at
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning
 from homenode.vm.model import (
@@ -49,7 +48,7 @@ from homenode.vm.model import (
     Vm,
     VmCell,
 )
-from homenode.vm.plan import Plan
+from homenode.vm.plan import RECORDED_DIGITS, Plan
 from homenode.vm.plan_options import MemoryMode, Policy
 
 MOST_VCPUS_WITHOUT_IOMMU = 255
@@ -93,7 +92,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
     window = _aperture(host, request, placement, has_iommu)
     binding = _binding(request, placement)
     guest = request.guest
-    fingerprint = "" if host is None else host_fingerprint(host)
+    fingerprint = "" if host is None else host.fingerprint
     vm = Vm(
         name=guest.name,
         source=f"plan of layout {layout.name}",
@@ -132,7 +131,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         has_iommu=has_iommu,
         record=LayoutRecord(
             layout=layout,
-            host=fingerprint[:RECORDED] or None,
+            host=fingerprint[:RECORDED_DIGITS] or None,
             objective=request.options.objective,
         ),
     )

@@ -20,7 +20,6 @@ from homenode.plan.stored import read_plan
 from homenode.safe.input_files import read_plain
 from homenode.show.report.machine import UNNAMED, StoredRun
 from homenode.text import first_few
-from homenode.vm.fingerprint import host_fingerprint
 from homenode.vm.plan import Plan
 from homenode.vm.sources import load_host
 
@@ -72,7 +71,7 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
         causes = "; ".join(skipped[:5]) or "nothing was named"
         message = f"{first_few(arguments, 3)}: no run in it ({causes})"
         raise InputError(message, hint="homenode bench makes runs")
-    known_hosts = {host_fingerprint(host): host for host in map(load_host, hosts)}
+    known_hosts = {host.fingerprint: host for host in map(load_host, hosts)}
     if len(hosts) == 1:
         known_hosts[UNNAMED] = next(iter(known_hosts.values()))
     stored = _neighbours(runs, directories, known_hosts, skipped)
@@ -131,7 +130,7 @@ def _neighbours(
             if head.vantage is not Vantage.GUEST and head.host not in hosts:
                 host = _read(_host, host_path, skipped)
                 if host is not None:
-                    hosts[host_fingerprint(host)] = host
+                    hosts[host.fingerprint] = host
             elif head.vantage is Vantage.GUEST and guests.setdefault(machine, 0) < MOST_GUESTS:
                 guests[machine] += 1
                 guest = _read(_host, host_path, skipped)

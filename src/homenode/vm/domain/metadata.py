@@ -7,7 +7,6 @@ from homenode.machine.topology import LAYOUT_NAMESPACE, DomainMark
 from homenode.objective import Objective
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import NewElement, apply, insert_at, prune, set_attributes
-from homenode.vm.fingerprint import RECORDED
 from homenode.vm.layout import (
     GuestCells,
     GuestPcie,
@@ -18,7 +17,7 @@ from homenode.vm.layout import (
     with_preset_name,
 )
 from homenode.vm.model import LayoutRecord
-from homenode.vm.plan import Plan
+from homenode.vm.plan import RECORDED_DIGITS, Plan
 
 _RECORD = f"{{{LAYOUT_NAMESPACE}}}layout"
 
@@ -70,7 +69,7 @@ def edit_metadata(document: Document, plan: Plan) -> Document:
         return document if element is None else prune(document, element)
     values: dict[str, str | None] = {
         **{name: str(value) for name, value in asdict(plan.layout).items()},
-        "host": plan.host_fingerprint[:RECORDED] or None,
+        "host": plan.host_fingerprint[:RECORDED_DIGITS] or None,
         "objective": None if plan.objective is None else str(plan.objective),
         # A mark from before the domain had a UUID is its own, and stays.
         "uuid": None if element is not None and not element.get("uuid") else _uuid(document),

@@ -40,16 +40,15 @@ def plug_in(element, *at):
 
 
 def function_of(at, element, base):  # what /sys has of it: its node and kind
-    directory = Path(base, "sys/bus/pci/devices", "{:04x}:{:02x}:{:02x}.{:x}".format(*at))
+    path = Path(base, "sys/bus/pci/devices", "{:04x}:{:02x}:{:02x}.{:x}".format(*at))
     code, vendor, device, node = (
-        (directory / name).read_text().strip()
-        for name in ("class", "vendor", "device", "numa_node")
+        (path / name).read_text().strip() for name in ("class", "vendor", "device", "numa_node")
     )
     if (vendor, device) in GRACE_GPUS:
-        raise ValueError(f"{directory.name}: a Grace GPU needs the hook of homenode's image")
-    kind, is_virtual = KINDS.get(int(code, 16) >> 8, 4), (directory / "physfn").is_symlink()
+        raise ValueError(f"{path.name}: a Grace GPU needs the hook of homenode's image")
+    kind, is_virtual = KINDS.get(int(code, 16) >> 8, 4), (path / "physfn").is_symlink()
     values = {"node": int(node), "place": address_of(element), "element": element}
-    return SimpleNamespace(at=at, name=directory.name, kind=kind, is_virtual=is_virtual, **values)
+    return SimpleNamespace(at=at, name=path.name, kind=kind, is_virtual=is_virtual, **values)
 
 
 def ports_of(functions, cell_of):

@@ -139,7 +139,14 @@ def test_without_a_host_a_plan_for_another_machine_is_compared_with_none(files: 
             "is not a host name",
         ),
         (
-            ("@document", "--host", SMALL, "--boot", "--connect", "qemu+unix:///no?socket=/no"),
+            (
+                "@document",
+                "--host",
+                SMALL,
+                "--boot",
+                "--connect",
+                "qemu+unix:///session?socket=/no",
+            ),
             3,
             "libvirt does not answer",
         ),

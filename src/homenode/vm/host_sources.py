@@ -12,7 +12,7 @@ from homenode.errors import HomenodeError, InputError, UsageError, of_os
 from homenode.findings import Gap
 from homenode.machine.topology import Host
 from homenode.text import did_you_mean
-from homenode.vm.sources import load_host
+from homenode.vm.sources import is_host, load_host
 
 MOST_HOSTS = 100_000
 _JOBS = 8  # sources read at once: ssh waits most
@@ -107,6 +107,8 @@ def _read(entry: tuple[str, str | None]) -> tuple[NamedHost, ...] | Gap:
         elif _URI.match(source):
             host = _host_of_uri(source)
             names = [_name_of_uri(source)]
+        elif not is_host(source):
+            return Gap(source, "no such file, directory or shipped host")
         else:
             host = load_host(source)
             names = [name or host.name or source]
@@ -130,8 +132,7 @@ def _unread(source: str, message: str) -> Gap:
 def _meant(source: str) -> str:
     from homenode.machine.description.parse import shipped_hosts
 
-    name, times, _ = source.rpartition("*")
-    return did_you_mean(name, shipped_hosts()) if times else ""
+    return did_you_mean(source, shipped_hosts())
 
 
 def _host_of_uri(uri: str) -> Host:

@@ -107,6 +107,13 @@ def _load_named(source: str) -> Host:
     return shipped_host(source)
 
 
+def is_host(source: str) -> bool:
+    """Whether something has the name of a source: a file, a directory or a shipped host."""
+    from homenode.machine.description.parse import shipped_hosts
+
+    return any(_holds_files(source, Path(source))) or source in shipped_hosts()
+
+
 def _is_archive(path: Path) -> bool:
     try:
         head = read_start(path, _HEAD_BYTES)

@@ -17,6 +17,8 @@ _FORM = re.compile(
     re.ASCII,
 )
 _DRIVERS = ("qemu", "test")
+_TRANSPORTS = (None, "unix", "ssh", "tcp", "tls", "ext", "libssh", "libssh2")
+_QEMU_PATHS = ("/system", "/session", "/embed")
 _HERE = ("", "localhost")
 
 
@@ -29,7 +31,13 @@ def checked_uri(uri: str) -> str:
     Raises UsageError. Source: https://libvirt.org/uri.html
     """
     match = _FORM.match(uri)
-    if match is None or match["driver"] not in _DRIVERS or not uri.isprintable():
+    is_known = (
+        match is not None
+        and match["driver"] in _DRIVERS
+        and match["transport"] in _TRANSPORTS
+        and (match["driver"] != "qemu" or match["path"] in _QEMU_PATHS)
+    )
+    if not is_known or not uri.isprintable():
         raise UsageError(
             f"connection {uri!r}: expected a libvirt URI of the QEMU driver",
             hint=f"{DEFAULT}, qemu:///session, or qemu+ssh://USER@HOST/system",

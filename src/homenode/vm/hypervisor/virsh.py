@@ -11,10 +11,10 @@ from ipaddress import ip_interface
 from homenode.errors import HomenodeError, HostError, InputError, UsageError, find_near
 from homenode.process import ProgramResult, run
 from homenode.text import command_line, first_few
-from homenode.vm.hypervisor.connection import DEFAULT, checked_uri
+from homenode.vm.hypervisor.connection import DEFAULT, checked_uri, is_local, machine_of
 from homenode.vm.hypervisor.domain_state import DomainState, LivePin, parse_dominfo, parse_pins
 
-START = "systemctl start libvirtd (or virtqemud); this user must be in the group libvirt"
+_START = "systemctl start libvirtd (or virtqemud); this user must be in the group libvirt"
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 _LOST = (
     "Disconnected from",
@@ -217,11 +217,16 @@ class Virsh:
         raise _failure(completed, command, self.connect)
 
 
+def _remote_hint(connect: str) -> str:
+    """What shows whether another machine's name, network, login or daemon is at fault."""
+    return command_line("ssh", machine_of(connect), "virsh", "list", "--all")
+
+
 def _failure(completed: ProgramResult, command: str, connect: str) -> HostError | InputError:
     text = "; ".join(completed.complaints())[:600] or completed.failure() or ""
     message = f"virsh {command} at {connect}: {text}"
     if "failed to connect" in text:
-        return RefusedError(message, hint=START)
+        return RefusedError(message, hint=_START if is_local(connect) else _remote_hint(connect))
     if _MISSING.search(text):
         return InputError(message, hint=command_line("virsh", "-c", connect, "list", "--all"))
     if completed.returncode < 0 or any(words in text for words in _LOST):

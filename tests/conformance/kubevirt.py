@@ -55,7 +55,7 @@ def refusals(case: Case) -> list[str]:
     return [
         finding.id
         for finding in findings
-        if finding.id in REFUSED and finding.subject != "feature gates CPUManager"
+        if finding.id in REFUSED and finding.subject != "feature gate CPUManager"
     ]
 
 

@@ -248,7 +248,7 @@ def test_virtual_functions_follow_their_physical_function() -> None:
         ("[[root]]\nnode = 0", "root[0].ports: expected 1 to 31 devices on its bus, found 0"),
         ("[[root]]\nports = ['gpux']", "did you mean gpu?"),
         ("[[root]]\nbus = 3\nports = ['gpu@03:00.0']", "expected device 0 of a bus from 0000:04"),
-        ("[[root]]\nbus = [0, 1]\nports = ['gpu']", "expected 1 numbers, one per node"),
+        ("[[root]]\nbus = [0, 1]\nports = ['gpu']", "expected 1 number, one per node"),
         (
             "[[root]]\nbus = 2\nports = ['gpu']\n[[root]]\nbus = 3\nports = ['gpu']",
             "root[1].bus: expected buses free of the other root complexes, found 0x03-0x04",

@@ -175,7 +175,7 @@ def test_gates_of_devices_and_claims_are_named(
     devices: dict[str, Any], gates: frozenset[str], off: str
 ) -> None:
     (found,) = check(read_vmi(vmi(devices=devices), "vmi"), None, Cluster(gates)).findings
-    assert found.id == "gate-off" and found.subject == f"feature gates {off}"
+    assert found.id == "gate-off" and found.subject == f"feature gate {off}"
     assert "manifest" not in str(found.fix), "it adds the gates of the hook only"
     assert not check(read_vmi(vmi(devices=devices), "vmi"), None, Cluster(gates | {off})).findings
 

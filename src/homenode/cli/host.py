@@ -103,7 +103,7 @@ def capture(arguments: CaptureArguments) -> None:
     manifest = captured.manifest
     note(
         f"wrote {arguments.output} ({format_bytes(len(captured.content))}): "
-        f"{manifest.files} files, {manifest.links} links, "
+        f"{plural(manifest.files, 'file')}, {plural(manifest.links, 'link')}, "
         f"tools: {', '.join(manifest.commands) or 'none'}"
     )
     for path, reason in manifest.left_out:
@@ -171,7 +171,7 @@ def hosts(arguments: HostsArguments) -> None:
     shown = [name for name in named if arguments.everything or not is_made_up(name)]
     title = f"{plural(len(shown), 'host')} for --host"
     if not arguments.everything:
-        title += f"; --all adds {len(named) - len(shown)} synthetic hosts"
+        title += f"; --all adds {plural(len(named) - len(shown), 'synthetic host')}"
     if not (arguments.json or arguments.explain):
         say(f"{title}; --explain says what each is\n\n{_format_columns(shown)}")
         return

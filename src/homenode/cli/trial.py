@@ -451,7 +451,8 @@ def _show(checked: Preflight, pace: Pace, findings: Sequence[Finding], gaps: Seq
     bad = [finding for finding in in_order(findings) if finding.is_bad]
     console().print(schedule_text(checked, steps, seconds, bad[:_MOST_FINDINGS]))
     if len(bad) > _MOST_FINDINGS:
-        note(f"{len(bad) - _MOST_FINDINGS} more findings: virsh dumpxml, then homenode doctor")
+        count_text = plural(len(bad) - _MOST_FINDINGS, "more finding")
+        note(f"{count_text}: virsh dumpxml, then homenode doctor")
     note_gaps(gaps)
     for gap in checked.unchecked:
         note(f"not checked: {gap}")

@@ -24,7 +24,7 @@ from homenode.machine.tools.proc_stat import PATH as PROC_STAT
 from homenode.machine.tools.proc_stat import PuTimes, parse
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Condition
-from homenode.text import cpus_text
+from homenode.text import cpus_text, plural
 from homenode.units import MIB, format_bytes, whole_number
 from homenode.vm.plan import Plan
 
@@ -430,7 +430,7 @@ def _guest(plan: Plan, now: Environment) -> Iterator[Finding]:
         yield finding(
             "bench-vcpus",
             "guest",
-            expected=f"{plan.vm.vcpus} vCPUs, as planned",
+            expected=f"{plural(plan.vm.vcpus, 'vCPU')}, as planned",
             observed=f"{len(now.online)} online",
             source="/sys/devices/system/cpu/online",
         )

@@ -32,6 +32,7 @@ from homenode.plan.devices.fabric import (
     partition_of,
     partitions_of_size,
 )
+from homenode.text import plural
 from homenode.vm.model import LayoutRecord
 
 _MOST_SHOWN = 4
@@ -81,7 +82,7 @@ def _odd(
     yield finding(
         "nccl-no-partition",
         _bdf_list(bdfs),
-        expected=f"a set of {len(bdfs)} GPUs that is a partition of {board}"
+        expected=f"a set of {plural(len(bdfs), 'GPU')} that is a partition of {board}"
         + (f": {shown}" if shown else ", which has none of that size"),
         observed=f"modules {module_list}, which are none",
         source=source,

@@ -204,14 +204,14 @@ def _without_vgpu(
 
 def _parts_counted(gpu: PciDevice) -> str:
     names = {
-        PartKind.MIG: "MIG instances",
-        PartKind.MEDIATED: "mediated devices",
-        PartKind.PARTITION: "partitions",
-        PartKind.VIRTUAL_FUNCTION: "virtual functions",
+        PartKind.MIG: "MIG instance",
+        PartKind.MEDIATED: "mediated device",
+        PartKind.PARTITION: "partition",
+        PartKind.VIRTUAL_FUNCTION: "virtual function",
     }
     counts = Counter(part.kind for part in gpu.parts)
-    text = " and ".join(f"{count} {names[kind]}" for kind, count in counts.items())
-    return text or f"{gpu.sriov_num_vfs} virtual functions"
+    text = " and ".join(plural(count, names[kind]) for kind, count in counts.items())
+    return text or plural(gpu.sriov_num_vfs or 0, "virtual function")
 
 
 def _endpoints(host: Host) -> list[PciDevice]:

@@ -25,7 +25,7 @@ from homenode.machine.pci import (
 )
 from homenode.machine.tools.nvidia_smi import TopoDevice, TopoMatrix
 from homenode.machine.topology import Host
-from homenode.text import first_few
+from homenode.text import first_few, plural
 from homenode.units import GIB, format_bytes
 
 
@@ -141,7 +141,7 @@ def _check_boards(host: Host) -> Iterator[Finding]:
                 "board-incomplete",
                 f"board of {model.name}",
                 expected=f"{gpu_count} GPUs and {of_switches} NVSwitches",
-                observed=f"{count} GPUs and {switches} NVSwitches",
+                observed=f"{plural(count, 'GPU')} and {plural(switches, 'NVSwitch', 'NVSwitches')}",
                 source=f"{host.name}: /sys/bus/pci/devices",
             )
 
@@ -153,7 +153,7 @@ def _few_links(host: Host) -> Iterator[Finding]:
             yield finding(
                 "nvlinks-few",
                 _name(host.device_at[bdf]),
-                expected=f"{model.nvlinks} NVLinks, as each {model.name} has",
+                expected=f"{plural(model.nvlinks, 'NVLink')}, as each {model.name} has",
                 observed=str(count),
                 source=f"{host.name}: nvidia-smi topo -m",
                 devices=(bdf,),

@@ -25,7 +25,7 @@ from homenode.machine.link_path import (
 )
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
-from homenode.text import first_few
+from homenode.text import first_few, plural
 from homenode.units import whole_number
 
 IDLE_SPEED = 2.5
@@ -139,7 +139,7 @@ def _finding(
     assert worst.expected is not None
     path_rate = worst.expected.bytes_per_s
     lost = max(1 - current.bytes_per_s / p.expected.bytes_per_s for p in affected if p.expected)
-    slot = "" if link.known_width is None else f"; the slot has {link.known_width} lanes"
+    slot = "" if link.known_width is None else f"; the slot has {plural(link.known_width, 'lane')}"
     return finding(
         kind,
         subject,

@@ -72,7 +72,7 @@ def _sockets(facts: Vm, per_socket: int) -> Iterator[Finding]:
             yield finding(
                 "socket-cut-by-cell",
                 f"cell {cell.id}",
-                expected=f"whole sockets of {per_socket} vCPUs",
+                expected=f"whole sockets of {plural(per_socket, 'vCPU')}",
                 observed=f"parts of socket {CpuSet(cut)}",
             )
 
@@ -127,7 +127,7 @@ def windows_findings(facts: Vm, document: Document) -> Iterator[Finding]:
     if missing and not (is_small and "stimer" not in missing):
         yield finding(
             "windows-enlightenments",
-            f"<hyperv> of {facts.vcpus} vCPUs",
+            f"<hyperv> of {plural(facts.vcpus, 'vCPU')}",
             expected=", ".join(_ENLIGHTENMENTS),
             observed=f"without {', '.join(missing)}",
             severity=Severity.INFO if is_small else None,

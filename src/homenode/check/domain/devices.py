@@ -23,6 +23,7 @@ from homenode.plan.shape.aperture import (
     prefetchable_window_bytes,
 )
 from homenode.plan.shape.guest_numa import initiator_nodes_of, is_grace
+from homenode.text import plural
 from homenode.units import GIB, KIB, MIB, format_bytes, format_limit
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.hostdevs import element_of_bdf, initiators_of
@@ -211,8 +212,8 @@ def _check_initiators(
         yield finding(
             "initiators-missing",
             ", ".join(map(str, short)),
-            expected=f"{needed} cells without vCPUs and memory, as many as the host has nodes for "
-            "these GPUs, in their <acpi nodeset=>",
+            expected=f"{plural(needed, 'cell')} without vCPUs and memory, as many as the host "
+            "has nodes for these GPUs, in their <acpi nodeset=>",
             observed=str(present or "none"),
         )
 
@@ -315,7 +316,7 @@ def _address_bits(memory_bytes: int, window: int) -> int:
 def describe_limits(needs: Limits, devices: int) -> str:
     """One line for people. What is locked is rounded up to GiB: as a limit it must not be short."""
     return (
-        f"with {devices} devices: {format_limit(needs.memlock_bytes)} locked, "
+        f"with {plural(devices, 'device')}: {format_limit(needs.memlock_bytes)} locked, "
         f"{needs.iommu_pages} pages in the IOMMU, {needs.dma_entries} DMA mappings, "
         f"{format_bytes(needs.window_bytes)} of 64-bit window, {needs.address_bits} address bits"
     )

@@ -13,7 +13,7 @@ from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host, MemoryKind, NumaNode
 from homenode.plan.request import default_huge_page_bytes
-from homenode.text import nodes_text
+from homenode.text import nodes_text, plural
 from homenode.units import GIB, format_bytes
 from homenode.vm.domain.document import Document
 from homenode.vm.layout import MemoryBinding
@@ -262,7 +262,7 @@ def _check_huge_pages(
         yield finding(
             "huge-pages-short",
             _places(nodes, node_at),
-            expected=f"{-(-needed // page)} free pages of {format_bytes(page)}",
+            expected=f"{plural(-(-needed // page), 'free page')} of {format_bytes(page)}",
             observed=_free_memory(str(space // page), severity),
             severity=severity,
             values={"pages": missing, "node": nodes.first(), "kilobytes": page // 1024},

@@ -65,10 +65,10 @@ def _check_pin_counts(facts: Vm, host: Host) -> Iterator[Finding]:
     started, pins = facts.vcpus_online, facts.pinned_pus
     if 0 < online < started:
         limit = f"at most the {plural(online, 'CPU')} of {host.name}"
-        yield finding("vcpus-above-pus", f"{started} vCPUs", limit, str(started))
+        yield finding("vcpus-above-pus", plural(started, "vCPU"), limit, str(started))
     elif floats(facts) and len(pins) < started:
         limit = f"at most the {plural(len(pins), 'CPU')} that they may run on ({pins})"
-        yield finding("vcpus-above-pus", f"{started} vCPUs", limit, str(started), case="pins")
+        yield finding("vcpus-above-pus", plural(started, "vCPU"), limit, str(started), case="pins")
 
 
 def floats(facts: Vm) -> bool:

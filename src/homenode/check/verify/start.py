@@ -330,7 +330,7 @@ def _memory(expected: Vm, view: MonitorView) -> Iterator[Finding]:
 def _check_cpus(expected: Vm, view: MonitorView) -> Iterator[Finding]:
     online = expected.vcpus_online
     if len(view.cpus) != online:
-        yield finding("start-cpus", expected.name, f"{online} vCPUs", str(len(view.cpus)))
+        yield finding("start-cpus", expected.name, plural(online, "vCPU"), str(len(view.cpus)))
     cell_of = {int(vcpu): cell.id for cell in expected.cells for vcpu in cell.vcpus}
     for cpu in view.cpus:
         node = cpu.props.get("node-id")

@@ -190,7 +190,7 @@ def huge_pages_short(subject: CheckedVmi) -> Iterator[Finding]:
         yield finding(
             "huge-pages-short",
             f"huge pages of {format_bytes(page)}",
-            f"{subject.guest.memory_bytes // page} free pages",
+            f"{plural(subject.guest.memory_bytes // page, 'free page')}",
             f"{free} free",
             subject.host.name,
             case="under KubeVirt",
@@ -218,8 +218,8 @@ def node_too_small(subject: CheckedVmi) -> Iterator[Finding]:
     if isinstance(placed, Unplannable):
         yield finding(
             "node-too-small",
-            _needs_text(subject),
-            f"that many free on {subject.host.name}, with a core and memory of the host's own",
+            subject.guest.name,
+            f"{_needs_text(subject)} free on {subject.host.name}, with a core and memory to spare",
             placed.message,
             subject.host.name,
         )
@@ -267,7 +267,7 @@ def _ways_together(subject: CheckedVmi, placed: Placement) -> Iterator[str]:
         # The kubelet takes CPUs from every node of the GPUs only where fewer nodes lack them.
         most = max(len(node.pus) for node in subject.host.nodes) * (len(homes) - 1)
         if _has_all_homes(_placement_of(subject, vcpus=most + 1), subject.host):
-            yield f"{mapping and f'{mapping}, and '}request more than {most} CPUs"
+            yield f"{mapping and f'{mapping}, and '}request more than {plural(most, 'CPU')}"
     parts = min(len(homes.union(placed.nodes)), subject.guest.vcpus)
     smaller = _placement_of(subject, parts=parts)
     if _has_all_homes(smaller, subject.host) and len(smaller.nodes) == 1:
@@ -347,7 +347,7 @@ def gate_off(subject: CheckedVmi) -> Iterator[Finding]:
             case = "hook not needed"
         yield finding(
             "gate-off",
-            f"feature gates {', '.join(missing)}",
+            f"feature {'gate' if len(missing) == 1 else 'gates'} {', '.join(missing)}",
             "on, as the VMI needs them",
             "off",
             "KubeVirt, feature gates",

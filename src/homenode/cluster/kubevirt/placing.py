@@ -27,6 +27,7 @@ from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import guest_distances, is_grace, with_initiator_cells
 from homenode.plan.shape.pcie import MirroredPcie, mirror_cells, refuse_machine
+from homenode.text import plural
 from homenode.vm.domain.cells import edit_cells, read_cells
 from homenode.vm.domain.codec import PCIE_STEPS
 from homenode.vm.domain.cpu import read_pins
@@ -164,7 +165,8 @@ def place_devices(
     notes += [f"{f.severity}: {f.subject}: {f.comparison}" for f in mirrored.findings]
     notes += [f"warning: {gap}" for gap in gaps]
     if regained:
-        notes.append(f"added the cell and the bus number of {len(regained)} expander buses again")
+        buses = plural(len(regained), "expander bus", "expander buses")
+        notes.append(f"added the cell and the bus number of {buses} again")
     notes.append(_summary(placeable, mirrored))
     return PlacedXml(rewrite_by(steps, xml, plan, source), tuple(notes))
 

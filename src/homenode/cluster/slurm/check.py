@@ -170,7 +170,7 @@ def _check_counts(group: NodeClass, gpu_count: int, source: str, command: str) -
             "gres-unjudged",
             group.subject,
             "GPUs that are not cut into slices",
-            f"MIG slices, {promised or listed} devices with them",
+            f"MIG slices, {plural(promised or listed, 'device')} with them",
             source,
             case="slices",
         )

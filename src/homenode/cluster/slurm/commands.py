@@ -254,7 +254,7 @@ def _print_lines(before: Mapping[str, str], after: Mapping[str, str], *, explain
     if lines and not explain:
         say("\n".join(("", *lines[:_MOST_LINES])))
         if len(lines) > _MOST_LINES:
-            say(f"{len(lines) - _MOST_LINES} more lines (--explain)")
+            say(f"{plural(len(lines) - _MOST_LINES, 'more line')} (--explain)")
 
 
 def _write(directory: Path, texts: Mapping[str, str], parents: tuple[Path, ...]) -> None:

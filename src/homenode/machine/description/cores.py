@@ -34,6 +34,7 @@ from homenode.machine.topology import (
     Package,
     PagePool,
 )
+from homenode.text import plural
 
 
 class CoreSlot(Struct, frozen=True):
@@ -61,7 +62,7 @@ def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[Cor
     if per_node > 1 and (per_package > 1 or file.packages % per_node):
         raise file.refusal(
             "packages_per_node",
-            f"a divisor of {file.packages} packages, and one node per package",
+            f"a divisor of {plural(file.packages, 'package')}, and one node per package",
             f"{per_node} with nodes_per_package = {per_package}",
         )
     node_count = file.packages * per_package // per_node
@@ -89,14 +90,16 @@ def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[Cor
             dies = file.check_bounds("dies_per_package", file.dies_per_package, 1, len(cores))
         for key, parts in (("llcs_per_package", own_llcs or 1), ("dies_per_package", dies)):
             if len(cores) % parts:
-                raise file.refusal(key, f"a divisor of {len(cores)} cores", parts)
+                raise file.refusal(key, f"a divisor of {plural(len(cores), 'core')}", parts)
         for i, core in enumerate(cores):
             llc = llcs + i * own_llcs // len(cores) if own_llcs else None
             slots.append(replace(core, node=node_of_core[i], llc=llc, die=i * dies // len(cores)))
         llcs += own_llcs
     if sum(slot.threads for slot in slots) > MAX_PUS:
         pu_count = sum(slot.threads for slot in slots)
-        raise file.refusal("packages", f"at most {MAX_PUS} CPUs in all", f"{pu_count} CPUs")
+        raise file.refusal(
+            "packages", f"at most {MAX_PUS} CPUs in all", f"{plural(pu_count, 'CPU')}"
+        )
     return _number_pus(slots, file.numbering)
 
 
@@ -108,7 +111,7 @@ def _numbers(
         return tuple(range(count))
     numbers = listed if isinstance(listed, tuple) else (listed,)
     if len(numbers) != count or sorted(set(numbers)) != list(numbers):
-        raise file.refusal(key, f"{count} ascending numbers", numbers)
+        raise file.refusal(key, f"{plural(count, 'ascending number')}", numbers)
     return numbers
 
 
@@ -163,7 +166,7 @@ def _node_counts(
     if free_cores < 0 or (free_cores % free_nodes if free_nodes else free_cores):
         raise file.refusal(
             "nodes_per_package" if free_nodes else "node",
-            f"{cores} cores of the package over nodes {', '.join(map(str, nodes))}",
+            f"{plural(cores, 'core')} of the package over nodes {', '.join(map(str, nodes))}",
             f"{cores_of_node or 'no shares'}, {free_cores} left for {free_nodes}",
         )
     return [
@@ -343,13 +346,13 @@ def parse_distances(
         return ((LOCAL_DISTANCE,),) if len(nodes) == 1 else None
     for i, row in enumerate(matrix):
         if len(row) != len(nodes):
-            expected = f"{len(nodes)} distances, one per node"
+            expected = f"{plural(len(nodes), 'distance')}, one per node"
             raise file.refusal(f"distances[{i}]", expected, row)
         if row[i : i + 1] != (LOCAL_DISTANCE,):
             expected = f"{LOCAL_DISTANCE} from node to itself"
             raise file.refusal(f"distances[{i}]", expected, row[i] if i < len(row) else row)
     if len(matrix) != len(nodes):
-        raise file.refusal("distances", f"{len(nodes)} rows, one per node", len(matrix))
+        raise file.refusal("distances", f"{plural(len(nodes), 'row')}, one per node", len(matrix))
     return matrix
 
 

@@ -19,7 +19,7 @@ from homenode.machine.description.tables import (
 )
 from homenode.machine.pci import DeviceKind, PartKind, PciBar, PciLink
 from homenode.package_data import package_text
-from homenode.text import did_you_mean
+from homenode.text import did_you_mean, plural
 from homenode.units import parse_bytes
 
 NVIDIA_DRIVER = "nvidia"
@@ -248,7 +248,9 @@ def parse_roots(
             buses = table.bus if isinstance(table.bus, tuple) else (table.bus,)
         for key, values in (("bus", buses), ("domain", domains)):
             if len(values) != len(placed):
-                raise table.refusal(key, f"{len(placed)} numbers, one per node", [*values])
+                raise table.refusal(
+                    key, f"{plural(len(placed), 'number')}, one per node", [*values]
+                )
         reader = _Elements(models, nodes)
         ports = reader.ports(table, "ports", table.ports, _link(table.port_link), 0)
         integrated = tuple(

@@ -10,6 +10,7 @@ from homenode.machine.description.buses import DescribedPci
 from homenode.machine.description.tables import HostDocument, Size, TomlTable, VmTable, decode_value
 from homenode.machine.pci import is_uuid
 from homenode.machine.topology import DEFAULT_HOST_RESERVE, HostReserve, RunningDomain
+from homenode.text import plural
 from homenode.units import whole_number
 
 
@@ -190,5 +191,7 @@ def _find_mediated(table: VmTable, tree: DescribedPci) -> tuple[str, ...]:
     uuids = [text for text in table.devices if is_uuid(text)]
     for uuid in uuids:
         if uuid not in host_uuids:
-            raise table.refusal("devices", f"one of {len(host_uuids)} mediated devices", uuid)
+            raise table.refusal(
+                "devices", f"one of {plural(len(host_uuids), 'mediated device')}", uuid
+            )
     return tuple(sorted(set(uuids)))

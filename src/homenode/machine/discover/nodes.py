@@ -32,7 +32,7 @@ from homenode.machine.topology import (
     Package,
     PagePool,
 )
-from homenode.text import cpus_text
+from homenode.text import cpus_text, plural
 from homenode.units import KIB, whole_number
 
 NODE = "/sys/devices/system/node"
@@ -241,7 +241,9 @@ def read_distances(
             return None, (Gap("distances", f"{path} is absent or empty"),)
         row = parse_distances(text, f"{snapshot.name}: {path}")
         if len(row) != len(online):
-            reason = f"{path} has {len(row)} columns, {len(online)} nodes are online"
+            reason = (
+                f"{path} has {plural(len(row), 'column')} for {plural(len(online), 'online node')}"
+            )
             return None, (Gap("distances", reason),)
         distance_to = dict(zip(online, row, strict=True))
         rows.append(tuple(distance_to[other.index] for other in nodes))

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.machine.tools.xml_text import parse_xml
+from homenode.text import plural
 from homenode.units import whole_number
 
 COMMAND = ("lstopo-no-graphics", "--disallowed", "--filter", "io:all", "--of", "xml")
@@ -225,7 +226,7 @@ def _old_distances(machine: etree._Element, source: str) -> list[HwlocDistances]
             for child in matrix.iterchildren("latency")
         ]
         if len(values) != count * count:
-            expected = f"{count * count} latencies"
+            expected = f"{plural(count * count, 'latency', 'latencies')}"
             raise ParseError(source, expected, str(len(values)), line=_line(matrix))
         rows = tuple(tuple(values[i * count : (i + 1) * count]) for i in range(count))
         matrices.append(HwlocDistances("NUMALatency", True, names, rows))

@@ -15,6 +15,7 @@ from homenode.cpuset import MAX_PU_INDEX, PuIndex
 from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
+from homenode.text import plural
 from homenode.units import whole_number
 
 _SOURCE = "lscpu -e"
@@ -62,7 +63,7 @@ def parse(text: str) -> LscpuTable:
                 lines.unknown(line)
             continue
         if len(words) != len(columns):
-            raise line.error(f"{len(columns)} columns", f"{len(words)} columns")
+            raise line.error(plural(len(columns), "column"), plural(len(words), "column"))
         cell_of = dict(zip(columns, words, strict=True))
         index = line.read_count(cell_of["CPU"], "a CPU", MAX_PU_INDEX)
         if index in cpus:

@@ -38,6 +38,7 @@ from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines, json_objects, record
+from homenode.text import plural
 
 SOURCE = "nvbandwidth"
 MAX_DEVICES = 1024
@@ -331,7 +332,7 @@ class _Text:
             return True
         # Before the cells stands a number, or a host and a number.
         if len(words) <= self.columns:
-            raise line.error(f"a row number and {self.columns} cells")
+            raise line.error(f"a row number and {plural(self.columns, 'cell')}")
         self.rows.append(
             tuple(
                 line.figure_or_none(word, "a number or N/A", _SCALES[unit])

@@ -41,6 +41,7 @@ from homenode.errors import ParseError
 from homenode.indices import NodeIndex
 from homenode.machine.tools.lines import Line, Lines
 from homenode.machine.tools.xml_text import parse_xml
+from homenode.text import plural
 from homenode.units import MIB, whole_number
 
 _SOURCE = "nvidia-smi -q -x"
@@ -215,11 +216,11 @@ def parse_topology(text: str) -> TopoMatrix:
             if not _NIC_NAME.fullmatch(line.text) and not _LEGEND.match(line.text):
                 raise line.error("a line of the legend")
         elif len(rows) == len(names):
-            raise line.error(f"{len(names)} rows")
+            raise line.error(plural(len(names), "row"))
         else:
             rows.append(_row(line, names[len(rows)], len(names), affinities, place))
     if not names or len(rows) != len(names):
-        raise ParseError(_TOPOLOGY, f"{len(names) or 'some'} rows", f"{len(rows)} rows")
+        raise ParseError(_TOPOLOGY, f"{len(names) or 'some'} rows", plural(len(rows), "row"))
     return TopoMatrix(tuple(device for device, _ in rows), tuple(links for _, links in rows))
 
 
@@ -249,7 +250,7 @@ def _row(
         raise line.error(f"the row of {name}")
     links = words[1 : columns + 1]
     if len(links) != columns or not all(link == "N/A" or _LINK.fullmatch(link) for link in links):
-        raise line.error(f"{columns} links such as NV18 or SYS")
+        raise line.error(f"{plural(columns, 'link')} such as NV18 or SYS")
     values = _affinities(line, words[columns + 1 :], columns, affinities, place)
     cpus, nodes, memory_node = (*values, None, None, None)[:3]
     position = f"{_TOPOLOGY}:{line.number}"
@@ -289,14 +290,14 @@ def _affinities(
             start = [word.start() for word in re.finditer(r"\S+", line.text)][columns + 1]
             cells = [words[0] if abs(start - place) < _SPACED else ""]
         elif "\t" not in line.text or not cells:
-            raise line.error(f"{affinities} affinities")
+            raise line.error(plural(affinities, "affinity", "affinities"))
         # The last column always says something; of the first two one is empty, or both.
         last = [words[-1]] if affinities == len(_AFFINITIES) else []
         middle = words[: len(words) - len(last)]
         first = [*([] if cells[0] else ["N/A"]), *middle]
         words = [*first, *["N/A"] * (affinities - len(last) - len(first)), *last]
     if len(words) != affinities:
-        raise line.error(f"{affinities} affinities")
+        raise line.error(plural(affinities, "affinity", "affinities"))
     return [None if word == "N/A" else word for word in words]
 
 

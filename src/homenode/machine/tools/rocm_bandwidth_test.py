@@ -26,6 +26,7 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
+from homenode.text import plural
 from homenode.units import GIB, KIB, MIB
 
 COMMAND = ("rocm-bandwidth-test",)
@@ -163,7 +164,7 @@ class _Reader:
         words = match[2].split()
         due = self.columns[len(self.rows)] if len(self.rows) < len(self.columns) else None
         if len(words) != len(self.columns) or line.read_count(match[1], "a device") != due:
-            raise line.error(f"the row of device {due} with {len(self.columns)} values")
+            raise line.error(f"the row of device {due} with {plural(len(self.columns), 'value')}")
         if self.section == "other":  # its cells are no bandwidths
             words = ["N/A"] * len(words)
         self.rows.append(
@@ -190,7 +191,9 @@ class _Reader:
 
     def _close_matrix(self) -> None:
         if self.columns and len(self.rows) != len(self.columns):
-            raise self.lines.error(f"{len(self.columns)} rows", f"{len(self.rows)} rows")
+            raise self.lines.error(
+                f"{plural(len(self.columns), 'row')}", f"{plural(len(self.rows), 'row')}"
+            )
         if self.columns and self.section in ("one way", "both ways"):
             self.matrices.append(
                 RocmMatrix(

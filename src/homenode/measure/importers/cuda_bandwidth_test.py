@@ -24,6 +24,7 @@ from msgspec import Struct
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
 from homenode.measure.figures.sample import FigureList, Figures, ToolOutput, of_text
+from homenode.text import plural
 from homenode.units import MIB
 
 COMMAND = ("bandwidthTest", "--memory=pinned")
@@ -125,7 +126,7 @@ def parse(text: str) -> CudaBandwidthTest:
         hint = lines.gaps[0].reason if lines.gaps else None
         raise lines.error("a table 'Transfer Size (Bytes)  Bandwidth(GB/s)'", hint=hint)
     if len(results) > 1:
-        raise lines.error("one run", f"{len(results)} results")
+        raise lines.error("one run", plural(len(results), "result"))
     return CudaBandwidthTest(
         devices=tuple(devices),
         transfers=tuple(transfers),

@@ -24,6 +24,7 @@ from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.tools.lines import Line, Lines
 from homenode.measure.figures.sample import FigureList, Figures, ToolOutput, of_text
+from homenode.text import plural
 
 COMMAND = ("mlc",)
 MAX_NODES = 1024
@@ -167,7 +168,7 @@ class _Reader:
         words = match[2].split() if match else []
         rows = self.rows.setdefault(self.section, {})
         if match is None or not columns or len(words) != len(columns):
-            raise line.error(f"a node and {len(columns)} values")
+            raise line.error(f"a node and {plural(len(columns), 'value')}")
         node = _node(line, match[1])
         if node in rows:
             raise line.error(f"one row of node {node}")

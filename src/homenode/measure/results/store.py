@@ -95,7 +95,9 @@ def _run_by_lines(text: bytes, source: str) -> Run:
     if end is None:
         raise _cut_short(source, f"{plural(len(samples), 'sample')} and no end")
     if end != len(samples):
-        raise InputError(f"{source}: expected {end} samples, as its end says, found {len(samples)}")
+        raise InputError(
+            f"{source}: expected {plural(end, 'sample')}, as its end says, found {len(samples)}"
+        )
     return Run(head, tuple(samples))
 
 

@@ -20,7 +20,7 @@ from homenode.findings import Finding, Gap, finding
 from homenode.machine.pci import NVIDIA, DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations
-from homenode.text import first_few
+from homenode.text import first_few, plural
 
 
 class Board(StrEnum):
@@ -147,7 +147,7 @@ class Fabric(Struct, frozen=True):
         ):
             return None
         if len(bdfs) not in self.sizes():
-            return self._finding(f"{len(bdfs)} GPUs ({_bdf_list(bdfs)})", ())
+            return self._finding(f"{plural(len(bdfs), 'GPU')} ({_bdf_list(bdfs)})", ())
         modules = [self.module_of_gpu[bdf] for bdf in bdfs]
         if partition_of(self.board, modules) is not None:
             return None
@@ -169,7 +169,7 @@ class Fabric(Struct, frozen=True):
         owned = set(_physical(named))
         total = count + len(owned)
         if total not in self.sizes():
-            return None, self._finding(f"{total} GPUs", ())
+            return None, self._finding(plural(total, "GPU"), ())
         candidates = {gpu.bdf for gpu in free} | owned
         if total == 1:
             return None, None
@@ -188,7 +188,7 @@ class Fabric(Struct, frozen=True):
             for bdf in sorted(self.module_of_gpu)
             if (domain := allocations.holder(bdf)) is not None
         ]
-        detail = f"none free of the partitions of {total} GPUs" + (
+        detail = f"none free of the partitions of {plural(total, 'GPU')}" + (
             f"; in use: {', '.join(busy)}" if busy else ""
         )
         return None, self._finding(detail, self._of_size(total))

@@ -216,7 +216,7 @@ def host_core(attempt: Attempt) -> Rejection:
     return Rejection(
         "host-core",
         (),
-        f"{attempt.problem.groups} cores for vCPUs leave the host fewer than "
+        f"{plural(attempt.problem.groups, 'core')} for vCPUs would leave the host fewer than "
         f"{attempt.request.host_reserve.cores} without vCPUs",
     )
 
@@ -274,13 +274,13 @@ def refusal(
 
 def _groups_text(fallback: Fallback, groups: int) -> str:
     threads, kinds, counts_pus = fallback.grouping
-    kind = " performance" if kinds == {CoreKind.PERFORMANCE} else ""
+    kind = "performance " if kinds == {CoreKind.PERFORMANCE} else ""
     if counts_pus:
         if threads == 1:
-            return f"{groups}{kind} CPUs"
-        return f"{groups} groups of {threads} siblings ({groups * threads} CPUs)"
+            return plural(groups, f"{kind}CPU")
+        return f"{plural(groups, 'group')} of {threads} siblings ({groups * threads} CPUs)"
     siblings = f" of {threads} CPUs" if threads > 1 else ""
-    return f"{groups} whole{kind} cores{siblings}"
+    return f"{plural(groups, f'whole {kind}core')}{siblings}"
 
 
 def _owners_text(attempt: Attempt, supply: Supply) -> str:

@@ -20,6 +20,7 @@ from homenode.machine.pci import NVIDIA, PciDevice
 from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
+from homenode.text import plural
 from homenode.units import KIB, MIB, format_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, Layout, MemoryBinding
 from homenode.vm.model import MemoryDevice, Vm, VmCell
@@ -314,7 +315,7 @@ def _reserve(
                 finding(
                     "huge-pages-short",
                     f"node {node}",
-                    expected=f"{needed} free pages of {format_bytes(page_bytes)}",
+                    expected=f"{plural(needed, 'free page')} of {format_bytes(page_bytes)}",
                     observed=f"{free} of {pool.total_pages}",
                     severity=Severity.INFO if is_preferred else Severity.WARNING,
                     case="of a plan",

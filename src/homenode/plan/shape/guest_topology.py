@@ -333,7 +333,7 @@ def _sockets_of_cells(
             "cells-share-socket",
             subject,
             observed=f"they share {'a socket' if sockets == 1 else f'{sockets} sockets'} of "
-            f"{vcpus // threads // sockets} cores, "
+            f"{plural(vcpus // threads // sockets, 'core')}, "
             "as sub-NUMA clusters do; Linux older than 5.15 prints a warning at boot",
             case=None if is_equal else "unequal cells",
         )

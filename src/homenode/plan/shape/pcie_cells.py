@@ -12,6 +12,7 @@ from homenode.indices import NodeIndex
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
+from homenode.text import plural
 from homenode.vm.model import GuestAddress, GuestCellId, GuestPciController, PortModel
 
 
@@ -153,7 +154,7 @@ def unguarded_ports(
     return (
         finding(
             "empty-ports-unguarded",
-            f"{len(empty)} empty ports",
+            plural(len(empty), "empty port"),
             observed="the definition has not been defined yet: libvirt will assign them to devices "
             "that have no PCI address, a virtual NIC or disk, say",
         ),

@@ -11,6 +11,7 @@ from collections import Counter
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
+from homenode.text import plural
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.edits import (
     Attributes,
@@ -337,8 +338,8 @@ def _planned_pins(document: Document, plan: Plan) -> dict[Key, CpuSet]:
     threads = iothread_ids(document)
     if plan.iothread_pus and len(plan.iothread_pus) != len(threads):
         raise InputError(
-            f"{document.source}: expected {len(plan.iothread_pus)} IOThreads as in the plan, "
-            f"found {len(threads)}",
+            f"{document.source}: expected {plural(len(plan.iothread_pus), 'IOThread')} "
+            f"as in the plan, found {len(threads)}",
             hint="plan again for this definition",
         )
     pairs = zip(threads, plan.iothread_pus, strict=False)

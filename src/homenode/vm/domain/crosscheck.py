@@ -274,11 +274,13 @@ def _check_windows(
             yield _fault(
                 "bus-window",
                 f"expander bus {controller.index} at busNr {start}",
-                f"{need} buses",
+                plural(need, "bus", "buses"),
                 f"{max(0, end - start)}, up to {end - 1}",
             )
     if starts and starts[0] < 1 + buses_below[0]:
-        yield _fault("bus-window", "the root bus", f"{1 + buses_below[0]} buses", starts[0])
+        yield _fault(
+            "bus-window", "the root bus", plural(1 + buses_below[0], "bus", "buses"), starts[0]
+        )
 
 
 def _check_chassis(document: Document) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from xml.parsers import expat
 from msgspec import Struct
 
 from homenode.errors import InputError, ParseError
-from homenode.text import printable
+from homenode.text import plural, printable
 
 MAX_BYTES = 4 << 20
 """libvirt's own limit for a document on the wire. Source: REMOTE_STRING_MAX, remote_protocol.x."""
@@ -259,7 +259,7 @@ class _Builder:
             raise self.too_many(f"{MAX_DEPTH} levels and {MAX_ELEMENTS} elements")
         of_name = self.alike[name] = self.alike.get(name, 0) + 1
         if of_name > _ALIKE.get(name, MAX_ALIKE):
-            raise self.too_many(f"{of_name - 1} elements <{printable(name)[:60]}>")
+            raise self.too_many(f"{plural(of_name - 1, 'element')} <{printable(name)[:60]}>")
         if len(self.open) == 2 and self.open[1].fields["name"] == "devices":
             self.devices += 1
             if self.devices > MAX_DEVICES:

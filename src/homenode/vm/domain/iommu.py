@@ -18,6 +18,7 @@ from homenode.errors import InputError
 from homenode.findings import Finding, finding
 from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
+from homenode.text import plural
 from homenode.vm.domain.controllers import pci_controllers
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.edits import (
@@ -171,7 +172,7 @@ def edit_iommu(document: Document, plan: Plan) -> Document:
     if iommu is not None and model not in ("intel", "amd"):
         raise InputError(
             f"{document.source}:{iommu.line}: expected <iommu model='intel'> or 'amd' for "
-            f"{plan.vm.vcpus} vCPUs, found {model!r}, which does not remap interrupts",
+            f"{plural(plan.vm.vcpus, 'vCPU')}, found {model!r}, which does not remap interrupts",
             hint="use model='intel', or at most 255 vCPUs",
         )
     if model == "amd":

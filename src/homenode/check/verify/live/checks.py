@@ -86,7 +86,7 @@ _LIVE_FACTS = (
         agrees=lambda planned, seen: seen <= planned,
         show_both=lambda planned, seen: (
             "",
-            f"{planned} vCPUs",
+            plural(planned, "vCPU"),
             f"vCPUs {CpuSet(range(planned, seen))} as well",
         ),
     ),

@@ -184,13 +184,13 @@ def _end(
     """Say what is missing and why; exit 1 where anything is."""
     missing = progress.missing()
     total = len(progress.tasks)
-    note(f"{total - len(missing) - len(unmeasured)} of {total} jobs have results")
+    note(f"{total - len(missing) - len(unmeasured)} of {plural(total, 'job')} have results")
     for line in missing_lines(missing):
         note(f"missing: {line}")
     for name, lacking in unmeasured[:_MOST_SHOWN]:
         note(f"not measured: {name}: {lacking}")
     if len(unmeasured) > _MOST_SHOWN:
-        note(f"not measured: {len(unmeasured) - _MOST_SHOWN} more jobs")
+        note(f"not measured: {plural(len(unmeasured) - _MOST_SHOWN, 'more job')}")
     note(f"next: homenode slurm report {shlex.quote(str(directory.path))}")
     if missing:
         note("the same command continues what is missing")

@@ -39,6 +39,7 @@ from homenode.decide.words import figure_text, multiple_text
 from homenode.findings import Gap
 from homenode.measure.results.model import CPU_ONLY, GPU_UNKNOWN, Run, Sample
 from homenode.objective import Objective
+from homenode.text import plural
 
 _BOUND = "bound to node"
 _SHOWN = 3
@@ -344,7 +345,7 @@ def _places(places: list[JobLocality]) -> str:
     counts = [
         f"{places.count(locality)} {locality}" for locality in JobLocality if locality in places
     ]
-    return f"locality of {len(places)} shared jobs: {', '.join(counts)}"
+    return f"locality of {plural(len(places), 'shared job')}: {', '.join(counts)}"
 
 
 class JobLine(Struct, frozen=True, kw_only=True):

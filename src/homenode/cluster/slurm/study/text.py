@@ -74,7 +74,9 @@ def _figures(report: StudyReport, *, everything: bool) -> Iterator[Section]:
     ]
     yield from map(_map, shown)
     if len(shown) < len(report.matrices):
-        yield Section("", (Text(f"{len(report.matrices) - len(shown)} more maps (--all)"),))
+        yield Section(
+            "", (Text(f"{plural(len(report.matrices) - len(shown), 'more map')} (--all)"),)
+        )
     for comparison in report.comparisons:
         yield from _comparison(comparison)
     if report.jobs:
@@ -202,7 +204,7 @@ def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> Sect
             look = "bad" if job.locality is JobLocality.LOST else ""
             parts.append(Text(f"{_job_name(job.name)}: {'; '.join(remark)}", look))
     if len(shown) < len(jobs):
-        parts.append(Text(f"{len(jobs) - len(shown)} more jobs (--all)"))
+        parts.append(Text(f"{plural(len(jobs) - len(shown), 'more job')} (--all)"))
     gpu_hours = [job.gpu_hours for job in jobs if job.gpu_hours is not None]
     hours = (
         f"{sum(gpu_hours) + of_all:.2f} GPU-hours"

@@ -13,7 +13,7 @@ from homenode.errors import InputError, ParseError
 from homenode.findings import Finding, finding
 from homenode.machine.pci import canonical_uuid
 from homenode.package_data import package_text
-from homenode.text import printable
+from homenode.text import plural, printable
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import GuestAddress, GuestPciController, Vm
 from homenode.vm.plan import Plan
@@ -301,7 +301,8 @@ def _tree(plan: Plan, guest: Vm) -> tuple[tuple[GuestPciController, ...], dict[B
     slots_left = [slot for slot in range(2, 0x1A) if slot not in slots]
     if slot_count > len(slots_left):
         raise InputError(
-            f"qemu: expected at most {len(slots_left)} devices on the root bus, found {slot_count}",
+            f"qemu: expected at most {plural(len(slots_left), 'device')} on the root bus, "
+            f"found {slot_count}",
             hint="choose a layout with -pci" if shares else "choose fewer devices, or machine q35",
         )
     free = iter(slots_left[-slot_count:])

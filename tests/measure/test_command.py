@@ -21,15 +21,16 @@ from homenode.measure.results.model import Switches
 from homenode.measure.results.store import read_run
 from homenode.measure.results.vantage import Vantage
 from tests import probe_documents
-from tests.command_line import homenode
+from tests.command_line import Result, homenode
 from tests.processes import wait_for_end
 
 SHORT = (*"--quick --repeat 1 --tests cpu-single,core-to-core --context host --force".split(),)
 
 
 @pytest.fixture
-def probe(tmp_path: Path) -> Path:
-    """A directory with a probe that answers at once, whatever it is asked."""
+def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a probe that answers at once, whatever it is asked; we are above it."""
+    monkeypatch.chdir(tmp_path)
     directory = tmp_path / "tools"
     directory.mkdir()
     for name in ("throughput", "core-to-core"):
@@ -47,21 +48,13 @@ def environment(probe: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "COLUMNS": "100", "TERM": "xterm"}
 
 
-def bench(probe: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "homenode.cli.main", "bench", "--name", *words],
-        env=environment(probe),
-        cwd=probe.parent,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+def bench(probe: Path, *words: str) -> Result:
+    return homenode("bench", "--name", *words, env=environment(probe), whole=True)
 
 
 def test_a_run_is_shown_stored_and_refused_a_second_time(probe: Path) -> None:
     done = bench(probe, "mine", *SHORT, "--layout", "pin", "--boot", "b1", "--arrangement", "q")
-    assert done.returncode in (0, 1), done.stderr  # 1: this machine is busy, say
+    assert done.exit_code in (0, 1), done.stderr  # 1: this machine is busy, say
     assert "one thread" in done.stdout
     assert "wrote results/cpu-only/mine" in done.stderr or "wrote results/" in done.stderr
     (directory,) = (probe.parent / "results").glob("*/mine")
@@ -73,10 +66,10 @@ def test_a_run_is_shown_stored_and_refused_a_second_time(probe: Path) -> None:
         "a batch job's log shows that it goes on"
     )
     again = bench(probe, "mine", *SHORT)
-    assert again.returncode == 3
+    assert again.exit_code == 3
     assert "a run of this name exists" in again.stderr
     other = bench(probe, "mine", *SHORT, "--resume", "--seed", "9", "--boot", "b1")
-    assert other.returncode == 2
+    assert other.exit_code == 2
     assert "seed 1 before, 9 now" in other.stderr
 
 
@@ -85,12 +78,12 @@ def test_json_is_the_findings_and_nothing_else(probe: Path) -> None:
     document = json.loads(done.stdout)
     assert document["format"] == "homenode.findings/1"
     bad = any(one["severity"] in ("critical", "warning") for one in document["findings"])
-    assert done.returncode == int(bad)
+    assert done.exit_code == int(bad)
 
 
 def test_a_dry_run_shows_every_step_and_runs_none(probe: Path) -> None:
     done = bench(probe, "mine", *SHORT, "--dry-run")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert done.stdout.count("cpu-single (control)") == 2
     assert "homenode-probe core-to-core" in done.stdout
     assert "about" in done.stdout
@@ -106,7 +99,7 @@ def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
         r"([0-9.]+) s$",
         "--lower-is-better",
     )
-    assert done.returncode in (0, 1), done.stderr
+    assert done.exit_code in (0, 1), done.stderr
     (directory,) = (probe.parent / "results").glob("*/mine")
     assert read_run(directory).head.switches == Switches(None, None, None, None, None)
     samples = [one for one in read_run(directory).samples if one.metric == "app-time:echo"]
@@ -181,7 +174,7 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(probe: Path) -> None:
     assert "--resume" in text
     script.write_text(fast)
     done = bench(probe, "it's mine", *SHORT, "--resume")
-    assert done.returncode in (0, 1), done.stderr
+    assert done.exit_code in (0, 1), done.stderr
     (directory,) = (probe.parent / "results").glob("*/it's mine")
     assert {one.metric for one in read_run(directory).samples} == {
         "cpu-single",
@@ -257,7 +250,7 @@ def test_a_dry_run_refuses_what_the_run_would(probe: Path) -> None:
         (("x", "--json"), "--dry-run and --json cannot be used together"),
     ):
         done = bench(probe, *words, "--dry-run")
-        assert (done.returncode, says in done.stderr) == (2, True)
+        assert (done.exit_code, says in done.stderr) == (2, True)
 
 
 def test_a_pattern_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,9 +142,9 @@ def test_the_published_outputs_are_imported(tmp_path: Path) -> None:
 
 def test_no_damaged_study_directory_or_log_stops_an_import() -> None:
     for name, text in STUDY.items():
-        for damaged in mutations(text, MUTATIONS // 10):
+        for damaged in mutations(text, MUTATIONS // 25):
             imported_runs([directory({**STUDY, name: damaged})], ImportOptions())
-    for damaged in mutations(pinned(1), MUTATIONS):
+    for damaged in mutations(pinned(1), MUTATIONS // 5):
         imported_runs([directory({"log.txt": damaged})], ImportOptions())
 
 

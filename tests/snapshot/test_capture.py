@@ -29,7 +29,7 @@ from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.snapshot.store import DirectorySnapshot, open_snapshot
 from homenode.process import run
 from tests.command_line import homenode
-from tests.mutations import survives
+from tests.mutations import MUTATIONS, survives
 from tests.shared_data import SHARED
 
 SHELLS = [
@@ -373,4 +373,4 @@ def test_damaged_collector_output_is_read_or_refused_and_nothing_else(
     _write_tree(HOST, tmp_path)
     printed = run(["sh"], 300, collector_script(str(tmp_path))).stdout_or_raise()
     head = printed[: printed.index("\nC ")] + "\nC uname\n Linux\n \n S 0\nZ\n"
-    assert survives(lambda text: gather(parse_collected(text, "gpu7")), head, 300) > 0
+    assert survives(lambda text: gather(parse_collected(text, "gpu7")), head, MUTATIONS // 5) > 0

@@ -44,7 +44,7 @@ for path in sys.argv[2:]:
 
 
 def test_archives_that_want_time_or_memory_get_little(tmp_path: Path) -> None:
-    left, tried = [], part(list(BOMBS), 0)
+    left, tried = [], part(list(BOMBS), 1)
     for number, name in enumerate(tried):
         left.append(tmp_path / f"{number}")
         left[-1].write_bytes(BOMBS[name]())
@@ -73,7 +73,7 @@ def test_the_limits_are_enforced(tmp_path: Path) -> None:
     for program in ("while True: pass", "x = bytes(300 << 20)"):
         code = READER.replace("load_host(path)", f"exec({program!r})")
         done = subprocess.run(
-            [sys.executable, "-c", code, "1", "x"], capture_output=True, check=False, cwd=ROOT
+            [sys.executable, "-c", code, "0", "x"], capture_output=True, check=False, cwd=ROOT
         )
         assert done.returncode, program
 
@@ -90,7 +90,7 @@ def test_damaged_archives_are_read_or_refused_by_the_hundred(tmp_path: Path) -> 
 
 NAMES = st.lists(
     st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=90).filter(
-        lambda name: name not in (".", "..")
+        lambda name: name not in (".", "..", "link")
     ),
     min_size=1,
     max_size=4,

@@ -16,6 +16,9 @@ from homenode.machine.tools import study_programs
 from homenode.measure.imported import files as import_directory
 from homenode.measure.imported.files import find_directories
 from homenode.measure.imported.runs import ImportOptions, imported_runs
+from homenode.measure.importers import cuda_bandwidth_test, intel_mlc
+from homenode.measure.importers.stream import parse as parse_stream
+from homenode.measure.importers.sysbench import parse as parse_sysbench
 from homenode.measure.results.store import load_runs
 from tests.command_line import homenode
 from tests.measure.importers import test_cuda_bandwidth_test as cuda
@@ -154,6 +157,11 @@ def test_no_damaged_study_directory_or_log_stops_an_import() -> None:
         (study_programs.parse_chase, CHASE),
         (study_programs.parse_copies, COPIES),
         (study_programs.parse_matmul, "100 matmuls: 2.115s (21.1ms each)\n"),
+        (cuda_bandwidth_test.parse, cuda.OUTPUT),
+        (intel_mlc.parse, mlc.OUTPUT),
+        (parse_stream, stream.OUTPUT),
+        (parse_sysbench, sysbench.CPU),
+        (parse_sysbench, sysbench.MEMORY),
     ],
 )
 def test_damaged_output_is_read_or_refused_and_nothing_else(

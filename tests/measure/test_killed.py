@@ -1,4 +1,7 @@
-"""kill -9 of a real run, at many moments: --resume completes it, nothing is lost or doubled."""
+"""kill -9 of a real run on another machine: --resume completes it, nothing is lost or doubled.
+
+On this machine a run is killed at every call in tests/measure/test_resume.py.
+"""
 
 import hashlib
 import os
@@ -8,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,7 @@ from tests.measure.test_resume import untimed
 from tests.probe_build import ROOT
 from tests.ssh_daemon import ssh_daemon
 
-KILLS = 5
+KILLS = 1
 ENDS_S = 300
 STAND_IN = """#!/bin/sh
 # Takes a moment, so that it can be killed while it runs, and says that it did.
@@ -73,7 +76,7 @@ def order_of(root: Path) -> Path:
     return root / "cpu-only" / "killed" / "journal.jsonl"
 
 
-def cut(root: Path, tools: Path, kills: int, rng: random.Random, where: Sequence[str] = ()) -> int:
+def cut(root: Path, tools: Path, kills: int, rng: random.Random, where: tuple[str, ...]) -> int:
     """A run that is killed at most so often and then completed; how often it was."""
     killed = 0
     while True:
@@ -83,7 +86,7 @@ def cut(root: Path, tools: Path, kills: int, rng: random.Random, where: Sequence
             assert child.stdout is not None
             if rng.random() < 0.8:
                 child.stdout.readline()  # the first step begins
-            time.sleep(rng.uniform(0.0, 0.12) * (5 if where else 1))
+            time.sleep(rng.uniform(0.0, 0.6))
             child.send_signal(signal.SIGKILL)
         _, errors = child.communicate(timeout=ENDS_S)
         if child.returncode == 0:
@@ -92,21 +95,20 @@ def cut(root: Path, tools: Path, kills: int, rng: random.Random, where: Sequence
         killed += 1
 
 
-@pytest.fixture(params=["here", pytest.param("ssh", marks=(pytest.mark.root, pytest.mark.lab))])
+@pytest.fixture
 def where(
-    request: pytest.FixtureRequest, tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, ...]]:
-    """Options that say which machine is measured: all of them are this one."""
+    """Options that say which machine is measured: this one, over ssh."""
     probe = ("--probe", str(tools / "homenode-probe"))
-    if request.param == "here":
-        yield ()
-    else:
-        with ssh_daemon(tmp_path, monkeypatch) as port:
-            yield ("--on", f"ssh://root@127.0.0.1:{port}", *probe)
+    with ssh_daemon(tmp_path, monkeypatch) as port:
+        yield ("--on", f"ssh://root@127.0.0.1:{port}", *probe)
     for name in map(directory_of, tmp_path.glob("cut after *")):
         assert not list(Path("/").glob(f"run/{name}")) + list(Path("/tmp").glob(name))
 
 
+@pytest.mark.root
+@pytest.mark.lab
 def test_killed_many_times_it_comes_to_what_it_would_have(
     tools: Path, tmp_path: Path, where: tuple[str, ...]
 ) -> None:
@@ -119,11 +121,10 @@ def test_killed_many_times_it_comes_to_what_it_would_have(
 
     rng = random.Random(4)
     total = 0
-    kills = KILLS // 5 if where else KILLS
-    while total < kills:  # a busy machine may wake us only when a run is through
+    while total < KILLS:  # a busy machine may wake us only when a run is through
         ended.unlink()
         root = tmp_path / f"cut after {total}"
-        killed = cut(root, tools, kills - total, rng, where)
+        killed = cut(root, tools, KILLS - total, rng, where)
         run = read_run(root / "cpu-only" / "killed")
         assert untimed(run).head == untimed(untouched).head
         assert run.head.unusable == ()

@@ -297,6 +297,7 @@ def test_pytorch_for_an_amd_gpu_that_is_not_here_is_a_dry_run(
     assert isinstance(refused.exception, HomenodeError)
 
 
+@pytest.mark.nightly  # five seconds, and the plan's steps are compared above
 def test_pytorch_is_installed_in_an_environment_of_its_own_and_undone(
     tools: Path, tmp_path: Path
 ) -> None:

@@ -2,7 +2,6 @@
 change where the VM is, what it sees, or whether it starts, is named; the rest has a reason.
 """
 
-import os
 import re
 from collections.abc import Callable
 from functools import cache
@@ -37,6 +36,7 @@ from homenode.vm.model import (
 from homenode.vm.plan import Aperture, Plan, with_vm
 from homenode.vm.plan_options import PlanOptions, Policy
 from homenode.vm.targets.libvirt import rewrite
+from tests.seeds import THOROUGH
 from tests.single_edits import Edit, edits, users_vm
 from tests.verify_documents import DEVICES, PLAIN, changed, findings_of, small_host
 
@@ -225,10 +225,6 @@ def test_no_planned_element_can_be_lost_or_changed_unseen(layout: str) -> None:
     assert len(tried) > 60
     sample = tried if THOROUGH else tried[::8]
     assert not unnamed(sample, plan)
-
-
-THOROUGH = "HOMENODE_FUZZ" in os.environ
-"""`make nightly`: every edit."""
 
 
 @pytest.mark.parametrize("name", ["2 GPUs", "8 GPUs"])

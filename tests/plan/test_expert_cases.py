@@ -409,15 +409,6 @@ def test_the_host_keeps_a_core_until_nothing_else_is_left() -> None:
     assert {f.severity for f in in_use.findings if f.severity != "info"} == {"warning"}
 
 
-def test_the_host_keeps_memory_until_nothing_else_is_left() -> None:
-    host = even_host(1, 1, 1, 4, 1, memory_bytes=8 * GIB)
-    assert not [
-        f for f in agreed(host, small_request(2, 5 * GIB)).findings if f.severity == "critical"
-    ]
-    in_use = agreed(host, small_request(2, 7 * GIB))
-    assert [f for f in in_use.findings if f.severity == "critical"]
-
-
 def test_a_second_node_serves_before_the_memory_of_the_host_does() -> None:
     host = even_host(2, 1, 1, 4, 1, memory_bytes=8 * GIB)
     assert agreed(host, small_request(2, 7 * GIB)).nodes == (0, 1)
@@ -436,13 +427,6 @@ def test_pages_that_do_not_divide_lie_where_they_are() -> None:
         small_request(4, 7 * GIB), page_bytes=GIB, host_reserve=HostReserve(1, 3 * GIB)
     )
     placement = agreed(host_of(specs), request)
-    assert placement.nodes == (0, 1)
-
-
-@needs_shared
-def test_round_toml() -> None:
-    host = load_host(str(shared("cases/placement/round.toml")))
-    placement = place(host, replace(small_request(4, 7 * GIB), page_bytes=GIB))
     assert placement.nodes == (0, 1)
 
 
@@ -470,15 +454,3 @@ def test_cells_share_memory_unevenly_where_equal_shares_do_not_fit() -> None:
     host = host_of(MEM4, distances=MEM4_DISTANCES)
     placement = agreed(host, small_request(8, 30 * GIB))
     assert placement.nodes == (0, 2)
-
-
-@needs_shared
-def test_mem4_toml() -> None:
-    host = load_host(str(shared("cases/placement/mem4.toml")))
-    assert place(host, small_request(8, 30 * GIB)).nodes == (0, 2)
-    request = asking(
-        small_request(4, 20 * GIB, layout="pin-bound"),
-        reserved_pus=CpuSet.parse("4-11"),
-        max_nodes=2,
-    )
-    assert place(host, request).memory_nodes == (0, 2)

@@ -90,15 +90,6 @@ def test_gpus_named_one_by_one_that_are_no_partition_are_a_finding() -> None:
     assert finding(board(), asking(named(1, 2), without_nvlink=True)) is None
 
 
-def test_a_second_single_gpu_leaves_the_other_group_of_four_whole() -> None:
-    host = board()
-    first = place(host, some(1)).devices[0]
-    busy = structs.replace(host, domains=(pinned_domain("0", devices=(str(first),)),))
-    second = place(busy, some(1)).devices[0]
-    groups = [{spec.bdf for spec in HGX[:4]}, {spec.bdf for spec in HGX[4:]}]
-    assert any({str(first), str(second)} <= group for group in groups)
-
-
 def test_gpus_that_are_added_make_a_partition_with_those_of_the_document() -> None:
     one_more = asking(named(5), gpu_count=1)
     assert buses(board(), one_more) == ["9b", "ab"]

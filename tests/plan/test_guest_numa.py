@@ -67,10 +67,6 @@ def test_memory_of_cells_that_no_pages_can_make_is_refused(
         assemble(even_host(2), request, structs.replace(placed((2, 2)), cell_memory_bytes=sizes))
 
 
-def test_equal_cells_differ_by_a_page_at_most() -> None:
-    assert split_memory(64 * MIB, 2 * MIB, (1, 1, 1)) == (22 * MIB, 22 * MIB, 20 * MIB)
-
-
 @given(
     st.lists(st.integers(1, 64), min_size=1, max_size=8),
     st.integers(1, 4096),
@@ -121,12 +117,6 @@ def test_ordinary_memory_keeps_libvirts_mebibyte_where_it_can() -> None:
         memory_granule(3 * MIB + 1, None)
 
 
-def test_a_page_for_every_cell_is_the_least() -> None:
-    request = structs.replace(small_request(4, GIB), page_bytes=GIB)
-    with pytest.raises(InputError, match=r"1 GiB .* 2 .* 1 "):
-        cells_of(request, (2, 2))
-
-
 def test_a_flat_guest_has_one_cell_with_everything() -> None:
     request = small_request(4, 4 * GIB + 3 * KIB, layout="pin")
     plan = assemble(even_host(2), request, placed((2, 2), bound=False))
@@ -157,11 +147,6 @@ def test_a_host_without_a_slit_tells_the_guest_nothing() -> None:
     plan = assemble(even_host(2, tells_distances=False), small_request(4), placed((2, 2)))
     assert all(cell.distances == () for cell in plan.cells)
     assert any(gap.subject == "guest distances" for gap in plan.gaps)
-
-
-def test_one_cell_needs_no_distances() -> None:
-    plan = assemble(even_host(2), small_request(4), placed((4,)))
-    assert plan.cells[0].distances == ()
 
 
 def test_huge_pages_are_counted_for_each_node_with_a_command_where_they_lack() -> None:

@@ -282,15 +282,6 @@ def test_94_vcpus_on_four_nodes_get_unequal_cells_without_a_flag() -> None:
     assert "unequal-cells" in {f.id for f in uneven.findings}
 
 
-def test_cells_are_equal_while_that_costs_no_package() -> None:
-    # Six free cores on each of eight nodes: 14 vCPUs in equal cells would take seven nodes.
-    host = even_host(2, 4, 1, 6, 1)
-    uneven = place(host, small_request(14))
-    assert len(uneven.nodes) == 3
-    assert {node // 4 for node in uneven.nodes} in ({0}, {1})
-    assert len(place(host, small_request(12)).nodes) == 2
-
-
 def test_a_flat_guest_needs_no_equal_shares() -> None:
     placement = place(even_host(4, 1, 1, 28, 2), small_request(94, layout="pin"))
     assert sorted(placement.vcpu_nodes.count(i) for i in range(4)) == [23, 23, 24, 24]

@@ -189,30 +189,6 @@ def buses(host: Host, request: GuestRequest) -> list[str]:
     return [str(bdf)[5:7] for bdf in place(host, request).devices]
 
 
-def test_two_gpus_are_the_two_of_one_switch() -> None:
-    assert buses(hgx(), some(2)) == ["19", "3b"]
-
-
-def test_four_gpus_are_those_of_one_node() -> None:
-    placement = place(hgx(), some(4))
-    assert [str(bdf)[5:7] for bdf in placement.devices] == ["19", "3b", "4c", "5d"]
-    assert placement.nodes == (0,)
-
-
-def test_eight_gpus_take_both_nodes_so_that_each_gpu_is_at_home() -> None:
-    assert place(hgx(), some(8, 16)).nodes == (0, 1)
-
-
-def test_one_gpu_comes_from_a_broken_switch_so_that_whole_ones_stay_whole() -> None:
-    busy = pinned_domain("0", name="other", devices=("9b:00.0",))
-    assert buses(hgx(domains=(busy,)), some(1)) == ["ab"]
-
-
-def test_three_gpus_are_a_whole_switch_and_one_more_of_the_node() -> None:
-    busy = pinned_domain("0", name="other", devices=("4c:00.0",))
-    assert buses(hgx(domains=(busy,)), some(3)) == ["19", "3b", "5d"]
-
-
 def test_gpus_of_running_vms_are_not_used_and_too_few_are_refused_with_who_has_them() -> None:
     busy = pinned_domain("0", name="train", devices=("19:00.0", "3b:00.0"))
     host = hgx(domains=(busy,))
@@ -222,13 +198,6 @@ def test_gpus_of_running_vms_are_not_used_and_too_few_are_refused_with_who_has_t
     assert numbers(refusal.value.message)[:3] == [7, 6, 8]
     assert "0000:19:00.0" in str(refusal.value) and "train" in str(refusal.value)
     assert numbers(refusal.value.hint) == [6]
-
-
-def test_gpus_near_free_cores_win_over_gpus_near_none() -> None:
-    host = hgx(domains=(pinned_domain("0-31"),))
-    placement = place(host, some(2))
-    assert placement.nodes == (1,)
-    assert [str(bdf)[5:7] for bdf in placement.devices] == ["9b", "ab"]
 
 
 def test_a_gpu_brings_its_audio_function_and_keeps_the_documents_devices() -> None:

@@ -158,20 +158,6 @@ def test_a_kept_binding_that_leaves_out_the_vcpus_nodes_is_reported() -> None:
     assert not place(host, near).findings
 
 
-def test_cells_may_get_uneven_memory_where_shares_do_not_fit() -> None:
-    # Three nodes of 4 cores with 8, 4 and 32 GiB; the third is farther away.
-    host = host_of(
-        [NodeSpec(((1,) * 4,), 0, memory_bytes=size * GIB) for size in (8, 4, 32)],
-        distances=((10, 12, 20), (12, 10, 20), (20, 20, 10)),
-    )
-    placement = place(host, small_request(8, 30 * GIB))
-    assert placement.nodes == (0, 2)
-    assert "uneven memory" in placement.fallback
-    assert sum(placement.cell_memory_bytes) == 30 * GIB
-    assert placement.cell_memory_bytes[0] <= 6 * GIB
-    assert "memory-uneven" in {f.id for f in placement.findings}
-
-
 def test_pages_that_do_not_divide_lie_where_there_are_any() -> None:
     pools = [(PagePool(GIB, 4, 4),), (PagePool(GIB, 3, 3),)]
     host = host_of(

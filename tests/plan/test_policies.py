@@ -11,7 +11,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.plan.search.node_sets import NodeSets
 from homenode.plan.search.place import place
 from homenode.units import GIB
-from homenode.vm.plan_options import Balance, PlanOptions, Policy, cell_asked
+from homenode.vm.plan_options import PlanOptions, Policy, cell_asked
 from tests.figures import numbers
 from tests.small_hosts import (
     DeviceSpec,
@@ -30,20 +30,6 @@ def test_spread_takes_as_many_nodes_as_there_are_whether_or_not_these_share_equa
     wide = even_host(8, 2, 1, 4, 2)
     flat = asking(small_request(9, layout="pin"), policy=Policy.SPREAD)
     assert len(place(wide, flat).nodes) == 9
-
-
-def test_pack_takes_the_tightest_node_and_spread_the_emptiest() -> None:
-    host = even_host(2, 1, 1, 8, 1, domains=[pinned_domain("0-1")])
-    assert place(host, small_request(4)).nodes == (1,)
-    assert place(host, asking(small_request(4), balance=Balance.PACK)).nodes == (0,)
-
-
-def test_a_device_pulls_to_its_package_before_fewer_nodes_count() -> None:
-    gpus = [DeviceSpec("0000:10:00.0", node=0), DeviceSpec("0000:90:00.0", node=1, root=1)]
-    host = even_host(2, 1, 1, 8, 2, devices=gpus)
-    both = place(host, small_request(8, devices=["10:00.0", "90:00.0"]))
-    assert both.nodes == (0, 1)
-    assert place(host, small_request(8, devices=["90:00.0"])).nodes == (1,)
 
 
 def test_of_many_packages_several_near_the_devices_are_better_than_one_that_is_not() -> None:
@@ -81,13 +67,6 @@ def test_cores_are_shared_on_many_nodes_that_have_no_whole_one() -> None:
     host = even_host(12, 1, 1, 2, 2, disallowed="0-23")
     placement = place(host, small_request(4, layout="pin"))
     assert len(placement.nodes) == 2
-
-
-def test_within_a_package_fewer_nodes_count_before_the_device_is_local() -> None:
-    gpus = [DeviceSpec(f"0000:{16 + i}:00.0", node=i, root=i) for i in range(4)]
-    host = even_host(1, 4, 1, 8, 2, devices=gpus)
-    placement = place(host, small_request(8, devices=[f"{16 + i}:00.0" for i in range(4)]))
-    assert len(placement.nodes) == 1
 
 
 def test_a_nic_alone_only_breaks_ties_and_one_next_to_a_gpu_decides() -> None:

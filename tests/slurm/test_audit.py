@@ -125,6 +125,11 @@ def test_a_gpu_without_a_node_is_not_judged() -> None:
     assert [f.id for f in findings] == ["job-unjudged"]
 
 
+def test_gpus_on_two_nodes_and_one_on_an_unknown_are_judged() -> None:
+    host = TESTBED + '[[root]]\nbus = 0xe0\nports = ["gpu"]\n'
+    assert [f.id for f in found(Listed(1, ["n"], [0, 16], range(9)), host=host)] == ["job-unjudged"]
+
+
 def test_on_gh200_the_node_of_a_gpu_is_the_one_with_cpus() -> None:
     shape = NodeShape(4, 72, 1, 288)
     host = load_host("gh200x4")

@@ -144,13 +144,14 @@ def _spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     if tree.gpus_of_node is None or len(nodes) < 2:
         return
     largest = sorted(tree.gpus_of_node.values(), reverse=True)
-    needed = next(n for n in range(1, len(largest) + 1) if sum(largest[:n]) >= len(owned.gpus))
+    placed = [gpu for gpu in owned.gpus if gpu.node is not None]
+    needed = next(n for n in range(1, len(largest) + 1) if sum(largest[:n]) >= len(placed))
     if len(nodes) > needed:
         yield finding(
             "job-gpus-spread",
             owned.subject,
-            expected=f"{plural(len(owned.gpus), 'GPU')} on {plural(needed, 'node')}",
-            observed=f"{_gpus(owned.gpus)} on {tree.names(nodes)}",
+            expected=f"{plural(len(placed), 'GPU')} on {plural(needed, 'node')}",
+            observed=f"{_gpus(placed)} on {tree.names(nodes)}",
             source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
 

@@ -13,7 +13,7 @@ from homenode.cluster.kubevirt.check import RULES, Cluster, check, read_cluster
 from homenode.cluster.kubevirt.manifests import GATES as WRITTEN
 from homenode.cluster.kubevirt.manifests import virtual_machine
 from homenode.cluster.kubevirt.object import parse_quantity, read_manifest, yaml_text
-from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, read_vmi, vmi_of
+from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, guest_of, read_vmi, vmi_of
 from homenode.errors import InputError
 from homenode.machine.topology import Host, PagePool
 from homenode.vm.sources import load_host
@@ -258,6 +258,14 @@ def test_the_check_finds_nothing_in_the_vm_and_the_gates_of_the_manifest() -> No
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         parse_quantity(text, "memory")
+
+
+def test_quantities_beyond_what_a_node_has_are_read_as_kubernetes_reads_them() -> None:
+    assert parse_quantity("999999999999999999E", "memory") == 2**63 - 1
+    resources = {"limits": {"cpu": "0"}}
+    assert guest_of(vmi_of({"spec": {"domain": {"resources": resources}}}, "vmi")).vcpus == 1
+    with pytest.raises(InputError, match=r"pageSize.*expected a size such as 2Mi"):
+        ids(vmi(memory={"hugepages": {"pageSize": "0"}}), with_pages(1))
 
 
 @pytest.mark.parametrize(

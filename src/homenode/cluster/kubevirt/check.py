@@ -185,7 +185,7 @@ def huge_pages_short(subject: CheckedVmi) -> Iterator[Finding]:
     if subject.host is None or page is None or not _pages(subject.host, page):
         return
     pools = [pool for node in subject.host.nodes for pool in node.page_pools]
-    free = sum(pool.free_pages or 0 for pool in pools if pool.page_bytes == page)
+    free = sum(pool.free_pages for pool in pools if pool.page_bytes == page)
     if free * page < subject.guest.memory_bytes:
         yield finding(
             "huge-pages-short",
@@ -465,7 +465,7 @@ def _has_pools(host: Host) -> bool:
 def _pages(host: Host, page_bytes: int) -> int:
     """Pages of that size on all nodes."""
     pools = [pool for node in host.nodes for pool in node.page_pools]
-    return sum(pool.total_pages or 0 for pool in pools if pool.page_bytes == page_bytes)
+    return sum(pool.total_pages for pool in pools if pool.page_bytes == page_bytes)
 
 
 def _needs_text(subject: CheckedVmi) -> str:

@@ -179,7 +179,7 @@ _FACTOR = {
 
 
 def parse_quantity(value: Any, source: str) -> int:
-    """The whole number of a quantity, rounded up. Raises ParseError.
+    """The whole number of a quantity, rounded up and capped as Kubernetes does. Raises ParseError.
 
     >>> parse_quantity("64Gi", "memory") >> 30, parse_quantity("1500m", "cpu")
     (64, 2)
@@ -190,4 +190,4 @@ def parse_quantity(value: Any, source: str) -> int:
         raise ParseError(source, "a quantity such as 64Gi or 8", text)
     number = Decimal(match[1])
     number *= Decimal(10) ** int(match[3]) if match[2] else _FACTOR[match[4] or ""]
-    return int(number.to_integral_value(rounding="ROUND_CEILING"))
+    return min(int(number.to_integral_value(rounding="ROUND_CEILING")), 2**63 - 1)

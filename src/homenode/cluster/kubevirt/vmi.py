@@ -238,7 +238,7 @@ def _vcpus(vmi: Vmi) -> int:
     if any(counts):
         return prod(count or 1 for count in counts)
     cpus = _resource(vmi, "cpu")
-    return 1 if cpus is None else parse_quantity(cpus, "resources.cpu")
+    return 1 if cpus is None else max(1, parse_quantity(cpus, "resources.cpu"))
 
 
 def _resource(vmi: Vmi, name: str) -> Any:
@@ -253,8 +253,14 @@ def _memory(vmi: Vmi) -> int:
 
 
 def _page(vmi: Vmi) -> int | None:
-    page = vmi.get("domain", "memory", "hugepages", "pageSize")
-    return None if page is None else parse_quantity(page, "memory.hugepages.pageSize")
+    source = "memory.hugepages.pageSize"
+    page = vmi.get("domain", *source.split("."))
+    if page is None:
+        return None
+    page_bytes = parse_quantity(page, source)
+    if not page_bytes:
+        raise ParseError(source, "a size such as 2Mi or 1Gi", str(page))
+    return page_bytes
 
 
 def guest_of(vmi: Vmi) -> Vm:

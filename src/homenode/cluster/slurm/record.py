@@ -48,8 +48,6 @@ class JobRecord(Struct, frozen=True):
     node: str
     name: str
     user: str | None
-    start_s: int | None  # seconds since 1970; None where it has not ended
-    end_s: int | None  # seconds since 1970; None where it has not ended
     pus_of_node: tuple[tuple[NodeIndex, CpuSet], ...]  # of every NUMA node
     distances: tuple[tuple[NodeIndex, tuple[int, ...]], ...]
     gpu_memory: tuple[NodeIndex, ...]
@@ -86,15 +84,14 @@ def parse_record(text: str, source: str) -> JobRecord:
     for needed in ("job", "node"):
         if needed not in fields:
             raise ParseError(source, f"a line {needed!r}", "none", line=len(lines))
+    restart = fields.get("restart", "")
     return JobRecord(
         job=fields["job"],
         node=fields["node"],
         name=fields.get("name", ""),
         user=fields.get("user"),
-        start_s=_seconds(fields.get("start")),
-        end_s=_seconds(fields.get("end")),
         owned=CpuSet.parse(fields.get("held", ""), source),
-        restart=_seconds(fields.get("restart")) or 0,
+        restart=int(restart) if _is_number(restart) else 0,
         **{name: tuple(values) for name, values in lists.items()},
     )
 
@@ -170,10 +167,6 @@ def _small(text: str) -> int:
     if not _is_number(text) or len(text) > 5:
         raise ParseError("", "a number of up to 5 digits", text)
     return int(text)
-
-
-def _seconds(text: str | None) -> int | None:
-    return int(text) if text is not None and _is_number(text) else None
 
 
 _RENDER = 128

@@ -45,7 +45,6 @@ class ChangeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     # of what is changed: the sha256 of a kept document, or a value; None = there was none
     before: str | None = None
     after: str | None = None
-    part: str | None = None  # the file that a killed act leaves half-written
     made: tuple[str, ...] = ()  # directories and files that a killed act leaves
     by_hand: str = ""  # the command that undoes it without homenode, for who reads the journal
     facts: dict[str, str] = {}  # what else its kind needs

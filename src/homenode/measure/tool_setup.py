@@ -294,7 +294,6 @@ class InstallStep:
             what=ChangeState.REFUSED,
             kind=KIND,
             subject=target,
-            part=part,
             by_hand=command_line("rm", target),
             facts={"commands": "\n".join(shlex.join(step.argv) for step in self._steps)},
         )
@@ -308,8 +307,7 @@ class InstallStep:
         return entry
 
     def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
-        for name in (entry.subject, entry.part or entry.subject):
-            Path(name).unlink(missing_ok=True)
+        Path(entry.subject).unlink(missing_ok=True)
         entry = entry.now(ChangeState.UNDONE)
         note(entry)
         return entry

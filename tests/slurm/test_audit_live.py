@@ -1,6 +1,7 @@
-"""The planted misplacement, the hooks and the flags, on a real Slurm."""
+"""The planted misplacement, the hooks, the flags and captures of nodes, on a real Slurm."""
 
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from homenode.cluster.slurm.record import hooks, parse_record
 from homenode.cluster.slurm.tools.scontrol import parse_scontrol_jobs
 from homenode.cluster.slurm.tools.slurm_nodes import SHAPES_COMMAND, parse_shapes, shown_shapes
 from homenode.cluster.slurm.tools.squeue import parse_squeue_jobs
+from homenode.vm.host_sources import read_hosts
 from tests.command_line import homenode
 from tests.slurm.testbed import Testbed, submit, until, until_runs
 
@@ -27,6 +29,14 @@ def test_the_planted_misplacement_is_named(slurm: Testbed, far: str) -> None:
     assert bad[0]["subject"].startswith(f"job {far} (")
     assert "gpu0 (0000:11:00.0), gpu1 (0000:12:00.0) are" in bad[0]["expected"]
     assert bad[0]["observed"].endswith("on node 1")
+
+
+def test_a_job_captures_each_of_its_nodes(slurm: Testbed, tmp_path: Path) -> None:
+    program = f"{sys.executable} -m homenode capture -o {tmp_path}/$SLURMD_NODENAME.tar.gz"
+    slurm.client("srun", "-p", "parts", "-N3", "--ntasks-per-node=1", "bash", "-c", program)
+    pool = read_hosts([str(tmp_path)])
+    assert [host.name for host in pool.hosts] == ["gpu01", "gpu02", "gpu03"]
+    assert pool.unread == ()
 
 
 def test_processes_of_a_job_are_looked_at(slurm: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,13 +53,13 @@ ports = ["gpu", "gpu", "gpu", "gpu", "gpu"]
 """
 
 _VIRSH = r"""#!/bin/sh
-# virsh --connect URI --quiet COMMAND ARGUMENTS...: domains as files, which the host's directory
-shows. state=@STATE@; host=@HOST@
+# virsh --connect URI --quiet COMMAND ARGUMENTS...: domains as files, which the host shows.
+state=@STATE@; host=@HOST@
 shift 3
 command=$1; shift
-argument() { wanted=$1; shift
-  while [ $# -gt 0 ]; do [ "$1" = "$wanted" ] && { printf '%s\n' "$2"; return; }; shift; done; }
-domain=$(argument --domain "$@")
+find_argument() { argument= option=$1; shift
+  while [ $# -gt 0 ]; do [ "$1" = "$option" ] && { argument=$2; return; }; shift; done; }
+find_argument --domain "$@"; domain=$argument
 case $command in
   domuuid) cat "$state/$domain.uuid" ;;
   dominfo)
@@ -69,7 +69,7 @@ case $command in
   dumpxml) cat "$state/$domain.xml" && echo ;;
   snapshot-list) ;;
   define)
-    file=$(argument --file "$@")
+    find_argument --file "$@"; file=$argument
     [ -e "$state/slow" ] && { touch "$state/begun"; sleep "$(cat "$state/slow")"; }
     grep -q "<uuid>$(cat "$state/refuses" 2>/dev/null || echo none)" "$file" &&
       { echo 'error: Failed to define: refused' >&2; exit 1; }

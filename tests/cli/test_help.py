@@ -93,7 +93,6 @@ def test_without_a_command_this_machine_and_the_first_commands_are_named() -> No
 
 
 OF_CLUSTER = (
-    (("kubevirt", "chek"), "did you mean check?"),
     (("slurm",), "homenode slurm audit"),
     (("pool", "show", "--pool", "hgx-h10*4"), "did you mean hgx-h100?"),
     (("slurm", "check"), "homenode slurm check gres.conf slurm.conf"),
@@ -103,17 +102,11 @@ OF_CLUSTER = (
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        (("plna",), "did you mean plan?"),
         (("doctor", "retrian"), "did you mean retrain?"),
-        (("plan", "x.xml", "--memry", "1GiB"), "did you mean --memory?"),
-        (("plan", "x.xml", "--policy", "core-first"), "did you mean cores-first?"),
-        (("show", "--host", "hgx-h10"), "did you mean hgx-h100?"),
         (("show", "hgx-h100"), "homenode show --host hgx-h100"),
-        (("list", "findings", "pcie-link-narow"), "did you mean pcie-link-narrow?"),
         (("bench", "--layout", "pin-nume"), "did you mean pin-numa?"),
         (("bench", "--tests", "strem"), "did you mean stream?"),
         (("capture",), "homenode capture -o host.tar.gz"),
-        (("plan", "--help-al"), "did you mean --help-all?"),
         *(OF_CLUSTER if has_cluster() else ()),
     ],
 )

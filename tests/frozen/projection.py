@@ -7,8 +7,6 @@ from typing import Any
 
 from lxml import etree
 
-from tests.frozen.names import KEYS, canonical
-
 GIB = 1 << 30
 UNITS = {"b": 1, "bytes": 1, "KB": 1000, "k": 1024, "KiB": 1024, "MB": 10**6, "M": 1 << 20}
 UNITS |= {"MiB": 1 << 20, "GB": 10**9, "G": GIB, "GiB": GIB, "T": 1 << 40, "TiB": 1 << 40}
@@ -17,10 +15,6 @@ UNITS |= {"MiB": 1 << 20, "GB": 10**9, "G": GIB, "GiB": GIB, "T": 1 << 40, "TiB"
 def digest(content: str | bytes) -> str:
     raw = content.encode() if isinstance(content, str) else content
     return hashlib.sha256(raw).hexdigest()[:12]
-
-
-def value_of(document: Mapping[str, Any], key: str) -> Any:
-    return next((document[name] for name in KEYS[key] if name in document), None)
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -59,7 +53,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     layout = (vm.get("record") or {}).get("layout") or {}
     name = layout.get("name") or "custom"
     if name == "custom":
-        name += " " + "/".join(canonical(word) for key, word in layout.items() if key != "name")
+        name += " " + "/".join(word or "-" for key, word in layout.items() if key != "name")
     binding = vm.get("binding") or ("-", "")
     cells = (
         f"{cell['vcpus']}={size_text(cell['memory_bytes'])}@{ranges(cell['host_nodes'])}"
@@ -74,7 +68,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     parts = {
         "layout": name,
         "nodes": ranges(plan["nodes"]),
-        "fallback": value_of(plan, "fallback"),
+        "fallback": plan.get("fallback"),
         "pins": pins_text(vm.get("vcpu_pins") or ()),
         "emulator": vm.get("emulator_pus") or "-",
         "memory": f"{size_text(vm['memory_bytes'])} {binding[0]} {binding[1]}".strip(),
@@ -181,9 +175,8 @@ def comparison_text(comparison: Mapping[str, Any]) -> str:
 def recommendation_text(document: Mapping[str, Any]) -> str:
     """Objective, layout, level and what to avoid."""
     return " ".join(
-        f"{canonical(each['objective'])}={each['layout']}:{each['level']}"
-        f":-{','.join(sorted(each['avoid']))}"
-        for each in value_of(document, "recommended") or ()
+        f"{each['objective']}={each['layout']}:{each['level']}:-{','.join(sorted(each['avoid']))}"
+        for each in document.get("recommendations") or ()
     )
 
 

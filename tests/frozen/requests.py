@@ -6,20 +6,20 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import homenode as package
+from homenode.formats import VERSIONS
 from homenode.machine.description.parse import shipped_hosts
 from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import Result, homenode
 from tests.domain_corpus import NAMES, sample
 from tests.frozen import projection
-from tests.frozen.names import OBJECTIVES, RESULTS_FORMATS, SWITCHES, canonical, spelled
 from tests.virsh_stand_in import StandIn
 
 
@@ -31,11 +31,6 @@ class Request(NamedTuple):
 LAYOUTS = ("default", "pin", "pin-bound", "pin-numa", "pin-numa-smt", "pin-numa-pci")
 GPU_COUNTS = (0, 1, 2, 3, 4, 6, 8)
 SIZES = ((4, "8GiB"), (24, "64GiB"))
-
-
-@cache
-def _help() -> str:
-    return homenode("plan", "--help-all").stdout
 
 
 def _plan(*words: str | Path) -> str:
@@ -98,8 +93,7 @@ def _auto(host: str, objective: str, gpus: int, nics: bool, buses: bool, private
         machine=machine,
         private=_PRIVATE if private else "",
     )
-    asked = spelled(objective, OBJECTIVES, _help())
-    words = ("--host", host, "--layout", "auto", "--objective", asked)
+    words = ("--host", host, "--layout", "auto", "--objective", objective)
     return _in_file(
         document, "vm.xml", lambda vm: _plan(vm, *words, *_gpu_words(gpus, with_nics=nics))
     )
@@ -111,12 +105,12 @@ def _host_file(host: str) -> str:
 
 def auto() -> Iterator[Request]:
     """Each shipped host: six objectives, devices, expander buses, private memory."""
-    objectives = (*OBJECTIVES, "latency", "throughput", "density")
+    objectives = "memory-bandwidth multi-gpu gpu-copy latency throughput density".split()
     devices = ((0, False, "none"), (1, False, "gpu"), (1, True, "gpu+nic"))
     for host, objective, (gpus, nics, words), buses, private in product(
         shipped_hosts(), objectives, devices, (True, False), (False, True)
     ):
-        key = f"{host} {canonical(objective)} {words}{'' if buses else ' no-expander'}"
+        key = f"{host} {objective} {words}{'' if buses else ' no-expander'}"
         key += " private" if private else ""
         yield Request(key, partial(_auto, host, objective, gpus, nics, buses, private))
 
@@ -377,22 +371,19 @@ METRICS = {
 }
 
 
-def _results(rng: random.Random, number: int, version: str) -> Iterator[tuple[str, str]]:
+def _results(rng: random.Random, number: int) -> Iterator[tuple[str, str]]:
     """Made results of some layouts: file name and content."""
     metrics = rng.sample(sorted(METRICS), rng.randint(1, len(METRICS)))
     boots = rng.choice((1, 2, 3, 3, 3, 5))
     between = rng.choice((0.002, 0.01, 0.03))
     for layout in rng.sample(LAYOUTS, rng.randint(2, 5)):
-        switches = {
-            name: spelled(word, SWITCHES, _help()) for name, word in _switches_of(layout).items()
-        }
         head = {
-            "format": version,
+            "format": f"homenode.results/{VERSIONS['results']}",
             "name": layout,
             "system": f"made-{number}",
             "origin": "measured",
             "vantage": "guest",
-            "switches": switches,
+            "switches": _switches_of(layout),
             "host_kind": "made",
             "host": "5f" * 32,
             "vcpus": 8,
@@ -415,7 +406,7 @@ def _results(rng: random.Random, number: int, version: str) -> Iterator[tuple[st
 
 
 def _switches_of(layout: str) -> dict[str, str]:
-    """The five switches, in earlier words."""
+    """The five switches of a layout."""
     has_smt, has_cells, is_default = "smt" in layout, "numa" in layout, layout == "default"
     bound = "bound" if layout == "pin-bound" else "keep"
     return {
@@ -428,20 +419,17 @@ def _switches_of(layout: str) -> dict[str, str]:
 
 
 def _compared(number: int) -> str:
-    for version in reversed(RESULTS_FORMATS):
-        with tempfile.TemporaryDirectory() as directory:
-            for layout, content in _results(random.Random(number), number, version):
-                path = Path(directory) / layout / "results.jsonl"
-                path.parent.mkdir()
-                path.write_text(content)
-            compared = homenode("compare", directory, "--json", whole=True)
-            if compared.stdout.startswith("{"):
-                comparison = json.loads(compared.stdout)
-                return (
-                    f"{projection.recommendation_text(comparison)}; "
-                    f"{projection.comparison_text(comparison)}"
-                )
-    return _error_text(compared)
+    with tempfile.TemporaryDirectory() as directory:
+        for layout, content in _results(random.Random(number), number):
+            path = Path(directory) / layout / "results.jsonl"
+            path.parent.mkdir()
+            path.write_text(content)
+        done = homenode("compare", directory, "--json", whole=True)
+    if not done.stdout.startswith("{"):
+        return _error_text(done)
+    comparison = json.loads(done.stdout)
+    recommended = projection.recommendation_text(comparison)
+    return f"{recommended}; {projection.comparison_text(comparison)}"
 
 
 def compared() -> Iterator[Request]:

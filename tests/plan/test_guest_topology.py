@@ -48,26 +48,6 @@ def shaped(
     return assemble(host, request, placement)
 
 
-def test_the_studys_listing_b_has_a_socket_for_each_cell() -> None:
-    plan = shaped((28, 28))
-    assert plan.vm.cpu_topology == GuestTopology(2, 1, 28, 1)
-    assert plan.vm.cpu_cache is None and not plan.vm.topoext
-    assert [cell.distances for cell in plan.cells] == [(), ()]
-
-
-def test_the_studys_listing_c_shows_two_threads_a_core() -> None:
-    plan = shaped((56, 56), 2, layout="pin-numa-smt")
-    assert plan.vm.cpu_topology == GuestTopology(2, 1, 28, 2)
-    assert plan.vm.vcpus == 112 and [len(cell.vcpus) for cell in plan.cells] == [56, 56]
-
-
-def test_the_studys_listing_a_leaves_the_cpu_as_it_was() -> None:
-    request = small_request(56, layout="pin")
-    plan = assemble(None, request, placed((28, 28), bound=False))
-    assert plan.vm.cpu_topology is None and plan.vm.cpu_cache is None
-    assert plan.aperture is None and plan.vm.controllers == () and plan.host_fingerprint == ""
-
-
 @pytest.mark.parametrize(
     ("stated", "expected"),
     [

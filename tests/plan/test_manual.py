@@ -25,38 +25,9 @@ from tests.figures import numbers
 from tests.guest_shapes import placed
 from tests.small_hosts import asking, even_host, small_request
 
-STUDY = ManualRanges(
-    (CpuSet.parse("0-27"), CpuSet.parse("32-59")),
-    (CpuSet.parse("64-91"), CpuSet.parse("96-123")),
-)
-EMULATOR = CpuSet.parse("28,29")
-
 
 def lists(*texts: str) -> tuple[CpuSet, ...]:
     return tuple(CpuSet.parse(text) for text in texts)
-
-
-def test_pin_gives_vcpu_i_the_ith_pu_and_binds_no_memory() -> None:
-    request = asking(small_request(56, layout="pin"), emulator_pus=EMULATOR)
-    placement = manual_placement(request, STUDY)
-    assert [pin.first() for pin in placement.vcpu_pins] == [*range(28), *range(32, 60)]
-    assert placement.emulator_pus == CpuSet.parse("28-29")
-    assert placement.memory_nodes == ()
-
-
-def test_pin_numa_puts_each_list_in_a_cell_of_its_own() -> None:
-    placement = manual_placement(small_request(56, layout="pin-numa"), STUDY)
-    assert placement.nodes == placement.memory_nodes == (0, 1)
-    assert placement.vcpu_nodes == (0,) * 28 + (1,) * 28
-    assert placement.threads_per_core == 1
-
-
-def test_pin_numa_smt_interleaves_siblings() -> None:
-    placement = manual_placement(small_request(56, layout="pin-numa-smt"), STUDY)
-    assert [pin.first() for pin in placement.vcpu_pins[:4]] == [0, 64, 1, 65]
-    assert [pin.first() for pin in placement.vcpu_pins[-2:]] == [59, 123]
-    assert len(placement.vcpu_pins) == 112
-    assert placement.threads_per_core == 2
 
 
 def test_unequal_lists_work_flat_and_with_unequal_cells() -> None:
@@ -95,10 +66,6 @@ def test_an_emulator_on_the_vcpus_pus_is_a_finding() -> None:
     request = asking(small_request(4, layout="pin"), emulator_pus=CpuSet.parse("3-4"))
     placement = manual_placement(request, ManualRanges(lists("0-3")))
     assert [f.id for f in placement.findings] == ["emulator-shares-vcpus"]
-
-
-def test_sibling_lists_are_left_alone_by_layouts_that_hide_siblings() -> None:
-    assert len(manual_placement(small_request(56, layout="pin"), STUDY).vcpu_pins) == 56
 
 
 HOST = even_host(2, vendor="GenuineIntel")

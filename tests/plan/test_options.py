@@ -139,11 +139,6 @@ def test_counts_must_be_counts(options: PlanOptions) -> None:
         request_for(guest(), options, None)
 
 
-def test_reserved_pus_are_passed_on() -> None:
-    request = request_for(guest(), PlanOptions("pin", reserved_pus=CpuSet.parse("0-3")), None)
-    assert str(request.options.reserved_pus) == "0-3"
-
-
 CELLS = (cell_asked(6, 12 * GIB, NodeIndex(1)), cell_asked(2, 4 * GIB))
 
 

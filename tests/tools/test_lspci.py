@@ -311,10 +311,6 @@ def _cut_gaps(text: str) -> list[str]:
     return [gap.subject for gap in host.gaps if gap.subject.startswith("PCI functions ")]
 
 
-def test_a_whole_listing_has_no_gap_about_functions_that_are_missing() -> None:
-    assert _cut_gaps(SMALL) == []
-
-
 def test_a_listing_that_is_cut_anywhere_has_a_gap() -> None:
     """Behind the first two entries, wherever its cut falls: in a line, between lines, blocks."""
     window = "\tMemory behind bridge: 90100000-901fffff [size=1M]\n"

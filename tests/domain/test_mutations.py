@@ -1,8 +1,6 @@
 """Hostile documents: each is read, rewritten, or refused in words."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +29,7 @@ from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import shipped_host
 from homenode.vm.targets.libvirt import rewrite
+from tests.command_line import homenode
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
 from tests.verify_documents import findings_of, small_host
@@ -162,7 +161,6 @@ def test_what_is_inserted_can_be_removed_without_a_trace(name: str, data: st.Dat
     assert b"".join(without.split()) == b"".join(document.text.split())
 
 
-HOMENODE = str(Path(sys.executable).with_name("homenode"))
 DOCUMENT = (Path(__file__).parents[2] / "demo" / "gpu-vm.xml").read_text()
 
 
@@ -217,9 +215,8 @@ def test_100_000_pins_are_one_message(tmp_path: Path, command: str) -> None:
     pins = "".join(f"<vcpupin vcpu='{number}' cpuset='0'/>" for number in range(100_000))
     path = tmp_path / "vm.xml"
     path.write_text(within("cputune")(pins))
-    argv = [HOMENODE, command, str(path), "--host", "hgx-h100"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
+    done = homenode(command, path, "--host", "hgx-h100", whole=True)
+    assert (done.exit_code, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 2
     assert "expected at most 4096 elements <vcpupin>" in done.stderr
 

@@ -3,24 +3,20 @@
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, InputError
 from homenode.machine.description.parse import load_shipped
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.plan.manual import manual_placement
 from homenode.plan.pipeline import plan_file
 from homenode.plan.planner import plan
 from homenode.plan.request import request_for
-from homenode.plan.shape.assemble import assemble
-from homenode.units import MIB
 from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Plan
-from homenode.vm.plan_options import ManualRanges, PciGranularity, PlanOptions
+from homenode.vm.plan_options import PciGranularity, PlanOptions
 from homenode.vm.targets.libvirt import rewrite
 from tests.domain_corpus import NAMES, sample
 
@@ -100,21 +96,6 @@ def test_an_hgx_h100_becomes_two_expander_buses_with_sixteen_root_ports(hgx: Hos
 
 
 @pytest.mark.parametrize("layout", PRESETS)
-def test_a_second_run_on_the_tuned_document_changes_nothing(hgx: Host, layout: str) -> None:
-    xml = document_with(gpus_and_nics(hgx), vcpus=32)
-    after = rewrite(xml, plan_of(hgx, xml, layout))
-    if PRESETS[layout].siblings == "exposed":
-        # -smt doubles what the document has, so that a second run asks for its vCPUs to stay.
-        request = request_for(
-            read_vm(after, "vm.xml"), PlanOptions(layout=layout, keep_vcpus=True), hgx
-        )
-        again = plan(hgx, request)
-    else:
-        again = plan_of(hgx, after, layout)
-    assert rewrite(after, again) == after
-
-
-@pytest.mark.parametrize("layout", PRESETS)
 @pytest.mark.parametrize("name", ["hgx-h100", "rtx4090-epyc7702"])
 def test_a_second_run_changes_nothing_without_a_cpu_model_either(name: str, layout: str) -> None:
     host = load_shipped(name).host
@@ -169,26 +150,6 @@ def test_every_sample_takes_the_planners_own_plan(hgx: Host, name: str, layout: 
     assert validate(after)[0] == ()
     assert crosscheck(parse_document(after, name)) == ()
     assert rewrite(after, chosen, name) == after
-
-
-def test_the_manual_way_gives_the_studys_document() -> None:
-    guest = read_vm(sample("study"), "vm.xml")
-    options = PlanOptions(
-        layout="pin-numa-smt",
-        memory_bytes=1572864 * MIB,
-        emulator_pus=CpuSet.parse("28,29,92,93"),
-    )
-    request = request_for(guest, options, None)
-    ranges = ManualRanges(
-        (CpuSet.parse("0-27"), CpuSet.parse("32-59")),
-        (CpuSet.parse("64-91"), CpuSet.parse("96-123")),
-    )
-    by_hand = assemble(None, request, manual_placement(request, ranges))
-    after = rewrite(sample("study"), by_hand)
-    assert b"<emulatorpin cpuset='28,29,92,93'/>\n    <vcpupin vcpu='0' cpuset='0'/>" in after
-    assert b"<vcpupin vcpu='111' cpuset='123'/>" in after
-    assert b"<cell id='1' cpus='56-111' memory='786432' unit='MiB'/>" in after
-    assert b"<memory mode='strict' nodeset='0,1'/>" in after
 
 
 def test_a_guest_of_another_architecture_and_one_without_vcpus_are_refused(hgx: Host) -> None:

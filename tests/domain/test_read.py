@@ -12,7 +12,7 @@ from homenode.vm.domain.document import MAX_BYTES, MAX_DEPTH, parse_document
 from homenode.vm.domain.fields import format_set, format_size
 from homenode.vm.domain.read import read_running_domain, read_vm
 from homenode.vm.model import GuestAddress
-from tests.domain_corpus import NAMES, sample
+from tests.domain_corpus import sample
 
 
 def domain(inside: str = "", **swap: str) -> bytes:
@@ -22,13 +22,6 @@ def domain(inside: str = "", **swap: str) -> bytes:
         "os": "<os><type arch='x86_64' machine='q35'>hvm</type></os>",
     } | swap
     return f"<domain type='kvm'><name>d</name>{''.join(parts.values())}{inside}</domain>".encode()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_sample_is_read(name: str) -> None:
-    guest = read_vm(sample(name), name)
-    assert guest.vcpus >= 4
-    assert guest.memory_bytes >= 4 * GIB
 
 
 def test_a_guest_says_what_its_document_says() -> None:

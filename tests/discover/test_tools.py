@@ -12,7 +12,6 @@ from homenode.machine.discover.host import discover
 from homenode.machine.pci import DeviceLink, LinkKind
 from homenode.machine.topology import Host, MemoryKind, RunningDomain
 from homenode.vm.domain.read import read_running_domain
-from homenode.vm.sources import load_host
 from tests.sysfs_trees import NODE, cpu_files, pci_function, snapshot
 
 TWO_GPUS = pci_function("0000:01:00.0", "030200", "10de:2330") | pci_function(
@@ -172,12 +171,3 @@ def test_a_reader_that_refuses_does_not_stop_discovery() -> None:
 
     host = discover(snapshot(cpu_files(), commands={"virsh-domains": DOMAINS}), refuse)
     assert host.domains == () and _reasons(host)["running VM busy"] == "domain busy: no"
-
-
-def test_gh200_has_36_nodes_of_which_4_have_cpus() -> None:
-    host = load_host("gh200x4")
-    assert len(host.nodes) == 36
-    assert [node.index for node in host.nodes if node.pus] == [0, 1, 2, 3]
-    gpus = {node.index for node in host.nodes if node.memory_kind is MemoryKind.GPU}
-    assert gpus == {4, 12, 20, 28}
-    assert {link.kind for link in host.links} == {LinkKind.NVLINK, LinkKind.C2C}

@@ -15,18 +15,6 @@ CPU NODE SOCKET CORE L1d:L1i:L2:L3 ONLINE    MAXMHZ   MINMHZ
 """
 
 
-def test_each_cpu_is_read_with_its_place() -> None:
-    table = parse(TABLE)
-    rows = [(c.index, c.node, c.socket, c.core, c.llc, c.is_online) for c in table.cpus]
-    assert rows == [
-        (0, 0, 0, 0, 0, True),
-        (1, 0, 0, 0, 0, True),
-        (2, 1, 1, 0, 1, True),
-        (3, None, None, None, None, False),
-    ]
-    assert (table.llc_level, table.gaps) == (3, ())
-
-
 def test_columns_may_be_missing_and_stand_in_any_order() -> None:
     (cpu,) = parse("CPU CORE SOCKET\n  7    2      0\n").cpus
     assert (cpu.index, cpu.core, cpu.node, cpu.llc, cpu.is_online) == (7, 2, None, None, True)

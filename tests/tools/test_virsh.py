@@ -39,12 +39,8 @@ def test_cells_have_distances_and_cpus() -> None:
     first, second = virsh_capabilities.parse(CAPABILITIES)
     assert (first.node, first.distances) == (0, ((0, 10), (8, 40)))
     assert first.cpus[0].siblings == CpuSet([0, 128])
+    assert (first.cpus[1].pu, first.cpus[1].siblings) == (5, None)  # it is offline
     assert (second.node, second.cpus) == (8, ())
-
-
-def test_an_offline_pu_has_no_siblings() -> None:
-    offline = virsh_capabilities.parse(CAPABILITIES)[0].cpus[1]
-    assert (offline.pu, offline.siblings) == (5, None)
 
 
 def test_published_capabilities_are_read() -> None:

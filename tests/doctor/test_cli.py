@@ -15,7 +15,6 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.change.retrain.config_registers import SysfsConfigSpace
 from homenode.check.doctor.baseline import drift, record_of
-from homenode.check.metrics import prometheus
 from homenode.cli import retrain
 from homenode.cli import retrain as retrain_command
 from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
@@ -28,7 +27,7 @@ from homenode.formats import encode
 from homenode.machine.pci import PciLink
 from homenode.machine.topology import Host
 from homenode.safe import trusted_path
-from homenode.show.findings_text import findings_text, group_findings, subjects_of
+from homenode.show.findings_text import findings_text, group_findings, prometheus, subjects_of
 from homenode.vm.sources import load_host
 from tests.command_line import homenode
 from tests.doctor_cases import changed, settings

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.check.metrics import prometheus
+from homenode.show.findings_text import prometheus
 from tests.doctor_domains import host
 
 MONITORING = Path(__file__).parents[2] / "packaging/monitoring"

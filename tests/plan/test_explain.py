@@ -14,8 +14,7 @@ from homenode.findings import Finding, Gap, Rejection, Severity
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.plan.planner import plan as plan_on
-from homenode.show.cost_words import term_words
-from homenode.show.explain import explain
+from homenode.show.explain import explain, term_words
 from homenode.show.host_groups import host_counts
 from homenode.show.plan_text import answer_line, plan_text
 from homenode.units import GIB

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HomenodeError, InputError
-from homenode.safe.host_files import host_file
+from homenode.safe.input_files import host_file
 
 
 def test_a_plain_file_is_opened_for_reading(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def doctor(arguments: DoctorArguments) -> None:
     asks_vms = not (sources or vms or arguments.host or arguments.expect)
     findings = with_gaps(findings, loaded.gaps, asks_vms=asks_vms)
     if arguments.prometheus:
-        from homenode.check.metrics import prometheus
+        from homenode.show.findings_text import prometheus
 
         print_file(prometheus(findings, {"host": loaded.name}))
     else:

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from homenode.check.metrics import prometheus
 from homenode.check.verify.boot.stand_in_boot import BootOptions
 from homenode.check.verify.guest.checks import Check
 from homenode.check.verify.verification import Verification, VerifyRequest
@@ -25,6 +24,7 @@ from homenode.findings import Findings, Severity, are_bad, in_order
 from homenode.machine.topology import Host
 from homenode.plan.stored import read_plan
 from homenode.safe.input_files import read_input
+from homenode.show.findings_text import prometheus
 from homenode.text import command_line
 from homenode.vm.daemon_host import (
     load_daemon_host,

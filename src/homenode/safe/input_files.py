@@ -6,6 +6,10 @@ looked at before it is opened: a pipe would be waited for, and to open some devi
 (a watchdog starts). What is read is counted while it comes, since a size that was asked for
 before may be another one by then. Standard input, the kernel's own files and the serial lines of
 guests are the exceptions, each with a function of its own. Texts of the package: package_data.
+
+Programs that root starts take more than paths where they expect one: "nbd:10.0.0.1:10809" is a
+connection, "json:{…}" a tree of drivers, "fat:/root" a directory as a disk. What a document names
+goes to them only after `host_file` found it here.
 """
 
 import contextlib
@@ -13,10 +17,12 @@ import errno
 import os
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from homenode.errors import NotKnownError, of_os
+from homenode.errors import InputError, NotKnownError, of_os
 
 MAX_BYTES = 64 << 20
 """Of a file that a user names, where its reader does not say less; readers of it accept less."""
@@ -105,7 +111,7 @@ def open_plain(path: str | Path) -> BinaryIO:
         os.close(handle)
 
 
-def open_disk(path: str) -> int:
+def _open_disk(path: str) -> int:
     """A descriptor of a regular file or a block device of this host. Raises OSError, also for what
     is neither or is a file of the kernel's, which is not opened."""
     handle = open_path(path)
@@ -318,3 +324,54 @@ def _size_text(count: int) -> str:
         if count >= unit and count % unit == 0:
             return f"{count // unit} {name}"
     return f"{count} bytes"
+
+
+_EXPECTED = "the absolute path of a regular file or block device of this host"
+
+
+class HostFile:
+    """One that is open for reading. descriptor: its own; closed with the block that opened it."""
+
+    __slots__ = ("descriptor", "path")
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self.descriptor = descriptor
+
+    @property
+    def is_block(self) -> bool:
+        return stat.S_ISBLK(os.fstat(self.descriptor).st_mode)
+
+    @property
+    def size_bytes(self) -> int:
+        return os.lseek(self.descriptor, 0, os.SEEK_END)
+
+    def start(self, limit: int) -> bytes:
+        """Its first bytes, at most so many. Raises HostError."""
+        content = b""
+        try:
+            while piece := os.pread(self.descriptor, limit - len(content), len(content)):
+                content += piece
+        except OSError as error:
+            raise of_os(error, self.path, "the file") from None
+        return content
+
+
+@contextmanager
+def host_file(path: str, subject: str) -> Iterator[HostFile]:
+    """Open a regular file or a block device. subject: where the path stands, for messages.
+
+    Nothing else is opened: what it is, is looked at first. Root follows no other user's link.
+    Raises InputError for what is no such path or nothing of the kind, HostError where it cannot be
+    read.
+    """
+    if not path.startswith("/"):
+        raise InputError(f"{subject}: expected {_EXPECTED}, found {path[:200]!r}")
+    try:
+        descriptor = _open_disk(path)
+    except (OSError, ValueError) as error:
+        raise of_os(error, f"{subject}: {path}", _EXPECTED) from None
+    try:
+        yield HostFile(path, descriptor)
+    finally:
+        os.close(descriptor)

@@ -6,7 +6,7 @@ from homenode.cluster.pool.fits import MOST_COUNTED, FreeOfNode, Pool, PoolHost,
 from homenode.cluster.pool.place import PoolPlace, PoolRanking, RefusingHosts
 from homenode.doc import Doc, Part, Table, Text
 from homenode.findings import NO_VMS, Gap, shared_gap_lines
-from homenode.show.cost_words import term_words
+from homenode.show.explain import term_words
 from homenode.text import first_few, nodes_text, number_list, plural
 from homenode.units import format_bytes
 

@@ -13,8 +13,7 @@ from homenode.measure.trial.guest import is_there
 from homenode.measure.trial.journal import TrialCopy
 from homenode.process import run
 from homenode.safe.durable import create_file, create_like, remove_file
-from homenode.safe.host_files import HostFile, host_file
-from homenode.safe.input_files import MAX_BYTES, read_plain
+from homenode.safe.input_files import MAX_BYTES, HostFile, host_file, read_plain
 from homenode.safe.trusted_path import private_directory
 from homenode.vm.domain.copy import (
     WritableDisk,

@@ -77,18 +77,27 @@ class Finding(Struct, frozen=True, kw_only=True):
         return f"expected {self.expected}, found {self.observed}"
 
 
-class Gap(Struct, frozen=True, order=True):
+class GapKind(StrEnum):
+    """The gaps that code acts on, rather than only prints."""
+
+    OTHER = "other"
+    VMS = "vms"  # all VMs of the machine
+    VM = "vm"  # a running VM
+    LISTING_CUT = "listing-cut"  # the functions behind the end of a listing
+    DEVICE_SILENT = "device-silent"  # what the configuration space of `device` holds
+
+
+class Gap(Struct, frozen=True, order=True, omit_defaults=True):
     """One unknown. A value that is None somewhere has its reason in a gap."""
 
     subject: str  # what is unknown, in the user's words: "node 1 free memory"
     reason: str  # "/sys/.../numa_node says -1", "lstopo XML holds no link state"
+    kind: GapKind = GapKind.OTHER
+    device: Bdf | None = None  # the function that it is about, if code has to know
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.reason}"
 
-
-UNREAD_VMS, UNREAD_VM = "VMs, pins and allocations", "running VM "
-"""Subjects of what was not read although the machine has it: all VMs, and before a name one VM."""
 
 NO_VMS = "VMs"
 """The subject where the source of a host cannot show its VMs: a description, hwloc XML, lspci."""
@@ -98,7 +107,7 @@ _MOST_REASONS = 8
 
 def unread_vms(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
     """Return the gaps that hide VMs: what these have may be given to another VM."""
-    return tuple(gap for gap in gaps if gap.subject.startswith((UNREAD_VMS, UNREAD_VM)))
+    return tuple(gap for gap in gaps if gap.kind in (GapKind.VMS, GapKind.VM))
 
 
 def gap_lines(gaps: Iterable[Gap]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from homenode.cli.command import WrongCall
 from homenode.cli.main import run as program
 from homenode.doc import Text, plain
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
-from homenode.findings import Finding, Findings, Gap, Severity, finding, with_gaps
+from homenode.findings import Finding, Findings, Gap, GapKind, Severity, finding, with_gaps
 from homenode.formats import encode
 from homenode.machine.pci import PciLink
 from homenode.machine.topology import Host
@@ -376,9 +376,11 @@ def test_a_host_is_judged_on_one_screen(
 
 def test_an_unread_area_is_in_the_first_line() -> None:
     found = Findings(checked=("nodes",), findings=())
-    unread = with_gaps(found, [Gap("VMs, pins and allocations", "no daemon")], asks_vms=True)
+    unread = with_gaps(
+        found, [Gap("VMs, pins and allocations", "no daemon", GapKind.VMS)], asks_vms=True
+    )
     first, *labels = lines(unread)
-    assert first == "h: 0 findings, but the VMs were not checked"
+    assert first == "h: 0 findings, but VMs were not checked"
     assert labels == ["not read  VMs, pins and allocations: no daemon", "checked   nodes"]
 
 

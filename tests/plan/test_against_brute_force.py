@@ -20,11 +20,10 @@ from homenode.machine.topology import Host, HostReserve, PagePool, RunningDomain
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search import node_sets
-from homenode.plan.search.ladder import Relaxation
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.model import GuestTopology
-from homenode.vm.plan import Unplannable
+from homenode.vm.plan import Relaxation, Unplannable
 from homenode.vm.plan_options import Balance, DeviceLocality, DocumentSiblings, Policy
 from tests.brute_force import Cores, Fallback, Memory, best_by_force
 from tests.seeds import seeds

@@ -14,12 +14,11 @@ from homenode.plan.auto import resolve_layout
 from homenode.plan.placement import Placement
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest, request_for
-from homenode.plan.search.ladder import Relaxation
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, Siblings
 from homenode.vm.model import GuestTopology, Vm
-from homenode.vm.plan import Plan, Unplannable
+from homenode.vm.plan import Plan, Relaxation, Unplannable
 from homenode.vm.plan_options import AUTO, DocumentSiblings, PlanOptions
 from homenode.vm.sources import load_host
 from tests.figures import numbers

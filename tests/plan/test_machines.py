@@ -10,10 +10,9 @@ from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, MemoryKind
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.ladder import Relaxation
 from homenode.plan.search.place import place
 from homenode.units import GIB
-from homenode.vm.plan import Unplannable
+from homenode.vm.plan import Relaxation, Unplannable
 from homenode.vm.plan_options import MemoryMode
 from tests.figures import numbers
 from tests.small_hosts import (

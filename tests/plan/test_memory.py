@@ -11,10 +11,9 @@ from homenode.machine.topology import Host, MemoryKind, PagePool
 from homenode.plan.memory import free_memory
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.ladder import Relaxation
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
-from homenode.vm.plan import Unplannable
+from homenode.vm.plan import Relaxation, Unplannable
 from homenode.vm.plan_options import Balance, cell_asked
 from tests.figures import numbers
 from tests.small_hosts import (

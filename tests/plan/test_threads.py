@@ -5,9 +5,9 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.plan.placement import Placement
-from homenode.plan.search.ladder import Relaxation
 from homenode.plan.search.place import place
 from homenode.units import MIB
+from homenode.vm.plan import Relaxation
 from homenode.vm.plan_options import EmulatorPolicy, Policy
 from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
 

@@ -15,10 +15,9 @@ from homenode.machine.topology import Host, HostReserve, RunningDomain
 from homenode.plan.memory import overhead_bytes
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.ladder import Relaxation
 from homenode.plan.search.place import place
 from homenode.units import GIB
-from homenode.vm.plan import Unplannable
+from homenode.vm.plan import Relaxation, Unplannable
 from homenode.vm.plan_options import EmulatorPolicy, Policy
 from tests.seeds import seeds
 from tests.small_hosts import (

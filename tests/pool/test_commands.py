@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool
 from homenode.cluster.pool.text import MOST_ROWS, pool_text
 from homenode.doc import Doc
-from homenode.findings import UNREAD_VMS, Gap
+from homenode.findings import Gap, GapKind
 from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.domain.read import read_vm
 from tests.command_line import homenode
@@ -178,6 +178,6 @@ def test_of_many_hosts_those_with_equal_figures_are_one_row() -> None:
     assert any(f"gpu-0 and {MOST_ROWS - 1} more" in row for row in rows)
     bare = examine_pool(named(a=replace(shipped("hgx-h100"), pci_devices=())), ())
     assert _printed(pool_text(bare), 100)[0] == "1 host, all free: 112 cores, 2 TiB; 0 VMs"
-    unread = replace(shipped("hgx-h100"), gaps=(Gap(UNREAD_VMS, "no virsh"),))
+    unread = replace(shipped("hgx-h100"), gaps=(Gap("VMs", "no virsh", GapKind.VMS),))
     rows = _printed(pool_text(examine_pool(named(a=unread, b=hosts["busy"]), ())), 100)
     assert next(row for row in rows if row.lstrip().startswith("total")).split()[-1] == "unknown"

@@ -29,8 +29,9 @@ from homenode.errors import (
     requires,
     unknown,
 )
-from homenode.findings import Findings, in_order, shared_gap_lines, with_gaps
+from homenode.findings import Findings, GapKind, in_order, shared_gap_lines, with_gaps
 from homenode.machine.pci import DeviceKind
+from homenode.process import find_program
 from homenode.safe.input_files import read_subject
 from homenode.text import command_line, plural, printable
 from homenode.vm.domain.read import open_domain
@@ -113,9 +114,8 @@ def doctor(arguments: DoctorArguments) -> None:
         print_file(prometheus(findings, {"host": loaded.name}))
     else:
         subject = ", ".join(Path(vm.name).name for vm in vms) or loaded.name
-        labels = {
-            "next": next((_NEXT[word] for word in _NEXT if word in str(findings.not_read)), "")
-        }
+        is_unread = asks_vms and any(gap.kind is GapKind.VMS for gap in loaded.gaps)
+        labels = {"next": _libvirt_step() if is_unread else ""}
         print_findings(
             findings, subject, as_json=arguments.json, explain=arguments.explain, labels=labels
         )
@@ -225,14 +225,15 @@ def _vm_of_file(name: str) -> _VmSource:
 _POOL = "homenode doctor --pool captures/"
 _WIDTH = "homenode doctor --known-width 41:00.0=8"
 _LOAD = "homenode doctor --under-load --load-command nvbandwidth"
-_NEXT = {
-    "failed to connect": "systemctl start libvirtd",
-    "command not found": "apt install libvirt-clients",
-}
-"""By a word of the reason why no VM could be read."""
 
 _HEAD_BYTES = 1 << 16
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
+
+
+def _libvirt_step() -> str:
+    """What makes this machine's VMs readable."""
+    is_missing = find_program("virsh") is None
+    return "apt install libvirt-clients" if is_missing else "systemctl start libvirtd"
 
 
 def _parse_rates(h2d: Sequence[str], known_width: Sequence[str]) -> MeasuredRates:

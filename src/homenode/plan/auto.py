@@ -11,12 +11,11 @@ from homenode.machine.topology import Host
 from homenode.objective import Objective
 from homenode.plan.planner import plan
 from homenode.plan.request import request_for
-from homenode.plan.search.ladder import Relaxation
 from homenode.plan.shape.guest_numa import is_grace
 from homenode.vm.gpu_parts import named_device
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import Vm
-from homenode.vm.plan import Plan, Unplannable
+from homenode.vm.plan import Plan, Relaxation, Unplannable
 from homenode.vm.plan_options import AUTO, DocumentSiblings, PciGranularity, PlanOptions
 
 FLAT, TREE = "pin-bound", "pin-numa-pci"

@@ -108,7 +108,7 @@ def plan_manually(
 ) -> PlannedFile:
     """The same with CPU lists that the user gives, and no host: the study's listings.
 
-    The vCPU count follows the lists. Raises as plan_file does.
+    The vCPU count follows the lists. Raises like plan_file.
     """
     document, shared = _source_document(original, source, copy_name)
     guest = vm_of(open_domain(document, source))
@@ -170,7 +170,7 @@ def plan_several(requests: Sequence[FileRequest], host: Host) -> tuple[PlannedFi
 
     They are planned one after the other: as they are given, then the one with the most memory
     first, then that with the most vCPUs, each time with emulators on cores of their own and then on
-    those of their VMs, until all fit. Raises as plan_file; Unplannable of the order in which the
+    those of their VMs, until all fit. Raises like plan_file; Unplannable of the order in which the
     most VMs fit.
     """
 
@@ -250,7 +250,7 @@ def vm_of_options(
 def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -> PlannedFile:
     """Plan a VM and write it for a target. The VM's file is edited where it is of that target.
 
-    Raises as plan_file, and InputError where the target cannot take the plan.
+    Raises like plan_file, and InputError where the target cannot take the plan.
     """
     module = target_named(target)
     vm = on_host(vm, host)

@@ -12,9 +12,8 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Gap, Rejection
 from homenode.indices import NodeIndex
 from homenode.plan.search.cost import INDICES
-from homenode.plan.search.ladder import Relaxation
 from homenode.vm.layout import Layout
-from homenode.vm.plan import CostTerm, RunnerUp
+from homenode.vm.plan import CostTerm, Relaxation, RunnerUp
 
 
 class Placement(Struct, frozen=True):
@@ -40,7 +39,7 @@ class Placement(Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     gaps: tuple[Gap, ...] = ()
     cell_memory_bytes: tuple[int, ...] = ()  # memory of each cell, () = as its vCPUs
-    relaxations: tuple[str, ...] = ()  # what gave way, as in the fallback's name
+    relaxations: tuple[Relaxation, ...] = ()  # what gave way, as in the fallback's name
     # what the VM gets where that is not the layout asked for, as siblings have to share cores
     layout: Layout | None = None
     # vCPUs run on siblings as the document shows them, for want of whole cores

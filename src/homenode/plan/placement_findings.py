@@ -22,10 +22,11 @@ from homenode.plan.memory import (
 )
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.ladder import Fallback, MemoryRule, Relaxation
+from homenode.plan.search.ladder import Fallback, MemoryRule
 from homenode.text import cpus_text, first_few, nodes_text, plural
 from homenode.units import format_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
+from homenode.vm.plan import Relaxation
 
 
 def memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:
@@ -52,7 +53,7 @@ def memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:
 
 
 def _free_pages(host: Host, request: GuestRequest, *, keeps_reserve: bool) -> int | None:
-    """Of all nodes together; None where that of one is not known."""
+    """Free pages of all nodes together; None if one is unknown."""
     memory = node_memory(host, request, keeps_reserve=keeps_reserve).values()
     page_counts = [node.pages for node in memory if node.pages is not None]
     return sum(page_counts) if page_counts and len(page_counts) == len(memory) else None

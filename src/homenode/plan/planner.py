@@ -35,7 +35,11 @@ def plan(host: Host, request: GuestRequest, *, brief: bool = False) -> Plan:
             raise
         hint = f"{unknown}" if error.hint is None else f"{error.hint}; {unknown}"
         raise Unplannable(
-            error.message, error.rejections, hint=hint, nearest=error.nearest
+            error.message,
+            error.rejections,
+            hint=hint,
+            nearest=error.nearest,
+            quotes_nearest=error.quotes_nearest,
         ) from None
     return assemble(certain, as_placed(request, placed), placed)
 

@@ -306,7 +306,7 @@ def _check_profile(options: PlanOptions, host: Host | None) -> None:
 
 
 def _check_brought(options: PlanOptions, devices: Sequence[Bdf], host: Host | None) -> None:
-    """What GPUs bring needs GPUs, and NVSwitches whole ones."""
+    """Reject options for NICs or NVSwitches of GPUs without GPUs, or with parts of GPUs."""
     gpus = {gpu.bdf for gpu in (() if host is None else host.devices_of_kind(DeviceKind.GPU))}
     for option, is_set in (
         ("--with-nics", options.with_nics),

@@ -11,13 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from homenode.check.verify.guest.checks import Check
 from homenode.doc import Doc, Part, Span, Text, plain
-from homenode.findings import (
-    UNREAD_VMS,
-    Finding,
-    Findings,
-    Severity,
-    texts_of,
-)
+from homenode.findings import Finding, Findings, Severity, texts_of
 from homenode.text import first_few, number_list
 from homenode.units import whole_number
 
@@ -143,8 +137,7 @@ def _answer(findings: Findings, subject: str, answer: str | None) -> str:
     text = f"{subject}: {counts}"
     if not findings.not_read:
         return answer or text
-    is_vms = findings.not_read[0].startswith(UNREAD_VMS)
-    return f"{text}, but {'the VMs were' if is_vms else 'not everything was'} not checked"
+    return f"{text}, but VMs were not checked"
 
 
 def _headline(subject: str, group: Group, counts: str) -> str:
@@ -334,7 +327,7 @@ def _row(kind: str, status: str, group: Sequence[Check]) -> tuple[str, str, str]
 
 
 def _shorten(text: str) -> str:
-    """The finding of the difference has all of it."""
+    """A short form of a value; its finding has the whole."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 

@@ -22,42 +22,46 @@ from homenode.text import (
 from homenode.units import format_bytes, format_limit
 from homenode.vm.layout import GuestCells, layout_text
 from homenode.vm.model import GuestCache
-from homenode.vm.plan import Plan, Unplannable
+from homenode.vm.plan import Plan, Relaxation, Unplannable
 
 HEADS = ("guest node", "vCPUs", "host CPUs", "host node", "memory", "GPUs")
 MOST_UNKNOWN = 4  # reasons that the label `unknown` holds; --explain has them all
 _LOOKS = {"critical": "critical", "warning": "warn", "not read": "warn", "unknown": "warn"}
 
 _RELAXED = {  # a relaxation: (what is wanted, what the VM gets, findings that say the same)
-    "host's reserved memory": ("memory for the host", "the VM takes its reserve", ()),
-    "shared cores": (
+    Relaxation.HOST_MEMORY: ("memory for the host", "the VM takes its reserve", ()),
+    Relaxation.SHARED_CORES: (
         "a whole core for each vCPU",
         "some vCPUs share a core",
         ("vcpus-share-cores", "siblings-not-exposed"),
     ),
-    "mixed core kinds": (
+    Relaxation.MIXED_KINDS: (
         "one kind of core",
         "performance and efficiency cores are mixed",
         ("mixed-kinds",),
     ),
-    "fewer siblings": ("all threads of each core", "the guest sees fewer", ()),
-    "siblings not exposed": (
+    Relaxation.FEWER_SIBLINGS: ("all threads of each core", "the guest sees fewer", ()),
+    Relaxation.SIBLINGS_NOT_EXPOSED: (
         "all threads of each core",
         "the guest sees one thread per core",
         ("siblings-not-exposed",),
     ),
-    "host's last core": (
+    Relaxation.HOST_CORE: (
         "a core for the host",
         "none is left",
         ("host-core-taken", "emulator-on-siblings", "emulator-shares-vcpus"),
     ),
-    "uneven memory": ("memory as the vCPUs", "the nodes hold it together", ("memory-uneven",)),
-    "memory from other nodes": (
+    Relaxation.UNEVEN_MEMORY: (
+        "memory as the vCPUs",
+        "the nodes hold it together",
+        ("memory-uneven",),
+    ),
+    Relaxation.MEMORY_ELSEWHERE: (
         "memory next to the vCPUs",
         "some is on further nodes",
         ("memory-from-other-nodes",),
     ),
-    "unequal cells": (
+    Relaxation.UNEQUAL_CELLS: (
         "equal guest nodes",
         "they are unequal",
         (
@@ -80,9 +84,8 @@ def plan_text(plan: Plan, host: Host | None, reasons: Sequence[str] = (), step: 
 def answer_line(plan: Plan, host: Host | None) -> str:
     """Whether and where the VM fits, in one line."""
     head = f"{plan.vm.name} fits {plan.host_name or 'the given CPUs'}"
-    relaxations = _relaxations(plan)
-    if relaxations:
-        return f"{head} with a fallback: {_effect(relaxations[0], plan, host)}"
+    if plan.relaxations:
+        return f"{head} with a fallback: {_effect(plan.relaxations[0], plan, host)}"
     gpus = _node_of_gpus(plan, host)
     place = f"on {nodes_text(plan.nodes)}" if plan.nodes else "on any node"
     memory = format_bytes(plan.vm.memory_bytes)
@@ -141,7 +144,7 @@ def finding_lines(findings: Sequence[Finding]) -> tuple[str, ...]:
 
 def findings_of(plan: Plan, severity: Severity) -> list[Finding]:
     """The findings of a severity, without those that a relaxation or `before` says."""
-    covered = {id_ for name in _relaxations(plan) for id_ in _RELAXED[name][2]} | {
+    covered = {id_ for relaxation in plan.relaxations for id_ in _RELAXED[relaxation][2]} | {
         "huge-pages-short"
     }
     return [f for f in plan.findings if f.severity is severity and f.id not in covered]
@@ -149,13 +152,14 @@ def findings_of(plan: Plan, severity: Severity) -> list[Finding]:
 
 def refusal_text(error: Unplannable, prefix: str = "") -> Doc:
     """Why no placement fits: a line for each kind of rejection, equal nodes joined, and a hint."""
+    quoted = error.nearest.detail if error.nearest and error.quotes_nearest else None
     singles: dict[tuple[str, str], list[int]] = {}
     sets: dict[str, str] = {}  # of one set of nodes the first, on which the least was relaxed
     for rejection in error.rejections:
         if len(rejection.nodes) == 1:
             key = (rejection.constraint, rejection.detail)
             singles.setdefault(key, []).append(rejection.nodes[0])
-        elif not error.message.endswith(rejection.detail):
+        elif rejection.detail != quoted:
             sets.setdefault(
                 nodes_text(rejection.nodes) if rejection.nodes else "host", rejection.detail
             )
@@ -175,37 +179,33 @@ def _any_of(nodes: Sequence[int]) -> str:
     return f"each of {nodes_text(nodes)}" if len(nodes) > 1 else nodes_text(nodes)
 
 
-def _relaxations(plan: Plan) -> list[str]:
-    return [name for name in plan.fallback.split(", ")[1:] if name in _RELAXED]
-
-
-def _effect(name: str, plan: Plan, host: Host | None) -> str:
+def _effect(relaxation: Relaxation, plan: Plan, host: Host | None) -> str:
     """What a relaxation does, for the first line."""
-    if name == "shared cores" and host is not None:
+    if relaxation is Relaxation.SHARED_CORES and host is not None:
         shared = sum(len(vcpus) for _, vcpus in _shared_cores(plan, host))
         return f"{shared} of {plural(plan.vm.vcpus, 'vCPU')} share a core"
-    if name == "unequal cells":
+    if relaxation is Relaxation.UNEQUAL_CELLS:
         return f"guest nodes of {_cell_sizes(plan)}"
-    if name == "host's last core":
+    if relaxation is Relaxation.HOST_CORE:
         return "no core is left for the host"
-    return _RELAXED[name][1]
+    return _RELAXED[relaxation][1]
 
 
-def _relaxed_line(name: str, plan: Plan, host: Host | None) -> str:
-    constraint, received, _ = _RELAXED[name]
-    if name == "shared cores" and host is not None:
+def _relaxed_line(relaxation: Relaxation, plan: Plan, host: Host | None) -> str:
+    constraint, received, _ = _RELAXED[relaxation]
+    if relaxation is Relaxation.SHARED_CORES and host is not None:
         shared = _shared_cores(plan, host)
         cpus, vcpus = shared[0]
         received = f"CPUs {cpus} are one core, used by {len(vcpus)} vCPUs"
         if len(shared) > 1:
             received = f"{len(shared)} cores are used by several vCPUs"
-    if name == "host's last core":
+    if relaxation is Relaxation.HOST_CORE:
         shares = {finding.id: finding for finding in plan.findings}
         if "emulator-on-siblings" in shares:
             received += f"; QEMU shares CPU {plan.vm.emulator_pus} with a vCPU's core"
         elif "emulator-shares-vcpus" in shares:
             received += "; QEMU runs on the vCPUs' CPUs"
-    if name == "unequal cells":
+    if relaxation is Relaxation.UNEQUAL_CELLS:
         received, topology = _cell_sizes(plan), plan.vm.cpu_topology
         if topology is not None and topology.sockets > len(plan.cells):
             sockets = plural(topology.sockets, "socket")
@@ -272,16 +272,15 @@ def _labels(
         yield "critical", line
     for line in reasons or (f"{layout_text(plan.layout)}, as requested",):
         yield "layout", line
-    relaxations = _relaxations(plan)
-    for name in relaxations:
-        yield "relaxed", _relaxed_line(name, plan, host)
+    for relaxation in plan.relaxations:
+        yield "relaxed", _relaxed_line(relaxation, plan, host)
     if order:
         yield "order", order
-    if host is not None and "host's last core" not in relaxations and plan.vcpu_pins:
+    if host is not None and Relaxation.HOST_CORE not in plan.relaxations and plan.vcpu_pins:
         yield "host", _host_line(plan, host)
     for line in reserved_lines(host, plan.vm.name):
         yield "host", f"keeps for {line}"
-    if "shared cores" in relaxations:
+    if Relaxation.SHARED_CORES in plan.relaxations:
         yield "cost", _COST_OF_SHARING
     before = [*_reservation_lines(plan)]
     if plan.aperture is not None:
@@ -290,7 +289,7 @@ def _labels(
         yield "before", "; ".join(before)
     for line in finding_lines(findings_of(plan, Severity.WARNING)):
         yield "warning", line
-    covered = [id_ for name in relaxations for id_ in _RELAXED[name][2]]
+    covered = [id_ for relaxation in plan.relaxations for id_ in _RELAXED[relaxation][2]]
     fixes = [f for f in plan.findings if f.id in covered and f.fix]
     fixes.sort(key=lambda finding: (finding.id != "host-core-taken", covered.index(finding.id)))
     if fixes:

@@ -1,5 +1,6 @@
 """Plan: where every vCPU, page and device of one VM goes, and why."""
 
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from msgspec import Struct, structs
@@ -57,6 +58,20 @@ class RunnerUp(Struct, frozen=True):
     devices: tuple[Bdf, ...] = ()  # the functions of the VM there, where GPUs were to choose
 
 
+class Relaxation(StrEnum):
+    """A constraint that was relaxed on a fallback, in the words of its name."""
+
+    HOST_MEMORY = "host's reserved memory"
+    SHARED_CORES = "shared cores"
+    MIXED_KINDS = "mixed core kinds"
+    FEWER_SIBLINGS = "fewer siblings"
+    SIBLINGS_NOT_EXPOSED = "siblings not exposed"
+    HOST_CORE = "host's last core"
+    UNEVEN_MEMORY = "uneven memory"
+    MEMORY_ELSEWHERE = "memory from other nodes"
+    UNEQUAL_CELLS = "unequal cells"
+
+
 class Plan(Struct, frozen=True):
     """The placement of one VM; the value that every later step reads."""
 
@@ -89,6 +104,7 @@ class Plan(Struct, frozen=True):
     """A line for each other element of the document that layouts share their sections with, which
     the plan relies on; None where there is no document."""
     kept_of: str = LIBVIRT  # The target whose file those lines are of
+    relaxations: tuple[Relaxation, ...] = ()  # As the fallback's name has them
 
     @property
     def layout(self) -> Layout:
@@ -192,7 +208,9 @@ class Unplannable(HomenodeError):
         *,
         hint: str | None = None,
         nearest: Rejection | None = None,
+        quotes_nearest: bool = True,
     ) -> None:
         super().__init__(message, hint=hint)
         self.rejections = rejections
         self.nearest = nearest or next(iter(rejections), None)
+        self.quotes_nearest = quotes_nearest  # the message has its detail

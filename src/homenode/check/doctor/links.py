@@ -8,8 +8,7 @@ management endpoints, links inside a card, and slots that are known to be narrow
 from collections.abc import Iterable, Iterator, Mapping
 
 from homenode.bdf import Bdf
-from homenode.findings import Finding, Severity, finding
-from homenode.machine.discover.lspci import AFTER_A_CUT, NO_ANSWER
+from homenode.findings import Finding, GapKind, Severity, finding
 from homenode.machine.link_path import (
     JUDGED,
     SPEEDS,
@@ -339,7 +338,7 @@ _MOST_NAMED = 8
 def cut_listing_findings(host: Host) -> Iterator[Finding]:
     """A listing that ends too early: what it lacks may be sick."""
     for gap in host.gaps:
-        if gap.subject.startswith(AFTER_A_CUT):
+        if gap.kind is GapKind.LISTING_CUT:
             yield finding(
                 "listing-cut",
                 host.name,
@@ -365,12 +364,11 @@ def silent_device_findings(host: Host) -> Iterator[Finding]:
 
 def _silent(host: Host) -> Iterator[PciDevice]:
     """Yield judged devices, and ports above them, that read as ones and are not asleep."""
-    subjects = {gap.subject for gap in host.gaps if gap.subject.startswith(NO_ANSWER)}
-    judged = [d for d in host.pci_devices if subjects and d.kind in JUDGED]
+    silent = {gap.device for gap in host.gaps if gap.kind is GapKind.DEVICE_SILENT}
+    judged = [d for d in host.pci_devices if silent and d.kind in JUDGED]
     seen = {port.bdf: port for d in judged for port in (d, *host.bridges_above(d.bdf))}
     for device in seen.values():
-        is_silent = f"{NO_ANSWER} {device.bdf}" in subjects
-        if is_silent and not (device.power_state or "").startswith("D3"):
+        if device.bdf in silent and not (device.power_state or "").startswith("D3"):
             yield device
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, ParseError
-from homenode.findings import NO_VMS, UNREAD_VM, UNREAD_VMS, Gap
+from homenode.findings import NO_VMS, Gap, GapKind
 from homenode.machine.discover.gpus import read_device_links, with_parts
 from homenode.machine.discover.lspci import add_lspci
 from homenode.machine.discover.nodes import (
@@ -224,7 +224,7 @@ def read_running_domains(
         reason = snapshot.failure("virsh-domains")
         if "exit status" in reason and "error: " in reason:  # virsh's own words
             reason = f"qemu:///system: {reason.rpartition('error: ')[2]}"
-        return (), (Gap(UNREAD_VMS, reason),)
+        return (), (Gap("VMs, pins and allocations", reason, GapKind.VMS),)
     if not output.strip():
         return (), ()
     if read_domain is None:
@@ -239,6 +239,6 @@ def read_running_domains(
         try:
             domains.append(read_domain(xml, running, f"domain {name}"))
         except HomenodeError as error:
-            subject = f"{UNREAD_VM if running else 'shut-off VM '}{name}"
-            gaps.append(Gap(subject, error.message))
+            state, kind = ("running", GapKind.VM) if running else ("shut-off", GapKind.OTHER)
+            gaps.append(Gap(f"{state} VM {name}", error.message, kind))
     return tuple(sorted(domains, key=lambda domain: domain.name)), tuple(gaps)

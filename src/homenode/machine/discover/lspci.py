@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.findings import NO_VMS, Gap
+from homenode.findings import NO_VMS, Gap, GapKind
 from homenode.indices import NodeIndex
 from homenode.machine.discover.pci_nodes import Locality, root_complexes, several
 from homenode.machine.pci import (
@@ -27,12 +27,6 @@ from homenode.machine.pci import (
 from homenode.machine.tools.lspci import LspciFunction, ends_within_a_line, parse
 from homenode.machine.topology import Host, host_of_nothing
 from homenode.text import plural
-
-AFTER_A_CUT = "PCI functions after"
-"""How the subject of the gap begins that a listing has which ends too early."""
-
-NO_ANSWER = "configuration space of"
-"""How the subject of a function's gap begins that does not answer; its address follows."""
 
 
 def host_from_lspci(text: str, name: str) -> Host:
@@ -100,8 +94,9 @@ def _signs_of_a_cut(functions: tuple[LspciFunction, ...], text: str, source: str
     )
     if ends_within_a_line(text) or ends_early:
         position = "in the entry of a bridge" if ends_early else "within a line"
-        subject = f"{AFTER_A_CUT} {last.bdf}, and the end of its own entry"
-        gaps.append(Gap(subject, f"{source} ends {position}, so it was cut: run it again"))
+        subject = f"PCI functions after {last.bdf}, and the end of its own entry"
+        reason = f"{source} ends {position}, so it was cut: run it again"
+        gaps.append(Gap(subject, reason, GapKind.LISTING_CUT))
     listed = {(function.bdf.domain, function.bdf.bus) for function in functions}
     bare = [
         function.bdf
@@ -128,7 +123,12 @@ def _silent(functions: Iterable[LspciFunction]) -> Iterable[Gap]:
     """Functions of which lspci reads ones only: they have left the bus, or are switched off."""
     for function in functions:
         if function.is_silent:
-            yield Gap(f"{NO_ANSWER} {function.bdf}", "lspci reads ones only: nothing answers")
+            yield Gap(
+                f"configuration space of {function.bdf}",
+                "lspci reads ones only: nothing answers",
+                GapKind.DEVICE_SILENT,
+                function.bdf,
+            )
 
 
 def add_lspci(

@@ -21,7 +21,7 @@ from homenode.plan.memory import page_size_bytes
 from homenode.plan.placement import Placement
 from homenode.plan.placement_findings import placement_findings
 from homenode.plan.search.cost import terms
-from homenode.plan.search.ladder import Fallback, MemoryRule, Relaxation, fallback_name
+from homenode.plan.search.ladder import Fallback, MemoryRule, fallback_name
 from homenode.plan.search.problem import PlacementSearch, SearchProblem, Split
 from homenode.plan.search.solve import (
     Candidate,
@@ -47,7 +47,7 @@ from homenode.vm.layout import (
     Siblings,
     with_preset_name,
 )
-from homenode.vm.plan import RunnerUp
+from homenode.vm.plan import Relaxation, RunnerUp
 from homenode.vm.plan_options import EmulatorPolicy
 
 
@@ -119,7 +119,7 @@ class Attempt:
 
     @property
     def _groups_of_cells(self) -> list[int]:
-        """Of the cells given."""
+        """Sibling groups of each requested guest node."""
         group_size = self.vcpus_of_group
         return [len(cell.vcpus) // group_size for cell in self.request.options.explicit_cells]
 

@@ -138,7 +138,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def groups(self) -> tuple[GpuGroup, ...]:
-        """Of one of them all GPUs are chosen; none where none is to be chosen."""
+        """Groups from one of which all GPUs are chosen; () if none is to be chosen."""
         if not self.options.count:
             return ()
         return tuple([self._group(gpus) for gpus in self.options.groups])

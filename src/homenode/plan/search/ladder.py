@@ -25,6 +25,7 @@ from homenode.machine.topology import CoreKind
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.supply import FreeCpus, Grouping
 from homenode.vm.layout import GuestCells, Layout, MemoryBinding, Pinning, Siblings
+from homenode.vm.plan import Relaxation
 from homenode.vm.plan_options import Policy
 
 
@@ -34,20 +35,6 @@ class MemoryRule(StrEnum):
     FOLLOWS = "follows"  # each node holds its vCPUs' share
     UNEVEN = "uneven"  # the nodes of the vCPUs hold it together
     ELSEWHERE = "elsewhere"  # further nodes help
-
-
-class Relaxation(StrEnum):
-    """What gave way on a fallback, in the words of its name."""
-
-    HOST_MEMORY = "host's reserved memory"
-    SHARED_CORES = "shared cores"
-    MIXED_KINDS = "mixed core kinds"
-    FEWER_SIBLINGS = "fewer siblings"
-    SIBLINGS_NOT_EXPOSED = "siblings not exposed"
-    HOST_CORE = "host's last core"
-    UNEVEN_MEMORY = "uneven memory"
-    MEMORY_ELSEWHERE = "memory from other nodes"
-    UNEQUAL_CELLS = "unequal cells"
 
 
 class Fallback(Struct, frozen=True, kw_only=True):

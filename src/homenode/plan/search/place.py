@@ -20,7 +20,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.cost import Cost
 from homenode.plan.search.distances import distance_matrix
-from homenode.plan.search.ladder import MemoryRule, Relaxation, check_layout, fallbacks
+from homenode.plan.search.ladder import MemoryRule, check_layout, fallbacks
 from homenode.plan.search.problem import PlacementSearch
 from homenode.plan.search.rejections import (
     host_core,
@@ -32,7 +32,7 @@ from homenode.plan.search.rejections import (
 from homenode.plan.search.solve import may_be_nearer
 from homenode.plan.search.supply import free_cpus
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, with_siblings
-from homenode.vm.plan import Unplannable
+from homenode.vm.plan import Relaxation, Unplannable
 from homenode.vm.plan_options import DocumentSiblings, Policy
 
 MOST_REFUSED_NODES = 16

@@ -95,8 +95,8 @@ def _unasked_memory(host: Host, request: GuestRequest) -> tuple[NodeIndex, ...]:
 
 
 def whole_host(attempt: Attempt) -> Rejection:
-    """Why no set of nodes does: too few cores in all, too little memory, too few nodes, or nodes
-    that cannot reach each other."""
+    """Why no set of nodes suffices: too few cores in all, too little memory, too few nodes, or
+    nodes that cannot reach each other."""
     request, problem = attempt.request, attempt.problem
     if not attempt.knows_refusal:
         return Rejection(
@@ -261,14 +261,15 @@ def refusal(
             shown = replace(miss, hint=f"--vcpus {count}{with_siblings}{also}")
         unique = tuple(shown if rejection == miss else rejection for rejection in unique)
     reason = "no core is free" if shown is None else shown.detail
-    if misses and shown is not None and shown.constraint in ("memory", "pages"):
-        free_text = _free_memory(first)
-        reason = f"{memory_text(request)} needed, {free_text} free" if free_text else reason
+    is_memory = misses and shown is not None and shown.constraint in ("memory", "pages")
+    if free_text := _free_memory(first) if is_memory else None:
+        reason = f"{memory_text(request)} needed, {free_text} free"
     return Unplannable(
         f"{request.guest.name} does not fit {host.name}: {reason}",
         unique,
         hint=None if shown is None else shown.hint,
         nearest=shown,
+        quotes_nearest=not free_text,
     )
 
 

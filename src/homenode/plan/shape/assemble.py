@@ -17,7 +17,6 @@ from homenode.machine.topology import Host
 from homenode.plan.allocations import uuid_of_device
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.ladder import Relaxation
 from homenode.plan.shape.aperture import ApertureChoice, aperture
 from homenode.plan.shape.caches import guest_cache, shared_llcs
 from homenode.plan.shape.consequences import consequences
@@ -48,7 +47,7 @@ from homenode.vm.model import (
     Vm,
     VmCell,
 )
-from homenode.vm.plan import RECORDED_DIGITS, Plan
+from homenode.vm.plan import RECORDED_DIGITS, Plan, Relaxation
 from homenode.vm.plan_options import MemoryMode, Policy
 
 MOST_VCPUS_WITHOUT_IOMMU = 255
@@ -145,6 +144,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         aperture=window.aperture,
         page_reservations=memory.reservations,
         fallback=placement.fallback,
+        relaxations=placement.relaxations,
         cost=placement.cost,
         optimal=placement.optimal,
         runners_up=placement.runners_up,

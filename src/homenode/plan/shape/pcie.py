@@ -127,7 +127,7 @@ def mirror_cells(
 
     devices: those that get a place, host order. cells: how many the guest has. nearest: the cells
     of nodes that have none of their own; devices of all other nodes stay where they are.
-    Raises as mirror_pcie, the machine type apart.
+    Raises like mirror_pcie, the machine type apart.
     """
     guest, options = request.guest, request.options
     _refuse_unfit(host.device_at, devices)

@@ -19,7 +19,7 @@ from msgspec import Struct
 from homenode.errors import ToolError
 
 MAX_OUTPUT_BYTES = 256 << 20
-"""Of standard output and standard error together; a program that says more is stopped."""
+"""Limit of standard output and error together; a program that writes more is stopped."""
 
 LEFT_BEHIND_S = 5.0
 """How long what a program left behind may keep its output open."""
@@ -230,7 +230,7 @@ def _exchange(
     input: str | bytes | None,
     stop: threading.Event | None,
 ) -> tuple[bytes, bytes]:
-    """Feeds standard input and reads both outputs until they close. Raises as `run` does."""
+    """Feeds standard input and reads both outputs until they close. Raises like `run`."""
     deadline = time.monotonic() + timeout_s
     assert process.stdout is not None and process.stderr is not None
     texts: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}

@@ -42,7 +42,7 @@ def host_locked(
     *,
     wait_s: float | None = None,
 ) -> Iterator[tuple[int, ...]]:
-    """Hold the lock of a connection's host: descriptors for a virsh that must keep it to its end.
+    """Lock a connection's host. Yields descriptors with which a virsh keeps the lock to its end.
 
     Nested calls in one process share it. root: of the records. command: shown to those that wait.
     on_wait: called once, with the holder. wait_s: None = WAIT_S. Raises HostError on time-out.

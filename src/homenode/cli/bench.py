@@ -209,7 +209,7 @@ def _plan(machine: "Machine", prefix: str, architecture: str | None) -> "SetupPl
 
 
 def _cuda_home() -> str | None:
-    """Of the nvcc on PATH, whose makefiles would look in /usr/local/cuda; None without one."""
+    """The directory of the nvcc on PATH; None without one. Makefiles assume /usr/local/cuda."""
     from homenode.process import find_program
 
     compiler = find_program("nvcc")

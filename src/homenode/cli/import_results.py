@@ -43,7 +43,7 @@ class ImportedRun(Struct, frozen=True, kw_only=True):
 
 
 class ImportedRuns(Struct, frozen=True, kw_only=True):
-    """Of import."""
+    """The answer of import."""
 
     folder: str
     written: bool  # False of a dry run

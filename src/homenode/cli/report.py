@@ -161,7 +161,7 @@ def write_page(directories: list[str], host: str | None, title: str, output: Pat
 
 
 def _note_queues(machines: "tuple[ReportedMachine, ...]") -> None:
-    """Layouts are what this report compares; jobs of two queues have none."""
+    """this report compares layouts, and jobs of two queues have none"""
     from homenode.measure.results.model import Origin
     from homenode.measure.results.vantage import Vantage
 

@@ -128,7 +128,7 @@ class TrialStanding(Struct, frozen=True, kw_only=True):
 
 
 class TrialStatus(Struct, frozen=True, kw_only=True):
-    """Of trial status."""
+    """The answer of trial status."""
 
     trials: tuple[TrialStanding, ...]
 

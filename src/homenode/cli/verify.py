@@ -244,7 +244,7 @@ def _boot_command(arguments: VerifyArguments) -> str:
 def _verify_live(name: str, arguments: VerifyArguments) -> None:
     """Print the findings on a running domain of this machine; exit 1 where there are bad ones.
 
-    Raises as verify_running_domain, and InputError for a plan that was made for another host.
+    Raises like verify_running_domain, and InputError for a plan that was made for another host.
     """
     from homenode.check.verify.live.capture import verify_running_domain
 

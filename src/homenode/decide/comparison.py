@@ -61,7 +61,7 @@ SLOW_IN_ONE, NODELESS = "slow-in-one-layout", "gpus-without-node"
 
 
 class DoubtTexts(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is said of each doubt of an id, unless a call says something else."""
+    """Texts of the doubts of an id, unless a call has others."""
 
     blocks: bool
     cause: str = ""

@@ -69,7 +69,7 @@ def sweeps_of(runs: Sequence[Run]) -> dict[str, tuple[_Points, float]]:
 
 
 def _count_gpus(head: RunHead) -> int:
-    """Of a collective: imported runs have no list of GPUs, but the tool's own count."""
+    """The GPUs of a collective; imported runs list none, but have the tool's count."""
     counts = (condition.value for condition in head.conditions if condition.name == COLLECTIVE_GPUS)
     return max(len(head.gpus), *(whole_number(count) or 0 for count in counts), 0)
 

@@ -19,7 +19,7 @@ from homenode.decide.summary import Series
 
 CONFIDENCE = 0.95
 LEAST_BOOTS = 3
-"""Of each side. Two boots each, in one of two states at random, are apart in 1 of 8 cases."""
+"""Least of each side. Two boots each, in one of two states at random, are apart in 1 of 8 cases."""
 
 VARIES_MORE, ONE_OF_SEVERAL_VARIES_MORE = 0.10, 0.05
 """Level of Cochran's test, of two alternatives and of several. Of two it misses at 5 % too many
@@ -135,7 +135,7 @@ def _closed_p(compared: Sequence[Series], error: float) -> float:
 
 
 class _Estimate(NamedTuple):
-    """Of the difference of two logarithms: its standard error and degrees of freedom."""
+    """Standard error and degrees of freedom of the difference of two logarithms."""
 
     difference: float
     error: float
@@ -252,7 +252,7 @@ _SECONDS = 1e6
 
 
 class _Variance(NamedTuple):
-    """Of an alternative's boots."""
+    """The variance of an alternative's boots."""
 
     value: float
     freedom: float  # degrees of freedom it rests on

@@ -100,7 +100,7 @@ def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
 
 
 def of_no_machine(runs: Sequence[Run], machine: MachineFacts) -> tuple[Doubt, ...]:
-    """What is said of runs that name no host and count for none, where the machine is a known
+    """Doubts about runs that name no host and count for none, where the machine is a known
     one."""
     if machine.fingerprint is None or machine.nodes is None:
         return ()

@@ -34,7 +34,7 @@ class Position(StrEnum):
     """How an alternative does on one metric."""
 
     BEST = "best"
-    NO_WORSE = "no-worse"  # it does not lose as much as matters
+    NO_WORSE = "no-worse"  # it loses less than a relevant amount
     UNSHOWN = "unshown"  # no such loss is shown, nor excluded; one of SHOWN_LOSS is, or there is
     # no interval that could exclude one
     UNDECIDED = "undecided"  # its interval holds both no loss and a large one
@@ -210,7 +210,7 @@ def _results(
 
 
 def _wide(results: Sequence[RankedResult], metric: Metric) -> Iterator[Doubt]:
-    """What is said of alternatives whose intervals are too wide to give anything."""
+    """Doubts about alternatives whose intervals are too wide for a conclusion."""
     ranges = [
         f"{result.alternative} {range_text(result.low, result.high)}"
         for result in results

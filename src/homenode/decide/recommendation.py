@@ -37,7 +37,7 @@ from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pi
 class ReasonId(StrEnum):
     """Why a choice was made, or none was."""
 
-    BEST = "best"  # the others are worse by as much as matters
+    BEST = "best"  # the others are worse by a relevant amount
     RULE = "rule"  # of plan/auto, among layouts that results cannot tell apart, or without results
     NO_LAYOUT = "no-layout"  # the choice is not a layout: the layout is the rule's
     BOUND = "bound"  # the guest is the choice's, and the layout binds its memory as well

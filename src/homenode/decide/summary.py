@@ -80,7 +80,7 @@ class Series(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def variance(self) -> float:
-        """Of two or more boots' logarithms."""
+        """The variance of the logarithms of two or more boots."""
         return sample_variance(self.logs)
 
 
@@ -94,7 +94,7 @@ class _Boot(NamedTuple):
 
 
 _Boots = dict[tuple[str, int], _Boot]
-"""Of one series, by the boot's identity: (name of the run or boot, number)."""
+"""The boots of a series, by identity: (name of the run or boot, number)."""
 
 
 def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
@@ -177,7 +177,7 @@ _WORK = {
     "nccl": ("allreduce-busbw-peak", "GB"),
     "app": ("app-rate", "event"),
 }
-"""Of a test of bench: the metric of its work, and what that counts."""
+"""Test of bench -> the metric of its work, and what that counts."""
 
 
 def power_by_test(series: Mapping[SeriesKey, Series]) -> dict[str, float]:
@@ -270,7 +270,8 @@ def _inner_variance(boots: Sequence[Sequence[float]]) -> float:
 
 
 def sample_variance(values: Sequence[float]) -> float:
-    """Of two or more values. In floats: statistics.variance adds fractions, 20 times slower.
+    """The variance of two or more values. In floats: statistics.variance adds fractions, 20 times
+    slower.
 
     >>> sample_variance([1.0, 2.0, 4.0])
     2.3333333333333335

@@ -49,7 +49,7 @@ class SwitchEffect(Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> Outcome:
-        """Better or worse by as much as matters, no difference that does, or cannot tell."""
+        """Better or worse by a relevant amount, no relevant difference, or unknown."""
         return judged_outcome(self.effect)
 
 

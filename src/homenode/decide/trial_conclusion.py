@@ -72,7 +72,7 @@ class TrialAnswer(Struct, frozen=True, kw_only=True):
 
 
 MORE_BOOTS = 2
-"""Of each layout, next time."""
+"""Boots of each layout that the next trial should add."""
 
 
 def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswer:

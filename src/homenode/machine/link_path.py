@@ -379,4 +379,4 @@ def peer_links(host: Host) -> dict[Bdf, int]:
 
 
 _MOST_LINKS = 18
-"""Of a GPU, up to Blackwell."""
+"""NVLinks that a GPU has at most, up to Blackwell."""

@@ -124,7 +124,7 @@ class PeerRoute(Struct, frozen=True, kw_only=True):
 
     @property
     def read(self) -> RouteLeg:
-        """Of a read, whose data comes after its request: the worse of both."""
+        """The route of a read: the worse of its request's and its data's."""
         if self.write.way is RouteWay.SWITCH and self.completion.way is not RouteWay.SWITCH:
             return self.completion
         return self.write

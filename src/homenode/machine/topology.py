@@ -204,7 +204,7 @@ class CpuModel(Struct, frozen=True):
 def nearest_cpu_nodes(
     nodes: Sequence[NumaNode], distances: Sequence[Sequence[int]] | None
 ) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
-    """Of each node without CPUs the nodes with CPUs that are nearest to it, ascending.
+    """For each node without CPUs, the nearest nodes with CPUs, ascending.
 
     distances: as in Host; a pair counts with the worse of its two directions. Without distances all
     nodes are as near. Empty where no node has CPUs.
@@ -283,7 +283,7 @@ class Host(Struct, frozen=True, dict=True):
 
     @cached_property
     def nearest_cpu_nodes(self) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
-        """Of each node without CPUs the nodes with CPUs that are nearest to it, ascending."""
+        """For each node without CPUs, the nearest nodes with CPUs, ascending."""
         return nearest_cpu_nodes(self.nodes, self.distances)
 
     @cached_property

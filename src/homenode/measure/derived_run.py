@@ -38,7 +38,7 @@ MARKING = frozenset({"bench-busy", "bench-stolen"})
 """Findings of the preflight that mark the run: its figures are somebody else's too."""
 
 TEST_FAILED = "bench-test-failed"
-"""Of a test that gave nothing in any round."""
+"""Id of the finding for a test without a result in any round."""
 
 _EMULATION_UNKNOWN = Gap(
     "whether QEMU emulates this machine's processor (TCG)",

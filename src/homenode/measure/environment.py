@@ -68,7 +68,7 @@ class Environment(Struct, frozen=True):
 
 
 class Share(Struct, frozen=True):
-    """Of the time of some CPUs between two looks, from 0 to 1."""
+    """Shares of the time of some CPUs between two readings, from 0 to 1."""
 
     busy: float
     stolen: float

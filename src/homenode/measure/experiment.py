@@ -284,7 +284,7 @@ class WaitPolicy(Struct, frozen=True):
 
 
 AT_ONCE = WaitPolicy(poll_s=0.0)
-"""Of an executor that is through with a task when `start` returns."""
+"""For an executor whose task has ended when `start` returns."""
 
 
 def run_tasks(

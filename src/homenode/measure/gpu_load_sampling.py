@@ -44,7 +44,7 @@ class LoadProgram(Struct, frozen=True):
     is_torch: bool = False
 
     def run(self, timeout_s: float) -> ProgramResult:
-        """Run it on this machine to its end. Raises as process.run does."""
+        """Run it on this machine to its end. Raises like process.run."""
         if self.is_torch:
             return run_program(LocalMachine(), self.argv, timeout_s, COPIES)
         return run(self.argv, timeout_s)

@@ -27,7 +27,7 @@ class Depth(StrEnum):
 
 
 SECONDS = {Depth.QUICK: 0.5, Depth.NORMAL: 2.0, Depth.FULL: 8.0}
-"""Of one figure, about."""
+"""Approximate time for one result."""
 
 
 class Group(StrEnum):

@@ -263,7 +263,7 @@ def _versions(orders: BenchOptions, host: Host, document: Vm | None) -> Iterator
 
 
 def versions_of(host: Host) -> Iterator[Condition]:
-    """Of the libvirt and QEMU that run a host's guests."""
+    """Yield the versions of the libvirt and QEMU that run a host's guests."""
     settings = host.settings
     for name, version in (("libvirt", settings.libvirt_version), ("qemu", settings.qemu_version)):
         if version is not None:

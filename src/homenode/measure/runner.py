@@ -123,7 +123,7 @@ def run_bench(
 
 
 def inspect(machine: Machine, orders: BenchOptions) -> tuple[PreparedRun, Snapshot]:
-    """What the orders come to on this machine; nothing is written. Raises as run_bench does."""
+    """What the orders come to on this machine; nothing is written. Raises like run_bench."""
     check_name(orders.name)
     if orders.app is not None:
         check_metric(orders.app.metric)

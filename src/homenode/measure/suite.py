@@ -106,7 +106,7 @@ HOST_COPIES = (
     "device_to_host_bidirectional_memcpy_ce",
     "host_device_latency_sm",
 )
-"""Of nvbandwidth, all since v0.5."""
+"""Tests of nvbandwidth, all since v0.5."""
 
 ALL_AT_ONCE = ("host_to_all_memcpy_ce", "all_to_host_memcpy_ce")
 PEER_COPIES = (

@@ -226,7 +226,7 @@ _OF_MODULES = tuple(
 
 
 def setup_journal(prefix: Path) -> Journal:
-    """Of the programs below a prefix: the journal lies there as well."""
+    """The journal of the programs below a prefix, which lies there too."""
     undo = command_line("homenode", "bench", "setup", "--prefix", prefix, "--remove")
     head = ChangeHead(run=str(prefix), command="homenode bench setup --apply", undo=undo)
     files = RecordDirectory(prefix / DIRECTORY, private=False)

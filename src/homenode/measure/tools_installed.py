@@ -129,7 +129,7 @@ def run_program(
 ) -> ProgramResult:
     """Run a program of measure/programs on a machine. argv: the Python there, "-", its words.
 
-    Raises as machine.run does, and HostError where the installation lacks the program.
+    Raises like machine.run, and HostError where the installation lacks the program.
     """
     return machine.run(
         argv, timeout_s, program_text(name), environment={**(environment or {}), **_SAFE}
@@ -137,7 +137,7 @@ def run_program(
 
 
 def ask_for_torch(machine: Machine, python: str, timeout_s: float) -> ProgramResult:
-    """Ask a Python on a machine for PyTorch: it prints True or False. Raises as machine.run."""
+    """Ask a Python on a machine for PyTorch: it prints True or False. Raises like machine.run."""
     argv = (python, "-c", _NOT_FROM_HERE + _HAS_TORCH)
     return machine.run(argv, timeout_s, environment=_SAFE)
 

@@ -88,7 +88,7 @@ class PendingDevice(Struct, frozen=True):
 
 
 STARTED = PendingDevice("a file that more options may follow", 1)
-"""Of every file but libvirt's: what plugs in more at the start counts on the root bus alone."""
+"""For any file but libvirt's: devices added at the start count on the root bus only."""
 
 
 def left_to_libvirt(document: Document) -> PendingDevice | None:

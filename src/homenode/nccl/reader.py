@@ -18,7 +18,7 @@ from homenode.nccl.topology import LINK_SPEEDS, OLD_LINK_SPEEDS, NcclVariant
 
 _PLACES = 255
 MOST_CHARACTERS = _PLACES - 2
-"""Of a name or a value: its places less the character that ends it and the end of the text."""
+"""Longest name or value: its buffer less the closing character and the terminator."""
 
 MOST_ATTRIBUTES = 16
 MOST_CHILDREN = 640

@@ -147,7 +147,7 @@ def create_like(path: Path, content: bytes, like: int) -> None:
     owner, its group, its permissions and its access control list (SELinux labels are not copied).
 
     Other users have no access at any moment. Where this user may not give it away, it keeps it.
-    Raises as `create_file`.
+    Raises like `create_file`.
     """
     with _open_parent(path, None) as place:
         descriptor = os.open(path.name, _NEW, PRIVATE, dir_fd=place)

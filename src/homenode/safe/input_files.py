@@ -25,10 +25,10 @@ from typing import BinaryIO
 from homenode.errors import InputError, NotKnownError, of_os
 
 MAX_BYTES = 64 << 20
-"""Of a file that a user names, where its reader does not say less; readers of it accept less."""
+"""Size limit of a file that a user names, unless its reader sets a lower one."""
 
 MAX_KERNEL_BYTES = 16 << 20
-"""Of a file of the kernel's; nothing that homenode reads comes near it."""
+"""Size limit of a file of the kernel; those that homenode reads are far smaller."""
 
 STANDARD_INPUT = "/dev/stdin"
 NO_PLAIN_FILE = (errno.ENXIO, errno.EISDIR)
@@ -143,7 +143,7 @@ def open_path(path: str | Path) -> int:
 
 
 def resolve_links(path: Path) -> Path:
-    """Where a path leads, also through a link to what is not there. Raises as `open_path`."""
+    """Where a path leads, also through a link to what is not there. Raises like `open_path`."""
     with contextlib.ExitStack() as opened:
 
         def hold(descriptor: int) -> int:

@@ -33,7 +33,7 @@ from homenode.safe.input_files import NO_PLAIN_FILE, open_below, read_below
 JOURNAL = "journal.jsonl"
 LOCK = ".lock"
 MAX_BYTES = 256 << 20
-"""Of one file that is read."""
+"""Size limit of one file."""
 
 _NOT_PLAIN = "nothing but homenode writes there, and regular files: look at it, and move it away"
 

@@ -22,7 +22,7 @@ from homenode.show.svg_canvas import HEAT, SvgCanvas, text_width
 _LEFT, _TOP, _PLOT_HEIGHT = 50.0, 14.0, 190.0
 _LEGEND_ROW = 17.0
 _MOST_DOTS = 64
-"""Of a series; longer curves have no dots."""
+"""Limit of dots in a series; longer curves have none."""
 
 
 class Curve(Struct, frozen=True):

@@ -299,7 +299,7 @@ def card_extras(card: DeviceCard) -> tuple[str, ...]:
 
 
 def _parts_text(device: PciDevice) -> Iterator[str]:
-    """Of a divided GPU its parts by profile, "MIG 2x 1g.10gb", and modes without parts."""
+    """Yield a divided GPU's parts by profile, "MIG 2x 1g.10gb", and modes without parts."""
     words = {PartKind.MIG: "MIG", PartKind.PARTITION: "partitions"}
     counts = Counter((part.kind, part.profile) for part in device.parts)
     for kind in dict.fromkeys(kind for kind, _ in counts):

@@ -11,7 +11,7 @@ LEAST_TEXT_SIZE = 8.5
 """No text is smaller, in user units; the picture is 1600 wide."""
 
 CHART_WIDTH = 360.0
-"""Of a chart, in user units: what a narrow phone shows one to one, and a screen three abreast."""
+"""Width in user units: a narrow phone shows one chart unscaled, a screen three abreast."""
 
 TEXT = 11.0
 """Size of a chart's texts."""
@@ -243,7 +243,7 @@ def _words(text: str) -> list[str]:
 
 
 CELL_COLOURS = 8
-"""Of guest cells, by their number; further cells begin again, and their labels distinguish them."""
+"""Number of colours for guest cells; further cells repeat them, told apart by labels."""
 
 SERIES = 8
 """Colours of series, and the dashes next to them."""

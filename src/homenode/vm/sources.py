@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _MAX_TEXT_BYTES = 16 << 20
 _MAX_TREE_CHARACTERS = 8 << 20
-"""Of a host in a text; of one in XML or JSON, which takes 30 times as much memory. The largest that
-are known have 2 MB."""
+"""Size limits of a host as text, and as XML or JSON, which takes 30 times the memory. The largest
+that are known have 2 MB."""
 
 _HEAD_BYTES = 4096
 _HEAD_CHARACTERS = 4096
@@ -184,7 +184,7 @@ def is_host_source(name: str) -> bool:
 def load_host_of(sources: Sequence[str], *, lspci: Path | None = None) -> Host:
     """Read the one host that several sources describe; output of lspci is laid over the others.
 
-    Raises as load_host, and InputError for sources that do not complement each other.
+    Raises like load_host, and InputError for sources that do not complement each other.
     """
     from homenode.machine.discover.listings import complement
 

@@ -42,7 +42,7 @@ from homenode.vm.model import Vm
 def preview_definition(
     virsh: Virsh, name: str, tuned: bytes, original: bytes, root: Path
 ) -> ApplyOutcome:
-    """Return what apply_definition would do, and change nothing. Raises as it does."""
+    """Return what apply_definition would do, and change nothing. Raises the same errors."""
     state = virsh.domain(name)
     _check_identity(state, tuned, original)
     store = DomainStore(root, virsh.connect, state.uuid)
@@ -138,7 +138,7 @@ class RestorePreview(Struct, frozen=True):
 def preview_restore(
     virsh: Virsh, name: str, root: Path, *, keep_edits: bool = False
 ) -> RestorePreview:
-    """Return what restore_definition would do, and change nothing. Raises as it does."""
+    """Return what restore_definition would do, and change nothing. Raises the same errors."""
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     entry = store.definition()

@@ -128,7 +128,7 @@ def moved_in_run(
 
 
 def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...]:
-    """The pins that restore_live_pins would give back; changes nothing. Raises as it does."""
+    """The pins that restore_live_pins would give back; changes nothing. Raises the same errors."""
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     mark = _mark(virsh, state.uuid) if store.pins() is not None else None

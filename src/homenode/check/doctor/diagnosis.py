@@ -46,7 +46,7 @@ CHECKS = (
     error_findings,
     device_findings,
 )
-"""Of a host, whatever VMs it has and whatever the user knows."""
+"""Checks of a host that depend neither on its VMs nor on what the user knows."""
 
 
 def diagnose(

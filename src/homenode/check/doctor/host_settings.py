@@ -103,7 +103,7 @@ def _check_unequal(host: Host) -> Iterator[Finding]:
 
 
 _LEAST_COMPARED = 4 * GIB
-"""Of smaller nodes what the kernel keeps is more than that."""
+"""In smaller nodes the kernel's own share exceeds the tolerance."""
 
 
 def _are_cores(packages: list[Package], cores: tuple[Core, ...]) -> bool:
@@ -187,7 +187,7 @@ def settings_findings(
 
 
 def _check_governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
-    """Of the VM's own CPUs where it is pinned and they are known one by one, else of all."""
+    """Judge the governors of the VM's pinned CPUs if each is known, else of all CPUs."""
     ours = CpuSet() if facts is None else facts.pinned_pus
     slow, mixed = CpuSet(), CpuSet()
     governors, drivers = host.settings.governors or (), host.settings.scaling_drivers

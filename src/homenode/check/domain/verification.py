@@ -340,7 +340,7 @@ def _slow(subject: str, share: float, element: str) -> Finding:
 
 
 def _share(tune: Element, quota: str, period: str) -> float | None:
-    """Of a CPU; None where nothing limits it."""
+    """The share of a CPU that the quota allows; None if nothing limits it."""
     quota_us = _number(tune.value(quota))
     if not quota_us:
         return None

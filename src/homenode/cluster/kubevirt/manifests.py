@@ -246,7 +246,7 @@ def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
 
 
 USER = 1001
-"""Of the image: not root, and with a name, which ssh asks for."""
+"""The image's user: not root, and with a name, which ssh requires."""
 
 LONGEST_S = 6 * 3600
 """A guest that never ends ends here."""

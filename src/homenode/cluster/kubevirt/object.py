@@ -18,7 +18,7 @@ from homenode.errors import InputError, ParseError
 from homenode.text import plural
 
 MAX_BYTES = 4 << 20
-"""Of an object; etcd takes 1.5 MiB of one."""
+"""Size limit of an object's file; etcd accepts objects of 1.5 MiB."""
 
 
 def read_object(text: str | bytes, source: str, subject: str) -> Mapping[str, Any]:
@@ -50,7 +50,7 @@ def value_at(value: Any, *path: str) -> Any:
 _MAX_DEPTH = 64
 _LONGEST_NUMBER = 64
 _MAX_NODES = 20_000
-"""Of a file; a VMI with its status has 500. To build one takes 10 microseconds and 300 bytes."""
+"""Limit of YAML nodes in a file, of 10 microseconds and 300 bytes each; a VMI has 500."""
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types

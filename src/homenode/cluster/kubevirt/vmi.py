@@ -41,7 +41,7 @@ _TYPES: Mapping[str, type] = {
     "devices.hostDevices": list,
     "devices.interfaces": list,
 }
-"""Of what is below spec.domain: the API server refuses others."""
+"""Types of the fields below spec.domain: the API server rejects others."""
 
 
 HOOK_ANNOTATION = "hooks.kubevirt.io/hookSidecars"

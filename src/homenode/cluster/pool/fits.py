@@ -211,7 +211,7 @@ class PoolHost(Struct, frozen=True, kw_only=True):
 
     @property
     def free(self) -> FreeOfNode:
-        """Of the whole host."""
+        """What is free on the whole host."""
         return sum_of(self.nodes)
 
 

@@ -55,7 +55,7 @@ from homenode.text import plural
 from homenode.vm.sources import load_host
 
 _MOST_LINES = 8
-"""Of changed lines on the screen of check."""
+"""Number of changed lines on the screen of check."""
 
 
 def audit(arguments: SlurmAuditArguments) -> None:

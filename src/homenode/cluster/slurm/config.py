@@ -16,7 +16,7 @@ from homenode.errors import InputError, ParseError
 
 MAX_TEXT_CHARS = 4 << 20
 MAX_LINES = 300_000
-"""Of a file; a node of its own takes a line of 100 letters."""
+"""Limit of lines in a file; a node that is listed alone takes one of 100 characters."""
 
 MAX_INCLUDED = 256
 """Files of one configuration: more are a circle."""

@@ -33,7 +33,7 @@ def correct(
 ) -> dict[str, str]:
     """Return the text of each file, included ones too, with GPUs, counts and settings set right.
 
-    Lines about other nodes too are left alone, and so are MIG slices' counts. Raises as `check`.
+    Lines about other nodes too are left alone, and so are MIG slices' counts. Raises like `check`.
     """
     groups, gpus = node_classes(gres, slurm, nodes), gpu_cores(host)
     gres_edits: Edits = {}

@@ -62,7 +62,7 @@ class CoreOrder(Struct, frozen=True):
 
     @property
     def threads(self) -> int:
-        """Of the core that has most."""
+        """The most threads of any core."""
         return max((len(core) for core in self.pus), default=1)
 
     def numbers(self, pus: CpuSet) -> CpuSet:

@@ -28,7 +28,7 @@ KIND = "homenode-slurm-record"
 VERSION = 1
 MAX_TEXT_CHARS = 1 << 20
 MAX_SLICES = 64
-"""Of a GPU; the hardware has 7."""
+"""Limit of MIG slices of a GPU; the hardware has 7."""
 
 
 class TaskRecord(Struct, frozen=True):
@@ -310,7 +310,7 @@ def _indices(sets: Iterable[CpuSet]) -> frozenset[NodeIndex]:
 
 
 MAX_PROCESSES = 256
-"""Of a job on a node; more give nothing new."""
+"""Limit of processes that are recorded of a job on a node."""
 
 _SCRIPT = f"""\
 scontrol listpids "$SLURM_JOB_ID" "$SLURMD_NODENAME" | head -n {MAX_PROCESSES} |

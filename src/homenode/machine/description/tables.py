@@ -37,7 +37,7 @@ memory (Python's tomllib, 3.11 to 3.14). No line has so many that lists addresse
 _UNKNOWN_KEY = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$([^`]*)`)?", re.DOTALL)
 _MISFIT = re.compile(r"(.*?)(?: - at `\$([^`]*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
-"""Of msgspec's messages."""
+"""A step of the path in msgspec's messages."""
 
 
 class Size(int):
@@ -50,7 +50,7 @@ class _Place(NamedTuple):
 
 
 class TomlTable(Struct, forbid_unknown_fields=True, dict=True):
-    """A table of a file, which knows where it stands there."""
+    """A table of a file, with its location there."""
 
     @property
     def _place(self) -> _Place:

@@ -28,7 +28,7 @@ TOP = "snapshot"
 """The directory at the top of an archive, so that unpacking one leaves no mess."""
 
 SSH_TIMEOUT_S = 600.0
-"""Of a whole capture over ssh, the typing of a password included."""
+"""Time limit of a capture over ssh, including the typing of a password."""
 
 # Also user@host, ssh://user@host:22, fe80::1%eth0. ssh_config may hand the name to a shell.
 _HOST = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9_.:@%/\[\]+-]{0,255}", re.ASCII)

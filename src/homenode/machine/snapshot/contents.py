@@ -126,14 +126,14 @@ def words(section: str) -> frozenset[str]:
 
 
 def _expand_braces(names: str) -> list[str]:
-    """Of braces, each name."""
+    """Return each name that braces stand for."""
     before, _, tail = names.partition("{")
     several, _, after = tail.partition("}")
     return [f"{before}{name}{after}" for name in several.split(",")]
 
 
 def _paths() -> Iterator[PathRule]:
-    """Of each row one rule, or one for each name in its braces."""
+    """Yield one rule for each row, or for each name in its braces."""
     rows = table("paths.txt")
     for row, below in zip(rows, (*rows[1:], ""), strict=True):
         if row.startswith(" "):

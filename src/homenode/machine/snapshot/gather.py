@@ -174,7 +174,7 @@ def _directory(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
 
 
 def _config(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
-    """Of bridges only: of other functions nothing is read from it."""
+    """The configuration space of a bridge; nothing is read from that of other functions."""
     class_code = snapshot.read_text(path.removesuffix("config") + "class")
     if class_code is None or not class_code.startswith(BRIDGE_CLASS):
         return None

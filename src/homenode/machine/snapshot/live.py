@@ -9,7 +9,7 @@ from homenode.machine.snapshot.store import DirectorySnapshot
 from homenode.process import ProgramResult, ToolMissingError, run
 
 _MAX_DOMAINS = 4096
-"""Of one host whose XML is read; no host runs so many."""
+"""Limit of domains of a host whose XML is read; no host runs so many."""
 
 
 class LiveSnapshot(QuietSnapshot):

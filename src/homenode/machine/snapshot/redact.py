@@ -381,7 +381,7 @@ def _local(tag: str) -> str:
 
 
 NAME_PREFIX = "redacted/"
-"""Of a domain's pseudonym. libvirt takes no "/" in names, so no document's name equals one."""
+"""Prefix of a domain's pseudonym. libvirt rejects "/" in names, so no real name has it."""
 
 _MARK = f"{{{LAYOUT_NAMESPACE}}}layout"
 
@@ -436,7 +436,7 @@ class DomainRule(NamedTuple):
 
 
 def _parse_rule(row: str) -> DomainRule:
-    """Of a row such as "unit=unit type=a|b =number": its attributes, and its text."""
+    """The rule of a row such as "unit=unit type=a|b =number"."""
     forms = {}
     for item in row.split():
         name, _, form = item.partition("=")

@@ -18,7 +18,7 @@ SOURCE = "homenode-probe"
 FORMAT = "homenode.probe"
 VERSION = 1
 MAX_SAMPLES = 1_000_000
-"""Of one document; an hour of samples of a millisecond is more than any suite asks for."""
+"""Limit of samples in a document: an hour of samples of 1 ms; suites request fewer."""
 
 Latencies = tuple[float | None, ...]
 
@@ -112,7 +112,7 @@ class LatencyLevel(Struct, frozen=True):
 
 
 class Handoffs(Struct, frozen=True):
-    """Of a pair of CPUs: half a round trip of a line."""
+    """Times of half a round trip of a line between two CPUs."""
 
     pus: tuple[int, int]
     samples_ns: tuple[float, ...]
@@ -125,7 +125,7 @@ class ThreadRate(Struct, frozen=True):
 
 
 class Rates(Struct, frozen=True):
-    """Of some threads at once. samples: of all of them together, () where only threads report."""
+    """Rates of threads that run at once. samples: of all together, () if only threads report."""
 
     threads: tuple[ThreadRate, ...]
     fairness_index: float | None = None
@@ -198,7 +198,7 @@ _FIELDS = {
     "loaded-latency": (("points", "points"),),
     "placement": (("pairs", "looked_pairs"), ("series", "series")),
 }
-"""Of each command: key of the document, field of the record. All of them are required."""
+"""Key of the document and field of the record for each command; all are required."""
 
 
 def parse(text: str) -> ProbeDocument:

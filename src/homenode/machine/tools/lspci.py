@@ -28,7 +28,7 @@ COMMAND = ("lspci", "-D", "-nn", "-vvv")
 MAX_CHARACTERS = 16 << 20
 MAX_LINES = 400_000
 MAX_FUNCTIONS = 10_000
-"""Of a listing. A function is 30 to 60 lines, and 256 more with -xxxx."""
+"""Limit of functions in a listing. A function is 30 to 60 lines, and 256 more with -xxxx."""
 
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
@@ -439,7 +439,7 @@ _RELAXED = re.compile(r"\bRlxdOrd([+-])", re.ASCII)
 
 
 def parse_registers(lines: Iterable[str]) -> PciRegisters | None:
-    """Of the indented lines of a function; None where they show no register, as without root."""
+    """The registers in a function's indented lines; None if they show none, as without root."""
     register, capability, control = "", "", ""
     has_registers = False
     unplaced: list[int] = []

@@ -263,7 +263,7 @@ _KEYS = frozenset(
     version start_time args env end_time
     """.split()
 )
-"""Of which args and env are not read: they hold the user's environment."""
+"""Keys that are known; args and env are not read: they hold the user's environment."""
 
 _Nan = Annotated[str, Meta(pattern=r"^\s*-?[nN][aA][nN]\s*$")]
 _FigureOrNan = Figure | _Nan | None

@@ -58,7 +58,7 @@ class Status(StrEnum):
 
 
 class Unit(StrEnum):
-    """Of the cells of a matrix, as stored here: GB/s of the tool are 10^9."""
+    """Unit of the cells of a matrix, as stored here: GB/s of the tool are 10^9."""
 
     BYTES_PER_S = "bytes/s"
     NS = "ns"

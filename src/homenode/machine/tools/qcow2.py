@@ -15,7 +15,7 @@ from homenode.errors import ParseError
 
 MAGIC = b"QFI\xfb"
 MOST_BYTES = 2 << 20
-"""Of the first cluster, in which all of the header lies, with the name of the backing file."""
+"""Size of the first cluster at most: it holds the header and the backing file's name."""
 
 _START = struct.Struct(">4sIQIIQI")
 _FEATURES_AT, _FEATURES = 72, struct.Struct(">QQQII")

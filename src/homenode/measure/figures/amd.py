@@ -9,7 +9,7 @@ from homenode.machine.tools.rocm_bandwidth_test import RocmBandwidthTest
 from homenode.measure.figures.sample import FigureList, Figures
 
 _BOTH = "both ways together"
-"""Of rocm-bandwidth-test: it adds the ways up, where all others give the rate of one."""
+"""Variant of rocm-bandwidth-test: it adds both directions; other tools report one."""
 
 
 def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:

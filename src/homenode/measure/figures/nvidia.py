@@ -145,7 +145,7 @@ _METRIC_OF_TEST: dict[str, tuple[str, str | None]] = {
     "device_to_device_memcpy_write_ce": ("p2p-bandwidth", "write ce"),
     "device_to_device_memcpy_write_sm": ("p2p-bandwidth", "write sm"),
 }
-"""Of a test of nvbandwidth its metric and variant. Others keep their names and are not compared."""
+"""Test of nvbandwidth -> metric and variant. Other tests keep their names, uncompared."""
 
 _UNITS = {Unit.BYTES_PER_S: "bytes_per_s", Unit.NS: "ns"}
 # The row's GPU fetches from the column's, whatever the arrow of the description says

@@ -113,7 +113,7 @@ def _sample_of(
 
 
 def _bandwidth(document: ProbeDocument) -> Iterator[BracketedSample]:
-    """Reported bytes as STREAM counts them; moved ones where they differ, as their own metric."""
+    """Bytes as STREAM counts them; if more are moved, those as a metric of their own."""
     is_matrix = len(document.runs) > 1 or any(run.node is not None for run in document.runs)
     for run in document.runs:
         _check_pages(run.pages, run.node)

@@ -48,7 +48,7 @@ class ToolOutput(Struct, frozen=True):
 def of_text(
     parse: Callable[[str], T], figures: Callable[[T], Figures]
 ) -> Callable[[str, str], Figures]:
-    """Of a file whose name says nothing."""
+    """The values of a file whose name tells nothing."""
     return lambda text, name: figures(parse(text))
 
 

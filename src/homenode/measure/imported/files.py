@@ -22,7 +22,7 @@ from homenode.safe.input_files import read_below
 MAX_FILE_BYTES = 16 << 20
 MAX_FILES = 5000
 MAX_BYTES = 256 << 20
-"""Of all texts of a directory and those below it together: they are held at once."""
+"""Limit of all texts in and below a directory together: they are held at once."""
 
 MAX_DEPTH = 6
 MAX_LINE = 16384
@@ -43,7 +43,7 @@ class FoundDirectories(Struct, frozen=True):
 
 def find_sources(paths: Sequence[Path]) -> FoundDirectories:
     """What the user named, in that order: files of one directory are one directory, as a shell's
-    `DIR/*` names them. Raises as find_directories."""
+    `DIR/*` names them. Raises like find_directories."""
     by_path: dict[Path, SourceDirectory] = {}
     directories: list[SourceDirectory | Path] = []
     skipped: list[Gap] = []
@@ -192,7 +192,7 @@ def _printable(name: str) -> str:
 
 
 _PAGES = (".html", ".pdf")
-"""Of reports: no one takes them for results."""
+"""Suffixes of reports, which are not results."""
 
 
 class RunsOfArgument(Struct, frozen=True):

@@ -3,4 +3,4 @@
 from pkgutil import iter_modules
 
 NAMES = tuple(sorted(module.name for module in iter_modules(__path__)))
-"""Of the modules."""
+"""Names of the modules."""

@@ -174,8 +174,8 @@ def _threads(lines: Lines) -> int | None:
 
 
 LEAST_ARRAY_BYTES = 32 * MIB
-"""Of one array: STREAM's rule is four times the last-level cache, and 8 MiB of that are few. With
-less, what was measured is a cache, whatever the machine."""
+"""The least size of an array: STREAM's rule is four times the last-level cache, and 8 MiB of that
+are few. With less, what was measured is a cache, whatever the machine."""
 
 
 def of_stream(run: StreamRun, node: int | None = None) -> Figures:

@@ -26,7 +26,7 @@ from homenode.measure.programs.torch_timing import FORMAT
 
 SMALLEST_BYTES = 8
 MOST_S = 2.0
-"""Of one size: fewer repeats where one takes long."""
+"""Time for one message size: slow sizes are repeated less often."""
 
 KILLED_S = 10.0
 """How long killed ranks may take to end."""

@@ -33,7 +33,7 @@ def busy_pus(process: int, root: str = "/") -> "list[int]":
 
 
 def exit_status(status: int) -> int:
-    """Of what waitpid gives: the exit status, 128 + N for a signal."""
+    """The exit status of what waitpid returned; 128 + N for a signal."""
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 

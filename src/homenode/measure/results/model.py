@@ -266,7 +266,7 @@ class Run(Struct, frozen=True, dict=True):
 
     @cached_property
     def metrics(self) -> frozenset[str]:
-        """Of samples that are not refused."""
+        """Metrics of the samples that are not rejected."""
         return frozenset({key.metric for key in self.groups})
 
     @cached_property

@@ -18,7 +18,7 @@ from homenode.measure.results.store import FILE, parse_run, run_directory
 from homenode.safe.durable import open_directory, replace_file
 
 MAX_BYTES = 64 << 20
-"""Of a run with all of its raw outputs; the suite's are a few MiB."""
+"""Size limit of a run with its raw outputs; the suite's are a few MiB."""
 
 _MAX_FILES = 20_000
 _SOURCE = "what the guest sent"

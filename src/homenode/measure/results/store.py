@@ -22,7 +22,7 @@ from homenode.text import command_line, plural
 
 KIND = "results"
 MAX_SAMPLES = 2_000_000
-"""Of one run; more is no run of ours."""
+"""Limit of samples in a run; homenode writes fewer."""
 
 
 def head_line(head: RunHead) -> str:

@@ -142,7 +142,7 @@ def rollback(
     *,
     notify: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Have the guest off, the original definition back and the copy gone. Raises as undo does."""
+    """Have the guest off, the original definition back and the copy gone. Raises like undo."""
     TrialDomain(virsh, head, journal, root, stop_s, notify).undo()
 
 

@@ -53,7 +53,7 @@ def fit(
 ) -> tuple[PlannedLayout, ...]:
     """Each layout planned for a domain that is shut off, and what stands against each.
 
-    Memory and huge pages are compared with what is free on the host now. Raises as tune does, but
+    Memory and huge pages are compared with what is free on the host now. Raises like tune, except
     Unplannable, which is an answer here.
     """
     # Its own pins, where it is defined with some, are not taken from it.

@@ -31,10 +31,10 @@ from homenode.text import plural
 from homenode.vm.layout import PRESETS, SUMMARIES
 
 MOST_ROWS = 14
-"""Of the picture, which is a part of the first screen; all is in the charts of the evidence."""
+"""Limit of rows in the first screen's picture; the evidence charts show all."""
 
 MOST_LINES = 3
-"""Of advice from several machines: what somebody reads in a minute."""
+"""Limit of advice from several machines: a minute's reading."""
 
 _NOTHING = "No result decides which layout to run: homenode trial VM measures it."
 

@@ -59,7 +59,7 @@ _INTERVALS = (
 
 
 MOST_PICTURES = 4
-"""Of one machine, in a report without its appendix: a row of a page."""
+"""Limit of pictures for one machine in a report without appendix: one row of a page."""
 
 MOST_NAMED = 3
 """Machines in a title."""

@@ -169,7 +169,7 @@ def _verdicts(
     prepared: Sequence[Alternative],
     host: Host | None,
 ) -> tuple[Recommendation, ...]:
-    """The answers for a machine, of which the reader may know the host or nothing but its runs."""
+    """The answers for a machine, known by its host or by its runs only."""
     if host is not None:
         machine, runs = facts_of_host(host), of_host(runs, host)
     else:

@@ -34,7 +34,7 @@ MOST_EFFECTS = 14
 """In one forest plot; primary ones first."""
 
 MOST_HEAT_MAPS = 24
-"""Of one machine."""
+"""Limit of heat maps for one machine."""
 
 _ABOUT_SIZES = {
     "memory-latency": "time of one dependent load, by the size of what it walks through",

@@ -14,7 +14,7 @@ from homenode.show.report.machine import ReportedMachine
 from homenode.text import csv_text
 
 VERSION = 1
-"""Of the rows, whatever they are written as."""
+"""Version of the rows, in every output format."""
 
 COLUMNS = tuple(
     """
@@ -24,7 +24,7 @@ COLUMNS = tuple(
     ratio_high p p_adjusted outcome level doubts
 """.split()
 )
-"""Of a row. See docs/reference/formats/rows.md."""
+"""Columns of a row. See docs/reference/formats/rows.md."""
 
 ReportRow = dict[str, Any]
 """One series of one alternative, by column."""

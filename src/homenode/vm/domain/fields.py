@@ -55,7 +55,7 @@ def size_bytes(element: Element, text: str, unit: str | None) -> int:
 
 
 def size_of(element: Element) -> int:
-    """Bytes of an element that is a size. Raises as size_bytes."""
+    """Bytes of an element that is a size. Raises like size_bytes."""
     return size_bytes(element, element.text, element.get("unit"))
 
 

@@ -89,8 +89,8 @@ def mediated_elements(document: Document) -> tuple[tuple[str, Element], ...]:
 
 
 def read_mediated(document: Document) -> tuple[MediatedDevice, ...]:
-    """The mediated devices, in document order. Raises as mediated_elements, and InputError for one
-    given twice."""
+    """The mediated devices, in document order. Raises like mediated_elements, and InputError for
+    one given twice."""
     devices: dict[str, MediatedDevice] = {}
     for uuid, element in mediated_elements(document):
         if uuid in devices:

@@ -50,8 +50,8 @@ def read_memory(document: Document) -> int:
 
 
 def read_own_memory(document: Document) -> int:
-    """Memory in bytes, without that of memory devices. Raises as read_memory, and InputError where
-    there is none."""
+    """Memory in bytes, without that of memory devices. Raises like read_memory, and InputError
+    where there is none."""
     devices = memory_device_bytes(document)
     total = read_memory(document)
     if (memory := total - devices) <= 0:

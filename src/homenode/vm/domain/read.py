@@ -86,7 +86,7 @@ def open_domain(xml: bytes, source: str) -> Document:
 
 
 def vm_of(document: Document) -> Vm:
-    """The VM of a domain document that is open already. Raises as read_vm."""
+    """The VM of a domain document that is open already. Raises like read_vm."""
     fields = {row.field: row.read(document) for row in ROWS if row.field and row.read is not None}
     return Vm(source=document.source, **fields)
 

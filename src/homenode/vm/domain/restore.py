@@ -77,7 +77,7 @@ class RestorableFile(Struct, frozen=True):
 
 
 def preview_restore(output: str | Path) -> RestorableFile:
-    """Return what restore would do, and write nothing. Raises as it does."""
+    """Return what restore would do, and write nothing. Raises the same errors."""
     try:
         saved = saved_original(output)
         sums = _read_record(saved)

@@ -48,7 +48,7 @@ class Writing(Struct, Generic[File], frozen=True, kw_only=True):
         return whole_units(self.plan.vm.memory_bytes, MIB, "memory", self.target)
 
     def mib_of(self, cell: VmCell) -> int:
-        """A cell's memory. Raises as `memory_mib`."""
+        """A cell's memory. Raises like `memory_mib`."""
         return whole_units(cell.memory_bytes, MIB, f"memory of cell {cell.id}", self.target)
 
 

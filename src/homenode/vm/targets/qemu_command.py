@@ -310,7 +310,7 @@ _PROGRAM = re.compile(r"\b(?:qemu-system-\w{1,20}|qemu-kvm|kvm)\s{1,40}-")
 
 
 def vm_of_command(options: Options, source: str) -> Vm:
-    """The VM of a command line. Raises as read_command."""
+    """The VM of a command line. Raises like read_command."""
     fields = read_command(options, source)
     pins = (None,) * fields["vcpus"]
     return Vm(name="vm", source=source, cpu_mode="host-passthrough", vcpu_pins=pins, **fields)

@@ -47,8 +47,8 @@ OWN_SLOTS = (
     *(GuestAddress(0, 0, 0x1C, function) for function in range(4)),
     *(GuestAddress(0, 0, slot, 0) for slot in (0x1D, 0x1E, 0x1F)),
 )
-"""Of pcie.0: display, vIOMMU, root ports of hostpci4 to 15, ivshmem, USB, sound, root ports of
-hostpci0 to 3, the bridge, the chipset."""
+"""Slots in use on pcie.0: display, vIOMMU, root ports of hostpci4 to 15, ivshmem, USB, sound, root
+ports of hostpci0 to 3, the bridge, the chipset."""
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ def _own_devices(conf: Conf) -> Iterator[str]:
     for key in keys:
         properties = dict(pairs_of(conf.values[key]))
         names = functions_of(conf.values[key])
-        # A vGPU that Proxmox makes, of the GPU that is named, is none of these.
+        # A vGPU that Proxmox makes of the named GPU does not count.
         for index, name in enumerate(names if "mdev" not in properties else ()):
             bdf = function_of(name, f"{conf.source}: {key}")
             sub = f".{index}" if len(names) > 1 else ""

@@ -349,7 +349,7 @@ _BRIDGE_KEYS = frozenset(
     io-reserve mem-reserve pref32-reserve pref64-reserve x-speed x-width
 """.split()
 )
-"""Of a device that is booted as it is. Others may name files of the host: romfile."""
+"""Keys of a device that is booted unchanged. Others may name files of the host: romfile."""
 
 
 def stand_in_of_command(

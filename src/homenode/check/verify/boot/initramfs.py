@@ -186,7 +186,7 @@ _HARMLESS = re.compile(
     r"|fail to add MMCONFIG|Unsafe|RTC|TSC|hpet|clocksource|calibration"
     r"|pci_bus 0000:00: Unknown NUMA node"
 )
-"""Of the emulated machine, not of the document. The root bus of a guest with cells has no node."""
+"""Lines about the emulated machine: with cells, the root bus has no node."""
 _SHOWN = 3
 
 

@@ -172,7 +172,7 @@ _MODELS = (
     "pci-bridge",
 )
 _CHIPSET_SLOTS = {True: (0, 0x1F), False: (0, 1)}
-"""Of bus 0, by "is q35": the host bridge; q35's LPC, SATA and SMBus; i440fx's IDE and USB."""
+"""Used slots of bus 0, by "is q35": host bridge; LPC, SATA and SMBus; i440fx: IDE, USB."""
 
 
 class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):

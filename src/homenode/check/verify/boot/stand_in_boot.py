@@ -189,7 +189,7 @@ def boot_stand_in(
 def boot_command(words: Sequence[str], source: str, options: BootOptions) -> BootOutcome:
     """Boot a rendered QEMU command line with stand-ins for its devices, and read the guest.
 
-    words: program first, an x86_64 one. Emulated, by QEMU itself. Raises as boot_stand_in, and
+    words: program first, an x86_64 one. Emulated, by QEMU itself. Raises like boot_stand_in, and
     ParseError for a command line that cannot be read.
     """
     _check_can_keep(options.keep)

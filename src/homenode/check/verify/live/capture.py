@@ -204,7 +204,7 @@ def _thread(proc: ProcFiles, process: int, task: int, *, with_cgroup: bool) -> V
 
 
 def _limits(proc: ProcFiles, process: int) -> Iterator[ThreadLimit]:
-    """Of vCPUs, IOThreads and the main thread: the scheduler, and quotas of their cgroups."""
+    """Yield scheduler and cgroup quotas of the vCPUs, IOThreads and the main thread."""
     quota_of: dict[str, float | None] = {}
     main = _times(proc.text, process, process)
     for thread in _threads(proc, process):

@@ -252,7 +252,7 @@ _USUAL = {
     "io.bfq.weight": 100,
     "blkio.bfq.weight": 100,
 }
-"""Of what a cgroup competes with: the kernel's own. Source: Documentation/admin-guide of Linux."""
+"""The kernel's defaults of a cgroup's weights. Source: Documentation/admin-guide of Linux."""
 
 
 def group_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:

@@ -35,7 +35,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
 """What may stand in a script without quotes, and be a file's name."""
 
 MAX_JOBS = 64
-"""Of one shape at once on one node; MIG gives a node of 8 GPUs 56 slices."""
+"""Limit of jobs of one shape at once on one node; MIG gives a node of 8 GPUs 56 slices."""
 _SEED = 1
 
 _TESTS = frozenset(Group) - {Group.APP}

@@ -36,7 +36,7 @@ CGROUP, VISIBLE, SLURM, TOOL = (
 
 
 class JobLocality(StrEnum):
-    """Of a job's CPUs and memory to its GPUs."""
+    """How near a job's CPUs and memory are to its GPUs."""
 
     KEPT = "kept"
     OPEN = "kept, not bound"  # near its GPUs; its memory or some CPUs may be elsewhere

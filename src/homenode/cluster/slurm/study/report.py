@@ -410,7 +410,7 @@ def study_report(source: str, sources: StudySources) -> StudyReport:
 
 
 def _power(jobs: Iterable[JobEvidence]) -> Iterator[tuple[str, Mapping[str, float]]]:
-    """Of each binding and shape of jobs."""
+    """Yield the power that jobs of each binding and shape drew."""
     runs = runs_by(jobs, lambda job, _: _binding_of(job))
     for alternative in sorted(alternatives(runs), key=lambda one: _binding_order(one.runs[0])):
         if drawn := power_by_test(alternative.series):

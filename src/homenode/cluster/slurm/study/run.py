@@ -38,7 +38,7 @@ from homenode.measure.experiment import UNSETTLED, Pace, Progress, TaskState, Ta
 from homenode.vm.sources import load_host
 
 MAX_ATTEMPTS = 3
-"""Of an experiment that was lost through no fault of its own."""
+"""Attempts at an experiment that was lost through no fault of its own."""
 
 
 class QueueFullError(ToolError):
@@ -149,7 +149,7 @@ class SlurmQueue:
         return tuple(tasks)
 
     def _seconds_left(self, tasks: Iterable[TaskStatus]) -> float | None:
-        """Of the node with the most to do, as long as jobs of its kind have taken."""
+        """Time that the busiest node still needs, from the times of jobs of the same kind."""
         pace = Pace()
         for (name, _), seconds in self._seconds.items():
             if seconds is not None:

@@ -87,7 +87,7 @@ def is_asked_for(job: Job, names: tuple[str, ...]) -> bool:
 
 
 MAX_GPUS = 4096
-"""Of a node, with MIG slices and shares."""
+"""Limit of GPUs in a node, with MIG slices and shares."""
 
 
 def owned_gpus(text: str, source: str) -> OwnedGpus:
@@ -341,7 +341,7 @@ _TIME = re.compile(r"([1-9]\d{3})-(0[1-9]|1[0-2])-(\d\d)T(\d\d):(\d\d):(\d\d)", 
 
 
 def _seconds(text: str) -> int | None:
-    """Of a time, as if it were UTC."""
+    """Seconds of a time, read as UTC."""
     match = _TIME.fullmatch(text)
     return None if match is None else timegm((*map(int, match.groups()), 0, 0, 0)[:9])
 

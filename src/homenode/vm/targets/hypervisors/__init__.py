@@ -3,4 +3,4 @@
 from pkgutil import iter_modules
 
 NAMES = tuple(sorted(module.name for module in iter_modules(__path__)))
-"""Of the targets, which are those of their modules."""
+"""Names of the targets, which are their modules' names."""

@@ -23,6 +23,7 @@ from homenode.vm.plan import with_vm
 from homenode.vm.sources import load_host
 from tests.cpu_time import cpu_time_below
 from tests.picture_hosts import busy_host, h200_host, pictures, planned, tiny_host
+from tests.seeds import part
 from tests.shared_data import SHARED
 from tests.svg_geometry import SVG, Box, assert_legible, rects, text_boxes
 
@@ -271,7 +272,7 @@ def _luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("name", shipped_hosts())
+@pytest.mark.parametrize("name", part(shipped_hosts(), 1))
 def test_every_shipped_host_is_drawn_legibly(name: str) -> None:
     assert_legible(topology_map(load_host(name)))
 

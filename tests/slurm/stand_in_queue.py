@@ -81,7 +81,7 @@ def kill_order(directory: Path, program: str) -> str | None:
 def kill(program: str) -> None:
     """Kill who asked; sbatch takes a while then, as with a busy controller."""
     os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(1 if program == "sbatch" else 0)
+    time.sleep(0.5 if program == "sbatch" else 0)
 
 
 def answer(

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import shlex
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -18,6 +17,7 @@ from unittest.mock import patch
 import pytest
 
 from homenode.cli import main, terminal
+from tests.processes import code_of, start_child
 
 HERE = Path(__file__).parent
 HOMENODE = str(Path(sys.executable).parent / "homenode")
@@ -63,10 +63,7 @@ class StandIn:
     def run_killed(self, when: str, *options: str) -> int:
         """The exit code in a process of its own, which the queue kills: see stand_in_queue.py."""
         (self.base / "kill").write_text(when)
-        done = subprocess.run(
-            self._words(*options), env=self.environment, capture_output=True, timeout=300
-        )
-        return done.returncode
+        return code_of(start_child(lambda: self.run(*options)))
 
     def jobs(self) -> list[dict[str, Any]]:
         """The jobs of the queue; a client that killed the study may still write them."""

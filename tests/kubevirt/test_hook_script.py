@@ -25,6 +25,7 @@ from tests.kubevirt_documents import (
     shipped,
     vmi,
 )
+from tests.seeds import draws, seeds
 from tests.tree_writer import write_tree
 
 SCRIPT = Path("src/homenode/cluster/kubevirt/files/on_define_domain.py")
@@ -90,7 +91,7 @@ def calls() -> list[tuple[str, str]]:
         defined_again(ibm_document(), placed, knows_targets=knows) for knows in (False, True)
     ]
     return [
-        *((vmi(), document(IBM_GPUS[i:], pins=PINS)) for i in range(8)),
+        *((vmi(), document(IBM_GPUS[i:], pins=PINS)) for i in seeds(8)),
         (vmi(), ibm_document()),
         (vmi(), document(IBM_GPUS, pins=PINS, nodes=None)),
         (vmi(), document(IBM_GPUS, pins=())),
@@ -122,7 +123,7 @@ def test_devices_of_any_kind_are_numbered_alike(name: str, roots: dict[str, Path
     devices = [d for d in host.pci_devices if d.kind is not DeviceKind.BRIDGE]
     firsts = [next(iter(node.pus)) for node in host.nodes if node.pus][:2]
     draw = Random(name)
-    for _ in range(12):
+    for _ in range(draws(20)):
         some = draw.sample(devices, min(len(devices), draw.randint(1, 14)))
         names = [str(device.bdf) for device in some]
         domain = document(names, pins=tuple((pu, pu + 1) for pu in firsts))

@@ -153,7 +153,7 @@ def run(
     is killed and does not end, as it waits within a driver, is left to itself.
 
     Raises ToolMissingError, ToolTimeoutError, or ToolError where it cannot be started or says more
-    than MAX_OUTPUT_BYTES. A non-zero exit and a death by signal are answers: see Completed.
+    than MAX_OUTPUT_BYTES. A non-zero exit and a death by signal are answers: see ProgramResult.
     """
     program = find_program(argv[0])
     if program is None:

@@ -12,6 +12,7 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
+from math import ceil
 from shlex import quote
 
 from homenode.errors import ToolError
@@ -59,7 +60,7 @@ def run_script(
     stdin: a file there to feed it; None = the script's own standard input. prefix: what starts the
     program. Where there is a `timeout`, it ends the program there too.
 
-    >>> run_script(["echo", "a b"], 5, "M").startswith("PATH=")
+    >>> "timeout -s KILL 6 echo 'a b'" in run_script(["echo", "a b"], 5.2, "M")
     True
     """
     variables = "".join(
@@ -69,7 +70,7 @@ def run_script(
     )
     words = " ".join(map(quote, (*prefix, *argv)))
     fed = "" if stdin is None else f" <{quote(stdin)}"
-    seconds = max(1, round(timeout_s))
+    seconds = max(1, ceil(timeout_s))
     return (
         f"{_PRELUDE}{variables}"
         f"if command -v {quote(argv[0])} >/dev/null 2>&1; then "
@@ -99,7 +100,7 @@ def status_of(stderr: str, mark: str) -> tuple[str, str | None]:
 
 
 def returncode_of(status: int) -> int:
-    """As Completed has it: a shell gives a death by signal as 128 and the signal's number.
+    """As ProgramResult has it: a shell gives a death by signal as 128 and the signal's number.
 
     >>> returncode_of(3), returncode_of(137)
     (3, -9)

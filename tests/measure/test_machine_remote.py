@@ -141,8 +141,8 @@ def test_a_program_gets_its_words_its_input_and_its_variables(machine: RemoteMac
     said = machine.run(("printf", "%s\\n", *words), 120)
     assert said.returncode == 0
     assert said.stdout.splitlines() == list(words)
-    # Twice what a terminal takes in a line, and more than it holds unread.
-    fed = "\n".join("x" * 10_000 for _ in range(12)) + "\nno newline at the end"
+    # More than a terminal takes in a line and holds unread, in letters that pieces cut in two.
+    fed = "\n".join("é" * 10_000 for _ in range(12)) + "\nno newline at the end"
     assert machine.run(("cat",), 120, fed).stdout == fed
     said = machine.run(
         ("sh", "-c", 'echo "$A"; echo wrong >&2; exit 3'), 120, environment={"A": "b c"}

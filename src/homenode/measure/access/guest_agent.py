@@ -53,7 +53,8 @@ class GuestAgent(Struct, frozen=True):
             "capture-output": True,
         }
         if input is not None:
-            arguments["input-data"] = base64.b64encode(input.encode()).decode()
+            content = input.encode("utf-8", "surrogateescape")  # a piece may cut a letter in two
+            arguments["input-data"] = base64.b64encode(content).decode()
         process = self._ask("guest-exec", arguments).get("pid")
         if not isinstance(process, int):
             raise self._strange("process number")

@@ -35,6 +35,7 @@ def test_an_all_reduce_has_a_curve_its_peak_and_its_start() -> None:
     assert one["allreduce-half-peak"] == half
     conditions = {condition.name: condition.value for condition in figures.conditions}
     assert conditions["collective repeats"] == "3 + 20"
+    assert conditions["tool nccl-tests"] == "as PyTorch does it"
 
 
 def test_an_all_reduce_without_peers_is_slower_and_bound_ranks_say_so() -> None:

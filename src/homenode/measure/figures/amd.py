@@ -24,7 +24,7 @@ def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
         if device.address is not None
     }
     several = len(run.devices) - len(address_of) > 1
-    figures = FigureList("rocm-bandwidth-test", run.version or "unknown", run.gaps)
+    figures = FigureList("rocm-bandwidth-test", run.version, run.gaps)
     for matrix in run.matrices if address_of else ():
         for source, row in zip(matrix.devices, matrix.cells, strict=True):
             for destination, value in zip(matrix.devices, row, strict=True):

@@ -238,8 +238,8 @@ def of_nccl(run: NcclTests, collective: str | None) -> Figures:
     decimals of a text cut to 0.00 are omitted.
     """
     name = run.collective or collective
-    version = " ".join(filter(None, (run.version, f"library {run.library_version}")))
-    version = version if run.library_version else str(run.version)
+    library = f"library {run.library_version}" if run.library_version else None
+    version = " ".join(filter(None, (run.version, library)))
     figures = FigureList(f"{run.family}-tests", version, run.gaps)
     if name is None:
         figures.gap("collective", "neither the output nor the file's name says which it was")

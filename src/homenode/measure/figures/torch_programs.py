@@ -45,6 +45,7 @@ def nccl_of(run: TorchRun) -> NcclTests:
     family = Family.RCCL if run.runtime.startswith("hip") else Family.NCCL
     return NcclTests(
         family=family,
+        version="as PyTorch does it",
         collective="all_reduce",
         gpus=run.gpus,
         warmups=run.warmups,

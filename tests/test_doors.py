@@ -136,7 +136,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "package_data.py": {"importlib.resources": "of the package", "read_text": "of the package"},
     "process.py": {"Popen": "the one way to start a program"},
-    "safe/record_directory.py": {"unlink": _OWN},
     "measure/results/received.py": {
         "TemporaryFile": "without a name",
         "rename": _HELD,

@@ -285,3 +285,11 @@ def test_what_a_kill_left_goes_and_what_is_being_written_or_is_anothers_stays(
     assert not left.exists()
     assert held.exists()
     assert theirs.exists() == (os.geteuid() == 0)
+
+
+def test_what_is_written_goes_to_the_directory_that_was_locked(tmp_path: Path) -> None:
+    files = RecordDirectory(tmp_path / "run", below=tmp_path)
+    with files.hold_lock("busy"):
+        files.path.rename(tmp_path / "moved")
+        files.write("out", b"content")
+    assert (tmp_path / "moved/out").read_bytes() == b"content"

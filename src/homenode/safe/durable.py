@@ -66,8 +66,8 @@ def replace_file(
             write_and_close(descriptor, content, mode, synced=synced)
             if unnamed is None or not _name(lock, path.name, part, place):
                 os.replace(part, path.name, src_dir_fd=place, dst_dir_fd=place)
-    if synced:
-        sync_directory(path.parent)
+        if synced:
+            sync_directory(".", place)
 
 
 def _open_unnamed(place: int, permissions: int) -> int | None:
@@ -201,9 +201,9 @@ def open_lock(path: Path, mode: int = PRIVATE, *, directory: int | None = None) 
         return os.open(path.name, flags, mode, dir_fd=place)
 
 
-def open_to_lock(directory: Path) -> int:
-    """A descriptor of a directory that whoever can read it can lock."""
-    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def open_to_lock(directory: str | Path, above: int | None = None) -> int:
+    """A descriptor of a directory that whoever can read it can lock; `above` holds its name."""
+    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
 
 
 def open_existing(path: str | Path, *, directory: int | None = None) -> int:
@@ -251,9 +251,9 @@ def write_and_close(
             os.fsync(file.fileno())
 
 
-def sync_directory(directory: Path) -> None:
-    """Have names that came or went in a directory on the disk."""
-    descriptor = open_to_lock(directory)
+def sync_directory(directory: str | Path, above: int | None = None) -> None:
+    """Have names that came or went in a directory on the disk; `above` holds its name."""
+    descriptor = open_to_lock(directory, above)
     try:
         os.fsync(descriptor)
     except OSError as error:

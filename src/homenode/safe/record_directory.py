@@ -104,14 +104,15 @@ class RecordDirectory:
         `message` where another process holds it longer than wait_s. A file system without locks
         keeps no two writers apart.
         """
-        is_first = self._directory is None
-        with self.errors():
-            self.make()
-            if is_first and self._below is not None:
-                names = self.path.relative_to(self._below).parts
-                self._directory = open_directory(self._below, *names)
-            descriptor = open_lock(self.path / lock, self._file_mode, directory=self._directory)
-        try:
+        with contextlib.ExitStack() as opened:
+            with self.errors():
+                self.make()
+                if self._directory is None and self._below is not None:
+                    names = self.path.relative_to(self._below).parts
+                    self._directory = open_directory(self._below, *names)
+                    opened.callback(self._close_directory)
+                descriptor = open_lock(self.path / lock, self._file_mode, directory=self._directory)
+            opened.callback(os.close, descriptor)
             if not take_lock(descriptor, wait_s, on_wait):
                 raise BusyError(f"{self.path}: {message}", hint=hint)
             if lock == LOCK:
@@ -121,11 +122,11 @@ class RecordDirectory:
                     os.ftruncate(descriptor, 0)
                     os.write(descriptor, holder.encode("utf-8", "replace"))
             yield descriptor
-        finally:
-            os.close(descriptor)
-            if is_first and self._directory is not None:
-                os.close(self._directory)
-                self._directory = None
+
+    def _close_directory(self) -> None:
+        if self._directory is not None:
+            os.close(self._directory)
+            self._directory = None
 
     def sweep(self) -> None:
         """Remove files that a killed writer left half-written. Only the lock's holder may."""
@@ -173,12 +174,6 @@ class RecordDirectory:
             finally:
                 os.close(directory)
         return path
-
-    def remove(self, name: str) -> None:
-        """Remove a file, where it is there."""
-        with self.errors():
-            (self.path / name).unlink(missing_ok=True)
-            sync_directory(self.path)
 
     def journal(self) -> bytes:
         """The journal's whole lines; empty where nothing was begun."""

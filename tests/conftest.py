@@ -65,6 +65,7 @@ GROUPS = (
     "packages",
     "pdf",
     "browser",
+    "source",
 )
 """Tests that run one after the other, in the order in which they begin."""
 

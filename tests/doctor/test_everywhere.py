@@ -17,12 +17,12 @@ from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
+from tests import source_trees
 from tests.doctor_cases import HEALTH_CASES, HOST_CASES, QUIET_CASES
 from tests.doctor_domains import NAME, domain, gpus, host
 from tests.doctor_guest_cases import GUEST_CASES
 from tests.seeds import THOROUGH, part
 from tests.shared_data import needs_shared, shared
-from tests.source_trees import nodes
 
 DOMAINS = Path(__file__).parents[1] / "domains"
 
@@ -125,7 +125,12 @@ def _ids() -> set[str]:
     source = ROOT / "src" / "homenode"
     files = [*(source / "check/doctor").rglob("*.py"), *(source / "change/retrain").rglob("*.py")]
     files += [source / "check/domain" / f"{name}.py" for name in DOMAINS_FILES]
-    texts = (node.value for file in files for node in nodes(file) if isinstance(node, ast.Constant))
+    texts = (
+        node.value
+        for file in files
+        for node in source_trees.nodes(file)
+        if isinstance(node, ast.Constant)
+    )
     return {text for text in texts if isinstance(text, str)} & catalogue().keys()
 
 

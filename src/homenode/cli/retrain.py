@@ -38,8 +38,7 @@ from homenode.errors import (
 )
 from homenode.findings import Finding, Findings
 from homenode.machine.discover.host import discover
-from homenode.machine.snapshot.live import LiveSnapshot
-from homenode.machine.snapshot.protocol import QuietSnapshot
+from homenode.machine.snapshot.live import QuietSnapshot
 from homenode.safe.input_files import read_input
 from homenode.safe.trusted_path import changeable
 
@@ -162,7 +161,7 @@ def _print(findings: list[Finding], devices: "tuple[Bdf, ...]", *, as_json: bool
 
 def _this_machine() -> "Host":
     """The PCI tree of this machine, with no tool asked: hooks and early boot must not wait."""
-    return discover(QuietSnapshot(LiveSnapshot()))
+    return discover(QuietSnapshot())
 
 
 def _program() -> str:

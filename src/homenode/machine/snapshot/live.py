@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from homenode.errors import ToolError
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME, IDENTITY_COMMANDS, ToolCommand
-from homenode.machine.snapshot.protocol import QuietSnapshot
 from homenode.machine.snapshot.store import DirectorySnapshot
 from homenode.process import ProgramResult, ToolMissingError, run
 
@@ -12,16 +11,28 @@ _MAX_DOMAINS = 4096
 """Limit of domains of a host whose XML is read; no host runs so many."""
 
 
-class LiveSnapshot(QuietSnapshot):
-    """The machine that we run on. Tools run when their output is first asked for, and once.
+class QuietSnapshot(DirectorySnapshot):
+    """The files of the machine that we run on; no tool runs.
 
     root: where the host's /sys and /proc lie: "/", or "/host" in a container that mounts them.
     """
 
+    __slots__ = ()
+
+    def __init__(self, root: str = "/") -> None:
+        super().__init__("this machine", root)
+
+    def command_output(self, command: str) -> str | None:
+        return None
+
+
+class LiveSnapshot(QuietSnapshot):
+    """The machine that we run on. Tools run when their output is first asked for, and once."""
+
     __slots__ = ("_failures", "_outputs")
 
     def __init__(self, root: str = "/") -> None:
-        super().__init__(DirectorySnapshot("this machine", root))
+        super().__init__(root)
         self._outputs: dict[str, str | None] = {}
         self._failures: dict[str, str] = {}
 

@@ -40,34 +40,6 @@ class Snapshot(Protocol):
         """Output of a tool by its name in contents.py; None where it was not run."""
 
 
-class QuietSnapshot:
-    """The files of another snapshot, where no tool runs."""
-
-    __slots__ = ("_files",)
-
-    def __init__(self, files: Snapshot) -> None:
-        self._files = files
-
-    @property
-    def name(self) -> str:
-        return self._files.name
-
-    def read_text(self, path: str) -> str | None:
-        return self._files.read_text(path)
-
-    def list(self, path: str) -> tuple[str, ...] | None:
-        return self._files.list(path)
-
-    def read_link(self, path: str) -> str | None:
-        return self._files.read_link(path)
-
-    def real_path(self, path: str) -> str | None:
-        return self._files.real_path(path)
-
-    def command_output(self, command: str) -> str | None:
-        return None
-
-
 class BoundedSnapshot:
     """The same host, as far as it is of a size that hosts have: whoever made a stored one may want
     our time. Raises InputError where more is read than of the largest machines."""

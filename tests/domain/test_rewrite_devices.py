@@ -94,7 +94,7 @@ def test_a_gpu_and_its_audio_share_a_slot() -> None:
 
 def test_a_network_interface_that_is_a_host_device_moves_too() -> None:
     guest = read_vm(tuned("gpu-with-audio-and-nics", "pin-numa-pci").to_bytes(), "after")
-    nic = next(hostdev for hostdev in guest.hostdevs if hostdev.is_interface)
+    nic = next(hostdev for hostdev in guest.hostdevs if str(hostdev.bdf) == "0000:1a:10.3")
     assert nic.address is not None
     assert nic.address.bus > 1
 

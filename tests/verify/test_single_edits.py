@@ -105,7 +105,6 @@ NOT_IN_THE_DOCUMENT = (
         "vm.emulator_threads": "a process alone says it",
         "cells.bytes_by_node": "a process alone says it",
         "hostdevs.alias": "a plan does not say it",
-        "hostdevs.is_interface": "a plan does not say it",
     }
 )
 """Fields of a plan that no element holds, and why. Every other field has a check."""

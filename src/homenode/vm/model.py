@@ -91,12 +91,11 @@ class GuestPciController(Struct, frozen=True):
 
 class GuestHostdev(Struct, frozen=True):
     """A passed-through PCI function: <hostdev mode='subsystem' type='pci'>, or an
-    <interface type='hostdev'> (is_interface)."""
+    <interface type='hostdev'>."""
 
     bdf: Bdf
     address: GuestAddress | None  # its guest address; None where it is left to libvirt
     alias: str | None = None
-    is_interface: bool = False
     uuid: str | None = None  # the mediated device on that function
     # libvirt binds it to VFIO at the start; False of a vGPU, whose driver stays
     managed: bool = True

@@ -59,14 +59,12 @@ def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
                 hint="remove one of the two",
             )
         seen.add(bdf)
-        is_interface = element.name == "interface"
         hostdevs.append(
             GuestHostdev(
                 bdf=bdf,
                 address=guest_address(element),
                 alias=element.value("alias/@name"),
-                is_interface=is_interface,
-                managed=is_interface or element.get("managed") == "yes",
+                managed=element.name == "interface" or element.get("managed") == "yes",
             )
         )
     return tuple(hostdevs)

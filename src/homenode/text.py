@@ -34,17 +34,17 @@ _STEERS = ("=", "+", "-", "@", "\t", "\r")
 """A cell that begins so is a formula to a spreadsheet."""
 
 
-def csv_text(rows: Iterable[Sequence[object]], end: str = "\n") -> str:
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
     """Rows as CSV (RFC 4180). A text that a spreadsheet would run is quoted off, and what steers a
     terminal is a question mark.
 
     >>> csv_text([["a,b", 3], ["=1+1", None], [True, 0.5]])
-    '"a,b",3\\n\\'=1+1,\\ntrue,0.5\\n'
+    '"a,b",3\\r\\n\\'=1+1,\\r\\ntrue,0.5\\r\\n'
     """
     import csv
 
     lines = _Lines()
-    csv.writer(lines, lineterminator=end).writerows(map(_csv_cell, row) for row in rows)
+    csv.writer(lines).writerows(map(_csv_cell, row) for row in rows)
     return "".join(lines)
 
 

@@ -29,7 +29,7 @@ ORDER = runner.inspect(FakeMachine(), BenchOptions("x", vantage=Vantage.HOST))[0
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[RunDirectory]:
     with open_run(tmp_path, "cpu-only", "x", resume=False, notify=print) as opened:
-        opened.write_order(ORDER)
+        opened.begin_with(ORDER)
         yield opened
 
 
@@ -159,7 +159,7 @@ def test_a_disk_that_fills_up_with_the_first_directory_is_reported(
         raise OSError(28, "No space left on device")
 
     with open_run(tmp_path, "cpu-only", "x", resume=False, notify=print) as opened:
-        opened.write_order(ORDER)
+        opened.begin_with(ORDER)
         monkeypatch.setattr(os, "mkdir", full)
         with pytest.raises(HostError, match="cannot read and write: No space"):
             opened.write_step(step(0), "text")

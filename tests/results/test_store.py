@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from homenode import formats
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError
@@ -29,7 +30,6 @@ from homenode.measure.results.store import (
     parse_run,
     read_run,
     run_text,
-    sample_line,
     write_run,
 )
 from homenode.measure.results.vantage import Vantage
@@ -69,7 +69,7 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_run_can_be_appended_to_line_by_line() -> None:
-    lines = head_line(HEAD) + "".join(map(sample_line, RUN.samples)) + end_line(3)
+    lines = head_line(HEAD) + "".join(map(formats.line, RUN.samples)) + end_line(3)
     assert parse_run(lines.encode(), "run") == RUN
 
 
@@ -81,7 +81,7 @@ def test_a_run_that_was_cut_short_is_never_mistaken_for_whole(at: int) -> None:
 
 def test_an_end_that_counts_other_samples_is_refused() -> None:
     with pytest.raises(InputError, match="expected 4 samples, as its end says, found 3"):
-        text = head_line(HEAD) + "".join(map(sample_line, RUN.samples)) + end_line(4)
+        text = head_line(HEAD) + "".join(map(formats.line, RUN.samples)) + end_line(4)
         parse_run(text.encode(), "run")
 
 

@@ -106,16 +106,16 @@ def _locked_directory(on_wait: Callable[[str], None], longest_s: float) -> Itera
     except OSError as error:
         raise of_os(error, str(SHARED), "the directory") from None
     try:
-        if not take_lock(descriptor, longest_s, lambda: on_wait(_holder_of(SHARED))):
-            raise _busy(SHARED, _holder_of(SHARED), longest_s)
+        if not take_lock(descriptor, longest_s, lambda: on_wait(_holder())):
+            raise _busy(SHARED, _holder(), longest_s)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _holder_of(directory: Path) -> str:
-    """Which process has the directory locked, and whose it is."""
-    inode = str(directory.stat().st_ino)
+def _holder() -> str:
+    """Which process has the shared directory locked, and whose it is."""
+    inode = str(SHARED.stat().st_ino)
     for line in (read_kernel_file(_LOCKS) or b"").decode().splitlines():
         fields = line.split()  # 1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE START END
         if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode:

@@ -224,15 +224,9 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
         _, entries = self.records() or (None, ())
         return tuple(entry.look for entry in entries if entry.look is not None)
 
-    def write_order(self, record: RunRecord) -> None:
-        self.begin_with(record)
-
     def write_step(self, record: StepRecord, output: str) -> None:
         self.write(f"{RAW}/{record.output}", output.encode("utf-8", "surrogateescape"))
         self.add(BenchEntry(step=record))
-
-    def write_look(self, record: LookRecord) -> None:
-        self.add(BenchEntry(look=record))
 
     def write_head(self, head: RunHead) -> None:
         """A run without an end: whoever reads it sees that it is not finished."""

@@ -50,6 +50,7 @@ from homenode.measure.run_directory import (
     HOST,
     MAX_KEPT,
     PLAN,
+    BenchEntry,
     LookRecord,
     RunDirectory,
     RunRecord,
@@ -149,7 +150,7 @@ def _order_of(directory: RunDirectory, now: RunRecord) -> RunRecord:
     """The record of the run: the one that is there, or this one from now on."""
     stored = directory.order()
     if stored is None:
-        directory.write_order(now)
+        directory.begin_with(now)
         return now
     differing = differences(stored, now)
     if differing:
@@ -239,7 +240,8 @@ class _Session:
         self, environment: Environment, findings: tuple[Finding, ...], *, is_before: bool
     ) -> None:
         number = max((look.number for look in self.directory.looks()), default=-1) + 1
-        self.directory.write_look(LookRecord(number, is_before, environment, findings))
+        look = LookRecord(number, is_before, environment, findings)
+        self.directory.add(BenchEntry(look=look))
 
     def derive_run(self) -> DerivedRun:
         steps, looks = self.directory.steps(), self.directory.looks()

@@ -290,11 +290,6 @@ def saved_original(virsh: Virsh, name: str, root: Path) -> bytes | None:
     return None if entry is None else store.document(entry.before)
 
 
-def drop_records(connect: str, uuid: str, root: Path) -> None:
-    """Forget all that was saved of a domain that is gone for good."""
-    DomainStore(root, connect, uuid).drop()
-
-
 def forget_original(virsh: Virsh, name: str, root: Path) -> Path:
     """Take the present definition for the original from now on; gives where the old one lies.
 

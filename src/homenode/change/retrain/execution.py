@@ -126,7 +126,9 @@ class RetrainStep:
         note(entry)
         self._set_target(plan.target_code)
         if _is_good(plan, plan.before):  # fast already: only its next training had a low target
-            self.result = RetrainResult(read_registers(self._space, plan.port), self._log_lines, ())
+            self.result = RetrainResult(
+                read_registers(self._space, plan.port), tuple(self._log), ()
+            )
             return _note_state(entry, ChangeState.DONE, note)
         after = self._train()
         for _ in range(_MORE_TRAININGS):  # some links come up one generation at a time
@@ -135,7 +137,7 @@ class RetrainStep:
                 break
             after = self._train()
         if _is_good(plan, after):
-            self.result = RetrainResult(after, self._log_lines, ())
+            self.result = RetrainResult(after, tuple(self._log), ())
             return _note_state(entry, ChangeState.DONE, note)
         entry = self.undo(entry, note)
         back = self.result.registers
@@ -150,21 +152,17 @@ class RetrainStep:
             case=None if back.is_up else "no link",
             source=_SOURCE,
         )
-        self.result = RetrainResult(back, self._log_lines, (failed,))
+        self.result = RetrainResult(back, tuple(self._log), (failed,))
         return entry
 
     def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
         """Write the target that was found, and train once more."""
         self._set_target(_control_2(entry) & TARGET_SPEED_MASK)
-        self.result = RetrainResult(self._train(), self._log_lines, ())
+        self.result = RetrainResult(self._train(), tuple(self._log), ())
         return _note_state(entry, ChangeState.UNDONE, note)
 
     def is_done(self, entry: ChangeEntry) -> bool:
         return str(read_registers(self._space, self._plan.port).target_code) == entry.after
-
-    @property
-    def _log_lines(self) -> tuple[str, ...]:
-        return tuple(self._log)
 
     def _set_target(self, code: int) -> None:
         """Masked read-modify-write of the target speed."""

@@ -225,7 +225,7 @@ def parse(text: str) -> ProbeDocument:
     empty = next((key for key, name in name_of_key.items() if getattr(parsed, name) is None), None)
     if empty is not None:
         raise ParseError(SOURCE, f"{empty} as homenode-probe writes it", "null")
-    _check_values(document, "document")
+    _check_values(document)
     return parsed
 
 
@@ -253,9 +253,9 @@ _ABOVE_ZERO = tuple(
 )
 
 
-def _check_values(value: object, root_key: str) -> None:
+def _check_values(document: object) -> None:
     """No figure of a zero, a negative or an endless number; no document that never ends."""
-    stack: list[tuple[object, str]] = [(value, root_key)]
+    stack: list[tuple[object, str]] = [(document, "document")]
     seen = 0
     while stack:
         number, name = stack.pop()

@@ -30,11 +30,6 @@ def head_line(head: RunHead) -> str:
     return formats.head_line(KIND, head)
 
 
-def sample_line(sample: Sample) -> str:
-    """The line of one sample. Fields at their defaults are omitted."""
-    return formats.line(sample)
-
-
 def end_line(samples: int) -> str:
     """The last line: how many samples there are. A run without it was cut short."""
     return f'{{"end":{samples}}}\n'
@@ -42,7 +37,7 @@ def end_line(samples: int) -> str:
 
 def run_text(run: Run) -> str:
     """All lines of a run."""
-    lines = [head_line(run.head), *map(sample_line, run.samples), end_line(len(run.samples))]
+    lines = [head_line(run.head), *map(formats.line, run.samples), end_line(len(run.samples))]
     return "".join(lines)
 
 

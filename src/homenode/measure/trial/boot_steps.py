@@ -16,10 +16,10 @@ from msgspec import Struct, structs
 
 from homenode.change.apply.definition import (
     apply_definition,
-    drop_records,
     restore_definition,
     saved_original,
 )
+from homenode.change.apply.store import DomainStore
 from homenode.change.host_lock import host_locked
 from homenode.change.step import ChangeEntry, ChangeState, ChangeStep, Note
 from homenode.errors import HostError
@@ -177,7 +177,7 @@ class CopyStep(Struct, frozen=True):
         if copy is not None:
             note(entry.now(ChangeState.UNDOING))
             self.on.retry(lambda: remove_copy(self.on.virsh, copy))
-            drop_records(head.connect, copy.uuid, self.on.root)
+            DomainStore(self.on.root, head.connect, copy.uuid).drop()
             self.on.notify(f"{head.domain}: the copy and its throw-away disks are gone")
         note(entry.now(ChangeState.UNDONE))
         return entry.now(ChangeState.UNDONE)

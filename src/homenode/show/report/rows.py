@@ -45,7 +45,7 @@ def csv_of(rows: Iterable[ReportRow]) -> str:
     >>> csv_of([]).startswith("machine,system,layout")
     True
     """
-    return csv_text([[*COLUMNS], *([row[name] for name in COLUMNS] for row in rows)], "\r\n")
+    return csv_text([[*COLUMNS], *([row[name] for name in COLUMNS] for row in rows)])
 
 
 def json_text(rows: Iterable[ReportRow], skipped: Sequence[str]) -> str:

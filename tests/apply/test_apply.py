@@ -13,9 +13,11 @@ from msgspec import structs
 
 from homenode.change.apply.definition import (
     apply_definition,
+    find_obstacles,
     forget_original,
     preview_definition,
     restore_definition,
+    saved_original,
 )
 from homenode.change.apply.live_pins import apply_live_pins, preview_live_pins, restore_live_pins
 from homenode.change.apply.store import DomainStore, sha256
@@ -24,7 +26,7 @@ from homenode.change.step import ChangeState
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, ToolError, UsageError
 from homenode.vm.hypervisor.connection import checked_uri
-from homenode.vm.hypervisor.domain_state import parse_dominfo, parse_pins
+from homenode.vm.hypervisor.domain_state import DomainState, parse_dominfo, parse_pins
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.seeds import part
@@ -95,9 +97,52 @@ def test_apply_refuses_by_name_what_stands_against_it(
     assert "define" not in daemon.get("log")
 
 
-def test_a_snapshot_of_the_same_topology_is_not_in_the_way(daemon: StandIn, root: Path) -> None:
-    daemon.put("snapshots/s", (SNAPSHOT % tuned()).decode())
+STATE = DomainState(NAME, UUID, None, "shut off", persistent=True, managed_save=False)
+WITH_GPU = tuned().replace(
+    b"</devices>",
+    b"""<hostdev type='pci'><source><address bus='0x19' slot='0x00' function='0x0'/></source>
+    <address type='pci' bus='0x03' slot='0x00' function='0x0'/></hostdev></devices>""",
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"'static'>4<", b"'static'>3<"),
+        (b"sockets='2' cores='2'", b"sockets='1' cores='4'"),
+        (b"cpus='0,1'", b"cpus='0'"),
+        (b"memory='512'", b"memory='256'"),
+        (b"<graphics", b"<controller type='pci' index='1' model='pcie-root-port'/><graphics"),
+        (b"bus='0x03'", b"bus='0x04'"),
+    ],
+)
+def test_a_snapshot_of_another_topology_alone_is_in_the_way(before: bytes, after: bytes) -> None:
+    other = WITH_GPU.replace(before, after)
+    assert other != WITH_GPU
+    inactive = WITH_GPU.replace(b"domain", b"inactiveDomain")
+    snapshots = {"same": SNAPSHOT % WITH_GPU, "running": SNAPSHOT % (other + inactive)}
+    assert not list(find_obstacles(STATE, WITH_GPU, snapshots, URI))
+    assert list(find_obstacles(STATE, WITH_GPU, {"s": SNAPSHOT % other}, URI))
+
+
+def test_the_same_stands_against_a_restore() -> None:
+    state = DomainState(NAME, UUID, 7, "running", persistent=False, managed_save=True)
+    ids = {
+        restoring: [
+            id for id, *_ in find_obstacles(state, WITH_GPU, {"s": b""}, URI, restoring=restoring)
+        ]
+        for restoring in (False, True)
+    }
+    assert ids[True] == ids[False] == ["transient", "running", "managed-save", "snapshot"]
+
+
+def test_kept_edits_are_the_original_as_libvirt_printed_them(daemon: StandIn, root: Path) -> None:
     apply(root)
+    daemon.put_definition(daemon.definition().replace(b"<os>", b"<title>a</title>\n  <os>"))
+    daemon.put("drops", "<iothreads>")
+    restore_definition(Virsh(URI), NAME, root, keep_edits=True)
+    assert b"<title>" in daemon.definition() and b"<iothreads>" not in daemon.definition()
+    assert saved_original(Virsh(URI), NAME, root) == Virsh(URI).definition(UUID)
 
 
 def test_edits_since_the_apply_are_never_dropped(daemon: StandIn, root: Path) -> None:

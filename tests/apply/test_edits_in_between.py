@@ -250,6 +250,14 @@ def test_a_domain_that_was_renamed_keeps_its_name(daemon: StandIn, tmp_path: Pat
     restore_definition(virsh, "renamed", tmp_path, keep_edits=True)
     wanted = ORIGINAL.replace(NAME.encode() + b"</name>", b"renamed</name>")
     assert same_definition(daemon.definition(), wanted)
+    daemon.put("name", "again")
+    daemon.put_definition(wanted.replace(b"renamed</name>", b"again</name>"))
+    restore_definition(virsh, "again", tmp_path, keep_edits=True)
+    entry = DomainStore(tmp_path, URI, UUID).definition()
+    assert entry is not None and entry.facts == {"name": "again", "found": entry.before}
+    forget_original(virsh, "again", tmp_path)
+    entry = DomainStore(tmp_path, URI, UUID).definition()
+    assert entry is not None and entry.facts == {"name": "again"}
 
 
 def test_another_domain_of_the_same_name_gets_no_original(

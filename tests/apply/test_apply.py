@@ -129,7 +129,8 @@ def test_the_same_stands_against_a_restore() -> None:
     state = DomainState(NAME, UUID, 7, "running", persistent=False, managed_save=True)
     ids = {
         restoring: [
-            id for id, *_ in find_obstacles(state, WITH_GPU, {"s": b""}, URI, restoring=restoring)
+            kind
+            for kind, *_ in find_obstacles(state, WITH_GPU, {"s": b""}, URI, restoring=restoring)
         ]
         for restoring in (False, True)
     }

@@ -318,8 +318,35 @@ def test_a_lower_target_brings_a_fast_link_down(space: SimulatedConfig) -> None:
 
 def test_a_link_that_climbs_one_generation_a_training_gets_there() -> None:
     space = SimulatedConfig(sick(), climbs=True)
+    for bdf in (planned(space.host, space).port, GPU):
+        space.spaces[bdf][AT + 0x0C] |= 5
+        space.spaces[bdf][AT + 0x2C] = 0x3E
+        space.spaces[bdf][LINK_STATUS] = 0x01
     _, result = carried_out(space)
-    assert (result.findings, result.registers.current_code) == ((), 4)
+    assert (result.findings, result.registers.current_code) == ((), 5)
+
+
+def test_the_fastest_and_widest_link_is_read(space: SimulatedConfig) -> None:
+    space.spaces[GPU][AT + 0x2C] = 0x7E
+    space.spaces[GPU][LINK_STATUS : LINK_STATUS + 2] = bytes((0x06, 0x02))
+    registers = read_registers(space, GPU)
+    assert (registers.max_code, registers.current_code, registers.current_width) == (6, 6, 32)
+
+
+def test_a_training_that_takes_most_of_a_second_is_waited_for(space: SimulatedConfig) -> None:
+    plan, waited = planned(space.host, space), 0.0
+
+    class Clock:
+        def wait(self, seconds: float) -> None:
+            nonlocal waited
+            waited += seconds
+            trains = 0x08 if waited < 0.9 else 0
+            status = space.spaces[plan.port]
+            status[LINK_STATUS + 1] = status[LINK_STATUS + 1] & ~0x08 | trains
+
+    step = RetrainStep(plan, space, Clock())
+    step.do(lambda entry: None)
+    assert step.result.findings == ()
 
 
 @pytest.mark.parametrize("cut_at", [1, 2, 3, 4])

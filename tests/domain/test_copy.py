@@ -80,6 +80,8 @@ def test_everything_that_must_be_its_own_is_its_own() -> None:
     assert "52:54:00:11" not in copy
     assert "port='-1' autoport='yes'" in copy
     assert "<cid auto='yes'/>" in copy
+    secure = FULL.replace(b"port='5901' autoport='no'", b"tlsPort='5902' autoport='no'")
+    assert b"tlsPort='-1' autoport='yes'" in copy_domain(secure, "vm-pin")
     assert "12-vm" not in copy
     assert "<alias name='ua-gpu'/>" in copy
     assert validate(copy.encode())[0] == ()
@@ -95,15 +97,17 @@ def test_macs_are_local_unicast_and_distinct() -> None:
     macs = {copied_mac(f"52:54:00:00:00:{i:02x}", "copy") for i in range(64)}
     assert len(macs) == 64
     assert all(int(mac[:2], 16) & 3 == 2 for mac in macs)
+    assert copied_mac("52:54:00:0A:0B:0C", "copy") == copied_mac("52:54:00:0a:0b:0c", "copy")
 
 
 def test_what_both_domains_would_share_is_said() -> None:
-    found = {finding.id: finding.subject for finding in shared_with_original(FULL)}
+    xml = FULL.replace(b"device='disk'", b"device='lun'").replace(b"vnet3", b"macvtap3")
+    found = {finding.id: finding.subject for finding in shared_with_original(xml)}
     assert found["copy-shares-disk"] == "disk vda"
     assert found["copy-shares-tap"] == "interface tap-vm"
     assert found["copy-shares-file"] == "serial /var/log/vm.log"
     assert found["copy-shares-device"].startswith("hostdev")
-    assert len(shared_with_original(FULL)) == 4
+    assert len(shared_with_original(xml)) == 4
 
 
 @pytest.mark.parametrize("name", NAMES)

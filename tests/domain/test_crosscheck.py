@@ -75,6 +75,16 @@ THREAD = "<iothreads>1</iothreads>" + TUNE.format("<iothreadpin iothread='2' cpu
 TOPOLOGY = "<cpu><topology sockets='1' cores='3' threads='2'/></cpu>"
 MEMNODE = "<numatune><memnode cellid='2' mode='strict' nodeset='0'/></numatune>"
 PAGE = "<memoryBacking><hugepages><page size='2048' nodeset='0'/></hugepages></memoryBacking>"
+DISTANCES = cells("0-1", "2-3").replace("/>", "><distances>{}</distances></cell>", 1)
+FW_CFG = (
+    "<q:commandline xmlns:q='http://libvirt.org/schemas/domain/qemu/1.0'>{}</q:commandline>".format(
+        "<q:arg value='{}'/><q:arg value='{}'/>"
+    )
+)
+WINDOW = "name=opt/ovmf/X-PciMmio64Mb,string=65536"
+NAMED = port(1, 0, 1).replace("><", "><model name='{}'/><", 1)
+CHASSIS = port(1, 0, 1).replace("><", "><target chassis='2'/><", 1) + port(2, 0, 2)
+ACPI = "<hostdev type='pci'><source><address bus='1'/></source><acpi nodeset='2'/></hostdev>"
 OFF = port(1, 0, 1).replace("function='0'", "function='0' multifunction='off'") + port(2, 0, 1, 1)
 
 
@@ -91,6 +101,12 @@ OFF = port(1, 0, 1).replace("function='0'", "function='0' multifunction='off'") 
         (cells("0-1", "2-3", memory="1"), "", "memory-sum", "2147483648 bytes"),
         (cells("0-1", "2-3") + MEMNODE, "", "memnode-of-no-cell", "found 2"),
         (PAGE, "", "page-of-no-cell", "the guest is flat"),
+        (DISTANCES.format("<sibling id='2' value='10'/>"), "", "distance-of-no-cell", "found 2"),
+        (DISTANCES.format("<sibling id='0' value='10'/>" * 2), "", "distance-twice", "to cell 0"),
+        (FW_CFG.format("-fw_cfg", "-s"), "", "fw-cfg-broken", "its value behind it, found -s"),
+        (FW_CFG.format("-s", "-fw_cfg"), "", "fw-cfg-broken", "-fw_cfg: expected its value"),
+        (FW_CFG.format("-s", WINDOW), "", "fw-cfg-broken", "-fw_cfg before it, found -s"),
+        (cells("0-1", "2-3"), ACPI, "device-of-no-cell", "<hostdev><acpi>"),
         (cells("0-1", "2-3"), expander(1, 64, "<node>2</node>"), "device-of-no-cell", "below 2"),
         ("", expander(1, 64) + expander(2, 64), "busnr-twice", "found 2"),
         (
@@ -100,6 +116,9 @@ OFF = port(1, 0, 1).replace("function='0'", "function='0' multifunction='off'") 
             "expander bus 1 at busNr 64: expected 2 buses, found 1, up to 64",
         ),
         ("", expander(1, 255) + port(2, 1), "bus-window", "expected 2 buses, found 1"),
+        ("", expander(1, 3) + SOUND.replace("'1'", "'4'", 1), "bus-window", "expected 4 buses"),
+        ("", CHASSIS, "chassis-twice", "chassis 2: expected one port, found 2"),
+        ("", NAMED.format("pxb-pcie"), "controller-model-name", "pcie-root-port or ioh3420"),
         (
             "",
             expander(1, 2) + port(2, 0, 2) + port(3, 0, 3),
@@ -119,6 +138,14 @@ def test_each_broken_reference_is_found(inside: str, devices: str, id: str, said
     broken = found(inside, ROOT + devices if devices else "")
     assert id in broken, broken
     assert said in broken[id]
+
+
+def test_what_is_at_its_limit_is_not_broken() -> None:
+    assert found("", ROOT + expander(1, 255)) == {}
+    assert found("", ROOT + NAMED.format("ioh3420")) == {}
+    assert found(FW_CFG.format("-fw_cfg", WINDOW)) == {}
+    ide = "<controller type='ide'><address type='pci' bus='0' slot='1' function='1'/></controller>"
+    assert found("", ROOT.replace("pcie-root", "pci-root") + ide) == {}
 
 
 def test_a_window_may_be_filled_to_its_last_bus() -> None:

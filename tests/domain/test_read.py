@@ -99,6 +99,12 @@ def test_addresses_take_hexadecimal_octal_and_decimal_numbers() -> None:
     assert source("domain='0x10000' bus='0'") == Bdf(65536, 0, 0, 0)
 
 
+def test_a_virtual_function_of_an_interface_needs_no_type_of_its_address() -> None:
+    inside = "<devices><interface type='hostdev'><source><address bus='26'/></source></interface>"
+    (hostdev,) = read_vm(domain(f"{inside}</devices>"), "d").hostdevs
+    assert (hostdev.bdf, hostdev.managed) == (Bdf(0, 26, 0, 0), True)
+
+
 def test_an_address_of_zeros_lets_libvirt_choose() -> None:
     inside = (
         "<devices><hostdev mode='subsystem' type='pci'><source><address bus='0x19'/></source>"
@@ -157,6 +163,8 @@ def test_huge_pages_of_any_spelling() -> None:
     assert pages("<hugepages/>") == 0
     assert pages("<hugepages><page size='1' unit='G' nodeset='0'/></hugepages>") == GIB
     assert pages("<hugepages><page size='2048'/></hugepages>") == 2 << 20
+    several = "<page size='1' unit='G' nodeset='0'/><page size='2048'/>"
+    assert pages(f"<hugepages>{several}</hugepages>") == GIB
 
 
 def test_what_else_the_planner_asks_for() -> None:
@@ -168,6 +176,18 @@ def test_what_else_the_planner_asks_for() -> None:
     assert guest.has_dimms
     assert (guest.memory_bytes, guest.max_memory_bytes) == (8 * GIB, 64 * GIB)
     assert read_vm(sample("pins-with-comments"), "p").iothread_ids == (2, 7)
+    chosen = "<os firmware='efi'><type machine='q35'>hvm</type><loader secure='no'/></os>"
+    assert read_vm(domain(os=chosen), "d").firmware == "efi"
+    clusters = "<cpu><topology sockets='1' clusters='2' cores='2' threads='1'/></cpu>"
+    assert read_vm(domain(clusters), "d").cpu_topology == (1, 1, 4, 1)
+    of_policy = {"force": True, "require": True, "forbid": False, "optional": None}
+    for policy, is_on in of_policy.items():
+        cpu = f"<cpu mode='maximum'><feature policy='{policy}' name='topoext'/></cpu>"
+        assert read_vm(domain(cpu), "d").topoext is is_on
+    binding = "<numatune>{}<memnode cellid='1' mode='strict' nodeset='1'/></numatune>".format(
+        "<memnode cellid='0' mode='preferred' nodeset='0'/>"
+    )
+    assert read_vm(domain(binding), "d").bound_nodes is None
 
 
 @pytest.mark.parametrize(

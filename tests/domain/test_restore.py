@@ -146,6 +146,8 @@ def test_permissions_of_the_document_stay(tmp_path: Path) -> None:
     saved = write_tuned(vm, ORIGINAL, TUNED)
     assert vm.stat().st_mode & 0o777 == 0o600
     assert saved.original.stat().st_mode & 0o777 == 0o600
+    vm.chmod(0o644)
+    assert write_tuned(vm, TUNED, ORIGINAL).output.stat().st_mode & 0o777 == 0o600
     vm.chmod(0o640)  # since
     restore(vm)
     assert vm.stat().st_mode & 0o777 == 0o640

@@ -125,6 +125,7 @@ CASES: list[tuple[str, str, dict[str, object], tuple[str, ...], tuple[str, ...]]
         ),
         (),
     ),
+    ("pins-with-comments", "pin", {"vcpus": 2}, ("<monitor level='3' vcpus='0,1'/>",), ()),
     ("pins-with-comments", "pin", {"vcpus": 4}, ("<vcpusched vcpus='0-3' s",), ("memorytune",)),
     ("pins-with-comments", "pin", {}, ("<iothreadpin iothread='2'", "iothread='7'"), ()),
     ("gpu-with-audio-and-nics", "pin", {}, (MEMORY,), ("<topology",)),
@@ -207,6 +208,7 @@ CASES: list[tuple[str, str, dict[str, object], tuple[str, ...], tuple[str, ...]]
         ("<memory unit='GiB'>82</memory>", "<maxMemory slots='16' unit='GiB'>82</maxMemory>"),
         (),
     ),
+    (DIMMS, "pin", {"memory_bytes": 4 * GIB}, ("<maxMemory slots='16' unit='GiB'>64<",), ()),
 ]
 
 
@@ -275,16 +277,20 @@ def test_another_vcpu_count_drops_current_cpuset_and_states_of_single_vcpus() ->
     assert tuned("pins-with-comments", "pin").root.child("vcpus") is not None
 
 
-def test_new_cells_share_memory_as_the_old_ones_did() -> None:
+@pytest.mark.parametrize("setting", [b"memAccess='shared'", b"discard='yes'"])
+def test_cells_share_memory_as_the_old_ones_did(setting: bytes) -> None:
+    """New ones, and the one that a flat guest keeps for it."""
+    xml = sample("earlier-layout").replace(b" memory='2097152'", b" %b memory='2097152'" % setting)
+    assert rewrite(xml, hand_plan(read_vm(xml, "four"), "pin")).count(setting) == 1
     xml = (
         sample("dimms-and-shared-memory")
         .replace(b"      <cell id='1' cpus='4-7' memory='4194304' memAccess='shared'/>\n", b"")
-        .replace(b"cpus='0-3' memory='4194304'", b"cpus='0-7' memory='8388608'")
+        .replace(b"cpus='0-3' memory='4194304' memAccess='shared'", b"memory='8388608' " + setting)
         .replace(b"<node>1</node>", b"<node>0</node>")
         .replace(b"nodeset='0-1'", b"nodeset='0'")
     )
     after = rewrite(xml, hand_plan(read_vm(xml, "one"), "pin-numa"))
-    assert after.count(b"memAccess='shared'") == 2
+    assert after.count(setting) == 2
 
 
 def test_pages_of_several_sizes_are_not_guessed_at() -> None:
@@ -332,6 +338,10 @@ def test_caches_are_shown_as_the_plan_says() -> None:
     xml, plan = planned("study", "pin-numa")
     emulated = rewrite(xml, with_vm(plan, cpu_cache=GuestCache.EMULATED))
     assert b"<cache level='3' mode='emulate'/>" in emulated
+    passed = with_vm(plan, cpu_cache=GuestCache.PASSTHROUGH)
+    for mode in (b"host-passthrough", b"maximum"):
+        cpu = xml.replace(b"host-passthrough", mode)
+        assert b"<cache mode='passthrough'/>" in rewrite(cpu, passed)
     xml, plan = planned("i440fx", "pin-numa")
     with pytest.raises(InputError, match="host-passthrough"):
         rewrite(xml, with_vm(plan, cpu_cache=GuestCache.PASSTHROUGH))

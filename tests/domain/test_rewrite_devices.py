@@ -144,11 +144,15 @@ def test_a_firmware_window_declares_qemus_namespace() -> None:
 
 
 def test_more_than_255_vcpus_get_interrupt_remapping() -> None:
-    after = tuned("gpu-with-audio-and-nics", "default", iommu_needed=True, vcpus=288).text
+    after = tuned("gpu-with-audio-and-nics", "default", iommu_needed=True, vcpus=256).text
     assert b"<iommu model='intel'>" in after
     assert b"<driver intremap='on' eim='on' caching_mode='on'/>" in after
     assert b"<ioapic driver='qemu'/>" in after
     assert validate(after)[0] == ()
+    xml = sample("empty-cputune").replace(b"type='kvm'", b"type='qemu'")
+    plan = hand_plan(read_vm(xml, "x"), "default", iommu_needed=True, vcpus=256)
+    after = rewrite(xml, with_vm(plan, hostdevs=()))
+    assert b"<driver intremap='on'/>" in after and b"ioapic" not in after
 
 
 def test_an_iommu_that_is_there_stays_where_255_vcpus_suffice() -> None:
@@ -184,11 +188,12 @@ def test_a_host_device_that_the_plan_gives_up_goes() -> None:
     assert [str(h.bdf) for h in read_vm(after, "after").hostdevs] == ["0000:19:00.0"]
 
 
-def test_a_controller_that_is_there_in_part_gets_the_rest() -> None:
+@pytest.mark.parametrize("node", [b"", b"<node>0</node>"])
+def test_a_controller_that_is_there_in_part_gets_the_rest(node: bytes) -> None:
     xml = sample("study").replace(
         b"<memballoon",
         b"<controller type='pci' index='1' model='pcie-expander-bus'>\n"
-        b"      <target busNr='0xfe'/>\n    </controller>\n    "
+        b"      <target busNr='0xfe'>" + node + b"</target>\n    </controller>\n    "
         b"<controller type='pci' index='3' model='pcie-root-port'/>\n    <memballoon",
     )
     plan = hand_plan(read_vm(sample("study"), "x"), "pin-numa-pci")
@@ -197,6 +202,12 @@ def test_a_controller_that_is_there_in_part_gets_the_rest() -> None:
     assert after.controllers[1].address == GuestAddress(0, 0, 0x10, 0)
     assert after.controllers[3].address == GuestAddress(0, 1, 0, 0)
     assert rewrite(rewrite(xml, plan), plan) == rewrite(xml, plan)
+
+
+def test_an_expander_bus_loses_the_first_cell_that_is_no_more() -> None:
+    xml = sample("earlier-layout").replace(b"<node>3</node>", b"<node>2</node>")
+    after = rewrite(xml, hand_plan(read_vm(xml, "x"), "pin-numa"))
+    assert b"<target busNr='200'>" in after and b"<node>" not in after
 
 
 def test_a_slot_that_a_gpu_leaves_to_another_device_gives_a_way_out() -> None:

@@ -124,7 +124,7 @@ def _fit_count(document: Document, planned: tuple[VmCell, ...]) -> Document:
     }
     new = [NewElement("cell", {**_attributes(cell), **sharing}) for cell in planned[len(cells) :]]
     if new and cells:
-        edits += insert_after(document, max(cells, key=lambda cell: cell.start), new)
+        edits += insert_after(document, document.root.all("cpu/numa/cell")[-1], new)
     elif new:
         numa = document.root.find("cpu/numa")
         assert numa is not None, "edit_cells has made it"
@@ -253,8 +253,6 @@ def _says(pages: tuple[Element, ...], size: int, cells: int) -> bool:
         nodeset = pu_set(page, "nodeset")
         # Without a nodeset the page is for whatever cells no other page names.
         covered |= CpuSet(range(cells)) if nodeset is None else nodeset
-        if nodeset is not None and not cells:
-            return False
     return bool(pages) and covered == CpuSet(range(cells))
 
 

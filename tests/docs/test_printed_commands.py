@@ -21,25 +21,10 @@ from tests.source_trees import FILES, SOURCE, nodes
 
 UUID = "3f1c6d3e-0000-4000-8000-000000000001"
 HOSTILE = "a b; rm -rf ~ $(id) `id` 'q' \"d\" & | > x #.xml"
-PROGRAMS = (
-    "homenode",
-    "virsh",
-    "cp",
-    "mv",
-    "rm",
-    "cat",
-    "ssh",
-    "fuser",
-    "chmod",
-    "tar",
-    "sbatch",
-    "srun",
-    "qemu-img",
-    "systemctl",
-    "setpci",
-    "lspci",
-    "echo",
-)
+PROGRAMS = """
+    homenode virsh cp mv rm cat ssh fuser chmod tar sbatch srun qemu-img systemctl setpci lspci
+    echo
+""".split()
 _COMMAND = re.compile(rf"(?:^|[ :;(|])(?:{'|'.join(PROGRAMS)})(?: [A-Za-z0-9./:=_+-]+)* ?\Z")
 """The end of a text behind which the next word of a command follows."""
 

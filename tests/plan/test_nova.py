@@ -7,8 +7,9 @@ numa_fit_instance_to_host, which crosses a socket in 234 of 400 such placements 
 
 import random
 from collections import Counter
-from collections.abc import Iterator
-from itertools import combinations, product
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations, product
 
 import pytest
 from msgspec import structs
@@ -25,7 +26,6 @@ from homenode.vm.layout import PRESETS, Pinning, Siblings
 from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import Balance, Policy
 from tests.brute_force import best_by_force, standing
-from tests.nova_planner import NovaCell, nova_cells
 from tests.seeds import seeds
 from tests.small_hosts import (
     DeviceSpec,
@@ -127,6 +127,45 @@ def plain_case(seeded: random.Random) -> tuple[Host, GuestRequest]:
         layout=seeded.choice(("pin", "pin-numa", "pin-numa-pci")),
     )
     return host, asking(request, gpu_count=seeded.randint(1, free) if free else None)
+
+
+@dataclass(frozen=True)
+class NovaCell:
+    """What is free on a host cell."""
+
+    cores: int  # whole ones, for the policies dedicated and isolate
+    memory_bytes: int
+    gpus: int = 0
+
+
+def nova_cells(
+    host: Sequence[NovaCell],
+    guest_cells: int,
+    *,
+    cores: int,
+    memory_bytes: int,
+    gpus: int = 0,
+    packs: bool = False,
+    requires_gpus: bool = False,
+) -> tuple[int, ...] | None:
+    """The host cell of each guest cell by Nova's rules; None where none fits.
+
+    cores, memory_bytes: of each guest cell. gpus: of the VM. requires_gpus: they must be on the
+    chosen cells (PCI affinity policy "required"). packs: the fullest host cells first.
+    Rules, not code, of nova/virt/hardware.py: host cells sorted (stably) by available memory, then
+    free CPUs, then free devices; the first permutation in which every guest cell fits.
+    """
+    order = list(range(len(host)))
+    if len(host) > guest_cells:
+        order.sort(key=lambda cell: host[cell].memory_bytes, reverse=not packs)
+        order.sort(key=lambda cell: host[cell].cores, reverse=not packs)
+        order.sort(key=lambda cell: host[cell].gpus, reverse=gpus > 0)
+    for chosen in permutations(order, guest_cells):
+        fits = all(host[c].cores >= cores and host[c].memory_bytes >= memory_bytes for c in chosen)
+        near = sum(host[cell].gpus for cell in chosen)
+        if fits and (not requires_gpus or near >= gpus):
+            return chosen
+    return None
 
 
 def nova_answers(

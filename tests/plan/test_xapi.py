@@ -4,6 +4,8 @@ Source: xapi-project/xen-api, test_topology.ml (facts only) and pull request 676
 """
 
 import random
+from collections.abc import Sequence
+from itertools import combinations
 
 import pytest
 from msgspec import structs
@@ -27,7 +29,6 @@ from tests.small_hosts import (
     pinned_domain,
     small_request,
 )
-from tests.xapi_planner import XapiNode, xapi_nodes
 
 XAPI_HOST = even_host(2, 1, 1, 16, 2, memory_bytes=512 * GIB)
 
@@ -182,6 +183,36 @@ def reach(nodes: tuple[int, ...]) -> tuple[int, int]:
     return len({node // 4 for node in nodes}), max(NPS4[a][b] for a in nodes for b in nodes)
 
 
+def xapi_nodes(
+    distances: Sequence[Sequence[int]],
+    free: Sequence[tuple[int, int]],
+    vcpus: int,
+    memory_bytes: int,
+) -> tuple[int, ...] | None:
+    """The nodes of one VM, by XAPI's rules; None where it would float over the whole host.
+
+    free: cores and memory of each node. Rules, not code, of ocaml/xenopsd/lib/topology.ml and
+    softaffinity.ml, policy best_effort: all sets of nodes by their worst and then their mean
+    distance; the first that together has memory and cores.
+    """
+    candidates = []
+    for count in range(1, len(free) + 1):
+        for chosen in combinations(range(len(free)), count):
+            rows = [distances[a][b] for a in chosen for b in chosen]
+            candidates.append((max(rows), sum(rows) / len(rows), chosen))
+    candidates.sort(key=lambda candidate: candidate[:2])
+    fitting = [
+        (mean, chosen)
+        for _, mean, chosen in candidates
+        if sum(free[node][0] for node in chosen) >= vcpus
+        and sum(free[node][1] for node in chosen) >= memory_bytes
+    ]
+    if not fitting:
+        return None
+    equal = [chosen for mean, chosen in fitting if abs(mean - fitting[0][0]) < 1e-3]
+    return min(equal, key=lambda chosen: chosen[::-1])
+
+
 @pytest.mark.parametrize("layout", ["pin", "pin-numa", "pin-numa-pci"])
 @pytest.mark.parametrize("gib", [(192,), (8, 16, 32, 64)], ids=["memory free", "memory short"])
 def test_xapi_finds_no_fewer_packages_no_nearer_and_no_fewer_nodes(
@@ -218,9 +249,9 @@ def test_xapi_finds_no_fewer_packages_no_nearer_and_no_fewer_nodes(
         )
         theirs = xapi_nodes(
             NPS4,
-            [XapiNode(cores, cores, size) for cores, size in zip(left, free, strict=True)],
-            vcpus=request.vcpus,
-            memory_bytes=request.memory_bytes + overhead_bytes(request),
+            [*zip(left, free, strict=True)],
+            request.vcpus,
+            request.memory_bytes + overhead_bytes(request),
         )
         assert theirs is not None
         ours = place(host, request).nodes

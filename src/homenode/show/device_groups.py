@@ -283,19 +283,25 @@ def card_title(card: DeviceCard, gpu_number: int | None, short: bool) -> str:
 
 
 def card_extras(card: DeviceCard) -> tuple[str, ...]:
-    """What else a card holds: functions of other kinds, and virtual functions."""
+    """What else a card holds: functions of other kinds, virtual functions and parts."""
     device = card.device
     extras = [
         f"{KIND_NAMES[f.kind]} .{f.bdf.function:x}"
         for f in card.functions[1:]
         if f.kind is not device.kind
     ]
-    extras_texts = [f"with {', '.join(extras)}"] if extras else []
+    return (*((f"with {', '.join(extras)}",) if extras else ()), *division_texts(card))
+
+
+def division_texts(card: DeviceCard) -> tuple[str, ...]:
+    """What a card is divided into: virtual functions and parts."""
+    device = card.device
+    vfs_texts = []
     if device.sriov_num_vfs or card.virtual_functions:
         active = device.sriov_num_vfs or card.virtual_functions
         total = device.sriov_total_vfs
-        extras_texts.append(f"{active} of {total} VFs" if total else plural(active, "VF"))
-    return (*extras_texts, *_parts_text(device))
+        vfs_texts.append(f"{active} of {total} VFs" if total else plural(active, "VF"))
+    return (*vfs_texts, *_parts_text(device))
 
 
 def _parts_text(device: PciDevice) -> Iterator[str]:

@@ -28,6 +28,7 @@ from homenode.show.device_groups import (
     card_title,
     device_model,
     devices_by_node,
+    division_texts,
     gpu_numbers,
     link_lines,
     link_text,
@@ -210,8 +211,7 @@ def _part_lines(host: Host, groups: Sequence[NodeDevices]) -> list[str]:
     return [
         f"gpu{numbers[card.device.bdf]}: {', '.join(parts)}"
         for _, card in _cards(groups)
-        if card.device.bdf in numbers
-        and (parts := [part for part in card_extras(card) if not part.startswith("with ")])
+        if card.device.bdf in numbers and (parts := division_texts(card))
     ]
 
 

@@ -26,7 +26,6 @@ from homenode.show.map_nodes import (
     core_space,
     draw_packages,
     rows_of_cores,
-    use_label,
 )
 from homenode.show.svg_canvas import CELL_COLOURS, PICTURE, SvgCanvas, css, text_width, wrap
 from homenode.text import cpus_text, nodes_text, plural
@@ -349,14 +348,15 @@ def _legend_entries(scene: Scene) -> list[tuple[str, str | None, str]]:
             entries.append((tint, None, "sibling left idle"))
         if any(len(use.vcpus) > 1 for use in uses):
             entries.append(("pu", None, "4v: so many vCPUs share the CPU"))
-    threads = {use_label(use) for use in uses if use.emulator or use.iothreads}
-    if any(not use.vcpus and (use.emulator or use.iothreads) for use in uses):
-        meanings = {"em": "em: emulator", "em+": "em+: emulator and IOThreads"}
-        meanings_shown = [text for label, text in meanings.items() if label in threads]
-        if any(label.startswith("io") for label in threads):
-            meanings_shown.append("io1: IOThread 1")
-        words = ", ".join(meanings_shown)
-        entries.append(("pu host-thread", None, words))
+    hosted = [use for use in uses if not use.vcpus and (use.emulator or use.iothreads)]
+    if hosted:
+        is_shown = {
+            "em: emulator": any(not use.iothreads for use in hosted),
+            "em+: emulator and IOThreads": any(use.emulator and use.iothreads for use in hosted),
+            "io1: IOThread 1": any(not use.emulator for use in hosted),
+        }
+        meanings = ", ".join(meaning for meaning, shown in is_shown.items() if shown)
+        entries.append(("pu host-thread", None, meanings))
     if any(use.vcpus and (use.emulator or use.iothreads) for use in uses):
         entries.append(("outline wire", None, "emulator or IOThread on a vCPU's CPU"))
     if any(use.used_by for use in uses):

@@ -61,13 +61,13 @@ def advice_of(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
         (machine,) = machines
         answers = machine.recommendations
         is_sound = not reviewed or any(answer.choice for answer in answers)
-        return tuple(_of_one(machine.name, answers)) if is_sound else (_review(machine),)
+        return tuple(_machine_advice(machine.name, answers)) if is_sound else (_review(machine),)
     sound = [machine for machine in machines if not review_text(machine.recommendations)]
-    lines = _of_several([effect for machine in sound for effect in machine.effects])
+    lines = _joint_advice([effect for machine in sound for effect in machine.effects])
     if not lines:  # layouts that differ in several steps have no effect of one step
         for machine in sound:
             better = [a for a in machine.recommendations if a.tells and not a.also]
-            for line in _of_one(machine.name, better):
+            for line in _machine_advice(machine.name, better):
                 subject = f"{machine.name}, {line.subject}"
                 lines.append(structs.replace(line, subject=subject))
     reviewed.sort(key=lambda machine: not any(a.findings for a in machine.recommendations))
@@ -82,7 +82,7 @@ def _review(machine: ReportedMachine) -> AdviceLine:
     return AdviceLine(subject=name, action=action, ground=review_text(answers), machine=name)
 
 
-def _of_several(effects: Sequence[SwitchEffect]) -> list[AdviceLine]:
+def _joint_advice(effects: Sequence[SwitchEffect]) -> list[AdviceLine]:
     """One for each objective at most: the switch that moves it on most machines, and furthest."""
     weighted: list[tuple[tuple[bool, int, float], AdviceLine]] = []
     decided: set[frozenset[str]] = set()
@@ -140,7 +140,7 @@ def _change_of(effect: SwitchEffect, name: str) -> str:
     return change_text(compared.ratio, name, lower_is_better=compared.lower_is_better)
 
 
-def _of_one(machine: str, answers: Sequence[Recommendation]) -> Iterator[AdviceLine]:
+def _machine_advice(machine: str, answers: Sequence[Recommendation]) -> Iterator[AdviceLine]:
     """A line for each objective that results decide; where none does, what the rule has."""
     decided = [answer for answer in answers if answer.choice is not None and answer.tells]
     ruled = [answer for answer in answers if answer.layout is not None]

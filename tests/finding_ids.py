@@ -39,7 +39,7 @@ def ids_of(call: ast.Call) -> Iterator[str]:
 
 
 _MAKERS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("", dict.fromkeys((*ANY, "_broken", "_of_others"), "")),
+    ("", dict.fromkeys((*ANY, "_broken", "_usage_finding"), "")),
     ("check/verify/guest", {"check": "guest-", "_groups": "guest-"}),
     ("cluster/kubevirt", {"_refused": ""}),
 )

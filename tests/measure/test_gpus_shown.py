@@ -91,10 +91,10 @@ def test_numbers_are_the_drivers_and_not_those_of_the_bus() -> None:
 
 def test_a_bus_of_rocm_bandwidth_test_gets_the_domain_that_the_driver_printed() -> None:
     far = Bdf.parse("0002:0d:00.0")
-    found = amd_figures.of_rocm(rocm_bandwidth_test.parse(rocm.MATRICES), (far, FIRST))
+    found = amd_figures.rocm_figures(rocm_bandwidth_test.parse(rocm.MATRICES), (far, FIRST))
     assert {one.device for one in found.samples} == {far}
     same_bus = (far, Bdf.parse("0003:0d:00.0"))
-    unsure = amd_figures.of_rocm(rocm_bandwidth_test.parse(rocm.MATRICES), same_bus)
+    unsure = amd_figures.rocm_figures(rocm_bandwidth_test.parse(rocm.MATRICES), same_bus)
     assert {one.device for one in unsure.samples} == {Bdf.parse("0000:0d:00.0")}
 
 

@@ -235,8 +235,8 @@ def trial_request(
         run.repeats,
         run.seed,
         run.app,
-        arguments.access.answer_within,
-        arguments.access.stop_within,
+        arguments.access.boot_timeout,
+        arguments.access.shutdown_timeout,
     )
     placing, words = _placement_options(arguments, layouts[0])
     few = 3 if len(layouts) <= 2 else 4  # docs/developer/statistics.md

@@ -232,7 +232,9 @@ def rollback_trial(arguments: TrialUndoArguments) -> None:
         if not journal.load().state.to_undo:
             note(f"{trial.head.source}: nothing left to undo of trial {trial.head.id}")
         virsh = Virsh(trial.head.connect)
-        rollback(virsh, trial.head, journal, default_root(), arguments.stop_within, notify=note)
+        rollback(
+            virsh, trial.head, journal, default_root(), arguments.shutdown_timeout, notify=note
+        )
         journal.note(EntryKind.ENDED)
 
 

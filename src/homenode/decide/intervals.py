@@ -94,7 +94,8 @@ def interval(
     usable = list(filter(_is_usable, neighbours))
     groups = 2 + len(usable)
     estimated = [
-        _of_estimate(estimate, groups, confidence) for estimate in _estimates(first, second, usable)
+        _estimate_interval(estimate, groups, confidence)
+        for estimate in _estimates(first, second, usable)
     ]
     least_sure = max(estimated, key=lambda one: one.p)
     low, high, p = min(b.low for b in estimated), max(b.high for b in estimated), least_sure.p
@@ -143,7 +144,7 @@ class _Estimate(NamedTuple):
     adjusted: bool = False  # for a drift over time
 
 
-def _of_estimate(estimate: _Estimate, groups: int, confidence: float) -> Interval:
+def _estimate_interval(estimate: _Estimate, groups: int, confidence: float) -> Interval:
     reach = range_quantile(confidence, groups, estimate.freedom) / math.sqrt(2) * estimate.error
     distance = abs(estimate.difference) / estimate.error * math.sqrt(2)
     return Interval(
@@ -222,7 +223,7 @@ def _by_time(first: Series, second: Series, neighbours: Iterable[Series]) -> _Tr
     freedom = len(all_times) - len(compared) - 1.0
     variance = max(math.fsum(rests) / freedom, _inner(compared), RESOLUTION**2)
     part = freedom / (freedom + 1)
-    variances = _of_rests(rests, [part * (len(pairs) - 1.0) for pairs in off])
+    variances = _residual_variances(rests, [part * (len(pairs) - 1.0) for pairs in off])
     wider, freedom_left = _variance_factor(compared, variances)
     later = middle[1] - middle[0]
     counts = len(first.medians), len(second.medians)
@@ -269,10 +270,14 @@ def _mean_log(series: Series) -> float:
 def _by_boots(first: Series, second: Series, neighbours: Iterable[Series]) -> tuple[float, float]:
     """Standard error of the difference, and its degrees of freedom."""
     compared = [first, second, *neighbours]
-    return _of_two(compared, _drawn_together([_variance_of(series) for series in compared]))
+    return _difference_error(
+        compared, _drawn_together([_variance_of(series) for series in compared])
+    )
 
 
-def _of_two(compared: Sequence[Series], variances: Sequence[_Variance]) -> tuple[float, float]:
+def _difference_error(
+    compared: Sequence[Series], variances: Sequence[_Variance]
+) -> tuple[float, float]:
     """Standard error of the difference of the first two, and Satterthwaite's freedom: of several it
     is rounded down, as quantiles of the range take long and are kept."""
     a, b = variances
@@ -312,7 +317,7 @@ def _variance_factor(
     counts = [len(series.medians) for series in compared[:2]]
     if len(compared) < 3 or min(counts) < BESIDE_TERMS_FROM:
         return 1.0, pooled.freedom
-    error, freedom = _of_two(compared, _drawn_together(variances))
+    error, freedom = _difference_error(compared, _drawn_together(variances))
     return error / math.sqrt(pooled.value * sum(1 / count for count in counts)), freedom
 
 
@@ -373,7 +378,9 @@ def _by_blocks(first: Series, second: Series, neighbours: Iterable[Series]) -> "
     between = count * math.fsum((level - overall_mean) ** 2 for level in of_round) / (rounds - 1)
     if f_upper_p(between / variance, rounds - 1.0, freedom) >= BLOCKS_DIFFER:
         return None
-    wider, freedom_left = _variance_factor(compared, _of_rests(rests, [freedom / count] * count))
+    wider, freedom_left = _variance_factor(
+        compared, _residual_variances(rests, [freedom / count] * count)
+    )
     return _Blocks(math.sqrt(2 * variance / rounds) * wider, freedom_left, variance, freedom)
 
 
@@ -381,7 +388,7 @@ def _inner(compared: Sequence[Series]) -> float:
     return math.fsum(series.inner_variance for series in compared) / len(compared)
 
 
-def _of_rests(rests: Sequence[float], freedoms: Sequence[float]) -> list[_Variance]:
+def _residual_variances(rests: Sequence[float], freedoms: Sequence[float]) -> list[_Variance]:
     """Variances from sums of squares that a model leaves of each alternative."""
     return [
         _Variance(max(residual / freedom, RESOLUTION**2), freedom)

@@ -333,22 +333,24 @@ def _crowded_pus(looks: Looks) -> Iterator[Finding]:
     stolen = CpuSet(pu for pu, share in shares if share is not None and share.stolen > ONE_PU_SHARE)
     expected = f"no CPU more than {ONE_PU_SHARE:.0%}"
     if busy:
-        yield _of_others("bench-busy", looks.pus, f"{expected} busy", f"{cpus_text(busy)} busy")
+        yield _usage_finding("bench-busy", looks.pus, f"{expected} busy", f"{cpus_text(busy)} busy")
     if stolen:
         observed = f"{cpus_text(stolen)} used by other guests"
-        yield _of_others("bench-stolen", looks.pus, f"{expected} stolen", observed)
+        yield _usage_finding("bench-stolen", looks.pus, f"{expected} stolen", observed)
 
 
 def _busy(pus: CpuSet, share: Share) -> Iterator[Finding]:
     if share.busy > BUSY_SHARE:
         expected = f"at most {BUSY_SHARE:.0%} busy"
-        yield _of_others("bench-busy", pus, expected, f"{share.busy:.0%} busy")
+        yield _usage_finding("bench-busy", pus, expected, f"{share.busy:.0%} busy")
     if share.stolen > STOLEN_SHARE:
         expected = f"at most {STOLEN_SHARE:.0%} stolen"
-        yield _of_others("bench-stolen", pus, expected, f"{share.stolen:.1%} used by other guests")
+        yield _usage_finding(
+            "bench-stolen", pus, expected, f"{share.stolen:.1%} used by other guests"
+        )
 
 
-def _of_others(id: str, pus: CpuSet, expected: str, observed: str) -> Finding:
+def _usage_finding(id: str, pus: CpuSet, expected: str, observed: str) -> Finding:
     return finding(id, cpus_text(pus), expected=expected, observed=observed, source="/proc/stat")
 
 

@@ -71,7 +71,7 @@ def _nvbandwidth(test: BenchTest, text: str, host: Host) -> Figures:
     run = nvbandwidth.parse(_WATCHED.sub("", text))
     if not run.devices and BY_BUS in test.environment:
         run = _by_bus(run, test, host)
-    figures = gpu_figures.of_nvbandwidth(run, binding)
+    figures = gpu_figures.nvbandwidth_figures(run, binding)
     conditions = (*figures.conditions, *_copying_thread(text, host))
     return replace(figures, conditions=conditions)
 
@@ -110,12 +110,12 @@ def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
 
 def _nccl(test: BenchTest, text: str, host: Host) -> Figures:
     run = nccl_tests.parse(nccl_runs(text)[0])
-    return _collective(gpu_figures.of_nccl(run, "all_reduce"), run, test)
+    return _collective(gpu_figures.nccl_figures(run, "all_reduce"), run, test)
 
 
 def _torch(test: BenchTest, text: str, host: Host) -> Figures:
     runs = torch_report.parse(text)
-    figures = torch_figures.of_torch(runs)
+    figures = torch_figures.torch_run_figures(runs)
     if test.group is not Group.NCCL:
         return figures
     run = next((run for run in runs if run.rows), None)
@@ -145,7 +145,7 @@ def _with_variant(sample: Sample, *words: str | None) -> Sample:
 
 
 def _rocm(test: BenchTest, text: str, host: Host) -> Figures:
-    figures = amd_figures.of_rocm(rocm_bandwidth_test.parse(text), test.gpus)
+    figures = amd_figures.rocm_figures(rocm_bandwidth_test.parse(text), test.gpus)
     starts = _METRICS_OF_GROUP.get(test.group)
     if starts is None:
         return figures
@@ -270,14 +270,14 @@ def _with_binding(figures: Figures, binding: Binding | None) -> Figures:
 def _nvbandwidth_log(text: str, name: str) -> Figures:
     logs = []
     for section in sections(text):
-        figures = gpu_figures.of_nvbandwidth(nvbandwidth.parse(section.text), section.binding)
+        figures = gpu_figures.nvbandwidth_figures(nvbandwidth.parse(section.text), section.binding)
         logs.append(join_figures([figures, Figures(gaps=section.gaps)]))
     if not logs:
         # Tables without a version, each from the line that names its test on.
         lines = text.split("\n")
         starts = [at for at, line in enumerate(lines) if _NAMES_TEST.fullmatch(line.rstrip())]
         parts = _parts(lines, starts)
-        logs = [gpu_figures.of_nvbandwidth(nvbandwidth.parse(part), None) for part in parts]
+        logs = [gpu_figures.nvbandwidth_figures(nvbandwidth.parse(part), None) for part in parts]
     return join_figures(logs)
 
 
@@ -285,7 +285,7 @@ def _nccl_log(text: str, name: str) -> Figures:
     parts = []
     for part in nccl_runs(text):
         run = nccl_tests.parse(part)
-        figures = gpu_figures.of_nccl(run, _collective_named(name))
+        figures = gpu_figures.nccl_figures(run, _collective_named(name))
         finding = flat_curve(run, name) if figures.samples else None
         parts.append(replace(figures, findings=() if finding is None else (finding,)))
     return join_figures(parts)
@@ -328,8 +328,12 @@ _TORCH = re.compile(r'^\{"format": ?"homenode\.torch/', re.M)
 _OF_SUITE = (
     ToolOutput(Reader.NVBANDWIDTH, _NVBANDWIDTH, _nvbandwidth_log, _nvbandwidth),
     ToolOutput(Reader.NCCL_TESTS, _NCCL_TESTS, _nccl_log, _nccl),
-    ToolOutput(Reader.ROCM, _ROCM, of_text(rocm_bandwidth_test.parse, amd_figures.of_rocm), _rocm),
-    ToolOutput(Reader.TORCH, _TORCH, of_text(torch_report.parse, torch_figures.of_torch), _torch),
+    ToolOutput(
+        Reader.ROCM, _ROCM, of_text(rocm_bandwidth_test.parse, amd_figures.rocm_figures), _rocm
+    ),
+    ToolOutput(
+        Reader.TORCH, _TORCH, of_text(torch_report.parse, torch_figures.torch_run_figures), _torch
+    ),
 )
 
 

@@ -329,7 +329,7 @@ def suite_for(
     """
     left_out: list[Gap] = []
     all_tests = [
-        *_of_probe(host, installed, options, left_out),
+        *_probe_tests(host, installed, options, left_out),
         *gpu_tests(host, installed, options, left_out, shown),
     ]
     groups = set(options.groups) or set(Group)
@@ -343,7 +343,7 @@ def suite_for(
     return Suite(tests, gaps)
 
 
-def _of_probe(
+def _probe_tests(
     host: Host, installed: Collection[str], options: SuiteOptions, left_out: list[Gap]
 ) -> Iterator[BenchTest]:
     pus = host.usable_pus

@@ -134,10 +134,10 @@ def _check_whole(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Fi
                     observed=f"{count} times",
                 )
     yield from _overlaps(read)
-    yield from _of_versions(read, flavour or flavour_of(read))
+    yield from _version_findings(read, flavour or flavour_of(read))
 
 
-def _of_versions(read: ReadTopology, flavour: NcclVariant) -> Iterator[Finding]:
+def _version_findings(read: ReadTopology, flavour: NcclVariant) -> Iterator[Finding]:
     """What some versions do not read."""
     if read.single_quotes:
         is_rccl = flavour is NcclVariant.RCCL
@@ -178,7 +178,7 @@ def _overlaps(read: ReadTopology) -> Iterator[Finding]:
 
 def _elements(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Finding]:
     flavour = flavour or flavour_of(read)
-    yield from _of_a_dump(read, flavour)
+    yield from _dump_findings(read, flavour)
     for node in read.walk():
         yield from _attributes(node)
         if node.name == "cpu":
@@ -187,7 +187,7 @@ def _elements(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Findi
             yield from _pci_checks(node, flavour)
 
 
-def _of_a_dump(read: ReadTopology, flavour: NcclVariant) -> Iterator[Finding]:
+def _dump_findings(read: ReadTopology, flavour: NcclVariant) -> Iterator[Finding]:
     for name in _OF_A_DUMP:
         lines = [node.line for node in read.walk(name)]
         if lines:

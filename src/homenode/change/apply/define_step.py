@@ -232,7 +232,7 @@ def first_original(store: DomainStore, state: DomainState, original: bytes, conn
     entry = store.definition()
     if entry is None or (base := entry.before) is None:
         return sha256(original)
-    if _is(store, base, original):
+    if _is_saved(store, base, original):
         return base
     if entry.what not in TO_UNDO:
         if not is_placed(original) or is_placed(store.document(base)):
@@ -260,7 +260,7 @@ def is_placed(definition: bytes) -> bool:
 
 def is_ours(store: DomainStore, entry: ChangeEntry, definition: bytes) -> bool:
     """Whether homenode defined or left this definition and nobody edited it since."""
-    if _is(store, entry.facts.get("found"), definition):
+    if _is_saved(store, entry.facts.get("found"), definition):
         return True
     if entry.what is not ChangeState.BEGIN:
         return False  # a restore leaves what was there before, or the original
@@ -268,7 +268,7 @@ def is_ours(store: DomainStore, entry: ChangeEntry, definition: bytes) -> bool:
     return is_printed(store.document(entry.after), before, definition)
 
 
-def _is(store: DomainStore, name: str | None, definition: bytes) -> bool:
+def _is_saved(store: DomainStore, name: str | None, definition: bytes) -> bool:
     """Whether a definition is the one that was saved under that name."""
     return name is not None and same_definition(store.document(name), definition)
 

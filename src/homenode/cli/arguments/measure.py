@@ -106,14 +106,14 @@ class RunArguments(Struct, frozen=True, kw_only=True):
     force: Annotated[bool, Flag("--force -f")] = False
 
 
-StopWithinOption = Annotated[float, Opt("--shutdown-timeout", "SECONDS", ge=0)]
+ShutdownTimeoutOption = Annotated[float, Opt("--shutdown-timeout", "SECONDS", ge=0)]
 
 
 class AccessOptions(Struct, frozen=True, kw_only=True):
     """How a guest is reached, and how long it may take.
 
     Options:
-      stop_within: Time limit for the shutdown; then the VM is destroyed.
+      shutdown_timeout: Time limit for the shutdown; then the VM is destroyed.
       reach: How to reach the guest; ssh or agent (QEMU's guest agent with guest-exec allowed).
         Default: ssh.
       address: Address of the guest. Default: from libvirt's leases, else from the guest agent or
@@ -124,7 +124,7 @@ class AccessOptions(Struct, frozen=True, kw_only=True):
       probe: Static homenode-probe to copy into the guest. Processor and memory tests need only a
         POSIX shell there; GPU tests need the tools or PyTorch. Default: homenode-probe-static of
         this installation.
-      answer_within: Time limit for a guest to answer after its start.
+      boot_timeout: Time limit for a guest to answer after its start.
     """
 
     reach: Annotated[Transport | None, Opt("--guest-access", "NAME")] = None
@@ -133,8 +133,8 @@ class AccessOptions(Struct, frozen=True, kw_only=True):
     ssh_port: Annotated[int, Opt("--ssh-port", "N")] = 22
     ssh_key: Annotated[Path | None, Opt("--ssh-key", "FILE")] = None
     probe: Annotated[Path | None, Opt("--probe", "FILE")] = None
-    answer_within: Annotated[float, Opt("--boot-timeout", "SECONDS", ge=1)] = ANSWER_S
-    stop_within: StopWithinOption = STOP_S
+    boot_timeout: Annotated[float, Opt("--boot-timeout", "SECONDS", ge=1)] = ANSWER_S
+    shutdown_timeout: ShutdownTimeoutOption = STOP_S
 
     @property
     def is_default(self) -> bool:
@@ -347,7 +347,7 @@ class TrialUndoArguments(Struct, frozen=True, kw_only=True):
     """Stop the last trial of a domain, and restore the VM.
 
     Options:
-      stop_within: Time limit for the shutdown; then the VM is destroyed.
+      shutdown_timeout: Time limit for the shutdown; then the VM is destroyed.
 
     Examples:
       homenode trial undo gpu-vm
@@ -355,4 +355,4 @@ class TrialUndoArguments(Struct, frozen=True, kw_only=True):
     """
 
     name: DomainArgument
-    stop_within: StopWithinOption = STOP_S
+    shutdown_timeout: ShutdownTimeoutOption = STOP_S

@@ -221,7 +221,7 @@ class _Table:
         if not self.rows:
             hint = lines.gaps[-1].reason if lines.gaps else "the run ended before it measured"
             raise lines.error("a table of sizes", hint=hint)
-        average = lines.take_optional("average", _of_average, "")
+        average = lines.take_optional("average", _average_rate, "")
         if average is None:
             lines.gaps.append(Gap(SOURCE, "no average at the end: the run ended early"))
         out_of_bounds = lines.take_optional("out of bounds", Line.read_count, "a whole number")
@@ -245,7 +245,7 @@ def _rate(line: Line, word: str) -> float:
     return line.figure(word.rstrip("*"), "a bandwidth in GB/s") * 1e9
 
 
-def _of_average(line: Line, word: str, expected: str) -> float:
+def _average_rate(line: Line, word: str, expected: str) -> float:
     return _rate(line, word)
 
 

@@ -12,7 +12,7 @@ _BOTH = "both ways together"
 """Variant of rocm-bandwidth-test: it adds both directions; other tools report one."""
 
 
-def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
+def rocm_figures(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
     """Cells between host and GPUs and between GPUs, one way; the last size of each pair.
 
     Which devices are GPUs is known by their addresses, or by what a pair says. The tool prints no

@@ -156,7 +156,7 @@ SMALL_MESSAGE_BYTES = 1024
 """All-reduces up to here are all coordination."""
 
 
-def of_nvbandwidth(run: NvbandwidthRun, binding: Binding | None) -> Figures:
+def nvbandwidth_figures(run: NvbandwidthRun, binding: Binding | None) -> Figures:
     """Each cell of each test that passed. binding: of the process, where its log says it.
 
     A host copy's node is the node that memory was bound to, else the one of the CPUs. Where the
@@ -168,7 +168,7 @@ def of_nvbandwidth(run: NvbandwidthRun, binding: Binding | None) -> Figures:
     samples: list[Sample] = []
     for test in run.tests:
         if test.status is Status.PASSED:
-            samples += _of_test(test, address_of, binding)
+            samples += _test_figures(test, address_of, binding)
         elif test.status is not Status.WAIVED:
             gaps.append(Gap(f"nvbandwidth {test.name}", f"no result: {test.status}"))
     if not run.devices:
@@ -185,7 +185,7 @@ def of_nvbandwidth(run: NvbandwidthRun, binding: Binding | None) -> Figures:
     return Figures(tuple(samples), tuple(conditions), names, tuple(gaps))
 
 
-def _of_test(
+def _test_figures(
     test: NvbandwidthTest, address_of: dict[int, Bdf | None], binding: Binding | None
 ) -> Iterator[Sample]:
     name = test.name or ""
@@ -231,7 +231,7 @@ def _place(
     return {"device": device, "peer": peer}
 
 
-def of_nccl(run: NcclTests, collective: str | None) -> Figures:
+def nccl_figures(run: NcclTests, collective: str | None) -> Figures:
     """Bus bandwidth of each size and half; its peak and mean; time of the smallest message.
 
     collective: what the file's name says, for versions that do not print it. Rates that the two
@@ -269,7 +269,7 @@ def of_nccl(run: NcclTests, collective: str | None) -> Figures:
     return figures.figures(run.gpu_names)
 
 
-def of_copies(gpus: tuple[GpuCopies, ...]) -> Figures:
+def copy_figures(gpus: tuple[GpuCopies, ...]) -> Figures:
     """The study's own copies, one GPU at a time."""
     figures = FigureList("device copy", "PyTorch, 256 MiB, bytes within a GPU counted once")
     for gpu in gpus:

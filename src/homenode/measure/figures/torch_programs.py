@@ -9,7 +9,7 @@ from homenode.findings import Gap
 from homenode.machine.tools.nccl_tests import CollectiveLibrary as Family
 from homenode.machine.tools.nccl_tests import NcclHalf, NcclRow, NcclTests
 from homenode.machine.tools.torch_report import TorchFigure, TorchRow, TorchRun
-from homenode.measure.figures.nvidia import of_nccl
+from homenode.measure.figures.nvidia import nccl_figures
 from homenode.measure.figures.sample import Figures, join_figures, sample
 from homenode.measure.results.model import Condition, Sample
 
@@ -17,12 +17,12 @@ COPYING_THREAD = "copying thread"
 """Condition: the nodes on which the thread ran that copied, where no one bound it."""
 
 
-def of_torch(runs: tuple[TorchRun, ...]) -> Figures:
+def torch_run_figures(runs: tuple[TorchRun, ...]) -> Figures:
     """All documents of one output: one, or one of each node."""
-    return join_figures(_of_run(run) for run in runs)
+    return join_figures(_run_figures(run) for run in runs)
 
 
-def _of_run(run: TorchRun) -> Figures:
+def _run_figures(run: TorchRun) -> Figures:
     if run.failed is not None:
         return Figures(gaps=(Gap("PyTorch", run.failed),))
     gaps = [Gap(gap.subject, gap.reason) for gap in run.gaps]
@@ -37,7 +37,7 @@ def _of_run(run: TorchRun) -> Figures:
         gaps.append(Gap(f"host memory bound to node {run.bound_node}", reason))
     names = tuple(dict.fromkeys(device.name for device in run.devices))
     figures = Figures(samples, tuple(_conditions(run)), names, tuple(gaps))
-    return join_figures((figures, of_nccl(nccl_of(run), None))) if run.rows else figures
+    return join_figures((figures, nccl_figures(nccl_of(run), None))) if run.rows else figures
 
 
 def nccl_of(run: TorchRun) -> NcclTests:

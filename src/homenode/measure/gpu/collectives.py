@@ -69,13 +69,13 @@ def _all_reduces(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest
     bindings = _bindings(machine, left_out)
     if has_tool:
         for binding in bindings:
-            yield from _of_tool(machine, binding, left_out)
+            yield from _tool_tests(machine, binding, left_out)
     spread = any(binding.of_each_gpu for binding in bindings)
     if machine.has_torch and (not has_tool or spread):
         for binding, peers in product(bindings, (True, False)):
             name = _variant(binding, peers=peers)
             words = ", ".join(filter(None, (_PER_GPU, name))) if has_tool else name
-            test = _of_torch(machine, binding, peers=peers, variant=words)
+            test = _torch_test(machine, binding, peers=peers, variant=words)
             yield replace(test, if_stopped=_if_stopped(machine, peers=peers))
     elif spread:
         reason = f"{ON_GPU_NODES}: needs PyTorch, nccl-tests drives all GPUs from one process"
@@ -103,7 +103,9 @@ def _bindings(machine: GpuMachine, left_out: list[Gap]) -> tuple[HostBinding, ..
     return (unbound, HostBinding(ON_GPU_NODES, gpus[0].node), on_first)
 
 
-def _of_tool(machine: GpuMachine, binding: HostBinding, left_out: list[Gap]) -> Iterator[BenchTest]:
+def _tool_tests(
+    machine: GpuMachine, binding: HostBinding, left_out: list[Gap]
+) -> Iterator[BenchTest]:
     node = binding.node
     if binding.of_each_gpu:
         return
@@ -134,11 +136,11 @@ def _of_tool(machine: GpuMachine, binding: HostBinding, left_out: list[Gap]) -> 
             if_stopped=if_stopped,
         )
         if machine.has_torch:
-            test = test.or_else(_of_torch(machine, binding, peers=peers, variant=variant))
+            test = test.or_else(_torch_test(machine, binding, peers=peers, variant=variant))
         yield test
 
 
-def _of_torch(
+def _torch_test(
     machine: GpuMachine, binding: HostBinding, *, peers: bool, variant: str | None
 ) -> BenchTest:
     home = "none" if binding.node is None else str(binding.node)

@@ -367,9 +367,9 @@ def figures_of_study(files: Mapping[str, str]) -> Figures:
         "cpu_single.txt": lambda text: sysbench.OUTPUT.of_log(text, ""),
         "cpu_all.txt": lambda text: sysbench.OUTPUT.of_log(text, ""),
         "stream.txt": lambda text: stream.OUTPUT.of_log(text, ""),
-        "stream_numa_local.txt": lambda text: stream.of_stream(stream.parse(text), 0),
-        "stream_numa_remote.txt": lambda text: stream.of_stream(stream.parse(text), 1),
-        "mem_latency.txt": lambda text: of_chase(study_programs.parse_chase(text)),
+        "stream_numa_local.txt": lambda text: stream.stream_figures(stream.parse(text), 0),
+        "stream_numa_remote.txt": lambda text: stream.stream_figures(stream.parse(text), 1),
+        "mem_latency.txt": lambda text: chase_figures(study_programs.parse_chase(text)),
         "gpu_compute.txt": _matmul,
         "gpu_bandwidth.txt": _copies,
         "nccl_allreduce.txt": _collective,
@@ -462,7 +462,7 @@ LEAST_DRAM_BYTES = 256 * MIB
 """A curve's last point counts as memory from here on; below, an LLC may hold it."""
 
 
-def of_chase(points: Sequence[study_programs.ChasePoint]) -> Figures:
+def chase_figures(points: Sequence[study_programs.ChasePoint]) -> Figures:
     """The curve by size; its end as the latency of memory, where it is large enough."""
     figures = FigureList("chase", "8-byte slots, random cycle, ordinary pages")
     for point in points:
@@ -489,7 +489,7 @@ def _copies(text: str) -> Figures:
     parts = []
     for run in runs:
         if "Host-to-Device:" in run:
-            parts.append(gpu_figures.of_copies(study_programs.parse_copies(run)))
+            parts.append(gpu_figures.copy_figures(study_programs.parse_copies(run)))
         elif "RocmBandwidthTest" in run or "Src Device Id" in run:
             parts.append(figures_of(Reader.ROCM, run, "gpu_bandwidth.txt"))
         else:

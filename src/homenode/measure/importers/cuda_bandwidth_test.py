@@ -159,7 +159,7 @@ _METRIC_OF_DIRECTION = {
 }
 
 
-def of_cuda(run: CudaBandwidthTest) -> Figures:
+def cuda_figures(run: CudaBandwidthTest) -> Figures:
     """Each transfer of pinned memory on one device, as a sample of the run."""
     if run.has_passed is False:
         failed = Gap("bandwidthTest", "says FAIL: its results are omitted")
@@ -186,5 +186,5 @@ def of_cuda(run: CudaBandwidthTest) -> Figures:
 OUTPUT = ToolOutput(
     "bandwidthTest",
     re.compile(r"^\[CUDA Bandwidth Test\]|^[ \t]*Transfer Size \(Bytes\)|^bandwidthTest-", re.M),
-    of_text(parse, of_cuda),
+    of_text(parse, cuda_figures),
 )

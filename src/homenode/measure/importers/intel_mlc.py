@@ -234,7 +234,7 @@ def _peak_row(text: str) -> tuple[str, str] | None:
 _VARIANTS = {"ALL Reads": "read", "Stream-triad like": "triad"}
 
 
-def of_mlc(run: MlcRun) -> Figures:
+def mlc_figures(run: MlcRun) -> Figures:
     """Matrices by node, peak bandwidths by mix, latency and bandwidth under load."""
     figures = FigureList("Intel MLC", run.version, run.gaps)
     if run.latency_ns is not None:
@@ -268,5 +268,5 @@ def _values(matrix: MlcMatrix) -> Iterator[tuple[int, int, float]]:
 OUTPUT = ToolOutput(
     "Intel MLC",
     re.compile(r"^Intel\(R\) Memory Latency Checker|^Measuring idle lat", re.M),
-    of_text(parse, of_mlc),
+    of_text(parse, mlc_figures),
 )

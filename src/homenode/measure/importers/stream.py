@@ -178,7 +178,7 @@ LEAST_ARRAY_BYTES = 32 * MIB
 are few. With less, what was measured is a cache, whatever the machine."""
 
 
-def of_stream(run: StreamRun, node: int | None = None) -> Figures:
+def stream_figures(run: StreamRun, node: int | None = None) -> Figures:
     """The best rate of each kernel. node: what its memory was bound to."""
     if run.is_valid is False:
         reason = "its own check failed: its results are omitted"
@@ -206,7 +206,7 @@ def _stream_log(text: str, name: str) -> Figures:
     shown = head[head.rfind("policy:") :] if "policy:" in head else ""
     command = command_in(head)
     if not shown and command is None:
-        return of_stream(run)
+        return stream_figures(run)
     binding, gaps = binding_in(head)
     # Without a policy all memory of one node can be all that the machine has.
     is_bound = binding is not None and (
@@ -214,7 +214,7 @@ def _stream_log(text: str, name: str) -> Figures:
         or shown.startswith("policy: bind")
         or len(binding.memory_nodes) > len(binding.cpu_nodes)
     )
-    figures = of_stream(run, binding.node if binding is not None and is_bound else None)
+    figures = stream_figures(run, binding.node if binding is not None and is_bound else None)
     conditions = binding.conditions() if binding is not None and is_bound else ()
     return replace(
         figures, conditions=(*figures.conditions, *conditions), gaps=(*figures.gaps, *gaps)

@@ -169,7 +169,7 @@ DEVIATION = "deviation over threads"
 """Variant of cpu-fairness: standard deviation over mean of the threads' events."""
 
 
-def of_sysbench(run: SysbenchRun) -> Figures:
+def sysbench_figures(run: SysbenchRun) -> Figures:
     """Events per second, on one thread or on all; the memory test under its own name."""
     figures = FigureList("sysbench", run.version, run.gaps)
     if run.memory is not None:
@@ -191,5 +191,5 @@ def of_sysbench(run: SysbenchRun) -> Figures:
 
 
 OUTPUT = ToolOutput(
-    "sysbench", re.compile(r"^sysbench \d+\.\d+", re.M), of_text(parse, of_sysbench)
+    "sysbench", re.compile(r"^sysbench \d+\.\d+", re.M), of_text(parse, sysbench_figures)
 )

@@ -84,7 +84,7 @@ class NodeSets:
         problem = self.problem
         lots: list[tuple[tuple[int, ...], int]] = [((), problem.eligible)]
         if problem.first[:2] == ("device_class", "packages_spanned"):
-            lots = list(self._of_packages())
+            lots = list(self._package_sets())
         bounded: list[tuple[tuple[int, ...], int, int]] = []
         for bound, nodes in lots:
             if "vcpus_beyond_cores" in problem.first:
@@ -103,7 +103,7 @@ class NodeSets:
         for bound, nodes, number in sorted(bounded):
             yield bound, self._sets(nodes, number)
 
-    def _of_packages(self) -> Iterator[tuple[tuple[int, ...], int]]:
+    def _package_sets(self) -> Iterator[tuple[tuple[int, ...], int]]:
         """(device class and packages at least, nodes) of each package that holds the VM alone, and
         of all."""
         problem = self.problem

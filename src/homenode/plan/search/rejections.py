@@ -63,19 +63,19 @@ def single_nodes(attempt: Attempt) -> Iterator[Rejection]:
             needs = _groups_text(attempt.fallback, problem.groups)
             owned = _owners_text(attempt, supply)
             detail = f"{needs} needed, {supply.groups} free"
-            yield _of_cores(attempt, indices, f"{detail}; {owned}" if owned else detail)
+            yield _cores_rejection(attempt, indices, f"{detail}; {owned}" if owned else detail)
         elif memory.pages is not None and memory.pages < pages:
             kind = "" if request.page_bytes is None else f" in pages of {format_bytes(page)}"
             needs = f"{format_bytes(pages * page)}{kind}"
             memory_detail = f"{needs} needed, {format_bytes(memory.pages * page)} free"
-            yield _of_memory(attempt, indices, memory_detail)
+            yield _memory_rejection(attempt, indices, memory_detail)
 
 
-def _of_cores(attempt: Attempt, nodes: tuple[NodeIndex, ...], detail: str) -> Rejection:
+def _cores_rejection(attempt: Attempt, nodes: tuple[NodeIndex, ...], detail: str) -> Rejection:
     return Rejection("pus" if attempt.fallback.grouping.counts_pus else "cores", nodes, detail)
 
 
-def _of_memory(
+def _memory_rejection(
     attempt: Attempt, nodes: tuple[NodeIndex, ...], detail: str, hint: str | None = None
 ) -> Rejection:
     constraint = "memory" if attempt.request.page_bytes is None else "pages"
@@ -113,14 +113,14 @@ def whole_host(attempt: Attempt) -> Rejection:
     total = sum(supply.groups for supply in problem.supplies)
     if total < problem.groups:
         needs = _groups_text(attempt.fallback, problem.groups)
-        return _of_cores(attempt, indices, f"{needs} needed, {total} free")
+        return _cores_rejection(attempt, indices, f"{needs} needed, {total} free")
     free_text = _free_memory(attempt)
     if free_text is not None:
         extra = overhead_bytes(request) if attempt.fallback.keeps_memory else 0
         memory_nodes = _unasked_memory(attempt.host, request)[:4]
         options = " ".join(f"--allow-memory-node {node}" for node in memory_nodes)
         overhead = f" + {format_bytes(extra)} for QEMU and page tables" if extra else ""
-        return _of_memory(
+        return _memory_rejection(
             attempt,
             indices,
             f"{memory}{overhead} needed, {free_text} free",
@@ -147,7 +147,7 @@ def whole_host(attempt: Attempt) -> Rejection:
             f"--device-locality {DeviceLocality.PREFER}, other GPUs or fewer vCPUs",
         )
     if problem.device_pages:
-        return _of_memory(
+        return _memory_rejection(
             attempt,
             indices,
             f"{memory} needed, and no node has space for both the share and the memory devices "
@@ -159,7 +159,7 @@ def whole_host(attempt: Attempt) -> Rejection:
         elsewhere = ", or use --layout pin-bound: memory of other nodes helps there"
     owned = sum(problem.capacities)
     if owned < problem.groups:
-        return _of_memory(
+        return _memory_rejection(
             attempt,
             indices,
             f"{memory} needed; {owned} of {problem.groups} cores have their share on their node",
@@ -170,7 +170,7 @@ def whole_host(attempt: Attempt) -> Rejection:
             "distance", indices, "the nodes with space cannot reach each other (distance 255)"
         )
     number = min(allowed, problem.groups)
-    return _of_memory(
+    return _memory_rejection(
         attempt,
         indices,
         f"each node gets a core of the VM: {plural(number, 'node')} do not hold {memory}",

@@ -396,7 +396,7 @@ def view_of_stand_in(expected: Expectation, stand_in: StandInGuest, guest: Host)
     observation = observation_of(guest)
     if stand_in.vm.offline_vcpus:
         expected = without_vcpus(expected, stand_in.vm.offline_vcpus)
-    scaled = of_stand_in(expected, stand_in)
+    scaled = stand_in_expectation(expected, stand_in)
     both = GuestComparison(scaled, observation, STAND_IN_KERNEL_BYTES, stand_in.cpu.substituted)
     return GuestView("the test guest", (*both.lines(), *both.devices()), observation)
 
@@ -421,7 +421,7 @@ def not_in_stand_in(stand_in: StandInGuest, source: str) -> Iterator[Finding]:
         yield finding("not-in-stand-in", part, "the test guest to have it", "omitted", source)
 
 
-def of_stand_in(expected: Expectation, stand_in: StandInGuest) -> Expectation:
+def stand_in_expectation(expected: Expectation, stand_in: StandInGuest) -> Expectation:
     """The same, for a test guest: less memory, and other devices in the devices' places."""
     address_of = {bdf: address for address, bdf in stand_in.devices if bdf is not None}
     cells = tuple(

@@ -245,14 +245,14 @@ def evidence_of_logs(directories: Iterable[SourceDirectory]) -> tuple[JobEvidenc
             if mode is not None:
                 runs = imported_runs([alone], ImportOptions(vantage=Vantage.JOB))
                 jobs += [
-                    _of_log(name, mode, text, imported.run)
+                    _log_evidence(name, mode, text, imported.run)
                     for imported in runs
                     if imported.run.samples
                 ]
     return _with_homes(jobs)
 
 
-def _of_log(name: str, mode: Mode, text: str, run: Run) -> JobEvidence:
+def _log_evidence(name: str, mode: Mode, text: str, run: Run) -> JobEvidence:
     """Which nodes it might use, as the log's last section says."""
     binding = next(
         (section.binding for section in sections(text) if section.binding is not None), None
@@ -267,10 +267,10 @@ def _of_log(name: str, mode: Mode, text: str, run: Run) -> JobEvidence:
 
 def evidence_of_runs(runs: Iterable[Run]) -> tuple[JobEvidence, ...]:
     """The jobs of runs that are named as those of a study are."""
-    return _with_homes([job for run in runs for job in _of_run(run)])
+    return _with_homes([job for run in runs for job in _run_evidence(run)])
 
 
-def _of_run(run: Run) -> Iterator[JobEvidence]:
+def _run_evidence(run: Run) -> Iterator[JobEvidence]:
     mode = mode_of(run.head.name)
     if mode is None:
         return

@@ -157,12 +157,17 @@ def _digits(text: str) -> bool:
 
 
 def plain_number(value: Any) -> int | None:
-    """A number of Slurm's JSON: plain, or of {"set", "infinite", "number"}; None where not set."""
+    """A number of Slurm's JSON: plain, or of {"set", "infinite", "number"}; None where not set.
+
+    >>> plain_number({"number": 7}), plain_number(10**400)
+    (7, None)
+    """
     if isinstance(value, dict):
         if not value.get("set", True) or value.get("infinite"):
             return None
         value = value.get("number")
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and abs(value) < 2**64 else None
 
 
 class NodeShape(Struct, frozen=True):

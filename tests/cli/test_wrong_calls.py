@@ -80,6 +80,8 @@ CALLS = (
     ("doctor --json --prometheus", 2, "--json and --prometheus cannot be used together"),
     ("doctor retrain 41:00.0 --target 9", 2, "--target: 9 is out of range (1 to 6)"),
     ("trial vm --layouts pin,numa", 2, "unknown layout 'numa' (did you mean pin-numa?)"),
+    ("trial vm --boot-timeout inf", 2, "--boot-timeout: 'inf' is not a number"),
+    ("bench --probe p", 2, "--on ssh://HOST"),
     ("bench --quick --full --dry-run", 2, "--quick and --full cannot be used together"),
     ("bench --rounds 2", 2, "unknown option --rounds"),
     ("bench setup --apply --remove", 2, "--apply and --remove cannot be used together"),

@@ -40,7 +40,7 @@ def bench(arguments: BenchArguments) -> None:
     if arguments.dry_run and arguments.json:
         raise exclusive("--dry-run", "--json", "homenode bench --dry-run")
     if arguments.probe is not None and arguments.on is None:
-        raise requires("--probe", "--on", "--on ssh:HOST")
+        raise requires("--probe", "--on", "--on ssh://HOST")
     if arguments.resume and arguments.name is None:
         raise requires("--resume", "--name NAME", "ls " + command_line(arguments.results))
     layout = arguments.run.layout or "run"
@@ -178,7 +178,7 @@ def set_up(arguments: BenchSetupArguments) -> None:
         note(f"installed {path}")
     if any(path.endswith(f"/{TORCH_PYTHON}") for path in plan.installs):
         python = chosen / "bin" / TORCH_PYTHON
-        note(f"PyTorch: {command_line('homenode', 'bench', 'NAME', '--python', python)}")
+        note(f"PyTorch: {command_line('homenode', 'bench', '--python', python)}")
     if str(chosen / "bin") not in os.environ.get("PATH", "").split(":"):
         note(f"put it on PATH: export PATH={shlex.quote(str(chosen / 'bin'))}:$PATH")
 
@@ -262,7 +262,7 @@ _MOST_LINES = 10
 @contextmanager
 def shown_progress(tasks: str, *, quiet: bool = False) -> "Iterator[Callable[[Progress], None]]":
     """Shows each progress that it gets: on a terminal in place of the one before, elsewhere as a
-    line where something changed, of many tasks for each tenth. what: the tasks, in the plural."""
+    line where something changed, of many tasks for each tenth. tasks: their name in the plural."""
     if quiet:
         yield lambda progress: None
         return

@@ -10,6 +10,7 @@ from copy import copy
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -106,6 +107,8 @@ class Parameter(NamedTuple):
         low, high = self.opt.ge, self.opt.le
         try:
             number = self.kind(text)
+            if self.kind is float and not isfinite(number):
+                raise ValueError(text)
         except ValueError:
             kind_name = "a whole number" if self.kind is int else "a number"
             raise UsageError(f"{name}: {text!r} is not {kind_name}") from None

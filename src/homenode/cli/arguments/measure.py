@@ -329,7 +329,7 @@ class TrialResumeArguments(Struct, frozen=True, kw_only=True):
       report: Write the report here, .html or .pdf. Default: report.html in the trial's directory.
       within: Time limit, such as 30m or 2h; no round is started that would exceed it. Default: no
         limit.
-      boots: Boots of each layout. Default: 3 for two layouts, 4 for more.
+      boots: Boots of each layout, more than so far. Default: as many as so far.
 
     Examples:
       homenode trial resume gpu-vm --boots 6

@@ -268,10 +268,10 @@ def test_the_last_figure_of_an_output_counts(output: str, value: float) -> None:
     assert figure_of(AppOrder(("true",), "x ([0-9.,e]+)"), output) == value
 
 
-@pytest.mark.parametrize("output", ["", "nothing\n", "x ...\n", "x 0\n"])
+@pytest.mark.parametrize("output", ["", "nothing\n", "x ...\n", "x 0\n", "x 1,5\n"])
 def test_an_output_without_a_figure_is_refused(output: str) -> None:
     with pytest.raises(ParseError, match="expected"):
-        figure_of(AppOrder(("true",), "x ([0-9.]+)"), output)
+        figure_of(AppOrder(("true",), "x ([0-9.,]+)"), output)
 
 
 def test_a_virtual_machine_is_not_measured_as_a_host_unless_it_is_forced(

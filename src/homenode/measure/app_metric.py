@@ -19,6 +19,7 @@ MAX_KEPT = 16 << 20
 """Characters of an output that are kept and searched, its end: there a long run's figure stands."""
 
 _SOURCE = "--metric"
+_COMMA_OF_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _SEARCH = (
     "import re, sys\n"
     "pattern = re.compile(sys.argv[1])\n"
@@ -58,7 +59,7 @@ def figure_of(order: AppOrder, output: str) -> float:
             "none so far",
             hint="repeats within repeats, such as (a+)+, take exponential time",
         ) from None
-    word = ended.stdout_or_raise().strip().replace(",", "")
+    word = _COMMA_OF_THOUSANDS.sub("", ended.stdout_or_raise().strip())
     if not word:
         raise ParseError(_SOURCE, f"a line that matches {order.metric}", output[-200:].strip())
     try:

@@ -13,8 +13,9 @@ from homenode.machine.topology import Host
 from homenode.measure.figures.nvidia import flat_curve, half_peak_of
 from homenode.measure.model import BenchTest, Group, Reader
 from homenode.measure.results.sweep import fit_sweep
-from homenode.measure.step_reading import figures_of_step
+from homenode.measure.step_reading import figures_of, figures_of_step
 from homenode.measure.suite import BY_BUS, HOST_COPIES
+from tests.cpu_time import cpu_time_below
 from tests.mutations import MUTATIONS, survives
 from tests.shared_data import needs_shared, shared
 from tests.small_hosts import DeviceSpec, even_host
@@ -179,6 +180,11 @@ def test_several_cpus_of_rocm_bandwidth_test_are_nodes_and_not_repeats() -> None
     }
     assert {s.number for s in figures.samples} == {0}
     assert any(gap.subject == "nodes" for gap in figures.gaps)
+
+
+def test_a_file_of_commands_alone_costs_no_more_than_it_is_long() -> None:
+    with cpu_time_below(5), pytest.raises(ParseError):
+        figures_of("rocm-bandwidth-test", "numactl --membind=0 ./x\n" * 40_000, "log")
 
 
 def test_damaged_outputs_give_figures_or_a_parse_error() -> None:

@@ -243,7 +243,7 @@ def _below_commands(text: str, output: ToolOutput) -> Iterator[tuple[Binding | N
     """The runs of a paste, each with the binding of the command above it. A run of STREAM keeps its
     command: it is read with it."""
     lines = text.split("\n")
-    starts = [at for at, line in enumerate(lines) if bound_by_command(line) is not None]
+    starts = dict.fromkeys(n for n, line in enumerate(lines) if bound_by_command(line) is not None)
     for start, end in pairwise([0, *starts, len(lines)]):
         body = (
             lines[start:end] if output.name == "STREAM" else lines[start + (start in starts) : end]

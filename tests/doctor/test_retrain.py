@@ -387,54 +387,41 @@ RUNNING = RunningDomain(
 AUDIO = Bdf(GPU.domain, GPU.bus, GPU.device, 1)
 
 
-def test_a_running_domain_with_the_device_refuses() -> None:
-    host = replace(sick(), domains=(RUNNING,))
+USES: dict[str, tuple[Host, dict[Bdf, tuple[str, ...] | None], str]] = {
+    "a running domain": (replace(sick(), domains=(RUNNING,)), {}, "running domain 'gpu-vm'"),
+    "a driver of the card's audio": (
+        changed(sick(), lambda device: device.bdf == AUDIO, driver="snd_hda_intel"),
+        {},
+        str(AUDIO),
+    ),
+    "an open VFIO group": (sick(), {AUDIO: ("qemu-system-x86 (process 4711)",)}, "process 4711"),
+    "a group that nobody here can see": (sick(), {GPU: None}, "as root"),
+    **{
+        driver: (sick(driver=driver), {}, f"driver {driver}")
+        for driver in ("nvidia", "nouveau", "amdgpu", "snd_hda_intel", "xe")
+    },
+}
+"""What uses a function behind the port: the host, processes with an open group, the refusal."""
+
+
+@pytest.mark.parametrize("name", USES)
+def test_whatever_uses_a_function_behind_the_port_refuses(name: str) -> None:
+    host, uses, refusal = USES[name]
     space = SimulatedConfig(host)
-    with pytest.raises(RetrainRefusal, match="running domain 'gpu-vm'"):
-        planned(host, space)
+    with pytest.raises(RetrainRefusal, match=refusal):
+        planned(host, space, uses={**unused(host), **uses})
     assert space.accesses == []
-
-
-def test_a_domain_that_is_shut_off_does_not_refuse() -> None:
-    host = replace(sick(), domains=(replace(RUNNING, running=False),))
-    assert planned(host, SimulatedConfig(host)).is_needed
-
-
-@pytest.mark.parametrize("driver", ["nvidia", "nouveau", "amdgpu", "snd_hda_intel", "xe"])
-def test_a_working_driver_behind_the_port_refuses(driver: str) -> None:
-    host = sick(driver=driver)
-    space = SimulatedConfig(host)
-    with pytest.raises(RetrainRefusal, match=f"driver {driver}"):
-        planned(host, space)
-    assert space.accesses == []
-
-
-def test_a_driver_of_the_cards_audio_function_refuses_as_well() -> None:
-    host = sick()
-    devices = tuple(
-        replace(d, driver="snd_hda_intel") if d.bdf == AUDIO else d for d in host.pci_devices
-    )
-    host = replace(host, pci_devices=devices)
-    with pytest.raises(RetrainRefusal, match=str(AUDIO)):
-        planned(host, SimulatedConfig(host))
-
-
-def test_an_open_vfio_group_refuses_and_a_closed_one_does_not() -> None:
-    host = sick()
-    space = SimulatedConfig(host)
-    owned = {**unused(host), AUDIO: ("qemu-system-x86 (process 4711)",)}
-    with pytest.raises(RetrainRefusal, match="process 4711"):
-        planned(host, space, uses=owned)
-    assert space.accesses == []
-    assert planned(host, space).is_needed
 
 
 def test_who_cannot_see_who_has_the_group_is_refused() -> None:
     host = sick()
     with pytest.raises(RetrainRefusal, match="look as root"):
         planned(host, SimulatedConfig(host), uses={})
-    with pytest.raises(RetrainRefusal, match="as root"):
-        planned(host, SimulatedConfig(host), uses={**unused(host), GPU: None})
+
+
+def test_a_domain_that_is_shut_off_does_not_refuse() -> None:
+    host = replace(sick(), domains=(replace(RUNNING, running=False),))
+    assert planned(host, SimulatedConfig(host)).is_needed
 
 
 @pytest.mark.parametrize(

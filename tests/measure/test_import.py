@@ -158,39 +158,25 @@ def test_every_test_of_the_study_has_its_metric_and_unit() -> None:
         "allreduce-latency": "ns",
     }
     assert all(METRICS[m].unit == unit for m, unit in found.items() if m != "cpu-fairness")
-
-
-def test_the_peak_is_of_bus_bandwidth_and_the_stale_summary_is_not_read() -> None:
-    one = only(imported_runs([directory(STUDY)], ImportOptions()))
-    assert chosen(one, "allreduce-busbw-peak")[0].value == 375.81e9
-    assert not [path for path in one.files if "summary" in path]
-
-
-def test_local_and_remote_are_node_0_and_node_1_and_no_verdict() -> None:
-    one = only(imported_runs([directory(STUDY)], ImportOptions()))
+    assert chosen(one, "allreduce-busbw-peak")[0].value == 375.81e9, "of bus bandwidth"
+    assert not [path for path in one.files if "summary" in path], "which is stale"
+    # Local and remote are node 0 and node 1.
     triads = chosen(one, "memory-bandwidth", variant="triad")
     assert [(sample.node, sample.value) for sample in triads] == [
         (None, 263.2087e9),
         (0, 263.2087e9),
         (1, 101.2087e9),
     ]
-
-
-def test_each_run_of_a_copy_is_a_sample_and_none_is_picked() -> None:
-    one = only(imported_runs([directory(STUDY)], ImportOptions()))
     assert [(s.number, s.value) for s in chosen(one, "h2d-bandwidth")] == [(0, 55.3e9), (1, 54.3e9)]
+    # A rate that was cut to zero is omitted, and the time of a small message kept.
+    assert not chosen(one, "allreduce-busbw", size_bytes=8)
+    assert chosen(one, "allreduce-latency")[0].value == 21530
 
 
 def test_the_slow_gpu_is_not_hidden_behind_the_fast_one() -> None:
     texts = {**STUDY, "gpu_bandwidth.txt": f"# run 1\n{COPIES}"}
     one = only(imported_runs([directory(texts)], ImportOptions()))
     assert [(s.index, s.value) for s in chosen(one, "h2d-bandwidth")] == [(0, 55.12e9), (1, 31e9)]
-
-
-def test_a_rate_cut_to_zero_is_left_out_and_the_time_of_a_small_message_kept() -> None:
-    one = only(imported_runs([directory(STUDY)], ImportOptions()))
-    assert not chosen(one, "allreduce-busbw", size_bytes=8)
-    assert chosen(one, "allreduce-latency")[0].value == 21530
 
 
 def test_the_end_of_the_curve_is_memory_only_where_it_is_large() -> None:
@@ -214,12 +200,14 @@ def test_a_guest_that_cannot_have_had_its_layout_is_unusable(name: str, is_wrong
     assert bool(one.run.head.unusable) is is_wrong
 
 
-def test_the_guests_processor_threads_and_pages_are_read() -> None:
+def test_conditions_of_the_guest_and_of_its_tools_are_read() -> None:
     one = only(imported_runs([directory(STUDY)], ImportOptions()))
     assert one.run.head.hardware == ("INTEL(R) XEON(R) PLATINUM 8558", "NVIDIA H200")
     conditions = {one.name: one.value for one in one.run.head.conditions}
     assert conditions["guest threads per core"] == "1"
     assert conditions["huge pages"] == "none"
+    assert conditions["tool collective transport"] == "P2P off, ring, simple"
+    assert conditions["tool sysbench"] == "1.0.20"
     lscpu = LSCPU.replace("per core:   1", "per core:   2")
     two = {"cpu_topology.txt": lscpu, "hugepages.txt": ""}
     metadata = {**two, "stream.txt": stream.OUTPUT}
@@ -235,13 +223,6 @@ def test_a_broken_file_is_a_gap_that_names_it_and_the_others_are_kept() -> None:
     subjects = {gap.subject for gap in one.gaps}
     assert {"stream.txt", "cpu_all.txt"} <= subjects
     assert chosen(one, "cpu-single")
-
-
-def test_conditions_say_how_the_study_ran_its_collectives() -> None:
-    one = only(imported_runs([directory(STUDY)], ImportOptions()))
-    conditions = {condition.name: condition.value for condition in one.run.head.conditions}
-    assert conditions["tool collective transport"] == "P2P off, ring, simple"
-    assert conditions["tool sysbench"] == "1.0.20"
 
 
 def test_a_layout_that_the_name_does_not_tell_can_be_said() -> None:

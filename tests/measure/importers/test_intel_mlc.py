@@ -53,33 +53,19 @@ Writer Numa Node     0\t     1\t
 """
 
 
-def test_matrices_are_pu_node_by_memory_node() -> None:
+def test_matrices_peaks_and_latency_under_load_are_read() -> None:
+    """A node without CPUs has a column and no row; a dash is absent; MB are decimal."""
     run = parse(OUTPUT)
-    assert run.idle_ns is not None
-    assert run.idle_ns.cells == ((108.2, 195.7, 564.5), (195.9, 108.9, 650.1))
-    assert run.access == "random"
-    assert not run.gaps
-
-
-def test_a_node_without_pus_has_a_column_and_no_row() -> None:
-    idle = parse(OUTPUT).idle_ns
-    assert idle is not None
+    idle, bandwidths = run.idle_ns, run.bandwidth_bytes_per_s
+    assert idle is not None and bandwidths is not None
     assert (idle.rows, idle.columns) == ((0, 1), (0, 1, 2))
-
-
-def test_bandwidths_are_decimal_bytes_and_a_dash_is_absent() -> None:
-    run = parse(OUTPUT)
-    assert run.bandwidth_bytes_per_s is not None
-    first = run.bandwidth_bytes_per_s.cells[0]
-    assert list(first[:2]) == pytest.approx([213.1394e9, 50.9234e9])
-    assert first[2] is None
+    assert idle.cells == ((108.2, 195.7, 564.5), (195.9, 108.9, 650.1))
+    assert list(bandwidths.cells[0][:2]) == pytest.approx([213.1394e9, 50.9234e9])
+    assert bandwidths.cells[0][2] is None
     assert dict(run.peaks)["ALL Reads"] == pytest.approx(425.0971e9)
-
-
-def test_latency_under_load() -> None:
-    loaded = parse(OUTPUT).loaded
-    assert [(row.delay, row.latency_ns) for row in loaded] == [(0, 230.31), (20000, 108.96)]
-    assert loaded[0].bytes_per_s == pytest.approx(425.6559e9)
+    assert [(row.delay, row.latency_ns) for row in run.loaded] == [(0, 230.31), (20000, 108.96)]
+    assert run.loaded[0].bytes_per_s == pytest.approx(425.6559e9)
+    assert (run.access, run.gaps) == ("random", ())
 
 
 @pytest.mark.parametrize("header", ["Memory node", "Socket   "])

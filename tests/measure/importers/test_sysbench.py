@@ -87,12 +87,9 @@ def test_the_cpu_test_is_read_in_events_per_second() -> None:
     run = parse(CPU)
     assert (run.version, run.threads, run.prime_limit) == ("1.0.20", 56, 10_000)
     assert run.events_per_s == 81_050.25
+    assert run.events_per_thread == (43421.2321, 215.17), "a mean and a deviation, not counts"
     assert run.memory is None
     assert not run.gaps
-
-
-def test_fairness_is_a_mean_and_a_deviation_over_threads_and_no_counts() -> None:
-    assert parse(CPU).events_per_thread == (43421.2321, 215.17)
 
 
 def test_the_memory_test_says_what_it_measured() -> None:

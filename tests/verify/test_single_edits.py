@@ -57,6 +57,7 @@ NOT_IN_THE_DOCUMENT = (
         "llcs": "vcpu_pins are made from it",
         "page_reservations": "of the host: its free pages are compared with the document's",
         "fallback": "how the placement was chosen",
+        "relaxations": "how the placement was chosen",
         "cost": "how the placement was chosen",
         "optimal": "how the placement was chosen",
         "runners_up": "placements that were not chosen",

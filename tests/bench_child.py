@@ -14,7 +14,7 @@ from typing import Any
 from homenode.machine.description.parse import load_shipped
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure import runner
-from homenode.measure.access.local import LocalMachine
+from homenode.measure.access.machine import LocalMachine
 from homenode.measure.access.remote_host import RemoteHost, SshHost
 from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
 from homenode.measure.options import BenchOptions

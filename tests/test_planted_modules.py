@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import ToolError, UsageError
-from homenode.measure.access.local import LocalMachine
-from homenode.measure.access.machine import Machine, ScriptOutput
+from homenode.measure.access.machine import LocalMachine, Machine, ScriptOutput
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.gpu.machine import COLLECTIVES, COPIES
 from homenode.measure.gpu_load_sampling import load_program

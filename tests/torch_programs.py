@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from homenode.measure.access.local import LocalMachine
+from homenode.measure.access.machine import LocalMachine
 from homenode.measure.tools_installed import program_text
 from homenode.process import ProgramResult
 

@@ -22,7 +22,7 @@ from homenode.change.apply.store import journals_of_domains
 from homenode.change.host_lock import host_locked
 from homenode.change.retrain.execution import RetrainStep, open_retrain, retrain_journal
 from homenode.errors import InputError
-from homenode.measure.access.local import LocalMachine
+from homenode.measure.access.machine import LocalMachine
 from homenode.measure.tool_setup import carry_out, take_back
 from homenode.vm.domain.restore import restore, write_tuned
 from homenode.vm.hypervisor.virsh import Virsh

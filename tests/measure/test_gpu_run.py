@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from homenode.measure import runner
-from homenode.measure.access.local import LocalMachine
+from homenode.measure.access.machine import LocalMachine
 from homenode.measure.gpu import power
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.options import BenchOptions, BenchOutcome

@@ -13,7 +13,7 @@ import pytest
 from homenode.cpuset import CpuSet
 from homenode.decide.alternative import alternatives
 from homenode.decide.doubts import doubts_of
-from homenode.measure.access.local import LocalMachine
+from homenode.measure.access.machine import LocalMachine
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.options import BenchOptions, BenchOutcome
 from homenode.measure.results.model import UNSETTLED

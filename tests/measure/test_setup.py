@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from homenode.change.step import ChangeEntry, ChangeState
 from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
 from homenode.machine.tools.gpu_architectures import parse_amd, parse_nvidia
-from homenode.measure.access.local import LocalMachine
+from homenode.measure.access.machine import LocalMachine
 from homenode.measure.tool_setup import (
     NEEDED,
     SOURCES,

@@ -19,7 +19,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.errors import ToolError
-from homenode.measure.access.local import LocalMachine
+from homenode.measure.access.machine import LocalMachine
 from homenode.measure.tool_setup import (
     NEEDED,
     SOURCES,

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from homenode.machine.tools import torch_report
-from homenode.measure.access.local import LocalMachine
+from homenode.measure.access.machine import LocalMachine
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.programs.torch_place import nodes_to_bind
 from homenode.measure.step_reading import figures_of_step

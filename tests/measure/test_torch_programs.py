@@ -13,7 +13,7 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.errors import HostError, ParseError
 from homenode.machine.tools import torch_report
-from homenode.measure.access.local import LocalMachine
+from homenode.measure.access.machine import LocalMachine
 from homenode.measure.figures.sample import Figures
 from homenode.measure.model import BenchTest, Group, Reader
 from homenode.measure.programs import torch_copies, torch_place

@@ -22,7 +22,7 @@ from homenode.cluster.slurm.tools.scontrol import parse_scontrol_jobs
 from homenode.machine.description.parse import parse_description
 from homenode.machine.snapshot.memory import MemorySnapshot
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.measure.access import local
+from homenode.measure.access.machine import LocalMachine
 from homenode.process import ProgramResult, ToolMissingError, find_program, run
 from homenode.vm.sources import load_host
 from tests.rendered.machine import render
@@ -32,7 +32,7 @@ DESCRIPTION = HERE / "gpu-node.toml"
 _BINDING = re.compile(r"--(?:cpunodebind|membind|physcpubind)=(\S+)")
 
 
-class GpuNode(local.LocalMachine):
+class GpuNode(LocalMachine):
     """The described node."""
 
     __slots__ = ()

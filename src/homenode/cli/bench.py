@@ -23,7 +23,7 @@ from homenode.cli.terminal import (
 )
 from homenode.errors import FINDINGS, HostError, ToolError, exclusive, requires
 from homenode.findings import Findings
-from homenode.measure.access.local import LocalMachine
+from homenode.measure.access.machine import LocalMachine
 from homenode.measure.access.remote_host import RemoteHost, SshHost
 from homenode.measure.options import BenchOptions, BenchOutcome, check_name
 from homenode.measure.runner import inspect, run_bench

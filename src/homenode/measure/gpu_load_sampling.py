@@ -19,7 +19,7 @@ from homenode.machine.pci import PciDevice, PciLink
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools import torch_report
 from homenode.machine.topology import Host
-from homenode.measure.access.local import LocalMachine
+from homenode.measure.access.machine import LocalMachine
 from homenode.measure.gpu.machine import COPIES
 from homenode.measure.tools_installed import ask_for_torch, run_program
 from homenode.process import ProgramResult, find_program, run

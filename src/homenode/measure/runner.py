@@ -22,8 +22,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.capture import capture
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
-from homenode.measure.access.local import LocalMachine
-from homenode.measure.access.machine import Machine
+from homenode.measure.access.machine import LocalMachine, Machine
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.access.remote_host import RemoteHost
 from homenode.measure.app_metric import MAX_KEPT as MAX_APP_OUTPUT

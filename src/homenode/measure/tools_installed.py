@@ -18,8 +18,7 @@ from homenode.errors import HostError, ParseError, ToolError
 from homenode.machine.tools.proc_stat import PATH as PROC_STAT
 from homenode.machine.tools.proc_stat import PuTimes, parse
 from homenode.machine.topology import Host
-from homenode.measure.access.local import LocalMachine
-from homenode.measure.access.machine import Machine
+from homenode.measure.access.machine import LocalMachine, Machine
 from homenode.measure.gpu.machine import is_nvidia
 from homenode.measure.model import PROBE, PYTHON, TORCH, SuiteOptions
 from homenode.measure.suite import BY_BUS, ShownGpus, measured_gpus, parse_shown

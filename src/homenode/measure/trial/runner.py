@@ -17,8 +17,7 @@ from homenode.errors import HomenodeError, HostError, InputError, ToolError, Usa
 from homenode.machine.discover.host import discover
 from homenode.machine.pci import AMD, DeviceKind
 from homenode.machine.topology import Host
-from homenode.measure.access.local import LocalMachine
-from homenode.measure.access.machine import Machine
+from homenode.measure.access.machine import LocalMachine, Machine
 from homenode.measure.derived_run import TEST_FAILED
 from homenode.measure.experiment import (
     Pace,

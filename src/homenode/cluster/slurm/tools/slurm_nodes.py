@@ -141,19 +141,15 @@ def _numbers(text: str, source: str, line: int | None, space: int) -> Iterator[s
     """The numbers of a bracket, with the leading zeros that they have."""
     for item in text.split(","):
         first, dash, last = item.partition("-")
-        if not (_digits(first) and (_digits(last) if dash else True)):
+        lowest, highest = (whole_number(end, 9) for end in (first, last if dash else first))
+        if lowest is None or highest is None:
             raise ParseError(source, "numbers such as [01-36,40]", item, line=line)
-        end = int(last) if dash else int(first)
-        if end < int(first) or end - int(first) >= space:
+        if highest < lowest or highest - lowest >= space:
             raise ParseError(
                 source, f"an ascending range of at most {space} names", item, line=line
             )
-        for number in range(int(first), end + 1):
+        for number in range(lowest, highest + 1):
             yield f"{number:0{len(first)}}"
-
-
-def _digits(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 9
 
 
 def plain_number(value: Any) -> int | None:

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ from tests.slurm.gpu_nodes import Listed, scontrol_text
 from tests.tree_writer import write_tree
 from tests.virsh_stand_in import UUID, StandIn
 
-Be = Callable[[str, str | None], None]
+Be = Callable[[str, str | None], Path]
+Written = Callable[[str, str | None], tuple[Path, Mapping[str, str]]]
 NODES = "/sys/devices/system/node"
 BROKEN = "<domains><domain type='kvm' id='1'><name>db</name></domain></domains>"
 GAPS: dict[str, tuple[str, str | None]] = {
@@ -186,18 +188,30 @@ def without(machine: MemorySnapshot, missing: str, output: str | None) -> Memory
     return MemorySnapshot("tree", files, machine.links, commands)
 
 
-@pytest.fixture
-def here(machine: MemorySnapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Be:
-    """Let a machine be the one that homenode runs on, as the directory TREE."""
+@pytest.fixture(scope="module")
+def written(machine: MemorySnapshot, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Write a machine without some files, or with another output of a tool, once."""
 
-    def be(missing: str, output: str | None) -> None:
+    @cache
+    def write(missing: str, output: str | None) -> tuple[Path, Mapping[str, str]]:
         shown = without(machine, missing, output)
-        write_tree(shown, tmp_path / "TREE")
+        directory = tmp_path_factory.mktemp("machine")
+        write_tree(shown, directory)
+        return directory, shown.commands
+
+    return write
+
+
+@pytest.fixture
+def here(written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Be:
+    """Let a machine be the one that homenode runs on; gives its directory."""
+
+    def be(missing: str, output: str | None) -> Path:
+        directory, outputs = written(missing, output)
         before = LiveSnapshot.__init__
-        monkeypatch.setattr(
-            LiveSnapshot, "__init__", lambda self: before(self, str(tmp_path / "TREE"))
-        )
-        monkeypatch.setattr(LiveSnapshot, "_run", lambda self, tool: shown.commands.get(tool.name))
+        monkeypatch.setattr(LiveSnapshot, "__init__", lambda self: before(self, str(directory)))
+        monkeypatch.setattr(LiveSnapshot, "_run", lambda self, tool: outputs.get(tool.name))
+        return directory
 
     defined = VM.replace("</name>", f"</name><uuid>{UUID}</uuid>")
     daemon = StandIn(tmp_path / "daemon", "vm", defined.encode())
@@ -210,13 +224,13 @@ def here(machine: MemorySnapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("gap", GAPS)
 def test_an_answer_names_what_was_not_read_of_its_host(gap: str, here: Be) -> None:
-    here(*GAPS[gap])
+    places = {"TREE": str(here(*GAPS[gap])), "RESULTS": str(DIRECTORY / "gh200-x4")}
     wrong = []
     exceptions = DECIDED.get(gap, {})
     for command in dict.fromkeys((*exceptions, *part(list(COMMANDS), list(GAPS).index(gap)))):
         if command.startswith(CLUSTER) and not has_cluster():
             continue
-        answer = homenode(*command.replace("RESULTS", str(DIRECTORY / "gh200-x4")).split())
+        answer = homenode(*(places.get(word, word) for word in command.split()))
         expected = exceptions.get(command, COMMANDS[command])
         named = re.search(gap, answer.output + str(answer.exception))
         if not named or answer.exit_code != expected:

@@ -101,6 +101,8 @@ def test_a_single_latency_is_read() -> None:
         (OUTPUT.replace("\t 195.7", ""), "8: expected a node and 3 values"),
         (OUTPUT.replace("425097.1", "0.0"), "above 0"),
         (OUTPUT + OUTPUT, "one matrix of each kind"),
+        (OUTPUT[OUTPUT.index("Measuring Loaded") :] * 2, "one row of delay 0"),
+        ("Each iteration took 176 core clocks ( 57.2 ns)\n" * 2, "one latency"),
         (OUTPUT.replace("       1\t 195.9", "       0\t 195.9"), "one row of node 0"),
         (OUTPUT.replace("     1\t     2\t", "     1\t     1\t"), "each once"),
         (OUTPUT[: OUTPUT.index("       0\t 108")], "rows of a matrix"),

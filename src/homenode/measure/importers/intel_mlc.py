@@ -102,7 +102,7 @@ class _Reader:
         self.columns: dict[str, tuple[NodeIndex, ...]] = {}
         self.rows: dict[str, dict[NodeIndex, tuple[float | None, ...]]] = {}
         self.peaks: dict[str, float] = {}
-        self.loaded: list[MlcLoad] = []
+        self.loaded: dict[int, MlcLoad] = {}
         self.lines = Lines(text, _SOURCE)
         self.lines.read(
             [
@@ -129,13 +129,14 @@ class _Reader:
         self.section, self.access = _IDLE.pattern, match[1]
 
     def _section(self, line: Line, match: "re.Match[str]") -> None:
-        """A section of the same kind twice is two runs."""
         self.section = match[1]
 
     def _prefetchers(self, line: Line, match: "re.Match[str]") -> None:
         self.prefetchers_were_on = True
 
     def _latency(self, line: Line, match: "re.Match[str]") -> None:
+        if self.latency_ns is not None:
+            raise line.error("one latency")
         self.latency_ns = line.positive(match[2], "a latency in ns")
 
     def _unread(self, line: Line, match: "re.Match[str]") -> bool:
@@ -181,12 +182,13 @@ class _Reader:
             return False
         if len(self.loaded) == MAX_NODES:
             raise line.error(f"at most {MAX_NODES} rows")
-        self.loaded.append(
-            MlcLoad(
-                delay=line.read_count(match[1], "a delay"),
-                latency_ns=line.positive(match[2], "a latency in ns"),
-                bytes_per_s=line.positive(match[3], "MB/sec") * 1e6,
-            )
+        delay = line.read_count(match[1], "a delay")
+        if delay in self.loaded:
+            raise line.error(f"one row of delay {delay}")
+        self.loaded[delay] = MlcLoad(
+            delay=delay,
+            latency_ns=line.positive(match[2], "a latency in ns"),
+            bytes_per_s=line.positive(match[3], "MB/sec") * 1e6,
         )
         return True
 
@@ -202,7 +204,7 @@ class _Reader:
             idle_ns=idle,
             peaks=tuple(self.peaks.items()),
             bandwidth_bytes_per_s=bandwidth,
-            loaded=tuple(self.loaded),
+            loaded=tuple(self.loaded.values()),
             gaps=tuple(self.lines.gaps),
         )
 

@@ -240,7 +240,7 @@ def with_words(rows: Sequence[str], words: Mapping[str, str]) -> tuple[str, ...]
 
 
 def _with_places(rows: Sequence[str]) -> tuple[str, list[int]]:
-    """What `_joined` makes of physical lines, and where each of its letters stands in them."""
+    """The letters of a statement in physical lines, and where each stands in them."""
     letters, places = [], []
     first = 0
     for row in rows:

@@ -24,7 +24,7 @@ from homenode.machine.topology import PagePool, RunningDomain
 from homenode.measure.model import Group
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import read_run
-from homenode.measure.trial.boot_steps import rollback
+from homenode.measure.trial.boot_steps import TrialDomain
 from homenode.measure.trial.journal import (
     BOOT,
     LAYOUT,
@@ -377,7 +377,7 @@ def test_a_full_disk_under_the_journal_keeps_no_guest_running(
             run_trial(trial, lock)
         assert not (daemon.state / "id").exists(), "the guest is off all the same"
         filler.unlink()
-        rollback(Virsh(URI), head, journal, root, 0.2)
+        TrialDomain(Virsh(URI), head, journal, root, 0.2).undo()
         assert daemon.definition() == ORIGINAL
         assert not journal.load().state.to_undo
     finally:
@@ -400,7 +400,7 @@ def test_libvirt_gone_for_good_is_an_error_that_undo_repairs_later(
         run_trial(replace(trial, reach=Gone(daemon, EQUAL)), lock)
     assert journal.load().state.to_undo
     (daemon.state / "down").unlink()
-    rollback(Virsh(URI), head, journal, root, 0.2)
+    TrialDomain(Virsh(URI), head, journal, root, 0.2).undo()
     assert not journal.load().state.to_undo
     assert daemon.definition() == ORIGINAL
     assert not (daemon.state / "id").exists()

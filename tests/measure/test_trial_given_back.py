@@ -12,7 +12,7 @@ from homenode.change.step import ChangeState
 from homenode.errors import HostError, InputError, UsageError
 from homenode.measure.results.store import load_runs
 from homenode.measure.trial import guest
-from homenode.measure.trial.boot_steps import held_interrupts, rollback
+from homenode.measure.trial.boot_steps import TrialDomain, held_interrupts
 from homenode.measure.trial.journal import (
     BOOT,
     COPY,
@@ -74,7 +74,7 @@ def test_an_old_record_and_a_later_edit_do_not_stand_in_the_way(
     (daemon.state / "definition.xml").write_bytes(edited)
     head, journal = begun(root, wanted(tmp_path / "results", boots=1))
     changed(journal, LAYOUT)
-    rollback(virsh, head, journal, root, 0.2)
+    TrialDomain(virsh, head, journal, root, 0.2).undo()
     assert daemon.definition() == edited
     assert not journal.load().state.to_undo
 
@@ -120,13 +120,13 @@ def test_a_number_from_before_the_host_was_started_anew_is_nobodys(
     monkeypatch.setattr(guest, "host_boot", lambda virsh: BOOT_B)
     changed(journal, BOOT, ChangeState.DONE, host_boot=BOOT_A, run_id="1")
     daemon.put("id", "1")  # started with the host, and the first there too
-    rollback(virsh, head, journal, root, 0.2)
+    TrialDomain(virsh, head, journal, root, 0.2).undo()
     assert daemon.get("id") == "1"
     assert not journal.load().state.to_undo
     stopped = [one.facts.get("how") for one in journal.changes.entries()]
     assert stopped[-1:] == ["was off: the host was started again since"]
     changed(journal, BOOT, ChangeState.DONE, host_boot=BOOT_B, run_id="1")
-    rollback(virsh, head, journal, root, 0.2)
+    TrialDomain(virsh, head, journal, root, 0.2).undo()
     assert not (daemon.state / "id").exists(), "in the same boot of the host it is ours"
 
 
@@ -157,7 +157,7 @@ def test_nothing_of_a_copy_is_remembered_once_it_is_gone(daemon: StandIn, tmp_pa
         apply_definition(virsh, UUID, tuned("pin"), virsh.definition(UUID), root)
         if by_hand:
             virsh.undefine(UUID)
-        rollback(virsh, head, journal, root, 0.2)
+        TrialDomain(virsh, head, journal, root, 0.2).undo()
         assert (daemon.state / "undefined").exists()
         (daemon.state / "undefined").unlink()
         assert saved_original(virsh, UUID, root) is None

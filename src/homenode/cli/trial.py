@@ -51,7 +51,7 @@ from homenode.measure.model import PROBE
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import read_run
 from homenode.measure.suite import suite_for
-from homenode.measure.trial.boot_steps import rollback
+from homenode.measure.trial.boot_steps import TrialDomain
 from homenode.measure.trial.guest import GuestReach, again
 from homenode.measure.trial.journal import (
     EntryKind,
@@ -232,9 +232,8 @@ def rollback_trial(arguments: TrialUndoArguments) -> None:
         if not journal.load().state.to_undo:
             note(f"{trial.head.source}: nothing left to undo of trial {trial.head.id}")
         virsh = Virsh(trial.head.connect)
-        rollback(
-            virsh, trial.head, journal, default_root(), arguments.shutdown_timeout, notify=note
-        )
+        stop_s = arguments.shutdown_timeout
+        TrialDomain(virsh, trial.head, journal, default_root(), stop_s, note).undo()
         journal.note(EntryKind.ENDED)
 
 

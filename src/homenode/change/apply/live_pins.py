@@ -202,13 +202,13 @@ _START = 19
 """Of the fields behind the name in /proc/PID/stat: when it began, in ticks. Source: proc(5)."""
 
 
-def run_mark(uuid: str, root: str = "/") -> str | None:
+def run_mark(uuid: str) -> str | None:
     """A word that only this run of the domain has: boot id, start time and PID of its QEMU.
 
     libvirt's own number starts again after a boot or a restart of the daemon. Seen with 9.0.
     None if the process is not visible here.
     """
-    proc = Path(root) / "proc"
+    proc = Path("/proc")
     boot = _text(proc / "sys/kernel/random/boot_id").strip()
     # A process may say of itself what it likes; the first to have said it is QEMU.
     process = min(_processes(proc, uuid), default=None)

@@ -87,7 +87,8 @@ class TrialDomain(Struct, frozen=True):
     journal: TrialJournal
     root: Path  # of apply's records
     stop_s: float  # how long its guest may take to be off
-    notify: Callable[[str], None]  # gets a line about everything that is worth one
+    # gets a line about everything that is worth one
+    notify: Callable[[str], None] = lambda line: None
 
     def retry(self, work: Callable[[], T]) -> T:
         """What the work gives; libvirt may be away for a while."""
@@ -131,19 +132,6 @@ class TrialDomain(Struct, frozen=True):
             self.journal.changes.write(entry)
         except HostError as error:
             self.notify(f"not written down that {entry.kind} is {entry.what}: {error.message}")
-
-
-def rollback(
-    virsh: Virsh,
-    head: TrialHead,
-    journal: TrialJournal,
-    root: Path,
-    stop_s: float,
-    *,
-    notify: Callable[[str], None] = lambda line: None,
-) -> None:
-    """Have the guest off, the original definition back and the copy gone. Raises like undo."""
-    TrialDomain(virsh, head, journal, root, stop_s, notify).undo()
 
 
 class CopyStep(Struct, frozen=True):

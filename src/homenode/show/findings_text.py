@@ -247,20 +247,19 @@ def _height(parts: Iterable[Part]) -> int:
 
 
 _COMMAND = re.compile(r"(?:sudo )?homenode [^,;:]{1,80}")  # in a fix
-_NUMBERS = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b|\b\d+\b")
 _LONGEST = 30  # letters of the values of several facts
 
 _FACTS = {
-    "cell #": "vCPUs of {} nodes",
-    "distances from cell #": "distances of {} nodes",
-    "memory of cell #": "memory of {} nodes",
-    "device #": "nodes of {} devices",
-    "link of #": "links of {} devices",
+    "node-vcpus": "vCPUs of {} nodes",
+    "distances": "distances of {} nodes",
+    "node-memory": "memory of {} nodes",
+    **dict.fromkeys(("device-node", "device-missing", "device-other"), "nodes of {} devices"),
+    "device-link": "links of {} devices",
 }
-"""What several facts are called, by their subject without its numbers."""
+"""What several facts are called, by their id."""
 
-_GROUPS = {"siblings": "cores", "L3 caches": "L3"}
-"""Groups of vCPUs that a CPU model may hide, and what is counted."""
+_GROUPS = {"siblings": "cores", "llcs": "L3"}
+"""Groups of vCPUs that a CPU model may hide, by id, and what is counted."""
 
 
 def checks_table(checks: Sequence[Check], *, explain: bool = False) -> tuple[Part, ...]:
@@ -274,11 +273,11 @@ def checks_table(checks: Sequence[Check], *, explain: bool = False) -> tuple[Par
         status = _status(check)
         if differ and status == "equal" and not explain:
             continue
-        kind = str(number) if explain else _NUMBERS.sub("#", check.subject)
-        if status == "unknown" and check.subject in _GROUPS and not explain:
+        kind = str(number) if explain else _FACTS.get(check.id, check.subject)
+        if status == "unknown" and check.id in _GROUPS and not explain:
             kind = ", ".join(_GROUPS)
         kinds.setdefault((kind, status), []).append(check)
-    rows = [_row(kind, status, group) for (kind, status), group in kinds.items()]
+    rows = [_row(status, group) for (_, status), group in kinds.items()]
     return tuple(table_lines(("fact", "planned", "guest"), rows))
 
 
@@ -307,20 +306,19 @@ def _status(check: Check) -> str:
     return "unknown" if check.finding.severity is Severity.INCONCLUSIVE else "differs"
 
 
-def _row(kind: str, status: str, group: Sequence[Check]) -> tuple[str, str, str]:
+def _row(status: str, group: Sequence[Check]) -> tuple[str, str, str]:
     fact, planned = group[0].subject, _values(check.expected for check in group)
     observed = _values(check.observed for check in group)
     if len(group) > 1:
-        fact = _FACTS.get(kind, ", ".join(check.subject for check in group)).format(len(group))
+        subjects = ", ".join(check.subject for check in group)
+        fact = _FACTS.get(group[0].id, subjects).format(len(group))
     if status == "unknown":
-        reason = (group[0].finding.observed if group[0].finding else "").rpartition("; ")[2]
-        if len(group) > 1 and group[0].subject in _GROUPS:
-            counts = ((check.expected.partition(":")[0], check.subject) for check in group)
-            planned = ", ".join(f"{count} {_GROUPS[name]}" for count, name in counts)
-        return fact, planned, f"unknown: {reason}"
+        if len(group) > 1 and group[0].id in _GROUPS:
+            planned = ", ".join(f"{check.groups} {_GROUPS[check.id]}" for check in group)
+        return fact, planned, f"unknown: {group[0].reason}"
     if status == "differs":
         return fact, _shorten(planned), _shorten(observed)
-    if kind == "device #" and len(group) > 1:
+    if group[0].id == "device-node" and len(group) > 1:
         return fact, "each on its cell's node", "equal, by numa_node"
     is_same = all(check.expected == check.observed for check in group)
     return fact, planned, "equal" if is_same else f"equal: {observed}"

@@ -33,11 +33,14 @@ KERNEL_SHARE = 16
 class Check(Struct, frozen=True):
     """One line of the comparison."""
 
+    id: str  # of the fact; its finding is guest-ID
     subject: str
     expected: str
     observed: str
     # None where expected and observed agree; its source is left to whoever knows the guest
     finding: Finding | None
+    reason: str = ""  # why the guest does not show it, if that is unknown
+    groups: int = 0  # of vCPUs that are planned, for a fact about groups
 
 
 def check(
@@ -53,11 +56,12 @@ def check(
 ) -> Check:
     """A line, with the finding `guest-ID` unless the two agree."""
     if agree:
-        return Check(subject, expected, observed, None)
+        return Check(id, subject, expected, observed, None)
     wrong = finding(
         f"guest-{id}", subject, expected, observed, severity=severity, cost=cost, fix=fix
     )
-    return Check(subject, expected, observed, wrong)
+    reason = observed if wrong.severity is Severity.INCONCLUSIVE else ""
+    return Check(id, subject, expected, observed, wrong, reason)
 
 
 _NO_NODE = "no such node"
@@ -333,7 +337,9 @@ def _groups(
         return check(id, subject, expected, observed, agree=set(planned) == set(seen))
     text = observed if reason is None else f"{observed}; {reason}"
     doubt = check(id, subject, expected, text, severity=Severity.INCONCLUSIVE, cost=None, fix=None)
-    return Check(subject, expected, observed, doubt.finding)
+    return Check(
+        id, subject, expected, observed, doubt.finding, reason or observed, groups=len(planned)
+    )
 
 
 def _groups_text(groups: tuple[CpuSet, ...]) -> str:

@@ -128,7 +128,7 @@ def _obstacle(answer: Recommendation) -> str:
 
 def _share_of_bare(of_bare: Comparison | None, recommendation: Recommendation) -> str:
     for effect in () if of_bare is None else of_bare.effects:
-        is_chosen = effect.alternative.endswith(recommendation.choice or "")
+        is_chosen = effect.alternative == recommendation.choice
         if is_chosen and recommendation.metrics[:1] == (effect.metric,):
             return f"; {100 * effect.ratio:.0f} % of bare metal"
     return ""

@@ -84,7 +84,7 @@ def test_a_listing_lies_over_any_host(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (None, "no such file"),
-        (b"just some words\n", "a text that is none of them"),
+        (b"just some words\n", "another text"),
         (b"\x7fELF\x00\x00", "binary data of no known kind"),
         (b"<domain/>", "expected a host, found the domain"),
         (b'{"format": "homenode.plan/1"}', "expected a homenode.host document"),

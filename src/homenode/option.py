@@ -21,7 +21,7 @@ class Opt:
     help: what it does, where the docstring of its record does not say it. parse: None = by the
     field's type; show: a value as it is typed. ge, le: the range of a number. panel: the title
     above it in the help. rare: `--help-all` shows it, `--help` does not. complete: the function of
-    cli/completion that knows its values.
+    cli/completion that lists its values.
     """
 
     def __init__(

@@ -69,8 +69,8 @@ def facts_of_runs(name: str, runs: Sequence[Run]) -> MachineFacts:
 class MachineMatch(StrEnum):
     """Whether a run that names no host is one of a host's."""
 
-    SHOWN = "shown"  # it names a processor or GPU that the host has, and none that it has not
-    OTHER = "other"  # it names one that the host has not
+    SHOWN = "shown"  # it names a processor or GPU that the host has, and none that it lacks
+    OTHER = "other"  # it names one that the host lacks
     UNKNOWN = "unknown"  # it names none, or none by its model
 
 
@@ -111,7 +111,7 @@ def _stranger(head: RunHead, machine: MachineFacts) -> Doubt:
     named = ", ".join(head.hardware or (head.system,))
     detail, cause, remedy = {
         MachineMatch.OTHER: (
-            f"these runs name {named}, which {machine.name} has not: they do not count here",
+            f"these runs name {named}, which {machine.name} does not have: they do not count here",
             "they were measured on another machine",
             "homenode compare without --host says what they show of their own machine",
         ),

@@ -334,7 +334,7 @@ def _blocks(runs: Sequence[Run]) -> Iterator[Reason]:
 
 
 def _is_refused(runs: Sequence[Run], metric: str) -> bool:
-    """Whether every figure of a metric is one that no machine gives."""
+    """Whether no result of a metric is possible on a machine."""
     refused = any(sample.metric == metric for run in runs for sample in run.impossible_samples)
     return refused and not any(metric in run.metrics for run in runs)
 

@@ -188,7 +188,7 @@ class PciDevice(Struct, frozen=True):
 
     @property
     def device_control(self) -> PciRegisters | None:
-        """Its registers where Device Control is among them: what is not there then, it has not."""
+        """Its registers, if they include Device Control: it lacks what is missing then."""
         has_control = self.registers is not None and self.registers.max_payload_bytes is not None
         return self.registers if has_control else None
 

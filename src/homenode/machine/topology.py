@@ -188,7 +188,7 @@ class RunningDomain(Struct, frozen=True):
 
     @property
     def has_pseudonym(self) -> bool:
-        """True where the name is none of libvirt's, which have no "/": whose it is is unknown."""
+        """Whether the name is not from libvirt, whose names have no "/": its owner is unknown."""
         return "/" in self.name
 
 

@@ -83,7 +83,7 @@ def shown_alone(
     by_address = {gpu.bdf: gpu for gpu in gpus}
     visible = tuple(by_address[address] for address in shown.addresses if address in by_address)
     if shown.addresses and not visible:
-        reason = f"the driver shows {shown.addresses[0]}, which is none of this machine's"
+        reason = f"the driver shows {shown.addresses[0]}, which this machine does not have"
         left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
         return gpus
     hidden = [gpu for gpu in gpus if gpu not in visible]

@@ -41,7 +41,7 @@ _MOST_SHOWN = 4
 def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterator[Finding]:
     """A finding where the GPUs are no partition; one where it is unknown.
 
-    gpus: the guest's. query: nvidia-smi -q -x of the host, which knows their modules. Boards
+    gpus: the guest's. query: nvidia-smi -q -x of the host, with their modules. Boards
     without NVSwitches have no partitions, and no finding.
     """
     bdfs = tuple(sorted(gpus))

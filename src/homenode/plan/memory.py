@@ -110,7 +110,7 @@ def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[
     """For each node of CPUs, the nodes whose memory it may give: itself, then the allowed CPU-less
     nodes that are nearer to it than to any other node of CPUs (the lowest index among equals).
 
-    Raises InputError for an allowed node that the host has not, UsageError for memory of a GPU.
+    Raises InputError for an allowed node that the host lacks, UsageError for memory of a GPU.
     """
     attached: dict[NodeIndex, tuple[NodeIndex, ...]] = {
         node.index: (node.index,) for node in host.nodes if node.pus

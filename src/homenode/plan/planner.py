@@ -16,7 +16,7 @@ def plan(host: Host, request: GuestRequest, *, brief: bool = False) -> Plan:
     """The plan of least cost on the first fallback that holds the VM. brief: without explanations.
 
     Raises Unplannable with every rejection, UsageError for options that contradict each other,
-    InputError for what the host has not, NotKnownError if its cores are unknown.
+    InputError for what the host lacks, NotKnownError if its cores are unknown.
     """
     certain = with_certain_nodes(host)
     try:

@@ -121,7 +121,7 @@ def with_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tu
     """The hosts, each with the VMs of the saved plans that were made for it: (source, plan).
 
     A VM that the host runs already counts as it runs. Raises InputError for the plan of a host that
-    is none of these, UsageError for two plans of one VM or of one device.
+    is not among these, UsageError for two plans of one VM or of one device.
     """
     prints = [host.fingerprint for host in hosts]
     added: list[list[RunningDomain]] = [[] for _ in hosts]

@@ -152,7 +152,7 @@ def host_of_text(text: str, name: str) -> Host:
         read_toml(text)
     except ValueError as error:
         raise InputError(
-            f"{name}: expected {_KINDS}; found a text that is none of them (as TOML: {error})"
+            f"{name}: expected {_KINDS}; found another text (as TOML: {error})"
         ) from None
     from homenode.machine.description.parse import parse_description
 

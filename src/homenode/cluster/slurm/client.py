@@ -184,7 +184,7 @@ def read_records(
 ) -> Iterator[JobAllocation]:
     """What the records (*.rec) of a directory and of those below it tell, by name.
 
-    A record that cannot be read is one that says nothing: a full disk, or a user's own lines,
+    A record that cannot be read counts as empty: a full disk, or a user's own lines,
     must not hide all others. order: as gres.conf gives it. Raises InputError for a directory that
     is none or holds no record, and where none is of a job asked for.
     """

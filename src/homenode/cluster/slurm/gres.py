@@ -66,10 +66,11 @@ def gres_lines(config: SlurmConfig) -> tuple[GresLine, ...]:
 
 
 def lines_by_node(lines: tuple[GresLine, ...], nodes: int) -> Callable[[str], tuple[GresLine, ...]]:
-    """What gives the lines that name a node, or none, in their order: of a large cluster each node
-    has lines of its own, and looking through all of them for each takes minutes.
+    """Return a function from a node's name to the lines that name it or no node, in order.
 
-    nodes: how many are asked for. Raises ParseError for too many lines that are about all of them.
+    It indexes the lines: searching all of them for each node of a large cluster takes minutes.
+    nodes: how many will be looked up. Raises ParseError for too many lines that are about all of
+    them.
     """
     of_all = [at for at, line in enumerate(lines) if line.nodes is None]
     by_node: dict[str, list[int]] = {}

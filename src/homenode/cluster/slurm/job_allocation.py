@@ -240,7 +240,7 @@ def unknown_allocation(
 
 
 def _pus(share: NodeShare, machine: NodeMachine, shape: NodeShape | None) -> CpuSet | None:
-    """The CPUs that a share names. Raises IndexError for cores that the machine has not."""
+    """The CPUs that a share names. Raises IndexError for cores that the machine lacks."""
     if share.cpu_ids is not None:
         per_core = machine.order.threads if shape is None else shape.threads_per_core
         return machine.order.pus_of_ids(share.cpu_ids, per_core)

@@ -345,7 +345,7 @@ def look_command(job: str, node: str) -> tuple[str, ...]:
 
 def parse_look(text: str, source: str) -> tuple[TaskRecord, ...]:
     """The processes of an answer that started none of the others: shells and numactl bind nothing
-    by themselves. Raises ParseError for a line that is none of its."""
+    by themselves. Raises ParseError for any other line."""
     tasks = []
     parents = set()
     for number, line in enumerate(text.splitlines(), start=1):

@@ -49,7 +49,7 @@ def parse_vms(
             )
             if shared and not {"shut-off"} & {_state(other), _state(vm)}:
                 raise table.refusal(
-                    "devices", f"devices that [[vm]] {other.name} has not", str(shared[0])
+                    "devices", f"devices that [[vm]] {other.name} does not have", str(shared[0])
                 )
         vms.append(vm)
     return tuple(vms)

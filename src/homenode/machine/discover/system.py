@@ -26,7 +26,7 @@ from homenode.units import whole_number
 
 CPU = "/sys/devices/system/cpu"
 
-# Where VMs of libvirt run under systemd. A CPU outside is one that no pin can name.
+# Where VMs of libvirt run under systemd. No pin can name a CPU outside it.
 _MACHINES = "/sys/fs/cgroup/machine.slice/cpuset.cpus.effective"
 
 # In this order: cgroup v2; cgroup v1 as systemd mounts it; the cpuset file system of old kernels,

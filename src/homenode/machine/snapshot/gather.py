@@ -67,7 +67,7 @@ class _Unlike(Exception):
 def gather(snapshot: Snapshot) -> GatheredFiles:
     """The part of a snapshot that the contents table names, at real paths under /sys.
 
-    An empty file is one that said nothing, and is omitted. Texts end with one line end, so that
+    Empty files are omitted. Texts end with one line end, so that
     a capture over ssh and one on the spot are equal.
     """
     in_use: dict[Kind, dict[str, str]] = {kind: {} for kind in Kind}

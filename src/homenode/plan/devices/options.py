@@ -130,7 +130,7 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
     """What there is to choose from.
 
     GPUs of unknown node are omitted while there are enough others. Raises InputError for a
-    function that the host has not; Unplannable for too few free GPUs.
+    function that the host lacks; Unplannable for too few free GPUs.
     """
     by_bdf = host.device_at
     for bdf in request.devices:

@@ -59,7 +59,7 @@ def place(host: Host, request: GuestRequest, *, brief: bool = False) -> Placemen
     explains it: runners-up, rejections, findings, gaps.
 
     Raises Unplannable with every rejection; UsageError for layout and policy that clash;
-    InputError for devices or nodes that the host has not.
+    InputError for devices or nodes that the host lacks.
     """
     if request.document_siblings is DocumentSiblings.WHEN_SHORT:
         return _cores_or_siblings(host, request, brief=brief)

@@ -83,7 +83,7 @@ def _memory_rejection(
 
 
 def _unasked_memory(host: Host, request: GuestRequest) -> tuple[NodeIndex, ...]:
-    """Nodes without CPUs whose memory the user may allow, and has not."""
+    """Nodes without CPUs whose memory the user may allow, but did not."""
     return tuple(
         node.index
         for node in host.nodes

@@ -211,7 +211,7 @@ def _other_curves(series: SeriesOf) -> list[str]:
 
 
 def cache_levels(machine: ReportedMachine) -> tuple[SizeRange, ...]:
-    """Ranges of the caches, as the first alternative that knows its capacities gives them."""
+    """Ranges of the caches, from the first alternative with known capacities."""
     for _, _, series in machine.layouts():
         capacities = sorted(
             (capacity.value, key.variant or "")

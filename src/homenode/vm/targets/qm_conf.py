@@ -106,8 +106,8 @@ class Conf:
 
 
 def parse(content: bytes, source: str) -> Conf:
-    """Raises ParseError for a line that is none of a configuration or a key given twice, InputError
-    for pending changes and snapshots."""
+    """Raises ParseError for a line that a configuration cannot have or a key given twice,
+    InputError for pending changes and snapshots."""
     lines = tuple(text_of(content, source, "a qm configuration").splitlines(keepends=True))
     values: dict[str, str] = {}
     live = len(lines)

@@ -143,7 +143,7 @@ def silence(console: str, limit_s: float, source: str) -> ToolTimeoutError:
 
 
 def partial(size: int, source: str) -> HostError:
-    """The error of a guest that came up and did not report whole. size: of what came, in bytes."""
+    """The error for a guest that started and sent part of its report. size: of that, in bytes."""
     return HostError(
         f"{source}: the test guest's report ends after {size} bytes",
         hint=CONSOLE_HINT,

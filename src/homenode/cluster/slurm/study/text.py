@@ -25,7 +25,7 @@ MOST_MAPS = 24
 
 
 def slurm_study_text(report: StudyReport, *, everything: bool = False) -> Doc:
-    """The whole report. everything: all jobs and all nodes' maps, else the first and the odd."""
+    """The report. everything: all jobs and all nodes' maps; else the first and the outliers."""
     nodes = plural(len(report.nodes), "node")
     title = f"{report.source}: {plural(len(report.jobs), 'job')} on {nodes}"
     verdicts = (_verdicts(report),) if report.jobs else ()

@@ -45,7 +45,7 @@ def json_command(names: Collection[str]) -> tuple[str, ...]:
 
 
 def parse_squeue_jobs(text: str, source: str = "squeue --json") -> tuple[Job, ...]:
-    """The jobs of a document, in its order; unreadable where a value is none of its kind.
+    """The jobs of a document, in its order; unreadable if a value has another type.
 
     Raises ParseError.
     """

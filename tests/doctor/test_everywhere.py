@@ -106,7 +106,7 @@ SICK = {
 @needs_shared
 @pytest.mark.parametrize("directory", ["hwloc", "sysfs", "lspci"])
 def test_published_captures_of_sound_machines_give_no_alarm(directory: str) -> None:
-    for path in sorted(shared("machines").joinpath(directory).iterdir()):
+    for path in part(sorted(shared("machines").joinpath(directory).iterdir()), 0):
         try:
             captured = load_host(str(path))
         except InputError:  # an archive of several machines

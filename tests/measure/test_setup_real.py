@@ -154,16 +154,6 @@ def test_archives_are_fetched_checked_built_installed_and_undone(
     assert list((prefix / "bin").iterdir()) == []
 
 
-def test_an_archive_that_was_changed_on_the_way_is_not_unpacked(
-    cuda: Path, asked: list[str], tmp_path: Path
-) -> None:
-    prefix = tmp_path / "prefix"
-    with pytest.raises(ToolError, match="checksum did NOT match"):
-        carried_out(plan_of(prefix, cuda, source("nvbandwidth")))
-    assert not (prefix / "share/homenode/src/nvbandwidth-0.9").exists()
-    assert list_installed(setup_journal(prefix)) == ()
-
-
 def test_what_a_server_does_not_have_is_known_from_its_answer(
     cuda: Path, asked: list[str], tmp_path: Path
 ) -> None:

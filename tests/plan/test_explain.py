@@ -23,6 +23,7 @@ from homenode.vm.plan import (
     Aperture,
     PageReservation,
     Plan,
+    Relaxation,
     RunnerUp,
     is_critical,
 )
@@ -129,17 +130,19 @@ def test_a_refusal_has_a_line_for_each_kind_and_the_option_to_add(words: str) ->
 
 
 @pytest.mark.parametrize(
-    ("fallback", "effect", "line"),
+    ("relaxation", "effect", "line"),
     [
-        ("one node, mixed core kinds", "performance and efficiency cores are mixed", "one kind of"),
-        ("one node, host's last core", "no core is left for the host", "a core for the host"),
-        ("all nodes, uneven memory", "the nodes hold it together", "memory as the vCPUs"),
-        ("all nodes, memory from other nodes", "some is on further nodes", "memory next to"),
-        ("one node, fewer siblings", "the guest sees fewer", "all threads of each core"),
+        (Relaxation.MIXED_KINDS, "performance and efficiency cores are mixed", "one kind of"),
+        (Relaxation.HOST_CORE, "no core is left for the host", "a core for the host"),
+        (Relaxation.UNEVEN_MEMORY, "the nodes hold it together", "memory as the vCPUs"),
+        (Relaxation.MEMORY_ELSEWHERE, "some is on further nodes", "memory next to"),
+        (Relaxation.FEWER_SIBLINGS, "the guest sees fewer", "all threads of each core"),
     ],
 )
-def test_the_first_relaxation_is_in_the_first_line(fallback: str, effect: str, line: str) -> None:
-    doc = plan_text(replace(_plan(), fallback=fallback), h200_host())
+def test_the_first_relaxation_is_in_the_first_line(
+    relaxation: Relaxation, effect: str, line: str
+) -> None:
+    doc = plan_text(replace(_plan(), relaxations=(relaxation,)), h200_host())
     assert doc.title.endswith(f"with a fallback: {effect}")
     lines = [plain(part.words) for part in doc.parts if isinstance(part, Text)]
     assert any(text.startswith(f"relaxed  {line}") for text in lines), lines
@@ -366,7 +369,7 @@ def test_a_node_that_holds_two_cells_of_mixed_kinds_is_reported_once() -> None:
     table = _section(plan, host, "Where it runs").table
     assert table is not None
     assert len(table.rows) == 1
-    assert " on node 0" in answer_line(replace(plan, fallback="one node"), host)
+    assert " on node 0" in answer_line(replace(plan, relaxations=()), host)
 
 
 def test_gaps_of_one_reason_are_reported_once() -> None:

@@ -493,7 +493,7 @@ class _ProgressLine:
         if sys.stderr.isatty() or is_due:
             self._said_s = waited_s if is_due else self._said_s
             waiting = f"waiting for the guest, {waited_s:.0f} of {timeout_s:.0f} s"
-            self._print(f"{boot_line(self._boots).partition(';')[0]}, {waiting}")
+            self._print(boot_line(self._boots, waiting=waiting))
 
     def _print(self, line: str) -> None:
         if sys.stderr.isatty():

@@ -238,7 +238,7 @@ def _reason_for_flat(guest: Vm, chosen: PlanOptions, flat: PlanOptions, host: Ho
 
 
 def _takes_host_memory(plan: Plan) -> bool:
-    return Relaxation.HOST_MEMORY in plan.fallback.split(", ")
+    return Relaxation.HOST_MEMORY in plan.relaxations
 
 
 def _with_choice(

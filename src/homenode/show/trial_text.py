@@ -119,8 +119,8 @@ _OUTCOMES = {
 }
 
 
-def boot_line(boots: Progress, steps: Progress | None = None) -> str:
-    """Where a trial is: its boot, the test in it, and the time left.
+def boot_line(boots: Progress, steps: Progress | None = None, waiting: str = "") -> str:
+    """Where a trial is: its boot, the test in it, and the time left, or what it waits for.
 
     >>> boot, step = TaskStatus("0", 0, TaskState.WAITING), TaskStatus("0", 0, TaskState.DONE)
     >>> boot_line(Progress((boot,), "pin", 130.0), Progress((step, boot), "stream"))
@@ -130,6 +130,8 @@ def boot_line(boots: Progress, steps: Progress | None = None) -> str:
     words = [f"boot {number} of {boots.total}: {printable(boots.now) or 'done'}"]
     if steps is not None and steps.now:
         words += [printable(steps.now), f"step {steps.ended_count + 1} of {steps.total}"]
+    if waiting:
+        return ", ".join((*words, waiting))
     remaining = f"; {duration_text(boots.seconds_left)} left" if boots.seconds_left else ""
     return ", ".join(words) + remaining
 

@@ -1,5 +1,6 @@
 """What stands against comparing two alternatives, and copies of near and far memory."""
 
+import math
 import random
 import tomllib
 from collections.abc import Sequence
@@ -14,11 +15,19 @@ from homenode.decide.alternative import Alternative, alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Outcome, make_doubt
 from homenode.decide.doubts import doubts_between, doubts_of
-from homenode.decide.health import sweep_fits
-from homenode.decide.matrices import far_copies, localities
+from homenode.decide.health import figure_findings, sweep_fits
+from homenode.decide.matrices import (
+    Axis,
+    CopyLocality,
+    MatrixKey,
+    far_copies,
+    localities,
+    matrices_of,
+)
 from homenode.decide.recommendation import decide_for_machines
 from homenode.decide.sentences import first_line
-from homenode.findings import Doubt
+from homenode.decide.summary import series_of
+from homenode.findings import Doubt, Severity
 from homenode.measure.results.model import (
     COLLECTIVE_GPUS,
     Condition,
@@ -228,6 +237,52 @@ def test_copies_that_were_bound_to_the_other_node_are_remote() -> None:
     assert (found.local, found.cells) == (None, (0, 4))
     (found,) = localities([bound], dict.fromkeys(gpus, 1))
     assert (found.remote, found.cells) == (None, (4, 0))
+
+
+def test_a_guests_nodes_are_not_the_hosts() -> None:
+    gpus = [Bdf.parse(f"0000:{bus:02x}:00.0") for bus in (7, 8)]
+    (run,) = alternative("pin-numa-pci", (25.0, 25.0), bound=1, gpus=gpus).runs
+    places = tuple(GpuPlace(gpu, 1) for gpu in gpus)
+    head = structs.replace(run.head, vantage=Vantage.GUEST, gpus=places)
+    (found,) = localities(alternatives([Run(head, run.samples)]), dict.fromkeys(gpus, 0))
+    assert found.cells == (2, 0)
+
+
+@pytest.mark.parametrize(("unit", "ratio"), [("ns", 2.0), ("bytes_per_s", 0.5)])
+def test_a_ratio_above_1_is_in_favour_of_the_near_node(unit: str, ratio: float) -> None:
+    key = MatrixKey("copies", unit, None, Axis.NODE, Axis.GPU)
+    found = CopyLocality(alternative="a", key=key, local=1.0, remote=2.0, cells=(1, 1), basis="")
+    assert found.ratio == ratio
+
+
+@pytest.mark.parametrize("count", [6, 9])
+def test_pairs_of_three_gpus_are_a_matrix_with_or_without_its_diagonal(count: int) -> None:
+    indices = [i for i in range(9) if count == 9 or i % 4]
+    (run,) = alternative("pin", [5.0] * count, [None] * count, metric="p2p-bandwidth").runs
+    pairs = zip(run.samples, indices, strict=True)
+    samples = tuple(replace(sample, index=index) for sample, index in pairs)
+    (matrix,) = matrices_of(*alternatives([Run(run.head, samples)]))
+    assert (len(matrix.rows), len(matrix.cells)) == (3, count)
+
+
+def test_gpus_that_copy_slowly_are_counted_and_a_healthy_layout_clears_them() -> None:
+    gpus = [Bdf.parse(f"0000:{bus:02x}:00.0") for bus in (7, 8, 0x47, 0x48)]
+    healthy = alternative("pin", (24, 24, 24, 24), gpus=gpus).runs
+    slow = alternative("default", (24, 24, 24, 12), gpus=gpus).runs
+    (finding,) = figure_findings(slow)
+    assert (finding.id, finding.severity) == ("h2d-low", Severity.WARNING)
+    assert not figure_findings([*healthy, *slow])
+    low = figure_findings(alternative("default", (6, 24, 24, 7), gpus=gpus).runs)
+    assert [one.observed for one in low if one.severity is Severity.CRITICAL] == [
+        "6.0 GB/s (2 of 4 GPUs)"
+    ]
+
+
+def test_samples_within_a_boot_say_how_sure_its_median_is() -> None:
+    (run,) = alternative("pin", [math.exp(n) for n in range(3)], metric="memory-bandwidth").runs
+    samples = tuple(replace(sample, index=None) for sample in run.samples)
+    (series,) = series_of([Run(run.head, samples)]).values()
+    assert series.inner_variance == pytest.approx(math.pi / 2 / 3)
 
 
 def test_before_and_after_are_compared_whatever_node_the_threads_chose() -> None:

@@ -323,6 +323,9 @@ def test_private_memory_is_shown_no_cells(objective: Objective) -> None:
     machine = facts("hgx-h100")
     made = decide((), machine, objective, replace(machine.inputs, private_memory=True))
     assert made.layout == "pin-bound"
+    runs = runs_with(STREAM, 3, host=machine.fingerprint)
+    made_here = decide(runs, machine, objective, replace(machine.inputs, private_memory=True))
+    assert made_here.layout == "pin-bound"
     is_changed = decide((), machine, objective).layout != "pin-bound"
     assert ("private memory" in sentence_of(made)) is is_changed
 
@@ -358,6 +361,7 @@ def test_a_machine_has_no_answer_for_what_it_has_too_few_gpus_for() -> None:
     assert answers[Objective.MULTI_GPU].choice is None
     assert sentence_of(answers[Objective.MULTI_GPU]) == "it takes 2 GPUs"
     assert answers[Objective.GPU_COPY].choice is not None
+    assert answers[Objective.GPU_COPY].measure_next is None  # it has one node
 
 
 def test_measured_layouts_with_expander_buses_answer_the_open_question() -> None:
@@ -449,6 +453,13 @@ def test_where_results_cannot_tell_the_layout_is_one_that_was_compared() -> None
     runs = [simulated_run(name, figures, random.Random(6)) for name in ("default", "pin")]
     made = measured(runs, Objective.MEMORY_BANDWIDTH)
     assert (made.choice, made.layout) == ("pin", "pin-bound")  # not pin-numa, which nobody measured
+
+
+def test_equal_values_are_ranked_alike_in_whatever_order_they_are_read() -> None:
+    runs = runs_with(dict.fromkeys(("pin", "default", "pin-numa"), 1e11), 1, between=0, within=0)
+    results = [measured(order, Objective.MEMORY_BANDWIDTH).results for order in (runs, runs[::-1])]
+    names = [[result.alternative for result in ranked] for ranked in results]
+    assert names == [["default", "pin", "pin-numa"]] * 2
 
 
 def test_equal_layouts_lead_to_no_difference_and_nothing_to_avoid() -> None:

@@ -94,6 +94,7 @@ def test_a_dimm_counts_in_pages_locked_memory_dma_and_the_summary(hgx: Host) -> 
     assert bare is not None
     assert plan.aperture.dma_map_entries == bare.dma_map_entries
     assert [d.local_memory_ratio for d in plan.vm.hostdevs] == [0.25, 0.75]
+    assert any("; the other 75 % is remote" in sentence for sentence in plan.consequences)
     assert answer_line(plan, hgx).count("256 GiB") == 2
 
 

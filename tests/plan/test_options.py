@@ -1,11 +1,14 @@
 """From the user's options to a request."""
 
+from contextlib import nullcontext
+
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import UsageError
+from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.machine.topology import HostReserve
 from homenode.objective import Objective
@@ -204,6 +207,30 @@ def test_explicit_cells_say_the_vcpus_and_the_memory() -> None:
 def test_options_that_no_host_can_meet_are_refused(options: PlanOptions, expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
         request_for(guest(), options, even_host(2))
+
+
+def test_vcpus_that_do_not_fill_cores_are_offered_the_next_number_that_does() -> None:
+    with pytest.raises(UsageError) as refused:
+        request_for(guest(), PlanOptions("pin-numa-smt", vcpus=5), even_host(2, threads=4))
+    assert refused.value.hint == "--vcpus 8"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "of_host", "runs"),
+    [
+        ("armv7l", "aarch64", True),
+        ("i686", "x86_64", True),
+        ("x86_64", "i686", False),
+        ("aarch64", "x86_64", False),
+    ],
+)
+def test_kvm_runs_a_guest_on_hosts_that_have_its_instructions(
+    architecture: str, of_host: str, runs: bool
+) -> None:
+    host = structs.replace(even_host(2), architecture=of_host)
+    other = structs.replace(guest(), architecture=architecture)
+    with nullcontext() if runs else pytest.raises(InputError, match="on a host of"):
+        request_for(other, PlanOptions("pin"), host)
 
 
 def test_what_the_host_keeps_is_said_by_the_user_the_description_or_the_default() -> None:

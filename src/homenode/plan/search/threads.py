@@ -80,22 +80,17 @@ def thread_places(
             emulator, findings = _next_to_vcpus(free, nodes, request.vcpu_pus)
     if emulator is not None and request.on_every_node:
         findings = (*findings, *_off_nodes(free, emulator, nodes))
-    if not request.iothreads:
+    if emulator is None or not request.iothreads:  # not pinned: there is no core for IOThreads
         return ThreadPlaces(emulator, (), findings)
-    in_use = 0 if emulator is None else emulator.bits
     spare = chain(*spare_of_node.values(), _far_cores(free, node_order[chosen:], request.vcpu_pus))
-    cores = list(islice((pus for pus in spare if not pus & in_use), request.iothreads))
+    cores = list(islice((pus for pus in spare if not pus & emulator.bits), request.iothreads))
     # The first CPU of every core before the second of any.
     turns = range(max((pus.bit_count() for pus in cores), default=0))
     singles = (
         tuple(members(pus))[turn] for turn in turns for pus in cores if turn < pus.bit_count()
     )
     places = [CpuSet([pu]) for pu in islice(singles, request.iothreads)]
-    if emulator is not None:
-        places += [emulator] * (request.iothreads - len(places))
-    elif len(places) < request.iothreads:
-        # Not pinned at all rather than some on CPUs and some adrift.
-        places = []
+    places += [emulator] * (request.iothreads - len(places))
     return ThreadPlaces(emulator, tuple(places), findings)
 
 

@@ -272,6 +272,7 @@ def test_gpus_that_copy_slowly_are_counted_and_a_healthy_layout_clears_them() ->
     (finding,) = figure_findings(slow)
     assert (finding.id, finding.severity) == ("h2d-low", Severity.WARNING)
     assert not figure_findings([*healthy, *slow])
+    assert not figure_findings(alternative("pin", (24, 12), gpus=gpus).runs), "which is the usual?"
     low = figure_findings(alternative("default", (6, 24, 24, 7), gpus=gpus).runs)
     assert [one.observed for one in low if one.severity is Severity.CRITICAL] == [
         "6.0 GB/s (2 of 4 GPUs)"

@@ -105,6 +105,18 @@ def test_a_virtual_function_of_an_interface_needs_no_type_of_its_address() -> No
     assert (hostdev.bdf, hostdev.managed) == (Bdf(0, 26, 0, 0), True)
 
 
+@pytest.mark.parametrize(("model", "count"), [("", 1), ("vfio-pci", 1), ("vfio-ccw", 0)])
+def test_a_mediated_device_is_a_pci_device_unless_its_model_is_another(
+    model: str, count: int
+) -> None:
+    named = f" model='{model}'" if model else ""
+    inside = (
+        f"<devices><hostdev type='mdev'{named}><source>"
+        "<address uuid='c2177883-f1bb-47f0-914d-32a22e3a8804'/></source></hostdev></devices>"
+    )
+    assert len(read_vm(domain(inside), "d").mediated) == count
+
+
 def test_an_address_of_zeros_lets_libvirt_choose() -> None:
     inside = (
         "<devices><hostdev mode='subsystem' type='pci'><source><address bus='0x19'/></source>"

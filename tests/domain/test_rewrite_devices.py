@@ -132,6 +132,8 @@ def test_apertures_are_at_least_as_large_as_asked_for() -> None:
     small = Aperture(1 * GIB, 40, 1024, 0, 0)
     xml, plan = planned("qemu-commandline", "pin", aperture=small)
     assert b"string=65536" in rewrite(xml, plan)
+    bare = tuned("one-line", "pin", aperture=Aperture(64 * GIB, None, None, 0, 0))
+    assert read_vm(bare.to_bytes(), "bare").pcihole64_bytes == 64 * GIB
 
 
 def test_a_firmware_window_declares_qemus_namespace() -> None:

@@ -66,6 +66,8 @@ def change_text(ratio: float, name: str = "", *, lower_is_better: bool = False) 
     ('7.3x default', '2 % faster than pin', '57 % slower than pin')
     >>> change_text(0.72, "default", lower_is_better=True), change_text(1.0, "pin")
     ('28 % lower than default', 'the same as pin')
+    >>> change_text(1.002, "pin")
+    '0.2 % faster than pin'
     """
     percent = abs(ratio - 1) * 100
     if ratio >= LEAST_MULTIPLE and not lower_is_better:

@@ -7,6 +7,7 @@ groups of four while eight suffice.
 
 import random
 from collections import Counter
+from itertools import product
 
 import pytest
 from msgspec import structs
@@ -18,7 +19,7 @@ from homenode.plan.request import GuestRequest
 from homenode.units import GIB
 from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.sources import load_host
-from tests.seeds import THOROUGH
+from tests.seeds import THOROUGH, part
 from tests.small_hosts import asking, small_request
 
 GPUS = 8
@@ -114,8 +115,10 @@ def arrivals(host: Host, seed: int, vcpus_of_gpu: int, layout: str, count: int) 
     return tally
 
 
-@pytest.mark.parametrize("tells_modules", [True, False])
-@pytest.mark.parametrize("vcpus_of_gpu", [12, 13, 14])
+@pytest.mark.parametrize(
+    ("vcpus_of_gpu", "tells_modules"),
+    part([*product((12, 13, 14), (True, False))], 1),
+)
 def test_few_vms_are_refused_and_none_lies_across_sockets(
     vcpus_of_gpu: int, tells_modules: bool
 ) -> None:

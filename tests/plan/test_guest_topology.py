@@ -423,7 +423,7 @@ def shown_llcs(document: bytes, host: Host) -> tuple[set[frozenset[int]], set[fr
 @pytest.mark.parametrize("layout", ["pin-bound", "pin-numa"])
 def test_no_size_on_an_epyc_host_leaves_a_false_l3(name: str, layout: str) -> None:
     host = load_host(name)
-    for vcpus in part(range(2, 49), 0):
+    for vcpus in part(range(2, 49), 0, every=5):
         document = new_domain(vcpus, 16 * GIB, architecture="x86_64", name="vm")
         try:
             tuned = plan_file(document, "vm", PlanOptions(layout=layout), host)

@@ -51,7 +51,8 @@ def test_a_foreign_document_is_refused_with_its_reason(text: str, expected: str)
     assert expected in str(caught.value)
 
 
-def test_a_bad_field_is_named() -> None:
-    text = formats.encode("host", HOST).replace('"0000:19:00.0"', '"19:zz"')
-    with pytest.raises(InputError, match="19:zz"):
+@pytest.mark.parametrize(("field", "named"), [('"19:zz"', "19:zz"), ("3", r"found int.*\.bdf")])
+def test_a_bad_field_is_named(field: str, named: str) -> None:
+    text = formats.encode("host", HOST).replace('"0000:19:00.0"', field)
+    with pytest.raises(InputError, match=named):
         formats.decode(text, "host", Host, "x.json")

@@ -191,7 +191,7 @@ def _from_text(value_type: type, value: Any) -> Any:
     if isinstance(value, str) and (value_type is CpuSet or issubclass(value_type, PciAddress)):
         parsed: Any = _parse_value  # mypy takes a class for no Hashable
         return parsed(value_type, value)
-    raise NotImplementedError(f"no {value_type.__name__} of {type(value).__name__}")
+    raise TypeError(f"expected text, found {type(value).__name__}")
 
 
 @lru_cache(4096)

@@ -98,7 +98,7 @@ def test_devices_are_named_or_addressed(tmp_path: Path) -> None:
         ('vcpus = 1\n[[vm]]\nname = "a"\nvcpus = 1', "a name that no other [[vm]] has"),
         (
             'vcpus = 1\ndevices = ["gpu.0"]\n[[vm]]\nname = "b"\nvcpus = 1\ndevices = ["gpu.0"]',
-            "vm[1].devices: expected devices that [[vm]] a has not",
+            "vm[1].devices: expected devices that [[vm]] a does not have",
         ),
     ],
 )

@@ -1,5 +1,8 @@
 """Stored documents: what is written can be read, and nothing else can."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from homenode import formats
@@ -10,6 +13,7 @@ from homenode.findings import Gap
 from homenode.indices import CoreIndex, NodeIndex, PackageIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Core, CoreId, CpuModel, Host, NumaNode
+from homenode.vm.sources import load_host
 
 HOST = Host(
     name="x86-1p1n1c2t",
@@ -56,3 +60,12 @@ def test_a_bad_field_is_named(field: str, named: str) -> None:
     text = formats.encode("host", HOST).replace('"0000:19:00.0"', field)
     with pytest.raises(InputError, match=named):
         formats.decode(text, "host", Host, "x.json")
+
+
+@pytest.mark.parametrize("field", ["distances", "pus", "llcs"])
+def test_a_host_that_contradicts_itself_is_refused(field: str, tmp_path: Path) -> None:
+    document = json.loads(formats.encode("host", load_host("hgx-h100")))
+    del document[field][1:]
+    (tmp_path / "host.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match="expected"):
+        load_host(str(tmp_path / "host.json"))

@@ -142,7 +142,7 @@ def host_of_text(text: str, name: str) -> Host:
     if start.startswith("{"):
         from homenode.formats import decode
 
-        return decode(text, "host", Host, name)
+        return _check_host(decode(text, "host", Host, name), name)
     for is_kind, read in _listings():
         if is_kind(text):
             return read(text, name)
@@ -160,6 +160,19 @@ def host_of_text(text: str, name: str) -> Host:
 
 
 _HOST_TOML = re.compile(r"^(?:packages|cores_per_package)[ \t]{0,99}=", re.MULTILINE)
+
+
+def _check_host(host: Host, name: str) -> Host:
+    """The host of a document. Raises InputError for one that contradicts itself."""
+    size, rows = len(host.nodes), host.distances
+    if rows is not None and {len(rows), *map(len, rows)} != {size}:
+        raise InputError(f"{name}: expected a distance between all of {size} nodes, found others")
+    listed, caches = host.pu_at, (None, *range(len(host.llcs)))
+    sets = [*(core.pus for core in host.cores), *(llc.pus for llc in host.llcs)]
+    parts_listed = all(pus and listed.keys() >= set(pus) for pus in sets)
+    if not (parts_listed and all(pu.llc in caches for pu in host.pus)):
+        raise InputError(f"{name}: expected each core and cache of CPUs that are listed")
+    return host
 
 
 def is_host_source(name: str) -> bool:

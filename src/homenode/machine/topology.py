@@ -486,7 +486,7 @@ def with_certain_nodes(host: Host) -> Host:
     )
 
 
-def host_of_nothing(name: str, gaps: tuple[Gap, ...] = ()) -> Host:
+def host_of_nothing(name: str, gaps: tuple[Gap, ...]) -> Host:
     """A host of which nothing is known but its name."""
     return Host(
         name=name,

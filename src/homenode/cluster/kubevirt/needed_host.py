@@ -3,6 +3,8 @@
 A hook runs in a container of 64 MiB, so it reads no others, and no file that wakes a device.
 """
 
+from msgspec.structs import replace
+
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError
@@ -10,7 +12,7 @@ from homenode.indices import NodeIndex
 from homenode.machine.discover.nodes import NODE, read_distances
 from homenode.machine.discover.pci_nodes import Locality
 from homenode.machine.discover.pci_tree import PCI, TreePlace, place_by_path
-from homenode.machine.discover.readings import list_numbers, read_number, read_pus
+from homenode.machine.discover.readings import link_name, list_numbers, read_number, read_pus
 from homenode.machine.pci import (
     NVIDIA,
     PCI_BRIDGE_CLASS,
@@ -21,7 +23,7 @@ from homenode.machine.pci import (
     port_types_by_structure,
 )
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.machine.topology import CpuModel, Host, NumaNode
+from homenode.machine.topology import Host, NumaNode, host_of_nothing
 from homenode.plan.shape.guest_numa import GRACE_GPUS, initiator_nodes
 
 _HINT = "the hook needs the host's /sys, read-only, as KubeVirt's own containers have it"
@@ -74,18 +76,11 @@ def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
                     bridge=bridge,
                 )
             )
-    return Host(
-        name=snapshot.name,
-        architecture=None,
-        cpu=CpuModel(None, None),
-        packages=(),
+    return replace(
+        host_of_nothing(snapshot.name, tuple(gaps)),
         nodes=nodes,
         distances=distances,
-        llcs=(),
-        cores=(),
-        pus=(),
         pci_devices=tuple(pci_devices),
-        gaps=tuple(gaps),
     )
 
 
@@ -133,8 +128,7 @@ def _function(snapshot: Snapshot, bdf: Bdf, place: TreePlace, locality: Locality
     device = read_number(snapshot, f"{place.directory}/device", 16)
     number = read_number(snapshot, f"{place.directory}/numa_node")
     pus = read_pus(snapshot, f"{place.directory}/local_cpulist")
-    link = snapshot.read_link(f"{place.directory}/physfn")
-    physical = None if link is None else link.rstrip("/").rpartition("/")[2]
+    physical = link_name(snapshot, f"{place.directory}/physfn")
     return PciDevice(
         bdf=bdf,
         kind=device_kind(code, vendor, device),

@@ -39,10 +39,6 @@ class Writing(Struct, Generic[File], frozen=True, kw_only=True):
     source: str
 
     @property
-    def is_mirrored(self) -> bool:
-        return self.plan.is_mirrored
-
-    @property
     def memory_mib(self) -> int:
         """The VM's memory. Raises InputError if it is not whole MiB."""
         return whole_units(self.plan.vm.memory_bytes, MIB, "memory", self.target)
@@ -65,10 +61,6 @@ class Row(Struct, frozen=True, kw_only=True):
     is_compared: bool = True
 
 
-def _no_findings(*_: Any) -> Iterable[Finding]:
-    return ()
-
-
 class Codec(Struct, frozen=True, kw_only=True):
     """Rows of a format, read and written."""
 
@@ -77,9 +69,9 @@ class Codec(Struct, frozen=True, kw_only=True):
     parse: Callable[[bytes, str], Any]
     new: Callable[[Vm, Plan], str]  # the text of a file that says no plan
     edited: Callable[[Any, Mapping[str, Any]], str]  # that of a writing's file with entries in it
-    refuse: Callable[[Any], None] = lambda _: None
+    refuse: Callable[[Any], None]
     # what only this plan or this file has, of the same as companions
-    findings: Callable[[Any, Any], Iterable[Finding]] = _no_findings
+    findings: Callable[[Any, Any], Iterable[Finding]]
     # (suffix, content) of files next to it, of the same. refuse raises InputError for what the
     # target cannot take safely.
     companions: Callable[[Any, Mapping[str, Any]], tuple[tuple[str, bytes], ...]] = lambda *_: ()

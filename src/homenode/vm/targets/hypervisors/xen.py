@@ -238,7 +238,7 @@ def _cell(number: int, node: Value, source: str) -> VmCell:
 
 
 def _write_cells(writing: Writing[Config]) -> Mapping[str, str | None]:
-    if not writing.is_mirrored:
+    if not writing.plan.is_mirrored:
         return {"vnuma": None}
     nodes = one_node_each(writing.plan, "xen")
     cells = [cell for cell in writing.plan.cells if cell.vcpus]
@@ -333,12 +333,12 @@ def _refuse(writing: Writing[Config]) -> None:
             f"xen: expected at most {_MOST_VCPUS} vCPUs, found {plan.vm.vcpus}",
             hint=f"choose --vcpus {_MOST_VCPUS} or fewer, or the target qemu",
         )
-    if writing.is_mirrored and kind not in ("hvm", "pvh"):
+    if writing.plan.is_mirrored and kind not in ("hvm", "pvh"):
         raise InputError(
             f"{source}: expected type hvm or pvh for guest cells, found {kind!r}",
             hint='set type="hvm", or choose a flat layout',
         )
-    if writing.is_mirrored or plan.vm.hostdevs:
+    if writing.plan.is_mirrored or plan.vm.hostdevs:
         refuse_arm(writing.guest, "xen", "virtual NUMA nodes and passed-through devices")
     if plan.vm.hostdevs and kind == "pvh":
         raise InputError(

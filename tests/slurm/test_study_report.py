@@ -43,6 +43,7 @@ from homenode.decide.comparison import Effect, Outcome
 from homenode.doc import plain
 from homenode.formats import encode
 from homenode.measure.results.model import (
+    CPU_ONLY,
     UNKNOWN_SWITCHES,
     Condition,
     Origin,
@@ -382,6 +383,12 @@ def test_jobs_that_did_not_measure_together_stand_apart() -> None:
     apart = job(Mode.TOGETHER, 50e9, record=AttemptRecord(met="1 of 4"))
     assert apart.shape == "1 GPU, 1 of 4 together"
     assert replace(apart, record=AttemptRecord(met="4 of 4")).shape == "1 GPU, together"
+
+
+def test_the_setup_names_machines_and_no_gpus_where_the_jobs_had_none() -> None:
+    run = run_of("a", system=CPU_ONLY, host_kind="two nodes")
+    setup = dict(study_report("x", StudySources(jobs=(job(Mode.ALONE, 1.0, run=run),))).setup)
+    assert setup["machine"] == "two nodes" and "GPU" not in setup
 
 
 def test_the_own_programs_time_is_shown_in_seconds() -> None:

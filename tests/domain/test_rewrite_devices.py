@@ -9,7 +9,7 @@ from homenode.bdf import Bdf
 from homenode.errors import HostError, InputError
 from homenode.units import GIB
 from homenode.vm.domain.codec import refuse_older
-from homenode.vm.domain.controllers import edit_controllers
+from homenode.vm.domain.controllers import edit_controllers, read_window_mib
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import validate
@@ -114,6 +114,13 @@ def test_a_plan_for_another_document_is_refused_and_says_so() -> None:
         rewrite(xml, with_vm(plan, controllers=there))
     with pytest.raises(InputError, match="plan again"):
         rewrite(sample("earlier-layout"), plan)
+    document = parse_document(sample("earlier-layout"), "x")
+    present = read_vm(sample("earlier-layout"), "x").controllers
+    assert edit_controllers(document, with_vm(plan, controllers=present)) is document
+    for change in ({"bus_nr": 201}, {"cell": 2}, {"address": GuestAddress(0, 0, 6, 0)}):
+        moved = (*present[:2], structs.replace(present[2], **change), present[3])
+        with pytest.raises(InputError, match="plan again"):
+            edit_controllers(document, with_vm(plan, controllers=moved))
 
 
 def test_expander_buses_are_refused_on_i440fx() -> None:
@@ -124,7 +131,12 @@ def test_expander_buses_are_refused_on_i440fx() -> None:
 
 def test_apertures_are_at_least_as_large_as_asked_for() -> None:
     space = Aperture(2048 * GIB, 46, 262_144, 0, 0)
-    after = tuned("qemu-commandline", "pin", aperture=space).text
+    document = tuned("qemu-commandline", "pin", aperture=space)
+    assert read_window_mib(document) == 262_144
+    after = document.text
+    wider = Aperture(4096 * GIB, 46, 262_144, 0, 0)
+    again = rewrite(after, hand_plan(read_vm(after, "x"), "pin", aperture=wider))
+    assert again.count(b"<pcihole64") == 1
     assert b'<pcihole64 unit="GiB">2048</pcihole64>' in after
     assert b'<maxphysaddr mode="emulate" bits="46"/>' in after
     assert b'<q:arg value="opt/ovmf/X-PciMmio64Mb,string=262144"/>' in after

@@ -13,6 +13,7 @@ from homenode.machine.topology import Host
 from homenode.plan.pipeline import plan_file
 from homenode.plan.placement import Placement
 from homenode.plan.shape.assemble import assemble
+from homenode.plan.shape.caches import guest_cpu
 from homenode.units import GIB, MIB
 from homenode.vm.domain.copy import new_domain
 from homenode.vm.layout import PRESETS, GuestCells, Pinning
@@ -345,6 +346,12 @@ def test_the_default_layout_leaves_caches_that_are_false() -> None:
     request = small_request(4, layout="default")
     plan = assemble(even_host(2), request, replace(placed(()), vcpu_nodes=()))
     assert plan.vm.cpu_cache is None and plan.vm.topoext is None and not plan.findings
+
+
+@pytest.mark.parametrize(("model", "brings"), [("EPYC-Milan", True), ("Opteron_G5", False)])
+def test_topoext_comes_with_the_models_that_have_it(model: str, brings: bool) -> None:
+    guest = structs.replace(small_request(4).guest, cpu_mode="custom", cpu_model=model)
+    assert guest_cpu(even_host(1), guest).has_topoext is brings
 
 
 def test_zen_1_takes_eight_apic_ids_for_an_llc_whatever_it_is_shown() -> None:

@@ -224,6 +224,11 @@ def test_smt_layouts_keep_the_vcpus_of_a_document_that_shows_siblings(
     assert made.vm.vcpus == vcpus
 
 
+def test_a_core_of_the_last_node_alone_is_not_filled() -> None:
+    request = asking(small_request(11, layout="pin-numa-smt"), keep_vcpus=True)
+    assert place(even_host(2), request).vcpu_nodes == (0,) * 6 + (1,) * 5
+
+
 def test_more_vcpus_in_the_command_are_threads_too() -> None:
     asked = PlanOptions("pin-numa-smt", vcpus=24)
     made = plan(EPYC, request_for(guest(16), asked, EPYC))

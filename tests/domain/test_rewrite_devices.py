@@ -200,6 +200,9 @@ def test_a_host_device_that_the_plan_gives_up_goes() -> None:
     xml, plan = planned("study", "pin")
     after = rewrite(xml, with_vm(plan, hostdevs=plan.vm.hostdevs[:1]))
     assert [str(h.bdf) for h in read_vm(after, "after").hostdevs] == ["0000:19:00.0"]
+    left = tuple(structs.replace(hostdev, managed=False) for hostdev in plan.vm.hostdevs)
+    after = rewrite(xml, with_vm(plan, hostdevs=left))
+    assert b"managed='yes'" in xml and b"managed='yes'" not in after
 
 
 @pytest.mark.parametrize("node", [b"", b"<node>0</node>"])

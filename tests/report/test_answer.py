@@ -13,13 +13,14 @@ from homenode.doc import Gallery, Items, Section, Text, plain, spans
 from homenode.measure.results.model import Run
 from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, has_lines
 from homenode.show.html import html_page
-from homenode.show.report.across import across_pictures
+from homenode.show.report.across import across_pictures, link_speeds
 from homenode.show.report.answer import advice_of, answer_section, answer_text, counts_text
 from homenode.show.report.document import document_of, title_of
 from homenode.show.report.inputs import gather
 from homenode.show.report.machine import ReportedMachine, StoredRun, machines_of
 from homenode.show.report.pictures import bar_pictures, forest_pictures
 from homenode.show.terminal_text import PrintableConsole
+from homenode.vm.sources import load_host
 from tests.published_runs import DIRECTORY
 from tests.simulated_runs import simulated_run
 
@@ -123,6 +124,20 @@ def test_machines_whose_layouts_differ_in_several_steps_are_told_as_well() -> No
     said = [*advice_of(measured(*decided, *made("MI350X", pin=100)))]
     assert [one.machine for one in said] == ["H200"]
     assert said[0].action == "pin-numa-pci" and "4x default" in said[0].ground
+
+
+def test_a_width_that_is_unknown_is_shown_as_unknown() -> None:
+    run = simulated_run("pin", {"h2d-bandwidth": ("bytes_per_s", 5e10)}, random.Random(1))
+    host = load_host("hgx-h100")
+    devices = [
+        structs.replace(device, link=structs.replace(device.link, current_width=None))
+        for device in host.pci_devices
+        if device.link is not None
+    ]
+    (machine,) = measured(run)
+    machine = structs.replace(machine, host=structs.replace(host, pci_devices=tuple(devices)))
+    ((_, generations, *_),) = link_speeds([machine]).rows
+    assert generations == "Gen 5 x?, as described"
 
 
 def test_each_sentence_is_a_link_to_a_section_of_the_page(

@@ -379,7 +379,7 @@ def _links(machine: ReportedMachine) -> str:
         and gpu.link.current_gt_per_s is not None
     }
     names = [
-        f"Gen {_GENERATION.get(speed or 0.0, '?')} x{width}"
+        f"Gen {_GENERATION.get(speed or 0.0, '?')} x{'?' if width is None else width}"
         for speed, width in sorted(speeds, key=str)
     ]
     described = ", as described" if machine.host.assumed and names else ""

@@ -7,6 +7,7 @@ import resource
 import signal
 import stat
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from homenode.measure.results.store import read_run, write_run
 from homenode.measure.run_directory import RAW, open_run
 from homenode.measure.trial.journal import TrialJournal
 from homenode.safe import durable
-from homenode.safe.record_directory import RecordDirectory
+from homenode.safe.record_directory import LOCK, RecordDirectory
 from homenode.vm.domain.restore import restore, write_tuned
 from tests.processes import code_of, start_child
 from tests.report_runs import full_run
@@ -285,6 +286,19 @@ def test_what_a_kill_left_goes_and_what_is_being_written_or_is_anothers_stays(
     assert not left.exists()
     assert held.exists()
     assert theirs.exists() == (os.geteuid() == 0)
+
+
+def test_whoever_looks_at_a_lock_keeps_it_from_no_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RecordDirectory(tmp_path).hold_lock("busy"):
+        assert RecordDirectory(tmp_path).is_locked
+    with (tmp_path / LOCK).open() as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        assert not RecordDirectory(tmp_path).is_locked
+        monkeypatch.setattr(time, "sleep", lambda seconds: look.close())
+        with RecordDirectory(tmp_path).hold_lock("busy"):
+            assert RecordDirectory(tmp_path).is_locked and look.closed
 
 
 def test_what_is_written_goes_to_the_directory_that_was_locked(tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ LOCK = ".lock"
 MAX_BYTES = 256 << 20
 """Size limit of one file."""
 
+_LOOK_S = 0.5
+"""flock cannot be asked who holds a file: `is_locked` shares the lock for less than this."""
+
 _NOT_PLAIN = "nothing but homenode writes there, and regular files: look at it, and move it away"
 
 
@@ -82,8 +85,8 @@ class RecordDirectory:
     def is_locked(self) -> bool:
         """Whether somebody holds the lock now. False where there is none, or it cannot be asked."""
         try:
-            with open_below(self.path, LOCK) as file:
-                return not try_lock(file.fileno())
+            with open_below(self.path, LOCK) as file:  # shared: for other readers it is not held
+                return not try_lock(file.fileno(), shared=True)
         except OSError:
             return False
 
@@ -94,7 +97,7 @@ class RecordDirectory:
         hint: str | None = None,
         *,
         lock: str = LOCK,
-        wait_s: float = 0.0,
+        wait_s: float = _LOOK_S,
         on_wait: Callable[[], None] = lambda: None,
         holder: str = "",
     ) -> Iterator[int]:

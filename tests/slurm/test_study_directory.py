@@ -154,6 +154,16 @@ def test_a_study_opens_no_path_that_its_journal_names_as_the_host(tmp_path: Path
         assert _Hosts(tmp_path / "study", replace(made, host=name))._read_described() is None
 
 
+def test_a_host_that_contradicts_itself_is_unknown(tmp_path: Path) -> None:
+    described = load_host("gh200x4")
+    directory = StudyDirectory(tmp_path / "study")
+    made = directory.create(
+        replace(study(), host="gh200x4"), replace(described, cores=(), pus=described.pus[:1])
+    )
+    directory.close()
+    assert _Hosts(tmp_path / "study", made)._read_described() is None
+
+
 def test_a_study_lays_itself_out_through_no_link(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -51,7 +51,7 @@ from homenode.safe.durable import open_directory, replace_file
 from homenode.safe.input_files import open_below
 from homenode.text import command_line
 from homenode.units import whole_number
-from homenode.vm.sources import load_host
+from homenode.vm.sources import host_of_text, load_host
 
 JOURNAL = "study.jsonl"
 DESCRIBED = "host.json"
@@ -399,7 +399,7 @@ class _Hosts:
         content = StudyDirectory(self._directory).read(DESCRIBED)
         with contextlib.suppress(InputError):  # likewise
             if content is not None:
-                return formats.decode(content, "host", Host, DESCRIBED)
+                return host_of_text(content.decode("utf-8", "surrogateescape"), DESCRIBED)
         return None
 
 

@@ -15,8 +15,8 @@ MAX_PU_INDEX = 65_535
 MAX_CHARS = 1 << 16
 MAX_PARTS = 4096
 MAX_STRIDES = 64
-"""Of a list or a mask: 8,192 CPUs have at most so many runs, and nothing prints strides. What says
-the same over megabytes costs nothing either."""
+"""Limits of a list or a mask: 8,192 CPUs have at most so many runs, and nothing prints strides.
+What says the same over megabytes costs nothing either."""
 
 _REMEMBERED_CHARS = 4096
 

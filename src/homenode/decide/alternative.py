@@ -181,7 +181,7 @@ def preset_of(switches: Switches) -> str | None:
 
 USUAL = "usual"
 USUAL_SHARE = 2 / 3
-"""Of a boot's samples, at least, that a place must have to be its usual one."""
+"""Least share of a boot's samples that a place must have to be its usual one."""
 
 _NAME = re.compile(r"(\d{1,9}(?:\.\d)?) ns", re.ASCII)
 

@@ -294,8 +294,9 @@ def _interval_between(
 
 
 TIMES_THE_SPREAD = 6.0
-"""Of the faster half's devices, whose spread is about 0.6 times that of all: the slowest of eight
-is 1.4 of the latter below their mean, and so far apart in 1 of 1,000 pairs of boots."""
+"""Multiple of the spread of the faster half's devices, which is about 0.6 times that of all: the
+slowest of eight is 1.4 of the latter below their mean, and so far apart in 1 of 1,000 pairs of
+boots."""
 
 
 def _imbalance_ratio(first: Series, second: Series, metric: Metric) -> float:

@@ -31,11 +31,11 @@ BESIDE_TERMS_FROM = 4
 well: these cost freedom, of which three boots have none to spare."""
 
 OTHERS_COUNT, OTHERS_FREEDOM = 1 / 4, 1 / 16
-"""Of the freedom of the others, one of them omitted as it shows how alike they are: for the value
-that a variance is drawn to, half of its own freedom at most, and for the freedom that is gained."""
+"""Shares of the freedom of the others, one of them omitted as it shows how alike they are: for the
+value that a variance is drawn to, half of its own freedom at most, and for the freedom gained."""
 
 MOST_TIMES_THE_NOISE = 6
-"""Of the quietest of the others. What varies more counts as if it varied so much."""
+"""Multiple of the noise of the quietest other. What varies more counts as if it varied so much."""
 
 FREEDOM_OF_FEWER = 1.5
 """Satterthwaite's freedom is no more than so many times that of the side with fewer boots: where

@@ -241,7 +241,7 @@ def _nodes_of_gpus(alternative: Alternative, node_of: Mapping[Bdf, int]) -> dict
 def _nearest(
     copies: Mapping[MatrixKey, _Figures], node_of: Mapping[Bdf, int]
 ) -> dict[MatrixPlace, int]:
-    """Of GPUs that a topology has, and of those that several nodes copied to."""
+    """The node of each GPU that a topology has, or that several nodes copied to."""
     nearest: dict[MatrixPlace, int] = {}
     for key, figures in copies.items():
         by_gpu: dict[MatrixPlace, dict[int, float]] = {}

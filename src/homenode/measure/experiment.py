@@ -211,8 +211,8 @@ class Pace:
         self._seconds[variant] = seconds
 
     def seconds_for(self, variants: Iterable[str]) -> float | None:
-        """Of these, one after the other; one that is unknown takes the mean of the others. None
-        where nothing is known of any."""
+        """Sum of their seconds; a variant whose seconds are unknown takes the mean of the others.
+        None if nothing is known of any."""
         planned = [self._seconds.get(variant) for variant in variants]
         if planned and not self._seconds:
             return None

@@ -199,7 +199,7 @@ def _pins(facts: Vm) -> tuple[LivePin, ...]:
 
 
 _START = 19
-"""Of the fields behind the name in /proc/PID/stat: when it began, in ticks. Source: proc(5)."""
+"""Index of a field behind the name in /proc/PID/stat: the start, in ticks. Source: proc(5)."""
 
 
 def run_mark(uuid: str) -> str | None:

@@ -15,18 +15,18 @@ from homenode.errors import HostError
 from homenode.safe.input_files import open_registers
 
 TARGET_SPEED_MASK = 0x000F
-"""Of Link Control 2: the speed to train to at most."""
+"""Bits of Link Control 2: the maximum speed to train to."""
 
 RETRAIN_LINK = 0x0020
-"""Of Link Control, in root and downstream ports only: reserved in endpoints. Reads as 0."""
+"""Bit of Link Control, in root and downstream ports only: reserved in endpoints. Reads as 0."""
 
 LINK_DISABLE = 0x0010
 TRAINING = 0x0800
-"""Of Link Status: a training is under way."""
+"""Bit of Link Status: a training is under way."""
 
 DATA_LINK_ACTIVE = 0x2000
 DATA_LINK_REPORTED = 1 << 20
-"""Of Link Capabilities: Link Status says whether the link carries data."""
+"""Bit of Link Capabilities: Link Status says whether the link carries data."""
 
 SPEED_OF_CODE = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
 

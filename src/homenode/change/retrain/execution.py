@@ -40,7 +40,7 @@ from homenode.text import command_line, printable
 KIND = "train-link"
 
 _POLLS = 100
-"""Of 10 ms: PCIe gives a training 1 s at most (7.5.3.7 and 6.7.3.3)."""
+"""Polls 10 ms apart: PCIe gives a training 1 s at most (7.5.3.7 and 6.7.3.3)."""
 
 _MORE_TRAININGS = 3
 """Source: tenstorrent/tt-kmd#197, where links step up gradually rather than at once."""

@@ -58,7 +58,7 @@ _SPELLINGS = {
 
 _PYTHON_IMAGE = "docker.io/library/python:3.12-slim"
 _PYTHON_DIGEST = "sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142b1877b5830d36"
-"""Of Python 3.12.13, for all architectures; source: github.com/docker-library/repo-info."""
+"""Image of Python 3.12.13, for all architectures; source: github.com/docker-library/repo-info."""
 
 
 def manifests(options: ManifestOptions) -> dict[str, str]:

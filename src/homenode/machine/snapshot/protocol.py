@@ -110,7 +110,7 @@ MAX_ASKED = 1_000_000
 MAX_CHARS = 16 << 20
 MAX_COMMAS = 100_000
 MAX_NAMES = 10_000
-"""Of one host; ASKED: with those that are not there; NAMES: of one directory. Linux has at most
+"""Limits for one host; ASKED counts absent files too, NAMES is for one directory. Linux has at most
 8,192 CPUs. A machine of 384 takes 6,000 files of 0.3 MB; its lists, the dearest to read, have 600
 parts.
 """

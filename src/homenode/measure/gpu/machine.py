@@ -107,7 +107,7 @@ class GpuMachine(Struct, frozen=True):
         )
 
     def environment(self, *, peers: bool) -> tuple[tuple[str, str], ...]:
-        """Of collectives. ROCm's fail on some GPUs when scratch memory is reclaimed: MI350X,
-        MI300X."""
+        """Variables for collectives. ROCm's fail on some GPUs when scratch memory is reclaimed:
+        MI350X, MI300X."""
         variables = () if self.is_nvidia else (("HSA_NO_SCRATCH_RECLAIM", "1"),)
         return variables if peers else (*variables, ("NCCL_P2P_DISABLE", "1"))

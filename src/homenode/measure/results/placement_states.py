@@ -24,7 +24,7 @@ MANY_PAIRS = 8
 """Pairs of neighbours from which on there are more places than samples."""
 
 LASTING_SHARE = 0.1
-"""Of its team's samples, at least, that a place of many CPUs must have to be one."""
+"""Least share of its team's samples that a place of many CPUs must have to be one."""
 
 Latencies = tuple[float | None, ...]
 _Signature = tuple[int, ...]

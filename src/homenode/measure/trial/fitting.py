@@ -29,8 +29,8 @@ _STREAM_BYTES = 3 * (130 << 20)
 guest shows large caches. Source: native/src/command_bandwidth.cpp, bandwidth_run.hpp."""
 
 _SHARE_OF_STREAM = 0.9 * 0.8
-"""Of a small guest's memory: its kernel keeps a tenth at least, and the probe takes four fifths of
-what is available then."""
+"""Share of a small guest's memory for STREAM: its kernel keeps a tenth at least, and the probe
+takes four fifths of what is available then."""
 
 _LEAST_GUEST_MIB = math.ceil(_STREAM_BYTES / _SHARE_OF_STREAM / MIB)
 

@@ -101,7 +101,7 @@ class GpuGroup(Struct, frozen=True, kw_only=True):
         return max(0, count - self.homeless - count_at_home)
 
     def classes(self, packages: int) -> list[int]:
-        """Of the GPUs of each home, for nodes of these packages (bits)."""
+        """The device class of the GPUs of each home, for nodes of these packages (bits)."""
         return [home.device_class(packages) for home in self.homes]
 
     def least_class(self, count: int, classes: Sequence[int]) -> int | None:

@@ -309,8 +309,8 @@ class NodeSets:
 
     @cached_property
     def _weights(self) -> list[tuple[int, int, int]]:
-        """Of each node what a VM costs there, as far as one node says it: GPUs that it does not
-        want, or none of those that it does; then what --balance compares."""
+        """The cost of a VM on each node, as far as one node says it: GPUs that it does not want, or
+        none of those that it does; then what --balance compares."""
         problem, devices = self.problem, self.problem.devices
         avoided = ~devices.home_nodes if devices.options.has_gpus else devices.gpu_nodes
         sign = 1 if problem.pack else -1

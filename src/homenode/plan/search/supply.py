@@ -327,7 +327,7 @@ _SECOND = 2
 
 
 def _rank(core: CoreShape, number: int) -> Rank:
-    """Of a core's group of that number, from 0."""
+    """The order of use of a core's group of that number, from 0."""
     is_weak = core.kind is CoreKind.EFFICIENCY
     return 2 * number + (not core.is_whole), is_weak, not core.isolated
 

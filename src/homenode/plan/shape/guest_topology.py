@@ -140,8 +140,8 @@ class _Way(Struct, frozen=True):
 def _best(
     ways: Sequence[_Way], counts: Sequence[int], offline: CpuSet, *, may_share_sockets: bool
 ) -> _Way:
-    """Of ways with smaller and smaller sockets the first that spreads the online vCPUs as all are,
-    to less than a vCPU; to a vCPU rather than with many sockets; else the nearest to that. A cell
+    """Return the first way, the largest sockets first, that spreads the online vCPUs as all are, to
+    less than a vCPU; to a vCPU rather than with many sockets; else the nearest to that. A cell
     without an online vCPU comes last."""
     far = {way: way.deviation(counts, offline) for way in ways}
     idle = {way: sum(cell <= offline for cell in way.cells) for way in ways}

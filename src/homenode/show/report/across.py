@@ -218,7 +218,7 @@ REFERENCE = ("matmul-time", "matmul-rate")
 
 _COLLECTIVE = "allreduce-busbw-peak"
 _GENERATION = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
-"""Of PCIe, by GT/s of a lane."""
+"""Generation of PCIe, by GT/s of a lane."""
 
 MOST_BARS = 60
 """In one chart."""

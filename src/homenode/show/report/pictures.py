@@ -286,7 +286,7 @@ MOST_DEVICES = 32
 """Bars of single GPUs in one chart."""
 
 KERNELS = ("copy", "scale", "add", "triad")
-"""Of STREAM, in its order."""
+"""STREAM's kernels, in its order."""
 
 SIZE_LEVELS = (
     ("L1, 4-32 KiB", 4 << 10, 32 << 10),

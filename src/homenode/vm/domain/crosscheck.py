@@ -169,8 +169,8 @@ _ON_EXPANDER = (
 )
 
 _OTHER_NAMES = {"pcie-root-port": "ioh3420"}
-"""Of models, next to QEMU_DEVICE. Source: qemuDomainValidate of controllers, libvirt 9.0, which
-refuses any other."""
+"""Names of models besides those of QEMU_DEVICE. Source: qemuDomainValidate of controllers, libvirt
+9.0, which refuses any other."""
 
 _CHIPSET_SLOT = {"pcie-root": 0x1F, "pci-root": 1, "": 0x1F}
 """Where function 0 is the machine's own: q35's LPC next to SATA, i440fx's ISA next to IDE and USB.

@@ -151,7 +151,7 @@ def _all_devices(document: Document) -> tuple[Bdf, ...]:
 
 
 _FIELDS = tuple(field for fact in FACTS if fact.id in KEPT for field in fact.fields)
-"""Of Vm, what no layout sets."""
+"""Fields of a Vm that no layout sets."""
 _SECTIONS = ("memoryBacking", "memtune", "cputune", "features")
 _PINS = ("vcpupin", "emulatorpin", "iothreadpin")
 _OF_CPU = ("feature", "maxphysaddr")

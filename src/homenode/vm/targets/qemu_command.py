@@ -43,7 +43,7 @@ POLICY_OF_MODE = {
 _MODE_OF_POLICY = {policy: mode.value for mode, policy in POLICY_OF_MODE.items()}
 _MEDIATED = "/sys/bus/mdev/devices/"
 _NAMESPACE = UUID("6c5bd0d3-43f1-4c65-9c2e-8f6d3a4c5b10")
-"""Of UUIDs that are made of a VM's name."""
+"""Namespace of UUIDs that are made of a VM's name."""
 
 CACHE_WORDS: Mapping[str | None, tuple[str, ...]] = {
     GuestCache.PASSTHROUGH: ("host-cache-info=on", "l3-cache=off"),

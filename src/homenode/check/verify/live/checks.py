@@ -279,8 +279,8 @@ def group_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
 
 
 BUSY_RATIO = 0.1
-"""Of one CPU's time, over which an unpinned process on the VM's CPUs is worth a finding: below, it
-is a daemon that woke up."""
+"""Share of one CPU's time from which an unpinned process on the VM's CPUs is worth a finding:
+below, it is a daemon that woke up."""
 
 
 def _swap_findings(vm: RunningVm) -> Iterator[Finding]:

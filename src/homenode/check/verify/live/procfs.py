@@ -196,7 +196,7 @@ class Area(NamedTuple):
 
 
 class TaskTimes(NamedTuple):
-    """Of /proc/PID/task/TID/stat."""
+    """Fields of /proc/PID/task/TID/stat."""
 
     flags: int
     ticks: int  # user and system time

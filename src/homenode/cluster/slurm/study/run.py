@@ -231,7 +231,7 @@ class SlurmQueue:
         return job
 
     def _behind(self, alive: Iterable[str]) -> Callable[[Experiment], Iterator[str]]:
-        """Of an experiment, those after it on its nodes that are under way all the same.
+        """The lookup of experiments that come after another on its nodes and are under way already.
 
         One that is submitted again finds them in the queue, and is not alone before they end.
         """

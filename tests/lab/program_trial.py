@@ -174,7 +174,7 @@ def trial(name: str, disks: list[str], *options: str) -> None:
         guest = next(run.glob("host*"))
         report["guest"] = json.loads(homenode("show", "--host", str(guest), "--json"))
         report["verified"] = homenode_ended(
-            "verify", "--guest", str(guest), "--plan", str(run / "plan.json")
+            "verify", "--guest", str(guest), "--plan", str(run / "plan.json"), "--explain"
         )
     say(name, json.dumps(report))
     step(f"{name} reported")

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from homenode.errors import InputError
 from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.document import parse_document
-from homenode.vm.domain.merge import MergeResult, as_stored, same_definition, take_out
+from homenode.vm.domain.merge import (
+    MergeResult,
+    added_ports,
+    as_stored,
+    same_definition,
+    take_out,
+)
 from homenode.vm.domain.read import open_domain
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import PlanOptions
@@ -171,18 +177,58 @@ def test_sizes_and_sets_are_stored_as_libvirt_prints_them() -> None:
     assert as_stored(parse_document(tuning.encode(), "tuned"), now).to_bytes() == printed.encode()
 
 
-def test_pages_of_one_size_are_told_apart_by_their_cells() -> None:
-    """Somebody removed the first of two: the layout takes out what is left of its own."""
-    page = b"<page size='2048' unit='KiB' nodeset='%d'/>"
+# Path of an element that has a name among its like, and the element, with {} for the name.
+NAMED = [
+    ("cputune", "<vcpupin vcpu='{}' cpuset='0'/>"),
+    ("cputune", "<vcpusched vcpus='{}' scheduler='batch'/>"),
+    ("cputune", "<iothreadpin iothread='{}' cpuset='0'/>"),
+    ("numatune", "<memnode cellid='{}' mode='strict' nodeset='0'/>"),
+    ("cpu/numa/cell id='0' cpus='0' memory='1'/distances", "<sibling id='{}' value='10'/>"),
+    ("vcpus", "<vcpu id='{}' enabled='yes'/>"),
+    ("cpu", "<feature policy='require' name='{}'/>"),
+    ("memoryBacking/hugepages", "<page size='{}' unit='MiB'/>"),
+    ("memoryBacking/hugepages", "<page size='2' unit='MiB' nodeset='{}'/>"),
+    ("devices", "<controller type='pci' index='{}'/>"),
+    ("devices", "<controller type='{}' index='0'/>"),
+    ("devices", "<disk><target dev='{}'/></disk>"),
+    ("devices", "<filesystem><target dir='{}'/></filesystem>"),
+    ("devices", "<interface><mac address='{}'/></interface>"),
+    *(
+        ("devices", f"<interface><source><address {name}='{{}}'/></source></interface>")
+        for name in ("bus", "slot", "function")
+    ),
+    ("devices", "<hostdev type='{}'/>"),
+    *(
+        ("devices", f"<hostdev><source><address {name}='{{}}'/></source></hostdev>")
+        for name in ("domain", "bus", "slot", "function", "uuid", "device")
+    ),
+]
 
-    def document(*cells: int) -> bytes:
-        pages = b"".join(page % cell for cell in cells)
-        huge = b"<memoryBacking><hugepages>" + pages + b"</hugepages></memoryBacking>"
-        return ORIGINAL.replace(b"  <os>", huge + b"  <os>", 1)
+
+@pytest.mark.parametrize(("path", "element"), NAMED)
+def test_elements_of_one_kind_are_told_apart_by_what_names_them(path: str, element: str) -> None:
+    """Somebody removed the first of two: the layout takes out what is left of its own."""
+
+    def document(*names: int) -> bytes:
+        text = "".join(map(element.format, names))
+        for parent in reversed(f"domain/{path}".split("/")):
+            text = f"<{parent}>{text}</{parent.split()[0]}>"
+        return text.replace("<domain>", "<domain><vcpu>3</vcpu><memory>3</memory>").encode()
 
     done = merged(document(0, 1), document(0, 1, 2), document(1, 2))
-    assert not done.conflicts
-    assert same_definition(done.document.to_bytes(), document(1))
+    assert same_definition(done.document.to_bytes(), document(1)), done
+
+
+def test_a_port_that_nothing_is_plugged_into_is_an_edit_and_not_libvirts() -> None:
+    tuning, printed = (
+        parse_document(f"<domain><devices>{devices}</devices></domain>".encode(), "test")
+        for devices in (
+            "<disk/>",
+            "<controller type='pci' index='1'/><controller type='pci' index='2'/>"
+            "<disk><address type='pci' bus='2'/></disk>",
+        )
+    )
+    assert added_ports(tuning, printed) == {2}
 
 
 def test_a_detached_device_stays_detached() -> None:

@@ -1,5 +1,6 @@
 """A virtual function is a part of its GPU: on its node, and shared with its siblings."""
 
+import re
 from importlib.resources import files
 from typing import Any
 
@@ -124,6 +125,11 @@ def test_a_mediated_device_is_placed_on_its_gpus_node_and_written_as_one() -> No
     assert source is not None and source.get("uuid") == UUIDS[2]
     again = plan_file(made.document, "vm", PlanOptions(layout="pin-numa-pci"), divided())
     assert again.document == made.document
+    unassigned = re.sub(
+        rb"(</source>\s*)<address [^>]*>", rb"\1<address type='unassigned'/>", made.document
+    )
+    again = plan_file(unassigned, "vm", PlanOptions(layout="pin-numa-pci"), divided())
+    assert again.document == made.document != unassigned
     document = open_domain(made.document, "vm")
     assert not list(as_planned(document, vm_of(document), made.plan))
 

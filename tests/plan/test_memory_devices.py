@@ -25,6 +25,7 @@ from homenode.show.plan_text import answer_line
 from homenode.units import GIB
 from homenode.vm.domain.codec import INITIATORS, required_versions
 from homenode.vm.domain.document import parse_document
+from homenode.vm.domain.memory import edit_memory_devices
 from homenode.vm.domain.read import open_domain, read_vm, vm_of
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import MemoryDevice
@@ -208,6 +209,10 @@ def test_a_node_mask_follows_its_cell_where_the_layout_binds_memory(hgx: Host) -
     nodes = CpuSet(flat.plan.memory_nodes)
     assert f"<nodemask>{nodes}</nodemask>".encode() in flat.document
     assert b"<nodemask>1</nodemask>" in plan_file(xml, "vm.xml", PlanOptions("pin"), hgx).document
+    moved = edit_memory_devices(
+        parse_document(xml.replace(b"<node>0<", b"<node>2<"), "x"), made.plan
+    )
+    assert moved.text == xml.replace(b"<nodemask>1<", f"<nodemask>{home}<".encode())
 
 
 @pytest.mark.parametrize(

@@ -226,9 +226,8 @@ def place(document: Document, device: Element, address: GuestAddress) -> list[Ed
     old = device.child("address")
     if old is None:
         return append(document, device, [new_address(address)])
-    if old.get("type") != "pci":
-        return remove(document, old) + insert_after(document, old, [new_address(address)])
-    return set_attributes(document, old, address_attributes(address) | {"multifunction": None})
+    values = {"type": "pci", **address_attributes(address), "multifunction": None}
+    return set_attributes(document, old, values)
 
 
 def _slot(address: GuestAddress) -> tuple[int, int, int]:

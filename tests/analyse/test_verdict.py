@@ -108,6 +108,14 @@ def test_rtx_4080_pins_are_to_be_reviewed_with_candidates() -> None:
     assert first_line("RTX 4080", (made,)).startswith("RTX 4080: review first: check the pins")
 
 
+@pytest.mark.parametrize(("pinned", "layout"), [("pin", "default"), ("pin-numa", "pin-bound")])
+def test_default_is_the_layout_only_where_pins_of_a_flat_guest_lost(
+    pinned: str, layout: str
+) -> None:
+    made = measured(runs_with({"default": 5e11, pinned: 7e10}, 1), Objective.MEMORY_BANDWIDTH)
+    assert (made.choice, made.layout, made.avoid) == ("default", layout, (pinned,))
+
+
 @pytest.mark.parametrize("objective", Objective)
 def test_nothing_is_recommended_for_the_rtx_5090_before_its_links_are_fixed(
     objective: Objective,

@@ -81,6 +81,7 @@ def test_desktops_get_siblings_on_as_few_cores_and_llcs_as_hold_them(
     assert CoreKind.EFFICIENCY not in kinds
     (said,) = (f for f in made.findings if f.id == "document-siblings")
     enough = vcpus <= len(host.cores)
+    assert said.observed.endswith("whole cores would not suffice") is not enough
     assert ("--siblings hidden" if enough else "at most 14 vCPUs") in (said.fix or "")
 
 

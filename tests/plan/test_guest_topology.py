@@ -117,7 +117,7 @@ def test_cells_of_one_package_are_a_socket_each_and_it_is_said() -> None:
 def test_unequal_cells_are_several_sockets_and_none_is_cut() -> None:
     plan = shaped((24, 20))
     assert plan.vm.cpu_topology == GuestTopology(11, 1, 4, 1)
-    assert [f.id for f in plan.findings] == ["sockets-exceed-cells"]
+    assert [(f.id, f.severity) for f in plan.findings] == [("sockets-exceed-cells", "warning")]
 
 
 @pytest.mark.parametrize(

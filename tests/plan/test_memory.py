@@ -8,7 +8,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, MemoryKind, PagePool
-from homenode.plan.memory import free_memory
+from homenode.plan.memory import free_memory, overhead_bytes
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
@@ -49,6 +49,17 @@ def test_free_memory_counts_where_it_is_known_and_bound_memory_where_not() -> No
     # What is bound is allocated, touched or not: node 0 has 64 GiB, and 60 are bound.
     assert place(read, asking(small_request(4, GIB), balance=Balance.PACK)).nodes == (0,)
     assert place(read, asking(small_request(4, 3 * GIB), balance=Balance.PACK)).nodes == (1,)
+
+
+@pytest.mark.parametrize("page_bytes", [None, GIB])
+def test_a_node_has_room_for_the_vm_what_qemu_needs_and_the_hosts_2_gib(
+    page_bytes: int | None,
+) -> None:
+    request = replace(small_request(4, 20 * GIB), page_bytes=page_bytes)
+    needed = 22 * GIB + overhead_bytes(request)
+    for missing, relaxations in ((0, ()), (MIB, (Relaxation.HOST_MEMORY,))):
+        host = even_host(1, 1, 1, 8, 1, memory_bytes=needed - missing)
+        assert place(host, request).relaxations == relaxations
 
 
 def test_a_vm_has_no_more_guest_cells_than_pages() -> None:

@@ -90,6 +90,16 @@ def test_cells_take_turns_by_sockets_where_the_first_ones_would_have_every_onlin
     assert plan.vm.cpu_topology is not None and plan.vm.cpu_topology.sockets == sockets
 
 
+@pytest.mark.parametrize(("online", "sockets", "severity"), [(4, 8, "info"), (2, 16, "warning")])
+def test_cells_that_take_turns_by_more_than_four_sockets_each_are_a_warning(
+    online: int, sockets: int, severity: str
+) -> None:
+    plan = shaped((8, 8), CpuSet(range(online, 16)))
+    assert plan.vm.cpu_topology is not None and plan.vm.cpu_topology.sockets == sockets
+    (finding,) = (f for f in plan.findings if f.id == "sockets-exceed-cells")
+    assert finding.severity == severity
+
+
 def test_on_intel_several_cells_in_a_socket_are_better_than_many_sockets() -> None:
     plan = shaped((8, 8), CpuSet(range(6, 16)), vendor=INTEL)
     assert [len(cell.vcpus & CpuSet(range(6))) for cell in plan.cells] == [3, 3]

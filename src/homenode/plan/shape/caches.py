@@ -221,11 +221,7 @@ def _ways(
     used = CpuSet.union(pins)
     threads = {len(host.core_at[pu].pus) for pu in used}
     llcs = [llc for llc in host.llcs if shared is not None and llc.index in shared.llcs]
-    can_pass = (
-        guest.cpu_mode in PASSTHROUGH_MODES
-        and len(used) == len(placement.vcpu_pins)
-        and threads == {shape.threads}
-    )
+    can_pass = guest.cpu_mode in PASSTHROUGH_MODES and threads == {shape.threads}
     if host.cpu.vendor in AMD_VENDORS:
         can_pass = can_pass and all(_is_known_leaf(host, llc, shape.threads) for llc in llcs)
     is_whole = len(used) == sum(len(llc.pus) for llc in llcs)

@@ -1,10 +1,12 @@
 """Applying a tuned document to a domain, and the way back, on a stand-in for virsh."""
 
+import os
 import re
 import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from homenode.change.journal import default_root
 from homenode.change.step import ChangeState
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, ToolError, UsageError
+from homenode.safe.durable import part_name
 from homenode.vm.hypervisor.connection import checked_uri
 from homenode.vm.hypervisor.domain_state import DomainState, parse_dominfo, parse_pins
 from homenode.vm.hypervisor.virsh import Virsh
@@ -55,6 +58,18 @@ def test_apply_defines_the_tuned_document_and_restore_gives_the_original_back_by
     assert done.changed and done.exact
     assert daemon.definition() == ORIGINAL
     assert DomainStore(root, URI, UUID).document(sha256(defined)) == defined
+
+
+def test_apply_and_restore_remove_what_a_killed_one_left_half_written(
+    daemon: StandIn, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", os.getuid)  # the owner of the file below
+    apply(root)
+    for change in (apply, partial(restore_definition, Virsh(URI), NAME)):
+        left = DomainStore(root, URI, UUID).directory / part_name()
+        left.write_bytes(ORIGINAL[:9])
+        change(root)
+        assert not left.exists()
 
 
 def test_passwords_survive_and_no_one_else_can_read_what_is_saved(

@@ -10,6 +10,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
+from homenode.vm.plan import Unplannable
 from tests.figures import numbers
 from tests.plan.test_many_gpus import HGX, buses, hgx, some
 from tests.small_hosts import asking, pinned_domain, small_request
@@ -103,6 +104,16 @@ def test_gpus_whose_module_is_unknown_are_chosen_with_a_gap() -> None:
     assert any(
         "Fabric Manager" in gap.subject for gap in place(board((None,) * 8), named(0, 1)).gaps
     )
+
+
+def test_as_many_gpus_as_a_package_has_are_of_one_package_or_refused() -> None:
+    busy = [pinned_domain("0", name=f"train-{i}", devices=(HGX[i].bdf[5:],)) for i in (0, 4)]
+    host = board((None,) * 8, domains=tuple(busy))
+    assert buses(host, some(3)) == ["3b", "4c", "5d"]
+    with pytest.raises(Unplannable) as refusal:
+        place(host, some(4))
+    assert [rejection.constraint for rejection in refusal.value.rejections] == ["gpu-packages"]
+    assert len(buses(host, some(5))) == 5  # no package has so many
 
 
 def test_all_gpus_of_a_board_are_a_partition_whatever_their_modules() -> None:

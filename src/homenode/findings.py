@@ -153,6 +153,7 @@ class Doubt(Struct, frozen=True, kw_only=True):
     blocks: bool  # nothing can be concluded while it stands
     cause: str  # the likely one
     remedy: str  # the next thing to do
+    system: str = ""  # the machine, where several were compared, each with itself; else ""
 
 
 class FindingTexts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

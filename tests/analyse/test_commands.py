@@ -219,6 +219,30 @@ def test_compare_says_of_which_gpu_a_figure_is_and_what_a_doubt_may_come_from() 
     assert "likely cause: pins on slower cores, on siblings of one core" in pins
 
 
+def test_each_of_several_machines_is_told_the_fix_that_they_share(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    for system in ("b200", "h200"):
+        for layout, governor in (("default", "powersave"), ("pin", "performance")):
+            figures = {"memory-bandwidth": ("bytes_per_s", 1e11)}
+            conditions = (Condition("governor", governor),)
+            write_run(
+                tmp_path,
+                simulated_run(
+                    layout, figures, rng, system=system, host=system, conditions=conditions
+                ),
+            )
+    printed = call("compare", tmp_path)
+    assert printed.count("under equal conditions") == 2
+    assert "b200: governor; h200: governor: " in call("compare", tmp_path, "--explain")
+    stored = decode(
+        call("compare", tmp_path, "--json"), "comparison", RecommendedComparison, "output"
+    )
+    assert [(doubt.system, doubt.subject) for doubt in stored.doubts] == [
+        ("b200", "governor"),
+        ("h200", "governor"),
+    ]
+
+
 def test_compare_for_a_host_takes_the_best_rung_and_prints_the_documented_format(
     results: Path,
 ) -> None:

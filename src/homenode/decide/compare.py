@@ -115,8 +115,8 @@ def compare_machines(
             for name, comparison in by_machine.items()
             for effect in comparison.effects
         ),
-        doubts=once(
-            structs.replace(doubt, subject=f"{name}: {doubt.subject}")
+        doubts=tuple(
+            structs.replace(doubt, system=name)
             for name, comparison in by_machine.items()
             for doubt in comparison.doubts
         ),

@@ -3,6 +3,8 @@
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import is_whole
 from homenode.decide.comparison import (
@@ -16,6 +18,7 @@ from homenode.decide.comparison import (
     EvidenceLevel,
     Outcome,
     is_large,
+    once,
 )
 from homenode.decide.recommendation import (
     ANY_MACHINE,
@@ -255,9 +258,9 @@ def _reasons(
     is_single = len({answer.system for answer in comparison.recommendations}) < 2
     lines += _sweep_lines(comparison, "" if is_single else f"{answers[0].system}: ", everything)
     if not everything and _is_passed(answers, comparison):
-        of_system = "" if is_single else f"{answers[0].system}: "
-        blocking = (d for d in comparison.doubts if d.blocks and d.subject.startswith(of_system))
-        lines += [("fix", fix, "") for fix in dict.fromkeys(doubt.remedy for doubt in blocking)]
+        blocking = (doubt for doubt in comparison.doubts if doubt.blocks)
+        fixes = (d.remedy for d in blocking if is_single or d.system == answers[0].system)
+        lines += [("fix", fix, "") for fix in dict.fromkeys(fixes)]
         lines.append(("", "effects with intervals, and caveats in full: --explain", "dim"))
     doubts = (doubt for answer in answers for doubt in answer.doubts)
     links_first = sorted(doubts, key=lambda doubt: doubt.id != SLOW_IN_ONE)
@@ -377,12 +380,19 @@ def power_table(power: Mapping[str, Mapping[str, float]]) -> tuple[Table, ...]:
 
 
 def _doubts(doubts: Iterable[Doubt]) -> Iterator[Text]:
-    """Each doubt with its likely cause and its remedy."""
-    for doubt in doubts:
+    """Each doubt with its likely cause and its remedy, once for all machines that have it."""
+    for doubt in once(map(_with_system, doubts)):
         head = "cannot tell" if doubt.blocks and doubt.id not in WEAKENING else "caveat"
         yield Text(f"{head}: {doubt.subject}: {doubt.detail}  ({doubt.id})")
         yield Text(f"likely cause  {doubt.cause}", indent=2)
         yield Text(f"fix           {doubt.remedy}", indent=2)
+
+
+def _with_system(doubt: Doubt) -> Doubt:
+    """The doubt with its machine in the words of its subject."""
+    if not doubt.system:
+        return doubt
+    return replace(doubt, system="", subject=f"{doubt.system}: {doubt.subject}")
 
 
 def _tables(comparison: Comparison, effects: Sequence[Effect], everything: bool) -> Iterator[Part]:

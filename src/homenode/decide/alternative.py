@@ -1,7 +1,6 @@
 """Alternative: one thing that can be chosen, a layout or an arrangement, with its runs."""
 
 import itertools
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -24,7 +23,11 @@ from homenode.measure.results.model import (
     SampleKey,
     Switches,
 )
-from homenode.measure.results.placement_states import classes_of, latency_name
+from homenode.measure.results.placement_states import (
+    classes_of,
+    latency_name,
+    named_latency_ns,
+)
 from homenode.measure.results.vantage import Vantage
 from homenode.units import format_bytes
 from homenode.vm.layout import PRESETS, Pinning, Siblings
@@ -183,8 +186,6 @@ USUAL = "usual"
 USUAL_SHARE = 2 / 3
 """Least share of a boot's samples that a place must have to be its usual one."""
 
-_NAME = re.compile(r"(\d{1,9}(?:\.\d)?) ns", re.ASCII)
-
 
 class _SeriesPlace(NamedTuple):
     """What samples of one place have in common, next to the state."""
@@ -220,9 +221,9 @@ def _joint_names(runs: Sequence[Run]) -> _Names:
     for place, run in enumerate(runs):
         for sample in _samples_with_state(run):
             assert sample.state is not None
-            matched = _NAME.fullmatch(sample.state)
-            if matched is not None:
-                seen.setdefault(_series_place(sample), {})[place, sample.state] = float(matched[1])
+            latency_ns = named_latency_ns(sample.state)
+            if latency_ns is not None:
+                seen.setdefault(_series_place(sample), {})[place, sample.state] = latency_ns
             elif " ns, " in sample.state and " of " not in sample.state:
                 # Like another one by its latency, and yet another place: of this run alone.
                 key = (place, _series_place(sample), sample.state)

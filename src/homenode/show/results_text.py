@@ -41,6 +41,7 @@ from homenode.findings import Doubt
 from homenode.measure.derived_run import schedule_of
 from homenode.measure.gpu.collectives import TOPOLOGY_FILE
 from homenode.measure.options import BenchOutcome
+from homenode.measure.results.placement_states import named_latency_ns
 from homenode.measure.run_directory import RunRecord
 from homenode.metrics import METRICS, metric_of
 from homenode.text import command_line, duration_text, plural
@@ -108,7 +109,7 @@ def _other_series(series: dict[SeriesKey, Series], id: str) -> tuple[SeriesKey, 
 def place_text(key: SeriesKey) -> str:
     """What distinguishes a series from others of its metric."""
     state = key.state
-    if state is not None and state.endswith(" ns"):
+    if state is not None and named_latency_ns(state) is not None:
         state = f"CPUs {state} apart"
     parts = [key.variant, state]
     parts += [None if key.device is None else str(key.device), "slowest GPU" if key.worst else None]

@@ -8,6 +8,7 @@ one. So all brackets of a run are judged together here, by the probe's own rule
 """
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -205,3 +206,16 @@ def latency_name(latency_ns: float) -> str:
     """
     digits = 1 if latency_ns < 10 else 0
     return f"{latency_ns:.{digits}f} ns" if math.isfinite(latency_ns) else UNSETTLED
+
+
+_LATENCY_NAME = re.compile(r"(\d{1,9}(?:\.\d)?) ns", re.ASCII)
+
+
+def named_latency_ns(state: str) -> float | None:
+    """The latency that a state has its name from; None for any other name.
+
+    >>> named_latency_ns("9.6 ns"), named_latency_ns("27 ns, 2"), named_latency_ns("moving")
+    (9.6, None, None)
+    """
+    matched = _LATENCY_NAME.fullmatch(state)
+    return None if matched is None else float(matched[1])

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from time import process_time
 
 _REFERENCE_S = 0.016
-"""Of the fixed piece of work, on the machine that the bounds were written for."""
+"""Duration of the fixed piece of work, on the machine that the bounds were written for."""
 
 
 @contextmanager

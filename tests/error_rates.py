@@ -126,7 +126,7 @@ ROWS: dict[str, Callable[[random.Random], bool]] = {
 
 
 def share(name: str, draws: int) -> float:
-    """Of comparisons of a row in which layouts are told apart."""
+    """Share of a row's comparisons in which layouts are told apart."""
     rng = random.Random(name)
     return sum(ROWS[name](rng) for _ in range(draws)) / draws
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from homenode.errors import InputError
 
 MUTATIONS = int(os.environ.get("HOMENODE_FUZZ_MUTATIONS", "200"))
-"""Of each sample of a tool's output; `make nightly` asks for more."""
+"""Mutations of each sample of a tool's output; `make nightly` asks for more."""
 
 SEED = int(os.environ.get("HOMENODE_SEED", "1"))
 

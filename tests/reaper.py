@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 SET_CHILD_SUBREAPER = 36
-"""Of prctl(2): include/uapi/linux/prctl.h."""
+"""Option of prctl(2): include/uapi/linux/prctl.h."""
 
 
 def main() -> None:

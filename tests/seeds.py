@@ -10,16 +10,16 @@ THOROUGH = "HOMENODE_FUZZ" in os.environ
 
 
 def seeds(count: int, every: int = 12) -> range:
-    """Of the seeds from 0 to count every twelfth; with HOMENODE_FUZZ all."""
+    """Every twelfth of the seeds from 0 to count; with HOMENODE_FUZZ all."""
     return range(0, count, 1 if THOROUGH else every)
 
 
 def draws(count: int) -> int:
-    """Of simulated experiments one in five; with HOMENODE_FUZZ all."""
+    """One in five of the simulated experiments; with HOMENODE_FUZZ all."""
     return count if THOROUGH else count // 5
 
 
 def part(cases: Sequence[Case], first: int, every: int = 3) -> Sequence[Case]:
-    """Of cases that take long every third, from `first` on, which is another one in each test, so
+    """Every third of the cases that take long, from `first` on, which differs from test to test, so
     that each case is in some of them; with HOMENODE_FUZZ all."""
     return cases if THOROUGH else cases[first % every :: every]

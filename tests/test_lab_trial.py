@@ -17,7 +17,7 @@ from tests.trial_guest import trial_initrd
 pytestmark = pytest.mark.lab
 
 NODES = [0, 1]
-"""Of the host: a disk is on each, and so is a cell of the VM."""
+"""Nodes of the host: a disk is on each, and so is a cell of the VM."""
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ ALONE = sorted(PACKAGE.rglob("files/*.py"))
 """Programs that another machine gets as a file."""
 
 CALLED_WITH = {"gpus_shown": ("cuda",), "watched": ("true",)}
-"""Of programs without options: the words that they are called with."""
+"""Words that programs without options are called with."""
 
 PACKAGED = re.compile(r"[\w.-]+\.(?:txt|toml|sh|j2|css|js|lock|xml)")
 PLAIN = ("/usr/bin/python3", "-I", "-S")

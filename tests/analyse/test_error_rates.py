@@ -204,7 +204,7 @@ def test_copies_of_which_one_side_varies_five_times_as_much_are_rarely_told_apar
 def test_a_difference_of_two_is_found_next_to_one_that_varies_more(
     noise: float, least: float
 ) -> None:
-    """Of three, of which the noisy one counts as six times as noisy at most."""
+    """Three layouts: the noisy one counts as six times as noisy at most."""
     rng, found, count = random.Random(16), 0, draws(300)
     better = {"memory-bandwidth": ("bytes_per_s", 105e9)}
     for _ in range(count):
@@ -299,7 +299,7 @@ def test_a_pair_of_several_is_tested_with_each_subset_that_it_is_in() -> None:
 
 
 def test_the_closed_test_is_that_of_ryan_einot_gabriel_and_welsch() -> None:
-    """Of each subset with both, the pair that is farthest apart; the largest p of the subsets."""
+    """The largest p of the subsets with both, each of its pair that is farthest apart."""
     rng, alone = random.Random(47), 0
     for _ in range(100):
         levels = (0.0, 0.028, 0.0, rng.choice((0.0, 0.03)))

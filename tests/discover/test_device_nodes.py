@@ -20,7 +20,7 @@ from tests.small_hosts import asking, small_request
 
 NODE = "/sys/devices/system/node"
 OWN_NODES = {"0": "4", "1": "12", "2": "20", "3": "28"}
-"""Of each CPU's node, the node of the memory of its GPU, on 4x GH200."""
+"""The node of the memory of each CPU node's GPU, on 4x GH200."""
 
 
 def with_nodes(

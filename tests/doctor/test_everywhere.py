@@ -100,7 +100,7 @@ SICK = {
     "nvidiaDGX2.xml": ["pcie-link-unknown"],
     "64amd64-4s2n4ca2co.tar.bz2": ["node-memory-unequal"],
 }
-"""Of the published captures: what is wrong with them, or not known."""
+"""Findings of the published captures: what is wrong with them, or not known."""
 
 
 @needs_shared
@@ -118,7 +118,7 @@ def test_published_captures_of_sound_machines_give_no_alarm(directory: str) -> N
 ROOT = Path(__file__).resolve().parents[2]
 CASES = {**HOST_CASES, **HEALTH_CASES, **GUEST_CASES, **QUIET_CASES}
 DOMAINS_FILES = ("pins", "cores", "memory", "devices")
-"""Of check/domain/, whose findings the doctor shows."""
+"""Files of check/domain/, whose findings the doctor shows."""
 
 
 def _ids() -> set[str]:

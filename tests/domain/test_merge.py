@@ -86,7 +86,7 @@ def parts(document: bytes) -> Counter[str]:
 
 
 def test_no_edit_of_a_tuned_document_is_lost_without_a_conflict() -> None:
-    """Of each element: what was changed is changed in the original, or in conflict, or refused; an
+    """What was changed of an element is changed in the original, or in conflict, or refused; an
     element that both have and that was removed is gone."""
     tuning = users_vm("2 GPUs")
     original, applied = parts(tuning.original), parts(tuning.document)

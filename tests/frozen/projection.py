@@ -48,7 +48,7 @@ def address_text(address: str) -> str:
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:
-    """Of a plan: layout, nodes, fallback, pins, memory, guest nodes, devices."""
+    """Lines of a plan: layout, nodes, fallback, pins, memory, guest nodes, devices."""
     vm = plan["vm"]
     layout = (vm.get("record") or {}).get("layout") or {}
     name = layout.get("name") or "custom"
@@ -93,7 +93,7 @@ def refusal_text(refusal: Mapping[str, Any]) -> str:
 
 
 def domain_text(document: bytes) -> str:
-    """Of domain XML: layout, vCPUs, pins, memory, cells, devices with their bus's guest node."""
+    """Lines of domain XML: layout, vCPUs, pins, memory, cells, devices with their guest node."""
     root = etree.fromstring(document)
     pins = {
         int(pin.get("vcpu", "-1")): pin.get("cpuset") for pin in root.iterfind("cputune/vcpupin")

@@ -12,7 +12,7 @@ ORACLE = Path(__file__).parent / "oracle"
 PINNED = "v1.8.4"
 """The version of the oracle's go.mod."""
 _LIBRARIES = {"v1.6.1": "v1.6.2"}
-"""Of kubevirt.io/api and client-go, where the proxy refuses those of the version itself."""
+"""Versions of kubevirt.io/api and client-go that stand for those that the proxy refuses."""
 _ENVIRONMENT = {**os.environ, "GOSUMDB": "off", "GOFLAGS": "-buildvcs=false"}
 """The checksum database lacks one of the modules; go.sum has them all."""
 _STUBS = {

@@ -24,8 +24,8 @@ from tests.rendered.machine import render
 from tests.tree_writer import write_tree
 
 MOST_CALLS = 120_000
-"""Of Python functions, by a hook and all that it imports: 86,500 of them take 0.15 s of CPU on an
-idle machine, so these take 0.2 s. A busy one takes longer for as many."""
+"""Calls of Python functions, by a hook and all that it imports: 86,500 of them take 0.15 s of CPU
+on an idle machine, so these take 0.2 s. A busy one takes longer for as many."""
 
 SIDECAR_CPUS = 0.2
 MEMORY_LIMIT_KIB = 48 << 10

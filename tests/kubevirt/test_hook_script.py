@@ -33,7 +33,7 @@ PINS = ((4, 5), (64, 65))
 HOSTS = (IBM, "hgx-h100", "small-2n8c-2gpu")
 MOST_LINES = 250
 OTHER_PYTHONS = ("python3.9", "python3.12")
-"""Of CentOS Stream 9 and 10, which KubeVirt's sidecar images are built on."""
+"""Pythons of CentOS Stream 9 and 10, which KubeVirt's sidecar images are built on."""
 
 pytestmark = pytest.mark.xdist_group("hook script")
 """In one process: writing the trees of the hosts takes long."""

@@ -47,7 +47,7 @@ CHANNEL = """<serial type='unix'>
       <source mode='bind' path='{socket}.channel'/>
       <target type='virtio' name='org.qemu.guest_agent.0'/>
     </channel>"""
-"""Of a definition: the second serial port, and the channel that homenode looks for."""
+"""Elements of a definition: the second serial port, and the channel that homenode looks for."""
 
 _VIRSH = """#!/bin/sh
 case "$*" in

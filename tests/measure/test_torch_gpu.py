@@ -52,7 +52,7 @@ def python() -> str:
 
 
 def medians(python: str, command: str) -> dict[tuple[str, str | None], float]:
-    """Of the first GPU."""
+    """Medians of the first GPU."""
     ended = LocalMachine().run(
         (python, "-", command, "--seconds", "0.5"), 300, program_text("torch_copies")
     )

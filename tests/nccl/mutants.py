@@ -10,7 +10,7 @@ from tests.nccl_documents import TWO_CPUS
 VERSIONS = ("nccl-2.20.5", "nccl-2.21.5", "nccl-2.26.6", "nccl-2.30.7", "rccl")
 RECORDED = Path(__file__).parent / "accepted.txt"
 SEED, COUNT = 22, 600
-"""Of the recorded answers."""
+"""Seed and number of the recorded answers."""
 _LETTERS = "<>/=\"' \n\r\t!-?&;x0\0"
 _PIECES = (
     "<!-- a -->",

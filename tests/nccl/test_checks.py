@@ -254,7 +254,7 @@ NOT_COMPARED = {
     ("pci", "subsystem_vendor"),
     ("pci", "subsystem_device"),
 }
-"""Of virtual switches: any but Broadcom's is as good."""
+"""Attributes of virtual switches: any but Broadcom's is as good."""
 
 
 def replaced(old: str, new: str) -> str:
@@ -307,7 +307,7 @@ def test_rccl_takes_more_elements_than_nccl() -> None:
 
 
 def test_every_value_that_is_changed_in_a_files_is_noticed() -> None:
-    """Of a file that homenode wrote, with the host and the guest that it is for."""
+    """A file that homenode wrote, with the host and the guest that it is for."""
     made = assembled(load_host(HOST), tuned_for(HOST, DEVICES))
     text = text_of(made)
     read = read_topology(text.encode(), "t.xml")

@@ -12,7 +12,7 @@ from homenode.change.retrain.install import systemd_unit
 from tests.systemd_namespace import systemd
 
 MOST = 3.0
-"""Of 10; a unit with all rights of root has 9.6."""
+"""Highest exposure, of 10; a unit with all rights of root has 9.6."""
 
 
 def units() -> dict[str, str]:

@@ -36,7 +36,7 @@ HOSTS = (*(small_host,) * 4, wide_host, celled_host, paired_host, crowded_host)
 
 
 def filled_host(draw: random.Random) -> Host:
-    """Of one node in four the memory is used up."""
+    """A host on which the memory of one node in four is used up."""
     host = draw.choice(HOSTS)(draw)
     nodes = (
         structs.replace(node, memory_free_bytes=0)

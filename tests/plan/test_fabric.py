@@ -17,7 +17,7 @@ from tests.small_hosts import asking, pinned_domain, small_request
 
 H100 = "NVIDIA H100 80GB HBM3"
 MODULES = (7, 5, 6, 8, 1, 3, 4, 2)
-"""Of the published HGX H100, in the order of its bus addresses."""
+"""Module numbers of the published HGX H100, in the order of its bus addresses."""
 
 
 def board(modules: tuple[int | None, ...] = MODULES, name: str = H100, **changes: object) -> Host:

@@ -180,7 +180,7 @@ def test_the_picture_has_each_sound_machine_with_a_number_at_each_dot(
 
 
 def _ratio(text: str) -> float:
-    """Of "7.3x", "59 % slower", "2 % higher" and "the same"."""
+    """The ratio of "7.3x", "59 % slower", "2 % higher" and "the same"."""
     number = float(text.split()[0].rstrip("x")) if text != "the same" else 0.0
     sign = -1 if text.endswith(("slower", "lower")) else 1
     return number if text.endswith("x") else 1 + sign * number / 100

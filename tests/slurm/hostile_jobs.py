@@ -50,7 +50,7 @@ PIECES = (
     f"\n{FORGED}\n   \n\nJobId=99 JobName=z",
     f"\n{FORGED}\n   \n\nJobId=4 JobName=z\n{FORGED}",
 )
-"""Of which a hostile value is made."""
+"""Texts of which a hostile value is made."""
 
 FIELDS = ("name", "mcs", "account", "network", "command", "directory", "comment", "errors")
 """Where a user's words stand in a listing. Seen of each with 22.05.8: newlines are printed."""

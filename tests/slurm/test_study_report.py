@@ -202,7 +202,7 @@ def test_what_the_job_measured_itself_counts_before_slurms_word(
 
 
 DRIVER = ("answers", "silent", "absent", "old", "wrong")
-"""Of the tool's device list: addresses, none, nothing measured, numbers alone, other GPUs."""
+"""Forms of the tool's device list: addresses, none, nothing measured, numbers alone, other GPUs."""
 
 
 @pytest.mark.parametrize("driver", DRIVER)

@@ -93,8 +93,8 @@ def test_a_configuration_of_proxmox_boots_and_shows_its_nodes_and_a_wrong_distan
 def test_a_booted_guest_is_compared_with_a_plan_alone(
     layout: str, targets: tuple[str, ...]
 ) -> None:
-    """Of another hypervisor too: that one puts devices on root ports, as a layout without their
-    tree does. They are found by their ids, here those of the functions that stand in for them."""
+    """A plan for another hypervisor too: that one puts devices on root ports, as a layout without
+    their tree does. They are found by their ids, here those of the functions that stand in."""
     wanted = structs.replace(
         options(layout, gpu_count=2, policy=Policy.SPREAD), memory_bytes=512 * MIB
     )

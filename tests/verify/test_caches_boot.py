@@ -179,7 +179,7 @@ CASES = {
 
 
 LAB = {"two-llcs-a-cell-intel", "3-and-2-amd", "3-and-2-intel", "half-an-llc-at-a-time-amd"}
-"""Of a vendor and a cache that another case boots with."""
+"""Cases of a vendor and a cache that another case boots with."""
 
 FIRST = "siblings-amd"
 """What make test boots."""

@@ -82,7 +82,9 @@ def test_power_is_shown_by_test_and_layout_and_decides_nothing() -> None:
         "app, J/event": pytest.approx(200.0, rel=0.05),
     }
     assert {one.metric for one in found.effects} == {"memory-bandwidth"}
-    assert not [one for one in found.doubts if one.id == "unknown-metric"]
+    loud = replace(loud, samples=(*loud.samples, *watts))
+    both = compared(replace(quiet, samples=(*quiet.samples, *watts)), loud)
+    assert not [one for one in (*found.doubts, *both.doubts) if one.id == "unknown-metric"]
     (table,) = power_table({"pin": {}, **found.power})
     assert (table.heads[1:], table.rows) == (("pin", "pin-numa"), (("matmul", "-", "400 W"),))
     assert power_table({}) == ()
@@ -158,13 +160,18 @@ def test_runs_that_are_not_comparable_are_cannot_tell_with_cause_and_remedy(
     assert found.remedy
 
 
+MUST_AGREE = "governor,clock limit,turbo,throttling,driver,tool nvbandwidth,microcode,smt".split(
+    ","
+)
+"""Conditions as docs/reference/formats/results.md has them."""
+
+
 def test_a_link_that_trained_slower_blocks_and_another_kernel_is_only_mentioned() -> None:
     first, second = pair(random.Random(5), 1.0)
     for name, values, blocks in (
         (f"link {GPU}", ("32 GT/s x16", "2.5 GT/s x16"), True),
-        ("microcode", ("a", "b"), True),
-        ("clock limit", ("a", "b"), True),
-        ("kernel", ("6.1", "6.8"), False),
+        *((name, ("a", "b"), True) for name in MUST_AGREE),
+        *((name, ("6.1", "6.8"), False) for name in ("kernel", "libvirt", "qemu")),
     ):
         one, other = (
             _with(run, conditions=(Condition(name, value),))

@@ -9,7 +9,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.change.apply.definition import apply_definition, restore_definition
-from homenode.change.journal import Journal, state_hint
+from homenode.change.journal import Journal, OpenChange, open_changes, state_hint
 from homenode.change.retrain import execution as retrain_journals
 from homenode.change.retrain.execution import KIND, retrain_journal
 from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
@@ -103,6 +103,16 @@ def test_a_step_that_was_cut_short_is_settled_by_what_the_host_has(
     assert left.subject == str(not_yet.path)
     states = {entry.subject: entry.what for entry in journal.to_undo()}
     assert states == {str(happened.path): ChangeState.DONE, str(not_yet.path): ChangeState.BEGIN}
+
+
+@pytest.mark.parametrize("state", ChangeState)
+def test_a_change_is_open_until_it_is_undone_and_cut_short_unless_it_is_done(
+    journal: Journal, state: ChangeState
+) -> None:
+    journal.write(ChangeEntry(what=state, kind="word", subject="a"))
+    changes = [change for change in open_changes([journal]) if isinstance(change, OpenChange)]
+    cut_short = {"begin": [True], "undoing": [True], "done": [False]}
+    assert [change.is_cut_short for change in changes] == cut_short.get(state, [])
 
 
 def test_a_step_that_fails_stays_open(journal: Journal, tmp_path: Path) -> None:

@@ -21,6 +21,15 @@ pytestmark = pytest.mark.slurm
 NODE = str(Path(__file__).with_name("gpu-node.toml"))
 
 
+def test_a_job_captures_each_of_its_nodes(slurm: Testbed, tmp_path: Path) -> None:
+    """First: it needs all nodes, of which the planted job takes a part."""
+    program = f"{sys.executable} -m homenode capture -o {tmp_path}/$SLURMD_NODENAME.tar.gz"
+    slurm.client("srun", "-p", "parts", "-N3", "--ntasks-per-node=1", "bash", "-c", program)
+    pool = read_hosts([str(tmp_path)])
+    assert [host.name for host in pool.hosts] == ["gpu01", "gpu02", "gpu03"]
+    assert pool.unread == ()
+
+
 def test_the_planted_misplacement_is_named(slurm: Testbed, far: str) -> None:
     conf = {"SLURM_CONF": slurm.environment["SLURM_CONF"]}
     done = homenode("slurm", "audit", "--host", NODE, "--json", env=conf, whole=True)
@@ -29,14 +38,6 @@ def test_the_planted_misplacement_is_named(slurm: Testbed, far: str) -> None:
     assert bad[0]["subject"].startswith(f"job {far} (")
     assert "gpu0 (0000:11:00.0), gpu1 (0000:12:00.0) are" in bad[0]["expected"]
     assert bad[0]["observed"].endswith("on node 1")
-
-
-def test_a_job_captures_each_of_its_nodes(slurm: Testbed, tmp_path: Path) -> None:
-    program = f"{sys.executable} -m homenode capture -o {tmp_path}/$SLURMD_NODENAME.tar.gz"
-    slurm.client("srun", "-p", "parts", "-N3", "--ntasks-per-node=1", "bash", "-c", program)
-    pool = read_hosts([str(tmp_path)])
-    assert [host.name for host in pool.hosts] == ["gpu01", "gpu02", "gpu03"]
-    assert pool.unread == ()
 
 
 def test_processes_of_a_job_are_looked_at(slurm: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from homenode.plan.shape.assemble import assemble
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import GuestHostdev
 from homenode.vm.plan import CostTerm, RunnerUp
-from homenode.vm.plan_options import Policy
+from homenode.vm.plan_options import PciGranularity, Policy
 from tests.figures import numbers
 from tests.guest_shapes import HGX_GPUS, HGX_NICS, defined_guest, hgx_host, placed
 from tests.small_hosts import DeviceSpec, asking, even_host, small_request
@@ -79,10 +79,11 @@ def test_more_vcpus_are_said() -> None:
     assert "The guest sees 2 threads per core." in plan.consequences
 
 
-def test_empty_ports_are_explained() -> None:
+@pytest.mark.parametrize("granularity", PciGranularity)
+def test_empty_ports_are_explained(granularity: PciGranularity) -> None:
     devices = HGX_GPUS[2:4]
     request = small_request(4, layout="pin-numa-pci", devices=[str(bdf) for bdf in devices])
-    request = asking(request, spare_ports=1)
+    request = asking(request, spare_ports=1, pci_granularity=granularity)
     plan = assemble(hgx_host(), request, placed((2, 2), devices=devices))
     assert any(text.startswith("2 empty PCIe ports wait") for text in plan.consequences)
 

@@ -10,7 +10,7 @@ from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, MemoryKind, PagePool
 from homenode.plan.memory import free_memory, overhead_bytes
 from homenode.plan.planner import plan
-from homenode.plan.request import GuestRequest
+from homenode.plan.request import GuestRequest, default_huge_page_bytes
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.plan import Relaxation, Unplannable
@@ -60,6 +60,24 @@ def test_a_node_has_room_for_the_vm_what_qemu_needs_and_the_hosts_2_gib(
     for missing, relaxations in ((0, ()), (MIB, (Relaxation.HOST_MEMORY,))):
         host = even_host(1, 1, 1, 8, 1, memory_bytes=needed - missing)
         assert place(host, request).relaxations == relaxations
+
+
+@pytest.mark.parametrize(
+    ("command_line", "sizes", "default"),
+    [
+        (None, (), 2 * MIB),
+        (None, (GIB, 2 * MIB), 2 * MIB),
+        (None, (16 * GIB, 512 * MIB), 512 * MIB),  # of arm64 with pages of 64 KiB
+        ("hugepagesz=1G hugepages=4", (GIB, 2 * MIB), 2 * MIB),
+        ("hugepagesz=2M default_hugepagesz=1G", (GIB, 2 * MIB), GIB),
+    ],
+)
+def test_huge_pages_without_a_size_are_the_kernels_default(
+    command_line: str | None, sizes: tuple[int, ...], default: int
+) -> None:
+    host = even_host(1, pools=tuple(PagePool(size, 0, 0) for size in sizes))
+    settings = structs.replace(host.settings, kernel_command_line=command_line)
+    assert default_huge_page_bytes(structs.replace(host, settings=settings)) == default
 
 
 def test_a_vm_has_no_more_guest_cells_than_pages() -> None:

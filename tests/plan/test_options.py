@@ -14,7 +14,7 @@ from homenode.machine.topology import HostReserve
 from homenode.objective import Objective
 from homenode.plan.planner import plan
 from homenode.plan.request import layout_for, request_for
-from homenode.units import GIB, MIB
+from homenode.units import GIB, KIB, MIB
 from homenode.vm.layout import (
     PRESETS,
     GuestCells,
@@ -23,7 +23,7 @@ from homenode.vm.layout import (
     Pinning,
     Siblings,
 )
-from homenode.vm.model import GuestHostdev, Vm
+from homenode.vm.model import GuestHostdev, GuestTopology, Vm
 from homenode.vm.plan_options import (
     EmulatorPolicy,
     PartialReserve,
@@ -207,6 +207,39 @@ def test_explicit_cells_say_the_vcpus_and_the_memory() -> None:
 def test_options_that_no_host_can_meet_are_refused(options: PlanOptions, expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
         request_for(guest(), options, even_host(2))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (PlanOptions("default"), (Pinning.NONE, Siblings.KEEP)),
+        (PlanOptions("pin-numa", pinning=Pinning.NODE), (Pinning.NODE, Siblings.KEEP)),
+        (PlanOptions("pin"), (Pinning.ALL_PUS, Siblings.EXPOSED)),
+    ],
+)
+def test_siblings_that_are_kept_are_pinned_only_by_layouts_that_pin_each_vcpu(
+    options: PlanOptions, expected: tuple[Pinning, Siblings]
+) -> None:
+    shown = structs.replace(guest(), cpu_topology=GuestTopology(1, 1, 4, 2))
+    layout = request_for(shown, replace(options, siblings=Siblings.KEEP), even_host(2)).layout
+    assert (layout.pinning, layout.siblings) == expected
+
+
+@pytest.mark.parametrize(
+    ("architecture", "refused", "taken"),
+    [
+        ("x86_64", (64 * KIB, 4 * MIB, 512 * MIB), (2 * MIB, GIB)),
+        ("aarch64", (4 * KIB, 96 * KIB), (64 * KIB, 2 * MIB, 512 * MIB, GIB)),
+    ],
+)
+def test_huge_pages_are_of_a_size_that_the_guests_architecture_has(
+    architecture: str, refused: tuple[int, ...], taken: tuple[int, ...]
+) -> None:
+    shown = structs.replace(guest(), architecture=architecture)
+    for size in (*refused, *taken):
+        with pytest.raises(UsageError) if size in refused else nullcontext():
+            request = request_for(shown, PlanOptions("pin", page_bytes=size), None)
+            assert request.page_bytes == size
 
 
 def test_vcpus_that_do_not_fill_cores_are_offered_the_next_number_that_does() -> None:

@@ -17,7 +17,7 @@ from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, Siblings
-from homenode.vm.model import GuestTopology, Vm
+from homenode.vm.model import GuestTopology, LayoutRecord, Vm
 from homenode.vm.plan import Plan, Relaxation, Unplannable
 from homenode.vm.plan_options import AUTO, DocumentSiblings, PlanOptions
 from homenode.vm.sources import load_host
@@ -223,6 +223,15 @@ def test_smt_layouts_keep_the_vcpus_of_a_document_that_shows_siblings(
     shown = guest(16, threads)
     made = plan(EPYC, request_for(shown, PlanOptions("pin-numa-smt"), EPYC))
     assert made.vm.vcpus == vcpus
+
+
+@pytest.mark.parametrize(("layout", "vcpus"), [("pin-numa", 16), ("pin-numa-smt", 32)])
+def test_smt_layouts_keep_the_vcpus_that_another_layout_has_pinned(layout: str, vcpus: int) -> None:
+    """A layout of siblings that the host had none for did not double them."""
+    record = LayoutRecord(layout=PRESETS[layout], host=EPYC.fingerprint)
+    hidden = replace(record, layout=replace(record.layout, siblings=Siblings.HIDDEN))
+    tuned = structs.replace(guest(16, 1), record=hidden)
+    assert plan(EPYC, request_for(tuned, PlanOptions("pin-numa-smt"), EPYC)).vm.vcpus == vcpus
 
 
 def test_a_core_of_the_last_node_alone_is_not_filled() -> None:

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.findings import Rejection
 from homenode.indices import NodeIndex
-from homenode.machine.topology import Host, MemoryKind, PagePool
-from homenode.plan.memory import free_memory, overhead_bytes
+from homenode.machine.topology import Host, HostReserve, MemoryKind, PagePool
+from homenode.plan.memory import free_memory, overhead_bytes, reserve_bytes
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest, default_huge_page_bytes
 from homenode.plan.search.place import place
@@ -49,6 +49,28 @@ def test_free_memory_counts_where_it_is_known_and_bound_memory_where_not() -> No
     # What is bound is allocated, touched or not: node 0 has 64 GiB, and 60 are bound.
     assert place(read, asking(small_request(4, GIB), balance=Balance.PACK)).nodes == (0,)
     assert place(read, asking(small_request(4, 3 * GIB), balance=Balance.PACK)).nodes == (1,)
+
+
+@pytest.mark.parametrize(
+    ("page_bytes", "devices", "mib"), [(None, (), 328), (None, ("01:00.0",), 368), (GIB, (), 288)]
+)
+def test_qemu_takes_256_mib_8_a_vcpu_and_page_tables_for_ordinary_pages_and_their_dma(
+    page_bytes: int | None, devices: tuple[str, ...], mib: int
+) -> None:
+    request = small_request(4, 20 * GIB, devices=devices)
+    assert overhead_bytes(replace(request, page_bytes=page_bytes)) == mib * MIB
+
+
+@pytest.mark.parametrize(
+    ("node_gib", "stated_gib", "kept_gib"),
+    [(64, None, 2), (200, None, 4), (0, None, 0), (200, 1, 1), (0, 1, 0)],
+)
+def test_the_host_keeps_a_fiftieth_of_a_node_2_gib_at_least_or_what_is_stated(
+    node_gib: int, stated_gib: int | None, kept_gib: int
+) -> None:
+    reserve = HostReserve(1, None if stated_gib is None else stated_gib * GIB)
+    (node,) = even_host(1, memory_bytes=node_gib * GIB).nodes
+    assert reserve_bytes(replace(small_request(), host_reserve=reserve), node) == kept_gib * GIB
 
 
 @pytest.mark.parametrize("page_bytes", [None, GIB])

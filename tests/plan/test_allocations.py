@@ -1,0 +1,41 @@
+"""What other VMs of the host have, and which of them is the VM that is planned."""
+
+import pytest
+from msgspec.structs import replace
+
+from homenode.cpuset import CpuSet
+from homenode.machine.topology import RunningDomain
+from homenode.plan.allocations import allocations, own_domains
+from tests.small_hosts import even_host, floating_domain, pinned_domain, small_guest, small_request
+
+
+@pytest.mark.parametrize(("name", "is_own"), [("vm", True), ("other", False), ("vm/1", False)])
+def test_a_domain_of_the_same_name_is_the_vm_itself_unless_captures_gave_both_their_name(
+    name: str, is_own: bool
+) -> None:
+    host = even_host(1, domains=[pinned_domain("0", name=name)])
+    request = small_request()
+    request = replace(request, guest=small_guest(name="vm/1" if "/" in name else "vm"))
+    assert [domain.name for domain in own_domains(host, request)] == [name] * is_own
+
+
+@pytest.mark.parametrize(("emulator", "service"), [("2", "2,6"), ("2-3", "2-3,6-7"), ("0-7", "")])
+def test_an_emulator_that_may_run_on_every_cpu_takes_no_core(emulator: str, service: str) -> None:
+    host = even_host(1, domains=[pinned_domain("0", emulator=emulator)])
+    assert allocations(host, small_request()).service_cores == CpuSet.parse(service)
+
+
+@pytest.mark.parametrize(
+    ("domain", "subjects"),
+    [
+        (floating_domain(2, memory_bytes=1), ["load of domain 'd'", "memory of domain 'd'"]),
+        (floating_domain(2), ["load of domain 'd'"]),  # its memory is not known
+        (pinned_domain("0", memory_bytes=1), ["memory of domain 'd'"]),
+        (pinned_domain("0", memory_bytes=1, memory_by_node=((0, 1),)), []),
+    ],
+)
+def test_what_floats_and_memory_that_nothing_binds_are_gaps(
+    domain: RunningDomain, subjects: list[str]
+) -> None:
+    host = even_host(1, domains=[replace(domain, name="d")])
+    assert [gap.subject for gap in allocations(host, small_request()).gaps] == subjects

@@ -102,6 +102,23 @@ def test_huge_pages_without_a_size_are_the_kernels_default(
     assert default_huge_page_bytes(structs.replace(host, settings=settings)) == default
 
 
+@pytest.mark.parametrize(
+    ("missing", "findings"),
+    [
+        (0, []),
+        (MIB, ["host-memory-taken"]),
+        (2 * GIB + 328 * MIB, ["host-memory-taken"]),
+        (2 * GIB + 329 * MIB, ["memory-short"]),
+    ],
+)
+def test_a_vm_that_nothing_binds_has_a_finding_as_soon_as_all_nodes_lack_a_mebibyte(
+    missing: int, findings: list[str]
+) -> None:
+    request = small_request(4, 20 * GIB, layout="default")
+    host = even_host(1, memory_bytes=22 * GIB + 328 * MIB - missing)
+    assert [finding.id for finding in place(host, request).findings] == findings
+
+
 def test_a_vm_has_no_more_guest_cells_than_pages() -> None:
     host = even_host(1, 4, 1, 4, 1, memory_bytes=64 * GIB)
     request = replace(small_request(8, 2 * GIB), page_bytes=GIB)
@@ -189,6 +206,32 @@ def test_pages_of_a_running_vm_whose_document_names_no_size_are_those_of_the_def
     host = even_host(1, domains=[running], pools=(PagePool(GIB, 10, 10),))
     request = replace(small_request(4, 4 * GIB), page_bytes=GIB)
     assert free_memory(host, request, host.nodes[0], GIB)[1] == 2
+
+
+def test_pages_that_a_running_vm_has_not_touched_are_not_left_for_a_planned_one() -> None:
+    domains = [
+        pinned_domain("0", memory_by_node=((0, 8 * GIB),), page_bytes=GIB),
+        structs.replace(
+            pinned_domain("1", running=False, memory_by_node=((0, 4 * GIB),), page_bytes=GIB),
+            planned=True,
+        ),
+    ]
+    ordinary = [
+        free_memory(host, small_request(), host.nodes[0], GIB)[0]
+        for free_pages in (10, 2)
+        for host in [even_host(1, domains=domains, pools=(PagePool(GIB, 10, free_pages),))]
+    ]
+    assert ordinary[0] == ordinary[1]
+
+
+@pytest.mark.parametrize(("page_bytes", "pages"), [(GIB, 8), (2 * MIB, 0)])
+def test_a_vm_planned_again_gets_back_pages_of_the_size_that_it_had(
+    page_bytes: int, pages: int
+) -> None:
+    own = pinned_domain("0", name="vm", memory_by_node=((0, 8 * GIB),), page_bytes=page_bytes)
+    host = even_host(1, domains=[own], pools=(PagePool(GIB, 10, 0),))
+    request = replace(small_request(), page_bytes=GIB)
+    assert free_memory(host, request, host.nodes[0], GIB)[1] == pages
 
 
 def test_a_running_vm_planned_again_gets_back_what_it_has() -> None:

@@ -348,6 +348,9 @@ def test_a_nic_paired_with_the_gpu_that_the_vm_gets_pulls_as_the_gpu_does(gpu_no
     )
     found = {one.id for one in agreed(host, alone).findings}
     assert ("nic-away-from-vm" in found) is (gpu_node == 0)
+    unknown = structs.replace(host.nodes[1], package=None)
+    findings = place(structs.replace(host, nodes=(host.nodes[0], unknown)), alone).findings
+    assert "nic-away-from-vm" not in {finding.id for finding in findings}
 
 
 # One GPU is a choice of partition, too.

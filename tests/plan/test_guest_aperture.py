@@ -50,6 +50,7 @@ def test_eight_bars_of_128_gib_need_a_tebibyte() -> None:
 def test_small_bars_next_to_a_large_one_cost_its_alignment() -> None:
     devices = [d for d in with_bars(hgx_host(), 128 * GIB, 32 * MIB).pci_devices if d.bars]
     assert prefetchable_window_bytes(devices) == 2 * TIB
+    assert prefetchable_window_bytes(devices[:3]) == TIB
     assert prefetchable_window_bytes([]) == 0
     plain = structs.replace(devices[0], bars=(PciBar(0, GIB, True, False),))
     assert prefetchable_window_bytes([plain]) == 0

@@ -260,8 +260,9 @@ def test_siblings_of_amd_keep_an_l3_that_is_false_with_a_warning() -> None:
     [
         ("host-passthrough", 8, GuestCache.PASSTHROUGH),
         ("host-model", 8, GuestCache.DISABLED),
-        # A complex of Zen 3 with six of its eight cores: its leaf may count all of them.
+        # A complex of Zen 3 with fewer than its eight cores: its leaf may count all of them.
         ("host-passthrough", 6, GuestCache.DISABLED),
+        ("host-passthrough", 4, GuestCache.DISABLED),
     ],
 )
 def test_amds_own_leaf_counts_off_llcs_of_which_the_last_is_not_filled(

@@ -42,6 +42,13 @@ def test_unequal_lists_work_flat_and_with_unequal_cells() -> None:
     assert manual_placement(cells, ranges).vcpu_nodes == (0,) * 24 + (1,) * 20
 
 
+def test_siblings_are_vcpus_of_their_node_core_by_core() -> None:
+    ranges = ManualRanges(lists("0-1", "4-5"), lists("8-9", "12-13"))
+    placement = manual_placement(small_request(8, layout="pin-numa-smt"), ranges)
+    assert placement.vcpu_nodes == (0,) * 4 + (1,) * 4
+    assert [next(iter(pin)) for pin in placement.vcpu_pins] == [0, 8, 1, 9, 4, 12, 5, 13]
+
+
 @pytest.mark.parametrize(
     ("layout", "ranges", "message"),
     [

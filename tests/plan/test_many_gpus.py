@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, pairwise, product
+from itertools import combinations, pairwise, permutations, product
 from types import FrameType
 
 import pytest
@@ -242,6 +242,16 @@ def test_gpus_without_a_node_can_be_chosen() -> None:
     placement = place(even_host(2, 1, 4, 8, 2, devices=specs), some(2))
     assert len(placement.devices) == 2
     assert len([gap for gap in placement.gaps if gap.subject.endswith(" node")]) == 2
+
+
+@pytest.mark.parametrize("nodes", list(permutations((None, 0, 1))))
+def test_gpus_with_a_node_are_chosen_as_long_as_there_are_enough(
+    nodes: tuple[int | None, ...],
+) -> None:
+    specs = [DeviceSpec(f"{bus:02x}:00.0", node=node) for bus, node in enumerate(nodes)]
+    host = even_host(2, devices=specs)
+    chosen = place(host, asking(small_request(4), gpu_count=2)).devices
+    assert {nodes[bdf.bus] for bdf in chosen} == {0, 1}
 
 
 def test_a_device_that_another_vm_has_is_a_finding() -> None:

@@ -19,6 +19,7 @@ from homenode.units import GIB
 from homenode.vm.plan_options import DeviceLocality
 from homenode.vm.sources import load_host
 from tests.brute_force import best_by_force
+from tests.guest_shapes import with_virtual
 from tests.seeds import THOROUGH
 from tests.shared_data import needs_shared, shared
 from tests.small_hosts import (
@@ -303,7 +304,7 @@ def test_a_vm_without_gpus_takes_a_node_whose_gpus_are_gone_already(layout: str)
 def test_a_nic_next_to_gpus_that_the_vm_does_not_get_is_left_remote(layout: str) -> None:
     host = load_host("hgx-h100")
     taken = pinned_domain("56-63", devices=("0000:9b:00.0",), memory_bytes=64 * GIB)
-    host = structs.replace(host, domains=(taken,))
+    host = with_virtual(structs.replace(host, domains=(taken,)), "0000:1a:00.0", 1)
     request = asking(
         small_request(40, 256 * GIB, layout=layout, devices=["0000:cc:00.0"]), gpu_count=4
     )
@@ -312,7 +313,7 @@ def test_a_nic_next_to_gpus_that_the_vm_does_not_get_is_left_remote(layout: str)
     assert set(gpu_nodes(host, placement)) == {0}
     [finding] = [one for one in placement.findings if one.id == "nic-without-gpu"]
     assert finding.subject == "0000:cc:00.0"
-    assert "0000:1a:00.0" in (finding.fix or "")
+    assert "0000:1a:00.0" in (finding.fix or "") and "0000:1a:01.0" not in (finding.fix or "")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from homenode.plan.pipeline import plan_file
 from homenode.plan.placement import Placement
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.shape.caches import guest_cpu
+from homenode.plan.shape.guest_topology import may_share_sockets
 from homenode.units import GIB, MIB
 from homenode.vm.domain.copy import new_domain
 from homenode.vm.layout import PRESETS, GuestCells, Pinning
@@ -274,6 +275,25 @@ def test_amds_own_leaf_counts_off_llcs_of_which_the_last_is_not_filled(
     request = small_request(2 * each, layout="pin-numa-smt")
     request = replace(request, guest=structs.replace(request.guest, cpu_mode=mode))
     assert assemble(host, request, placed((each, each), pins=pins, threads=2)).vm.cpu_cache is cache
+
+
+@pytest.mark.parametrize(
+    ("vendor", "domain_type", "may_share"),
+    [
+        ("GenuineIntel", "kvm", True),
+        ("GenuineIntel", "qemu", False),  # a CPU of another vendor
+        ("AuthenticAMD", "kvm", False),
+        (None, "kvm", False),
+    ],
+)
+def test_cells_share_sockets_where_the_guest_has_a_cpu_of_intel(
+    vendor: str | None, domain_type: str, may_share: bool
+) -> None:
+    request = small_request()
+    request = replace(request, guest=structs.replace(request.guest, domain_type=domain_type))
+    host = even_host(2)
+    host = structs.replace(host, cpu=structs.replace(host.cpu, vendor=vendor))
+    assert may_share_sockets(host, request) is may_share
 
 
 def one_llc(host: Host) -> Host:

@@ -134,8 +134,13 @@ def test_one_cell_has_all_memory_devices_and_several_each_their_own() -> None:
     assert place(host, with_devices(small, (0, 40), (1, 40))).nodes == (0, 1)
     uneven = place(host, with_devices(small, (0, 10), (1, 56)))
     assert uneven.cell_memory_bytes[1] <= 8 * GIB
-    with pytest.raises(Unplannable):
-        place(host, with_devices(small, (0, 10), (1, 64)))
+    for devices, detail in (
+        (((0, 10), (1, 64)), "no node has space for both"),
+        (((0, 60), (1, 60)), "needed, 124 GiB free"),
+    ):
+        with pytest.raises(Unplannable) as refusal:
+            place(host, with_devices(small, *devices))
+        assert detail in refusal.value.rejections[0].detail
 
 
 def test_a_node_too_small_for_its_cells_devices_gives_way_to_another() -> None:

@@ -78,6 +78,7 @@ def _ways(counts: tuple[int, ...], size: int) -> Iterator[tuple[CpuSet, ...]]:
         ((2, 2, 2, 2), 4, ("0,4", "1,5", "2,6", "3,7"), 8),
         # 4 and 2 are as near to 3 and 3 as sockets of several cores allow.
         ((8, 8), 6, ("0-3,8-11", "4-7,12-15"), 4),
+        ((4, 4), 6, ("0,2,4,6", "1,3,5,7"), 8),
         # Nothing to do: every cell has its part.
         ((4, 4), 7, ("0-3", "4-7"), 2),
     ],

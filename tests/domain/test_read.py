@@ -45,6 +45,24 @@ def test_a_guest_says_what_its_document_says() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tune", "nodes"),
+    [
+        ("", (None, None)),
+        ("<memory nodeset='2-3'/>", ("2-3", "2-3")),
+        ("<memory nodeset='2-3'/><memnode cellid='1' nodeset='3'/>", ("2-3", "3")),
+        ("<memnode cellid='1' nodeset='3'/>", (None, "3")),
+    ],
+)
+def test_a_cell_lies_where_its_memnode_says_or_else_the_memory(
+    tune: str, nodes: tuple[str | None, ...]
+) -> None:
+    cells = "".join(f"<cell id='{i}' cpus='{i}' memory='1' unit='GiB'/>" for i in range(2))
+    xml = domain(f"<numatune>{tune}</numatune><cpu><numa>{cells}</numa></cpu>")
+    expected = [CpuSet.parse(text) if text else CpuSet() for text in nodes]
+    assert [cell.nodes for cell in read_vm(xml, "d").cells] == expected
+
+
+@pytest.mark.parametrize(
     ("memory", "expected"),
     [
         ("<memory>4194304</memory>", 4 << 30),

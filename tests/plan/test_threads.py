@@ -9,6 +9,7 @@ from homenode.plan.search.place import place
 from homenode.units import MIB
 from homenode.vm.plan import Relaxation
 from homenode.vm.plan_options import EmulatorPolicy, Policy
+from tests.figures import numbers
 from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
 
 
@@ -111,6 +112,11 @@ def test_vcpus_take_a_core_that_serves_other_emulators_only_as_the_hosts_last() 
     assert any("other" in f.observed for f in last.findings if f.id == "host-core-taken")
     (taken,) = place(even_host(1, 1, 1, 1, 1), small_request(1)).findings[:1]
     assert "vcpus" not in str(taken.fix)  # a VM of one vCPU cannot have fewer
+
+
+def test_that_a_vm_takes_the_hosts_last_core_is_rejected_first() -> None:
+    (rejection,) = place(even_host(1, 1, 1, 4, 1), small_request(4)).rejections
+    assert (rejection.constraint, numbers(rejection.detail)) == ("host-core", [4, 1])
 
 
 def test_where_no_core_is_left_housekeeping_pus_come_before_those_of_vcpus() -> None:

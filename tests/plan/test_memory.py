@@ -102,21 +102,16 @@ def test_huge_pages_without_a_size_are_the_kernels_default(
     assert default_huge_page_bytes(structs.replace(host, settings=settings)) == default
 
 
-@pytest.mark.parametrize(
-    ("missing", "findings"),
-    [
-        (0, []),
-        (MIB, ["host-memory-taken"]),
-        (2 * GIB + 328 * MIB, ["host-memory-taken"]),
-        (2 * GIB + 329 * MIB, ["memory-short"]),
-    ],
-)
-def test_a_vm_that_nothing_binds_has_a_finding_as_soon_as_all_nodes_lack_a_mebibyte(
-    missing: int, findings: list[str]
-) -> None:
-    request = small_request(4, 20 * GIB, layout="default")
-    host = even_host(1, memory_bytes=22 * GIB + 328 * MIB - missing)
-    assert [finding.id for finding in place(host, request).findings] == findings
+def test_a_vm_that_nothing_binds_has_a_finding_as_soon_as_all_nodes_lack_a_mebibyte() -> None:
+    request, needed = small_request(4, 20 * GIB, layout="default"), 22 * GIB + 328 * MIB
+    for size, ids in (
+        (needed, []),
+        (needed - MIB, ["host-memory-taken"]),
+        (20 * GIB, ["host-memory-taken"]),
+        (20 * GIB - MIB, ["memory-short"]),
+    ):
+        placement = place(even_host(1, memory_bytes=size), request)
+        assert [finding.id for finding in placement.findings] == ids
 
 
 def test_a_vm_has_no_more_guest_cells_than_pages() -> None:
@@ -229,14 +224,12 @@ def test_pages_that_a_running_vm_has_not_touched_are_not_left_for_a_planned_one(
     assert ordinary[0] == ordinary[1]
 
 
-@pytest.mark.parametrize(("page_bytes", "pages"), [(GIB, 8), (2 * MIB, 0)])
-def test_a_vm_planned_again_gets_back_pages_of_the_size_that_it_had(
-    page_bytes: int, pages: int
-) -> None:
-    own = pinned_domain("0", name="vm", memory_by_node=((0, 8 * GIB),), page_bytes=page_bytes)
-    host = even_host(1, domains=[own], pools=(PagePool(GIB, 10, 0),))
-    request = replace(small_request(), page_bytes=GIB)
-    assert free_memory(host, request, host.nodes[0], GIB)[1] == pages
+def test_a_vm_planned_again_gets_back_pages_of_the_size_that_it_had() -> None:
+    for page_bytes, pages in ((GIB, 8), (2 * MIB, 0)):
+        own = pinned_domain("0", name="vm", memory_by_node=((0, 8 * GIB),), page_bytes=page_bytes)
+        host = even_host(1, domains=[own], pools=(PagePool(GIB, 10, 0),))
+        request = replace(small_request(), page_bytes=GIB)
+        assert free_memory(host, request, host.nodes[0], GIB)[1] == pages
 
 
 def test_a_running_vm_planned_again_gets_back_what_it_has() -> None:

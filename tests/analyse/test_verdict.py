@@ -14,7 +14,12 @@ from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.health import figure_findings
-from homenode.decide.machine_facts import MachineFacts, facts_of_host, facts_of_runs
+from homenode.decide.machine_facts import (
+    MachineFacts,
+    facts_of_host,
+    facts_of_runs,
+    runs_by_machine,
+)
 from homenode.decide.ranking import Position
 from homenode.decide.recommendation import (
     ReasonId,
@@ -106,6 +111,23 @@ def test_rtx_4080_pins_are_to_be_reviewed_with_candidates() -> None:
     (doubt,) = [one for one in made.doubts if one.id == "pin-regression"]
     assert "homenode doctor" in doubt.remedy
     assert first_line("RTX 4080", (made,)).startswith("RTX 4080: review first: check the pins")
+
+
+def test_runs_of_a_directory_are_of_one_machine_unless_they_name_two_hosts_or_kinds() -> None:
+    (run,) = runs_with({"pin": 1e11}, 1)
+    for hosts, names in (
+        ([(None, None), ("a", "kind")], [""]),
+        ([("a", None), ("b", None)], [" on a", " on b"]),
+        ([(None, "one"), (None, "two")], [" on one", " on two"]),
+        (
+            [(None, None), ("a", None), ("b", None)],
+            [" on a host that is not named", " on a", " on b"],
+        ),
+    ):
+        runs = [
+            replace(run, head=replace(run.head, host=host, host_kind=kind)) for host, kind in hosts
+        ]
+        assert list(runs_by_machine(runs)) == [run.head.system + name for name in names]
 
 
 @pytest.mark.parametrize(("pinned", "layout"), [("pin", "default"), ("pin-numa", "pin-bound")])

@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from homenode.errors import InputError
 from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.document import parse_document
-from homenode.vm.domain.merge import (
-    MergeResult,
-    added_ports,
-    as_stored,
-    same_definition,
-    take_out,
-)
+from homenode.vm.domain.merge import MergeResult, added_ports, as_stored, same_definition, take_out
 from homenode.vm.domain.read import open_domain
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import PlanOptions

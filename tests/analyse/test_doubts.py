@@ -268,9 +268,10 @@ def test_pairs_of_three_gpus_are_a_matrix_with_or_without_its_diagonal(count: in
 def test_gpus_that_copy_slowly_are_counted_and_a_healthy_layout_clears_them() -> None:
     gpus = [Bdf.parse(f"0000:{bus:02x}:00.0") for bus in (7, 8, 0x47, 0x48)]
     healthy = alternative("pin", (24, 24, 24, 24), gpus=gpus).runs
-    slow = alternative("default", (24, 24, 24, 12), gpus=gpus).runs
+    slow = alternative("default", (24, 24, 24, 9), gpus=gpus).runs
     (finding,) = figure_findings(slow)
     assert (finding.id, finding.severity) == ("h2d-low", Severity.WARNING)
+    assert "62 % below" in (finding.cost or "")
     assert not figure_findings([*healthy, *slow])
     assert not figure_findings(alternative("pin", (24, 12), gpus=gpus).runs), "which is the usual?"
     low = figure_findings(alternative("default", (6, 24, 24, 7), gpus=gpus).runs)

@@ -19,7 +19,7 @@ def test_a_domain_of_the_same_name_is_the_vm_itself_unless_captures_gave_both_th
     assert [domain.name for domain in own_domains(host, request)] == [name] * is_own
 
 
-@pytest.mark.parametrize(("emulator", "service"), [("2", "2,6"), ("2-3", "2-3,6-7"), ("0-7", "")])
+@pytest.mark.parametrize(("emulator", "service"), [("2-3", "2-3,6-7"), ("0-7", "")])
 def test_an_emulator_that_may_run_on_every_cpu_takes_no_core(emulator: str, service: str) -> None:
     host = even_host(1, domains=[pinned_domain("0", emulator=emulator)])
     assert allocations(host, small_request()).service_cores == CpuSet.parse(service)

@@ -277,20 +277,16 @@ def test_amds_own_leaf_counts_off_llcs_of_which_the_last_is_not_filled(
     assert assemble(host, request, placed((each, each), pins=pins, threads=2)).vm.cpu_cache is cache
 
 
-@pytest.mark.parametrize(
-    ("vendor", "domain_type", "may_share"),
-    [
+def test_cells_share_sockets_where_the_guest_has_a_cpu_of_intel() -> None:
+    request = small_request()
+    for vendor, domain_type, may_share in (
         ("GenuineIntel", "kvm", True),
         ("GenuineIntel", "qemu", False),  # a CPU of another vendor
         ("AuthenticAMD", "kvm", False),
-    ],
-)
-def test_cells_share_sockets_where_the_guest_has_a_cpu_of_intel(
-    vendor: str, domain_type: str, may_share: bool
-) -> None:
-    request = small_request()
-    request = replace(request, guest=structs.replace(request.guest, domain_type=domain_type))
-    assert may_share_sockets(even_host(2, vendor=vendor), request) is may_share
+    ):
+        guest = structs.replace(request.guest, domain_type=domain_type)
+        host = even_host(2, vendor=vendor)
+        assert may_share_sockets(host, replace(request, guest=guest)) is may_share
 
 
 def one_llc(host: Host) -> Host:

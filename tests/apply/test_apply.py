@@ -73,21 +73,18 @@ def test_apply_and_restore_remove_what_a_killed_one_left_half_written(
         assert not left.exists()
 
 
-@pytest.mark.parametrize("is_applied", [True, False])
 def test_a_step_that_was_only_begun_leaves_the_record_that_was_there(
-    daemon: StandIn, root: Path, is_applied: bool
+    daemon: StandIn, root: Path
 ) -> None:
     """As where libvirt refuses another domain of the same command."""
-    if is_applied:
-        apply(root)
+    apply(root)
     virsh, store = Virsh(URI), DomainStore(root, URI, UUID)
     now, before = virsh.definition(UUID), store.journal.to_undo()
     change = DomainChange(name=NAME, tuned=tuned("pin", now), original=now)
     step = DefineStep(virsh, virsh.domain(NAME), store, (), change)
     step.begin(store.journal.write)
     step.take_back(store.journal.write)
-    assert store.journal.to_undo() == before
-    assert bool(before) is is_applied and virsh.definition(UUID) == now
+    assert store.journal.to_undo() == before != ()
 
 
 def test_passwords_survive_and_no_one_else_can_read_what_is_saved(

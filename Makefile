@@ -83,7 +83,7 @@ test: check probe
 QUICK = not (slow or lab or nightly or root or libvirt or qemu or slurm or browser or pdf or gpu or ansible)
 PATHS = tests
 quick: $(CHECKS) probe
-	$(BIN)/pytest -m "$(QUICK)" -n auto --maxprocesses 8 --dist worksteal $(PATHS)
+	$(BIN)/pytest -m "$(QUICK)" -n $(WORKERS) --dist worksteal $(PATHS)
 
 # Parts: frozen fuzz kills conformance more-cases without-cluster lab. All are run with one seed, which is printed.
 nightly: $(CHECKS) probe

@@ -93,12 +93,12 @@ gpu-check: $(CHECKS) probe
 	$(BIN)/pytest -m gpu tests
 
 bench: $(CHECKS) probe
-	$(BIN)/python bench/plan_speed.py
-	$(BIN)/python bench/host_speed.py
-	$(BIN)/python bench/command_speed.py
-	$(BIN)/python bench/slurm_audit_speed.py
-	$(BIN)/python bench/report_speed.py 200
-	$(BIN)/python bench/probe_peers.py 3
+	$(BIN)/python -m bench.plan_speed
+	$(BIN)/python -m bench.host_speed
+	$(BIN)/python -m bench.command_speed
+	$(BIN)/python -m bench.slurm_audit_speed
+	$(BIN)/python -m bench.report_speed 200
+	$(BIN)/python -m bench.probe_peers 3
 
 lock:
 	$(BIN)/python -m pip install --quiet uv

@@ -85,7 +85,7 @@ def _write_records(directory: Path, jobs: tuple[Listed, ...]) -> None:
                 job=job.id,
                 node=job.nodes[0],
                 gpus=GPUS,
-                owned=",".join(map(str, job.gpus)),
+                held=",".join(map(str, job.gpus)),
                 pus=f"{first}-{first + 7}",
             )
         )

@@ -9,25 +9,15 @@ MIB = 1 << 20
 GIB = 1 << 30
 TIB = 1 << 40
 
-# Source: libvirt domain XML, "unit" of <memory>: b/bytes, KB = 1000, k/KiB = 1024, and so on.
-_BYTES_OF_UNIT = {
-    "": 1,
-    "b": 1,
-    "byte": 1,
-    "bytes": 1,
-    "kb": 1000,
-    "k": KIB,
-    "kib": KIB,
-    "mb": 1000**2,
-    "m": MIB,
-    "mib": MIB,
-    "gb": 1000**3,
-    "g": GIB,
-    "gib": GIB,
-    "tb": 1000**4,
-    "t": TIB,
-    "tib": TIB,
+# Source: libvirt domain XML, "unit" of <memory>: b/bytes, KB = 1000, k/KiB = 1024, up to EiB.
+_BYTES_OF_UNIT = {"": 1, "b": 1, "byte": 1, "bytes": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmgtpe", start=1)
+    for suffix, base in (("b", 1000), ("", 1024), ("ib", 1024))
 }
+_MOST_BYTES = (1 << 63) - 1
+"""The largest size of libvirt and of JSON's readers."""
+
 _SIZE = re.compile(r"\s*(\d{1,30})(?:\.(\d{1,6}))?\s*+([A-Za-z]*)\s*\Z", re.ASCII)
 
 
@@ -37,14 +27,18 @@ def bytes_of(number: int, unit: str) -> int:
     >>> bytes_of(2, "MiB"), bytes_of(2, "MB"), bytes_of(3, "k")
     (2097152, 2000000, 3072)
 
-    Raises InputError for an unknown unit.
+    Raises InputError for an unknown unit, and above 2^63 - 1 bytes.
     """
-    try:
-        return number * _BYTES_OF_UNIT[unit.strip().lower()]
-    except KeyError:
-        raise InputError(
-            f"unknown unit {unit!r}", hint="b, KB, KiB, MB, MiB, GB, GiB, TB or TiB"
-        ) from None
+    unit_bytes = _BYTES_OF_UNIT.get(unit.strip().lower())
+    if unit_bytes is None:
+        raise InputError(f"unknown unit {unit!r}", hint="b, KB, KiB, MB, MiB, GB, GiB, TB or TiB")
+    return _limited(number * unit_bytes)
+
+
+def _limited(size_bytes: int) -> int:
+    if size_bytes > _MOST_BYTES:
+        raise InputError(f"expected at most {_MOST_BYTES} bytes, found {size_bytes}")
+    return size_bytes
 
 
 _SECONDS_OF_UNIT = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
@@ -94,7 +88,7 @@ def parse_bytes(text: str) -> int:
     divisor = int("1" + "0" * len(fraction or ""))
     if scaled % divisor:
         raise InputError(f"size {text!r}: not a whole number of bytes")
-    return scaled // divisor
+    return _limited(scaled // divisor)
 
 
 def format_bytes(count: int) -> str:

@@ -44,6 +44,7 @@ CALLS = (
     (f"{PLAN} --spare-ports 99", 2, "--spare-ports: 99 is out of range (0 to 16)"),
     (f"{PLAN} --memory 64", 2, "--memory: unit missing in '64'"),
     (f"{PLAN} --memory 64QB", 2, "--memory: unknown unit 'QB'"),
+    (f"{PLAN} --memory 8388608TiB", 2, "--memory: expected at most 9223372036854775807 bytes"),
     (f"{PLAN} --layout A --layout B", 2, "--layout is given twice"),
     (f"{PLAN} --diff=yes", 2, "--diff takes no value"),
     (f"{PLAN} --gpu-profile A40-12Q", 2, "--gpu-profile requires --gpus N"),

@@ -76,6 +76,7 @@ def test_a_cell_lies_where_its_memnode_says_or_else_the_memory(
         ("<memory unit='k'>8</memory>", 8192),
         ("<memory unit='M'>8</memory>", 8 << 20),
         ("<memory unit='TiB'>1</memory>", 1 << 40),
+        ("<memory unit='PiB'>1</memory>", 1 << 50),
         ("<memory unit='G'><!-- plenty -->8</memory>", 8 << 30),
         ("<memory unit='G'><![CDATA[8]]></memory>", 8 << 30),
     ],

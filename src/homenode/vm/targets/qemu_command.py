@@ -17,7 +17,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.pci import canonical_uuid
-from homenode.units import GIB, KIB, MIB, TIB, whole_number
+from homenode.units import GIB, KIB, MIB, bytes_of, whole_number
 from homenode.vm.model import (
     PORTS,
     QEMU_DEVICE,
@@ -54,7 +54,6 @@ CACHE_WORDS: Mapping[str | None, tuple[str, ...]] = {
 
 _UNITS = (("G", GIB), ("M", MIB), ("K", KIB))
 _SIZE = re.compile(r"([0-9]{1,20})([BKMGT]?)(?:i?B)?\Z", re.ASCII | re.IGNORECASE)
-_FACTOR = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
 
 
 def escape_commas(value: str) -> str:
@@ -79,12 +78,13 @@ def size_text(size_bytes: int) -> str:
 
 
 def size_of(text: str, source: str, *, default_unit: int = 1) -> int:
-    """Bytes of a size. default_unit: what a number alone counts. Raises ParseError."""
+    """Bytes of a size. default_unit: what a number alone counts. Raises ParseError, and like
+    bytes_of."""
     match = _SIZE.match(text.strip())
     if match is None:
         raise ParseError(source, "a size such as 512M", text)
     unit = match[2].upper()
-    return int(match[1]) * (_FACTOR[unit] if unit else default_unit)
+    return bytes_of(int(match[1]) * (1 if unit else default_unit), unit)
 
 
 def ranges_text(key: str, numbers: CpuSet) -> str:

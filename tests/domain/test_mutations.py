@@ -186,7 +186,7 @@ ELEMENTS = {
     "vcpusched": (within("cputune"), "<vcpusched vcpus='{0}' scheduler='fifo'/>", MAX_ALIKE),
     "cachetune": (within("cputune"), "<cachetune vcpus='{0}'/>", MAX_ALIKE),
     "memnode": (within("numatune"), "<memnode cellid='{0}' mode='strict'/>", MAX_ALIKE),
-    "cell": (within("cpu", "numa"), "<cell id='{0}' cpus='{0}' memory='1'/>", MAX_ALIKE),
+    "cell": (within("cpu", "numa"), "<cell id='{0}' cpus='{0}' memory='1'/>", 128),
     "vcpu": (within("vcpus"), "<vcpu id='{0}' enabled='yes'/>", MAX_ALIKE),
     "iothread": (within("iothreadids"), "<iothread id='{0}'/>", MAX_ALIKE),
     "page": (within("memoryBacking", "hugepages"), "<page size='{0}'/>", MAX_ALIKE),

@@ -44,6 +44,16 @@ def test_a_guest_says_what_its_document_says() -> None:
     assert len(guest.addresses) == 4
 
 
+def test_a_distance_that_is_not_given_is_that_of_the_other_direction() -> None:
+    distances = "<distances><sibling id='1' value='21'/><sibling id='2' value='31'/></distances>"
+    cells = [
+        f"<cell id='{i}' cpus='{i}' memory='1'>{'' if i else distances}</cell>" for i in (0, 1, 2)
+    ]
+    guest = read_vm(domain(f"<cpu><numa>{''.join(cells)}</numa></cpu>"), "d")
+    rows = (10, 21, 31), (21, 10, 20), (31, 20, 10)
+    assert tuple(cell.distances for cell in guest.cells) == rows
+
+
 @pytest.mark.parametrize(
     ("tune", "nodes"),
     [

@@ -169,6 +169,25 @@ class VmCell(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     bytes_by_node: tuple[tuple[NodeIndex, int], ...] | None = None
 
 
+def complete_distances(
+    given: Mapping[tuple[int, int], int], cells: int
+) -> tuple[tuple[int, ...], ...]:
+    """The distances of each cell to every cell, [from][to]; () for each where none is given.
+
+    One that is not given is that of the other direction, else 10 or 20. Source: libvirt's
+    virDomainNumaDefNodeDistanceParseXML; complete_init_numa_distance of QEMU's hw/core/numa.c.
+
+    >>> complete_distances({(0, 1): 21}, 2)
+    ((10, 21), (21, 10))
+    """
+    if not given:
+        return ((),) * cells
+    return tuple(
+        tuple(given.get((i, j), given.get((j, i), 10 if i == j else 20)) for j in range(cells))
+        for i in range(cells)
+    )
+
+
 class LayoutRecord(Struct, frozen=True, kw_only=True):
     """The layout that homenode has put on a document, by the record in it. None: the user named
     it."""

@@ -28,7 +28,7 @@ from homenode.vm.domain.fields import (
     size_bytes,
 )
 from homenode.vm.layout import GuestCells
-from homenode.vm.model import VmCell
+from homenode.vm.model import VmCell, complete_distances
 from homenode.vm.plan import Plan
 
 
@@ -63,13 +63,15 @@ def cells_bytes(document: Document) -> int:
     return sum(map(cell_bytes, cell_elements(document)))
 
 
-def read_distances(cell: Element) -> tuple[int, ...]:
-    """Distances of a <cell> to every cell, by its id; () where it gives none."""
-    distance_of = {
-        number(e, "id", "a cell id"): number(e, "value", "a distance")
+def read_distances(document: Document) -> tuple[tuple[int, ...], ...]:
+    """Distances of each cell to every cell, [from][to]; () for each where no cell gives any."""
+    cells = cell_elements(document)
+    given = {
+        (i, number(e, "id", "a cell id")): number(e, "value", "a distance")
+        for i, cell in enumerate(cells)
         for e in cell.all("distances/sibling")
     }
-    return tuple(distance_of[i] for i in sorted(distance_of))
+    return complete_distances(given, len(cells))
 
 
 def edit_cells(document: Document, plan: Plan) -> Document:
@@ -88,7 +90,7 @@ def edit_cells(document: Document, plan: Plan) -> Document:
         if len(before) > 1 and not _needs_a_cell(document):
             return prune(document, numa)
         everything = CpuSet(range(plan.vm.vcpus))
-        distances = () if len(before) > 1 else read_distances(cell_elements(document)[0])
+        distances = () if len(before) > 1 else read_distances(document)[0]
         single = VmCell(
             id=0, vcpus=everything, memory_bytes=plan.vm.memory_bytes, distances=distances
         )
@@ -153,10 +155,11 @@ def _cell_edits(document: Document, planned: tuple[VmCell, ...]) -> list[Edit]:
 
 
 def _with_distances(document: Document, planned: tuple[VmCell, ...]) -> Document:
+    present = zip(cell_elements(document), read_distances(document), planned, strict=True)
     stale = [
         old
-        for element, cell in zip(cell_elements(document), planned, strict=True)
-        if read_distances(element) != cell.distances
+        for element, distances, cell in present
+        if distances != cell.distances or _names_others(element, len(planned))
         for old in element.all("distances")
     ]
     document = remove_all(document, stale)
@@ -173,6 +176,11 @@ def _with_distances(document: Document, planned: tuple[VmCell, ...]) -> Document
         else:
             edits += close_up(document, element)
     return apply(document, edits)
+
+
+def _names_others(cell: Element, cells: int) -> bool:
+    """Whether a cell has a distance to one that is no more."""
+    return any(number(e, "id", "a cell id") >= cells for e in cell.all("distances/sibling"))
 
 
 def _without_stale_hmat(document: Document) -> Document:

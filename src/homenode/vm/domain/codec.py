@@ -153,6 +153,7 @@ def _read_cells(document: Document) -> tuple[VmCell, ...]:
     memnodes = memory.read_memnodes(document)
     binding = memory.read_binding(document) or (None, CpuSet())
     vm_cells = []
+    distances = cells.read_distances(document)
     for i, (element, vcpus) in enumerate(cells.read_cells(document)):
         mode, nodes = memnodes.get(i) or binding
         vm_cells.append(
@@ -163,7 +164,7 @@ def _read_cells(document: Document) -> tuple[VmCell, ...]:
                 nodes=nodes,
                 mode=mode,
                 page_bytes=cells.page_bytes_of_cell(document, i),
-                distances=cells.read_distances(element),
+                distances=distances[i],
             )
         )
     return tuple(vm_cells)

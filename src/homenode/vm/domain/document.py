@@ -26,7 +26,7 @@ MAX_ELEMENTS = 20_000
 MAX_ALIKE = 4096
 MAX_DEVICES = 2048
 MAX_ATTRIBUTES = 256
-_ALIKE = {"sibling": 16_384}
+_ALIKE = {"sibling": 16_384, "cell": 128}
 """Elements: all, of one name, and in <devices>. QEMU has at most 4,096 vCPUs and 256 PCI buses; of
 128 cells each may name its distance to all. ATTRIBUTES: of one element; libxml2, which virsh and
 libvirtd use, compares each with all of them."""

@@ -28,6 +28,7 @@ from homenode.vm.model import (
     GuestTopology,
     Vm,
     VmCell,
+    complete_distances,
 )
 from homenode.vm.plan import Plan
 from homenode.vm.plan_options import MemoryMode
@@ -350,9 +351,9 @@ def read_command(options: Options, source: str) -> dict[str, Any]:
         elif option == "global" and "pci-hole64-size" in value:
             hole = size_of(value.rpartition("=")[2], f"{source}: -global")
     cells = []
-    for cell in sorted(nodes):
+    rows = complete_distances(distances, len(nodes))
+    for row, cell in zip(rows, sorted(nodes), strict=True):
         _, of_memory = objects.get(dict(nodes[cell]).get("memdev", ""), ("", ()))
-        row = tuple(distances[cell, o] for o in sorted(nodes) if (cell, o) in distances)
         cells.append(_cell(cell, _set_of(nodes[cell], "cpus", source), of_memory, row, source))
     flat = _cell(0, CpuSet(), objects[backing][1], (), source) if backing in objects else None
     pages = {cell.page_bytes for cell in (*cells, *([flat] if flat else []))} - {None}

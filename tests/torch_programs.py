@@ -1,9 +1,13 @@
 """Our PyTorch programs, run as the suite runs them, with a stand-in for PyTorch."""
 
+import contextlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from homenode.measure.access.machine import LocalMachine
 from homenode.measure.tools_installed import program_text
@@ -13,10 +17,22 @@ STAND_IN = Path(__file__).parent / "torch_stand_in"
 GPUS = ("0000:19:00.0", "0000:9b:00.0")
 
 
-def run_program(name: str, *words: str, **settings: Any) -> ProgramResult:
+def find_python(version: str) -> str:
+    """A Python of that version, of this machine or of pyenv; skips the test where there is none."""
+    name = f"python{version}"
+    for path in (*Path.home().glob(f".pyenv/versions/{version}.*/bin/{name}"), name):
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            subprocess.run((path, "-V"), capture_output=True, check=True)
+            return str(path)
+    pytest.skip(f"no Python {version}")
+
+
+def run_program(
+    name: str, *words: str, python: str = sys.executable, **settings: Any
+) -> ProgramResult:
     """One program. settings: of the stand-in (tests/torch_stand_in/torch)."""
     environment = {"PYTHONPATH": str(STAND_IN), "STAND_IN": json.dumps(settings)}
-    argv = (sys.executable, "-", *words)
+    argv = (python, "-", *words)
     return LocalMachine().run(argv, 300.0, program_text(name), environment=environment)
 
 

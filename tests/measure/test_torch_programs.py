@@ -22,7 +22,7 @@ from homenode.measure.programs.torch_place import free_bytes, nodes_to_bind, num
 from homenode.measure.step_reading import figures_of_step
 from homenode.measure.tools_installed import program_text
 from tests.small_hosts import DeviceSpec, even_host
-from tests.torch_programs import GPUS, copies, run_program
+from tests.torch_programs import GPUS, copies, find_python, run_program
 
 HOST = even_host(devices=[DeviceSpec(GPUS[0]), DeviceSpec(GPUS[1], node=1, root=1)])
 COPIES = BenchTest("copies", Group.GPU_BANDWIDTH, ("python3", "-"), 1, 1, reads=Reader.TORCH)
@@ -50,6 +50,26 @@ def test_a_program_is_one_text_that_old_pythons_read(name: str) -> None:
     assert ("from __future__" in text) == is_torch, "3.6 has no annotations there"
     for part in ("torch_place", "torch_timing"):
         assert (f"homenode.measure.programs.{part}" in text) == is_torch
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "output"),
+    [
+        ("3.6", ["watched", "echo", "here"], "here\n\n# homenode watched: "),
+        ("3.6", ["gpus_shown", "cuda"], '{"format": "homenode.gpus/1", '),
+        ("3.8", ["torch_copies", "local-copy", "--seconds", "0.01"], '"local-copy"'),
+        (
+            "3.8",
+            "torch_collectives --gpus 2 --largest 64 --iterations 2".split(),
+            '"all-reduce"',
+        ),
+    ],
+)
+def test_a_program_runs_in_the_oldest_python_that_it_is_for(
+    version: str, words: list[str], output: str
+) -> None:
+    ended = run_program(*words, python=find_python(version))
+    assert output in ended.stdout_or_raise()
 
 
 def test_a_program_that_is_not_there_is_reported() -> None:

@@ -202,8 +202,8 @@ def test_scripts_pass_bash_and_quote_what_came_from_outside(one: Experiment) -> 
     assert "#SBATCH --account=acc" in head
     if one.mode in (Mode.EXCLUSIVE, Mode.ALONE):
         # What bash makes of the words is what the user wrote.
-        source = text[text.index('"$homenode" bench') : text.index(' >"$here/bench.txt"')]
-        given = f"homenode={shlex.quote(HOSTILE.homenode)} experiment=e task=0 attempt=5.0"
+        source = text[text.index('"$homenode" bench') : text.index(') >"$here/bench.txt"')]
+        given = f"homenode={shlex.quote(HOSTILE.homenode)} name=e-task0-5.0 attempt=5.0"
         shown = subprocess.run(
             ["bash", "-c", f"results=/r {given}\nprintf '%s\\0' {source}"],
             capture_output=True,

@@ -21,6 +21,7 @@ from homenode.measure.results.model import Origin
 from homenode.measure.results.store import load_runs
 from homenode.measure.results.vantage import Vantage
 from tests.slurm.testbed import Testbed, running, until
+from tests.torch_programs import find_python
 
 pytestmark = pytest.mark.slurm
 
@@ -266,6 +267,41 @@ def test_slurmds_killed_while_jobs_run_lose_nothing(slurm: Testbed, tmp_path: Pa
     assert {len(list(task.iterdir())) for task in raw.glob("*/task-*")} == {1}, "none ran twice"
     runs = load_runs(directory / "results").runs
     assert len(runs) == len({(run.head.name, run.head.block) for run in runs}) == 12
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("version", ["3.6", None])
+def test_a_nodes_own_python_may_be_old_or_missing(
+    slurm: Testbed, tmp_path: Path, version: str | None
+) -> None:
+    """It watches the tools of a homenode that has its own, as on gpu01, and cannot run homenode."""
+    directory, programs, homenode = (tmp_path / name for name in ("study", "bin", "homenode"))
+    programs.mkdir()
+    for path in Path("/usr/bin").iterdir():
+        if not path.name.startswith("python"):
+            (programs / path.name).symlink_to(path)
+    if version is not None:
+        (programs / "python3").symlink_to(find_python(version))
+    ours = slurm.environment["STAND_IN_HOMENODE"]
+    text = '#!/bin/sh\n[ "$SLURMD_NODENAME" = gpu02 ] && exec python3 -m homenode\n'
+    homenode.write_text(f'{text}exec {ours} "$@"\n')
+    homenode.chmod(0o755)
+    options = "--nodelist gpu01,gpu02 --shared 1x1 --tests gpu-compute".split()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(slurm.environment, "PATH", f"{HERE / 'programs'}:{programs}")
+        patch.setitem(slurm.environment, "STAND_IN_HOMENODE", str(homenode))
+        if version is not None:
+            patch.setitem(slurm.environment, "STAND_IN_PYTHON", "1")
+        code, said = ended(start(slurm, directory, *NEW[:4], *HOST, *options), directory)
+    assert code == 1, said
+    assert "2 of 4 jobs have results" in said
+    assert "homenode did not start, which needs its virtual environment" in said
+    outputs = "".join(path.read_text() for path in directory.glob("results/*/*/raw/*"))
+    assert ("# homenode watched: " in outputs) == (version is not None)
+    found = report(slurm, directory)
+    assert found["nodes"] == ["gpu01"] and len(found["missing"]) == 2
+    reasons = [gap["reason"] for gap in found["gaps"] if gap["subject"] == "2 jobs: gpu-compute"]
+    assert ["Python 3.8 or later with PyTorch" in reason for reason in reasons] == [True]
 
 
 def test_nodes_that_no_one_described_are_looked_at_first(slurm: Testbed, tmp_path: Path) -> None:

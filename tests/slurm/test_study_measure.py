@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.slurm.arguments import StudyOptions
-from homenode.cluster.slurm.study.directory import read_study
+from homenode.cluster.slurm.study.directory import StudyDirectory, read_study
 from homenode.cluster.slurm.study.evidence import StudySources, collective_of, parse_record
 from homenode.cluster.slurm.study.experiments import Experiment, Mode, Study, script_of
 from homenode.cluster.slurm.study.locality import CGROUP, VISIBLE, parse_gpus
@@ -39,6 +39,9 @@ BOUND = replace(ALONE, id="exclusive-n1-numa1-r1", mode=Mode.EXCLUSIVE, numa=1, 
 TOGETHER = replace(ALONE, id="shared-2gpu-n1-together-r1", mode=Mode.TOGETHER, jobs=3)
 
 
+NOTHING = "#!/bin/sh\n"
+
+
 def program(directory: Path, name: str, text: str) -> Path:
     directory.mkdir(exist_ok=True)
     (directory / name).write_text(text)
@@ -47,16 +50,20 @@ def program(directory: Path, name: str, text: str) -> Path:
 
 
 def run_job(
-    tmp_path: Path, one: Experiment, options: StudyOptions, measure: bool = True, **variables: str
+    tmp_path: Path,
+    one: Experiment,
+    options: StudyOptions,
+    program_text: str | None = None,
+    **variables: str,
 ) -> tuple[int, dict[str, str]]:
-    """The exit status of a job, and the files of its attempt."""
+    """The exit status of a job, and the files of its attempt. program_text: of another homenode."""
     directory = tmp_path / "study"
     directory.mkdir(exist_ok=True)
     tools = tmp_path / "bin"
     program(tools, "scontrol", f"#!/bin/bash\ncat <<X\n{JOB}X\n")
     program(tools, "squeue", "#!/bin/bash\necho 5; echo 9\n")
     words = shlex.join((sys.executable, str(HERE / "gpu_node_program.py")))
-    homenode = program(tools, "homenode", f'#!/bin/sh\nexec {words if measure else "true"} "$@"\n')
+    homenode = program(tools, "homenode", program_text or f'#!/bin/sh\nexec {words} "$@"\n')
     environment = {
         "PATH": f"{tools}:{HERE / 'programs'}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "5",
@@ -125,7 +132,7 @@ def test_a_job_notes_which_gpus_its_cgroup_lets_it_open(tmp_path: Path) -> None:
         if is_open:
             (root / f"dev/nvidia{minor}").touch()
     given = {"SLURM_JOB_GPUS": "1", "CUDA_VISIBLE_DEVICES": "0", "node_root": str(root)}
-    _, files = run_job(tmp_path, ALONE, StudyOptions(tests=()), measure=False, **given)
+    _, files = run_job(tmp_path, ALONE, StudyOptions(tests=()), NOTHING, **given)
     shown, numbers = parse_gpus(files["gpus.txt"])
     own = (Bdf.parse("0019:01:00.0"),)
     assert (shown, str(numbers)) == ({CGROUP: own, VISIBLE: own}, "1")
@@ -142,6 +149,43 @@ def test_a_job_that_can_measure_nothing_fails_and_says_why(tmp_path: Path) -> No
     assert files["exit"] == "2\n"
     assert "no test of gpu-bandwidth, gpu-peer" in files["bench.txt.err"]
     assert "neither nvbandwidth nor PyTorch" in files["bench.txt.err"]
+
+
+@pytest.mark.parametrize("one", [ALONE, replace(ALONE, id="look-n1", mode=Mode.LOOK)])
+@pytest.mark.parametrize(
+    ("program_text", "code", "reason"),
+    [
+        (
+            f"#!{sys.executable} -IS\nimport homenode\n",  # a virtual environment's older Python
+            1,
+            "homenode did not start, which needs its virtual environment and Python 3.11 or later "
+            "on the node: ModuleNotFoundError: No module named 'homenode'",
+        ),
+        ("#!/nowhere/python\n", 12, "needs its virtual environment and Python 3.11 or later"),
+        ("#!/bin/sh\necho homenode: no space >&2; exit 3\n", 3, "no space"),
+        ("#!/bin/sh\necho 3 of 12 steps done >&2; kill -9 $$\n", 137, "3 of 12 steps done"),
+    ],
+    ids=["older Python", "no Python", "error", "killed"],
+)
+def test_a_job_without_results_is_not_done_and_names_what_its_node_lacks(
+    tmp_path: Path, one: Experiment, program_text: str, code: int, reason: str
+) -> None:
+    status, files = run_job(tmp_path, one, StudyOptions(tests=()), program_text)
+    assert status // 10 == code if code == 12 else status == code
+    assert "done" not in files
+    study = a_study(StudyOptions(), one)
+    _, exits = StudyDirectory(tmp_path / "study").done_and_exits(study)
+    (text,) = exits.values()
+    assert text.startswith(f"{status}: ") and reason in text
+    (line,) = read_study(tmp_path / "study", study).missing
+    assert line == f"{one.id}: its script ended with exit status {text} (job 5.0)"
+
+
+def test_an_app_in_a_directory_that_the_node_lacks_is_no_result(tmp_path: Path) -> None:
+    options = StudyOptions(tests=(), app=("true",), app_directory="/nowhere")
+    code, files = run_job(tmp_path, ALONE, options, NOTHING)
+    assert code != 0 and "done" not in files
+    assert "/nowhere: No such file or directory" in files["bench.txt.err"]
 
 
 def test_how_far_a_benchmark_came_is_no_open_point_and_how_it_ended_is() -> None:
@@ -168,7 +212,7 @@ def test_jobs_wait_for_each_other_before_they_measure(
         tmp_path,
         TOGETHER,
         StudyOptions(tests=()),
-        measure=False,
+        NOTHING,
         meet_seconds="1",
         SLURM_RESTART_COUNT=restart,
     )

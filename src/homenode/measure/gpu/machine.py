@@ -30,7 +30,10 @@ PEERS_HANG = (
     "direct access between these GPUs hangs, as on some virtual functions; collectives need "
     "NCCL_P2P_DISABLE=1"
 )
-_NO_TORCH = "PyTorch is not installed in {python} (package torch; --python names another Python)"
+_NO_TORCH = (
+    "requires {python} to be Python 3.8 or later with PyTorch (package torch; --python names "
+    "another Python)"
+)
 
 
 def is_nvidia(gpus: tuple[PciDevice, ...]) -> bool:

@@ -208,10 +208,21 @@ def _exit_status(attempt: Path) -> str | None:
         return None
     texts = (_start_of(attempt / f"{name}.err", 1 << 16) for name in ("bench.txt", "host.tar.gz"))
     errors = "\n".join(filter(None, texts)).splitlines()
-    reason = next((line for line in errors if line.startswith("homenode: ")), "")
+    status = status.strip()
+    reason = next((line for line in errors if line.startswith(_PREFIX)), "")
     if not reason and errors:
-        reason = errors[-1]
-    return f"{status.strip()}: {reason.removeprefix('homenode: ')[:300]}".rstrip(": ")
+        reason = f"{_NOT_STARTED if status in _DID_NOT_START else ''}{errors[-1]}"
+    return f"{status}: {reason.removeprefix(_PREFIX)[:300]}".rstrip(": ")
+
+
+_PREFIX = "homenode: "
+_NOT_STARTED = (
+    "homenode did not start, which needs its virtual environment and Python 3.11 or later on the "
+    "node: "
+)
+_DID_NOT_START = ("1", "126", "127")
+"""Exit statuses, without results or a line of homenode's, of a Python that cannot import it and of
+a shell that finds no interpreter or file."""
 
 
 def _seconds(attempt: Path) -> float | None:
@@ -438,7 +449,13 @@ def _missing_results(directory: Path, study: Study) -> list[str]:
             if experiment.id in refused:
                 lines.append(f"{name}: refused: {refused[experiment.id]}")
             elif tries:
-                lines.append(f"{name}: began, and did not end (job {tries[-1].name})")
+                status = _exit_status(tries[-1])
+                how = (
+                    "began, and did not end"
+                    if status is None
+                    else f"its script ended with exit status {status}"
+                )
+                lines.append(f"{name}: {how} (job {tries[-1].name})")
             else:
                 job = jobs.get(experiment.id)
                 lines.append(f"{name}: " + (f"job {job} did not begin" if job else "not submitted"))

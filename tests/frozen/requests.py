@@ -19,7 +19,7 @@ from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import Result, homenode
 from tests.domain_corpus import NAMES, sample
-from tests.frozen import projection
+from tests.frozen import drawn, projection
 from tests.virsh_stand_in import StandIn
 
 
@@ -438,6 +438,18 @@ def compared() -> Iterator[Request]:
         yield Request(f"made-{number}", partial(_compared, number))
 
 
+def planned() -> Iterator[Request]:
+    """Drawn hosts and requests: every value of the plan."""
+    for number in range(240):
+        yield Request(f"drawn-{number}", partial(drawn.planned, number))
+
+
+def decided() -> Iterator[Request]:
+    """Drawn results: every value of effects and answers."""
+    for number in range(120):
+        yield Request(f"drawn-{number}", partial(drawn.decided, number))
+
+
 KINDS: dict[str, Callable[[], Iterator[Request]]] = {
     "shipped": shipped,
     "auto": auto,
@@ -446,4 +458,6 @@ KINDS: dict[str, Callable[[], Iterator[Request]]] = {
     "restored": restored,
     "published": published,
     "compared": compared,
+    "planned": planned,
+    "decided": decided,
 }

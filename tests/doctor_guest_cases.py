@@ -199,8 +199,8 @@ GUEST_CASES: dict[str, Case] = {
         lambda: small(
             2,
             [0, 1],
-            more="<iothreads>1</iothreads>",
-            cputune="<iothreadpin iothread='1' cpuset='1'/>",
+            more="<iothreadids><iothread id='4294967295'/></iothreadids>",
+            cputune="<iothreadpin iothread='4294967295' cpuset='1'/>",
         ),
         lambda: small(
             2,

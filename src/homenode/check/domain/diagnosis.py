@@ -35,7 +35,6 @@ from homenode.check.domain.pins import (
     pins_alone,
     pins_on_host,
 )
-from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, add_source
 from homenode.machine.topology import Host
 from homenode.text import cpus_text, nodes_text, plural
@@ -118,12 +117,12 @@ def domain_checked(facts: Vm, host: Host) -> list[str]:
 _TAG = re.compile(r"<(\w[\w:-]*)>")
 _ADDRESS = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 _NUMBERED = (
-    (re.compile(r"\bvCPUs? (\d[\d,-]*)"), "vcpupin", "vcpu", "vcpu"),
-    (re.compile(r"\bcells? (\d[\d,-]*)"), "cell", "id", "cell"),
+    (re.compile(r"\bvCPUs? (\d+)"), "vcpupin", "vcpu", "vcpu"),
+    (re.compile(r"\bcells? (\d+)"), "cell", "id", "cell"),
     (re.compile(r"\bIOThreads? (\d+)"), "iothreadpin", "iothread", "iothreads"),
 )
-"""How a subject names a thing with a number, the element of it, the attribute with the number, and
-the element that is shown where there is none."""
+"""How a subject names a thing with a number, of several the first, the element of it, the attribute
+with the number, and the element that is shown where there is none."""
 
 
 def locate(findings: Iterable[Finding], document: Document) -> Iterator[Finding]:
@@ -159,8 +158,7 @@ def _line_of(
     if (tag := _TAG.search(subject)) is not None:
         return lines.get((tag[1], None))
     for pattern, element, _, otherwise in _NUMBERED:
-        if (numbers := pattern.search(subject)) is not None:
-            first = CpuSet.parse(numbers[1].rstrip(",-"), "subject").first()
-            line = None if first is None else lines.get((element, first))
+        if (number := pattern.search(subject)) is not None:
+            line = lines.get((element, whole_number(number[1])))
             return lines.get((otherwise, None)) if line is None else line
     return None

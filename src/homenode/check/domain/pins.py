@@ -8,7 +8,7 @@ from math import ceil
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.topology import DEFAULT_HOST_RESERVE, CoreKind, Host, RunningDomain
-from homenode.text import cpus_text, nodes_text, plural
+from homenode.text import cpus_text, nodes_text, number_list, plural
 from homenode.vm.model import Vm, vcpus_text
 
 
@@ -180,11 +180,11 @@ def _helpers_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
         return bool(near_pus) and bool(pin) and pin <= present and pin.isdisjoint(near_pus)
 
     place = "the guest's memory is" if facts.memory_nodes else "its vCPUs are"
-    threads = CpuSet(number for number, pin in facts.iothread_pins if is_far(pin))
+    far_pins = {number: pin for number, pin in facts.iothread_pins if is_far(pin)}
     emulator = facts.emulator_pus or CpuSet()
     pins = {"<emulatorpin>": emulator if is_far(emulator) else CpuSet()}
-    name = f"IOThread {threads}" if len(threads) == 1 else f"IOThreads {threads}"
-    pins[name] = CpuSet.union(pin for number, pin in facts.iothread_pins if number in threads)
+    name = f"IOThread{'s' if len(far_pins) > 1 else ''} {number_list(far_pins)}"
+    pins[name] = CpuSet.union(far_pins.values())
     for subject, pus in pins.items():
         if pus:
             yield finding(

@@ -13,7 +13,14 @@ from homenode.machine.topology import Host, PagePool
 from homenode.units import MIB
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.guest_observation import GuestPath, path_of_address, paths_of_guest
-from homenode.vm.model import GuestAddress, GuestCache, GuestPciController, GuestTopology, Vm
+from homenode.vm.model import (
+    GuestAddress,
+    GuestCache,
+    GuestPciController,
+    GuestTopology,
+    Vm,
+    VmCell,
+)
 from homenode.vm.plan import Plan, vm_as_it_runs, with_vm
 from tests.verify_documents import DEVICES, PLAIN, changed, ids, small_host, tuned
 from tests.verify_guests import guest_host
@@ -193,6 +200,17 @@ def test_a_document_alone_promises_what_it_says() -> None:
     assert ids(view_of_guest(expected, guest_host(distance=42), None).findings) == {
         "guest-distances"
     }
+
+
+def test_distances_are_of_the_cells_that_the_guest_sees() -> None:
+    """Linux makes no node of a cell without vCPUs and memory."""
+    rows = (10, 20, 30), (20, 10, 40), (30, 40, 10)
+    cells = tuple(
+        VmCell(id=i, vcpus=CpuSet(), memory_bytes=size, distances=row)
+        for i, (size, row) in enumerate(zip((MIB, 0, MIB), rows, strict=True))
+    )
+    guest = Vm(name="vm", vcpus=1, memory_bytes=2 * MIB, cells=cells)
+    assert expectation_of(guest).distances == ((10, 30), (30, 10))
 
 
 def facts_of(*pairs: tuple[str, str]) -> Vm:

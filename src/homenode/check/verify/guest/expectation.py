@@ -45,8 +45,9 @@ class Expectation(Struct, frozen=True):
     @property
     def distances(self) -> tuple[tuple[int, ...], ...] | None:
         """[from][to] in the order of `cells`; None = the guest was shown none."""
-        rows = tuple(cell.distances[: len(self.cells)] for cell in self.cells)
-        return rows if all(rows) else None
+        if not all(cell.distances for cell in self.cells):
+            return None
+        return tuple(tuple(cell.distances[o.id] for o in self.cells) for cell in self.cells)
 
     def runs_of(self, size: int) -> tuple[CpuSet, ...]:
         """vCPUs of each core, socket, ... that has `size` of them where none is absent."""

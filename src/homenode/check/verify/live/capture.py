@@ -403,8 +403,9 @@ def verify_running_domain(name: str, connect: str, plan: Plan | None = None) -> 
     Raises UsageError for a domain that does not run, a plan for another domain, or a daemon on
     another machine; HostError and InputError as Virsh does.
     """
-    live = verify_live(*observe_running_domain(name, connect, plan))
-    document = open_domain(Virsh(connect).live_document(name), f"the definition of {name}")
+    expected, running = observe_running_domain(name, connect, plan)
+    live = verify_live(expected, running)
+    document = open_domain(Virsh(connect).live_document(running.uuid), f"the definition of {name}")
     findings = (*live.findings, *transfer_findings(document))
     return Findings(checked=live.checked, findings=in_order(findings))
 

@@ -32,10 +32,10 @@ def bytes_of(number: int, unit: str) -> int:
     unit_bytes = _BYTES_OF_UNIT.get(unit.strip().lower())
     if unit_bytes is None:
         raise InputError(f"unknown unit {unit!r}", hint="b, KB, KiB, MB, MiB, GB, GiB, TB or TiB")
-    return _limited(number * unit_bytes)
+    return _check_size(number * unit_bytes)
 
 
-def _limited(size_bytes: int) -> int:
+def _check_size(size_bytes: int) -> int:
     if size_bytes > _MOST_BYTES:
         raise InputError(f"expected at most {_MOST_BYTES} bytes, found {size_bytes}")
     return size_bytes
@@ -88,7 +88,7 @@ def parse_bytes(text: str) -> int:
     divisor = int("1" + "0" * len(fraction or ""))
     if scaled % divisor:
         raise InputError(f"size {text!r}: not a whole number of bytes")
-    return _limited(scaled // divisor)
+    return _check_size(scaled // divisor)
 
 
 def format_bytes(count: int) -> str:

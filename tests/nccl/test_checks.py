@@ -223,6 +223,25 @@ def test_elements_of_a_dump_are_worse_for_nccl_than_for_rccl() -> None:
     assert found(text.replace('version="1"', 'version="2"'))[name] is Severity.INFO
 
 
+@pytest.mark.parametrize(
+    ("inside", "name", "times"),
+    [
+        pytest.param("<pci>" * 1000 + "</pci>" * 1000, "nccl-unreadable", 1, id="deep"),
+        pytest.param("<a/>" * 1000, "nccl-ignored", 1, id="ignored"),
+        pytest.param(
+            "".join(f'</cpu><cpu numaid="{node}" affinity="1">' for node in range(100)),
+            "nccl-affinity-shared",
+            100,
+            id="shared",
+        ),
+    ],
+)
+def test_a_file_of_many_faults_has_few_findings(inside: str, name: str, times: int) -> None:
+    text = f'<system version="2"><cpu affinity="1">{inside}</cpu></system>'
+    findings = check_topology(text.encode(), "file")
+    assert Counter(finding.id for finding in findings)[name] == times
+
+
 def test_a_huge_file_is_refused_unread() -> None:
     assert list(found(TWO_CPUS + " " * (1 << 20))) == ["nccl-unreadable"]
 

@@ -24,6 +24,7 @@ from homenode.nccl.topology import (
     NcclVariant,
     write_topology,
 )
+from homenode.text import first_few
 
 _KNOWN = {
     name: {*words.split()}
@@ -102,12 +103,12 @@ def _check_whole(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Fi
                 + (" (RCCL's)" if flavour is NcclVariant.RCCL else ""),
                 observed=f'version="{system.get("version")}"',
             )
-    for ignored in read.ignored:
+    if read.ignored:
         yield finding(
             "nccl-ignored",
-            f"<{ignored.name}> in line {ignored.line}",
+            first_few((f"<{ignored.name}> in line {ignored.line}" for ignored in read.ignored), 8),
             expected="elements that NCCL reads there",
-            observed="one that it ignores, with all that is in it",
+            observed="ignored, with all that is in it",
         )
     names = Counter(node.name for node in read.walk())
     added = 0 if names["gpu"] else ADDED_FOR_GPU
@@ -160,20 +161,21 @@ def _version_findings(read: ReadTopology, flavour: NcclVariant) -> Iterator[Find
 
 
 def _overlaps(read: ReadTopology) -> Iterator[Finding]:
-    masks = [
-        (node, CpuSet.parse_mask(node.get("affinity") or ""))
-        for node in read.walk("cpu")
-        if _AFFINITY.match(node.get("affinity") or "")
-    ]
-    for i, (node, mask) in enumerate(masks):
-        for other, other_mask in masks[:i]:
-            if not mask.isdisjoint(other_mask):
-                yield finding(
-                    "nccl-affinity-shared",
-                    _cpu(node),
-                    expected=f"other vCPUs than {_cpu(other)}",
-                    observed=f"vCPUs {mask & other_mask} in both",
-                )
+    """Yield each <cpu> with vCPUs that an earlier one has, and the first of these."""
+    owner_of: dict[int, tuple[XmlNode, CpuSet]] = {}
+    for node in read.walk("cpu"):
+        affinity = node.get("affinity") or ""
+        mask = CpuSet.parse_mask(affinity) if _AFFINITY.match(affinity) else CpuSet()
+        owners = (owner_of[vcpu] for vcpu in mask if vcpu in owner_of)
+        other, other_mask = next(owners, (node, CpuSet()))
+        if other_mask:
+            yield finding(
+                "nccl-affinity-shared",
+                _cpu(node),
+                expected=f"other vCPUs than {_cpu(other)}",
+                observed=f"vCPUs {mask & other_mask} in both",
+            )
+        owner_of |= {vcpu: (node, mask) for vcpu in mask if vcpu not in owner_of}
 
 
 def _elements(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Finding]:

@@ -23,7 +23,8 @@ MOST_CHARACTERS = _PLACES - 2
 MOST_ATTRIBUTES = 16
 MOST_CHILDREN = 640
 LARGEST_FILE = 1 << 20
-MOST_IGNORED_DEPTH = 100
+MOST_DEPTH = 255
+"""More than buses of a machine, and less than what Python can count down."""
 
 _CHILDREN = {
     None: ("system",),
@@ -139,7 +140,8 @@ class _Reader(Struct, kw_only=True):
     single_quotes: list[int] = field(default_factory=list)
     most_nodes: int = NcclVariant.NCCL.most_nodes
 
-    def children(self, around: _Tag | None) -> tuple[XmlNode, ...]:
+    def children(self, around: _Tag | None, depth: int = 0) -> tuple[XmlNode, ...]:
+        self.check_depth(depth)
         names = _CHILDREN.get(None if around is None else around.name, ())
         nodes: list[XmlNode] = []
         while True:
@@ -164,7 +166,7 @@ class _Reader(Struct, kw_only=True):
             self.nodes += 1
             if tag.name == "system" and ("version", NcclVariant.RCCL.version) in tag.attributes:
                 self.most_nodes = NcclVariant.RCCL.most_nodes
-            inside = () if tag.kind == "single" else self.children(tag)
+            inside = () if tag.kind == "single" else self.children(tag, depth + 1)
             nodes.append(
                 XmlNode(
                     name=tag.name,
@@ -183,8 +185,11 @@ class _Reader(Struct, kw_only=True):
             if inner is None:
                 raise self.error(f"</{tag.name}>", "the end of the file")
             depth += {"open": 1, "close": -1, "single": 0}[inner.kind]
-            if depth > MOST_IGNORED_DEPTH:
-                raise self.error(f"at most {MOST_IGNORED_DEPTH} levels", "more")
+            self.check_depth(depth)
+
+    def check_depth(self, depth: int) -> None:
+        if depth > MOST_DEPTH:
+            raise self.error(f"at most {MOST_DEPTH} levels", "more")
 
     def tag(self) -> _Tag | None:
         """The next tag, comments skipped; None at the end of the file."""

@@ -20,10 +20,10 @@ GPUS = ("0000:19:00.0", "0000:9b:00.0")
 def find_python(version: str) -> str:
     """A Python of that version, of this machine or of pyenv; skips the test where there is none."""
     name = f"python{version}"
-    for path in (*Path.home().glob(f".pyenv/versions/{version}.*/bin/{name}"), name):
+    for path in (*map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/{name}")), name):
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             subprocess.run((path, "-V"), capture_output=True, check=True)
-            return str(path)
+            return path
     pytest.skip(f"no Python {version}")
 
 

@@ -33,13 +33,18 @@ HOST = ("--host", str(HERE / "gpu-node.toml"), "--numa", "0", "--rounds", "1")
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
     with running(tmp_path_factory.mktemp("slurm") / "testbed") as testbed:
-        homenode = testbed.base / "homenode"
-        words = shlex.join((sys.executable, str(HERE / "gpu_node_program.py")))
-        homenode.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-        homenode.chmod(0o755)
-        testbed.environment["STAND_IN_HOMENODE"] = str(homenode)
-        testbed.environment["PATH"] = f"{HERE / 'programs'}:{os.environ['PATH']}"
+        equip(testbed)
         yield testbed
+
+
+def equip(testbed: Testbed) -> None:
+    """Its jobs find homenode on the described node, and the stand-ins."""
+    homenode = testbed.base / "homenode"
+    words = shlex.join((sys.executable, str(HERE / "gpu_node_program.py")))
+    homenode.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    homenode.chmod(0o755)
+    testbed.environment["STAND_IN_HOMENODE"] = str(homenode)
+    testbed.environment["PATH"] = f"{HERE / 'programs'}:{os.environ['PATH']}"
 
 
 def start(

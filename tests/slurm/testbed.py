@@ -91,7 +91,8 @@ class Testbed:
             (self.base / name).mkdir(parents=True)
         for gpu in range(8):
             # Character devices: only of these does Slurm give a job its GPUs' numbers.
-            os.mknod(self.base / f"gpu/gpu{gpu}", stat.S_IFCHR | 0o600, os.makedev(4, 70 + gpu))
+            for name in (f"gpu{gpu}", f"cap{gpu}1", f"cap{gpu}2"):  # caps: of slices
+                os.mknod(self.base / "gpu" / name, stat.S_IFCHR | 0o600, os.makedev(4, 70 + gpu))
         self._write_configuration()
         self._start_munged()
         self.start_controller()

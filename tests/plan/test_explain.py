@@ -86,7 +86,7 @@ relaxed  a whole core for each vCPU: CPUs 0-1 are one core, used by 2 vCPUs
          a core for the host: none is left; QEMU shares CPU 3 with a vCPU's core
          equal guest nodes: 17 and 16 vCPUs, so 33 sockets of 1 core and no L3
 cost     vCPUs that share a core are 40 to 75 % slower under full load (XAPI)
-fix      --vcpus 31 leaves the host a core; or keep less with --host-reserve
+fix      --vcpus 31 leaves the host a core; or reserve less with --host-reserve
          cores=0
 next     the same command with -o tuned.xml
 """,

@@ -45,7 +45,7 @@ class ImportedRun(Struct, frozen=True, kw_only=True):
 class ImportedRuns(Struct, frozen=True, kw_only=True):
     """The answer of import."""
 
-    folder: str
+    directory: str
     written: bool  # False of a dry run
     runs: tuple[ImportedRun, ...]
     left_out: tuple[Gap, ...]
@@ -116,7 +116,7 @@ def _answer(
         for run in runs
     )
     return ImportedRuns(
-        folder=str(arguments.output), written=written, runs=answered, left_out=tuple(skipped)
+        directory=str(arguments.output), written=written, runs=answered, left_out=tuple(skipped)
     )
 
 

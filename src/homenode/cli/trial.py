@@ -115,7 +115,7 @@ class TrialBoot(Struct, frozen=True, kw_only=True):
 class TrialStanding(Struct, frozen=True, kw_only=True):
     """A trial."""
 
-    folder: str
+    directory: str
     reason: str | None = None  # why its directory cannot be read; then the rest is not known
     id: str | None = None
     domain: str | None = None
@@ -274,7 +274,7 @@ def _name_of(trial: StoredTrial) -> str:
 def _trial_standing(trial: StoredTrial) -> TrialStanding:
     head, state = trial.head, trial.state
     if head is None:
-        return TrialStanding(folder=str(trial.directory), reason=trial.reason)
+        return TrialStanding(directory=str(trial.directory), reason=trial.reason)
     boots = []
     for step in steps_of(head, state):
         entry = state.outcomes.get(step.number)
@@ -290,7 +290,7 @@ def _trial_standing(trial: StoredTrial) -> TrialStanding:
             )
         )
     return TrialStanding(
-        folder=str(trial.directory),
+        directory=str(trial.directory),
         id=head.id,
         domain=head.source,
         connect=head.connect,

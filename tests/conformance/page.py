@@ -15,13 +15,13 @@ _MOST = 200
 _HEAD = """\
 # Supported versions
 
-What homenode writes is given to the programs that it is for: a new plan for each of so many random
-VMs on random hosts, or a VM's file with the plan in it. A case counts where the program read every
-fact of the plan as planned. `make nightly` asks each program that the machine has, with a
-fresh seed, and writes this page; rows of other programs and versions stay as they were.
-`tests/lab/debian-13 DIR` asks those of Debian 13 on any machine.
+homenode's files are tested with the programs that read them: a new plan for each of many random
+VMs on random hosts, or a VM's file with the plan in it. A case counts if the program read every
+fact of the plan as planned. `make nightly` runs each program that the machine has, with a
+fresh seed, and writes this page; rows of other programs and versions stay unchanged.
+`tests/lab/debian-13 DIR` runs the programs of Debian 13 on any machine.
 
-`python -m tests.conformance --judge NAME` asks one of them. What homenode itself needs:
+`python -m tests.conformance --judge NAME` runs one program. homenode's own requirements:
 [requirements](requirements.md).
 
 """

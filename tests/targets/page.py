@@ -19,22 +19,21 @@ def targets_page(targets: Sequence[str] = TARGETS) -> str:
 def _head(targets: Sequence[str]) -> Iterator[str]:
     names = ", ".join(f"`{name}`" for name in targets)
     yield from (
-        "# Targets: what each hypervisor can say of a plan",
+        "# Targets: hypervisors and their features",
         "",
         f"`homenode plan --target NAME` writes a plan for {names}; without it, for libvirt.",
-        "The page is written from the same tables that give the findings `target-lost` and",
-        "`target-indirect`; a test compares it with what the written files say when read back.",
-        "Which programs have read such files, in which version: "
-        "[supported versions](supported-versions.md).",
+        "This page is generated from the tables behind the findings `target-lost` and",
+        "`target-indirect`; a test compares it with written files that are read back.",
+        "[Supported versions](supported-versions.md) lists the programs that read such files.",
         "",
-        "* **yes**: an option of the hypervisor's own.",
-        "* **indirectly**: by raw arguments or a script, at the price that is named.",
-        "* **lost**: the hypervisor cannot say it; what the guest or the host then lacks is named.",
-        "* **since**: the first version that has the option, where its sources say so. Of Proxmox,",
-        "  that of its package qemu-server; QEMU's own are compared with `--qemu`.",
+        "* **yes**: an option of the hypervisor itself.",
+        "* **indirectly**: by raw arguments or a script, with the named disadvantage.",
+        "* **lost**: not supported; the consequence for guest or host is named.",
+        "* **since**: the first version with the option, if the sources state it: for Proxmox the",
+        "  version of its package qemu-server. QEMU's versions are compared with `--qemu`.",
         "",
-        "Once the VM runs, its guest is compared with the saved plan, under any hypervisor; what",
-        "is lost is named, not compared: [verify](commands/verify.md#guests-of-targets).",
+        "The guest of a running VM is compared with the saved plan, under any hypervisor; lost",
+        "features are named, not compared: [verify](commands/verify.md#guests-of-targets).",
         "",
         "```console live",
         "$ homenode plan --target xen --vcpus 16 --memory 64GiB -o vm.cfg --save-plan p.json",
@@ -46,7 +45,7 @@ def _head(targets: Sequence[str]) -> Iterator[str]:
 
 def _table(names: Sequence[str]) -> Iterator[str]:
     targets = [target_named(name) for name in names]
-    yield f"| of the plan | {' | '.join(target.title for target in targets)} |"
+    yield f"| feature | {' | '.join(target.title for target in targets)} |"
     yield "|" + "---|" * (len(targets) + 1)
     for feature in Feature:
         marks = (_MARKS[target.support[feature].level] for target in targets)
@@ -58,7 +57,7 @@ def _details(targets: Sequence[str]) -> Iterator[str]:
     for name in targets:
         target = target_named(name)
         yield from (f"## {target.title}", "", f"Source: {target.source}.", "")
-        yield from ("| of the plan | how | price |", "|---|---|---|")
+        yield from ("| feature | how | disadvantage |", "|---|---|---|")
         for feature in Feature:
             support = target.support[feature]
             loses = "" if support.loses is None else support.loses

@@ -484,7 +484,7 @@ ROWS = (
         says={
             Feature.IOTHREAD_PINS: lost_feature(
                 "Proxmox names IOThreads by their disk, and the plan by number",
-                "IOThreads run wherever the emulator may",
+                "IOThreads run on the CPUs of the emulator",
             )
         },
         write=_write_hook,

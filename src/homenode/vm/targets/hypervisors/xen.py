@@ -301,7 +301,7 @@ ROWS = (
             Feature.DISTANCES: native("`vnuma` vdistances="),
             Feature.MEMORY_NODES: indirect(
                 "`vnuma` pnode= for each cell; without cells memory follows the vCPUs' affinity",
-                "memory that does not fit goes to other nodes without a word",
+                "memory that does not fit is silently allocated on other nodes",
             ),
         },
         read=_read_cells,

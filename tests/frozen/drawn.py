@@ -9,13 +9,24 @@ import msgspec
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import alternatives_by_machine, compare_machines
+from homenode.decide.machine_facts import MachineFacts, facts_of_runs
 from homenode.decide.matrices import localities, matrices_of
-from homenode.decide.recommendation import decide_for_machines
-from homenode.decide.sentences import effect_text, first_line, ground_of, sentence_of
+from homenode.decide.recommendation import decide_all, decide_for_machines
+from homenode.decide.sentences import (
+    effect_text,
+    first_line,
+    ground_of,
+    review_text,
+    sentence_of,
+    stop_text,
+)
 from homenode.decide.switch_effects import file_effects, switch_effects
+from homenode.decide.trial_conclusion import answer_of, conclude
 from homenode.errors import HomenodeError
+from homenode.machine.topology import DomainMark, Host, RunningDomain
 from homenode.measure.results.model import (
     Condition,
     GpuPlace,
@@ -27,13 +38,18 @@ from homenode.measure.results.model import (
     Switches,
 )
 from homenode.measure.results.vantage import Vantage
+from homenode.measure.trial.journal import TrialHead
 from homenode.objective import Objective
+from homenode.plan.auto import LayoutInputs
 from homenode.plan.planner import plan
-from homenode.vm.layout import PRESETS, Pinning
+from homenode.plan.stored import domain_of_plan
+from homenode.units import GIB, MIB
+from homenode.vm.layout import PRESETS, GuestCells, Pinning
+from homenode.vm.model import GuestTopology, MemoryDevice, Vm
 from homenode.vm.plan import Unplannable
-from homenode.vm.plan_options import EmulatorPolicy, MemoryMode, PciGranularity
+from homenode.vm.plan_options import EmulatorPolicy, MemoryMode, PciGranularity, cell_asked
 from tests.plan import test_against_brute_force as hosts
-from tests.small_hosts import asking
+from tests.small_hosts import asking, floating_domain, pinned_domain
 
 
 def values_text(value: object) -> str:
@@ -73,18 +89,55 @@ FAMILIES = (
 )
 
 
+def _more_domains(draw: random.Random, host: Host) -> Iterator[RunningDomain]:
+    """The VM that is planned as it runs, one that floats over a range, and a copy, sometimes."""
+    size, nodes = draw.choice((1, 2)) * GIB, [node.index for node in host.nodes if node.pus]
+    if draw.random() < 0.2:
+        bound = ((draw.choice(nodes), size),)
+        page_bytes = draw.choice((None, 2 * MIB))
+        yield pinned_domain(
+            "0", name="vm", memory_bytes=size, memory_by_node=bound, page_bytes=page_bytes
+        )
+    if draw.random() < 0.2:
+        floating = floating_domain(draw.randint(1, 2), name="range", memory_bytes=size)
+        pus = CpuSet(range(len(host.pus) // 2))
+        yield replace(floating, vcpu_pins=(pus,) * len(floating.vcpu_pins), emulator_pus=pus)
+    if draw.random() < 0.1:
+        copy = pinned_domain("1", name="copy", running=False, memory_bytes=size)
+        yield replace(copy, mark=draw.choice((DomainMark.OWN, DomainMark.COPY)))
+
+
+def _more_of_guest(draw: random.Random, guest: Vm) -> Vm:
+    devices = [
+        MemoryDevice(cell=0, size_bytes=size, plugged_bytes=size)
+        for size in draw.choice(((), (), (), (GIB,), (GIB, GIB // 2)))
+    ]
+    topologies = (1, 1, guest.vcpus, 1), (guest.vcpus, 1, 1, 1)
+    shown = [None, *(GuestTopology(*topology) for topology in topologies)]
+    return replace(
+        guest,
+        iothread_ids=tuple(range(1, 1 + draw.choice((0, 0, 1, 3)))),
+        memory_devices=tuple(devices),
+        has_dimms=bool(devices),
+        cpu_topology=guest.cpu_topology or draw.choice(shown),
+        has_iommu=draw.random() < 0.2,
+    )
+
+
 def planned(number: int) -> str:
     """The plan for a small host with what QEMU's threads, buses and memory may be asked for."""
     draw = random.Random(number)
     host_of_draw, wish_of_draw = FAMILIES[number % len(FAMILIES)]
     host = host_of_draw(draw)
     wish = wish_of_draw(draw, host)
+    host = replace(host, domains=(*host.domains, *_more_domains(draw, host)))
+    bare = [node.index for node in host.nodes if not node.pus]
     layout = wish.layout
     if draw.random() < 0.1:
         layout = replace(layout, name="custom", pinning=Pinning.NODE)
     request = asking(
         wish,
-        guest=replace(wish.guest, iothread_ids=tuple(range(1, 1 + draw.choice((0, 0, 1, 3))))),
+        guest=_more_of_guest(draw, wish.guest),
         layout=layout,
         emulator_policy=draw.choice((*(EmulatorPolicy.AUTO,) * 4, *EmulatorPolicy)),
         housekeeping_pus=hosts.some_pus(draw, len(host.pus), draw.choice((0, 0, 2))),
@@ -92,14 +145,21 @@ def planned(number: int) -> str:
         spare_ports=draw.choice((0, 0, 1, 3)),
         memory_mode=draw.choice(tuple(MemoryMode)),
         mixed_kinds=draw.random() < 0.3,
+        memory_nodes_allowed=tuple(bare) if draw.random() < 0.2 else (),
     )
+    if layout.cells is GuestCells.HOST and draw.random() < 0.15:
+        sizes = [draw.randint(1, 3) for _ in range(draw.randint(1, 3))]
+        cells = [cell_asked(size, GIB, draw.choice((None, None, 0))) for size in sizes]
+        request = asking(
+            request, vcpus=sum(sizes), memory_bytes=len(cells) * GIB, explicit_cells=tuple(cells)
+        )
     try:
         answer = plan(host, request)
     except Unplannable as error:
         return values_text([error.message, error.hint, error.rejections])
     except HomenodeError as error:
         return values_text([str(error.exit_code), error.message, error.hint])
-    return values_text(replace(answer, host_fingerprint=""))
+    return values_text([replace(answer, host_fingerprint=""), domain_of_plan(answer)])
 
 
 GPUS = tuple(Bdf(0, 16 + number, 0, 0) for number in range(4))
@@ -173,19 +233,24 @@ def _samples(
 
 def drawn_runs(draw: random.Random) -> list[Run]:
     """Runs of some layouts, on one machine or two, of which something may be odd."""
-    metrics = draw.sample(sorted(_FIGURES), draw.randint(1, 4))
+    metrics = draw.sample(sorted(_FIGURES), draw.randint(1, 3))
     boots = draw.choice((1, 2, 3, 3, 4, 5))
     hosts_of_runs = draw.choice((("a" * 64,), ("a" * 64,), (None,), ("a" * 64, "b" * 64)))
     layouts = draw.sample(sorted(PRESETS), draw.randint(2, 4))
     has_order, odd = draw.choice(("place", "time", "block", "", "")), draw.random() < 0.3
     kind, shape = draw.choice((None, "kind")), draw.getrandbits(32)
+    system = draw.choice(("made", "made", "cpu-only"))
     runs = []
-    for number, (layout, host) in enumerate((one, h) for one in layouts for h in hosts_of_runs):
+    times = draw.choice((1, 1, 2))
+    pairs = [(layout, host) for layout in layouts * times for host in hosts_of_runs]
+    for number, (layout, host) in enumerate(pairs):
+        if len(hosts_of_runs) > 1 and draw.random() < 0.2:
+            continue
         own = [metric for metric in metrics if draw.random() < 0.9] or metrics
         count = max(1, boots - draw.choice((0, 0, 0, 1)))
         head = RunHead(
-            layout,
-            "made",
+            f"{layout} {number}",
+            system,
             draw.choice((Origin.MEASURED, Origin.IMPORTED)) if odd else Origin.MEASURED,
             draw.choice((*(Vantage.GUEST,) * 5, Vantage.HOST)) if odd else Vantage.GUEST,
             Switches.of_layout(PRESETS[layout]),
@@ -216,17 +281,58 @@ def drawn_runs(draw: random.Random) -> list[Run]:
     return runs
 
 
+def _machine(draw: random.Random, runs: Sequence[Run]) -> MachineFacts:
+    """A machine whose runs some of these may be."""
+    return replace(
+        facts_of_runs("made", runs),
+        fingerprint="a" * 64,
+        kind="kind",
+        gpus=draw.choice((None, 0, 1, 4)),
+        hardware=draw.choice(((), ("NVIDIA H200",))),
+        inputs=LayoutInputs(
+            nodes=draw.choice((None, 1, 2)),
+            has_siblings=draw.random() < 0.7,
+            has_grace=draw.random() < 0.2,
+            has_gpus=draw.choice((None, True, False)),
+            has_pairs=draw.random() < 0.3,
+            expander_buses=draw.random() < 0.8,
+            private_memory=draw.random() < 0.1,
+        ),
+    )
+
+
 def decided(number: int) -> str:
     """What the results of some layouts lead to: effects, answers, sentences."""
-    runs = drawn_runs(random.Random(number))
-    answers = decide_for_machines(runs, tuple(Objective))
-    said = [first_line("made", answers)]
-    for answer in answers:
-        said += [sentence_of(answer), ground_of(answer), effect_text(answer)]
+    draw = random.Random(number)
+    runs = drawn_runs(draw)
+    machine = _machine(draw, runs)
+    answers = (
+        *decide_for_machines(runs, tuple(Objective)),
+        *decide_all(runs, machine),
+    )
     chosen = alternatives(runs)
-    effects = switch_effects("made", chosen), file_effects(chosen)
-    near = localities(chosen, dict(zip(GPUS, (0, 0, 1, 1), strict=True)))
-    values: list[object] = [answers, said, *effects, near, *map(matrices_of, chosen)]
+    head = TrialHead(
+        "t",
+        "qemu:///system",
+        "vm",
+        "u",
+        "vm",
+        (),
+        3,
+        1,
+        "/r",
+        objective=draw.choice(list(Objective)),
+    )
+    values: list[object] = [
+        answers,
+        [first_line("made", answers), review_text(answers), stop_text(answers)],
+        [(sentence_of(answer), ground_of(answer), effect_text(answer)) for answer in answers],
+        switch_effects("made", chosen),
+        file_effects(chosen),
+        localities(chosen, dict(zip(GPUS, (0, 0, 1, 1), strict=True))),
+        [matrices_of(alternative) for alternative in chosen],
+        answer_of(conclude(runs, "vm", "qemu:///system", ("--yes",), machine), head, 3),
+    ]
     try:
         values.append(compare_machines(alternatives_by_machine([("made", runs)])))
     except HomenodeError as error:

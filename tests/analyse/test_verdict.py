@@ -110,6 +110,7 @@ def test_rtx_4080_pins_are_to_be_reviewed_with_candidates() -> None:
     assert (made.choice, made.layout, made.avoid) == ("default", "default", ("pin",))
     (doubt,) = [one for one in made.doubts if one.id == "pin-regression"]
     assert "homenode doctor" in doubt.remedy
+    assert doubt.detail.startswith("36 % below")
     assert first_line("RTX 4080", (made,)).startswith("RTX 4080: review first: check the pins")
 
 
@@ -424,6 +425,35 @@ def test_results_of_two_hosts_are_two_verdicts_and_never_mixed() -> None:
     found = decide_for_machines(runs, [Objective.MEMORY_BANDWIDTH, Objective.MULTI_GPU])
     assert [one.layout for one in found] == ["pin-numa", "pin-numa"]
     assert len({one.system for one in found}) == 2
+
+
+@pytest.mark.parametrize(("tree", "layout"), [(1e11, "pin-bound"), (None, "pin-numa-pci")])
+def test_pairs_of_gpus_and_nics_get_their_tree_unless_results_speak_against_it(
+    tree: float | None, layout: str
+) -> None:
+    machine = facts("h200-xeon8558")
+    values = {"pin": 3e11, "pin-numa": 2e11} | ({"pin-numa-pci": tree} if tree else {})
+    runs = [
+        Run(replace(run.head, host_kind=machine.kind), run.samples)
+        for run in runs_with(values, 3, host="another")
+    ]
+    inputs = replace(machine.inputs, has_pairs=True)
+    assert decide(runs, machine, Objective.MEMORY_BANDWIDTH, inputs).layout == layout
+
+
+def test_the_layout_to_measure_next_is_what_others_of_the_kind_chose_and_this_one_lacks() -> None:
+    machine = facts("h200-xeon8558")
+    of_kind = {"host_kind": machine.kind}
+    for chosen, next_layout in (("pin-numa", "pin-numa"), ("pin", None)):
+        runs = [
+            *runs_with({"default": 1e11, "pin": 3e11}, 3, host=machine.fingerprint),
+            *(
+                Run(replace(run.head, **of_kind), run.samples)
+                for run in runs_with({"default": 1e11, chosen: 3e11}, 4, host="another")
+            ),
+        ]
+        made = decide(runs, machine, Objective.MEMORY_BANDWIDTH)
+        assert (made.layout, made.measure_next) == ("pin-bound", next_layout)
 
 
 def test_emulated_figures_lead_to_no_verdict() -> None:

@@ -266,7 +266,8 @@ def recommend(
         return replace(
             empty, reasons=blocks, doubts=tuple(doubt for doubt in own_doubts if doubt.id in marks)
         )
-    refused = [metric for metric in primaries(objective) if _is_refused(runs, metric.id)]
+    impossible = {sample.metric for run in runs for sample in run.impossible_samples}
+    refused = [metric for metric in primaries(objective) if metric.id in impossible]
     of_objective = tuple(
         doubt for doubt in own_doubts if doubt.blocks or (doubt.id == "refused-figures" and refused)
     )
@@ -292,7 +293,7 @@ def _choose(
         next_layout = _next_layout(used, None, objective)
         reason = Reason(id=ReasonId.CANNOT_TELL)
         return replace(empty, reasons=(reason,), measure_next=next_layout)
-    order = (rule, *(("pin",) if rule == "pin-bound" else ()), *CONSERVATIVE)
+    order = (rule, *CONSERVATIVE)
     choice = min(like, key=lambda one: (*_place(one, objective, order), one.label))
     reason = Reason(id=ReasonId.BEST, alternative=choice.label)
     if len(like) > 1 or level is EvidenceLevel.RULE:
@@ -305,7 +306,7 @@ def _choose(
         make_doubt(
             "pin-regression",
             regression.alternative or "",
-            f"{1 - (regression.ratio or 1.0):.0%} below the unpinned guest's throughput",
+            f"{100 * (1 - (regression.ratio or 1.0)):.0f} % below the unpinned guest's throughput",
         )
         for regression in regressions
     )
@@ -331,12 +332,6 @@ def _blocks(runs: Sequence[Run]) -> Iterator[Reason]:
     marks = [f"its results are {origin}" for origin in sorted(unreal)]
     for text in dict.fromkeys((*marks, *(text for run in runs for text in run.head.unusable))):
         yield Reason(id=ReasonId.UNUSABLE, detail=text)
-
-
-def _is_refused(runs: Sequence[Run], metric: str) -> bool:
-    """Whether no result of a metric is possible on a machine."""
-    refused = any(sample.metric == metric for run in runs for sample in run.impossible_samples)
-    return refused and not any(metric in run.metrics for run in runs)
 
 
 def _boots(used: Sequence[Alternative]) -> tuple[int, int] | None:

@@ -264,7 +264,7 @@ def _no_answer_text(reason: Reason, answer: Recommendation) -> str:
             return f"not ready: {reason.detail}; fix the cause, then measure again"
         case ReasonId.REFUSED:
             title = METRICS[reason.metric or ""].title
-            return f"not ready: every result of {title} is zero or impossible: measure it again"
+            return f"not ready: results of {title} are zero or impossible: measure it again"
         case ReasonId.NO_RESULTS if reason.detail:
             return reason.detail
         case ReasonId.NO_RESULTS:

@@ -443,12 +443,11 @@ def test_pairs_of_gpus_and_nics_get_their_tree_unless_results_speak_against_it(
 
 def test_the_layout_to_measure_next_is_what_others_of_the_kind_chose_and_this_one_lacks() -> None:
     machine = facts("h200-xeon8558")
-    of_kind = {"host_kind": machine.kind}
     for chosen, next_layout in (("pin-numa", "pin-numa"), ("pin", None)):
         runs = [
             *runs_with({"default": 1e11, "pin": 3e11}, 3, host=machine.fingerprint),
             *(
-                Run(replace(run.head, **of_kind), run.samples)
+                Run(replace(run.head, host_kind=machine.kind), run.samples)
                 for run in runs_with({"default": 1e11, chosen: 3e11}, 4, host="another")
             ),
         ]
@@ -498,6 +497,25 @@ def test_memory_modes_and_page_sizes_are_alternatives_of_their_own() -> None:
     assert made.choice == "pin-bound, interleave, 2 MiB pages"
     assert made.layout == "pin-bound"
     assert made.avoid == ("pin-bound, strict, 4 KiB pages", "pin-bound, interleave, 4 KiB pages")
+
+
+@pytest.mark.parametrize(
+    ("heads", "labels"),
+    [
+        (({"memory_mode": "strict"}, {"memory_mode": "preferred"}), ("strict", "preferred")),
+        (({"page_bytes": 4096}, {"page_bytes": 2 << 20}), ("4 KiB pages", "2 MiB pages")),
+    ],
+)
+def test_a_choice_is_named_by_what_differs_alone(
+    heads: Sequence[Mapping[str, object]], labels: Sequence[str]
+) -> None:
+    (run,) = runs_with({"pin-bound": 1e11}, 1)
+    common = replace(run.head, memory_mode="strict", page_bytes=4096)
+    runs = [
+        Run(replace(common, **head), tuple(replace(s, value=s.value + n) for s in run.samples))
+        for n, head in enumerate(heads)
+    ]
+    assert [one.label for one in alternatives(runs)] == [f"pin-bound, {name}" for name in labels]
 
 
 def test_a_flat_curve_of_any_collective_stops_the_machine() -> None:

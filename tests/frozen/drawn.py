@@ -205,7 +205,8 @@ def _samples(
     repeats = draw.choice((1, 3, 5))
     for metric in metrics:
         alike = random.Random(f"{shape} {metric}") if draw.random() < 0.93 else draw
-        states = alike.choice(((None,), (None,), (None,), ("27 ns",), ("27 ns", "61 ns")))
+        states = alike.choice(((None,), (None,), (None,), (27,), (27, 61)))
+        states = [state and f"{state + draw.choice((0, 0, 1))} ns" for state in states]
         unit, typical, variants = _FIGURES[metric]
         level = typical * draw.choice((0.02, 0.5, 0.9, 0.97, 1.0, 1.0, 1.0, 1.1, 2.0))
         variant, slow = alike.choice(variants), draw.choice((1.0, 1.0, 1.0, 0.5))
@@ -269,7 +270,7 @@ def drawn_runs(draw: random.Random) -> list[Run]:
                 if draw.random() < 0.7
             ),
             unusable=("marked",) if odd and draw.random() < 0.1 else (),
-            source=f"source {number}",
+            source=draw.choice((None, "source 1", "source 2")),
             started_s=draw.choice((1e9, 1e9 + 100)) + number if has_order == "time" else None,
             of_files=odd,
             place=draw.randint(0, 9) if has_order == "place" else None,

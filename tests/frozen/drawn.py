@@ -26,6 +26,7 @@ from homenode.decide.sentences import (
 from homenode.decide.switch_effects import file_effects, switch_effects
 from homenode.decide.trial_conclusion import answer_of, conclude
 from homenode.errors import HomenodeError
+from homenode.findings import Doubt, Finding
 from homenode.machine.topology import DomainMark, Host, RunningDomain
 from homenode.measure.results.model import (
     Condition,
@@ -51,9 +52,12 @@ from homenode.vm.plan_options import EmulatorPolicy, MemoryMode, PciGranularity,
 from tests.plan import test_against_brute_force as hosts
 from tests.small_hosts import asking, floating_domain, pinned_domain
 
+_TEXTS = frozenset({"cause", "cost", "fix", "remedy", "source"})
+"""Fields that say in words what follows from the id of a finding or doubt."""
+
 
 def values_text(value: object) -> str:
-    """Every value of a record: numbers, names, and of sentences words with a digit or hyphen."""
+    """Every value of a record: numbers, names, and of sentences the numbers."""
     return " ".join(_words(value))
 
 
@@ -61,7 +65,9 @@ def _words(value: Any) -> Iterator[str]:
     match value:
         case msgspec.Struct():  # what is not there is omitted, so that a new field changes nothing
             fields = {name: getattr(value, name) for name in value.__struct_fields__}
-            yield from _words({n: v for n, v in fields.items() if v not in (None, (), "", {})})
+            omitted = _TEXTS if isinstance(value, Finding | Doubt) else frozenset()
+            kept = {n: v for n, v in fields.items() if v not in (None, (), "", {})}
+            yield from _words({name: kept[name] for name in kept if name not in omitted})
         case Mapping():
             for item in value.items():
                 yield from map(values_text, item)
@@ -75,7 +81,7 @@ def _words(value: Any) -> Iterator[str]:
         case float():
             yield f"{value:.4g}"
         case str() if " " in value:
-            yield from re.findall(r"\S*[\d-]\S*", value)
+            yield from re.findall(r"\S*\d\S*", value)
         case _:
             yield str(value)
 

@@ -66,6 +66,14 @@ def test_the_5090_host_has_slow_links_and_scattered_vcpus() -> None:
     assert scatter.severity is Severity.WARNING and "nodes 0-1" in scatter.observed
 
 
+@pytest.mark.parametrize(("at", "suffices"), [((0, 1), True), ((0, 7), False), ((), True)])
+def test_one_node_is_advised_only_next_to_all_devices(at: tuple[int, ...], suffices: bool) -> None:
+    devices = [gpus("hgx-h100", 8)[i] for i in at]
+    found = diagnosed(domain(8, devices, pins=[*range(4), *range(56, 60)]), "hgx-h100")
+    scatter = next(f for f in found if f.id == "flat-over-nodes")
+    assert ("--max-nodes 1" in (scatter.fix or "")) is suffices
+
+
 def test_the_4090_hosts_pins_cross_nodes_under_a_flat_guest() -> None:
     name = "rtx4090-epyc7702"
     xml = domain(60, gpus(name, 4), gib=192, pins=range(60))
@@ -175,7 +183,8 @@ def test_memory_that_numad_binds_counts_as_bound() -> None:
         (range(8), (1,), "on node 1 only"),
         (range(8), (0, 1), "node 1 as well"),
         (range(8), (0,), None),
-        ([*range(4), *range(24, 28)], (0,), None),  # flat over nodes, which is said instead
+        ([*range(4), *range(24, 28)], (1,), "none on node 0"),
+        ([*range(4), *range(24, 28)], (0, 1), None),
     ],
 )
 def test_memory_is_compared_with_the_nodes_of_the_vcpus(

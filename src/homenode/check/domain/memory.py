@@ -312,14 +312,21 @@ def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
             severity=Severity.INFO if as_planned else None,
         )
     elif len(facts.cells) < 2 and facts.binding is not None:
-        away = facts.binding[1] - vcpu_nodes
+        bound = facts.binding[1]
+        away = bound - vcpu_nodes
+        bare = vcpu_nodes - bound - CpuSet(n.index for n in host.nodes if n.memory_bytes == 0)
         if vcpu_nodes and away:
-            is_all = facts.binding[1] == away
+            observed = (
+                f"on {nodes_text(away)} only" if away == bound else f"{nodes_text(away)} as well"
+            )
+        else:
+            observed = f"none on {nodes_text(bare)}" if bare else ""
+        if observed:
             yield finding(
                 "memory-elsewhere",
                 "<numatune>",
                 expected=f"memory on {nodes_text(vcpu_nodes)}, where the vCPUs are",
-                observed=f"on {nodes_text(away)} only" if is_all else f"{nodes_text(away)} as well",
+                observed=observed,
                 values={"vm": facts.name},
             )
 

@@ -346,15 +346,19 @@ def _flat_over_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
     nodes = nodes_of(facts.pinned_pus, host)
     if len(nodes) < 2:
         return
-    node_cores = max(
-        (sum(not c.pus.isdisjoint(node.pus) for c in host.cores) for node in host.nodes), default=0
-    )
+    devices = (host.device(hostdev.bdf) for hostdev in facts.hostdevs)
+    device_nodes = {d.node for d in devices if d is not None and d.node is not None}
+    cores = [sum(core.pus <= node.pus for core in host.cores) for node in host.nodes]
+    if device_nodes:
+        cores = [
+            n for n, node in zip(cores, host.nodes, strict=True) if {node.index} == device_nodes
+        ]
     yield finding(
         "flat-over-nodes",
         plural(facts.vcpus, "vCPU"),
         expected="vCPUs on one host node, or a guest that is shown the nodes",
         observed=f"a flat guest pinned over nodes {nodes}",
-        case="one node suffices" if facts.vcpus <= node_cores else None,
+        case="one node suffices" if facts.vcpus <= max(cores, default=0) else None,
     )
 
 

@@ -27,7 +27,7 @@ from tests.doctor_domains import host as shipped
 STUDY = {
     "h200-xeon8558": (88, 1024, 7),
     "mi350x-epyc9575f": (120, 1024, 8),
-    "rtxpro6000-xeon8468v": (88, 1024, 8),
+    "rtxpro6000-xeon8468v": (88, 960, 8),
     "rtx4090-epyc7702": (60, 192, 4),
     "rtx4080-i9-14900k": (8, 32, 1),
     "rtx5090-epyc7702": (56, 1024, 8),
@@ -193,6 +193,12 @@ def test_memory_is_compared_with_the_nodes_of_the_vcpus(
     xml = domain(8, gib=64, pins=list(pins), cpu=topology(1, 8), more=binding(nodes))
     found = [f for f in diagnosed(xml, "h200-xeon8558") if f.id == "memory-elsewhere"]
     assert [finding.observed for finding in found] == ([] if stated is None else [stated])
+
+
+def test_memory_of_the_whole_host_leaves_none_for_qemu() -> None:
+    for gib, is_short in ((255, False), (256, True)):
+        found = diagnosed(domain(8, gib=gib), "rtx4090-epyc7702")
+        assert [f.severity for f in found if f.id == "memory-short"] == ["critical"] * is_short
 
 
 @pytest.mark.parametrize("name", STUDY)

@@ -90,6 +90,35 @@ def test_place_ranks_hosts_and_names_what_decided(run: Run) -> None:
     assert "next     virsh -c qemu+ssh://hgx-h100/system define tuned.xml" in out.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("line", "status", "answer"),
+    [
+        ("--pool rtx4090-epyc7702 --gpus 4", 1, "; with a fallback: the VM takes its reserve"),
+        ("--pool epyc-nps4-gpu-nic --gpus 4 --memory 128GiB", 0, "; 2 of 4 GPUs local"),
+    ],
+)
+def test_the_first_line_has_the_fallback_and_the_devices_that_are_local(
+    run: Run, line: str, status: int, answer: str
+) -> None:
+    code, out, _ = run(f"place vm.xml {line}")
+    assert code == status
+    assert answer in out.splitlines()[0]
+
+
+def test_a_vm_that_takes_the_hosts_memory_does_not_count_as_fitting(run: Run) -> None:
+    _, out, _ = run("show --pool rtx4090-epyc7702 --size gpus=4,vcpus=48,memory=256GiB")
+    assert _rows(out)[3][-1] == "0"
+
+
+def test_addresses_that_are_gpus_of_another_host_are_named(run: Run) -> None:
+    run("place vm.xml --gpus 2 --pool hgx-h100 -o vm2.xml --layout pin")
+    _, out, err = run("place vm2.xml --pool hgx-h100 --pool h200-xeon8558 --on h200-xeon8558")
+    assert out.splitlines()[0].endswith("; all NICs local")
+    assert "warning" not in err
+    _, _, err = run("place vm2.xml --pool hgx-h100 --pool h200-xeon8558")
+    assert "GPUs of hgx-h100, and not of h200-xeon8558" in err
+
+
 def test_place_has_a_row_for_each_guest_node_with_its_gpus(run: Run) -> None:
     _, out, _ = run("place vm.xml --gpus 8 --pool hgx-h100 --layout pin-numa-pci")
     rows = [row for row in _rows(out) if row and row[-1].startswith("gpu")]

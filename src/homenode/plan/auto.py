@@ -163,7 +163,9 @@ def resolve_layout(
             chosen, choice = flat, structs.replace(for_flat, reason=reason)
     layout = f"{choice.layout} with bound memory" if choice.floating else choice.layout
     rule = "; a rule, not measured on this machine" if choose is None else ""
-    line = f"{layout} (auto, {objective}): {choice.reason}{rule}"
+    others = "" if inputs.has_gpus or options.objective else "no GPU, so the rule for one GPU: "
+    others = others if objective is Objective.GPU_COPY else ""
+    line = f"{layout} (auto, {objective}): {others}{choice.reason}{rule}"
     return ResolvedLayout(chosen, (line, *choice.caveats))
 
 

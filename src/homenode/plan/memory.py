@@ -48,19 +48,20 @@ def overhead_bytes(request: GuestRequest) -> int:
     memory. Huge pages need page tables of a page for each 2 MiB at most: they do not count."""
     memory = request.memory_bytes + request.guest.memory_device_bytes
     devices = bool(request.devices or request.options.gpu_count)
-    return _overhead(request.vcpus, None if request.page_bytes is not None else memory, devices)
+    return qemu_bytes(request.vcpus, None if request.page_bytes is not None else memory, devices)
 
 
 def _overhead_on_node(domain: RunningDomain, size: int) -> int:
     """The same of a VM that does not run yet: the share of a node that has `size` bytes of it, in
     whole steps: it is an estimate."""
     memory = None if domain.page_bytes is not None else domain.memory_bytes
-    total = _overhead(len(domain.vcpu_pins), memory, bool(domain.devices or domain.mediated))
+    total = qemu_bytes(len(domain.vcpu_pins), memory, bool(domain.devices or domain.mediated))
     share = total * size // (sum(node_bytes for _, node_bytes in domain.memory_by_node) or 1)
     return -(-share // _OVERHEAD_STEP_BYTES) * _OVERHEAD_STEP_BYTES
 
 
-def _overhead(vcpus: int, paged_bytes: int | None, has_devices: bool) -> int:
+def qemu_bytes(vcpus: int, paged_bytes: int | None, has_devices: bool) -> int:
+    """QEMU's own memory and page tables; paged_bytes: the guest's memory in ordinary pages."""
     tables = (paged_bytes or 0) // _PAGE_TABLE_DIVISOR * (1 + has_devices)
     return _QEMU_BYTES + vcpus * _QEMU_BYTES_PER_VCPU + tables
 

@@ -188,16 +188,22 @@ def _host_memory_taken(host: Host, request: GuestRequest) -> Finding:
 def _away_from_home(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], nodes: Sequence[NodeIndex]
 ) -> Iterator[Finding]:
-    """GPUs that the guest's tree cannot put next to their own node."""
-    if request.layout.pcie is not GuestPcie.HOST:
-        return
-    with_pus = {node.index for node in host.nodes if node.pus}
+    """GPUs whose own node has no vCPU; of a guest that does not see its devices' nodes those of
+    the VM's own packages cost little."""
+    mirrored = request.layout.pcie is GuestPcie.HOST
+    package_of = {node.index: node.package for node in host.nodes if node.pus}
+    packages = {package_of.get(node) for node in nodes}
+    limited = len(nodes) == request.options.max_nodes
     for gpu in host.devices_of_kind(DeviceKind.GPU):
-        if gpu.bdf in devices and gpu.node in with_pus and gpu.node not in nodes:
+        if nodes and gpu.bdf in devices and gpu.node in package_of and gpu.node not in nodes:
+            near = not mirrored and package_of[gpu.node] in packages
             yield finding(
                 "gpu-away-from-home",
                 str(gpu.bdf),
-                observed=f"its node {gpu.node} has none of the VM's vCPUs, and no guest NUMA node",
+                observed=f"its node {gpu.node} has none of the VM's vCPUs"
+                f"{', and no guest NUMA node' if mirrored else ''}",
+                severity=Severity.INFO if near else None,
+                case="of a limit" if limited else None,
             )
 
 

@@ -84,20 +84,31 @@ def plan_text(plan: Plan, host: Host | None, reasons: Sequence[str] = (), step: 
 def answer_line(plan: Plan, host: Host | None) -> str:
     """Whether and where the VM fits, in one line."""
     head = f"{plan.vm.name} fits {plan.host_name or 'the given CPUs'}"
-    if plan.relaxations:
-        return f"{head} with a fallback: {_effect(plan.relaxations[0], plan, host)}"
-    gpus = _node_of_gpus(plan, host)
+    if fallback := fallback_text(plan, host):
+        return f"{head} {fallback}"
     place = f"on {nodes_text(plan.nodes)}" if plan.nodes else "on any node"
     memory = format_bytes(plan.vm.memory_bytes)
     if plan.vm.memory_device_bytes:
         memory += f" and {format_bytes(plan.vm.memory_device_bytes)} in memory devices"
     sizes = [plural(plan.vm.vcpus, "vCPU"), memory]
-    sizes += [plural(len(gpus), "GPU")] if gpus else []
-    line = f"{head}: {', '.join(sizes)} {place}"
-    if not gpus or not plan.nodes:
-        return line
-    local = sum(node in plan.nodes for node in gpus.values())
-    return f"{line}; {'all' if local == len(gpus) else f'{local} of {len(gpus)}'} GPUs local"
+    devices, kind = _devices_to_count(plan, host)
+    sizes += [plural(len(devices), kind)] if devices else []
+    local = local_text(plan, host)
+    return f"{head}: {', '.join(sizes)} {place}{local and f'; {local}'}"
+
+
+def local_text(plan: Plan, host: Host | None) -> str:
+    """How many of the VM's GPUs, or of its NICs if it has no GPU, are on its nodes; "" for none."""
+    devices, kind = _devices_to_count(plan, host)
+    if not devices or not plan.nodes:
+        return ""
+    local = sum(node in plan.nodes for node in devices.values())
+    return f"{'all' if local == len(devices) else f'{local} of {len(devices)}'} {kind}s local"
+
+
+def _devices_to_count(plan: Plan, host: Host | None) -> tuple[dict[int, int | None], str]:
+    gpus = _node_of_devices(plan, host, DeviceKind.GPU)
+    return (gpus, "GPU") if gpus else (_node_of_devices(plan, host, DeviceKind.NIC), "NIC")
 
 
 def plan_parts(
@@ -179,8 +190,14 @@ def _any_of(nodes: Sequence[int]) -> str:
     return f"each of {nodes_text(nodes)}" if len(nodes) > 1 else nodes_text(nodes)
 
 
+def fallback_text(plan: Plan, host: Host | None) -> str:
+    """What the first relaxation does, for the first line; "" without any."""
+    if not plan.relaxations:
+        return ""
+    return f"with a fallback: {_effect(plan.relaxations[0], plan, host)}"
+
+
 def _effect(relaxation: Relaxation, plan: Plan, host: Host | None) -> str:
-    """What a relaxation does, for the first line."""
     if relaxation is Relaxation.SHARED_CORES and host is not None:
         shared = sum(len(vcpus) for _, vcpus in _shared_cores(plan, host))
         return f"{shared} of {plural(plan.vm.vcpus, 'vCPU')} share a core"
@@ -228,15 +245,15 @@ def _shared_cores(plan: Plan, host: Host) -> list[tuple[CpuSet, list[int]]]:
     return [(pus, vcpus) for pus, vcpus in vcpus_of_core.items() if len(vcpus) > 1]
 
 
-def _node_of_gpus(plan: Plan, host: Host | None) -> dict[int, int | None]:
-    """The host node of each GPU of the VM, by its number among the host's."""
-    devices = {device.bdf for device in plan.vm.hostdevs}
-    gpus = () if host is None else host.devices_of_kind(DeviceKind.GPU)
-    return {number: gpu.node for number, gpu in enumerate(gpus) if gpu.bdf in devices}
+def _node_of_devices(plan: Plan, host: Host | None, kind: DeviceKind) -> dict[int, int | None]:
+    """The host node of each device of a kind that the VM has, by its number among the host's."""
+    bdfs = {device.bdf for device in plan.vm.hostdevs}
+    devices = () if host is None else host.devices_of_kind(kind)
+    return {number: device.node for number, device in enumerate(devices) if device.bdf in bdfs}
 
 
 def _cells_table(plan: Plan, host: Host | None) -> Table:
-    gpus = _node_of_gpus(plan, host)
+    gpus = _node_of_devices(plan, host, DeviceKind.GPU)
     is_flat = plan.layout.cells is GuestCells.SINGLE
     rows, away = [], dict(gpus)
     for cell in plan.cells:

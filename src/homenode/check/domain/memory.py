@@ -12,6 +12,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host, MemoryKind, NumaNode
+from homenode.plan.memory import qemu_bytes
 from homenode.plan.request import default_huge_page_bytes
 from homenode.text import nodes_text, plural
 from homenode.units import GIB, format_bytes
@@ -59,6 +60,7 @@ def memory_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     demands = [*_demands(facts), *(_unbound(facts, all_nodes) if all_nodes else ())]
     for demand in (*demands, *_binding_with_cells(facts, demands)):
         yield from _nodes_exist(demand, node_at, host, facts.source)
+    yield from _none_for_qemu(facts, demands, [node_at[i].memory_bytes for i in all_nodes])
     running = _runs(facts, host)
     if any(demand.page_bytes == 0 for demand in demands):
         default = default_huge_page_bytes(host)
@@ -70,6 +72,22 @@ def memory_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
             yield from _ordinary(some, node_at, running)
         else:
             yield from _check_huge_pages(some, node_at, size, running)
+
+
+def _none_for_qemu(facts: Vm, demands: list[_Demand], sizes: list[int | None]) -> Iterator[Finding]:
+    """A VM that fits the host's memory, but not together with QEMU and its page tables."""
+    total = sum(size or 0 for size in sizes)
+    vm_bytes = sum(demand.memory_bytes for demand in demands)
+    paged = sum(demand.memory_bytes for demand in demands if demand.page_bytes is None)
+    needed = vm_bytes + qemu_bytes(facts.vcpus, paged, bool(facts.hostdevs))
+    if None not in sizes and 0 < vm_bytes <= total < needed:
+        yield finding(
+            "memory-short",
+            "all nodes of the host",
+            expected=f"{format_bytes(needed)} for the VM and QEMU",
+            observed=format_bytes(total),
+            case="all nodes",
+        )
 
 
 def _runs(facts: Vm, host: Host) -> bool | None:

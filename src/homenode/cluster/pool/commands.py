@@ -30,7 +30,7 @@ from homenode.cluster.pool.arguments import (
 )
 from homenode.cluster.pool.capture import capture_hosts, read_list
 from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool, passable_gpus, size_of
-from homenode.cluster.pool.place import PoolPlace, rank_hosts
+from homenode.cluster.pool.place import PoolPlace, gpus_of_others, rank_hosts
 from homenode.cluster.pool.text import (
     no_place_text,
     order_text,
@@ -58,7 +58,7 @@ from homenode.show.plan_text import plan_parts
 from homenode.text import command_line, plural
 from homenode.vm.domain.read import read_vm
 from homenode.vm.host_sources import NamedHost, NamedHosts, read_hosts
-from homenode.vm.plan import Unplannable
+from homenode.vm.plan import Unplannable, is_critical
 from homenode.vm.plan_options import PlanOptions, refuse_objective
 
 
@@ -121,6 +121,8 @@ def place(arguments: PoolPlaceArguments) -> None:
         _note_unread(named)
         raise SystemExit(UNPLANNABLE)
     note_sick_links(best.entry.host, options)
+    if foreign := gpus_of_others(best.entry, hosts, guest):
+        note(f"warning: {foreign}; remove their <hostdev> and add --gpus")
     lines = []
     if output is not None:
         lines += write_document(tuning, original, output, permissions_of(document))
@@ -138,11 +140,11 @@ def place(arguments: PoolPlaceArguments) -> None:
         planned = plan_parts(tuning.plan_to_show, host, reasons, step, order=order, unknown=unknown)
         if everything:
             planned += explain_sections(tuning.plan_to_show, host)
-        screen.print(places_text(guest.name, ranking, planned, everything=everything))
+        screen.print(places_text(ranking, tuning.plan, planned, everything=everything))
     for line in (*lines, *tuning.notes):
         note(line)
     _note_unread(named)
-    _exit_with_unread(named)
+    _exit_with_unread(named, or_if=is_critical(tuning.plan))
 
 
 def _next_step(best: PoolPlace, arguments: PoolPlaceArguments) -> str:
@@ -186,8 +188,8 @@ def _note_unread(named: NamedHosts) -> None:
         note(f"not read  {unread}")
 
 
-def _exit_with_unread(named: NamedHosts) -> None:
-    if named.unread:
+def _exit_with_unread(named: NamedHosts, *, or_if: bool = False) -> None:
+    if named.unread or or_if:
         raise SystemExit(FINDINGS)
 
 

@@ -23,7 +23,7 @@ from homenode.units import GIB, MIB, format_bytes
 from homenode.vm.gpu_parts import is_divided, parts_at
 from homenode.vm.host_sources import NamedHosts, Progress
 from homenode.vm.model import MAX_VCPUS, Vm
-from homenode.vm.plan import Plan, Unplannable
+from homenode.vm.plan import Plan, Relaxation, Unplannable
 from homenode.vm.plan_options import PlanOptions
 
 MOST_COUNTED = 100
@@ -273,11 +273,14 @@ def count_fits(host: Host, size: VmSize) -> int | None:
 
 
 def _try_plan(host: Host, request: GuestRequest) -> tuple[tuple[int, ...], Plan] | None:
-    """How local the VM is, smaller is better, and its plan; None where it does not fit."""
+    """How local the VM is, smaller is better, and its plan; None where it does not fit, or
+    only with the host's memory."""
     try:
         placement = place(host, request, brief=True)
         plan = assemble(host, as_placed(request, placement), placement)
     except (Unplannable, InputError):
+        return None
+    if Relaxation.HOST_MEMORY in placement.relaxations:
         return None
     concerns = dict(placement.concerns)
     return tuple(concerns.get(name, 0) for name in _LOCALITY), plan

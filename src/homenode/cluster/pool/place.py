@@ -10,13 +10,14 @@ from homenode.cluster.pool.fits import FreeOfNode, alike_key, free_by_node, sum_
 from homenode.errors import HomenodeError, InputError, NotKnownError
 from homenode.findings import Rejection
 from homenode.machine.pci import DeviceKind
-from homenode.machine.topology import with_certain_nodes
+from homenode.machine.topology import Host, with_certain_nodes
 from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed
 from homenode.plan.request import request_for
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
+from homenode.text import subjects_text
 from homenode.vm.host_sources import NamedHost, Progress, natural_key
 from homenode.vm.model import Vm
 from homenode.vm.plan import Unplannable
@@ -99,6 +100,21 @@ def rank_hosts(
     ]
     refusing.sort(key=lambda refused: -len(refused.names))
     return PoolRanking(hosts=_rank(taking), refusing=tuple(refusing))
+
+
+def gpus_of_others(best: NamedHost, hosts: Sequence[NamedHost], guest: Vm) -> str:
+    """Devices of the definition that are GPUs of another host and not of this one; "" for none."""
+
+    def gpus(host: Host) -> list[str]:
+        own = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
+        return [str(hostdev.bdf) for hostdev in guest.hostdevs if hostdev.bdf in own]
+
+    ours = gpus(best.host)
+    for entry in hosts:
+        if foreign := [bdf for bdf in gpus(entry.host) if bdf not in ours]:
+            verb = "are GPUs" if len(foreign) > 1 else "is a GPU"
+            return f"{subjects_text(foreign)} {verb} of {entry.name}, and not of {best.name}"
+    return ""
 
 
 def _nearest(refusal: HomenodeError) -> Rejection | None:

@@ -7,8 +7,10 @@ from homenode.cluster.pool.place import PoolPlace, PoolRanking, RefusingHosts
 from homenode.doc import Doc, Part, Table, Text
 from homenode.findings import NO_VMS, Gap, shared_gap_lines
 from homenode.show.explain import term_words
+from homenode.show.plan_text import fallback_text, local_text
 from homenode.text import first_few, nodes_text, number_list, plural
 from homenode.units import format_bytes
+from homenode.vm.plan import Plan
 
 MOST_ROWS = 40
 """Hosts of a table; of more, those with equal figures are one row."""
@@ -118,6 +120,13 @@ def _memory(size: int | None) -> str:
 
 
 _DECIDED = {
+    "vcpus_beyond_cores": "shared cores",
+    "device_class": "distance",
+    "node_distance": "distance",
+    "distance_sum": "distance",
+    "device_distance": "distance",
+    "unisolated_cores": "isolation",
+    "pages_to_reserve": "huge pages",
     "given_up": "relaxed",
     "given_up_for_nearness": "relaxed",
     "packages_spanned": "packages",
@@ -133,21 +142,20 @@ _DECIDED = {
 
 
 def places_text(
-    vm: str, ranking: PoolRanking, planned: Iterable[Part], *, everything: bool = False
+    ranking: PoolRanking, plan: Plan, planned: Iterable[Part], *, everything: bool = False
 ) -> Doc:
     """The first hosts, what decided between them, and the plan for the first.
 
-    everything: also the hosts that reject the VM.
+    plan: for the first host. everything: also the hosts that reject the VM.
     """
     hosts, refusing = ranking.hosts, ranking.refusing
     count = len(hosts) + sum(len(refused.names) for refused in refusing)
     best = hosts[0]
     nodes = nodes_text(best.placement.nodes) if best.placement.nodes else "any node"
-    head = f"{vm} fits {len(hosts)} of {plural(count, 'host')}; best: {best.entry.name}, {nodes}"
-    if best.gpus:
-        away = dict(best.placement.concerns).get("gpus_away_from_home", 0)
-        local = "all" if not away else f"{best.gpus - away} of {best.gpus}"
-        head += f"; {local} GPUs local"
+    head = f"{plan.vm.name} fits {len(hosts)} of {plural(count, 'host')}; "
+    head += f"best: {best.entry.name}, {nodes}"
+    local = fallback_text(plan, best.entry.host) or local_text(plan, best.entry.host)
+    head += local and f"; {local}"
     shown = hosts if everything else hosts[:MOST_RANKS]
     heads = ("host", "nodes", "LLCs", "GPUs left", "cores left", "memory left", "decided")
     table = Table(

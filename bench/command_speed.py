@@ -1,7 +1,8 @@
 """Speed of whole commands, from process start to their end, next to a bare interpreter's start.
 
-Run by `make bench`. Each round runs every command once, in turn, so that a busy moment of the
-machine falls on all of them; printed are medians and their multiples of `python -c pass`.
+`make bench`, or `bench/command_speed.py [ROUNDS]`. Each round runs every command once, in turn, so
+that a busy moment of the machine falls on all of them; printed are medians and their multiples of
+`python -c pass`.
 """
 
 import statistics
@@ -27,6 +28,7 @@ LISTED = Path(__file__).resolve().parents[2] / "shared/machines/lspci/gpud-hgx-h
 
 
 def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
     host = str(CAPTURED) if CAPTURED.exists() else "epyc9654-2p-1node"
     with tempfile.TemporaryDirectory() as directory:
         plan = ["plan", str(DOCUMENT), "--layout", "pin-numa", "--vcpus", "64"]
@@ -54,7 +56,7 @@ def main() -> None:
             ],
         }
         in_use: dict[str, list[float]] = {name: [] for name in commands}
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for name, argv in commands.items():
                 in_use[name].append(_seconds(argv))
     bare = statistics.median(in_use["python -c pass"])

@@ -1,10 +1,11 @@
 """Speed of reading and drawing hosts: median wall time, also as multiples of a fixed loop. [I/O]
 
-Run with `make bench`. Each round times every step once, in turn. The hosts are shipped ones, and
-captured ones where they are at hand.
+`make bench`, or `bench/host_speed.py [ROUNDS]`. Each round times every step once, in turn. The
+hosts are shipped ones, and captured ones where they are at hand.
 """
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -58,9 +59,10 @@ def loop() -> int:
 
 
 def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
     timed = {"calibration loop": loop, **steps()}
     in_use: dict[str, list[float]] = {name: [] for name in timed}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, call in timed.items():
             start = time.perf_counter()
             call()

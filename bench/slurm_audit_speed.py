@@ -58,6 +58,8 @@ def main(nodes: int) -> None:
             start = time.perf_counter()
             done = subprocess.run([*audit, *options], capture_output=True, text=True)
             seconds = time.perf_counter() - start
+            if done.returncode not in (0, 1):  # 1: it has findings
+                raise SystemExit(done.stderr)
             far = done.stdout.count('"job-gpu-far"')
             print(f"{name:24}{seconds:8.2f} s  {far} misplaced")
 

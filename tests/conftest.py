@@ -56,12 +56,13 @@ os.environ["HOMENODE_EMULATED_TRIALS"] = "1"  # what tests boot has no KVM
 TIMES = Path(os.environ["HOMENODE_TEST_TIMES"]) if "HOMENODE_TEST_TIMES" in os.environ else None
 """Where the processor time of each test is written, for tests/slow_tests.py."""
 
-LIVE = frozenset({"root", "libvirt", "qemu"})
+LIVE = frozenset({"libvirt", "qemu"})
 """Markers of tests that share one daemon, or boot machines: one after the other, in one process."""
 
 GROUPS = (
     "live",
     "slurm",
+    "root",
     "packages",
     "pdf",
     "browser",
@@ -130,6 +131,8 @@ def _group(name: str, markers: set[str], module_names: Container[str]) -> str | 
         return "slurm"
     if LIVE & markers or "two_nodes" in module_names:
         return "live"  # the pinned VMs of one libvirtd are neighbours to what watches another's
+    if "root" in markers:
+        return "root"  # daemons, mounts and other users of this machine
     if {"browser", "pdf"} & markers:  # a page or a PDF takes long to make
         return next(iter({"browser", "pdf"} & markers))
     return "source" if "nodes" in module_names else None  # all files of src are parsed once

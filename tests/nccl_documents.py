@@ -3,12 +3,20 @@
 from functools import cache
 
 from homenode.bdf import Bdf
+from homenode.check.verify.boot.stand_in_boot import BootOutcome
 from homenode.machine.topology import Host
 from homenode.nccl.assemble import TopologyFile, assemble_topology
-from homenode.nccl.guest_side import GuestSide, guest_side, left_to_libvirt
+from homenode.nccl.guest_side import (
+    GuestSide,
+    bus_numbers,
+    guest_side,
+    kernel_address,
+    left_to_libvirt,
+)
 from homenode.nccl.topology import NcclVariant, write_topology
 from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.guest_observation import path_of_address, paths_of_guest
 from homenode.vm.plan import Plan
 from homenode.vm.plan_options import PlanOptions, Policy
 from homenode.vm.sources import load_host
@@ -75,3 +83,21 @@ def tuned_for(
 
 def text_of(made: TopologyFile) -> str:
     return write_topology(made.topology)
+
+
+def check_bus_numbers(xml: bytes, outcome: BootOutcome, device_count: int) -> None:
+    """A booted test guest's kernel numbers the buses of its document's devices as derived."""
+    assert outcome.guest is not None, outcome.findings
+    stand_in, seen = outcome.stand_in, paths_of_guest(outcome.guest)
+    buses = bus_numbers(stand_in.vm.controllers)
+    derived = dict(side(xml).bus_ids)
+    compared = 0
+    for address, bdf in stand_in.devices:
+        path = path_of_address(address, stand_in.vm.controllers)
+        assert path is not None
+        assert seen[path] == kernel_address(address, buses), path
+        if bdf is not None:
+            assert seen[path] == derived[bdf], bdf
+            compared += 1
+    assert compared == len(derived) == device_count
+    assert side(xml, guest=outcome.guest).bus_ids == side(xml).bus_ids

@@ -27,6 +27,7 @@ from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.plan import Plan, vm_as_it_runs
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
+from tests.nccl_documents import check_bus_numbers
 from tests.verify_documents import DEVICES, PLAIN, changed, swapped, tuned
 
 pytestmark = pytest.mark.qemu
@@ -146,6 +147,13 @@ def test_with_an_expander_bus_per_cell_the_guest_sees_the_right_node_for_each_de
     assert node_of_device(seen) == dict(zip(DEVICES, ("numa_node 0", "numa_node 1"), strict=True))
     assert not named(seen)
     assert len(seen.observation.nodes) == 2
+
+
+def test_the_guests_kernel_gives_each_bus_the_number_that_nccl_is_told(
+    booted: dict[str, Future[BootOutcome]],
+) -> None:
+    xml, _ = documents()["pin-numa-pci"]
+    check_bus_numbers(xml, booted["pin-numa-pci"].result(), device_count=2)
 
 
 @pytest.mark.nightly

@@ -82,7 +82,7 @@ def ask(names: Sequence[str]) -> Iterator[Answer]:
 KUBEVIRT = Judge(
     name="kubevirt",
     program="KubeVirt: mutating and validating webhooks",
-    reads="VMIs, with DRA claims too, in clusters: those that kubevirt check says it refuses",
+    reads="VMIs, with DRA claims too, in clusters: those that kubevirt check reports as rejected",
     setup="go, with the module kubevirt.io/kubevirt",
     version=lambda: PINNED.removeprefix("v"),
     missing=missing,

@@ -200,7 +200,7 @@ def ask(names: Sequence[str]) -> Iterator[Answer]:
 SLURMD = Judge(
     name="slurmd",
     program="slurmd -G",
-    reads="gres.conf and slurm.conf with and without slips: whether it keeps every GPU where slurm "
+    reads="gres.conf and slurm.conf with and without slips: whether it keeps every GPU if slurm "
     "check finds nothing critical, and the cores of each in the pair that the check corrected",
     setup="slurmd and, for Slurm 24, a running munged; as root",
     version=version,

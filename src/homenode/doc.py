@@ -45,6 +45,7 @@ class Text(Struct, frozen=True):
     look: str = ""
     indent: int = 0  # columns, of its wrapped lines as well
     hang: int = 0  # where wrapped lines begin, below the value of a label
+    command: str = ""  # a command in its words; a shell continues it if it is longer than a line
 
 
 class Items(Struct, frozen=True):

@@ -187,7 +187,18 @@ def _block(group: Group, explain: bool) -> Iterator[Text]:
     for label, value in values.items():
         if value:
             line = f"  {label.ljust(_VALUE_COLUMN - 2)}{value}"
-            yield Text(line, hang=_VALUE_COLUMN)
+            command = _command_of(finding) if label == "fix" else ""
+            yield Text(line, hang=_VALUE_COLUMN, command=command)
+
+
+def _command_of(finding: Finding) -> str:
+    """The command in a finding's fix, "" if its texts have none for the case."""
+    fix, texts = finding.fix or "", texts_of(finding.id)
+    for template in (texts.fix, *texts.fix_of.values()):
+        before, mark, after = template.partition("`{command}`")
+        if mark and fix.startswith(before) and fix.endswith(after):
+            return fix[len(before) : len(fix) - len(after)]
+    return ""
 
 
 def _fix(group: Group) -> str | None:

@@ -86,7 +86,8 @@ def _parts(parts: Sequence[Part]) -> Iterator[RenderableType | None]:
                 yield None
             case Text():
                 text: RenderableType = _line(part.words, part.look)
-                text = HangingLine(_line(part.words, part.look), part.hang) if part.hang else text
+                if part.hang:
+                    text = HangingLine(_line(part.words, part.look), part.hang, part.command)
                 # Wrapped lines stay below their first word, not below its indent.
                 yield Padding(text, (0, 0, 0, part.indent), expand=False) if part.indent else text
             case Items():
@@ -155,15 +156,25 @@ class AsciiFallback:
 
 
 class HangingLine:
-    """A label with its value; wrapped lines begin below the value."""
+    """A label with its value; wrapped lines begin below the value. command: as in `Text`."""
 
-    def __init__(self, line: Line, column: int) -> None:
+    def __init__(self, line: Line, column: int, command: str = "") -> None:
         self._label, self._value = line.divide([column])
+        self._command = printable(command)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         column = len(self._label)
-        for number, line in enumerate(self._value.wrap(console, options.max_width - column)):
+        for number, line in enumerate(self._lines(console, options.max_width - column)):
             yield Line.assemble(self._label if not number else " " * column, line)
+
+    def _lines(self, console: Console, width: int) -> Iterator[Line]:
+        before, command, after = self._value.plain.partition(self._command or "\n")
+        if not command or self._value.cell_len <= width:
+            yield from self._value.wrap(console, width)
+            return
+        yield from Line(before).wrap(console, width) if before else ()
+        yield from (Line(line.rstrip("\n")) for line in ShellCommand(command).lines(width))
+        yield from Line(after.strip()).wrap(console, width) if after else ()
 
 
 class TableOrList:

@@ -40,6 +40,7 @@ REFUSED = {
     "emulator-without-dedicated-cpus",
     "mapping-without-dedicated-cpus",
     "mapping-without-huge-pages",
+    "huge-pages-not-whole",
     "gate-off",
 }
 """Findings of what KubeVirt's admission refuses."""

@@ -15,6 +15,7 @@ from homenode.cluster.kubevirt.manifests import virtual_machine
 from homenode.cluster.kubevirt.object import parse_quantity, read_manifest, yaml_text
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, guest_of, read_vmi, vmi_of
 from homenode.errors import InputError
+from homenode.findings import Severity
 from homenode.machine.topology import Host, PagePool
 from homenode.vm.sources import load_host
 from tests.cpu_time import cpu_time_below
@@ -23,12 +24,14 @@ from tests.kubevirt_documents import IBM
 GATES = frozenset(WRITTEN)
 HOOK = {HOOK_ANNOTATION: "[]"}
 CPU = {
-    "cores": 199,
+    "cores": 99,
+    "threads": 2,
     "model": "host-passthrough",
     "dedicatedCpuPlacement": True,
     "isolateEmulatorThread": True,
     "numa": {"guestMappingPassthrough": {}},
 }
+PERMITTED = frozenset({"x", "x.com/y"})
 MEMORY = {"guest": "512Gi", "hugepages": {"pageSize": "2Mi"}}
 
 
@@ -54,7 +57,7 @@ def vmi(
 
 
 def ids(text: str, host: Host | None = None, gates: frozenset[str] | None = None) -> set[str]:
-    cluster = None if gates is None else Cluster(gates)
+    cluster = None if gates is None else Cluster(gates, permitted=PERMITTED)
     return {finding.id for finding in check(read_vmi(text, "vmi"), host, cluster).findings}
 
 
@@ -67,7 +70,9 @@ def with_pages(count: int, page_bytes: int = 2 << 20) -> Host:
 
 @pytest.mark.parametrize("kind", ["VirtualMachineInstance", "VirtualMachine"])
 def test_what_fits_has_no_finding_and_says_what_was_checked(kind: str) -> None:
-    answer = check(read_vmi(vmi(kind=kind), "vmi"), with_pages(131_072), Cluster(GATES))
+    answer = check(
+        read_vmi(vmi(kind=kind), "vmi"), with_pages(131_072), Cluster(GATES, permitted=PERMITTED)
+    )
     assert (answer.findings, answer.unknown, len(answer.checked)) == ((), (), 3)
 
 
@@ -91,6 +96,9 @@ ROWS: dict[str, tuple[str, Host | None, frozenset[str] | None]] = {
     ),
     "gpus-short": (vmi(gpus=9), with_pages(131_072), None),
     "huge-pages-short": (vmi(), with_pages(131_071), None),
+    "huge-pages-not-whole": (vmi(memory={"guest": "1000501Mi"}), None, None),
+    "core-shared": (vmi({"cores": 199, "threads": 1}), with_pages(131_072), None),
+    "device-not-permitted": (vmi(devices={"gpus": [{"deviceName": "y"}]}), None, GATES),
     "node-too-small": (vmi({"cores": 300}), with_pages(131_072), None),
     "gpus-over-nodes": (vmi(FLAT), with_pages(131_072), None),
     "devices-without-node": (vmi(annotations={}), None, None),
@@ -113,15 +121,27 @@ def test_each_rule_has_a_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "gpus", "apart"), [(96, 8, True), (96, 4, False), (140, 8, False), (48, 4, False)]
+    ("host", "cores", "memory", "gpus", "places"),
+    [
+        ("hgx-a100-ibm", 48, "128Gi", 8, "4 GPUs on each of nodes 0-1, all CPUs on node 0"),
+        ("hgx-a100-ibm", 48, "128Gi", 4, None),
+        ("hgx-a100-ibm", 24, "128Gi", 4, None),
+        ("hgx-h100", 44, "512Gi", 8, "4 GPUs on each of nodes 0-1, all CPUs on node 0"),
+        ("hgx-h100", 44, "1800Gi", 8, "all CPUs on node 0, memory of 2 nodes"),
+        ("hgx-h100", 24, "1200Gi", 4, "4 GPUs on node 0, all CPUs on node 0, memory of 2 nodes"),
+        ("hgx-h100", 56, "1024Gi", 8, "112 CPUs on node 0, 1 CPU on node 1"),
+        ("hgx-h100", 75, "1800Gi", 8, None),
+    ],
 )
-def test_gpus_of_both_nodes_need_cpus_of_both(cores: int, gpus: int, apart: bool) -> None:
-    half = vmi({"cores": cores}, {"guest": "128Gi"}, gpus)
-    (found, *others) = check(read_vmi(half, "v"), with_pages(131_072), None).findings or (None,)
-    assert not others and (found is not None) == apart
-    if found is not None:
-        assert found.observed == "4 GPUs on each of nodes 0-1, all CPUs on node 0"
-        assert "more than 128 CPUs" in str(found.fix)
+def test_gpus_of_both_nodes_need_cpus_of_both_whatever_the_memory_needs(
+    host: str, cores: int, memory: str, gpus: int, places: str | None
+) -> None:
+    text = vmi({"cores": cores}, {"guest": memory, "hugepages": {"pageSize": "1Gi"}}, gpus)
+    (found, *others) = check(read_vmi(text, "v"), load_host(host), None).findings or (None,)
+    assert not others and (found is not None) == (places is not None)
+    if found is not None and places is not None:
+        assert places in found.observed and found.is_bad
+        assert f"at least {'171' if 'a100' in host else '150'} CPUs" in str(found.fix)
 
 
 @pytest.mark.parametrize("host", ["hgx-a100-ibm", "h200-xeon8558", "rtx4090-epyc7702"])
@@ -132,18 +152,22 @@ def test_a_vm_that_follows_the_fix_has_cpus_on_all_nodes_of_its_gpus(
 ) -> None:
     node, pages = load_host(host), {"hugepages": {"pageSize": "2Mi"}}
     for cpu in (FLAT, {}):
-        text = vmi({**cpu, "cores": cores}, {"guest": "32Gi", **pages}, gpus)
+        text = vmi({**cpu, "cores": cores, "threads": 1}, {"guest": "32Gi", **pages}, gpus)
         for finding in check(read_vmi(text, "v"), node, None).findings:
             if finding.id != "gpus-over-nodes":
                 continue
-            more = re.search(r"more than (\d+) CPUs", str(finding.fix))
-            mapped = vmi({"cores": int(more[1]) + 1 if more else cores}, None, gpus)
+            more = re.search(r"at least (\d+) CPUs", str(finding.fix))
+            mapped = vmi({"cores": int(more[1]) if more else cores, "threads": 1}, None, gpus)
             assert "gpus-over-nodes" not in ids(mapped, node)
             less = re.search(r"request (\d+) GPUs?, (\d+) CPUs? and (\d+)", str(finding.fix))
             if less is not None:
                 numbers = int(less[1]), int(less[2])
                 assert min(numbers) > 0
-                small = vmi({**cpu, "cores": numbers[1]}, {"guest": f"{less[3]}Gi"}, numbers[0])
+                small = vmi(
+                    {**cpu, "cores": numbers[1], "threads": 1},
+                    {"guest": f"{less[3]}Gi"},
+                    numbers[0],
+                )
                 assert "gpus-over-nodes" not in ids(small, node)
 
 
@@ -174,16 +198,18 @@ def test_what_a_source_lacks_is_not_checked() -> None:
 def test_gates_of_devices_and_claims_are_named(
     devices: dict[str, Any], gates: frozenset[str], off: str
 ) -> None:
-    (found,) = check(read_vmi(vmi(devices=devices), "vmi"), None, Cluster(gates)).findings
+    cluster = Cluster(gates, permitted=PERMITTED)
+    (found,) = check(read_vmi(vmi(devices=devices), "vmi"), None, cluster).findings
     assert found.id == "gate-off" and found.subject == f"feature gate {off}"
     assert "manifest" not in str(found.fix), "it adds the gates of the hook only"
-    assert not check(read_vmi(vmi(devices=devices), "vmi"), None, Cluster(gates | {off})).findings
+    assert not ids(vmi(devices=devices), None, gates | {off})
 
 
 def cluster_of(version: str, *named: str, off: tuple[str, ...] = (), kind: str = "") -> Cluster:
     """A cluster as kubectl prints it: JSON of a list, or YAML of the object."""
     lists = {"featureGates": list(named), "disabledFeatureGates": list(off)}
-    spec = {"configuration": {"developerConfiguration": lists}}
+    devices = {"pciHostDevices": [{"pciVendorSelector": "10DE:2330", "resourceName": "x"}]}
+    spec = {"configuration": {"developerConfiguration": lists, "permittedHostDevices": devices}}
     cr = {"kind": "KubeVirt", "spec": spec, "status": {"observedKubeVirtVersion": version}}
     if kind == "yaml":
         return read_cluster(yaml_text(cr).encode(), "cr")
@@ -194,7 +220,7 @@ def cluster_of(version: str, *named: str, off: tuple[str, ...] = (), kind: str =
 @pytest.mark.parametrize("kind", ["yaml", "List", "KubeVirtList"])
 def test_the_gates_of_a_cluster_are_those_that_its_version_knows(kind: str) -> None:
     assert cluster_of("v1.6.2", "Sidecar", NATIVE_GATE, kind=kind) == Cluster(
-        frozenset({"Sidecar"}), (1, 6)
+        frozenset({"Sidecar"}), (1, 6), frozenset({"x"})
     )
     assert cluster_of("v1.9.0", NATIVE_GATE, off=("GPUsWithDRA",), kind=kind).gates == {
         NATIVE_GATE,
@@ -226,9 +252,10 @@ def test_the_version_decides_between_the_hook_and_the_gate(
 
 
 def test_the_command_of_a_fix_names_the_vms_gpu() -> None:
-    subject = read_vmi(vmi(annotations={}), "vmi")
-    for host, words in ((None, "--gpu x"), (load_host("hgx-h100"), "--gpu x --gpu-id 10DE:2330")):
+    subject = read_vmi(vmi(annotations={}, gpus=4, memory={"guest": "900Gi"}), "vmi")
+    for host, ids_of_gpu in ((None, "VENDOR:DEVICE"), (load_host("hgx-h100"), "10DE:2330")):
         fixes = [str(finding.fix) for finding in check(subject, host, None).findings]
+        words = f"--gpu x --gpu-id {ids_of_gpu} --gpus 4 --vcpus 198 --memory 900GiB"
         assert any(fix.endswith(words) for fix in fixes)
 
 
@@ -251,7 +278,15 @@ def test_an_annotation_that_makes_no_sidecar_is_found(
 
 
 def test_the_check_finds_nothing_in_the_vm_and_the_gates_of_the_manifest() -> None:
-    assert not ids(json.dumps(virtual_machine(ManifestOptions())), None, GATES)
+    text, gpu = json.dumps(virtual_machine(ManifestOptions())), frozenset({ManifestOptions().gpu})
+    for host in (None, load_host(IBM), load_host("hgx-h100")):
+        answer = check(read_vmi(text, "vm.yaml"), host, Cluster(GATES, permitted=gpu))
+        assert not answer.findings
+
+
+def test_devices_of_a_cluster_without_a_list_may_be_announced_by_a_plugin() -> None:
+    (found,) = check(read_vmi(vmi(), "vmi"), None, Cluster(GATES)).findings
+    assert (found.id, found.severity) == ("device-not-permitted", Severity.WARNING)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1Xi", "1e999", "٣", "1" * 40, "[]"])

@@ -34,14 +34,15 @@ def test_the_annotation_is_the_hook_s_list_for_every_version(version: HookVersio
 
 
 @pytest.mark.parametrize(
-    ("gpus", "vcpus", "topology"), [(8, 96, (2, 48)), (4, 96, (1, 96)), (8, 95, (1, 95))]
+    ("gpus", "vcpus", "topology"),
+    [(8, 96, (2, 24, 2)), (4, 96, (1, 48, 2)), (8, 94, (2, 47, 1)), (8, 95, (1, 95, 1))],
 )
 def test_a_vm_of_two_packages_has_two_sockets_and_no_room_for_more(
-    gpus: int, vcpus: int, topology: tuple[int, int]
+    gpus: int, vcpus: int, topology: tuple[int, int, int]
 ) -> None:
     vm = virtual_machine(ManifestOptions(gpus=gpus, vcpus=vcpus))
     cpu = vm["spec"]["template"]["spec"]["domain"]["cpu"]
-    assert (cpu["sockets"], cpu["cores"]) == topology
+    assert (cpu["sockets"], cpu["cores"], cpu["threads"]) == topology
     assert cpu["maxSockets"] == cpu["sockets"]
 
 

@@ -33,14 +33,16 @@ critical  8 GPUs, 96 CPUs                                        gpus-over-nodes
   expected  GPUs and CPUs on the same nodes of hgx-a100-ibm, shown to the guest
   found     4 GPUs on each of nodes 0-1, all CPUs on node 0; no
             guestMappingPassthrough
-  fix       set numa.guestMappingPassthrough and huge pages, and request more
-            than 128 CPUs; or request 4 GPUs, 48 CPUs and 128 GiB
+  fix       set numa.guestMappingPassthrough and huge pages, and request at
+            least 171 CPUs (129 with kubelet's distribute-cpus-across-numa); or
+            request 4 GPUs, 48 CPUs and 128 GiB
 
 warning   8 GPUs have no guest NUMA node                    devices-without-node
   expected  the hook of homenode, or PCINUMAAwareTopology (KubeVirt 1.8)
   found     no hook in the annotations
   cost      H2D 12.6 instead of 15.6 GB/s, 19 % slower (HGX A100)
-  fix       homenode kubevirt manifest -o sidecar --vm train --namespace default
+  fix       homenode kubevirt manifest -o sidecar --vm train --namespace \\
+            default --vcpus 96 --memory 256GiB
 
 info     1: emulator-on-vcpu (--explain)
 unknown  huge pages of 1 GiB: capture the node with homenode capture; feature
@@ -57,8 +59,8 @@ critical  gres.conf:3, GPU 1 (0019:01:00.0, node 1)             gres-cores-wrong
   expected  Cores=72-143
   found     Cores=0-71
   cost      jobs on this GPU get CPUs of node 0
-  fix       homenode slurm check demo/samples/gres.conf demo/samples/slurm.conf
-            --host gh200x4 -o DIR
+  fix       homenode slurm check demo/samples/gres.conf \\
+            demo/samples/slurm.conf --host gh200x4 -o DIR
 
 info     2: gres-autodetect, slurm-binding-optional (--explain)
 unknown  cgroup.conf: not given (--cgroup FILE)

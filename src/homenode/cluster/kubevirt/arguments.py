@@ -84,7 +84,7 @@ class ManifestOptions(Struct, frozen=True, kw_only=True):
     gpu: Annotated[str, Opt("--gpu", "RESOURCE")] = "nvidia.com/GA100_A100_SXM4_40GB"
     gpu_id: Annotated[str | None, Opt("--gpu-id", "VENDOR:DEVICE")] = None
     gpus: Annotated[int, Opt("--gpus", "N")] = 8
-    vcpus: Annotated[int, Opt("--vcpus", "N")] = 96
+    vcpus: Annotated[int, Opt("--vcpus", "N")] = 192
     memory_gib: Annotated[
         int, Opt("--memory", "SIZE", parse=whole_gib, show=lambda gib: f"{gib}GiB")
     ] = 512

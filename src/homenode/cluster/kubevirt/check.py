@@ -9,7 +9,6 @@ Source: KubeVirt vmi-create-admitter.go, virtwrap/converter/vcpu and pkg/hooks o
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from typing import TypeGuard
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,11 +20,11 @@ from homenode.cluster.kubevirt.arguments import (
     ManifestOptions,
     parse_version,
 )
-from homenode.cluster.kubevirt.object import read_manifest, value_at
+from homenode.cluster.kubevirt.object import parse_quantity, read_manifest, value_at
 from homenode.cluster.kubevirt.placing import CHOICES
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, guest_of
 from homenode.errors import InputError
-from homenode.findings import Finding, Findings, finding, in_order
+from homenode.findings import Finding, Findings, Severity, finding, in_order
 from homenode.indices import NodeIndex
 from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.pci import DeviceKind
@@ -33,8 +32,8 @@ from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
-from homenode.text import command_line, nodes_text, plural
-from homenode.units import format_bytes
+from homenode.text import command_line, first_few, nodes_text, plural
+from homenode.units import GIB, format_bytes
 from homenode.vm.layout import PRESETS, Pinning
 from homenode.vm.model import Vm
 from homenode.vm.plan import Unplannable
@@ -53,6 +52,8 @@ class Cluster(Struct, frozen=True):
 
     gates: frozenset[str]  # that are on, and known to the version
     version: tuple[int, int] | None = None
+    # resource names of permittedHostDevices; None: the object has no such list
+    permitted: frozenset[str] | None = None
 
     @property
     def has_native(self) -> bool:
@@ -74,7 +75,11 @@ def read_cluster(text: bytes, source: str) -> Cluster:
     off = _texts(value_at(developer, "disabledFeatureGates"))
     gates |= {gate for gate, since in _ON_SINCE.items() if version and version >= since} - off
     unknown = {gate for gate, first in _FIRST_VERSION.items() if version and version < first}
-    return Cluster(gates - unknown, version)
+    listed = value_at(cr, "spec", "configuration", "permittedHostDevices")
+    kinds = listed.values() if isinstance(listed, dict) else ()
+    devices = [device for kind in kinds if isinstance(kind, list) for device in kind]
+    permitted = _texts([value_at(device, "resourceName") for device in devices])
+    return Cluster(gates - unknown, version, None if listed is None else permitted)
 
 
 def _texts(value: object) -> frozenset[str]:
@@ -89,6 +94,41 @@ class CheckedVmi(Struct, frozen=True):
     guest: Vm
     host: Host | None  # None: no node was given
     cluster: Cluster | None  # None: no KubeVirt object was given
+
+
+_EVEN = 2
+"""A node whose CPUs are less than this part of an even share has too few for its GPUs."""
+
+
+class NodeShares(Struct, frozen=True):
+    """What an idle kubelet gives the VM of each node of its host."""
+
+    cpus: Mapping[NodeIndex, int]
+    gpus: Mapping[NodeIndex, int]
+    memory_node_count: int
+    is_mapped: bool  # the guest is shown the nodes of its CPUs
+
+    @property
+    def is_near(self) -> bool:
+        """Whether every GPU, and the memory, has CPUs on its node, and enough of them."""
+        return bool(self.gpus) and not self.is_uneven and self._is_within
+
+    @property
+    def _is_within(self) -> bool:
+        return self.gpus.keys() <= self.cpus.keys() and self.memory_node_count <= len(self.cpus)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether GPUs or memory are on other nodes than the CPUs, or the guest cannot be shown on
+        which of several they are."""
+        is_shown = self.is_mapped or len(self.cpus) == 1
+        return not (is_shown and self._is_within)
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether a node of GPUs has too few of the CPUs."""
+        enough = sum(self.cpus.values()) / (_EVEN * len(self.cpus))
+        return any(0 < self.cpus.get(node, 0) < enough for node in self.gpus)
 
 
 def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
@@ -154,13 +194,46 @@ def wrong_settings(subject: CheckedVmi) -> Iterator[Finding]:
 
 
 def guest_flat(subject: CheckedVmi) -> Iterator[Finding]:
-    if subject.vmi.is_dedicated and not subject.vmi.is_mapped and not _is_apart(subject):
+    shares = _shares_of(subject)
+    if not subject.vmi.is_dedicated or subject.vmi.is_mapped:
+        return
+    if shares is None or not shares.is_apart:
         yield finding(
             "guest-flat",
             "spec.domain.cpu.numa",
             "guestMappingPassthrough",
             "not set: the guest has one node, and its devices have none",
             "IBM Developer, Optimizing GPU accelerated VMs with KubeVirt",
+        )
+
+
+def core_shared(subject: CheckedVmi) -> Iterator[Finding]:
+    vmi, host = subject.vmi, subject.host
+    threads = 1 if host is None else max((len(core.pus) for core in host.cores), default=1)
+    if vmi.is_dedicated and threads > 1 and (vmi.get("domain", "cpu", "threads") or 1) == 1:
+        yield finding(
+            "core-shared",
+            "spec.domain.cpu.threads",
+            f"{threads}, as the node's cores have",
+            "1: the guest takes the siblings of a core for two cores",
+            "KubeVirt, virtwrap/converter/vcpu",
+            case="under KubeVirt",
+            values={"threads": threads},
+        )
+
+
+def huge_pages_not_whole(subject: CheckedVmi) -> Iterator[Finding]:
+    request = subject.vmi.get("domain", "resources", "requests", "memory")
+    memory, page = subject.guest.memory_bytes, subject.guest.page_bytes
+    memory = parse_quantity(request, "resources.requests.memory") if request else memory
+    if page and memory % page:
+        yield finding(
+            "huge-pages-not-whole",
+            "spec.domain.memory",
+            f"a multiple of the page size, {format_bytes(page)}",
+            f"{memory} bytes: KubeVirt rejects the VMI",
+            _ADMISSION,
+            case="under KubeVirt",
         )
 
 
@@ -226,62 +299,65 @@ def node_too_small(subject: CheckedVmi) -> Iterator[Finding]:
 
 
 def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
-    if not _is_apart(subject) or subject.host is None:
+    shares = _shares_of(subject)
+    if subject.host is None or shares is None or not (shares.is_apart or shares.is_uneven):
         return
-    placed = _placement_of(subject)
-    assert isinstance(placed, Placement), "_is_apart has looked"
-    homes = _homes(subject.host, placed)
-    counts = sorted(homes.items())
+    counts = sorted(shares.gpus.items())
     places = ", ".join(f"{plural(n, 'GPU')} on {nodes_text([node])}" for node, n in counts)
-    if len(set(homes.values())) == 1 and len(homes) > 1:
-        places = f"{plural(counts[0][1], 'GPU')} on each of {nodes_text(sorted(homes))}"
-    if set(homes) - set(placed.nodes):
-        places += f", all CPUs on {nodes_text(placed.nodes)}"
+    if len(set(shares.gpus.values())) == 1 and len(counts) > 1:
+        places = f"{plural(counts[0][1], 'GPU')} on each of {nodes_text(shares.gpus)}"
+    if len(shares.cpus) == 1:
+        places += f", all CPUs on {nodes_text(shares.cpus)}"
+    elif shares.is_uneven:
+        places += "".join(f", {plural(n, 'CPU')} on node {node}" for node, n in shares.cpus.items())
+    else:
+        places += f", CPUs on {nodes_text(shares.cpus)}"
+    if shares.memory_node_count > len(shares.cpus):
+        places += f", memory of {plural(shares.memory_node_count, 'node')}"
     if not subject.vmi.is_mapped:
         places += "; no guestMappingPassthrough"
-    nodes = sorted({*homes, *placed.nodes})
-    ways = tuple(_ways_together(subject, placed))
+    nodes = {*shares.gpus, *shares.cpus}
+    count = max(len(nodes), shares.memory_node_count)
+    nodes_words = nodes_text(nodes) if len(nodes) == count else plural(count, "node")
+    ways = tuple(_ways_together(subject, shares))
     yield finding(
         "gpus-over-nodes",
         _needs_text(subject),
         f"GPUs and CPUs on the same nodes of {subject.host.name}, shown to the guest",
         places,
         subject.host.name,
+        severity=None if shares.is_apart else Severity.WARNING,
         case=None if ways else "on no node",
         values={
             "needs": _needs_text(subject).replace(", ", " and "),
-            "nodes": "both nodes" if len(nodes) == 2 else nodes_text(nodes),
+            "nodes": "both nodes" if count == 2 else nodes_words,
             "ways": "; or ".join(ways),
         },
     )
 
 
-def _ways_together(subject: CheckedVmi, placed: Placement) -> Iterator[str]:
+def _ways_together(subject: CheckedVmi, shares: NodeShares) -> Iterator[str]:
     """Changes of the VM with which the node gives it CPUs of all nodes of its GPUs."""
     assert subject.host is not None, "a rule about the node"
-    homes = set(_homes(subject.host, placed))
-    mapping = "" if subject.vmi.is_mapped else "set numa.guestMappingPassthrough and huge pages"
-    if homes <= set(placed.nodes):
-        yield mapping
+    mapped = "" if subject.vmi.is_mapped else "set numa.guestMappingPassthrough and huge pages"
+    if shares.is_near:
+        yield mapped
     else:
-        # The kubelet takes CPUs from every node of the GPUs only where fewer nodes lack them.
-        most = max(len(node.pus) for node in subject.host.nodes) * (len(homes) - 1)
-        if _has_all_homes(_placement_of(subject, vcpus=most + 1), subject.host):
-            yield f"{mapping and f'{mapping}, and '}request more than {plural(most, 'CPU')}"
-    parts = min(len(homes.union(placed.nodes)), subject.guest.vcpus)
-    smaller = _placement_of(subject, parts=parts)
-    if _has_all_homes(smaller, subject.host) and len(smaller.nodes) == 1:
+        # The kubelet takes CPUs of a further node only when it has taken all of the others.
+        count = max(len(shares.gpus), shares.memory_node_count)
+        most = max(len(node.pus) for node in subject.host.nodes) * (count - 1)
+        vcpus = -(-most * _EVEN * count // (_EVEN * count - 1))
+        larger = _shares_of(subject, vcpus=vcpus)
+        if larger is not None and larger.is_near:
+            request = f"{mapped and f'{mapped}, and '}request at least {plural(vcpus, 'CPU')}"
+            yield f"{request} ({most + 1} with kubelet's distribute-cpus-across-numa)"
+    parts = min(len({*shares.gpus, *shares.cpus}), subject.guest.vcpus)
+    parts = max(parts, min(shares.memory_node_count, subject.guest.vcpus))
+    smaller = _shares_of(subject, parts=parts)
+    if smaller is not None and smaller.is_near and len(smaller.cpus) == 1:
         size = format_bytes(subject.guest.memory_bytes // parts)
         gpus = plural(subject.vmi.gpu_count // parts, "GPU")
         yield f"request {gpus}, {plural(subject.guest.vcpus // parts, 'CPU')} and {size}"
-
-
-def _has_all_homes(placed: Placement | Unplannable, host: Host) -> TypeGuard[Placement]:
-    """Whether the GPUs of a placement are on nodes of its CPUs."""
-    if isinstance(placed, Unplannable):
-        return False
-    homes = set(_homes(host, placed))
-    return bool(homes) and homes <= set(placed.nodes)
 
 
 def _manifest_command(subject: CheckedVmi, *options: str) -> str:
@@ -299,7 +375,14 @@ def _manifest_command(subject: CheckedVmi, *options: str) -> str:
             for gpu in gpus
             if gpu.vendor_id is not None and gpu.device_id is not None
         }
-        words += ["--gpu-id", *ids] if len(ids) == 1 else []
+        words += ["--gpu-id", *(ids if len(ids) == 1 else ("VENDOR:DEVICE",))]
+    memory_gib = -(-subject.guest.memory_bytes // GIB) or ManifestOptions().memory_gib
+    for option, value, default in (
+        ("--gpus", vmi.gpu_count or 1, ManifestOptions().gpus),
+        ("--vcpus", subject.guest.vcpus, ManifestOptions().vcpus),
+        ("--memory", f"{memory_gib}GiB", f"{ManifestOptions().memory_gib}GiB"),
+    ):
+        words += [option, str(value)] if value != default else []
     return command_line(*words, *options)
 
 
@@ -356,6 +439,28 @@ def gate_off(subject: CheckedVmi) -> Iterator[Finding]:
         )
 
 
+def device_not_permitted(subject: CheckedVmi) -> Iterator[Finding]:
+    cluster = subject.cluster
+    if cluster is None:
+        return
+    devices = [d for group in _CLAIM_GATES for d in subject.vmi.list_at("domain", "devices", group)]
+    names = _texts([value_at(device, "deviceName") for device in devices])
+    if missing := sorted(names - (cluster.permitted or frozenset())):
+        observed = "no list: the pod stays Pending unless a device plugin announces the device"
+        if cluster.permitted is not None:
+            permitted = first_few(sorted(cluster.permitted), 3) or "no device"
+            observed = f"{permitted} in the list: KubeVirt creates no pod"
+        yield finding(
+            "device-not-permitted",
+            ", ".join(missing),
+            "in permittedHostDevices of the KubeVirt CR",
+            observed,
+            "KubeVirt, virt-controller/services/renderresources.go",
+            severity=Severity.WARNING if cluster.permitted is None else None,
+            values={"command": _manifest_command(subject)},
+        )
+
+
 def hook_annotation_wrong(subject: CheckedVmi) -> Iterator[Finding]:
     text = subject.vmi.annotations.get(HOOK_ANNOTATION)
     wrong = [] if text is None else [(HOOK_ANNOTATION, fault) for fault in _hook_faults(text)]
@@ -393,6 +498,8 @@ def _hook_faults(text: str) -> Iterator[str]:
 RULES: tuple[Callable[[CheckedVmi], Iterator[Finding]], ...] = (
     wrong_settings,
     guest_flat,
+    core_shared,
+    huge_pages_not_whole,
     huge_page_size,
     huge_pages_short,
     gpus_short,
@@ -400,12 +507,13 @@ RULES: tuple[Callable[[CheckedVmi], Iterator[Finding]], ...] = (
     gpus_over_nodes,
     devices_without_node,
     gate_off,
+    device_not_permitted,
     hook_annotation_wrong,
 )
 
 
 def _placement_of(
-    subject: CheckedVmi, *, vcpus: int | None = None, parts: int = 1
+    subject: CheckedVmi, *, vcpus: int | None = None, parts: int = 1, counts_memory: bool = True
 ) -> Placement | Unplannable:
     """The fewest and nearest nodes that an idle node of the cluster can give the VM.
 
@@ -414,12 +522,13 @@ def _placement_of(
     """
     assert subject.host is not None, "a rule about the node"
     page = subject.guest.page_bytes if _pages(subject.host, subject.guest.page_bytes or 0) else None
+    page = page if counts_memory else None
     unit = page or 1 << 20
-    old_vcpus = subject.guest.vcpus
+    old_vcpus, memory_bytes = subject.guest.vcpus, subject.guest.memory_bytes * counts_memory
     guest = Vm(
         name=subject.vmi.name,
         vcpus=subject.vmi.dedicated_pus + (vcpus or old_vcpus // parts) - old_vcpus,
-        memory_bytes=max(1, -(-subject.guest.memory_bytes // (parts * unit))) * unit,
+        memory_bytes=max(1, -(-memory_bytes // (parts * unit))) * unit,
         architecture=subject.host.architecture or subject.guest.architecture,
     )
     options = PlanOptions(
@@ -436,16 +545,29 @@ def _placement_of(
         return refusal
 
 
-def _is_apart(subject: CheckedVmi) -> bool:
-    """Whether the VM's GPUs are on several nodes, or on others than its CPUs, and the guest cannot
-    be shown which."""
-    if subject.host is None or not subject.host.pci_devices or not subject.vmi.gpu_count:
-        return False
-    placed = _placement_of(subject)
-    if not subject.vmi.is_dedicated or isinstance(placed, Unplannable):
-        return False
-    nodes = set(placed.nodes) | set(_homes(subject.host, placed))
-    return len(nodes) > 1 and (not subject.vmi.is_mapped or nodes != set(placed.nodes))
+def _shares_of(
+    subject: CheckedVmi, *, vcpus: int | None = None, parts: int = 1
+) -> NodeShares | None:
+    """What the VM gets, None where that cannot be said. Arguments as in `_placement_of`.
+
+    The kubelet's static CPU manager fills one node after the other, whatever the memory needs.
+    Source: Kubernetes, cpumanager/cpu_assignment.go, takeByTopologyNUMAPacked.
+    """
+    host, vmi = subject.host, subject.vmi
+    if host is None or not host.pci_devices or not vmi.gpu_count or not vmi.is_dedicated:
+        return None
+    fit = _placement_of(subject, vcpus=vcpus, parts=parts)
+    placed = _placement_of(subject, vcpus=vcpus, parts=parts, counts_memory=False)
+    if isinstance(fit, Unplannable) or isinstance(placed, Unplannable):
+        return None
+    gpus = _homes(host, placed)
+    remaining = vmi.dedicated_pus + (vcpus or subject.guest.vcpus // parts) - subject.guest.vcpus
+    pus_of_node = {node.index: node.pus for node in host.nodes}
+    cpus: dict[NodeIndex, int] = {}
+    for node in sorted(placed.nodes, key=lambda node: (node not in gpus, node)):
+        cpus[node] = min(remaining, len(pus_of_node[node]))
+        remaining -= cpus[node]
+    return NodeShares(cpus, gpus, len(fit.nodes), vmi.is_mapped)
 
 
 def _homes(host: Host, placed: Placement) -> Mapping[NodeIndex, int]:

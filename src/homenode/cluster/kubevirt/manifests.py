@@ -21,6 +21,7 @@ from homenode.package_data import package_text
 from homenode.process import CLOSED
 from homenode.text import command_line
 
+_IDS_HINT = "lspci -nn -d ::0302 on the node shows it in brackets: [10de:20b0]"
 GATES = ("Sidecar", "CPUManager")
 _DEFAULT_GPU, _DEFAULT_GPU_ID = ManifestOptions().gpu, "10DE:20B0"
 HOOK_FILE = "onDefineDomain"
@@ -67,7 +68,7 @@ def manifests(options: ManifestOptions) -> dict[str, str]:
     if options.gpu_id is None and options.gpu != _DEFAULT_GPU:
         raise UsageError(
             f"--gpu {options.gpu}: missing option --gpu-id VENDOR:DEVICE",
-            hint="lspci -nn -d ::0302 on the node shows it in brackets: [10de:20b0]",
+            hint=_IDS_HINT,
         )
     for name, number in (
         ("--gpus", options.gpus),
@@ -150,11 +151,11 @@ def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str
         ("gates", patch_cr(GATES_FILE)),
         *wheel,
         ("hook", hook),
-        # virtctl start would be refused: with RerunOnFailure the VM starts at once.
-        ("VM", command_line("kubectl", "apply", "-f", f"{at}vm.yaml")),
-        ("", f"it starts from the claim {options.vm}-root; for a VM that runs already:"),
-        ("", command_line("kubectl", "patch", "vm", options.vm, *namespace, *vm_hook)),
+        ("VM", command_line("kubectl", "patch", "vm", options.vm, *namespace, *vm_hook)),
         ("", command_line("virtctl", "restart", options.vm, *namespace)),
+        # virtctl start would be refused: with RerunOnFailure the VM starts at once.
+        ("", f"or, for a new VM, which starts from the claim {options.vm}-root:"),
+        ("", command_line("kubectl", "create", "-f", f"{at}vm.yaml")),
         # Events only say that the VM could not be defined.
         ("log", f"{logs} -c hook-sidecar-0"),
         ("guest", "cat /sys/bus/pci/devices/*/numa_node"),
@@ -165,7 +166,8 @@ def _check_spellings(options: ManifestOptions) -> None:
     for option, (pattern, expected) in _SPELLINGS.items():
         text = getattr(options, option[2:].replace("-", "_"))
         if text is not None and re.fullmatch(pattern, text, re.ASCII) is None:
-            raise UsageError(f"{option}: expected {expected}, found {text[:60]!r}")
+            hint = _IDS_HINT if option == "--gpu-id" else None
+            raise UsageError(f"{option}: expected {expected}, found {text[:60]!r}", hint=hint)
 
 
 def hook_annotation(options: ManifestOptions) -> str:
@@ -229,11 +231,13 @@ def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
     sockets.
     """
     sockets = 2 if options.gpus > _GPUS_OF_NODE and options.vcpus % 2 == 0 else 1
+    threads = 2 if options.vcpus % (2 * sockets) == 0 else 1
     vm = _document(
         "vm.yaml",
         VM=options.vm,
         NAMESPACE=options.namespace,
-        CORES=options.vcpus // sockets,
+        CORES=options.vcpus // (sockets * threads),
+        THREADS=threads,
         SOCKETS=sockets,
         GIB=options.memory_gib,
     )

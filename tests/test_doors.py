@@ -89,7 +89,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "xml.etree": "a text of KubeVirt's",
         "read_text": "of /sys, in the sidecar of one VM",
     },
-    "package_data.py": {"importlib.resources": "of the package", "read_text": "of the package"},
+    "package_data.py": {"read_text": "of the package"},
     "process.py": {"Popen": "the one way to start a program"},
     "measure/results/received.py": {
         "TemporaryFile": "without a name",

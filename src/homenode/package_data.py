@@ -1,17 +1,16 @@
 """Package data: the texts that come with homenode. [I/O]"""
 
-from importlib.resources import files
+from pathlib import Path
 
-_PACKAGE = "homenode"
+_PACKAGE = Path(__file__).parent
 
 
-def package_names(*directory: str, package: str = _PACKAGE) -> tuple[str, ...]:
+def package_names(*directory: str) -> tuple[str, ...]:
     """The names in a directory of the package, sorted; none where there is no such directory."""
-    top = files(package).joinpath(*directory)
-    entries = top.iterdir() if top.is_dir() else ()
-    return tuple(sorted(entry.name for entry in entries))
+    top = _PACKAGE.joinpath(*directory)
+    return tuple(sorted(entry.name for entry in top.iterdir())) if top.is_dir() else ()
 
 
-def package_text(*path: str, package: str = _PACKAGE) -> str:
+def package_text(*path: str) -> str:
     """A text of the package. Raises OSError where there is none."""
-    return files(package).joinpath(*path).read_text(encoding="utf-8")
+    return _PACKAGE.joinpath(*path).read_text(encoding="utf-8")

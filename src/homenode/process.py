@@ -3,7 +3,6 @@
 import contextlib
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import threading
@@ -123,6 +122,8 @@ def find_program(name: str) -> str | None:
     The system's directories are searched too: lspci is in /usr/sbin, which is not on every user's
     PATH. Relative directories on PATH are not: "." would run what lies in a directory of captures.
     """
+    import shutil  # loads what reads archives
+
     return shutil.which(name, path=_search_path())
 
 

@@ -20,7 +20,6 @@ from homenode.cli.command import EXAMPLES, HELP_ALL, REQUIRED, Command, Paramete
 from homenode.cli.terminal import print_own, say
 from homenode.errors import unknown
 from homenode.option import Arg, Flag
-from homenode.package_data import package_text
 from homenode.units import whole_number
 
 _WIDEST = 100
@@ -194,6 +193,8 @@ def find_shell(name: str | None) -> str:
 
 def read_script(shell: str) -> str:
     """What the shell reads."""
+    from homenode.package_data import package_text
+
     return package_text("cli", f"completion.{shell}").rstrip()
 
 

@@ -389,3 +389,16 @@ def port_types_by_structure(
             else PortType.SWITCH_UPSTREAM
         )
     return {bdf: types.get(bdf, PortType.PCI_BRIDGE) for bdf in bridges}
+
+
+_PARTITIONS_OF_MODE = {"SPX": 1, "DPX": 2, "TPX": 3, "QPX": 4, "CPX": 8}
+_MI300A = 0x74A0
+"""Six compute dies; every other GPU with partitions has eight."""
+
+
+def partition_count(mode: str, device_id: int | None) -> int:
+    """Accelerator partitions of an AMD GPU in a mode; 0 for a mode that is not known.
+
+    Source: ROCm documentation, "GPU partitioning".
+    """
+    return 6 if (mode, device_id) == ("CPX", _MI300A) else _PARTITIONS_OF_MODE.get(mode, 0)

@@ -13,8 +13,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,7 +117,7 @@ def sweep_parts(directory: Path) -> None:
 
 def part_name() -> str:
     """The name of a file that is being written, which cannot be guessed."""
-    return f".homenode-{secrets.token_hex(8)}.part"
+    return f".homenode-{os.urandom(8).hex()}.part"
 
 
 def create_file(path: Path, content: bytes) -> None:
@@ -184,6 +182,8 @@ def remove_file(path: Path) -> None:
 
 def remove_tree(path: Path) -> None:
     """Remove a directory and its content. Root follows no other user's link. Raises OSError."""
+    import shutil  # loads what reads archives
+
     with _open_parent(path, None) as place:
         shutil.rmtree(path.name, dir_fd=place)
 

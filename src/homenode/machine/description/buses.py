@@ -24,7 +24,6 @@ from homenode.machine.description.devices import (
     Switch,
 )
 from homenode.machine.description.tables import HostDocument, LinkTable
-from homenode.machine.discover.gpus import partition_count
 from homenode.machine.pci import (
     AMD,
     NVIDIA,
@@ -39,6 +38,7 @@ from homenode.machine.pci import (
     PortType,
     RootComplex,
     nominal_bytes,
+    partition_count,
 )
 
 

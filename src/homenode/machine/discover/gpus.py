@@ -35,6 +35,7 @@ from homenode.machine.pci import (
     PciDevice,
     is_uuid,
     nominal_bytes,
+    partition_count,
 )
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME
 from homenode.machine.snapshot.protocol import Snapshot
@@ -265,18 +266,6 @@ _MEDIATED_BUS = "/sys/class/mdev_bus"
 
 _FRAMEBUFFER = re.compile(r"framebuffer=(\d{1,7})M(?:,|\Z)", re.ASCII)
 _TYPE_NAME = re.compile(r"\s*(\d{1,6})\s*:\s*(\S.{0,79})", re.ASCII)
-
-_PARTITIONS_OF_MODE = {"SPX": 1, "DPX": 2, "TPX": 3, "QPX": 4, "CPX": 8}
-_MI300A = 0x74A0
-"""Six compute dies; every other GPU with partitions has eight."""
-
-
-def partition_count(mode: str, device_id: int | None) -> int:
-    """Accelerator partitions of an AMD GPU in a mode; 0 for a mode that is not known.
-
-    Source: ROCm documentation, "GPU partitioning".
-    """
-    return 6 if (mode, device_id) == ("CPX", _MI300A) else _PARTITIONS_OF_MODE.get(mode, 0)
 
 
 def with_parts(

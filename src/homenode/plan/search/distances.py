@@ -6,8 +6,9 @@ then: 10 to itself, 20 to any other (include/linux/topology.h, REMOTE_DISTANCE).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
+
+from msgspec import Struct
 
 from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.bit_sets import members
@@ -16,16 +17,19 @@ REMOTE_DISTANCE = 20
 UNREACHABLE = 255
 
 
-@dataclass(frozen=True)
-class DistanceMatrix:
+class DistanceMatrix(Struct, frozen=True, dict=True):
     """Distances between sets of nodes."""
 
     # shape (nodes, nodes), symmetric, in the order of host.nodes; SLIT
     between: tuple[tuple[int, ...], ...]
     # a number per node; a node without one package is a package of its own. Sets of nodes are bits
-    # here. What has been asked for is remembered.
+    # here.
     packages: tuple[int, ...]
-    _spreads: dict[int, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def _spreads(self) -> dict[int, tuple[int, int]]:
+        """What spread() has been asked for."""
+        return {}
 
     @cached_property
     def nodes_of_package(self) -> dict[int, int]:

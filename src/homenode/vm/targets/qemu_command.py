@@ -6,10 +6,10 @@ a value is doubled, a key may be given several times.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid5
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
@@ -184,8 +184,7 @@ def uuid_words(plan: Plan, guest: Vm) -> Iterator[tuple[str, str]]:
         yield "-uuid", guest.uuid or str(uuid5(_NAMESPACE, guest.name))
 
 
-@dataclass(frozen=True, slots=True)
-class QemuPciTree:
+class QemuPciTree(Struct, frozen=True):
     """Bridges and endpoints of a guest, as QEMU names them."""
 
     root: str = "pcie.0"  # the bus of controller 0
@@ -446,8 +445,7 @@ def device_words(
             yield "-object", f"acpi-generic-initiator,id={initiator_id}{cell},{properties}"
 
 
-@dataclass(frozen=True, slots=True)
-class TreeDevice:
+class TreeDevice(Struct, frozen=True):
     """An endpoint."""
 
     id: str  # "" where it has none
@@ -456,8 +454,7 @@ class TreeDevice:
     cell: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTree:
+class DeviceTree(Struct, frozen=True):
     """The PCI devices of a command line; bridges by number, in the order of the command."""
 
     controllers: tuple[GuestPciController, ...]

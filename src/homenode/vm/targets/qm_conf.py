@@ -7,11 +7,10 @@ pve-q35-4.0.cfg.
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from msgspec import structs
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
@@ -51,8 +50,7 @@ OWN_SLOTS = (
 ports of hostpci0 to 3, the bridge, the chipset."""
 
 
-@dataclass(frozen=True)
-class Conf:
+class Conf(Struct, frozen=True, dict=True):
     """A qm configuration."""
 
     lines: tuple[str, ...]  # with their ends

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
@@ -133,8 +132,7 @@ class Level(StrEnum):
     LOST = "lost"  # not at all
 
 
-@dataclass(frozen=True, slots=True)
-class Support:
+class Support(Struct, frozen=True):
     """One feature on one target."""
 
     level: Level
@@ -169,8 +167,7 @@ def indirect_by(target: str) -> dict[Feature, Support]:
     return {Feature[name]: indirect(how, loses) for name, (how, loses) in texts.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Rendering:
+class Rendering(Struct, frozen=True):
     """The files of a plan for a target."""
 
     document: bytes  # the file of -o

@@ -38,8 +38,9 @@ class HostReserve(Struct, frozen=True):
 DEFAULT_HOST_RESERVE = HostReserve()
 
 
-LOCAL_DISTANCE = 10
-"""The SLIT's distance from a node to itself. Source: ACPI 6.5, 5.2.17."""
+LOCAL_DISTANCE, REMOTE_DISTANCE = 10, 20
+"""From a node to itself, and to any other where the firmware has no SLIT. Source: ACPI 6.5, 5.2.17;
+include/linux/topology.h."""
 
 
 class CoreId(NamedTuple):
@@ -287,6 +288,18 @@ class Host(Struct, frozen=True, dict=True):
         return nearest_cpu_nodes(self.nodes, self.distances)
 
     @cached_property
+    def mutual_distances(self) -> tuple[tuple[int, ...], ...]:
+        """The distances, of both directions the worse; assumed where the source has none."""
+        between = self.distances
+        if between is None:
+            row = (REMOTE_DISTANCE,) * len(self.nodes)
+            between = tuple((*row[:i], LOCAL_DISTANCE, *row[i + 1 :]) for i in range(len(row)))
+        columns = tuple(zip(*between, strict=True))
+        if between == columns:
+            return between
+        return tuple(tuple(map(max, *pair)) for pair in zip(between, columns, strict=True))
+
+    @cached_property
     def device_at(self) -> dict[Bdf, PciDevice]:
         """The functions by address."""
         return {device.bdf: device for device in self.pci_devices}
@@ -300,6 +313,17 @@ class Host(Struct, frozen=True, dict=True):
     def core_at(self) -> dict[int, Core]:
         """The cores by CPU."""
         return {pu: core for core in self.cores for pu in core.pus}
+
+    @cached_property
+    def core_places(self) -> tuple[tuple[int, NodeIndex | None, LlcIndex | None, int], ...]:
+        """Of each core its CPUs as bits and, as its first CPU has them, its node, its LLC and that
+        LLC's bytes (0 = unknown)."""
+        sizes = {llc.index: llc.size_bytes or 0 for llc in self.llcs}
+        firsts = [(core.pus.bits, self.pu_at[next(iter(core.pus))]) for core in self.cores]
+        return tuple(
+            (bits, pu.node, pu.llc, 0 if pu.llc is None else sizes.get(pu.llc, 0))
+            for bits, pu in firsts
+        )
 
     def whole_cores(self, pus: CpuSet) -> CpuSet:
         """These CPUs and their siblings, of CPUs in cores."""

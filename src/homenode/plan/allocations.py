@@ -110,7 +110,7 @@ def own_is_unknown(host: Host, request: GuestRequest) -> Gap | None:
 
 def allocations(host: Host, request: GuestRequest) -> Allocations:
     """What the other domains of the host have."""
-    cores = [core.pus.bits for core in host.cores]
+    cores = [pus for pus, *_ in host.core_places]
     online, widest = reduce(or_, cores, 0), max(map(int.bit_count, cores), default=1)
     gaps: list[Gap] = []
     by_domain: list[DomainCores] = []
@@ -181,8 +181,8 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
 def _copies(host: Host, request: GuestRequest, counted: Sequence[RunningDomain]) -> Iterator[Gap]:
     """A gap for each copy of a placed domain that is another's and does not count."""
     for domain in host.domains:
-        is_free = domain not in counted and not _is_own(domain, request)
-        if domain.mark is DomainMark.COPY and is_free:
+        is_copy = domain.mark is DomainMark.COPY
+        if is_copy and domain not in counted and not _is_own(domain, request):
             yield Gap(
                 f"CPUs of domain {domain.name!r}",
                 "it is a copy of a VM that homenode placed, so what it names counts as free; "

@@ -243,7 +243,7 @@ class Attempt:
         """Other sets of nodes, and the best that other GPUs would have given on the same nodes."""
         problem, names = self.problem, (*self.problem.first, *self.problem.later)
         assert self.solution is not None
-        cost_terms = terms(self.best.cost, names)
+        cost_terms = self.placement.cost
         rivals = list(self.solution.runners_up())
         is_given = bool(self.request.options.explicit_cells)
         other = without_first_gpu(problem, self.best, keeps_split=is_given)

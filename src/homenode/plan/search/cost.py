@@ -98,9 +98,6 @@ def order(
 
 def terms(cost: Cost, names: tuple[str, ...]) -> tuple[CostTerm, ...]:
     """The cost as a plan records it: named terms in this order."""
-    return tuple(
-        CostTerm(
-            name, -cost.nodes_spanned if name == "minus_nodes_spanned" else getattr(cost, name)
-        )
-        for name in names
-    )
+    values = cost._asdict()
+    values["minus_nodes_spanned"] = -cost.nodes_spanned
+    return tuple([CostTerm(name, values[name]) for name in names])

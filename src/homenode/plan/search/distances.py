@@ -1,8 +1,7 @@
 """DistanceMatrix: distances between nodes, and between packages, as the planner reads them.
 
 A pair counts with the worse of its two directions. 255 means unreachable (ACPI 6.5, 5.2.17): such
-nodes never serve one VM together. Where the host has no SLIT, nodes are as far apart as Linux says
-then: 10 to itself, 20 to any other (include/linux/topology.h, REMOTE_DISTANCE).
+nodes never serve one VM together.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from msgspec import Struct
 from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.bit_sets import members
 
-REMOTE_DISTANCE = 20
 UNREACHABLE = 255
 
 
@@ -103,15 +101,8 @@ class DistanceMatrix(Struct, frozen=True, dict=True):
 
 def distance_matrix(host: Host) -> DistanceMatrix:
     """Distances of a host, symmetric and complete."""
-    count, between = len(host.nodes), host.distances
-    if between is None:
-        row = [REMOTE_DISTANCE] * count
-        between = tuple((*row[:i], LOCAL_DISTANCE, *row[i + 1 :]) for i in range(count))
-    columns = tuple(zip(*between, strict=True))
-    if between != columns:
-        between = tuple(tuple(map(max, *pair)) for pair in zip(between, columns, strict=True))
     packages = tuple(
         -1 - position if node.package is None else int(node.package)
         for position, node in enumerate(host.nodes)
     )
-    return DistanceMatrix(between, packages)
+    return DistanceMatrix(host.mutual_distances, packages)

@@ -161,11 +161,12 @@ class NearestGpus:
         problem = self.problem
         count = problem.devices.options.count
         if not problem.compares_devices:
+            if not count:
+                return [Choice(0, 0, (), ranges)]
             # No GPU of those that may go together is nearer than another to this policy.
             groups = problem.devices.home_groups(nodes)
             all_gpus = (sum(gpus for h in g.homes for _, gpus in h.by_weight) for g in groups)
-            tied = [((gpus, count),) for gpus in all_gpus] if count else [()]
-            return [Choice(0, 0, choice, ranges) for choice in tied]
+            return [Choice(0, 0, ((gpus, count),), ranges) for gpus in all_gpus]
         choices = [choice for case in self._cases(nodes, ranges) for choice in self._of_group(case)]
         least = min(choice.device_distance for choice in choices)
         return [choice for choice in choices if choice.device_distance == least]

@@ -20,6 +20,9 @@ MOST_LISTED_NODES = 16
 Bounded = tuple[tuple[int, ...], Iterable[int]]
 """Lower bound of the first terms of the sets that follow, and the sets."""
 
+Counts = tuple[tuple[int, int], ...]
+"""(a number of nodes, the nodes that may be among so many), ascending."""
+
 
 class CellSplits(NamedTuple):
     """Splits that are as uneven as each other: all ways in which the ranges, one for each node,
@@ -85,23 +88,26 @@ class NodeSets:
         lots: list[tuple[tuple[int, ...], int]] = [((), problem.eligible)]
         if problem.first[:2] == ("device_class", "packages_spanned"):
             lots = list(self._package_sets())
-        bounded: list[tuple[tuple[int, ...], int, int]] = []
+        bounded: list[tuple[tuple[int, ...], int, Counts]] = []
         for bound, nodes in lots:
             if "vcpus_beyond_cores" in problem.first:
-                bounded.append((bound, nodes, 0))
+                bounded.append((bound, nodes, ()))
                 continue
             terms = problem.first[len(bound) :][:2]
-            numbers = [number for number, _ in self.counts(nodes)]
-            groups = [[number] for number in numbers]
+            counts = tuple(self.counts(nodes))
+            groups: list[Counts] = [(count,) for count in counts]
             if nodes.bit_count() > MOST_LISTED_NODES:
-                groups = [[n for n in numbers if n == 1], [n for n in numbers if n > 1]]
+                groups = [
+                    tuple(c for c in counts if c[0] == 1),
+                    tuple(c for c in counts if c[0] > 1),
+                ]
             for group in filter(None, groups):
-                least = {"nodes_spanned": group[0], "minus_nodes_spanned": -group[-1]}
+                least = {"nodes_spanned": group[0][0], "minus_nodes_spanned": -group[-1][0]}
                 least["gpus_away_from_home"] = 0
                 least_terms = [least[name] for name in terms if name in least]
-                bounded.append(((*bound, *least_terms), nodes, group[0]))
-        for bound, nodes, number in sorted(bounded):
-            yield bound, self._sets(nodes, number)
+                bounded.append(((*bound, *least_terms), nodes, group))
+        for bound, nodes, counts in sorted(bounded):
+            yield bound, self._sets(nodes, counts)
 
     def _package_sets(self) -> Iterator[tuple[tuple[int, ...], int]]:
         """(device class and packages at least, nodes) of each package that holds the VM alone, and
@@ -130,7 +136,7 @@ class NodeSets:
             owned += self._capacity[node]
             if owned >= self.problem.groups and self.holds(nodes):
                 yield nodes
-        yield from self._sets(self.problem.eligible, 0)
+        yield from self._sets(self.problem.eligible, ())
 
     def splits(self, nodes: int) -> CellSplits:
         """The splits over the chosen nodes (bits) that may be the best, whatever the devices: the
@@ -221,21 +227,19 @@ class NodeSets:
                 if able.bit_count() >= number:
                     yield number, able
 
-    def _sets(self, nodes: int, number: int) -> Iterator[int]:
-        """The sets of so many of these nodes that hold the VM; 0 = of any number, smaller sets
+    def _sets(self, nodes: int, counts: Counts) -> Iterator[int]:
+        """The sets of so many of these nodes that hold the VM; () = of any number, smaller sets
         first."""
         if self.problem.shares and self._most_cores(nodes) == nodes and self.holds(nodes):
             yield nodes  # no other set has as many whole cores
             return
-        if nodes.bit_count() > MOST_LISTED_NODES and number != 1:
+        if nodes.bit_count() > MOST_LISTED_NODES and [size for size, _ in counts] != [1]:
             yield from self._grow_sets(nodes)
             return
         # Of nodes that are alike the first ones are chosen: others cost the same but for the index.
         earlier_equals = self.problem.earlier_equals
         equals = {1 << node: twin for node in members(nodes) if (twin := earlier_equals[node])}
-        for size, able in self.counts(nodes):
-            if number not in (0, size):
-                continue
+        for size, able in counts or self.counts(nodes):
             for chosen in combinations([1 << node for node in members(able)], size):
                 some = sum(chosen)
                 if all(some & equals.get(node, some) for node in chosen) and self.holds(some):

@@ -159,7 +159,7 @@ class _LadderSearch:
         for attempt in attempts:
             supply = attempt.supply
             # Whatever of the memory gives way; and where nothing gave way that counts here.
-            if supply in too_few or attempt.problem.key() in refused:
+            if supply in too_few or (refused and attempt.problem.key() in refused):
                 continue
             if attempt.takes_host_core:
                 self.rejections.append(host_core(attempt))

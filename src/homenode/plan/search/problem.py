@@ -72,8 +72,10 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def compares_devices(self) -> bool:
-        """Whether it counts how far the devices are."""
-        return "device_distance" in self.later
+        """Whether it counts how far devices are, and there are any."""
+        return "device_distance" in self.later and bool(
+            self.devices.named or self.devices.gpu_homes
+        )
 
     @cached_property
     def capacities(self) -> tuple[int, ...]:
@@ -265,11 +267,18 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
             llcs += node_cost.llcs
             more_packages += node_cost.packages - 1
             short += self.short_pages(node, groups)
-        bare = self.bare_cost(sum([1 << node for node, _ in split]))
-        return bare._replace(
+        sign, nodes = 1 if self.pack else -1, [node for node, _ in split]
+        chosen = sum([1 << node for node in nodes])
+        worst, total = self.distances.spread(chosen)
+        free_pages = sum([self.memory[node].pages or 0 for node in nodes])
+        return Cost(
+            vcpus_beyond_cores=self.beyond_cores(nodes) if self.shares else 0,
             device_class=nearness[0],
-            packages_spanned=bare.packages_spanned + more_packages,
+            packages_spanned=self.distances.packages_of(chosen).bit_count() + more_packages,
             gpus_away_from_home=nearness[1],
+            nodes_spanned=len(nodes),
+            node_distance=worst,
+            distance_sum=total,
             guest_sockets=self.groups // gcd(*[groups for _, groups in split]),
             unevenness=sum([groups * groups for _, groups in split]),
             device_distance=device_distance,
@@ -277,25 +286,11 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
             unisolated_cores=unisolated,
             llcs_spanned=llcs,
             pages_to_reserve=short,
+            balance_cores=sign * sum([self.supplies[node].whole_cores for node in nodes]),
+            balance_memory=sign * self.page_bytes * free_pages,
+            nodes=tuple([self.supplies[node].cores.index for node in nodes]),
             split=tuple([-groups for _, groups in split]),
             gpus=self.devices.options.positions(gpus.gpus),
-        )
-
-    def bare_cost(self, chosen: int) -> Cost:
-        """What nodes (bits) come to whatever the split and the devices, whose terms are 0."""
-        sign, packages, nodes = 1 if self.pack else -1, self.distances.packages, members(chosen)
-        worst, total = self.distances.spread(chosen)
-        return Cost._make([0] * (len(Cost._fields) - 3) + [(), (), ()])._replace(
-            vcpus_beyond_cores=self.beyond_cores(nodes) if self.shares else 0,
-            packages_spanned=len({packages[node] for node in nodes}),
-            nodes_spanned=len(nodes),
-            node_distance=worst,
-            distance_sum=total,
-            balance_cores=sign * sum(self.supplies[node].whole_cores for node in nodes),
-            balance_memory=sign
-            * self.page_bytes
-            * sum(self.memory[node].pages or 0 for node in nodes),
-            nodes=tuple(self.supplies[node].cores.index for node in nodes),
         )
 
 

@@ -19,7 +19,7 @@ from homenode.plan.bit_sets import members
 from homenode.plan.devices.options import GpuChoice
 from homenode.plan.search.cost import Cost
 from homenode.plan.search.gpu_choice import Choice, NearestGpus
-from homenode.plan.search.node_sets import NodeSets
+from homenode.plan.search.node_sets import Bounded, NodeSets
 from homenode.plan.search.problem import SearchProblem, Split
 from homenode.plan.search.split import least_split
 from homenode.plan.search.supply import GroupRange
@@ -169,6 +169,9 @@ class _Search:
         self.problem, self.exact = problem, True
         self.node_sets = NodeSets(problem, equal=equal)
         self.nearest = NearestGpus(problem)
+        self._terms_of_nodes: dict[int, tuple[int, ...]] = {}
+        self._least: list[tuple[int, ...]] = []  # terms of the best and its runners-up
+        self._ranked = 0  # groups of sets of which the terms are known
 
     @cached_property
     def node_sets_by_terms(self) -> list[tuple[tuple[int, ...], int]]:
@@ -178,13 +181,13 @@ class _Search:
 
     def _rank_node_sets(self, *, only_least: bool) -> list[tuple[tuple[int, ...], int]]:
         """The same; unless only_least at least all of the terms of the best and its runners-up."""
-        terms_of_nodes: dict[int, tuple[int, ...]] = {}
-        least: list[tuple[int, ...]] = []
-        for bound, sets in self.node_sets.groups():
+        terms_of_nodes, least = self._terms_of_nodes, self._least
+        for bound, sets in self._groups[self._ranked :]:
             limit = least[-1] if len(least) > MOST_RUNNERS_UP else ()
             reached = least[0] if only_least and least else limit
             if reached and bound > reached[: len(bound)]:
                 break
+            self._ranked += 1
             for nodes in sets:
                 terms = None if nodes in terms_of_nodes else self.problem.first_terms(nodes, limit)
                 if terms is not None:
@@ -209,7 +212,11 @@ class _Search:
     @cached_property
     def bound(self) -> tuple[int, ...]:
         """What the first terms cannot undercut, without a search."""
-        return next(self.node_sets.groups(), ((), ()))[0]
+        return self._groups[0][0] if self._groups else ()
+
+    @cached_property
+    def _groups(self) -> Sequence[Bounded]:
+        return tuple(self.node_sets.groups())
 
     # The rest: the split and the GPUs of one set of nodes.
 
@@ -219,7 +226,9 @@ class _Search:
         if not node_sets_by_terms:
             return None
         tied = [nodes for terms, nodes in node_sets_by_terms if terms == node_sets_by_terms[0][0]]
-        bounds = sorted((self._least_key(nodes), nodes) for nodes in tied)
+        bounds: list[tuple[tuple[Any, ...], int]] = [((), nodes) for nodes in tied]
+        if tied[0].bit_count() > 1 or self.problem.devices.options.count:
+            bounds = sorted((self._least_key(nodes), nodes) for nodes in tied)
         done: list[tuple[tuple[Any, ...], Candidate]] = []
         least: tuple[Any, ...] = ()
         for bound, nodes in bounds:

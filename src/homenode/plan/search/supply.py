@@ -79,24 +79,21 @@ def free_cpus(
         barred |= request.options.emulator_pus.bits
     open_pus = host.usable_pus.bits & ~barred
     cores_of_node: dict[NodeIndex | None, list[FreeCore]] = {node.index: [] for node in host.nodes}
-    sizes, pu_at = {int(llc.index): llc.size_bytes or 0 for llc in host.llcs}, host.pu_at
     cores_without_vcpus = 0
-    for core in host.cores:
-        pus = core.pus.bits
+    for core, (pus, node_index, llc, llc_bytes) in zip(host.cores, host.core_places, strict=True):
         cores_without_vcpus += not pus & vcpu_cores
-        free, first = pus & open_pus, pu_at[(pus & -pus).bit_length() - 1]
-        if free and first.node in cores_of_node:
-            llc = UNKNOWN_LLC if first.llc is None else first.llc
+        free = pus & open_pus
+        if free and node_index in cores_of_node:
             shape = CoreShape(
-                pus=free.bit_count(),
-                is_whole=free == pus,
-                isolated=not free & ~isolated,
-                llc=llc,
-                package=core.id.package,
-                kind=core.kind,
-                llc_bytes=sizes.get(llc, 0),
+                free.bit_count(),
+                free == pus,
+                not free & ~isolated,
+                UNKNOWN_LLC if llc is None else llc,
+                core.id.package,
+                core.kind,
+                llc_bytes,
             )
-            cores_of_node[first.node].append((free, shape))
+            cores_of_node[node_index].append((free, shape))
     nodes = tuple(
         _node_cores(position, node, cores_of_node[node.index])
         for position, node in enumerate(host.nodes)

@@ -93,18 +93,8 @@ def doctor(arguments: DoctorArguments) -> None:
     findings = _diagnose_all(loaded, vms, rates, explain=arguments.explain or arguments.json)
     findings = _with_matrices(findings, sources or [arguments.host] if arguments.host else sources)
     if arguments.expect is not None:
-        from homenode.check.doctor.baseline import drift, record_of
-
-        record, present = record_of(load_host(arguments.expect)), record_of(loaded)
-        drifted = drift(record, loaded, arguments.expect)
-        checked = (f"{arguments.expect}: topology, devices, links and settings",)
-        findings = structs.replace(
-            findings,
-            checked=(*findings.checked, *(checked if arguments.explain or arguments.json else ())),
-            findings=in_order((*findings.findings, *drifted)),
-        )
-        if all(record[fact] is None or present.get(fact) is None for fact in record):
-            findings = structs.replace(findings, checked=(), not_checked=(arguments.expect,))
+        shows_checked = arguments.explain or arguments.json
+        findings = _with_drift(findings, loaded, arguments.expect, shows_checked=shows_checked)
     # Without another question it is about this machine, whose VMs are a part of it.
     asks_vms = not (sources or vms or arguments.host or arguments.expect)
     findings = with_gaps(findings, loaded.gaps, asks_vms=asks_vms)
@@ -120,6 +110,20 @@ def doctor(arguments: DoctorArguments) -> None:
             findings, subject, as_json=arguments.json, explain=arguments.explain, labels=labels
         )
     exit_by(findings)
+
+
+def _with_drift(findings: Findings, host: Host, baseline: str, *, shows_checked: bool) -> Findings:
+    """The findings, and the differences of the host from a capture made earlier."""
+    from homenode.check.doctor.baseline import drift, record_of
+
+    record, present = record_of(load_host(baseline)), record_of(host)
+    if all(record[fact] is None or present.get(fact) is None for fact in record):
+        checked, not_checked = (), (baseline,)
+    else:
+        areas = (f"{baseline}: topology, devices, links and settings",) if shows_checked else ()
+        checked, not_checked = (*findings.checked, *areas), findings.not_checked
+    drifted = in_order((*findings.findings, *drift(record, host, baseline)))
+    return structs.replace(findings, checked=checked, not_checked=not_checked, findings=drifted)
 
 
 def _diagnose_all(

@@ -117,18 +117,19 @@ class Vmi(Struct, frozen=True):
         return pus
 
 
-def read_vmi(text: str | bytes, source: str, *, needs_domain: bool = False) -> Vmi:
+def read_vmi(text: str | bytes, source: str) -> Vmi:
     """The VMI of its JSON; a VirtualMachine gives its template.
 
-    needs_domain: refuse one without spec.domain, which every VMI of a cluster has.
     Raises InputError for what is no such object.
     """
-    document = read_object(text, source, "a VirtualMachineInstance")
-    return vmi_of(document, source, needs_domain=needs_domain)
+    return vmi_of(read_object(text, source, "a VirtualMachineInstance"), source)
 
 
 def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = False) -> Vmi:
-    """The VMI of a parsed document. Raises InputError."""
+    """The VMI of a parsed document. Raises InputError.
+
+    needs_domain: also for one without spec.domain, which every VMI of a cluster has.
+    """
     kind = document.get("kind")
     if kind not in (None, "", "VirtualMachineInstance", "VirtualMachine"):
         raise InputError(

@@ -30,7 +30,7 @@ from homenode.cluster.pool.arguments import (
 )
 from homenode.cluster.pool.capture import capture_hosts, read_list
 from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool, passable_gpus, size_of
-from homenode.cluster.pool.place import PoolPlace, gpus_of_others, rank_hosts
+from homenode.cluster.pool.place import PoolPlace, PoolRanking, gpus_of_others, rank_hosts
 from homenode.cluster.pool.text import (
     no_place_text,
     order_text,
@@ -50,7 +50,7 @@ from homenode.findings import Gap
 from homenode.formats import encode
 from homenode.machine.topology import Host, refuse_unshown
 from homenode.plan.auto import resolve_layout
-from homenode.plan.pipeline import plan_file
+from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.plan.stored import encode_plan, encode_refusal
 from homenode.safe.input_files import read_input
 from homenode.show.explain import explain_sections
@@ -132,19 +132,31 @@ def place(arguments: PoolPlaceArguments) -> None:
     if arguments.json:
         print_json(encode_plan(tuning.plan))
     else:
-        screen = error_console() if STANDARD_OUTPUT in (output, arguments.save_plan) else console()
-        host, everything = best.entry.host, arguments.explain
-        reasons = resolve_layout(guest, options, host, choose).reasons
-        gaps = ((entry.name, entry.host.gaps) for entry in hosts if entry is not best.entry)
-        step, order, unknown = _next_step(best, arguments), order_text(best), unknown_lines(gaps)
-        planned = plan_parts(tuning.plan_to_show, host, reasons, step, order=order, unknown=unknown)
-        if everything:
-            planned += explain_sections(tuning.plan_to_show, host)
-        screen.print(places_text(ranking, tuning.plan, planned, everything=everything))
+        reasons = resolve_layout(guest, options, best.entry.host, choose).reasons
+        gaps = [(entry.name, entry.host.gaps) for entry in hosts if entry is not best.entry]
+        _print_places(arguments, ranking, tuning, reasons, unknown_lines(gaps))
     for line in (*lines, *tuning.notes):
         note(line)
     _note_unread(named)
     _exit_with_unread(named, or_if=is_critical(tuning.plan))
+
+
+def _print_places(
+    arguments: PoolPlaceArguments,
+    ranking: PoolRanking,
+    tuning: PlannedFile,
+    reasons: tuple[str, ...],
+    unknown: Sequence[str],
+) -> None:
+    """The ranking, and the plan for its first host."""
+    best, everything = ranking.hosts[0], arguments.explain
+    host, step, order = best.entry.host, _next_step(best, arguments), order_text(best)
+    planned = plan_parts(tuning.plan_to_show, host, reasons, step, order=order, unknown=unknown)
+    if everything:
+        planned += explain_sections(tuning.plan_to_show, host)
+    to_stdout = STANDARD_OUTPUT in (arguments.output, arguments.save_plan)
+    screen = error_console() if to_stdout else console()
+    screen.print(places_text(ranking, tuning.plan, planned, everything=everything))
 
 
 def _next_step(best: PoolPlace, arguments: PoolPlaceArguments) -> str:

@@ -134,6 +134,7 @@ def allocation_on(
     numbers, as gres.conf orders them (gres.py); None = by address, () = unknown.
     """
 
+    # Long because each reason stands here, in the order in which they decide.
     def unknown(reason: str, remedy: str | None = None) -> JobAllocation:
         return unknown_allocation(job, share.node, reason, remedy)
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from homenode.errors import ParseError
 from homenode.findings import Finding
 from homenode.machine.topology import Host
-from homenode.units import MIB, whole_number
+from homenode.units import MIB
 from homenode.vm.model import Vm, VmCell
 from homenode.vm.plan import Plan
 from homenode.vm.targets.target import (
@@ -134,14 +134,6 @@ def text_of(content: bytes, source: str, meaning: str) -> str:
         return content.decode()
     except UnicodeDecodeError:
         raise ParseError(source, f"{meaning} in UTF-8", "other bytes") from None
-
-
-def number_of(text: str, place: str, *, least: int = 0, expected: str = "a number") -> int:
-    """Raises ParseError."""
-    number = whole_number(text, digits=11)
-    if number is None or number < least:
-        raise ParseError(place, expected, text[:60])
-    return number
 
 
 class Entry(NamedTuple):

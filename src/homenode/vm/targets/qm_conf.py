@@ -22,7 +22,7 @@ from homenode.text import command_line
 from homenode.units import MIB, whole_number
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestTopology, Vm
 from homenode.vm.plan import Plan, with_vm
-from homenode.vm.targets.codec import Entry, number_of, text_of, with_entries
+from homenode.vm.targets.codec import Entry, text_of, with_entries
 from homenode.vm.targets.qemu_command import escape_commas, options_of, ranges_text, read_command
 from homenode.vm.targets.script import PIN, PREPARE, plan_values, words_of
 
@@ -280,7 +280,8 @@ def _numa_words(conf: Conf, memory: int) -> Iterator[tuple[str, str]]:
         properties = dict(pairs_of(values[key])) if key else {}
         size = properties.get("memory", "0") if key else str(memory // sockets)
         place = f"{conf.source}: {key}"
-        number_of(size, place, expected="memory in MiB")
+        if whole_number(size, digits=11) is None:
+            raise ParseError(place, "memory in MiB", size[:60])
         vcpus = CpuSet(range(number * cores, number * cores + cores))
         if key:
             vcpus = CpuSet.parse(properties.get("cpus", "").replace(";", ","), place)
